@@ -1,0 +1,30 @@
+"""agentrl: train language-model agents by reinforcement learning inside environments."""
+
+from __future__ import annotations
+
+import importlib
+from typing import TYPE_CHECKING, Any
+
+from agentrl.tool import tool as tool  # imported now: the attribute must be the decorator, not the module
+
+if TYPE_CHECKING:
+    from agentrl.agent_loop import AgentLoop as AgentLoop
+    from agentrl.env import AsyncEnv as AsyncEnv
+    from agentrl.errors import ToolError as ToolError
+    from agentrl.message import parse_int as parse_int
+
+_EXPORTS = {
+    "AgentLoop": "agentrl.agent_loop",
+    "AsyncEnv": "agentrl.env",
+    "ToolError": "agentrl.errors",
+    "parse_int": "agentrl.message",
+}
+
+__all__ = ["AgentLoop", "AsyncEnv", "ToolError", "parse_int", "tool"]
+
+
+def __getattr__(name: str) -> Any:
+    """Import a public name when it is first used."""
+    if name not in _EXPORTS:
+        raise AttributeError(f"module 'agentrl' has no attribute {name!r}")
+    return getattr(importlib.import_module(_EXPORTS[name]), name)

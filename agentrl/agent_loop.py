@@ -1,0 +1,138 @@
+"""The contract of an agent loop: how a policy talks to an environment in one episode.
+
+A loop is a short async function over an `Episode`. It speaks in messages; tokens, budgets, timings, deadlines and
+outcomes are the episode's business. A whole loop:
+
+    class Echo(AgentLoop):
+        async def run(self, episode: Episode) -> None:
+            observation = await episode.reset()
+            conversation = episode.open([system(episode.spec.instructions), user(observation)])
+            while True:
+                answer = await conversation.generate()
+                result = await episode.step(answer.text)
+                if result.done:
+                    return
+                conversation.add(user(result.observation))
+
+When a budget runs out, `generate`, `step` or `call_tool` raises `EpisodeEnd`; loops let it pass. Infrastructure errors
+pass as well: the runtime records them.
+"""
+
+from __future__ import annotations
+
+from abc import ABC, abstractmethod
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+
+from agentrl.env import EnvironmentSpec, StepResult
+from agentrl.errors import Outcome
+from agentrl.message import Content, Message, ToolCall
+from agentrl.policy import StopReason
+from agentrl.task import Task
+from agentrl.tool import Tool
+
+
+class EpisodeEnd(Exception):
+    """The episode is over although the loop would go on; carries the outcome."""
+
+    def __init__(self, outcome: Outcome) -> None:
+        super().__init__(outcome.value)
+        self.outcome = outcome
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Answer:
+    """One turn of the policy, parsed."""
+
+    message: Message
+    """Content without tool calls and thinking; the calls and the thinking in their own fields."""
+    raw_text: str
+    """The whole answer as text, special tokens left out."""
+    problems: tuple[str, ...] = ()
+    """What was malformed, in words that the model can act on; empty when all is well."""
+    stop_reason: StopReason = StopReason.STOP
+
+    @property
+    def text(self) -> str:
+        """The content's text."""
+        return self.message.text
+
+    @property
+    def tool_calls(self) -> tuple[ToolCall, ...]:
+        """The calls that could be parsed."""
+        return self.message.tool_calls
+
+
+class Conversation(ABC):
+    """One growing sequence of messages: one sequence of the ledger."""
+
+    @abstractmethod
+    def add(self, *messages: Message) -> None:
+        """Append messages of the environment, tools or user; they are tokenised with the next `generate`."""
+
+    @abstractmethod
+    async def generate(self, *, prefill: str = "") -> Answer:
+        """Let the policy take a turn.
+
+        Args:
+            prefill: Text put in the policy's mouth first (recorded as forced tokens).
+
+        Raises:
+            EpisodeEnd: a budget is spent.
+            EngineError: the engine failed.
+        """
+
+    @abstractmethod
+    def fork(self, messages: Sequence[Message]) -> Conversation:
+        """A conversation whose history is rewritten to `messages`; common leading tokens are stored once."""
+
+
+class Episode(ABC):
+    """What a loop may use. One object per episode."""
+
+    task: Task
+    spec: EnvironmentSpec
+    tools: Mapping[str, Tool]
+    """The configured tools and the environment's own, by name."""
+    action_hint: str
+    """What an action looks like, in the environment's words."""
+
+    @abstractmethod
+    async def reset(self) -> Content:
+        """Reset the environment for the task; the first observation, after the task's own prompt if it has one."""
+
+    @abstractmethod
+    async def step(self, action: str) -> StepResult:
+        """Take an action; its reward goes to the latest turn. The observation is cut to its token budget, visibly."""
+
+    @abstractmethod
+    async def call_tool(self, call: ToolCall) -> Message:
+        """Call a tool; errors that the model should read come back as the result's text.
+
+        Raises:
+            EpisodeEnd: the tool ends the episode.
+        """
+
+    @abstractmethod
+    def open(self, messages: Sequence[Message], *, use_tools: bool = False) -> Conversation:
+        """Start a conversation; `use_tools` renders the tools' schemas into the prompt."""
+
+    @abstractmethod
+    def invalid(self, reason: str) -> None:
+        """Count an answer that could not be used, and mark its turn.
+
+        Raises:
+            EpisodeEnd: too many of them (`Outcome.POLICY_ERROR`).
+        """
+
+    @abstractmethod
+    def admissible_actions(self) -> list[str] | None:
+        """The actions that the environment accepts now; ``None`` when it does not tell."""
+
+
+class AgentLoop(ABC):
+    """Drives one episode. Constructed once per run with the config's ``agent.options``; holds no episode state."""
+
+    @abstractmethod
+    async def run(self, episode: Episode) -> None:
+        """Play one episode to its end."""

@@ -1,0 +1,1 @@
+"""Advantage estimators, losses and corrections: pure functions of tensors."""

@@ -1,0 +1,116 @@
+"""The contract of an environment: a world with a task, in text (and images).
+
+An environment is a plain `gymnasium.Env`, or an `AsyncEnv` with the same five-tuple. Observations are text or message
+content; an action is the text of one model turn (the agent loop has already cut it out of the answer). What more it
+may offer is found by name, never required:
+
+==================== =====================================================================================
+``state_key()``      key of the *full* state (observations may hide some): step groups, snapshots
+``snapshot()``       the state as plain data; ``restore(data)`` puts it back
+``expert()``         an `Expert` that solves the task through the public text interface
+``admissible_actions()``  the actions that the world accepts now, as a list of texts; computed when asked for
+``tools``            tools bound to this episode (a list of `agentrl.tool.Tool`)
+``action_hint``      one line for the model: what an action looks like
+==================== =====================================================================================
+
+The final ``info`` may hold ``success`` (bool) and ``task_type`` (str); each step's may hold ``valid`` (bool, whether
+the action was understood) and ``reward_components`` (numbers by name).
+"""
+
+from __future__ import annotations
+
+import enum
+from abc import ABC, abstractmethod
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING, Any, Protocol, TypeAlias
+
+from agentrl.message import Content
+from agentrl.task import TaskSource
+
+if TYPE_CHECKING:
+    import gymnasium
+
+
+class AsyncEnv(ABC):
+    """An environment whose steps await something (a service, a sandbox). Same meaning as `gymnasium.Env`."""
+
+    action_hint: str = ""
+
+    @abstractmethod
+    async def reset(
+        self, *, seed: int | None = None, options: dict[str, Any] | None = None
+    ) -> tuple[Content, dict[str, Any]]:
+        """Start an episode; the same seed and options give the same episode."""
+
+    @abstractmethod
+    async def step(self, action: str) -> tuple[Content, float, bool, bool, dict[str, Any]]:
+        """Take one action: observation, reward, terminated, truncated, info."""
+
+    async def close(self) -> None:
+        """Release everything. Called once, whatever happened before."""
+        return
+
+
+AnyEnv: TypeAlias = "gymnasium.Env[Any, Any] | AsyncEnv"
+
+
+class Expert(Protocol):
+    """A scripted policy: an upper bound, and the source of warm starts."""
+
+    def act(self, observation: Content) -> str:
+        """The next action, given the observation that followed the last one."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class StepResult:
+    """What a step led to."""
+
+    observation: Content
+    reward: float
+    terminated: bool
+    truncated: bool
+    info: Mapping[str, Any]
+
+    @property
+    def done(self) -> bool:
+        """The episode is over."""
+        return self.terminated or self.truncated
+
+
+class Isolation(enum.StrEnum):
+    """Where an environment's blocking code runs."""
+
+    INLINE = "inline"
+    """In the event loop: for simulators whose steps take well under a millisecond."""
+    THREAD = "thread"
+    PROCESS = "process"
+    """In a worker process; a crash costs its own episodes only."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class EnvironmentSpec:
+    """What the registry knows about an environment. A catalogue entry is one of these."""
+
+    name: str
+    """Registry name, as in ``--env name/split``."""
+    make: Callable[..., AnyEnv]
+    """Called with `options` from the config as keyword arguments; importable by name, for worker processes."""
+    tasks: Callable[..., TaskSource]
+    """Called with the split's name, and `options` as keyword arguments."""
+    splits: tuple[str, ...] = ("train", "valid", "test")
+    description: str = ""
+    """One paragraph for `agentrl env show`."""
+    instructions: str = ""
+    """The system prompt's part about the world: what the agent can do, in the text-action protocol."""
+    max_turns: int | None = None
+    """The environment's own step limit; the agent's turn budget may be smaller."""
+    reward_range: tuple[float, float] = (float("-inf"), float("inf"))
+    """Least and greatest return of an episode."""
+    success_threshold: float | None = None
+    """An episode whose final info has no ``success`` counts as solved from this return on."""
+    isolation: Isolation = Isolation.THREAD
+    options: Mapping[str, Any] = field(default_factory=dict)
+    """Defaults of the options."""
+    scores: Mapping[str, float] = field(default_factory=dict)
+    """Success of the ``random`` and ``expert`` policies, as tests assert them."""

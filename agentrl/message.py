@@ -1,0 +1,128 @@
+"""Messages: what agent loops, tools and environments say to each other, before any token exists."""
+
+from __future__ import annotations
+
+import base64
+import re
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from typing import Any, Literal, TypeAlias
+
+Role: TypeAlias = Literal["system", "user", "assistant", "tool"]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class TextPart:
+    """A piece of text content."""
+
+    text: str
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ImagePart:
+    """An image, encoded (PNG or JPEG bytes)."""
+
+    data: bytes = field(repr=False)
+    media_type: str = "image/png"
+
+
+ContentPart: TypeAlias = TextPart | ImagePart
+Content: TypeAlias = str | tuple[ContentPart, ...]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ToolCall:
+    """One call of a tool, as the policy wrote it and the parser understood it."""
+
+    name: str
+    arguments: Mapping[str, Any]
+    id: str = ""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Message:
+    """One message of a conversation.
+
+    An assistant message that the policy sampled is stored in the ledger as tokens; its `content` here is only what
+    was parsed from it, for agent loops and viewers.
+    """
+
+    role: Role
+    content: Content = ""
+    tool_calls: tuple[ToolCall, ...] = ()
+    tool_call_id: str | None = None
+    """For role ``tool``: which call this answers."""
+    name: str | None = None
+    """For role ``tool``: the tool's name."""
+    reasoning: str | None = None
+    """Thinking that the family's parser separated from the content."""
+
+    @property
+    def text(self) -> str:
+        """The text of the content, images left out."""
+        if isinstance(self.content, str):
+            return self.content
+        return "".join(part.text for part in self.content if isinstance(part, TextPart))
+
+    def to_template(self) -> dict[str, Any]:
+        """This message as the dictionary that Hugging Face chat templates read."""
+        message: dict[str, Any] = {"role": self.role, "content": _template_content(self.content)}
+        if self.reasoning is not None:
+            message["reasoning_content"] = self.reasoning
+        if self.tool_calls:
+            message["tool_calls"] = [
+                {
+                    "type": "function",
+                    "id": call.id,
+                    "function": {"name": call.name, "arguments": dict(call.arguments)},
+                }
+                for call in self.tool_calls
+            ]
+        if self.tool_call_id is not None:
+            message["tool_call_id"] = self.tool_call_id
+        if self.name is not None:
+            message["name"] = self.name
+        return message
+
+
+def _template_content(content: Content) -> str | list[dict[str, str]]:
+    if isinstance(content, str):
+        return content
+    return [
+        {"type": "text", "text": part.text}
+        if isinstance(part, TextPart)
+        else {"type": "image", "image": _data_url(part)}
+        for part in content
+    ]
+
+
+def _data_url(image: ImagePart) -> str:
+    return f"data:{image.media_type};base64,{base64.b64encode(image.data).decode()}"
+
+
+def system(text: str) -> Message:
+    """A system message."""
+    return Message(role="system", content=text)
+
+
+def user(content: Content) -> Message:
+    """A user message: text, or parts with images."""
+    return Message(role="user", content=content)
+
+
+def tool_result(call: ToolCall, text: str) -> Message:
+    """The answer to a tool call."""
+    return Message(role="tool", content=text, tool_call_id=call.id, name=call.name)
+
+
+_INTEGER = re.compile(r"(?<![\w.])[-+]?\d+(?![\w]|\.\d)")
+
+
+def parse_int(text: str) -> int | None:
+    """The last whole number in `text`, or ``None`` when there is none.
+
+    >>> parse_int("I try 50, no: 42."), parse_int("no idea")
+    (42, None)
+    """
+    numbers = _INTEGER.findall(text)
+    return int(numbers[-1]) if numbers else None

@@ -1,0 +1,10 @@
+"""The table of the core's own named parts; read like any plugin's (see `agentrl.registry`)."""
+
+PLUGINS: dict[str, dict[str, str]] = {
+    "engine": {
+        "local": "agentrl.serving.local:LocalEngine",
+        "scripted": "agentrl.serving.scripted:ScriptedEngine",
+        "openai": "agentrl.serving.openai:OpenAIEngine",
+    },
+    "scorer": {"environment": "agentrl.reward:EnvironmentReward"},
+}

@@ -1,0 +1,168 @@
+"""The contract of a policy engine: token ids in; token ids, log-probabilities, versions and a stop reason out.
+
+What every engine promises (`agentrl.testing.check_engine` tests it):
+
+- `generate` continues exactly the ids it is given; the answer holds the stop token if one was sampled.
+- The log-probability of a token is that of the distribution that it was sampled from *before* top-p, top-k and min-p
+  cut it, at the request's temperature: ``log_softmax(logits / temperature)``; at temperature 0 that of temperature 1.
+- Each token carries the version of the weights that sampled it.
+- `abort` ends a request soon; `generate` then returns what was sampled so far with `StopReason.ABORT`.
+- `pause` holds running requests; after `resume` they go on with the engine's current weights and with a key-value
+  cache computed from those weights.
+- Requests with the same `seed` on the same weights sample the same tokens where `capabilities.seeded` says so.
+- Failures are `EngineError`; an id outside the vocabulary is a `UsageError` and hurts nobody else.
+"""
+
+from __future__ import annotations
+
+import enum
+from abc import ABC, abstractmethod
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+
+class StopReason(enum.StrEnum):
+    """Why the engine stopped sampling."""
+
+    STOP = "stop"
+    """A stop token was sampled; it is the answer's last token."""
+    LENGTH = "length"
+    """`max_tokens` were sampled, or the engine's context is full."""
+    ABORT = "abort"
+    """The request was aborted; the answer is partial."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class SamplingParams:
+    """How to sample. The defaults sample from the model's own distribution."""
+
+    temperature: float = 1.0
+    """Logits are divided by it; 0 is greedy."""
+    top_p: float = 1.0
+    top_k: int = 0
+    """0 keeps every token."""
+    min_p: float = 0.0
+    max_tokens: int = 256
+    stop_token_ids: frozenset[int] = frozenset()
+    seed: int | None = None
+    """Seed of this request's own random numbers; ``None`` draws one."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class GenerateRequest:
+    """One turn to sample."""
+
+    prompt_ids: Sequence[int]
+    params: SamplingParams
+    session_id: str
+    """Turns of one sequence share it; engines keep its key-value cache, pools send it to the same server."""
+    request_id: str
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Generation:
+    """What an engine sampled for one request."""
+
+    token_ids: list[int]
+    logprobs: list[float]
+    """Log-probability of each sampled token (see the module's convention)."""
+    versions: list[int]
+    """Weight version that sampled each token."""
+    stop_reason: StopReason
+    cached_tokens: int = 0
+    """Prompt tokens that did not need prefill."""
+    queue_s: float = 0.0
+    prefill_s: float = 0.0
+    decode_s: float = 0.0
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Capabilities:
+    """What an engine can do beyond the promises."""
+
+    max_context: int
+    """Most tokens of prompt and answer together."""
+    vocab_size: int
+    logprobs: bool = True
+    """``False`` for text-only services: they can evaluate, not train."""
+    seeded: bool = False
+    """Equal seeds give equal samples, whatever else runs."""
+
+
+@dataclass(slots=True, kw_only=True)
+class EngineMetrics:
+    """A reading of an engine's load."""
+
+    running: int = 0
+    waiting: int = 0
+    prompt_tokens: int = 0
+    """Prompt tokens received since start."""
+    cached_tokens: int = 0
+    """Those of them found in a cache."""
+    sampled_tokens: int = 0
+    busy_s: float = 0.0
+    """Seconds in which the engine computed."""
+    details: dict[str, float] = field(default_factory=dict)
+
+
+class PolicyEngine(ABC):
+    """A policy that samples tokens. Engines are used from one event loop."""
+
+    capabilities: Capabilities
+
+    @property
+    @abstractmethod
+    def version(self) -> int:
+        """Version of the weights that sample now."""
+
+    @abstractmethod
+    async def start(self) -> None:
+        """Make the engine ready to serve; idempotent."""
+
+    @abstractmethod
+    async def generate(self, request: GenerateRequest) -> Generation:
+        """Sample one turn. Cancelling the awaiting task aborts the request.
+
+        Raises:
+            UsageError: The request cannot be served by any engine like this one (ids out of the vocabulary, a prompt
+                longer than the context).
+            EngineError: The engine failed.
+        """
+
+    @abstractmethod
+    async def abort(self, request_id: str) -> bool:
+        """End a request early; ``False`` when no such request runs."""
+
+    @abstractmethod
+    async def pause(self) -> None:
+        """Stop sampling at the next token; requests wait."""
+
+    @abstractmethod
+    async def resume(self) -> None:
+        """Go on sampling."""
+
+    @abstractmethod
+    async def update_weights(self, weights: Mapping[str, Any] | None, version: int) -> None:
+        """Serve new weights under a new version; nothing computed from the old ones is used again.
+
+        Args:
+            weights: Tensors by parameter name; ``None`` when the engine shares the trainer's tensors, which have
+                changed in place while the engine was paused.
+            version: Greater than the current one.
+
+        Raises:
+            EngineError: The weights were not taken; the engine must not serve on.
+        """
+
+    @abstractmethod
+    async def end_session(self, session_id: str) -> None:
+        """Forget what is kept for a session."""
+
+    @abstractmethod
+    def metrics(self) -> EngineMetrics:
+        """The load now, without I/O."""
+
+    @abstractmethod
+    async def close(self) -> None:
+        """Release everything; requests that run end as `EngineError`; idempotent."""

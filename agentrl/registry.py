@@ -1,0 +1,132 @@
+"""Names: how a config finds an environment, a tool, a loop, an engine, an algorithm.
+
+A name is looked up, in this order, among what this process registered with `register`, in the tables of installed
+plugins, and, when it has the form ``module:attr``, by import. A plugin is a package with an entry point in the group
+``agentrl.plugins`` that points to a table:
+
+    PLUGINS = {"environment": {"household": "agentrl.envs.household:SPEC"}}
+
+Tables hold strings only; a module is imported when its name is first used. The shipped catalogue uses the same door.
+"""
+
+from __future__ import annotations
+
+import difflib
+import enum
+import functools
+import importlib
+import importlib.metadata
+from collections.abc import Mapping
+from typing import Any
+
+from agentrl.errors import UnknownNameError, UsageError
+
+ENTRY_POINT_GROUP = "agentrl.plugins"
+
+
+class Kind(enum.StrEnum):
+    """What a name can stand for."""
+
+    ENVIRONMENT = "environment"
+    TOOL = "tool"
+    AGENT_LOOP = "agent_loop"
+    ENGINE = "engine"
+    SCORER = "scorer"
+    ADVANTAGE = "advantage"
+    LOSS = "loss"
+    TOOL_PARSER = "tool_parser"
+    TRACKER = "tracker"
+
+
+_registered: dict[Kind, dict[str, Any]] = {kind: {} for kind in Kind}
+
+
+def register(kind: Kind, name: str, target: Any) -> None:
+    """Give `target` a name in this process.
+
+    Args:
+        kind: What it is.
+        name: The name; registering another target under it is refused.
+        target: The object, or a ``module:attr`` string that is imported when used.
+
+    Raises:
+        UsageError: the name is taken.
+    """
+    taken = _registered[kind].get(name, _plugin_tables()[kind].get(name))
+    if taken is not None and taken is not target and taken != target:
+        raise UsageError(f"{kind} name {name!r} is taken", got=target, expected="another name")
+    _registered[kind][name] = target
+
+
+def unregister(kind: Kind, name: str) -> None:
+    """Forget a name given by `register`; unknown names are ignored."""
+    _registered[kind].pop(name, None)
+
+
+def names(kind: Kind) -> list[str]:
+    """All known names of a kind, sorted."""
+    return sorted({*_registered[kind], *_plugin_tables()[kind]})
+
+
+def lookup(kind: Kind, name: str) -> Any:
+    """The object that `name` stands for.
+
+    Raises:
+        UnknownNameError: no such name; the message gives the nearest ones.
+        UsageError: the name's module cannot be imported.
+    """
+    target = _registered[kind].get(name, _plugin_tables()[kind].get(name))
+    if target is None and ":" in name:
+        target = name
+    if target is None:
+        near = difflib.get_close_matches(name, names(kind), n=3, cutoff=0.5)
+        known = f"one of {', '.join(near or names(kind)) or 'none registered'}, or module:attr"
+        raise UnknownNameError(
+            f"unknown {kind.replace('_', ' ')}",
+            got=repr(name),
+            expected=known,
+            hint=f"did you mean {near[0]!r}?" if near else None,
+        )
+    return load(target) if isinstance(target, str) else target
+
+
+def load(reference: str) -> Any:
+    """Import ``module:attr``.
+
+    Raises:
+        UsageError: the module or the attribute is missing.
+    """
+    module_name, _, attribute = reference.partition(":")
+    try:
+        module = importlib.import_module(module_name)
+    except ModuleNotFoundError as error:
+        if error.name != module_name and not module_name.startswith(f"{error.name}."):
+            raise UsageError(f"{module_name} needs a package that is not installed", got=f"no {error.name}") from error
+        raise UsageError(
+            f"cannot import {reference}",
+            got=f"no module {error.name}",
+            expected="an importable module",
+            hint="run from the folder that holds the module, or install it",
+        ) from error
+    try:
+        return functools.reduce(getattr, attribute.split("."), module)
+    except AttributeError as error:
+        near = difflib.get_close_matches(attribute, dir(module), n=1)
+        raise UsageError(
+            f"{module_name} has no {attribute!r}", hint=f"did you mean {near[0]!r}?" if near else None
+        ) from error
+
+
+@functools.cache
+def _plugin_tables() -> Mapping[Kind, dict[str, str]]:
+    tables: dict[Kind, dict[str, str]] = {kind: {} for kind in Kind}
+    for entry_point in importlib.metadata.entry_points(group=ENTRY_POINT_GROUP):
+        for kind, table in entry_point.load().items():
+            for name, reference in table.items():
+                if tables[Kind(kind)].setdefault(name, reference) != reference:
+                    raise UsageError(
+                        f"two plugins register {kind} {name!r}",
+                        got=f"{tables[Kind(kind)][name]} and {reference}",
+                        expected="one",
+                    )
+    return tables

@@ -1,0 +1,1 @@
+"""Messages to tokens and back: chat templates by suffix, turn boundaries, tool-call parsers."""

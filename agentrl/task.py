@@ -1,0 +1,118 @@
+"""Tasks: what an episode is about, and where tasks come from."""
+
+from __future__ import annotations
+
+import random
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from typing import Any, Protocol, runtime_checkable
+
+from agentrl.errors import UsageError
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Task:
+    """One row: everything that is needed to start an episode, and to start the same one again."""
+
+    id: str
+    environment: str
+    """Registry name of the environment."""
+    seed: int = 0
+    """Seed for the environment's reset."""
+    options: Mapping[str, Any] = field(default_factory=dict)
+    """Options for the environment's reset."""
+    prompt: str | None = None
+    """Text put before the first observation."""
+    ground_truth: Any = None
+    """For scorers; never shown to the policy."""
+    type: str | None = None
+    """Kind of task, for tables per type."""
+
+
+@runtime_checkable
+class TaskSource(Protocol):
+    """An indexable collection of tasks; the same index is the same task in every process."""
+
+    def __len__(self) -> int: ...
+
+    def __getitem__(self, index: int) -> Task: ...
+
+
+@dataclass(frozen=True, slots=True)
+class SeedTasks:
+    """Tasks that differ in their seed only: the default for a plain Gymnasium environment.
+
+    Splits cannot overlap: each owns its own range of `SPLIT_SIZE` seeds.
+    """
+
+    environment: str
+    split: str = "train"
+    size: int = 100_000
+    SPLITS = ("train", "valid", "test")
+    SPLIT_SIZE = 10_000_000
+
+    def __post_init__(self) -> None:
+        if self.split not in self.SPLITS:
+            raise UsageError(
+                f"environment {self.environment} has no split of this name",
+                got=self.split,
+                expected=" or ".join(self.SPLITS),
+            )
+
+    def __len__(self) -> int:
+        return self.size
+
+    def __getitem__(self, index: int) -> Task:
+        if not 0 <= index < self.size:
+            raise IndexError(index)
+        seed = self.SPLITS.index(self.split) * self.SPLIT_SIZE + index
+        return Task(id=f"{self.split}-{index}", environment=self.environment, seed=seed)
+
+
+class TaskCursor:
+    """Walks a source in a new random order each epoch, and can be saved and restored exactly.
+
+    Args:
+        source: The tasks.
+        seed: Seed of the orders.
+        shuffle: ``False`` keeps the source's order.
+    """
+
+    def __init__(self, source: TaskSource, *, seed: int, shuffle: bool = True) -> None:
+        if len(source) == 0:
+            raise UsageError("the task source is empty", got="0 tasks", expected="at least one")
+        self.source = source
+        self.seed = seed
+        self.shuffle = shuffle
+        self.position = 0
+        self._epoch = -1
+        self._order: list[int] = []
+
+    def next(self) -> Task:
+        """The next task; endless."""
+        epoch, offset = divmod(self.position, len(self.source))
+        if self.shuffle and epoch != self._epoch:
+            self._order = list(range(len(self.source)))
+            random.Random(f"{self.seed}/{epoch}").shuffle(self._order)
+            self._epoch = epoch
+        self.position += 1
+        return self.source[self._order[offset] if self.shuffle else offset]
+
+    @property
+    def epoch(self) -> float:
+        """How many times the source has been walked, with fraction."""
+        return self.position / len(self.source)
+
+    def state_dict(self) -> dict[str, int]:
+        """What `load_state_dict` needs."""
+        return {"position": self.position, "seed": self.seed, "size": len(self.source)}
+
+    def load_state_dict(self, state: Mapping[str, int]) -> None:
+        """Go on where another cursor over the same source stopped."""
+        if (state["seed"], state["size"]) != (self.seed, len(self.source)):
+            raise UsageError(
+                "the saved task cursor belongs to another task source",
+                got=f"seed {state['seed']}, {state['size']} tasks",
+                expected=f"seed {self.seed}, {len(self.source)} tasks",
+            )
+        self.position = state["position"]

@@ -1,0 +1,1 @@
+"""Conformance kits and small models, for the tests of users and of agentrl."""

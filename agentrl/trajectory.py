@@ -1,0 +1,313 @@
+"""The token ledger: exactly what one episode sent to the engine and got back, token by token.
+
+Invariants (each is a property test):
+
+- The ids sent to the engine for a turn are the ledger's prefix at that moment. Nothing sampled is decoded and encoded
+  again; later text is appended as a suffix.
+- The loss mask is ``source == SAMPLED``, and only sampled tokens have a log-probability and a weight version.
+- A rewritten history forks: the child shares its parent's first tokens, which are stored once and trained once.
+
+A worked example. The policy is asked with three prompt tokens, samples two (the second ends its turn), and the
+environment answers with one token; then it samples one more:
+
+>>> sequence = TokenSequence()
+>>> sequence.extend([5, 6, 7], Source.PROMPT)
+>>> sequence.extend_sampled([8, 2], logprobs=[-0.5, -0.1], versions=[3, 3])
+>>> sequence.extend([9], Source.OBSERVATION)
+>>> sequence.extend_sampled([4], logprobs=[-1.0], versions=[4])
+>>> sequence.token_ids.tolist()
+[5, 6, 7, 8, 2, 9, 4]
+>>> sequence.loss_mask.tolist()
+[False, False, False, True, True, False, True]
+>>> sequence.versions.tolist()
+[-1, -1, -1, 3, 3, -1, 4]
+>>> branch = sequence.fork(5)                  # history is rewritten after the first turn
+>>> branch.extend([9, 9], Source.OBSERVATION)
+>>> branch.token_ids.tolist(), branch.loss_mask.any().item()
+([5, 6, 7, 8, 2, 9, 9], False)
+"""
+
+from __future__ import annotations
+
+import enum
+from array import array
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+
+from agentrl.errors import LedgerError, Outcome
+
+NOT_SAMPLED = -1
+"""The version of a token that no policy sampled."""
+
+
+class Source(enum.IntEnum):
+    """Where a token came from."""
+
+    PROMPT = 0
+    """The first messages of a sequence, rendered."""
+    TEMPLATE = 1
+    """What the chat template puts around messages: role headers, turn boundaries."""
+    OBSERVATION = 2
+    """Text of the environment, a tool or a user, after the first turn."""
+    SAMPLED = 3
+    """Sampled by the policy; the only source that carries loss."""
+    FORCED = 4
+    """Written in the policy's name by somebody else: demonstrations, prefilled answers."""
+
+
+@dataclass(slots=True, kw_only=True)
+class TurnTimings:
+    """Where the time of a turn went, in seconds."""
+
+    queue: float = 0.0
+    prefill: float = 0.0
+    decode: float = 0.0
+    tool: float = 0.0
+    env: float = 0.0
+
+
+@dataclass(slots=True, kw_only=True)
+class Turn:
+    """One answer of the policy, and what it led to."""
+
+    index: int
+    """Number of the turn within the episode, from 0, counted over all sequences."""
+    start: int
+    """Index in the sequence of the first token of the answer."""
+    end: int
+    """Index after the last token of the answer."""
+    role: str = "assistant"
+    """Who speaks; with several agents, the agent's name."""
+    reward: float = 0.0
+    """Reward that the environment gave for this turn, before any shaping."""
+    stop_reason: str = "stop"
+    """Why the engine stopped: a value of `agentrl.policy.StopReason`."""
+    valid: bool = True
+    """The answer could be parsed and the environment accepted the action."""
+    state_key: str | None = None
+    """Key of the state in which the turn was taken (step groups of GiGPO)."""
+    timings: TurnTimings = field(default_factory=TurnTimings)
+
+
+class TokenSequence:
+    """Parallel arrays over the tokens of one branch of an episode, append-only.
+
+    Args:
+        parent: The sequence this one continues, for a fork.
+        shared: How many of the parent's first tokens belong to this sequence too.
+    """
+
+    __slots__ = ("_ids", "_logprobs", "_sources", "_versions", "parent", "shared", "turns")
+
+    def __init__(self, parent: TokenSequence | None = None, shared: int = 0) -> None:
+        self.parent = parent
+        self.shared = shared
+        self.turns: list[Turn] = []
+        self._ids = array("i")
+        self._sources = array("B")
+        self._logprobs = array("f")
+        self._versions = array("i")
+
+    def __len__(self) -> int:
+        return self.shared + len(self._ids)
+
+    def extend(self, token_ids: Sequence[int], source: Source) -> None:
+        """Append tokens that the policy did not sample."""
+        if source is Source.SAMPLED:
+            raise LedgerError("sampled tokens need log-probabilities and versions", hint="use extend_sampled")
+        count = len(token_ids)
+        self._ids.extend(token_ids)
+        self._sources.extend([source] * count)
+        self._logprobs.extend([float("nan")] * count)
+        self._versions.extend([NOT_SAMPLED] * count)
+
+    def extend_sampled(self, token_ids: Sequence[int], *, logprobs: Sequence[float], versions: Sequence[int]) -> None:
+        """Append what the engine sampled: ids [n], log-probabilities [n] and weight versions [n] of each token."""
+        if not len(token_ids) == len(logprobs) == len(versions):
+            raise LedgerError(
+                "sampled tokens, log-probabilities and versions differ in number",
+                got=(len(token_ids), len(logprobs), len(versions)),
+                expected="three equal lengths",
+            )
+        self._ids.extend(token_ids)
+        self._sources.extend([Source.SAMPLED] * len(token_ids))
+        self._logprobs.extend(logprobs)
+        self._versions.extend(versions)
+
+    def fork(self, length: int) -> TokenSequence:
+        """A new sequence that starts with this one's first `length` tokens, stored once."""
+        if not 0 <= length <= len(self):
+            raise LedgerError("fork outside the sequence", got=length, expected=f"0 to {len(self)}")
+        if length < self.shared and self.parent is not None:
+            return self.parent.fork(length)
+        return TokenSequence(parent=self, shared=length)
+
+    def ids_list(self) -> list[int]:
+        """The token ids as a list: what is sent to the engine."""
+        if self.parent is None:
+            return self._ids.tolist()
+        return self.parent.ids_list()[: self.shared] + self._ids.tolist()
+
+    @property
+    def token_ids(self) -> npt.NDArray[np.int32]:
+        """int32 [T]."""
+        return self._gather("_ids", np.int32)
+
+    @property
+    def sources(self) -> npt.NDArray[np.uint8]:
+        """uint8 [T], values of `Source`."""
+        return self._gather("_sources", np.uint8)
+
+    @property
+    def logprobs(self) -> npt.NDArray[np.float32]:
+        """float32 [T]; NaN unless sampled."""
+        return self._gather("_logprobs", np.float32)
+
+    @property
+    def versions(self) -> npt.NDArray[np.int32]:
+        """int32 [T]; `NOT_SAMPLED` unless sampled."""
+        return self._gather("_versions", np.int32)
+
+    @property
+    def loss_mask(self) -> npt.NDArray[np.bool_]:
+        """Bool [T]: sampled, and not already owned by the parent."""
+        mask = self.sources == Source.SAMPLED
+        mask[: self.shared] = False
+        return mask
+
+    def _gather(self, name: str, dtype: type[np.generic]) -> npt.NDArray[Any]:
+        own = np.array(getattr(self, name), dtype=dtype)
+        if self.parent is None:
+            return own
+        return np.concatenate([self.parent._gather(name, dtype)[: self.shared], own])
+
+    def own_arrays(self) -> dict[str, list[Any]]:
+        """The tokens stored here (not the shared ones), as plain lists for storage; NaN becomes ``None``."""
+        return {
+            "token_ids": self._ids.tolist(),
+            "sources": self._sources.tolist(),
+            "logprobs": [value if value == value else None for value in self._logprobs],
+            "versions": self._versions.tolist(),
+        }
+
+    def load_arrays(self, arrays: Mapping[str, Sequence[Any]]) -> None:
+        """Append what `own_arrays` gave."""
+        self._ids.extend(arrays["token_ids"])
+        self._sources.extend(arrays["sources"])
+        self._logprobs.extend(float("nan") if v is None else v for v in arrays["logprobs"])
+        self._versions.extend(arrays["versions"])
+
+
+def first_difference(expected: Sequence[int], got: Sequence[int]) -> int | None:
+    """Index of the first token in which two id lists differ, or ``None`` when one is a prefix of the other."""
+    return next((i for i, (a, b) in enumerate(zip(expected, got, strict=False)) if a != b), None)
+
+
+@dataclass(slots=True, kw_only=True)
+class Trajectory:
+    """The ledger of one episode."""
+
+    id: str
+    """Unique in the run: task, member of the group, attempt."""
+    task_id: str
+    environment: str
+    seed: int
+    """Seed given to the environment's reset."""
+    group_id: str
+    """Members of a group share task and environment seed."""
+    attempt: int = 0
+    """How often this member was started again after infrastructure failures."""
+    sequences: list[TokenSequence] = field(default_factory=list)
+    outcome: Outcome | None = None
+    """``None`` while the episode runs."""
+    error: str | None = None
+    """The message of the error that ended the episode, if one did."""
+    reward: float | None = None
+    """Return of the episode after scoring; ``None`` when there is none (never a stand-in for 0)."""
+    reward_components: dict[str, float] = field(default_factory=dict)
+    success: bool | None = None
+    """Whether the task was solved, where the environment can say."""
+    metrics: dict[str, float] = field(default_factory=dict)
+    """Counts and measurements: invalid actions, parse errors, tool calls, seconds."""
+    task_type: str | None = None
+    """Kind of task, for tables per type."""
+
+    @property
+    def turns(self) -> list[Turn]:
+        """All turns in the order in which they were taken."""
+        return sorted((t for s in self.sequences for t in s.turns), key=lambda turn: turn.index)
+
+    @property
+    def sampled_tokens(self) -> int:
+        """Number of tokens that carry loss."""
+        return sum(int(s.loss_mask.sum()) for s in self.sequences)
+
+    @property
+    def oldest_version(self) -> int | None:
+        """The oldest weight version that sampled any token; ``None`` when nothing was sampled."""
+        versions = [int(v.min()) for s in self.sequences if (v := s.versions[s.loss_mask]).size]
+        return min(versions, default=None)
+
+    def to_record(self) -> dict[str, Any]:
+        """This trajectory as plain JSON types; `from_record` restores it exactly."""
+        index = {id(sequence): i for i, sequence in enumerate(self.sequences)}
+        return {
+            **{name: getattr(self, name) for name in _PLAIN_FIELDS},
+            "outcome": None if self.outcome is None else self.outcome.value,
+            "sequences": [
+                {
+                    "parent": None if s.parent is None else index[id(s.parent)],
+                    "shared": s.shared,
+                    "turns": [_turn_record(turn) for turn in s.turns],
+                    **s.own_arrays(),
+                }
+                for s in self.sequences
+            ],
+        }
+
+    @classmethod
+    def from_record(cls, record: Mapping[str, Any]) -> Trajectory:
+        """Restore a trajectory from `to_record`."""
+        sequences: list[TokenSequence] = []
+        for row in record["sequences"]:
+            parent = None if row["parent"] is None else sequences[row["parent"]]
+            sequence = TokenSequence(parent=parent, shared=row["shared"])
+            sequence.load_arrays(row)
+            sequence.turns.extend(_turns(row["turns"]))
+            sequences.append(sequence)
+        outcome = None if record["outcome"] is None else Outcome(record["outcome"])
+        plain = {name: record[name] for name in _PLAIN_FIELDS}
+        return cls(**plain, outcome=outcome, sequences=sequences)
+
+
+_PLAIN_FIELDS = (
+    "id",
+    "task_id",
+    "environment",
+    "seed",
+    "group_id",
+    "attempt",
+    "error",
+    "reward",
+    "reward_components",
+    "success",
+    "metrics",
+    "task_type",
+)
+_TURN_FIELDS = ("index", "start", "end", "role", "reward", "stop_reason", "valid", "state_key")
+_TIMING_FIELDS = ("queue", "prefill", "decode", "tool", "env")
+
+
+def _turn_record(turn: Turn) -> dict[str, Any]:
+    timings = {name: getattr(turn.timings, name) for name in _TIMING_FIELDS}
+    return {**{name: getattr(turn, name) for name in _TURN_FIELDS}, "timings": timings}
+
+
+def _turns(rows: Iterable[Mapping[str, Any]]) -> Iterator[Turn]:
+    for row in rows:
+        fields = {name: row[name] for name in _TURN_FIELDS}
+        yield Turn(**fields, timings=TurnTimings(**row["timings"]))

@@ -1,0 +1,1 @@
+"""The household world: the ALFWorld text game as a pure-Python engine."""
