@@ -24,13 +24,13 @@ test-engines: setup
 	@echo "real servers come with the vllm and sglang engines"
 
 # mypy sees the package as it is installed: the catalogue folders are mapped into it.
-TYPING := .cache/typing/agentrl
+TYPING ?= .cache/typing
 lint: setup
 	$(BIN)/ruff check .
 	$(BIN)/ruff format --check .
-	rm -rf $(TYPING) && mkdir -p $(TYPING)
-	ln -s $(CURDIR)/agentrl/* $(CURDIR)/envs $(CURDIR)/tools $(CURDIR)/agent_loops $(TYPING)/
-	cd .cache/typing && $(CURDIR)/$(BIN)/mypy --config-file $(CURDIR)/pyproject.toml -p agentrl
+	rm -rf $(TYPING)/agentrl && mkdir -p $(TYPING)/agentrl
+	ln -s $(CURDIR)/agentrl/* $(CURDIR)/envs $(CURDIR)/tools $(CURDIR)/agent_loops $(TYPING)/agentrl/
+	cd $(TYPING) && $(CURDIR)/$(BIN)/mypy --config-file $(CURDIR)/pyproject.toml -p agentrl
 
 docs: setup
 	$(BIN)/pip install --quiet --disable-pip-version-check --constraint constraints.txt --editable ".[docs]"

@@ -77,8 +77,7 @@ class Tool:
     @property
     def _signature_of(self) -> Callable[..., Any]:
         if inspect.isclass(self.target):
-            call: Callable[..., Any] = self.target.__call__
-            return call
+            return getattr(self.target, "__call__")  # noqa: B004
         return self.target
 
     @functools.cached_property

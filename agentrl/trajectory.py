@@ -175,7 +175,7 @@ class TokenSequence:
     @property
     def loss_mask(self) -> npt.NDArray[np.bool_]:
         """Bool [T]: sampled, and not already owned by the parent."""
-        mask = self.sources == Source.SAMPLED
+        mask: npt.NDArray[np.bool_] = np.equal(self.sources, Source.SAMPLED)
         mask[: self.shared] = False
         return mask
 
