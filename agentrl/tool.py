@@ -24,7 +24,7 @@ import inspect
 import json
 from collections.abc import Callable, Mapping
 from contextlib import AsyncExitStack
-from typing import TYPE_CHECKING, Any, TypeVar, overload
+from typing import TYPE_CHECKING, Any, TypeVar, cast, overload
 
 from agentrl.errors import ToolError, UsageError
 
@@ -77,7 +77,7 @@ class Tool:
     @property
     def _signature_of(self) -> Callable[..., Any]:
         if inspect.isclass(self.target):
-            return getattr(self.target, "__call__")  # noqa: B004
+            return cast("type[Callable[..., Any]]", self.target).__call__
         return self.target
 
     @functools.cached_property
