@@ -22,9 +22,10 @@ import asyncio
 import functools
 import inspect
 import json
+import types
 from collections.abc import Callable, Mapping
-from contextlib import AsyncExitStack
-from typing import TYPE_CHECKING, Any, TypeVar, cast, overload
+from contextlib import AbstractAsyncContextManager, AsyncExitStack
+from typing import TYPE_CHECKING, Any, TypeVar, overload
 
 from agentrl.errors import ToolError, UsageError
 
@@ -58,7 +59,7 @@ class Tool:
         self.inline = inline
         self.name = name or _snake_case(target.__name__)
         functools.update_wrapper(self, target, updated=())
-        if not inspect.getdoc(self._signature_of) and not inspect.getdoc(target):
+        if not inspect.getdoc(self._function):
             raise UsageError(
                 f"tool {self.name} has no docstring",
                 expected="one sentence, then an Args: section with a line per argument",
@@ -74,11 +75,15 @@ class Tool:
         """Whether each episode gets its own object."""
         return inspect.isclass(self.target)
 
-    @property
-    def _signature_of(self) -> Callable[..., Any]:
-        if inspect.isclass(self.target):
-            return cast("type[Callable[..., Any]]", self.target).__call__
-        return self.target
+    @functools.cached_property
+    def _function(self) -> Callable[..., Any]:
+        """What the policy sees described: the function, or the class's ``__call__`` without ``self``."""
+        if not inspect.isclass(self.target):
+            return self.target
+        method = inspect.getattr_static(self.target, "__call__", None)
+        if not inspect.isfunction(method):
+            raise UsageError(f"tool {self.name} is a class that cannot be called", expected="a __call__ method")
+        return types.MethodType(method, self)
 
     @functools.cached_property
     def schema(self) -> dict[str, Any]:
@@ -86,7 +91,7 @@ class Tool:
         from transformers.utils import get_json_schema  # slow to import, and only needed once a tool is used
 
         try:
-            described = dict(get_json_schema(self._signature_of))
+            described = dict(get_json_schema(self._function))
         except Exception as error:
             raise UsageError(
                 f"tool {self.name} cannot be described to a policy",
@@ -100,11 +105,9 @@ class Tool:
     def _arguments(self) -> type[BaseModel]:
         from pydantic import ConfigDict, create_model
 
-        hints = inspect.get_annotations(self._signature_of, eval_str=True)
+        hints = inspect.get_annotations(self._function, eval_str=True)
         fields: dict[str, Any] = {}
-        for parameter in inspect.signature(self._signature_of).parameters.values():
-            if parameter.name == "self":
-                continue
+        for parameter in inspect.signature(self._function).parameters.values():
             default = ... if parameter.default is parameter.empty else parameter.default
             fields[parameter.name] = (hints.get(parameter.name, Any), default)
         return create_model(self.name, __config__=ConfigDict(extra="forbid"), **fields)
@@ -130,8 +133,8 @@ class Tool:
         if not self.is_stateful:
             return self.target
         bound: Callable[..., Any] = self.target()
-        if hasattr(bound, "__aenter__"):
-            await stack.enter_async_context(bound)  # type: ignore[arg-type]
+        if isinstance(bound, AbstractAsyncContextManager):
+            await stack.enter_async_context(bound)
         return bound
 
     async def call(self, bound: Callable[..., Any], arguments: Mapping[str, Any]) -> str:
@@ -141,13 +144,12 @@ class Tool:
             ToolError: wrong arguments, or the tool says so.
         """
         checked = self.validate(arguments)
-        function = bound.__call__ if self.is_stateful else bound
-        if inspect.iscoroutinefunction(function):
-            result = await function(**checked)
+        if inspect.iscoroutinefunction(self._function):
+            result = await bound(**checked)
         elif self.inline:
-            result = function(**checked)
+            result = bound(**checked)
         else:
-            result = await asyncio.to_thread(functools.partial(function, **checked))
+            result = await asyncio.to_thread(functools.partial(bound, **checked))
         return result if isinstance(result, str) else json.dumps(result, ensure_ascii=False, default=str)
 
 

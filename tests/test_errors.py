@@ -1,0 +1,68 @@
+from __future__ import annotations
+
+import asyncio
+
+import pytest
+
+from agentrl.errors import (
+    ConfigError,
+    EngineError,
+    EnvironmentFailure,
+    Outcome,
+    UsageError,
+    async_boundary,
+    boundary,
+)
+
+
+@pytest.mark.parametrize("outcome", Outcome)
+def test_an_outcome_either_trains_or_is_infrastructure(outcome: Outcome) -> None:
+    assert outcome.is_trainable != outcome.is_infrastructure
+    assert not (outcome.is_truncated and outcome.is_infrastructure)
+    assert not (outcome.is_retryable and outcome.is_trainable)
+
+
+def test_a_cancelled_episode_is_not_retried() -> None:
+    assert Outcome.CANCELLED.is_infrastructure
+    assert not Outcome.CANCELLED.is_retryable
+
+
+def test_a_message_says_what_got_expected_and_the_next_step() -> None:
+    error = UsageError("split", got="tset", expected="train or test", hint="did you mean 'test'?")
+    assert str(error) == "split: got tset, expected train or test. Did you mean 'test'?"
+
+
+def test_a_boundary_classifies_foreign_errors_once() -> None:
+    with pytest.raises(EnvironmentFailure, match="step of x failed: got ValueError: boom") as raised:
+        with boundary(EngineError, "outer"), boundary(EnvironmentFailure, "step of x"):
+            raise ValueError("boom")
+    assert isinstance(raised.value.__cause__, ValueError)
+
+
+def test_a_boundary_lets_our_own_errors_pass() -> None:
+    with pytest.raises(ConfigError), boundary(EngineError, "anything"):
+        raise ConfigError("typo")
+
+
+async def test_a_missed_deadline_says_how_long_it_waited() -> None:
+    with pytest.raises(EngineError, match=r"turn 3 missed its deadline: got no answer in 0.01 s"):
+        async with async_boundary(EngineError, "turn 3", deadline_s=0.01):
+            await asyncio.Event().wait()
+
+
+async def test_a_timeout_inside_the_boundary_is_the_inner_codes_error() -> None:
+    with pytest.raises(EngineError, match="turn 3 failed: got TimeoutError"):
+        async with async_boundary(EngineError, "turn 3", deadline_s=10):
+            raise TimeoutError
+
+
+async def test_cancellation_passes_through_a_boundary() -> None:
+    async def wait() -> None:
+        async with async_boundary(EngineError, "turn 3", deadline_s=10):
+            await asyncio.Event().wait()
+
+    task = asyncio.create_task(wait())
+    await asyncio.sleep(0)
+    task.cancel()
+    with pytest.raises(asyncio.CancelledError):
+        await task

@@ -1,0 +1,56 @@
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+import pytest
+
+from agentrl import registry
+from agentrl.errors import UnknownNameError, UsageError
+from agentrl.registry import Kind
+
+
+@pytest.fixture
+def registered() -> Iterator[object]:
+    target = object()
+    registry.register(Kind.SCORER, "mine", target)
+    yield target
+    registry.unregister(Kind.SCORER, "mine")
+
+
+def test_a_registered_object_is_found(registered: object) -> None:
+    assert registry.lookup(Kind.SCORER, "mine") is registered
+    assert "mine" in registry.names(Kind.SCORER)
+
+
+def test_a_name_belongs_to_one_target(registered: object) -> None:
+    registry.register(Kind.SCORER, "mine", registered)
+    with pytest.raises(UsageError, match="taken"):
+        registry.register(Kind.SCORER, "mine", object())
+
+
+def test_an_unknown_name_gets_the_nearest_one(registered: object) -> None:
+    with pytest.raises(UnknownNameError, match="unknown scorer: got 'mien'.*Did you mean 'mine'"):
+        registry.lookup(Kind.SCORER, "mien")
+
+
+@pytest.mark.parametrize("kind", Kind)
+def test_every_name_in_every_table_can_be_imported(kind: Kind) -> None:
+    for name in registry.names(kind):
+        assert registry.lookup(kind, name) is not None
+
+
+def test_module_attr_is_imported() -> None:
+    assert registry.lookup(Kind.SCORER, "agentrl.reward:EnvironmentReward").__name__ == "EnvironmentReward"
+
+
+@pytest.mark.parametrize(
+    ("reference", "words"),
+    [
+        ("agentrl.rewrad:X", "no module agentrl.rewrad"),
+        ("nowhere:X", "no module nowhere"),
+        ("agentrl.reward:EnvironmentRewrad", "did you mean 'EnvironmentReward'"),
+    ],
+)
+def test_a_wrong_reference_says_what_is_missing(reference: str, words: str) -> None:
+    with pytest.raises(UsageError, match="(?i)" + words):
+        registry.load(reference)
