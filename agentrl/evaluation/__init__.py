@@ -1,0 +1,1 @@
+"""Evaluation: many episodes of one policy on fixed tasks, with intervals, resumable."""
