@@ -1,0 +1,108 @@
+"""The program `agentrl`: finds the command, imports its module, and turns errors into messages and exit codes."""
+
+from __future__ import annotations
+
+import enum
+import importlib
+import importlib.metadata
+import sys
+from collections.abc import Sequence
+from typing import Annotated
+
+import typer
+
+from agentrl.cli.commands import COMMANDS, CommandEntry
+from agentrl.cli.console import note, print_error
+from agentrl.cli.help import examples
+from agentrl.errors import AgentRLError, UsageError
+
+DEBUG = "--debug"
+HELP = "Train language-model agents by reinforcement learning inside environments."
+EXAMPLES = examples(
+    "agentrl demo",
+    "agentrl train --env guess_number trainer.steps=20",
+    "agentrl eval --env household/valid_unseen --policy expert --tasks 50",
+    "agentrl init my_game",
+)
+
+
+class ExitCode(enum.IntEnum):
+    """What the program ends with."""
+
+    DONE = 0
+    FAILED = 1
+    USAGE = 2
+    INTERRUPTED = 130
+
+
+def main(arguments: Sequence[str] | None = None) -> None:
+    """Run the command line; ends the process with an `ExitCode`.
+
+    Args:
+        arguments: The words after ``agentrl``; the process's own when left out.
+    """
+    words = list(sys.argv[1:] if arguments is None else arguments)
+    debug = DEBUG in words
+    words = [word for word in words if word != DEBUG]
+    try:
+        build(next((word for word in words if not word.startswith("-")), None))(args=words, prog_name="agentrl")
+    except AgentRLError as error:
+        if debug:
+            raise
+        print_error(error)
+        sys.exit(ExitCode.USAGE if isinstance(error, UsageError) else ExitCode.FAILED)
+    except Exception as error:
+        if debug:
+            raise
+        print_error(AgentRLError(f"{type(error).__name__}: {error}"))
+        note("this was not expected: run the command again with --debug for the traceback")
+        sys.exit(ExitCode.FAILED)
+
+
+def build(chosen: str | None) -> typer.Typer:
+    """The program with the chosen command loaded; the others are names with a line of help."""
+    root = typer.Typer(
+        name="agentrl",
+        help=HELP,
+        epilog=EXAMPLES,
+        no_args_is_help=True,
+        add_completion=False,
+        rich_markup_mode="rich",
+        pretty_exceptions_enable=False,
+        context_settings={"help_option_names": ["-h", "--help"]},
+    )
+    root.callback(help=HELP)(_root_options)
+    for name, entry in COMMANDS.items():
+        _add(root, name, entry, load=name == chosen)
+    return root
+
+
+def _add(root: typer.Typer, name: str, entry: CommandEntry, *, load: bool) -> None:
+    if not load:
+        root.command(name, help=entry.help, rich_help_panel=entry.panel)(_not_loaded)
+        return
+    app: typer.Typer = importlib.import_module(entry.module).app
+    if entry.is_group:
+        root.add_typer(app, name=name, help=entry.help, rich_help_panel=entry.panel)
+        return
+    (command,) = app.registered_commands
+    command.name, command.rich_help_panel = name, entry.panel
+    root.registered_commands.append(command)
+
+
+def _not_loaded() -> None:
+    raise RuntimeError("a command that was not chosen cannot run")
+
+
+def _print_version(asked: bool) -> None:
+    if asked:
+        typer.echo(importlib.metadata.version("agentrl"))
+        raise typer.Exit
+
+
+def _root_options(
+    version: Annotated[
+        bool, typer.Option("--version", help="Print the version and leave.", is_eager=True, callback=_print_version)
+    ] = False,
+) -> None:
+    """Take the options that stand before a command."""

@@ -1,0 +1,36 @@
+"""The table of commands. A command's module is imported when the command is used, so that help is quick."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+
+@dataclass(frozen=True, slots=True)
+class CommandEntry:
+    """Where a command lives, and its line in `agentrl --help`."""
+
+    module: str
+    """Module with a `typer.Typer` named ``app``; one command in it, or a group."""
+    help: str
+    panel: str
+    is_group: bool = False
+
+
+RUNS = "Train and evaluate"
+PARTS = "Environments and tools"
+HELP = "Set up and understand"
+
+COMMANDS: dict[str, CommandEntry] = {
+    "demo": CommandEntry("agentrl.cli.demo", "Watch a small agent learn household tasks, from nothing.", RUNS),
+    "train": CommandEntry("agentrl.cli.train", "Train an agent by reinforcement learning.", RUNS),
+    "sft": CommandEntry("agentrl.cli.sft", "Warm-start a model on an environment's expert.", RUNS),
+    "eval": CommandEntry("agentrl.cli.evaluate", "Measure a policy on fixed tasks, with intervals.", RUNS),
+    "view": CommandEntry("agentrl.cli.view", "See a run's episodes token by token.", RUNS),
+    "export": CommandEntry("agentrl.cli.export", "Write a run's model as a Hugging Face checkpoint.", RUNS),
+    "env": CommandEntry("agentrl.cli.env", "List, show, check and play environments.", PARTS, is_group=True),
+    "tool": CommandEntry("agentrl.cli.tool", "List, show and call tools.", PARTS, is_group=True),
+    "init": CommandEntry("agentrl.cli.init", "Start a project with an environment and a tool of your own.", PARTS),
+    "doctor": CommandEntry("agentrl.cli.doctor", "See what this machine has, and what to do next.", HELP),
+    "config": CommandEntry("agentrl.cli.config", "Show a resolved config, or every key there is.", HELP, is_group=True),
+    "bench": CommandEntry("agentrl.cli.bench", "Run a benchmark of a source checkout.", HELP),
+}

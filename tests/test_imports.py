@@ -1,0 +1,209 @@
+"""Who may import whom: the import table, third-party rooms, and what `import agentrl` pulls in."""
+
+from __future__ import annotations
+
+import ast
+import subprocess
+import sys
+from collections.abc import Iterator
+from dataclasses import dataclass
+from pathlib import Path
+
+import pytest
+
+ROOT = Path(__file__).parent.parent
+CATALOGUE = ("envs", "tools", "agent_loops")
+
+LEVELS: tuple[frozenset[str], ...] = tuple(
+    map(
+        frozenset,
+        (
+            {"errors"},
+            {"message"},
+            {"trajectory"},
+            {"env", "tool", "policy", "task", "reward"},
+            {"agent_loop"},
+            {"registry"},
+            {"config"},
+            {"observe", "render", "sandbox"},
+            {"serving", "rollout", "algorithms", "training", "weights"},
+            {"assembly"},
+            {"evaluation"},
+            {"checkpoint", "orchestrator"},
+            {"api"},
+            {"cli"},
+        ),
+    )
+)
+"""From the bottom up: a part imports parts of lower levels only."""
+
+SIBLINGS_ALLOWED = {
+    ("env", "task"),
+    ("reward", "task"),
+    ("training", "algorithms"),
+    ("render", "observe"),
+    ("sandbox", "observe"),
+    ("orchestrator", "checkpoint"),
+}
+OUTSIDE_THE_LEVELS = {"testing", "plugins", ""}
+"""`testing` may import anything and nothing imports it; `plugins` is a table of strings; "" is `agentrl` itself."""
+
+ROOMS: dict[str, tuple[str, ...]] = {
+    "torch": (
+        "agentrl/algorithms/",
+        "agentrl/training/",
+        "agentrl/weights/",
+        "agentrl/serving/local",
+        "agentrl/testing/",
+        "tests/",
+        "benchmarks/",
+    ),
+    "ray": ("agentrl/cluster/",),
+    "docker": ("agentrl/sandbox/docker.py",),
+    "typer": ("agentrl/cli/", "tests/cli/"),
+    "rich": ("agentrl/cli/", "tests/cli/"),
+    "pyarrow": ("agentrl/observe/", "tests/", "agentrl/rollout/task_file.py", "agentrl/task_file.py"),
+    "matplotlib": ("agentrl/evaluation/", "tests/evaluation/"),
+}
+"""A third-party package has one room: paths in which it may be imported."""
+
+
+@dataclass(frozen=True, slots=True)
+class Import:
+    """One import statement's target."""
+
+    path: Path
+    module: str
+    line: int
+    inside_function: bool
+
+    def __str__(self) -> str:
+        return f"{self.path.relative_to(ROOT)}:{self.line} imports {self.module}"
+
+
+def sources() -> list[Path]:
+    folders = ("agentrl", *CATALOGUE)
+    return sorted(path for folder in folders for path in (ROOT / folder).rglob("*.py"))
+
+
+def package_of(path: Path) -> list[str]:
+    parts = list(path.relative_to(ROOT).with_suffix("").parts)
+    if parts[0] in CATALOGUE:
+        parts.insert(0, "agentrl")
+    return parts[:-1]
+
+
+def imports_of(path: Path) -> Iterator[Import]:
+    yield from _walk(ast.parse(path.read_text()), path, inside_function=False)
+
+
+def _walk(node: ast.AST, path: Path, *, inside_function: bool) -> Iterator[Import]:
+    for child in ast.iter_child_nodes(node):
+        match child:
+            case ast.Import(names=names):
+                for alias in names:
+                    yield Import(path, alias.name, child.lineno, inside_function)
+            case ast.ImportFrom(module=module, level=level, names=names):
+                base = package_of(path)[: len(package_of(path)) - level + 1] if level else []
+                prefix = ".".join([*base, *([module] if module else [])])
+                if prefix == "agentrl":
+                    yield from (Import(path, f"agentrl.{a.name}", child.lineno, inside_function) for a in names)
+                else:
+                    yield Import(path, prefix, child.lineno, inside_function)
+            case ast.FunctionDef() | ast.AsyncFunctionDef() | ast.Lambda():
+                yield from _walk(child, path, inside_function=True)
+            case _:
+                yield from _walk(child, path, inside_function=inside_function)
+
+
+ALL_IMPORTS = [found for path in sources() for found in imports_of(path)]
+
+
+def part_of(module: str) -> str:
+    """``agentrl.render.template`` → ``render``; names exported by `agentrl` itself → ""."""
+    part = module.split(".")[1] if "." in module else ""
+    known = {name for level in LEVELS for name in level} | OUTSIDE_THE_LEVELS | set(CATALOGUE)
+    return part if part in known else ""
+
+
+def part_of_path(path: Path) -> str:
+    parts = path.relative_to(ROOT).parts
+    if parts[0] in CATALOGUE:
+        return parts[0]
+    return "" if parts[1] == "__init__.py" else parts[1].removesuffix(".py")
+
+
+def level_of(part: str) -> int:
+    return next(i for i, level in enumerate(LEVELS) if part in level)
+
+
+def is_ours(found: Import) -> bool:
+    return found.module.split(".")[0] == "agentrl"
+
+
+def test_every_part_has_a_level() -> None:
+    parts = {part_of_path(path) for path in sources()} - set(CATALOGUE) - OUTSIDE_THE_LEVELS
+    assert parts <= {name for level in LEVELS for name in level}
+
+
+def test_core_imports_go_downward() -> None:
+    wrong = []
+    for found in filter(is_ours, ALL_IMPORTS):
+        importer, imported = part_of_path(found.path), part_of(found.module)
+        if importer in CATALOGUE or importer in OUTSIDE_THE_LEVELS or imported in (importer, ""):
+            continue
+        if imported in OUTSIDE_THE_LEVELS or imported in CATALOGUE:
+            wrong.append(str(found))
+        elif level_of(imported) >= level_of(importer) and (importer, imported) not in SIBLINGS_ALLOWED:
+            wrong.append(str(found))
+    assert wrong == []
+
+
+def test_the_catalogue_folders_never_import_one_another_or_the_insides() -> None:
+    wrong = []
+    for found in filter(is_ours, ALL_IMPORTS):
+        importer, imported = part_of_path(found.path), part_of(found.module)
+        if importer not in CATALOGUE or imported == importer:
+            continue
+        contracts = {name for level in LEVELS[:6] for name in level} | {""}
+        if imported not in contracts:
+            wrong.append(str(found))
+    assert wrong == []
+
+
+def test_our_own_modules_are_imported_at_the_top_of_a_file() -> None:
+    assert [str(found) for found in ALL_IMPORTS if found.inside_function and is_ours(found)] == []
+
+
+@pytest.mark.parametrize("package", sorted(ROOMS))
+def test_a_third_party_package_stays_in_its_room(package: str) -> None:
+    users = [found for found in ALL_IMPORTS if found.module.split(".")[0] == package]
+    outside = [
+        str(found) for found in users if not str(found.path.relative_to(ROOT)).startswith(ROOMS[package])
+    ]
+    assert outside == []
+
+
+def modules_after(statement: str) -> set[str]:
+    command = f"import sys\n{statement}\nprint(*sys.modules)"
+    return set(subprocess.run([sys.executable, "-c", command], capture_output=True, text=True, check=True).stdout.split())
+
+
+HEAVY = {"torch", "transformers", "gymnasium", "pydantic", "ray", "matplotlib", "typer", "numpy"}
+
+
+def test_import_agentrl_is_light() -> None:
+    assert modules_after("import agentrl; agentrl.tool; agentrl.parse_int") & HEAVY == set()
+
+
+def test_reading_a_config_and_help_import_no_torch() -> None:
+    assert "torch" not in modules_after("import agentrl.config.loading")
+    help_page = "import agentrl.cli, contextlib, io\ntry:\n  with contextlib.redirect_stdout(io.StringIO()): agentrl.cli.main(['--help'])\nexcept SystemExit: pass"
+    assert modules_after(help_page) & {"torch", "transformers", "gymnasium"} == set()
+
+
+def test_importing_a_catalogue_folder_from_the_checkout_says_what_is_wrong() -> None:
+    for folder in CATALOGUE:
+        result = subprocess.run([sys.executable, "-c", f"import {folder}"], cwd=ROOT, capture_output=True, text=True)
+        assert result.returncode == 1
+        assert f"agentrl.{folder}" in result.stderr
