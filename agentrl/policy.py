@@ -21,6 +21,8 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
+from agentrl.message import Message
+
 
 class StopReason(enum.StrEnum):
     """Why the engine stopped sampling."""
@@ -166,3 +168,56 @@ class PolicyEngine(ABC):
     @abstractmethod
     async def close(self) -> None:
         """Release everything; requests that run end as `EngineError`; idempotent."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ChatAnswer:
+    """What a text service answered: words and counts, no token ids."""
+
+    message: Message
+    """Role ``assistant``; tool calls and thinking in their own fields where the service separates them."""
+    prompt_tokens: int
+    """As the service counts; 0 when it does not tell."""
+    answer_tokens: int
+    stop_reason: StopReason
+
+
+class ChatPolicy(ABC):
+    """A policy that is reached in text: messages in, a message out.
+
+    It can be evaluated and never trained: nobody knows which tokens the service read and sampled, so there is no
+    ledger, no log-probability and no version. Whoever runs episodes with it must not hand them to a trainer.
+    """
+
+    max_context: int
+    """Most tokens of prompt and answer together, as far as the service tells; a bound for budgets."""
+
+    @abstractmethod
+    async def start(self) -> None:
+        """Make the policy ready to serve; idempotent."""
+
+    @abstractmethod
+    async def chat(
+        self,
+        messages: Sequence[Message],
+        tools: Sequence[Mapping[str, Any]],
+        params: SamplingParams,
+        request_id: str,
+    ) -> ChatAnswer:
+        """Answer a conversation.
+
+        Args:
+            messages: The whole conversation so far.
+            tools: Schemas of the tools that may be called (`agentrl.tool.Tool.schema`); may be empty.
+            params: Temperature, top-p, `max_tokens` and `seed` are sent; the service does not take token ids, so
+                `stop_token_ids` must be empty.
+            request_id: For logs.
+
+        Raises:
+            UsageError: The service refuses the request for a reason that the user must change (key, model's name).
+            EngineError: The service failed, or missed the deadline, after all retries.
+        """
+
+    @abstractmethod
+    async def close(self) -> None:
+        """Release everything; idempotent."""

@@ -1,0 +1,78 @@
+"""What an engine in this process does with a request before it computes: check it, seed it, know its past."""
+
+from __future__ import annotations
+
+import random
+from collections.abc import Container, Sequence
+from dataclasses import replace
+
+from agentrl.errors import UsageError
+from agentrl.policy import Capabilities, GenerateRequest
+
+SEED_BITS = 63
+
+
+def check_request(request: GenerateRequest, capabilities: Capabilities, running: Container[str]) -> None:
+    """Refuse what no engine of these capabilities can serve.
+
+    Raises:
+        UsageError: an empty prompt, one that leaves no room for an answer, an id out of the vocabulary, a
+            `max_tokens` below 1, or a request id that is already running.
+    """
+    name, prompt = f"request {request.request_id}", request.prompt_ids
+    if len(prompt) == 0:
+        raise UsageError(f"{name} has an empty prompt", expected="at least one token")
+    if len(prompt) >= capabilities.max_context:
+        raise UsageError(
+            f"the prompt of {name} does not fit",
+            got=f"{len(prompt)} tokens",
+            expected=f"fewer than the context of {capabilities.max_context}",
+        )
+    if min(prompt) < 0 or max(prompt) >= capabilities.vocab_size:
+        wrong = next(token for token in prompt if not 0 <= token < capabilities.vocab_size)
+        raise UsageError(
+            f"{name} has an id out of the vocabulary", got=wrong, expected=f"0 to {capabilities.vocab_size - 1}"
+        )
+    if request.params.max_tokens < 1:
+        raise UsageError(f"{name} asks for no tokens", got=request.params.max_tokens, expected="max_tokens >= 1")
+    if request.request_id in running:
+        raise UsageError(f"{name} is already running", expected="a request id of its own")
+
+
+def seed_of(request: GenerateRequest, seeds: random.Random) -> GenerateRequest:
+    """The request with a seed: its own, or one drawn from `seeds`."""
+    if request.params.seed is not None:
+        return request
+    return replace(request, params=replace(request.params, seed=seeds.getrandbits(SEED_BITS)))
+
+
+def common_prefix(first: Sequence[int], second: Sequence[int]) -> int:
+    """Number of leading ids that two lists share."""
+    shorter = min(len(first), len(second))
+    if first[:shorter] == second[:shorter]:
+        return shorter
+    return next(i for i in range(shorter) if first[i] != second[i])
+
+
+class SessionIds:
+    """The token ids that each session left behind, to count what a prefix cache would hold."""
+
+    def __init__(self) -> None:
+        self._ids: dict[str, list[int]] = {}
+
+    def common(self, session_id: str, prompt: Sequence[int]) -> int:
+        """Leading tokens of `prompt` that are known; the last one always has to be computed."""
+        known = self._ids.get(session_id)
+        return 0 if known is None else min(common_prefix(known, list(prompt)), len(prompt) - 1)
+
+    def store(self, session_id: str, ids: list[int]) -> None:
+        """Remember a session's ids."""
+        self._ids[session_id] = ids
+
+    def forget(self, session_id: str) -> None:
+        """Forget a session; unknown ones are ignored."""
+        self._ids.pop(session_id, None)
+
+    def clear(self) -> None:
+        """Forget all sessions."""
+        self._ids.clear()

@@ -1,0 +1,241 @@
+"""An engine that plays a script with the semantics of a real one; no model, a few microseconds per token.
+
+A script (see `agentrl.serving.script`) decides what is answered, and how the engine behaves meanwhile: slow, failing,
+hanging, drifting. Time is the event loop's: without delays a request takes one
+turn of the loop per `TOKENS_PER_TICK` tokens, so that aborts, pauses and updates meet requests in flight.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import math
+import random
+import time
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from typing import Any
+
+from agentrl.config.schema import ScriptedEngineConfig
+from agentrl.errors import EngineError, UsageError, async_boundary
+from agentrl.policy import Capabilities, EngineMetrics, GenerateRequest, Generation, PolicyEngine, StopReason
+from agentrl.registry import load
+from agentrl.serving.request import SessionIds, check_request, seed_of
+from agentrl.serving.script import Failure, Script, ScriptedAnswer, cut_answer, random_script
+
+TOKENS_PER_TICK = 16
+
+
+@dataclass(slots=True, kw_only=True)
+class _Playing:
+    request: GenerateRequest
+    answer: ScriptedAnswer
+    token_ids: list[int]
+    """All that will be played."""
+    stop_reason: StopReason
+    cached_tokens: int
+    submitted: float
+    played: int = 0
+    versions: list[int] = field(default_factory=list)
+    aborted: bool = False
+    waiting: bool = True
+    queue_s: float = 0.0
+    wake: asyncio.Event = field(default_factory=asyncio.Event)
+
+
+class ScriptedEngine(PolicyEngine):
+    """Plays a script.
+
+    Args:
+        config: Script by reference, delay per token, deadline.
+        script: The script itself; takes precedence over the config's. Random tokens when neither is given.
+        vocab_size: Ids are below it.
+        max_context: Most tokens of prompt and answer together.
+        seed: Decides the seeds of requests that bring none.
+        version: Version of the weights at the start.
+    """
+
+    def __init__(
+        self,
+        config: ScriptedEngineConfig | None = None,
+        *,
+        script: Script | None = None,
+        vocab_size: int = 512,
+        max_context: int = 16_384,
+        seed: int = 0,
+        version: int = 0,
+    ) -> None:
+        self.config = config or ScriptedEngineConfig()
+        named: Script | None = load(self.config.script) if self.config.script else None
+        self.script = script or named or random_script(vocab_size)
+        self.capabilities = Capabilities(max_context=max_context, vocab_size=vocab_size, seeded=True)
+        self._uniform = -math.log(vocab_size)
+        self._seeds = random.Random(seed)
+        self._version = version
+        self._paused = False
+        self._closed = False
+        self._playing: dict[str, _Playing] = {}
+        self._sessions = SessionIds()
+        self._totals = EngineMetrics()
+
+    @property
+    def version(self) -> int:
+        """Version that stamps tokens now."""
+        return self._version
+
+    async def start(self) -> None:
+        """Nothing to start."""
+
+    async def generate(self, request: GenerateRequest) -> Generation:
+        """Play the script's answer to the request.
+
+        Raises:
+            UsageError: ids out of the vocabulary, an empty or too long prompt, a request id that is in use.
+            EngineError: the script says so or raises, the deadline passed, or the engine is closed.
+        """
+        check_request(request, self.capabilities, self._playing)
+        self._check_open()
+        request = seed_of(request, self._seeds)
+        try:
+            async with async_boundary(EngineError, f"request {request.request_id}", deadline_s=self.config.timeout_s):
+                playing = self._prepare(request)
+                self._playing[request.request_id] = playing
+                return await self._play(playing)
+        finally:
+            self._playing.pop(request.request_id, None)
+
+    def _check_open(self) -> None:
+        if self._closed:
+            raise EngineError("the scripted engine is closed")
+
+    def _prepare(self, request: GenerateRequest) -> _Playing:
+        given = self.script(request)
+        answer = given if isinstance(given, ScriptedAnswer) else ScriptedAnswer(token_ids=given)
+        room = min(request.params.max_tokens, self.capabilities.max_context - len(request.prompt_ids))
+        token_ids, reason = cut_answer(answer, request.params.stop_token_ids, room)
+        if answer.logprobs is not None and len(answer.logprobs) < len(token_ids):
+            raise UsageError(
+                "a script gave too few log-probabilities", got=len(answer.logprobs), expected=len(token_ids)
+            )
+        cached = self._sessions.common(request.session_id, request.prompt_ids)
+        self._totals.prompt_tokens += len(request.prompt_ids)
+        self._totals.cached_tokens += cached
+        return _Playing(
+            request=request,
+            answer=answer,
+            token_ids=token_ids,
+            stop_reason=reason,
+            cached_tokens=cached,
+            submitted=time.perf_counter(),
+        )
+
+    async def _play(self, playing: _Playing) -> Generation:
+        await self._wait(playing, playing.answer.first_delay_s)
+        playing.queue_s = time.perf_counter() - playing.submitted
+        per_tick = 1 if self.config.delay_s else TOKENS_PER_TICK
+        while not playing.aborted and playing.played < len(playing.token_ids):
+            self._advance(playing, per_tick)
+            await self._wait(playing, self.config.delay_s)
+        if not playing.aborted and playing.answer.failure is Failure.RAISE:
+            raise EngineError(f"request {playing.request.request_id} failed", got="a failure that the script asked for")
+        while not playing.aborted and playing.answer.failure is Failure.HANG:
+            await self._sleep(playing, None)
+        return self._finish(playing)
+
+    def _advance(self, playing: _Playing, most: int) -> None:
+        count = min(most, len(playing.token_ids) - playing.played)
+        stamp = self._version if playing.answer.version is None else playing.answer.version
+        playing.versions += [stamp] * count
+        playing.played += count
+        self._totals.sampled_tokens += count
+
+    def _finish(self, playing: _Playing) -> Generation:
+        token_ids = playing.token_ids[: playing.played]
+        self._sessions.store(playing.request.session_id, [*playing.request.prompt_ids, *token_ids])
+        whole = playing.played == len(playing.token_ids) and playing.answer.failure is Failure.NONE
+        given = playing.answer.logprobs
+        logprobs = [self._uniform] * len(token_ids) if given is None else list(given[: len(token_ids)])
+        return Generation(
+            token_ids=token_ids,
+            logprobs=[value + playing.answer.drift for value in logprobs],
+            versions=playing.versions,
+            stop_reason=playing.stop_reason if whole else StopReason.ABORT,
+            cached_tokens=playing.cached_tokens,
+            queue_s=playing.queue_s,
+            decode_s=time.perf_counter() - playing.submitted - playing.queue_s,
+        )
+
+    async def _wait(self, playing: _Playing, delay_s: float) -> None:
+        """Let time pass: the delay, or one turn of the loop; then as long as the engine is paused."""
+        if delay_s:
+            await self._sleep(playing, delay_s)
+        else:
+            await asyncio.sleep(0)
+        playing.waiting = True
+        while self._paused and not playing.aborted:
+            await self._sleep(playing, None)
+        playing.waiting = False
+        self._check_open()
+
+    async def _sleep(self, playing: _Playing, seconds: float | None) -> None:
+        """Wait until the time is over or somebody wakes the request."""
+        self._check_open()
+        playing.wake.clear()
+        try:
+            async with asyncio.timeout(seconds):
+                await playing.wake.wait()
+        except TimeoutError:
+            return
+        self._check_open()
+
+    def _wake_all(self) -> None:
+        for playing in self._playing.values():
+            playing.wake.set()
+
+    async def abort(self, request_id: str) -> bool:
+        """End a request at its next token; ``False`` when it is not running."""
+        playing = self._playing.get(request_id)
+        if playing is None:
+            return False
+        playing.aborted = True
+        playing.wake.set()
+        return True
+
+    async def pause(self) -> None:
+        """Hold all requests at their next token."""
+        self._paused = True
+
+    async def resume(self) -> None:
+        """Let requests go on."""
+        self._paused = False
+        self._wake_all()
+
+    async def update_weights(self, weights: Mapping[str, Any] | None, version: int) -> None:
+        """Stamp a new version from the next token on, and forget the simulated caches.
+
+        Raises:
+            EngineError: the version does not grow.
+        """
+        if version <= self._version:
+            raise EngineError("weight versions must grow", got=version, expected=f"more than {self._version}")
+        self._version = version
+        self._sessions.clear()
+
+    async def end_session(self, session_id: str) -> None:
+        """Forget a session's simulated cache."""
+        self._sessions.forget(session_id)
+
+    def metrics(self) -> EngineMetrics:
+        """Counts since the start; `busy_s` stays 0: nothing is computed."""
+        waiting = sum(playing.waiting for playing in self._playing.values())
+        return EngineMetrics(
+            running=len(self._playing) - waiting,
+            waiting=waiting,
+            prompt_tokens=self._totals.prompt_tokens,
+            cached_tokens=self._totals.cached_tokens,
+            sampled_tokens=self._totals.sampled_tokens,
+        )
+
+    async def close(self) -> None:
+        """End what runs as `EngineError`."""
+        self._closed = True
+        self._wake_all()
