@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
-from typing import Annotated, Any, Literal
+from typing import Annotated, Any, Literal, Self
 
-from pydantic import BaseModel, ConfigDict, Field
+from pydantic import BaseModel, ConfigDict, Field, model_validator
 
 from agentrl.env import Isolation
 
@@ -28,15 +28,21 @@ class ScratchModelConfig(Section):
     """A small model with random weights, for trying things without a download."""
 
     layers: int = 2
+    """Transformer blocks."""
     hidden_size: int = 128
+    """Width of the hidden states; a multiple of ``heads``."""
     heads: int = 4
+    """Attention heads."""
     kv_heads: int = 2
+    """Key-value heads; divides ``heads``."""
     vocab_size: int = 512
     """Most entries of the byte-level BPE vocabulary, trained on the environment's own text."""
     initializer_range: float = 0.06
     """Standard deviation of the initial weights (0.02 learns far slower at this size)."""
     tie_word_embeddings: bool = True
+    """The output head is the embedding."""
     max_context: int = 4096
+    """Most tokens of a sequence."""
 
 
 class ModelConfig(Section):
@@ -45,14 +51,24 @@ class ModelConfig(Section):
     scratch: ScratchModelConfig | None = None
     """Sizes of the new model; only with ``path: scratch``."""
     dtype: Literal["float32", "bfloat16"] = "float32"
+    """Number format of the weights."""
     device: str = "auto"
     """``cpu``, ``cuda``, ``cuda:1``; ``auto`` takes a GPU when there is one."""
+
+    @model_validator(mode="after")
+    def _scratch_is_used(self) -> Self:
+        if self.scratch is not None and self.path != "scratch":
+            raise ValueError(
+                f"model.scratch is ignored with model.path {self.path}: remove it, or set model.path: scratch"
+            )
+        return self
 
 
 class EnvironmentConfig(Section):
     name: str
     """Registry name, or ``module:EnvId`` / ``module:attr`` of your own."""
     split: str = "train"
+    """Split to train on."""
     options: dict[str, Any] = Field(default_factory=dict)
     """Passed to the environment and its task source: sizes, task types, files."""
     tasks: str | None = None
@@ -64,7 +80,17 @@ class EnvironmentConfig(Section):
     max_concurrent: int = 256
     """Most episodes that hold an environment at once."""
     reset_timeout_s: float = 60.0
+    """Deadline of a reset."""
     step_timeout_s: float = 30.0
+    """Deadline of a step."""
+
+    @model_validator(mode="after")
+    def _keys_are_used(self) -> Self:
+        if self.tasks is not None and self.split != "train":
+            raise ValueError("environment.split is ignored with environment.tasks: remove one of them")
+        if self.isolation is Isolation.INLINE and self.workers != 4:
+            raise ValueError("environment.workers is ignored with environment.isolation inline: remove one of them")
+        return self
 
 
 class AgentConfig(Section):
@@ -77,6 +103,7 @@ class AgentConfig(Section):
     tool_parser: str = "auto"
     """How tool calls are written: hermes, qwen3_coder, llama3_json; ``auto`` asks the model's family."""
     tool_timeout_s: float = 30.0
+    """Deadline of a tool call."""
     system_prompt: str | None = None
     """Replaces the environment's instructions."""
     enable_thinking: bool = False
@@ -99,9 +126,13 @@ class AgentConfig(Section):
 
 class SamplingConfig(Section):
     temperature: float = Field(1.0, ge=0)
+    """Logits are divided by it; 0 is greedy."""
     top_p: float = Field(1.0, gt=0, le=1)
+    """Sample from the fewest tokens that have this share of probability."""
     top_k: int = Field(0, ge=0)
+    """Sample from the most probable k tokens; 0 from all."""
     min_p: float = Field(0.0, ge=0, lt=1)
+    """Drop tokens below this share of the most probable one."""
 
 
 class LocalEngineConfig(Section):
@@ -127,6 +158,7 @@ class ScriptedEngineConfig(Section):
     delay_s: float = 0.0
     """Seconds per token."""
     timeout_s: float = 600.0
+    """Deadline of one answer."""
 
 
 class OpenAIEngineConfig(Section):
@@ -135,11 +167,15 @@ class OpenAIEngineConfig(Section):
     url: str
     """Base address, up to and with ``/v1``."""
     model: str
+    """Name of the model at the service."""
     api_key_variable: str = "OPENAI_API_KEY"
     """Environment variable that holds the key."""
     timeout_s: float = 120.0
+    """Deadline of one answer."""
     retries: int = 4
+    """New attempts after a refused or failed request."""
     max_concurrent: int = 32
+    """Most requests at once."""
 
 
 EngineConfig = Annotated[LocalEngineConfig | ScriptedEngineConfig | OpenAIEngineConfig, Field(discriminator="type")]
@@ -149,10 +185,21 @@ class CorrectionConfig(Section):
     """Train/inference correction: weights from pi_old / mu."""
 
     mode: Literal["token", "sequence", "icepop", "off"] = "token"
+    """What is weighted: every token, whole sequences, tokens inside a band only, or nothing."""
     cap: float | None = None
     """Truncation; 2 for token, 5 for sequence when left out. Not used by icepop and off."""
     band: tuple[float, float] | None = None
     """Range of rho that icepop keeps; [0.5, 2] when left out. Only icepop."""
+
+    @model_validator(mode="after")
+    def _keys_are_used(self) -> Self:
+        if self.cap is not None and self.mode in ("icepop", "off"):
+            raise ValueError(
+                f"algorithm.correction.cap is ignored with mode {self.mode}: remove it, or use token or sequence"
+            )
+        if self.band is not None and self.mode != "icepop":
+            raise ValueError(f"algorithm.correction.band is ignored with mode {self.mode}: remove it, or use icepop")
+        return self
 
 
 class AlgorithmConfig(Section):
@@ -172,6 +219,7 @@ class AlgorithmConfig(Section):
         "traj-mean-token-mean",
         "prompt-mean",
     ] = "token-mean"
+    """How token losses become one number; denominators are counted over the whole optimizer step."""
     norm_length: int | None = None
     """Constant length of seq-mean-token-sum-norm; only there."""
     group_size: int = Field(8, ge=1)
@@ -180,29 +228,58 @@ class AlgorithmConfig(Section):
     kl_coef: float = 0.0
     """Weight of the KL to the reference in the loss; 0 keeps no reference model."""
     kl_estimator: Literal["k1", "k2", "k3", "k1+", "k3+"] = "k3"
+    """Estimator of that KL; with a plus, its value with the gradient of k2."""
     entropy_coef: float = 0.0
+    """Weight of the entropy bonus."""
     invalid_penalty: float = 0.0
     """Added to a turn's reward when its answer or action was invalid (zero or negative)."""
     overlong_buffer: int | None = None
     """DAPO's soft penalty: tokens before ``agent.max_tokens`` over which the reward falls by ``overlong_factor``."""
     overlong_factor: float | None = None
+    """Greatest soft penalty."""
     dynamic_sampling: bool = False
     """Replace groups in which all returns are equal by fresh ones."""
+
+    @model_validator(mode="after")
+    def _keys_are_used(self) -> Self:
+        needs_length = self.aggregation == "seq-mean-token-sum-norm"
+        if self.norm_length is not None and not needs_length:
+            raise ValueError(
+                f"algorithm.norm_length is ignored with aggregation {self.aggregation}: "
+                "remove it, or use seq-mean-token-sum-norm"
+            )
+        if needs_length and self.norm_length is None:
+            raise ValueError("aggregation seq-mean-token-sum-norm divides by algorithm.norm_length: set it, in tokens")
+        if self.kl_estimator != "k3" and self.kl_coef == 0:
+            raise ValueError(
+                "algorithm.kl_estimator is ignored while algorithm.kl_coef is 0: set kl_coef, or remove it"
+            )
+        if (self.overlong_buffer is None) != (self.overlong_factor is None):
+            raise ValueError(
+                "algorithm.overlong_buffer and algorithm.overlong_factor belong together: set both or none"
+            )
+        return self
 
 
 class TrainerConfig(Section):
     steps: int = Field(100, ge=1)
+    """Training steps of the run."""
     tasks_per_step: int = Field(16, ge=1)
     """Groups per training step."""
     learning_rate: float = 1e-6
+    """Peak learning rate of AdamW."""
     warmup_steps: int = 0
     """Optimizer steps of linear warm-up."""
     schedule: Literal["constant", "cosine"] = "constant"
+    """Learning rate after the warm-up."""
     min_lr_ratio: float = 0.1
     """Where cosine ends, as a share of the learning rate."""
     betas: tuple[float, float] = (0.9, 0.95)
+    """AdamW's decay rates of the moments."""
     weight_decay: float = 0.0
+    """AdamW's weight decay, on matrices."""
     max_grad_norm: float = 1.0
+    """Gradients are scaled down to this norm."""
     epochs: int = Field(1, ge=1)
     """Passes over a step's data."""
     mini_batches: int = Field(1, ge=1)
@@ -212,14 +289,21 @@ class TrainerConfig(Section):
     logprob_chunk: int = 2048
     """Tokens whose logits exist at once."""
     gradient_checkpointing: bool = False
+    """Recompute activations in the backward pass: less memory, more time."""
+
+    @model_validator(mode="after")
+    def _keys_are_used(self) -> Self:
+        if self.schedule == "constant" and self.min_lr_ratio != 0.1:
+            raise ValueError("trainer.min_lr_ratio is ignored with schedule constant: remove it, or use cosine")
+        return self
 
 
 class RolloutConfig(Section):
     max_staleness: int = Field(0, ge=0)
     """0: synchronous; 1: one step off; k: at most k versions between sampling and training."""
-    max_concurrent: int = 128
+    max_concurrent: int = Field(128, ge=1)
     """Most episodes in flight."""
-    retries: int = 2
+    retries: int = Field(2, ge=0)
     """New attempts for an episode that the machinery failed."""
     stall_report_s: float = 60.0
     """Silence after which the run prints who waits for what."""
@@ -229,8 +313,11 @@ class EvaluationConfig(Section):
     every: int = 0
     """Training steps between evaluations; 0 never."""
     split: str = "valid"
+    """Split to evaluate on."""
     tasks: int = 64
+    """Tasks of the panel, the first of the split."""
     samples: int = 1
+    """Episodes per task."""
     sampling: SamplingConfig | None = None
     """The training's sampling when left out."""
 
@@ -256,5 +343,25 @@ class Config(Section):
     rollout: RolloutConfig = Field(default_factory=RolloutConfig)
     evaluation: EvaluationConfig = Field(default_factory=EvaluationConfig)
     checkpoint: CheckpointConfig = Field(default_factory=CheckpointConfig)
-    trackers: list[str] = Field(default_factory=lambda: ["tensorboard"])
-    """Registry names: tensorboard, wandb. ``metrics.jsonl`` is always written."""
+    trackers: list[str] = Field(default_factory=list)
+    """Registry names: tensorboard, wandb (extra ``agentrl[trackers]``). ``metrics.jsonl`` is always written."""
+
+    @model_validator(mode="after")
+    def _sections_fit(self) -> Self:
+        buffer = self.algorithm.overlong_buffer
+        if buffer is not None and buffer >= self.agent.max_tokens:
+            raise ValueError(
+                f"algorithm.overlong_buffer ({buffer}) must be below agent.max_tokens ({self.agent.max_tokens})"
+            )
+        if self.agent.max_answer_tokens > self.agent.max_tokens:
+            raise ValueError(
+                f"agent.max_answer_tokens ({self.agent.max_answer_tokens}) exceeds agent.max_tokens "
+                f"({self.agent.max_tokens}): an answer could never fit"
+            )
+        episodes = self.trainer.tasks_per_step * self.algorithm.group_size
+        if self.trainer.mini_batches > episodes:
+            raise ValueError(
+                f"trainer.mini_batches ({self.trainer.mini_batches}) exceeds the {episodes} episodes of a step "
+                "(trainer.tasks_per_step x algorithm.group_size)"
+            )
+        return self

@@ -1,0 +1,180 @@
+"""What a config amounts to: episodes, tokens, micro-batches, optimizer steps, memory. Printed by ``--dry-run``."""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass
+
+from agentrl.config.model_size import ModelSize, model_size
+from agentrl.config.schema import Config, LocalEngineConfig
+
+_BYTES = {"float32": 4, "bfloat16": 2}
+_OPTIMIZER_BYTES = 8
+"""AdamW keeps two float32 moments per weight."""
+_LOGIT_BYTES = 4
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Memory:
+    """Bytes that are certain from the config; activations come on top."""
+
+    weights: int
+    gradients: int
+    optimizer: int
+    reference: int
+    engine_copy: int
+    """Weights of the engine, when it cannot share the trainer's."""
+    cache: int
+    """Key-value cache of the local engine, when full."""
+    logits: int
+    """Logits of one chunk and their gradient."""
+
+    @property
+    def total(self) -> int:
+        """All of them."""
+        return (
+            self.weights
+            + self.gradients
+            + self.optimizer
+            + self.reference
+            + self.engine_copy
+            + self.cache
+            + self.logits
+        )
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Arithmetic:
+    """The derived numbers of a config."""
+
+    groups_per_step: int
+    episodes_per_step: int
+    episodes: int
+    """Of the whole run, without retries and replaced groups."""
+    episodes_in_flight: int
+    """Most at once."""
+    most_tokens_per_episode: int
+    """When the whole budget of the sequence is used."""
+    most_sampled_tokens_per_episode: int
+    most_tokens_per_step: int
+    most_micro_batches: int
+    """Forward and backward passes per optimizer step, when every episode uses its budget."""
+    optimizer_steps_per_step: int
+    optimizer_steps: int
+    admitted_ahead: int
+    """Episodes that may be started before the first training step is done."""
+    evaluation_episodes: int
+    """Of all periodic evaluations together."""
+    checkpoints: int
+    """Written over the run, before older ones are deleted."""
+    model: ModelSize | None
+    memory: Memory | None
+
+
+def derive(config: Config) -> Arithmetic:
+    """Work out the numbers; reads at most a model folder's ``config.json``."""
+    trainer, agent = config.trainer, config.agent
+    episodes = trainer.tasks_per_step * config.algorithm.group_size
+    optimizer_steps = trainer.epochs * trainer.mini_batches
+    admitted = (config.rollout.max_staleness + 1) * episodes
+    evaluations = trainer.steps // config.evaluation.every if config.evaluation.every else 0
+    per_mini_batch = math.ceil(episodes / trainer.mini_batches)
+    size = model_size(config.model)
+    return Arithmetic(
+        groups_per_step=trainer.tasks_per_step,
+        episodes_per_step=episodes,
+        episodes=episodes * trainer.steps,
+        episodes_in_flight=min(config.rollout.max_concurrent, config.environment.max_concurrent, admitted),
+        most_tokens_per_episode=agent.max_tokens,
+        most_sampled_tokens_per_episode=min(agent.max_tokens, agent.max_turns * agent.max_answer_tokens),
+        most_tokens_per_step=episodes * agent.max_tokens,
+        most_micro_batches=_micro_batches(per_mini_batch, agent.max_tokens, trainer.tokens_per_micro_batch),
+        optimizer_steps_per_step=optimizer_steps,
+        optimizer_steps=optimizer_steps * trainer.steps,
+        admitted_ahead=admitted,
+        evaluation_episodes=evaluations * config.evaluation.tasks * config.evaluation.samples,
+        checkpoints=math.ceil(trainer.steps / config.checkpoint.every),
+        model=size,
+        memory=None if size is None else _memory(config, size),
+    )
+
+
+def _micro_batches(sequences: int, length: int, budget: int) -> int:
+    return math.ceil(sequences / max(1, budget // length))
+
+
+def _memory(config: Config, size: ModelSize) -> Memory:
+    width = _BYTES[config.model.dtype]
+    weights = size.parameters * width
+    local = isinstance(config.engine, LocalEngineConfig)
+    return Memory(
+        weights=weights,
+        gradients=weights,
+        optimizer=size.parameters * _OPTIMIZER_BYTES,
+        reference=weights if config.algorithm.kl_coef else 0,
+        engine_copy=weights if local and config.rollout.max_staleness else 0,
+        cache=config.engine.cache_tokens * size.cache_values_per_token * width
+        if isinstance(config.engine, LocalEngineConfig)
+        else 0,
+        logits=2 * config.trainer.logprob_chunk * size.vocab_size * _LOGIT_BYTES,
+    )
+
+
+@dataclass(frozen=True, slots=True)
+class Row:
+    """One line of the dry run's table."""
+
+    name: str
+    value: str
+    how: str
+
+
+def rows(config: Config) -> list[Row]:
+    """The numbers of `derive` in words, for people."""
+    a = derive(config)
+    trainer = config.trainer
+    group = config.algorithm.group_size
+    table = [
+        Row("groups per step", f"{a.groups_per_step:,}", "trainer.tasks_per_step"),
+        Row("episodes per step", f"{a.episodes_per_step:,}", f"{a.groups_per_step} groups x {group}"),
+        Row("episodes in all", f"{a.episodes:,}", f"{a.episodes_per_step:,} x {trainer.steps:,} steps"),
+        Row("episodes in flight", f"at most {a.episodes_in_flight:,}", "rollout.max_concurrent, admission"),
+        Row("tokens per episode", f"at most {a.most_tokens_per_episode:,}", "agent.max_tokens"),
+        Row(
+            "sampled per episode",
+            f"at most {a.most_sampled_tokens_per_episode:,}",
+            f"{config.agent.max_turns} turns x {config.agent.max_answer_tokens}, within agent.max_tokens",
+        ),
+        Row("tokens per step", f"at most {a.most_tokens_per_step:,}", "episodes x tokens per episode"),
+        Row(
+            "micro-batches",
+            f"at most {a.most_micro_batches:,}",
+            "per optimizer step, of trainer.tokens_per_micro_batch",
+        ),
+        Row("optimizer steps", f"{a.optimizer_steps:,}", f"{trainer.epochs} epochs x {trainer.mini_batches} x steps"),
+        Row("started ahead", f"{a.admitted_ahead:,} episodes", f"rollout.max_staleness {config.rollout.max_staleness}"),
+        Row("evaluation episodes", f"{a.evaluation_episodes:,}", "all periodic evaluations together"),
+        Row("checkpoints", f"{a.checkpoints:,}", f"newest {config.checkpoint.keep} kept"),
+    ]
+    return [*table, *_memory_rows(a)]
+
+
+def _memory_rows(arithmetic: Arithmetic) -> list[Row]:
+    size, memory = arithmetic.model, arithmetic.memory
+    if size is None or memory is None:
+        return [Row("model", "size unknown", "its config.json is not on this machine")]
+    parts = f"weights {_bytes(memory.weights)}, gradients {_bytes(memory.gradients)}, AdamW {_bytes(memory.optimizer)}"
+    return [
+        Row("model", f"{size.parameters:,} parameters", f"{size.layers} layers x {size.hidden_size}"),
+        Row("memory", f"{_bytes(memory.total)} and activations", parts),
+        Row("key-value cache", f"{_bytes(memory.cache)} when full", "engine.cache_tokens"),
+    ]
+
+
+def _bytes(count: int) -> str:
+    value = float(count)
+    for unit in ("B", "KiB", "MiB", "GiB"):
+        if value < 1024:
+            return f"{value:.3g} {unit}"
+        value /= 1024
+    return f"{value:.3g} TiB"

@@ -1,0 +1,96 @@
+"""Reading a config: a YAML file or a shipped config's name, overrides on top, all keys checked."""
+
+from __future__ import annotations
+
+import difflib
+import importlib.resources
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+import yaml
+from pydantic import ValidationError
+
+from agentrl.config.overrides import Override, apply, expand_all, parse_override
+from agentrl.config.problems import config_error
+from agentrl.config.schema import Config
+from agentrl.config.yaml_source import KeyPath, Source, parse_source
+from agentrl.errors import ConfigError
+
+_SHIPPED_PACKAGE = "agentrl.configs"
+
+
+def load_config(source: str | Path | None = None, overrides: Sequence[str] = ()) -> Config:
+    """Read a config.
+
+    Args:
+        source: A YAML file, or the name of a shipped config (``quickstart``, ``household/grpo``); ``None`` starts from
+            the defaults.
+        overrides: ``key.sub=value``, later ones win; ``engine=local`` and ``environment=household/train`` are short
+            for a section's main key.
+
+    Raises:
+        ConfigError: no such file, an unknown key, a wrong value, or a key that the chosen parts would ignore; the
+            message says in which line or override.
+    """
+    name, text = ("defaults", "") if source is None else _read(source)
+    parsed = parse_source(text, name)
+    data = expand_all(parsed.data)
+    chosen = [parse_override(override) for override in overrides]
+    for override in chosen:
+        apply(data, override)
+    return _validate(data, name, parsed, chosen)
+
+
+def config_from(data: Mapping[str, Any]) -> Config:
+    """A config from plain data, sections as mappings or as one word.
+
+    Raises:
+        ConfigError: as `load_config`.
+    """
+    return _validate(expand_all(data), "config", Source({}), [])
+
+
+def shipped_configs() -> list[str]:
+    """Names of the configs that come with agentrl, as `load_config` takes them."""
+    root = Path(str(importlib.resources.files(_SHIPPED_PACKAGE)))
+    return sorted(path.relative_to(root).with_suffix("").as_posix() for path in root.rglob("*.yaml"))
+
+
+def dump_config(config: Config) -> str:
+    """The resolved config as YAML: every key, defaults included; `load_config` reads it back."""
+    return yaml.safe_dump(config.model_dump(mode="json"), sort_keys=False, allow_unicode=True)
+
+
+def _validate(data: dict[str, Any], name: str, parsed: Source, overrides: Sequence[Override]) -> Config:
+    def origin(path: KeyPath) -> str:
+        for override in reversed(overrides):
+            shared = min(len(path), len(override.path))
+            if path[:shared] == override.path[:shared]:
+                return f"override {override.text!r}"
+        line = parsed.lines.get(path) or parsed.lines.get(path[:1])
+        return f"{name} line {line}" if line else ""
+
+    if isinstance(data.get("engine"), dict):
+        data["engine"].setdefault("type", "local")
+    try:
+        return Config.model_validate(data)
+    except ValidationError as error:
+        raise config_error(error, origin) from None
+
+
+def _read(source: str | Path) -> tuple[str, str]:
+    path = Path(source)
+    if path.is_file():
+        return str(path), path.read_text(encoding="utf-8")
+    name = path.as_posix().removeprefix("configs/").removesuffix(".yaml")
+    known = shipped_configs()
+    if name not in known:
+        near = difflib.get_close_matches(name, known, n=1, cutoff=0.4)
+        raise ConfigError(
+            f"no config file {source}",
+            expected=f"a YAML file, or one of {', '.join(known)}",
+            hint=f"did you mean {near[0]}?" if near else None,
+        )
+    file = importlib.resources.files(_SHIPPED_PACKAGE).joinpath(f"{name}.yaml")
+    return f"{name}.yaml", file.read_text(encoding="utf-8")

@@ -1,0 +1,121 @@
+"""Overrides: ``key.sub=value`` on the command line, put on top of a config file."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any, NamedTuple
+
+import yaml
+
+from agentrl.config.yaml_source import KeyPath, parse_value
+from agentrl.errors import ConfigError
+
+MAIN_KEYS: Mapping[str, str] = {
+    "run": "name",
+    "model": "path",
+    "environment": "name",
+    "agent": "loop",
+    "engine": "type",
+    "algorithm": "advantage",
+}
+"""A section given as one word means this key: ``engine=local`` is ``engine.type=local``."""
+
+_REPLACED: Mapping[str, tuple[str, ...] | None] = {"engine": None, "environment": None, "model": ("scratch",)}
+"""Another engine, environment or model has other settings: these keys of the old one are dropped (``None``: all)."""
+
+_GYMNASIUM_ID = re.compile(r".*-v\d+$")
+
+
+class EnvironmentName(NamedTuple):
+    """What stands before and after the last slash."""
+
+    name: str
+    split: str | None
+
+
+def split_environment_name(text: str) -> EnvironmentName:
+    """Take ``name/split`` apart; the slash of a Gymnasium id (``namespace/Name-v0``) stays in the name.
+
+    >>> split_environment_name("household/valid_unseen")
+    EnvironmentName(name='household', split='valid_unseen')
+    >>> split_environment_name("agentrl/Household-v0")
+    EnvironmentName(name='agentrl/Household-v0', split=None)
+    """
+    name, slash, split = text.rpartition("/")
+    if not slash or _GYMNASIUM_ID.match(split) or ":" in split:
+        return EnvironmentName(text, None)
+    return EnvironmentName(name, split)
+
+
+@dataclass(frozen=True, slots=True)
+class Override:
+    """One ``key=value``."""
+
+    text: str
+    path: KeyPath
+    value: Any
+
+
+def parse_override(text: str) -> Override:
+    """Read ``key.sub=value``; the value is YAML.
+
+    Raises:
+        ConfigError: no equals sign, or a value that is not YAML.
+    """
+    key, equals, value = text.partition("=")
+    if not equals or not key.strip():
+        raise ConfigError(f"override {text!r} is not understood", expected="key=value, for example trainer.steps=50")
+    try:
+        parsed = parse_value(value)
+    except yaml.YAMLError as error:
+        raise ConfigError(f"the value of override {text!r} is not YAML", got=" ".join(str(error).split())) from error
+    return Override(text, tuple(key.strip().split(".")), parsed)
+
+
+def expand(section: str, value: Any) -> Any:
+    """A section given as one word, written out as a mapping; anything else unchanged."""
+    if not isinstance(value, str) or section not in MAIN_KEYS:
+        return value
+    if section == "environment":
+        name, split = split_environment_name(value)
+        return {"name": name} if split is None else {"name": name, "split": split}
+    return {MAIN_KEYS[section]: value}
+
+
+def expand_all(data: Mapping[str, Any]) -> dict[str, Any]:
+    """Write out every section that is given as one word."""
+    return {section: expand(section, value) for section, value in data.items()}
+
+
+def apply(data: dict[str, Any], override: Override) -> None:
+    """Put one override on top of `data`, in place.
+
+    Raises:
+        ConfigError: the path leads through a value that is not a section.
+    """
+    section, *rest = override.path
+    value = override.value
+    if not rest:
+        value = expand(section, value)
+    if rest == [MAIN_KEYS.get(section)] or (not rest and isinstance(value, dict)):
+        _merge(data, section, value if not rest else {rest[0]: value})
+        return
+    node = data
+    for key in override.path[:-1]:
+        node = node.setdefault(key, {})
+        if not isinstance(node, dict):
+            raise ConfigError(f"override {override.text!r} goes through {key}, which is no section", got=repr(node))
+    node[override.path[-1]] = value
+
+
+def _merge(data: dict[str, Any], section: str, new: dict[str, Any]) -> None:
+    old = data.get(section)
+    main = MAIN_KEYS.get(section)
+    if not isinstance(old, dict):
+        old = {}
+    elif section in _REPLACED and main in new and old.get(main) != new[main]:
+        dropped = _REPLACED[section]
+        old = {} if dropped is None else {key: value for key, value in old.items() if key not in dropped}
+    data[section] = {**old, **new}

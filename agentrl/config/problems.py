@@ -1,0 +1,127 @@
+"""Validation errors in words: which key, where it was written, what would be right."""
+
+from __future__ import annotations
+
+import difflib
+from collections.abc import Callable, Mapping, Sequence
+from types import UnionType
+from typing import Any, Union, get_args, get_origin
+
+from pydantic import BaseModel, ValidationError
+from pydantic_core import ErrorDetails
+
+from agentrl.config.schema import Config
+from agentrl.config.yaml_source import KeyPath
+from agentrl.errors import ConfigError
+
+_EXPECTED: Mapping[str, str] = {
+    "int_parsing": "a whole number",
+    "int_type": "a whole number",
+    "int_from_float": "a whole number",
+    "float_parsing": "a number",
+    "float_type": "a number",
+    "bool_parsing": "true or false",
+    "bool_type": "true or false",
+    "string_type": "text",
+    "list_type": "a list",
+    "tuple_type": "a list",
+    "dict_type": "a mapping",
+    "model_type": "a section with keys",
+    "model_attributes_type": "a section with keys",
+}
+
+
+def config_error(error: ValidationError, origin: Callable[[KeyPath], str]) -> ConfigError:
+    """All problems of a config as one error.
+
+    Args:
+        error: What pydantic found.
+        origin: Where a key was written: ``"my.yaml line 4"``, ``"override 'a.b=1'"``, or an empty text.
+    """
+    problems = [_problem(details, origin) for details in error.errors()]
+    if len(problems) == 1:
+        return ConfigError(problems[0])
+    return ConfigError(f"{len(problems)} problems in the config:\n  " + "\n  ".join(problems))
+
+
+def _problem(details: ErrorDetails, origin: Callable[[KeyPath], str]) -> str:
+    path = _key_path(details["loc"])
+    place = origin(path)
+    prefix = f"{place}: " if place else ""
+    return prefix + _explain(details, path)
+
+
+def _explain(details: ErrorDetails, path: KeyPath) -> str:
+    key = ".".join(path)
+    match details["type"]:
+        case "extra_forbidden":
+            return f"unknown key {key}{_suggestion(path)}"
+        case "missing" if path[:1] == ("environment",):
+            return "no environment is named: give environment=household/train, or --env NAME on the command line"
+        case "missing":
+            return f"{key} is missing"
+        case "union_tag_invalid":
+            return f"unknown {key}: got {details['ctx']['tag']!r}, expected {details['ctx']['expected_tags']}"
+        case "value_error" | "assertion_error":
+            return str(details["ctx"]["error"])
+        case kind:
+            expected = _EXPECTED.get(kind, _plain(details["msg"]))
+            return f"{key}: got {details['input']!r}, expected {expected}"
+
+
+def _plain(message: str) -> str:
+    return message.removeprefix("Input should be ").removeprefix("a valid ")
+
+
+def _suggestion(path: KeyPath) -> str:
+    section = section_at(path[:-1])
+    near = difflib.get_close_matches(path[-1], section or [], n=1, cutoff=0.6)
+    if near:
+        return f"; did you mean {'.'.join((*path[:-1], near[0]))}?"
+    elsewhere = [".".join(key) for key in all_keys() if key[-1] == path[-1]]
+    if elsewhere:
+        return f"; did you mean {elsewhere[0]}?"
+    return f"; known keys here: {', '.join(section)}" if section else ""
+
+
+def section_at(path: KeyPath) -> list[str]:
+    """The keys of the section at `path` (of all variants, for a section with a ``type``); empty when there is none."""
+    models: list[type[BaseModel]] = [Config]
+    for key in path:
+        models = [inner for model in models if key in model.model_fields for inner in models_of(_type(model, key))]
+    return sorted({name for model in models for name in model.model_fields})
+
+
+def all_keys() -> list[KeyPath]:
+    """The path of every key that holds a value."""
+    found: dict[KeyPath, None] = {}
+    _walk(Config, (), found)
+    return list(found)
+
+
+def _walk(model: type[BaseModel], path: KeyPath, found: dict[KeyPath, None]) -> None:
+    for name in model.model_fields:
+        inner = models_of(_type(model, name))
+        for section in inner:
+            _walk(section, (*path, name), found)
+        if not inner:
+            found[(*path, name)] = None
+
+
+def _type(model: type[BaseModel], field: str) -> Any:
+    return model.model_fields[field].annotation
+
+
+def models_of(annotation: Any) -> list[type[BaseModel]]:
+    """The sections among the alternatives of a field's type."""
+    if get_origin(annotation) in (Union, UnionType):
+        return [model for part in get_args(annotation) for model in models_of(part)]
+    return [annotation] if isinstance(annotation, type) and issubclass(annotation, BaseModel) else []
+
+
+def _key_path(location: Sequence[str | int]) -> KeyPath:
+    """Pydantic's location without list indices and without the tag of a union, which is no key."""
+    keys = [part for part in location if isinstance(part, str)]
+    if len(keys) > 1 and keys[0] == "engine":
+        del keys[1]
+    return tuple(keys)

@@ -1,0 +1,64 @@
+"""The reference of all keys as Markdown, made from the schema's docstrings."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from typing import Any
+
+from pydantic import BaseModel
+from pydantic.fields import FieldInfo
+from pydantic_core import PydanticUndefined
+
+from agentrl.config.problems import models_of
+from agentrl.config.schema import Config
+
+
+def config_reference() -> str:
+    """One table per section: key, type, default, meaning."""
+    lines = ["| key | type | default | meaning |", "|---|---|---|---|"]
+    top = [_row("", name, field) for name, field in Config.model_fields.items() if not models_of(field.annotation)]
+    sections = [line for name, field in Config.model_fields.items() for line in _sections(name, field.annotation)]
+    return "\n".join([*sections, "## Other keys", "", *lines, *top, ""])
+
+
+def _sections(path: str, annotation: Any) -> Iterator[str]:
+    variants = models_of(annotation)
+    for model in variants:
+        title = path if len(variants) == 1 else f"{path} (type: {model.model_fields['type'].default})"
+        yield from _table(title, path, model)
+    for model in variants:
+        for name, field in model.model_fields.items():
+            yield from _sections(f"{path}.{name}", field.annotation)
+
+
+def _table(title: str, path: str, model: type[BaseModel]) -> Iterator[str]:
+    yield f"## {title}"
+    yield ""
+    if "__doc__" in model.__dict__ and model.__doc__:
+        yield from (model.__doc__.strip(), "")
+    yield "| key | type | default | meaning |"
+    yield "|---|---|---|---|"
+    for name, field in model.model_fields.items():
+        if not models_of(field.annotation):
+            yield _row(f"{path}.", name, field)
+    yield ""
+
+
+def _row(prefix: str, name: str, field: FieldInfo) -> str:
+    meaning = " ".join((field.description or "").split()).replace("``", "`").replace("|", "\\|")
+    return f"| `{prefix}{name}` | {_type_in_words(field)} | {_default(field)} | {meaning} |"
+
+
+def _type_in_words(field: FieldInfo) -> str:
+    annotation = field.annotation
+    name = (
+        annotation.__name__ if isinstance(annotation, type) and not hasattr(annotation, "__args__") else str(annotation)
+    )
+    for prefix in ("typing.", "agentrl.env."):
+        name = name.replace(prefix, "")
+    return f"`{name}`".replace("|", "\\|")
+
+
+def _default(field: FieldInfo) -> str:
+    value = field.get_default(call_default_factory=True)
+    return "required" if value is PydanticUndefined else f"`{value}`"

@@ -1,0 +1,66 @@
+import json
+
+import pytest
+
+from agentrl.config import load_config
+from agentrl.config.arithmetic import derive, rows
+
+SMALL = [
+    "environment=a",
+    "trainer.steps=10",
+    "trainer.tasks_per_step=4",
+    "algorithm.group_size=3",
+    "trainer.mini_batches=2",
+    "trainer.epochs=2",
+    "trainer.tokens_per_micro_batch=250",
+    "agent.max_tokens=100",
+    "agent.max_turns=5",
+    "agent.max_answer_tokens=30",
+    "rollout.max_staleness=1",
+    "rollout.max_concurrent=20",
+    "evaluation={every: 4, tasks: 6, samples: 2}",
+    "checkpoint.every=4",
+]
+
+
+def test_numbers_of_a_small_run_by_hand():
+    a = derive(load_config(None, SMALL))
+    assert (a.groups_per_step, a.episodes_per_step, a.episodes) == (4, 12, 120)
+    assert (a.admitted_ahead, a.episodes_in_flight) == (24, 20)
+    assert (a.most_tokens_per_episode, a.most_sampled_tokens_per_episode, a.most_tokens_per_step) == (100, 100, 1200)
+    assert a.most_micro_batches == 3, "6 sequences per mini-batch, two of 100 tokens fit into 250"
+    assert (a.optimizer_steps_per_step, a.optimizer_steps) == (4, 40)
+    assert (a.evaluation_episodes, a.checkpoints) == (24, 3)
+
+
+def test_parameters_of_a_scratch_model_by_hand():
+    scratch = "model.scratch={layers: 1, hidden_size: 8, heads: 2, kv_heads: 1, vocab_size: 10}"
+    size = derive(load_config(None, [*SMALL, scratch])).model
+    assert size.parameters == 10 * 8 + (8 * 8 + 2 * 8 * 4 + 8 * 8) + 3 * 8 * 24
+    assert size.cache_values_per_token == 2 * 4
+
+
+@pytest.mark.parametrize(("staleness", "copies"), [(0, 0), (1, 1)])
+def test_a_stale_local_engine_needs_its_own_weights(staleness, copies):
+    memory = derive(load_config(None, [*SMALL, f"rollout.max_staleness={staleness}"])).memory
+    assert memory.engine_copy == copies * memory.weights
+    assert memory.total > memory.weights + memory.gradients + memory.optimizer
+
+
+def test_the_size_of_a_model_folder_is_read_from_its_config(tmp_path):
+    sizes = {
+        "num_hidden_layers": 2,
+        "hidden_size": 8,
+        "intermediate_size": 16,
+        "num_attention_heads": 2,
+        "vocab_size": 10,
+    }
+    (tmp_path / "config.json").write_text(json.dumps(sizes))
+    size = derive(load_config(None, [*SMALL, f"model.path={tmp_path}"])).model
+    assert size.parameters == 2 * 10 * 8 + 2 * (4 * 8 * 8 + 3 * 8 * 16)
+
+
+def test_an_absent_model_has_no_size():
+    config = load_config(None, [*SMALL, "model.path=Qwen/none"])
+    assert derive(config).memory is None
+    assert "unknown" in rows(config)[-1].value

@@ -1,0 +1,172 @@
+import subprocess
+import sys
+
+import pytest
+
+from agentrl.config import Config, config_from, dump_config, load_config, shipped_configs
+from agentrl.config.overrides import parse_override, split_environment_name
+from agentrl.config.problems import all_keys
+from agentrl.config.reference import config_reference
+from agentrl.errors import ConfigError
+
+
+@pytest.fixture
+def config_file(tmp_path):
+    def write(text):
+        path = tmp_path / "my.yaml"
+        path.write_text(text)
+        return path
+
+    return write
+
+
+@pytest.mark.parametrize("name", shipped_configs())
+def test_shipped_configs_load_and_survive_a_round_trip(name, config_file):
+    config = load_config(name)
+    assert load_config(config_file(dump_config(config))) == config
+
+
+def test_shipped_names_may_be_given_as_paths():
+    assert load_config("configs/quickstart.yaml") == load_config("quickstart")
+
+
+def test_the_file_is_read_then_overrides_win_in_order(config_file):
+    path = config_file("environment: household/valid_seen\ntrainer:\n  steps: 3\n  learning_rate: 1e-3\n")
+    config = load_config(path, ["trainer.steps=4", "trainer.steps=5", "algorithm.loss_options.clip_high=2e-1"])
+    assert (config.environment.name, config.environment.split) == ("household", "valid_seen")
+    assert (config.trainer.steps, config.trainer.learning_rate) == (5, 1e-3)
+    assert config.algorithm.loss_options == {"clip_high": 0.2}
+
+
+@pytest.mark.parametrize(
+    ("text", "overrides", "message"),
+    [
+        ("environment: a\ntrainr:\n  steps: 3\n", [], "my.yaml line 2: unknown key trainr; did you mean trainer?"),
+        (
+            "environment: a\ntrainer:\n  stepps: 3\n",
+            [],
+            "my.yaml line 3: unknown key trainer.stepps; did you mean trainer.steps?",
+        ),
+        (
+            "environment: a\n",
+            ["engine.slotz=3"],
+            "override 'engine.slotz=3': unknown key engine.slotz; did you mean engine.slots?",
+        ),
+        ("environment: a\n", ["group_size=3"], "unknown key group_size; did you mean algorithm.group_size?"),
+        (
+            "environment: a\ntrainer:\n  steps: many\n",
+            [],
+            "my.yaml line 3: trainer.steps: got 'many', expected a whole number",
+        ),
+        ("environment: a\ntrainer:\n  steps: 0\n", [], "trainer.steps: got 0, expected greater than or equal to 1"),
+        ("environment: a\n", ["engine=slang"], "unknown engine: got 'slang', expected 'local', 'scripted', 'openai'"),
+        (
+            "environment: a\ntrainer: {steps: 100}\n",
+            ["trainer.steps.x=1"],
+            "goes through steps, which is no section: got 100",
+        ),
+        ("trainer:\n  steps: 3\n", [], "no environment is named"),
+        ("environment: a\nenvironment: b\n", [], "my.yaml line 2: environment is given twice"),
+        ("- a\n- b\n", [], "is not a config: got a YAML sequence"),
+        ("environment: [a\n", [], "is not YAML"),
+        ("environment: a\n", ["trainer"], "expected key=value"),
+    ],
+)
+def test_a_mistake_is_named_with_its_place(config_file, text, overrides, message):
+    with pytest.raises(ConfigError) as caught:
+        load_config(config_file(text), overrides)
+    assert message in str(caught.value)
+
+
+@pytest.mark.parametrize(
+    ("overrides", "message"),
+    [
+        (["model.path=x", "model.scratch.layers=3"], "model.scratch is ignored with model.path x"),
+        (["algorithm.norm_length=3"], "algorithm.norm_length is ignored with aggregation token-mean"),
+        (["algorithm.aggregation=seq-mean-token-sum-norm"], "set it, in tokens"),
+        (["algorithm.correction.band=[0.5, 2]"], "band is ignored with mode token"),
+        (["algorithm.correction={mode: off, cap: 2}"], "cap is ignored with mode off"),
+        (["algorithm.correction={mode: icepop, cap: 2}"], "cap is ignored with mode icepop"),
+        (["algorithm.overlong_buffer=10"], "belong together"),
+        (["algorithm.overlong_factor=1", "algorithm.overlong_buffer=20000"], "must be below agent.max_tokens"),
+        (["algorithm.kl_estimator=k1"], "kl_estimator is ignored while algorithm.kl_coef is 0"),
+        (["environment.tasks=x.jsonl", "environment.split=test"], "environment.split is ignored"),
+        (["environment.isolation=inline", "environment.workers=2"], "environment.workers is ignored"),
+        (["trainer.min_lr_ratio=0.5"], "min_lr_ratio is ignored with schedule constant"),
+        (["trainer.mini_batches=1000"], "exceeds the 128 episodes of a step"),
+        (["agent.max_tokens=100"], "an answer could never fit"),
+    ],
+)
+def test_a_key_that_would_be_ignored_is_an_error(overrides, message):
+    with pytest.raises(ConfigError) as caught:
+        load_config(None, ["environment=a", *overrides])
+    assert message in str(caught.value)
+
+
+def test_several_mistakes_are_reported_together():
+    with pytest.raises(ConfigError, match="2 problems in the config") as caught:
+        load_config(None, ["environment=a", "trainer.stps=3", "engine.slots=x"])
+    assert "trainer.steps?" in str(caught.value)
+    assert "override 'engine.slots=x'" in str(caught.value)
+
+
+def test_another_engine_drops_the_settings_of_the_old_one():
+    overrides = ["environment=a", "engine.slots=3", "engine=scripted", "engine.delay_s=1"]
+    assert load_config(None, overrides).engine.type == "scripted"
+
+
+def test_another_model_drops_the_scratch_sizes_and_keeps_the_rest():
+    model = load_config("quickstart", ["model.dtype=bfloat16", "model.path=runs/latest"]).model
+    assert (model.path, model.scratch, model.dtype) == ("runs/latest", None, "bfloat16")
+
+
+def test_the_same_environment_keeps_its_options():
+    config = load_config(None, ["environment.name=a", "environment.options.size=3", "environment=a/test"])
+    assert (config.environment.split, config.environment.options) == ("test", {"size": 3})
+
+
+@pytest.mark.parametrize(
+    ("text", "name", "split"),
+    [
+        ("household", "household", None),
+        ("household/train", "household", "train"),
+        ("my_game:GuessNumber-v0", "my_game:GuessNumber-v0", None),
+        ("my_game:GuessNumber-v0/test", "my_game:GuessNumber-v0", "test"),
+        ("agentrl/Household-v0", "agentrl/Household-v0", None),
+        ("agentrl/Household-v0/train", "agentrl/Household-v0", "train"),
+    ],
+)
+def test_environment_names(text, name, split):
+    assert split_environment_name(text) == (name, split)
+
+
+@pytest.mark.parametrize(
+    ("value", "expected"),
+    [("off", "off"), ("1e-3", 1e-3), ("true", True), ("[1, 2]", [1, 2]), ("null", None), ("", None)],
+)
+def test_values_of_overrides(value, expected):
+    parsed = parse_override(f"a.b={value}")
+    assert (parsed.path, parsed.value) == (("a", "b"), expected)
+
+
+def test_plain_data_makes_a_config():
+    assert config_from({"environment": "a/test", "engine": "local"}) == Config(
+        environment={"name": "a", "split": "test"}
+    )
+
+
+def test_there_are_fewer_than_150_keys():
+    assert len(all_keys()) < 150
+
+
+def test_the_reference_explains_every_key():
+    lines = config_reference().splitlines()
+    for key in all_keys():
+        line = next(line for line in lines if f"`{'.'.join(key)}`" in line)
+        assert not line.endswith("|  |"), f"{line} has no meaning"
+
+
+def test_reading_a_config_imports_no_torch():
+    code = "import sys, agentrl.config.arithmetic as a; from agentrl.config import load_config; "
+    code += "a.rows(load_config('quickstart')); sys.exit('torch' in sys.modules)"
+    assert subprocess.run([sys.executable, "-c", code], check=False).returncode == 0
