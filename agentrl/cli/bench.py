@@ -1,0 +1,91 @@
+"""`agentrl bench`: benchmarks live beside the sources, in the checkout's folder `benchmarks`."""
+
+from __future__ import annotations
+
+import importlib.util
+import json
+import sys
+from collections.abc import Callable
+from pathlib import Path
+from typing import Annotated, Any
+
+import typer
+from rich.table import Table
+
+from agentrl.cli.console import note, out
+from agentrl.cli.help import examples
+from agentrl.errors import UnknownNameError, UsageError
+
+app = typer.Typer()
+
+FOLDER = "benchmarks"
+
+
+@app.command(epilog=examples("agentrl bench", "agentrl bench engine --json engine.json"))
+def bench(
+    name: Annotated[str | None, typer.Argument(help="Which benchmark; none lists them.")] = None,
+    json_file: Annotated[Path | None, typer.Option("--json", help="Write the figures to this file.")] = None,
+    folder: Annotated[Path, typer.Option(help="Where the benchmarks are.")] = Path(FOLDER),
+) -> None:
+    """Run a benchmark and print its figures."""
+    found = find_benchmarks(folder)
+    if name is None:
+        for known in found:
+            out.print(known)
+        return
+    if name not in found:
+        raise UnknownNameError("unknown benchmark", got=repr(name), expected=f"one of {', '.join(found)}")
+    figures = load_run(found[name])()
+    table = Table("figure", "value", box=None, pad_edge=False)
+    for key, value in flatten(figures):
+        table.add_row(key, f"{value:,.4g}" if isinstance(value, float) else str(value))
+    out.print(table)
+    if json_file is not None:
+        json_file.write_text(json.dumps(figures, indent=2, default=str) + "\n", encoding="utf-8")
+        note(f"wrote {json_file}")
+
+
+def find_benchmarks(folder: Path) -> dict[str, Path]:
+    """The benchmarks of a checkout by name.
+
+    Raises:
+        UsageError: there is no such folder.
+    """
+    if not folder.is_dir():
+        raise UsageError(
+            f"no folder {folder} here",
+            expected="the top folder of a source checkout",
+            hint="benchmarks are not installed with the package",
+        )
+    return {path.stem: path for path in sorted(folder.glob("*.py")) if not path.stem.startswith("_")}
+
+
+def load_run(path: Path) -> Callable[[], dict[str, Any]]:
+    """The function `run` of a benchmark file.
+
+    Raises:
+        UsageError: the file has none.
+    """
+    name = f"agentrl_benchmark_{path.stem}"
+    spec = importlib.util.spec_from_file_location(name, path)
+    if spec is None or spec.loader is None:
+        raise UsageError(f"{path} cannot be imported")
+    module = importlib.util.module_from_spec(spec)
+    sys.modules[name] = module
+    spec.loader.exec_module(module)
+    if not callable(getattr(module, "run", None)):
+        raise UsageError(f"{path} has no function run()", expected="run() -> figures by name")
+    run: Callable[[], dict[str, Any]] = module.run
+    return run
+
+
+def flatten(figures: dict[str, Any], prefix: str = "") -> list[tuple[str, Any]]:
+    """Nested figures as rows.
+
+    >>> flatten({"engine": {"tokens_per_s": 5}})
+    [('engine.tokens_per_s', 5)]
+    """
+    rows: list[tuple[str, Any]] = []
+    for key, value in figures.items():
+        rows += flatten(value, f"{prefix}{key}.") if isinstance(value, dict) else [(f"{prefix}{key}", value)]
+    return rows

@@ -1,0 +1,112 @@
+"""`agentrl doctor`: what this machine has, what is missing, and what to do next."""
+
+from __future__ import annotations
+
+import importlib.metadata
+import importlib.util
+import os
+import platform
+import shutil
+from dataclasses import dataclass
+from pathlib import Path
+
+import typer
+from rich.table import Table
+from rich.text import Text
+
+from agentrl.cli.console import out
+from agentrl.cli.help import examples
+from agentrl.registry import Kind, names
+from agentrl.training.accelerators import Accelerator, accelerators, torch_build
+
+app = typer.Typer()
+
+GIB = 2**30
+LIBRARIES = ("agentrl", "transformers", "tokenizers", "gymnasium", "pydantic", "pyarrow")
+EXTRAS = {
+    "vllm": "vllm",
+    "sglang": "sglang",
+    "ray": "ray",
+    "docker": "docker",
+    "alfworld": "alfworld",
+    "trackers": "tensorboard",
+    "gpu": "liger_kernel",
+    "docs": "material",
+    "dev": "pytest",
+}
+"""Each extra with a module that it brings."""
+LEAST_MEMORY = 4 * GIB
+LEAST_DISK = 2 * GIB
+CGROUP_LIMIT = Path("/sys/fs/cgroup/memory.max")
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Machine:
+    """What the advice is drawn from."""
+
+    cores: int
+    memory_bytes: int
+    free_disk_bytes: int
+    gpus: list[Accelerator]
+    has_nvidia_driver: bool
+
+
+@app.command(epilog=examples("agentrl doctor"))
+def doctor() -> None:
+    """See versions, cores, memory, GPUs, extras and engines, and what to do next."""
+    machine = examine()
+    table = Table(box=None, show_header=False, pad_edge=False)
+    table.add_row("python", platform.python_version())
+    for library in LIBRARIES:
+        table.add_row(library, importlib.metadata.version(library))
+    table.add_row("torch", torch_build())
+    table.add_row("cores", str(machine.cores))
+    table.add_row("memory", f"{machine.memory_bytes / GIB:.1f} GiB")
+    table.add_row("free disk here", f"{machine.free_disk_bytes / GIB:.1f} GiB")
+    table.add_row("GPUs", ", ".join(f"{g.name} ({g.memory_bytes / GIB:.0f} GiB)" for g in machine.gpus) or "none")
+    table.add_row("engines", ", ".join(names(Kind.ENGINE)))
+    table.add_row("environments", ", ".join(names(Kind.ENVIRONMENT)) or "none")
+    table.add_row("extras installed", ", ".join(installed_extras()) or "none")
+    out.print(table)
+    out.print()
+    for line in advice(machine):
+        out.print(Text(f"→ {line}"))
+
+
+def examine() -> Machine:
+    """Look at the machine."""
+    return Machine(
+        cores=len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1,
+        memory_bytes=_memory_limit(),
+        free_disk_bytes=shutil.disk_usage(Path.cwd()).free,
+        gpus=accelerators(),
+        has_nvidia_driver=shutil.which("nvidia-smi") is not None,
+    )
+
+
+def advice(machine: Machine) -> list[str]:
+    """What the reader should do, most urgent first."""
+    lines = []
+    if machine.has_nvidia_driver and not machine.gpus:
+        lines.append("there is an NVIDIA driver, but torch cannot use it: install torch for CUDA (docs/gpu.md)")
+    if machine.memory_bytes < LEAST_MEMORY:
+        lines.append("under 4 GiB of memory: keep to scratch models, and lower trainer.tokens_per_micro_batch")
+    if machine.free_disk_bytes < LEAST_DISK:
+        lines.append("under 2 GiB of free disk: point run.directory at a larger one")
+    if machine.gpus:
+        lines.append("train a real model: agentrl train configs/household/grpo_qwen2.5-1.5b.yaml --dry-run")
+    else:
+        lines.append("no GPU is needed to start: agentrl demo")
+    lines.append("your own environment: agentrl init my_game")
+    return lines
+
+
+def installed_extras() -> list[str]:
+    """Extras whose main module can be found."""
+    return [extra for extra, module in EXTRAS.items() if importlib.util.find_spec(module) is not None]
+
+
+def _memory_limit() -> int:
+    physical = os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")
+    limit = CGROUP_LIMIT.read_text().strip() if CGROUP_LIMIT.is_file() else "max"
+    return physical if limit == "max" else min(physical, int(limit))
