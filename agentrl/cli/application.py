@@ -7,6 +7,7 @@ import importlib
 import importlib.metadata
 import sys
 from collections.abc import Sequence
+from pathlib import Path
 from typing import Annotated
 
 import typer
@@ -44,6 +45,8 @@ def main(arguments: Sequence[str] | None = None) -> None:
     words = list(sys.argv[1:] if arguments is None else arguments)
     debug = DEBUG in words
     words = [word for word in words if word != DEBUG]
+    if "" not in sys.path and str(Path.cwd()) not in sys.path:
+        sys.path.append(str(Path.cwd()))  # a user's module:attr names are looked up where the command is run
     try:
         build(next((word for word in words if not word.startswith("-")), None))(args=words, prog_name="agentrl")
     except AgentRLError as error:
