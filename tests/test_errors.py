@@ -33,9 +33,12 @@ def test_a_message_says_what_got_expected_and_the_next_step() -> None:
 
 
 def test_a_boundary_classifies_foreign_errors_once() -> None:
-    with pytest.raises(EnvironmentFailure, match="step of x failed: got ValueError: boom") as raised:
-        with boundary(EngineError, "outer"), boundary(EnvironmentFailure, "step of x"):
-            raise ValueError("boom")
+    with (
+        pytest.raises(EnvironmentFailure, match="step of x failed: got ValueError: boom") as raised,
+        boundary(EngineError, "outer"),
+        boundary(EnvironmentFailure, "step of x"),
+    ):
+        raise ValueError("boom")
     assert isinstance(raised.value.__cause__, ValueError)
 
 

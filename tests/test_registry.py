@@ -29,7 +29,7 @@ def test_a_name_belongs_to_one_target(registered: object) -> None:
 
 
 def test_an_unknown_name_gets_the_nearest_one(registered: object) -> None:
-    with pytest.raises(UnknownNameError, match="unknown scorer: got 'mien'.*Did you mean 'mine'"):
+    with pytest.raises(UnknownNameError, match=r"unknown scorer: got 'mien'.*Did you mean 'mine'"):
         registry.lookup(Kind.SCORER, "mien")
 
 
