@@ -6,5 +6,9 @@ PLUGINS: dict[str, dict[str, str]] = {
         "scripted": "agentrl.serving.scripted:ScriptedEngine",
         "openai": "agentrl.serving.openai:OpenAIEngine",
     },
+    "tracker": {
+        "tensorboard": "agentrl.observe.trackers:TensorBoardTracker",
+        "wandb": "agentrl.observe.trackers:WandbTracker",
+    },
     "scorer": {"environment": "agentrl.reward:EnvironmentReward"},
 }

@@ -185,13 +185,16 @@ class TokenSequence:
             return own
         return np.concatenate([self.parent._gather(name, dtype)[: self.shared], own])
 
-    def own_arrays(self) -> dict[str, list[Any]]:
-        """The tokens stored here (not the shared ones), as plain lists for storage; NaN becomes ``None``."""
+    def own_arrays(self, start: int = 0) -> dict[str, list[Any]]:
+        """The tokens stored here (not the shared ones) from index `start` of them on, as plain lists for storage.
+
+        NaN becomes ``None``.
+        """
         return {
-            "token_ids": self._ids.tolist(),
-            "sources": self._sources.tolist(),
-            "logprobs": [value if value == value else None for value in self._logprobs],
-            "versions": self._versions.tolist(),
+            "token_ids": self._ids[start:].tolist(),
+            "sources": self._sources[start:].tolist(),
+            "logprobs": [value if value == value else None for value in self._logprobs[start:]],
+            "versions": self._versions[start:].tolist(),
         }
 
     def load_arrays(self, arrays: Mapping[str, Sequence[Any]]) -> None:

@@ -1,1 +1,1 @@
-"""What a run writes down: metrics, trajectories, trackers."""
+"""What a run leaves on disk and tells others: its folder, metrics, trackers, trajectories."""

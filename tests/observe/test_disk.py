@@ -1,0 +1,56 @@
+import resource
+import subprocess
+import sys
+import textwrap
+from pathlib import Path
+
+import pytest
+
+from agentrl.errors import UsageError
+from agentrl.observe.disk import replace_file, writing
+from agentrl.observe.metrics import read_metrics
+
+
+def test_a_full_disk_is_one_clear_message(tmp_path):
+    full = Path("/dev/full")
+    with pytest.raises(UsageError, match=r"cannot write .*: got no space left.*--resume"), writing(tmp_path):
+        full.write_text("x")
+
+
+def test_a_file_size_limit_stops_the_writer_and_keeps_the_lines_before(tmp_path):
+    """The limit stands in for a full disk: the kernel cuts the write short, then refuses."""
+    code = textwrap.dedent(
+        """
+        import pathlib, resource, signal, sys
+        from agentrl.errors import UsageError
+        from agentrl.observe.metrics import MetricsFile
+        signal.signal(signal.SIGXFSZ, signal.SIG_IGN)
+        resource.setrlimit(resource.RLIMIT_FSIZE, (100, 100))
+        metrics = MetricsFile(pathlib.Path(sys.argv[1]))
+        try:
+            for step in range(100):
+                metrics.append(step, {"value": 0.5})
+        except UsageError as error:
+            sys.exit(str(error))
+        """
+    )
+    path = tmp_path / "metrics.jsonl"
+    process = subprocess.run([sys.executable, "-c", code, str(path)], capture_output=True, text=True, check=False)
+    assert process.returncode == 1
+    assert "no space left" in process.stderr
+    assert [line["step"] for line in read_metrics(path)] == [0, 1, 2, 3]
+    assert resource.getrlimit(resource.RLIMIT_FSIZE)[0] != 100
+
+
+def test_a_file_is_replaced_whole(tmp_path):
+    path = tmp_path / "a.json"
+    replace_file(path, b"old")
+    replace_file(path, b"new and longer")
+    assert path.read_bytes() == b"new and longer"
+    assert [p.name for p in tmp_path.iterdir()] == ["a.json"]
+
+
+def test_an_unwritable_place_is_named(tmp_path):
+    (tmp_path / "file").write_text("")
+    with pytest.raises(UsageError, match="cannot write"):
+        replace_file(tmp_path / "file" / "inside", b"")

@@ -1,0 +1,36 @@
+import pytest
+
+from agentrl.errors import UsageError
+from agentrl.observe.run_directory import RunDirectory
+
+
+def test_a_new_run_is_reached_through_latest(tmp_path):
+    first = RunDirectory.create(tmp_path / "runs", "first")
+    first.save_config("a: 1\n")
+    second = RunDirectory.create(tmp_path / "runs", None, prefix="house hold/grpo")
+    second.save_config("a: 2\n")
+    assert second.path.name.startswith("house-hold-grpo-")
+    assert RunDirectory.open(tmp_path / "runs" / "latest").config_file.read_text() == "a: 2\n"
+
+
+def test_two_runs_in_the_same_second_get_two_folders(tmp_path):
+    paths = {RunDirectory.create(tmp_path, None, prefix="x").path for _ in range(3)}
+    assert len(paths) == 3
+
+
+def test_a_run_is_never_overwritten(tmp_path):
+    RunDirectory.create(tmp_path, "a").save_config("")
+    with pytest.raises(UsageError, match=r"exists already.*--resume"):
+        RunDirectory.create(tmp_path, "a")
+
+
+def test_a_folder_of_the_user_called_latest_is_left_alone(tmp_path):
+    (tmp_path / "latest").mkdir()
+    RunDirectory.create(tmp_path, "a")
+    assert not (tmp_path / "latest").is_symlink()
+
+
+@pytest.mark.parametrize("name", ["absent", "."])
+def test_what_is_no_run_is_refused(tmp_path, name):
+    with pytest.raises(UsageError, match="no run in"):
+        RunDirectory.open(tmp_path / name)
