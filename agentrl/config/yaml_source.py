@@ -63,7 +63,9 @@ def parse_source(text: str, name: str) -> Source:
         return Source({})
     if not isinstance(root, yaml.MappingNode):
         raise ConfigError(
-            f"{name} is not a config", got=f"a YAML {root.id}", expected="sections such as 'environment:'"
+            f"{name} is not a config",
+            got=f"a YAML {type(root).__name__.removesuffix('Node').lower()}",
+            expected="sections such as 'environment:'",
         )
     lines: dict[KeyPath, int] = {}
     _collect_lines(root, (), lines, name)

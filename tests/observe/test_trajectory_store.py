@@ -78,7 +78,7 @@ def test_each_turn_is_on_disk_as_soon_as_it_ends(tmp_path):
     store.close()
 
 
-@pytest.mark.parametrize("cut", range(1, 60, 7))
+@pytest.mark.parametrize("cut", range(2, 60, 7))
 def test_a_torn_last_line_costs_nothing_else(tmp_path, cut):
     store = TrajectoryStore(tmp_path, step=1)
     done, torn = new_trajectory(0), new_trajectory(1)
