@@ -298,6 +298,27 @@ class TrainerConfig(Section):
         return self
 
 
+class SFTConfig(Section):
+    """Warm start on demonstrations (`agentrl sft`); what is not here is taken from ``trainer``."""
+
+    episodes: int = Field(512, ge=1)
+    """Demonstrations to record."""
+    epochs: int = Field(1, ge=1)
+    """Passes over them."""
+    tokens_per_update: int = Field(16_384, ge=1)
+    """Tokens, observations included, of an optimizer step."""
+    learning_rate: float = 1e-5
+    """Peak learning rate of AdamW."""
+    warmup_steps: int = 0
+    """Optimizer steps of linear warm-up."""
+    schedule: Literal["constant", "cosine"] = "cosine"
+    """Learning rate after the warm-up."""
+    min_lr_ratio: float = 0.1
+    """Where cosine ends, as a share of the learning rate."""
+    loss_on_observations: bool = False
+    """Learn every token, not only the answers: a model that starts from nothing learns the language faster."""
+
+
 class RolloutConfig(Section):
     max_staleness: int = Field(0, ge=0)
     """0: synchronous; 1: one step off; k: at most k versions between sampling and training."""
@@ -340,6 +361,7 @@ class Config(Section):
     engine: EngineConfig = Field(default_factory=LocalEngineConfig)
     algorithm: AlgorithmConfig = Field(default_factory=AlgorithmConfig)
     trainer: TrainerConfig = Field(default_factory=TrainerConfig)
+    sft: SFTConfig = Field(default_factory=SFTConfig)
     rollout: RolloutConfig = Field(default_factory=RolloutConfig)
     evaluation: EvaluationConfig = Field(default_factory=EvaluationConfig)
     checkpoint: CheckpointConfig = Field(default_factory=CheckpointConfig)
