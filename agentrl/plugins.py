@@ -10,5 +10,10 @@ PLUGINS: dict[str, dict[str, str]] = {
         "tensorboard": "agentrl.observe.trackers:TensorBoardTracker",
         "wandb": "agentrl.observe.trackers:WandbTracker",
     },
+    "tool_parser": {
+        "hermes": "agentrl.render.tool_parsers.hermes:parse",
+        "llama3_json": "agentrl.render.tool_parsers.llama3_json:parse",
+        "qwen3_coder": "agentrl.render.tool_parsers.qwen3_coder:parse",
+    },
     "scorer": {"environment": "agentrl.reward:EnvironmentReward"},
 }

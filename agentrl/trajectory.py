@@ -115,13 +115,18 @@ class TokenSequence:
     def __len__(self) -> int:
         return self.shared + len(self._ids)
 
-    def extend(self, token_ids: Sequence[int], source: Source) -> None:
-        """Append tokens that the policy did not sample."""
-        if source is Source.SAMPLED:
-            raise LedgerError("sampled tokens need log-probabilities and versions", hint="use extend_sampled")
+    def extend(self, token_ids: Sequence[int], source: Source | Sequence[Source]) -> None:
+        """Append tokens that the policy did not sample: ids [n], and one source for all or one for each [n]."""
         count = len(token_ids)
+        sources = [source] * count if isinstance(source, Source) else source
+        if Source.SAMPLED in sources:
+            raise LedgerError("sampled tokens need log-probabilities and versions", hint="use extend_sampled")
+        if len(sources) != count:
+            raise LedgerError(
+                "tokens and sources differ in number", got=(count, len(sources)), expected="equal lengths"
+            )
         self._ids.extend(token_ids)
-        self._sources.extend([source] * count)
+        self._sources.extend(sources)
         self._logprobs.extend([float("nan")] * count)
         self._versions.extend([NOT_SAMPLED] * count)
 
@@ -142,7 +147,7 @@ class TokenSequence:
         """A new sequence that starts with this one's first `length` tokens, stored once."""
         if not 0 <= length <= len(self):
             raise LedgerError("fork outside the sequence", got=length, expected=f"0 to {len(self)}")
-        if length < self.shared and self.parent is not None:
+        if length <= self.shared and self.parent is not None:
             return self.parent.fork(length)
         return TokenSequence(parent=self, shared=length)
 

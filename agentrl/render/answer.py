@@ -1,0 +1,95 @@
+"""From the text of an answer to its parts: content, thinking, tool calls, problems."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import cast
+
+from agentrl.agent_loop import Answer
+from agentrl.errors import TemplateError
+from agentrl.message import Message
+from agentrl.policy import StopReason
+from agentrl.registry import Kind, lookup
+from agentrl.render.families import Family
+from agentrl.render.template import ToolSchema
+from agentrl.render.tool_parsers.contract import ParsedCalls, ToolParser
+
+THINK_OPEN, THINK_CLOSE = "<think>", "</think>"
+_PARSER_MARKS = {"qwen3_coder": "<function=", "hermes": "<tool_call>"}
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Thinking:
+    """An answer's text with its thinking apart."""
+
+    reasoning: str | None
+    rest: str
+    closed: bool = True
+
+
+def split_thinking(text: str, *, opened: bool = False) -> Thinking:
+    """Take ``<think>…</think>`` off the front of `text`; `opened` when the prompt has already written ``<think>``."""
+    stripped = text.lstrip()
+    if stripped.startswith(THINK_OPEN):
+        inside = stripped.removeprefix(THINK_OPEN)
+    elif opened:
+        inside = text
+    else:
+        return Thinking(reasoning=None, rest=text)
+    reasoning, closing, rest = inside.partition(THINK_CLOSE)
+    return Thinking(reasoning=reasoning.strip(), rest=rest, closed=bool(closing))
+
+
+class AnswerReader:
+    """Reads answers of one model.
+
+    Args:
+        family: The model's family.
+        chat_template: Consulted for the way of calling tools when the family is unknown.
+        tool_parser: Registry name, or ``auto``.
+        header: What the template writes before an answer; it may open the thinking.
+    """
+
+    def __init__(self, family: Family | None, chat_template: str, tool_parser: str, header: str) -> None:
+        name = _parser_name(family, chat_template) if tool_parser == "auto" else tool_parser
+        self._parser = None if name is None else cast(ToolParser, lookup(Kind.TOOL_PARSER, name))
+        self._opened = header.rstrip().endswith(THINK_OPEN)
+
+    def read(self, text: str, stop_reason: StopReason, tools: Sequence[ToolSchema]) -> Answer:
+        """The parts of an answer.
+
+        Args:
+            text: The whole answer, special tokens left out.
+            stop_reason: Why the engine stopped.
+            tools: The tools that the policy was offered; without any, calls are not looked for.
+        """
+        thinking = split_thinking(text, opened=self._opened)
+        parsed = ParsedCalls(content=thinking.rest.strip())
+        if tools:
+            parsed = self.require_parser()(thinking.rest, {tool["function"]["name"]: tool for tool in tools})
+        unclosed = () if thinking.closed else (f"The thinking was not closed with {THINK_CLOSE}.",)
+        message = Message(
+            role="assistant", content=parsed.content, tool_calls=parsed.calls, reasoning=thinking.reasoning
+        )
+        return Answer(message=message, raw_text=text, problems=unclosed + parsed.problems, stop_reason=stop_reason)
+
+    def require_parser(self) -> ToolParser:
+        """The parser of tool calls.
+
+        Raises:
+            TemplateError: The family has none.
+        """
+        if self._parser is None:
+            raise TemplateError(
+                "the model's family has no known way to call tools",
+                expected="a chat template with tool calls",
+                hint="set agent.tool_parser, or use an agent loop without tool calls such as react_text",
+            )
+        return self._parser
+
+
+def _parser_name(family: Family | None, chat_template: str) -> str | None:
+    if family is not None and family.tool_parser is not None:
+        return family.tool_parser
+    return next((name for name, mark in _PARSER_MARKS.items() if mark in chat_template), None)

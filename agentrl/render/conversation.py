@@ -1,0 +1,187 @@
+"""A conversation as one sequence of the ledger: the only place that writes the tokens of an episode."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+from agentrl.agent_loop import Answer
+from agentrl.errors import LedgerError
+from agentrl.message import Message
+from agentrl.policy import Generation, StopReason
+from agentrl.render.difference import common_prefix, require_prefix
+from agentrl.render.renderer import Renderer
+from agentrl.render.template import ToolSchema
+from agentrl.trajectory import Source, TokenSequence, Trajectory, Turn, TurnTimings
+
+
+@dataclass(frozen=True, slots=True)
+class _AnswerEnd:
+    """A place at which a history can be shared exactly: right after an answer."""
+
+    messages: int
+    """Messages up to and with the answer."""
+    tokens: int
+    """Tokens of the sequence up to and with the answer."""
+    last_id: int | None
+    """Last token of the answer; ``None`` when it is empty."""
+
+
+class LedgerConversation:
+    """One growing sequence of messages, kept as tokens.
+
+    A turn is `prepare`, the engine's answer, `accept`; messages are `add`-ed in between and become tokens with the
+    next `prepare`:
+
+        conversation = LedgerConversation(renderer, trajectory, [system(...), user(...)])
+        ids = conversation.prepare()
+        answer = conversation.accept(await engine.generate(request(ids)))
+        conversation.add([user("You see a cabinet 1.")])
+
+    Args:
+        renderer: Of the model that is asked.
+        trajectory: Gets the conversation's sequence with the first `prepare`.
+        messages: The first messages.
+        tools: Schemas that the template renders into the prompt; with them, answers are searched for tool calls.
+
+    Raises:
+        TemplateError: Tools are offered to a model whose way of calling them is not known.
+    """
+
+    def __init__(
+        self,
+        renderer: Renderer,
+        trajectory: Trajectory,
+        messages: Sequence[Message],
+        *,
+        tools: Sequence[ToolSchema] = (),
+    ) -> None:
+        if tools:
+            renderer.require_tool_parser()
+        self.sequence = TokenSequence()
+        """The tokens of this conversation; part of the trajectory from the first `prepare` on."""
+        self.messages: list[Message] = list(messages)
+        """Everything said so far, messages that are not yet tokens included."""
+        self._renderer = renderer
+        self._trajectory = trajectory
+        self._tools = tools
+        self._prompt_length = 0
+        self._answer_start: int | None = None
+        self._answers: list[_AnswerEnd] = []
+        self._rewritten_from: TokenSequence | None = None
+
+    def add(self, messages: Sequence[Message]) -> None:
+        """Append messages; they become tokens with the next `prepare`.
+
+        Raises:
+            LedgerError: The policy has been asked and has not answered.
+        """
+        if self._answer_start is not None:
+            raise LedgerError("messages were added between a prompt and its answer", hint="accept the answer first")
+        self.messages.extend(messages)
+
+    def prepare(self, prefill: str = "") -> list[int]:
+        """Write pending messages and the header of the next answer; the ids to send to the engine.
+
+        Calling it again before `accept` gives the same ids again (a request that is sent a second time).
+
+        Args:
+            prefill: Text put in the policy's mouth first, recorded as forced tokens.
+
+        Raises:
+            TemplateError: The template refuses the messages.
+            LedgerError: The new tokens would change those before them.
+        """
+        if self._answer_start is None:
+            self._write_pending()
+            self._answer_start = len(self.sequence)
+            self.sequence.extend(self._renderer.prefill(prefill), Source.FORCED)
+            self._prompt_length = len(self.sequence)
+        return self.sequence.ids_list()
+
+    def accept(self, generation: Generation, *, role: str = "assistant") -> Answer:
+        """Append what the engine sampled, as a turn of `role`, and read it.
+
+        Raises:
+            LedgerError: The policy was not asked, or ids, log-probabilities and versions differ in number.
+        """
+        start = self._take_answer_start()
+        self.sequence.extend_sampled(generation.token_ids, logprobs=generation.logprobs, versions=generation.versions)
+        timings = TurnTimings(queue=generation.queue_s, prefill=generation.prefill_s, decode=generation.decode_s)
+        return self._end_turn(start, role, generation.stop_reason, timings)
+
+    def demonstrate(self, message: Message, *, role: str = "assistant") -> Answer:
+        """Take a turn with an answer that somebody else wrote: forced tokens, with the end of the turn."""
+        self.prepare()
+        start = self._take_answer_start()
+        self.sequence.extend(self._renderer.demonstration(message), Source.FORCED)
+        return self._end_turn(start, role, StopReason.STOP, TurnTimings())
+
+    def fork(self, messages: Sequence[Message]) -> LedgerConversation:
+        """A conversation whose history is rewritten to `messages`.
+
+        A history that begins like this one, up to an answer, keeps that answer's sampled tokens; any other is rendered
+        anew and shares the longest common prefix of tokens. Shared tokens are stored, and trained, once.
+        """
+        child = LedgerConversation(self._renderer, self._trajectory, messages, tools=self._tools)
+        same = next(
+            (i for i, (a, b) in enumerate(zip(self.messages, messages, strict=False)) if a != b),
+            min(len(self.messages), len(messages)),
+        )
+        kept = [end for end in self._answers if end.messages <= same]
+        if kept:
+            child.sequence = self.sequence.fork(kept[-1].tokens)
+            child._answers = kept
+        else:
+            child._rewritten_from = self.sequence
+        return child
+
+    def verify(self, sent_ids: Sequence[int]) -> None:
+        """Check that the ids an engine was sent for the current, or else the latest, answer are the ledger's prefix.
+
+        Raises:
+            LedgerError: They are not; shows the first differing token, its neighbours and the cause.
+        """
+        require_prefix(self.sequence, self._prompt_length, sent_ids, self._renderer.encoder)
+
+    def _write_pending(self) -> None:
+        if self._answers:
+            pending = self.messages[self._answers[-1].messages :]
+            rendered = self._renderer.suffix(pending, last_id=self._answers[-1].last_id)
+        else:
+            rendered = self._renderer.prompt(self.messages, self._tools)
+        known = 0
+        if self._rewritten_from is not None:
+            known = common_prefix(self._rewritten_from.ids_list(), rendered.ids)
+            self.sequence = self._rewritten_from.fork(known)
+            self._rewritten_from = None
+        self.sequence.extend(rendered.ids[known:], rendered.sources[known:])
+        if not self.sequence.turns:
+            self._enter_trajectory()
+
+    def _enter_trajectory(self) -> None:
+        if not any(self.sequence is known for known in self._trajectory.sequences):
+            self._trajectory.sequences.append(self.sequence)
+
+    def _take_answer_start(self) -> int:
+        start, self._answer_start = self._answer_start, None
+        if start is None:
+            raise LedgerError("an answer came without a prompt", hint="call prepare before each answer")
+        return start
+
+    def _end_turn(self, start: int, role: str, stop_reason: StopReason, timings: TurnTimings) -> Answer:
+        ids = self.sequence.ids_list()[start:]
+        answer = self._renderer.read(ids, stop_reason=stop_reason, tools=self._tools)
+        turn = Turn(
+            index=sum(len(sequence.turns) for sequence in self._trajectory.sequences),
+            start=start,
+            end=len(self.sequence),
+            role=role,
+            stop_reason=stop_reason.value,
+            valid=not answer.problems,
+            timings=timings,
+        )
+        self.sequence.turns.append(turn)
+        self.messages.append(answer.message)
+        self._answers.append(_AnswerEnd(len(self.messages), turn.end, ids[-1] if ids else None))
+        return answer

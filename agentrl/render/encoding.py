@@ -1,0 +1,126 @@
+"""Text to token ids and back, through the tokenizer's own fast backend."""
+
+from __future__ import annotations
+
+import functools
+import re
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any
+
+from agentrl.errors import TemplateError
+
+if TYPE_CHECKING:
+    from transformers import PreTrainedTokenizerFast
+
+CUT_MARK = "… [cut: {} tokens left out]"
+"""What stands where a text was cut."""
+_SEGMENT_CACHE = 2048
+
+
+@dataclass(frozen=True, slots=True)
+class Encoded:
+    """Token ids of a text, and where each character went."""
+
+    ids: list[int]
+    backend: Any
+
+    def token_span(self, start: int, end: int) -> tuple[int, int]:
+        """First token and the token after the last one that hold characters `start` to `end`."""
+        first = next((t for i in range(start, end) if (t := self.backend.char_to_token(i)) is not None), None)
+        if first is None:
+            return 0, 0
+        last = next(t for i in range(end - 1, start - 1, -1) if (t := self.backend.char_to_token(i)) is not None)
+        return first, last + 1
+
+
+class TextEncoder:
+    """Encodes text without adding anything to it.
+
+    Text between added tokens (``<|im_end|>`` and the like) is encoded piece by piece where the tokenizer allows it, so
+    that pieces that come back, such as system prompts, are encoded once.
+
+    Raises:
+        TemplateError: the tokenizer has no fast backend.
+    """
+
+    def __init__(self, tokenizer: PreTrainedTokenizerFast) -> None:
+        if not tokenizer.is_fast:
+            raise TemplateError(
+                f"{type(tokenizer).__name__} is a slow tokenizer",
+                expected="one with a tokenizer.json",
+                hint="save it with AutoTokenizer.from_pretrained(..., use_fast=True).save_pretrained(...)",
+            )
+        self._tokenizer = tokenizer
+        self._backend = tokenizer.backend_tokenizer
+        self._backend.no_truncation()
+        self._backend.no_padding()
+        self._added: dict[str, int] = {t.content: i for i, t in self._backend.get_added_tokens_decoder().items()}
+        names = sorted(self._added, key=len, reverse=True)
+        self._split = re.compile(f"({'|'.join(map(re.escape, names))})") if names else None
+        self._segment = functools.lru_cache(_SEGMENT_CACHE)(self._encode_whole)
+        if not self._pieces_are_independent():
+            self._split = None
+
+    def encode(self, text: str) -> list[int]:
+        """Token ids of `text`."""
+        if self._split is None:
+            return list(self._segment(text))
+        ids: list[int] = []
+        for piece in self._split.split(text):
+            if piece in self._added:
+                ids.append(self._added[piece])
+            elif piece:
+                ids.extend(self._segment(piece))
+        return ids
+
+    def encode_with_offsets(self, text: str) -> Encoded:
+        """Token ids of `text`, with the way back from characters to tokens."""
+        encoding = self._backend.encode(text, add_special_tokens=False)
+        return Encoded(encoding.ids, encoding)
+
+    def added_id(self, token: str) -> int | None:
+        """Id of an added token, ``None`` when the vocabulary has no such added token."""
+        return self._added.get(token)
+
+    def is_added(self, token_id: int) -> bool:
+        """Whether an id stands for an added token, which text never merges with."""
+        return token_id in self._added.values()
+
+    def decode(self, ids: Sequence[int], *, skip_special: bool = False) -> str:
+        """Text of token ids, exactly."""
+        text: str = self._tokenizer.decode(
+            list(ids), skip_special_tokens=skip_special, clean_up_tokenization_spaces=False
+        )
+        return text
+
+    def cut(self, text: str, max_tokens: int) -> str:
+        """The beginning of `text` that fits `max_tokens` tokens with a mark that tells how many were left out.
+
+        A text that fits comes back as it is. When not even the mark fits, the mark alone is returned.
+        """
+        if text.isascii() and len(text) < max_tokens:
+            return text
+        encoding = self._backend.encode(text, add_special_tokens=False)
+        total = len(encoding.ids)
+        if total <= max_tokens:
+            return text
+        kept = max_tokens
+        while kept > 0:
+            shortened = text[: encoding.offsets[kept][0]] + CUT_MARK.format(total - kept)
+            excess = len(self._encode_whole(shortened)) - max_tokens
+            if excess <= 0:
+                return shortened
+            kept -= excess
+        return CUT_MARK.format(total)
+
+    def _encode_whole(self, text: str) -> tuple[int, ...]:
+        return tuple(self._backend.encode(text, add_special_tokens=False).ids)
+
+    def _pieces_are_independent(self) -> bool:
+        """Whether text around an added token is encoded as if it stood alone (not so with prefix spaces or strips)."""
+        if self._split is None:
+            return False
+        probes = [f"{left}{name}{right}" for name in self._added for left, right in (("a\n", "\nb "), ("a ", " b\n"))]
+        whole = [list(self._encode_whole(probe)) for probe in probes]
+        return whole == [self.encode(probe) for probe in probes]

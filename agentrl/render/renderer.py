@@ -1,0 +1,151 @@
+"""Turns conversations into token ids, a turn at a time.
+
+The first prompt is rendered and encoded whole. After that nothing is rendered again: what must follow an answer is the
+difference of two renderings of a short stand-in conversation, one that ends with a stand-in answer and one that goes
+on with the new messages, so the cost of a turn does not grow with the history. That the difference does not depend on
+the history is checked when the renderer is made. What the policy sampled is never decoded and encoded again.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
+
+from agentrl.agent_loop import Answer
+from agentrl.errors import LedgerError, TemplateError
+from agentrl.message import Message, user
+from agentrl.policy import StopReason
+from agentrl.render.answer import AnswerReader
+from agentrl.render.boundary import TurnBoundary, find_boundary
+from agentrl.render.encoding import TextEncoder
+from agentrl.render.families import Family, detect_family
+from agentrl.render.spans import ContentSpans
+from agentrl.render.template import ChatTemplate, ToolSchema
+from agentrl.trajectory import Source
+
+if TYPE_CHECKING:
+    from transformers import PreTrainedTokenizerFast
+
+STAND_IN = "@@STAND-IN@@"
+_BEFORE = "x"
+
+
+@dataclass(frozen=True, slots=True)
+class Rendered:
+    """Tokens to append to a ledger, and where each came from."""
+
+    ids: list[int]
+    sources: list[Source]
+
+
+class Renderer:
+    """Messages to tokens for one model.
+
+    Args:
+        tokenizer: The model's fast tokenizer, with its chat template.
+        enable_thinking: Passed to templates that know it.
+        tool_parser: Registry name of the way in which tool calls are written; ``auto`` asks the family.
+
+    Raises:
+        TemplateError: The template is missing, or nothing in it tells where a turn ends.
+    """
+
+    def __init__(
+        self, tokenizer: PreTrainedTokenizerFast, *, enable_thinking: bool = False, tool_parser: str = "auto"
+    ) -> None:
+        self.encoder = TextEncoder(tokenizer)
+        self.family: Family | None = detect_family(str(tokenizer.chat_template))
+        options = {} if self.family is None else dict(self.family.template_options)
+        self.template = ChatTemplate(tokenizer, {**options, "enable_thinking": enable_thinking})
+        self.boundary: TurnBoundary = find_boundary(self._after_stand_in(()), self.encoder, self.family)
+        eos = tokenizer.eos_token_id
+        self.stop_token_ids: frozenset[int] = self.boundary.stop_ids | ({eos} if isinstance(eos, int) else set())
+        self._before_ids = self.encoder.encode(_BEFORE)
+        self._spans = ContentSpans(self._after_stand_in)
+        header = self.template.render([user("x")], generation_prompt=True)
+        self._reader = AnswerReader(self.family, self.template.source, tool_parser, header)
+
+    def prompt(self, messages: Sequence[Message], tools: Sequence[ToolSchema] = ()) -> Rendered:
+        """The first prompt of a sequence, with the header of the answer.
+
+        Raises:
+            TemplateError: The template refuses the messages.
+        """
+        ids = self.encoder.encode(self.template.render(messages, tools=tools, generation_prompt=True))
+        return Rendered(ids, [Source.PROMPT] * len(ids))
+
+    def suffix(self, messages: Sequence[Message], *, last_id: int | None) -> Rendered:
+        """What follows an answer: the end of its turn where the model did not write it, messages, the next header.
+
+        Args:
+            messages: The new messages.
+            last_id: The last token of the answer; ``None`` when the answer is empty.
+
+        Raises:
+            TemplateError: The template refuses the messages.
+            LedgerError: The new text would change tokens before it.
+        """
+        text = self._after_stand_in(messages)
+        encoded = self.encoder.encode_with_offsets(_BEFORE + text)
+        known = len(self._before_ids)
+        if encoded.ids[:known] != self._before_ids:
+            raise LedgerError(
+                "the tokens of new messages merge with the answer before them",
+                got=self.encoder.decode(encoded.ids[: known + 4]),
+                expected="an end of turn that is a token of its own",
+            )
+        sources = [Source.TEMPLATE] * len(encoded.ids)
+        for span in self._spans.find(text, messages):
+            first, after = encoded.token_span(span.start + len(_BEFORE), span.end + len(_BEFORE))
+            sources[first:after] = [span.source] * (after - first)
+        start = known + (last_id in self.boundary.end_ids)
+        return Rendered(encoded.ids[start:], sources[start:])
+
+    def prefill(self, text: str) -> list[int]:
+        """Tokens of text that is put in the policy's mouth at the start of its answer."""
+        return self.encoder.encode(text)
+
+    def demonstration(self, message: Message) -> list[int]:
+        """Tokens of a whole answer that somebody else wrote, as the template writes it, with the end of its turn.
+
+        Raises:
+            TemplateError: The template refuses the message, or writes another header before it than before an answer.
+        """
+        asked = self.template.render([user(_BEFORE)], generation_prompt=True)
+        told = self.template.render([user(_BEFORE), message])
+        if not told.startswith(asked):
+            raise TemplateError(
+                "the template begins a given answer otherwise than one that is asked for",
+                got=repr(told),
+                expected=f"a text that starts with {asked!r}",
+                hint="set agent.enable_thinking to what the answers hold, or use another chat template",
+            )
+        end = self.encoder.decode([self.boundary.end_id])
+        return self.encoder.encode(told[len(asked) : told.rindex(end) + len(end)])
+
+    def read(
+        self, token_ids: Sequence[int], *, stop_reason: StopReason = StopReason.STOP, tools: Sequence[ToolSchema] = ()
+    ) -> Answer:
+        """The answer that tokens stand for: content, thinking and tool calls apart, problems in words. Never raises."""
+        return self._reader.read(self.encoder.decode(token_ids, skip_special=True), stop_reason, tools)
+
+    def require_tool_parser(self) -> None:
+        """Check that tool calls of this model can be read.
+
+        Raises:
+            TemplateError: Its family has no known way to call tools.
+        """
+        self._reader.require_parser()
+
+    def cut(self, text: str, max_tokens: int) -> str:
+        """`text` cut to a token budget, with a visible mark (see `TextEncoder.cut`)."""
+        return self.encoder.cut(text, max_tokens)
+
+    def _after_stand_in(self, messages: Sequence[Message]) -> str:
+        answer = Message(role="assistant", content=STAND_IN)
+        text = self.template.render([user(_BEFORE), answer, *messages], generation_prompt=True)
+        _, found, after = text.partition(STAND_IN)
+        if not found:
+            raise TemplateError("the chat template leaves out what the assistant said", got=text)
+        return after

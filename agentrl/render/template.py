@@ -1,0 +1,97 @@
+"""A tokenizer's chat template as a function from messages to text."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import replace
+from typing import TYPE_CHECKING, Any
+
+from agentrl.errors import TemplateError
+from agentrl.message import ImagePart, Message, user
+
+if TYPE_CHECKING:
+    from transformers import PreTrainedTokenizerFast
+
+ToolSchema = Mapping[str, Any]
+"""A tool as chat templates read it: ``{"type": "function", "function": {...}}``."""
+
+
+class ChatTemplate:
+    """Renders messages as text.
+
+    Args:
+        tokenizer: Its chat template is used.
+        options: Variables that the template reads, such as ``enable_thinking``.
+
+    Raises:
+        TemplateError: the tokenizer has no chat template.
+    """
+
+    def __init__(self, tokenizer: PreTrainedTokenizerFast, options: Mapping[str, Any]) -> None:
+        self._tokenizer = tokenizer
+        self._options = dict(options)
+        if not isinstance(tokenizer.chat_template, str):
+            raise TemplateError(
+                "the tokenizer has no chat template",
+                got=type(tokenizer.chat_template).__name__,
+                expected="one template in tokenizer.chat_template",
+                hint="use the model's instruction-tuned variant, or set tokenizer.chat_template",
+            )
+        self.source: str = tokenizer.chat_template
+        self._has_system_role = self._accepts_system()
+
+    def render(
+        self, messages: Sequence[Message], *, tools: Sequence[ToolSchema] = (), generation_prompt: bool = False
+    ) -> str:
+        """The text of a conversation, with the header of the next answer if `generation_prompt`.
+
+        Raises:
+            TemplateError: the template refuses these messages.
+        """
+        if not self._has_system_role:
+            messages = fold_system(messages)
+        return self._apply(messages, tools, generation_prompt)
+
+    def _apply(self, messages: Sequence[Message], tools: Sequence[ToolSchema], generation_prompt: bool) -> str:
+        rows = [_row(message) for message in messages]
+        try:
+            text: str = self._tokenizer.apply_chat_template(
+                rows,
+                tools=[dict(tool) for tool in tools] or None,
+                tokenize=False,
+                add_generation_prompt=generation_prompt,
+                **self._options,
+            )
+        except Exception as error:
+            raise TemplateError(
+                f"the chat template refuses messages with roles {', '.join(m.role for m in messages)}",
+                got=f"{type(error).__name__}: {error}",
+                hint="use an agent loop whose messages the model's template knows (react_text needs only user turns)",
+            ) from error
+        return text
+
+    def _accepts_system(self) -> bool:
+        probe = Message(role="system", content="@@SYSTEM@@")
+        try:
+            return "@@SYSTEM@@" in self._apply([probe, user("x")], (), generation_prompt=True)
+        except TemplateError:
+            return False
+
+
+def fold_system(messages: Sequence[Message]) -> Sequence[Message]:
+    """Put a leading system message at the head of the first user message, for templates without a system role."""
+    if len(messages) < 2 or messages[0].role != "system" or messages[1].role != "user":
+        return messages
+    folded = replace(messages[1], content=f"{messages[0].text}\n\n{messages[1].text}")
+    return [folded, *messages[2:]]
+
+
+def _row(message: Message) -> dict[str, Any]:
+    row = message.to_template()
+    if not isinstance(message.content, str):
+        if any(isinstance(part, ImagePart) for part in message.content):
+            raise TemplateError(
+                "a message holds an image", expected="text only", hint="give the environment text observations"
+            )
+        row["content"] = message.text
+    return row

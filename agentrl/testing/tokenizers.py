@@ -1,0 +1,105 @@
+"""Small byte-level BPE tokenizers with the special tokens and the chat template of a model family."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass
+
+from tokenizers import AddedToken, Tokenizer, decoders, models, pre_tokenizers, trainers
+from transformers import PreTrainedTokenizerFast
+
+from agentrl.testing.chat_templates import GEMMA, LLAMA3, QWEN3, QWEN3_CODER, QWEN25
+
+DEFAULT_TEXT = (
+    "You are in the middle of a room. Looking quickly around you, you see a cabinet 1, a drawer 2 and a countertop 1.",
+    "Your task is to: put a clean mug in the cabinet. > go to cabinet 1. The cabinet 1 is closed. On it, nothing.",
+    '{"name": "midpoint", "arguments": {"low": 1, "high": 100}} Higher. Lower. Guess a number from 1 to 100.',
+)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class TokenizerFamily:
+    """The added tokens and the template of a family."""
+
+    chat_template: str
+    special: tuple[str, ...]
+    """Tokens that are left out of an answer's text."""
+    plain: tuple[str, ...] = ()
+    """Tokens of their own that are part of an answer's text."""
+    eos: str
+    bos: str | None = None
+
+
+_CHATML = ("<|endoftext|>", "<|im_start|>", "<|im_end|>")
+_TOOL_TAGS = ("<tool_call>", "</tool_call>")
+TOKENIZER_FAMILIES: Mapping[str, TokenizerFamily] = {
+    "qwen2.5": TokenizerFamily(chat_template=QWEN25, special=_CHATML, plain=_TOOL_TAGS, eos="<|im_end|>"),
+    "qwen3": TokenizerFamily(
+        chat_template=QWEN3,
+        special=_CHATML,
+        plain=(*_TOOL_TAGS, "<tool_response>", "</tool_response>", "<think>", "</think>"),
+        eos="<|im_end|>",
+    ),
+    "qwen3_coder": TokenizerFamily(
+        chat_template=QWEN3_CODER,
+        special=_CHATML,
+        plain=(*_TOOL_TAGS, "<tool_response>", "</tool_response>", "<think>", "</think>"),
+        eos="<|im_end|>",
+    ),
+    "llama3": TokenizerFamily(
+        chat_template=LLAMA3,
+        special=(
+            "<|begin_of_text|>",
+            "<|end_of_text|>",
+            "<|start_header_id|>",
+            "<|end_header_id|>",
+            "<|eom_id|>",
+            "<|eot_id|>",
+            "<|python_tag|>",
+        ),
+        eos="<|eot_id|>",
+        bos="<|begin_of_text|>",
+    ),
+    "gemma": TokenizerFamily(
+        chat_template=GEMMA,
+        special=("<pad>", "<eos>", "<bos>", "<start_of_turn>", "<end_of_turn>"),
+        eos="<eos>",
+        bos="<bos>",
+    ),
+}
+"""Families by name."""
+
+
+def build_tokenizer(
+    family: str, *, text: Iterable[str] = DEFAULT_TEXT, vocab_size: int = 400
+) -> PreTrainedTokenizerFast:
+    """A tokenizer that knows every byte, with merges learned from `text`.
+
+    Args:
+        family: A name in `TOKENIZER_FAMILIES`.
+        text: What the merges are learned from.
+        vocab_size: Entries before the family's added tokens; 256 bytes and then merges.
+    """
+    return assemble_tokenizer(family, train_bpe(text, vocab_size=vocab_size))
+
+
+def train_bpe(text: Iterable[str], *, vocab_size: int) -> Tokenizer:
+    """A byte-level BPE backend without added tokens."""
+    backend = Tokenizer(models.BPE())
+    backend.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False)
+    backend.decoder = decoders.ByteLevel()
+    trainer = trainers.BpeTrainer(
+        vocab_size=vocab_size, initial_alphabet=pre_tokenizers.ByteLevel.alphabet(), show_progress=False
+    )
+    backend.train_from_iterator(text, trainer)
+    return backend
+
+
+def assemble_tokenizer(family: str, backend: Tokenizer) -> PreTrainedTokenizerFast:
+    """Give a backend the added tokens and the chat template of a family."""
+    parts = TOKENIZER_FAMILIES[family]
+    backend.add_tokens([AddedToken(token, special=True, normalized=False) for token in parts.special])
+    backend.add_tokens([AddedToken(token, special=False, normalized=False) for token in parts.plain])
+    tokenizer = PreTrainedTokenizerFast(tokenizer_object=backend, eos_token=parts.eos, bos_token=parts.bos)
+    tokenizer.chat_template = parts.chat_template
+    return tokenizer
