@@ -1,0 +1,57 @@
+"""The household environment's entry in the registry."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from agentrl.env import EnvironmentSpec, Isolation
+from agentrl.envs.household.environment import HouseholdEnv
+from agentrl.envs.household.options import MAX_STEPS, parse_options
+from agentrl.envs.household.tasks import ENVIRONMENT, SPLITS, HouseholdTasks
+
+INSTRUCTIONS = """\
+You are in a room of a house and have a task to do. Each turn, give one command; the room answers with what you see.
+
+Commands:
+- go to (receptacle)
+- open (receptacle)
+- close (receptacle)
+- take (object) from (receptacle)
+- move (object) to (receptacle)
+- use (object)
+- heat (object) with (receptacle)
+- cool (object) with (receptacle)
+- clean (object) with (receptacle)
+- slice (object) with (object)
+- examine (receptacle or object)
+- look
+- inventory
+- help
+
+Names have a number, for example: take apple 1 from fridge 1. You can carry one object at a time. What is closed must be
+opened before you see into it. A microwave heats, a fridge cools, a sinkbasin cleans. "Nothing happens." means that the
+command could not be carried out."""
+
+
+def tasks(split: str, **options: Any) -> HouseholdTasks:
+    """The task source of a split, under the environment's options."""
+    return HouseholdTasks(split, parse_options(**options))
+
+
+SPEC = EnvironmentSpec(
+    name=ENVIRONMENT,
+    make=HouseholdEnv,
+    tasks=tasks,
+    splits=SPLITS,
+    description=(
+        "The ALFWorld text game: find things in a room, clean, heat or cool them, and put them where they belong. Six"
+        " kinds of tasks in 120 generated rooms; the unseen split uses rooms that training never shows. Option size:"
+        " tiny, small, medium or full (ALFWorld's size)."
+    ),
+    instructions=INSTRUCTIONS,
+    max_turns=MAX_STEPS,
+    reward_range=(0.0, 1.0),
+    success_threshold=1.0,
+    isolation=Isolation.INLINE,
+    options={"size": "full"},
+)

@@ -1,0 +1,138 @@
+"""The tasks and their splits: which scene, kind of task and seed each task id stands for.
+
+The evaluation splits have ALFWorld's numbers of tasks per type, the training split ten times its numbers. Unseen
+tasks use the held-out scenes, which no other split uses; seeds of the splits come from ranges that do not meet.
+"""
+
+from __future__ import annotations
+
+import functools
+from typing import NamedTuple
+
+from agentrl.envs.household.goals import TaskType
+from agentrl.envs.household.options import HouseholdOptions
+from agentrl.envs.household.scenes import HELD_OUT, SCENES_PER_ROOM, room_of, scenes
+from agentrl.errors import UsageError
+from agentrl.task import Task
+
+ENVIRONMENT = "household"
+TRAIN, VALID_SEEN, VALID_UNSEEN = SPLITS = ("train", "valid_seen", "valid_unseen")
+COUNTS: dict[str, dict[TaskType, int]] = {
+    TRAIN: {
+        TaskType.PLACE: 7900,
+        TaskType.LOOK: 3080,
+        TaskType.CLEAN: 6500,
+        TaskType.HEAT: 4590,
+        TaskType.COOL: 5330,
+        TaskType.TWO: 8130,
+    },
+    VALID_SEEN: {
+        TaskType.PLACE: 35,
+        TaskType.LOOK: 13,
+        TaskType.CLEAN: 27,
+        TaskType.HEAT: 16,
+        TaskType.COOL: 25,
+        TaskType.TWO: 24,
+    },
+    VALID_UNSEEN: {
+        TaskType.PLACE: 24,
+        TaskType.LOOK: 18,
+        TaskType.CLEAN: 31,
+        TaskType.HEAT: 23,
+        TaskType.COOL: 21,
+        TaskType.TWO: 17,
+    },
+}
+"""Tasks of each split by type."""
+FIRST_SEED = {TRAIN: 0, VALID_SEEN: 1_000_000, VALID_UNSEEN: 2_000_000}
+"""Seed of a split's first task; the next tasks have the next seeds."""
+
+
+class Row(NamedTuple):
+    """What a task id stands for."""
+
+    task_id: str
+    scene: int
+    task_type: TaskType
+    seed: int
+
+
+class HouseholdTasks:
+    """The tasks of a split that the options allow.
+
+    Raises:
+        UsageError: no such split, or it holds no such task.
+    """
+
+    def __init__(self, split: str, options: HouseholdOptions) -> None:
+        self.rows = allowed_rows(split, options)
+
+    def __len__(self) -> int:
+        return len(self.rows)
+
+    def __getitem__(self, index: int) -> Task:
+        row = self.rows[index]
+        return Task(
+            id=row.task_id,
+            environment=ENVIRONMENT,
+            seed=row.seed,
+            options={"task_id": row.task_id},
+            type=row.task_type.value,
+        )
+
+
+def row_of(task_id: str) -> Row:
+    """The row of a task id such as ``valid_unseen-17``.
+
+    Raises:
+        UsageError: there is no such task.
+    """
+    split, _, number = task_id.rpartition("-")
+    if split not in SPLITS or not number.isdecimal() or int(number) >= len(rows_of(split)):
+        last = ", ".join(f"{name}-0 to {name}-{len(rows_of(name)) - 1}" for name in SPLITS)
+        raise UsageError("no such household task", got=repr(task_id), expected=last)
+    return rows_of(split)[int(number)]
+
+
+@functools.cache
+def allowed_rows(split: str, options: HouseholdOptions) -> tuple[Row, ...]:
+    """The rows of a split whose task type and room the options allow."""
+    rows = tuple(
+        row for row in rows_of(split) if row.task_type in options.task_types and room_of(row.scene) in options.rooms
+    )
+    if not rows:
+        raise UsageError(f"household/{split} holds no task of these types in these rooms", got=options)
+    return rows
+
+
+@functools.cache
+def rows_of(split: str) -> tuple[Row, ...]:
+    """All rows of a split. Types are spread evenly: any stretch of rows has about the split's mixture.
+
+    Raises:
+        UsageError: no such split.
+    """
+    if split not in SPLITS:
+        raise UsageError("environment household has no split of this name", got=split, expected=" or ".join(SPLITS))
+    spread = sorted(
+        ((number + 0.5) / count, task_type, number)
+        for task_type, count in COUNTS[split].items()
+        for number in range(count)
+    )
+    pools = {task_type: scenes_of(split, task_type) for task_type in TaskType}
+    return tuple(
+        Row(f"{split}-{i}", pools[task_type][number % len(pools[task_type])], task_type, FIRST_SEED[split] + i)
+        for i, (_, task_type, number) in enumerate(spread)
+    )
+
+
+@functools.cache
+def scenes_of(split: str, task_type: TaskType) -> tuple[int, ...]:
+    """The scenes in which a split has tasks of a type, rooms taking turns."""
+    is_held_out = split == VALID_UNSEEN
+    return tuple(
+        scenes(room)[i]
+        for i in range(SCENES_PER_ROOM)
+        for room in task_type.rooms
+        if (scenes(room)[i] in HELD_OUT[room]) == is_held_out
+    )
