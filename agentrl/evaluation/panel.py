@@ -1,0 +1,78 @@
+"""The panel of an evaluation: which tasks, how often each, and what makes two evaluations the same one."""
+
+from __future__ import annotations
+
+import hashlib
+import random
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from typing import Any
+
+import orjson
+
+from agentrl.errors import UsageError
+from agentrl.task import Task, TaskSource
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Panel:
+    """What is measured, apart from the code that plays it."""
+
+    environment: str
+    """Registry name and split, ``household/valid_unseen``."""
+    policy: str
+    """``engine``, ``expert`` or ``random``."""
+    model: str | None
+    """What the engine serves; ``None`` for scripted policies."""
+    n_tasks: int
+    samples: int
+    """Episodes per task."""
+    seed: int
+    """Chooses the tasks, where the source has more than `n_tasks`, and seeds the sampling."""
+    settings: Mapping[str, Any] = field(default_factory=dict)
+    """What else changes the episodes: agent, sampling, options, the model's fingerprint."""
+
+    def key(self) -> str:
+        """A short name of this panel without its size: a larger panel goes on where a smaller one stopped."""
+        identity = {
+            "environment": self.environment,
+            "policy": self.policy,
+            "model": self.model,
+            "seed": self.seed,
+            "settings": dict(self.settings),
+        }
+        return hashlib.blake2b(orjson.dumps(identity, option=orjson.OPT_SORT_KEYS), digest_size=6).hexdigest()
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Slot:
+    """One episode to play: a task and which of its samples."""
+
+    task: Task
+    sample: int
+
+
+def choose_tasks(source: TaskSource, count: int, seed: int) -> list[Task]:
+    """The first `count` tasks in an order that the seed alone fixes: a smaller choice is the start of a larger one.
+
+    Raises:
+        UsageError: fewer than one task is asked for, or the source is empty.
+    """
+    if count < 1 or len(source) == 0:
+        raise UsageError("nothing to evaluate", got=f"{count} tasks of {len(source)}", expected="at least one")
+    order = list(range(len(source)))
+    random.Random(f"evaluation/{seed}").shuffle(order)
+    return [source[index] for index in order[:count]]
+
+
+def slots(tasks: list[Task], samples: int) -> list[Slot]:
+    """All episodes, first samples of every task first, so that an interrupted evaluation covers all tasks.
+
+    Raises:
+        UsageError: fewer than one sample, or two tasks of one id.
+    """
+    if samples < 1:
+        raise UsageError("an evaluation needs samples", got=samples, expected="at least 1 per task")
+    if len({task.id for task in tasks}) < len(tasks):
+        raise UsageError("the task source has two tasks of one id", hint="task ids must be unique within a split")
+    return [Slot(task=task, sample=sample) for sample in range(samples) for task in tasks]

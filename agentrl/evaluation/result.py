@@ -1,0 +1,176 @@
+"""What an evaluation found, as a record and as JSON."""
+
+from __future__ import annotations
+
+from collections import Counter, defaultdict
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import asdict, dataclass
+from statistics import fmean
+from typing import Any
+
+from agentrl.errors import Outcome
+from agentrl.evaluation.episode import EvaluatedEpisode
+from agentrl.evaluation.panel import Panel
+from agentrl.evaluation.statistics import Estimate, bootstrap_mean, clustered_success, pass_at_k, pass_hat_k
+
+UNTYPED = "all"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class TypeResult:
+    """The result on one type of task."""
+
+    n_tasks: int
+    success: Estimate | None
+    reward: float | None
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class EvaluationResult:
+    """One policy on one panel."""
+
+    panel: Panel
+    episodes: Sequence[EvaluatedEpisode]
+    """All of them, in the panel's order; infrastructure failures that outlived their retries included."""
+    success: Estimate | None
+    """Over episodes that say something about the policy; ``None`` when the environment never told."""
+    reward: Estimate | None
+    """``None`` when no episode has a reward."""
+    by_task_type: Mapping[str, TypeResult]
+    outcomes: Mapping[Outcome, int]
+    pass_at_k: Mapping[int, float]
+    pass_hat_k: Mapping[int, float]
+    turns: float
+    """Mean turns of an episode."""
+    tokens: float
+    """Mean tokens of an episode that the policy sampled, or a scripted policy wrote."""
+    seconds: float
+    """Wall-clock time of this run; finished episodes that were found on disk cost none."""
+
+    @property
+    def failed(self) -> int:
+        """Episodes that the machinery failed, retries included; they count in no estimate."""
+        return sum(not episode.is_measured for episode in self.episodes)
+
+    @property
+    def retries(self) -> int:
+        """Attempts beyond the first, over all episodes."""
+        return sum(episode.attempts - 1 for episode in self.episodes)
+
+    def to_json(self) -> dict[str, Any]:
+        """The content of ``--json FILE``."""
+        return {
+            "env": self.panel.environment,
+            "policy": self.panel.policy,
+            "model": self.panel.model,
+            "n_tasks": self.panel.n_tasks,
+            "samples": self.panel.samples,
+            "seed": self.panel.seed,
+            "success": _estimate_json(self.success),
+            "reward": _estimate_json(self.reward),
+            "by_task_type": {
+                name: {"n_tasks": found.n_tasks, "success": _estimate_json(found.success), "reward": found.reward}
+                for name, found in self.by_task_type.items()
+            },
+            "outcomes": {outcome.value: count for outcome, count in self.outcomes.items()},
+            "failed": self.failed,
+            "retries": self.retries,
+            "pass_at_k": {str(k): value for k, value in self.pass_at_k.items()},
+            "pass_hat_k": {str(k): value for k, value in self.pass_hat_k.items()},
+            "turns": self.turns,
+            "tokens": self.tokens,
+            "seconds": self.seconds,
+            "settings": dict(self.panel.settings),
+        }
+
+    def __str__(self) -> str:
+        policy = self.panel.model or self.panel.policy
+        success = "success unknown" if self.success is None else f"success {estimate_text(self.success)}"
+        reward = "no reward" if self.reward is None else f"reward {self.reward.mean:.3f}"
+        return f"{policy} on {self.panel.environment}: {success}, {reward}, {len(self.episodes)} episodes"
+
+
+def summarise(panel: Panel, episodes: Sequence[EvaluatedEpisode], seconds: float) -> EvaluationResult:
+    """Draw the estimates from the episodes; what the machinery failed is counted, and nothing else."""
+    measured = [episode for episode in episodes if episode.is_measured]
+    by_type: dict[str, list[EvaluatedEpisode]] = defaultdict(list)
+    for episode in measured:
+        by_type[episode.trajectory.task_type or UNTYPED].append(episode)
+    return EvaluationResult(
+        panel=panel,
+        episodes=episodes,
+        success=_success(measured),
+        reward=_reward(measured, panel.seed),
+        by_task_type={name: _type_result(found) for name, found in sorted(by_type.items())},
+        outcomes=dict(Counter(e.trajectory.outcome for e in episodes if e.trajectory.outcome is not None)),
+        pass_at_k=_over_tasks(measured, panel.samples, pass_at_k),
+        pass_hat_k=_over_tasks(measured, panel.samples, pass_hat_k),
+        turns=_mean([float(len(episode.trajectory.turns)) for episode in measured]),
+        tokens=_mean([float(_written_tokens(episode)) for episode in measured]),
+        seconds=seconds,
+    )
+
+
+def estimate_text(estimate: Estimate) -> str:
+    """An estimate for people.
+
+    >>> estimate_text(Estimate(mean=0.8, low=0.49, high=0.943))
+    '80.0 % (49.0 to 94.3)'
+    """
+    return f"{estimate.mean:.1%} ({100 * estimate.low:.1f} to {100 * estimate.high:.1f})".replace("%", " %")
+
+
+def _type_result(episodes: Sequence[EvaluatedEpisode]) -> TypeResult:
+    rewards = [e.trajectory.reward for e in episodes if e.trajectory.reward is not None]
+    return TypeResult(
+        n_tasks=len({episode.task_id for episode in episodes}),
+        success=_success(episodes),
+        reward=fmean(rewards) if rewards else None,
+    )
+
+
+def _success(episodes: Sequence[EvaluatedEpisode]) -> Estimate | None:
+    tasks = _solved_by_task(episodes)
+    return clustered_success(list(tasks.values())) if tasks else None
+
+
+def _solved_by_task(episodes: Sequence[EvaluatedEpisode]) -> dict[str, list[bool]]:
+    """Samples of each task, solved or not; empty when no episode tells whether it was solved."""
+    if all(episode.trajectory.success is None for episode in episodes):
+        return {}
+    tasks: dict[str, list[bool]] = defaultdict(list)
+    for episode in episodes:
+        tasks[episode.task_id].append(bool(episode.trajectory.success))
+    return tasks
+
+
+def _reward(episodes: Sequence[EvaluatedEpisode], seed: int) -> Estimate | None:
+    tasks: dict[str, list[float]] = defaultdict(list)
+    for episode in episodes:
+        if episode.trajectory.reward is not None:
+            tasks[episode.task_id].append(episode.trajectory.reward)
+    return bootstrap_mean([fmean(rewards) for rewards in tasks.values()], seed=seed) if tasks else None
+
+
+def _over_tasks(
+    episodes: Sequence[EvaluatedEpisode], samples: int, measure: Callable[[int, int, int], float]
+) -> dict[int, float]:
+    """`measure` for k = 1 to `samples`, averaged over the tasks that have at least k measured samples."""
+    tasks = _solved_by_task(episodes)
+    values = {
+        k: [measure(len(solved), sum(solved), k) for solved in tasks.values() if len(solved) >= k]
+        for k in range(1, samples + 1)
+    }
+    return {k: fmean(found) for k, found in values.items() if found}
+
+
+def _written_tokens(episode: EvaluatedEpisode) -> int:
+    return sum(turn.end - turn.start for turn in episode.trajectory.turns)
+
+
+def _mean(values: Sequence[float]) -> float:
+    return fmean(values) if values else 0.0
+
+
+def _estimate_json(estimate: Estimate | None) -> dict[str, float] | None:
+    return None if estimate is None else asdict(estimate)

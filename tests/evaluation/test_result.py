@@ -1,0 +1,115 @@
+"""What is drawn from episodes, and what goes into the JSON."""
+
+from __future__ import annotations
+
+import json
+
+import pytest
+
+from agentrl.errors import Outcome
+from agentrl.evaluation.episode import EvaluatedEpisode
+from agentrl.evaluation.panel import Panel
+from agentrl.evaluation.result import summarise
+from agentrl.trajectory import Source, TokenSequence, Trajectory, Turn
+
+PANEL = Panel(environment="world/test", policy="engine", model="m", n_tasks=2, samples=2, seed=0)
+
+
+def episode(
+    task: str,
+    sample: int,
+    *,
+    success: bool | None = None,
+    reward: float | None = None,
+    outcome: Outcome = Outcome.FINISHED,
+    task_type: str | None = None,
+    turn_tokens: tuple[int, ...] = (),
+    attempts: int = 1,
+) -> EvaluatedEpisode:
+    sequence = TokenSequence()
+    for index, count in enumerate(turn_tokens):
+        sequence.extend([7], Source.PROMPT if index == 0 else Source.OBSERVATION)
+        start = len(sequence)
+        sequence.extend_sampled([1] * count, logprobs=[-1.0] * count, versions=[0] * count)
+        sequence.turns.append(Turn(index=index, start=start, end=len(sequence)))
+    trajectory = Trajectory(
+        id=f"{task}/{sample}",
+        task_id=task,
+        environment="world",
+        seed=0,
+        group_id=task,
+        sequences=[sequence],
+        outcome=outcome,
+        success=success,
+        reward=reward,
+        task_type=task_type,
+    )
+    return EvaluatedEpisode(task_id=task, sample=sample, seconds=1.0, attempts=attempts, trajectory=trajectory)
+
+
+def test_estimates_by_hand() -> None:
+    result = summarise(
+        PANEL,
+        [
+            episode("a", 0, success=True, reward=1.0, task_type="clean", turn_tokens=(2, 4)),
+            episode("b", 0, success=False, reward=0.0, task_type="heat", turn_tokens=(3,)),
+            episode("a", 1, success=True, reward=1.0, task_type="clean", turn_tokens=(1,)),
+            episode("b", 1, success=True, reward=0.5, task_type="heat", outcome=Outcome.TRUNCATED_TURNS),
+        ],
+        seconds=2.5,
+    )
+    assert result.success is not None
+    assert result.success.mean == 0.75
+    assert result.reward is not None
+    assert result.reward.mean == 0.625
+    assert result.pass_at_k == {1: 0.75, 2: 1.0}
+    assert result.pass_hat_k == {1: 0.75, 2: 0.5}
+    assert result.turns == 1.0
+    assert result.tokens == 2.5
+    assert list(result.by_task_type) == ["clean", "heat"]
+    assert result.by_task_type["heat"].reward == 0.25
+    assert result.outcomes == {Outcome.FINISHED: 3, Outcome.TRUNCATED_TURNS: 1}
+
+
+def test_failures_of_the_machinery_count_in_no_estimate() -> None:
+    broken = episode("b", 0, outcome=Outcome.ENGINE_ERROR, attempts=3)
+    result = summarise(PANEL, [episode("a", 0, success=True, reward=1.0), broken], seconds=1.0)
+    assert result.success is not None
+    assert (result.success.mean, result.reward and result.reward.mean) == (1.0, 1.0)
+    assert (result.failed, result.retries) == (1, 2)
+    assert result.outcomes[Outcome.ENGINE_ERROR] == 1
+
+
+def test_nothing_known_is_null_and_not_zero() -> None:
+    result = summarise(PANEL, [episode("a", 0), episode("b", 0, outcome=Outcome.ENGINE_ERROR)], seconds=1.0)
+    assert (result.success, result.reward, result.pass_at_k) == (None, None, {})
+    content = json.loads(json.dumps(result.to_json()))
+    assert content["success"] is None
+    assert content["reward"] is None
+
+
+def test_an_episode_that_cannot_tell_counts_as_unsolved_where_others_can() -> None:
+    result = summarise(PANEL, [episode("a", 0, success=True), episode("b", 0)], seconds=1.0)
+    assert result.success is not None
+    assert result.success.mean == 0.5
+
+
+def test_json_has_every_promised_key() -> None:
+    content = summarise(PANEL, [episode("a", 0, success=True, reward=1.0)], seconds=1.0).to_json()
+    promised = "env policy model n_tasks samples success reward by_task_type outcomes seconds"
+    assert set(promised.split()) | {"pass_at_k", "pass_hat_k", "turns", "tokens"} <= set(content)
+    assert set(content["success"]) == {"mean", "low", "high"}
+    assert content["env"] == "world/test"
+
+
+def test_text_for_people() -> None:
+    result = summarise(PANEL, [episode("a", 0, success=True, reward=1.0)], seconds=1.0)
+    assert str(result) == "m on world/test: success 100.0 % (20.7 to 100.0), reward 1.000, 1 episodes"
+
+
+@pytest.mark.parametrize("change", [{"seed": 1}, {"policy": "random"}, {"settings": {"temperature": 0.5}}])
+def test_the_key_tells_panels_apart_but_not_their_sizes(change: dict[str, object]) -> None:
+    base: dict[str, object] = {"environment": "w", "policy": "engine", "model": "m", "seed": 0, "settings": {}}
+    key = Panel(n_tasks=1, samples=1, **base).key()  # type: ignore[arg-type]
+    assert Panel(n_tasks=9, samples=4, **base).key() == key  # type: ignore[arg-type]
+    assert Panel(n_tasks=1, samples=1, **{**base, **change}).key() != key  # type: ignore[arg-type]
