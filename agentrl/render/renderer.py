@@ -106,23 +106,9 @@ class Renderer:
         """Tokens of text that is put in the policy's mouth at the start of its answer."""
         return self.encoder.encode(text)
 
-    def demonstration(self, message: Message) -> list[int]:
-        """Tokens of a whole answer that somebody else wrote, as the template writes it, with the end of its turn.
-
-        Raises:
-            TemplateError: The template refuses the message, or writes another header before it than before an answer.
-        """
-        asked = self.template.render([user(_BEFORE)], generation_prompt=True)
-        told = self.template.render([user(_BEFORE), message])
-        if not told.startswith(asked):
-            raise TemplateError(
-                "the template begins a given answer otherwise than one that is asked for",
-                got=repr(told),
-                expected=f"a text that starts with {asked!r}",
-                hint="set agent.enable_thinking to what the answers hold, or use another chat template",
-            )
-        end = self.encoder.decode([self.boundary.end_id])
-        return self.encoder.encode(told[len(asked) : told.rindex(end) + len(end)])
+    def demonstration(self, text: str) -> list[int]:
+        """Tokens of a whole answer that somebody else wrote, with the end of its turn."""
+        return [*self.encoder.encode(text), self.boundary.end_id]
 
     def read(
         self, token_ids: Sequence[int], *, stop_reason: StopReason = StopReason.STOP, tools: Sequence[ToolSchema] = ()
