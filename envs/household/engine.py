@@ -10,9 +10,9 @@ from __future__ import annotations
 import enum
 from collections import defaultdict
 
-from agentrl.envs.household.goals import REQUIRED_CONDITION, TREATMENTS, Condition, TaskType
-from agentrl.envs.household.state import HELD, NOTHING, START, House, State
-from agentrl.envs.household.texts import (
+from .goals import REQUIRED_CONDITION, TREATMENTS, Condition, TaskType
+from .state import HELD, NOTHING, START, House, State
+from .texts import (
     EMPTY_HANDED,
     MIDDLE_OF_ROOM,
     describe_object,
@@ -20,7 +20,7 @@ from agentrl.envs.household.texts import (
     facing,
     help_text,
 )
-from agentrl.envs.household.vocabulary import CONTENTS, KNIVES, OPENABLE, SLICEABLE, TOGGLEABLE
+from .vocabulary import CONTENTS, KNIVES, OPENABLE, SLICEABLE, TOGGLEABLE
 
 _TREATMENTS = {treatment.verb: treatment for treatment in TREATMENTS.values()}
 _EFFECTS = {

@@ -12,16 +12,17 @@ from typing import Any, ClassVar
 import gymnasium
 from gymnasium.spaces import Text
 
-from agentrl.envs.household.engine import PutSyntax, World
-from agentrl.envs.household.expert import HouseholdExpert
-from agentrl.envs.household.generator import generate
-from agentrl.envs.household.goals import TaskType
-from agentrl.envs.household.options import MAX_STEPS, choose, parse_options
-from agentrl.envs.household.scenes import Size
-from agentrl.envs.household.state import House, State
-from agentrl.envs.household.tasks import TRAIN, allowed_rows, row_of
-from agentrl.envs.household.texts import NOTHING_HAPPENS, introduction
 from agentrl.errors import UsageError
+
+from .engine import PutSyntax, World
+from .expert import HouseholdExpert
+from .generator import generate
+from .goals import TaskType
+from .options import MAX_STEPS, choose, parse_options
+from .scenes import Size
+from .state import House, State
+from .tasks import TRAIN, allowed_rows, row_of
+from .texts import NOTHING_HAPPENS, introduction
 
 RESET_OPTIONS = ("task_id", "scene", "task_type")
 

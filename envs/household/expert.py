@@ -10,12 +10,13 @@ import re
 from collections import Counter
 from collections.abc import Generator
 
-from agentrl.envs.household.engine import PutSyntax
-from agentrl.envs.household.goals import Goal, TaskType, parse_goal
-from agentrl.envs.household.texts import NOTHING_HAPPENS
-from agentrl.envs.household.vocabulary import CONTENTS, LAMP, LAMP_STANDS, OPENABLE
 from agentrl.errors import UsageError
 from agentrl.message import Content
+
+from .engine import PutSyntax
+from .goals import Goal, TaskType, parse_goal
+from .texts import NOTHING_HAPPENS
+from .vocabulary import CONTENTS, LAMP, LAMP_STANDS, OPENABLE
 
 _Steps = Generator[str, str, None]
 _NAME = re.compile(r"\ba (\w+ \d+)")

@@ -12,11 +12,12 @@ from dataclasses import dataclass
 from random import Random
 from typing import TypeVar
 
-from agentrl.envs.household.goals import Goal, TaskType
-from agentrl.envs.household.scenes import EXTENTS, Size, layout_of
-from agentrl.envs.household.state import House, number_names
-from agentrl.envs.household.vocabulary import CONTENTS, LAMP, LAMP_STANDS, ROOM_OBJECTS
 from agentrl.errors import UsageError
+
+from .goals import Goal, TaskType
+from .scenes import EXTENTS, Size, layout_of
+from .state import House, number_names
+from .vocabulary import CONTENTS, LAMP, LAMP_STANDS, ROOM_OBJECTS
 
 _MOST_COPIES = 3
 """Things of one kind in a house."""

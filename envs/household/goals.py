@@ -7,7 +7,7 @@ import re
 from dataclasses import dataclass
 from typing import NamedTuple
 
-from agentrl.envs.household.vocabulary import CLEANABLE, CLEANER, COOLABLE, COOLER, HEATABLE, HEATER, Room
+from .vocabulary import CLEANABLE, CLEANER, COOLABLE, COOLER, HEATABLE, HEATER, Room
 
 
 class TaskType(enum.StrEnum):
@@ -105,8 +105,9 @@ class Goal:
 def parse_goal(text: str) -> Goal | None:
     """The goal that `text` states, or ``None`` when it is none of the twelve wordings.
 
-    >>> parse_goal("put a hot potato in fridge")
-    Goal(task_type=<TaskType.HEAT: 'pick_heat_then_place_in_recep'>, object_type='potato', target_type='fridge', template=0)
+    >>> goal = parse_goal("put a hot potato in fridge")
+    >>> goal.task_type.value, goal.object_type, goal.target_type
+    ('pick_heat_then_place_in_recep', 'potato', 'fridge')
     """
     for position, (task_type, pattern) in enumerate(_PATTERNS):
         if match := pattern.fullmatch(text):

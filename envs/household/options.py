@@ -8,11 +8,12 @@ from collections.abc import Iterable
 from dataclasses import dataclass
 from typing import TypeVar
 
-from agentrl.envs.household.engine import PutSyntax
-from agentrl.envs.household.goals import TaskType
-from agentrl.envs.household.scenes import Size
-from agentrl.envs.household.vocabulary import Room
 from agentrl.errors import UsageError
+
+from .engine import PutSyntax
+from .goals import TaskType
+from .scenes import Size
+from .vocabulary import Room
 
 E = TypeVar("E", bound=enum.StrEnum)
 

@@ -13,8 +13,8 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from random import Random
 
-from agentrl.envs.household.state import number_names
-from agentrl.envs.household.vocabulary import OPENABLE, Room
+from .state import number_names
+from .vocabulary import OPENABLE, Room
 
 SCENES_PER_ROOM = 30
 FIRST_SCENE = {Room.KITCHEN: 1, Room.LIVING: 201, Room.BEDROOM: 301, Room.BATHROOM: 401}
@@ -94,8 +94,8 @@ _MOVABLE: dict[Room, tuple[_Piece, ...]] = {
         " garbagecan 1 1, tvstand 1 2, sofa 0.5 2, coffeetable 0.5 2, desk 0.5 1, ottoman 0.5 1, safe 0.3 1"
     ),
     Room.BEDROOM: _pieces(
-        "drawer 5 12, shelf 4 10, sidetable 2 2, dresser 1.5 2, garbagecan 1 1, cabinet 1 4, armchair 0.7 2, safe 0.5 1,"
-        " diningtable 0.5 1, desk 0.5 2, laundryhamper 0.5 1, bed 0.3 2"
+        "drawer 5 12, shelf 4 10, sidetable 2 2, dresser 1.5 2, garbagecan 1 1, cabinet 1 4, armchair 0.7 2, "
+        " safe 0.5 1, diningtable 0.5 1, desk 0.5 2, laundryhamper 0.5 1, bed 0.3 2"
     ),
     Room.BATHROOM: _pieces(
         "cabinet 4 9, drawer 3 8, bathtubbasin 1.5 1, garbagecan 1.5 1, handtowelholder 1.5 2, toiletpaperhanger 1.5 1,"

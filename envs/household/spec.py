@@ -5,9 +5,10 @@ from __future__ import annotations
 from typing import Any
 
 from agentrl.env import EnvironmentSpec, Isolation
-from agentrl.envs.household.environment import HouseholdEnv
-from agentrl.envs.household.options import MAX_STEPS, parse_options
-from agentrl.envs.household.tasks import ENVIRONMENT, SPLITS, HouseholdTasks
+
+from .environment import HouseholdEnv
+from .options import MAX_STEPS, parse_options
+from .tasks import ENVIRONMENT, SPLITS, HouseholdTasks
 
 INSTRUCTIONS = """\
 You are in a room of a house and have a task to do. Each turn, give one command; the room answers with what you see.

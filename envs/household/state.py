@@ -6,7 +6,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass
 from typing import Any
 
-from agentrl.envs.household.goals import Goal, TaskType
+from .goals import Goal, TaskType
 
 START = -1
 """The agent's pose before it goes anywhere: the middle of the room."""

@@ -9,11 +9,12 @@ from __future__ import annotations
 import functools
 from typing import NamedTuple
 
-from agentrl.envs.household.goals import TaskType
-from agentrl.envs.household.options import HouseholdOptions
-from agentrl.envs.household.scenes import HELD_OUT, SCENES_PER_ROOM, room_of, scenes
 from agentrl.errors import UsageError
 from agentrl.task import Task
+
+from .goals import TaskType
+from .options import HouseholdOptions
+from .scenes import HELD_OUT, SCENES_PER_ROOM, room_of, scenes
 
 ENVIRONMENT = "household"
 TRAIN, VALID_SEEN, VALID_UNSEEN = SPLITS = ("train", "valid_seen", "valid_unseen")
