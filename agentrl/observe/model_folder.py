@@ -1,0 +1,57 @@
+"""Where the model of a path lies: a Hugging Face folder or name, a run, a checkpoint."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+from agentrl.errors import UsageError
+from agentrl.observe.checkpoints import Checkpoints
+from agentrl.observe.run_directory import RunDirectory
+
+MODEL = "model"
+"""Name of the Hugging Face folder inside a checkpoint."""
+
+
+def find_model(path: str) -> str:
+    """A Hugging Face folder (absolute) or name, for what the user gave.
+
+    Args:
+        path: A folder with a model, a checkpoint, a run (its newest checkpoint, else the model it started from), or a
+            name on the Hugging Face hub.
+
+    Raises:
+        UsageError: a folder without a model, or a path that does not exist.
+    """
+    folder = Path(path)
+    if folder.is_dir():
+        return str(_inside(folder.resolve()))
+    if path.startswith((".", "/", "~", "runs/")) or path.count("/") > 1:
+        raise UsageError(
+            f"there is no model in {path}",
+            got="no such folder",
+            expected="a model folder, a run such as runs/latest, or a name on the Hugging Face hub",
+        )
+    return path
+
+
+def _inside(folder: Path) -> Path:
+    if (folder / "config.json").is_file():
+        return folder
+    if (folder / MODEL / "config.json").is_file() and not (folder / "config.yaml").is_file():
+        return folder / MODEL
+    if (folder / "config.yaml").is_file():
+        return _of_run(RunDirectory.open(folder))
+    raise UsageError(
+        f"there is no model in {folder}",
+        got="neither config.json nor a run's config.yaml",
+        expected="a Hugging Face folder, a checkpoint, or a run",
+    )
+
+
+def _of_run(run: RunDirectory) -> Path:
+    newest = Checkpoints(run.checkpoints, keep=1).newest()
+    candidates = [newest.path / MODEL] if newest else []
+    for candidate in (*candidates, run.model):
+        if (candidate / "config.json").is_file():
+            return candidate
+    raise UsageError(f"run {run.path} has no model yet", got="no checkpoint", expected="a run that has saved one")

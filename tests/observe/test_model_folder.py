@@ -1,0 +1,54 @@
+import pytest
+
+from agentrl.errors import UsageError
+from agentrl.observe.checkpoints import Checkpoints
+from agentrl.observe.model_folder import find_model
+from agentrl.observe.run_directory import RunDirectory
+
+
+def write_model(folder):
+    folder.mkdir(parents=True)
+    (folder / "config.json").write_text("{}")
+
+
+@pytest.fixture
+def run(tmp_path):
+    run = RunDirectory.create(tmp_path / "runs", "a")
+    run.save_config("")
+    return run
+
+
+def test_a_folder_and_a_hub_name_stay_what_they_are(tmp_path):
+    write_model(tmp_path / "m")
+    assert find_model(str(tmp_path / "m")) == str(tmp_path / "m")
+    assert find_model("Qwen/Qwen2.5-0.5B-Instruct") == "Qwen/Qwen2.5-0.5B-Instruct"
+
+
+def test_a_run_means_its_newest_whole_checkpoint(run):
+    checkpoints = Checkpoints(run.checkpoints, keep=3)
+    for step in (1, 2):
+        checkpoints.save(step, lambda folder: write_model(folder / "model"))
+    (run.checkpoints / "step-000003" / "model").mkdir(parents=True)
+    expected = str(run.checkpoints / "step-000002" / "model")
+    assert find_model(str(run.path)) == expected
+    assert find_model(str(run.path.parent / "latest")) == expected
+    assert find_model(str(run.checkpoints / "step-000001")) == str(run.checkpoints / "step-000001" / "model")
+
+
+def test_a_run_without_checkpoints_means_the_model_it_made(run):
+    write_model(run.model)
+    assert find_model(str(run.path)) == str(run.model)
+
+
+@pytest.mark.parametrize("path", ["runs/latest", "./none", "/none/at/all", "a/b/c"])
+def test_an_absent_folder_is_named(path, monkeypatch, tmp_path):
+    monkeypatch.chdir(tmp_path)
+    with pytest.raises(UsageError, match="there is no model in"):
+        find_model(path)
+
+
+def test_folders_without_a_model_are_named(run, tmp_path):
+    with pytest.raises(UsageError, match="has no model yet"):
+        find_model(str(run.path))
+    with pytest.raises(UsageError, match="neither"):
+        find_model(str(tmp_path))

@@ -1,0 +1,48 @@
+import pytest
+
+from agentrl.errors import Outcome
+from agentrl.observe.step_metrics import trajectory_metrics
+from agentrl.trajectory import Source, TokenSequence, Trajectory, Turn
+
+
+def trajectory(reward, *, outcome=Outcome.FINISHED, success=None, turns=1, version=0, metrics=None):
+    sequence = TokenSequence()
+    sequence.extend([1, 2, 3], Source.PROMPT)
+    for index in range(turns):
+        start = len(sequence)
+        sequence.extend_sampled([4, 5], logprobs=[-1, -1], versions=[version, version + 1])
+        turn = Turn(index=index, start=start, end=start + 2)
+        turn.timings.decode, turn.timings.env = 3.0, 1.0
+        sequence.turns.append(turn)
+    return Trajectory(
+        id="t", task_id="t", environment="e", seed=0, group_id="g", sequences=[sequence],
+        reward=reward, outcome=outcome, success=success, metrics=metrics or {},
+    )  # fmt: skip
+
+
+def test_numbers_of_a_step_by_hand():
+    numbers = trajectory_metrics(
+        [
+            trajectory(0.0, success=False, version=3, turns=3, metrics={"invalid_answers": 2, "seconds": 8}),
+            trajectory(1.0, success=True, version=5, outcome=Outcome.TRUNCATED_TURNS),
+            trajectory(None, outcome=Outcome.ENGINE_ERROR, version=1, turns=40),
+        ],
+        version=6,
+    )
+    assert numbers["episodes"] == 3
+    assert (numbers["reward/mean"], numbers["reward/min"], numbers["reward/max"]) == (0.5, 0, 1)
+    assert numbers["reward/std"] == pytest.approx(0.5**0.5)
+    assert numbers["success/mean"] == 0.5
+    assert numbers["outcome/finished"] == numbers["outcome/engine_error"] == pytest.approx(1 / 3)
+    assert numbers["turns/mean"] == 2
+    assert (numbers["tokens/total"], numbers["tokens/sampled"], numbers["tokens/longest_sequence"]) == (14, 8, 9)
+    assert (numbers["staleness/mean"], numbers["staleness/max"]) == (2, 3)
+    assert numbers["episode/invalid_answers"] == 1
+    assert numbers["time/episode/seconds"] == 4
+    assert numbers["time/share/engine"] == 0.75
+
+
+def test_a_step_of_failures_has_no_reward():
+    numbers = trajectory_metrics([trajectory(None, outcome=Outcome.ENVIRONMENT_ERROR)], version=0)
+    assert "reward/mean" not in numbers
+    assert numbers["outcome/environment_error"] == 1
