@@ -8,12 +8,10 @@ from pathlib import Path
 import torch
 from transformers import GenerationConfig, PreTrainedTokenizerFast, Qwen3Config, Qwen3ForCausalLM
 
+from agentrl.config.model_size import FEED_FORWARD_RATIO
 from agentrl.config.schema import ScratchModelConfig
 from agentrl.errors import ConfigError
 from agentrl.training.scratch_tokenizer import build_scratch_tokenizer
-
-FEED_FORWARD_RATIO = 3
-"""Width of the feed-forward layers over the hidden size, as in Qwen3-0.6B."""
 
 
 def build_scratch_model(directory: Path, corpus: Iterable[str], config: ScratchModelConfig, *, seed: int) -> None:

@@ -1,0 +1,59 @@
+"""Options of estimators and losses: their keyword-only parameters, checked before a run starts."""
+
+from __future__ import annotations
+
+import difflib
+import inspect
+from collections.abc import Callable, Mapping
+from typing import Any
+
+from pydantic import TypeAdapter, ValidationError
+
+from agentrl.algorithms.clip import ClipRange, clip_range
+from agentrl.errors import ConfigError
+
+
+def check_options(function: Callable[..., Any], options: Mapping[str, Any]) -> dict[str, Any]:
+    """The options as keyword arguments of `function`, converted to the types of its keyword-only parameters.
+
+    Raises:
+        ConfigError: an option that the function does not take (with the nearest name), of a wrong type, missing, or
+            in conflict with another (symmetric and asymmetric clip).
+    """
+    parameters = {
+        name: parameter
+        for name, parameter in inspect.signature(function, eval_str=True).parameters.items()
+        if parameter.kind is inspect.Parameter.KEYWORD_ONLY
+    }
+    name = getattr(function, "__name__", repr(function))
+    for option in options:
+        if option not in parameters:
+            raise _unknown(name, option, list(parameters))
+    for option, parameter in parameters.items():
+        if parameter.default is inspect.Parameter.empty and option not in options:
+            raise ConfigError(f"{name} needs the option {option}")
+    checked = {option: _convert(name, option, value, parameters[option]) for option, value in options.items()}
+    clip_range(*(checked.get(side) for side in ("clip", "clip_low", "clip_high")), default=ClipRange(low=0, high=0))
+    return checked
+
+
+def _unknown(function: str, option: str, known: list[str]) -> ConfigError:
+    near = difflib.get_close_matches(option, known, n=1, cutoff=0.5)
+    return ConfigError(
+        f"{function} does not take this option",
+        got=repr(option),
+        expected=f"one of {', '.join(known)}" if known else "no options",
+        hint=f"did you mean {near[0]!r}?" if near else None,
+    )
+
+
+def _convert(function: str, option: str, value: Any, parameter: inspect.Parameter) -> Any:
+    if parameter.annotation is inspect.Parameter.empty:
+        return value
+    try:
+        return TypeAdapter(parameter.annotation).validate_python(value)
+    except ValidationError as error:
+        wanted = inspect.formatannotation(parameter.annotation)
+        raise ConfigError(
+            f"{function}: option {option} is of a wrong type", got=repr(value), expected=wanted
+        ) from error

@@ -1,0 +1,56 @@
+"""Micro-batches: sequences of similar length, padded, within a budget of tokens."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import torch
+
+from agentrl.training.sequences import ScoredSequence
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class PaddedBatch:
+    """Sequences padded on the right, which causal attention needs no mask for."""
+
+    input_ids: torch.Tensor
+    """int64 [sequences, longest]."""
+    positions: torch.Tensor
+    """Where the wanted tokens are predicted: int64 [targets], indices into the flattened [sequences * longest]."""
+    targets: torch.Tensor
+    """int64 [targets], sequence after sequence."""
+
+
+def micro_batches(lengths: Sequence[int], budget: int) -> list[list[int]]:
+    """Indices of sequences, longest first, in batches of at most `budget` padded tokens.
+
+    A batch ends early where more than half of the next row would be padding. A sequence longer than the budget is a
+    batch of its own. Equal lengths keep their order.
+
+    >>> micro_batches([3, 9, 4, 1], budget=8)
+    [[1], [2, 0], [3]]
+    """
+    batches: list[list[int]] = []
+    longest = room = 0
+    for index in sorted(range(len(lengths)), key=lambda i: -lengths[i]):
+        if room == 0 or 2 * lengths[index] < longest:
+            batches.append([])
+            longest = lengths[index]
+            room = max(budget // max(longest, 1), 1)
+        batches[-1].append(index)
+        room -= 1
+    return batches
+
+
+def pad(sequences: Sequence[ScoredSequence], pad_id: int) -> PaddedBatch:
+    """Stack sequences; `pad_id` is any id of the vocabulary, nothing that is read depends on it."""
+    longest = max(len(sequence) for sequence in sequences)
+    input_ids = torch.full((len(sequences), longest), pad_id)
+    for row, sequence in enumerate(sequences):
+        input_ids[row, : len(sequence)] = sequence.input_ids
+    return PaddedBatch(
+        input_ids=input_ids,
+        positions=torch.cat([row * longest + sequence.positions for row, sequence in enumerate(sequences)]),
+        targets=torch.cat([sequence.targets for sequence in sequences]),
+    )

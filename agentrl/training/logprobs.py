@@ -1,0 +1,98 @@
+"""Log-probabilities of given tokens without a tensor of [tokens, vocabulary]: the head runs over chunks."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import torch
+from torch.nn import functional
+from torch.utils.checkpoint import checkpoint
+from transformers import PreTrainedModel
+
+from agentrl.algorithms.entropy import entropy
+from agentrl.training.batching import pad
+from agentrl.training.sequences import ScoredSequence
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class TokenScores:
+    """What the policy says about wanted tokens; float32 [targets] each."""
+
+    logp: torch.Tensor
+    """log_softmax(logits / temperature) at the token."""
+    entropy: torch.Tensor
+    """Entropy of that distribution, in nats."""
+
+
+def score(
+    model: PreTrainedModel,
+    sequences: Sequence[ScoredSequence],
+    *,
+    temperature: float,
+    pad_id: int,
+    chunk: int,
+    entropy_gradient: bool = False,
+) -> TokenScores:
+    """The wanted tokens of a micro-batch, sequence after sequence; gradients flow unless the caller turned them off.
+
+    Args:
+        model: A causal language model; attention sees each sequence from its start.
+        sequences: One or more.
+        temperature: Divides the logits; 0 counts as 1, as engines do (see `agentrl.policy`).
+        pad_id: Any id of the vocabulary.
+        chunk: Tokens whose logits exist at once.
+        entropy_gradient: Let gradients flow through the entropy too; without, it is a measurement only.
+    """
+    batch = pad(sequences, pad_id)
+    hidden = model.base_model(input_ids=batch.input_ids.to(model.device), use_cache=False).last_hidden_state
+    wanted = hidden.flatten(0, 1)[batch.positions.to(model.device)]
+    head = model.get_output_embeddings()
+    return chunked_scores(
+        wanted,
+        head.weight,
+        head.bias,
+        batch.targets.to(model.device),
+        temperature=temperature or 1.0,
+        chunk=chunk,
+        entropy_gradient=entropy_gradient,
+    )
+
+
+def chunked_scores(
+    hidden: torch.Tensor,
+    weight: torch.Tensor,
+    bias: torch.Tensor | None,
+    targets: torch.Tensor,
+    *,
+    temperature: float,
+    chunk: int,
+    entropy_gradient: bool = False,
+) -> TokenScores:
+    """Scores of `targets` [n] from hidden states [n, width] and the head's weight [vocabulary, width].
+
+    Logits are kept for one chunk only; with more than one chunk the backward pass computes them again.
+    """
+    arguments = [
+        (states, weight, bias, wanted, temperature, entropy_gradient)
+        for states, wanted in zip(hidden.split(chunk), targets.split(chunk), strict=True)
+    ]
+    if len(arguments) > 1 and torch.is_grad_enabled():
+        parts = [checkpoint(_scores, *chunk_arguments, use_reentrant=False) for chunk_arguments in arguments]
+    else:
+        parts = [_scores(*chunk_arguments) for chunk_arguments in arguments]
+    return TokenScores(logp=torch.cat([part[0] for part in parts]), entropy=torch.cat([part[1] for part in parts]))
+
+
+def _scores(
+    hidden: torch.Tensor,
+    weight: torch.Tensor,
+    bias: torch.Tensor | None,
+    targets: torch.Tensor,
+    temperature: float,
+    entropy_gradient: bool,
+) -> tuple[torch.Tensor, torch.Tensor]:
+    logits = functional.linear(hidden, weight, bias).float() / temperature
+    distribution = torch.log_softmax(logits, dim=-1)
+    logp = distribution.gather(-1, targets[:, None]).squeeze(-1)
+    return logp, entropy(distribution if entropy_gradient else distribution.detach())

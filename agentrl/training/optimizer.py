@@ -1,0 +1,129 @@
+"""AdamW with warm-up, a schedule, gradient clipping, and no update from gradients that are not finite."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterable
+from dataclasses import dataclass
+from typing import Any, Literal
+
+import torch
+from torch import nn
+
+from agentrl.errors import TrainingError
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class OptimizerSettings:
+    """Numbers of `PolicyOptimizer`; see `agentrl.config.schema.TrainerConfig` for each."""
+
+    learning_rate: float
+    total_updates: int
+    """Optimizer steps over which the schedule runs."""
+    warmup_updates: int = 0
+    schedule: Literal["constant", "cosine"] = "constant"
+    min_lr_ratio: float = 0.1
+    betas: tuple[float, float] = (0.9, 0.95)
+    weight_decay: float = 0.0
+    """On matrices; vectors (norms, biases) have none."""
+    max_grad_norm: float = 1.0
+
+    def learning_rate_at(self, update: int) -> float:
+        """Learning rate of optimizer step `update`, from 0: linear warm-up, then constant or half a cosine."""
+        if update < self.warmup_updates:
+            return self.learning_rate * (update + 1) / self.warmup_updates
+        if self.schedule == "constant":
+            return self.learning_rate
+        span = max(self.total_updates - self.warmup_updates, 1)
+        progress = min((update - self.warmup_updates) / span, 1.0)
+        share = self.min_lr_ratio + (1 - self.min_lr_ratio) * (1 + math.cos(math.pi * progress)) / 2
+        return self.learning_rate * share
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Update:
+    """What one optimizer step did."""
+
+    grad_norm: float
+    """Norm of all gradients before clipping."""
+    learning_rate: float
+    non_finite: tuple[str, ...]
+    """Parameters with a NaN or infinite gradient; if there are any, nothing was changed."""
+
+
+class PolicyOptimizer:
+    """Updates a model in place. Parameters in a short format are updated through a float32 copy.
+
+    Args:
+        model: Its parameters that require a gradient are trained.
+        settings: Numbers.
+    """
+
+    def __init__(self, model: nn.Module, settings: OptimizerSettings) -> None:
+        self.settings = settings
+        self.updates = 0
+        self._parameters = {name: p for name, p in model.named_parameters() if p.requires_grad}
+        if not self._parameters:
+            raise TrainingError("the model has no parameter to train", expected="parameters that require a gradient")
+        self._masters = {name: _master(p) for name, p in self._parameters.items()}
+        self._adamw = torch.optim.AdamW(
+            _groups(self._masters.values(), settings.weight_decay),
+            lr=settings.learning_rate,
+            betas=settings.betas,
+            fused=True,
+        )
+
+    def update(self) -> Update:
+        """Apply the accumulated gradients and clear them; non-finite ones change nothing and are named."""
+        gradients = {name: p.grad for name, p in self._parameters.items() if p.grad is not None}
+        norm = float(torch.nn.utils.get_total_norm(list(gradients.values())))
+        learning_rate = self.settings.learning_rate_at(self.updates)
+        self.updates += 1
+        non_finite: tuple[str, ...] = ()
+        if math.isfinite(norm):
+            self._apply(learning_rate, scale=min(1.0, self.settings.max_grad_norm / (norm + 1e-6)))
+        else:
+            non_finite = tuple(name for name, grad in gradients.items() if not bool(grad.isfinite().all()))
+        for parameter in self._parameters.values():
+            parameter.grad = None
+        return Update(grad_norm=norm, learning_rate=learning_rate, non_finite=non_finite)
+
+    def _apply(self, learning_rate: float, *, scale: float) -> None:
+        for name, parameter in self._parameters.items():
+            master = self._masters[name]
+            master.grad = None if parameter.grad is None else parameter.grad.to(master.dtype)
+            if master.grad is not None and scale < 1.0:
+                master.grad.mul_(scale)
+        for group in self._adamw.param_groups:
+            group["lr"] = learning_rate
+        self._adamw.step()
+        with torch.no_grad():
+            for name, parameter in self._parameters.items():
+                if self._masters[name] is not parameter:
+                    parameter.copy_(self._masters[name])
+                    self._masters[name].grad = None
+
+    def state_dict(self) -> dict[str, Any]:
+        """Moments, the float32 copies where there are any, and the number of updates."""
+        copies = {name: m for name, m in self._masters.items() if m is not self._parameters[name]}
+        return {"adamw": self._adamw.state_dict(), "masters": copies, "updates": self.updates}
+
+    def load_state_dict(self, state: dict[str, Any]) -> None:
+        """Restore what `state_dict` gave."""
+        self._adamw.load_state_dict(state["adamw"])
+        with torch.no_grad():
+            for name, copy in state["masters"].items():
+                self._masters[name].copy_(copy)
+        self.updates = state["updates"]
+
+
+def _groups(parameters: Iterable[torch.Tensor], weight_decay: float) -> list[dict[str, Any]]:
+    matrices, vectors = [], []
+    for parameter in parameters:
+        (matrices if parameter.ndim > 1 else vectors).append(parameter)
+    groups = [{"params": matrices, "weight_decay": weight_decay}, {"params": vectors, "weight_decay": 0.0}]
+    return [group for group in groups if group["params"]]
+
+
+def _master(parameter: nn.Parameter) -> torch.Tensor:
+    return parameter if parameter.dtype == torch.float32 else parameter.detach().float().clone()

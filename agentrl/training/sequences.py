@@ -1,0 +1,47 @@
+"""Token sequences as a model's forward pass needs them: ids, and the positions whose log-probability is wanted."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import numpy as np
+import numpy.typing as npt
+import torch
+
+from agentrl.errors import LedgerError
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ScoredSequence:
+    """One sequence, cut after its last wanted token.
+
+    Of the ids ``[5, 6, 8, 2, 9, 4, 7]`` the tokens at 2, 3 and 5 are wanted. The model reads up to the token before the
+    last one wanted, and the hidden states at 1, 2 and 4 predict them:
+
+    >>> sequence = scored_sequence(np.array([5, 6, 8, 2, 9, 4, 7]), np.array([0, 0, 1, 1, 0, 1, 0], dtype=bool))
+    >>> sequence.input_ids.tolist(), sequence.positions.tolist(), sequence.targets.tolist()
+    ([5, 6, 8, 2, 9], [1, 2, 4], [8, 2, 4])
+    """
+
+    input_ids: torch.Tensor
+    """int64 [length]."""
+    positions: torch.Tensor
+    """Indices into `input_ids` of the hidden states that predict the targets: int64 [targets], rising."""
+    targets: torch.Tensor
+    """The wanted tokens: int64 [targets]."""
+
+    def __len__(self) -> int:
+        return self.input_ids.numel()
+
+
+def scored_sequence(token_ids: npt.NDArray[np.generic], wanted: npt.NDArray[np.bool_]) -> ScoredSequence:
+    """The wanted tokens of a sequence; both arrays are [tokens], and at least one token is wanted.
+
+    Raises:
+        LedgerError: the first token is wanted; nothing precedes it to predict it from.
+    """
+    ids = torch.from_numpy(token_ids.astype(np.int64))
+    index = torch.from_numpy(np.flatnonzero(wanted))
+    if index[0] == 0:
+        raise LedgerError("the first token of a sequence carries loss", expected="a prompt of one token or more")
+    return ScoredSequence(input_ids=ids[: index[-1]], positions=index - 1, targets=ids[index])

@@ -1,0 +1,163 @@
+"""Supervised warm start: cross-entropy on demonstrations, through the same ledger, masks and batches as training."""
+
+from __future__ import annotations
+
+import math
+import time
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass
+
+import numpy as np
+import numpy.typing as npt
+import torch
+from transformers import PreTrainedModel
+
+from agentrl.config.schema import SFTConfig, TrainerConfig
+from agentrl.errors import TrainingError
+from agentrl.training.batching import micro_batches
+from agentrl.training.gradient_mode import gradients_recomputed
+from agentrl.training.logprobs import score
+from agentrl.training.optimizer import OptimizerSettings, PolicyOptimizer, Update
+from agentrl.training.sequences import ScoredSequence, scored_sequence
+from agentrl.trajectory import Source, TokenSequence, Trajectory
+
+SORTED_UPDATES = 16
+"""Optimizer steps whose sequences are sorted by length together, so that little is padding."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class SFTProgress:
+    """Where a warm start is, after an optimizer step."""
+
+    update: int
+    """From 1."""
+    updates: int
+    """Of the whole warm start."""
+    loss: float
+    """Mean cross-entropy of this step's wanted tokens, in nats."""
+    grad_norm: float
+    learning_rate: float
+    tokens: int
+    """Tokens read so far, observations included, padding not."""
+    seconds: float
+    """Since the start."""
+    non_finite: tuple[str, ...] = ()
+    """Parameters whose gradient was not finite; the step changed nothing."""
+
+
+def train_supervised(
+    model: PreTrainedModel,
+    demonstrations: Sequence[Trajectory],
+    settings: SFTConfig,
+    trainer: TrainerConfig,
+    *,
+    seed: int,
+    pad_id: int,
+    progress: Callable[[SFTProgress], None] = lambda _: None,
+) -> SFTProgress:
+    """Train `model` in place on what somebody else, or a better policy, did.
+
+    Args:
+        model: As `agentrl.training.model.load_model` gives it.
+        demonstrations: Their forced and sampled tokens are learnt; with `settings.loss_on_observations` all tokens
+            after the first of each sequence.
+        settings: Data, learning rate.
+        trainer: Micro-batches, AdamW, clipping.
+        seed: Seed of the order of sequences.
+        pad_id: Any id of the vocabulary.
+        progress: Called after every optimizer step.
+
+    Returns:
+        The state after the last step.
+
+    Raises:
+        TrainingError: no demonstration has a token to learn, or the loss is not finite.
+    """
+    sequences = _wanted_sequences(demonstrations, everything=settings.loss_on_observations)
+    batches = list(_batches(sequences, settings, seed))
+    optimizer = PolicyOptimizer(model, _optimizer_settings(settings, trainer, updates=len(batches)))
+    started, tokens, latest = time.perf_counter(), 0, None
+    with gradients_recomputed(model, enabled=trainer.gradient_checkpointing):
+        for number, batch in enumerate(batches, start=1):
+            loss = _backward(model, batch, trainer, pad_id)
+            tokens += sum(len(sequence) for sequence in batch)
+            latest = _report(optimizer.update(), number, len(batches), loss, tokens, started)
+            progress(latest)
+    if latest is None:
+        raise TrainingError("there is nothing to learn", got=f"{len(demonstrations)} demonstrations without answers")
+    return latest
+
+
+def _wanted_sequences(demonstrations: Sequence[Trajectory], *, everything: bool) -> list[ScoredSequence]:
+    pairs = [(sequence, _wanted(sequence, everything)) for d in demonstrations for sequence in d.sequences]
+    return [scored_sequence(sequence.token_ids, wanted) for sequence, wanted in pairs if wanted.any()]
+
+
+def _wanted(sequence: TokenSequence, everything: bool) -> npt.NDArray[np.bool_]:
+    sources = sequence.sources
+    wanted = np.ones_like(sources, dtype=bool) if everything else np.isin(sources, (Source.SAMPLED, Source.FORCED))
+    wanted[: max(sequence.shared, 1)] = False
+    return wanted
+
+
+def _batches(sequences: list[ScoredSequence], settings: SFTConfig, seed: int) -> Iterator[list[ScoredSequence]]:
+    generator = torch.Generator().manual_seed(seed)
+    for _ in range(settings.epochs):
+        order = torch.randperm(len(sequences), generator=generator).tolist()
+        for window in _fill([sequences[i] for i in order], SORTED_UPDATES * settings.tokens_per_update):
+            batches = list(_fill(sorted(window, key=len, reverse=True), settings.tokens_per_update))
+            for i in torch.randperm(len(batches), generator=generator).tolist():
+                yield batches[i]
+
+
+def _fill(sequences: Sequence[ScoredSequence], budget: int) -> Iterator[list[ScoredSequence]]:
+    batch: list[ScoredSequence] = []
+    used = 0
+    for sequence in sequences:
+        if batch and used + len(sequence) > budget:
+            yield batch
+            batch, used = [], 0
+        batch.append(sequence)
+        used += len(sequence)
+    if batch:
+        yield batch
+
+
+def _backward(model: PreTrainedModel, batch: list[ScoredSequence], trainer: TrainerConfig, pad_id: int) -> float:
+    count = sum(sequence.targets.numel() for sequence in batch)
+    total = 0.0
+    for indices in micro_batches([len(sequence) for sequence in batch], trainer.tokens_per_micro_batch):
+        part = [batch[i] for i in indices]
+        scores = score(model, part, temperature=1.0, pad_id=pad_id, chunk=trainer.logprob_chunk)
+        loss = -scores.logp.sum() / count
+        loss.backward()
+        total += float(loss.detach())
+    if not math.isfinite(total):
+        raise TrainingError("the warm start's loss is not finite", got=total, hint="try a smaller sft.learning_rate")
+    return total
+
+
+def _report(update: Update, number: int, updates: int, loss: float, tokens: int, started: float) -> SFTProgress:
+    return SFTProgress(
+        update=number,
+        updates=updates,
+        loss=loss,
+        grad_norm=update.grad_norm,
+        learning_rate=update.learning_rate,
+        tokens=tokens,
+        seconds=time.perf_counter() - started,
+        non_finite=update.non_finite,
+    )
+
+
+def _optimizer_settings(settings: SFTConfig, trainer: TrainerConfig, *, updates: int) -> OptimizerSettings:
+    return OptimizerSettings(
+        learning_rate=settings.learning_rate,
+        total_updates=updates,
+        warmup_updates=settings.warmup_steps,
+        schedule=settings.schedule,
+        min_lr_ratio=settings.min_lr_ratio,
+        betas=trainer.betas,
+        weight_decay=trainer.weight_decay,
+        max_grad_norm=trainer.max_grad_norm,
+    )
