@@ -1,0 +1,270 @@
+"""The engine that runs a Hugging Face model in this process: continuous batching with a cache kept per session.
+
+    generate() ──► waiting ──► running ──► one step: new tokens of all running requests in one forward pass
+       ▲             ▲            │                      │
+       │             │ preempted  │ row stays with       ▼
+       │             └────────────┤ the session      sample, deliver answers
+       │                          ▼                      │
+       └── next turn of a caller ◄── let the event loop settle ◄┘
+
+One task serves; a step runs in the event loop's own thread, and between two steps the loop is left to run until nobody
+has submitted anything for a few of its turns. So callers whose answer is ready send their next turn before the next
+step, and which requests meet in a step depends on the order of events only, never on time: with environments that run
+inline, a run repeated from the same state computes the same bits.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import random
+import time
+from collections.abc import Mapping
+from typing import Any
+
+import torch
+from transformers import PreTrainedModel
+
+from agentrl.config.schema import LocalEngineConfig
+from agentrl.errors import EngineError, UsageError, async_boundary
+from agentrl.policy import Capabilities, EngineMetrics, GenerateRequest, Generation, PolicyEngine, StopReason
+from agentrl.serving.local.rows import RowStore
+from agentrl.serving.local.runner import ModelRunner
+from agentrl.serving.local.sampling import sample
+from agentrl.serving.local.scheduler import Job, Scheduler
+from agentrl.serving.local.step import Step
+from agentrl.serving.local.uniform import uniform
+from agentrl.serving.request import check_request, seed_of
+
+QUIET_TICKS = 10
+"""Turns of the event loop without a new request after which it counts as settled."""
+MOST_TICKS = 1000
+"""Turns of the event loop after which the next step begins in any case."""
+
+
+class LocalEngine(PolicyEngine):
+    """Serves a model in this process.
+
+    Args:
+        model: The model; it may be the one that a trainer changes in place (see `update_weights`). Its own mode and
+            settings are left alone.
+        config: Sizes and deadline.
+        version: Version of the weights at the start.
+
+    Raises:
+        UsageError: the model or the sizes do not work.
+    """
+
+    def __init__(self, model: PreTrainedModel, config: LocalEngineConfig, *, version: int = 0) -> None:
+        self.config = config
+        text = model.config.get_text_config()
+        max_context = int(config.max_context or text.max_position_embeddings)
+        if config.cache_tokens < max_context:
+            raise UsageError(
+                "engine.cache_tokens cannot hold one sequence",
+                got=config.cache_tokens,
+                expected=f"at least the context of {max_context} tokens",
+                hint="set engine.max_context to the longest sequence that you need",
+            )
+        self.capabilities = Capabilities(max_context=max_context, vocab_size=int(text.vocab_size), seeded=True)
+        self._runner = ModelRunner(model)
+        rows = RowStore(max_tokens=config.cache_tokens, max_context=max_context)
+        self._scheduler = Scheduler(slots=config.slots, prefill_tokens=config.prefill_tokens, rows=rows)
+        self._version = version
+        self._seeds = random.Random()
+        self._jobs: dict[str, Job] = {}
+        self._totals = EngineMetrics()
+        self._steps = 0
+        self._arrivals = 0
+        self._paused = False
+        self._failure: EngineError | None = None
+        self._work = asyncio.Event()
+        self._task: asyncio.Task[None] | None = None
+
+    @property
+    def version(self) -> int:
+        """Version of the weights that sample now."""
+        return self._version
+
+    async def start(self) -> None:
+        """Start serving; idempotent.
+
+        Raises:
+            EngineError: the engine is closed, or could not take weights.
+        """
+        if self._failure is not None:
+            raise EngineError("the local engine does not serve any more", got=self._failure)
+        if self._task is None:
+            self._task = asyncio.create_task(self._serve(), name="local engine")
+
+    async def generate(self, request: GenerateRequest) -> Generation:
+        """Sample one turn.
+
+        Raises:
+            UsageError: ids out of the vocabulary, an empty or too long prompt, a request id that is in use.
+            EngineError: the model failed, the deadline passed, or the engine is closed.
+        """
+        check_request(request, self.capabilities, self._jobs)
+        await self.start()
+        request = seed_of(request, self._seeds)
+        job = Job(
+            request=request,
+            future=asyncio.get_running_loop().create_future(),
+            seed=request.params.seed or 0,
+            ids=list(request.prompt_ids),
+        )
+        self._submit(job)
+        try:
+            async with async_boundary(EngineError, f"request {request.request_id}", deadline_s=self.config.timeout_s):
+                return await job.future
+        finally:
+            self._leave(job)
+
+    def _submit(self, job: Job) -> None:
+        self._jobs[job.request.request_id] = job
+        self._scheduler.submit(job)
+        self._arrivals += 1
+        self._totals.prompt_tokens += len(job.ids)
+        self._work.set()
+
+    def _leave(self, job: Job) -> None:
+        """Forget a job whose caller has its answer, or does not want one any more."""
+        if self._jobs.pop(job.request.request_id, None) is not None:
+            self._scheduler.finish(job)
+
+    def _answer(self, job: Job, reason: StopReason) -> None:
+        del self._jobs[job.request.request_id]
+        self._scheduler.finish(job)
+        self._totals.cached_tokens += job.cached_tokens
+        if not job.future.done():
+            job.future.set_result(job.generation(reason))
+
+    def _fail_all(self, error: EngineError) -> None:
+        for job in list(self._jobs.values()):
+            self._leave(job)
+            if not job.future.done():
+                job.future.set_exception(error)
+
+    async def _serve(self) -> None:
+        try:
+            while True:
+                await self._work.wait()
+                await self._settle()
+                if self._paused or not self._scheduler.has_work:
+                    self._work.clear()
+                else:
+                    self._step_or_fail()
+        finally:
+            self._fail_all(EngineError("the local engine has stopped"))
+
+    async def _settle(self) -> None:
+        quiet = 0
+        for _ in range(MOST_TICKS):
+            before = self._arrivals
+            await asyncio.sleep(0)
+            quiet = quiet + 1 if self._arrivals == before else 0
+            if quiet == QUIET_TICKS:
+                return
+
+    def _step_or_fail(self) -> None:
+        start = time.perf_counter()
+        try:
+            with torch.inference_mode():
+                self._step()
+        except Exception as error:  # the boundary of the model: whatever it raises ends the requests it was serving
+            self._scheduler.forget_computed()
+            self._fail_all(EngineError("the model failed", got=f"{type(error).__name__}: {error}"))
+        self._totals.busy_s += time.perf_counter() - start
+
+    def _step(self) -> None:
+        pieces = self._scheduler.plan()
+        step = Step(pieces, self._runner.device)
+        logits = self._runner.logits(step)
+        jobs = {job.row: job for job in self._scheduler.running}
+        ready: list[Job] = []
+        places: list[int] = []
+        for place, piece in enumerate(step.pieces):
+            job = jobs[piece.row]
+            piece.row.computed += piece.count
+            if piece.row.computed == len(job.ids):
+                ready.append(job)
+                places.append(place)
+        if len(ready) < len(pieces):
+            logits = logits[places]
+        self._steps += 1
+        if ready:
+            self._sample(ready, logits)
+
+    def _sample(self, jobs: list[Job], logits: torch.Tensor) -> None:
+        numbers = uniform([job.seed for job in jobs], [job.sampled for job in jobs])
+        sampled = sample(logits, [job.request.params for job in jobs], numbers)
+        self._totals.sampled_tokens += len(jobs)
+        for job, token, logprob in zip(jobs, sampled.token_ids, sampled.logprobs, strict=True):
+            job.add(token, logprob, self._version)
+            reason = job.stop_reason(self.capabilities.max_context)
+            if reason is not None:
+                self._answer(job, reason)
+
+    async def abort(self, request_id: str) -> bool:
+        """End a request with what it has; ``False`` when it is not here."""
+        job = self._jobs.get(request_id)
+        if job is None:
+            return False
+        self._answer(job, StopReason.ABORT)
+        return True
+
+    async def pause(self) -> None:
+        """Stop sampling; when this returns, no step runs and none will begin."""
+        self._paused = True
+
+    async def resume(self) -> None:
+        """Go on sampling."""
+        self._paused = False
+        self._work.set()
+
+    async def update_weights(self, weights: Mapping[str, Any] | None, version: int) -> None:
+        """Serve new weights: copy them in, or, with ``None``, take the shared ones as they are now.
+
+        Raises:
+            EngineError: the version does not grow, or the weights do not fit the model; the engine then stops serving.
+        """
+        try:
+            if version <= self._version:
+                raise EngineError("weight versions must grow", got=version, expected=f"more than {self._version}")
+            if weights is not None:
+                self._runner.load(weights)
+        except EngineError as error:
+            self._failure = error
+            self._fail_all(error)
+            raise
+        self._version = version
+        self._scheduler.forget_computed()
+
+    async def end_session(self, session_id: str) -> None:
+        """Give back the room of a session."""
+        self._scheduler.end_session(session_id)
+
+    def metrics(self) -> EngineMetrics:
+        """The load now."""
+        return EngineMetrics(
+            running=len(self._scheduler.running),
+            waiting=len(self._scheduler.waiting),
+            prompt_tokens=self._totals.prompt_tokens,
+            cached_tokens=self._totals.cached_tokens,
+            sampled_tokens=self._totals.sampled_tokens,
+            busy_s=self._totals.busy_s,
+            details={
+                "steps": self._steps,
+                "evictions": self._scheduler.evictions,
+                "preemptions": self._scheduler.preemptions,
+                "reserved_tokens": self._scheduler.rows.reserved_tokens,
+            },
+        )
+
+    async def close(self) -> None:
+        """Stop serving; requests that run end as `EngineError`."""
+        self._failure = self._failure or EngineError("the local engine is closed")
+        self._fail_all(self._failure)
+        if self._task is not None:
+            self._task.cancel()
+            await asyncio.wait([self._task])
+            self._task = None

@@ -1,0 +1,85 @@
+"""The model as the engine sees it: logits for the last token of each piece of a step."""
+
+from __future__ import annotations
+
+import copy
+from collections.abc import Mapping
+from typing import Any, cast
+
+import torch
+from torch import Tensor
+from transformers import AttentionInterface, PreTrainedModel
+
+from agentrl.errors import EngineError, UsageError
+from agentrl.serving.local.step import Step, step_attention
+
+ATTENTION = "agentrl_step"
+AttentionInterface.register(ATTENTION, step_attention)
+
+
+class ModelRunner:
+    """Runs a model that may be training elsewhere.
+
+    The runner's module has the trainer's parameters and buffers themselves, but its own settings: it evaluates, with
+    attention over a `Step`, while the trainer's module stays as it is.
+
+    Args:
+        model: A decoder-only model with rotary positions.
+
+    Raises:
+        UsageError: the model's attention cannot be replaced, or caps its scores.
+    """
+
+    def __init__(self, model: PreTrainedModel) -> None:
+        _check(model)
+        shared = {id(tensor): tensor for tensor in [*model.parameters(), *model.buffers()]}
+        self._source = model
+        self._module = copy.deepcopy(model, memo=cast("dict[int, Any]", shared)).eval()
+        self._module.config._attn_implementation = ATTENTION
+
+    @property
+    def device(self) -> torch.device:
+        """Where the parameters are."""
+        return cast("torch.device", self._source.device)
+
+    @torch.inference_mode()
+    def logits(self, step: Step) -> Tensor:
+        """Logits after each piece's last token, [pieces, vocabulary]; the pieces' keys and values are stored."""
+        output = self._module(
+            input_ids=step.input_ids,
+            position_ids=step.positions,
+            use_cache=False,
+            logits_to_keep=step.last_tokens,
+            step=step,
+        )
+        return cast("Tensor", output.logits[0])
+
+    @torch.no_grad()
+    def load(self, weights: Mapping[str, Any]) -> None:
+        """Copy weights into the parameters, all or none.
+
+        Raises:
+            EngineError: a name or a shape is not the model's, or a parameter is missing.
+        """
+        parameters: dict[str, Tensor] = dict(self._source.named_parameters())
+        known = {**self._source.state_dict(keep_vars=True), **parameters}
+        if unknown := sorted(set(weights) - set(known)):
+            raise EngineError("weights that the model does not have", got=", ".join(unknown[:3]))
+        if missing := sorted(set(parameters) - set(weights)):
+            raise EngineError("weights are missing", got=f"none for {', '.join(missing[:3])}")
+        for name, tensor in weights.items():
+            if tensor.shape != known[name].shape:
+                raise EngineError(
+                    f"weight {name} has another shape", got=tuple(tensor.shape), expected=tuple(known[name].shape)
+                )
+        for name, tensor in weights.items():
+            known[name].copy_(tensor)
+
+
+def _check(model: PreTrainedModel) -> None:
+    name = type(model).__name__
+    if not getattr(model, "_supports_attention_backend", False):
+        raise UsageError(f"the local engine cannot run {name}", got="attention that cannot be replaced")
+    text = model.config.get_text_config()
+    if getattr(text, "attn_logit_softcapping", None):
+        raise UsageError(f"the local engine cannot run {name}", got="attention with capped scores")

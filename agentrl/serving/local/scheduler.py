@@ -1,0 +1,213 @@
+"""Which requests run, in which rows of the cache, and what they compute next.
+
+Nothing here looks at a clock: the same requests, aborts and updates in the same order give the same schedule.
+
+Requests wait in order of arrival (`waiting`), run up to `slots` at a time (`running`), and leave their row to their
+session, where the next turn finds it. A row is taken away from an idle session when others need its room, and from the
+youngest running request when the oldest ones need it to grow; that request then waits at the front of the queue and
+computes its keys and values again.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import time
+from collections import deque
+from dataclasses import dataclass, field
+
+from agentrl.policy import GenerateRequest, Generation, StopReason
+from agentrl.serving.local.rows import Row, RowStore
+from agentrl.serving.local.step import Piece
+from agentrl.serving.request import common_prefix
+
+ANSWER_ROOM = 32
+"""Tokens of the answer for which a new row has room at once; longer answers move."""
+
+
+@dataclass(slots=True, eq=False)
+class Job:
+    """A request on its way."""
+
+    request: GenerateRequest
+    future: asyncio.Future[Generation]
+    seed: int
+    ids: list[int]
+    """Prompt and what was sampled so far."""
+    logprobs: list[float] = field(default_factory=list)
+    versions: list[int] = field(default_factory=list)
+    row: Row | None = None
+    """Held while the job runs."""
+    cached_tokens: int = 0
+    submitted: float = field(default_factory=time.perf_counter)
+    admitted: float | None = None
+    first_token: float | None = None
+
+    @property
+    def sampled(self) -> int:
+        """Number of tokens sampled so far."""
+        return len(self.logprobs)
+
+    def add(self, token: int, logprob: float, version: int) -> None:
+        """Record a sampled token."""
+        if self.first_token is None:
+            self.first_token = time.perf_counter()
+        self.ids.append(token)
+        self.logprobs.append(logprob)
+        self.versions.append(version)
+
+    def stop_reason(self, max_context: int) -> StopReason | None:
+        """Why sampling ends after the latest token; ``None`` when it goes on."""
+        if self.ids[-1] in self.request.params.stop_token_ids:
+            return StopReason.STOP
+        full = self.sampled >= self.request.params.max_tokens or len(self.ids) >= max_context
+        return StopReason.LENGTH if full else None
+
+    def generation(self, reason: StopReason) -> Generation:
+        """The answer as it is now."""
+        now = time.perf_counter()
+        admitted = self.admitted or now
+        first_token = self.first_token or now
+        return Generation(
+            token_ids=self.ids[len(self.request.prompt_ids) :],
+            logprobs=self.logprobs,
+            versions=self.versions,
+            stop_reason=reason,
+            cached_tokens=self.cached_tokens,
+            queue_s=admitted - self.submitted,
+            prefill_s=first_token - admitted,
+            decode_s=now - first_token,
+        )
+
+
+class Scheduler:
+    """Admits requests and plans steps.
+
+    Args:
+        slots: Most requests that run at once.
+        prefill_tokens: Most prompt tokens of one step, over all requests.
+        rows: Where keys and values live.
+    """
+
+    def __init__(self, *, slots: int, prefill_tokens: int, rows: RowStore) -> None:
+        self.slots = slots
+        self.prefill_tokens = prefill_tokens
+        self.rows = rows
+        self.waiting: deque[Job] = deque()
+        self.running: list[Job] = []
+        self.evictions = 0
+        self.preemptions = 0
+        self._sessions: dict[str, Row] = {}
+        self._uses = 0
+
+    @property
+    def has_work(self) -> bool:
+        """Whether any request waits or runs."""
+        return bool(self.waiting or self.running)
+
+    def submit(self, job: Job) -> None:
+        """Put a new request at the end of the queue."""
+        self.waiting.append(job)
+
+    def plan(self) -> list[Piece]:
+        """Admit what fits, then say what each running request computes next; empty when nothing runs."""
+        while self.waiting and len(self.running) < self.slots and self._place(self.waiting[0]):
+            self.running.append(self.waiting.popleft())
+        pieces = []
+        budget = self.prefill_tokens
+        for job in list(self.running):
+            if job.row is None or not self._fit(job, job.row):
+                continue
+            pending = len(job.ids) - job.row.computed
+            count = 1 if pending == 1 else min(pending, budget)
+            if count:
+                pieces.append(Piece(job.row, count))
+                budget -= count if pending > 1 else 0
+        return pieces
+
+    def finish(self, job: Job) -> None:
+        """Take a request out, wherever it is; its session keeps the row."""
+        if job.row is None:
+            self.waiting.remove(job)
+            return
+        self.running.remove(job)
+        row, job.row = job.row, None
+        self._uses += 1
+        row.in_use, row.last_used = False, self._uses
+        if row.session_id is None:
+            self.rows.give_back(row)
+
+    def end_session(self, session_id: str) -> None:
+        """Give back a session's row; a request that runs in it keeps it to its end."""
+        row = self._sessions.pop(session_id, None)
+        if row is None:
+            return
+        row.session_id = None
+        if not row.in_use:
+            self.rows.give_back(row)
+
+    def forget_computed(self) -> None:
+        """Drop all keys and values; running requests compute theirs again."""
+        for session_id in [name for name, row in self._sessions.items() if not row.in_use]:
+            self.end_session(session_id)
+        for job in self.running:
+            if job.row is not None:
+                job.row.computed = 0
+
+    def _place(self, job: Job) -> bool:
+        """Give a waiting request a row: its session's, or a new one; ``False`` when there is no room yet."""
+        session_id = job.request.session_id
+        row = self._sessions.get(session_id)
+        if row is None or row.in_use:
+            if not self._make_room(len(job.ids) + ANSWER_ROOM):
+                return False
+            shared, row = row, self.rows.take(len(job.ids) + ANSWER_ROOM)
+            if shared is None:
+                row.session_id = session_id
+                self._sessions[session_id] = row
+        else:
+            row.in_use = True
+            row.computed = min(common_prefix(row.ids[: row.computed], job.ids), len(job.ids) - 1)
+        if job.admitted is None:
+            job.admitted, job.cached_tokens = time.perf_counter(), row.computed
+        row.ids, job.row = job.ids, row
+        return True
+
+    def _fit(self, job: Job, row: Row) -> bool:
+        """Make the row large enough for the job's tokens; ``False`` when the job had to give it up."""
+        length = len(job.ids)
+        if length <= row.shelf.capacity:
+            return True
+        while not self._make_room(length, instead_of=row):
+            youngest = self.running[-1]
+            self._preempt(youngest)
+            if youngest is job:
+                return False
+        self.rows.move(row, length)
+        return True
+
+    def _make_room(self, length: int, *, instead_of: Row | None = None) -> bool:
+        while not self.rows.has_room(length, instead_of=instead_of):
+            victim = self._least_useful_session()
+            if victim is None:
+                return False
+            self.evictions += 1
+            self.end_session(victim)
+        return True
+
+    def _least_useful_session(self) -> str | None:
+        """The idle session that is needed last: least recently used, or else last in the queue."""
+        queued = {job.request.session_id: place for place, job in enumerate(self.waiting)}
+        idle = [(name, row) for name, row in self._sessions.items() if not row.in_use]
+        if not idle:
+            return None
+        return min(idle, key=lambda item: (item[0] in queued, -queued.get(item[0], 0), item[1].last_used))[0]
+
+    def _preempt(self, job: Job) -> None:
+        self.preemptions += 1
+        self.running.remove(job)
+        row, job.row = job.row, None
+        if row is not None:
+            if row.session_id is not None:
+                del self._sessions[row.session_id]
+            self.rows.give_back(row)
+        self.waiting.appendleft(job)

@@ -1,0 +1,247 @@
+"""One forward pass over tokens of many sequences, laid end to end, and the attention that takes them apart again.
+
+The model sees a batch of one row with all tokens of the step; only attention has to know which sequence a token
+belongs to. Sequences with one new token are attended together, shelf by shelf; longer pieces one by one.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass, field
+from itertools import groupby
+from typing import Any
+
+import torch
+from torch import Tensor
+from torch.nn.functional import scaled_dot_product_attention
+
+from agentrl.serving.local.rows import Row, Shelf
+
+LARGEST_GAP = 4
+"""Idle rows between two rows that are still cheaper to attend along than to attend around."""
+
+
+@dataclass(frozen=True, slots=True)
+class Piece:
+    """New tokens of one sequence: its ids from `row.computed` on."""
+
+    row: Row
+    count: int
+
+    @property
+    def start(self) -> int:
+        """Position of the first new token."""
+        return self.row.computed
+
+    @property
+    def end(self) -> int:
+        """Length of the sequence after this step."""
+        return self.row.computed + self.count
+
+
+@dataclass(frozen=True, slots=True)
+class _Write:
+    shelf: Shelf
+    tokens: Tensor
+    """Where in the step the shelf's tokens are, int64[n]."""
+    rows: Tensor
+    positions: Tensor
+
+
+@dataclass(slots=True)
+class _Together:
+    """Neighbouring rows of a shelf with one new token each."""
+
+    shelf: Shelf
+    first_row: int
+    lengths: Tensor
+    """Tokens of each row that may be attended, int64[rows]; 1 for rows that are not part of the step."""
+    longest: int
+    queries: Tensor
+    """Token of the step whose query each row takes, int64[rows]."""
+    members: Tensor | None
+    """Which rows are part of the step; ``None`` when all are."""
+    first_token: int
+    count: int
+    biases: dict[int | None, Tensor] = field(default_factory=dict)
+
+    def bias(self, window: int | None, like: Tensor) -> Tensor:
+        """0 where a row may look, -inf elsewhere: [rows, 1, 1, longest]."""
+        if window not in self.biases:
+            positions = torch.arange(self.longest, device=like.device)
+            hidden = positions >= self.lengths[:, None]
+            if window is not None:
+                hidden |= positions < self.lengths[:, None] - window
+            bias = torch.zeros(hidden.shape, dtype=like.dtype, device=like.device)
+            self.biases[window] = bias.masked_fill_(hidden, float("-inf"))[:, None, None, :]
+        return self.biases[window]
+
+
+@dataclass(frozen=True, slots=True)
+class _Alone:
+    """Several new tokens of one row."""
+
+    shelf: Shelf
+    row: int
+    first_token: int
+    count: int
+    end: int
+
+    def mask(self, window: int | None, device: torch.device) -> Tensor:
+        """Which positions each token may look at: bool[count, end]."""
+        own = torch.arange(self.end - self.count, self.end, device=device)[:, None]
+        positions = torch.arange(self.end, device=device)
+        visible = positions <= own
+        return visible if window is None else visible & (positions > own - window)
+
+
+class Step:
+    """The tokens of one forward pass.
+
+    Args:
+        pieces: New tokens by sequence, at most one piece per row.
+        device: Where the model is.
+    """
+
+    def __init__(self, pieces: Sequence[Piece], device: torch.device) -> None:
+        single = sorted((p for p in pieces if p.count == 1), key=lambda p: (p.row.shelf.capacity, p.row.index))
+        self.pieces = [*single, *(p for p in pieces if p.count > 1)]
+        """In the order of their tokens."""
+        starts = [0]
+        for piece in self.pieces:
+            starts.append(starts[-1] + piece.count)
+        self._device = device
+        ids = [token for p in self.pieces for token in p.row.ids[p.start : p.end]]
+        positions = [position for p in self.pieces for position in range(p.start, p.end)]
+        self.input_ids = torch.tensor([ids], device=device)
+        self.positions = torch.tensor([positions], device=device)
+        self.last_tokens = torch.tensor(starts[1:], device=device) - 1
+        """The last token of each piece, int64[pieces]."""
+        self._writes = list(self._plan_writes(starts))
+        self._together = list(self._plan_together(single))
+        self._alone = [
+            _Alone(p.row.shelf, p.row.index, start, p.count, p.end)
+            for p, start in zip(self.pieces, starts, strict=False)
+            if p.count > 1
+        ]
+
+    def _plan_writes(self, starts: list[int]) -> Iterator[_Write]:
+        by_shelf: dict[Shelf, tuple[list[int], list[int]]] = {}
+        for piece, start in zip(self.pieces, starts, strict=False):
+            tokens, rows = by_shelf.setdefault(piece.row.shelf, ([], []))
+            tokens += range(start, start + piece.count)
+            rows += [piece.row.index] * piece.count
+        for shelf, (tokens, rows) in by_shelf.items():
+            places = torch.tensor(tokens, device=self._device)
+            yield _Write(shelf, places, torch.tensor(rows, device=self._device), self.positions[0, places])
+
+    def _plan_together(self, single: list[Piece]) -> Iterator[_Together]:
+        token = 0
+        for shelf, on_shelf in groupby(single, key=lambda p: p.row.shelf):
+            for run in _runs(list(on_shelf)):
+                yield self._gather(shelf, run, token)
+                token += len(run)
+
+    def _gather(self, shelf: Shelf, run: list[Piece], token: int) -> _Together:
+        first = run[0].row.index
+        span = run[-1].row.index + 1 - first
+        lengths, queries = [1] * span, [token] * span
+        members = [piece.row.index - first for piece in run]
+        for offset, (place, piece) in enumerate(zip(members, run, strict=True)):
+            lengths[place], queries[place] = piece.end, token + offset
+        return _Together(
+            shelf=shelf,
+            first_row=first,
+            lengths=torch.tensor(lengths, device=self._device),
+            longest=max(lengths),
+            queries=torch.tensor(queries, device=self._device),
+            members=torch.tensor(members, device=self._device) if span > len(run) else None,
+            first_token=token,
+            count=len(run),
+        )
+
+    def attend(self, layer: int, query: Tensor, key: Tensor, value: Tensor, scale: float, window: int | None) -> Tensor:
+        """Store the new keys and values, then attend.
+
+        Args:
+            layer: Number of the layer.
+            query: [heads, tokens, head_dim].
+            key: [kv_heads, tokens, head_dim], rotated.
+            value: [kv_heads, tokens, head_dim].
+            scale: Multiplies the scores.
+            window: Tokens that a token sees, itself included; ``None`` for all.
+
+        Returns:
+            [tokens, heads, head_dim].
+        """
+        keys, values = key.transpose(0, 1), value.transpose(0, 1)
+        for write in self._writes:
+            all_keys, all_values = write.shelf.layer(layer, keys, values)
+            all_keys[write.rows, :, write.positions] = keys[write.tokens]
+            all_values[write.rows, :, write.positions] = values[write.tokens]
+        out = query.new_empty(query.shape[1], query.shape[0], value.shape[-1])
+        for group in self._together:
+            out[group.first_token : group.first_token + group.count] = _attend_together(
+                group, layer, query, scale, window
+            )
+        for piece in self._alone:
+            out[piece.first_token : piece.first_token + piece.count] = _attend_alone(piece, layer, query, scale, window)
+        return out
+
+
+def _runs(pieces: list[Piece]) -> Iterator[list[Piece]]:
+    """Split pieces, sorted by row, where more than `LARGEST_GAP` rows lie between two."""
+    run = [pieces[0]]
+    for piece in pieces[1:]:
+        if piece.row.index - run[-1].row.index > LARGEST_GAP + 1:
+            yield run
+            run = []
+        run.append(piece)
+    yield run
+
+
+def _attend_together(group: _Together, layer: int, query: Tensor, scale: float, window: int | None) -> Tensor:
+    rows = slice(group.first_row, group.first_row + len(group.lengths))
+    keys = group.shelf.keys[layer][rows, :, : group.longest]
+    values = group.shelf.values[layer][rows, :, : group.longest]
+    heads, _, size = query.shape
+    # the query heads that share a key-value head become its rows: no key is repeated
+    queries = query[:, group.queries].transpose(0, 1).reshape(len(group.lengths), keys.shape[1], -1, size)
+    scores = torch.matmul(queries * scale, keys.transpose(-1, -2)) + group.bias(window, query)
+    attended = torch.matmul(scores.softmax(dim=-1), values).reshape(len(group.lengths), heads, -1)
+    return attended if group.members is None else attended[group.members]
+
+
+def _attend_alone(piece: _Alone, layer: int, query: Tensor, scale: float, window: int | None) -> Tensor:
+    keys = piece.shelf.keys[layer][piece.row : piece.row + 1, :, : piece.end]
+    values = piece.shelf.values[layer][piece.row : piece.row + 1, :, : piece.end]
+    own = query[None, :, piece.first_token : piece.first_token + piece.count]
+    whole = piece.count == piece.end and window is None
+    attended = scaled_dot_product_attention(
+        own,
+        keys,
+        values,
+        attn_mask=None if whole else piece.mask(window, query.device),
+        is_causal=whole,
+        scale=scale,
+        enable_gqa=True,
+    )
+    return attended[0].transpose(0, 1)
+
+
+def step_attention(
+    module: torch.nn.Module,
+    query: Tensor,
+    key: Tensor,
+    value: Tensor,
+    attention_mask: Tensor | None,
+    *,
+    step: Step,
+    scaling: float | None = None,
+    sliding_window: int | None = None,
+    **_: Any,
+) -> tuple[Tensor, None]:
+    """Attention as transformers calls it, over the sequences of a `Step`; shapes [1, heads, tokens, head_dim]."""
+    scale = query.shape[-1] ** -0.5 if scaling is None else scaling
+    layer: int = module.layer_idx  # type: ignore[assignment]
+    return step.attend(layer, query[0], key[0], value[0], scale, sliding_window)[None], None
