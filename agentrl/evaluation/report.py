@@ -1,0 +1,176 @@
+"""The report of an evaluation or a run: Markdown to read anywhere, HTML with episodes token by token."""
+
+from __future__ import annotations
+
+import base64
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+from agentrl.evaluation.learning_curve import draw_learning_curve, drawable
+from agentrl.evaluation.result import EvaluationResult, estimate_text
+from agentrl.evaluation.token_view import LEGEND, Decode, template, trajectory_html
+from agentrl.observe.disk import replace_file
+from agentrl.trajectory import Trajectory
+
+EXAMPLES = 6
+CURVE_FILE = "learning_curve.png"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Report:
+    """What a report tells; whatever is missing is left out."""
+
+    title: str
+    results: Mapping[str, EvaluationResult] = field(default_factory=dict)
+    """Evaluations by the name of their column, for example ``before`` and ``after``."""
+    metrics: Sequence[Mapping[str, Any]] = ()
+    """The lines of the run's ``metrics.jsonl``."""
+    examples: Sequence[Trajectory] = ()
+    notes: Sequence[str] = ()
+    """Paragraphs under the title."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ReportFiles:
+    """Where a report was written."""
+
+    markdown: Path
+    html: Path
+    curve: Path | None
+
+
+def write_report(report: Report, folder: Path, decode: Decode | None) -> ReportFiles:
+    """Write ``report.md``, ``report.html`` and, where there are metrics, ``learning_curve.png`` into `folder`.
+
+    Args:
+        report: What to tell.
+        folder: Where; made if needed.
+        decode: Text of a token id; without it no example is shown.
+
+    Raises:
+        UsageError: the folder cannot be written.
+    """
+    folder.mkdir(parents=True, exist_ok=True)
+    curve = folder / CURVE_FILE if drawable(report.metrics) else None
+    if curve is not None:
+        draw_learning_curve(report.metrics, curve)
+    files = ReportFiles(markdown=folder / "report.md", html=folder / "report.html", curve=curve)
+    examples = [] if decode is None else [trajectory_html(example, decode) for example in report.examples]
+    replace_file(files.markdown, markdown(report, curve).encode())
+    replace_file(files.html, _html(report, curve, examples).encode())
+    return files
+
+
+def choose_examples(trajectories: Sequence[Trajectory], count: int = EXAMPLES) -> list[Trajectory]:
+    """Episodes worth reading: solved and unsolved ones by turns, one of each kind of task as far as they go."""
+    with_tokens = [t for t in trajectories if any(len(sequence) for sequence in t.sequences)]
+    solved = _kinds_first([t for t in with_tokens if t.success])
+    others = _kinds_first([t for t in with_tokens if not t.success])
+    mixed = [t for pair in zip(solved, others, strict=False) for t in pair]
+    rest = [*solved[len(mixed) // 2 :], *others[len(mixed) // 2 :]]
+    return [*mixed, *rest][:count]
+
+
+def markdown(report: Report, curve: Path | None = None) -> str:
+    """The report as Markdown."""
+    lines = [f"# {report.title}", ""]
+    for note in report.notes:
+        lines += [note, ""]
+    for table in tables(report.results):
+        lines += [f"## {table.title}", "", *_markdown_table(table), ""]
+    if curve is not None:
+        lines += ["## Learning curve", "", f"![learning curve]({curve.name})", ""]
+    return "\n".join(lines)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ReportTable:
+    """A table of text; the first column names the row."""
+
+    title: str
+    header: Sequence[str]
+    rows: Sequence[Sequence[str]]
+
+
+def tables(results: Mapping[str, EvaluationResult]) -> list[ReportTable]:
+    """Everything that the evaluations found, one column each."""
+    if not results:
+        return []
+    columns = list(results.values())
+    header = ["", *results]
+    types = sorted({name for result in columns for name in result.by_task_type})
+    outcomes = sorted({outcome for result in columns for outcome in result.outcomes})
+    return [
+        ReportTable(title="Result", header=header, rows=_overview(columns)),
+        ReportTable(
+            title="Success by type of task",
+            header=header,
+            rows=[[name, *(_type_cell(result, name) for result in columns)] for name in types],
+        ),
+        ReportTable(
+            title="Outcomes",
+            header=header,
+            rows=[[o.value, *(str(result.outcomes.get(o, 0)) for result in columns)] for o in outcomes],
+        ),
+    ]
+
+
+def _overview(columns: Sequence[EvaluationResult]) -> list[list[str]]:
+    rows = [
+        ["environment", *(r.panel.environment for r in columns)],
+        ["policy", *(r.panel.policy for r in columns)],
+        ["model", *(r.panel.model or "none" for r in columns)],
+        ["tasks x samples", *(f"{r.panel.n_tasks} x {r.panel.samples}" for r in columns)],
+        ["success (95 % interval)", *("unknown" if r.success is None else estimate_text(r.success) for r in columns)],
+        ["mean reward", *("none" if r.reward is None else f"{r.reward.mean:.3f}" for r in columns)],
+    ]
+    for k in sorted({k for r in columns for k in r.pass_at_k if k > 1}):
+        rows.append([f"pass@{k}", *(_share(r.pass_at_k.get(k)) for r in columns)])
+        rows.append([f"pass^{k}", *(_share(r.pass_hat_k.get(k)) for r in columns)])
+    return [
+        *rows,
+        ["turns per episode", *(f"{r.turns:.1f}" for r in columns)],
+        ["tokens per episode", *(f"{r.tokens:.0f}" for r in columns)],
+        ["failed by the machinery", *(f"{r.failed} ({r.retries} retries)" for r in columns)],
+        ["seconds", *(f"{r.seconds:.1f}" for r in columns)],
+    ]
+
+
+def _type_cell(result: EvaluationResult, name: str) -> str:
+    found = result.by_task_type.get(name)
+    if found is None:
+        return "not played"
+    return f"{'unknown' if found.success is None else estimate_text(found.success)}, {found.n_tasks} tasks"
+
+
+def _share(value: float | None) -> str:
+    return "not measured" if value is None else f"{100 * value:.1f} %"
+
+
+def _markdown_table(table: ReportTable) -> list[str]:
+    rows = [table.header, ["---"] * len(table.header), *table.rows]
+    return [f"| {' | '.join(cell.replace('|', chr(92) + '|') for cell in row)} |" for row in rows]
+
+
+def _html(report: Report, curve: Path | None, examples: Sequence[str]) -> str:
+    picture = None if curve is None else base64.b64encode(curve.read_bytes()).decode()
+    return template("report.html").render(
+        title=report.title,
+        notes=report.notes,
+        tables=tables(report.results),
+        picture=picture,
+        examples=examples,
+        legend=LEGEND,
+    )
+
+
+def _kinds_first(trajectories: Sequence[Trajectory]) -> list[Trajectory]:
+    """One of each kind of task before a second of any, else in the given order."""
+    seen: dict[str | None, int] = {}
+    ranked = []
+    for position, trajectory in enumerate(trajectories):
+        rank = seen[trajectory.task_type] = seen.get(trajectory.task_type, -1) + 1
+        ranked.append((rank, position, trajectory))
+    return [trajectory for _, _, trajectory in sorted(ranked, key=lambda entry: entry[:2])]

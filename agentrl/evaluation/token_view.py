@@ -1,0 +1,123 @@
+"""Episodes token by token: where each token came from, how likely it was, and which weights sampled it."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+from functools import cache
+from itertools import groupby
+from typing import TypeAlias
+
+import jinja2
+
+from agentrl.trajectory import Source, TokenSequence, Trajectory, Turn
+
+Decode: TypeAlias = Callable[[int], str]
+"""The text of one token id."""
+
+LEGEND: dict[Source, str] = {
+    Source.PROMPT: "prompt",
+    Source.TEMPLATE: "chat template",
+    Source.OBSERVATION: "observation",
+    Source.SAMPLED: "sampled by the policy: carries loss",
+    Source.FORCED: "written in the policy's name",
+}
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class TokenCell:
+    """One token as it is shown."""
+
+    text: str
+    source: Source
+    hint: str
+    """Position, id, and for sampled tokens log-probability and version."""
+    surprise: float
+    """0 for a token that was certain, 1 for one that was very unlikely (probability 1 % or less); 0 unless sampled."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Segment:
+    """Neighbouring tokens of one source, and the turn that they end, if they are one."""
+
+    source: Source
+    cells: list[TokenCell]
+    turn: Turn | None
+
+
+def segments(sequence: TokenSequence, decode: Decode) -> list[Segment]:
+    """The tokens of a sequence, grouped where their source changes or a turn begins."""
+    ends = {turn.end: turn for turn in sequence.turns}
+    starts = {turn.start for turn in sequence.turns}
+    cells = list(_cells(sequence, decode))
+    group = 0
+    numbered = []
+    for position, cell in enumerate(cells):
+        changed = position > 0 and (cells[position - 1].source is not cell.source or position in starts)
+        group += changed
+        numbered.append((group, position, cell))
+    found = []
+    for _, members in groupby(numbered, key=lambda member: member[0]):
+        listed = list(members)
+        found.append(
+            Segment(
+                source=listed[0][2].source,
+                cells=[cell for _, _, cell in listed],
+                turn=ends.get(listed[-1][1] + 1),
+            )
+        )
+    return found
+
+
+def trajectory_html(trajectory: Trajectory, decode: Decode) -> str:
+    """One episode as a piece of HTML (style comes from `page_html`)."""
+    views = [segments(sequence, decode) for sequence in trajectory.sequences]
+    return template("trajectory.html").render(trajectory=trajectory, sequences=views, Source=Source)
+
+
+def page_html(title: str, trajectories: list[Trajectory], decode: Decode) -> str:
+    """A self-contained page of episodes."""
+    pieces = [trajectory_html(trajectory, decode) for trajectory in trajectories]
+    return template("page.html").render(title=title, pieces=pieces, legend=LEGEND)
+
+
+@cache
+def environment() -> jinja2.Environment:
+    """The templates of this package, escaping what they are given."""
+    return jinja2.Environment(
+        loader=jinja2.PackageLoader("agentrl.evaluation"),
+        autoescape=True,
+        undefined=jinja2.StrictUndefined,
+        trim_blocks=True,
+        lstrip_blocks=True,
+    )
+
+
+def template(name: str) -> jinja2.Template:
+    """A template of this package."""
+    return environment().get_template(name)
+
+
+def _cells(sequence: TokenSequence, decode: Decode) -> Iterator[TokenCell]:
+    arrays = zip(sequence.token_ids, sequence.sources, sequence.logprobs, sequence.versions, strict=True)
+    for position, (token_id, source, logprob, version) in enumerate(arrays):
+        sampled = source == Source.SAMPLED
+        hint = f"token {position}, id {token_id}"
+        if sampled:
+            hint += f", log-probability {logprob:.3f} (p = {math.exp(logprob):.1%}), version {version}"
+        yield TokenCell(
+            text=visible(decode(int(token_id))),
+            source=Source(int(source)),
+            hint=hint,
+            surprise=min(1.0, -float(logprob) / math.log(100)) if sampled else 0.0,
+        )
+
+
+def visible(text: str) -> str:
+    r"""Text in which line ends can be seen, and still end the line.
+
+    >>> visible("a\n")
+    'a↵\n'
+    """
+    return text.replace("\n", "↵\n")

@@ -1,0 +1,105 @@
+"""Reports: what they hold, and that they stand alone."""
+
+from __future__ import annotations
+
+import re
+from pathlib import Path
+
+import pytest
+
+from agentrl.errors import Outcome
+from agentrl.evaluation.episode import EvaluatedEpisode
+from agentrl.evaluation.learning_curve import draw_learning_curve
+from agentrl.evaluation.panel import Panel
+from agentrl.evaluation.report import Report, choose_examples, markdown, write_report
+from agentrl.evaluation.result import EvaluationResult, summarise
+from agentrl.trajectory import Source, TokenSequence, Trajectory, Turn
+
+PNG = b"\x89PNG\r\n\x1a\n"
+
+
+def trajectory(name: str, *, success: bool, task_type: str = "clean", tokens: int = 3) -> Trajectory:
+    sequence = TokenSequence()
+    if tokens:
+        sequence.extend([1], Source.PROMPT)
+        sequence.extend_sampled([2] * tokens, logprobs=[-0.5] * tokens, versions=[0] * tokens)
+    sequence.turns.append(Turn(index=0, start=len(sequence) - tokens, end=len(sequence)))
+    return Trajectory(
+        id=name,
+        task_id=name,
+        environment="world",
+        seed=0,
+        group_id=name,
+        sequences=[sequence],
+        outcome=Outcome.FINISHED if success else Outcome.TRUNCATED_TURNS,
+        success=success,
+        reward=float(success),
+        task_type=task_type,
+    )
+
+
+def result(*solved: bool, samples: int = 1) -> EvaluationResult:
+    panel = Panel(environment="world/test", policy="engine", model="m|1", n_tasks=len(solved), samples=samples, seed=0)
+    episodes = [
+        EvaluatedEpisode(task_id=str(i), sample=s, seconds=1, attempts=1, trajectory=trajectory(str(i), success=won))
+        for i, won in enumerate(solved)
+        for s in range(samples)
+    ]
+    return summarise(panel, episodes, seconds=2.0)
+
+
+def test_markdown_compares_before_and_after() -> None:
+    text = markdown(
+        Report(title="Demo", results={"before": result(False, True), "after": result(True, True, samples=2)})
+    )
+    assert "# Demo" in text
+    assert "| success (95 % interval) | 50.0 % (9.5 to 90.5) | 100.0 % (34.2 to 100.0) |" in text
+    assert "| pass^2 | not measured | 100.0 % |" in text
+    assert "| truncated_turns | 1 | 0 |" in text
+    assert "m\\|1" in text
+    widths = {line.replace("\\|", "").count("|") for line in text.splitlines() if line.startswith("|")}
+    assert widths == {4}
+
+
+def test_a_report_without_results_still_shows_its_notes() -> None:
+    assert markdown(Report(title="Run", notes=["It ended early."])) == "# Run\n\nIt ended early.\n"
+
+
+def test_files_stand_alone(tmp_path: Path) -> None:
+    metrics = [{"step": step, "success/mean": step / 10, "reward/mean": None} for step in range(5)]
+    report = Report(
+        title="A <run>",
+        results={"now": result(True)},
+        metrics=metrics,
+        examples=[trajectory("put a mug", success=True)],
+    )
+    files = write_report(report, tmp_path / "deep" / "folder", {1: "Q: ", 2: "a & b"}.__getitem__)
+    assert files.curve is not None
+    assert files.curve.read_bytes().startswith(PNG)
+    page = files.html.read_text()
+    assert "A &lt;run&gt;" in page
+    assert "a &amp; b" in page
+    assert "put a mug" in page
+    assert re.findall(r'src="(.{15})', page) == ["data:image/png;"]
+    assert "](learning_curve.png)" in files.markdown.read_text()
+
+
+def test_without_metrics_there_is_no_curve_and_without_a_decoder_no_example(tmp_path: Path) -> None:
+    report = Report(title="t", results={"now": result(True)}, examples=[trajectory("x", success=True)])
+    files = write_report(report, tmp_path, None)
+    assert files.curve is None
+    assert "token by token" not in files.html.read_text()
+    with pytest.raises(ValueError, match="no metric to draw"):
+        draw_learning_curve([{"step": 1, "other": 2.0}], tmp_path / "x.png")
+
+
+def test_examples_mix_solved_and_unsolved_and_kinds() -> None:
+    episodes = [
+        trajectory("a", success=True),
+        trajectory("b", success=True),
+        trajectory("c", success=True, task_type="heat"),
+        trajectory("d", success=False),
+        trajectory("empty", success=False, tokens=0),
+    ]
+    assert [t.id for t in choose_examples(episodes, 4)] == ["a", "d", "c", "b"]
+    assert [t.id for t in choose_examples(episodes[:3], 2)] == ["a", "c"]
