@@ -151,11 +151,12 @@ class TokenSequence:
             return self.parent.fork(length)
         return TokenSequence(parent=self, shared=length)
 
-    def ids_list(self) -> list[int]:
-        """The token ids as a list: what is sent to the engine."""
+    def ids_list(self, start: int = 0) -> list[int]:
+        """The token ids from index `start` on, as a list: what is sent to the engine."""
         if self.parent is None:
-            return self._ids.tolist()
-        return self.parent.ids_list()[: self.shared] + self._ids.tolist()
+            return self._ids[start:].tolist()
+        own = self._ids[max(0, start - self.shared) :].tolist()
+        return own if start >= self.shared else self.parent.ids_list(start)[: self.shared - start] + own
 
     @property
     def token_ids(self) -> npt.NDArray[np.int32]:
@@ -210,8 +211,8 @@ class TokenSequence:
         self._versions.extend(arrays["versions"])
 
 
-def first_difference(expected: Sequence[int], got: Sequence[int]) -> int | None:
-    """Index of the first token in which two id lists differ, or ``None`` when one is a prefix of the other."""
+def first_difference(expected: Sequence[object], got: Sequence[object]) -> int | None:
+    """Index of the first item in which two lists of ids differ, or ``None`` when one is a prefix of the other."""
     return next((i for i, (a, b) in enumerate(zip(expected, got, strict=False)) if a != b), None)
 
 

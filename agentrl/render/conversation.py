@@ -170,7 +170,7 @@ class LedgerConversation:
         return start
 
     def _end_turn(self, start: int, role: str, stop_reason: StopReason, timings: TurnTimings) -> Answer:
-        ids = self.sequence.ids_list()[start:]
+        ids = self.sequence.ids_list(start)
         answer = self._renderer.read(ids, stop_reason=stop_reason, tools=self._tools)
         turn = Turn(
             index=sum(len(sequence.turns) for sequence in self._trajectory.sequences),

@@ -11,8 +11,8 @@ from agentrl.trajectory import Source, TokenSequence, first_difference
 _NEIGHBOURS = 6
 
 
-def common_prefix(first: Sequence[int], second: Sequence[int]) -> int:
-    """Number of leading tokens that two lists share."""
+def common_prefix(first: Sequence[object], second: Sequence[object]) -> int:
+    """Number of leading items (tokens, characters) that two sequences share."""
     differing = first_difference(first, second)
     return min(len(first), len(second)) if differing is None else differing
 

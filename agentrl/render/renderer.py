@@ -54,15 +54,16 @@ class Renderer:
     def __init__(
         self, tokenizer: PreTrainedTokenizerFast, *, enable_thinking: bool = False, tool_parser: str = "auto"
     ) -> None:
+        self.enable_thinking = enable_thinking
         self.encoder = TextEncoder(tokenizer)
         self.family: Family | None = detect_family(str(tokenizer.chat_template))
         options = {} if self.family is None else dict(self.family.template_options)
         self.template = ChatTemplate(tokenizer, {**options, "enable_thinking": enable_thinking})
-        self.boundary: TurnBoundary = find_boundary(self._after_stand_in(()), self.encoder, self.family)
+        self.boundary: TurnBoundary = find_boundary(self.after_answer(()), self.encoder, self.family)
         eos = tokenizer.eos_token_id
         self.stop_token_ids: frozenset[int] = self.boundary.stop_ids | ({eos} if isinstance(eos, int) else set())
         self._before_ids = self.encoder.encode(_BEFORE)
-        self._spans = ContentSpans(self._after_stand_in)
+        self._spans = ContentSpans(self.after_answer)
         header = self.template.render([user("x")], generation_prompt=True)
         self._reader = AnswerReader(self.family, self.template.source, tool_parser, header)
 
@@ -86,7 +87,7 @@ class Renderer:
             TemplateError: The template refuses the messages.
             LedgerError: The new text would change tokens before it.
         """
-        text = self._after_stand_in(messages)
+        text = self.after_answer(messages)
         encoded = self.encoder.encode_with_offsets(_BEFORE + text)
         known = len(self._before_ids)
         if encoded.ids[:known] != self._before_ids:
@@ -102,9 +103,40 @@ class Renderer:
         start = known + (last_id in self.boundary.end_ids)
         return Rendered(encoded.ids[start:], sources[start:])
 
+    def after_answer(self, messages: Sequence[Message]) -> str:
+        """The text that follows an answer: the end of its turn, the messages, the header of the next answer.
+
+        Raises:
+            TemplateError: The template refuses the messages, or leaves out what the assistant said.
+        """
+        answer = Message(role="assistant", content=STAND_IN)
+        text = self.template.render([user(_BEFORE), answer, *messages], generation_prompt=True)
+        _, found, after = text.partition(STAND_IN)
+        if not found:
+            raise TemplateError("the chat template leaves out what the assistant said", got=text)
+        return after
+
     def prefill(self, text: str) -> list[int]:
         """Tokens of text that is put in the policy's mouth at the start of its answer."""
         return self.encoder.encode(text)
+
+    def answer_text(self, message: Message) -> str:
+        """What the model would write to say `message`, its tool calls included, as the template shows it.
+
+        Raises:
+            TemplateError: The template refuses the message, or does not write it right after the header of an answer.
+        """
+        asked = self.template.render([user(_BEFORE)], generation_prompt=True)
+        told = self.template.render([user(_BEFORE), message])
+        text, end, _ = told.removeprefix(asked).rpartition(self.encoder.decode([self.boundary.end_id]))
+        if not told.startswith(asked) or not end:
+            raise TemplateError(
+                "the chat template begins an answer in another way when it is given than when it is asked for",
+                got=repr(told),
+                expected=f"a text that starts with {asked!r}",
+                hint="set agent.enable_thinking to what the answers hold, or use another chat template",
+            )
+        return text
 
     def demonstration(self, text: str) -> list[int]:
         """Tokens of a whole answer that somebody else wrote, with the end of its turn."""
@@ -127,11 +159,3 @@ class Renderer:
     def cut(self, text: str, max_tokens: int) -> str:
         """`text` cut to a token budget, with a visible mark (see `TextEncoder.cut`)."""
         return self.encoder.cut(text, max_tokens)
-
-    def _after_stand_in(self, messages: Sequence[Message]) -> str:
-        answer = Message(role="assistant", content=STAND_IN)
-        text = self.template.render([user(_BEFORE), answer, *messages], generation_prompt=True)
-        _, found, after = text.partition(STAND_IN)
-        if not found:
-            raise TemplateError("the chat template leaves out what the assistant said", got=text)
-        return after

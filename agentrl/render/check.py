@@ -1,0 +1,163 @@
+"""Finds, before a run starts, chat templates that cannot be rendered a turn at a time because they rewrite history.
+
+The ledger only grows. A template that would show an earlier turn otherwise once more messages follow (Qwen3 drops
+earlier thinking, others move the tools or rename roles) makes training and deployment see different prompts. What the
+model sampled must come back word for word; white space that a template trims and blocks that the template itself wrote
+are reported, and the ledger keeps them.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+from agentrl.errors import TemplateError
+from agentrl.message import Message, Role, ToolCall, system, user
+from agentrl.render.answer import THINK_CLOSE
+from agentrl.render.difference import common_prefix
+from agentrl.render.renderer import Renderer
+from agentrl.render.template import ToolSchema
+
+_AROUND = 60
+_TURNS = 3
+_MOVE = "go north"
+_THOUGHT = "it is cold here"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class TemplateReport:
+    """What is worth knowing about a template that can be used."""
+
+    notes: tuple[str, ...] = ()
+    """Differences between the ledger and the template's own rendering that lose nothing the model sampled."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class _Probe:
+    """An answer, given at every turn of a conversation that is rendered both ways."""
+
+    what: str
+    message: Message
+    """The answer as it is parsed."""
+    sampled: str
+    """The answer as the model writes it."""
+
+
+def _text_probe(what: str, text: str) -> _Probe:
+    return _Probe(what=what, message=Message(role="assistant", content=text), sampled=text)
+
+
+def _thinking_probe() -> _Probe:
+    message = Message(role="assistant", content=_MOVE, reasoning=_THOUGHT)
+    return _Probe(
+        what="answers with thinking", message=message, sampled=f"<think>\n{_THOUGHT}\n{THINK_CLOSE}\n\n{_MOVE}"
+    )
+
+
+def _call_probe(renderer: Renderer, tool: ToolSchema, *, thinks: bool) -> _Probe:
+    call = ToolCall(name=tool["function"]["name"], arguments={"direction": "north"}, id="call_1")
+    message = Message(role="assistant", tool_calls=(call,), reasoning=_THOUGHT if thinks else None)
+    return _Probe(what="tool calls", message=message, sampled=renderer.answer_text(message))
+
+
+def check_template(
+    renderer: Renderer, *, roles: Sequence[Role] = ("user",), tools: Sequence[ToolSchema] = ()
+) -> TemplateReport:
+    """Check that prompts rendered turn by turn are what the template makes of the whole conversation.
+
+    Args:
+        renderer: Of the run's model.
+        roles: Roles of the messages that the agent loop adds after an answer, ``user`` or ``tool`` or both.
+        tools: Tools that the run offers.
+
+    Raises:
+        TemplateError: Something that the model sampled would be changed or dropped; shows the two renderings around
+            the first difference and what to do.
+    """
+    thinks = renderer.enable_thinking and THINK_CLOSE in renderer.template.source
+    probes = [
+        _text_probe("plain answers", _MOVE),
+        _text_probe("answers with white space around them", f"  {_MOVE} \n"),
+        *([_thinking_probe()] if thinks else []),
+        *([_call_probe(renderer, tools[0], thinks=thinks)] if tools else []),
+    ]
+    notes = [note for probe in probes for role in roles if (note := _compare(renderer, probe, role, tools))]
+    if len(set(roles)) > 1:
+        notes += [note for probe in probes if (note := _compare(renderer, probe, None, tools))]
+    return TemplateReport(notes=tuple(dict.fromkeys(notes)))
+
+
+def _compare(renderer: Renderer, probe: _Probe, role: Role | None, tools: Sequence[ToolSchema]) -> str | None:
+    """Render three turns both ways; a note, or ``None`` when nothing differs."""
+    messages = [system("You play."), user("start")]
+    kept = renderer.template.render(messages, tools=tools, generation_prompt=True)
+    for turn in range(_TURNS):
+        follow = _follow_up(role or ("tool", "user")[turn % 2], turn)
+        messages += [probe.message, follow]
+        kept += probe.sampled + renderer.after_answer([follow])
+        rendered = renderer.template.render(messages, tools=tools, generation_prompt=True)
+        if rendered != kept:
+            return _explain(renderer, probe, kept, rendered)
+    return None
+
+
+def _follow_up(role: Role, turn: int) -> Message:
+    if role == "tool":
+        return Message(role="tool", content=f"result {turn}", tool_call_id=f"call_{turn}", name="look")
+    return user(f"observation {turn}")
+
+
+def _explain(renderer: Renderer, probe: _Probe, kept: str, rendered: str) -> str:
+    if _without_space(rendered) == _without_space(kept):
+        return f"the chat template trims white space of {probe.what}; the ledger keeps it"
+    headers = _headers(renderer)
+    if headers.own and _without_space(rendered) == _without_space(headers.drop_own(kept)):
+        return f"the chat template writes {headers.own!r} before an answer and drops it later; the ledger keeps it"
+    at = common_prefix(kept, rendered)
+    raise TemplateError(
+        f"the chat template rewrites history ({probe.what} come back changed)",
+        got=f"{_around(rendered, at)} from the template",
+        expected=f"{_around(kept, at)} as it was sampled",
+        hint=_hint(renderer, probe),
+    )
+
+
+@dataclass(frozen=True, slots=True)
+class _Headers:
+    """What the template writes before an answer: once it is history, and what it adds when it asks for one."""
+
+    history: str
+    own: str
+
+    def drop_own(self, text: str) -> str:
+        """`text` as if the template had asked with the header of history, except for the answer that is asked now."""
+        past, asking, now = text.rpartition(self.history + self.own)
+        return past.replace(self.history + self.own, self.history) + asking + now
+
+
+def _headers(renderer: Renderer) -> _Headers:
+    question, reply = [user("x")], "@@REPLY@@"
+    start = len(renderer.template.render(question))
+    told = [*question, Message(role="assistant", content=reply), user("y")]
+    history = renderer.template.render(told)[start:].partition(reply)[0]
+    asking = renderer.template.render(question, generation_prompt=True)[start:]
+    return _Headers(history, asking.removeprefix(history) if asking.startswith(history) else "")
+
+
+def _hint(renderer: Renderer, probe: _Probe) -> str:
+    ways = [
+        "use the agent loop step_independent, whose turns have a prompt each",
+        "use a chat template that only appends",
+    ]
+    if probe.message.reasoning is not None:
+        ways.insert(0, "set agent.enable_thinking to false")
+    return "; or ".join(ways)
+
+
+def _around(text: str, at: int) -> str:
+    before, after = text[max(0, at - _AROUND) : at], text[at : at + _AROUND]
+    return f"{before!r} → {after!r}"
+
+
+def _without_space(text: str) -> str:
+    return "".join(text.split())
