@@ -1,3 +1,10 @@
 """The shipped agent loops; each is a plug-in like any other."""
 
-PLUGINS: dict[str, dict[str, str]] = {}
+PLUGINS: dict[str, dict[str, str]] = {
+    "agent_loop": {
+        "react_text": "agentrl.agent_loops.react_text:ReactText",
+        "single_turn": "agentrl.agent_loops.single_turn:SingleTurn",
+        "step_independent": "agentrl.agent_loops.step_independent:StepIndependent",
+        "tool_calling": "agentrl.agent_loops.tool_calling:ToolCalling",
+    }
+}

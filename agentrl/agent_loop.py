@@ -25,7 +25,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
 from agentrl.env import EnvironmentSpec, StepResult
-from agentrl.errors import Outcome
+from agentrl.errors import Outcome, UsageError
 from agentrl.message import Content, Message, ToolCall
 from agentrl.policy import StopReason
 from agentrl.task import Task
@@ -114,8 +114,8 @@ class Episode(ABC):
         """
 
     @abstractmethod
-    def open(self, messages: Sequence[Message], *, use_tools: bool = False) -> Conversation:
-        """Start a conversation; `use_tools` renders the tools' schemas into the prompt."""
+    def open(self, messages: Sequence[Message], *, tools: Sequence[Tool] = ()) -> Conversation:
+        """Start a conversation; the schemas of `tools` are rendered into the prompt and answers searched for calls."""
 
     @abstractmethod
     def invalid(self, reason: str) -> None:
@@ -126,7 +126,7 @@ class Episode(ABC):
         """
 
     @abstractmethod
-    def admissible_actions(self) -> list[str] | None:
+    async def admissible_actions(self) -> list[str] | None:
         """The actions that the environment accepts now; ``None`` when it does not tell."""
 
 
@@ -136,3 +136,17 @@ class AgentLoop(ABC):
     @abstractmethod
     async def run(self, episode: Episode) -> None:
         """Play one episode to its end."""
+
+    def demonstrate(self, action: str) -> Message:
+        """The assistant message that a perfect policy would write to take `action` in this loop.
+
+        Warm starts and scripted policies play through the loop with it; `run` must read `action` back from it.
+
+        Raises:
+            UsageError: the loop cannot be demonstrated.
+        """
+        raise UsageError(
+            f"agent loop {type(self).__name__} cannot play the actions of a scripted policy",
+            got=f"action {action!r}",
+            expected="a loop that defines demonstrate(action)",
+        )

@@ -1,0 +1,50 @@
+"""What loops put around observations: the goal again, the admissible actions, the rules of the answer."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Sequence
+
+from agentrl.agent_loop import Episode
+from agentrl.message import Content, Message, TextPart, system, user
+
+_TASK_SENTENCE = re.compile(r"^.*\byour task is to:?.*$", re.IGNORECASE | re.MULTILINE)
+
+
+def content_text(content: Content) -> str:
+    """The text of an observation, images left out."""
+    if isinstance(content, str):
+        return content
+    return "".join(part.text for part in content if isinstance(part, TextPart))
+
+
+def goal_line(first_observation: Content) -> str:
+    """The line that states the goal: the one with "Your task is to", or else the last one that is not empty.
+
+    >>> goal_line("You are in a room.\\n\\nYour task is to: put a mug in desk.\\n")
+    'Your task is to: put a mug in desk.'
+    """
+    text = content_text(first_observation)
+    sentences = _TASK_SENTENCE.findall(text)
+    lines = sentences or [line for line in text.splitlines() if line.strip()]
+    return lines[-1].strip() if lines else ""
+
+
+def with_lines(content: Content, lines: Sequence[str]) -> Content:
+    """An observation with lines of text after it; empty ones are left out."""
+    added = "".join(f"\n{line}" for line in lines if line)
+    if not added:
+        return content
+    return content + added if isinstance(content, str) else (*content, TextPart(text=added))
+
+
+def opening(instructions: Sequence[str], observation: Content) -> list[Message]:
+    """The first messages: a system message if there is anything to instruct, and the first observation."""
+    text = "\n\n".join(part.strip() for part in instructions if part.strip())
+    return [*([system(text)] if text else []), user(observation)]
+
+
+async def action_list(episode: Episode) -> str:
+    """One line with the actions that the environment accepts now; empty when it does not tell."""
+    actions = await episode.admissible_actions()
+    return "" if actions is None else f"Admissible actions: {', '.join(actions)}."

@@ -1,0 +1,49 @@
+"""One question, one answer."""
+
+from __future__ import annotations
+
+import re
+
+from agentrl.agent_loop import AgentLoop, Answer, Episode, EpisodeEnd
+from agentrl.errors import Outcome
+from agentrl.message import Message
+
+from .prompting import opening
+
+
+class SingleTurn(AgentLoop):
+    """The policy answers once, and the environment judges the answer.
+
+    Args:
+        tag: Only what stands in ``<tag>…</tag>`` is given to the environment (the last one counts); without it, the
+            whole answer without its thinking.
+    """
+
+    def __init__(self, *, tag: str | None = None) -> None:
+        self.tag = tag
+        self._tagged = None if tag is None else re.compile(f"<{tag}>(.*?)</{tag}>", re.DOTALL)
+
+    async def run(self, episode: Episode) -> None:
+        """Play one episode."""
+        observation = await episode.reset()
+        rule = "" if self.tag is None else f"Give your final answer inside <{self.tag}> </{self.tag}>."
+        conversation = episode.open(opening([episode.spec.instructions, episode.action_hint, rule], observation))
+        action = self.read(await conversation.generate())
+        if action is None:
+            episode.invalid(f"no <{self.tag}>")
+            raise EpisodeEnd(Outcome.POLICY_ERROR)
+        result = await episode.step(action)
+        if not result.done:
+            raise EpisodeEnd(Outcome.TRUNCATED_TURNS)
+
+    def read(self, answer: Answer) -> str | None:
+        """What the environment is given; ``None`` when the tag is missing."""
+        if self._tagged is None:
+            return answer.text
+        found = self._tagged.findall(answer.text)
+        return found[-1].strip() if found else None
+
+    def demonstrate(self, action: str) -> Message:
+        """The answer that gives `action`."""
+        text = action if self.tag is None else f"<{self.tag}>{action}</{self.tag}>"
+        return Message(role="assistant", content=text)

@@ -1,0 +1,112 @@
+"""Each turn has a prompt of its own: the goal, a memory of the past, the current observation.
+
+The ledger gets one sequence per turn; what their prompts have in common at the start is stored once.
+"""
+
+from __future__ import annotations
+
+import inspect
+from collections import deque
+from collections.abc import Callable
+from typing import Protocol
+
+from agentrl.agent_loop import AgentLoop, Conversation, Episode
+from agentrl.errors import ConfigError
+from agentrl.message import Content, Message
+from agentrl.registry import load
+
+from .prompting import action_list, content_text, goal_line, opening, with_lines
+from .react_text import ReactText
+
+
+class Memory(Protocol):
+    """What the policy is told of the past; one object per episode."""
+
+    def add(self, observation: str, action: str) -> None:
+        """Remember what was seen, and what was done then."""
+
+    def text(self) -> str:
+        """The memory as the prompt shows it; empty at first."""
+
+
+class RecentSteps:
+    """Remembers the last steps word for word.
+
+    Args:
+        length: Number of steps; 0 remembers nothing.
+    """
+
+    def __init__(self, length: int) -> None:
+        self._steps: deque[tuple[int, str, str]] = deque(maxlen=length)
+        self._count = 0
+
+    def add(self, observation: str, action: str) -> None:
+        """Remember a step."""
+        self._count += 1
+        self._steps.append((self._count, observation, action))
+
+    def text(self) -> str:
+        """The steps, oldest first."""
+        if not self._steps:
+            return ""
+        steps = "\n".join(f"[{i}] Observation: {seen}\n[{i}] Action: {action}" for i, seen, action in self._steps)
+        return f"You have taken {self._count} steps. The last ones:\n{steps}"
+
+
+class StepIndependent(AgentLoop):
+    """The policy sees the goal, a memory and the current observation, and answers as in `react_text`.
+
+    Args:
+        history: Steps that are remembered word for word.
+        memory: ``module:attr`` of a class to remember with instead (see `Memory`); made once per episode.
+        format: As in `ReactText`.
+        list_actions: As in `ReactText`.
+        explain: As in `ReactText`.
+    """
+
+    def __init__(
+        self,
+        *,
+        history: int = 3,
+        memory: str | None = None,
+        format: str = "react",
+        list_actions: bool = False,
+        explain: bool = True,
+    ) -> None:
+        if history < 0:
+            raise ConfigError("step_independent cannot remember", got=f"history {history}", expected="0 or more steps")
+        self._make_memory: Callable[[], Memory] = (lambda: RecentSteps(history)) if memory is None else load(memory)
+        if not callable(self._make_memory) or (
+            inspect.isclass(self._make_memory) and not hasattr(self._make_memory, "text")
+        ):
+            raise ConfigError("not a memory", got=memory, expected="a class with add(observation, action) and text()")
+        self._text = ReactText(format=format, list_actions=list_actions, explain=explain)
+
+    async def run(self, episode: Episode) -> None:
+        """Play one episode."""
+        first = observation = await episode.reset()
+        memory, goal, problem = self._make_memory(), "", ""
+        conversation: Conversation | None = None
+        while True:
+            messages = await self._prompt(episode, [goal, memory.text()], observation, problem)
+            conversation = episode.open(messages) if conversation is None else conversation.fork(messages)
+            reading = self._text.read(await conversation.generate())
+            problem = reading.problem
+            if problem:
+                episode.invalid(problem)
+                continue
+            result = await episode.step(reading.action)
+            if result.done:
+                return
+            memory.add(content_text(observation), reading.action)
+            goal, observation = goal_line(first), result.observation
+
+    async def _prompt(self, episode: Episode, past: list[str], observation: Content, problem: str) -> list[Message]:
+        actions = await action_list(episode) if self._text.list_actions else ""
+        before = "".join(f"{part}\n\n" for part in past if part)
+        shown = before + observation if isinstance(observation, str) else with_lines(observation, [before])
+        return opening(self._text.instructions(episode), with_lines(shown, [actions, problem]))
+
+    def demonstrate(self, action: str) -> Message:
+        """The answer that takes `action`."""
+        return self._text.demonstrate(action)

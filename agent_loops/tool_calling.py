@@ -1,0 +1,102 @@
+"""Messages and tool calls; the environment's actions are a tool, too."""
+
+from __future__ import annotations
+
+import functools
+
+from agentrl.agent_loop import AgentLoop, Answer, Conversation, Episode
+from agentrl.errors import ToolError
+from agentrl.message import Content, Message, ToolCall, tool_result, user
+from agentrl.tool import Tool
+
+from .prompting import action_list, goal_line, opening, with_lines
+
+
+@functools.cache
+def action_tool(name: str, hint: str) -> Tool:
+    """The tool that stands for the environment's `step`; the loop itself carries it out."""
+
+    def act(action: str) -> str:
+        return action
+
+    act.__doc__ = f"Take an action in the environment. {hint}\n\nArgs:\n    action: The action, as text."
+    return Tool(act, name=name, inline=True)
+
+
+class ToolCalling(AgentLoop):
+    """The policy calls tools, several per turn if it likes, until the environment or a tool ends the episode.
+
+    A text-action environment's actions are called like a tool. An environment that brings tools of its own and has no
+    ``action_hint`` is acted on through those; there, an answer without a call is the final one, and the environment
+    judges its text.
+
+    Args:
+        action_name: The name of the tool that takes actions.
+        list_actions: List the admissible actions after each observation, where the environment tells them.
+        restate_goal: Repeat the goal after each observation (see `ReactText`).
+    """
+
+    def __init__(self, *, action_name: str = "act", list_actions: bool = False, restate_goal: bool = False) -> None:
+        self.action_name = action_name
+        self.list_actions = list_actions
+        self.restate_goal = restate_goal
+
+    async def run(self, episode: Episode) -> None:
+        """Play one episode."""
+        configured = set(episode.tools)
+        first = await episode.reset()
+        has_actions = bool(episode.action_hint) or set(episode.tools) == configured
+        act = action_tool(self.action_name, episode.action_hint) if has_actions else None
+        tools = [*episode.tools.values(), *([act] if act else [])]
+        conversation = episode.open(
+            opening([episode.spec.instructions], await self._shown(episode, first)), tools=tools
+        )
+        goal = goal_line(first) if self.restate_goal else ""
+        while True:
+            answer = await conversation.generate()
+            if not answer.tool_calls and not answer.problems and act is None:
+                await episode.step(answer.text)
+                return
+            if await self._take_turn(episode, conversation, answer, act, goal):
+                return
+
+    async def _take_turn(
+        self, episode: Episode, conversation: Conversation, answer: Answer, act: Tool | None, goal: str
+    ) -> bool:
+        """Carry out an answer's calls in their order; whether the environment ended the episode."""
+        for call in answer.tool_calls:
+            if act is None or call.name != act.name:
+                conversation.add(await episode.call_tool(call))
+                continue
+            try:
+                action = act.validate(call.arguments)["action"]
+            except ToolError as error:
+                episode.invalid(str(error))
+                conversation.add(tool_result(call, f"Error: {error}"))
+                continue
+            result = await episode.step(action)
+            if result.done:
+                return True
+            conversation.add(_answered(call, await self._shown(episode, result.observation, goal)))
+        if problem := self._problem(answer):
+            episode.invalid(problem)
+            conversation.add(user(problem))
+        return False
+
+    async def _shown(self, episode: Episode, observation: Content, goal: str = "") -> Content:
+        actions = await action_list(episode) if self.list_actions else ""
+        return with_lines(observation, [actions, goal])
+
+    def _problem(self, answer: Answer) -> str:
+        if answer.problems:
+            return "Your tool call could not be read. " + " ".join(answer.problems)
+        return "" if answer.tool_calls else f"Your answer calls no tool. Call {self.action_name} to act."
+
+    def demonstrate(self, action: str) -> Message:
+        """The call that takes `action`."""
+        call = ToolCall(name=self.action_name, arguments={"action": action})
+        return Message(role="assistant", tool_calls=(call,))
+
+
+def _answered(call: ToolCall, observation: Content) -> Message:
+    return Message(role="tool", content=observation, tool_call_id=call.id, name=call.name)

@@ -1,0 +1,140 @@
+"""A scripted policy speaks: the environment's own expert, or a random one.
+
+Each turn it asks the environment for an action and the agent loop for the answer that a perfect policy would have
+written. With a renderer the answer goes into the ledger as forced tokens, exactly where sampled ones would stand: the
+source of warm starts. Without one only messages are kept: scores of scripted policies need no model.
+"""
+
+from __future__ import annotations
+
+import enum
+from collections.abc import Sequence
+
+from agentrl.agent_loop import Answer, Conversation
+from agentrl.errors import TemplateError, UsageError
+from agentrl.message import Message, user
+from agentrl.policy import StopReason
+from agentrl.render.conversation import LedgerConversation
+from agentrl.render.renderer import Renderer
+from agentrl.render.template import ToolSchema
+from agentrl.rollout.chat_speaker import append_textual_turn, cut_characters
+from agentrl.rollout.speaker import Situation, Speaker
+from agentrl.tool import Tool
+from agentrl.trajectory import TokenSequence
+
+
+class ScriptedPolicy(enum.StrEnum):
+    """Who demonstrates."""
+
+    EXPERT = "expert"
+    RANDOM = "random"
+
+
+class Demonstrator(Speaker):
+    """Opens conversations that a scripted policy answers.
+
+    Args:
+        policy: Expert or random.
+        renderer: Writes the answers into the ledger; ``None`` keeps text only.
+        max_context: Most tokens of prompt and answer together.
+    """
+
+    def __init__(self, policy: ScriptedPolicy, renderer: Renderer | None = None, *, max_context: int = 2**31) -> None:
+        self.policy = policy
+        self.renderer = renderer
+        self.max_context = max_context
+
+    def open(self, situation: Situation, messages: Sequence[Message], tools: Sequence[Tool]) -> Conversation:
+        """A conversation on the ledger, or in text."""
+        if self.renderer is None:
+            return TextDemonstration(self.policy, situation)
+        schemas: list[ToolSchema] = [tool.schema for tool in tools]
+        ledger = LedgerConversation(self.renderer, situation.turns.trajectory, messages, tools=schemas)
+        return LedgerDemonstration(self, self.renderer, ledger, situation)
+
+    def cut(self, text: str, max_tokens: int) -> str:
+        """Cut by the model's tokens, or by an estimate when there is no model."""
+        return cut_characters(text, max_tokens) if self.renderer is None else self.renderer.cut(text, max_tokens)
+
+
+class TextDemonstration(Conversation):
+    """A scripted policy without a model."""
+
+    def __init__(self, policy: ScriptedPolicy, situation: Situation) -> None:
+        self._policy = policy
+        self._situation = situation
+
+    def add(self, *messages: Message) -> None:
+        """Messages are not read: the policy sees the environment itself."""
+
+    def fork(self, messages: Sequence[Message]) -> Conversation:
+        """Another such conversation."""
+        return TextDemonstration(self._policy, self._situation)
+
+    async def generate(self, *, prefill: str = "") -> Answer:
+        """Act."""
+        turns = self._situation.turns
+        message = await demonstration(self._policy, self._situation, turns.begin())
+        turns.take(append_textual_turn(turns, TokenSequence(), StopReason.STOP), prompt_tokens=0, answer_tokens=0)
+        return Answer(message=message, raw_text=message.text)
+
+
+class LedgerDemonstration(Conversation):
+    """A scripted policy whose answers become forced tokens."""
+
+    def __init__(
+        self, speaker: Demonstrator, renderer: Renderer, ledger: LedgerConversation, situation: Situation
+    ) -> None:
+        self.ledger = ledger
+        self._speaker = speaker
+        self._renderer = renderer
+        self._situation = situation
+
+    def add(self, *messages: Message) -> None:
+        """Append messages; they become tokens with the next turn."""
+        self.ledger.add(messages)
+
+    def fork(self, messages: Sequence[Message]) -> Conversation:
+        """A conversation with a rewritten history."""
+        return LedgerDemonstration(self._speaker, self._renderer, self.ledger.fork(messages), self._situation)
+
+    async def generate(self, *, prefill: str = "") -> Answer:
+        """Write the answer that takes the scripted policy's action."""
+        if prefill:
+            raise UsageError("a demonstration cannot continue an answer", got=f"prefill {prefill!r}", expected="none")
+        turns = self._situation.turns
+        seed = turns.begin()
+        prompt_tokens = len(self.ledger.prepare())
+        turns.budget.answer_tokens(prompt_tokens, self._speaker.max_context)
+        message = await demonstration(self._speaker.policy, self._situation, seed)
+        answer = self.ledger.demonstrate(answer_text(self._renderer, message))
+        turn = self.ledger.sequence.turns[-1]
+        turns.take(turn, prompt_tokens=prompt_tokens, answer_tokens=turn.end - turn.start)
+        return answer
+
+
+async def demonstration(policy: ScriptedPolicy, situation: Situation, seed: int) -> Message:
+    """The message in which `policy` takes its next action."""
+    if policy is ScriptedPolicy.EXPERT:
+        action = await situation.environment.expert_action(situation.observation)
+    else:
+        action = await situation.environment.random_action(seed)
+    return situation.loop.demonstrate(action)
+
+
+def answer_text(renderer: Renderer, message: Message) -> str:
+    """What the model would write to say `message`: its text, or, with tool calls, what the chat template makes of it.
+
+    Raises:
+        TemplateError: the template does not render the message right after the header of an answer.
+    """
+    if not message.tool_calls:
+        return message.text
+    asked = [user("x")]
+    header = renderer.template.render(asked, generation_prompt=True)
+    whole = renderer.template.render([*asked, message])
+    end = renderer.encoder.decode([renderer.boundary.end_id])
+    text, found, _ = whole.removeprefix(header).rpartition(end)
+    if not whole.startswith(header) or not found:
+        raise TemplateError("the chat template cannot show how a tool call is written", got=whole, expected=header)
+    return text

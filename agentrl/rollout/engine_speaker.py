@@ -1,0 +1,167 @@
+"""A policy engine speaks: it samples tokens, and every token goes into the ledger."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Sequence
+from dataclasses import replace
+
+from agentrl.agent_loop import Answer, Conversation, EpisodeEnd
+from agentrl.errors import EngineError, Outcome, async_boundary
+from agentrl.message import Message
+from agentrl.policy import GenerateRequest, Generation, PolicyEngine, SamplingParams, StopReason
+from agentrl.render.conversation import LedgerConversation
+from agentrl.render.renderer import Renderer
+from agentrl.render.template import ToolSchema
+from agentrl.rollout.speaker import Situation, Speaker
+from agentrl.rollout.stall import WaitKind
+from agentrl.rollout.turns import TurnLog
+from agentrl.tool import Tool
+
+MAX_RESUBMISSIONS = 8
+"""How often an answer that was aborted without being asked to is taken up again."""
+
+
+class EngineSpeaker(Speaker):
+    """Opens conversations that an engine answers.
+
+    Args:
+        engine: Samples the answers.
+        renderer: Turns messages into the model's tokens.
+        sampling: How to sample; its `max_tokens`, `seed` and stop tokens are set per turn.
+    """
+
+    def __init__(self, engine: PolicyEngine, renderer: Renderer, sampling: SamplingParams) -> None:
+        self.engine = engine
+        self.renderer = renderer
+        self.sampling = replace(sampling, stop_token_ids=sampling.stop_token_ids | renderer.stop_token_ids)
+
+    def open(self, situation: Situation, messages: Sequence[Message], tools: Sequence[Tool]) -> Conversation:
+        """A conversation on the token ledger."""
+        schemas: list[ToolSchema] = [tool.schema for tool in tools]
+        ledger = LedgerConversation(self.renderer, situation.turns.trajectory, messages, tools=schemas)
+        return EngineConversation(self, ledger, situation.turns)
+
+    def cut(self, text: str, max_tokens: int) -> str:
+        """Cut by the model's own tokens."""
+        return self.renderer.cut(text, max_tokens)
+
+    async def end(self, situation: Situation) -> None:
+        """Let the engine forget the episode's sessions."""
+        trajectory = situation.turns.trajectory
+        for index in range(len(trajectory.sequences)):
+            await self.engine.end_session(session_id(trajectory.id, index))
+
+
+class EngineConversation(Conversation):
+    """One sequence of the ledger, answered by an engine."""
+
+    def __init__(self, speaker: EngineSpeaker, ledger: LedgerConversation, turns: TurnLog) -> None:
+        self.ledger = ledger
+        self._speaker = speaker
+        self._turns = turns
+
+    def add(self, *messages: Message) -> None:
+        """Append messages; they become tokens with the next turn."""
+        self.ledger.add(messages)
+
+    def fork(self, messages: Sequence[Message]) -> Conversation:
+        """A conversation with a rewritten history."""
+        return EngineConversation(self._speaker, self.ledger.fork(messages), self._turns)
+
+    async def generate(self, *, prefill: str = "") -> Answer:
+        """Sample one turn."""
+        seed = self._turns.begin()
+        prompt_ids = self.ledger.prepare(prefill)
+        room = self._turns.budget.answer_tokens(len(prompt_ids), self._speaker.engine.capabilities.max_context)
+        params = replace(self._speaker.sampling, max_tokens=room, seed=seed)
+        request = GenerateRequest(
+            prompt_ids=prompt_ids,
+            params=params,
+            session_id=self._session_id(),
+            request_id=f"{self._turns.trajectory.id}/turn-{self._turns.budget.turns - 1}",
+        )
+        generation = await self._sample(request)
+        self.ledger.verify(request.prompt_ids)
+        answer = self.ledger.accept(generation)
+        turn = self.ledger.sequence.turns[-1]
+        self._turns.take(turn, prompt_tokens=len(prompt_ids), answer_tokens=len(generation.token_ids))
+        if generation.stop_reason is StopReason.ABORT:
+            raise EpisodeEnd(Outcome.TRUNCATED_TIME)
+        return answer
+
+    def _session_id(self) -> str:
+        trajectory = self._turns.trajectory
+        index = next(i for i, sequence in enumerate(trajectory.sequences) if sequence is self.ledger.sequence)
+        return session_id(trajectory.id, index)
+
+    async def _sample(self, request: GenerateRequest) -> Generation:
+        """Ask the engine until the answer is whole, or the episode's time is over (then it ends with ABORT)."""
+        done: Generation | None = None
+        for attempt in range(MAX_RESUBMISSIONS):
+            part = await self._ask(
+                replace(request, request_id=f"{request.request_id}/{attempt}") if attempt else request
+            )
+            done = part if done is None else joined(done, part)
+            remaining_s = self._turns.budget.remaining_s
+            time_is_over = remaining_s is not None and remaining_s <= 0
+            if part.stop_reason is not StopReason.ABORT or time_is_over:
+                return done
+            request = _continued(request, part)
+            if request.params.max_tokens == 0:
+                return replace(done, stop_reason=StopReason.LENGTH)
+        raise EngineError(
+            f"the engine aborted request {request.request_id} again and again",
+            got=f"{MAX_RESUBMISSIONS} partial answers",
+            expected="a whole answer",
+        )
+
+    async def _ask(self, request: GenerateRequest) -> Generation:
+        waits, limits = self._turns.recorders.waits, self._turns.limits
+        what = f"answer to request {request.request_id}"
+        with waits.on(WaitKind.ENGINE, self._turns.trajectory.id, "an answer"):
+            async with async_boundary(EngineError, what, deadline_s=limits.answer_timeout_s):
+                remaining_s = self._turns.budget.remaining_s
+                if remaining_s is None:
+                    return await self._speaker.engine.generate(request)
+                return await self._ask_within(request, remaining_s)
+
+    async def _ask_within(self, request: GenerateRequest, seconds: float) -> Generation:
+        """Abort the request when the time is over, and take what was sampled until then."""
+        engine = self._speaker.engine
+        loop = asyncio.get_running_loop()
+        aborts: list[asyncio.Task[bool]] = []
+        timer = loop.call_later(seconds, lambda: aborts.append(loop.create_task(engine.abort(request.request_id))))
+        try:
+            return await engine.generate(request)
+        finally:
+            timer.cancel()
+            await asyncio.gather(*aborts)
+
+
+def session_id(trajectory_id: str, sequence: int) -> str:
+    """The engine's session of one sequence of an episode."""
+    return f"{trajectory_id}/{sequence}"
+
+
+def joined(first: Generation, second: Generation) -> Generation:
+    """One answer made of two parts, the second of which continued the first."""
+    return replace(
+        second,
+        token_ids=first.token_ids + second.token_ids,
+        logprobs=first.logprobs + second.logprobs,
+        versions=first.versions + second.versions,
+        cached_tokens=first.cached_tokens,
+        queue_s=first.queue_s + second.queue_s,
+        prefill_s=first.prefill_s + second.prefill_s,
+        decode_s=first.decode_s + second.decode_s,
+    )
+
+
+def _continued(request: GenerateRequest, part: Generation) -> GenerateRequest:
+    rest = request.params.max_tokens - len(part.token_ids)
+    return replace(
+        request,
+        prompt_ids=[*request.prompt_ids, *part.token_ids],
+        params=replace(request.params, max_tokens=rest),
+    )

@@ -1,0 +1,173 @@
+"""One episode: what an agent loop may use, with budgets, deadlines and bookkeeping behind it."""
+
+from __future__ import annotations
+
+import asyncio
+import difflib
+from collections.abc import Callable, Sequence
+from contextlib import AsyncExitStack
+from typing import Any
+
+from agentrl.agent_loop import AgentLoop, Conversation, Episode, EpisodeEnd
+from agentrl.env import EnvironmentSpec, StepResult
+from agentrl.errors import AgentRLError, Outcome, ToolError
+from agentrl.message import Content, Message, TextPart, ToolCall, tool_result
+from agentrl.rollout.environments import HostedEnvironment
+from agentrl.rollout.speaker import Speaker
+from agentrl.rollout.stall import WaitKind
+from agentrl.rollout.turns import TurnLog
+from agentrl.task import Task
+from agentrl.tool import Tool
+
+
+class RuntimeEpisode(Episode):
+    """The runtime's `Episode`.
+
+    Args:
+        task: What it is about.
+        spec: The environment's entry, with the instructions that the config may have replaced.
+        environment: Borrowed for this episode.
+        speaker: Who answers.
+        loop: The loop that will run.
+        tools: The configured tools.
+        turns: The episode's turns and budgets.
+        stack: Closes stateful tools at the end.
+    """
+
+    def __init__(
+        self,
+        *,
+        task: Task,
+        spec: EnvironmentSpec,
+        environment: HostedEnvironment,
+        speaker: Speaker,
+        loop: AgentLoop,
+        tools: Sequence[Tool],
+        turns: TurnLog,
+        stack: AsyncExitStack,
+    ) -> None:
+        self.task = task
+        self.spec = spec
+        self.environment = environment
+        self.loop = loop
+        self.turns = turns
+        self.tools = {tool.name: tool for tool in tools}
+        self.action_hint = ""
+        self.observation: Content = ""
+        self.last_result: StepResult | None = None
+        """What the latest step led to."""
+        self.info: dict[str, Any] = {}
+        """Everything that reset and steps told, newest values."""
+        self._speaker = speaker
+        self._stack = stack
+        self._bound: dict[str, Callable[..., Any]] = {}
+
+    async def reset(self) -> Content:
+        """Reset the environment for the task."""
+        result = await self.environment.reset(self.task)
+        self.tools = {**self.tools, **{tool.name: tool for tool in result.tools}}
+        self.action_hint = result.action_hint
+        self.turns.state_key = result.state_key
+        self.info.update(result.info)
+        self.observation = result.observation
+        return _after_prompt(self.task.prompt, self._cut(result.observation))
+
+    async def step(self, action: str) -> StepResult:
+        """Take an action."""
+        turn = self.turns.require_latest()
+        self.turns.budget.check_time()
+        clock = self.turns.recorders.waits.clock
+        began = clock()
+        stepped = await self.environment.step(action)
+        turn.timings.env += clock() - began
+        result = stepped.result
+        turn.reward += result.reward
+        if not result.info.get("valid", True):
+            turn.valid = False
+            self.turns.recorders.counters.invalid_actions += 1
+            self.turns.add_metric("invalid_actions", 1)
+        for name, value in result.info.get("reward_components", {}).items():
+            components = self.turns.trajectory.reward_components
+            components[name] = components.get(name, 0.0) + float(value)
+        self.turns.state_key = stepped.state_key
+        self.info.update(result.info)
+        self.observation = result.observation
+        self.last_result = StepResult(
+            observation=self._cut(result.observation),
+            reward=result.reward,
+            terminated=result.terminated,
+            truncated=result.truncated,
+            info=result.info,
+        )
+        return self.last_result
+
+    async def call_tool(self, call: ToolCall) -> Message:
+        """Call a tool; what the policy can mend comes back as text."""
+        turn = self.turns.require_latest()
+        self.turns.budget.check_time()
+        clock = self.turns.recorders.waits.clock
+        began = clock()
+        self.turns.recorders.counters.tool_calls += 1
+        self.turns.add_metric("tool_calls", 1)
+        try:
+            text = await self._tool_text(call)
+        except ToolError as error:
+            self.turns.recorders.counters.tool_errors += 1
+            self.turns.add_metric("tool_errors", 1)
+            return tool_result(call, self._cut_text(f"Error: {error}"))
+        finally:
+            turn.timings.tool += clock() - began
+        if self.tools[call.name].stop:
+            raise EpisodeEnd(Outcome.STOPPED_BY_TOOL)
+        return tool_result(call, self._cut_text(text))
+
+    def open(self, messages: Sequence[Message], *, tools: Sequence[Tool] = ()) -> Conversation:
+        """Start a conversation."""
+        return self._speaker.open(self, messages, tools)
+
+    def invalid(self, reason: str) -> None:
+        """Count an answer that could not be used."""
+        self.turns.count_invalid()
+
+    async def admissible_actions(self) -> list[str] | None:
+        """What the environment accepts now."""
+        return await self.environment.admissible_actions()
+
+    async def _tool_text(self, call: ToolCall) -> str:
+        tool = self.tools.get(call.name)
+        if tool is None:
+            near = difflib.get_close_matches(call.name, self.tools, n=1)
+            hint = f"did you mean {near[0]}?" if near else None
+            raise ToolError(f"there is no tool {call.name!r}", expected=", ".join(self.tools), hint=hint)
+        bound = self._bound.get(call.name)
+        if bound is None:
+            bound = self._bound[call.name] = await tool.open(self._stack)
+        limit = self.turns.limits.tool_timeout_s
+        deadline = asyncio.timeout(limit)
+        try:
+            with self.turns.recorders.waits.on(WaitKind.TOOL, self.turns.trajectory.id, call.name):
+                async with deadline:
+                    return await tool.call(bound, call.arguments)
+        except (AgentRLError, EpisodeEnd):
+            raise
+        except Exception as error:
+            failed = f"did not answer in {limit:g} s" if deadline.expired() else f"failed ({type(error).__name__})"
+            raise ToolError(f"{call.name} {failed}") from error
+
+    def _cut(self, content: Content) -> Content:
+        if isinstance(content, str):
+            return self._cut_text(content)
+        return tuple(
+            TextPart(text=self._cut_text(part.text)) if isinstance(part, TextPart) else part for part in content
+        )
+
+    def _cut_text(self, text: str) -> str:
+        return self._speaker.cut(text, self.turns.limits.max_observation_tokens)
+
+
+def _after_prompt(prompt: str | None, observation: Content) -> Content:
+    if prompt is None:
+        return observation
+    if isinstance(observation, str):
+        return f"{prompt}\n\n{observation}" if observation else prompt
+    return (TextPart(text=f"{prompt}\n\n"), *observation)

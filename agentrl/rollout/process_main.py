@@ -1,0 +1,82 @@
+"""The program of a worker process: reads calls from standard input, writes replies to what was standard output.
+
+Whatever environments print goes to standard error. The process ends at once when its parent does.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import dataclasses
+import os
+import pickle
+import signal
+import sys
+import threading
+from queue import SimpleQueue
+from typing import Any, BinaryIO
+
+from agentrl.errors import AgentRLError, EnvironmentFailure
+from agentrl.rollout.process_worker import HEADER, RemoteCall
+from agentrl.rollout.remote_tool import RemoteTool
+from agentrl.rollout.resident import ResetResult, Resident
+
+
+def main() -> None:
+    """Serve calls until standard input ends."""
+    signal.signal(signal.SIGINT, signal.SIG_IGN)  # Ctrl-C goes to the whole group; the parent decides
+    replies = os.fdopen(os.dup(1), "wb")
+    os.dup2(2, 1)
+    sys.path[:] = pickle.load(sys.stdin.buffer)
+    inbox: SimpleQueue[RemoteCall] = SimpleQueue()
+    threading.Thread(target=_read, args=(inbox,), daemon=True).start()
+    residents: dict[int, Resident] = {}
+    loop = asyncio.new_event_loop()
+    while True:
+        _reply(replies, loop.run_until_complete(_serve(residents, inbox.get())))
+
+
+def _read(inbox: SimpleQueue[RemoteCall]) -> None:
+    while True:
+        try:
+            inbox.put(pickle.load(sys.stdin.buffer))
+        except EOFError:
+            os._exit(0)
+        except Exception as error:
+            inbox.put(RemoteCall(-1, "unreadable", (f"{type(error).__name__}: {error}",)))
+
+
+async def _serve(residents: dict[int, Resident], call: RemoteCall) -> tuple[bool, Any]:
+    try:
+        return True, await _perform(residents, call)
+    except AgentRLError as error:
+        return False, (type(error), str(error))
+    except Exception as error:
+        return False, (EnvironmentFailure, f"{type(error).__name__}: {error}")
+
+
+async def _perform(residents: dict[int, Resident], call: RemoteCall) -> Any:
+    if call.method == "make":
+        residents[call.resident] = Resident(*call.arguments)
+        return None
+    if call.method == "unreadable":
+        raise EnvironmentFailure(f"the worker cannot read the call ({call.arguments[0]})")
+    result = await getattr(residents[call.resident], call.method)(*call.arguments)
+    if call.method == "close":
+        del residents[call.resident]
+    if isinstance(result, ResetResult):
+        return dataclasses.replace(result, tools=tuple(RemoteTool.describe(tool) for tool in result.tools))
+    return result
+
+
+def _reply(replies: BinaryIO, reply: tuple[bool, Any]) -> None:
+    try:
+        message = pickle.dumps(reply)
+    except Exception as error:
+        text = f"what it returned cannot be sent to the runtime: {type(error).__name__}: {error}"
+        message = pickle.dumps((False, (EnvironmentFailure, text)))
+    replies.write(HEADER.pack(len(message)) + message)
+    replies.flush()
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,181 @@
+"""One environment where its code runs: beside the runtime, in a thread, or in a worker process."""
+
+from __future__ import annotations
+
+import inspect
+import math
+import numbers
+import random
+from collections.abc import Awaitable, Callable, Mapping
+from dataclasses import dataclass
+from typing import Any, TypeVar, cast
+
+from agentrl.env import AnyEnv, AsyncEnv, Expert, StepResult
+from agentrl.errors import EnvironmentFailure, UsageError
+from agentrl.message import Content, ImagePart, TextPart
+from agentrl.tool import Tool
+
+T = TypeVar("T")
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ResetResult:
+    """What an episode learns from a reset."""
+
+    observation: Content
+    info: Mapping[str, Any]
+    state_key: str | None
+    action_hint: str
+    tools: tuple[Tool, ...]
+    """The tools bound to this episode."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Stepped:
+    """A step's result, and the key of the state that it led to."""
+
+    result: StepResult
+    state_key: str | None
+
+
+class Resident:
+    """Makes one environment and calls it, checking what it returns.
+
+    All methods are coroutines so that synchronous and asynchronous environments share them; with a synchronous one
+    they never suspend.
+
+    Args:
+        make: The environment's factory.
+        options: Its keyword arguments.
+    """
+
+    def __init__(self, make: Callable[..., AnyEnv], options: Mapping[str, Any]) -> None:
+        self.env: AnyEnv = make(**options)
+        self._expert: Expert | None = None
+        self._random: random.Random | None = None
+
+    @property
+    def is_async(self) -> bool:
+        """Whether the environment's own methods are coroutines."""
+        return isinstance(self.env, AsyncEnv)
+
+    async def reset(self, seed: int, options: Mapping[str, Any]) -> ResetResult:
+        """Start an episode."""
+        self._expert = self._random = None
+        returned = await _settled(self.env.reset(seed=seed, options=dict(options)))
+        observation, info = _checked_pair(returned)
+        return ResetResult(
+            observation=observation,
+            info=info,
+            state_key=await self._state_key(),
+            action_hint=str(self._optional("action_hint") or ""),
+            tools=tuple(self._optional("tools") or ()),
+        )
+
+    async def step(self, action: str) -> Stepped:
+        """Take an action."""
+        result = _checked_step(await _settled(self.env.step(action)))
+        return Stepped(result=result, state_key=await self._state_key())
+
+    async def admissible_actions(self) -> list[str] | None:
+        """The actions that are accepted now; ``None`` when the environment does not tell."""
+        method = self._optional("admissible_actions")
+        return None if method is None else list(await _settled(method()))
+
+    async def expert_action(self, observation: Content) -> str:
+        """What the environment's own expert does next."""
+        if self._expert is None:
+            method = self._optional("expert")
+            if method is None:
+                raise UsageError("the environment has no expert", hint="give it an expert() method, or another policy")
+            self._expert = cast("Expert", await _settled(method()))
+        return str(await _settled(self._expert.act(observation)))
+
+    async def random_action(self, seed: int) -> str:
+        """A random admissible action; without a list of them, a sample of the action space."""
+        actions = await self.admissible_actions()
+        if actions is not None:
+            if self._random is None:
+                self._random = random.Random(seed)
+            return self._random.choice(actions)
+        space = self._optional("action_space")
+        if space is None:
+            raise UsageError("a random policy needs admissible_actions() or an action_space")
+        if self._random is None:
+            self._random = random.Random(seed)
+            space.seed(seed % 2**32)
+        return str(space.sample())
+
+    async def call_tool(self, name: str, arguments: Mapping[str, Any]) -> str:
+        """Call one of the environment's tools; only for worker processes, others hold the tool itself."""
+        tool = next(tool for tool in self._optional("tools") if tool.name == name)
+        return cast("str", await tool.call(tool.target, arguments))
+
+    async def close(self) -> None:
+        """Release the environment."""
+        await _settled(self.env.close())
+
+    async def _state_key(self) -> str | None:
+        method = self._optional("state_key")
+        return None if method is None else str(await _settled(method()))
+
+    def _optional(self, name: str) -> Any:
+        find = getattr(self.env, "get_wrapper_attr", None)
+        try:
+            return getattr(self.env, name) if find is None else find(name)
+        except AttributeError:
+            return None
+
+
+async def _settled(value: T | Awaitable[T]) -> T:
+    return await value if inspect.isawaitable(value) else cast("T", value)
+
+
+def _checked_pair(returned: object) -> tuple[Content, Mapping[str, Any]]:
+    if not (isinstance(returned, tuple) and len(returned) == 2 and isinstance(returned[1], Mapping)):
+        raise _wrong("reset", returned, "(observation, info dictionary)")
+    return _checked_observation("reset", returned[0]), returned[1]
+
+
+def _checked_step(returned: object) -> StepResult:
+    if not (isinstance(returned, tuple) and len(returned) == 5):
+        raise _wrong("step", returned, "(observation, reward, terminated, truncated, info)")
+    observation, reward, terminated, truncated, info = returned
+    if not isinstance(info, Mapping):
+        raise _wrong("info of step", info, "a dictionary")
+    for name, flag in (("terminated", terminated), ("truncated", truncated)):
+        if not (isinstance(flag, bool) or type(flag).__name__ == "bool"):  # numpy's own bool has this name too
+            raise _wrong(f"{name} of step", flag, "True or False")
+    return StepResult(
+        observation=_checked_observation("step", observation),
+        reward=_checked_reward(reward),
+        terminated=bool(terminated),
+        truncated=bool(truncated),
+        info=info,
+    )
+
+
+def _checked_observation(where: str, observation: object) -> Content:
+    if isinstance(observation, str):
+        return observation
+    if isinstance(observation, tuple) and all(isinstance(part, TextPart | ImagePart) for part in observation):
+        return observation
+    raise _wrong(f"observation of {where}", observation, "text, or a tuple of TextPart and ImagePart")
+
+
+def _checked_reward(reward: object) -> float:
+    if not isinstance(reward, numbers.Real):
+        raise _wrong("reward", reward, "a finite number")
+    if not math.isfinite(reward):
+        raise EnvironmentFailure(f"the reward is {float(reward)}", expected="a finite number")
+    return float(reward)
+
+
+def _wrong(what: str, got: object, expected: str) -> EnvironmentFailure:
+    shown = repr(got)
+    return EnvironmentFailure(
+        f"{what} is not what an environment may return",
+        got=f"{type(got).__name__} {shown[:80]}",
+        expected=expected,
+        hint="check the environment with: agentrl env check NAME",
+    )

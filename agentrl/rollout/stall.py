@@ -1,0 +1,114 @@
+"""Who waits for what: every await of the runtime is registered here, timed, and reported when nothing moves."""
+
+from __future__ import annotations
+
+import asyncio
+import enum
+import time
+from collections import defaultdict
+from collections.abc import Awaitable, Callable
+from dataclasses import dataclass, field
+from types import TracebackType
+
+
+class WaitKind(enum.StrEnum):
+    """What can be waited for."""
+
+    ENGINE = "engine"
+    ENVIRONMENT = "environment"
+    TOOL = "tool"
+    SCORER = "scorer"
+    CAPACITY = "capacity"
+    """A free place: for an episode, or for an environment."""
+    GROUPS = "groups"
+    """Finished groups: the trainer waits for episodes."""
+
+
+@dataclass(slots=True)
+class Wait:
+    """One wait; a context manager. `seconds` is right once it has ended."""
+
+    table: Waits = field(repr=False)
+    kind: WaitKind
+    who: str
+    what: str
+    began: float = 0.0
+    seconds: float = 0.0
+
+    def __enter__(self) -> Wait:
+        self.began = self.table.clock()
+        self.table.begin(self)
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        self.seconds = self.table.clock() - self.began
+        self.table.end(self)
+
+
+class Waits:
+    """The table of everything that is waited for now, and the seconds spent waiting so far.
+
+    Args:
+        clock: Seconds that only grow; tests give their own.
+    """
+
+    def __init__(self, clock: Callable[[], float] = time.monotonic) -> None:
+        self.clock = clock
+        self.seconds: defaultdict[WaitKind, float] = defaultdict(float)
+        """Seconds waited by kind, summed over episodes."""
+        self._open: dict[int, Wait] = {}
+        self._last_progress = clock()
+        self._last_report = self._last_progress
+
+    def on(self, kind: WaitKind, who: str, what: str) -> Wait:
+        """A context manager around one wait: `who` waits for `what`."""
+        return Wait(self, kind, who, what)
+
+    def begin(self, wait: Wait) -> None:
+        """Register a wait."""
+        if not self._open:
+            self._last_progress = wait.began
+        self._open[id(wait)] = wait
+
+    def end(self, wait: Wait) -> None:
+        """Remove a wait: something moved."""
+        del self._open[id(wait)]
+        self.seconds[wait.kind] += wait.seconds
+        self._last_progress = wait.began + wait.seconds
+
+    def stall_report(self, silence_s: float) -> str | None:
+        """The table, when nothing has moved for `silence_s` (again only after as much more silence), else ``None``."""
+        now = self.clock()
+        quiet_since = max(self._last_progress, self._last_report)
+        if not self._open or now - quiet_since < silence_s:
+            return None
+        self._last_report = now
+        return self._table(now)
+
+    def _table(self, now: float) -> str:
+        rows: defaultdict[tuple[WaitKind, str], list[Wait]] = defaultdict(list)
+        for wait in self._open.values():
+            rows[wait.kind, wait.what].append(wait)
+        lines = [f"nothing has moved for {now - self._last_progress:.0f} s; {len(self._open)} wait:"]
+        for (kind, what), waits in sorted(rows.items(), key=lambda row: -len(row[1])):
+            oldest = min(waits, key=lambda wait: wait.began)
+            lines.append(
+                f"  {len(waits):5d}  {kind:<12} {what}; longest {now - oldest.began:.0f} s: {oldest.who}",
+            )
+        return "\n".join(lines)
+
+    async def watch(
+        self,
+        silence_s: float,
+        report: Callable[[str], None],
+        *,
+        sleep: Callable[[float], Awaitable[None]] = asyncio.sleep,
+    ) -> None:
+        """Report stalls until cancelled."""
+        while True:
+            await sleep(silence_s / 4)
+            text = self.stall_report(silence_s)
+            if text is not None:
+                report(text)
