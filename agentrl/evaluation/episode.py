@@ -19,8 +19,6 @@ class EvaluatedEpisode:
     sample: int
     seconds: float
     """From its start to its end, failed attempts included."""
-    attempts: int
-    """1 and the number of times that the machinery failed before."""
     trajectory: Trajectory
 
     @property
@@ -36,7 +34,7 @@ class EvaluatedEpisode:
 
     def to_record(self) -> dict[str, Any]:
         """Plain JSON types."""
-        plain = {name: getattr(self, name) for name in ("task_id", "sample", "seconds", "attempts")}
+        plain = {name: getattr(self, name) for name in ("task_id", "sample", "seconds")}
         return {**plain, "trajectory": self.trajectory.to_record()}
 
 

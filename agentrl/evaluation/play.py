@@ -1,4 +1,4 @@
-"""Playing a panel: every episode once, several at a time, what is finished skipped, what the machinery failed again."""
+"""Playing a panel: every episode once, several at a time; what is finished already is skipped."""
 
 from __future__ import annotations
 
@@ -11,8 +11,8 @@ from agentrl.evaluation.episode import EpisodeStore, EvaluatedEpisode
 from agentrl.evaluation.panel import Slot
 from agentrl.trajectory import Trajectory
 
-Player: TypeAlias = Callable[[Slot, int], Awaitable[Trajectory]]
-"""Plays one attempt, numbered from 0; never raises for what befalls the episode itself (that is its outcome)."""
+Player: TypeAlias = Callable[[Slot], Awaitable[Trajectory]]
+"""Plays one episode; retries what the machinery failed, and never raises for what befalls the episode itself."""
 
 
 async def play_all(
@@ -20,7 +20,6 @@ async def play_all(
     player: Player,
     *,
     concurrency: int,
-    retries: int,
     store: EpisodeStore | None = None,
     on_episode: Callable[[EvaluatedEpisode], None] = lambda episode: None,
 ) -> list[EvaluatedEpisode]:
@@ -28,9 +27,8 @@ async def play_all(
 
     Args:
         panel_slots: What to play.
-        player: Plays one attempt.
+        player: Plays one episode.
         concurrency: Most episodes at once.
-        retries: New attempts for an episode that the machinery failed.
         store: Where finished episodes are kept, and found.
         on_episode: Called after each episode, found ones included.
 
@@ -43,14 +41,14 @@ async def play_all(
     gate = asyncio.Semaphore(concurrency)
 
     async def settle(slot: Slot) -> EvaluatedEpisode:
-        found = None if store is None else store.find(slot.task.id, slot.sample)
-        if found is None:
+        episode = None if store is None else store.find(slot.task.id, slot.sample)
+        if episode is None:
             async with gate:
-                found = await _play_with_retries(slot, player, retries)
-            if store is not None and found.is_measured:
-                store.add(found)
-        on_episode(found)
-        return found
+                episode = await _play(slot, player)
+            if store is not None and episode.is_measured:
+                store.add(episode)
+        on_episode(episode)
+        return episode
 
     try:
         async with asyncio.TaskGroup() as group:
@@ -60,19 +58,8 @@ async def play_all(
     return [task.result() for task in tasks]
 
 
-async def _play_with_retries(slot: Slot, player: Player, retries: int) -> EvaluatedEpisode:
+async def _play(slot: Slot, player: Player) -> EvaluatedEpisode:
     began = time.perf_counter()
-    attempt = 0
-    while True:
-        trajectory = await player(slot, attempt)
-        outcome = trajectory.outcome
-        if attempt == retries or outcome is None or not outcome.is_retryable:
-            break
-        attempt += 1
-    return EvaluatedEpisode(
-        task_id=slot.task.id,
-        sample=slot.sample,
-        seconds=time.perf_counter() - began,
-        attempts=attempt + 1,
-        trajectory=trajectory,
-    )
+    trajectory = await player(slot)
+    seconds = time.perf_counter() - began
+    return EvaluatedEpisode(task_id=slot.task.id, sample=slot.sample, seconds=seconds, trajectory=trajectory)

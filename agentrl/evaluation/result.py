@@ -55,7 +55,7 @@ class EvaluationResult:
     @property
     def retries(self) -> int:
         """Attempts beyond the first, over all episodes."""
-        return sum(episode.attempts - 1 for episode in self.episodes)
+        return sum(episode.trajectory.attempt for episode in self.episodes)
 
     def to_json(self) -> dict[str, Any]:
         """The content of ``--json FILE``."""

@@ -24,7 +24,7 @@ def episode(
     outcome: Outcome = Outcome.FINISHED,
     task_type: str | None = None,
     turn_tokens: tuple[int, ...] = (),
-    attempts: int = 1,
+    attempt: int = 0,
 ) -> EvaluatedEpisode:
     sequence = TokenSequence()
     for index, count in enumerate(turn_tokens):
@@ -43,8 +43,9 @@ def episode(
         success=success,
         reward=reward,
         task_type=task_type,
+        attempt=attempt,
     )
-    return EvaluatedEpisode(task_id=task, sample=sample, seconds=1.0, attempts=attempts, trajectory=trajectory)
+    return EvaluatedEpisode(task_id=task, sample=sample, seconds=1.0, trajectory=trajectory)
 
 
 def test_estimates_by_hand() -> None:
@@ -72,7 +73,7 @@ def test_estimates_by_hand() -> None:
 
 
 def test_failures_of_the_machinery_count_in_no_estimate() -> None:
-    broken = episode("b", 0, outcome=Outcome.ENGINE_ERROR, attempts=3)
+    broken = episode("b", 0, outcome=Outcome.ENGINE_ERROR, attempt=2)
     result = summarise(PANEL, [episode("a", 0, success=True, reward=1.0), broken], seconds=1.0)
     assert result.success is not None
     assert (result.success.mean, result.reward and result.reward.mean) == (1.0, 1.0)
