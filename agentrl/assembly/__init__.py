@@ -1,0 +1,1 @@
+"""From a config to parts that fit together: environments, episodes, model, engine, trainer."""

@@ -1,0 +1,75 @@
+"""What plays episodes: environments, agent loop, tools, scorer, budgets."""
+
+from __future__ import annotations
+
+from agentrl.assembly.environments import find_environment
+from agentrl.config.schema import Config, SamplingConfig
+from agentrl.env import EnvironmentSpec
+from agentrl.errors import UsageError
+from agentrl.policy import SamplingParams
+from agentrl.registry import Kind, lookup
+from agentrl.reward import Scorer
+from agentrl.rollout.budget import EpisodeLimits
+from agentrl.rollout.counters import RolloutCounters, RolloutObserver
+from agentrl.rollout.environments import EnvironmentHost
+from agentrl.rollout.loops import make_agent_loop
+from agentrl.rollout.runner import EpisodeRunner
+from agentrl.rollout.speaker import Speaker
+from agentrl.rollout.stall import Waits
+from agentrl.tool import Tool, tool
+
+
+def build_host(config: Config, *, spec: EnvironmentSpec | None = None, waits: Waits | None = None) -> EnvironmentHost:
+    """The environments of a run, as the ``environment`` section says."""
+    return EnvironmentHost.from_config(
+        spec or find_environment(config.environment.name), config.environment, waits=waits
+    )
+
+
+def build_runner(
+    config: Config,
+    host: EnvironmentHost,
+    speaker: Speaker,
+    *,
+    observer: RolloutObserver | None = None,
+    counters: RolloutCounters | None = None,
+    retries: int | None = None,
+) -> EpisodeRunner:
+    """A runner of episodes, as the ``agent`` section says.
+
+    Raises:
+        ConfigError: the loop does not take the options.
+        UnknownNameError: no such loop, tool or scorer.
+    """
+    return EpisodeRunner(
+        host=host,
+        loop=make_agent_loop(config.agent.loop, config.agent.options),
+        speaker=speaker,
+        limits=EpisodeLimits.from_config(config.agent, host.spec, answer_timeout_s=config.engine.timeout_s),
+        tools=[find_tool(name) for name in config.agent.tools],
+        scorer=find_scorer(config.agent.scorer),
+        system_prompt=config.agent.system_prompt,
+        retries=config.rollout.retries if retries is None else retries,
+        observer=observer,
+        counters=counters,
+    )
+
+
+def find_tool(name: str) -> Tool:
+    """A tool by registry name or ``module:attr``; a plain function becomes a tool."""
+    found = lookup(Kind.TOOL, name)
+    return found if isinstance(found, Tool) else tool(found)
+
+
+def find_scorer(name: str) -> Scorer:
+    """A scorer by registry name or ``module:attr`` (of its class, or of an object)."""
+    found = lookup(Kind.SCORER, name)
+    scorer = found() if isinstance(found, type) else found
+    if not isinstance(scorer, Scorer):
+        raise UsageError(f"{name} is not a scorer", got=type(scorer).__name__, expected="a class derived from Scorer")
+    return scorer
+
+
+def sampling_params(sampling: SamplingConfig) -> SamplingParams:
+    """How to sample, as the ``sampling`` section says."""
+    return SamplingParams(**sampling.model_dump())

@@ -1,0 +1,115 @@
+"""The text on which a new model's tokenizer is trained: episodes of the environment itself, in the agent's words."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Sequence
+from pathlib import Path
+
+from agentrl.agent_loop import Answer, Conversation
+from agentrl.assembly.environments import find_environment, task_source
+from agentrl.assembly.episodes import build_host, build_runner
+from agentrl.config.schema import Config, ScratchModelConfig
+from agentrl.env import EnvironmentSpec
+from agentrl.message import Message
+from agentrl.policy import StopReason
+from agentrl.rollout.chat_speaker import append_textual_turn, cut_characters
+from agentrl.rollout.demonstrator import ScriptedPolicy, demonstration
+from agentrl.rollout.seeds import derive_seed
+from agentrl.rollout.speaker import Situation, Speaker
+from agentrl.task import TaskCursor
+from agentrl.tool import Tool
+from agentrl.training.scratch import build_scratch_model
+from agentrl.trajectory import TokenSequence
+
+EPISODES = 64
+"""Episodes of the corpus; the tokenizer spells what they do not contain."""
+
+
+class Scribe(Speaker):
+    """Lets a scripted policy act, and writes down every text that is said.
+
+    Args:
+        policy: Who acts.
+    """
+
+    def __init__(self, policy: ScriptedPolicy) -> None:
+        self.policy = policy
+        self.texts: list[str] = []
+
+    def open(self, situation: Situation, messages: Sequence[Message], tools: Sequence[Tool]) -> Conversation:
+        """A conversation that is written down."""
+        conversation = _WrittenDown(self, situation)
+        conversation.add(*messages)
+        return conversation
+
+    def cut(self, text: str, max_tokens: int) -> str:
+        """Cut by an estimate: there is no tokenizer yet."""
+        return cut_characters(text, max_tokens)
+
+
+class _WrittenDown(Conversation):
+    def __init__(self, scribe: Scribe, situation: Situation) -> None:
+        self._scribe = scribe
+        self._situation = situation
+
+    def add(self, *messages: Message) -> None:
+        """Write them down."""
+        self._scribe.texts.extend(message.text for message in messages)
+
+    def fork(self, messages: Sequence[Message]) -> Conversation:
+        """A rewritten history is text of its own."""
+        return self._scribe.open(self._situation, messages, ())
+
+    async def generate(self, *, prefill: str = "") -> Answer:
+        """Act, and write the answer down."""
+        turns = self._situation.turns
+        message = await demonstration(self._scribe.policy, self._situation, turns.begin())
+        turns.take(append_textual_turn(turns, TokenSequence(), StopReason.STOP), prompt_tokens=0, answer_tokens=0)
+        self.add(message)
+        return Answer(message=message, raw_text=message.text)
+
+
+async def write_scratch_model(config: Config, folder: Path) -> None:
+    """Make a new model in `folder`, its tokenizer trained on expert episodes (random ones where there is no expert).
+
+    Raises:
+        UsageError: the environment cannot be played.
+        ConfigError: sizes that do not fit together.
+    """
+    corpus = await scratch_corpus(config)
+    sizes = config.model.scratch or ScratchModelConfig()
+    build_scratch_model(folder, corpus, sizes, seed=config.run.seed)
+
+
+async def scratch_corpus(config: Config) -> list[str]:
+    """Every text of a few episodes, in the order of tasks; the same for the same config."""
+    spec = find_environment(config.environment.name)
+    tasks = TaskCursor(task_source(spec, config.environment), seed=config.run.seed)
+    policy = ScriptedPolicy.EXPERT if has_expert(spec, config) else ScriptedPolicy.RANDOM
+    host = build_host(config, spec=spec)
+    try:
+        scribes = [Scribe(policy) for _ in range(EPISODES)]
+        runners = [build_runner(config, host, scribe) for scribe in scribes]
+        await asyncio.gather(
+            *(
+                runner.run(
+                    tasks.next(), group_id=f"corpus-{number}", member=0, seed=derive_seed(config.run.seed, number)
+                )
+                for number, runner in enumerate(runners)
+            )
+        )
+    finally:
+        await host.close()
+    return [text for scribe in scribes for text in scribe.texts]
+
+
+def has_expert(spec: EnvironmentSpec, config: Config) -> bool:
+    """Whether the environment brings an expert."""
+    environment = spec.make(**{**spec.options, **config.environment.options})
+    find = getattr(environment, "get_wrapper_attr", None)
+    try:
+        expert = getattr(environment, "expert", None) if find is None else find("expert")
+    except AttributeError:
+        return False
+    return expert is not None

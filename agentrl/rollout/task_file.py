@@ -1,0 +1,61 @@
+"""Tasks from a file: JSON lines or Parquet, one task per row."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import fields
+from pathlib import Path
+from typing import Any
+
+from agentrl.errors import UsageError
+from agentrl.task import Task
+
+_FIELDS = tuple(field.name for field in fields(Task))
+
+
+def read_tasks(path: str | Path, *, environment: str) -> Sequence[Task]:
+    """All tasks of a file, in its order.
+
+    Args:
+        path: ``.jsonl`` or ``.parquet``; columns are the fields of `Task`, ``id`` is the row's number when left out.
+        environment: Name for rows that do not say.
+
+    Raises:
+        UsageError: the file cannot be read, a row has unknown columns, or two rows have one id.
+    """
+    file = Path(path)
+    if not file.is_file():
+        raise UsageError(f"no task file {path}", expected="a .jsonl or .parquet file")
+    tasks = [_task(row, f"{path} row {number}", number, environment) for number, row in enumerate(_rows(file), start=1)]
+    if not tasks:
+        raise UsageError(f"task file {path} is empty", expected="at least one row")
+    if len({task.id for task in tasks}) < len(tasks):
+        raise UsageError(f"task file {path} has two rows of one id", expected="unique ids")
+    return tasks
+
+
+def _rows(file: Path) -> Iterator[Mapping[str, Any]]:
+    if file.suffix == ".parquet":
+        from pyarrow import parquet  # slow to import, and rarely needed
+
+        yield from parquet.read_table(file).to_pylist()
+        return
+    for number, line in enumerate(file.read_text(encoding="utf-8").splitlines(), start=1):
+        if not line.strip():
+            continue
+        try:
+            row = json.loads(line)
+        except json.JSONDecodeError as error:
+            raise UsageError(f"{file} line {number} is not JSON", got=str(error)) from error
+        if not isinstance(row, dict):
+            raise UsageError(f"{file} line {number} is no task", got=type(row).__name__, expected="an object")
+        yield row
+
+
+def _task(row: Mapping[str, Any], place: str, number: int, environment: str) -> Task:
+    unknown = sorted(set(row) - set(_FIELDS))
+    if unknown:
+        raise UsageError(f"{place} has unknown columns", got=", ".join(unknown), expected=", ".join(_FIELDS))
+    given = {name: value for name, value in row.items() if value is not None}
+    return Task(**{"id": str(number), "environment": environment, **given})
