@@ -15,13 +15,17 @@ Player: TypeAlias = Callable[[Slot], Awaitable[Trajectory]]
 """Plays one episode; retries what the machinery failed, and never raises for what befalls the episode itself."""
 
 
+def unwatched(_: EvaluatedEpisode) -> None:
+    """Nobody is told about the episode."""
+
+
 async def play_all(
     panel_slots: Sequence[Slot],
     player: Player,
     *,
     concurrency: int,
     store: EpisodeStore | None = None,
-    on_episode: Callable[[EvaluatedEpisode], None] = lambda episode: None,
+    on_episode: Callable[[EvaluatedEpisode], None] = unwatched,
 ) -> list[EvaluatedEpisode]:
     """Play every slot that is not finished yet.
 
