@@ -1,6 +1,14 @@
 """The table of the core's own named parts; read like any plugin's (see `agentrl.registry`)."""
 
 PLUGINS: dict[str, dict[str, str]] = {
+    "advantage": {
+        "grpo": "agentrl.algorithms.group_advantages:grpo",
+        "dr_grpo": "agentrl.algorithms.group_advantages:dr_grpo",
+        "rloo": "agentrl.algorithms.group_advantages:rloo",
+        "reinforce": "agentrl.algorithms.return_advantages:reinforce",
+        "reinforce++": "agentrl.algorithms.return_advantages:reinforce_plus_plus",
+        "reinforce++_baseline": "agentrl.algorithms.group_advantages:reinforce_plus_plus_baseline",
+    },
     "engine": {
         "local": "agentrl.serving.local:LocalEngine",
         "scripted": "agentrl.serving.scripted:ScriptedEngine",
@@ -16,4 +24,11 @@ PLUGINS: dict[str, dict[str, str]] = {
         "qwen3_coder": "agentrl.render.tool_parsers.qwen3_coder:parse",
     },
     "scorer": {"environment": "agentrl.reward:EnvironmentReward"},
+    "loss": {
+        "ppo": "agentrl.algorithms.policy_losses:ppo",
+        "dapo": "agentrl.algorithms.policy_losses:dapo",
+        "gspo": "agentrl.algorithms.policy_losses:gspo",
+        "cispo": "agentrl.algorithms.policy_losses:cispo",
+        "reinforce": "agentrl.algorithms.policy_losses:reinforce",
+    },
 }

@@ -2,27 +2,11 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
-from typing import TypeVar
-
 import torch
 
 from agentrl.algorithms.episodes import EpisodeBatch
+from agentrl.algorithms.marks import compares_group
 from agentrl.algorithms.segments import STD_EPSILON, segment_mean, segment_sizes, segment_std, whiten
-
-Estimator = TypeVar("Estimator", bound=Callable[..., torch.Tensor])
-GROUP_MARK = "requires_group"
-
-
-def compares_group(estimator: Estimator) -> Estimator:
-    """Mark an estimator that needs two members in a group; the trainer leaves out and counts groups of one."""
-    setattr(estimator, GROUP_MARK, True)
-    return estimator
-
-
-def requires_group(estimator: Callable[..., torch.Tensor]) -> bool:
-    """Whether an estimator was marked with `compares_group`."""
-    return getattr(estimator, GROUP_MARK, False)
 
 
 @compares_group

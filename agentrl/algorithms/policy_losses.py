@@ -6,6 +6,7 @@ import torch
 
 from agentrl.algorithms.clip import ClipRange, clip_range
 from agentrl.algorithms.loss_input import LossInput, TokenLoss, log_ratio
+from agentrl.algorithms.marks import advantage_weighted
 from agentrl.algorithms.segments import segment_mean
 
 PPO_CLIP = ClipRange(low=0.2, high=0.2)
@@ -14,6 +15,7 @@ GSPO_CLIP = ClipRange(low=3e-4, high=4e-4)
 CISPO_CLIP = ClipRange(low=1.0, high=0.28)
 
 
+@advantage_weighted
 def ppo(
     tokens: LossInput,
     *,
@@ -36,6 +38,7 @@ def ppo(
     return clipped_surrogate(ratio, tokens.advantage, bounds, dual_clip=dual_clip)
 
 
+@advantage_weighted
 def dapo(
     tokens: LossInput,
     *,
@@ -49,6 +52,7 @@ def dapo(
     return clipped_surrogate(ratio, tokens.advantage, bounds, dual_clip=dual_clip)
 
 
+@advantage_weighted
 def gspo(tokens: LossInput, *, clip_low: float | None = None, clip_high: float | None = None) -> TokenLoss:
     """The PPO clip on s = exp(mean_t d_t) of each sequence, lo = 3e-4, hi = 4e-4 (GSPO-token, arXiv 2507.18071).
 
@@ -60,6 +64,7 @@ def gspo(tokens: LossInput, *, clip_low: float | None = None, clip_high: float |
     return clipped_surrogate(ratio, tokens.advantage, bounds, dual_clip=None)
 
 
+@advantage_weighted
 def cispo(tokens: LossInput, *, clip_low: float | None = None, clip_high: float | None = None) -> TokenLoss:
     """-sg(clip(r, 1 - lo, 1 + hi)) A log pi, with lo = 1 (no lower bound) and hi = 0.28 (arXiv 2506.13585)."""
     bounds = clip_range(None, clip_low, clip_high, default=CISPO_CLIP)
@@ -67,6 +72,7 @@ def cispo(tokens: LossInput, *, clip_low: float | None = None, clip_high: float 
     return TokenLoss(values=-bounds.clip(ratio) * tokens.advantage * tokens.logp, clipped=bounds.outside(ratio))
 
 
+@advantage_weighted
 def reinforce(tokens: LossInput) -> TokenLoss:
     """-A log pi."""
     return TokenLoss(values=-tokens.advantage * tokens.logp, clipped=torch.zeros_like(tokens.logp, dtype=torch.bool))
