@@ -1,9 +1,11 @@
-"""Words that several commands share: a config's name, overrides, an environment with its split."""
+"""Words that several commands share: a config's name, overrides, ``key=value`` pairs."""
 
 from __future__ import annotations
 
+import json
 from collections.abc import Sequence
 from dataclasses import dataclass
+from typing import Any
 
 from agentrl.config import Config, load_config
 from agentrl.errors import UsageError
@@ -48,3 +50,25 @@ def read_config(words: Sequence[str] | None, *, shortcuts: Sequence[str] = ()) -
 def shortcut(key: str, value: object) -> list[str]:
     """The override that an option stands for; none when the option was left out."""
     return [] if value is None else [f"{key}={value}"]
+
+
+def json_pairs(words: Sequence[str] | None) -> dict[str, Any]:
+    """``key=value`` words as a dictionary; a value is JSON, else text.
+
+    >>> json_pairs(["low=1", "name=mug", 'sizes=[1, 2]'])
+    {'low': 1, 'name': 'mug', 'sizes': [1, 2]}
+
+    Raises:
+        UsageError: a word without an equals sign.
+    """
+    return dict(_pair(word) for word in words or [])
+
+
+def _pair(word: str) -> tuple[str, Any]:
+    key, separator, value = word.partition("=")
+    if not separator:
+        raise UsageError("a word is not understood", got=repr(word), expected="key=value")
+    try:
+        return key, json.loads(value)
+    except json.JSONDecodeError:
+        return key, value

@@ -10,6 +10,7 @@ from typing import Annotated, Any
 import typer
 from rich.table import Table
 
+from agentrl.cli.arguments import json_pairs
 from agentrl.cli.console import out
 from agentrl.cli.help import examples
 from agentrl.errors import ToolError, UsageError
@@ -42,7 +43,7 @@ def call(
     arguments: Annotated[list[str] | None, typer.Argument(help="key=value pairs; values are JSON, else text.")] = None,
 ) -> None:
     """Call a tool as an episode would, with its arguments checked."""
-    pairs = dict(_pair(argument) for argument in arguments or [])
+    pairs = json_pairs(arguments)
     try:
         out.print(asyncio.run(_call(find_tool(name), pairs)), markup=False)
     except ToolError as error:
@@ -66,13 +67,3 @@ def find_tool(name: str) -> Tool:
 async def _call(tool: Tool, arguments: dict[str, Any]) -> str:
     async with AsyncExitStack() as stack:
         return await tool.call(await tool.open(stack), arguments)
-
-
-def _pair(argument: str) -> tuple[str, Any]:
-    name, separator, value = argument.partition("=")
-    if not separator:
-        raise UsageError("an argument has no value", got=repr(argument), expected="key=value")
-    try:
-        return name, json.loads(value)
-    except json.JSONDecodeError:
-        return name, value
