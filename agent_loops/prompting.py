@@ -19,9 +19,9 @@ def content_text(content: Content) -> str:
 
 
 def goal_line(first_observation: Content) -> str:
-    """The line that states the goal: the one with "Your task is to", or else the last one that is not empty.
+    r"""The line that states the goal: the one with "Your task is to", or else the last one that is not empty.
 
-    >>> goal_line("You are in a room.\\n\\nYour task is to: put a mug in desk.\\n")
+    >>> goal_line("You are in a room.\n\nYour task is to: put a mug in desk.\n")
     'Your task is to: put a mug in desk.'
     """
     text = content_text(first_observation)

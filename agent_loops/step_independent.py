@@ -5,7 +5,6 @@ The ledger gets one sequence per turn; what their prompts have in common at the 
 
 from __future__ import annotations
 
-import inspect
 from collections import deque
 from collections.abc import Callable
 from typing import Protocol
@@ -75,11 +74,13 @@ class StepIndependent(AgentLoop):
     ) -> None:
         if history < 0:
             raise ConfigError("step_independent cannot remember", got=f"history {history}", expected="0 or more steps")
-        self._make_memory: Callable[[], Memory] = (lambda: RecentSteps(history)) if memory is None else load(memory)
-        if not callable(self._make_memory) or (
-            inspect.isclass(self._make_memory) and not hasattr(self._make_memory, "text")
-        ):
-            raise ConfigError("not a memory", got=memory, expected="a class with add(observation, action) and text()")
+        self._make_memory: Callable[[], Memory] = functools.partial(RecentSteps, history)
+        if memory is not None:
+            self._make_memory = load(memory)
+            if not (hasattr(self._make_memory, "add") and hasattr(self._make_memory, "text")):
+                raise ConfigError(
+                    "not a memory", got=memory, expected="a class with add(observation, action) and text()"
+                )
         self._text = ReactText(format=format, list_actions=list_actions, explain=explain)
 
     async def run(self, episode: Episode) -> None:

@@ -90,7 +90,7 @@ class ToolCalling(AgentLoop):
     def _problem(self, answer: Answer) -> str:
         if answer.problems:
             return "Your tool call could not be read. " + " ".join(answer.problems)
-        return "" if answer.tool_calls else f"Your answer calls no tool. Call {self.action_name} to act."
+        return "" if answer.tool_calls else f"Your answer calls no tool. Act with the tool {self.action_name}."
 
     def demonstrate(self, action: str) -> Message:
         """The call that takes `action`."""

@@ -23,6 +23,7 @@ from agentrl.rollout.places import InlinePlace, Place, ProcessPlace, ThreadPlace
 from agentrl.rollout.process_worker import ProcessWorker
 from agentrl.rollout.remote_tool import RemoteTool
 from agentrl.rollout.resident import ResetResult, Resident, Stepped
+from agentrl.rollout.serial_worker import SerialWorker
 from agentrl.rollout.stall import WaitKind, Waits
 from agentrl.rollout.thread_worker import ThreadWorker
 from agentrl.task import Task
@@ -173,7 +174,8 @@ class EnvironmentHost:
         """Close all environments and workers. No episode may be running."""
         await asyncio.gather(*(environment.close() for environment in self._idle if environment.place.is_alive))
         self._idle.clear()
-        for worker in [*self._threads, *self._processes]:
+        workers: list[SerialWorker[Any]] = [*self._threads, *self._processes]
+        for worker in workers:
             await worker.drain()
             await worker.close()
 

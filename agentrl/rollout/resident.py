@@ -128,7 +128,7 @@ class Resident:
 
 
 async def _settled(value: T | Awaitable[T]) -> T:
-    return await value if inspect.isawaitable(value) else cast("T", value)
+    return await value if inspect.isawaitable(value) else value
 
 
 def _checked_pair(returned: object) -> tuple[Content, Mapping[str, Any]]:

@@ -39,6 +39,10 @@ class SerialWorker(ABC, Generic[W]):
     async def replace(self) -> None:
         """Give up on what runs now and make the worker usable again."""
 
+    @abstractmethod
+    async def close(self) -> None:
+        """Release the worker; nothing may be running."""
+
     async def submit(self, work: W, *, what: str, deadline_s: float) -> Any:
         """Run `work` after everything submitted before it.
 

@@ -1,0 +1,238 @@
+"""Keeps episodes running and hands complete groups to the trainer.
+
+    task cursor ──► admission ──► one asyncio task per episode ──► complete groups ──► next_batch() ──► trainer
+                     (staleness,    no lockstep, no barrier:        filtered,                             │
+                      capacity)     groups end in any order         too stale dropped                     │
+                        ▲                                                                                 │
+                        └──────────────────────── set_version(v + 1) ◄────────────────────────────────────┘
+
+With `max_staleness` 0 a batch is exactly the groups that were started for it, and comes sorted by task order and
+member, so nothing depends on which episode was faster. Sampling seeds follow from the run's seed and the group's
+position.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections import deque
+from collections.abc import Callable, Mapping
+from typing import Any
+
+from agentrl.errors import TrainingError
+from agentrl.rollout.admission import Admission
+from agentrl.rollout.group import Group
+from agentrl.rollout.runner import EpisodeRunner
+from agentrl.rollout.seeds import derive_seed
+from agentrl.rollout.stall import WaitKind
+from agentrl.task import Task, TaskCursor
+
+MAX_FILTERED_BATCHES = 20
+"""Batches' worth of groups that may be filtered out in a row before the run gives up."""
+
+
+class GroupScheduler:
+    """Runs groups of episodes ahead of the trainer, as far as staleness and capacity allow.
+
+    Args:
+        runner: Plays episodes.
+        cursor: Gives tasks; owned by the scheduler from now on.
+        group_size: Episodes per task.
+        batch: Groups per training step.
+        max_staleness: Versions that may lie between sampling and training.
+        max_concurrent: Most episodes in flight.
+        seed: The run's seed.
+        version: Version of the trainer's weights.
+        keep: Says whether a complete group is worth training on (dynamic sampling); others are replaced.
+    """
+
+    def __init__(
+        self,
+        runner: EpisodeRunner,
+        cursor: TaskCursor,
+        *,
+        group_size: int,
+        batch: int,
+        max_staleness: int = 0,
+        max_concurrent: int = 128,
+        seed: int = 0,
+        version: int = 0,
+        keep: Callable[[Group], bool] | None = None,
+    ) -> None:
+        self.runner = runner
+        self.cursor = cursor
+        self.group_size = group_size
+        self.max_concurrent = max_concurrent
+        self.admission = Admission(batch=batch, max_staleness=max_staleness, version=version)
+        self._seed = seed
+        self._keep = keep or (lambda group: True)
+        self._places = asyncio.Semaphore(max_concurrent)
+        self._unfinished = 0
+        self._to_restart: deque[Group] = deque()
+        self._running: dict[int, Group] = {}
+        self._finished: list[Group] = []
+        self._episodes: set[asyncio.Task[None]] = set()
+        self._failure: BaseException | None = None
+        self._failed_in_a_row = 0
+        self._filtered_in_a_row = 0
+        self._closed = False
+        self._changed = asyncio.Event()
+
+    async def next_batch(self) -> list[Group]:
+        """The next complete groups to train on, sorted by task order; starts whatever may run meanwhile.
+
+        Raises:
+            UsageError: an episode met something that the user must change.
+            TrainingError: as many groups in a row as a batch holds were failed by the machinery, or
+                `MAX_FILTERED_BATCHES` times as many were not worth training on.
+        """
+        batch = self.admission.batch
+        with self.runner.waits.on(WaitKind.GROUPS, "trainer", f"{batch} complete groups"):
+            while True:
+                self._changed.clear()
+                self._drop_stale()
+                self.start_episodes()
+                if self._failure is not None:
+                    raise self._failure
+                if len(self._finished) >= batch:
+                    break
+                await self._changed.wait()
+        taken, self._finished = self._finished[:batch], self._finished[batch:]
+        self.admission.use(batch)
+        self.runner.counters.groups_delivered += batch
+        return sorted(taken, key=lambda group: group.position)
+
+    def set_version(self, version: int) -> None:
+        """The trainer has new weights, and the engine serves them: more may start. Call `start_episodes` to do so."""
+        self.admission.version = version
+
+    def start_episodes(self) -> None:
+        """Start as many groups as staleness and capacity allow; `next_batch` does so, too."""
+        if self._closed or self._failure is not None:
+            return
+        while self._unfinished < self.max_concurrent and self.admission.may_start():
+            group = self._to_restart.popleft() if self._to_restart else self._next_group()
+            self.admission.start()
+            self._running[group.position] = group
+            for member in range(group.size):
+                if member not in group.members:
+                    self._start_episode(group, member)
+
+    @property
+    def waiting_groups(self) -> int:
+        """Complete groups that no batch has taken yet."""
+        return len(self._finished)
+
+    def _next_group(self) -> Group:
+        position = self.cursor.position
+        return Group(position=position, task=self.cursor.next(), size=self.group_size)
+
+    def _start_episode(self, group: Group, member: int) -> None:
+        self._unfinished += 1
+        episode = asyncio.create_task(self._play(group, member), name=f"episode {group.id}/{member}")
+        self._episodes.add(episode)
+        episode.add_done_callback(self._episode_done)
+
+    def _episode_done(self, episode: asyncio.Task[None]) -> None:
+        self._episodes.discard(episode)
+        self._unfinished -= 1
+        if not episode.cancelled() and (error := episode.exception()) is not None:
+            self._failure = self._failure or error
+        self.start_episodes()
+        self._changed.set()
+
+    async def _play(self, group: Group, member: int) -> None:
+        with self.runner.waits.on(WaitKind.CAPACITY, f"{group.id}/{member}", "a place among running episodes"):
+            await self._places.acquire()
+        try:
+            seed = derive_seed(self._seed, "episode", group.position)
+            trajectory = await self.runner.run(group.task, group_id=group.id, member=member, seed=seed)
+        finally:
+            self._places.release()
+        group.members[member] = trajectory
+        if group.is_complete:
+            self._complete(group)
+
+    def _complete(self, group: Group) -> None:
+        del self._running[group.position]
+        counters = self.runner.counters
+        if not group.trainable:
+            counters.groups_failed += 1
+            self.admission.fail()
+            self._note_failed(group)
+        elif not self._keep(group):
+            counters.groups_filtered += 1
+            self.admission.fail()
+            self._note_filtered()
+        else:
+            self.admission.finish()
+            self._finished.append(group)
+            self._failed_in_a_row = self._filtered_in_a_row = 0
+
+    def _note_failed(self, group: Group) -> None:
+        self._failed_in_a_row += 1
+        if self._failed_in_a_row >= self.admission.batch:
+            latest = group.trajectories[-1]
+            self._failure = TrainingError(
+                f"{self._failed_in_a_row} groups in a row have no episode to train on",
+                got=f"{latest.outcome} in {latest.id}: {latest.error}",
+                hint="the trajectories on disk hold every error",
+            )
+
+    def _note_filtered(self) -> None:
+        self._failed_in_a_row = 0
+        self._filtered_in_a_row += 1
+        if self._filtered_in_a_row >= MAX_FILTERED_BATCHES * self.admission.batch:
+            self._failure = TrainingError(
+                f"{self._filtered_in_a_row} groups in a row were not worth training on",
+                expected="groups whose returns differ",
+                hint="take easier tasks, a warm start, or set algorithm.dynamic_sampling to false",
+            )
+
+    def _drop_stale(self) -> None:
+        fresh: list[Group] = []
+        for group in self._finished:
+            oldest = group.oldest_version
+            if oldest is not None and self.admission.version - oldest > self.admission.max_staleness:
+                self.runner.counters.groups_stale += 1
+                self.admission.drop()
+            else:
+                fresh.append(group)
+        self._finished = fresh
+
+    async def close(self) -> None:
+        """Cancel what runs and wait until it has ended."""
+        self._closed = True
+        for episode in list(self._episodes):
+            episode.cancel()
+        await asyncio.gather(*self._episodes, return_exceptions=True)
+
+    def state_dict(self) -> dict[str, Any]:
+        """What `load_state_dict` needs: plain JSON types.
+
+        Finished episodes that no batch has taken are in it; those in flight will start again under the same seeds.
+        """
+        unfinished = [*self._running.values(), *self._to_restart]
+        return {
+            "cursor": self.cursor.state_dict(),
+            "version": self.admission.version,
+            "used": self.admission.used,
+            "finished": [group.to_record() for group in self._finished],
+            "unfinished": [group.to_record() for group in sorted(unfinished, key=lambda group: group.position)],
+        }
+
+    def load_state_dict(self, state: Mapping[str, Any]) -> None:
+        """Go on where another scheduler with the same settings was saved; before anything has started."""
+        self.cursor.load_state_dict(state["cursor"])
+        self._finished = [self._restored(record) for record in state["finished"]]
+        self._to_restart = deque(self._restored(record) for record in state["unfinished"])
+        self.admission.version = state["version"]
+        self.admission.used = state["used"]
+        self.admission.waiting = len(self._finished)
+
+    def _restored(self, record: Mapping[str, Any]) -> Group:
+        return Group.from_record(record, task=self._task_at(record["position"]), size=self.group_size)
+
+    def _task_at(self, position: int) -> Task:
+        cursor = TaskCursor(self.cursor.source, seed=self.cursor.seed, shuffle=self.cursor.shuffle)
+        cursor.position = position
+        return cursor.next()
