@@ -17,6 +17,7 @@ import functools
 import importlib
 import importlib.metadata
 from collections.abc import Mapping
+from types import ModuleType
 from typing import Any
 
 from agentrl.errors import UnknownNameError, UsageError
@@ -97,23 +98,32 @@ def load(reference: str) -> Any:
         UsageError: the module or the attribute is missing.
     """
     module_name, _, attribute = reference.partition(":")
-    try:
-        module = importlib.import_module(module_name)
-    except ModuleNotFoundError as error:
-        if error.name != module_name and not module_name.startswith(f"{error.name}."):
-            raise UsageError(f"{module_name} needs a package that is not installed", got=f"no {error.name}") from error
-        raise UsageError(
-            f"cannot import {reference}",
-            got=f"no module {error.name}",
-            expected="an importable module",
-            hint="run from the folder that holds the module, or install it",
-        ) from error
+    module = load_module(module_name)
     try:
         return functools.reduce(getattr, attribute.split("."), module)
     except AttributeError as error:
         near = difflib.get_close_matches(attribute, dir(module), n=1)
         raise UsageError(
             f"{module_name} has no {attribute!r}", hint=f"did you mean {near[0]!r}?" if near else None
+        ) from error
+
+
+def load_module(name: str) -> ModuleType:
+    """Import a module by its dotted name.
+
+    Raises:
+        UsageError: it is missing, or needs a package that is.
+    """
+    try:
+        return importlib.import_module(name)
+    except ModuleNotFoundError as error:
+        if error.name != name and not name.startswith(f"{error.name}."):
+            raise UsageError(f"{name} needs a package that is not installed", got=f"no {error.name}") from error
+        raise UsageError(
+            f"cannot import {name}",
+            got=f"no module {error.name}",
+            expected="an importable module",
+            hint="run from the folder that holds the module, or install it",
         ) from error
 
 

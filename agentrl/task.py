@@ -69,6 +69,11 @@ class SeedTasks:
         return Task(id=f"{self.split}-{index}", environment=self.environment, seed=seed)
 
 
+def seed_tasks(environment: str, split: str, **_options: Any) -> SeedTasks:
+    """`SeedTasks` in the shape of a spec's task source: the environment's options have no part in them."""
+    return SeedTasks(environment, split)
+
+
 class TaskCursor:
     """Walks a source in a new random order each epoch, and can be saved and restored exactly.
 

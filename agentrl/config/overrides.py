@@ -2,14 +2,14 @@
 
 from __future__ import annotations
 
-import re
 from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import Any, NamedTuple
+from typing import Any
 
 import yaml
 
 from agentrl.config.yaml_source import KeyPath, parse_value
+from agentrl.env_name import parse_env_name
 from agentrl.errors import ConfigError
 
 MAIN_KEYS: Mapping[str, str] = {
@@ -24,29 +24,6 @@ MAIN_KEYS: Mapping[str, str] = {
 
 _REPLACED: Mapping[str, tuple[str, ...] | None] = {"engine": None, "environment": None, "model": ("scratch",)}
 """Another engine, environment or model has other settings: these keys of the old one are dropped (``None``: all)."""
-
-_GYMNASIUM_ID = re.compile(r".*-v\d+$")
-
-
-class EnvironmentName(NamedTuple):
-    """What stands before and after the last slash."""
-
-    name: str
-    split: str | None
-
-
-def split_environment_name(text: str) -> EnvironmentName:
-    """Take ``name/split`` apart; the slash of a Gymnasium id (``namespace/Name-v0``) stays in the name.
-
-    >>> split_environment_name("household/valid_unseen")
-    EnvironmentName(name='household', split='valid_unseen')
-    >>> split_environment_name("agentrl/Household-v0")
-    EnvironmentName(name='agentrl/Household-v0', split=None)
-    """
-    name, slash, split = text.rpartition("/")
-    if not slash or _GYMNASIUM_ID.match(split) or ":" in split:
-        return EnvironmentName(text, None)
-    return EnvironmentName(name, split)
 
 
 @dataclass(frozen=True, slots=True)
@@ -79,7 +56,7 @@ def expand(section: str, value: Any) -> Any:
     if not isinstance(value, str) or section not in MAIN_KEYS:
         return value
     if section == "environment":
-        name, split = split_environment_name(value)
+        name, split = parse_env_name(value)
         return {"name": name} if split is None else {"name": name, "split": split}
     return {MAIN_KEYS[section]: value}
 

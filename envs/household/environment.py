@@ -7,7 +7,7 @@ import json
 import string
 from collections.abc import Iterable, Mapping
 from random import Random
-from typing import Any, ClassVar
+from typing import Any
 
 import gymnasium
 from gymnasium.spaces import Text
@@ -44,7 +44,6 @@ class HouseholdEnv(gymnasium.Env[str, str]):
         put_syntax: ``move`` (``move apple 1 to fridge 1``) or ``put`` (``put apple 1 in/on fridge 1``).
     """
 
-    metadata: ClassVar[dict[str, Any]] = {"render_modes": []}
     action_hint = "one command, for example: go to cabinet 1"
 
     def __init__(

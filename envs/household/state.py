@@ -39,7 +39,7 @@ class House:
     @classmethod
     def from_plain(cls, plain: Mapping[str, Any]) -> House:
         """Restore a house from `to_plain`."""
-        fields = {name: tuple(v) if isinstance(v, list) else v for name, v in plain.items()}
+        fields: dict[str, Any] = {name: tuple(v) if isinstance(v, list) else v for name, v in plain.items()}
         goal = dict(fields.pop("goal"))
         return cls(**fields, goal=Goal(TaskType(goal.pop("task_type")), **goal))
 
@@ -70,7 +70,8 @@ class State:
     @classmethod
     def from_plain(cls, plain: Mapping[str, Any]) -> State:
         """Restore a state from `to_plain`; shares nothing with `plain`."""
-        return cls(**{name: list(v) if isinstance(v, list) else v for name, v in plain.items()})
+        fields: dict[str, Any] = {name: list(v) if isinstance(v, list) else v for name, v in plain.items()}
+        return cls(**fields)
 
 
 def number_names(types: Sequence[str]) -> tuple[str, ...]:

@@ -4,9 +4,10 @@ import sys
 import pytest
 
 from agentrl.config import Config, config_from, dump_config, load_config, shipped_configs
-from agentrl.config.overrides import parse_override, split_environment_name
+from agentrl.config.overrides import parse_override
 from agentrl.config.problems import all_keys
 from agentrl.config.reference import config_reference
+from agentrl.env_name import parse_env_name
 from agentrl.errors import ConfigError
 
 
@@ -137,7 +138,7 @@ def test_the_same_environment_keeps_its_options():
     ],
 )
 def test_environment_names(text, name, split):
-    assert split_environment_name(text) == (name, split)
+    assert parse_env_name(text) == (name, split)
 
 
 @pytest.mark.parametrize(

@@ -1,0 +1,182 @@
+"""How an environment's name becomes its spec.
+
+============================== ==========================================================================
+``household``                  a registry name
+``agentrl/Household-v0``       a Gymnasium id; under ``agentrl/`` it is the registry name in CamelCase
+``my_game:GuessNumber-v0``     a Gymnasium id that ``import my_game`` registers
+``my_game:GuessNumber``        an environment class, or an `EnvironmentSpec`, in a module
+============================== ==========================================================================
+
+A split is taken off first, by `parse_env_name`. What is no `EnvironmentSpec` gets a plain one: tasks are seeds
+(`SeedTasks`), and its code runs in threads.
+"""
+
+from __future__ import annotations
+
+import difflib
+import functools
+import importlib.metadata
+import inspect
+import re
+from collections.abc import Callable
+from typing import Any
+
+import gymnasium
+from gymnasium import spaces
+from gymnasium.envs.registration import EnvSpec, namespace
+
+from agentrl import registry
+from agentrl.env import AnyEnv, AsyncEnv, EnvironmentSpec, Isolation
+from agentrl.env_name import GYMNASIUM_ID
+from agentrl.env_name import parse_env_name as parse_env_name
+from agentrl.errors import UnknownNameError, UsageError
+from agentrl.registry import Kind
+from agentrl.task import SeedTasks, seed_tasks
+
+GYMNASIUM_PLUGINS = "gymnasium.envs"
+"""Entry-point group of packages that register environments; Gymnasium itself reads it no more since 1.0."""
+OWN_NAMESPACE = "agentrl"
+_NUMBERS = (spaces.Box, spaces.Discrete, spaces.MultiBinary, spaces.MultiDiscrete)
+
+
+def resolve_environment(name: str) -> EnvironmentSpec:
+    """The spec of the environment that `name` (without a split) stands for.
+
+    Raises:
+        UnknownNameError: there is no such environment; the message gives the nearest names.
+        UsageError: a module cannot be imported, or what the name stands for is no environment.
+    """
+    if name in registry.names(Kind.ENVIRONMENT):
+        return _spec_of(name, registry.lookup(Kind.ENVIRONMENT, name))
+    if ":" in name:
+        return _resolve_in_module(name)
+    if GYMNASIUM_ID.fullmatch(name):
+        own = _registry_name(name)
+        return resolve_environment(own) if own else _gymnasium_spec(name, name)
+    raise _unknown(name)
+
+
+def check_split(spec: EnvironmentSpec, split: str) -> str:
+    """`split`, if the environment has it.
+
+    Raises:
+        UnknownNameError: it has none of this name.
+    """
+    if split in spec.splits:
+        return split
+    near = difflib.get_close_matches(split, spec.splits, n=1)
+    raise UnknownNameError(
+        f"environment {spec.name} has no split of this name",
+        got=repr(split),
+        expected=f"one of {', '.join(spec.splits)}",
+        hint=f"did you mean {spec.name}/{near[0]}?" if near else None,
+    )
+
+
+def make_gymnasium(env_id: str, **options: Any) -> AnyEnv:
+    """Make an environment by its Gymnasium id; in worker processes too, where its module is not imported yet.
+
+    Raises:
+        UsageError: its observations or actions are numbers, not text.
+    """
+    env: gymnasium.Env[Any, Any] = gymnasium.make(env_id, disable_env_checker=True, **options)
+    for what in ("observation", "action"):
+        space = getattr(env, f"{what}_space", None)
+        if isinstance(space, _NUMBERS):
+            env.close()
+            raise UsageError(
+                f"environment {env_id} does not speak text",
+                got=f"{what} space {space}",
+                expected="gymnasium.spaces.Text",
+                hint="wrap it with agentrl.envs.text_adapter.TextAdapter and register the wrapped environment",
+            )
+    return env
+
+
+def _resolve_in_module(name: str) -> EnvironmentSpec:
+    module_name, _, attribute = name.partition(":")
+    if not GYMNASIUM_ID.fullmatch(attribute):
+        return _spec_of(name, registry.load(name))
+    registry.load_module(module_name)
+    return _gymnasium_spec(name, attribute)
+
+
+def _gymnasium_spec(name: str, env_id: str) -> EnvironmentSpec:
+    _load_gymnasium_plugins()
+    registered: EnvSpec | None = gymnasium.registry.get(env_id)
+    if registered is None:
+        raise _unknown(name)
+    creator = registered.entry_point
+    return _plain_spec(
+        name,
+        functools.partial(make_gymnasium, name),
+        description=_first_paragraph(creator if callable(creator) else None),
+        max_turns=registered.max_episode_steps,
+        success_threshold=registered.reward_threshold,
+    )
+
+
+def _spec_of(name: str, target: object) -> EnvironmentSpec:
+    if isinstance(target, EnvironmentSpec):
+        return target
+    if inspect.isclass(target) and issubclass(target, gymnasium.Env | AsyncEnv):
+        return _plain_spec(name, target, description=_first_paragraph(target))
+    raise UsageError(
+        f"{name} is no environment",
+        got=type(target).__name__,
+        expected="an EnvironmentSpec, or a class derived from gymnasium.Env or agentrl.AsyncEnv",
+    )
+
+
+def _plain_spec(
+    name: str,
+    make: Callable[..., AnyEnv],
+    *,
+    description: str,
+    max_turns: int | None = None,
+    success_threshold: float | None = None,
+) -> EnvironmentSpec:
+    return EnvironmentSpec(
+        name=name,
+        make=make,
+        tasks=functools.partial(seed_tasks, name),
+        splits=SeedTasks.SPLITS,
+        description=description,
+        max_turns=max_turns,
+        success_threshold=success_threshold,
+        isolation=Isolation.THREAD,
+    )
+
+
+def _registry_name(env_id: str) -> str | None:
+    """The registry name of one of agentrl's own Gymnasium ids."""
+    found = GYMNASIUM_ID.fullmatch(env_id)
+    if found is None or found["namespace"] != OWN_NAMESPACE:
+        return None
+    name = re.sub(r"(?<!^)(?=[A-Z])", "_", found["name"]).lower()
+    return name if name in registry.names(Kind.ENVIRONMENT) else None
+
+
+@functools.cache
+def _load_gymnasium_plugins() -> None:
+    for entry_point in importlib.metadata.entry_points(group=GYMNASIUM_PLUGINS):
+        with namespace(entry_point.name):
+            entry_point.load()()
+
+
+def _unknown(name: str) -> UnknownNameError:
+    _load_gymnasium_plugins()
+    known = registry.names(Kind.ENVIRONMENT)
+    candidates = {key.lower(): key for key in [*gymnasium.registry, *known]}
+    near = difflib.get_close_matches(name.partition(":")[2].lower() or name.lower(), candidates, n=3, cutoff=0.6)
+    return UnknownNameError(
+        "unknown environment",
+        got=repr(name),
+        expected=f"one of {', '.join(known)}, a registered Gymnasium id, or module:EnvId",
+        hint=f"did you mean {' or '.join(candidates[key] for key in near)}?" if near else None,
+    )
+
+
+def _first_paragraph(documented: object) -> str:
+    text = inspect.getdoc(documented) if documented is not None else None
+    return " ".join((text or "").partition("\n\n")[0].split())

@@ -1,0 +1,133 @@
+"""Gymnasium's FrozenLake in text: a new map per seed, no slipping."""
+
+from __future__ import annotations
+
+import functools
+import hashlib
+import json
+from collections import deque
+from collections.abc import Mapping
+from typing import Any
+
+from gymnasium.envs.toy_text.frozen_lake import FrozenLakeEnv, generate_random_map
+
+from agentrl.env import EnvironmentSpec, Isolation
+from agentrl.errors import UsageError
+from agentrl.message import Content
+from agentrl.task import seed_tasks
+
+from .text_adapter import TextAdapter
+
+MOVES = {"left": (0, -1), "down": (1, 0), "right": (0, 1), "up": (-1, 0)}
+"""Name to change of row and column, in the order of FrozenLake's action numbers."""
+AGENT, HOLE, GOAL = "P", "H", "G"
+MAX_STEPS = 40
+
+
+class FrozenLake(TextAdapter):
+    """Walk over the ice to the goal without falling into a hole; reward 1 at the goal.
+
+    Args:
+        size: Rows and columns of the map.
+        max_steps: Steps after which an episode is truncated.
+    """
+
+    inner: FrozenLakeEnv
+
+    def __init__(self, *, size: int = 4, max_steps: int = MAX_STEPS) -> None:
+        if size < 2:
+            raise UsageError("the frozen lake is too small", got=size, expected="a size of at least 2")
+        self.size = size
+        self.rows = generate_random_map(size, seed=0)
+        super().__init__(_lake(self.rows), actions=tuple(MOVES), max_steps=max_steps)
+
+    def reset(self, *, seed: int | None = None, options: dict[str, Any] | None = None) -> tuple[str, dict[str, Any]]:
+        """Start on the map that the seed decides."""
+        map_seed = int(self.np_random.integers(2**31)) if seed is None else seed
+        self.rows = generate_random_map(self.size, seed=map_seed)
+        self.inner = _lake(self.rows)
+        return super().reset(seed=seed, options=options)
+
+    def step(self, action: str) -> tuple[str, float, bool, bool, dict[str, Any]]:
+        """Move one field; the final info says whether the goal was reached."""
+        text, reward, terminated, truncated, info = super().step(action)
+        return text, reward, terminated, truncated, {**info, "success": reward > 0}
+
+    def describe(self, observation: Any) -> str:
+        """The map, with the agent on it."""
+        rows = [list(row) for row in self.rows]
+        row, column = divmod(int(observation), self.size)
+        rows[row][column] = AGENT
+        return "\n".join(" ".join(row) for row in rows)
+
+    def expert(self) -> FrozenLakeExpert:
+        """A policy that takes a shortest way."""
+        return FrozenLakeExpert()
+
+    def state_key(self) -> str:
+        """Key of map and position."""
+        return hashlib.blake2b(json.dumps([self.rows, int(self.inner.s)]).encode(), digest_size=16).hexdigest()
+
+    def snapshot(self) -> dict[str, Any]:
+        """The episode as JSON types."""
+        return {"map": list(self.rows), "position": int(self.inner.s), "steps": self._steps}
+
+    def restore(self, snapshot: Mapping[str, Any]) -> None:
+        """Go on where a snapshot was taken."""
+        self.rows = list(snapshot["map"])
+        self.size = len(self.rows)
+        self.inner = _lake(self.rows)
+        self.inner.reset()
+        self.inner.s = self._observation = snapshot["position"]
+        self._steps = snapshot["steps"]
+
+
+class FrozenLakeExpert:
+    """Reads the map and walks a shortest way around the holes."""
+
+    def act(self, observation: Content) -> str:
+        """The first move of a shortest way.
+
+        Raises:
+            UsageError: the text holds no map, or no way leads to the goal.
+        """
+        fields = _read_map(observation if isinstance(observation, str) else "")
+        start = next((place for place, field in fields.items() if field == AGENT), None)
+        queue = deque([] if start is None else [(start, "")])
+        seen = {start}
+        while queue:
+            (row, column), first = queue.popleft()
+            if fields[row, column] == GOAL:
+                return first
+            for name, (down, right) in MOVES.items():
+                place = (row + down, column + right)
+                if fields.get(place, HOLE) != HOLE and place not in seen:
+                    seen.add(place)
+                    queue.append((place, first or name))
+        raise UsageError("no way leads to the goal", got=repr(observation))
+
+
+def _read_map(text: str) -> dict[tuple[int, int], str]:
+    rows = [line.split() for line in text.splitlines() if set(line) <= set("PSFHG ")]
+    return {(row, column): field for row, fields in enumerate(rows) for column, field in enumerate(fields)}
+
+
+def _lake(rows: list[str]) -> FrozenLakeEnv:
+    return FrozenLakeEnv(desc=rows, is_slippery=False)
+
+
+SPEC = EnvironmentSpec(
+    name="frozen_lake",
+    make=FrozenLake,
+    tasks=functools.partial(seed_tasks, "frozen_lake"),
+    description="Gymnasium's FrozenLake through the text adapter: find the way over the ice on a new map each time.",
+    instructions=(
+        "You walk over a frozen lake. The map shows you (P), your start (S), ice (F), holes (H) and the goal (G)."
+        " Each turn, answer with one move: left, down, right or up. A hole ends the walk; reach the goal."
+    ),
+    max_turns=MAX_STEPS,
+    reward_range=(0.0, 1.0),
+    success_threshold=1.0,
+    isolation=Isolation.INLINE,
+    options={"size": 4},
+)

@@ -1,0 +1,160 @@
+"""Turns a Gymnasium environment with numbers in and out into one with text in and out.
+
+    class LineWalk(TextAdapter):
+        def __init__(self) -> None:
+            super().__init__(gymnasium.make("MyLine-v0"), actions=("left", "right"), max_steps=20)
+
+An action is a name, or a number; an answer that is neither changes nothing, says what would be understood, and is
+marked ``info["valid"] = False``.
+"""
+
+from __future__ import annotations
+
+import re
+import string
+from collections.abc import Sequence
+from typing import Any
+
+import gymnasium
+import numpy as np
+from gymnasium import spaces
+
+from agentrl.errors import UsageError
+
+_NUMBER = re.compile(r"[-+]?\d+(?:\.\d+)?(?:[eE][-+]?\d+)?")
+
+
+class TextAdapter(gymnasium.Env[str, str]):
+    """An environment whose observations and actions are text, around one whose are not.
+
+    Args:
+        env: Actions: `Discrete`, or a `MultiDiscrete`, `MultiBinary` or `Box` of few numbers. Observations: these,
+            `Text`, and `Dict` and `Tuple` of them.
+        actions: Names of a `Discrete` space's actions, in the space's order; numbers when left out.
+        max_steps: Steps after which an episode is truncated, answers that were not understood included.
+
+    Raises:
+        UsageError: the spaces have no text form, or the names are not one per action.
+    """
+
+    def __init__(
+        self, env: gymnasium.Env[Any, Any], *, actions: Sequence[str] | None = None, max_steps: int | None = None
+    ) -> None:
+        self.inner = env
+        self.max_steps = max_steps
+        self.names = _action_names(env.action_space, actions)
+        self.observation_space = spaces.Text(8192, charset=string.printable)
+        self.action_space = spaces.Text(256, charset=string.printable)
+        self._steps = 0
+        self._observation: Any = None
+
+    @property
+    def action_hint(self) -> str:
+        """What an action looks like."""
+        if self.names:
+            return f"one of: {', '.join(self.names)}"
+        return f"{_size(self.inner.action_space)} numbers separated by spaces"
+
+    def admissible_actions(self) -> list[str] | None:
+        """The names of the actions; ``None`` when actions are numbers."""
+        return list(self.names) or None
+
+    def describe(self, observation: Any) -> str:
+        """The text of an observation; subclasses know better."""
+        return describe(self.inner.observation_space, observation)
+
+    def reset(self, *, seed: int | None = None, options: dict[str, Any] | None = None) -> tuple[str, dict[str, Any]]:
+        """Start an episode of the inner environment."""
+        super().reset(seed=seed)
+        self._steps = 0
+        self._observation, info = self.inner.reset(seed=seed, options=options)
+        return self.describe(self._observation), dict(info)
+
+    def step(self, action: str) -> tuple[str, float, bool, bool, dict[str, Any]]:
+        """Take the action that the text names."""
+        self._steps += 1
+        is_late = self.max_steps is not None and self._steps >= self.max_steps
+        parsed = self.parse(action)
+        if parsed is None:
+            text = f"{_quote(action)} is no action: answer with {self.action_hint}.\n{self.describe(self._observation)}"
+            return text, 0.0, False, is_late, {"valid": False}
+        self._observation, reward, terminated, truncated, info = self.inner.step(parsed)
+        is_truncated = bool(truncated) or (is_late and not terminated)
+        return self.describe(self._observation), float(reward), bool(terminated), is_truncated, {**info, "valid": True}
+
+    def parse(self, text: str) -> Any | None:
+        """The inner action that `text` means, or ``None`` when that is not clear."""
+        space = self.inner.action_space
+        if isinstance(space, spaces.Discrete):
+            index = _find_name(text, self.names)
+            return None if index is None else int(space.start) + index
+        values = [float(number) for number in _NUMBER.findall(text)]
+        if len(values) != _size(space):
+            return None
+        parsed = np.array(values).reshape(space.shape).astype(space.dtype)
+        return parsed if space.contains(parsed) else None
+
+    def close(self) -> None:
+        """Close the inner environment."""
+        self.inner.close()
+
+
+def describe(space: spaces.Space[Any], value: Any) -> str:
+    """The text of a value of a space: numbers in brackets, parts of `Dict` and `Tuple` in lines of their own.
+
+    Raises:
+        UsageError: the space has no text form.
+    """
+    match space:
+        case spaces.Text():
+            return str(value)
+        case spaces.Discrete():
+            return str(int(value))
+        case spaces.Box() | spaces.MultiDiscrete() | spaces.MultiBinary():
+            return _describe_array(np.asarray(value))
+        case spaces.Dict():
+            return "\n".join(f"{name}: {describe(part, value[name])}" for name, part in space.spaces.items())
+        case spaces.Tuple():
+            return "\n".join(describe(part, item) for part, item in zip(space.spaces, value, strict=True))
+        case _:
+            raise UsageError("this observation space has no text form", got=space, expected="numbers or text")
+
+
+def _describe_array(array: np.ndarray[Any, Any]) -> str:
+    if array.ndim > 1:
+        return "\n".join(_describe_array(row) for row in array)
+    if np.issubdtype(array.dtype, np.integer):
+        return f"[{' '.join(str(int(item)) for item in np.atleast_1d(array))}]"
+    return f"[{' '.join(f'{float(item):.4g}' for item in np.atleast_1d(array))}]"
+
+
+def _action_names(space: spaces.Space[Any], names: Sequence[str] | None) -> tuple[str, ...]:
+    if isinstance(space, spaces.Discrete):
+        chosen = tuple(names or (str(int(space.start) + i) for i in range(int(space.n))))
+        if len(set(chosen)) != space.n:
+            raise UsageError("action names do not fit the space", got=chosen, expected=f"{space.n} different names")
+        return chosen
+    if not isinstance(space, spaces.Box | spaces.MultiDiscrete | spaces.MultiBinary) or names:
+        raise UsageError(
+            "these actions have no text form", got=space, expected="Discrete (with names), or a few numbers without"
+        )
+    return ()
+
+
+def _find_name(text: str, names: Sequence[str]) -> int | None:
+    """Index of the only name (any case) or number that `text` mentions; ``None`` when it mentions none or several."""
+    said = text.strip().lower()
+    mentioned = [i for i, name in enumerate(names) if re.search(rf"(?<!\w){re.escape(name.lower())}(?!\w)", said)]
+    if len(mentioned) == 1:
+        return mentioned[0]
+    number = int(said) if said.isdecimal() else -1
+    return number if not mentioned and 0 <= number < len(names) else None
+
+
+def _size(space: spaces.Space[Any]) -> int:
+    return int(np.prod(space.shape or ()))
+
+
+def _quote(text: str) -> str:
+    shown = text.strip()
+    return repr(shown if len(shown) <= 60 else f"{shown[:60]}...")
