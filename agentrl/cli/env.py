@@ -1,0 +1,82 @@
+"""`agentrl env`: list, show, check and play environments."""
+
+from __future__ import annotations
+
+import json
+from typing import Annotated
+
+import typer
+from rich.table import Table
+from rich.text import Text
+
+from agentrl.cli.arguments import json_pairs
+from agentrl.cli.console import out
+from agentrl.cli.help import examples
+from agentrl.cli.play import play_in_terminal
+from agentrl.env_lookup import check_split, parse_env_name, resolve_environment
+from agentrl.errors import UsageError
+from agentrl.registry import Kind, names
+from agentrl.testing.env_check import check_env
+
+app = typer.Typer(no_args_is_help=True)
+
+Name = Annotated[
+    str, typer.Argument(help="Registry name, Gymnasium id, module:EnvId or module:attr; /split may follow.")
+]
+Options = Annotated[
+    list[str] | None, typer.Argument(metavar="[KEY=VALUE]...", help="Options of the environment; values are JSON.")
+]
+
+
+@app.command("list", epilog=examples("agentrl env list"))
+def list_environments() -> None:
+    """List the environments that are installed."""
+    table = Table("name", "splits", "what it is", box=None, pad_edge=False)
+    for name in names(Kind.ENVIRONMENT):
+        spec = resolve_environment(name)
+        table.add_row(name, " ".join(spec.splits), spec.description.partition(". ")[0])
+    out.print(table)
+
+
+@app.command(epilog=examples("agentrl env show household", "agentrl env show my_game:GuessNumber-v0"))
+def show(name: Name) -> None:
+    """Tell what an environment is: splits, tasks, limits, options, known scores."""
+    spec = resolve_environment(parse_env_name(name).name)
+    out.print(Text(spec.name, style="bold"))
+    out.print(Text(spec.description or "no description"))
+    table = Table(box=None, show_header=False, pad_edge=False)
+    for split in spec.splits:
+        table.add_row(f"split {split}", f"{len(spec.tasks(split, **spec.options)):,} tasks")
+    table.add_row("steps", f"at most {spec.max_turns}" if spec.max_turns else "no limit of its own")
+    table.add_row("return", f"{spec.reward_range[0]:g} to {spec.reward_range[1]:g}")
+    table.add_row("code runs", spec.isolation.value)
+    for option, value in spec.options.items():
+        table.add_row(f"option {option}", json.dumps(value, default=str))
+    for policy, score in spec.scores.items():
+        table.add_row(f"success of {policy}", f"{score:.2f}")
+    out.print(table)
+    if spec.instructions:
+        out.print(Text(f"\n{spec.instructions}"))
+
+
+@app.command(epilog=examples("agentrl env check household", "agentrl env check my_game:GuessNumber-v0"))
+def check(name: Name) -> None:
+    """Check that an environment keeps the rules: seeding, types, rewards, experts, snapshots."""
+    report = check_env(parse_env_name(name).name)
+    out.print(Text(f"{name} keeps the rules: {report}"))
+
+
+@app.command(epilog=examples("agentrl env play household", "agentrl env play guess_number --task 3"))
+def play(
+    name: Name,
+    options: Options = None,
+    task: Annotated[int, typer.Option(min=0, help="Number of the task in its split.")] = 0,
+) -> None:
+    """Play an environment yourself, in the terminal."""
+    named = parse_env_name(name)
+    spec = resolve_environment(named.name)
+    given = {**spec.options, **json_pairs(options)}
+    source = spec.tasks(check_split(spec, named.split or spec.splits[0]), **given)
+    if task >= len(source):
+        raise UsageError("there is no task of this number", got=task, expected=f"0 to {len(source) - 1}")
+    play_in_terminal(spec, spec.make(**given), source[task])

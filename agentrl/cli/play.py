@@ -1,0 +1,100 @@
+"""A person plays an environment in the terminal."""
+
+from __future__ import annotations
+
+import asyncio
+import inspect
+from collections.abc import Awaitable
+from typing import Any, TypeVar
+
+from rich.text import Text
+
+from agentrl.cli.console import out
+from agentrl.env import AnyEnv, EnvironmentSpec
+from agentrl.message import Content, TextPart
+from agentrl.task import Task
+
+T = TypeVar("T")
+
+KEYS = "? lists the actions, ! lets the expert act, q leaves"
+
+
+def play_in_terminal(spec: EnvironmentSpec, env: AnyEnv, task: Task) -> None:
+    """Read actions from standard input until the episode ends, or the person leaves."""
+    with asyncio.Runner() as runner:
+        try:
+            runner.run(_play(spec, env, task))
+        finally:
+            runner.run(_settled(env.close()))
+
+
+async def _play(spec: EnvironmentSpec, env: AnyEnv, task: Task) -> None:
+    observation, _ = await _settled(env.reset(seed=task.seed, options=dict(task.options)))
+    expert = None
+    total, turns, done = 0.0, 0, False
+    out.print(Text(f"{spec.name}, task {task.id} ({KEYS})\n", style="dim"))
+    while not done:
+        out.print(Text(readable(observation)))
+        action = _ask()
+        if action is None:
+            break
+        if action == "?":
+            observation = "\n".join(await actions_of(env))
+            continue
+        if action == "!":
+            expert = expert or await _expert_of(env)
+            if expert is None:
+                observation = "There is no expert here."
+                continue
+            action = expert.act(observation)
+            out.print(Text(f"> {action}", style="cyan"))
+        observation, reward, terminated, truncated, info = await _settled(env.step(action))
+        total, turns, done = total + float(reward), turns + 1, terminated or truncated
+        if done:
+            out.print(Text(readable(observation)))
+            out.print(Text(_ending(info, total, turns), style="bold"))
+
+
+def _ending(info: dict[str, Any], total: float, turns: int) -> str:
+    solved = {True: "Solved.", False: "Not solved."}.get(info.get("success"), "The end.")
+    return f"{solved} Return {total:g} after {turns} turns."
+
+
+def _ask() -> str | None:
+    try:
+        line = input("> ").strip()
+    except EOFError:
+        return None
+    return None if line == "q" else line
+
+
+async def actions_of(env: AnyEnv) -> list[str]:
+    """The actions that the environment accepts now, or its hint."""
+    method = _optional(env, "admissible_actions")
+    if method is None:
+        return [str(_optional(env, "action_hint") or "This environment does not list its actions.")]
+    return list(await _settled(method()))
+
+
+async def _expert_of(env: AnyEnv) -> Any:
+    method = _optional(env, "expert")
+    return None if method is None else await _settled(method())
+
+
+def readable(content: Content) -> str:
+    """The text of an observation; images by their size."""
+    if isinstance(content, str):
+        return content
+    return "\n".join(p.text if isinstance(p, TextPart) else f"[image of {len(p.data)} bytes]" for p in content)
+
+
+def _optional(env: AnyEnv, name: str) -> Any:
+    find = getattr(env, "get_wrapper_attr", None)
+    try:
+        return getattr(env, name) if find is None else find(name)
+    except AttributeError:
+        return None
+
+
+async def _settled(value: T | Awaitable[T]) -> T:
+    return await value if inspect.isawaitable(value) else value
