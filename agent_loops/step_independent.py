@@ -5,6 +5,7 @@ The ledger gets one sequence per turn; what their prompts have in common at the 
 
 from __future__ import annotations
 
+import functools
 from collections import deque
 from collections.abc import Callable
 from typing import Protocol
@@ -52,6 +53,13 @@ class RecentSteps:
         return f"You have taken {self._count} steps. The last ones:\n{steps}"
 
 
+def _memory_class(reference: str) -> Callable[[], Memory]:
+    found: Callable[[], Memory] = load(reference)
+    if not (hasattr(found, "add") and hasattr(found, "text")):
+        raise ConfigError("not a memory", got=reference, expected="a class with add(observation, action) and text()")
+    return found
+
+
 class StepIndependent(AgentLoop):
     """The policy sees the goal, a memory and the current observation, and answers as in `react_text`.
 
@@ -74,13 +82,7 @@ class StepIndependent(AgentLoop):
     ) -> None:
         if history < 0:
             raise ConfigError("step_independent cannot remember", got=f"history {history}", expected="0 or more steps")
-        self._make_memory: Callable[[], Memory] = functools.partial(RecentSteps, history)
-        if memory is not None:
-            self._make_memory = load(memory)
-            if not (hasattr(self._make_memory, "add") and hasattr(self._make_memory, "text")):
-                raise ConfigError(
-                    "not a memory", got=memory, expected="a class with add(observation, action) and text()"
-                )
+        self._make_memory = functools.partial(RecentSteps, history) if memory is None else _memory_class(memory)
         self._text = ReactText(format=format, list_actions=list_actions, explain=explain)
 
     async def run(self, episode: Episode) -> None:
