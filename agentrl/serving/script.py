@@ -45,7 +45,9 @@ Script: TypeAlias = Callable[[GenerateRequest], "Sequence[int] | ScriptedAnswer"
 
 
 def random_script(vocab_size: int, *, shortest: int = 4, longest: int = 24) -> Script:
-    """A script of uniformly random tokens that end with a stop token; the request's seed decides them.
+    """A script of uniformly random tokens that end with a stop token.
+
+    The request's seed decides them; at temperature 0 they are always the same.
 
     Args:
         vocab_size: Ids are below it; stop tokens of the request are left out until the end.
@@ -54,7 +56,7 @@ def random_script(vocab_size: int, *, shortest: int = 4, longest: int = 24) -> S
     """
 
     def play(request: GenerateRequest) -> Sequence[int]:
-        generator = random.Random(request.params.seed)
+        generator = random.Random(request.params.seed if request.params.temperature else 0)
         stops = request.params.stop_token_ids
         length = generator.randint(shortest, longest) - 1 if stops else request.params.max_tokens
         drawn = generator.choices(range(vocab_size), k=length)

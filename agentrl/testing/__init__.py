@@ -1,1 +1,5 @@
 """Conformance kits and small models, for the tests of users and of agentrl."""
+
+from agentrl.testing.engine_check import check_engine
+
+__all__ = ["check_engine"]

@@ -44,7 +44,7 @@ class Shelf:
     def take(self) -> int:
         """The lowest unused row; the shelf grows when there is none."""
         if not self.free:
-            self._grow(max(8, self.rows // 2))
+            self._grow(max(8, self.rows))
         return heapq.heappop(self.free)
 
     def give_back(self, row: int) -> None:

@@ -34,7 +34,7 @@ class ModelRunner:
         _check(model)
         shared = {id(tensor): tensor for tensor in [*model.parameters(), *model.buffers()]}
         self._source = model
-        self._module = copy.deepcopy(model, memo=cast("dict[int, Any]", shared)).eval()
+        self._module = copy.deepcopy(model, memo=shared).eval()
         self._module.config._attn_implementation = ATTENTION
 
     @property

@@ -6,6 +6,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 import numpy as np
+import numpy.typing as npt
 import torch
 from torch import Tensor
 
@@ -21,7 +22,7 @@ class SampledTokens:
     """Before any cut, at the row's temperature (at temperature 0, of temperature 1)."""
 
 
-def sample(logits: Tensor, params: Sequence[SamplingParams], uniforms: np.ndarray) -> SampledTokens:
+def sample(logits: Tensor, params: Sequence[SamplingParams], uniforms: npt.NDArray[np.float64]) -> SampledTokens:
     """Sample by the inverse of the cumulative distribution, in the vocabulary's order.
 
     Args:

@@ -9,7 +9,7 @@ from __future__ import annotations
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
 from itertools import groupby
-from typing import Any
+from typing import Any, cast
 
 import torch
 from torch import Tensor
@@ -77,7 +77,7 @@ class _Together:
         return self.biases[window]
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(slots=True)
 class _Alone:
     """Several new tokens of one row."""
 
@@ -86,13 +86,19 @@ class _Alone:
     first_token: int
     count: int
     end: int
+    biases: dict[int | None, Tensor] = field(default_factory=dict)
 
-    def mask(self, window: int | None, device: torch.device) -> Tensor:
-        """Which positions each token may look at: bool[count, end]."""
-        own = torch.arange(self.end - self.count, self.end, device=device)[:, None]
-        positions = torch.arange(self.end, device=device)
-        visible = positions <= own
-        return visible if window is None else visible & (positions > own - window)
+    def bias(self, window: int | None, like: Tensor) -> Tensor:
+        """0 where a token may look, -inf elsewhere: [count, end]."""
+        if window not in self.biases:
+            own = torch.arange(self.end - self.count, self.end, device=like.device)[:, None]
+            positions = torch.arange(self.end, device=like.device)
+            hidden = positions > own
+            if window is not None:
+                hidden |= positions <= own - window
+            bias = torch.zeros(hidden.shape, dtype=like.dtype, device=like.device)
+            self.biases[window] = bias.masked_fill_(hidden, float("-inf"))
+        return self.biases[window]
 
 
 class Step:
@@ -221,7 +227,7 @@ def _attend_alone(piece: _Alone, layer: int, query: Tensor, scale: float, window
         own,
         keys,
         values,
-        attn_mask=None if whole else piece.mask(window, query.device),
+        attn_mask=None if whole else piece.bias(window, query),
         is_causal=whole,
         scale=scale,
         enable_gqa=True,
@@ -243,5 +249,5 @@ def step_attention(
 ) -> tuple[Tensor, None]:
     """Attention as transformers calls it, over the sequences of a `Step`; shapes [1, heads, tokens, head_dim]."""
     scale = query.shape[-1] ** -0.5 if scaling is None else scaling
-    layer: int = module.layer_idx  # type: ignore[assignment]
+    layer = cast("int", module.layer_idx)
     return step.attend(layer, query[0], key[0], value[0], scale, sliding_window)[None], None

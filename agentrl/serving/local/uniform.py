@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 import numpy as np
+import numpy.typing as npt
 
 from agentrl.serving.request import SEED_BITS
 
 _STEP = np.uint64(0x9E3779B97F4A7C15)
 
 
-def uniform(seeds: list[int], counters: list[int]) -> np.ndarray:
+def uniform(seeds: list[int], counters: list[int]) -> npt.NDArray[np.float64]:
     """One number in [0, 1) per pair of seed and counter, the same wherever and with whatever else it is drawn.
 
     SplitMix64 (Steele, Lea, Flood: Fast splittable pseudorandom number generators, 2014), applied to the seed and then
@@ -20,11 +21,13 @@ def uniform(seeds: list[int], counters: list[int]) -> np.ndarray:
     """
     keys = np.array([seed % (1 << SEED_BITS) for seed in seeds], dtype=np.uint64)
     bits = _mix(_mix(keys) + np.array(counters, dtype=np.uint64) * _STEP)
-    return np.asarray((bits >> np.uint64(11)).astype(np.float64) * 2.0**-53)
+    numbers: npt.NDArray[np.float64] = (bits >> np.uint64(11)).astype(np.float64) * 2.0**-53
+    return numbers
 
 
-def _mix(values: np.ndarray) -> np.ndarray:
+def _mix(values: npt.NDArray[np.uint64]) -> npt.NDArray[np.uint64]:
     values = values + _STEP
     values = (values ^ (values >> np.uint64(30))) * np.uint64(0xBF58476D1CE4E5B9)
     values = (values ^ (values >> np.uint64(27))) * np.uint64(0x94D049BB133111EB)
-    return values ^ (values >> np.uint64(31))
+    mixed: npt.NDArray[np.uint64] = values ^ (values >> np.uint64(31))
+    return mixed
