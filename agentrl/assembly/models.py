@@ -2,41 +2,21 @@
 
 from __future__ import annotations
 
-from transformers import AutoTokenizer, PreTrainedTokenizerFast
+import shutil
+from typing import cast
 
+from transformers import AutoTokenizer, PreTrainedTokenizerFast
+from transformers.utils import logging as transformers_logging
+
+from agentrl.assembly.scratch import write_scratch_model
 from agentrl.config.schema import Config
 from agentrl.errors import UsageError
 from agentrl.observe.model_folder import find_model
+from agentrl.observe.run_directory import RunDirectory
 from agentrl.render.renderer import Renderer
 
 SCRATCH = "scratch"
 """`model.path` of a model that is made from nothing."""
-
-
-def load_tokenizer(path: str) -> PreTrainedTokenizerFast:
-    """The tokenizer in a model folder, or of a name on the Hugging Face hub.
-
-    Raises:
-        UsageError: there is none.
-    """
-    try:
-        return AutoTokenizer.from_pretrained(path, use_fast=True)
-    except (OSError, ValueError, KeyError) as error:
-        raise UsageError(
-            f"cannot load the tokenizer of {path}",
-            got=str(error).strip().splitlines()[0],
-            expected="a folder with a Hugging Face tokenizer, or a name on the hub that can be reached",
-        ) from error
-
-
-def build_renderer(config: Config, path: str) -> Renderer:
-    """The renderer of a model, checked against its chat template.
-
-    Raises:
-        TemplateError: the template rewrites history, or has no known turn boundary.
-    """
-    tokenizer = load_tokenizer(path)
-    return Renderer(tokenizer, enable_thinking=config.agent.enable_thinking, tool_parser=config.agent.tool_parser)
 
 
 def resolve_model(config: Config) -> Config:
@@ -47,4 +27,52 @@ def resolve_model(config: Config) -> Config:
     """
     if config.model.path == SCRATCH:
         return config
-    return config.model_copy(update={"model": config.model.model_copy(update={"path": find_model(config.model.path)})})
+    found = config.model.model_copy(update={"path": find_model(config.model.path)})
+    return config.model_copy(update={"model": found})
+
+
+async def prepare_model(config: Config, run: RunDirectory) -> str:
+    """Where the model lies that the run starts from; a scratch model is written into the run's folder first.
+
+    Raises:
+        UsageError: it cannot be made.
+    """
+    transformers_logging.disable_progress_bar()
+    if config.model.path != SCRATCH:
+        return config.model.path
+    if not run.model.is_dir():
+        partial = run.model.with_name("model.partial")
+        shutil.rmtree(partial, ignore_errors=True)
+        await write_scratch_model(config, partial)
+        partial.rename(run.model)
+    return str(run.model)
+
+
+def load_tokenizer(path: str) -> PreTrainedTokenizerFast:
+    """The tokenizer in a model folder, or of a name on the Hugging Face hub.
+
+    Raises:
+        UsageError: there is none.
+    """
+    try:
+        return cast("PreTrainedTokenizerFast", AutoTokenizer.from_pretrained(path, use_fast=True))
+    except (OSError, ValueError, KeyError) as error:
+        raise UsageError(
+            f"cannot load the tokenizer of {path}",
+            got=str(error).strip().splitlines()[0],
+            expected="a folder with a Hugging Face tokenizer, or a name on the hub that can be reached",
+        ) from error
+
+
+def build_renderer(config: Config, tokenizer: PreTrainedTokenizerFast) -> Renderer:
+    """The renderer of a model.
+
+    Raises:
+        TemplateError: the chat template has no known turn boundary.
+    """
+    return Renderer(tokenizer, enable_thinking=config.agent.enable_thinking, tool_parser=config.agent.tool_parser)
+
+
+def pad_id(tokenizer: PreTrainedTokenizerFast) -> int:
+    """An id to fill batches with; any will do, nothing that is read depends on it."""
+    return int(tokenizer.pad_token_id if tokenizer.pad_token_id is not None else 0)

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import asyncio
 from collections.abc import Sequence
 from pathlib import Path
 
@@ -84,24 +83,18 @@ async def write_scratch_model(config: Config, folder: Path) -> None:
 
 async def scratch_corpus(config: Config) -> list[str]:
     """Every text of a few episodes, in the order of tasks; the same for the same config."""
-    spec = find_environment(config.environment.name)
+    spec = find_environment(config.environment)
     tasks = TaskCursor(task_source(spec, config.environment), seed=config.run.seed)
-    policy = ScriptedPolicy.EXPERT if has_expert(spec, config) else ScriptedPolicy.RANDOM
+    scribe = Scribe(ScriptedPolicy.EXPERT if has_expert(spec, config) else ScriptedPolicy.RANDOM)
     host = build_host(config, spec=spec)
     try:
-        scribes = [Scribe(policy) for _ in range(EPISODES)]
-        runners = [build_runner(config, host, scribe) for scribe in scribes]
-        await asyncio.gather(
-            *(
-                runner.run(
-                    tasks.next(), group_id=f"corpus-{number}", member=0, seed=derive_seed(config.run.seed, number)
-                )
-                for number, runner in enumerate(runners)
-            )
-        )
+        runner = build_runner(config, host, scribe)
+        for number in range(EPISODES):
+            seed = derive_seed(config.run.seed, "corpus", number)
+            await runner.run(tasks.next(), group_id=f"corpus-{number}", member=0, seed=seed)
     finally:
         await host.close()
-    return [text for scribe in scribes for text in scribe.texts]
+    return scribe.texts
 
 
 def has_expert(spec: EnvironmentSpec, config: Config) -> bool:

@@ -1,0 +1,161 @@
+"""Everything that a training run consists of, built from a config."""
+
+from __future__ import annotations
+
+import copy
+from collections.abc import Callable
+from dataclasses import dataclass
+
+from transformers import PreTrainedModel, PreTrainedTokenizerFast
+
+from agentrl.assembly.environments import find_environment, task_source
+from agentrl.assembly.episodes import build_host, build_runner, sampling_params
+from agentrl.assembly.models import build_renderer, load_tokenizer, pad_id
+from agentrl.config.schema import Config, LocalEngineConfig
+from agentrl.env import EnvironmentSpec
+from agentrl.errors import ConfigError
+from agentrl.policy import PolicyEngine
+from agentrl.render.check import check_template
+from agentrl.render.renderer import Renderer
+from agentrl.rollout.counters import RolloutObserver
+from agentrl.rollout.engine_speaker import EngineSpeaker
+from agentrl.rollout.environments import EnvironmentHost
+from agentrl.rollout.group import Group
+from agentrl.rollout.runner import EpisodeRunner
+from agentrl.rollout.scheduler import GroupScheduler
+from agentrl.serving.local import LocalEngine
+from agentrl.task import TaskCursor, TaskSource
+from agentrl.training.model import load_model
+from agentrl.training.model_weights import ModelWeights
+from agentrl.training.trainer import Trainer
+from agentrl.weights import TOLERANCE, InProcessSync, Probe, WeightSync
+
+_CONTINUED_LOOPS = ("tool_calling", "react_text")
+"""Loops whose conversations go on over several turns, so that a template that rewrites history would hurt."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class TrainingParts:
+    """The parts of a training run, connected."""
+
+    spec: EnvironmentSpec
+    tokenizer: PreTrainedTokenizerFast
+    renderer: Renderer
+    host: EnvironmentHost
+    engine: PolicyEngine
+    runner: EpisodeRunner
+    scheduler: GroupScheduler
+    trainer: Trainer
+    sync: WeightSync
+
+    @property
+    def pad_id(self) -> int:
+        """An id to fill batches with."""
+        return pad_id(self.tokenizer)
+
+    async def close(self) -> None:
+        """Stop episodes, environments and the engine, in this order."""
+        await self.scheduler.close()
+        await self.host.close()
+        await self.engine.close()
+
+
+def build_training(
+    config: Config,
+    *,
+    model_path: str,
+    reference_path: str | None = None,
+    version: int = 0,
+    observer: RolloutObserver,
+    keep: Callable[[Group], bool] | None = None,
+) -> TrainingParts:
+    """Build the parts. Nothing runs yet.
+
+    Args:
+        config: The run.
+        model_path: Weights to start from.
+        reference_path: The model that KL is measured from, when it is not the one to start from (a resumed run).
+        version: Version of the weights at `model_path`.
+        observer: Is told of every turn.
+        keep: Says whether a group is worth training on.
+
+    Raises:
+        ConfigError: options that do not fit, or an engine that cannot be trained.
+        TemplateError: the chat template rewrites history.
+        UsageError: a model, an environment or a file that is not there.
+    """
+    if not isinstance(config.engine, LocalEngineConfig):
+        raise ConfigError(
+            f"engine {config.engine.type} cannot be trained",
+            expected="an engine that takes new weights: local",
+            hint="set engine=local; other engines evaluate",
+        )
+    spec = find_environment(config.environment)
+    tasks = task_source(spec, config.environment)
+    tokenizer = load_tokenizer(model_path)
+    renderer = build_renderer(config, tokenizer)
+    check_rendering(config, renderer)
+    model = load_model(model_path, dtype=config.model.dtype, device=config.model.device)
+    trainer = _build_trainer(config, model, reference_path)
+    shared = config.rollout.max_staleness == 0
+    engine = LocalEngine(model if shared else copy.deepcopy(model), config.engine, version=version)
+    host = build_host(config, spec=spec)
+    speaker = EngineSpeaker(engine, renderer, sampling_params(config.sampling))
+    runner = build_runner(config, host, speaker, observer=observer)
+    probe = Probe.random(engine.capabilities.vocab_size, tolerance=TOLERANCE[config.model.dtype])
+    return TrainingParts(
+        spec=spec,
+        tokenizer=tokenizer,
+        renderer=renderer,
+        host=host,
+        engine=engine,
+        runner=runner,
+        scheduler=_build_scheduler(config, runner, tasks, version=version, keep=keep),
+        trainer=trainer,
+        sync=InProcessSync(ModelWeights(model, chunk=config.trainer.logprob_chunk), engine, shared=shared, probe=probe),
+    )
+
+
+def check_rendering(config: Config, renderer: Renderer) -> None:
+    """Check, before anything is sampled, that the chat template can be rendered turn by turn.
+
+    Raises:
+        TemplateError: it rewrites history; the two renderings are shown.
+    """
+    if config.agent.loop in _CONTINUED_LOOPS:
+        check_template(renderer)
+
+
+def _build_trainer(config: Config, model: PreTrainedModel, reference_path: str | None) -> Trainer:
+    reference = None
+    if reference_path is not None and config.algorithm.kl_coef:
+        reference = load_model(reference_path, dtype=config.model.dtype, device=config.model.device)
+    return Trainer(
+        model,
+        config.algorithm,
+        config.trainer,
+        seed=config.run.seed,
+        max_tokens=config.agent.max_tokens,
+        reference=reference,
+    )
+
+
+def _build_scheduler(
+    config: Config,
+    runner: EpisodeRunner,
+    tasks: TaskSource,
+    *,
+    version: int,
+    keep: Callable[[Group], bool] | None,
+) -> GroupScheduler:
+    return GroupScheduler(
+        runner,
+        TaskCursor(tasks, seed=config.run.seed),
+        group_size=config.algorithm.group_size,
+        batch=config.trainer.tasks_per_step,
+        max_staleness=config.rollout.max_staleness,
+        max_concurrent=config.rollout.max_concurrent,
+        seed=config.run.seed,
+        version=version,
+        keep=keep,
+    )

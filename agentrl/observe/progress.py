@@ -1,0 +1,65 @@
+"""What a run tells whoever watches it. The default watcher is silent; the command line draws it."""
+
+from __future__ import annotations
+
+import enum
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from pathlib import Path
+
+
+class Phase(enum.StrEnum):
+    """What the run is busy with; with stale rollouts, what it waits for."""
+
+    PREPARE = "prepare"
+    DEMONSTRATE = "demonstrate"
+    WARM_START = "warm start"
+    ROLLOUT = "rollout"
+    TRAIN = "train"
+    SYNC = "sync"
+    EVALUATE = "evaluate"
+    CHECKPOINT = "checkpoint"
+
+
+@dataclass(slots=True, kw_only=True)
+class RunStatus:
+    """A reading of a run, changed in place while it goes on."""
+
+    phase: Phase = Phase.PREPARE
+    step: int = 0
+    """Training steps (or optimizer steps of a warm start) done."""
+    steps: int = 0
+    """Of the whole run."""
+    episodes_running: int = 0
+    episodes_done: int = 0
+    """Since the last training step."""
+    episodes_wanted: int = 0
+    """For the next training step."""
+    sampled_tokens: int = 0
+    """Since the run began."""
+    tokens_per_s: float = 0.0
+    """Sampled tokens per second since the last training step."""
+    metrics: Mapping[str, float] = field(default_factory=dict)
+    """Of the last training step."""
+
+
+class RunWatcher:
+    """Is told how a run goes. Methods are called in the run's event loop: be quick, and never raise."""
+
+    def on_start(self, folder: Path, status: RunStatus) -> None:
+        """The run's folder exists; `status` is the object that will change."""
+
+    def on_status(self, status: RunStatus) -> None:
+        """The status changed: a phase began, or an episode ended."""
+
+    def on_step(self, step: int, metrics: Mapping[str, float]) -> None:
+        """A training step's metrics are written."""
+
+    def on_evaluation(self, step: int, metrics: Mapping[str, float]) -> None:
+        """A periodic evaluation is done."""
+
+    def on_checkpoint(self, step: int, folder: Path) -> None:
+        """A checkpoint is on disk."""
+
+    def on_message(self, text: str) -> None:
+        """Something that a person should read: a stall report, a warning."""
