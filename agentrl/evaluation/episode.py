@@ -17,8 +17,6 @@ class EvaluatedEpisode:
 
     task_id: str
     sample: int
-    seconds: float
-    """From its start to its end, failed attempts included."""
     trajectory: Trajectory
 
     @property
@@ -34,8 +32,7 @@ class EvaluatedEpisode:
 
     def to_record(self) -> dict[str, Any]:
         """Plain JSON types."""
-        plain = {name: getattr(self, name) for name in ("task_id", "sample", "seconds")}
-        return {**plain, "trajectory": self.trajectory.to_record()}
+        return {"task_id": self.task_id, "sample": self.sample, "trajectory": self.trajectory.to_record()}
 
 
 class EpisodeStore:

@@ -41,7 +41,7 @@ def trajectory(name: str, *, success: bool, task_type: str = "clean", tokens: in
 def result(*solved: bool, samples: int = 1) -> EvaluationResult:
     panel = Panel(environment="world/test", policy="engine", model="m|1", n_tasks=len(solved), samples=samples, seed=0)
     episodes = [
-        EvaluatedEpisode(task_id=str(i), sample=s, seconds=1, trajectory=trajectory(str(i), success=won))
+        EvaluatedEpisode(task_id=str(i), sample=s, trajectory=trajectory(str(i), success=won))
         for i, won in enumerate(solved)
         for s in range(samples)
     ]

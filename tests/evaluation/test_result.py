@@ -45,7 +45,7 @@ def episode(
         task_type=task_type,
         attempt=attempt,
     )
-    return EvaluatedEpisode(task_id=task, sample=sample, seconds=1.0, trajectory=trajectory)
+    return EvaluatedEpisode(task_id=task, sample=sample, trajectory=trajectory)
 
 
 def test_estimates_by_hand() -> None:

@@ -1,0 +1,155 @@
+"""Evaluating with a real runner: order, concurrency, failures, and going on after an interruption."""
+
+from __future__ import annotations
+
+from collections.abc import AsyncIterator
+from pathlib import Path
+from typing import Any
+
+import gymnasium as gym
+import pytest
+
+from agentrl.agent_loop import AgentLoop, Episode
+from agentrl.env import EnvironmentSpec, Isolation
+from agentrl.errors import Outcome, UsageError
+from agentrl.evaluation.episode import EpisodeStore, EvaluatedEpisode
+from agentrl.evaluation.evaluate import evaluate_panel
+from agentrl.evaluation.panel import Panel, choose_tasks, slots
+from agentrl.message import Message, user
+from agentrl.rollout.demonstrator import Demonstrator, ScriptedPolicy
+from agentrl.rollout.environments import EnvironmentHost
+from agentrl.rollout.runner import EpisodeRunner
+from agentrl.task import SeedTasks, Task
+
+
+class Coin(gym.Env[str, str]):
+    """Heads or tails; seeds that are told to break do."""
+
+    observation_space = action_space = gym.spaces.Text(10)
+    broken: frozenset[int] = frozenset()
+    resets: list[int]
+
+    def reset(self, *, seed: int | None = None, options: dict[str, Any] | None = None) -> tuple[str, dict[str, Any]]:
+        super().reset(seed=seed)
+        assert seed is not None
+        self.resets.append(seed)
+        if seed in self.broken:
+            raise RuntimeError("the coin is lost")
+        self.side = "heads" if self.np_random.random() < 0.5 else "tails"
+        return "Heads or tails?", {}
+
+    def step(self, action: str) -> tuple[str, float, bool, bool, dict[str, Any]]:
+        won = action == self.side
+        return self.side, float(won), True, False, {"success": won, "task_type": self.side}
+
+    def admissible_actions(self) -> list[str]:
+        return ["heads", "tails"]
+
+
+class OneAction(AgentLoop):
+    async def run(self, episode: Episode) -> None:
+        conversation = episode.open([user(await episode.reset())])
+        await episode.step((await conversation.generate()).text)
+
+    def demonstrate(self, action: str) -> Message:
+        return Message(role="assistant", content=action)
+
+
+SOURCE = SeedTasks("coin", size=20)
+PANEL = Panel(environment="coin/train", policy="random", model=None, n_tasks=6, samples=2, seed=0)
+
+
+@pytest.fixture(autouse=True)
+def _fresh_coin(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(Coin, "broken", frozenset())
+    monkeypatch.setattr(Coin, "resets", [], raising=False)
+
+
+@pytest.fixture
+async def runner() -> AsyncIterator[EpisodeRunner]:
+    spec = EnvironmentSpec(name="coin", make=Coin, tasks=lambda split: SOURCE, isolation=Isolation.INLINE)
+    host = EnvironmentHost(spec)
+    yield EpisodeRunner(host=host, loop=OneAction(), speaker=Demonstrator(ScriptedPolicy.RANDOM), retries=1)
+    await host.close()
+
+
+async def test_every_slot_is_played_once_and_comes_in_order(runner: EpisodeRunner) -> None:
+    result = await evaluate_panel(runner, SOURCE, PANEL, concurrency=3)
+    expected = [(slot.task.id, slot.sample) for slot in slots(choose_tasks(SOURCE, 6, 0), 2)]
+    assert [episode.slot for episode in result.episodes] == expected
+    assert len(Coin.resets) == 12
+    assert result.success is not None
+    assert 0 < result.success.mean < 1
+    assert set(result.by_task_type) == {"heads", "tails"}
+
+
+async def test_a_small_source_is_played_whole(runner: EpisodeRunner) -> None:
+    result = await evaluate_panel(runner, SeedTasks("coin", size=2), PANEL, concurrency=3)
+    assert (result.panel.n_tasks, len(result.episodes)) == (2, 4)
+
+
+async def test_the_same_seed_gives_the_same_result_at_any_concurrency(runner: EpisodeRunner) -> None:
+    results = [await evaluate_panel(runner, SOURCE, PANEL, concurrency=count) for count in (1, 8)]
+    rewards = [[episode.trajectory.reward for episode in result.episodes] for result in results]
+    assert rewards[0] == rewards[1]
+
+
+async def test_machine_failures_are_tried_again_reported_and_count_in_no_estimate(
+    runner: EpisodeRunner, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    broken = choose_tasks(SOURCE, 6, 0)[2]
+    monkeypatch.setattr(Coin, "broken", frozenset({broken.seed}))
+    result = await evaluate_panel(runner, SOURCE, PANEL, concurrency=4)
+    assert (result.failed, result.retries) == (2, 2)
+    assert result.outcomes[Outcome.ENVIRONMENT_ERROR] == 2
+    assert sum(found.n_tasks for found in result.by_task_type.values()) == 5
+
+
+async def test_finished_episodes_are_found_and_failed_ones_are_played_again(
+    runner: EpisodeRunner, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    file = tmp_path / "episodes.jsonl"
+    tasks = choose_tasks(SOURCE, 6, 0)
+    monkeypatch.setattr(Coin, "broken", frozenset({tasks[2].seed}))
+    store = EpisodeStore(file)
+    small = Panel(environment="coin/train", policy="random", model=None, n_tasks=4, samples=1, seed=0)
+    before = await evaluate_panel(runner, SOURCE, small, concurrency=2, store=store)
+    store.close()
+    file.write_bytes(file.read_bytes() + b'{"task_id": "cut sho')
+
+    monkeypatch.setattr(Coin, "broken", frozenset())
+    Coin.resets.clear()
+    store = EpisodeStore(file)
+    after = await evaluate_panel(runner, SOURCE, PANEL, concurrency=2, store=store)
+    store.close()
+    new = [tasks[2], tasks[4], tasks[5], *tasks]
+    assert sorted(Coin.resets) == sorted(task.seed for task in new)
+    assert after.failed == 0
+    assert after.episodes[0].to_record() == before.episodes[0].to_record()
+    assert EpisodeStore(file).find(tasks[2].id, 0) is not None
+
+
+async def test_what_stops_the_store_stops_the_evaluation_with_one_error(runner: EpisodeRunner, tmp_path: Path) -> None:
+    class FullStore(EpisodeStore):
+        def add(self, episode: EvaluatedEpisode) -> None:
+            raise UsageError("no space left")
+
+    with pytest.raises(UsageError, match="no space left"):
+        await evaluate_panel(runner, SOURCE, PANEL, concurrency=4, store=FullStore(tmp_path / "e.jsonl"))
+
+
+def test_a_larger_choice_begins_with_the_smaller_one() -> None:
+    source = SeedTasks("world", size=50)
+    assert choose_tasks(source, 30, seed=1)[:10] == choose_tasks(source, 10, seed=1)
+    assert choose_tasks(source, 10, seed=1) != choose_tasks(source, 10, seed=2)
+    assert len(choose_tasks(source, 80, seed=1)) == 50
+
+
+def test_impossible_panels_are_refused() -> None:
+    with pytest.raises(UsageError, match="nothing to evaluate"):
+        choose_tasks(SeedTasks("world", size=5), 0, seed=0)
+    with pytest.raises(UsageError, match="needs samples"):
+        slots(choose_tasks(SeedTasks("world", size=5), 1, seed=0), 0)
+    twin = Task(id="same", environment="world")
+    with pytest.raises(UsageError, match="two tasks of one id"):
+        slots([twin, twin], 1)
