@@ -33,6 +33,10 @@ class TokenOwners:
     trajectory: torch.Tensor
     group: torch.Tensor
 
+    def select(self, index: torch.Tensor) -> TokenOwners:
+        """The owners of some of the tokens: index int64 [selected]."""
+        return TokenOwners(sequence=self.sequence[index], trajectory=self.trajectory[index], group=self.group[index])
+
 
 def token_weights(aggregation: Aggregation, owners: TokenOwners, *, norm_length: int | None = None) -> torch.Tensor:
     """Weight of each token's loss: float64 [tokens].

@@ -7,4 +7,5 @@ import torch
 
 def entropy(log_probabilities: torch.Tensor) -> torch.Tensor:
     """-sum p log p in nats: log-probabilities [..., vocabulary] to [...]; an impossible token adds 0."""
-    return torch.special.entr(log_probabilities.exp()).sum(-1)
+    information: torch.Tensor = torch.special.entr(log_probabilities.exp())
+    return information.sum(-1)

@@ -11,7 +11,7 @@ from torch.utils.checkpoint import checkpoint
 from transformers import PreTrainedModel
 
 from agentrl.algorithms.entropy import entropy
-from agentrl.training.batching import pad
+from agentrl.training.batching import micro_batches, pad
 from agentrl.training.sequences import ScoredSequence
 
 
@@ -59,6 +59,34 @@ def score(
     )
 
 
+def score_all(
+    model: PreTrainedModel,
+    sequences: Sequence[ScoredSequence],
+    *,
+    temperature: float,
+    pad_id: int,
+    chunk: int,
+    budget: int,
+) -> torch.Tensor:
+    """Log-probabilities of the wanted tokens of any number of sequences, without gradients: float32 [targets].
+
+    Args:
+        model: See `score`, also for the other arguments.
+        sequences: One or more; the result is in their order.
+        temperature: Divides the logits.
+        pad_id: Any id of the vocabulary.
+        chunk: Tokens whose logits exist at once.
+        budget: Padded tokens of a forward pass.
+    """
+    found: dict[int, torch.Tensor] = {}
+    with torch.no_grad():
+        for indices in micro_batches([len(sequence) for sequence in sequences], budget):
+            part = [sequences[i] for i in indices]
+            scores = score(model, part, temperature=temperature, pad_id=pad_id, chunk=chunk)
+            found.update(zip(indices, torch.split(scores.logp, [s.targets.numel() for s in part]), strict=True))
+    return torch.cat([found[i] for i in range(len(sequences))])
+
+
 def chunked_scores(
     hidden: torch.Tensor,
     weight: torch.Tensor,
@@ -75,7 +103,7 @@ def chunked_scores(
     """
     arguments = [
         (states, weight, bias, wanted, temperature, entropy_gradient)
-        for states, wanted in zip(hidden.split(chunk), targets.split(chunk), strict=True)
+        for states, wanted in zip(torch.split(hidden, chunk), torch.split(targets, chunk), strict=True)
     ]
     if len(arguments) > 1 and torch.is_grad_enabled():
         parts = [checkpoint(_scores, *chunk_arguments, use_reentrant=False) for chunk_arguments in arguments]

@@ -118,10 +118,12 @@ class PolicyOptimizer:
 
 
 def _groups(parameters: Iterable[torch.Tensor], weight_decay: float) -> list[dict[str, Any]]:
-    matrices, vectors = [], []
-    for parameter in parameters:
-        (matrices if parameter.ndim > 1 else vectors).append(parameter)
-    groups = [{"params": matrices, "weight_decay": weight_decay}, {"params": vectors, "weight_decay": 0.0}]
+    tensors = list(parameters)
+    matrices, vectors = [p for p in tensors if p.ndim > 1], [p for p in tensors if p.ndim <= 1]
+    groups: list[dict[str, Any]] = [
+        {"params": matrices, "weight_decay": weight_decay},
+        {"params": vectors, "weight_decay": 0.0},
+    ]
     return [group for group in groups if group["params"]]
 
 

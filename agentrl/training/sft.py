@@ -130,7 +130,7 @@ def _backward(model: PreTrainedModel, batch: list[ScoredSequence], trainer: Trai
         part = [batch[i] for i in indices]
         scores = score(model, part, temperature=1.0, pad_id=pad_id, chunk=trainer.logprob_chunk)
         loss = -scores.logp.sum() / count
-        loss.backward()
+        torch.autograd.backward(loss)
         total += float(loss.detach())
     if not math.isfinite(total):
         raise TrainingError("the warm start's loss is not finite", got=total, hint="try a smaller sft.learning_rate")

@@ -1,0 +1,130 @@
+"""One update's loss and gradient, added up over micro-batches."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import torch
+from transformers import PreTrainedModel
+
+from agentrl.algorithms.loss_input import LossInput, log_ratio
+from agentrl.config.schema import TrainerConfig
+from agentrl.training.batching import micro_batches
+from agentrl.training.logprobs import TokenScores, score
+from agentrl.training.objective import Objective
+from agentrl.training.step_batch import StepBatch
+from agentrl.training.tally import Tally
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class TokenValues:
+    """What is known about a step's sampled tokens besides the batch, on the model's device; float32 [tokens] each."""
+
+    advantage: torch.Tensor
+    behaviour_logp: torch.Tensor
+    old_logp: torch.Tensor
+    """NaN where the first forward pass will fill it in."""
+    reference_logp: torch.Tensor | None
+
+
+class GradientPass:
+    """Computes the gradients of a step's updates; the caller applies them.
+
+    Args:
+        model: The policy.
+        objective: The algorithm.
+        config: Sizes of micro-batches and chunks.
+        batch: The step.
+        values: Of the batch's tokens; `old_logp` is filled in by the first update.
+        temperature: At which the tokens were sampled.
+        pad_id: Any id of the vocabulary.
+    """
+
+    def __init__(
+        self,
+        model: PreTrainedModel,
+        objective: Objective,
+        config: TrainerConfig,
+        batch: StepBatch,
+        values: TokenValues,
+        *,
+        temperature: float,
+        pad_id: int,
+    ) -> None:
+        self.tally = Tally()
+        self._model, self._objective, self._config = model, objective, config
+        self._batch, self._values = batch, values
+        self._temperature, self._pad_id = temperature, pad_id
+        self._learning = self._learning_sequences()
+
+    def accumulate(self, part: list[int]) -> float:
+        """Add the gradient of the loss of some sequences, which are one update; gives the loss."""
+        weights = self._weights(part)
+        total = 0.0
+        for learns in (True, False):
+            members = [i for i in part if self._learning[i] == learns]
+            lengths = [len(self._batch.sequences[i]) for i in members]
+            for micro_batch in micro_batches(lengths, self._config.tokens_per_micro_batch):
+                with torch.set_grad_enabled(learns):
+                    loss = self._loss([members[k] for k in micro_batch], weights)
+                if learns:
+                    torch.autograd.backward(loss)
+                total += float(loss.detach())
+        return total
+
+    def _learning_sequences(self) -> list[bool]:
+        """Whether each sequence has a gradient; the others are read for the measurements only."""
+        if not self._objective.zero_advantage_is_idle:
+            return [True] * len(self._batch.sequences)
+        return [bool(own.any()) for own in torch.split(self._values.advantage, self._batch.lengths)]
+
+    def _weights(self, part: list[int]) -> torch.Tensor:
+        """Share of every token of the step in this update's loss, from the tokens that the loss uses: [tokens]."""
+        index = self._batch.token_index(part)
+        if self._objective.drops_tokens:
+            index = index[self._kept(index)]
+        weights = torch.zeros(self._batch.tokens)
+        weights[index] = self._objective.weights(self._batch.owners.select(index)).float()
+        return weights.to(self._model.device)
+
+    def _kept(self, index: torch.Tensor) -> torch.Tensor:
+        where = index.to(self._model.device)
+        sequence = self._batch.owners.sequence[index].to(self._model.device)
+        old_logp, behaviour_logp = self._values.old_logp[where], self._values.behaviour_logp[where]
+        return self._objective.correction(old_logp, behaviour_logp, sequence).kept.cpu()
+
+    def _loss(self, indices: list[int], weights: torch.Tensor) -> torch.Tensor:
+        scores = score(
+            self._model,
+            [self._batch.sequences[i] for i in indices],
+            temperature=self._temperature,
+            pad_id=self._pad_id,
+            chunk=self._config.logprob_chunk,
+            entropy_gradient=self._objective.uses_entropy,
+        )
+        where = self._batch.token_index(indices).to(self._model.device)
+        tokens = self._loss_input(indices, where, scores)
+        reference = None if self._values.reference_logp is None else self._values.reference_logp[where]
+        objective = self._objective.loss(tokens, scores.entropy, reference)
+        self.tally.add("train/entropy", scores.entropy)
+        self.tally.add("train/clip_share", objective.clipped)
+        self.tally.add("mismatch/clip_share", objective.truncated)
+        log_rho = log_ratio(tokens.old_logp, tokens.logp.detach())
+        self.tally.add("train/kl_old", log_rho.neg().exp() + log_rho - 1)
+        if objective.kl is not None:
+            self.tally.add("train/kl_reference", objective.kl)
+        return (weights[where] * objective.values).sum()
+
+    def _loss_input(self, indices: list[int], where: torch.Tensor, scores: TokenScores) -> LossInput:
+        old_logp = self._values.old_logp[where]
+        old_logp = torch.where(old_logp.isnan(), scores.logp.detach(), old_logp)
+        self._values.old_logp[where] = old_logp
+        counts = torch.tensor([self._batch.lengths[i] for i in indices], device=where.device)
+        return LossInput(
+            logp=scores.logp,
+            old_logp=old_logp,
+            behaviour_logp=self._values.behaviour_logp[where],
+            advantage=self._values.advantage[where],
+            sequence=torch.arange(len(indices), device=where.device).repeat_interleave(counts),
+            sequences=len(indices),
+        )

@@ -1,0 +1,133 @@
+"""The batch of a training step: trajectories as sequences to score and flat tensors over their sampled tokens."""
+
+from __future__ import annotations
+
+import itertools
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import numpy as np
+import numpy.typing as npt
+import torch
+
+from agentrl.algorithms.aggregation import TokenOwners
+from agentrl.algorithms.episodes import EpisodeBatch
+from agentrl.config.schema import AlgorithmConfig
+from agentrl.errors import LedgerError, TrainingError
+from agentrl.training.rewards import shaped_rewards
+from agentrl.training.sequences import ScoredSequence, scored_sequence
+from agentrl.trajectory import TokenSequence, Trajectory
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class StepBatch:
+    """A step's sampled tokens, laid out sequence after sequence; observations exist only inside `sequences`."""
+
+    sequences: tuple[ScoredSequence, ...]
+    """Those with sampled tokens of their own; what a fork shares with its parent is the parent's."""
+    starts: tuple[int, ...]
+    """Index of each sequence's first token in the flat tensors, and after the last one the number of tokens."""
+    sequence_trajectory: tuple[int, ...]
+    """Trajectory of each sequence."""
+    trajectory_group: tuple[int, ...]
+    """Group of each trajectory."""
+    behaviour_logp: torch.Tensor
+    """log mu: float32 [tokens]."""
+    owners: TokenOwners
+    episodes: EpisodeBatch
+    """What advantage estimators read."""
+
+    @property
+    def tokens(self) -> int:
+        """Number of sampled tokens."""
+        return self.starts[-1]
+
+    @property
+    def lengths(self) -> list[int]:
+        """Number of sampled tokens of each sequence."""
+        return [end - start for start, end in itertools.pairwise(self.starts)]
+
+    def token_index(self, sequences: Sequence[int]) -> torch.Tensor:
+        """Flat indices of the tokens of some sequences, in their order: int64 [tokens]."""
+        return torch.cat([torch.arange(self.starts[i], self.starts[i + 1]) for i in sequences])
+
+
+def step_batch(trajectories: Sequence[Trajectory], algorithm: AlgorithmConfig, *, max_tokens: int) -> StepBatch:
+    """Lay out trajectories that `agentrl.training.selection.select` has kept.
+
+    Raises:
+        LedgerError: a sampled token belongs to no turn.
+        TrainingError: a sampled token has no log-probability.
+    """
+    rewards = shaped_rewards(trajectories, algorithm, max_tokens=max_tokens)
+    rows = [row for e, trajectory in enumerate(trajectories) for row in _rows(trajectory, e)]
+    groups = {group: i for i, group in enumerate(dict.fromkeys(t.group_id for t in trajectories))}
+    trajectory_group = torch.tensor([groups[t.group_id] for t in trajectories])
+    first_turn = torch.cat([torch.zeros(1), torch.bincount(rewards.turn_episode, minlength=len(trajectories))]).cumsum(
+        0
+    )
+    counts = torch.tensor([row.scored.targets.numel() for row in rows])
+    trajectory = torch.tensor([row.trajectory for row in rows])
+    token_trajectory = trajectory.repeat_interleave(counts)
+    return StepBatch(
+        sequences=tuple(row.scored for row in rows),
+        starts=(0, *counts.cumsum(0).tolist()),
+        sequence_trajectory=tuple(trajectory.tolist()),
+        trajectory_group=tuple(trajectory_group.tolist()),
+        behaviour_logp=torch.from_numpy(np.concatenate([row.logprobs for row in rows])),
+        owners=TokenOwners(
+            sequence=torch.arange(len(rows)).repeat_interleave(counts),
+            trajectory=token_trajectory,
+            group=trajectory_group[token_trajectory],
+        ),
+        episodes=EpisodeBatch(
+            returns=rewards.returns,
+            group=trajectory_group,
+            turn_reward=rewards.turn_reward,
+            turn_episode=rewards.turn_episode,
+            token_turn=torch.from_numpy(np.concatenate([row.turn for row in rows]))
+            + first_turn.long()[token_trajectory],
+        ),
+    )
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class _Row:
+    scored: ScoredSequence
+    trajectory: int
+    logprobs: npt.NDArray[np.float32]
+    turn: npt.NDArray[np.int64]
+    """Of each sampled token, counted within the trajectory."""
+
+
+def _rows(trajectory: Trajectory, number: int) -> list[_Row]:
+    order = {id(turn): k for k, turn in enumerate(trajectory.turns)}
+    return [
+        _row(trajectory, number, sequence, mask, order)
+        for sequence in trajectory.sequences
+        if (mask := sequence.loss_mask).any()
+    ]
+
+
+def _row(
+    trajectory: Trajectory,
+    number: int,
+    sequence: TokenSequence,
+    mask: npt.NDArray[np.bool_],
+    order: dict[int, int],
+) -> _Row:
+    turn = np.full(len(sequence), -1, dtype=np.int64)
+    for own in sequence.turns:
+        turn[own.start : own.end] = order[id(own)]
+    logprobs = sequence.logprobs[mask]
+    if (turn[mask] < 0).any():
+        first = int(np.flatnonzero(mask & (turn < 0))[0])
+        raise LedgerError(f"a sampled token of trajectory {trajectory.id} belongs to no turn", got=f"token {first}")
+    if not np.isfinite(logprobs).all():
+        raise TrainingError(
+            f"a sampled token of trajectory {trajectory.id} has no log-probability",
+            got=logprobs[~np.isfinite(logprobs)][0],
+            expected="a finite number",
+            hint="use an engine that returns log-probabilities",
+        )
+    return _Row(scored=scored_sequence(sequence.token_ids, mask), trajectory=number, logprobs=logprobs, turn=turn[mask])

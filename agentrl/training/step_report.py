@@ -1,0 +1,110 @@
+"""What a training step says about itself."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from dataclasses import asdict, dataclass
+
+import torch
+
+from agentrl.algorithms.mismatch import ALARM_PROB_ABS_MEAN, Mismatch
+from agentrl.training.optimizer import Update
+from agentrl.training.selection import Selection
+from agentrl.training.step_batch import StepBatch
+
+NAMED_PARAMETERS = 5
+"""Most parameters that a warning about gradients lists."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class StepReport:
+    """Numbers of one training step."""
+
+    metrics: dict[str, float]
+    """By name: ``train/``, ``mismatch/``, ``reward/``, ``groups/``, ``trajectories/``."""
+    warnings: tuple[str, ...] = ()
+    """What a person should look at: updates skipped, trainer and engine apart."""
+
+
+def step_report(
+    *,
+    selection: Selection,
+    batch: StepBatch,
+    updates: Sequence[Update],
+    losses: Sequence[float],
+    means: dict[str, float],
+    advantage_abs_mean: float,
+    distance: Mismatch,
+    seconds: float,
+) -> StepReport:
+    """Put a step's numbers under their names.
+
+    Args:
+        selection: Who trained.
+        batch: The tokens.
+        updates: Optimizer steps, in order.
+        losses: Loss of each of them.
+        means: Means over tokens, under their final names.
+        advantage_abs_mean: Over the tokens.
+        distance: Trainer against engine.
+        seconds: Duration of the step.
+    """
+    applied = [update for update in updates if not update.non_finite]
+    metrics = {
+        "train/loss": sum(losses) / len(losses),
+        "train/grad_norm": max((update.grad_norm for update in applied), default=math.nan),
+        "train/learning_rate": updates[-1].learning_rate,
+        "train/updates": float(len(applied)),
+        "train/updates_skipped": float(len(updates) - len(applied)),
+        "train/tokens": float(batch.tokens),
+        "train/seconds": seconds,
+        "train/tokens_per_s": sum(len(sequence) for sequence in batch.sequences) / seconds,
+        "train/advantage_abs_mean": advantage_abs_mean,
+        **means,
+        **{f"mismatch/{name}": value for name, value in asdict(distance).items()},
+        **_rewards(selection, batch),
+        "trajectories/trained": float(len(selection.trajectories)),
+        "trajectories/infrastructure": float(selection.infrastructure),
+        "trajectories/unscored": float(selection.unscored),
+    }
+    return StepReport(metrics=metrics, warnings=(*_gradient_warnings(updates), *_mismatch_warnings(distance)))
+
+
+def zero_variance_groups(returns: torch.Tensor, group: torch.Tensor) -> int:
+    """Number of groups in which all returns are equal: both [episodes]."""
+    members = (returns[group == g] for g in range(int(group.max()) + 1))
+    return sum(bool((own == own[0]).all()) for own in members)
+
+
+def _rewards(selection: Selection, batch: StepBatch) -> dict[str, float]:
+    scored = [trajectory.reward for trajectory in selection.trajectories if trajectory.reward is not None]
+    episodes = batch.episodes
+    return {
+        "reward/mean": sum(scored) / len(scored),
+        "reward/shaped_mean": float(episodes.returns.mean()),
+        "groups/trained": float(int(episodes.group.max()) + 1),
+        "groups/zero_variance": float(zero_variance_groups(episodes.returns, episodes.group)),
+        "groups/skipped": float(selection.lone_groups),
+    }
+
+
+def _gradient_warnings(updates: Sequence[Update]) -> list[str]:
+    skipped = [update for update in updates if update.non_finite]
+    if not skipped:
+        return []
+    names = list(dict.fromkeys(name for update in skipped for name in update.non_finite))
+    more = f" and {len(names) - NAMED_PARAMETERS} more" if len(names) > NAMED_PARAMETERS else ""
+    return [
+        f"{len(skipped)} of {len(updates)} updates skipped, which left the weights as they were: "
+        f"gradients are not finite in {', '.join(names[:NAMED_PARAMETERS])}{more}"
+    ]
+
+
+def _mismatch_warnings(distance: Mismatch) -> list[str]:
+    if distance.prob_abs_mean <= ALARM_PROB_ABS_MEAN:
+        return []
+    return [
+        f"trainer and engine disagree: mean |pi_old - mu| is {distance.prob_abs_mean:.4g}, expected at most "
+        f"{ALARM_PROB_ABS_MEAN:g}. Check that both have the same weights, number format and chat template"
+    ]

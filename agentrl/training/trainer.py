@@ -1,0 +1,199 @@
+"""The trainer of one machine: trajectories in, new weights out.
+
+One step, in order:
+
+    trajectories ─► select ─► step_batch ─► advantages
+                                  │
+          pi_old and reference ◄──┤   (no gradient; pi_old only where the training forward cannot give it)
+                                  ▼
+          epochs x mini_batches: micro-batches ─► loss ─► backward, then one update
+                                  │
+                                  ▼
+                              StepReport
+
+pi_old is the policy at the start of the step. Until the first update the policy *is* pi_old, so the first mini-batch
+takes it from its own forward pass; the others are scored before that update.
+"""
+
+from __future__ import annotations
+
+import copy
+import math
+import time
+from collections.abc import Sequence
+from typing import Any
+
+import torch
+from transformers import PreTrainedModel
+
+from agentrl.algorithms.mismatch import mismatch
+from agentrl.config.schema import AlgorithmConfig, TrainerConfig
+from agentrl.training.gradient_mode import gradients_recomputed
+from agentrl.training.gradient_pass import GradientPass, TokenValues
+from agentrl.training.logprobs import score_all
+from agentrl.training.mini_batches import mini_batches
+from agentrl.training.objective import Objective
+from agentrl.training.optimizer import OptimizerSettings, PolicyOptimizer
+from agentrl.training.selection import select
+from agentrl.training.sequences import ScoredSequence, scored_sequence
+from agentrl.training.step_batch import StepBatch, step_batch
+from agentrl.training.step_report import StepReport, step_report
+from agentrl.trajectory import TokenSequence, Trajectory
+
+
+class Trainer:
+    """Trains a model in place, so that an engine in this process can share its weights.
+
+        trainer = Trainer(model, config.algorithm, config.trainer, seed=0, max_tokens=config.agent.max_tokens)
+        report = trainer.step(trajectories, temperature=1.0, pad_id=tokenizer.pad_token_id)
+        torch.save(trainer.state_dict(), path)
+
+    Args:
+        model: As `agentrl.training.model.load_model` gives it.
+        algorithm: Estimator, loss, corrections.
+        config: Optimizer and batches.
+        seed: Seed of the mini-batches.
+        max_tokens: Most tokens of a sequence (``agent.max_tokens``), for the overlong penalty.
+        reference: The policy that KL is measured from; a frozen copy of `model` as it is now when left out. Only used
+            with ``kl_coef``. It is not part of `state_dict`: a resumed run hands in the same reference.
+
+    Raises:
+        ConfigError: the algorithm's options do not fit its functions.
+        UnknownNameError: no such estimator or loss.
+    """
+
+    def __init__(
+        self,
+        model: PreTrainedModel,
+        algorithm: AlgorithmConfig,
+        config: TrainerConfig,
+        *,
+        seed: int,
+        max_tokens: int,
+        reference: PreTrainedModel | None = None,
+    ) -> None:
+        self.model = model
+        self.steps = 0
+        self._algorithm, self._config, self._max_tokens = algorithm, config, max_tokens
+        self._objective = Objective(algorithm)
+        self._optimizer = PolicyOptimizer(model, _optimizer_settings(config))
+        self._generator = torch.Generator().manual_seed(seed)
+        self._reference = (reference or _frozen(model)) if self._objective.uses_reference else None
+
+    def step(self, trajectories: Sequence[Trajectory], *, temperature: float, pad_id: int) -> StepReport:
+        """Train on the trajectories of one step: whole groups, finished.
+
+        Args:
+            trajectories: Failed and unscored ones may be among them; they are left out and counted.
+            temperature: At which they were sampled.
+            pad_id: Any id of the vocabulary.
+
+        Raises:
+            TrainingError: a reward or an advantage is not finite, or no trajectory can train.
+        """
+        started = time.perf_counter()
+        selection = select(trajectories, compare_groups=self._objective.compares_groups)
+        batch = step_batch(selection.trajectories, self._algorithm, max_tokens=self._max_tokens)
+        parts = self._parts(batch)
+        tokens = self._token_values(batch, parts[0], temperature, pad_id)
+        gradient = GradientPass(
+            self.model, self._objective, self._config, batch, tokens, temperature=temperature, pad_id=pad_id
+        )
+        updates, losses = [], []
+        with gradients_recomputed(self.model, enabled=self._config.gradient_checkpointing):
+            for part in parts:
+                losses.append(gradient.accumulate(part))
+                updates.append(self._optimizer.update())
+        self.steps += 1
+        return step_report(
+            selection=selection,
+            batch=batch,
+            updates=updates,
+            losses=losses,
+            means=gradient.tally.means(),
+            advantage_abs_mean=float(tokens.advantage.abs().mean()),
+            distance=mismatch(tokens.old_logp, tokens.behaviour_logp),
+            seconds=time.perf_counter() - started,
+        )
+
+    def compute_logprobs(
+        self, sequences: Sequence[TokenSequence], *, temperature: float, pad_id: int
+    ) -> list[torch.Tensor]:
+        """Log-probabilities of the sampled tokens of each sequence under the current weights: float32 [sampled].
+
+        A fork's list holds its own tokens only; each sequence has one or more.
+        """
+        scored = [scored_sequence(sequence.token_ids, sequence.loss_mask) for sequence in sequences]
+        flat = self._score(self.model, scored, temperature, pad_id)
+        return list(torch.split(flat, [sequence.targets.numel() for sequence in scored]))
+
+    def state_dict(self) -> dict[str, Any]:
+        """Everything that a resumed run needs to go on bit for bit: weights, optimizer, schedule, generator.
+
+        Tensors are the live ones, not copies: save them before the next step.
+        """
+        return {
+            "model": self.model.state_dict(),
+            "optimizer": self._optimizer.state_dict(),
+            "generator": self._generator.get_state(),
+            "steps": self.steps,
+        }
+
+    def load_state_dict(self, state: dict[str, Any]) -> None:
+        """Restore what `state_dict` gave; the model's tensors are overwritten in place."""
+        self.model.load_state_dict(state["model"])
+        self._optimizer.load_state_dict(state["optimizer"])
+        self._generator.set_state(state["generator"])
+        self.steps = state["steps"]
+
+    def _parts(self, batch: StepBatch) -> list[list[int]]:
+        """The sequences of every update of the step."""
+        epochs = range(self._config.epochs)
+        return [part for _ in epochs for part in mini_batches(batch, self._config.mini_batches, self._generator)]
+
+    def _token_values(self, batch: StepBatch, first: list[int], temperature: float, pad_id: int) -> TokenValues:
+        """Advantages and log-probabilities; pi_old only where the first update's forward pass cannot give it."""
+        device = self.model.device
+        advantage = self._objective.advantages(batch.episodes).to(device)
+        old_logp = torch.full((batch.tokens,), math.nan, device=device)
+        free = set() if self._objective.drops_tokens else set(first)
+        needed = [i for i in range(len(batch.sequences)) if i not in free]
+        if needed:
+            sequences = [batch.sequences[i] for i in needed]
+            old_logp[batch.token_index(needed).to(device)] = self._score(self.model, sequences, temperature, pad_id)
+        reference = self._reference
+        return TokenValues(
+            advantage=advantage,
+            behaviour_logp=batch.behaviour_logp.to(device),
+            old_logp=old_logp,
+            reference_logp=None if reference is None else self._score(reference, batch.sequences, temperature, pad_id),
+        )
+
+    def _score(
+        self, model: PreTrainedModel, sequences: Sequence[ScoredSequence], temperature: float, pad_id: int
+    ) -> torch.Tensor:
+        return score_all(
+            model,
+            sequences,
+            temperature=temperature,
+            pad_id=pad_id,
+            chunk=self._config.logprob_chunk,
+            budget=self._config.tokens_per_micro_batch,
+        )
+
+
+def _frozen(model: PreTrainedModel) -> PreTrainedModel:
+    return copy.deepcopy(model).requires_grad_(False).eval()
+
+
+def _optimizer_settings(config: TrainerConfig) -> OptimizerSettings:
+    return OptimizerSettings(
+        learning_rate=config.learning_rate,
+        total_updates=config.steps * config.epochs * config.mini_batches,
+        warmup_updates=config.warmup_steps,
+        schedule=config.schedule,
+        min_lr_ratio=config.min_lr_ratio,
+        betas=config.betas,
+        weight_decay=config.weight_decay,
+        max_grad_norm=config.max_grad_norm,
+    )
