@@ -120,18 +120,15 @@ class LedgerConversation:
     def fork(self, messages: Sequence[Message]) -> LedgerConversation:
         """A conversation whose history is rewritten to `messages`.
 
-        A history that begins like this one, up to an answer, keeps that answer's sampled tokens; any other is rendered
-        anew and shares the longest common prefix of tokens. Shared tokens are stored, and trained, once.
+        A history that begins like this one, up to an answer, keeps that answer's sampled tokens: the sequence goes on
+        where nothing follows that answer yet, and forks there otherwise. Any other history is rendered anew and shares
+        the longest common prefix of tokens. Shared tokens are stored, and trained, once.
         """
         child = LedgerConversation(self._renderer, self._trajectory, messages, tools=self._tools)
-        same = next(
-            (i for i, (a, b) in enumerate(zip(self.messages, messages, strict=False)) if a != b),
-            min(len(self.messages), len(messages)),
-        )
-        kept = [end for end in self._answers if end.messages <= same]
-        if kept:
-            child.sequence = self.sequence.fork(kept[-1].tokens)
-            child._answers = kept
+        same = common_prefix(self.messages, messages)
+        child._answers = [end for end in self._answers if end.messages <= same]
+        if child._answers:
+            child.sequence = self.sequence
         else:
             child._rewritten_from = self.sequence
         return child
@@ -146,22 +143,24 @@ class LedgerConversation:
 
     def _write_pending(self) -> None:
         if self._answers:
-            pending = self.messages[self._answers[-1].messages :]
-            rendered = self._renderer.suffix(pending, last_id=self._answers[-1].last_id)
+            self._write_suffix(self._answers[-1])
         else:
-            rendered = self._renderer.prompt(self.messages, self._tools)
-        known = 0
-        if self._rewritten_from is not None:
-            known = common_prefix(self._rewritten_from.ids_list(), rendered.ids)
-            self.sequence = self._rewritten_from.fork(known)
-            self._rewritten_from = None
-        self.sequence.extend(rendered.ids[known:], rendered.sources[known:])
-        if not self.sequence.turns:
-            self._enter_trajectory()
-
-    def _enter_trajectory(self) -> None:
+            self._write_prompt()
         if not any(self.sequence is known for known in self._trajectory.sequences):
             self._trajectory.sequences.append(self.sequence)
+
+    def _write_suffix(self, answer: _AnswerEnd) -> None:
+        rendered = self._renderer.suffix(self.messages[answer.messages :], last_id=answer.last_id)
+        if len(self.sequence) > answer.tokens:
+            self.sequence = self.sequence.fork(answer.tokens)
+        self.sequence.extend(rendered.ids, rendered.sources)
+
+    def _write_prompt(self) -> None:
+        rendered = self._renderer.prompt(self.messages, self._tools)
+        known = 0 if self._rewritten_from is None else common_prefix(self._rewritten_from.ids_list(), rendered.ids)
+        if self._rewritten_from is not None and known:
+            self.sequence = self._rewritten_from.fork(known)
+        self.sequence.extend(rendered.ids[known:], rendered.sources[known:])
 
     def _take_answer_start(self) -> int:
         start, self._answer_start = self._answer_start, None

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import random
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 
@@ -30,6 +31,8 @@ class TokenizerFamily:
     bos: str | None = None
 
 
+_FREQUENT = "aeostn<|>_\u0120\u010a"
+"""Letters, and space and newline as byte-level BPE writes them."""
 _CHATML = ("<|endoftext|>", "<|im_start|>", "<|im_end|>")
 _TOOL_TAGS = ("<tool_call>", "</tool_call>")
 TOKENIZER_FAMILIES: Mapping[str, TokenizerFamily] = {
@@ -92,6 +95,30 @@ def train_bpe(text: Iterable[str], *, vocab_size: int) -> Tokenizer:
         vocab_size=vocab_size, initial_alphabet=pre_tokenizers.ByteLevel.alphabet(), show_progress=False
     )
     backend.train_from_iterator(text, trainer)
+    return backend
+
+
+def random_bpe(seed: int, *, merges: int = 60, words: bool = True) -> Tokenizer:
+    """A byte-level BPE backend whose merges are drawn at random: no text was ever meant to be encoded with it.
+
+    Args:
+        seed: Of the draw.
+        merges: Number of merges, mostly of frequent letters, spaces and newlines.
+        words: Text is split into words first; without, tokens may reach over spaces and lines.
+    """
+    generator = random.Random(seed)
+    alphabet = sorted(pre_tokenizers.ByteLevel.alphabet())
+    vocabulary = {token: i for i, token in enumerate(alphabet)}
+    parts, pairs = list(_FREQUENT), []
+    for _ in range(merges):
+        left, right = generator.choice(parts), generator.choice(parts)
+        if left + right not in vocabulary:
+            vocabulary[left + right] = len(vocabulary)
+            parts.append(left + right)
+            pairs.append((left, right))
+    backend = Tokenizer(models.BPE(vocab=vocabulary, merges=pairs))
+    backend.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False, use_regex=words)
+    backend.decoder = decoders.ByteLevel()
     return backend
 
 

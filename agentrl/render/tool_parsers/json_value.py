@@ -24,12 +24,12 @@ def read_json(text: str, start: int, what: str) -> JsonValue:
     """The JSON value at `start`, white space skipped before and after it.
 
     Raises:
-        Malformed: no value that is JSON and can be written as UTF-8 stands there.
+        Malformed: no value stands there that is JSON, finite, and can be written as UTF-8.
     """
     begin = skip_space(text, start)
     try:
         value, end = _DECODER.raw_decode(text, begin)
-        json.dumps(value, ensure_ascii=False).encode()
+        json.dumps(value, ensure_ascii=False, allow_nan=False).encode()
     except json.JSONDecodeError as error:
         raise Malformed(f"{what} is not valid JSON: {error.msg} at character {error.pos - begin + 1}.") from error
     except RecursionError as error:

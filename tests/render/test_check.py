@@ -1,0 +1,101 @@
+"""Templates that rewrite history are found before a run starts."""
+
+from __future__ import annotations
+
+import pytest
+
+from agentrl.errors import TemplateError
+from agentrl.message import Role
+from agentrl.render.check import check_template
+from agentrl.render.renderer import Renderer
+from agentrl.testing.tokenizers import build_tokenizer
+
+TOOL = {
+    "type": "function",
+    "function": {"name": "look", "description": "Look.", "parameters": {"type": "object", "properties": {}}},
+}
+
+
+@pytest.mark.parametrize(
+    ("family", "roles"),
+    [
+        *(
+            (family, roles)
+            for family in ("qwen2.5", "qwen3_coder")
+            for roles in (("user",), ("tool",), ("tool", "user"))
+        ),
+        ("llama3", ("user",)),
+        ("gemma", ("user",)),
+    ],
+)
+def test_families_that_only_append_pass(renderer_of, family: str, roles: tuple[Role, ...]) -> None:
+    tools = [TOOL] if "tool" in roles else []
+    notes = check_template(renderer_of(family), roles=roles, tools=tools).notes
+    trims = family in ("llama3", "gemma")
+    assert [("trims white space" in note) for note in notes] == [True] * trims
+
+
+def test_dropped_thinking_is_refused_with_both_renderings(renderer_of) -> None:
+    with pytest.raises(TemplateError) as caught:
+        check_template(renderer_of("qwen3", enable_thinking=True))
+    message = str(caught.value)
+    assert "rewrites history (answers with thinking come back changed)" in message
+    assert r"assistant\n' → 'go north<|im_end|>" in message
+    assert r"assistant\n' → '<think>\nit is cold here\n</think>" in message
+    assert "agent.enable_thinking to false" in message
+    assert "step_independent" in message
+
+
+def test_thinking_between_tool_results_is_kept(renderer_of) -> None:
+    assert check_template(renderer_of("qwen3", enable_thinking=True), roles=("tool",), tools=[TOOL]).notes == ()
+
+
+def test_thinking_is_dropped_once_a_user_speaks_again(renderer_of) -> None:
+    with pytest.raises(TemplateError, match="answers with thinking"):
+        check_template(renderer_of("qwen3", enable_thinking=True), roles=("tool", "user"), tools=[TOOL])
+
+
+def test_a_block_that_the_template_wrote_itself_is_only_noted(renderer_of) -> None:
+    (note,) = check_template(renderer_of("qwen3")).notes
+    assert note.startswith(r"the chat template writes '<think>\n\n</think>\n\n' before an answer and drops it later")
+
+
+def test_tools_without_tool_messages_are_refused(renderer_of) -> None:
+    with pytest.raises(TemplateError, match=r"refuses messages with roles.*tool.*react_text"):
+        check_template(renderer_of("gemma"), roles=("tool",))
+
+
+MOVES_TOOLS = """{%- for m in messages -%}
+{%- if loop.last and tools -%}<|im_start|>tools{{ tools | tojson }}<|im_end|>
+{% endif -%}
+<|im_start|>{{ m.role }}
+{{ m.content }}<|im_end|>
+{% endfor -%}{% if add_generation_prompt %}<|im_start|>assistant
+{% endif %}"""
+NUMBERS_MESSAGES = """{%- for m in messages -%}
+<|im_start|>{{ m.role }} {{ loop.revindex }}
+{{ m.content }}<|im_end|>
+{% endfor -%}{% if add_generation_prompt %}<|im_start|>assistant
+{% endif %}"""
+SHOUTS = """{%- for m in messages -%}
+<|im_start|>{{ m.role }}
+{{ m.content | upper if m.role == 'assistant' and m.content != '@@STAND-IN@@' else m.content }}<|im_end|>
+{% endfor -%}{% if add_generation_prompt %}<|im_start|>assistant
+{% endif %}"""
+
+
+@pytest.mark.parametrize(
+    ("template", "tools", "shown"),
+    [
+        (MOVES_TOOLS, [TOOL], "'tools["),
+        (NUMBERS_MESSAGES, [], "→ '4"),
+        (SHOUTS, [], "→ 'GO NORTH"),
+    ],
+)
+def test_other_rewriting_is_refused(template: str, tools: list, shown: str) -> None:
+    tokenizer = build_tokenizer("qwen2.5")
+    tokenizer.chat_template = template
+    renderer = Renderer(tokenizer, tool_parser="hermes")
+    with pytest.raises(TemplateError, match="rewrites history") as caught:
+        check_template(renderer, tools=tools)
+    assert shown in str(caught.value)

@@ -1,0 +1,129 @@
+"""Rendering a turn at a time gives the tokens of the whole conversation, whatever the tokenizer."""
+
+from __future__ import annotations
+
+import functools
+
+import pytest
+from hypothesis import assume, given, settings
+from hypothesis import strategies as st
+
+from agentrl.errors import TemplateError
+from agentrl.message import Message, Role, TextPart, system, user
+from agentrl.policy import Generation, StopReason
+from agentrl.render.conversation import LedgerConversation
+from agentrl.render.renderer import Renderer
+from agentrl.testing.tokenizers import TOKENIZER_FAMILIES, assemble_tokenizer, build_tokenizer, random_bpe
+from agentrl.trajectory import Trajectory
+
+ROLES: dict[str, tuple[Role, ...]] = {
+    "qwen2.5": ("user", "tool"),
+    "qwen3": ("user", "tool"),
+    "qwen3_coder": ("user", "tool"),
+    "llama3": ("user", "tool"),
+    "gemma": ("user",),
+}
+contents = st.text(st.sampled_from("aest\n >_é…<|"), max_size=12)
+answers = st.text(st.sampled_from("aest >_é"), min_size=1, max_size=12).map(str.strip).filter(bool)
+
+
+@functools.cache
+def random_renderer(family: str, seed: int, words: bool) -> Renderer:
+    return Renderer(assemble_tokenizer(family, random_bpe(seed, words=words)), enable_thinking=True)
+
+
+def generation(ids: list[int]) -> Generation:
+    return Generation(token_ids=ids, logprobs=[-1.0] * len(ids), versions=[0] * len(ids), stop_reason=StopReason.STOP)
+
+
+def new_trajectory() -> Trajectory:
+    return Trajectory(id="t", task_id="t", environment="e", seed=0, group_id="g")
+
+
+def template_answer(renderer: Renderer, prompt: list[int], whole: list[int]) -> list[int]:
+    """The tokens of the answer in a whole rendering, with the end of its turn."""
+    assume(whole[: len(prompt)] == prompt)
+    end = next(i for i in range(len(prompt), len(whole)) if whole[i] in renderer.boundary.end_ids)
+    return whole[len(prompt) : end + 1]
+
+
+@settings(max_examples=120, deadline=None)
+@given(data=st.data())
+@pytest.mark.parametrize("family", sorted(TOKENIZER_FAMILIES))
+def test_incremental_rendering_equals_the_whole_where_the_model_writes_what_the_template_would(
+    family: str, data: st.DataObject
+) -> None:
+    renderer = random_renderer(family, data.draw(st.integers(0, 5)), data.draw(st.booleans()))
+    encode, template = renderer.encoder.encode, renderer.template
+    messages = [system(data.draw(contents)), user(data.draw(contents))]
+    conversation = LedgerConversation(renderer, new_trajectory(), messages)
+    for _ in range(data.draw(st.integers(1, 4))):
+        prompt = conversation.prepare()
+        reply, role = data.draw(answers), data.draw(st.sampled_from(ROLES[family]))
+        observation = Message(role=role, content=data.draw(contents), tool_call_id="call_1", name="look")
+        messages += [Message(role="assistant", content=reply), observation]
+        whole = encode(template.render(messages, generation_prompt=True))
+        answer = template_answer(renderer, prompt, whole)
+        cut_by_length = data.draw(st.booleans())
+        conversation.accept(generation(answer[:-1] if cut_by_length else answer))
+        conversation.add([observation])
+        assert conversation.prepare() == whole
+        conversation.verify(whole)
+
+
+@pytest.mark.parametrize("family", sorted(TOKENIZER_FAMILIES))
+@settings(max_examples=60, deadline=None)
+@given(text=st.text(max_size=60), seed=st.integers(0, 3), words=st.booleans())
+def test_cached_pieces_encode_like_the_whole(family: str, text: str, seed: int, words: bool) -> None:
+    encoder = random_renderer(family, seed, words).encoder
+    added = TOKENIZER_FAMILIES[family].special[0]
+    for probe in (text, f"{text}{added}{text}", f"{added}{added} {text}"):
+        assert encoder.encode(probe) == encoder.encode_with_offsets(probe).ids
+
+
+def test_text_parts_are_rendered_as_their_text(renderer_of) -> None:
+    renderer = renderer_of("qwen2.5")
+    parts = user((TextPart(text="go "), TextPart(text="north")))
+    assert renderer.prompt([parts]).ids == renderer.prompt([user("go north")]).ids
+
+
+def test_a_refused_message_names_the_roles(renderer_of) -> None:
+    with pytest.raises(TemplateError, match=r"user, user.*must alternate"):
+        renderer_of("gemma").prompt([user("a"), user("b")])
+
+
+def test_a_tokenizer_without_a_template_is_refused() -> None:
+    tokenizer = build_tokenizer("qwen2.5")
+    tokenizer.chat_template = None
+    with pytest.raises(TemplateError, match="no chat template"):
+        Renderer(tokenizer)
+
+
+def test_an_unknown_template_gives_its_own_boundary() -> None:
+    tokenizer = build_tokenizer("gemma")
+    tokenizer.chat_template = (
+        "{% for m in messages %}<bos>{{ m.role }}: {{ m.content }}<eos>{% endfor %}"
+        "{% if add_generation_prompt %}<bos>assistant: {% endif %}"
+    )
+    renderer = Renderer(tokenizer)
+    assert renderer.family is None
+    assert renderer.encoder.decode([renderer.boundary.end_id]) == "<eos>"
+    suffix = renderer.suffix([user("hi")], last_id=renderer.boundary.end_id)
+    assert renderer.encoder.decode(suffix.ids) == "<bos>user: hi<eos><bos>assistant: "
+
+
+def test_a_template_without_an_end_of_turn_is_refused() -> None:
+    tokenizer = build_tokenizer("gemma")
+    tokenizer.chat_template = (
+        "{% for m in messages %}{{ m.role }}: {{ m.content }}\n{% endfor %}"
+        "{% if add_generation_prompt %}assistant: {% endif %}"
+    )
+    with pytest.raises(TemplateError, match="where an answer ends"):
+        Renderer(tokenizer)
+
+
+def test_a_template_that_hides_answers_is_refused() -> None:
+    tokenizer = build_tokenizer("gemma")
+    tokenizer.chat_template = "{% for m in messages if m.role == 'user' %}<bos>{{ m.content }}<eos>{% endfor %}"
+    with pytest.raises(TemplateError, match="leaves out what the assistant said"):
+        Renderer(tokenizer)

@@ -1,0 +1,250 @@
+"""Tool calls as models write them: right ones are read, wrong ones become advice."""
+
+from __future__ import annotations
+
+import json
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from agentrl.message import ToolCall
+from agentrl.registry import Kind, lookup, names
+from agentrl.render.tool_parsers import hermes, llama3_json, qwen3_coder
+
+PARSERS = {name: lookup(Kind.TOOL_PARSER, name) for name in ("hermes", "llama3_json", "qwen3_coder")}
+
+
+def schema(name: str, **properties: dict) -> dict:
+    return {"type": "function", "function": {"name": name, "parameters": {"type": "object", "properties": properties}}}
+
+
+TOOLS = {
+    "look": schema("look"),
+    "put": schema(
+        "put",
+        what={"type": "string"},
+        count={"type": "integer"},
+        gently={"type": "boolean"},
+        places={"type": "array"},
+        note={"type": "string", "nullable": True},
+        size={"anyOf": [{"type": "number"}, {"type": "null"}]},
+        mixed={"type": ["integer", "string"]},
+    ),
+}
+
+
+def found(calls: tuple[ToolCall, ...]) -> list[tuple[str, dict]]:
+    return [(call.name, dict(call.arguments)) for call in calls]
+
+
+def test_the_parsers_are_registered() -> None:
+    assert set(PARSERS) <= set(names(Kind.TOOL_PARSER))
+
+
+@pytest.mark.parametrize(
+    ("text", "content", "calls"),
+    [
+        ("no call", "no call", []),
+        ('<tool_call>\n{"name": "look", "arguments": {}}\n</tool_call>', "", [("look", {})]),
+        ('<tool_call>{"name": "look"}</tool_call>', "", [("look", {})]),
+        (
+            'I look.\n<tool_call>\n{"name": "look", "arguments": {}}\n</tool_call>\n'
+            '<tool_call>\n{"name": "put", "arguments": {"what": "mug", "count": 2}}\n</tool_call>',
+            "I look.",
+            [("look", {}), ("put", {"what": "mug", "count": 2})],
+        ),
+        (
+            '<tool_call>{"name": "put", "arguments": {"what": "</tool_call> <tool_call>"}}</tool_call> done',
+            "done",
+            [("put", {"what": "</tool_call> <tool_call>"})],
+        ),
+    ],
+)
+def test_hermes_calls(text: str, content: str, calls: list) -> None:
+    parsed = hermes.parse(text, TOOLS)
+    assert (parsed.content, found(parsed.calls), parsed.problems) == (content, calls, ())
+
+
+@pytest.mark.parametrize(
+    ("text", "problem"),
+    [
+        ('<tool_call>{"name": "look", }</tool_call>', "Tool call 1 is not valid JSON: "),
+        ('<tool_call>{"name": "look"}', "Tool call 1 was not closed. Write <tool_call>"),
+        ('<tool_call>{"name": "look"} now</tool_call>', "Tool call 1 goes on after its JSON object"),
+        ('<tool_call>["look"]</tool_call>', "Tool call 1 must be a JSON object, not list"),
+        ('<tool_call>{"arguments": {}}</tool_call>', 'Tool call 1 has no "name". Offered tools: look, put.'),
+        ('<tool_call>{"name": 3}</tool_call>', 'The "name" of tool call 1 must be a string, not int.'),
+        ('<tool_call>{"name": "loook"}</tool_call>', "unknown tool 'loook'. Did you mean 'look'?"),
+        ('<tool_call>{"name": "xyz"}</tool_call>', "unknown tool 'xyz'. Offered tools: look, put."),
+        (
+            '<tool_call>{"name": "look", "arguments": "{}"}</tool_call>',
+            "The arguments of look (tool call 1) must be a JSON object, not str.",
+        ),
+        ('{"name": "look"}</tool_call>', "</tool_call> stands without <tool_call> before it"),
+        ('<tool_call>{"name": "put", "arguments": {"count": NaN}}</tool_call>', "NaN is not a JSON number"),
+        ('<tool_call>{"name": "put", "arguments": {"what": "\\ud800"}}</tool_call>', "surrogates not allowed"),
+        ('<tool_call>{"name": "put", "arguments": {"count": 1e999}}</tool_call>', "Out of range float values"),
+        ("<tool_call>" + "[" * 100_000, "nested too deeply"),
+    ],
+)
+def test_hermes_problems(text: str, problem: str) -> None:
+    parsed = hermes.parse(text, TOOLS)
+    assert parsed.calls == ()
+    assert len(parsed.problems) == 1
+    assert problem in parsed.problems[0]
+
+
+def test_a_good_call_survives_a_bad_one() -> None:
+    parsed = hermes.parse('<tool_call>{"name": }</tool_call><tool_call>{"name": "look"}</tool_call>', TOOLS)
+    assert found(parsed.calls) == [("look", {})]
+    assert parsed.calls[0].id == "call_2"
+    assert len(parsed.problems) == 1
+
+
+@pytest.mark.parametrize(
+    ("text", "content", "calls"),
+    [
+        ("no call", "no call", []),
+        ('{"name": "look", "parameters": {}}', "", [("look", {})]),
+        ('<|python_tag|>{"name": "look", "parameters": {}}', "", [("look", {})]),
+        (
+            '{"name": "look"}; {"name": "put", "parameters": {"what": "mug; {cup}"}}',
+            "",
+            [("look", {}), ("put", {"what": "mug; {cup}"})],
+        ),
+    ],
+)
+def test_llama3_calls(text: str, content: str, calls: list) -> None:
+    parsed = llama3_json.parse(text, TOOLS)
+    assert (parsed.content, found(parsed.calls), parsed.problems) == (content, calls, ())
+
+
+@pytest.mark.parametrize(
+    ("text", "problem"),
+    [
+        ('{"name": "look"', "Tool call 1 is not valid JSON"),
+        ('{"parameters": {}}', 'Tool call 1 has no "name"'),
+        ('{"name": "look", "parameters": [1]}', "must be a JSON object, not list"),
+        ('I look: {"name": "look"}', "A tool call stands next to other text"),
+        ('{"name": "lok"}', "Did you mean 'look'?"),
+    ],
+)
+def test_llama3_problems(text: str, problem: str) -> None:
+    parsed = llama3_json.parse(text, TOOLS)
+    assert parsed.calls == ()
+    assert len(parsed.problems) == 1
+    assert problem in parsed.problems[0]
+
+
+def coder(body: str) -> str:
+    return f"<tool_call>\n{body}\n</tool_call>"
+
+
+def parameters(**values: str) -> str:
+    return "".join(f"<parameter={key}>\n{value}\n</parameter>\n" for key, value in values.items())
+
+
+def test_qwen3_coder_calls_take_the_types_of_the_schema() -> None:
+    body = parameters(
+        what="a\nb", count=" 3 ", gently="True", places='["x"]', note="null", size="1.5", mixed="7 up", other="[1"
+    )
+    parsed = qwen3_coder.parse(f"I put.{coder(f'<function=put>{body}</function>')}", TOOLS)
+    assert (parsed.content, parsed.problems) == ("I put.", ())
+    assert found(parsed.calls) == [
+        (
+            "put",
+            {
+                "what": "a\nb",
+                "count": 3,
+                "gently": True,
+                "places": ["x"],
+                "note": None,
+                "size": 1.5,
+                "mixed": "7 up",
+                "other": "[1",
+            },
+        )
+    ]
+
+
+@pytest.mark.parametrize(
+    ("text", "problem"),
+    [
+        (coder("look"), "Tool call 1 is not one function tag"),
+        ("<tool_call><function=look></function>", "Tool call 1 was not closed"),
+        (coder("<function=></function>"), 'Tool call 1 has no "name"'),
+        (coder("<function=lok></function>"), "Did you mean 'look'?"),
+        (coder("<function=put>mug</function>"), "has text outside its parameter tags"),
+        (
+            coder(f"<function=put>{parameters(count='many')}</function>"),
+            "'count' of put (tool call 1) is not valid JSON: Expecting value at character 1. It must be of type integer",
+        ),
+        (
+            coder(f"<function=put>{parameters(count='3 4')}</function>"),
+            "'count' of put (tool call 1) goes on after its value. It must be of type integer.",
+        ),
+        (coder(f"<function=put>{parameters(what='a') * 2}</function>"), "gives 'what' of put twice"),
+        ("<function=look></function>", "stand outside <tool_call> and </tool_call>"),
+    ],
+)
+def test_qwen3_coder_problems(text: str, problem: str) -> None:
+    parsed = qwen3_coder.parse(text, TOOLS)
+    assert parsed.calls == ()
+    assert len(parsed.problems) == 1
+    assert problem in parsed.problems[0]
+
+
+PIECES = (
+    "<tool_call>",
+    "</tool_call>",
+    "<function=look>",
+    "<function=",
+    "</function>",
+    "<parameter=count>",
+    "</parameter>",
+    '{"name": "look", "arguments": {}}',
+    '{"name": "put", "parameters": {"count": 1}}',
+    '{"name"',
+    "{",
+    "}",
+    "[",
+    '"',
+    "\\",
+    ";",
+    "\n",
+    "NaN",
+    "1e999",
+    "9" * 5000,
+    "text",
+)
+wild_texts = st.lists(st.sampled_from(PIECES) | st.text(max_size=5), max_size=12).map("".join)
+
+
+@pytest.mark.parametrize("name", sorted(PARSERS))
+@settings(max_examples=300, deadline=None)
+@given(text=wild_texts)
+def test_parsers_never_raise_and_give_usable_calls(name: str, text: str) -> None:
+    parsed = PARSERS[name](text, TOOLS)
+    assert all(call.name in TOOLS for call in parsed.calls)
+    assert len({call.id for call in parsed.calls}) == len(parsed.calls)
+    assert all(problem.endswith((".", "?")) for problem in parsed.problems)
+    json.dumps([dict(call.arguments) for call in parsed.calls], allow_nan=False, ensure_ascii=False).encode()
+
+
+json_values = st.recursive(
+    st.none() | st.booleans() | st.integers(-(10**6), 10**6) | st.text(max_size=6),
+    lambda inner: st.lists(inner, max_size=3) | st.dictionaries(st.text(max_size=4), inner, max_size=3),
+    max_leaves=5,
+)
+
+
+@settings(max_examples=150, deadline=None)
+@given(calls=st.lists(st.dictionaries(st.text(max_size=4), json_values, max_size=3), min_size=1, max_size=3))
+def test_written_calls_are_read_back(calls: list[dict]) -> None:
+    rows = [{"name": "look", "arguments": arguments} for arguments in calls]
+    as_hermes = "\n".join(f"<tool_call>\n{json.dumps(row)}\n</tool_call>" for row in rows)
+    as_llama = "; ".join(json.dumps(row) for row in rows)
+    for parsed in (hermes.parse(as_hermes, TOOLS), llama3_json.parse(as_llama, TOOLS)):
+        assert parsed.problems == ()
+        assert [dict(call.arguments) for call in parsed.calls] == calls

@@ -1,0 +1,163 @@
+"""The token ledger's arrays against plain lists."""
+
+from __future__ import annotations
+
+import json
+
+import numpy as np
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from agentrl.errors import LedgerError, Outcome
+from agentrl.trajectory import (
+    NOT_SAMPLED,
+    Source,
+    TokenSequence,
+    Trajectory,
+    Turn,
+    TurnTimings,
+    first_difference,
+)
+
+NOT_BY_POLICY = [source for source in Source if source is not Source.SAMPLED]
+ids = st.lists(st.integers(0, 2**31 - 1), max_size=5)
+logprobs = st.floats(-100, 0, width=32)
+
+Row = tuple[int, int, float | None, int, bool]
+"""Id, source, log-probability, version, and whether this sequence trains it."""
+
+
+def grow(data: st.DataObject, sequence: TokenSequence, rows: list[Row]) -> None:
+    """Append something drawn to a sequence and to its model."""
+    tokens = data.draw(ids)
+    kind = data.draw(st.sampled_from(["same", "each", "sampled"]))
+    if kind == "sampled":
+        values = data.draw(st.lists(logprobs, min_size=len(tokens), max_size=len(tokens)))
+        version = data.draw(st.integers(0, 9))
+        sequence.extend_sampled(tokens, logprobs=values, versions=[version] * len(tokens))
+        rows += [(t, Source.SAMPLED, v, version, True) for t, v in zip(tokens, values, strict=True)]
+        return
+    sources = [data.draw(st.sampled_from(NOT_BY_POLICY)) for _ in tokens or [0]]
+    if kind == "same":
+        sequence.extend(tokens, sources[0])
+        rows += [(t, sources[0], None, NOT_SAMPLED, False) for t in tokens]
+    else:
+        sequence.extend(tokens, sources[: len(tokens)])
+        rows += [(t, s, None, NOT_SAMPLED, False) for t, s in zip(tokens, sources, strict=False)]
+
+
+def check(sequence: TokenSequence, rows: list[Row]) -> None:
+    assert len(sequence) == len(rows)
+    assert sequence.ids_list() == [row[0] for row in rows] == sequence.token_ids.tolist()
+    assert all(sequence.ids_list(i) == sequence.ids_list()[i:] for i in range(len(rows) + 1))
+    assert sequence.sources.tolist() == [row[1] for row in rows]
+    assert [None if np.isnan(v) else v for v in sequence.logprobs.tolist()] == [row[2] for row in rows]
+    assert sequence.versions.tolist() == [row[3] for row in rows]
+    assert sequence.loss_mask.tolist() == [row[4] for row in rows]
+
+
+@settings(max_examples=150, deadline=None)
+@given(data=st.data())
+def test_sequences_behave_like_lists_under_any_interleaving(data: st.DataObject) -> None:
+    trajectory = Trajectory(id="t", task_id="17", environment="e", seed=1, group_id="g")
+    models: list[list[Row]] = []
+    for _ in range(data.draw(st.integers(1, 10))):
+        if not models or data.draw(st.booleans()):
+            trajectory.sequences.append(TokenSequence())
+            models.append([])
+        elif data.draw(st.booleans()):
+            parent = data.draw(st.integers(0, len(models) - 1))
+            shared = data.draw(st.integers(0, len(models[parent])))
+            trajectory.sequences.append(trajectory.sequences[parent].fork(shared))
+            models.append([(*row[:4], False) for row in models[parent][:shared]])
+        index = data.draw(st.integers(0, len(models) - 1))
+        grow(data, trajectory.sequences[index], models[index])
+    restored = Trajectory.from_record(json.loads(json.dumps(trajectory.to_record())))
+    for sequence, copy, rows in zip(trajectory.sequences, restored.sequences, models, strict=True):
+        check(sequence, rows)
+        check(copy, rows)
+    own = [row for rows in models for row in rows if row[4]]
+    assert trajectory.sampled_tokens == restored.sampled_tokens == len(own)
+    assert trajectory.oldest_version == min((row[3] for row in own), default=None)
+
+
+def test_a_fork_of_a_fork_hangs_on_the_sequence_that_stores_the_tokens() -> None:
+    root = TokenSequence()
+    root.extend([1, 2, 3], Source.PROMPT)
+    sequence = root
+    for _ in range(2000):
+        sequence = sequence.fork(3)
+    assert sequence.parent is root
+    assert sequence.ids_list() == [1, 2, 3]
+
+
+@pytest.mark.parametrize("length", [-1, 4])
+def test_a_fork_outside_the_sequence_is_refused(length: int) -> None:
+    sequence = TokenSequence()
+    sequence.extend([1, 2, 3], Source.PROMPT)
+    with pytest.raises(LedgerError, match=f"fork outside the sequence: got {length}, expected 0 to 3"):
+        sequence.fork(length)
+
+
+@pytest.mark.parametrize("source", [Source.SAMPLED, [Source.PROMPT, Source.SAMPLED]])
+def test_sampled_tokens_cannot_come_without_logprobs(source: Source | list[Source]) -> None:
+    with pytest.raises(LedgerError, match="use extend_sampled|Use extend_sampled"):
+        TokenSequence().extend([1, 2], source)
+
+
+def test_lengths_must_agree() -> None:
+    sequence = TokenSequence()
+    with pytest.raises(LedgerError, match="differ in number"):
+        sequence.extend([1, 2], [Source.PROMPT])
+    with pytest.raises(LedgerError, match=r"got \(2, 1, 2\)"):
+        sequence.extend_sampled([1, 2], logprobs=[-1.0], versions=[0, 0])
+    assert len(sequence) == 0
+
+
+def test_a_trajectory_comes_back_from_its_record_exactly() -> None:
+    sequence = TokenSequence()
+    sequence.extend([5, 6], Source.PROMPT)
+    sequence.extend_sampled([7], logprobs=[-0.1], versions=[3])
+    timings = TurnTimings(queue=0.1, prefill=0.2, decode=0.3, tool=0.4, env=0.5)
+    sequence.turns.append(
+        Turn(index=0, start=2, end=3, role="judge", reward=0.5, valid=False, state_key="k", timings=timings)
+    )
+    trajectory = Trajectory(
+        id="17/0/1",
+        task_id="17",
+        environment="household",
+        seed=9,
+        group_id="17",
+        attempt=1,
+        sequences=[sequence],
+        outcome=Outcome.TRUNCATED_TURNS,
+        error="no",
+        reward=0.25,
+        reward_components={"goal": 0.25},
+        success=False,
+        metrics={"tool_calls": 2.0},
+        task_type="clean",
+    )
+    restored = Trajectory.from_record(json.loads(json.dumps(trajectory.to_record())))
+    assert restored.to_record() == trajectory.to_record()
+    assert restored.turns == trajectory.turns
+    assert restored.outcome is Outcome.TRUNCATED_TURNS
+    assert restored.sequences[0].logprobs[2] == np.float32(-0.1)
+    assert (restored.reward, restored.success, restored.oldest_version) == (0.25, False, 3)
+
+
+def test_turns_are_ordered_over_all_sequences() -> None:
+    first, second = TokenSequence(), TokenSequence()
+    first.turns += [Turn(index=0, start=0, end=0), Turn(index=2, start=0, end=0)]
+    second.turns += [Turn(index=1, start=0, end=0)]
+    trajectory = Trajectory(id="t", task_id="t", environment="e", seed=0, group_id="g", sequences=[first, second])
+    assert [turn.index for turn in trajectory.turns] == [0, 1, 2]
+
+
+@pytest.mark.parametrize(
+    ("expected", "got", "index"),
+    [([1, 2], [1, 2], None), ([1, 2], [1], None), ([1, 2, 3], [1, 9, 3], 1), ([], [1], None)],
+)
+def test_first_difference(expected: list[int], got: list[int], index: int | None) -> None:
+    assert first_difference(expected, got) == index
