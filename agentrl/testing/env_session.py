@@ -1,0 +1,156 @@
+"""Drives one environment step by step for the environment check, whether its methods are coroutines or not."""
+
+from __future__ import annotations
+
+import asyncio
+import hashlib
+import inspect
+import random
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from typing import Any, NamedTuple, TypeAlias
+
+from agentrl.env import EnvironmentSpec, StepResult
+from agentrl.message import Content, TextPart
+from agentrl.task import Task
+
+Policy: TypeAlias = Callable[["EnvSession", Content], str]
+
+
+class Moment(NamedTuple):
+    """What an environment answered, as plain data that can be compared between processes."""
+
+    action: str
+    observation: str
+    reward: float
+    terminated: bool
+    truncated: bool
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Played:
+    """An episode."""
+
+    moments: tuple[Moment, ...]
+    """The first one is the reset."""
+    results: tuple[StepResult, ...]
+
+    @property
+    def total(self) -> float:
+        """The return: the sum of the rewards."""
+        return sum(result.reward for result in self.results)
+
+    @property
+    def done(self) -> bool:
+        """The environment ended the episode."""
+        return bool(self.results) and self.results[-1].done
+
+    def is_solved(self, spec: EnvironmentSpec) -> bool | None:
+        """Whether the task was solved; ``None`` when the environment cannot say."""
+        success = self.results[-1].info.get("success") if self.results else None
+        if success is None and spec.success_threshold is not None:
+            return self.total >= spec.success_threshold
+        return None if success is None else bool(success)
+
+
+class EnvSession:
+    """An environment of a spec.
+
+    Args:
+        make: Makes the environment.
+        options: Its keyword arguments.
+    """
+
+    def __init__(self, make: Callable[..., Any], options: Mapping[str, Any]) -> None:
+        self._runner = asyncio.Runner()
+        self.env = make(**options)
+
+    def reset(self, task: Task) -> Content:
+        """Start a task's episode; the first observation."""
+        observation: Content = self._settle(self.env.reset(seed=task.seed, options=dict(task.options)))[0]
+        return observation
+
+    def step(self, action: str) -> StepResult:
+        """Take an action."""
+        observation, reward, terminated, truncated, info = self._settle(self.env.step(action))
+        return StepResult(observation=observation, reward=reward, terminated=terminated, truncated=truncated, info=info)
+
+    def call(self, name: str, *arguments: Any) -> Any:
+        """Call an optional method; ``None`` when the environment does not have it."""
+        method = self.find(name)
+        return None if method is None else self._settle(method(*arguments))
+
+    def find(self, name: str) -> Any:
+        """An optional attribute, through Gymnasium's wrappers; ``None`` when the environment does not have it."""
+        find = getattr(self.env, "get_wrapper_attr", None)
+        try:
+            return getattr(self.env, name) if find is None else find(name)
+        except AttributeError:
+            return None
+
+    def close(self) -> None:
+        """Close the environment."""
+        self._settle(self.env.close())
+        self._runner.close()
+
+    def _settle(self, value: Any) -> Any:
+        return self._runner.run(_wait_for(value)) if inspect.isawaitable(value) else value
+
+
+async def _wait_for(value: Any) -> Any:
+    return await value
+
+
+def play(session: EnvSession, task: Task, policy: Policy, limit: int) -> Played:
+    """One episode of a task, of at most `limit` steps."""
+    observation = session.reset(task)
+    moments = [Moment("", plain_text(observation), 0.0, False, False)]
+    results: list[StepResult] = []
+    while len(results) < limit and not (results and results[-1].done):
+        action = policy(session, observation)
+        result = session.step(action)
+        observation = result.observation
+        results.append(result)
+        moments.append(moment_of(action, result))
+    return Played(moments=tuple(moments), results=tuple(results))
+
+
+def moment_of(action: str, result: StepResult) -> Moment:
+    """What a step led to, as plain data."""
+    reward = float(result.reward)
+    return Moment(action, plain_text(result.observation), reward, bool(result.terminated), bool(result.truncated))
+
+
+def plain_text(content: Content) -> str:
+    """Content as text: images as their checksum."""
+    if isinstance(content, str):
+        return content
+    parts = (part.text if isinstance(part, TextPart) else hashlib.sha256(part.data).hexdigest() for part in content)
+    return "\n".join(parts)
+
+
+def random_policy(seed: int) -> Policy:
+    """Chooses among the admissible actions, or samples the action space."""
+    generator = random.Random(seed)
+
+    def choose(session: EnvSession, _observation: Content) -> str:
+        admissible = session.call("admissible_actions")
+        if admissible:
+            return str(generator.choice(admissible))
+        space = session.find("action_space")
+        space.seed(generator.randrange(2**31))
+        return str(space.sample())
+
+    return choose
+
+
+def expert_policy() -> Policy:
+    """Asks the environment's expert; a new one for each policy."""
+    experts: list[Any] = []
+
+    def choose(session: EnvSession, observation: Content) -> str:
+        if not experts:
+            experts.append(session.call("expert"))
+        return str(experts[0].act(observation))
+
+    return choose
