@@ -130,4 +130,5 @@ SPEC = EnvironmentSpec(
     success_threshold=1.0,
     isolation=Isolation.INLINE,
     options={"size": 4},
+    scores={"random": 0.1, "expert": 1.0},
 )

@@ -55,4 +55,5 @@ SPEC = EnvironmentSpec(
     success_threshold=1.0,
     isolation=Isolation.INLINE,
     options={"size": "full"},
+    scores={"random": 0.002, "expert": 1.0},
 )

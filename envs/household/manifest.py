@@ -1,0 +1,78 @@
+"""The splits as shipped data: which tasks there are, and checksums of what they look like.
+
+The manifest is made by ``python -m agentrl.envs.household.manifest``; a test compares it with what the code makes.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import importlib.resources
+import json
+from collections import Counter
+from collections.abc import Iterable
+from typing import Any
+
+from .generator import generate
+from .scenes import Size
+from .tasks import FIRST_SEED, SPLITS, TRAIN, Row, rows_of
+from .texts import introduction
+
+HASHED_TRAINING_TASKS = 512
+"""Of the training split only so many houses are hashed."""
+
+
+def load_manifest() -> dict[str, Any]:
+    """The manifest that is shipped with the package."""
+    text = importlib.resources.files(__package__).joinpath("data/manifest.json").read_text(encoding="utf-8")
+    manifest: dict[str, Any] = json.loads(text)
+    return manifest
+
+
+def build_manifest() -> dict[str, Any]:
+    """The manifest as the code makes it: per split its scenes, counts, seeds, and SHA-256 of rows and observations.
+
+    Rows of the evaluation splits are written out: task id, scene, task type and seed in a line each.
+    """
+    return {"size": Size.FULL.value, "splits": {split: _describe(split) for split in SPLITS}}
+
+
+def _describe(split: str) -> dict[str, Any]:
+    rows = rows_of(split)
+    hashed = rows[:HASHED_TRAINING_TASKS] if split == TRAIN else rows
+    described: dict[str, Any] = {
+        "tasks": len(rows),
+        "by_task_type": dict(sorted(Counter(row.task_type.value for row in rows).items())),
+        "scenes": sorted({row.scene for row in rows}),
+        "first_seed": FIRST_SEED[split],
+        "rows_sha256": _digest(map(_line, rows)),
+        "hashed_tasks": len(hashed),
+        "observations_sha256": _digest(map(first_observation, hashed)),
+        "houses_sha256": _digest(map(whole_house, hashed)),
+    }
+    return described if split == TRAIN else {**described, "rows": [_line(row) for row in rows]}
+
+
+def first_observation(row: Row) -> str:
+    """What a task shows first, at full size."""
+    house = generate(row.scene, row.task_type, row.seed, Size.FULL)
+    return introduction(house.receptacles, house.goal.text)
+
+
+def whole_house(row: Row) -> str:
+    """Everything in a task's house, hidden things too, at full size."""
+    return json.dumps(generate(row.scene, row.task_type, row.seed, Size.FULL).to_plain(), sort_keys=True)
+
+
+def _line(row: Row) -> str:
+    return f"{row.task_id} {row.scene} {row.task_type} {row.seed}"
+
+
+def _digest(texts: Iterable[str]) -> str:
+    digest = hashlib.sha256()
+    for text in texts:
+        digest.update(text.encode() + b"\n")
+    return digest.hexdigest()
+
+
+if __name__ == "__main__":
+    print(json.dumps(build_manifest(), indent=1))
