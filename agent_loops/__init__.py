@@ -1,5 +1,10 @@
 """The shipped agent loops; each is a plug-in like any other."""
 
+if __name__ != "agentrl.agent_loops":
+    raise ImportError(
+        f"{__name__} is the folder of agentrl.agent_loops in a checkout: import agentrl.agent_loops instead"
+    )
+
 PLUGINS: dict[str, dict[str, str]] = {
     "agent_loop": {
         "react_text": "agentrl.agent_loops.react_text:ReactText",

@@ -34,6 +34,7 @@ async def play_all(
     """
     remaining = iter(assignments)
     running: set[asyncio.Task[Trajectory]] = set()
+    done: set[asyncio.Task[Trajectory]] = set()
     try:
         while True:
             for assignment in remaining:
@@ -48,7 +49,7 @@ async def play_all(
     finally:
         for episode in running:
             episode.cancel()
-        await asyncio.gather(*running, return_exceptions=True)
+        await asyncio.gather(*running, *done, return_exceptions=True)
 
 
 async def _play(runner: EpisodeRunner, assignment: Assignment) -> Trajectory:

@@ -26,8 +26,8 @@ from agentrl.rollout.seeds import derive_seed
 from agentrl.rollout.stall import WaitKind
 from agentrl.task import Task, TaskCursor
 
-MAX_FILTERED_BATCHES = 20
-"""Batches' worth of groups that may be filtered out in a row before the run gives up."""
+MAX_WASTED_BATCHES = 20
+"""Batches' worth of groups that may be filtered out, or dropped as too stale, in a row before the run gives up."""
 
 
 class GroupScheduler:
@@ -74,6 +74,7 @@ class GroupScheduler:
         self._failure: BaseException | None = None
         self._failed_in_a_row = 0
         self._filtered_in_a_row = 0
+        self._stale_in_a_row = 0
         self._closed = False
         self._changed = asyncio.Event()
 
@@ -83,7 +84,7 @@ class GroupScheduler:
         Raises:
             UsageError: an episode met something that the user must change.
             TrainingError: as many groups in a row as a batch holds were failed by the machinery, or
-                `MAX_FILTERED_BATCHES` times as many were not worth training on.
+                `MAX_WASTED_BATCHES` times as many were not worth training on or too stale.
         """
         batch = self.admission.batch
         with self.runner.waits.on(WaitKind.GROUPS, "trainer", f"{batch} complete groups"):
@@ -181,7 +182,7 @@ class GroupScheduler:
     def _note_filtered(self) -> None:
         self._failed_in_a_row = 0
         self._filtered_in_a_row += 1
-        if self._filtered_in_a_row >= MAX_FILTERED_BATCHES * self.admission.batch:
+        if self._filtered_in_a_row >= MAX_WASTED_BATCHES * self.admission.batch:
             self._failure = TrainingError(
                 f"{self._filtered_in_a_row} groups in a row were not worth training on",
                 expected="groups whose returns differ",
@@ -193,11 +194,23 @@ class GroupScheduler:
         for group in self._finished:
             oldest = group.oldest_version
             if oldest is not None and self.admission.version - oldest > self.admission.max_staleness:
-                self.runner.counters.groups_stale += 1
                 self.admission.drop()
+                self._note_stale(oldest)
             else:
                 fresh.append(group)
+                self._stale_in_a_row = 0
         self._finished = fresh
+
+    def _note_stale(self, oldest: int) -> None:
+        self.runner.counters.groups_stale += 1
+        self._stale_in_a_row += 1
+        if self._stale_in_a_row >= MAX_WASTED_BATCHES * self.admission.batch:
+            self._failure = TrainingError(
+                f"{self._stale_in_a_row} groups in a row were too stale to train on",
+                got=f"tokens of version {oldest} at version {self.admission.version}",
+                expected=f"at most {self.admission.max_staleness} versions between",
+                hint="does the engine serve the trainer's current weights?",
+            )
 
     async def close(self) -> None:
         """Cancel what runs and wait until it has ended."""

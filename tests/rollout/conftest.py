@@ -1,0 +1,88 @@
+import sys
+from pathlib import Path
+
+import pytest
+
+from agentrl.env import EnvironmentSpec, Isolation
+from agentrl.policy import SamplingParams
+from agentrl.render.renderer import Renderer
+from agentrl.rollout.engine_speaker import EngineSpeaker
+from agentrl.rollout.environments import EnvironmentHost
+from agentrl.rollout.loops import make_agent_loop
+from agentrl.rollout.runner import EpisodeRunner
+from agentrl.serving.scripted import ScriptedEngine
+from agentrl.task import SeedTasks, Task
+from agentrl.testing.tokenizers import build_tokenizer
+
+sys.path.append(str(Path(__file__).parent))
+
+
+@pytest.fixture(scope="session")
+def renderer():
+    return Renderer(build_tokenizer("qwen2.5"))
+
+
+@pytest.fixture
+def worlds():
+    import rollout_worlds
+
+    return rollout_worlds
+
+
+@pytest.fixture
+def make_spec():
+    def make(factory, *, isolation=Isolation.INLINE, **fields):
+        return EnvironmentSpec(name="world", make=factory, tasks=SeedTasks, isolation=isolation, **fields)
+
+    return make
+
+
+@pytest.fixture
+def make_engine(renderer):
+    """A scripted engine that says the given texts, one per turn, over and over."""
+
+    def make(*answers, **options):
+        def script(request):
+            turn = int(request.request_id.rpartition("-")[2])
+            answer = answers[turn % len(answers)]
+            return renderer.encoder.encode(answer) if isinstance(answer, str) else answer
+
+        return ScriptedEngine(script=script, vocab_size=400, **options)
+
+    return make
+
+
+@pytest.fixture
+async def make_runner(renderer, make_spec, make_engine, worlds):
+    """A runner over a world; `answers` are what the engine says."""
+    hosts = []
+
+    def make(factory=None, *answers, engine=None, speaker=None, loop="react_text", options=None, host=None, **fields):
+        spec_fields = {
+            name: fields.pop(name) for name in ("isolation", "max_turns", "success_threshold") if name in fields
+        }
+        host_fields = {
+            name: fields.pop(name)
+            for name in ("workers", "max_concurrent", "reset_timeout_s", "step_timeout_s", "waits")
+            if name in fields
+        }
+        host = host or EnvironmentHost(make_spec(factory or worlds.Corridor, **spec_fields), **host_fields)
+        hosts.append(host)
+        speaker = speaker or EngineSpeaker(engine or make_engine(*answers), renderer, SamplingParams())
+        loop_options = {"format": "plain"} if options is None and loop == "react_text" else options or {}
+        return EpisodeRunner(host=host, loop=make_agent_loop(loop, loop_options), speaker=speaker, **fields)
+
+    yield make
+    for host in hosts:
+        await host.close()
+
+
+@pytest.fixture
+def play():
+    """Play one task with a runner."""
+
+    async def run(runner, *, options=None, seed=1, task_id="t", prompt=None, group_id="g", member=0):
+        task = Task(id=task_id, environment="world", seed=5, options=options or {}, prompt=prompt)
+        return await runner.run(task, group_id=group_id, member=member, seed=seed)
+
+    return run

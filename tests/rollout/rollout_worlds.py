@@ -1,0 +1,119 @@
+"""Small worlds for the runtime's tests; a module of its own so that worker processes can import it."""
+
+import asyncio
+import os
+import time
+
+import gymnasium
+
+import agentrl
+
+
+class Corridor(gymnasium.Env):
+    """Walk forward `length` times."""
+
+    action_hint = "forward or back"
+    observation_space = action_space = gymnasium.spaces.Text(100)
+
+    def __init__(self, length=3, tell_success=True):
+        self.length = length
+        self.tell_success = tell_success
+        self.place = 0
+
+    def reset(self, *, seed=None, options=None):
+        super().reset(seed=seed)
+        self.length = (options or {}).get("length", self.length)
+        self.place = 0
+        return f"You are at 0. Your task is to: reach {self.length}.", {"task_type": "walk"}
+
+    def step(self, action):
+        valid = action in ("forward", "back")
+        self.place += {"forward": 1, "back": -1}.get(action, 0)
+        done = self.place >= self.length
+        info = {"valid": valid, "reward_components": {"walked": 1.0}}
+        if done and self.tell_success:
+            info["success"] = True
+        return f"You are at {self.place}.", float(done), done, False, info
+
+    def admissible_actions(self):
+        return ["forward", "back"]
+
+    def state_key(self):
+        return f"place {self.place}"
+
+    def expert(self):
+        return Forward()
+
+
+class Forward:
+    def act(self, observation):
+        return "forward"
+
+
+@agentrl.tool
+def whisper(text: str) -> str:
+    """Say something to nobody.
+
+    Args:
+        text: What to say.
+    """
+    return f"{os.getpid()} heard {text}"
+
+
+class Faulty(gymnasium.Env):
+    """Goes wrong in the way that `fault` says, in step number `at`."""
+
+    observation_space = action_space = gymnasium.spaces.Text(100)
+    tools = (whisper,)
+
+    def __init__(self, fault="none", at=1):
+        self.fault = fault
+        self.at = at
+        self.steps = 0
+        if fault == "make":
+            raise RuntimeError("no such world")
+
+    def reset(self, *, seed=None, options=None):
+        self.steps = 0
+        self.fault = (options or {}).get("fault", self.fault)
+        if self.fault == "reset":
+            raise RuntimeError("the world is gone")
+        return "Hello.", {"process": os.getpid()}
+
+    def step(self, action):
+        self.steps += 1
+        if self.steps < self.at:
+            return "Go on.", 0.0, False, False, {}
+        if self.fault == "raise":
+            raise ValueError("boom")
+        if self.fault == "hang":
+            time.sleep(30)
+        if self.fault == "exit":
+            os._exit(3)
+        return {
+            "nan": ("x", float("nan"), False, False, {}),
+            "reward": ("x", "many", False, False, {}),
+            "four": ("x", 0.0, False, {}),
+            "flag": ("x", 0.0, None, False, {}),
+            "info": ("x", 0.0, False, False, None),
+            "observation": (17, 0.0, False, False, {}),
+            "function": ("x", 0.0, False, False, {"f": lambda: None}),
+        }.get(self.fault, ("Bye.", 1.0, True, False, {"process": os.getpid()}))
+
+
+class Remote(agentrl.AsyncEnv):
+    """An asynchronous world that may never answer."""
+
+    def __init__(self, hang=False):
+        self.hang = hang
+        self.closed = False
+
+    async def reset(self, *, seed=None, options=None):
+        return "Hello.", {}
+
+    async def step(self, action):
+        await asyncio.sleep(30 if self.hang else 0)
+        return "Bye.", 1.0, True, False, {}
+
+    async def close(self):
+        self.closed = True

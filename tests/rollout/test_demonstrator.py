@@ -1,0 +1,85 @@
+"""Scripted policies through the loops: the same tokens as from a policy that writes exactly that, but forced."""
+
+import pytest
+
+from agentrl.errors import Outcome, UsageError
+from agentrl.render.renderer import Renderer
+from agentrl.rollout.demonstrator import Demonstrator, ScriptedPolicy, answer_text
+from agentrl.testing.tokenizers import TOKENIZER_FAMILIES, build_tokenizer
+from agentrl.trajectory import Source
+
+LOOPS = [
+    ("react_text", {}),
+    ("react_text", {"format": "action_tag", "restate_goal": True, "list_actions": True}),
+    ("react_text", {"format": "plain", "explain": False}),
+    ("tool_calling", {}),
+    ("step_independent", {"history": 2}),
+]
+
+
+@pytest.mark.parametrize(("loop", "options"), LOOPS)
+async def test_a_demonstration_is_what_a_perfect_policy_would_write(make_runner, play, worlds, renderer, loop, options):
+    speaker = Demonstrator(ScriptedPolicy.EXPERT, renderer)
+    shown = await play(make_runner(worlds.Corridor, speaker=speaker, loop=loop, options=options))
+    text = answer_text(renderer, make_runner(worlds.Corridor, loop=loop, options=options).loop.demonstrate("forward"))
+    end = renderer.boundary.end_id
+    perfect = [*renderer.encoder.encode(text), end]
+    from agentrl.serving.scripted import ScriptedEngine
+
+    engine = ScriptedEngine(script=lambda request: perfect, vocab_size=400)
+    played = await play(make_runner(worlds.Corridor, engine=engine, loop=loop, options=options))
+    assert (shown.outcome, shown.reward, shown.success) == (Outcome.FINISHED, 1.0, True)
+    assert [s.ids_list() for s in shown.sequences] == [s.ids_list() for s in played.sequences]
+    assert [(t.start, t.end, t.reward, t.valid) for t in shown.turns] == [
+        (t.start, t.end, t.reward, t.valid) for t in played.turns
+    ]
+    for forced, sampled in zip(shown.sequences, played.sequences, strict=True):
+        assert (forced.sources == Source.FORCED).tolist() == (sampled.sources == Source.SAMPLED).tolist()
+    assert shown.sampled_tokens == 0
+
+
+@pytest.mark.parametrize("family", [name for name in TOKENIZER_FAMILIES if name != "gemma"])
+async def test_tool_calls_are_demonstrated_in_each_familys_way(make_runner, play, worlds, family):
+    renderer = Renderer(build_tokenizer(family))
+    speaker = Demonstrator(ScriptedPolicy.EXPERT, renderer)
+    shown = await play(make_runner(worlds.Corridor, speaker=speaker, loop="tool_calling"))
+    assert (shown.outcome, shown.success, len(shown.turns)) == (Outcome.FINISHED, True, 3)
+
+
+@pytest.mark.parametrize(("loop", "options"), LOOPS)
+async def test_scripted_policies_need_no_model(make_runner, play, worlds, loop, options):
+    speaker = Demonstrator(ScriptedPolicy.EXPERT)
+    trajectory = await play(make_runner(worlds.Corridor, speaker=speaker, loop=loop, options=options))
+    assert (trajectory.outcome, trajectory.reward, len(trajectory.turns)) == (Outcome.FINISHED, 1.0, 3)
+
+
+async def test_a_random_policy_follows_its_seed(make_runner, play, worlds):
+    async def walk(seed):
+        runner = make_runner(worlds.Corridor, speaker=Demonstrator(ScriptedPolicy.RANDOM))
+        return [turn.state_key for turn in (await play(runner, seed=seed)).turns]
+
+    walks = [await walk(seed) for seed in (1, 1, 2, 3)]
+    assert walks[0] == walks[1]
+    assert len({tuple(w) for w in walks}) > 1
+
+
+async def test_demonstrations_keep_to_the_token_budget(make_runner, play, worlds, renderer):
+    from agentrl.rollout.budget import EpisodeLimits
+
+    speaker = Demonstrator(ScriptedPolicy.EXPERT, renderer)
+    trajectory = await play(make_runner(worlds.Corridor, speaker=speaker, limits=EpisodeLimits(max_tokens=20)))
+    assert trajectory.outcome is Outcome.TRUNCATED_TOKENS
+
+
+async def test_a_loop_that_cannot_be_demonstrated_says_so(make_runner, play, worlds):
+    from agentrl.agent_loop import AgentLoop
+    from agentrl.message import user
+
+    class Mute(AgentLoop):
+        async def run(self, episode):
+            await episode.open([user(await episode.reset())]).generate()
+
+    runner = make_runner(worlds.Corridor, speaker=Demonstrator(ScriptedPolicy.EXPERT))
+    runner.loop = Mute()
+    with pytest.raises(UsageError, match="demonstrate"):
+        await play(runner)

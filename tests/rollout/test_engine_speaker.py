@@ -1,0 +1,151 @@
+"""Episodes on the token ledger: what is sent, what is kept, what happens when the engine gives up half-way."""
+
+import asyncio
+
+import pytest
+
+from agentrl.agent_loop import AgentLoop
+from agentrl.errors import Outcome
+from agentrl.message import user
+from agentrl.policy import SamplingParams, StopReason
+from agentrl.rollout.budget import EpisodeLimits
+from agentrl.rollout.engine_speaker import MAX_RESUBMISSIONS, EngineSpeaker
+from agentrl.serving.script import ScriptedAnswer
+from agentrl.serving.scripted import ScriptedEngine
+from agentrl.trajectory import Source
+
+
+class Spy(ScriptedEngine):
+    """Remembers requests and ended sessions."""
+
+    def __init__(self, *args, **options):
+        super().__init__(*args, **options)
+        self.requests, self.ended = [], []
+
+    async def generate(self, request):
+        self.requests.append(request)
+        return await super().generate(request)
+
+    async def end_session(self, session_id):
+        self.ended.append(session_id)
+        await super().end_session(session_id)
+
+
+@pytest.fixture
+def spy(renderer):
+    def make(answer="forward", **options):
+        given = renderer.encoder.encode(answer) if isinstance(answer, str) else answer
+        script = given if callable(given) else lambda request: given
+        return Spy(script=script, vocab_size=400, **options)
+
+    return make
+
+
+async def test_what_is_sent_is_the_ledgers_prefix_and_what_is_sampled_is_kept(make_runner, play, worlds, spy):
+    engine = spy()
+    trajectory = await play(make_runner(worlds.Corridor, engine=engine))
+    (sequence,) = trajectory.sequences
+    ids = sequence.ids_list()
+    assert [list(request.prompt_ids) for request in engine.requests] == [ids[: t.start] for t in sequence.turns]
+    sampled = [i for t in sequence.turns for i in range(t.start, t.end)]
+    assert [i for i, masked in enumerate(sequence.loss_mask) if masked] == sampled
+    assert {request.session_id for request in engine.requests} == {"g/0.0/0"}
+    assert engine.ended == ["g/0.0/0"]
+    assert [request.request_id for request in engine.requests] == [f"g/0.0/turn-{n}" for n in range(3)]
+
+
+async def test_each_turn_has_its_own_seed_and_the_same_one_again(make_runner, play, worlds, spy):
+    async def seeds(**place):
+        engine = spy()
+        await play(make_runner(worlds.Corridor, engine=engine), **place)
+        return [request.params.seed for request in engine.requests]
+
+    first = await seeds()
+    assert len(set(first)) == 3
+    assert await seeds() == first
+    assert set(first).isdisjoint(await seeds(member=1))
+    assert set(first).isdisjoint(await seeds(seed=2))
+
+
+async def test_sampling_is_as_configured(make_runner, play, worlds, spy, renderer):
+    engine = spy()
+    speaker = EngineSpeaker(engine, renderer, SamplingParams(temperature=0.5, top_p=0.9))
+    await play(make_runner(worlds.Corridor, speaker=speaker, limits=EpisodeLimits(max_answer_tokens=7)))
+    params = engine.requests[0].params
+    assert (params.temperature, params.top_p, params.max_tokens) == (0.5, 0.9, 7)
+    assert params.stop_token_ids == renderer.stop_token_ids
+
+
+async def test_an_unasked_abort_is_continued_from_what_was_sampled(make_runner, play, worlds, spy, renderer):
+    whole = renderer.encoder.encode("forward forward")
+
+    def script(request):
+        done = len(request.prompt_ids) - prompt_length
+        rest = whole[done : done + 2]
+        stop = StopReason.ABORT if done + 2 < len(whole) else None
+        return ScriptedAnswer(token_ids=rest, stop_reason=stop)
+
+    engine = spy(script)
+    runner = make_runner(worlds.Corridor, engine=engine, limits=EpisodeLimits(max_turns=1))
+    prompt_length = (await play(make_runner(worlds.Corridor, "x", limits=EpisodeLimits(max_turns=1)))).turns[0].start
+    trajectory = await play(runner)
+    (turn,) = trajectory.turns
+    ids = trajectory.sequences[0].ids_list()
+    assert ids[turn.start : turn.end - 1] == whole
+    assert turn.stop_reason == StopReason.STOP.value
+    assert len(engine.requests) == -(-len(whole) // 2)
+    assert engine.requests[1].params.max_tokens == engine.requests[0].params.max_tokens - 2
+
+
+async def test_endless_aborts_are_the_engines_failure(make_runner, play, worlds, spy):
+    engine = spy(lambda request: ScriptedAnswer(token_ids=[9], stop_reason=StopReason.ABORT))
+    trajectory = await play(make_runner(worlds.Corridor, engine=engine))
+    assert trajectory.outcome is Outcome.ENGINE_ERROR
+    assert "again and again" in trajectory.error
+    assert len(engine.requests) == MAX_RESUBMISSIONS
+
+
+async def test_weights_that_change_between_turns_are_on_the_ledger(make_runner, play, worlds, spy):
+    engine = spy()
+
+    class Update(AgentLoop):
+        async def run(self, episode):
+            conversation = episode.open([user(await episode.reset())])
+            for version in (1, 2):
+                await conversation.generate()
+                await engine.update_weights(None, version)
+                conversation.add(user("and on"))
+
+    runner = make_runner(worlds.Corridor, engine=engine)
+    runner.loop = Update()
+    trajectory = await play(runner)
+    (sequence,) = trajectory.sequences
+    assert [set(sequence.versions[t.start : t.end].tolist()) for t in sequence.turns] == [{0}, {1}]
+    assert trajectory.oldest_version == 0
+
+
+async def test_prefilled_text_is_forced(make_runner, play, worlds, spy):
+    engine = spy()
+
+    class Prefill(AgentLoop):
+        async def run(self, episode):
+            conversation = episode.open([user(await episode.reset())])
+            answer = await conversation.generate(prefill="go ")
+            assert answer.raw_text == "go forward"
+
+    runner = make_runner(worlds.Corridor, engine=engine)
+    runner.loop = Prefill()
+    trajectory = await play(runner)
+    assert trajectory.outcome is Outcome.FINISHED
+    sources = trajectory.sequences[0].sources.tolist()
+    start = trajectory.turns[0].start
+    assert sources[start] == Source.FORCED
+    assert sources[-1] == Source.SAMPLED
+
+
+async def test_hundreds_of_episodes_at_once_keep_their_ledgers_apart(make_runner, play, worlds, spy):
+    runner = make_runner(worlds.Corridor, engine=spy())
+    played = await asyncio.gather(*(play(runner, options={"length": 1 + n % 5}, member=n) for n in range(200)))
+    assert [len(t.turns) for t in played] == [1 + n % 5 for n in range(200)]
+    assert all(t.outcome is Outcome.FINISHED for t in played)
+    assert runner.counters.outcomes == {Outcome.FINISHED: 200}

@@ -1,0 +1,244 @@
+"""Where environments run: inline, in threads, in worker processes; and what happens when they fail there."""
+
+import asyncio
+import functools
+import os
+
+import pytest
+
+from agentrl.config.schema import EnvironmentConfig
+from agentrl.env import Isolation
+from agentrl.errors import EnvironmentFailure, Outcome, UsageError
+from agentrl.rollout.environments import EnvironmentHost
+from agentrl.task import Task
+
+TASK = Task(id="t", environment="world", seed=5)
+BLOCKING = [Isolation.THREAD, Isolation.PROCESS]
+
+
+@pytest.fixture
+async def make_host(make_spec):
+    hosts = []
+
+    def make(factory, isolation=Isolation.INLINE, **options):
+        host = EnvironmentHost(make_spec(factory, isolation=isolation), **options)
+        hosts.append(host)
+        return host
+
+    yield make
+    for host in hosts:
+        await host.close()
+
+
+@pytest.mark.parametrize("isolation", list(Isolation))
+async def test_an_episode_is_the_same_wherever_it_runs(make_host, worlds, isolation):
+    host = make_host(worlds.Corridor, isolation, workers=1, options={"length": 2})
+    async with host.borrow("e") as world:
+        start = await world.reset(TASK)
+        assert (start.observation, start.info) == ("You are at 0. Your task is to: reach 2.", {"task_type": "walk"})
+        assert (start.state_key, start.action_hint, start.tools) == ("place 0", "forward or back", ())
+        assert await world.admissible_actions() == ["forward", "back"]
+        assert await world.expert_action(start.observation) == "forward"
+        assert await world.random_action(1) in ("forward", "back")
+        first = await world.step("forward")
+        assert (first.result.observation, first.result.done, first.state_key) == ("You are at 1.", False, "place 1")
+        last = await world.step("forward")
+        assert (last.result.reward, last.result.terminated, last.result.info["success"]) == (1.0, True, True)
+
+
+@pytest.mark.parametrize("isolation", list(Isolation))
+async def test_tools_of_an_environment_run_beside_it(make_host, worlds, isolation):
+    host = make_host(worlds.Faulty, isolation, workers=1)
+    async with host.borrow("e") as world:
+        start = await world.reset(TASK)
+        (tool,) = start.tools
+        assert tool.schema["function"]["name"] == "whisper"
+        async with __import__("contextlib").AsyncExitStack() as stack:
+            said = await tool.call(await tool.open(stack), {"text": "hush"})
+        assert said == f"{start.info['process']} heard hush"
+        assert (start.info["process"] != os.getpid()) == (isolation is Isolation.PROCESS)
+
+
+@pytest.mark.parametrize("isolation", list(Isolation))
+@pytest.mark.parametrize(
+    ("fault", "message"),
+    [
+        ("raise", "step of environment world (task t, step 1) failed.*ValueError: boom"),
+        ("nan", "reward is nan.*finite"),
+        ("four", "step is not what an environment may return.*five|observation, reward"),
+    ],
+)
+async def test_faults_become_one_error_wherever_they_happen(make_host, worlds, isolation, fault, message):
+    host = make_host(worlds.Faulty, isolation, workers=1)
+    task = Task(id="t", environment="world", options={"fault": fault})
+    message = message.replace("(", r"\(").replace(")", r"\)")
+    with pytest.raises(EnvironmentFailure, match=message):
+        async with host.borrow("e") as world:
+            await world.reset(task)
+            await world.step("x")
+
+
+@pytest.mark.parametrize("isolation", BLOCKING)
+async def test_a_hanging_step_meets_its_deadline_and_the_worker_is_replaced(make_host, worlds, isolation):
+    host = make_host(
+        worlds.Faulty, isolation, workers=1, step_timeout_s=1.0 if isolation is Isolation.PROCESS else 0.05
+    )
+    with pytest.raises(EnvironmentFailure, match="missed its deadline"):
+        async with host.borrow("e") as world:
+            await world.reset(Task(id="t", environment="world", options={"fault": "hang"}))
+            await world.step("x")
+    async with host.borrow("e") as world:
+        await world.reset(Task(id="t", environment="world", options={"fault": "none"}))
+        assert (await world.step("x")).result.done
+
+
+async def test_a_hanging_asynchronous_environment_meets_its_deadline(make_host, worlds):
+    host = make_host(functools.partial(worlds.Remote, hang=True), Isolation.THREAD, step_timeout_s=0.02)
+    with pytest.raises(EnvironmentFailure, match="no answer in 0.02 s"):
+        async with host.borrow("e") as world:
+            await world.reset(TASK)
+            await world.step("x")
+
+
+async def test_asynchronous_environments_run_in_the_event_loop(make_host, worlds):
+    made = []
+
+    def factory():
+        made.append(worlds.Remote())
+        return made[-1]
+
+    host = make_host(factory, Isolation.THREAD, workers=1)
+    async with host.borrow("a") as first, host.borrow("b") as second:
+        await asyncio.gather(first.reset(TASK), second.reset(TASK))
+        results = await asyncio.gather(first.step("x"), second.step("x"))
+    assert [result.result.reward for result in results] == [1.0, 1.0]
+    await host.close()
+    assert [world.closed for world in made] == [True, True]
+
+
+async def test_a_crash_costs_the_episodes_of_its_worker_only(make_host, worlds):
+    host = make_host(worlds.Faulty, Isolation.PROCESS, workers=2)
+    crash = Task(id="t", environment="world", options={"fault": "exit"})
+    async with host.borrow("bystander elsewhere") as elsewhere:
+        before = (await elsewhere.reset(TASK)).info["process"]
+        with pytest.raises(EnvironmentFailure, match="worker died .exit code 3"):
+            async with host.borrow("crash") as world:
+                await world.reset(crash)
+                await world.step("x")
+        assert (await elsewhere.step("x")).result.info["process"] == before
+
+
+async def test_neighbours_of_a_crash_fail_and_a_new_worker_serves_on(make_host, worlds):
+    host = make_host(worlds.Faulty, Isolation.PROCESS, workers=1)
+    with pytest.raises(EnvironmentFailure, match="worker process is gone: exit code 3"):
+        async with host.borrow("neighbour") as neighbour:
+            old = (await neighbour.reset(TASK)).info["process"]
+            with pytest.raises(EnvironmentFailure, match="worker died"):
+                async with host.borrow("crash") as world:
+                    await world.reset(Task(id="t", environment="world", options={"fault": "exit"}))
+                    await world.step("x")
+            await neighbour.step("x")
+    async with host.borrow("next") as world:
+        assert (await world.reset(TASK)).info["process"] != old
+
+
+async def test_what_cannot_be_sent_is_said(make_host, worlds):
+    host = make_host(worlds.Faulty, Isolation.PROCESS, workers=1)
+    with pytest.raises(EnvironmentFailure, match="cannot be sent to the runtime"):
+        async with host.borrow("e") as world:
+            await world.reset(Task(id="t", environment="world", options={"fault": "function"}))
+            await world.step("x")
+    unnamed = make_host(lambda: worlds.Faulty(), Isolation.PROCESS)
+    with pytest.raises(UsageError, match="isolation to thread"):
+        async with unnamed.borrow("e"):
+            pass
+
+
+async def test_a_crash_is_tried_again_in_a_new_process(make_runner, play, worlds):
+    runner = make_runner(worlds.Faulty, "x", isolation=Isolation.PROCESS, workers=1, retries=1)
+    trajectory = await play(runner, options={"fault": "exit"})
+    assert (trajectory.attempt, trajectory.outcome) == (1, Outcome.ENVIRONMENT_ERROR)
+    assert (await play(runner, options={"fault": "none"})).outcome is Outcome.FINISHED
+
+
+async def test_environments_are_used_again_unless_their_episode_failed(make_runner, play, worlds):
+    made = []
+
+    def factory():
+        made.append(worlds.Faulty())
+        return made[-1]
+
+    runner = make_runner(factory, "x")
+    for _ in range(3):
+        await play(runner)
+    assert len(made) == 1
+    await play(runner, options={"fault": "raise"})
+    await play(runner, options={"fault": "none"})
+    assert len(made) == 2
+
+
+async def test_no_more_environments_are_lent_than_allowed(make_host, worlds):
+    host = make_host(worlds.Corridor, max_concurrent=2)
+    lent, most = 0, 0
+
+    async def use(number):
+        nonlocal lent, most
+        async with host.borrow(str(number)) as world:
+            lent += 1
+            most = max(most, lent)
+            await world.reset(TASK)
+            await asyncio.sleep(0)
+            lent -= 1
+
+    await asyncio.gather(*(use(number) for number in range(7)))
+    assert most == 2
+
+
+async def test_cancelling_a_step_leaves_the_worker_in_step(make_host, worlds):
+    host = make_host(worlds.Corridor, Isolation.THREAD, workers=1)
+    async with host.borrow("a") as kept:
+        await kept.reset(TASK)
+
+        async def impatient():
+            async with host.borrow("b") as world:
+                await world.reset(TASK)
+                await world.step("forward")
+
+        episode = asyncio.create_task(impatient())
+        await asyncio.sleep(0)
+        episode.cancel()
+        await asyncio.gather(episode, return_exceptions=True)
+        assert (await kept.step("forward")).result.observation == "You are at 1."
+
+
+def test_the_config_describes_a_host(make_spec, worlds):
+    config = EnvironmentConfig(name="world", options={"length": 7}, isolation=Isolation.THREAD, workers=2)
+
+    async def observe():
+        host = EnvironmentHost.from_config(make_spec(worlds.Corridor), config)
+        async with host.borrow("e") as world:
+            observation = (await world.reset(TASK)).observation
+        await host.close()
+        return observation
+
+    assert asyncio.run(observe()).endswith("reach 7.")
+
+
+async def test_scripted_policies_say_what_they_miss(make_host, worlds):
+    host = make_host(worlds.Remote)
+    with pytest.raises(UsageError, match="no expert"):
+        async with host.borrow("e") as world:
+            await world.expert_action("x")
+    with pytest.raises(UsageError, match="action_space"):
+        async with host.borrow("e") as world:
+            await world.random_action(1)
+
+
+async def test_random_actions_without_a_list_come_from_the_action_space_and_the_seed(make_host, worlds):
+    async def sample(seed):
+        host = make_host(worlds.Faulty)
+        async with host.borrow("e") as world:
+            await world.reset(TASK)
+            return [await world.random_action(seed) for _ in range(3)]
+
+    assert await sample(1) == await sample(1) != await sample(2)

@@ -1,0 +1,302 @@
+"""Every ending of an episode."""
+
+import asyncio
+import math
+
+import pytest
+
+import agentrl
+from agentrl.agent_loop import AgentLoop
+from agentrl.errors import Outcome, PolicyError, SandboxError, UsageError
+from agentrl.policy import StopReason
+from agentrl.reward import Score, Scorer
+from agentrl.rollout.budget import EpisodeLimits
+from agentrl.rollout.counters import RolloutObserver
+from agentrl.serving.script import Failure, ScriptedAnswer
+
+
+async def test_finished(make_runner, play, worlds):
+    runner = make_runner(worlds.Corridor, "forward")
+    trajectory = await play(runner)
+    assert trajectory.outcome is Outcome.FINISHED
+    assert (trajectory.reward, trajectory.success, trajectory.task_type) == (1.0, True, "walk")
+    assert [turn.reward for turn in trajectory.turns] == [0.0, 0.0, 1.0]
+    assert [turn.state_key for turn in trajectory.turns] == ["place 0", "place 1", "place 2"]
+    assert trajectory.reward_components == {"walked": 3.0}
+    assert trajectory.seed == 5
+    assert runner.counters.outcomes == {Outcome.FINISHED: 1}
+    assert (runner.counters.running, runner.counters.turns) == (0, 3)
+    assert runner.counters.answer_tokens == trajectory.sampled_tokens
+
+
+@pytest.mark.parametrize(("agent", "environment", "turns"), [(4, None, 4), (9, 2, 2), (2, 7, 2)])
+async def test_turn_budget_is_exact(make_runner, play, worlds, agent, environment, turns):
+    limits = EpisodeLimits(max_turns=min(agent, environment or agent))
+    trajectory = await play(make_runner(worlds.Corridor, "back", limits=limits, success_threshold=1.0))
+    assert trajectory.outcome is Outcome.TRUNCATED_TURNS
+    assert len(trajectory.turns) == turns
+    assert (trajectory.reward, trajectory.success) == (0.0, False)
+
+
+async def test_the_environments_own_truncation_is_a_turn_limit(make_runner, play, worlds):
+    import gymnasium
+
+    runner = make_runner(lambda: gymnasium.wrappers.TimeLimit(worlds.Corridor(), 2), "back")
+    trajectory = await play(runner)
+    assert trajectory.outcome is Outcome.TRUNCATED_TURNS
+    assert len(trajectory.turns) == 2
+    assert [turn.state_key for turn in trajectory.turns] == ["place 0", "place -1"]
+
+
+async def test_token_budget_is_exact(make_runner, play, worlds):
+    unlimited = await play(make_runner(worlds.Corridor, "back", limits=EpisodeLimits(max_turns=3)))
+    last = unlimited.turns[-1]
+    whole = EpisodeLimits(max_turns=9, max_tokens=last.end)
+    trajectory = await play(make_runner(worlds.Corridor, "back", limits=whole))
+    assert trajectory.outcome is Outcome.TRUNCATED_TOKENS
+    assert [turn.end for turn in trajectory.turns] == [turn.end for turn in unlimited.turns]
+
+    cut = EpisodeLimits(max_turns=9, max_tokens=last.end - 1)
+    trajectory = await play(make_runner(worlds.Corridor, "back", limits=cut))
+    assert trajectory.turns[-1].end == last.end - 1
+    assert trajectory.turns[-1].stop_reason == StopReason.LENGTH.value
+
+
+async def test_the_engines_context_bounds_the_tokens(make_runner, play, worlds, make_engine):
+    engine = make_engine("back", max_context=90)
+    trajectory = await play(make_runner(worlds.Corridor, engine=engine))
+    assert trajectory.outcome is Outcome.TRUNCATED_TOKENS
+    assert trajectory.turns[-1].end <= 90
+
+
+async def test_answers_are_bounded(make_runner, play, worlds):
+    limits = EpisodeLimits(max_answer_tokens=2, max_turns=1)
+    trajectory = await play(make_runner(worlds.Corridor, "an endless answer", limits=limits))
+    assert [turn.end - turn.start for turn in trajectory.turns] == [2]
+
+
+async def test_policy_error_after_too_many_unusable_answers(make_runner, play, worlds):
+    runner = make_runner(worlds.Corridor, "?", options={"format": "react"}, limits=EpisodeLimits(max_invalid=3))
+    trajectory = await play(runner)
+    assert trajectory.outcome is Outcome.POLICY_ERROR
+    assert trajectory.metrics["invalid_answers"] == 3
+    assert [turn.valid for turn in trajectory.turns] == [False] * 3
+    assert trajectory.reward == 0.0
+
+
+async def test_invalid_actions_are_counted_and_play_on(make_runner, play, worlds):
+    trajectory = await play(make_runner(worlds.Corridor, "jump", "forward"))
+    assert trajectory.outcome is Outcome.FINISHED
+    assert trajectory.metrics["invalid_actions"] == 3
+    assert [turn.valid for turn in trajectory.turns] == [False, True, False, True, False, True]
+
+
+@pytest.mark.parametrize("fault", ["raise", "nan", "reward", "four", "flag", "info", "observation", "reset", "make"])
+async def test_environment_error(make_runner, play, worlds, fault):
+    trajectory = await play(make_runner(lambda: worlds.Faulty(fault), "x"))
+    assert trajectory.outcome is Outcome.ENVIRONMENT_ERROR
+    assert trajectory.reward is None
+    assert "world" in trajectory.error or "may return" in trajectory.error or "the reward is nan" in trajectory.error
+
+
+async def test_engine_error(make_runner, play, worlds, make_engine):
+    engine = make_engine(ScriptedAnswer(token_ids=[1], failure=Failure.RAISE))
+    trajectory = await play(make_runner(worlds.Corridor, engine=engine))
+    assert trajectory.outcome is Outcome.ENGINE_ERROR
+    assert "script" in trajectory.error
+
+
+async def test_a_hanging_engine_meets_its_deadline(make_runner, play, worlds, make_engine):
+    engine = make_engine(ScriptedAnswer(token_ids=[1], failure=Failure.HANG))
+    limits = EpisodeLimits(answer_timeout_s=0.02)
+    trajectory = await play(make_runner(worlds.Corridor, engine=engine, limits=limits))
+    assert trajectory.outcome is Outcome.ENGINE_ERROR
+    assert "no answer in 0.02 s" in trajectory.error
+    assert engine.metrics().running == 0
+
+
+async def test_truncated_time_keeps_what_was_sampled(make_runner, play, worlds, make_engine):
+    engine = make_engine(ScriptedAnswer(token_ids=[11, 12, 13], failure=Failure.HANG))
+    trajectory = await play(make_runner(worlds.Corridor, engine=engine, limits=EpisodeLimits(max_seconds=0.02)))
+    assert trajectory.outcome is Outcome.TRUNCATED_TIME
+    assert trajectory.sampled_tokens == 4  # the three, and the stop token that the script appends
+    assert trajectory.turns[-1].stop_reason == StopReason.ABORT.value
+    assert trajectory.reward == 0.0
+
+
+@agentrl.tool(stop=True)
+def give_up() -> str:
+    """End the episode."""
+    return "as you wish"
+
+
+@agentrl.tool
+async def sandboxed() -> str:
+    """Run in a sandbox."""
+    raise SandboxError("the sandbox is gone")
+
+
+def call(name, **arguments):
+    import json
+
+    return f'<tool_call>\n{{"name": "{name}", "arguments": {json.dumps(arguments)}}}\n</tool_call>'
+
+
+async def test_stopped_by_tool(make_runner, play, worlds):
+    runner = make_runner(worlds.Corridor, call("give_up"), loop="tool_calling", tools=[give_up])
+    trajectory = await play(runner)
+    assert trajectory.outcome is Outcome.STOPPED_BY_TOOL
+    assert trajectory.metrics["tool_calls"] == 1
+
+
+async def test_sandbox_error(make_runner, play, worlds):
+    runner = make_runner(worlds.Corridor, call("sandboxed"), loop="tool_calling", tools=[sandboxed])
+    trajectory = await play(runner)
+    assert trajectory.outcome is Outcome.SANDBOX_ERROR
+
+
+class Recorder(RolloutObserver):
+    def __init__(self):
+        self.starts, self.turns, self.ends = [], [], []
+
+    def on_start(self, trajectory):
+        self.starts.append(trajectory.id)
+
+    def on_turn(self, trajectory, turn):
+        self.turns.append((trajectory.id, turn.index, turn.reward))
+
+    def on_end(self, trajectory):
+        self.ends.append((trajectory.id, trajectory.outcome))
+
+
+async def test_cancellation_is_recorded_and_passed_on(make_runner, play, worlds, make_engine):
+    engine = make_engine("forward", ScriptedAnswer(token_ids=[1], failure=Failure.HANG))
+    recorder = Recorder()
+    runner = make_runner(worlds.Corridor, engine=engine, observer=recorder)
+    episode = asyncio.create_task(play(runner))
+    while runner.counters.turns < 1 or engine.metrics().running < 1:
+        await asyncio.sleep(0)
+    episode.cancel()
+    with pytest.raises(asyncio.CancelledError):
+        await episode
+    assert recorder.ends == [("g/0.0", Outcome.CANCELLED)]
+    assert recorder.turns == [("g/0.0", 0, 0.0)]
+    assert engine.metrics().running == 0
+    assert runner.counters.running == 0
+
+
+async def test_observers_see_final_rewards_turn_by_turn(make_runner, play, worlds):
+    recorder = Recorder()
+    await play(make_runner(worlds.Corridor, "forward", observer=recorder))
+    assert recorder.starts == ["g/0.0"]
+    assert recorder.turns == [("g/0.0", 0, 0.0), ("g/0.0", 1, 0.0), ("g/0.0", 2, 1.0)]
+
+
+async def test_infrastructure_failures_are_tried_again(make_runner, play, worlds, renderer):
+    failures = iter([True, True, False])
+    state = {"fail": True}
+
+    def script(request):
+        if request.request_id.endswith("turn-0"):
+            state["fail"] = next(failures)
+        failure = Failure.RAISE if state["fail"] else Failure.NONE
+        return ScriptedAnswer(token_ids=renderer.encoder.encode("forward"), failure=failure)
+
+    from agentrl.serving.scripted import ScriptedEngine
+
+    recorder = Recorder()
+    engine = ScriptedEngine(script=script, vocab_size=400)
+    runner = make_runner(worlds.Corridor, engine=engine, retries=2, observer=recorder)
+    trajectory = await play(runner)
+    assert (trajectory.id, trajectory.attempt, trajectory.outcome) == ("g/0.2", 2, Outcome.FINISHED)
+    assert [end for _, end in recorder.ends] == [Outcome.ENGINE_ERROR, Outcome.ENGINE_ERROR, Outcome.FINISHED]
+    assert runner.counters.retries == 2
+
+
+async def test_retries_end(make_runner, play, worlds):
+    runner = make_runner(lambda: worlds.Faulty("raise"), "x", retries=2)
+    trajectory = await play(runner)
+    assert (trajectory.attempt, trajectory.outcome) == (2, Outcome.ENVIRONMENT_ERROR)
+    assert runner.counters.outcomes[Outcome.ENVIRONMENT_ERROR] == 3
+
+
+class Judge(Scorer):
+    def __init__(self, verdict):
+        self.verdict = verdict
+
+    async def score(self, trajectory, task):
+        if isinstance(self.verdict, Exception):
+            raise self.verdict
+        return Score(reward=self.verdict, components={"judge": 1.0})
+
+
+@pytest.mark.parametrize("verdict", [math.nan, math.inf, KeyError("answer")])
+async def test_scorers_that_fail(make_runner, play, worlds, verdict):
+    trajectory = await play(make_runner(worlds.Corridor, "forward", scorer=Judge(verdict)))
+    assert trajectory.outcome is Outcome.ENVIRONMENT_ERROR
+    assert trajectory.reward is None
+    assert "task t" in trajectory.error
+
+
+async def test_no_reward_is_not_zero(make_runner, play, worlds):
+    trajectory = await play(make_runner(worlds.Corridor, "forward", scorer=Judge(None)))
+    assert trajectory.outcome is Outcome.FINISHED
+    assert trajectory.reward is None
+    assert trajectory.reward_components == {"walked": 3.0, "judge": 1.0}
+
+
+class Broken(AgentLoop):
+    def __init__(self, error):
+        self.error = error
+
+    async def run(self, episode):
+        await episode.reset()
+        raise self.error
+
+
+@pytest.mark.parametrize(
+    ("error", "outcome"),
+    [(KeyError("x"), Outcome.ENVIRONMENT_ERROR), (PolicyError("unreadable"), Outcome.POLICY_ERROR)],
+)
+async def test_errors_of_loops(make_runner, play, worlds, error, outcome, caplog):
+    runner = make_runner(worlds.Corridor, "x")
+    runner.loop = Broken(error)
+    trajectory = await play(runner)
+    assert trajectory.outcome is outcome
+    assert trajectory.error is not None
+
+
+async def test_what_the_user_must_change_stops_everything(make_runner, play, worlds):
+    recorder = Recorder()
+    runner = make_runner(worlds.Corridor, "x", observer=recorder)
+    runner.loop = Broken(UsageError("wrong key"))
+    with pytest.raises(UsageError, match="wrong key"):
+        await play(runner)
+    assert recorder.ends == [("g/0.0", Outcome.CANCELLED)]
+
+
+async def test_acting_before_answering_is_an_error_of_the_loop(make_runner, play, worlds):
+    class Hasty(AgentLoop):
+        async def run(self, episode):
+            await episode.reset()
+            await episode.step("forward")
+
+    runner = make_runner(worlds.Corridor, "x")
+    runner.loop = Hasty()
+    with pytest.raises(UsageError, match="before the policy has answered"):
+        await play(runner)
+
+
+async def test_a_tasks_prompt_comes_first_and_long_observations_are_cut(make_runner, play, worlds, renderer):
+    limits = EpisodeLimits(max_observation_tokens=40, max_turns=1)
+    runner = make_runner(worlds.Corridor, "forward", limits=limits)
+    trajectory = await play(runner, prompt="Be quick.", options={"length": 10**50})
+    text = renderer.encoder.decode(trajectory.sequences[0].ids_list())
+    assert "Be quick.\n\nYou are" in text
+    assert "left out]" in text
+
+
+async def test_a_system_prompt_replaces_the_instructions(make_runner, play, worlds, renderer):
+    runner = make_runner(worlds.Corridor, "forward", system_prompt="Walk on.", options={"format": "react"})
+    trajectory = await play(runner)
+    assert "Walk on." in renderer.encoder.decode(trajectory.sequences[0].ids_list())

@@ -1,0 +1,309 @@
+"""Groups: admission by staleness, batches in a fixed order, filters, failures, saving and going on."""
+
+import asyncio
+import json
+import random
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from agentrl.errors import Outcome, TrainingError, UsageError
+from agentrl.rollout.admission import Admission
+from agentrl.rollout.counters import RolloutCounters
+from agentrl.rollout.group import Group
+from agentrl.rollout.scheduler import MAX_WASTED_BATCHES, GroupScheduler
+from agentrl.rollout.stall import Waits
+from agentrl.task import SeedTasks, TaskCursor
+from agentrl.trajectory import TokenSequence, Trajectory, Turn
+
+
+class Player:
+    """Plays episodes that are nothing but a decision; stands in for a runner.
+
+    Args:
+        decide: Gives the outcome and reward of an episode by (task id, member).
+        pauses: Turns of the event loop that an episode takes, by (task id, member).
+    """
+
+    def __init__(self, decide=None, pauses=None):
+        self.decide = decide or (lambda task_id, member: (Outcome.FINISHED, 1.0))
+        self.pauses = pauses or (lambda task_id, member: 0)
+        self.version = 0
+        self.waits = Waits()
+        self.counters = RolloutCounters()
+        self.running = self.most_running = 0
+        self.seeds = {}
+        self.blocked = None
+
+    async def run(self, task, *, group_id, member, seed):
+        self.running += 1
+        self.most_running = max(self.most_running, self.running)
+        self.seeds[group_id, member] = seed
+        version = self.version
+        try:
+            if self.blocked is not None:
+                await self.blocked.wait()
+            for _ in range(self.pauses(task.id, member)):
+                await asyncio.sleep(0)
+        finally:
+            self.running -= 1
+        outcome, reward = self.decide(task.id, member)
+        if isinstance(outcome, Exception):
+            raise outcome
+        trajectory = Trajectory(
+            id=f"{group_id}/{member}.0", task_id=task.id, environment="w", seed=task.seed, group_id=group_id
+        )
+        sequence = TokenSequence()
+        sequence.extend_sampled([1, 2], logprobs=[-1.0, -1.0], versions=[version, version + 1])
+        sequence.turns.append(Turn(index=0, start=0, end=2))
+        trajectory.sequences.append(sequence)
+        trajectory.outcome, trajectory.reward = outcome, reward
+        return trajectory
+
+
+@pytest.fixture
+async def make():
+    schedulers = []
+
+    def build(player=None, *, group_size=2, batch=3, seed=0, size=1000, **options):
+        cursor = TaskCursor(SeedTasks("w", size=size), seed=seed)
+        scheduler = GroupScheduler(player or Player(), cursor, group_size=group_size, batch=batch, seed=seed, **options)
+        schedulers.append(scheduler)
+        return scheduler
+
+    yield build
+    for scheduler in schedulers:
+        await scheduler.close()
+
+
+def positions(groups):
+    return [group.position for group in groups]
+
+
+@given(
+    batch=st.integers(1, 4),
+    staleness=st.integers(0, 3),
+    moves=st.lists(st.sampled_from(["start", "finish", "fail", "use", "drop", "train"]), max_size=200),
+)
+def test_admission_never_exceeds_the_rule(batch, staleness, moves):
+    admission = Admission(batch=batch, max_staleness=staleness)
+    for move in moves:
+        if move == "start" and admission.may_start():
+            admission.start()
+        elif move in ("finish", "fail") and admission.running:
+            getattr(admission, move)()
+        elif move == "use" and admission.waiting >= batch and admission.used == admission.version * batch:
+            admission.use(batch)
+        elif move == "drop" and admission.waiting:
+            admission.drop()
+        elif move == "train" and admission.used > admission.version * batch:
+            admission.version += 1
+        counts = (admission.running, admission.waiting, admission.used)
+        assert min(counts) >= 0
+        assert sum(counts) <= (staleness + admission.version + 1) * batch
+        # what is running when a version is made cannot be older than allowed once it is trained on in order
+        assert admission.used <= (admission.version + 1) * batch
+
+
+@pytest.mark.parametrize(("staleness", "started"), [(0, 3), (1, 6), (2, 9)])
+async def test_only_as_much_starts_as_staleness_allows(make, staleness, started):
+    player = Player()
+    player.blocked = asyncio.Event()
+    scheduler = make(player, max_staleness=staleness, group_size=1)
+    scheduler.start_episodes()
+    await asyncio.sleep(0)
+    assert player.running == started
+    scheduler.set_version(1)
+    scheduler.start_episodes()
+    await asyncio.sleep(0)
+    assert player.running == started + 3
+
+
+async def test_the_trainer_sets_the_pace(make):
+    scheduler = make(max_staleness=1)
+    first = await scheduler.next_batch()
+    assert positions(first) == [0, 1, 2]
+    await scheduler.next_batch()
+    third = asyncio.create_task(scheduler.next_batch())
+    for _ in range(20):
+        await asyncio.sleep(0)
+    assert not third.done()
+    scheduler.set_version(1)
+    scheduler.start_episodes()
+    assert positions(await third) == [6, 7, 8]
+
+
+@pytest.mark.parametrize("shuffle_seed", range(5))
+async def test_without_staleness_nothing_depends_on_who_is_faster(make, shuffle_seed):
+    generator = random.Random(shuffle_seed)
+    player = Player(pauses=lambda task_id, member: generator.randrange(30))
+    scheduler = make(player, group_size=4)
+    seen = []
+    for version in range(1, 4):
+        groups = await scheduler.next_batch()
+        seen += [(g.position, [t.id for t in g.trajectories]) for g in groups]
+        player.version = version
+        scheduler.set_version(version)
+    assert [position for position, _ in seen] == list(range(9))
+    cursor = TaskCursor(SeedTasks("w", size=1000), seed=0)
+    for position, ids in seen:
+        task = cursor.next()
+        assert ids == [f"{position}-{task.id}/{member}.0" for member in range(4)]
+
+
+@pytest.mark.parametrize("shuffle_seed", range(5))
+async def test_filtered_groups_are_replaced_by_the_same_ones_in_any_order(make, shuffle_seed):
+    generator = random.Random(shuffle_seed)
+    player = Player(
+        decide=lambda task_id, member: (Outcome.FINISHED, float(member == 0 and int(task_id[6:]) % 2)),
+        pauses=lambda task_id, member: generator.randrange(30),
+    )
+    scheduler = make(player, keep=lambda group: len({t.reward for t in group.trajectories}) > 1)
+    kept = positions(await scheduler.next_batch())
+    cursor = TaskCursor(SeedTasks("w", size=1000), seed=0)
+    odd = [position for position in range(40) if int(cursor.next().id[6:]) % 2]
+    assert kept == odd[:3]
+    assert player.counters.groups_filtered == odd[2] + 1 - 3
+
+
+async def test_seeds_follow_from_the_run_and_the_place(make):
+    first, again, other = Player(), Player(), Player()
+    for player, seed in ((first, 0), (again, 0), (other, 1)):
+        await make(player, seed=seed).next_batch()
+    assert first.seeds == again.seeds
+    assert set(first.seeds.values()).isdisjoint(other.seeds.values())
+
+
+async def test_capacity_bounds_the_episodes_in_flight(make):
+    player = Player(pauses=lambda task_id, member: 3)
+    scheduler = make(player, group_size=8, batch=5, max_concurrent=6)
+    assert len(await scheduler.next_batch()) == 5
+    assert player.most_running == 6
+
+
+async def test_failed_members_leave_the_statistics_and_failed_groups_are_replaced(make):
+    def decide(task_id, member):
+        failed = int(task_id[6:]) % 2 or member == 0
+        return (Outcome.ENGINE_ERROR, None) if failed else (Outcome.FINISHED, 1.0)
+
+    player = Player(decide)
+    scheduler = make(player, batch=10)
+    groups = await scheduler.next_batch()
+    assert all([t.id[-3:] for t in group.trainable] == ["1.0"] for group in groups)
+    assert all(len(group.trajectories) == 2 for group in groups)
+    assert player.counters.groups_failed > 0
+
+
+async def test_nothing_but_failures_stops_the_run(make):
+    scheduler = make(Player(lambda task_id, member: (Outcome.ENVIRONMENT_ERROR, None)))
+    with pytest.raises(TrainingError, match="3 groups in a row have no episode to train on"):
+        await scheduler.next_batch()
+
+
+async def test_nothing_but_equal_returns_stops_the_run(make):
+    scheduler = make(batch=1, keep=lambda group: False)
+    with pytest.raises(TrainingError, match=f"{MAX_WASTED_BATCHES} groups in a row were not worth"):
+        await scheduler.next_batch()
+
+
+async def test_what_the_user_must_change_reaches_the_trainer(make):
+    scheduler = make(Player(lambda task_id, member: (UsageError("wrong key"), None)))
+    with pytest.raises(UsageError, match="wrong key"):
+        await scheduler.next_batch()
+
+
+async def test_groups_that_waited_too_long_are_dropped(make):
+    player = Player()
+    scheduler = make(player, max_staleness=1, batch=2, group_size=1)
+    assert positions(await scheduler.next_batch()) == [0, 1]
+    while scheduler.waiting_groups < 2:
+        await asyncio.sleep(0)
+    player.version = 2
+    scheduler.set_version(2)
+    groups = await scheduler.next_batch()
+    assert positions(groups) == [4, 5]
+    assert player.counters.groups_stale == 2
+    assert [group.oldest_version for group in groups] == [2, 2]
+
+
+async def test_a_saved_scheduler_goes_on(make):
+    player = Player(pauses=lambda task_id, member: 0 if task_id.endswith("1") else member * 1000)
+    scheduler = make(player, max_staleness=2, batch=2, group_size=2)
+    scheduler.start_episodes()
+    for _ in range(10):
+        await asyncio.sleep(0)
+    state = json.loads(json.dumps(scheduler.state_dict()))
+    assert [len(record["members"]) for record in state["unfinished"]].count(1) > 0
+
+    restored = make(Player(), max_staleness=2, batch=2, group_size=2)
+    restored.load_state_dict(state)
+    groups = [*await restored.next_batch(), *await restored.next_batch(), *await restored.next_batch()]
+    assert sorted(positions(groups)) == list(range(6))
+    undisturbed = make(Player(), max_staleness=2, batch=2, group_size=2)
+    await undisturbed.next_batch()
+    again = restored.runner.seeds
+    assert again
+    assert again.items() <= undisturbed.runner.seeds.items()
+
+
+async def train(scheduler, versions):
+    """Take a batch per version, as a trainer does."""
+    batches = []
+    for version in versions:
+        batches.append(positions(await scheduler.next_batch()))
+        scheduler.runner.version = version
+        scheduler.set_version(version)
+    return batches
+
+
+async def test_synchronous_state_is_exact(make):
+    whole, first, second = make(), make(), make()
+    batches = await train(whole, [1, 2, 3, 4])
+    assert await train(first, [1, 2]) == batches[:2]
+    second.load_state_dict(first.state_dict())
+    second.runner.version = 2
+    assert await train(second, [3, 4]) == batches[2:]
+
+
+async def test_an_engine_that_keeps_its_old_weights_stops_the_run(make):
+    scheduler = make(batch=1)
+    await scheduler.next_batch()
+    scheduler.set_version(1)
+    with pytest.raises(TrainingError, match="tokens of version 0 at version 1"):
+        await scheduler.next_batch()
+
+
+async def test_closing_cancels_what_runs(make):
+    player = Player()
+    player.blocked = asyncio.Event()
+    scheduler = make(player)
+    scheduler.start_episodes()
+    await asyncio.sleep(0)
+    assert player.running == 6
+    await scheduler.close()
+    assert player.running == 0
+    scheduler.start_episodes()
+    await asyncio.sleep(0)
+    assert player.running == 0
+
+
+async def test_the_trainers_wait_is_registered(make):
+    player = Player()
+    player.blocked = asyncio.Event()
+    waiting = asyncio.create_task(make(player).next_batch())
+    await asyncio.sleep(0)
+    await asyncio.sleep(0)
+    assert "groups       3 complete groups" in player.waits.stall_report(0.0)
+    waiting.cancel()
+    await asyncio.gather(waiting, return_exceptions=True)
+
+
+def test_a_group_is_restored_exactly():
+    cursor = TaskCursor(SeedTasks("w"), seed=0)
+    group = Group(position=4, task=cursor.next(), size=2)
+    group.members[1] = Trajectory(id="a", task_id="t", environment="w", seed=1, group_id="g")
+    record = json.loads(json.dumps(group.to_record()))
+    assert Group.from_record(record, task=group.task, size=2) == group
+    assert not group.is_complete
+    assert group.oldest_version is None

@@ -1,0 +1,93 @@
+"""Who waits for what, with a clock that the test turns."""
+
+import asyncio
+
+import pytest
+
+from agentrl.rollout.stall import WaitKind, Waits
+
+
+class Clock:
+    def __init__(self):
+        self.now = 100.0
+
+    def __call__(self):
+        return self.now
+
+
+@pytest.fixture
+def clock():
+    return Clock()
+
+
+def test_a_stall_is_a_table_of_waits(clock):
+    waits = Waits(clock)
+    first = waits.on(WaitKind.ENGINE, "episode 1", "an answer")
+    first.__enter__()
+    clock.now += 5
+    with waits.on(WaitKind.ENGINE, "episode 2", "an answer"), waits.on(WaitKind.TOOL, "episode 3", "search"):
+        clock.now += 54
+        assert waits.stall_report(60.0) is None
+        clock.now += 6
+        report = waits.stall_report(60.0)
+    assert report.splitlines() == [
+        "nothing has moved for 65 s; 3 wait:",
+        "      2  engine       an answer; longest 65 s: episode 1",
+        "      1  tool         search; longest 60 s: episode 3",
+    ]
+
+
+def test_a_stall_is_reported_once_per_silence(clock):
+    waits = Waits(clock)
+    with waits.on(WaitKind.ENGINE, "e", "an answer"):
+        clock.now += 10
+        assert waits.stall_report(10.0)
+        clock.now += 9
+        assert waits.stall_report(10.0) is None
+        clock.now += 1
+        assert waits.stall_report(10.0)
+
+
+def test_progress_ends_the_silence(clock):
+    waits = Waits(clock)
+    with waits.on(WaitKind.ENGINE, "e", "an answer"):
+        clock.now += 9
+        with waits.on(WaitKind.ENVIRONMENT, "e", "step"):
+            pass
+        clock.now += 9
+        assert waits.stall_report(10.0) is None
+
+
+def test_nobody_waits_nothing_stalls(clock):
+    waits = Waits(clock)
+    clock.now += 1000
+    assert waits.stall_report(10.0) is None
+    with waits.on(WaitKind.ENGINE, "e", "an answer"):
+        assert waits.stall_report(10.0) is None
+
+
+def test_seconds_are_summed_by_kind(clock):
+    waits = Waits(clock)
+    for _ in range(2):
+        with waits.on(WaitKind.TOOL, "e", "search") as wait:
+            clock.now += 3
+        assert wait.seconds == 3
+    assert waits.seconds == {WaitKind.TOOL: 6}
+
+
+async def test_the_watch_reports(clock):
+    waits, reports = Waits(clock), []
+
+    async def sleep(seconds):
+        clock.now += seconds
+        await asyncio.sleep(0)
+
+    with waits.on(WaitKind.ENGINE, "e", "an answer"):
+        watch = asyncio.create_task(waits.watch(60.0, reports.append, sleep=sleep))
+        while len(reports) < 2:
+            await asyncio.sleep(0)
+        watch.cancel()
+    assert [report.splitlines()[0] for report in reports] == [
+        "nothing has moved for 60 s; 1 wait:",
+        "nothing has moved for 120 s; 1 wait:",
+    ]
