@@ -180,6 +180,8 @@ class ChatAnswer:
     """As the service counts; 0 when it does not tell."""
     answer_tokens: int
     stop_reason: StopReason
+    problems: tuple[str, ...] = ()
+    """Tool calls that could not be read, in words that the model can act on; they are not in the message."""
 
 
 class ChatPolicy(ABC):

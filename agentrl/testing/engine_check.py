@@ -106,5 +106,6 @@ async def _run(check: Callable[[EngineProbe], Awaitable[str]], probe: EngineProb
     except CheckSkipped as skipped:
         verdict, detail = Verdict.SKIPPED, str(skipped)
     except Exception as error:  # the boundary of a check: whatever goes wrong in it is its result
+        await probe.engine.resume()
         verdict, detail = Verdict.FAILED, f"{type(error).__name__}: {error}"
     return CheckRow(check=getattr(check, "__name__", "check"), verdict=verdict, detail=detail)

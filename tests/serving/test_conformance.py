@@ -1,0 +1,152 @@
+"""The conformance kit, on every engine that runs here, and on engines that break one promise each."""
+
+from dataclasses import replace
+
+import pytest
+import torch
+
+from agentrl.config.schema import LocalEngineConfig, ScriptedEngineConfig
+from agentrl.errors import EngineError
+from agentrl.policy import StopReason
+from agentrl.serving.local import LocalEngine
+from agentrl.serving.script import ScriptedAnswer
+from agentrl.serving.scripted import ScriptedEngine
+from agentrl.testing import check_engine
+from agentrl.testing.engine_check import Verdict
+from agentrl.testing.engine_checks import CHECKS
+from agentrl.testing.models import FAMILIES, tiny_model
+
+
+@pytest.mark.parametrize("delay_s", [0.0, 1e-6])
+async def test_the_scripted_engine_conforms(delay_s):
+    report = await check_engine(lambda: ScriptedEngine(ScriptedEngineConfig(delay_s=delay_s), max_context=300))
+    report.raise_on_failure()
+    assert [row.check for row in report.rows if row.verdict is Verdict.SKIPPED] == ["logprobs"]
+
+
+def _shaken(model):
+    """Change the model's weights in place, as a trainer that shares them does."""
+    generator = torch.Generator().manual_seed(0)
+
+    def change():
+        with torch.no_grad():
+            for parameter in model.parameters():
+                parameter.add_(0.05 * torch.randn(parameter.shape, generator=generator))
+
+    return change
+
+
+SIZES = {
+    "roomy": {"slots": 16, "cache_tokens": 16_384},
+    "tight": {"slots": 3, "cache_tokens": 256, "prefill_tokens": 7},
+}
+
+
+@pytest.mark.parametrize(
+    ("family", "size"), [*((family, "roomy") for family in FAMILIES), ("qwen3", "tight"), ("gemma3", "tight")]
+)
+async def test_the_local_engine_conforms(family, size, reference_of):
+    model = tiny_model(family, max_context=128)
+    report = await check_engine(
+        lambda: LocalEngine(model, LocalEngineConfig(**SIZES[size])),
+        reference=reference_of(model),
+        new_weights=_shaken(model),
+    )
+    report.raise_on_failure()
+    assert all(row.verdict is Verdict.PASSED for row in report.rows)
+
+
+async def test_the_local_engine_conforms_with_weights_that_are_sent(reference_of):
+    trained, served = tiny_model(max_context=128), tiny_model(max_context=128)
+    shake = _shaken(trained)
+
+    def send():
+        shake()
+        return {name: parameter.detach().clone() for name, parameter in trained.named_parameters()}
+
+    report = await check_engine(
+        lambda: LocalEngine(served, LocalEngineConfig(slots=16)), reference=reference_of(trained), new_weights=send
+    )
+    report.raise_on_failure()
+
+
+class _KeepsStaleCache(LocalEngine):
+    async def update_weights(self, weights, version):
+        forget, self._scheduler.forget_computed = self._scheduler.forget_computed, lambda: None
+        await super().update_weights(weights, version)
+        self._scheduler.forget_computed = forget
+
+
+class _IgnoresAborts(LocalEngine):
+    async def abort(self, request_id):
+        return request_id in self._jobs
+
+
+class _IgnoresPauses(LocalEngine):
+    async def pause(self):
+        return
+
+
+class _DriftsALittle(LocalEngine):
+    async def generate(self, request):
+        answer = await super().generate(request)
+        return replace(answer, logprobs=[value - 1e-3 for value in answer.logprobs])
+
+
+class _ReportsTheCutDistribution(LocalEngine):
+    async def generate(self, request):
+        answer = await super().generate(request)
+        cut = request.params.top_k or request.params.top_p < 1
+        return replace(answer, logprobs=[value / 2 for value in answer.logprobs]) if cut else answer
+
+
+class _DropsTheStopToken(LocalEngine):
+    async def generate(self, request):
+        answer = await super().generate(request)
+        if answer.stop_reason is not StopReason.STOP:
+            return answer
+        return replace(
+            answer, token_ids=answer.token_ids[:-1], logprobs=answer.logprobs[:-1], versions=answer.versions[:-1]
+        )
+
+
+class _StampsTheLatestVersion(LocalEngine):
+    async def generate(self, request):
+        answer = await super().generate(request)
+        return replace(answer, versions=[self.version] * len(answer.versions))
+
+
+@pytest.mark.parametrize(
+    ("engine", "failing"),
+    [
+        (_KeepsStaleCache, {"update_in_flight", "sessions"}),
+        (_IgnoresAborts, {"abort", "pause"}),
+        (_IgnoresPauses, {"pause"}),
+        (_DriftsALittle, {"logprobs", "update_in_flight", "sessions", "shared_session", "load"}),
+        (_ReportsTheCutDistribution, {"logprobs"}),
+        (_DropsTheStopToken, {"stop"}),
+        (_StampsTheLatestVersion, {"update_in_flight"}),
+    ],
+)
+async def test_the_kit_finds_a_broken_promise(engine, failing, reference_of):
+    model = tiny_model(max_context=128)
+    report = await check_engine(
+        lambda: engine(model, LocalEngineConfig(slots=16)),
+        reference=reference_of(model),
+        new_weights=_shaken(model),
+        deadline_s=2,
+    )
+    found = {row.check for row in report.rows if not row.passed}
+    assert failing <= found
+    with pytest.raises(EngineError, match="does not keep its promises"):
+        report.raise_on_failure()
+
+
+async def test_the_kit_finds_answers_that_are_too_long_or_stamped_wrong():
+    def script(request):
+        return ScriptedAnswer(token_ids=[1] * request.params.max_tokens, version=7)
+
+    report = await check_engine(lambda: ScriptedEngine(script=script, max_context=300), deadline_s=2)
+    assert {"versions", "seeds"} <= {row.check for row in report.rows if not row.passed}
+    assert "FAILED   versions" in str(report)
+    assert len(report.rows) == len(CHECKS)
