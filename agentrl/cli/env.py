@@ -13,8 +13,9 @@ from agentrl.cli.arguments import json_pairs
 from agentrl.cli.console import out
 from agentrl.cli.help import examples
 from agentrl.cli.play import play_in_terminal
-from agentrl.env_lookup import check_split, parse_env_name, resolve_environment
-from agentrl.errors import UsageError
+from agentrl.env_lookup import check_split, resolve_environment
+from agentrl.env_name import parse_env_name
+from agentrl.errors import AgentRLError, UsageError
 from agentrl.registry import Kind, names
 from agentrl.testing.env_check import check_env
 
@@ -60,10 +61,17 @@ def show(name: Name) -> None:
 
 
 @app.command(epilog=examples("agentrl env check household", "agentrl env check my_game:GuessNumber-v0"))
-def check(name: Name) -> None:
+def check(
+    name: Name,
+    options: Options = None,
+    episodes: Annotated[int, typer.Option(min=1, help="How many tasks are played.")] = 8,
+) -> None:
     """Check that an environment keeps the rules: seeding, types, rewards, experts, snapshots."""
-    report = check_env(parse_env_name(name).name)
-    out.print(Text(f"{name} keeps the rules: {report}"))
+    report = check_env(name, options=json_pairs(options), episodes=episodes)
+    out.print(Text(str(report)))
+    if not report.passed:
+        broken = ", ".join(row.check for row in report.rows if not row.passed)
+        raise AgentRLError(f"environment {report.environment} breaks rules", got=broken)
 
 
 @app.command(epilog=examples("agentrl env play household", "agentrl env play guess_number --task 3"))

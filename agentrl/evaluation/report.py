@@ -142,7 +142,7 @@ def _type_cell(result: EvaluationResult, name: str) -> str:
     found = result.by_task_type.get(name)
     if found is None:
         return "not played"
-    return f"{'unknown' if found.success is None else estimate_text(found.success)}, {found.n_tasks} tasks"
+    return f"{'unknown' if found.success is None else estimate_text(found.success)}, n = {found.n_tasks}"
 
 
 def _share(value: float | None) -> str:

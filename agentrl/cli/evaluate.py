@@ -1,0 +1,110 @@
+"""`agentrl eval`: measure a policy on fixed tasks."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+from pathlib import Path
+from typing import Annotated
+
+import typer
+from rich.table import Table
+from rich.text import Text
+
+from agentrl.cli.console import note, out
+from agentrl.cli.help import examples
+from agentrl.cli.progress import counting
+from agentrl.cli.reports import write_evaluation_report
+from agentrl.errors import AgentRLError
+from agentrl.evaluation.policies import PolicyKind
+from agentrl.evaluation.report import tables
+from agentrl.evaluation.result import EvaluationResult
+from agentrl.evaluation.session import EvaluationRequest, evaluations_folder, run_evaluation
+from agentrl.evaluation.settings import evaluation_config
+
+app = typer.Typer()
+
+
+@app.command(
+    epilog=examples(
+        "agentrl eval --env household/valid_unseen --policy expert --tasks 50",
+        "agentrl eval --env household/valid_unseen --model runs/latest --samples 4 --report",
+        "agentrl eval --env household/valid_unseen --model Qwen/Qwen2.5-0.5B-Instruct --temperature 0.7",
+        "agentrl eval --env guess_number --engine openai --url http://127.0.0.1:8000/v1 --model my-model",
+    )
+)
+def evaluate(
+    overrides: Annotated[
+        list[str] | None, typer.Argument(metavar="[KEY=VALUE]...", help="Config keys, put on top.")
+    ] = None,
+    env: Annotated[str | None, typer.Option(help="Environment and split; a run's own when left out.")] = None,
+    model: Annotated[str | None, typer.Option(help="A model folder or name, a run, a checkpoint.")] = None,
+    policy: Annotated[PolicyKind, typer.Option(help="Who plays.")] = PolicyKind.ENGINE,
+    engine: Annotated[str | None, typer.Option(help="local, scripted or openai.")] = None,
+    url: Annotated[str | None, typer.Option(help="Base address of an OpenAI-compatible service.")] = None,
+    tasks: Annotated[int, typer.Option(min=1, help="How many tasks of the split.")] = 100,
+    samples: Annotated[int, typer.Option(min=1, help="Episodes per task.")] = 1,
+    seed: Annotated[int, typer.Option(help="Chooses the tasks, and seeds the sampling.")] = 0,
+    concurrency: Annotated[int | None, typer.Option(min=1, help="Most episodes at once.")] = None,
+    temperature: Annotated[float | None, typer.Option(min=0, help="Of the sampling; 0 is greedy.")] = None,
+    json_file: Annotated[Path | None, typer.Option("--json", help="Write the result to this file.")] = None,
+    report: Annotated[bool, typer.Option("--report", help="Write a report with example episodes.")] = False,
+) -> None:
+    """Measure a policy on fixed tasks, with intervals.
+
+    Finished episodes are kept: the same command goes on where it was stopped.
+    """
+    config = evaluation_config(
+        env=env,
+        model=model,
+        policy=policy,
+        engine=engine,
+        url=url,
+        temperature=temperature,
+        concurrency=concurrency,
+        overrides=overrides or [],
+    )
+    request = EvaluationRequest(
+        config=config,
+        policy=policy,
+        n_tasks=tasks,
+        samples=samples,
+        seed=seed,
+        folder=evaluations_folder(config, model),
+    )
+    with counting(tasks * samples) as counter:
+        finished = asyncio.run(run_evaluation(request, on_episode=lambda episode: counter.add(episode.trajectory)))
+    print_result(finished.result)
+    note(f"episodes are kept in {finished.folder}")
+    if json_file is not None:
+        json_file.write_text(json.dumps(finished.result.to_json(), indent=2) + "\n", encoding="utf-8")
+        note(f"wrote {json_file}")
+    if report:
+        files = write_evaluation_report(finished)
+        note(f"wrote {files.markdown} and {files.html}")
+    check_measured(finished.result)
+
+
+def print_result(result: EvaluationResult) -> None:
+    """The tables of a result."""
+    for found in tables({"": result}):
+        table = Table(title=found.title, title_justify="left", show_header=False, box=None, pad_edge=False)
+        for row in found.rows:
+            table.add_row(*map(Text, row))
+        out.print(table)
+        out.print()
+
+
+def check_measured(result: EvaluationResult) -> None:
+    """Fail when no episode says anything about the policy.
+
+    Raises:
+        AgentRLError: the machinery failed them all.
+    """
+    if result.failed == len(result.episodes):
+        raise AgentRLError(
+            "the machinery failed every episode",
+            got=result.episodes[0].trajectory.error,
+            expected="episodes that end",
+            hint=f"try: agentrl env check {result.panel.environment}",
+        )

@@ -1,0 +1,58 @@
+"""Live progress of an evaluation or of demonstrations: a bar in a terminal, a few lines elsewhere."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass, field
+
+from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
+
+from agentrl.cli.console import err, note
+from agentrl.trajectory import Trajectory
+
+LINES = 10
+"""Lines that a whole evaluation prints where there is no terminal."""
+
+
+@dataclass(slots=True)
+class EpisodeCounter:
+    """Counts episodes as they end, and tells whoever watches."""
+
+    total: int
+    done: int = 0
+    told: int = 0
+    """Episodes that say whether they solved their task."""
+    solved: int = 0
+    failed: int = 0
+    bar: Progress | None = field(default=None, repr=False)
+
+    def add(self, trajectory: Trajectory) -> None:
+        """An episode ended."""
+        self.done += 1
+        infrastructure = trajectory.outcome is not None and trajectory.outcome.is_infrastructure
+        self.failed += infrastructure
+        if not infrastructure and trajectory.success is not None:
+            self.told += 1
+            self.solved += trajectory.success
+        if self.bar is not None:
+            self.bar.update(self.bar.task_ids[0], completed=self.done, description=self.words())
+        elif self.done == self.total or self.done % max(1, self.total // LINES) == 0:
+            note(f"{self.done}/{self.total} episodes, {self.words()}")
+
+    def words(self) -> str:
+        """What is known so far."""
+        success = f"success {self.solved / self.told:.1%}" if self.told else "success unknown"
+        return f"{success}, {self.failed} failed" if self.failed else success
+
+
+@contextmanager
+def counting(total: int) -> Iterator[EpisodeCounter]:
+    """Show progress over `total` episodes on standard error."""
+    if not err.is_terminal:
+        yield EpisodeCounter(total)
+        return
+    columns = (TextColumn("{task.description}"), BarColumn(), MofNCompleteColumn(), TimeRemainingColumn())
+    with Progress(*columns, console=err, transient=True) as bar:
+        bar.add_task("episodes", total=total)
+        yield EpisodeCounter(total, bar=bar)

@@ -1,0 +1,131 @@
+"""What a person sees of a run while it goes on: a live panel in a terminal, plain lines elsewhere."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
+from dataclasses import dataclass
+from pathlib import Path
+
+from rich.console import Group
+from rich.live import Live
+from rich.progress_bar import ProgressBar
+from rich.table import Table
+from rich.text import Text
+
+from agentrl.cli.console import err, note
+from agentrl.observe.progress import RunStatus, RunWatcher
+
+RECENT = 8
+"""Steps that the live panel shows."""
+
+
+@dataclass(frozen=True, slots=True)
+class Shown:
+    """A metric that is shown at every step."""
+
+    metric: str
+    title: str
+    format: str
+
+
+COLUMNS = (
+    Shown("success/mean", "success", "{:.1%}"),
+    Shown("reward/mean", "reward", "{:.3f}"),
+    Shown("sft/loss", "loss", "{:.3f}"),
+    Shown("eval/success", "evaluated", "{:.1%}"),
+    Shown("turns/mean", "turns", "{:.1f}"),
+    Shown("time/tokens_per_s", "tokens/s", "{:,.0f}"),
+    Shown("staleness/mean", "staleness", "{:.2f}"),
+    Shown("time/share/rollout", "waiting for episodes", "{:.0%}"),
+    Shown("time/step_s", "seconds", "{:.1f}"),
+)
+
+
+def step_words(step: int, steps: int, metrics: Mapping[str, float]) -> str:
+    """One training step on one line.
+
+    >>> step_words(3, 60, {"success/mean": 0.25, "reward/mean": 0.25, "time/tokens_per_s": 1234.0})
+    'step 3/60  success 25.0%  reward 0.250  tokens/s 1,234'
+    """
+    parts = [f"{c.title} {c.format.format(metrics[c.metric])}" for c in COLUMNS if c.metric in metrics]
+    return "  ".join([f"step {step}/{steps}", *parts])
+
+
+class LineWatcher(RunWatcher):
+    """Plain lines, for logs."""
+
+    def __init__(self) -> None:
+        self._status = RunStatus()
+
+    def on_start(self, folder: Path, status: RunStatus) -> None:
+        """Say where the run lies."""
+        self._status = status
+        note(f"run {folder}")
+
+    def on_step(self, step: int, metrics: Mapping[str, float]) -> None:
+        """One line; of the many short steps of a warm start only some."""
+        every = max(1, self._status.steps // 20) if "sft/loss" in metrics else 1
+        if step % every == 0 or step == self._status.steps:
+            note(step_words(step, self._status.steps, metrics))
+
+    def on_checkpoint(self, step: int, folder: Path) -> None:
+        """Say where it is."""
+        note(f"saved {folder}")
+
+    def on_message(self, text: str) -> None:
+        """Pass it on."""
+        note(text)
+
+
+class LiveWatcher(RunWatcher):
+    """A panel that is drawn again a few times per second.
+
+    Args:
+        live: Where it is drawn.
+    """
+
+    def __init__(self, live: Live) -> None:
+        self._live = live
+        self._status = RunStatus()
+        self._folder = Path()
+        self._recent: list[tuple[int, Mapping[str, float]]] = []
+
+    def on_start(self, folder: Path, status: RunStatus) -> None:
+        """Keep the status, which changes from now on."""
+        self._folder, self._status = folder, status
+        self._live.update(self)
+
+    def on_step(self, step: int, metrics: Mapping[str, float]) -> None:
+        """Add a row."""
+        self._recent = [*self._recent[-(RECENT - 1) :], (step, metrics)]
+
+    def on_message(self, text: str) -> None:
+        """Print it above the panel."""
+        self._live.console.print(Text(text))
+
+    def __rich__(self) -> Group:
+        """The panel as it is now."""
+        status = self._status
+        head = Text(f"{self._folder}  {status.phase.value}  step {status.step}/{status.steps}", style="bold")
+        episodes = Text(f"{status.episodes_running} episodes running, {status.episodes_done} done for the next step")
+        bar = ProgressBar(total=max(1, status.steps), completed=status.step, width=60)
+        return Group(head, bar, episodes, self._table())
+
+    def _table(self) -> Table:
+        columns = [c for c in COLUMNS if any(c.metric in metrics for _, metrics in self._recent)]
+        table = Table("step", *(column.title for column in columns), box=None)
+        for step, metrics in self._recent:
+            cells = (c.format.format(metrics[c.metric]) if c.metric in metrics else "" for c in columns)
+            table.add_row(str(step), *cells)
+        return table
+
+
+@contextmanager
+def watching() -> Iterator[RunWatcher]:
+    """A watcher that suits where standard error goes."""
+    if not err.is_terminal:
+        yield LineWatcher()
+        return
+    with Live(console=err, refresh_per_second=4) as live:
+        yield LiveWatcher(live)

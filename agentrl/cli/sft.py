@@ -1,0 +1,41 @@
+"""`agentrl sft`: a warm start on the expert's demonstrations."""
+
+from __future__ import annotations
+
+from typing import Annotated
+
+import typer
+
+from agentrl.assembly.runs import start_run
+from agentrl.cli.arguments import read_config, shortcut
+from agentrl.cli.console import note
+from agentrl.cli.help import examples
+from agentrl.cli.run_watcher import watching
+from agentrl.cli.train import Words, print_dry_run
+from agentrl.warm_start import warm_start
+
+app = typer.Typer()
+
+
+@app.command(
+    epilog=examples(
+        "agentrl sft quickstart",
+        "agentrl sft quickstart sft.episodes=500 --dry-run",
+        "agentrl sft --env household --model Qwen/Qwen2.5-0.5B-Instruct",
+        "agentrl train quickstart model.path=runs/latest",
+    )
+)
+def sft(
+    words: Words = None,
+    env: Annotated[str | None, typer.Option(help="environment=NAME[/SPLIT].")] = None,
+    model: Annotated[str | None, typer.Option(help="model=PATH: a folder, a name, a run, or scratch.")] = None,
+    dry_run: Annotated[bool, typer.Option("--dry-run", help="Print config and arithmetic, and run nothing.")] = False,
+) -> None:
+    """Warm-start a model: it learns to do what the environment's expert does."""
+    config = read_config(words, shortcuts=[*shortcut("environment", env), *shortcut("model", model)])
+    if dry_run:
+        print_dry_run(config)
+        return
+    with watching() as watcher:
+        result = warm_start(start_run(config, kind="sft"), watcher=watcher)
+    note(f"done: {result.folder}\ntrain it: agentrl train … model.path={result.folder}")

@@ -1,0 +1,102 @@
+"""`agentrl train`: reinforcement learning, from a config or a few words."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Annotated
+
+import typer
+from rich.table import Table
+from rich.text import Text
+
+from agentrl.assembly.environments import find_environment, task_source
+from agentrl.assembly.runs import Run, resume_run, start_run
+from agentrl.cli.arguments import config_words, read_config, shortcut
+from agentrl.cli.console import note, out
+from agentrl.cli.help import examples
+from agentrl.cli.run_watcher import watching
+from agentrl.config import Config, dump_config
+from agentrl.config.arithmetic import rows
+from agentrl.errors import UsageError
+from agentrl.orchestrator import RunResult
+from agentrl.orchestrator import train as train_run
+
+app = typer.Typer()
+
+INTERRUPTED = 130
+
+Words = Annotated[
+    list[str] | None,
+    typer.Argument(metavar="[CONFIG] [KEY=VALUE]...", help="A file or shipped name, then overrides."),
+]
+
+
+@app.command(
+    epilog=examples(
+        "agentrl train quickstart",
+        "agentrl train quickstart trainer.steps=10 run.seed=1 --dry-run",
+        "agentrl train --env my_game:GuessNumber-v0 --model Qwen/Qwen2.5-0.5B-Instruct",
+        "agentrl train --resume runs/latest",
+        "agentrl train --resume runs/latest trainer.steps=200",
+    )
+)
+def train(
+    words: Words = None,
+    env: Annotated[str | None, typer.Option(help="environment=NAME[/SPLIT].")] = None,
+    model: Annotated[str | None, typer.Option(help="model=PATH: a folder, a name, a run, or scratch.")] = None,
+    resume: Annotated[
+        Path | None, typer.Option(metavar="RUN_DIR", help="Go on with this run; overrides may follow.")
+    ] = None,
+    dry_run: Annotated[bool, typer.Option("--dry-run", help="Print config and arithmetic, and run nothing.")] = False,
+) -> None:
+    """Train an agent by reinforcement learning.
+
+    Ctrl-C saves a checkpoint; --resume goes on from it exactly.
+    """
+    shortcuts = [*shortcut("environment", env), *shortcut("model", model)]
+    if resume is not None:
+        _finish(_resumed(resume, words, shortcuts))
+        return
+    config = read_config(words, shortcuts=shortcuts)
+    if dry_run:
+        print_dry_run(config)
+        return
+    _finish(start_run(config, kind=config.algorithm.advantage))
+
+
+def print_dry_run(config: Config) -> None:
+    """The resolved config and what it amounts to; the environment and its tasks are looked up too."""
+    spec = find_environment(config.environment)
+    tasks = len(task_source(spec, config.environment))
+    out.print(Text(dump_config(config)))
+    table = Table("what", "how many", "from", box=None, pad_edge=False)
+    table.add_row("tasks", f"{tasks:,}", f"{spec.name}/{config.environment.split}")
+    for row in rows(config):
+        table.add_row(Text(row.name), Text(row.value), Text(row.how))
+    out.print(table)
+
+
+def print_run(result: RunResult) -> None:
+    """Where a run ended, and what to do next."""
+    note(f"{'stopped' if result.interrupted else 'done'} after step {result.step}: {result.folder}")
+    if result.interrupted:
+        note(f"go on with: agentrl train --resume {result.folder}")
+        raise typer.Exit(INTERRUPTED)
+    note(f"measure it: agentrl eval --model {result.folder}\nread it:    agentrl view {result.folder}")
+
+
+def _resumed(folder: Path, words: list[str] | None, shortcuts: list[str]) -> Run:
+    told = config_words(words or [])
+    if told.source is not None or shortcuts:
+        raise UsageError(
+            "a run is resumed with its own config",
+            got=told.source or " ".join(shortcuts),
+            expected="--resume RUN_DIR, and at most key=value changes",
+        )
+    return resume_run(folder, told.overrides)
+
+
+def _finish(run: Run) -> None:
+    with watching() as watcher:
+        result = train_run(run, watcher=watcher)
+    print_run(result)

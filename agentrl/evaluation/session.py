@@ -1,0 +1,130 @@
+"""A whole evaluation: from a config to a result on disk that the same command finds again."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import orjson
+
+from agentrl.assembly.environments import find_environment, task_source
+from agentrl.assembly.episodes import build_host, build_runner
+from agentrl.assembly.models import SCRATCH, resolve_model
+from agentrl.config.schema import Config, OpenAIEngineConfig
+from agentrl.env_lookup import check_split
+from agentrl.evaluation.episode import EpisodeStore, EvaluatedEpisode
+from agentrl.evaluation.evaluate import evaluate_panel, unwatched
+from agentrl.evaluation.panel import Panel
+from agentrl.evaluation.policies import PolicyKind, open_speaker
+from agentrl.evaluation.result import EvaluationResult
+from agentrl.evaluation.settings import run_of
+from agentrl.observe.disk import replace_file, writing
+
+EPISODES_FILE = "episodes.jsonl"
+RESULT_FILE = "evaluation.json"
+FOLDER = "evaluations"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class EvaluationRequest:
+    """What to evaluate."""
+
+    config: Config
+    """Environment with its split, agent, sampling, engine, model; ``rollout.max_concurrent`` bounds the episodes."""
+    policy: PolicyKind
+    n_tasks: int
+    samples: int
+    seed: int
+    folder: Path
+    """Folder of evaluations; this one gets its own inside, named by its settings."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class FinishedEvaluation:
+    """A result, and where it lies."""
+
+    result: EvaluationResult
+    folder: Path
+    model_path: str | None
+    """Where the tokenizer is, for reports; ``None`` when the episodes have no tokens."""
+
+
+async def run_evaluation(
+    request: EvaluationRequest, *, on_episode: Callable[[EvaluatedEpisode], None] = unwatched
+) -> FinishedEvaluation:
+    """Play what is not finished yet, and write the result beside the episodes.
+
+    Raises:
+        UsageError: an environment, model or service that is not there, or a full disk.
+    """
+    uses_model = request.policy is PolicyKind.ENGINE and not isinstance(request.config.engine, OpenAIEngineConfig)
+    config = resolve_model(request.config) if uses_model else request.config
+    spec = find_environment(config.environment)
+    check_split(spec, config.environment.split)
+    panel = describe(request, config)
+    folder = request.folder / f"{panel.policy}-{panel.key()}"
+    with writing(folder):
+        folder.mkdir(parents=True, exist_ok=True)
+    host = build_host(config, spec=spec)
+    store = EpisodeStore(folder / EPISODES_FILE)
+    try:
+        async with open_speaker(config, request.policy, folder) as speaker:
+            result = await evaluate_panel(
+                build_runner(config, host, speaker),
+                task_source(spec, config.environment),
+                panel,
+                concurrency=config.rollout.max_concurrent,
+                store=store,
+                on_episode=on_episode,
+            )
+    finally:
+        store.close()
+        await host.close()
+    replace_file(folder / RESULT_FILE, orjson.dumps(result.to_json(), option=orjson.OPT_INDENT_2))
+    model_path = (str(folder / "model") if config.model.path == SCRATCH else config.model.path) if uses_model else None
+    return FinishedEvaluation(result=result, folder=folder, model_path=model_path)
+
+
+def evaluations_folder(config: Config, model: str | None) -> Path:
+    """Where evaluations are kept: in the run that the model comes from, else beside the runs."""
+    run = None if model is None else run_of(model)
+    return (Path(config.run.directory) if run is None else run.path) / FOLDER
+
+
+def describe(request: EvaluationRequest, config: Config) -> Panel:
+    """The panel of a request: whatever would change an episode is part of its key."""
+    environment = config.environment
+    settings: dict[str, Any] = {
+        "options": environment.options,
+        "tasks": environment.tasks,
+        "agent": config.agent.model_dump(mode="json"),
+    }
+    model = None
+    if request.policy is PolicyKind.ENGINE:
+        settings |= {
+            "sampling": config.sampling.model_dump(mode="json"),
+            "engine": config.engine.model_dump(mode="json"),
+            "dtype": config.model.dtype,
+            "weights": fingerprint(config),
+        }
+        model = config.engine.model if isinstance(config.engine, OpenAIEngineConfig) else config.model.path
+    return Panel(
+        environment=f"{environment.name}/{environment.split}",
+        policy=request.policy.value,
+        model=model,
+        n_tasks=request.n_tasks,
+        samples=request.samples,
+        seed=request.seed,
+        settings=settings,
+    )
+
+
+def fingerprint(config: Config) -> list[str]:
+    """What tells the weights in a model folder from others at the same place: names, sizes and times of its files."""
+    folder = Path(config.model.path)
+    if config.model.path == SCRATCH or not folder.is_dir():
+        return [config.model.path, str(config.run.seed)]
+    files = sorted(path for path in folder.iterdir() if path.suffix in {".safetensors", ".bin", ".json"})
+    return [f"{path.name} {path.stat().st_size} {path.stat().st_mtime_ns}" for path in files]
