@@ -70,7 +70,7 @@ def choose(kind: type[E], value: str, what: str) -> E:
     """
     names = [member.value for member in kind]
     if value not in names:
-        near = difflib.get_close_matches(str(value), names, n=1)
+        near = difflib.get_close_matches(str(value), names, n=1, cutoff=0.5)
         hint = f"did you mean {near[0]!r}?" if near else None
         raise UsageError(f"unknown {what}", got=repr(value), expected=f"one of {', '.join(names)}", hint=hint)
     return kind(value)
