@@ -15,6 +15,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from agentrl.observe.disk import replace_file, writing
 from agentrl.observe.json_lines import JsonLinesWriter, read_json_lines
 from agentrl.trajectory import TokenSequence, Trajectory, Turn
 
@@ -32,7 +33,7 @@ class TrajectoryStore:
     def __init__(self, folder: Path, *, step: int) -> None:
         self._folder = folder
         self._written: dict[str, list[int]] = {}
-        self._file = JsonLinesWriter(self._path(step))
+        self._file = JsonLinesWriter(step_file(folder, step))
 
     def start(self, trajectory: Trajectory) -> None:
         """An attempt begins.
@@ -76,19 +77,21 @@ class TrajectoryStore:
         """Go on in the file of another training step; the old one is made durable."""
         self.sync()
         self._file.close()
-        self._file = JsonLinesWriter(self._path(step))
+        self._file = JsonLinesWriter(step_file(self._folder, step))
 
     def sync(self) -> None:
         """Make everything written so far survive a power cut."""
         self._file.sync()
 
+    @property
+    def position(self) -> int:
+        """Bytes in the current step's file."""
+        return self._file.position
+
     def close(self) -> None:
         """Sync and close."""
         self.sync()
         self._file.close()
-
-    def _path(self, step: int) -> Path:
-        return self._folder / f"step-{step:06d}.jsonl"
 
     def _new_tokens(self, trajectory: Trajectory) -> list[dict[str, Any]]:
         """The tokens of each sequence that no record holds yet; advances the marks."""
@@ -102,6 +105,45 @@ class TrajectoryStore:
             pieces.append(_piece(trajectory, number, sequence, marks[number]))
             marks[number] = own
         return pieces
+
+
+def step_file(folder: Path, step: int) -> Path:
+    """The file of a training step."""
+    return folder / f"step-{step:06d}.jsonl"
+
+
+def void_after(folder: Path, step: int, position: int) -> None:
+    """Set aside what a killed run wrote after its checkpoint, before those episodes are played again.
+
+    It moves into the folder ``void``, where `read_trajectories` does not look.
+
+    Args:
+        folder: The run's ``trajectories``.
+        step: The step that was running at the checkpoint.
+        position: Bytes in that step's file at the checkpoint; later files are void as a whole.
+    """
+    for file in sorted(folder.glob(_PATTERN)):
+        number = _step_of(file)
+        keep = position if number == step else 0
+        if number < step or file.stat().st_size == keep:
+            continue
+        with writing(file):
+            target = _unused(folder / "void" / file.name)
+            target.parent.mkdir(exist_ok=True)
+            data = file.read_bytes()
+            target.write_bytes(data[keep:])
+            replace_file(file, data[:keep])
+
+
+def _unused(path: Path) -> Path:
+    number = 1
+    while (found := path.with_name(f"{path.stem}-{number}{path.suffix}")).exists():
+        number += 1
+    return found
+
+
+def _step_of(file: Path) -> int:
+    return int(file.stem.removeprefix("step-"))
 
 
 def _piece(trajectory: Trajectory, number: int, sequence: TokenSequence, start: int) -> dict[str, Any]:
@@ -139,7 +181,7 @@ def read_trajectories(source: Path, *, unfinished: bool = False) -> Iterator[Sto
     running: dict[str, _Parts] = {}
     step = 0
     for file in sorted(source.glob(_PATTERN)) if source.is_dir() else [source]:
-        step = int(file.stem.removeprefix("step-"))
+        step = _step_of(file)
         for record in read_json_lines(file):
             identity = record["id"]
             if record["kind"] == "start":

@@ -1,0 +1,56 @@
+"""Starting a run's folder, and finding one to go on with."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+from agentrl.assembly.environments import find_environment, task_source
+from agentrl.assembly.models import resolve_model
+from agentrl.config.loading import dump_config, load_config
+from agentrl.config.schema import Config
+from agentrl.observe.run_directory import RunDirectory
+
+
+@dataclass(frozen=True, slots=True)
+class Run:
+    """A run's folder and its config."""
+
+    folder: RunDirectory
+    config: Config
+
+
+def start_run(config: Config, *, kind: str) -> Run:
+    """Make the folder of a new run and save the resolved config in it.
+
+    Args:
+        config: The run; its environment, tasks and model must be there.
+        kind: What the run does, for its made-up name: ``grpo``, ``sft``.
+
+    Raises:
+        UsageError: something that the config names is not there, or the folder holds a run already.
+    """
+    spec = find_environment(config.environment)
+    task_source(spec, config.environment)
+    resolved = resolve_model(config)
+    folder = RunDirectory.create(Path(config.run.directory), config.run.name, prefix=f"{spec.name}-{kind}")
+    folder.save_config(dump_config(resolved))
+    return Run(folder, resolved)
+
+
+def resume_run(path: str | Path, overrides: Sequence[str] = ()) -> Run:
+    """An existing run, to go on with.
+
+    Args:
+        path: Its folder, or ``runs/latest``.
+        overrides: Changes of the config, such as ``trainer.steps=200``.
+
+    Raises:
+        UsageError: no run lies there.
+        ConfigError: a wrong override.
+    """
+    folder = RunDirectory.open(path)
+    config = load_config(folder.config_file, overrides)
+    folder.save_config(dump_config(config))
+    return Run(folder, config)

@@ -1,0 +1,289 @@
+"""The one loop of training. `max_staleness` 0 is synchronous, 1 is one step off, k is asynchronous: the same code.
+
+    who              consumes                     produces                    waits for, and is unblocked by
+    ---------------  ---------------------------  --------------------------  ----------------------------------------
+    scheduler        tasks, admission             complete groups             admission: `set_version` after a sync
+    episodes         engine, environment          turns, trajectories         engine, environment, a free place
+    store            turns, as they end           trajectories/step-N.jsonl   nobody
+    next_batch       complete groups              a batch of groups           groups: episodes that end
+    trainer.step     a batch                      new weights                 nobody (a thread when max_staleness > 0)
+    sync             new weights                  version + 1, verified       the engine's next token (pause)
+    evaluation       the engine                   eval/ metrics               its own episodes
+    metrics          everything above             a line of metrics.jsonl     nobody
+    checkpoint       trainer, scheduler           checkpoints/step-N          the disk
+
+    tasks ─► scheduler ─► episodes ─► next_batch ─► trainer.step ─► sync ─► [evaluation] ─► metrics ─► [checkpoint]
+                ▲                                                    │
+                └───────────────────── set_version ◄─────────────────┘
+
+With `max_staleness` 0 nothing runs beside `trainer.step`, the engine computes with the trainer's own tensors, and a run
+that was killed and resumed has the numbers of one that was not. Above 0 episodes go on while the trainer trains.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+from collections.abc import Coroutine, Mapping, Sequence
+from contextlib import AsyncExitStack
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, TypeVar
+
+from agentrl.assembly.group_filter import VariedGroups
+from agentrl.assembly.models import prepare_model
+from agentrl.assembly.recording import EpisodeRecorder
+from agentrl.assembly.runs import Run
+from agentrl.assembly.signals import stop_signals
+from agentrl.assembly.step_clock import StepClock
+from agentrl.assembly.training import build_training
+from agentrl.checkpoint import Progress, read_progress, restore, write_checkpoint
+from agentrl.evaluation.periodic import evaluate_now
+from agentrl.observe.checkpoints import Checkpoint, Checkpoints
+from agentrl.observe.metrics import MetricsFile
+from agentrl.observe.model_folder import MODEL
+from agentrl.observe.progress import Phase, RunStatus, RunWatcher
+from agentrl.observe.run_log import logging_to
+from agentrl.observe.trackers import Trackers
+from agentrl.observe.trajectory_store import TrajectoryStore, void_after
+from agentrl.training.step_report import StepReport
+from agentrl.trajectory import Trajectory
+
+T = TypeVar("T")
+
+_log = logging.getLogger(__name__)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class RunResult:
+    """How a run ended."""
+
+    folder: Path
+    step: int
+    """Training steps done, over the whole life of the run."""
+    checkpoint: str
+    """Its newest checkpoint: a model path for evaluation."""
+    metrics: Mapping[str, float]
+    """Of the last step."""
+    interrupted: bool
+    """Somebody asked it to stop; `resume` continues."""
+
+
+class _Interrupted(Exception):
+    """Somebody asked the run to stop."""
+
+
+class Orchestrator:
+    """Trains one run to its end, or until it is asked to stop.
+
+    Args:
+        run: Folder and config; checkpoints in the folder are gone on with.
+        watcher: Is told how it goes.
+    """
+
+    def __init__(self, run: Run, *, watcher: RunWatcher | None = None) -> None:
+        self.config = run.config
+        self.folder = run.folder
+        self.status = RunStatus(steps=run.config.trainer.steps)
+        self.step = 0
+        self._watcher = watcher or RunWatcher()
+        self._checkpoints = Checkpoints(run.folder.checkpoints, keep=run.config.checkpoint.keep)
+        self._saved: Checkpoint | None = None
+        self._pending: dict[str, float] | None = None
+        self._last: Mapping[str, float] = {}
+        self._stop = asyncio.Event()
+
+    def stop(self) -> None:
+        """Ask the run to end soon: after what cannot be interrupted, with a checkpoint."""
+        self._stop.set()
+
+    async def run(self) -> RunResult:
+        """Train.
+
+        Raises:
+            UsageError: something that the user must change: a missing model, a full disk.
+            TrainingError: numbers that are not finite, a failed weight sync, nothing to train on.
+        """
+        with logging_to(self.folder.logs / "agentrl.log"):
+            self._watcher.on_start(self.folder.path, self.status)
+            async with AsyncExitStack() as stack:
+                await self._prepare(stack)
+                interrupted = await self._train()
+            return RunResult(
+                folder=self.folder.path,
+                step=self.step,
+                checkpoint="" if self._saved is None else str(self._saved.path),
+                metrics=self._last,
+                interrupted=interrupted,
+            )
+
+    async def _prepare(self, stack: AsyncExitStack) -> None:
+        """Build the parts, from the newest checkpoint if there is one, and open the files."""
+        self._enter(Phase.PREPARE)
+        self._saved = self._checkpoints.newest()
+        progress = None if self._saved is None else read_progress(self._saved)
+        self.step = 0 if progress is None else progress.step
+        start = await prepare_model(self.config, self.folder)
+        void_after(self.folder.trajectories, self.step + 1, 0 if progress is None else progress.store_position)
+        self._store = TrajectoryStore(self.folder.trajectories, step=self.step + 1)
+        stack.callback(self._store.close)
+        self._parts = build_training(
+            self.config,
+            model_path=start if self._saved is None else str(self._saved.path / MODEL),
+            reference_path=start,
+            version=0 if progress is None else progress.version,
+            observer=EpisodeRecorder(self._store, self.status, self._watcher),
+            keep=VariedGroups(self.config.trainer.tasks_per_step) if self.config.algorithm.dynamic_sampling else None,
+        )
+        stack.push_async_callback(self._parts.close)
+        if self._saved is not None and progress is not None:
+            restore(self._saved, self._parts, progress)
+            self._pending = None if progress.pending is None else dict(progress.pending)
+        self._open_metrics(stack, 0 if progress is None else progress.metrics_position)
+        self._watch_stalls(stack)
+        await self._parts.engine.start()
+        await self._parts.sync.verify()
+
+    def _open_metrics(self, stack: AsyncExitStack, position: int) -> None:
+        self._metrics = MetricsFile(self.folder.metrics_file)
+        self._metrics.truncate(position)
+        stack.callback(self._metrics.close)
+        self._trackers = Trackers(
+            self.config.trackers,
+            folder=self.folder.logs,
+            name=self.folder.path.name,
+            config=self.config.model_dump(mode="json"),
+        )
+        stack.callback(self._trackers.close)
+
+    def _watch_stalls(self, stack: AsyncExitStack) -> None:
+        waits = self._parts.host.waits
+        watch = asyncio.create_task(waits.watch(self.config.rollout.stall_report_s, self._say), name="stall watch")
+        stack.callback(watch.cancel)
+
+    async def _train(self) -> bool:
+        """All steps that are left; whether somebody asked to stop before the last one."""
+        try:
+            if self._pending is not None:
+                await self._finish_step()
+            while self.step < self.config.trainer.steps:
+                self._raise_if_stopped()
+                await self._one_step()
+        except _Interrupted:
+            await self._parts.scheduler.close()
+            self._save()
+            return True
+        return False
+
+    async def _one_step(self) -> None:
+        parts, clock = self._parts, StepClock(self._parts)
+        self._enter(Phase.ROLLOUT)
+        groups = await self._unless_stopped(parts.scheduler.next_batch())
+        trajectories = [trajectory for group in groups for trajectory in group.trajectories]
+        clock.phase_ended("rollout")
+        self._enter(Phase.TRAIN)
+        report = await self._update(trajectories)
+        clock.phase_ended("train")
+        self._enter(Phase.SYNC)
+        synced = await parts.sync.sync(self.step + 1)
+        clock.phase_ended("sync")
+        self.step = synced.version
+        self._pending = clock.metrics(trajectories, report, synced)
+        parts.scheduler.set_version(synced.version)
+        if self.config.rollout.max_staleness:
+            parts.scheduler.start_episodes()
+        self._store.rotate(self.step + 1)
+        for warning in report.warnings:
+            self._say(f"step {self.step}: {warning}")
+        await self._finish_step()
+
+    async def _update(self, trajectories: Sequence[Trajectory]) -> StepReport:
+        """One step of the trainer, beside the episodes in flight if there may be any."""
+        trainer, temperature = self._parts.trainer, self.config.sampling.temperature
+        if self.config.rollout.max_staleness == 0:
+            return trainer.step(trajectories, temperature=temperature, pad_id=self._parts.pad_id)
+        return await asyncio.to_thread(trainer.step, trajectories, temperature=temperature, pad_id=self._parts.pad_id)
+
+    async def _finish_step(self) -> None:
+        """Evaluate if it is time, write the step's line, save if it is time."""
+        if self._pending is None:
+            return
+        last = self.step == self.config.trainer.steps
+        every = self.config.evaluation.every
+        if every and (self.step % every == 0 or last):
+            self._enter(Phase.EVALUATE)
+            found = await self._unless_stopped(
+                evaluate_now(self._parts, self.config, model=f"{self.folder.path.name}, step {self.step}")
+            )
+            self._pending |= found
+            self._watcher.on_evaluation(self.step, found)
+        self._write_metrics(self._pending)
+        self._pending = None
+        if last or self.step % self.config.checkpoint.every == 0:
+            self._save()
+
+    def _write_metrics(self, metrics: dict[str, float]) -> None:
+        self._metrics.append(self.step, metrics)
+        self._trackers.log(self.step, metrics)
+        self._last = metrics
+        self.status.step = self.step
+        self.status.metrics = metrics
+        self.status.episodes_done = 0
+        self._watcher.on_step(self.step, metrics)
+
+    def _save(self) -> None:
+        self._enter(Phase.CHECKPOINT)
+        self._metrics.sync()
+        self._store.sync()
+        progress = Progress(
+            step=self.step,
+            version=self._parts.engine.version,
+            metrics_position=self._metrics.position,
+            store_position=self._store.position,
+            pending=self._pending,
+            scheduler=self._parts.scheduler.state_dict(),
+        )
+        self._saved = self._checkpoints.save(self.step, lambda folder: write_checkpoint(folder, self._parts, progress))
+        self._watcher.on_checkpoint(self.step, self._saved.path)
+
+    async def _unless_stopped(self, work: Coroutine[Any, Any, T]) -> T:
+        """The result of `work`; when somebody asks to stop first, it is cancelled."""
+        task = asyncio.create_task(work)
+        stop = asyncio.create_task(self._stop.wait())
+        try:
+            await asyncio.wait({task, stop}, return_when=asyncio.FIRST_COMPLETED)
+        finally:
+            stop.cancel()
+            if not task.done():
+                task.cancel()
+                await asyncio.gather(task, return_exceptions=True)
+        if task.cancelled():
+            raise _Interrupted
+        return task.result()
+
+    def _raise_if_stopped(self) -> None:
+        if self._stop.is_set():
+            raise _Interrupted
+
+    def _enter(self, phase: Phase) -> None:
+        self.status.phase = phase
+        self._watcher.on_status(self.status)
+
+    def _say(self, text: str) -> None:
+        _log.warning("%s", text)
+        self._watcher.on_message(text)
+
+
+def train(run: Run, *, watcher: RunWatcher | None = None) -> RunResult:
+    """Train a run from a program without an event loop; Ctrl-C and SIGTERM save a checkpoint, a second one is obeyed.
+
+    Raises:
+        UsageError: something that the user must change.
+        TrainingError: training cannot go on.
+    """
+    return asyncio.run(_train_with_signals(Orchestrator(run, watcher=watcher)))
+
+
+async def _train_with_signals(orchestrator: Orchestrator) -> RunResult:
+    with stop_signals(orchestrator.stop):
+        return await orchestrator.run()

@@ -1,0 +1,137 @@
+"""Warm start: the environment's expert demonstrates, and the model learns to do likewise. Driven by `agentrl sft`.
+
+expert ─► episodes through the agent loop ─► ledger (forced tokens) ─► cross-entropy ─► checkpoints/step-N/model
+"""
+
+from __future__ import annotations
+
+import asyncio
+from contextlib import ExitStack
+
+from agentrl.assembly.demonstrations import collect_demonstrations
+from agentrl.assembly.models import build_renderer, load_tokenizer, pad_id, prepare_model
+from agentrl.assembly.recording import EpisodeRecorder
+from agentrl.assembly.runs import Run
+from agentrl.assembly.training import check_rendering
+from agentrl.observe.checkpoints import Checkpoints
+from agentrl.observe.metrics import TIMING_PREFIX, MetricsFile
+from agentrl.observe.model_folder import MODEL
+from agentrl.observe.progress import Phase, RunStatus, RunWatcher
+from agentrl.observe.run_log import logging_to
+from agentrl.observe.trackers import Trackers
+from agentrl.observe.trajectory_store import TrajectoryStore
+from agentrl.orchestrator import RunResult
+from agentrl.training.checkpoint import save_model_folder
+from agentrl.training.model import load_model
+from agentrl.training.sft import SFTProgress, train_supervised
+from agentrl.trajectory import Trajectory
+
+
+class WarmStart:
+    """One warm start.
+
+    Args:
+        run: Folder and config.
+        watcher: Is told how it goes.
+    """
+
+    def __init__(self, run: Run, *, watcher: RunWatcher | None = None) -> None:
+        self.config = run.config
+        self.folder = run.folder
+        self.status = RunStatus()
+        self._watcher = watcher or RunWatcher()
+        self._last: dict[str, float] = {}
+
+    def run(self) -> RunResult:
+        """Demonstrate, learn, save.
+
+        Raises:
+            UsageError: no expert, no model, a full disk.
+            TrainingError: the loss is not finite.
+        """
+        with logging_to(self.folder.logs / "agentrl.log"):
+            self._watcher.on_start(self.folder.path, self.status)
+            path, demonstrations = asyncio.run(self._demonstrate())
+            return self._learn(path, demonstrations)
+
+    async def _demonstrate(self) -> tuple[str, list[Trajectory]]:
+        """The model's folder, and the episodes to learn from."""
+        self._enter(Phase.PREPARE)
+        path = await prepare_model(self.config, self.folder)
+        renderer = build_renderer(self.config, load_tokenizer(path))
+        check_rendering(self.config, renderer)
+        self._enter(Phase.DEMONSTRATE)
+        self.status.episodes_wanted = self.config.sft.episodes
+        store = TrajectoryStore(self.folder.trajectories, step=0)
+        try:
+            recorder = EpisodeRecorder(store, self.status, self._watcher)
+            return path, await collect_demonstrations(self.config, renderer, observer=recorder)
+        finally:
+            store.close()
+
+    def _learn(self, path: str, demonstrations: list[Trajectory]) -> RunResult:
+        model = load_model(path, dtype=self.config.model.dtype, device=self.config.model.device)
+        tokenizer = load_tokenizer(path)
+        self._enter(Phase.WARM_START)
+        with ExitStack() as stack:
+            self._open(stack)
+            final = train_supervised(
+                model,
+                demonstrations,
+                self.config.sft,
+                self.config.trainer,
+                seed=self.config.run.seed,
+                pad_id=pad_id(tokenizer),
+                progress=self._record,
+            )
+        self._enter(Phase.CHECKPOINT)
+        checkpoints = Checkpoints(self.folder.checkpoints, keep=self.config.checkpoint.keep)
+        saved = checkpoints.save(final.update, lambda folder: save_model_folder(model, tokenizer, folder / MODEL))
+        self._watcher.on_checkpoint(final.update, saved.path)
+        return RunResult(
+            folder=self.folder.path,
+            step=final.update,
+            checkpoint=str(saved.path),
+            metrics=self._last,
+            interrupted=False,
+        )
+
+    def _open(self, stack: ExitStack) -> None:
+        self._metrics = MetricsFile(self.folder.metrics_file)
+        stack.callback(self._metrics.close)
+        config = self.config.model_dump(mode="json")
+        self._trackers = Trackers(
+            self.config.trackers, folder=self.folder.logs, name=self.folder.path.name, config=config
+        )
+        stack.callback(self._trackers.close)
+
+    def _record(self, progress: SFTProgress) -> None:
+        self._last = {
+            "sft/loss": progress.loss,
+            "sft/grad_norm": progress.grad_norm,
+            "sft/learning_rate": progress.learning_rate,
+            "sft/tokens": float(progress.tokens),
+            "sft/updates_skipped": float(bool(progress.non_finite)),
+            f"{TIMING_PREFIX}sft_s": progress.seconds,
+        }
+        self._metrics.append(progress.update, self._last)
+        self._trackers.log(progress.update, self._last)
+        self.status.step, self.status.steps = progress.update, progress.updates
+        self.status.metrics = self._last
+        if progress.non_finite:
+            self._watcher.on_message(f"update {progress.update} skipped: gradients are not finite")
+        self._watcher.on_step(progress.update, self._last)
+
+    def _enter(self, phase: Phase) -> None:
+        self.status.phase = phase
+        self._watcher.on_status(self.status)
+
+
+def warm_start(run: Run, *, watcher: RunWatcher | None = None) -> RunResult:
+    """Warm-start a run's model on demonstrations.
+
+    Raises:
+        UsageError: no expert, no model, a full disk.
+        TrainingError: the loss is not finite.
+    """
+    return WarmStart(run, watcher=watcher).run()
