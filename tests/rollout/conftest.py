@@ -52,20 +52,18 @@ def make_engine(renderer):
     return make
 
 
+def taken(fields, *names):
+    return {name: fields.pop(name) for name in names if name in fields}
+
+
 @pytest.fixture
 async def make_runner(renderer, make_spec, make_engine, worlds):
     """A runner over a world; `answers` are what the engine says."""
     hosts = []
 
     def make(factory=None, *answers, engine=None, speaker=None, loop="react_text", options=None, host=None, **fields):
-        spec_fields = {
-            name: fields.pop(name) for name in ("isolation", "max_turns", "success_threshold") if name in fields
-        }
-        host_fields = {
-            name: fields.pop(name)
-            for name in ("workers", "max_concurrent", "reset_timeout_s", "step_timeout_s", "waits")
-            if name in fields
-        }
+        spec_fields = taken(fields, "isolation", "max_turns", "success_threshold")
+        host_fields = taken(fields, "workers", "max_concurrent", "reset_timeout_s", "step_timeout_s", "waits")
         host = host or EnvironmentHost(make_spec(factory or worlds.Corridor, **spec_fields), **host_fields)
         hosts.append(host)
         speaker = speaker or EngineSpeaker(engine or make_engine(*answers), renderer, SamplingParams())

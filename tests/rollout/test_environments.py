@@ -1,6 +1,7 @@
 """Where environments run: inline, in threads, in worker processes; and what happens when they fail there."""
 
 import asyncio
+import contextlib
 import functools
 import os
 
@@ -13,6 +14,18 @@ from agentrl.rollout.environments import EnvironmentHost
 from agentrl.task import Task
 
 TASK = Task(id="t", environment="world", seed=5)
+
+
+def faulty(fault):
+    return Task(id="t", environment="world", options={"fault": fault})
+
+
+async def play_one_step(host, task):
+    async with host.borrow("e") as world:
+        await world.reset(task)
+        return await world.step("x")
+
+
 BLOCKING = [Isolation.THREAD, Isolation.PROCESS]
 
 
@@ -53,7 +66,7 @@ async def test_tools_of_an_environment_run_beside_it(make_host, worlds, isolatio
         start = await world.reset(TASK)
         (tool,) = start.tools
         assert tool.schema["function"]["name"] == "whisper"
-        async with __import__("contextlib").AsyncExitStack() as stack:
+        async with contextlib.AsyncExitStack() as stack:
             said = await tool.call(await tool.open(stack), {"text": "hush"})
         assert said == f"{start.info['process']} heard hush"
         assert (start.info["process"] != os.getpid()) == (isolation is Isolation.PROCESS)
@@ -70,12 +83,10 @@ async def test_tools_of_an_environment_run_beside_it(make_host, worlds, isolatio
 )
 async def test_faults_become_one_error_wherever_they_happen(make_host, worlds, isolation, fault, message):
     host = make_host(worlds.Faulty, isolation, workers=1)
-    task = Task(id="t", environment="world", options={"fault": fault})
+    task = faulty(fault)
     message = message.replace("(", r"\(").replace(")", r"\)")
     with pytest.raises(EnvironmentFailure, match=message):
-        async with host.borrow("e") as world:
-            await world.reset(task)
-            await world.step("x")
+        await play_one_step(host, task)
 
 
 @pytest.mark.parametrize("isolation", BLOCKING)
@@ -84,20 +95,14 @@ async def test_a_hanging_step_meets_its_deadline_and_the_worker_is_replaced(make
         worlds.Faulty, isolation, workers=1, step_timeout_s=1.0 if isolation is Isolation.PROCESS else 0.05
     )
     with pytest.raises(EnvironmentFailure, match="missed its deadline"):
-        async with host.borrow("e") as world:
-            await world.reset(Task(id="t", environment="world", options={"fault": "hang"}))
-            await world.step("x")
-    async with host.borrow("e") as world:
-        await world.reset(Task(id="t", environment="world", options={"fault": "none"}))
-        assert (await world.step("x")).result.done
+        await play_one_step(host, faulty("hang"))
+    assert (await play_one_step(host, faulty("none"))).result.done
 
 
 async def test_a_hanging_asynchronous_environment_meets_its_deadline(make_host, worlds):
     host = make_host(functools.partial(worlds.Remote, hang=True), Isolation.THREAD, step_timeout_s=0.02)
-    with pytest.raises(EnvironmentFailure, match="no answer in 0.02 s"):
-        async with host.borrow("e") as world:
-            await world.reset(TASK)
-            await world.step("x")
+    with pytest.raises(EnvironmentFailure, match=r"no answer in 0\.02 s"):
+        await play_one_step(host, TASK)
 
 
 async def test_asynchronous_environments_run_in_the_event_loop(make_host, worlds):
@@ -118,25 +123,21 @@ async def test_asynchronous_environments_run_in_the_event_loop(make_host, worlds
 
 async def test_a_crash_costs_the_episodes_of_its_worker_only(make_host, worlds):
     host = make_host(worlds.Faulty, Isolation.PROCESS, workers=2)
-    crash = Task(id="t", environment="world", options={"fault": "exit"})
+    crash = faulty("exit")
     async with host.borrow("bystander elsewhere") as elsewhere:
         before = (await elsewhere.reset(TASK)).info["process"]
-        with pytest.raises(EnvironmentFailure, match="worker died .exit code 3"):
-            async with host.borrow("crash") as world:
-                await world.reset(crash)
-                await world.step("x")
+        with pytest.raises(EnvironmentFailure, match=r"worker died \(exit code 3"):
+            await play_one_step(host, crash)
         assert (await elsewhere.step("x")).result.info["process"] == before
 
 
 async def test_neighbours_of_a_crash_fail_and_a_new_worker_serves_on(make_host, worlds):
     host = make_host(worlds.Faulty, Isolation.PROCESS, workers=1)
-    with pytest.raises(EnvironmentFailure, match="worker process is gone: exit code 3"):
-        async with host.borrow("neighbour") as neighbour:
-            old = (await neighbour.reset(TASK)).info["process"]
-            with pytest.raises(EnvironmentFailure, match="worker died"):
-                async with host.borrow("crash") as world:
-                    await world.reset(Task(id="t", environment="world", options={"fault": "exit"}))
-                    await world.step("x")
+    async with host.borrow("neighbour") as neighbour:
+        old = (await neighbour.reset(TASK)).info["process"]
+        with pytest.raises(EnvironmentFailure, match="worker died"):
+            await play_one_step(host, faulty("exit"))
+        with pytest.raises(EnvironmentFailure, match="worker process is gone: exit code 3"):
             await neighbour.step("x")
     async with host.borrow("next") as world:
         assert (await world.reset(TASK)).info["process"] != old
@@ -145,9 +146,7 @@ async def test_neighbours_of_a_crash_fail_and_a_new_worker_serves_on(make_host, 
 async def test_what_cannot_be_sent_is_said(make_host, worlds):
     host = make_host(worlds.Faulty, Isolation.PROCESS, workers=1)
     with pytest.raises(EnvironmentFailure, match="cannot be sent to the runtime"):
-        async with host.borrow("e") as world:
-            await world.reset(Task(id="t", environment="world", options={"fault": "function"}))
-            await world.step("x")
+        await play_one_step(host, faulty("function"))
     unnamed = make_host(lambda: worlds.Faulty(), Isolation.PROCESS)
     with pytest.raises(UsageError, match="isolation to thread"):
         async with unnamed.borrow("e"):

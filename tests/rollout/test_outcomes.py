@@ -174,8 +174,9 @@ async def test_cancellation_is_recorded_and_passed_on(make_runner, play, worlds,
     recorder = Recorder()
     runner = make_runner(worlds.Corridor, engine=engine, observer=recorder)
     episode = asyncio.create_task(play(runner))
-    while runner.counters.turns < 1 or engine.metrics().running < 1:
+    for _ in range(20):
         await asyncio.sleep(0)
+    assert (runner.counters.turns, engine.metrics().running) == (1, 1)
     episode.cancel()
     with pytest.raises(asyncio.CancelledError):
         await episode

@@ -217,8 +217,9 @@ async def test_groups_that_waited_too_long_are_dropped(make):
     player = Player()
     scheduler = make(player, max_staleness=1, batch=2, group_size=1)
     assert positions(await scheduler.next_batch()) == [0, 1]
-    while scheduler.waiting_groups < 2:
+    for _ in range(20):
         await asyncio.sleep(0)
+    assert scheduler.waiting_groups == 2
     player.version = 2
     scheduler.set_version(2)
     groups = await scheduler.next_batch()

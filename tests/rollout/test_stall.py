@@ -84,10 +84,10 @@ async def test_the_watch_reports(clock):
 
     with waits.on(WaitKind.ENGINE, "e", "an answer"):
         watch = asyncio.create_task(waits.watch(60.0, reports.append, sleep=sleep))
-        while len(reports) < 2:
+        for _ in range(12):
             await asyncio.sleep(0)
         watch.cancel()
-    assert [report.splitlines()[0] for report in reports] == [
+    assert [report.splitlines()[0] for report in reports[:2]] == [
         "nothing has moved for 60 s; 1 wait:",
         "nothing has moved for 120 s; 1 wait:",
     ]

@@ -1,0 +1,63 @@
+import pytest
+
+from agentrl.env import EnvironmentSpec, Isolation
+from agentrl.policy import SamplingParams
+from agentrl.render.renderer import Renderer
+from agentrl.rollout.budget import EpisodeLimits
+from agentrl.rollout.engine_speaker import EngineSpeaker
+from agentrl.rollout.environments import EnvironmentHost
+from agentrl.rollout.loops import make_agent_loop
+from agentrl.rollout.runner import EpisodeRunner
+from agentrl.serving.scripted import ScriptedEngine
+from agentrl.task import SeedTasks, Task
+from agentrl.testing.tokenizers import build_tokenizer
+
+
+class Played:
+    """An episode, and its sequences as text."""
+
+    def __init__(self, trajectory, renderer):
+        self.trajectory = trajectory
+        self.texts = [renderer.encoder.decode(s.ids_list()) for s in trajectory.sequences]
+        self.text = "" if not self.texts else self.texts[0]
+
+
+@pytest.fixture(scope="session")
+def renderer():
+    return Renderer(build_tokenizer("qwen2.5"))
+
+
+@pytest.fixture
+def play(renderer):
+    """Let a policy that says the given texts, one per turn, play a world through a loop; checks the ledger."""
+
+    async def run(factory, loop, *answers, options=None, tools=(), instructions="", **limits):
+        sent = {}
+
+        def script(request):
+            turn = int(request.request_id.rpartition("-")[2])
+            sent[turn] = list(request.prompt_ids)
+            return [*renderer.encoder.encode(answers[min(turn, len(answers) - 1)]), renderer.boundary.end_id]
+
+        spec = EnvironmentSpec(
+            name="w", make=factory, tasks=SeedTasks, isolation=Isolation.INLINE, instructions=instructions
+        )
+        host = EnvironmentHost(spec)
+        engine = ScriptedEngine(script=script, vocab_size=400)
+        runner = EpisodeRunner(
+            host=host,
+            loop=make_agent_loop(loop, options or {}),
+            speaker=EngineSpeaker(engine, renderer, SamplingParams()),
+            tools=tools,
+            limits=EpisodeLimits(**limits),
+        )
+        trajectory = await runner.run(Task(id="t", environment="w"), group_id="g", member=0, seed=0)
+        await host.close()
+        for sequence in trajectory.sequences:
+            for turn in sequence.turns:
+                assert sent[turn.index] == sequence.ids_list()[: turn.start]
+                assert sequence.loss_mask[turn.start : turn.end].all()
+            assert int(sequence.loss_mask.sum()) == sum(t.end - t.start for t in sequence.turns)
+        return Played(trajectory, renderer)
+
+    return run

@@ -1,0 +1,118 @@
+import gymnasium
+import pytest
+from agentrl.agent_loops.prompting import goal_line, with_lines
+from agentrl.agent_loops.react_text import ReactText
+
+from agentrl.agent_loop import Answer
+from agentrl.errors import ConfigError, Outcome
+from agentrl.message import Message, TextPart
+from agentrl.policy import StopReason
+
+
+class Room(gymnasium.Env):
+    action_hint = "Actions: look, leave."
+    observation_space = action_space = gymnasium.spaces.Text(100)
+
+    def __init__(self):
+        self.actions = []
+
+    def reset(self, *, seed=None, options=None):
+        self.actions.clear()
+        return "You are in a room.\n\nYour task is to: leave the room.\nGood luck.", {}
+
+    def step(self, action):
+        self.actions.append(action)
+        return f"You {action}.", 1.0, action == "leave", False, {}
+
+    def admissible_actions(self):
+        return ["look", "leave"]
+
+
+ANSWERS = {
+    "react": ("<think>Where am I?</think><action> look </action>", "<think>Out.</think>\n<action>leave</action>"),
+    "action_tag": ("<action>look</action>", "<action>leave</action>"),
+    "plain": (" look", "leave\n"),
+}
+
+
+@pytest.mark.parametrize("form", list(ANSWERS))
+async def test_actions_are_read_and_taken(play, form):
+    room = Room()
+    played = await play(lambda: room, "react_text", *ANSWERS[form], options={"format": form})
+    assert room.actions == ["look", "leave"]
+    assert played.trajectory.outcome is Outcome.FINISHED
+    assert [turn.reward for turn in played.trajectory.turns] == [1.0, 1.0]
+    assert len(played.trajectory.sequences) == 1
+
+
+async def test_the_prompt_explains_unless_told_not_to(play):
+    explained = await play(Room, "react_text", ANSWERS["react"][1], instructions="You are at home.")
+    assert "You are at home.\n\nActions: look, leave.\n\nThink first, inside <think> </think>." in explained.text
+    bare = await play(Room, "react_text", "leave", options={"format": "plain", "explain": False})
+    assert "Answer with" not in bare.text
+    assert "Actions:" not in bare.text
+
+
+async def test_the_goal_and_the_actions_follow_each_observation(play):
+    options = {"format": "plain", "restate_goal": True, "list_actions": True}
+    played = await play(Room, "react_text", "look", "leave", options=options)
+    assert "Good luck.\nAdmissible actions: look, leave.<|im_end|>" in played.text
+    assert "You look.\nAdmissible actions: look, leave.\nYour task is to: leave the room.<|im_end|>" in played.text
+
+
+async def test_unusable_answers_are_explained_counted_and_cost_no_step(play):
+    room = Room()
+    played = await play(
+        lambda: room,
+        "react_text",
+        "I would rather not.",
+        "<action>look</action><action>leave</action>",
+        "<action> </action>",
+        "<action>leave</action>",
+    )
+    assert room.actions == ["leave"]
+    assert played.trajectory.metrics["invalid_answers"] == 3
+    assert [turn.valid for turn in played.trajectory.turns] == [False, False, False, True]
+    assert "Your answer holds no action. Think first" in played.text
+    assert "Your answer holds 2 actions." in played.text
+
+
+def answer(text, stop_reason=StopReason.STOP):
+    return Answer(message=Message(role="assistant", content=text), raw_text=text, stop_reason=stop_reason)
+
+
+def test_a_cut_answer_is_told_apart():
+    reading = ReactText().read(answer("<think>Let me see", StopReason.LENGTH))
+    assert reading.problem.startswith("Your answer was cut off before its end.")
+    assert ReactText(format="plain").read(answer(" ")).problem.startswith("Your answer is empty.")
+
+
+@pytest.mark.parametrize("form", list(ANSWERS))
+def test_demonstrations_are_read_back(form):
+    loop = ReactText(format=form)
+    assert loop.read(answer(loop.demonstrate("go to desk 1").text)).action == "go to desk 1"
+
+
+def test_an_unknown_format_is_an_error():
+    with pytest.raises(ConfigError, match="react, action_tag, plain"):
+        ReactText(format="json")
+
+
+@pytest.mark.parametrize(
+    ("observation", "goal"),
+    [
+        ("Room.\n\nYour task is to: put a mug in desk.", "Your task is to: put a mug in desk."),
+        ("Hints: your task is to win.\nGo.", "Hints: your task is to win."),
+        ("I think of a number.\nGuess it.\n\n", "Guess it."),
+        ((TextPart(text="Look."),), "Look."),
+        ("", ""),
+    ],
+)
+def test_the_goal_is_found(observation, goal):
+    assert goal_line(observation) == goal
+
+
+def test_lines_are_added_to_any_content():
+    assert with_lines("a", ["", "b"]) == "a\nb"
+    assert with_lines((TextPart(text="a"),), ["b"]) == (TextPart(text="a"), TextPart(text="\nb"))
+    assert with_lines("a", ["", ""]) == "a"

@@ -1,0 +1,169 @@
+import json
+
+import gymnasium
+import pytest
+
+import agentrl
+from agentrl.errors import Outcome
+
+
+class Guess(gymnasium.Env):
+    action_hint = "A whole number."
+    observation_space = action_space = gymnasium.spaces.Text(100)
+
+    def reset(self, *, seed=None, options=None):
+        return "Guess my number.", {}
+
+    def step(self, action):
+        right = agentrl.parse_int(action) == 7
+        return "Wrong.", float(right), right, False, {}
+
+    def admissible_actions(self):
+        return ["6", "7"]
+
+
+@agentrl.tool
+def midpoint(low: int, high: int) -> int:
+    """The middle of a range.
+
+    Args:
+        low: Smallest candidate.
+        high: Largest candidate.
+    """
+    return (low + high) // 2
+
+
+@agentrl.tool
+def broken() -> str:
+    """Always fails."""
+    raise ZeroDivisionError("secret detail")
+
+
+@agentrl.tool
+async def slow() -> str:
+    """Never answers."""
+    import asyncio
+
+    await asyncio.Event().wait()
+
+
+def call(name, **arguments):
+    return f"<tool_call>\n{json.dumps({'name': name, 'arguments': arguments})}\n</tool_call>"
+
+
+async def test_actions_are_a_tool(play):
+    played = await play(Guess, "tool_calling", call("act", action="6"), call("act", action="7"))
+    assert played.trajectory.outcome is Outcome.FINISHED
+    assert played.trajectory.reward == 1.0
+    assert '"name": "act", "description": "Take an action in the environment. A whole number."' in played.text
+    assert "<tool_response>\nWrong.\n</tool_response>" in played.text
+
+
+async def test_several_calls_in_one_turn_are_answered_in_order(play):
+    turn = call("midpoint", low=1, high=9) + "\n" + call("act", action="5") + "\n" + call("midpoint", low=6, high=9)
+    played = await play(Guess, "tool_calling", turn, call("act", action="7"), tools=[midpoint])
+    responses = [part.split("\n")[1] for part in played.text.split("<tool_response>")[1:]]
+    assert responses == ["5", "Wrong.", "7"]
+    assert played.trajectory.metrics["tool_calls"] == 2
+    assert [turn.reward for turn in played.trajectory.turns] == [0.0, 1.0]
+
+
+async def test_calls_after_the_end_are_not_carried_out(play):
+    turn = call("act", action="7") + "\n" + call("midpoint", low=1, high=9)
+    played = await play(Guess, "tool_calling", turn, tools=[midpoint])
+    assert played.trajectory.outcome is Outcome.FINISHED
+    assert "tool_calls" not in played.trajectory.metrics
+
+
+@pytest.mark.parametrize(
+    ("answer", "message"),
+    [
+        ("Seven?", "Your answer calls no tool. Act with the tool act."),
+        ("<tool_call>\n{broken\n</tool_call>", "Your tool call could not be read."),
+        (call("act", move="7"), "Error: wrong arguments for act"),
+        (call("akt", action="7"), "'akt'"),
+    ],
+)
+async def test_malformed_answers_are_told_and_counted(play, answer, message):
+    played = await play(Guess, "tool_calling", answer, call("act", action="7"))
+    assert message in played.text
+    assert played.trajectory.metrics["invalid_answers"] == 1
+    assert [turn.valid for turn in played.trajectory.turns] == [False, True]
+    assert played.trajectory.outcome is Outcome.FINISHED
+
+
+@pytest.mark.parametrize(
+    ("answer", "message"),
+    [
+        (call("midpoint", low="x", high=2), "Error: wrong arguments for midpoint"),
+        (call("broken"), "Error: broken failed (ZeroDivisionError)"),
+        (call("slow"), "Error: slow did not answer in 0.02 s"),
+    ],
+)
+async def test_what_goes_wrong_with_tools_is_told_to_the_policy(play, answer, message):
+    tools = [midpoint, broken, slow]
+    played = await play(Guess, "tool_calling", answer, call("act", action="7"), tools=tools, tool_timeout_s=0.02)
+    assert message in played.text
+    assert "secret detail" not in played.text
+    assert played.trajectory.outcome is Outcome.FINISHED
+    assert played.trajectory.metrics["tool_errors"] == 1
+
+
+class Exam(gymnasium.Env):
+    """Brings its tool, and judges the final answer."""
+
+    observation_space = action_space = gymnasium.spaces.Text(100)
+
+    def __init__(self):
+        self.tools = (midpoint,)
+
+    def reset(self, *, seed=None, options=None):
+        return "What is the middle of 2 and 4?", {}
+
+    def step(self, action):
+        return "", float("3" in action), True, False, {}
+
+
+async def test_an_environment_with_tools_of_its_own_judges_the_final_answer(play):
+    played = await play(Exam, "tool_calling", call("midpoint", low=2, high=4), "It is 3.")
+    assert '"name": "act"' not in played.text
+    assert played.trajectory.reward == 1.0
+    assert played.trajectory.outcome is Outcome.FINISHED
+
+
+async def test_the_goal_and_the_actions_follow_each_observation(play):
+    options = {"restate_goal": True, "list_actions": True, "action_name": "guess"}
+    played = await play(Guess, "tool_calling", call("guess", action="6"), call("guess", action="7"), options=options)
+    assert "Guess my number.\nAdmissible actions: 6, 7.<|im_end|>" in played.text
+    assert "Wrong.\nAdmissible actions: 6, 7.\nGuess my number.\n</tool_response>" in played.text
+
+
+class Counter:
+    """Counts its calls."""
+
+    made = 0
+
+    def __init__(self):
+        type(self).made += 1
+        self.count = 0
+
+    async def __aenter__(self):
+        return self
+
+    async def __aexit__(self, *error):
+        self.count = -1
+
+    def __call__(self) -> int:
+        """Count one more."""
+        self.count += 1
+        return self.count
+
+
+async def test_a_stateful_tool_is_one_object_per_episode(play):
+    counter = agentrl.tool(Counter)
+    for _ in range(2):
+        calls = [call("counter"), call("counter"), call("act", action="7")]
+        played = await play(Guess, "tool_calling", *calls, tools=[counter])
+        responses = [part.split("\n")[1] for part in played.text.split("<tool_response>")[1:]]
+        assert responses == ["1", "2"]
+    assert Counter.made == 2
