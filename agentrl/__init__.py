@@ -9,6 +9,8 @@ from agentrl.tool import tool as tool  # imported now: the attribute must be the
 
 if TYPE_CHECKING:
     from agentrl.agent_loop import AgentLoop as AgentLoop
+    from agentrl.api import evaluate as evaluate
+    from agentrl.api import train as train
     from agentrl.env import AsyncEnv as AsyncEnv
     from agentrl.errors import ToolError as ToolError
     from agentrl.message import parse_int as parse_int
@@ -17,10 +19,12 @@ _EXPORTS = {
     "AgentLoop": "agentrl.agent_loop",
     "AsyncEnv": "agentrl.env",
     "ToolError": "agentrl.errors",
+    "evaluate": "agentrl.api",
     "parse_int": "agentrl.message",
+    "train": "agentrl.api",
 }
 
-__all__ = ["AgentLoop", "AsyncEnv", "ToolError", "parse_int", "tool"]
+__all__ = ["AgentLoop", "AsyncEnv", "ToolError", "evaluate", "parse_int", "tool", "train"]
 
 
 def __getattr__(name: str) -> Any:

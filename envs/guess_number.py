@@ -35,5 +35,6 @@ SPEC = EnvironmentSpec(
     tasks=functools.partial(seed_tasks, "guess_number"),
     instructions="Guess the number that I think of. Each turn, answer with one whole number.",
     reward_range=(0.0, 1.0),
+    success_threshold=1.0,
     isolation=Isolation.INLINE,
 )

@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import Annotated
 
 import typer
-from rich.table import Table
+from rich.table import Column, Table
 from rich.text import Text
 
 from agentrl.cli.console import note, out
@@ -88,7 +88,8 @@ def evaluate(
 def print_result(result: EvaluationResult) -> None:
     """The tables of a result."""
     for found in tables({"": result}):
-        table = Table(title=found.title, title_justify="left", show_header=False, box=None, pad_edge=False)
+        table = Table("", Column(overflow="fold"), title=found.title, title_justify="left", box=None, pad_edge=False)
+        table.show_header = False
         for row in found.rows:
             table.add_row(*map(Text, row))
         out.print(table)

@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import Any
 
 from agentrl.evaluation.learning_curve import draw_learning_curve, drawable
-from agentrl.evaluation.result import EvaluationResult, estimate_text
+from agentrl.evaluation.result import UNTYPED, EvaluationResult, estimate_text
 from agentrl.evaluation.token_view import LEGEND, Decode, template, trajectory_html
 from agentrl.observe.disk import replace_file
 from agentrl.trajectory import Trajectory
@@ -102,18 +102,12 @@ def tables(results: Mapping[str, EvaluationResult]) -> list[ReportTable]:
     header = ["", *results]
     types = sorted({name for result in columns for name in result.by_task_type})
     outcomes = sorted({outcome for result in columns for outcome in result.outcomes})
+    by_type = [[name, *(_type_cell(result, name) for result in columns)] for name in types]
+    by_outcome = [[o.value, *(str(result.outcomes.get(o, 0)) for result in columns)] for o in outcomes]
     return [
         ReportTable(title="Result", header=header, rows=_overview(columns)),
-        ReportTable(
-            title="Success by type of task",
-            header=header,
-            rows=[[name, *(_type_cell(result, name) for result in columns)] for name in types],
-        ),
-        ReportTable(
-            title="Outcomes",
-            header=header,
-            rows=[[o.value, *(str(result.outcomes.get(o, 0)) for result in columns)] for o in outcomes],
-        ),
+        *([ReportTable(title="Success by type of task", header=header, rows=by_type)] if types != [UNTYPED] else []),
+        ReportTable(title="Outcomes", header=header, rows=by_outcome),
     ]
 
 

@@ -1,0 +1,153 @@
+"""What a program calls: `agentrl.train` and `agentrl.evaluate`, with keyword shortcuts onto the config."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Callable, Iterable, Sequence
+from pathlib import Path
+
+from agentrl.assembly.runs import start_run
+from agentrl.config import load_config
+from agentrl.errors import ConfigError
+from agentrl.evaluation.episode import EvaluatedEpisode
+from agentrl.evaluation.evaluate import unwatched
+from agentrl.evaluation.policies import PolicyKind
+from agentrl.evaluation.result import EvaluationResult
+from agentrl.evaluation.session import EvaluationRequest, evaluations_folder, run_evaluation
+from agentrl.evaluation.settings import evaluation_config
+from agentrl.observe.progress import RunWatcher
+from agentrl.orchestrator import RunResult
+from agentrl.orchestrator import train as train_run
+from agentrl.registry import Kind, register
+from agentrl.tool import Tool
+
+
+def train(
+    config: str | Path | None = None,
+    *,
+    env: str | None = None,
+    model: str | None = None,
+    engine: str | None = None,
+    algorithm: str | None = None,
+    tools: Sequence[Tool | str] = (),
+    steps: int | None = None,
+    seed: int | None = None,
+    overrides: Sequence[str] = (),
+    watcher: RunWatcher | None = None,
+) -> RunResult:
+    """Train an agent; returns when the run has ended.
+
+    Args:
+        config: A YAML file or a shipped config's name; the defaults when left out.
+        env: ``environment``: a registry name, a Gymnasium id, ``module:EnvId``; ``/split`` may follow.
+        model: ``model``: a folder or name, a run, or ``scratch``.
+        engine: ``engine``.
+        algorithm: ``algorithm``: name of the advantage estimator.
+        tools: ``agent.tools``: tools, registry names, or ``module:attr``.
+        steps: ``trainer.steps``.
+        seed: ``run.seed``.
+        overrides: Further ``key=value``, put on top.
+        watcher: Is told how the run goes; silent when left out.
+
+    Returns:
+        The run's folder, its newest checkpoint, the metrics of its last step.
+
+    Raises:
+        UsageError: something that the caller must change.
+        TrainingError: training cannot go on.
+    """
+    resolved = load_config(
+        config,
+        [
+            *_override("environment", env),
+            *_override("model", model),
+            *_override("engine", engine),
+            *_override("algorithm", algorithm),
+            *tool_overrides(tools),
+            *_override("trainer.steps", steps),
+            *_override("run.seed", seed),
+            *overrides,
+        ],
+    )
+    return train_run(start_run(resolved, kind=resolved.algorithm.advantage), watcher=watcher)
+
+
+def evaluate(
+    env: str | None = None,
+    *,
+    model: str | None = None,
+    policy: str = PolicyKind.ENGINE,
+    engine: str | None = None,
+    url: str | None = None,
+    tools: Sequence[Tool | str] = (),
+    tasks: int = 100,
+    samples: int = 1,
+    seed: int = 0,
+    temperature: float | None = None,
+    concurrency: int | None = None,
+    overrides: Sequence[str] = (),
+    on_episode: Callable[[EvaluatedEpisode], None] = unwatched,
+) -> EvaluationResult:
+    """Measure a policy on fixed tasks. Finished episodes are kept on disk, and found by the same call.
+
+    Args:
+        env: ``name/split``; without a split the first one that is not for training; without `env` the run's own.
+        model: A folder or name, a run or its `checkpoint`; the service's name for the model with `url`.
+        policy: ``engine``, ``expert`` or ``random``.
+        engine: ``local``, ``scripted`` or ``openai``.
+        url: Base address of an OpenAI-compatible service.
+        tools: As in `train`.
+        tasks: How many tasks of the split.
+        samples: Episodes per task.
+        seed: Chooses the tasks, and seeds the sampling.
+        temperature: Of the sampling; 0 is greedy.
+        concurrency: Most episodes at once.
+        overrides: Further ``key=value``, put on top.
+        on_episode: Called after each episode.
+
+    Raises:
+        UsageError: something that the caller must change.
+    """
+    config = evaluation_config(
+        env=env,
+        model=model,
+        policy=_policy(policy),
+        engine=engine,
+        url=url,
+        temperature=temperature,
+        concurrency=concurrency,
+        overrides=[*tool_overrides(tools), *overrides],
+    )
+    request = EvaluationRequest(
+        config=config,
+        policy=_policy(policy),
+        n_tasks=tasks,
+        samples=samples,
+        seed=seed,
+        folder=evaluations_folder(config, model),
+    )
+    return asyncio.run(run_evaluation(request, on_episode=on_episode)).result
+
+
+def tool_overrides(tools: Iterable[Tool | str]) -> list[str]:
+    """``agent.tools`` for tools given as objects, which are registered under their names, or by name."""
+    names = [_name(tool) for tool in tools]
+    return [f"agent.tools=[{', '.join(names)}]"] if names else []
+
+
+def _name(tool: Tool | str) -> str:
+    if isinstance(tool, str):
+        return tool
+    register(Kind.TOOL, tool.name, tool)
+    return tool.name
+
+
+def _override(key: str, value: object) -> list[str]:
+    return [] if value is None else [f"{key}={value}"]
+
+
+def _policy(name: str) -> PolicyKind:
+    try:
+        return PolicyKind(name)
+    except ValueError as error:
+        raise ConfigError("unknown policy", got=repr(name), expected=" or ".join(PolicyKind)) from error
