@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import math
+import re
 import statistics
 import time
 import warnings
@@ -31,6 +32,7 @@ from agentrl.testing.env_session import (
 )
 from agentrl.testing.env_transcript import transcript, transcript_of_new_process
 
+_COLOUR = re.compile(r"\x1b\[\d+m")
 INLINE_STEP_MS = 2.0
 """Median milliseconds of a step from which an environment must not run inside the event loop."""
 
@@ -97,7 +99,7 @@ def keeps_gymnasium_rules(subject: Subject) -> str:
             check_gymnasium(bare, skip_render_check=True)
         except AssertionError as error:
             raise Broken(str(error)) from error
-    return "; ".join(str(warning.message) for warning in caught) or "no complaints"
+    return "; ".join(_COLOUR.sub("", str(warning.message)) for warning in caught) or "no complaints"
 
 
 def has_tasks(subject: Subject) -> str:
@@ -287,7 +289,7 @@ def _timed_steps(session: EnvSession, policy: Policy, count: int) -> list[float]
 
 def _require_equal(first: Sequence[Moment], second: Sequence[Moment], what: str) -> None:
     for number, (one, other) in enumerate(zip(first, second, strict=False)):
-        if one != other:
+        if repr(one) != repr(other):  # nan is not equal to itself
             raise Broken(f"{what} at observation {number}: {one.observation[:60]!r} and {other.observation[:60]!r}")
     if len(first) != len(second):
         raise Broken(f"{what} in length: {len(first)} and {len(second)} observations")

@@ -122,9 +122,9 @@ def moment_of(action: str, result: StepResult) -> Moment:
 
 
 def plain_text(content: Content) -> str:
-    """Content as text: images as their checksum."""
-    if isinstance(content, str):
-        return content
+    """Content as text: images as their checksum, what is no content as Python shows it."""
+    if not isinstance(content, tuple):
+        return str(content)
     parts = (part.text if isinstance(part, TextPart) else hashlib.sha256(part.data).hexdigest() for part in content)
     return "\n".join(parts)
 

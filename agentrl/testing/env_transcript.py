@@ -35,7 +35,10 @@ def transcript_of_new_process(
     Raises:
         EnvironmentFailure: the process failed; an environment that is not importable by name is one reason.
     """
-    request = base64.b64encode(pickle.dumps((make, dict(options), list(tasks), steps)))
+    try:
+        request = base64.b64encode(pickle.dumps((make, dict(options), list(tasks), steps)))
+    except (pickle.PicklingError, AttributeError, TypeError) as error:
+        raise EnvironmentFailure("the environment cannot be sent to a new process", got=error) from error
     path = os.pathsep.join(entry for entry in sys.path if entry)
     child = subprocess.run(
         [sys.executable, "-m", "agentrl.testing.env_transcript"],

@@ -1,0 +1,240 @@
+"""The environment check finds what is broken, and passes what is not."""
+
+from __future__ import annotations
+
+import asyncio
+import itertools
+from collections.abc import Callable
+from typing import Any
+
+import gymnasium
+import pytest
+
+from agentrl import registry
+from agentrl.env import AsyncEnv, EnvironmentSpec, Isolation
+from agentrl.env_lookup import resolve_environment
+from agentrl.errors import UnknownNameError
+from agentrl.registry import Kind
+from agentrl.task import SeedTasks
+from agentrl.testing.env_check import CheckStatus, EnvCheckReport, check_env
+
+COUNTER = itertools.count()
+GYMNASIUM = "keeps gymnasium rules"
+
+
+class Corridor(gymnasium.Env[str, str]):
+    """Five steps; "go" scores. The base of the broken ones."""
+
+    observation_space = action_space = gymnasium.spaces.Text(50)
+    length = 5
+
+    def reset(self, *, seed: int | None = None, options: dict[str, Any] | None = None) -> tuple[str, dict[str, Any]]:
+        super().reset(seed=seed)
+        self.secret = int(self.np_random.integers(100))
+        self.steps = 0
+        return self.text(), {}
+
+    def step(self, action: str) -> tuple[str, float, bool, bool, dict[str, Any]]:
+        self.steps += 1
+        done = self.steps == self.length
+        return self.text(), self.reward(action), done, False, {"success": done, "valid": action in ("go", "rest")}
+
+    def text(self) -> str:
+        return f"door {self.secret}, step {self.steps}"
+
+    def reward(self, action: str) -> float:
+        return 0.2 if action == "go" else 0.0
+
+    def admissible_actions(self) -> list[str]:
+        return ["go", "rest"]
+
+    def snapshot(self) -> dict[str, int]:
+        return {"secret": self.secret, "steps": self.steps}
+
+    def restore(self, data: dict[str, int]) -> None:
+        self.secret, self.steps = data["secret"], data["steps"]
+
+    def state_key(self) -> str:
+        return f"{self.secret}/{self.steps}"
+
+    def expert(self) -> Goer:
+        return Goer()
+
+
+class Goer:
+    def act(self, observation: object) -> str:
+        return "go"
+
+
+class Unseeded(Corridor):
+    def text(self) -> str:
+        return f"door {next(COUNTER)}"
+
+
+class Leaking(Corridor):
+    seen = 0
+
+    def text(self) -> str:
+        self.seen += 1
+        return f"door {self.secret}, text {self.seen}"
+
+
+class Greedy(Corridor):
+    def reward(self, action: str) -> float:
+        return 2.0
+
+
+class NotANumber(Corridor):
+    def reward(self, action: str) -> float:
+        return float("nan")
+
+
+class Resetting(Corridor):
+    def step(self, action: str) -> tuple[str, float, bool, bool, dict[str, Any]]:
+        _, reward, terminated, truncated, info = super().step(action)
+        if terminated:
+            self.steps = 0
+        return self.text(), reward, terminated, truncated, info
+
+
+class Lying(Corridor):
+    def admissible_actions(self) -> list[str]:
+        return ["go", "fly"]
+
+
+class Forgetful(Corridor):
+    def restore(self, data: dict[str, int]) -> None:
+        self.secret, self.steps = data["secret"], 0
+
+
+class Speechless(Corridor):
+    def step(self, action: str) -> tuple[str, float, bool, bool, dict[str, Any]]:
+        _, reward, terminated, truncated, info = super().step(action)
+        return 7, reward, terminated, truncated, info  # type: ignore[return-value]
+
+
+class BadExpert(Corridor):
+    def step(self, action: str) -> tuple[str, float, bool, bool, dict[str, Any]]:
+        observation, reward, terminated, truncated, info = super().step(action)
+        return observation, reward, terminated, truncated, {**info, "success": False}
+
+
+class Raising(Corridor):
+    def step(self, action: str) -> tuple[str, float, bool, bool, dict[str, Any]]:
+        raise RuntimeError("the door is stuck")
+
+
+class Awaited(AsyncEnv):
+    def __init__(self) -> None:
+        self.inner = Corridor()
+
+    async def reset(
+        self, *, seed: int | None = None, options: dict[str, Any] | None = None
+    ) -> tuple[str, dict[str, Any]]:
+        await asyncio.sleep(0)
+        return self.inner.reset(seed=seed)
+
+    async def step(self, action: str) -> tuple[str, float, bool, bool, dict[str, Any]]:
+        await asyncio.sleep(0)
+        return self.inner.step(action)
+
+    def admissible_actions(self) -> list[str]:
+        return self.inner.admissible_actions()
+
+
+def spec_of(make: Callable[..., Any], **changes: Any) -> EnvironmentSpec:
+    facts: dict[str, Any] = {"reward_range": (0.0, 1.001), "scores": {"expert": 1.0}, **changes}
+    return EnvironmentSpec(name="corridor", make=make, tasks=lambda split, **_: SeedTasks("corridor", split), **facts)
+
+
+def broken_rules(report: EnvCheckReport) -> set[str]:
+    return {row.check for row in report.rows if not row.passed}
+
+
+def test_a_sound_environment_passes() -> None:
+    report = check_env(spec_of(Corridor))
+    assert {row.status for row in report.rows} == {CheckStatus.PASSED}, report
+    assert "passed   is solved by its expert     8 of 8 solved, 5.0 steps on average" in str(report)
+
+
+@pytest.mark.parametrize(
+    ("make", "rules"),
+    [
+        (
+            Unseeded,
+            {GYMNASIUM, "is deterministic", "is the same everywhere", "resets completely", "restores snapshots"},
+        ),
+        (Leaking, {GYMNASIUM, "resets completely", "restores snapshots"}),
+        (Greedy, {"speaks properly"}),
+        (NotANumber, {GYMNASIUM, "speaks properly"}),
+        (Resetting, {"ends properly"}),
+        (Lying, {"accepts admissible actions"}),
+        (Forgetful, {"restores snapshots"}),
+        (BadExpert, {"is solved by its expert"}),
+    ],
+)
+def test_a_broken_environment_fails_where_it_is_broken(make: Callable[..., Any], rules: set[str]) -> None:
+    assert broken_rules(check_env(spec_of(make))) == rules
+
+
+@pytest.mark.parametrize(
+    ("make", "rule", "words"),
+    [
+        (Speechless, "speaks properly", "an observation is a int, not text or parts"),
+        (Raising, "is deterministic", "RuntimeError: the door is stuck"),
+    ],
+)
+def test_what_an_environment_raises_is_reported(make: Callable[..., Any], rule: str, words: str) -> None:
+    report = check_env(spec_of(make))
+    row = next(row for row in report.rows if row.check == rule)
+    assert row.status is CheckStatus.FAILED
+    assert words in row.detail
+
+
+def test_another_process_must_see_the_same(tmp_path: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+    (tmp_path / "hash_game.py").write_text(
+        "import gymnasium as gym\n"
+        "class Game(gym.Env):\n"
+        "    observation_space = action_space = gym.spaces.Text(50)\n"
+        "    def reset(self, *, seed=None, options=None):\n"
+        "        super().reset(seed=seed)\n"
+        "        return str(hash('door')), {}\n"
+        "    def step(self, action):\n"
+        "        return 'end', 1.0, True, False, {}\n"
+    )
+    monkeypatch.syspath_prepend(tmp_path)
+    monkeypatch.setenv("PYTHONHASHSEED", "5")
+    assert broken_rules(check_env("hash_game:Game")) == {"is the same everywhere"}
+
+
+def test_one_that_only_this_process_knows_may_not_ask_for_worker_processes() -> None:
+    class Local(Corridor):
+        pass
+
+    report = check_env(spec_of(Local))
+    assert {row.check for row in report.rows if row.status is CheckStatus.SKIPPED} == {"is the same everywhere"}
+    report = check_env(spec_of(Local, isolation=Isolation.PROCESS))
+    assert broken_rules(report) == {"is the same everywhere"}
+
+
+def test_an_asynchronous_environment_is_checked_too() -> None:
+    report = check_env(spec_of(Awaited))
+    skipped = {row.check for row in report.rows if row.status is CheckStatus.SKIPPED}
+    assert report.passed, report
+    assert {"keeps gymnasium rules", "is solved by its expert", "restores snapshots"} <= skipped
+
+
+@pytest.mark.parametrize("name", registry.names(Kind.ENVIRONMENT))
+def test_every_shipped_environment_passes(name: str) -> None:
+    report = check_env(name)
+    assert report.passed, report
+    statuses = {row.check: row.status for row in report.rows}
+    assert statuses["is the same everywhere"] is CheckStatus.PASSED
+
+
+def test_split_and_options_can_be_chosen() -> None:
+    report = check_env("household/valid_unseen", options={"size": "tiny"}, episodes=3)
+    assert report.passed, report
+    assert report.environment == resolve_environment("household").name
+    with pytest.raises(UnknownNameError, match="Did you mean household/valid_seen"):
+        check_env("household/valid_sen")

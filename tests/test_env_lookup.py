@@ -1,0 +1,136 @@
+from __future__ import annotations
+
+import pickle
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import gymnasium
+import pytest
+
+from agentrl import registry
+from agentrl.env import EnvironmentSpec, Isolation
+from agentrl.env_lookup import check_split, make_gymnasium, parse_env_name, resolve_environment
+from agentrl.errors import UnknownNameError, UsageError
+from agentrl.registry import Kind
+
+GAME = '''
+import gymnasium as gym
+from agentrl.env import EnvironmentSpec
+from agentrl.task import SeedTasks
+
+class Echo(gym.Env):
+    """Says it again.
+
+    And again.
+    """
+    observation_space = action_space = gym.spaces.Text(20)
+    def __init__(self, prefix=""):
+        self.prefix = prefix
+    def reset(self, *, seed=None, options=None):
+        super().reset(seed=seed)
+        return "hello", {}
+    def step(self, action):
+        return self.prefix + action, 1.0, False, False, {}
+
+SPEC = EnvironmentSpec(name="echo", make=Echo, tasks=lambda split, **options: SeedTasks("echo", split))
+not_an_environment = 3
+gym.register("LookupEcho-v0", Echo, max_episode_steps=7, reward_threshold=2.5)
+gym.register("lookup/Echo-v3", Echo)
+'''
+
+
+@pytest.fixture
+def game(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[str]:
+    (tmp_path / "lookup_game.py").write_text(GAME)
+    (tmp_path / "lookup_needs.py").write_text("import no_such_package\n")
+    monkeypatch.syspath_prepend(tmp_path)
+    yield "lookup_game"
+    sys.modules.pop("lookup_game", None)
+    for env_id in ("LookupEcho-v0", "lookup/Echo-v3"):
+        gymnasium.registry.pop(env_id, None)
+
+
+@pytest.mark.parametrize(
+    ("text", "name", "split"),
+    [
+        ("household", "household", None),
+        ("household/valid_unseen", "household", "valid_unseen"),
+        ("agentrl/Household-v0", "agentrl/Household-v0", None),
+        ("agentrl/Household-v0/valid_seen", "agentrl/Household-v0", "valid_seen"),
+        ("my_game:GuessNumber-v0", "my_game:GuessNumber-v0", None),
+        ("my_game:GuessNumber-v0/valid", "my_game:GuessNumber-v0", "valid"),
+        ("my_game:mine/GuessNumber-v0", "my_game:mine/GuessNumber-v0", None),
+        ("my.game:Class/test", "my.game:Class", "test"),
+    ],
+)
+def test_names_and_splits_are_taken_apart(text: str, name: str, split: str | None) -> None:
+    assert parse_env_name(text) == (name, split)
+
+
+def test_a_registry_name_and_its_gymnasium_id_give_the_same_spec() -> None:
+    assert resolve_environment("household") is resolve_environment("agentrl/Household-v0")
+    assert resolve_environment("frozen_lake") is resolve_environment("agentrl/FrozenLake-v0")
+
+
+def test_a_class_gets_a_plain_spec(game: str) -> None:
+    spec = resolve_environment(f"{game}:Echo")
+    assert (spec.name, spec.description, spec.isolation) == (f"{game}:Echo", "Says it again.", Isolation.THREAD)
+    assert spec.splits == ("train", "valid", "test")
+    task = spec.tasks("valid", prefix="> ")[2]
+    assert (task.id, task.environment, task.options) == ("valid-2", f"{game}:Echo", {})
+    env: Any = spec.make(prefix="> ")
+    assert env.reset(seed=task.seed)[0] == "hello"
+    assert env.step("you")[0] == "> you"
+
+
+@pytest.mark.parametrize("name", ["LookupEcho-v0", "lookup_game:LookupEcho-v0", "lookup_game:lookup/Echo-v3"])
+def test_a_gymnasium_id_gets_a_plain_spec(game: str, name: str) -> None:
+    registry.load_module(game)
+    spec = resolve_environment(name)
+    registered = gymnasium.spec(name.rpartition(":")[2])
+    assert (spec.max_turns, spec.success_threshold) == (registered.max_episode_steps, registered.reward_threshold)
+    make = pickle.loads(pickle.dumps(spec.make))
+    assert make(prefix="> ").reset()[0] == "hello"
+
+
+def test_a_spec_in_a_module_is_taken_as_it_is(game: str) -> None:
+    assert resolve_environment(f"{game}:SPEC") is registry.load(f"{game}:SPEC")
+
+
+def test_what_this_process_registers_is_found(game: str) -> None:
+    registry.register(Kind.ENVIRONMENT, "my_echo", f"{game}:Echo")
+    try:
+        assert resolve_environment("my_echo").name == "my_echo"
+    finally:
+        registry.unregister(Kind.ENVIRONMENT, "my_echo")
+
+
+@pytest.mark.parametrize(
+    ("name", "error", "words"),
+    [
+        ("hosehold", UnknownNameError, "unknown environment: got 'hosehold'.*Did you mean household"),
+        ("agentrl/Houshold-v0", UnknownNameError, "Did you mean agentrl/Household-v0"),
+        ("lookup_game:LokupEcho-v0", UnknownNameError, "Did you mean LookupEcho-v0"),
+        ("lookup_gmae:LookupEcho-v0", UsageError, "no module lookup_gmae"),
+        ("lookup_needs:Echo-v0", UsageError, "needs a package that is not installed: got no no_such_package"),
+        ("lookup_game:Ecko", UsageError, "has no 'Ecko'. Did you mean 'Echo'"),
+        ("lookup_game:not_an_environment", UsageError, "is no environment: got int"),
+    ],
+)
+def test_a_wrong_name_says_what_is_wrong(game: str, name: str, error: type[UsageError], words: str) -> None:
+    with pytest.raises(error, match=words):
+        resolve_environment(name)
+
+
+def test_an_environment_of_numbers_is_refused_with_the_way_out() -> None:
+    with pytest.raises(UsageError, match=r"FrozenLake-v1 does not speak text.*text_adapter"):
+        make_gymnasium("FrozenLake-v1")
+
+
+def test_a_wrong_split_gets_the_nearest_one() -> None:
+    spec: EnvironmentSpec = resolve_environment("household")
+    assert check_split(spec, "valid_unseen") == "valid_unseen"
+    with pytest.raises(UnknownNameError, match="Did you mean household/valid_unseen"):
+        check_split(spec, "valid_unsen")
