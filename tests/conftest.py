@@ -1,0 +1,46 @@
+"""What tests of whole runs share."""
+
+import sys
+from pathlib import Path
+
+import pytest
+import torch
+
+from agentrl.assembly.runs import start_run
+from agentrl.config import load_config
+
+WORLDS = Path(__file__).parent / "worlds"
+
+TINY_RUN = (
+    "environment={name: letters:Letters, isolation: inline}",
+    "agent={loop: react_text, options: {format: plain, explain: false}, max_answer_tokens: 8, max_tokens: 256}",
+    "model.scratch={layers: 1, hidden_size: 32, heads: 2, kv_heads: 1, vocab_size: 300, max_context: 256}",
+    "model.scratch.initializer_range=0.2",
+    "engine={slots: 8, cache_tokens: 8192}",
+    "algorithm.group_size=3",
+    "trainer={steps: 4, tasks_per_step: 2, learning_rate: 1e-2, mini_batches: 2}",
+    "checkpoint.every=2",
+)
+"""A run of about a second: a model of 20,000 weights writes letters."""
+
+
+@pytest.fixture
+def one_thread():
+    """Torch on one thread, as in a subprocess with OMP_NUM_THREADS=1: sums in the same order."""
+    before = torch.get_num_threads()
+    torch.set_num_threads(1)
+    yield
+    torch.set_num_threads(before)
+
+
+@pytest.fixture
+def tiny_run(tmp_path, monkeypatch, one_thread):
+    """Starts the folder of a tiny run with some overrides."""
+    monkeypatch.syspath_prepend(WORLDS)
+
+    def start(*overrides, name="run"):
+        fixed = [f"run.directory={tmp_path / 'runs'}", f"run.name={name}"]
+        return start_run(load_config(None, [*TINY_RUN, *fixed, *overrides]), kind="test")
+
+    yield start
+    sys.modules.pop("letters", None)

@@ -1,0 +1,245 @@
+import asyncio
+import logging
+import os
+import signal
+
+import pytest
+
+from agentrl.assembly.runs import Run, resume_run, start_run
+from agentrl.config import load_config
+from agentrl.errors import ConfigError, TemplateError, TrainingError, UnknownNameError, UsageError
+from agentrl.observe.metrics import read_metrics
+from agentrl.observe.model_folder import find_model
+from agentrl.observe.progress import Phase, RunWatcher
+from agentrl.observe.trajectory_store import read_trajectories
+from agentrl.orchestrator import Orchestrator, train
+from agentrl.serving.local.runner import ModelRunner
+from agentrl.warm_start import warm_start
+
+
+class Recorder(RunWatcher):
+    def __init__(self):
+        self.steps, self.phases, self.messages, self.checkpoints, self.evaluations = [], [], [], [], []
+
+    def on_status(self, status):
+        if self.phases[-1:] != [status.phase]:
+            self.phases.append(status.phase)
+
+    def on_step(self, step, metrics):
+        self.steps.append(step)
+
+    def on_evaluation(self, step, metrics):
+        self.evaluations.append(step)
+
+    def on_checkpoint(self, step, folder):
+        self.checkpoints.append(step)
+
+    def on_message(self, text):
+        self.messages.append(text)
+
+
+@pytest.mark.parametrize("staleness", [0, 1, 4])
+def test_a_run_from_start_to_end(tiny_run, staleness):
+    run = tiny_run(f"rollout.max_staleness={staleness}", "evaluation={every: 2, tasks: 3, split: test}")
+    watcher = Recorder()
+    result = train(run, watcher=watcher)
+    assert (result.step, result.interrupted) == (4, False)
+    assert (watcher.steps, watcher.checkpoints, watcher.evaluations) == ([1, 2, 3, 4], [2, 4], [2, 4])
+    lines = read_metrics(run.folder.metrics_file)
+    assert [line["step"] for line in lines] == [line["version"] for line in lines] == [1, 2, 3, 4]
+    for line in lines:
+        assert staleness or line["mismatch/prob_abs_mean"] < 1e-4
+        assert line["sync/probe_difference"] < 1e-4
+        assert line["staleness/max"] <= staleness
+        assert line["train/grad_norm"] > 0
+        assert line["episodes"] == 6
+        assert {"time/rollout_s", "time/train_s", "time/sync_s", "time/tokens_per_s", "time/share/engine"} <= set(line)
+    assert lines[1]["eval/reward_low"] <= lines[1]["eval/reward"] <= lines[1]["eval/reward_high"]
+    stored = [s.trajectory for s in read_trajectories(run.folder.trajectories)]
+    assert len({t.id for t in stored}) == len(stored) >= 24
+    assert sum(t.sampled_tokens for t in stored) >= sum(line["tokens/sampled"] for line in lines)
+
+
+def test_rollouts_go_on_beside_training_only_when_stale_weights_are_allowed(tiny_run):
+    newest = {}
+    for staleness in (0, 3):
+        run = tiny_run(f"rollout.max_staleness={staleness}", name=f"staleness-{staleness}")
+        train(run)
+        newest[staleness] = max(line["staleness/max"] for line in read_metrics(run.folder.metrics_file))
+    assert newest[0] == 0
+    assert newest[3] > 0
+
+
+def test_the_same_seed_gives_the_same_run(tiny_run):
+    lines = []
+    for name in ("a", "b"):
+        run = tiny_run(name=name)
+        train(run)
+        lines.append([_without_time(line) for line in read_metrics(run.folder.metrics_file)])
+    assert lines[0] == lines[1]
+
+
+def test_a_policy_learns_and_its_checkpoint_can_be_trained_on(tiny_run):
+    run = tiny_run("trainer={steps: 15, tasks_per_step: 4}", "algorithm.group_size=8", "checkpoint.every=100")
+    result = train(run)
+    lines = read_metrics(run.folder.metrics_file)
+    assert lines[-1]["reward/mean"] > lines[0]["reward/mean"] + 0.3
+    again = tiny_run(f"model.path={result.checkpoint}", "trainer.steps=1", name="again")
+    assert again.config.model.path == find_model(str(run.folder.path))
+    train(again)
+    first = read_metrics(again.folder.metrics_file)[0]["reward/mean"]
+    assert first > lines[0]["reward/mean"] + 0.2
+
+
+def test_a_warm_start_learns_what_the_expert_does(tiny_run):
+    run = tiny_run("sft={episodes: 96, tokens_per_update: 256, learning_rate: 1e-2, epochs: 3}")
+    watcher = Recorder()
+    result = warm_start(run, watcher=watcher)
+    assert result.metrics["sft/loss"] < 0.3
+    assert watcher.phases[:3] == [Phase.PREPARE, Phase.DEMONSTRATE, Phase.WARM_START]
+    trained = tiny_run(f"model.path={run.folder.path}", "trainer.steps=1", name="trained")
+    train(trained)
+    assert read_metrics(trained.folder.metrics_file)[0]["success/mean"] > 0.6
+    with pytest.raises(UsageError, match=r"cannot be resumed.*model only"):
+        train(resume_run(run.folder.path))
+
+
+def test_bad_episodes_are_data(tiny_run):
+    run = tiny_run("environment.name=letters:Raising", "rollout.retries=3")
+    train(run)
+    lines = read_metrics(run.folder.metrics_file)
+    assert sum(line["rollout/retries"] for line in lines) > 0
+    assert [line["step"] for line in lines] == [1, 2, 3, 4]
+
+
+@pytest.mark.parametrize(
+    ("overrides", "error", "message"),
+    [
+        (["environment.name=letters:Broken"], TrainingError, r"have no episode to train on: got environment_error"),
+        (["environment.name=letters:NotFinite"], TrainingError, r"reward is nan"),
+        (["environment.name=lettres"], UnknownNameError, "unknown environment"),
+        (["model.path=/none"], UsageError, "there is no model in /none"),
+        (["engine=scripted"], ConfigError, "engine scripted cannot be trained"),
+        (["agent.options={formt: plain}"], ConfigError, "Did you mean 'format'"),
+        (["algorithm.advantage=grop"], UnknownNameError, "Did you mean 'grpo'"),
+        (["algorithm.loss_options={clip_hihg: 0.3}"], ConfigError, "clip_high"),
+        (["trackers=[wandbb]"], UnknownNameError, "Did you mean 'wandb'"),
+    ],
+)
+def test_what_cannot_work_is_one_clear_message(tiny_run, overrides, error, message):
+    with pytest.raises(error, match=message):
+        train(tiny_run("rollout.retries=0", *overrides))
+
+
+def test_a_template_that_rewrites_history_is_refused_before_anything_runs(tiny_run, tmp_path):
+    run = tiny_run("trainer.steps=1")
+    train(run)
+    template = run.folder.model / "chat_template.jinja"
+    template.write_text(
+        "{% for message in messages %}<|im_start|>{{ message.role }}\n"
+        "{{ message.content[:3] if message.role == 'assistant' and not loop.last else message.content }}<|im_end|>\n"
+        "{% endfor %}{% if add_generation_prompt %}<|im_start|>assistant\n{% endif %}"
+    )
+    rewriting = tiny_run(f"model.path={run.folder.model}", name="rewriting")
+    with pytest.raises(TemplateError):
+        train(rewriting)
+    assert not list(read_trajectories(rewriting.folder.trajectories))
+
+
+def test_groups_without_a_difference_are_replaced_and_counted(tiny_run):
+    run = tiny_run("algorithm.dynamic_sampling=true", "algorithm.group_size=2", "agent.max_answer_tokens=1")
+    train(run)
+    lines = read_metrics(run.folder.metrics_file)
+    assert sum(line["rollout/groups_filtered"] for line in lines) > 0
+    assert all(line["groups/zero_variance"] == 0 for line in lines)
+
+
+def test_a_run_that_can_only_filter_stops(tiny_run):
+    run = tiny_run("algorithm.dynamic_sampling=true", "agent.max_invalid=1", "agent.options.format=react")
+    with pytest.raises(TrainingError, match="groups in a row have equal returns"):
+        train(run)
+
+
+def test_an_engine_that_keeps_old_weights_stops_training(tiny_run, monkeypatch):
+    monkeypatch.setattr(ModelRunner, "load", lambda self, weights: None)
+    with pytest.raises(TrainingError, match=r"does not serve the trainer's weights of version 1"):
+        train(tiny_run("rollout.max_staleness=1"))
+
+
+@pytest.mark.parametrize("phase", [Phase.ROLLOUT, Phase.TRAIN, Phase.EVALUATE])
+@pytest.mark.parametrize("staleness", [0, 2])
+def test_an_interrupted_run_saves_and_goes_on(tiny_run, phase, staleness):
+    run = tiny_run(
+        f"rollout.max_staleness={staleness}", "evaluation={every: 2, tasks: 3, split: test}", "checkpoint.every=100"
+    )
+
+    class Interrupting(Recorder):
+        asked = False
+
+        def on_status(self, status):
+            if (status.phase, status.step) == (phase, 1) and not self.asked:
+                self.asked = True
+                os.kill(os.getpid(), signal.SIGINT)
+
+    first = train(run, watcher=Interrupting())
+    assert first.interrupted
+    assert 1 <= first.step < 4
+    second = train(resume_run(run.folder.path))
+    assert (second.step, second.interrupted) == (4, False)
+    lines = read_metrics(run.folder.metrics_file)
+    assert [line["step"] for line in lines] == [1, 2, 3, 4]
+    assert [line["step"] for line in lines if "eval/success" in line] == [2, 4]
+    stored = [s.trajectory.id for s in read_trajectories(run.folder.trajectories) if s.trajectory.reward is not None]
+    assert len(set(stored)) == len(stored)
+
+
+def test_finished_groups_survive_an_interruption(tiny_run):
+    run = tiny_run("rollout={max_staleness: 1, max_concurrent: 3}", "trainer.steps=3")
+
+    class Interrupting(RunWatcher):
+        def on_status(self, status):
+            if status.phase is Phase.ROLLOUT and status.step == 1 and status.episodes_done >= 3:
+                orchestrator.stop()
+
+    async def interrupted():
+        nonlocal orchestrator
+        orchestrator = Orchestrator(run, watcher=Interrupting())
+        return await orchestrator.run()
+
+    orchestrator = None
+    assert asyncio.run(interrupted()).interrupted
+    before = {s.trajectory.id for s in read_trajectories(run.folder.trajectories) if s.trajectory.reward is not None}
+    train(resume_run(run.folder.path))
+    again = [s.trajectory.id for s in read_trajectories(run.folder.trajectories) if s.trajectory.reward is not None]
+    assert all(again.count(name) == 1 for name in before)
+
+
+def test_a_resumed_run_can_be_made_longer(tiny_run):
+    run = tiny_run("trainer.steps=2")
+    train(run)
+    result = train(resume_run(run.folder.path, ["trainer.steps=3"]))
+    assert result.step == 3
+    assert resume_run(run.folder.path).config.trainer.steps == 3
+
+
+def test_what_is_wrong_in_a_config_leaves_no_folder_behind(tmp_path):
+    with pytest.raises(UnknownNameError):
+        start_run(load_config(None, ["environment=no_such_world", f"run.directory={tmp_path}"]), kind="test")
+    assert not list(tmp_path.iterdir())
+
+
+def test_the_run_keeps_its_own_log(tiny_run):
+    run = tiny_run("environment.name=letters:Raising", "rollout.retries=3", "trainer.steps=1")
+    train(run)
+    assert "the letters ran out" in (run.folder.logs / "agentrl.log").read_text()
+    assert not logging.getLogger("agentrl").handlers
+
+
+def _without_time(line):
+    return {name: value for name, value in line.items() if not name.startswith("time/")}
+
+
+def test_a_run_is_its_folder_and_its_config(tiny_run):
+    run = tiny_run()
+    assert isinstance(run, Run)
+    assert resume_run(run.folder.path).config == run.config

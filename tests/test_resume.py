@@ -1,0 +1,126 @@
+"""A run that was killed at any moment and resumed has the numbers of one that was not, bit for bit."""
+
+import json
+import os
+import random
+import shutil
+import signal
+import subprocess
+import sys
+from contextlib import suppress
+from pathlib import Path
+
+import pytest
+
+from agentrl.assembly.runs import Run, resume_run
+from agentrl.observe.metrics import read_metrics
+from agentrl.observe.progress import RunWatcher
+from agentrl.observe.run_directory import RunDirectory
+from agentrl.observe.trajectory_store import read_trajectories
+from agentrl.orchestrator import train
+
+SETTINGS = ("trainer.steps=5", "evaluation={every: 2, tasks: 3, split: test}", "algorithm.kl_coef=0.01")
+
+CHILD = """
+import sys
+from agentrl.assembly.runs import resume_run
+from agentrl.orchestrator import train
+train(resume_run(sys.argv[1]))
+"""
+
+
+def numbers(folder):
+    lines = read_metrics(RunDirectory(folder).metrics_file)
+    return [{name: value for name, value in line.items() if not name.startswith("time/")} for line in lines]
+
+
+def episodes(folder):
+    stored = [s.trajectory for s in read_trajectories(RunDirectory(folder).trajectories)]
+    return sorted((t.id, t.reward, t.sequences[0].ids_list(), t.sequences[0].logprobs.tobytes()) for t in stored)
+
+
+def weights(folder):
+    return (folder / "checkpoints" / "step-000005" / "model" / "model.safetensors").read_bytes()
+
+
+def assert_same(folder, expected):
+    assert numbers(folder) == numbers(expected)
+    assert episodes(folder) == episodes(expected)
+    assert weights(folder) == weights(expected)
+
+
+class Snapshots(RunWatcher):
+    """Copies the run's folder while it runs: what a killed process would leave. Everything is written unbuffered."""
+
+    def __init__(self, target, moments):
+        self.target, self.moments, self.events = target, moments, 0
+
+    def on_start(self, folder, status):
+        self.folder = folder
+
+    def on_status(self, status):
+        self.events += 1
+        if self.events in self.moments:
+            shutil.copytree(self.folder, self.target / str(self.events), symlinks=True)
+
+
+def test_a_run_cut_off_at_any_event_ends_as_if_it_had_not_been(tiny_run, tmp_path):
+    run = tiny_run(*SETTINGS)
+    moments = sorted(random.Random(3).sample(range(2, 60), 6))
+    train(run, watcher=Snapshots(tmp_path / "cut", moments))
+    found = sorted((tmp_path / "cut").iterdir())
+    assert len(found) == len(moments)
+    for folder in found:
+        result = train(Run(RunDirectory(folder), run.config))
+        assert result.step == 5
+        assert_same(folder, run.folder.path)
+
+
+@pytest.mark.parametrize("seed", [0, 1])
+def test_a_killed_process_resumes_bit_for_bit(tiny_run, seed):
+    expected, killed = tiny_run(*SETTINGS, name="expected"), tiny_run(*SETTINGS, name="killed")
+    train(expected)
+    whole = _size(expected.folder.path)
+    moment = random.Random(seed).uniform(0.1, 0.7) * whole
+    child = _start(killed)
+    while _size(killed.folder.path) < moment and child.poll() is None:
+        with suppress(subprocess.TimeoutExpired):
+            child.wait(timeout=0.01)
+    child.send_signal(signal.SIGKILL)
+    assert child.wait() == -signal.SIGKILL
+    assert len(numbers(killed.folder.path)) < 5
+    result = train(resume_run(killed.folder.path))
+    assert result.step == 5
+    assert_same(killed.folder.path, expected.folder.path)
+
+
+def test_a_damaged_newest_checkpoint_falls_back_to_the_one_before(tiny_run, caplog):
+    run = tiny_run(*SETTINGS)
+    train(run)
+    shutil.copytree(run.folder.path, run.folder.path.with_name("expected"))
+    broken = run.folder.checkpoints / "step-000005" / "trainer.pt"
+    broken.write_bytes(broken.read_bytes()[:-1])
+    assert train(resume_run(run.folder.path)).step == 5
+    assert "trainer.pt is damaged" in caplog.text
+    assert_same(run.folder.path, run.folder.path.with_name("expected"))
+
+
+def test_a_checkpoint_has_everything(tiny_run):
+    run = tiny_run("trainer.steps=1")
+    train(run)
+    folder = run.folder.checkpoints / "step-000001"
+    assert {p.name for p in folder.iterdir()} == {"model", "trainer.pt", "progress.json", "manifest.json"}
+    progress = json.loads((folder / "progress.json").read_text())
+    assert (progress["step"], progress["version"], progress["scheduler"]["cursor"]["position"]) == (1, 1, 2)
+    assert progress["metrics_position"] == run.folder.metrics_file.stat().st_size
+
+
+def _size(folder):
+    """Bytes of the episodes so far."""
+    return sum(file.stat().st_size for file in (folder / "trajectories").glob("*.jsonl"))
+
+
+def _start(run):
+    path = os.pathsep.join([str(Path(__file__).parent / "worlds"), os.environ.get("PYTHONPATH", "")])
+    environment = {**os.environ, "OMP_NUM_THREADS": "1", "PYTHONPATH": path}
+    return subprocess.Popen([sys.executable, "-c", CHILD, str(run.folder.path)], env=environment)

@@ -1,0 +1,50 @@
+"""A world for tests of whole runs: write vowels, for three turns. Any policy earns something, and can earn more."""
+
+import gymnasium as gym
+
+
+class Letters(gym.Env):
+    observation_space = action_space = gym.spaces.Text(100)
+    action_hint = "some letters"
+
+    def reset(self, *, seed=None, options=None):
+        super().reset(seed=seed)
+        self.turn = 0
+        self.wanted = "aeiou"[int(self.np_random.integers(5))]
+        return f"Write {self.wanted}.", {}
+
+    def step(self, action):
+        self.turn += 1
+        reward = sum(letter in "aeiou" for letter in action) / (1 + len(action))
+        return "More.", reward, self.turn == 3, False, {"success": reward > 0.2}
+
+    def expert(self):
+        return Expert()
+
+
+class Expert:
+    def act(self, observation):
+        return "aeiou"
+
+
+class Raising(Letters):
+    """Fails in every third episode."""
+
+    count = 0
+
+    def step(self, action):
+        Raising.count += 1
+        if Raising.count % 3 == 0:
+            raise RuntimeError("the letters ran out")
+        return super().step(action)
+
+
+class Broken(Letters):
+    def step(self, action):
+        raise RuntimeError("always")
+
+
+class NotFinite(Letters):
+    def step(self, action):
+        observation, _, *rest = super().step(action)
+        return observation, float("nan"), *rest
