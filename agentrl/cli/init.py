@@ -49,11 +49,11 @@ def create_project(name: str, folder: Path) -> Path:
         raise UsageError(
             "this cannot be the name of a package", got=repr(name), expected="small letters, digits and underscores"
         )
-    if importlib.util.find_spec(name) is not None:
-        raise UsageError("there is a Python package of this name already", got=repr(name), hint="choose another name")
     project = folder / name
     if project.exists():
         raise UsageError(f"{project} is there already", hint="choose another name, or delete it first")
+    if importlib.util.find_spec(name) is not None:
+        raise UsageError("there is a Python package of this name already", got=repr(name), hint="choose another name")
     words = {"package": name, "class_name": "".join(part.capitalize() for part in name.split("_"))}
     for path, text in _templates(importlib.resources.files("agentrl.cli").joinpath("scaffold"), Path()):
         target = project / str(path).replace("package", name).removesuffix(SUFFIX)

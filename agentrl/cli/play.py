@@ -16,7 +16,7 @@ from agentrl.task import Task
 
 T = TypeVar("T")
 
-KEYS = "? lists the actions, ! lets the expert act, q leaves"
+KEYS = "? lists the actions, ! lets the expert act if you begin with it, q leaves"
 
 
 def play_in_terminal(spec: EnvironmentSpec, env: AnyEnv, task: Task) -> None:
@@ -30,29 +30,29 @@ def play_in_terminal(spec: EnvironmentSpec, env: AnyEnv, task: Task) -> None:
 
 async def _play(spec: EnvironmentSpec, env: AnyEnv, task: Task) -> None:
     observation, _ = await _settled(env.reset(seed=task.seed, options=dict(task.options)))
-    expert = None
+    expert = await _expert_of(env)
     total, turns, done = 0.0, 0, False
     out.print(Text(f"{spec.name}, task {task.id} ({KEYS})\n", style="dim"))
+    out.print(Text(readable(observation)))
     while not done:
-        out.print(Text(readable(observation)))
         action = _ask()
         if action is None:
-            break
+            return
         if action == "?":
-            observation = "\n".join(await actions_of(env))
+            out.print(Text("\n".join(await actions_of(env))))
             continue
-        if action == "!":
-            expert = expert or await _expert_of(env)
-            if expert is None:
-                observation = "There is no expert here."
-                continue
+        if action == "!" and expert is None:
+            out.print(Text("There is no expert here, or it was not asked from the first turn on."))
+            continue
+        if action == "!" and expert is not None:
             action = expert.act(observation)
             out.print(Text(f"> {action}", style="cyan"))
+        else:
+            expert = None  # it has not seen what the person did, and would go on from somewhere else
         observation, reward, terminated, truncated, info = await _settled(env.step(action))
         total, turns, done = total + float(reward), turns + 1, terminated or truncated
-        if done:
-            out.print(Text(readable(observation)))
-            out.print(Text(_ending(info, total, turns), style="bold"))
+        out.print(Text(readable(observation)))
+    out.print(Text(_ending(info, total, turns), style="bold"))
 
 
 def _ending(info: dict[str, Any], total: float, turns: int) -> str:

@@ -47,7 +47,7 @@ def call(
     try:
         out.print(asyncio.run(_call(find_tool(name), pairs)), markup=False)
     except ToolError as error:
-        raise UsageError(f"the tool answered with an error: {error}") from error
+        raise UsageError(f"the policy would read: {error}") from error
 
 
 def find_tool(name: str) -> Tool:

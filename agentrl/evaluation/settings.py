@@ -75,15 +75,18 @@ def _run_words(run: RunDirectory) -> list[str]:
     config = load_config(run.config_file)
     sampling = config.evaluation.sampling or config.sampling
     words = [f"sampling.{name}={value}" for name, value in sampling.model_dump().items()]
-    return [f"environment.split={config.evaluation.split}", *words]
+    splits = resolve_environment(config.environment.name).splits
+    split = config.evaluation.split if config.evaluation.split in splits else _held_out(splits)
+    return [f"environment.split={split}", *words]
 
 
 def _with_split(env: str) -> str:
     named = parse_env_name(env)
-    if named.split is not None:
-        return env
-    splits = resolve_environment(named.name).splits
-    return f"{env}/{next((split for split in splits if split != TRAIN), splits[0])}"
+    return env if named.split is not None else f"{env}/{_held_out(resolve_environment(named.name).splits)}"
+
+
+def _held_out(splits: Sequence[str]) -> str:
+    return next((split for split in splits if split != TRAIN), splits[0])
 
 
 def _engine_words(model: str | None, engine: str | None, url: str | None) -> list[str]:

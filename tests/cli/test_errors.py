@@ -1,0 +1,104 @@
+"""Failures: one message on standard error, the promised exit code, a traceback only with --debug."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+
+from agentrl.errors import TrainingError, UsageError
+
+Cli = Callable[..., Any]
+
+
+@pytest.mark.parametrize(
+    ("words", "message"),
+    [
+        ("train", "nothing says what to run"),
+        ("train quickstrt", "Did you mean quickstart?"),
+        ("train quickstart quickstart2", "more than one config"),
+        ("train quickstart trainer.stepz=3", "did you mean trainer.steps?"),
+        ("train quickstart trainer.steps=many", "trainer.steps"),
+        ("train quickstart trainer.steps=0", "trainer.steps"),
+        ("train --env houshold", "household"),
+        ("train --env no_such_module:Thing-v0", "no module no_such_module"),
+        ("train --env guess_number --model ./nowhere", "there is no model"),
+        ("train --env guess_number engine=scripted", "cannot be trained"),
+        ("train --env guess_number agent.loop=react_txt", "react_text"),
+        ("train --resume nowhere", "no run in nowhere"),
+        ("train --resume nowhere quickstart", "resumed with its own config"),
+        ("sft --env guess_number --model scratch", "no expert"),
+        ("eval", "nothing says where to evaluate"),
+        ("eval --env household", "nothing says what to evaluate"),
+        ("eval --env household/test --policy expert", "no split"),
+        ("eval --env guess_number --policy expert --tasks 2", "no expert"),
+        ("eval --env guess_number --model m --url http://127.0.0.1:1 --engine local", "has no address"),
+        ("view nowhere", "no run in nowhere"),
+        ("export nowhere out", "no run or checkpoint"),
+        ("env show houshold", "household"),
+        ("env play guess_number --task 999999999", "no task of this number"),
+        ("env play guess_number size", "expected key=value"),
+        ("tool show calculater", "calculator"),
+        ("tool call calculator expression=2+", "not an arithmetic expression"),
+        ("tool call calculator", "Field required"),
+        ("tool show agentrl.env:EnvironmentSpec", "is not a tool"),
+        ("bench nothing --folder nowhere", "no folder nowhere"),
+        ("init 1game", "cannot be the name"),
+        ("init json", "package of this name"),
+        ("config show quickstart model.pth=x", "did you mean model.path?"),
+    ],
+)
+@pytest.mark.usefixtures("workplace")
+def test_wrong_usage_is_one_message_and_exit_code_two(agentrl: Cli, words: str, message: str) -> None:
+    ended = agentrl(*words.split())
+    assert ended.code == 2
+    assert ended.err.startswith("error: ") or "run " in ended.err
+    assert message in ended.err
+    assert "Traceback" not in ended.err
+    assert ended.err.count("error: ") == 1
+
+
+@pytest.mark.parametrize(
+    "words",
+    ["eval --env guess_number --tasks none", "eval --policy nobody", "train --no-such-option", "init", "bench a b"],
+)
+def test_what_the_parser_refuses_is_exit_code_two(agentrl: Cli, words: str) -> None:
+    ended = agentrl(*words.split())
+    assert ended.code == 2
+    assert "Traceback" not in ended.err
+
+
+def failing(error: Exception) -> Callable[[], None]:
+    def fail() -> None:
+        raise error
+
+    return fail
+
+
+@pytest.mark.parametrize(
+    ("error", "code", "message"),
+    [
+        (TrainingError("gradients are not finite", got="nan"), 1, "error: gradients are not finite: got nan"),
+        (UsageError("no such thing"), 2, "error: no such thing"),
+        (ZeroDivisionError("division by zero"), 1, "error: ZeroDivisionError: division by zero"),
+    ],
+)
+def test_exit_codes_by_kind_of_error(
+    agentrl: Cli, monkeypatch: pytest.MonkeyPatch, error: Exception, code: int, message: str
+) -> None:
+    monkeypatch.setattr("agentrl.cli.config.shipped_configs", failing(error))
+    ended = agentrl("config", "list")
+    assert ended.code == code
+    assert ended.err.startswith(message)
+    assert "Traceback" not in ended.err
+    with pytest.raises(type(error)):
+        agentrl("config", "list", "--debug")
+
+
+def test_an_interruption_is_exit_code_130(agentrl: Cli, monkeypatch: pytest.MonkeyPatch) -> None:
+    def interrupted() -> None:
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr("agentrl.cli.config.shipped_configs", interrupted)
+    assert agentrl("config", "list").code == 130

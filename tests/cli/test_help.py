@@ -1,0 +1,60 @@
+"""Help pages: all of them, with examples; and the program's own options."""
+
+from __future__ import annotations
+
+import importlib
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+import typer
+
+from agentrl.cli.commands import COMMANDS
+
+Cli = Callable[..., Any]
+
+
+def pages() -> list[tuple[str, ...]]:
+    """The words of every command and every command of a group."""
+    found: list[tuple[str, ...]] = []
+    for name, entry in COMMANDS.items():
+        found.append((name,))
+        app: typer.Typer = importlib.import_module(entry.module).app
+        if entry.is_group:
+            names = [c.name or (c.callback.__name__ if c.callback else "") for c in app.registered_commands]
+            found += [(name, child) for child in names]
+    return found
+
+
+@pytest.mark.parametrize("words", pages(), ids=" ".join)
+def test_every_help_page_explains_and_gives_examples(agentrl: Cli, words: tuple[str, ...]) -> None:
+    page = agentrl(*words, "--help")
+    assert page.code == 0, page.err
+    assert f"Usage: agentrl {' '.join(words)}" in page.out
+    if not COMMANDS[words[0]].is_group or len(words) == 2:
+        assert f"agentrl {' '.join(words)}" in page.out.partition("Examples:")[2]
+        assert "--debug" in page.out
+
+
+def test_the_overview_names_every_command(agentrl: Cli) -> None:
+    page = agentrl("--help")
+    assert page.code == 0
+    for name, entry in COMMANDS.items():
+        assert f" {name} " in page.out
+        assert entry.help in page.out
+
+
+def test_a_command_group_without_a_command_shows_its_help(agentrl: Cli) -> None:
+    page = agentrl("env")
+    assert page.code == 2
+    assert "check" in page.out + page.err
+
+
+def test_the_version(agentrl: Cli) -> None:
+    assert agentrl("--version").out.strip() == "0.1.0"
+
+
+def test_an_unknown_command_gets_the_nearest(agentrl: Cli) -> None:
+    ended = agentrl("trian")
+    assert ended.code == 2
+    assert "Did you mean 'train'" in ended.err

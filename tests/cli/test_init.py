@@ -1,0 +1,64 @@
+"""A scaffolded project works as it is: its tests pass, it is checked, it trains."""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from agentrl.cli.init import create_project
+
+Cli = Callable[..., Any]
+
+SMALL = ("trainer.tasks_per_step=1", "agent.max_turns=2", "model.scratch.hidden_size=32", "model.scratch.layers=1")
+
+
+@pytest.fixture(scope="module")
+def project(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return create_project("tiny_quest", tmp_path_factory.mktemp("projects"))
+
+
+def run(project: Path, *words: str) -> subprocess.CompletedProcess[str]:
+    return subprocess.run(
+        [sys.executable, *words],
+        cwd=project,
+        env={**os.environ, "OMP_NUM_THREADS": "1", "COLUMNS": "120"},
+        capture_output=True,
+        text=True,
+        timeout=100,
+    )
+
+
+def test_its_own_tests_pass(project: Path) -> None:
+    ended = run(project, "-W", "ignore", "-m", "pytest", "-q", "-p", "no:cacheprovider", "-p", "no:asyncio")
+    assert ended.returncode == 0, ended.stdout + ended.stderr
+    assert "3 passed" in ended.stdout
+
+
+def test_it_trains(project: Path) -> None:
+    program = "import sys; from agentrl.cli import main; main(sys.argv[1:])"
+    ended = run(project, "-c", program, "train", "train.yaml", "trainer.steps=1", *SMALL)
+    assert ended.returncode == 0, ended.stderr
+    assert "step 1/1" in ended.stderr
+
+
+def test_nothing_is_left_of_the_templates(project: Path) -> None:
+    files = [path for path in project.rglob("*") if path.is_file() and "__pycache__" not in path.parts]
+    texts = [path.read_text() for path in files if path.suffix in {".py", ".toml", ".md"}]
+    assert len(texts) >= 5
+    assert not any("$package" in text or "$class_name" in text for text in texts)
+    assert {"pyproject.toml", "README.md", "train.yaml"} <= {path.name for path in files}
+
+
+def test_the_command_says_what_it_made_and_never_overwrites(agentrl: Cli, workplace: Path) -> None:
+    made = agentrl("init", "other_quest")
+    assert made.code == 0
+    assert "other_quest/environment.py" in made.out
+    again = agentrl("init", "other_quest")
+    assert again.code == 2
+    assert "is there already" in again.err

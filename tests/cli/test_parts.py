@@ -1,0 +1,124 @@
+"""Environments, tools, the machine, configs and benchmarks from the command line."""
+
+from __future__ import annotations
+
+import io
+import json
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from agentrl.cli.doctor import GIB, Machine, advice
+from agentrl.registry import Kind, names
+from agentrl.training.accelerators import Accelerator
+
+Cli = Callable[..., Any]
+
+
+def test_environments_are_listed_and_shown(agentrl: Cli) -> None:
+    listed = agentrl("env", "list").out
+    assert all(name in listed for name in names(Kind.ENVIRONMENT))
+    shown = agentrl("env", "show", "household").out
+    assert "134 tasks" in shown
+    assert "go to (receptacle)" in shown
+
+
+def test_checking_prints_each_rule_and_fails_where_one_is_broken(
+    agentrl: Cli, workplace: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    assert agentrl("env", "check", "guess_number", "--episodes", "2").code == 0
+    (workplace / "shaky_world.py").write_text(
+        "import gymnasium as gym, itertools\n"
+        "counter = itertools.count()\n"
+        "class Shaky(gym.Env):\n"
+        "    observation_space = action_space = gym.spaces.Text(50)\n"
+        "    def reset(self, *, seed=None, options=None):\n"
+        "        super().reset(seed=seed)\n"
+        "        return f'number {next(counter)}', {}\n"
+        "    def step(self, action):\n"
+        "        return 'end', 0.0, True, False, {}\n"
+    )
+    monkeypatch.syspath_prepend(str(workplace))
+    ended = agentrl("env", "check", "shaky_world:Shaky", "--episodes", "2")
+    assert ended.code == 1
+    assert "failed   is deterministic" in ended.out
+    assert "breaks rules" in ended.err
+
+
+def play(agentrl: Cli, monkeypatch: pytest.MonkeyPatch, typed: str, *words: str) -> str:
+    monkeypatch.setattr("sys.stdin", io.StringIO(typed))
+    ended = agentrl("env", "play", *words)
+    assert ended.code == 0, ended.err
+    return str(ended.out)
+
+
+def test_a_person_plays(agentrl: Cli, monkeypatch: pytest.MonkeyPatch) -> None:
+    every_number = "\n".join(map(str, range(1, 12)))
+    out = play(agentrl, monkeypatch, f"?\nfifty\n{every_number}\n", "guess_number")
+    assert "does not list its actions" in out
+    assert "Answer with a number." in out
+    assert "after 10 turns" in out
+
+
+def test_the_expert_helps_a_person(agentrl: Cli, monkeypatch: pytest.MonkeyPatch) -> None:
+    out = play(agentrl, monkeypatch, "?\n" + "!\n" * 50, "household", "size=tiny", "--task", "2")
+    assert "go to" in out
+    assert "Solved. Return 1" in out
+
+
+def test_a_person_leaves(agentrl: Cli, monkeypatch: pytest.MonkeyPatch) -> None:
+    assert "Return" not in play(agentrl, monkeypatch, "q\n", "frozen_lake")
+    assert "Return" not in play(agentrl, monkeypatch, "", "household/valid_seen")
+
+
+def test_tools_are_listed_shown_and_called(agentrl: Cli) -> None:
+    assert "calculator" in agentrl("tool", "list").out
+    assert json.loads(agentrl("tool", "show", "calculator").out)["function"]["name"] == "calculator"
+    assert agentrl("tool", "call", "calculator", "expression=6 * 7").out == "42\n"
+
+
+def test_the_doctor_tells_versions_machine_and_next_step(agentrl: Cli) -> None:
+    ended = agentrl("doctor")
+    assert ended.code == 0, ended.err
+    for word in ("torch", "cores", "memory", "GPUs", "engines", "local", "household", "extras", "→"):
+        assert word in ended.out
+
+
+GPU = Accelerator(device="cuda:0", name="Big GPU", memory_bytes=80 * GIB)
+
+
+@pytest.mark.parametrize(
+    ("machine", "advised"),
+    [
+        (Machine(cores=2, memory_bytes=8 * GIB, free_disk_bytes=9 * GIB, gpus=[], has_nvidia_driver=False), "demo"),
+        (Machine(cores=2, memory_bytes=2 * GIB, free_disk_bytes=9 * GIB, gpus=[], has_nvidia_driver=False), "memory"),
+        (Machine(cores=2, memory_bytes=8 * GIB, free_disk_bytes=1 * GIB, gpus=[], has_nvidia_driver=False), "disk"),
+        (Machine(cores=2, memory_bytes=8 * GIB, free_disk_bytes=9 * GIB, gpus=[], has_nvidia_driver=True), "for CUDA"),
+        (Machine(cores=8, memory_bytes=99 * GIB, free_disk_bytes=99 * GIB, gpus=[GPU], has_nvidia_driver=True), "real"),
+    ],
+)
+def test_the_doctors_advice_fits_the_machine(machine: Machine, advised: str) -> None:
+    assert advised in advice(machine)[0]
+
+
+def test_configs_are_listed_and_documented(agentrl: Cli, workplace: Path) -> None:
+    assert "quickstart" in agentrl("config", "list").out.split()
+    assert "| `trainer.steps` |" in agentrl("config", "reference").out
+    assert agentrl("config", "reference", "--output", "keys.md").code == 0
+    assert "| `trainer.steps` |" in (workplace / "keys.md").read_text()
+
+
+def test_benchmarks_are_found_and_run(agentrl: Cli, workplace: Path) -> None:
+    folder = workplace / "benchmarks"
+    folder.mkdir()
+    (folder / "sums.py").write_text("def run():\n    return {'sum': {'per_s': 12345.0}, 'machine': 'here'}\n")
+    (folder / "empty.py").write_text("")
+    assert agentrl("bench").out.split() == ["empty", "sums"]
+    ended = agentrl("bench", "sums", "--json", "sums.json")
+    assert ended.code == 0, ended.err
+    assert "1.234e+04" in ended.out
+    assert json.loads((workplace / "sums.json").read_text())["machine"] == "here"
+    assert "no function run()" in agentrl("bench", "empty").err
+    assert "expected one of empty, sums" in agentrl("bench", "other").err

@@ -1,0 +1,103 @@
+"""Training from the command line: dry runs, runs, resuming, interruption."""
+
+from __future__ import annotations
+
+import json
+import signal
+import subprocess
+import sys
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+import yaml
+
+Cli = Callable[..., Any]
+
+SMALL = (
+    "agent.loop=react_text",
+    "agent.max_turns=3",
+    "agent.max_answer_tokens=12",
+    "agent.max_tokens=512",
+    "algorithm.group_size=2",
+    "trainer.tasks_per_step=2",
+    "trackers=[]",
+    "model.scratch.hidden_size=32",
+    "model.scratch.layers=1",
+)
+
+
+def test_a_dry_run_prints_config_and_arithmetic_and_makes_nothing(agentrl: Cli, workplace: Path) -> None:
+    ended = agentrl("train", "quickstart", "trainer.steps=7", "trainer.tasks_per_step=3", "--dry-run")
+    assert ended.code == 0
+    config, _, arithmetic = ended.out.partition("\nwhat ")
+    assert yaml.safe_load(config)["trainer"]["steps"] == 7
+    assert "episodes in all" in arithmetic
+    assert f"{3 * 8 * 7}" in arithmetic
+    assert list(workplace.iterdir()) == []
+
+
+def test_the_printed_config_runs_again(agentrl: Cli, workplace: Path) -> None:
+    shown = agentrl("config", "show", "quickstart", "trainer.steps=7")
+    (workplace / "again.yaml").write_text(shown.out)
+    assert agentrl("config", "show", "again.yaml").out == shown.out
+
+
+def test_a_run_leaves_a_folder_with_everything(trained_run: Path) -> None:
+    assert {"config.yaml", "metrics.jsonl", "trajectories", "checkpoints", "model"} <= {
+        path.name for path in trained_run.iterdir()
+    }
+    lines = [json.loads(line) for line in (trained_run / "metrics.jsonl").read_text().splitlines()]
+    assert [line["step"] for line in lines] == [1, 2]
+    assert all(line["mismatch/prob_abs_mean"] < 1e-4 for line in lines)
+
+
+def test_progress_is_plain_lines_where_there_is_no_terminal(agentrl: Cli, workplace: Path) -> None:
+    ended = agentrl("train", "--env", "guess_number", "--model", "scratch", "trainer.steps=1", *SMALL)
+    assert ended.code == 0, ended.err
+    assert ended.out == ""
+    (line,) = [line for line in ended.err.splitlines() if line.startswith("step 1/1")]
+    for title in ("reward", "tokens/s", "staleness 0.00", "waiting for episodes"):
+        assert title in line
+    assert "agentrl eval --model runs/" in ended.err
+    assert (workplace / "runs" / "latest").exists()
+
+    resumed = agentrl("train", "--resume", "runs/latest", "trainer.steps=2")
+    assert resumed.code == 0, resumed.err
+    assert "step 2/2" in resumed.err
+    assert "step 1/2" not in resumed.err
+
+
+def test_a_run_is_not_resumed_with_another_environment(agentrl: Cli, trained_run: Path) -> None:
+    ended = agentrl("train", "--resume", str(trained_run), "--env", "household")
+    assert ended.code == 2
+    assert "its own config" in ended.err
+
+
+def test_control_c_saves_and_says_how_to_go_on(tmp_path: Path) -> None:
+    words = ["train", "--env", "guess_number", "--model", "scratch", "trainer.steps=500", *SMALL]
+    program = "import sys; from agentrl.cli import main; main(sys.argv[1:])"
+    with subprocess.Popen(
+        [sys.executable, "-c", program, *words], cwd=tmp_path, stderr=subprocess.PIPE, text=True
+    ) as process:
+        assert process.stderr is not None
+        for line in process.stderr:
+            if line.startswith("step 1/"):
+                break
+        process.send_signal(signal.SIGINT)
+        rest = process.stderr.read()
+    assert process.returncode == 130, rest
+    assert "go on with: agentrl train --resume" in rest
+    assert "Traceback" not in rest
+    assert list((tmp_path / "runs" / "latest" / "checkpoints").glob("step-*"))
+
+
+@pytest.mark.parametrize("command", ["train", "sft"])
+def test_a_crowded_folder_is_not_overwritten(agentrl: Cli, workplace: Path, command: str) -> None:
+    (workplace / "runs" / "mine").mkdir(parents=True)
+    (workplace / "runs" / "mine" / "notes.txt").write_text("keep me")
+    ended = agentrl(command, "--env", "household", "--model", "scratch", "run.name=mine", *SMALL)
+    assert ended.code == 2
+    assert "exists already" in ended.err
+    assert (workplace / "runs" / "mine" / "notes.txt").read_text() == "keep me"

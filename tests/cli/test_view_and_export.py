@@ -1,0 +1,49 @@
+"""Looking at episodes, and taking a model out of a run."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+Cli = Callable[..., Any]
+
+
+def test_a_page_of_the_latest_episodes(agentrl: Cli, trained_run: Path, workplace: Path) -> None:
+    ended = agentrl("view", str(trained_run), "--count", "3", "--output", "page.html")
+    assert ended.code == 0, ended.err
+    page = (workplace / "page.html").read_text()
+    assert page.count("<details") == 3
+    assert 'class="sampled' in page
+    assert "I think of a number" in page.replace('</span><span class="prompt" title="', "") or "number" in page
+
+
+def test_episodes_are_chosen_by_step_and_task(agentrl: Cli, trained_run: Path) -> None:
+    everything = agentrl("view", str(trained_run), "--terminal", "--count", "99").out
+    tasks = [line.split()[0] for line in everything.splitlines() if line.startswith("train-")]
+    assert len(tasks) == 8
+    one = agentrl("view", str(trained_run), "--terminal", "--task", tasks[-1], "--step", "2").out
+    assert {line.split()[0] for line in one.splitlines() if line.startswith("train-")} == {tasks[-1]}
+    none = agentrl("view", str(trained_run), "--step", "99")
+    assert none.code == 2
+    assert "no episode" in none.err
+
+
+def test_an_evaluations_episodes_can_be_viewed(agentrl: Cli, trained_run: Path) -> None:
+    assert agentrl("eval", "--model", str(trained_run), "--tasks", "2", "--seed", "8").code == 0
+    folder = max((trained_run / "evaluations").iterdir(), key=lambda path: path.stat().st_mtime_ns)
+    ended = agentrl("view", str(folder), "--terminal", "--count", "1")
+    assert ended.code == 0, ended.err
+    assert "turns" in ended.out
+
+
+def test_an_exported_model_is_a_folder_of_its_own(agentrl: Cli, trained_run: Path, workplace: Path) -> None:
+    ended = agentrl("export", str(trained_run), "my-model")
+    assert ended.code == 0, ended.err
+    folder = workplace / "my-model"
+    assert {"config.json", "model.safetensors", "tokenizer.json"} <= {path.name for path in folder.iterdir()}
+    assert json.loads((folder / "config.json").read_text())["model_type"] == "qwen3"
+    again = agentrl("export", str(trained_run), "my-model")
+    assert again.code == 2
+    assert "is there already" in again.err
