@@ -27,8 +27,8 @@ app = typer.Typer()
 )
 def sft(
     words: Words = None,
-    env: Annotated[str | None, typer.Option(help="environment=NAME[/SPLIT].")] = None,
-    model: Annotated[str | None, typer.Option(help="model=PATH: a folder, a name, a run, or scratch.")] = None,
+    env: Annotated[str | None, typer.Option(help="The environment: NAME or NAME/SPLIT.")] = None,
+    model: Annotated[str | None, typer.Option(help="The model: a folder, a name, a run, or scratch.")] = None,
     dry_run: Annotated[bool, typer.Option("--dry-run", help="Print config and arithmetic, and run nothing.")] = False,
 ) -> None:
     """Warm-start a model: it learns to do what the environment's expert does."""

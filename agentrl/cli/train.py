@@ -42,8 +42,8 @@ Words = Annotated[
 )
 def train(
     words: Words = None,
-    env: Annotated[str | None, typer.Option(help="environment=NAME[/SPLIT].")] = None,
-    model: Annotated[str | None, typer.Option(help="model=PATH: a folder, a name, a run, or scratch.")] = None,
+    env: Annotated[str | None, typer.Option(help="The environment: NAME or NAME/SPLIT.")] = None,
+    model: Annotated[str | None, typer.Option(help="The model: a folder, a name, a run, or scratch.")] = None,
     resume: Annotated[
         Path | None, typer.Option(metavar="RUN_DIR", help="Go on with this run; overrides may follow.")
     ] = None,
