@@ -11,9 +11,11 @@ from transformers.utils import logging as transformers_logging
 from agentrl.assembly.scratch import write_scratch_model
 from agentrl.config.schema import Config
 from agentrl.errors import UsageError
+from agentrl.observe.disk import writing
 from agentrl.observe.model_folder import find_model
 from agentrl.observe.run_directory import RunDirectory
 from agentrl.render.renderer import Renderer
+from agentrl.training.checkpoint import system_errors
 
 SCRATCH = "scratch"
 """`model.path` of a model that is made from nothing."""
@@ -35,7 +37,7 @@ async def prepare_model(config: Config, run: RunDirectory) -> str:
     """Where the model lies that the run starts from; a scratch model is written into the run's folder first.
 
     Raises:
-        UsageError: it cannot be made.
+        UsageError: it cannot be made, or the disk is full.
     """
     transformers_logging.disable_progress_bar()
     if config.model.path != SCRATCH:
@@ -43,8 +45,9 @@ async def prepare_model(config: Config, run: RunDirectory) -> str:
     if not run.model.is_dir():
         partial = run.model.with_name("model.partial")
         shutil.rmtree(partial, ignore_errors=True)
-        await write_scratch_model(config, partial)
-        partial.rename(run.model)
+        with writing(run.model), system_errors():
+            await write_scratch_model(config, partial)
+            partial.rename(run.model)
     return str(run.model)
 
 

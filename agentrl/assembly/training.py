@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import copy
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 
 from transformers import PreTrainedModel, PreTrainedTokenizerFast
@@ -14,6 +14,7 @@ from agentrl.assembly.models import build_renderer, load_tokenizer, pad_id
 from agentrl.config.schema import Config, LocalEngineConfig
 from agentrl.env import EnvironmentSpec
 from agentrl.errors import ConfigError
+from agentrl.message import Role
 from agentrl.policy import PolicyEngine
 from agentrl.render.check import check_template
 from agentrl.render.renderer import Renderer
@@ -30,8 +31,8 @@ from agentrl.training.model_weights import ModelWeights
 from agentrl.training.trainer import Trainer
 from agentrl.weights import TOLERANCE, InProcessSync, Probe, WeightSync
 
-_CONTINUED_LOOPS = ("tool_calling", "react_text")
-"""Loops whose conversations go on over several turns, so that a template that rewrites history would hurt."""
+_FOLLOW_UPS: Mapping[str, tuple[Role, ...]] = {"tool_calling": ("tool",), "react_text": ("user",)}
+"""Who speaks after an answer in loops whose conversations go on, where a template that rewrites history would hurt."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -120,10 +121,12 @@ def check_rendering(config: Config, renderer: Renderer) -> None:
     """Check, before anything is sampled, that the chat template can be rendered turn by turn.
 
     Raises:
-        TemplateError: it rewrites history; the two renderings are shown.
+        TemplateError: it rewrites history (the two renderings are shown), or cannot call tools where the loop does.
     """
-    if config.agent.loop in _CONTINUED_LOOPS:
-        check_template(renderer)
+    if config.agent.loop == "tool_calling":
+        renderer.require_tool_parser()
+    if config.agent.loop in _FOLLOW_UPS:
+        check_template(renderer, roles=_FOLLOW_UPS[config.agent.loop])
 
 
 def _build_trainer(config: Config, model: PreTrainedModel, reference_path: str | None) -> Trainer:
