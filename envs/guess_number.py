@@ -1,13 +1,10 @@
 """Guess a number from 1 to 100 in ten turns: the smallest environment."""
 
-import functools
-from typing import Any
-
 import gymnasium
 
 from agentrl.env import EnvironmentSpec, Isolation
 from agentrl.message import parse_int
-from agentrl.task import seed_tasks
+from agentrl.task import SeedTasks
 
 
 class GuessNumber(gymnasium.Env[str, str]):
@@ -15,24 +12,27 @@ class GuessNumber(gymnasium.Env[str, str]):
 
     observation_space = action_space = gymnasium.spaces.Text(200, charset=frozenset(map(chr, range(32, 127))))
 
-    def reset(self, *, seed: int | None = None, options: dict[str, Any] | None = None) -> tuple[str, dict[str, Any]]:
+    def reset(
+        self, *, seed: int | None = None, options: dict[str, object] | None = None
+    ) -> tuple[str, dict[str, object]]:
         """Think of a number."""
         super().reset(seed=seed)
         self.secret, self.turns = int(self.np_random.integers(1, 101)), 0
         return "I think of a number from 1 to 100. Guess.", {}
 
-    def step(self, action: str) -> tuple[str, float, bool, bool, dict[str, Any]]:
+    def step(self, action: str) -> tuple[str, float, bool, bool, dict[str, object]]:
         """Answer a guess."""
         guess, self.turns = parse_int(action), self.turns + 1
-        info = {"success": guess == self.secret, "valid": guess is not None}
+        won = guess == self.secret
         answer = "Answer with a number." if guess is None else "Higher." if guess < self.secret else "Lower."
-        return answer, float(info["success"]), info["success"], self.turns >= 10 and not info["success"], info
+        return answer, float(won), won, self.turns >= 10 and not won, {"success": won, "valid": guess is not None}
 
 
 SPEC = EnvironmentSpec(
     name="guess_number",
     make=GuessNumber,
-    tasks=functools.partial(seed_tasks, "guess_number"),
+    tasks=lambda split, **_: SeedTasks("guess_number", split),
+    description="Guess a number from 1 to 100 in ten turns, told higher or lower: the smallest environment.",
     instructions="Guess the number that I think of. Each turn, answer with one whole number.",
     reward_range=(0.0, 1.0),
     success_threshold=1.0,
