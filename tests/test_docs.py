@@ -1,0 +1,119 @@
+"""The documentation does what it says: code blocks run, commands exist, links lead somewhere, tables are made."""
+
+from __future__ import annotations
+
+import importlib.util
+import re
+import shlex
+from collections.abc import Iterator
+from pathlib import Path
+from types import ModuleType
+from typing import Any
+
+import pytest
+
+from agentrl.cli import main
+from agentrl.cli.commands import COMMANDS
+from agentrl.registry import Kind, unregister
+
+ROOT = Path(__file__).parent.parent
+PAGES = [ROOT / "README.md", ROOT / "CONTRIBUTING.md", *sorted((ROOT / "docs").rglob("*.md"))]
+BLOCK = re.compile(r"^```(\w+)\n(.*?)^```", re.MULTILINE | re.DOTALL)
+LINK = re.compile(r"\]\((?!https?://)([^)#]+)(#[^)]*)?\)")
+SMALL = (
+    "'trainer.tasks_per_step=1', 'algorithm.group_size=2', 'agent.max_turns=2', 'agent.max_answer_tokens=8', "
+    "'model.scratch.hidden_size=32', 'model.scratch.layers=1', 'trackers=[]'"
+)
+SHORTER = {
+    '"Qwen/Qwen2.5-0.5B-Instruct", algorithm="grpo", steps=100)': f'"scratch", steps=1, overrides=[{SMALL}])',
+    "samples=4))": "samples=2, tasks=2))",
+    'steps=2, overrides=["trainer.tasks_per_step=2"])': f"steps=1, overrides=[{SMALL}])",
+}
+"""What is changed in blocks before they run: no download, and seconds instead of hours."""
+
+
+def blocks(page: Path, language: str) -> list[str]:
+    return [text for found, text in BLOCK.findall(page.read_text()) if found == language]
+
+
+def pages_with(language: str) -> list[Any]:
+    return [pytest.param(page, id=str(page.relative_to(ROOT))) for page in PAGES if blocks(page, language)]
+
+
+def commands(page: Path, language: str) -> Iterator[list[str]]:
+    for block in blocks(page, language):
+        for line in block.splitlines():
+            words = shlex.split(line, comments=True)
+            if words:
+                assert words[0] == "agentrl", line
+                yield words[1:]
+
+
+@pytest.mark.parametrize("page", pages_with("python"))
+def test_python_blocks_run(page: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(tmp_path)
+    code = "\n".join(blocks(page, "python"))
+    for long, short in SHORTER.items():
+        code = code.replace(long, short)
+    try:
+        exec(compile(code, str(page), "exec"), {"__name__": f"docs_{page.stem}"})
+    finally:
+        unregister(Kind.TOOL, "midpoint")
+
+
+@pytest.mark.parametrize("page", pages_with("bash"))
+def test_bash_blocks_run(page: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(tmp_path)
+    for words in commands(page, "bash"):
+        with pytest.raises(SystemExit) as end:
+            main(words)
+        assert not end.value.code, words
+
+
+@pytest.mark.parametrize("page", pages_with("console"))
+def test_console_blocks_name_commands_and_options_that_exist(
+    page: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("COLUMNS", "200")
+    for words in commands(page, "console"):
+        command = words[: 2 if COMMANDS[words[0]].is_group else 1]
+        with pytest.raises(SystemExit):
+            main([*command, "--help"])
+        known = capsys.readouterr().out
+        unknown = [word for word in words if word.startswith("--") and f"{word} " not in known]
+        assert unknown == [], words
+
+
+@pytest.mark.parametrize("page", PAGES, ids=lambda page: str(page.relative_to(ROOT)))
+def test_links_lead_somewhere(page: Path) -> None:
+    made = {"configuration.md", "cli.md"}
+    targets = [target for target, _ in LINK.findall(page.read_text())]
+    assert [target for target in targets if target not in made and not (page.parent / target).exists()] == []
+
+
+@pytest.fixture(scope="module")
+def generator() -> ModuleType:
+    spec = importlib.util.spec_from_file_location("docs_generate", ROOT / "docs" / "generate.py")
+    assert spec is not None
+    assert spec.loader is not None
+    module = importlib.util.module_from_spec(spec)
+    spec.loader.exec_module(module)
+    return module
+
+
+def test_every_page_is_in_the_navigation_and_every_table_can_be_made(generator: ModuleType) -> None:
+    navigation = (ROOT / "mkdocs.yml").read_text()
+    for page in (ROOT / "docs").rglob("*.md"):
+        assert f" {page.relative_to(ROOT / 'docs')}\n" in navigation
+        filled = generator.fill(page.read_text())
+        assert "<!-- generated" not in filled
+
+
+def test_reference_pages_are_made_from_the_code(generator: ModuleType) -> None:
+    assert "| `trainer.learning_rate` |" in generator.configuration_page()
+    page = generator.cli_page()
+    for name in COMMANDS:
+        assert f"## agentrl {name}\n" in page
+    assert "### agentrl env check\n" in page
+    assert "╭" in page
+    assert "| `household` |" in generator.environments_table()
