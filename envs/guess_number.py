@@ -12,9 +12,7 @@ class GuessNumber(gymnasium.Env[str, str]):
 
     observation_space = action_space = gymnasium.spaces.Text(200, charset=frozenset(map(chr, range(32, 127))))
 
-    def reset(
-        self, *, seed: int | None = None, options: dict[str, object] | None = None
-    ) -> tuple[str, dict[str, object]]:
+    def reset(self, *, seed: int | None = None, options: object = None) -> tuple[str, dict[str, object]]:
         """Think of a number."""
         super().reset(seed=seed)
         self.secret, self.turns = int(self.np_random.integers(1, 101)), 0
