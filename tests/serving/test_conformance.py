@@ -14,7 +14,7 @@ from agentrl.serving.scripted import ScriptedEngine
 from agentrl.testing import check_engine
 from agentrl.testing.engine_check import Verdict
 from agentrl.testing.engine_checks import CHECKS
-from agentrl.testing.models import FAMILIES, tiny_model
+from agentrl.testing.models import tiny_model
 
 
 @pytest.mark.parametrize("delay_s", [0.0, 1e-6])
@@ -42,9 +42,7 @@ SIZES = {
 }
 
 
-@pytest.mark.parametrize(
-    ("family", "size"), [*((family, "roomy") for family in FAMILIES), ("qwen3", "tight"), ("gemma3", "tight")]
-)
+@pytest.mark.parametrize(("family", "size"), [("qwen3", "roomy"), ("qwen3", "tight"), ("gemma3", "roomy")])
 async def test_the_local_engine_conforms(family, size, reference_of):
     model = tiny_model(family, max_context=128)
     report = await check_engine(

@@ -92,8 +92,9 @@ async def test_a_hang_misses_the_deadline(request_of):
 async def test_a_hang_can_be_aborted(request_of):
     engine = ScriptedEngine(script=lambda _: ScriptedAnswer(token_ids=[1, 2], failure=Failure.HANG))
     task = asyncio.ensure_future(engine.generate(request_of([1], "hung")))
-    while engine.metrics().sampled_tokens < 2:
+    for _ in range(5):
         await asyncio.sleep(0)
+    assert engine.metrics().sampled_tokens == 2
     assert await engine.abort("hung")
     answer = await task
     assert (answer.token_ids, answer.stop_reason) == ([1, 2], StopReason.ABORT)

@@ -1,0 +1,243 @@
+import asyncio
+import itertools
+import random
+
+import pytest
+import torch
+
+from agentrl.config.schema import LocalEngineConfig
+from agentrl.errors import EngineError, UsageError
+from agentrl.serving.local import LocalEngine
+from agentrl.testing.models import FAMILIES, tiny_model
+
+
+async def _play(engine, request_of, *, sessions=6, turns=3, vocabulary=64, **params):
+    """Play multi-turn sessions of different lengths at once: per session, the prompt and answer of each turn."""
+
+    async def session(number):
+        generator = random.Random(number)
+        ids = [generator.randrange(vocabulary) for _ in range(3 + 9 * number)]
+        played = []
+        for turn in range(turns):
+            name = f"{number}.{turn}"
+            settings = {"max_tokens": generator.randint(3, 12), "seed": 100 * number + turn, **params}
+            answer = await engine.generate(request_of(ids, name, str(number), **settings))
+            played.append((ids, answer))
+            ids = [*ids, *answer.token_ids, *(generator.randrange(vocabulary) for _ in range(7))]
+        await engine.end_session(str(number))
+        return played
+
+    return await asyncio.gather(*map(session, range(sessions)))
+
+
+def _answers(played):
+    return [[(answer.token_ids, answer.logprobs) for _, answer in session] for session in played]
+
+
+@pytest.mark.parametrize("family", FAMILIES)
+@pytest.mark.parametrize("tied", [True, False])
+async def test_greedy_decoding_equals_generate_and_logprobs_a_full_forward(family, tied, request_of, reference_of):
+    model = tiny_model(family, tied=tied)
+    engine = LocalEngine(model, LocalEngineConfig(slots=4, prefill_tokens=40))
+    played = await _play(engine, request_of, temperature=0.0, stop_token_ids=frozenset({0, 1, 2}))
+    await engine.close()
+    for prompt, answer in (turn for session in played for turn in session):
+        reference = model.generate(
+            torch.tensor([prompt]),
+            attention_mask=torch.ones(1, len(prompt)),
+            max_new_tokens=max(3, len(answer.token_ids)),
+            do_sample=False,
+            eos_token_id=[0, 1, 2],
+            pad_token_id=0,
+        )
+        assert answer.token_ids == reference[0, len(prompt) :].tolist()[: len(answer.token_ids)]
+        expected = reference_of(model)([*prompt, *answer.token_ids], 1.0)[len(prompt) - 1 :]
+        assert answer.logprobs == pytest.approx(expected, abs=1e-5)
+
+
+@pytest.mark.parametrize(
+    "sizes",
+    [
+        {"slots": 2},
+        {"prefill_tokens": 5},
+        {"cache_tokens": 256, "max_context": 256},
+        {"slots": 3, "prefill_tokens": 11, "cache_tokens": 512, "max_context": 256},
+    ],
+)
+async def test_seeded_tokens_do_not_depend_on_sizes(sizes, request_of):
+    model = tiny_model()
+    first = LocalEngine(model, LocalEngineConfig(max_context=256))
+    second = LocalEngine(model, LocalEngineConfig(**{"max_context": 256, **sizes}))
+    expected, played = [await _play(engine, request_of, top_p=0.9) for engine in (first, second)]
+    for a, b in zip(expected, played, strict=True):
+        assert [answer.token_ids for _, answer in a] == [answer.token_ids for _, answer in b]
+    await first.close()
+    await second.close()
+
+
+async def test_turns_of_a_session_find_their_cache_even_with_fewer_slots_than_sessions(request_of):
+    engine = LocalEngine(tiny_model(), LocalEngineConfig(slots=2))
+    played = await _play(engine, request_of)
+    for session in played:
+        for (earlier, answer), (prompt, later) in itertools.pairwise(session):
+            assert later.cached_tokens == len(earlier) + len(answer.token_ids) - 1
+            assert prompt[: len(earlier)] == earlier
+    assert engine.metrics().details["evictions"] == 0
+    assert engine.metrics().details["reserved_tokens"] == 0
+    await engine.close()
+
+
+async def test_a_small_cache_evicts_idle_sessions_and_preempts_the_youngest(request_of, reference_of):
+    model = tiny_model(max_context=768)
+    engine = LocalEngine(model, LocalEngineConfig(slots=8, cache_tokens=1024))
+    prompts = [[(3 + i + j) % 64 for j in range(220)] for i in range(4)]
+    requests = [request_of(p, f"r{i}", max_tokens=120, seed=i) for i, p in enumerate(prompts)]
+    answers = await asyncio.gather(*map(engine.generate, requests))
+    idle = await engine.generate(request_of(prompts[0][:100], "after", max_tokens=5))
+    details = engine.metrics().details
+    assert details["preemptions"] > 0
+    assert details["evictions"] > 0
+    assert details["reserved_tokens"] <= 1024
+    assert len(idle.token_ids) == 5
+    for prompt, answer in zip(prompts, answers, strict=True):
+        expected = reference_of(model)([*prompt, *answer.token_ids], 1.0)[len(prompt) - 1 :]
+        assert answer.logprobs == pytest.approx(expected, abs=1e-5)
+    await engine.close()
+
+
+async def test_the_same_events_compute_the_same_bits(request_of):
+    model = tiny_model()
+    config = LocalEngineConfig(slots=4, cache_tokens=2048)
+    fresh = LocalEngine(model, config, version=7)
+    used = LocalEngine(model, config)
+    await _play(used, request_of, sessions=9)
+    await used.update_weights(None, 7)
+    assert _answers(await _play(fresh, request_of)) == _answers(await _play(used, request_of))
+    await fresh.close()
+    await used.close()
+
+
+async def test_the_trainers_module_is_shared_and_left_alone(request_of):
+    model = tiny_model()
+    model.train()
+    engine = LocalEngine(model, LocalEngineConfig())
+    (prompt, before), *_ = (await _play(engine, request_of, sessions=1, turns=1, temperature=0.0))[0]
+    assert model.training
+    assert model.config._attn_implementation == "sdpa"
+    assert not any(tensor.is_inference() for tensor in [*model.parameters(), *model.buffers()])
+    loss = model(torch.tensor([prompt])).logits.logsumexp(-1).mean()
+    loss.backward()
+    torch.optim.SGD(model.parameters(), lr=5.0).step()
+    await engine.pause()
+    await engine.update_weights(None, 1)
+    await engine.resume()
+    (_, after), *_ = (await _play(engine, request_of, sessions=1, turns=1, temperature=0.0))[0]
+    assert before.logprobs != after.logprobs
+    assert set(after.versions) == {1}
+    await engine.close()
+
+
+async def test_an_error_in_the_model_fails_the_requests_and_later_ones_are_served(request_of, monkeypatch):
+    engine = LocalEngine(tiny_model(), LocalEngineConfig(slots=2))
+    logits, calls = engine._runner.logits, []
+
+    def failing(step):
+        calls.append(step)
+        if len(calls) == 3:
+            raise RuntimeError("out of memory")
+        return logits(step)
+
+    monkeypatch.setattr(engine._runner, "logits", failing)
+    requests = [request_of([1, 2, i], f"r{i}", max_tokens=9) for i in range(5)]
+    results = await asyncio.gather(*map(engine.generate, requests), return_exceptions=True)
+    assert [type(result) for result in results] == [EngineError] * 5
+    assert "RuntimeError: out of memory" in str(results[0])
+    assert len((await engine.generate(request_of([1, 2], max_tokens=4))).token_ids) == 4
+    await engine.close()
+
+
+async def test_weights_that_are_not_finite_are_an_engine_error(request_of):
+    model = tiny_model()
+    engine = LocalEngine(model, LocalEngineConfig())
+    kept = model.model.norm.weight.detach().clone()
+    model.model.norm.weight.data.fill_(float("nan"))
+    with pytest.raises(EngineError, match="not finite"):
+        await engine.generate(request_of([1, 2], "broken", max_tokens=3))
+    model.model.norm.weight.data.copy_(kept)
+    await engine.update_weights(None, 1)
+    assert len((await engine.generate(request_of([1, 2], max_tokens=3))).token_ids) == 3
+    await engine.close()
+
+
+def _without(weights, name):
+    return {key: value for key, value in weights.items() if key != name}
+
+
+@pytest.mark.parametrize(
+    ("change", "message"),
+    [
+        (lambda weights: weights | {"model.extra": torch.zeros(1)}, "does not have: got model.extra"),
+        (lambda weights: _without(weights, "model.norm.weight"), "none for model.norm.weight"),
+        (lambda weights: weights | {"model.norm.weight": torch.zeros(3)}, "another shape: got \\(3,\\)"),
+    ],
+)
+async def test_weights_that_do_not_fit_stop_the_engine(change, message, request_of):
+    model = tiny_model()
+    engine = LocalEngine(model, LocalEngineConfig())
+    weights = {name: parameter.detach() + 1 for name, parameter in model.named_parameters()}
+    before = model.model.norm.weight.detach().clone()
+    running = asyncio.ensure_future(engine.generate(request_of([1], "running", max_tokens=200)))
+    await asyncio.sleep(0)
+    with pytest.raises(EngineError, match=message):
+        await engine.update_weights(change(weights), 1)
+    assert torch.equal(model.model.norm.weight, before)
+    with pytest.raises(EngineError, match=message):
+        await running
+    with pytest.raises(EngineError, match="does not serve any more"):
+        await engine.generate(request_of([1], max_tokens=3))
+    await engine.close()
+
+
+async def test_versions_must_grow():
+    engine = LocalEngine(tiny_model(), LocalEngineConfig(), version=3)
+    with pytest.raises(EngineError, match="got 3, expected more than 3"):
+        await engine.update_weights(None, 3)
+
+
+async def test_a_request_misses_its_deadline_during_a_pause(request_of):
+    engine = LocalEngine(tiny_model(), LocalEngineConfig(timeout_s=0.01))
+    await engine.pause()
+    with pytest.raises(EngineError, match="missed its deadline"):
+        await engine.generate(request_of([1], max_tokens=3))
+    assert engine.metrics().waiting == 0
+    await engine.close()
+
+
+def test_a_cache_that_cannot_hold_one_sequence_is_a_usage_error():
+    with pytest.raises(UsageError, match=r"cache_tokens cannot hold one sequence: got 256.*512"):
+        LocalEngine(tiny_model(max_context=512), LocalEngineConfig(cache_tokens=256))
+
+
+@pytest.mark.parametrize(
+    ("attribute", "value", "message"),
+    [("attn_logit_softcapping", 50.0, "capped scores"), ("_supports_attention_backend", False, "cannot be replaced")],
+)
+def test_models_whose_attention_does_not_fit_are_usage_errors(attribute, value, message):
+    model = tiny_model()
+    setattr(model.config if attribute.startswith("attn") else model, attribute, value)
+    with pytest.raises(UsageError, match=message):
+        LocalEngine(model, LocalEngineConfig())
+
+
+async def test_metrics_count_tokens_and_time(request_of):
+    engine = LocalEngine(tiny_model(), LocalEngineConfig())
+    played = await _play(engine, request_of, sessions=3, turns=2)
+    metrics = engine.metrics()
+    turns = [turn for session in played for turn in session]
+    assert metrics.prompt_tokens == sum(len(prompt) for prompt, _ in turns)
+    assert metrics.cached_tokens == sum(answer.cached_tokens for _, answer in turns)
+    assert metrics.sampled_tokens == sum(len(answer.token_ids) for _, answer in turns)
+    assert metrics.busy_s > 0
+    for _, answer in turns:
+        assert min(answer.queue_s, answer.prefill_s, answer.decode_s) >= 0
+    await engine.close()

@@ -1,0 +1,161 @@
+"""Rows of the key-value cache, and who gets them."""
+
+import asyncio
+
+import pytest
+import torch
+
+from agentrl.serving.local.rows import RowStore, capacity_for
+from agentrl.serving.local.scheduler import Job, Scheduler
+
+
+@pytest.mark.parametrize(
+    ("length", "capacity"),
+    [(1, 256), (256, 256), (257, 512), (1025, 1280), (2048, 2048), (2049, 2560), (5000, 5120), (9999, 10_000)],
+)
+def test_capacities_are_at_most_a_quarter_or_a_step_too_large(length, capacity):
+    assert capacity_for(length, 10_000) == capacity
+    assert length <= capacity <= max(length + 256, 1.25 * length)
+
+
+def test_the_lowest_free_row_is_used_first():
+    store = RowStore(max_tokens=10_000, max_context=1024)
+    rows = [store.take(100) for _ in range(10)]
+    assert [row.index for row in rows] == list(range(10))
+    for index in (7, 2, 5):
+        store.give_back(rows[index])
+    assert [store.take(100).index for _ in range(3)] == [2, 5, 7]
+
+
+def test_a_move_keeps_what_was_computed():
+    store = RowStore(max_tokens=4096, max_context=1024)
+    row = store.take(200)
+    keys, values = row.shelf.layer(0, torch.zeros(1, 2, 4), torch.zeros(1, 2, 4))
+    keys[row.index] = torch.randn(2, 256, 4)
+    values[row.index] = torch.randn(2, 256, 4)
+    old_keys, old_values = keys[row.index].clone(), values[row.index].clone()
+    row.computed = 150
+    store.move(row, 300)
+    assert (row.shelf.capacity, store.reserved_tokens) == (512, 512)
+    assert torch.equal(row.shelf.keys[0][row.index, :, :150], old_keys[:, :150])
+    assert torch.equal(row.shelf.values[0][row.index, :, :150], old_values[:, :150])
+    assert torch.isfinite(row.shelf.keys[0]).all()
+
+
+def test_room_counts_the_row_that_a_move_gives_back():
+    store = RowStore(max_tokens=768, max_context=768)
+    row = store.take(256)
+    assert store.has_room(512)
+    assert not store.has_room(513)
+    assert store.has_room(513, instead_of=row)
+
+
+@pytest.fixture
+def job_of(request_of):
+    def build(name, length, session=None):
+        request = request_of(list(range(length)), name, session)
+        future = asyncio.get_running_loop().create_future()
+        return Job(request=request, future=future, seed=0, ids=list(request.prompt_ids))
+
+    return build
+
+
+def _scheduler(slots=8, max_tokens=1024, prefill_tokens=4096):
+    rows = RowStore(max_tokens=max_tokens, max_context=1024)
+    return Scheduler(slots=slots, prefill_tokens=prefill_tokens, rows=rows)
+
+
+def _compute(scheduler):
+    """Do what the engine does with a plan: all tokens of the pieces are computed."""
+    pieces = scheduler.plan()
+    for piece in pieces:
+        piece.row.computed += piece.count
+    return [piece.count for piece in pieces]
+
+
+async def test_requests_are_admitted_in_order_of_arrival_up_to_the_slots(job_of):
+    scheduler = _scheduler(slots=2)
+    jobs = [job_of(f"j{i}", 5) for i in range(4)]
+    for job in jobs:
+        scheduler.submit(job)
+    scheduler.plan()
+    assert scheduler.running == jobs[:2]
+    scheduler.finish(jobs[0])
+    scheduler.finish(jobs[3])
+    scheduler.plan()
+    assert scheduler.running == [jobs[1], jobs[2]]
+    assert not scheduler.waiting
+
+
+async def test_long_prompts_are_computed_in_parts_within_the_budget(job_of):
+    scheduler = _scheduler(prefill_tokens=20)
+    for job in (job_of("a", 12), job_of("b", 30), job_of("c", 1)):
+        scheduler.submit(job)
+    assert _compute(scheduler) == [12, 8, 1]
+    assert _compute(scheduler) == [20]
+    assert _compute(scheduler) == [2]
+    assert _compute(scheduler) == []
+
+
+async def test_the_least_recently_used_idle_session_is_evicted(job_of):
+    scheduler = _scheduler(max_tokens=768)
+    for name in "abc":
+        job = job_of(name, 10)
+        scheduler.submit(job)
+        _compute(scheduler)
+        scheduler.finish(job)
+    again = job_of("a2", 11, "a")
+    scheduler.submit(again)
+    _compute(scheduler)
+    scheduler.finish(again)
+    scheduler.submit(job_of("d", 10))
+    scheduler.plan()
+    assert scheduler.evictions == 1
+    cached = []
+    for name in "abc":
+        job = job_of(f"{name}3", 12, name)
+        scheduler.submit(job)
+        scheduler.plan()
+        cached.append(job.cached_tokens)
+        scheduler.finish(job)
+    assert again.cached_tokens == 10
+    assert cached[:2] == [11, 0]
+
+
+async def test_a_session_whose_next_turn_waits_is_evicted_last(job_of):
+    scheduler = _scheduler(slots=1, max_tokens=512)
+    for name in ("queued", "idle"):
+        job = job_of(name, 10)
+        scheduler.submit(job)
+        _compute(scheduler)
+        scheduler.finish(job)
+    new, turn = job_of("new", 10), job_of("turn", 12, "queued")
+    scheduler.submit(new)
+    scheduler.submit(turn)
+    _compute(scheduler)
+    scheduler.finish(new)
+    scheduler.plan()
+    assert turn.cached_tokens == 10
+
+
+async def test_a_session_ended_while_it_runs_gives_its_row_back_at_the_end(job_of):
+    scheduler = _scheduler()
+    job = job_of("a", 10)
+    scheduler.submit(job)
+    scheduler.plan()
+    scheduler.end_session("a")
+    assert scheduler.rows.reserved_tokens == 256
+    scheduler.finish(job)
+    assert scheduler.rows.reserved_tokens == 0
+
+
+async def test_new_weights_leave_nothing_computed(job_of):
+    scheduler = _scheduler()
+    running, idle = job_of("a", 10), job_of("b", 10)
+    for job in (running, idle):
+        scheduler.submit(job)
+    _compute(scheduler)
+    scheduler.finish(idle)
+    scheduler.forget_computed()
+    assert scheduler.rows.reserved_tokens == 256
+    assert _compute(scheduler) == [10]
