@@ -32,6 +32,7 @@ LEVELS: tuple[frozenset[str], ...] = tuple(
             {"evaluation"},
             {"checkpoint", "orchestrator", "warm_start"},
             {"api"},
+            {"demo"},
             {"cli"},
         ),
     )
