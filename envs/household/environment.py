@@ -14,13 +14,14 @@ from gymnasium.spaces import Text
 
 from agentrl.errors import UsageError
 
-from .engine import PutSyntax, World
+from .engine import World
 from .expert import HouseholdExpert
 from .generator import generate
 from .goals import TaskType
 from .options import MAX_STEPS, choose, parse_options
 from .scenes import Size
 from .state import House, State
+from .syntax import PutSyntax
 from .tasks import TRAIN, allowed_rows, row_of
 from .texts import NOTHING_HAPPENS, introduction
 

@@ -13,8 +13,8 @@ from collections.abc import Generator
 from agentrl.errors import UsageError
 from agentrl.message import Content
 
-from .engine import PutSyntax
 from .goals import Goal, TaskType, parse_goal
+from .syntax import PutSyntax
 from .texts import NOTHING_HAPPENS
 from .vocabulary import CONTENTS, LAMP, LAMP_STANDS, OPENABLE
 

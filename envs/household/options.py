@@ -10,9 +10,9 @@ from typing import TypeVar
 
 from agentrl.errors import UsageError
 
-from .engine import PutSyntax
 from .goals import TaskType
 from .scenes import Size
+from .syntax import PutSyntax
 from .vocabulary import Room
 
 E = TypeVar("E", bound=enum.StrEnum)

@@ -5,9 +5,10 @@ from __future__ import annotations
 from collections.abc import Callable
 
 import pytest
-from agentrl.envs.household.engine import PutSyntax, World
+from agentrl.envs.household.engine import World
 from agentrl.envs.household.goals import Goal, TaskType, parse_goal
 from agentrl.envs.household.state import House
+from agentrl.envs.household.syntax import PutSyntax
 from agentrl.envs.household.texts import introduction
 
 TRANSCRIPT = """\
