@@ -13,7 +13,8 @@ from typing import Any
 
 from agentrl.env import EnvironmentSpec
 from agentrl.env_lookup import check_split, parse_env_name, resolve_environment
-from agentrl.testing.env_rules import RULES, Broken, Missing, Subject
+from agentrl.testing.env_rules import RULES
+from agentrl.testing.env_subject import Broken, Missing, Subject
 
 ENDLESS = 100
 """Steps after which play stops in environments that state no limit."""

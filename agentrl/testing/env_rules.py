@@ -8,18 +8,15 @@ import re
 import statistics
 import time
 import warnings
-from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import contextmanager
-from dataclasses import dataclass
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import gymnasium
 from gymnasium.spaces import Text
 from gymnasium.utils.env_checker import check_env as check_gymnasium
 
-from agentrl.env import EnvironmentSpec, Isolation
+from agentrl.env import Isolation
 from agentrl.errors import EnvironmentFailure
-from agentrl.task import Task
 from agentrl.testing.env_session import (
     EnvSession,
     Moment,
@@ -30,49 +27,12 @@ from agentrl.testing.env_session import (
     play,
     random_policy,
 )
+from agentrl.testing.env_subject import Broken, Missing, Subject
 from agentrl.testing.env_transcript import transcript, transcript_of_new_process
 
 _COLOUR = re.compile(r"\x1b\[\d+m")
 INLINE_STEP_MS = 2.0
 """Median milliseconds of a step from which an environment must not run inside the event loop."""
-
-
-class Broken(Exception):
-    """A rule is broken; the message says how."""
-
-
-class Missing(Exception):
-    """The environment does not have what the rule is about; the message says what."""
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Subject:
-    """What is checked."""
-
-    spec: EnvironmentSpec
-    options: Mapping[str, Any]
-    tasks: Sequence[Task]
-    """The tasks that are played; at least one."""
-    limit: int
-    """Steps after which play stops."""
-
-    @contextmanager
-    def session(self) -> Iterator[EnvSession]:
-        """A new environment, closed at the end."""
-        session = EnvSession(self.spec.make, self.options)
-        try:
-            yield session
-        finally:
-            session.close()
-
-    def play(self, policy_of: Callable[[Task], Policy]) -> list[Played]:
-        """An episode of each task, in one environment."""
-        with self.session() as session:
-            return [play(session, task, policy_of(task), self.limit) for task in self.tasks]
-
-    def play_randomly(self) -> list[Played]:
-        """An episode of each task by the random policy."""
-        return self.play(lambda task: random_policy(task.seed))
 
 
 class _AnyText(Text):
