@@ -36,7 +36,8 @@ def cli_page() -> str:
     for name, entry in COMMANDS.items():
         parts += [f"## agentrl {name}\n", _help([name])]
         if entry.is_group:
-            parts += [part for child in _children(name) for part in (f"### agentrl {name} {child}\n", _help([name, child]))]
+            for child in _children(name):
+                parts += [f"### agentrl {name} {child}\n", _help([name, child])]
     return "\n".join(parts)
 
 
@@ -52,10 +53,10 @@ def environments_table() -> str:
 
 def tools_table() -> str:
     """Every installed tool."""
-    rows = ["| name | what it does |", "|---|---|"]
-    for name in names(Kind.TOOL):
-        rows.append(f"| `{name}` | {lookup(Kind.TOOL, name).schema['function']['description']} |")
-    return "\n".join(rows)
+    tools = {name: lookup(Kind.TOOL, name).schema["function"]["description"] for name in names(Kind.TOOL)}
+    return "\n".join(
+        ["| name | what it does |", "|---|---|", *(f"| `{name}` | {told} |" for name, told in tools.items())]
+    )
 
 
 def documented_table(kind: Kind) -> str:

@@ -92,8 +92,8 @@ class LiveWatcher(RunWatcher):
         self._recent: list[tuple[int, Mapping[str, float]]] = []
 
     def on_start(self, folder: Path, status: RunStatus) -> None:
-        """Keep the status, which changes from now on."""
-        self._folder, self._status = folder, status
+        """Keep the status, which changes from now on; a second run begins with an empty table."""
+        self._folder, self._status, self._recent = folder, status, []
         self._live.update(self)
 
     def on_step(self, step: int, metrics: Mapping[str, float]) -> None:
