@@ -10,7 +10,11 @@ from agentrl.trajectory import Trajectory, Turn
 
 
 class RolloutObserver:
-    """Is told what happens in episodes; the default does nothing. Called in the event loop: be quick."""
+    """Is told what happens in episodes; the default does nothing.
+
+    Called in the event loop: be quick. What it raises must be an `AgentRLError`; a `UsageError` (a full disk) ends the
+    episode and reaches whoever runs it.
+    """
 
     def on_start(self, trajectory: Trajectory) -> None:
         """An attempt begins; the trajectory is empty."""

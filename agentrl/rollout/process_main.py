@@ -24,21 +24,22 @@ from agentrl.rollout.resident import ResetResult, Resident
 def main() -> None:
     """Serve calls until standard input ends."""
     signal.signal(signal.SIGINT, signal.SIG_IGN)  # Ctrl-C goes to the whole group; the parent decides
-    replies = os.fdopen(os.dup(1), "wb")
+    calls, replies = os.fdopen(os.dup(0), "rb"), os.fdopen(os.dup(1), "wb")
+    os.dup2(os.open(os.devnull, os.O_RDONLY), 0)  # environments that read or print must not meet the pipes
     os.dup2(2, 1)
-    sys.path[:] = pickle.load(sys.stdin.buffer)
+    sys.path[:] = pickle.load(calls)
     inbox: SimpleQueue[RemoteCall] = SimpleQueue()
-    threading.Thread(target=_read, args=(inbox,), daemon=True).start()
+    threading.Thread(target=_read, args=(calls, inbox), daemon=True).start()
     residents: dict[int, Resident] = {}
     loop = asyncio.new_event_loop()
     while True:
         _reply(replies, loop.run_until_complete(_serve(residents, inbox.get())))
 
 
-def _read(inbox: SimpleQueue[RemoteCall]) -> None:
+def _read(calls: BinaryIO, inbox: SimpleQueue[RemoteCall]) -> None:
     while True:
         try:
-            inbox.put(pickle.load(sys.stdin.buffer))
+            inbox.put(pickle.load(calls))
         except EOFError:
             os._exit(0)
         except Exception as error:

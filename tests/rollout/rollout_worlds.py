@@ -2,6 +2,7 @@
 
 import asyncio
 import os
+import sys
 import time
 
 import gymnasium
@@ -64,7 +65,6 @@ class Faulty(gymnasium.Env):
     """Goes wrong in the way that `fault` says, in step number `at`."""
 
     observation_space = action_space = gymnasium.spaces.Text(100)
-    tools = (whisper,)
 
     def __init__(self, fault="none", at=1):
         self.fault = fault
@@ -84,6 +84,8 @@ class Faulty(gymnasium.Env):
         self.steps += 1
         if self.steps < self.at:
             return "Go on.", 0.0, False, False, {}
+        if self.fault == "talk":
+            print("noise", sys.stdin.read(), flush=True)
         if self.fault == "raise":
             raise ValueError("boom")
         if self.fault == "hang":
@@ -99,6 +101,12 @@ class Faulty(gymnasium.Env):
             "observation": (17, 0.0, False, False, {}),
             "function": ("x", 0.0, False, False, {"f": lambda: None}),
         }.get(self.fault, ("Bye.", 1.0, True, False, {"process": os.getpid()}))
+
+
+class Whispering(Faulty):
+    """Brings a tool of its own."""
+
+    tools = (whisper,)
 
 
 class Remote(agentrl.AsyncEnv):

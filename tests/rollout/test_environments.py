@@ -61,7 +61,7 @@ async def test_an_episode_is_the_same_wherever_it_runs(make_host, worlds, isolat
 
 @pytest.mark.parametrize("isolation", list(Isolation))
 async def test_tools_of_an_environment_run_beside_it(make_host, worlds, isolation):
-    host = make_host(worlds.Faulty, isolation, workers=1)
+    host = make_host(worlds.Whispering, isolation, workers=1)
     async with host.borrow("e") as world:
         start = await world.reset(TASK)
         (tool,) = start.tools
@@ -151,6 +151,11 @@ async def test_what_cannot_be_sent_is_said(make_host, worlds):
     with pytest.raises(UsageError, match="isolation to thread"):
         async with unnamed.borrow("e"):
             pass
+
+
+async def test_what_an_environment_prints_and_reads_does_not_disturb_its_worker(make_host, worlds):
+    host = make_host(worlds.Faulty, Isolation.PROCESS, workers=1)
+    assert (await play_one_step(host, faulty("talk"))).result.done
 
 
 async def test_a_crash_is_tried_again_in_a_new_process(make_runner, play, worlds):

@@ -1,0 +1,109 @@
+"""CPU time of the rollout runtime per turn: many concurrent episodes on the scripted engine, one process.
+
+Counted is everything between two samples of a model: the agent loop, rendering and the token ledger, the environment
+host with a trivial inline environment, budgets, records, and the scripted engine's own few microseconds. Episodes have
+as many turns and about as many tokens per turn as household episodes.
+
+    python benchmarks/rollout.py
+"""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import resource
+import time
+from typing import Any
+
+import gymnasium
+
+from agentrl.env import EnvironmentSpec, Isolation
+from agentrl.policy import GenerateRequest, SamplingParams
+from agentrl.render.renderer import Renderer
+from agentrl.rollout.engine_speaker import EngineSpeaker
+from agentrl.rollout.environments import EnvironmentHost
+from agentrl.rollout.loops import make_agent_loop
+from agentrl.rollout.play import Assignment, play_all
+from agentrl.rollout.runner import EpisodeRunner
+from agentrl.serving.scripted import ScriptedEngine
+from agentrl.task import SeedTasks, Task
+from agentrl.testing.tokenizers import build_tokenizer
+
+ANSWERS = ("<think>I have to look further.</think><action>go to cabinet {}</action>", 20)
+
+
+class Cabinets(gymnasium.Env[str, str]):
+    """Answers any action with a sentence, `turns` times."""
+
+    observation_space = action_space = gymnasium.spaces.Text(200)
+
+    def __init__(self, turns: int) -> None:
+        self._turns = turns
+        self._taken = 0
+
+    def reset(self, *, seed: int | None = None, options: dict[str, Any] | None = None) -> tuple[str, dict[str, Any]]:
+        """Start again."""
+        super().reset(seed=seed)
+        self._taken = 0
+        return "You are in a room with cabinets 1 to 20. Your task is to: put a clean mug in cabinet 7.", {}
+
+    def step(self, action: str) -> tuple[str, float, bool, bool, dict[str, Any]]:
+        """One step further."""
+        self._taken += 1
+        done = self._taken >= self._turns
+        return f"The cabinet {self._taken} is closed. You did: {action}.", float(done), done, False, {"success": done}
+
+
+def make_runner(loop: str, options: dict[str, Any], turns: int) -> EpisodeRunner:
+    """A runner whose policy always answers well."""
+    tokenizer = build_tokenizer("qwen2.5")
+    renderer = Renderer(tokenizer)
+    template, count = ANSWERS
+    answers = [[*renderer.encoder.encode(template.format(n)), renderer.boundary.end_id] for n in range(count)]
+
+    def script(request: GenerateRequest) -> list[int]:
+        return answers[(request.params.seed or 0) % count]
+
+    spec = EnvironmentSpec(name="cabinets", make=Cabinets, tasks=SeedTasks, isolation=Isolation.INLINE)
+    host = EnvironmentHost(spec, options={"turns": turns}, max_concurrent=10_000)
+    engine = ScriptedEngine(script=script, vocab_size=len(tokenizer))
+    return EpisodeRunner(
+        host=host, loop=make_agent_loop(loop, options), speaker=EngineSpeaker(engine, renderer, SamplingParams())
+    )
+
+
+async def measure(loop: str, options: dict[str, Any], *, episodes: int, turns: int) -> dict[str, float]:
+    """Play all episodes at once."""
+    runner = make_runner(loop, options, turns)
+    assignments = [
+        Assignment(task=Task(id=str(n), environment="cabinets", seed=n), group_id=str(n), member=0, seed=n)
+        for n in range(episodes)
+    ]
+    wall, cpu = time.perf_counter(), time.process_time()
+    tokens = taken = 0
+    async for trajectory in play_all(runner, assignments, concurrency=episodes):
+        tokens += sum(len(sequence) for sequence in trajectory.sequences)
+        taken += len(trajectory.turns)
+    wall, cpu = time.perf_counter() - wall, time.process_time() - cpu
+    await runner.host.close()
+    return {
+        "episodes": episodes,
+        "turns": taken,
+        "tokens_per_episode": tokens / episodes,
+        "cpu_ms_per_turn": 1000 * cpu / taken,
+        "turns_per_second": taken / wall,
+    }
+
+
+def run(*, episodes: int = 1000, turns: int = 20) -> dict[str, Any]:
+    """CPU milliseconds per turn with `episodes` concurrent episodes of `turns` turns, by agent loop."""
+    figures: dict[str, Any] = {
+        "react_text": asyncio.run(measure("react_text", {}, episodes=episodes, turns=turns)),
+        "step_independent": asyncio.run(measure("step_independent", {}, episodes=episodes, turns=turns)),
+    }
+    figures["max_memory_mb"] = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss / 1024
+    return figures
+
+
+if __name__ == "__main__":
+    print(json.dumps(run(), indent=2))
