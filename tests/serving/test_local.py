@@ -159,11 +159,12 @@ async def test_an_error_in_the_model_fails_the_requests_and_later_ones_are_serve
 async def test_weights_that_are_not_finite_are_an_engine_error(request_of):
     model = tiny_model()
     engine = LocalEngine(model, LocalEngineConfig())
-    kept = model.model.norm.weight.detach().clone()
-    model.model.norm.weight.data.fill_(float("nan"))
+    norm = model.model.layers[0].input_layernorm.weight.data
+    kept = norm.clone()
+    norm.fill_(float("nan"))
     with pytest.raises(EngineError, match="not finite"):
-        await engine.generate(request_of([1, 2], "broken", max_tokens=3))
-    model.model.norm.weight.data.copy_(kept)
+        await engine.generate(request_of([1, 2] * 20, "broken", max_tokens=3))
+    norm.copy_(kept)
     await engine.update_weights(None, 1)
     assert len((await engine.generate(request_of([1, 2], max_tokens=3))).token_ids) == 3
     await engine.close()

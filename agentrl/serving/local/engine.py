@@ -154,7 +154,8 @@ class LocalEngine(PolicyEngine):
                 else:
                     self._step_or_fail()
         finally:
-            self._fail_all(EngineError("the local engine has stopped"))
+            self._failure = self._failure or EngineError("the local engine has stopped")
+            self._fail_all(self._failure)
 
     async def _settle(self) -> None:
         quiet = 0
@@ -171,8 +172,8 @@ class LocalEngine(PolicyEngine):
             with torch.inference_mode():
                 self._step()
         except Exception as error:  # the boundary of the model: whatever it raises ends the requests it was serving
-            self._scheduler.forget_computed()
             self._fail_all(EngineError("the model failed", got=f"{type(error).__name__}: {error}"))
+            self._scheduler.reset()
         self._totals.busy_s += time.perf_counter() - start
 
     def _step(self) -> None:

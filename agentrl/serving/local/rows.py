@@ -131,6 +131,10 @@ class RowStore:
         row.shelf.give_back(row.index)
         self.reserved_tokens -= row.shelf.capacity
 
+    def clear(self) -> None:
+        """Drop the memory of all rows, none of which may hold a sequence: it may hold what is not finite."""
+        self._shelves.clear()
+
     def _drop_empty_shelves(self) -> None:
         allocated = sum(shelf.rows * capacity for capacity, shelf in self._shelves.items())
         if allocated > self.max_tokens:

@@ -153,6 +153,12 @@ class Scheduler:
             if job.row is not None:
                 job.row.computed = 0
 
+    def reset(self) -> None:
+        """Forget all sessions and the memory of the cache, when nothing runs any more."""
+        for session_id in list(self._sessions):
+            self.end_session(session_id)
+        self.rows.clear()
+
     def _place(self, job: Job) -> bool:
         """Give a waiting request a row: its session's, or a new one; ``False`` when there is no room yet."""
         session_id = job.request.session_id
