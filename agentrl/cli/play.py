@@ -56,8 +56,8 @@ async def _play(spec: EnvironmentSpec, env: AnyEnv, task: Task) -> None:
 
 
 def _ending(info: dict[str, Any], total: float, turns: int) -> str:
-    solved = {True: "Solved.", False: "Not solved."}.get(info.get("success"), "The end.")
-    return f"{solved} Return {total:g} after {turns} turns."
+    verdict = "The end." if "success" not in info else "Solved." if info["success"] else "Not solved."
+    return f"{verdict} Return {total:g} after {turns} turns."
 
 
 def _ask() -> str | None:
