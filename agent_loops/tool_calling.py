@@ -12,7 +12,7 @@ from agentrl.tool import Tool
 from .prompting import action_list, goal_line, opening, with_lines
 
 
-@functools.cache
+@functools.lru_cache(maxsize=256)
 def action_tool(name: str, hint: str) -> Tool:
     """The tool that stands for the environment's `step`; the loop itself carries it out."""
 

@@ -12,6 +12,7 @@ from agentrl.policy import StopReason
 from agentrl.reward import Score, Scorer
 from agentrl.rollout.budget import EpisodeLimits
 from agentrl.rollout.counters import RolloutObserver
+from agentrl.rollout.stall import WaitKind, Waits
 from agentrl.serving.script import Failure, ScriptedAnswer
 
 
@@ -301,3 +302,29 @@ async def test_a_system_prompt_replaces_the_instructions(make_runner, play, worl
     runner = make_runner(worlds.Corridor, "forward", system_prompt="Walk on.", options={"format": "react"})
     trajectory = await play(runner)
     assert "Walk on." in renderer.encoder.decode(trajectory.sequences[0].ids_list())
+
+
+async def test_time_spent_in_tools_and_environments_is_on_the_turn(make_runner, play, worlds):
+    now = 0.0
+
+    class Slow(worlds.Corridor):
+        def step(self, action):
+            nonlocal now
+            now += 2.0
+            return super().step(action)
+
+    @agentrl.tool(inline=True)
+    def ponder() -> str:
+        """Take three seconds."""
+        nonlocal now
+        now += 3.0
+        return "hm"
+
+    waits = Waits(lambda: now)
+    turn = call("ponder") + "\n" + call("act", action="forward")
+    runner = make_runner(Slow, turn, loop="tool_calling", tools=[ponder], waits=waits)
+    trajectory = await play(runner, options={"length": 2})
+    assert [(t.timings.tool, t.timings.env) for t in trajectory.turns] == [(3.0, 2.0), (3.0, 2.0)]
+    assert trajectory.metrics["seconds"] == 10.0
+    assert (waits.seconds[WaitKind.TOOL], waits.seconds[WaitKind.ENVIRONMENT]) == (6.0, 4.0)
+    assert runner.counters.snapshot()["tool_calls"] == 2.0
