@@ -57,7 +57,7 @@ def check(sequence: TokenSequence, rows: list[Row]) -> None:
     assert sequence.loss_mask.tolist() == [row[4] for row in rows]
 
 
-@settings(max_examples=150, deadline=None)
+@settings(max_examples=150, deadline=None, derandomize=True)
 @given(data=st.data())
 def test_sequences_behave_like_lists_under_any_interleaving(data: st.DataObject) -> None:
     trajectory = Trajectory(id="t", task_id="17", environment="e", seed=1, group_id="g")
@@ -102,7 +102,7 @@ def test_a_fork_outside_the_sequence_is_refused(length: int) -> None:
 
 @pytest.mark.parametrize("source", [Source.SAMPLED, [Source.PROMPT, Source.SAMPLED]])
 def test_sampled_tokens_cannot_come_without_logprobs(source: Source | list[Source]) -> None:
-    with pytest.raises(LedgerError, match="use extend_sampled|Use extend_sampled"):
+    with pytest.raises(LedgerError, match="Use extend_sampled"):
         TokenSequence().extend([1, 2], source)
 
 

@@ -144,14 +144,14 @@ LLAMA3 = r"""
 {{- header('assistant') + '{"name": "' + function.name + '", "parameters": ' + (function.arguments | tojson) }}
 {{- '}<|eot_id|>' }}
 {%- elif message.role == 'tool' %}
-{{- header('ipython') + (message.content if message.content is string else message.content | tojson) + '<|eot_id|>' }}
+{{- header('ipython') + (message.content | tojson) + '<|eot_id|>' }}
 {%- else %}
 {{- header(message.role) + message.content | trim + '<|eot_id|>' }}
 {%- endif %}
 {%- endfor %}
 {{- header('assistant') if add_generation_prompt else '' }}
 """
-"""Headers between special tokens, a date in the system message, tools in the first user message, trimmed contents."""
+"""Headers between special tokens, a date, tools in the first user message, trimmed contents, tool results as JSON."""
 
 GEMMA = r"""
 {{- bos_token }}

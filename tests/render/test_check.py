@@ -19,13 +19,8 @@ TOOL = {
 @pytest.mark.parametrize(
     ("family", "roles"),
     [
-        *(
-            (family, roles)
-            for family in ("qwen2.5", "qwen3_coder")
-            for roles in (("user",), ("tool",), ("tool", "user"))
-        ),
-        ("llama3", ("user",)),
-        ("gemma", ("user",)),
+        *((family, ("user",)) for family in ("qwen2.5", "qwen3_coder", "llama3", "gemma")),
+        *((family, ("tool", "user")) for family in ("qwen2.5", "qwen3_coder")),
     ],
 )
 def test_families_that_only_append_pass(renderer_of, family: str, roles: tuple[Role, ...]) -> None:
