@@ -3,7 +3,8 @@
 The first prompt is rendered and encoded whole. After that nothing is rendered again: what must follow an answer is the
 difference of two renderings of a short stand-in conversation, one that ends with a stand-in answer and one that goes
 on with the new messages, so the cost of a turn does not grow with the history. That the difference does not depend on
-the history is checked when the renderer is made. What the policy sampled is never decoded and encoded again.
+the history is checked before a run starts (`agentrl.render.check`). What the policy sampled is never decoded and
+encoded again.
 """
 
 from __future__ import annotations
