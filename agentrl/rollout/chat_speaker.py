@@ -95,4 +95,9 @@ class ChatConversation(Conversation):
         self._prompt_tokens = chat.prompt_tokens + chat.answer_tokens
         turn = append_textual_turn(self._turns, TokenSequence(), chat.stop_reason.value)
         self._turns.take(turn, prompt_tokens=chat.prompt_tokens, answer_tokens=chat.answer_tokens)
-        return Answer(message=chat.message, raw_text=chat.message.text, stop_reason=chat.stop_reason)
+        return Answer(
+            message=chat.message,
+            raw_text=chat.message.text,
+            problems=chat.problems,
+            stop_reason=chat.stop_reason,
+        )
