@@ -3,7 +3,7 @@ import time
 import pytest
 
 from agentrl.errors import Outcome
-from agentrl.observe.trajectory_store import TrajectoryStore, read_trajectories
+from agentrl.observe.trajectory_store import TrajectoryStore, read_trajectories, void_after
 from agentrl.trajectory import Source, TokenSequence, Trajectory, Turn
 
 
@@ -124,3 +124,30 @@ def test_a_turn_costs_little(tmp_path):
     seconds = (time.perf_counter() - began) / 200
     store.close()
     assert seconds < 2e-3
+
+
+def test_what_a_killed_run_wrote_after_its_checkpoint_is_set_aside(tmp_path):
+    store = TrajectoryStore(tmp_path, step=1)
+    kept, lost, later = (new_trajectory(i) for i in range(3))
+    for episode in (kept, lost):
+        play(store, episode, 1)
+        finish(store, episode)
+        if episode is kept:
+            position = store.position
+    store.rotate(2)
+    play(store, later, 1)
+    finish(store, later)
+    store.close()
+    void_after(tmp_path, 1, position)
+    assert [s.trajectory.id for s in read_trajectories(tmp_path)] == ["t0"]
+    assert sorted(file.name for file in (tmp_path / "void").iterdir()) == [
+        "step-000001-1.jsonl",
+        "step-000002-1.jsonl",
+    ]
+    again = TrajectoryStore(tmp_path, step=1)
+    play(again, lost := new_trajectory(1), 2)
+    finish(again, lost)
+    again.close()
+    assert [s.trajectory.id for s in read_trajectories(tmp_path)] == ["t0", "t1"]
+    void_after(tmp_path, 1, position)
+    assert len(list((tmp_path / "void").iterdir())) == 3

@@ -1,0 +1,136 @@
+import json
+
+import pytest
+
+from agentrl.assembly.demonstrations import collect_demonstrations
+from agentrl.assembly.environments import find_environment, task_source
+from agentrl.assembly.episodes import find_scorer, find_tool
+from agentrl.assembly.group_filter import MOST_BATCHES, VariedGroups
+from agentrl.assembly.models import build_renderer, load_tokenizer, prepare_model, resolve_model
+from agentrl.assembly.runs import start_run
+from agentrl.assembly.scratch import has_expert, scratch_corpus
+from agentrl.config import load_config, shipped_configs
+from agentrl.errors import Outcome, TrainingError, UnknownNameError, UsageError
+from agentrl.observe.trajectory_store import read_trajectories
+from agentrl.reward import EnvironmentReward
+from agentrl.rollout.group import Group
+from agentrl.rollout.loops import make_agent_loop
+from agentrl.task import Task
+from agentrl.training.objective import Objective
+from agentrl.trajectory import Source, Trajectory
+
+
+@pytest.mark.parametrize("name", shipped_configs())
+def test_every_shipped_config_names_parts_that_exist(name):
+    config = load_config(name)
+    spec = find_environment(config.environment)
+    assert len(task_source(spec, config.environment)) >= config.trainer.tasks_per_step
+    assert len(task_source(spec, config.environment, split=config.evaluation.split)) >= config.evaluation.tasks
+    make_agent_loop(config.agent.loop, config.agent.options)
+    Objective(config.algorithm)
+
+
+def test_a_task_file_replaces_the_split(tmp_path):
+    (tmp_path / "tasks.jsonl").write_text('{"id": "mine", "seed": 5}\n')
+    config = load_config(None, ["environment=household", f"environment.tasks={tmp_path / 'tasks.jsonl'}"]).environment
+    spec = find_environment(config)
+    assert list(task_source(spec, config)) == [Task(id="mine", environment="household", seed=5)]
+    assert len(task_source(spec, config, split="valid_unseen")) > 1
+
+
+def test_an_unknown_split_is_named():
+    config = load_config(None, ["environment=household/trian"]).environment
+    with pytest.raises(UnknownNameError, match="Did you mean household/train"):
+        task_source(find_environment(config), config)
+
+
+async def test_the_corpus_is_what_the_agent_will_read_and_write(tiny_run):
+    config = tiny_run().config
+    corpus = await scratch_corpus(config)
+    assert {"aeiou", "More."} < set(corpus)
+    assert corpus == await scratch_corpus(config)
+
+
+async def test_an_environment_without_an_expert_plays_at_random(tiny_run, monkeypatch):
+    import letters
+
+    monkeypatch.delattr(letters.Letters, "expert")
+    config = tiny_run().config
+    assert not has_expert(find_environment(config.environment), config)
+    assert "aeiou" not in await scratch_corpus(config)
+
+
+async def test_a_scratch_model_is_made_once_and_whole(tiny_run):
+    run = tiny_run()
+    (run.folder.path / "model.partial").mkdir()
+    path = await prepare_model(run.config, run.folder)
+    before = (run.folder.model / "model.safetensors").stat().st_mtime_ns
+    assert await prepare_model(run.config, run.folder) == path
+    assert (run.folder.model / "model.safetensors").stat().st_mtime_ns == before
+    assert not (run.folder.path / "model.partial").exists()
+    assert json.loads((run.folder.model / "config.json").read_text())["hidden_size"] == 32
+
+
+async def test_demonstrations_are_forced_tokens_of_solved_tasks(tiny_run):
+    run = tiny_run("sft.episodes=5")
+    renderer = build_renderer(run.config, load_tokenizer(await prepare_model(run.config, run.folder)))
+    found = await collect_demonstrations(run.config, renderer)
+    assert [t.group_id for t in found] == [f"demonstration-{i}" for i in range(5)]
+    for trajectory in found:
+        assert trajectory.success
+        sequence = trajectory.sequences[0]
+        assert (sequence.sources == Source.FORCED).any()
+        assert not sequence.loss_mask.any()
+
+
+def test_latest_is_resolved_before_a_new_run_becomes_the_latest(tiny_run, tmp_path):
+    first = tiny_run(name="first")
+    first.folder.model.mkdir()
+    (first.folder.model / "config.json").write_text("{}")
+    latest = tmp_path / "runs" / "latest"
+    second = start_run(load_config(None, [*_settings(first), f"model.path={latest}", "run.name=second"]), kind="test")
+    assert second.config.model.path == str(first.folder.model)
+    assert latest.resolve() == second.folder.path.resolve()
+
+
+def _settings(run):
+    return [f"run.directory={run.folder.path.parent}", "environment={name: letters:Letters, isolation: inline}"]
+
+
+def test_an_absent_tokenizer_is_named(tmp_path):
+    with pytest.raises(UsageError, match="cannot load the tokenizer"):
+        load_tokenizer(str(tmp_path))
+    with pytest.raises(UsageError, match="there is no model in"):
+        resolve_model(load_config(None, ["environment=a", f"model.path={tmp_path / 'none'}"]))
+
+
+def test_tools_and_scorers_are_found_by_name():
+    assert find_tool("calculator").name == "calculator"
+    assert find_tool("agentrl.message:parse_int").name == "parse_int"
+    assert isinstance(find_scorer("environment"), EnvironmentReward)
+    with pytest.raises(UsageError, match="is not a scorer"):
+        find_scorer("agentrl.message:parse_int")
+
+
+def group(*rewards):
+    members = {
+        i: Trajectory(
+            id=str(i), task_id="t", environment="e", seed=0, group_id="g", reward=reward, outcome=Outcome.FINISHED
+        )
+        for i, reward in enumerate(rewards)
+    }
+    return Group(position=0, task=Task(id="t", environment="e"), size=len(rewards), members=members)
+
+
+def test_only_groups_with_a_difference_are_kept():
+    keep = VariedGroups(batch=2)
+    assert keep(group(0.0, 1.0))
+    assert not keep(group(1.0, 1.0))
+    for _ in range(2 * MOST_BATCHES - 2):
+        assert not keep(group(0.0, 0.0))
+    with pytest.raises(TrainingError, match="equal returns"):
+        keep(group(0.0, 0.0))
+
+
+def test_reading_an_empty_store(tmp_path):
+    assert list(read_trajectories(tmp_path)) == []

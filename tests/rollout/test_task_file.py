@@ -1,0 +1,47 @@
+import pytest
+
+from agentrl.errors import UsageError
+from agentrl.rollout.task_file import read_tasks
+from agentrl.task import Task
+
+
+def test_json_lines(tmp_path):
+    file = tmp_path / "tasks.jsonl"
+    file.write_text('{"id": "a", "seed": 3, "ground_truth": 42}\n\n{"prompt": "Go.", "options": {"size": 2}}\n')
+    assert list(read_tasks(file, environment="e")) == [
+        Task(id="a", environment="e", seed=3, ground_truth=42),
+        Task(id="2", environment="e", prompt="Go.", options={"size": 2}),
+    ]
+
+
+def test_parquet(tmp_path):
+    import pyarrow as pa
+    from pyarrow import parquet
+
+    table = pa.Table.from_pylist([{"id": "a", "seed": 1, "type": None}, {"id": "b", "seed": 2, "type": "hard"}])
+    parquet.write_table(table, tmp_path / "t.parquet")
+    assert [(t.id, t.seed, t.type) for t in read_tasks(tmp_path / "t.parquet", environment="e")] == [
+        ("a", 1, None),
+        ("b", 2, "hard"),
+    ]
+
+
+@pytest.mark.parametrize(
+    ("text", "message"),
+    [
+        ("", "is empty"),
+        ("{", "line 1 is not JSON"),
+        ("[1]", "line 1 is no task: got list"),
+        ('{"sed": 3}', "row 1 has unknown columns: got sed, expected id, environment, seed"),
+        ('{"id": "a"}\n{"id": "a"}', "two rows of one id"),
+    ],
+)
+def test_mistakes_are_named(tmp_path, text, message):
+    (tmp_path / "t.jsonl").write_text(text)
+    with pytest.raises(UsageError, match=message):
+        read_tasks(tmp_path / "t.jsonl", environment="e")
+
+
+def test_an_absent_file_is_named(tmp_path):
+    with pytest.raises(UsageError, match="no task file"):
+        read_tasks(tmp_path / "none.jsonl", environment="e")

@@ -1,0 +1,68 @@
+import pytest
+
+from agentrl.errors import TrainingError
+from agentrl.serving.script import ScriptedAnswer
+from agentrl.serving.scripted import ScriptedEngine
+from agentrl.weights import InProcessSync, Probe
+
+
+class Source:
+    """A trainer that is sure of every token: log-probability -0.5."""
+
+    def __init__(self, logprob=-0.5):
+        self.logprob = logprob
+        self.handed_over = 0
+
+    def weights(self):
+        self.handed_over += 1
+        return {}
+
+    def token_logprobs(self, prompt_ids, answer_ids):
+        return [self.logprob] * len(answer_ids)
+
+
+def engine(drift=0.0, version=None):
+    def script(request):
+        return ScriptedAnswer(token_ids=[5, 6, 7, 8], logprobs=[-0.5] * 4, drift=drift, version=version)
+
+    return ScriptedEngine(script=script, vocab_size=16)
+
+
+PROBE = Probe.random(16, tolerance=1e-3)
+
+
+async def test_equal_weights_pass_and_nothing_is_left_behind():
+    served = engine()
+    assert await PROBE.compare(served, Source()) == 0
+    assert served.metrics().running == 0
+
+
+@pytest.mark.parametrize("drift", [2e-3, -2e-3, float("nan")])
+async def test_a_drifting_engine_is_named(drift):
+    with pytest.raises(
+        TrainingError, match=r"does not serve the trainer's weights of version 0: log-probability of token"
+    ):
+        await PROBE.compare(engine(drift=drift), Source())
+
+
+async def test_a_difference_within_rounding_is_reported_and_passes():
+    assert await PROBE.compare(engine(drift=5e-4), Source()) == pytest.approx(5e-4)
+
+
+async def test_an_engine_that_missed_the_update_is_named():
+    with pytest.raises(TrainingError, match=r"weights of another version after a sync: got \[3\], expected 0"):
+        await PROBE.compare(engine(version=3), Source())
+
+
+@pytest.mark.parametrize("shared", [True, False])
+async def test_a_sync_raises_the_version_and_copies_only_when_it_must(shared):
+    source, served = Source(), engine()
+    report = await InProcessSync(source, served, shared=shared, probe=PROBE).sync(4)
+    assert (served.version, report.version, report.probe_difference) == (4, 4, 0)
+    assert source.handed_over == (0 if shared else 1)
+    assert report.seconds == report.transport_s + report.verify_s >= 0
+
+
+def test_the_prompts_are_the_same_every_time_and_inside_the_vocabulary():
+    assert Probe.random(16, tolerance=1).prompts == PROBE.prompts
+    assert max(max(prompt) for prompt in PROBE.prompts) < 16
