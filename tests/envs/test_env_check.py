@@ -111,7 +111,7 @@ class Forgetful(Corridor):
 class Speechless(Corridor):
     def step(self, action: str) -> tuple[str, float, bool, bool, dict[str, Any]]:
         _, reward, terminated, truncated, info = super().step(action)
-        return 7, reward, terminated, truncated, info  # type: ignore[return-value]
+        return 7, reward, terminated, truncated, info
 
 
 class BadExpert(Corridor):
