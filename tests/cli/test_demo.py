@@ -1,0 +1,40 @@
+from __future__ import annotations
+
+import json
+from collections.abc import Callable
+from pathlib import Path
+
+from tests.cli.conftest import Ended
+
+QUICK = (
+    "model.scratch.hidden_size=32",
+    "sft.episodes=8",
+    "trainer.steps=1",
+    "trainer.tasks_per_step=2",
+    "algorithm.group_size=2",
+    "agent.max_turns=3",
+    "trackers=[]",
+)
+
+
+def test_the_demo_does_the_whole_job_and_says_so_when_nothing_was_learnt(
+    agentrl: Callable[..., Ended], tmp_path: Path
+) -> None:
+    folder = tmp_path / "demo"
+    ended = agentrl("demo", *QUICK, "--tasks", "3", "--seed", "1", "--folder", str(folder))
+    assert ended.code == 1
+    assert "the agent did not learn" in ended.err
+    assert "success in unseen rooms after training" in ended.out
+    found = json.loads((folder / "demo.json").read_text())
+    assert found["before"]["env"] == found["after"]["env"] == "household/valid_unseen"
+    assert found["before"]["n_tasks"] == found["after"]["n_tasks"] == 3
+    parts = found["seconds_by_part"]
+    assert found["seconds"] == parts["total"] >= parts["warm_start"] + parts["training"]
+    assert (folder / "report.html").is_file()
+    assert (folder / "learning_curve.png").read_bytes().startswith(b"\x89PNG")
+
+
+def test_a_demo_never_writes_into_an_old_folder(agentrl: Callable[..., Ended], tmp_path: Path) -> None:
+    ended = agentrl("demo", "--folder", str(tmp_path))
+    assert ended.code == 2
+    assert "is there already" in ended.err
