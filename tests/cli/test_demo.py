@@ -3,8 +3,7 @@ from __future__ import annotations
 import json
 from collections.abc import Callable
 from pathlib import Path
-
-from tests.cli.conftest import Ended
+from typing import Any
 
 QUICK = (
     "model.scratch.hidden_size=32",
@@ -18,7 +17,7 @@ QUICK = (
 
 
 def test_the_demo_does_the_whole_job_and_says_so_when_nothing_was_learnt(
-    agentrl: Callable[..., Ended], tmp_path: Path
+    agentrl: Callable[..., Any], tmp_path: Path
 ) -> None:
     folder = tmp_path / "demo"
     ended = agentrl("demo", *QUICK, "--tasks", "3", "--seed", "1", "--folder", str(folder))
@@ -34,7 +33,7 @@ def test_the_demo_does_the_whole_job_and_says_so_when_nothing_was_learnt(
     assert (folder / "learning_curve.png").read_bytes().startswith(b"\x89PNG")
 
 
-def test_a_demo_never_writes_into_an_old_folder(agentrl: Callable[..., Ended], tmp_path: Path) -> None:
+def test_a_demo_never_writes_into_an_old_folder(agentrl: Callable[..., Any], tmp_path: Path) -> None:
     ended = agentrl("demo", "--folder", str(tmp_path))
     assert ended.code == 2
     assert "is there already" in ended.err
