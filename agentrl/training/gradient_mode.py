@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 
 from transformers import PreTrainedModel
@@ -18,10 +18,17 @@ def gradients_recomputed(model: PreTrainedModel, *, enabled: bool) -> Iterator[N
     if not enabled:
         yield
         return
-    model.gradient_checkpointing_enable(gradient_checkpointing_kwargs={"use_reentrant": False})
+    _switch(model, "enable")({"use_reentrant": False})
     model.train()
     try:
         yield
     finally:
         model.eval()
-        model.gradient_checkpointing_disable()
+        _switch(model, "disable")()
+
+
+def _switch(model: PreTrainedModel, verb: str) -> Callable[..., None]:
+    """Transformers 5 calls it activation checkpointing, transformers 4 gradient checkpointing."""
+    name = f"activation_checkpointing_{verb}"
+    switch: Callable[..., None] = getattr(model, name if hasattr(model, name) else f"gradient_checkpointing_{verb}")
+    return switch

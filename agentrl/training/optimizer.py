@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import copy
 import math
 from collections.abc import Iterable
 from dataclasses import dataclass
@@ -109,11 +110,11 @@ class PolicyOptimizer:
         return {"adamw": self._adamw.state_dict(), "masters": copies, "updates": self.updates}
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
-        """Restore what `state_dict` gave."""
-        self._adamw.load_state_dict(state["adamw"])
+        """Restore what `state_dict` gave; the tensors are copied."""
+        self._adamw.load_state_dict(copy.deepcopy(state["adamw"]))
         with torch.no_grad():
-            for name, copy in state["masters"].items():
-                self._masters[name].copy_(copy)
+            for name, master in state["masters"].items():
+                self._masters[name].copy_(master)
         self.updates = state["updates"]
 
 

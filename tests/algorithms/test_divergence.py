@@ -1,0 +1,56 @@
+"""KL estimators and entropy."""
+
+import math
+
+import pytest
+import torch
+
+from agentrl.algorithms.divergence import KLEstimator, kl_divergence
+from agentrl.algorithms.entropy import entropy
+
+X = [0.5, -0.25, 0.0]
+VALUES = {
+    "k1": [-x for x in X],
+    "k2": [x * x / 2 for x in X],
+    "k3": [math.exp(x) - x - 1 for x in X],
+    "k1+": [-x for x in X],
+    "k3+": [math.exp(x) - x - 1 for x in X],
+}
+# d/dlogp with x = ref - logp
+GRADIENTS = {
+    "k1": [1.0] * 3,
+    "k2": [-x for x in X],
+    "k3": [1 - math.exp(x) for x in X],
+    "k1+": [-x for x in X],
+    "k3+": [-x for x in X],
+}
+
+
+@pytest.mark.parametrize("name", [estimator.value for estimator in KLEstimator])
+def test_estimator(name):
+    logp = torch.tensor([-1.0, -2.0, -0.5], dtype=torch.float64, requires_grad=True)
+    values = kl_divergence(KLEstimator(name), logp, logp.detach() + torch.tensor(X, dtype=torch.float64))
+    (gradient,) = torch.autograd.grad(values.sum(), logp)
+    assert values.tolist() == pytest.approx(VALUES[name])
+    assert gradient.tolist() == pytest.approx(GRADIENTS[name])
+
+
+def test_k3_of_distant_policies_is_finite():
+    assert kl_divergence(KLEstimator.K3, torch.tensor([-200.0]), torch.tensor([0.0])).isfinite().all()
+
+
+def test_k2_gradient_is_the_divergence_gradient():
+    """Over all tokens of a small vocabulary, weighted by their probability."""
+    logits = torch.tensor([0.3, -1.0, 0.7], dtype=torch.float64, requires_grad=True)
+    reference = torch.tensor([0.0, 0.5, -0.5], dtype=torch.float64).log_softmax(0)
+    logp = logits.log_softmax(0)
+    exact = (logp.exp() * (logp - reference)).sum()
+    estimated = (logp.exp().detach() * kl_divergence(KLEstimator.K3_PLUS, logp, reference)).sum()
+    (wanted,) = torch.autograd.grad(exact, logits, retain_graph=True)
+    (found,) = torch.autograd.grad(estimated, logits)
+    assert found.tolist() == pytest.approx(wanted.tolist())
+
+
+def test_entropy():
+    log_probabilities = torch.tensor([[0.5, 0.25, 0.25], [1.0, 0.0, 0.0]]).log()
+    assert entropy(log_probabilities).tolist() == pytest.approx([1.5 * math.log(2), 0.0])

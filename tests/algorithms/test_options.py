@@ -1,0 +1,61 @@
+"""Options are the keyword-only parameters of a function."""
+
+import pytest
+import torch
+
+from agentrl.algorithms.options import check_options
+from agentrl.algorithms.shaping import invalid_penalty, overlong_penalty
+from agentrl.errors import ConfigError
+from agentrl.registry import Kind, lookup
+
+
+def ppo():
+    return lookup(Kind.LOSS, "ppo")
+
+
+def test_known_options_pass_and_are_converted():
+    # "3e-4" without a dot is text in YAML
+    assert check_options(ppo(), {"clip_low": "3e-4", "dual_clip": None}) == {"clip_low": 3e-4, "dual_clip": None}
+
+
+def test_unknown_option_names_the_nearest():
+    with pytest.raises(ConfigError, match=r"ppo does not take this option: got 'clip_hgih'.*Did you mean 'clip_high'"):
+        check_options(ppo(), {"clip_hgih": 0.3})
+
+
+def test_function_without_options():
+    with pytest.raises(ConfigError, match="expected no options"):
+        check_options(lookup(Kind.ADVANTAGE, "grpo"), {"gamma": 1.0})
+
+
+def test_positional_parameters_are_no_options():
+    with pytest.raises(ConfigError, match="tokens"):
+        check_options(ppo(), {"tokens": 1})
+
+
+def test_wrong_type():
+    with pytest.raises(ConfigError, match="option clip_low is of a wrong type: got 'small'"):
+        check_options(ppo(), {"clip_low": "small"})
+
+
+def test_missing_option_of_a_users_function():
+    def estimator(episodes, *, alpha: float, beta=1):
+        raise NotImplementedError
+
+    with pytest.raises(ConfigError, match="estimator needs the option alpha"):
+        check_options(estimator, {"beta": object()})
+    assert check_options(estimator, {"alpha": 1}) == {"alpha": 1.0}
+
+
+def test_conflicting_clips():
+    with pytest.raises(ConfigError, match="symmetric and an asymmetric"):
+        check_options(ppo(), {"clip": 0.2, "clip_high": 0.28})
+
+
+def test_invalid_penalty():
+    assert invalid_penalty(torch.tensor([True, False, False]), -0.1).tolist() == [0.0, -0.1, -0.1]
+
+
+def test_overlong_penalty():
+    lengths = torch.tensor([50, 80, 90, 100])
+    assert overlong_penalty(lengths, longest=100, buffer=20, factor=0.5).tolist() == [0.0, 0.0, -0.25, -0.5]

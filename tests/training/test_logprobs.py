@@ -1,0 +1,98 @@
+"""Chunked log-probabilities against the model's own full logits."""
+
+import numpy as np
+import pytest
+import torch
+
+from agentrl.algorithms.entropy import entropy
+from agentrl.errors import LedgerError
+from agentrl.training.batching import micro_batches, pad
+from agentrl.training.logprobs import score, score_all
+from agentrl.training.sequences import scored_sequence
+
+IDS = [np.array([5, 6, 7, 8, 9, 10, 11]), np.array([3, 4, 5]), np.array([9, 9, 8, 7, 6, 5, 4, 3, 2, 12, 13])]
+MASKS = [np.array([0, 0, 1, 1, 0, 1, 0]), np.array([0, 1, 1]), np.array([0, 0, 0, 1, 0, 0, 0, 1, 1, 0, 0])]
+
+
+def sequences():
+    return [scored_sequence(ids, mask.astype(bool)) for ids, mask in zip(IDS, MASKS, strict=True)]
+
+
+def reference(model, temperature):
+    """One sequence at a time, full logits."""
+    logps, entropies = [], []
+    for ids, mask in zip(IDS, MASKS, strict=True):
+        distribution = (model(torch.tensor(ids)[None]).logits[0] / temperature).log_softmax(-1)
+        wanted = np.flatnonzero(mask)
+        logps.append(distribution[wanted - 1, torch.tensor(ids)[wanted]])
+        entropies.append(entropy(distribution[wanted - 1]))
+    return torch.cat(logps), torch.cat(entropies)
+
+
+@pytest.mark.parametrize("chunk", [1, 3, 1000])
+@pytest.mark.parametrize("temperature", [1.0, 0.6])
+def test_values_and_gradients(model, chunk, temperature):
+    weights = torch.linspace(-1, 2, 8)
+    found = score(model, sequences(), temperature=temperature, pad_id=0, chunk=chunk, entropy_gradient=True)
+    parameters = list(model.parameters())
+    gradients = torch.autograd.grad((weights * found.logp + found.entropy).sum(), parameters)
+    logp, entropies = reference(model, temperature)
+    expected = torch.autograd.grad((weights * logp + entropies).sum(), parameters)
+    torch.testing.assert_close(found.logp, logp, atol=1e-6, rtol=1e-5)
+    torch.testing.assert_close(found.entropy, entropies, atol=1e-6, rtol=1e-5)
+    for got, want in zip(gradients, expected, strict=True):
+        torch.testing.assert_close(got, want, atol=1e-5, rtol=1e-4)
+
+
+def test_temperature_zero_counts_as_one(model):
+    with torch.no_grad():
+        zero, one = (score(model, sequences(), temperature=t, pad_id=0, chunk=9).logp for t in (0.0, 1.0))
+    assert torch.equal(zero, one)
+
+
+def test_entropy_is_a_measurement_unless_asked(model):
+    assert not score(model, sequences(), temperature=1.0, pad_id=0, chunk=9).entropy.requires_grad
+
+
+def test_padding_does_not_matter(model):
+    with torch.no_grad():
+        first, second = (score(model, sequences(), temperature=1.0, pad_id=p, chunk=9).logp for p in (0, 17))
+    assert torch.equal(first, second)
+
+
+@pytest.mark.parametrize("budget", [1, 7, 22, 1000])
+def test_score_all_keeps_the_order(model, budget):
+    found = score_all(model, sequences(), temperature=1.0, pad_id=0, chunk=4, budget=budget)
+    torch.testing.assert_close(found, reference(model, 1.0)[0].detach(), atol=1e-6, rtol=1e-5)
+
+
+def test_bias_of_the_head(model):
+    model.lm_head.bias = torch.nn.Parameter(torch.linspace(-1, 1, 40))
+    found = score(model, sequences(), temperature=1.0, pad_id=0, chunk=3).logp
+    torch.testing.assert_close(found, reference(model, 1.0)[0], atol=1e-6, rtol=1e-5)
+
+
+def test_sequence_is_cut_after_the_last_wanted_token():
+    assert [len(sequence) for sequence in sequences()] == [5, 2, 8]
+
+
+def test_first_token_cannot_be_wanted():
+    with pytest.raises(LedgerError, match="first token"):
+        scored_sequence(np.array([1, 2]), np.array([True, False]))
+
+
+def test_micro_batches_hold_every_sequence_once_within_the_budget():
+    lengths = [5, 100, 7, 7, 30, 28, 1, 64, 3, 2]
+    batches = micro_batches(lengths, budget=64)
+    assert sorted(i for batch in batches for i in batch) == list(range(10))
+    for batch in batches:
+        longest = max(lengths[i] for i in batch)
+        assert longest * len(batch) <= 64 or len(batch) == 1
+        assert all(2 * lengths[i] >= longest for i in batch)
+
+
+def test_pad():
+    batch = pad(sequences()[:2], pad_id=0)
+    assert batch.input_ids.tolist() == [[5, 6, 7, 8, 9], [3, 4, 0, 0, 0]][: len(batch.input_ids)]
+    assert batch.positions.tolist() == [1, 2, 4, 5, 6]
+    assert batch.targets.tolist() == [7, 8, 10, 4, 5]

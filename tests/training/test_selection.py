@@ -1,0 +1,104 @@
+"""Who trains, and what a step's rewards become."""
+
+import math
+import random
+
+import pytest
+
+from agentrl.config.schema import AlgorithmConfig
+from agentrl.errors import Outcome, TrainingError
+from agentrl.training.rewards import shaped_rewards
+from agentrl.training.selection import select
+
+
+@pytest.fixture
+def group(make_trajectory):
+    def build(name, rewards, **options):
+        rng = random.Random(name)
+        return [make_trajectory(rng, name, i, reward=reward, **options) for i, reward in enumerate(rewards)]
+
+    return build
+
+
+@pytest.mark.parametrize("outcome", list(Outcome))
+def test_infrastructure_failures_are_left_out_and_counted(group, outcome):
+    found = select([*group("a", [0.0, 1.0]), *group("a", [1.0], outcome=outcome)], compare_groups=True)
+    assert found.infrastructure == int(outcome.is_infrastructure)
+    assert len(found.trajectories) == 3 - int(outcome.is_infrastructure)
+
+
+def test_an_episode_that_has_not_ended_is_left_out(group):
+    found = select([*group("a", [0.0, 1.0]), *group("b", [1.0], outcome=None)], compare_groups=False)
+    assert found.infrastructure == 1
+
+
+def test_no_reward_is_not_zero(group):
+    members = group("a", [0.0, 1.0, 1.0])
+    members[2].reward = None
+    found = select(members, compare_groups=True)
+    assert found.unscored == 1
+    assert found.trajectories == tuple(members[:2])
+
+
+def test_a_group_of_one_is_skipped_and_counted(group):
+    everything = [*group("a", [0.0, 1.0]), *group("b", [1.0])]
+    found = select(everything, compare_groups=True)
+    assert found.lone_groups == 1
+    assert {t.group_id for t in found.trajectories} == {"a"}
+    assert len(select(everything, compare_groups=False).trajectories) == 3
+
+
+def test_a_group_is_counted_after_failures_are_out(group):
+    members = group("b", [1.0, 0.0])
+    members[0].outcome = Outcome.ENGINE_ERROR
+    found = select([*group("a", [0.0, 1.0]), *members], compare_groups=True)
+    assert (found.infrastructure, found.lone_groups, len(found.trajectories)) == (1, 1, 2)
+
+
+@pytest.mark.parametrize("value", [math.nan, math.inf, -math.inf])
+def test_rewards_that_are_not_finite(group, value):
+    members = group("a", [0.0, 1.0])
+    members[1].reward = value
+    message = rf"reward of task task-a is not finite \(environment maze, trajectory a-1\): got {value}"
+    with pytest.raises(TrainingError, match=message):
+        select(members, compare_groups=True)
+
+
+def test_turn_rewards_that_are_not_finite(group):
+    members = group("a", [0.0, 1.0])
+    members[0].turns[0].reward = math.nan
+    with pytest.raises(TrainingError, match=r"reward of turn 0 of task task-a.*agentrl env check maze"):
+        select(members, compare_groups=True)
+
+
+def test_nothing_left(group):
+    with pytest.raises(TrainingError, match=r"no trajectory of this step can train.*2 groups of one"):
+        select([*group("a", [0.0]), *group("b", [1.0])], compare_groups=True)
+
+
+def test_turns_add_up_to_the_scorers_verdict(group):
+    members = group("a", [0.5, 1.0], turns=3)
+    members[0].turns[0].reward = 0.25
+    members[0].reward = 2.0
+    found = shaped_rewards(members, AlgorithmConfig(), max_tokens=100)
+    assert found.returns.tolist() == [2.0, 1.0]
+    assert found.turn_reward.tolist() == [0.25, 0.0, 1.75, 0.0, 0.0, 1.0]
+    assert found.turn_episode.tolist() == [0, 0, 0, 1, 1, 1]
+
+
+def test_invalid_turns_are_penalised(group):
+    members = group("a", [0.0, 1.0], turns=2)
+    members[1].turns[0].valid = False
+    found = shaped_rewards(members, AlgorithmConfig(invalid_penalty=-0.1), max_tokens=100)
+    assert found.turn_reward.tolist() == [0.0, 0.0, -0.1, 1.0]
+    assert found.returns.tolist() == [0.0, 0.9]
+
+
+def test_long_trajectories_are_penalised(group):
+    members = group("a", [0.0, 1.0], turns=2)
+    longest = max(len(s) for t in members for s in t.sequences)
+    config = AlgorithmConfig(overlong_buffer=10, overlong_factor=0.5)
+    found = shaped_rewards(members, config, max_tokens=longest)
+    expected = [t.reward - 0.5 * max(max(len(s) for s in t.sequences) - (longest - 10), 0) / 10 for t in members]
+    assert found.returns.tolist() == pytest.approx(expected)
+    assert min(e - t.reward for e, t in zip(expected, members, strict=True)) == pytest.approx(-0.5)

@@ -1,0 +1,316 @@
+"""The whole step against a float64 reference, and what must not change it."""
+
+import copy
+import math
+import random
+
+import pytest
+import torch
+
+from agentrl.config.schema import AlgorithmConfig, TrainerConfig
+from agentrl.errors import ConfigError, Outcome, TrainingError, UnknownNameError
+from agentrl.registry import Kind, names
+from agentrl.training.trainer import Trainer
+from agentrl.trajectory import TokenSequence
+
+AGGREGATIONS = [
+    "token-mean",
+    "seq-mean-token-mean",
+    "seq-mean-token-sum",
+    "seq-mean-token-sum-norm",
+    "traj-mean-token-mean",
+    "prompt-mean",
+]
+
+
+def algorithm(**settings):
+    if settings.get("aggregation") == "seq-mean-token-sum-norm":
+        settings["norm_length"] = 50
+    return AlgorithmConfig(**settings)
+
+
+def trainer_for(model, config=None, *, reference=None, **settings):
+    """Plain steps: the gradient is what a test reads, so nothing is clipped."""
+    settings = {"learning_rate": 1e-3, "max_grad_norm": 1e9, **settings}
+    return Trainer(model, config or algorithm(), TrainerConfig(**settings), seed=0, max_tokens=100, reference=reference)
+
+
+def run_step(trainer, trajectories, temperature=1.0):
+    return trainer.step(trajectories, temperature=temperature, pad_id=0)
+
+
+def gradient_of_step(model, trajectories, config, *, temperature=1.0, **settings):
+    """The gradient of one update, read just before it would be applied."""
+    trainer = trainer_for(copy.deepcopy(model), config, **settings)
+    seen = {}
+    update = trainer._optimizer.update
+
+    def record():
+        seen.update({name: p.grad.clone() for name, p in trainer.model.named_parameters()})
+        return update()
+
+    trainer._optimizer.update = record
+    return run_step(trainer, trajectories, temperature), seen
+
+
+def assert_same_gradient(found, expected):
+    for name, gradient in expected.items():
+        torch.testing.assert_close(found[name].double(), gradient.double(), atol=1e-6, rtol=1e-5, msg=name)
+
+
+def reference_gradient(model, trajectories, *, kl_coef=0.0, entropy_coef=0.0, temperature=1.0):
+    """GRPO with PPO at ratio 1, token TIS, token-mean: loops and full logits, in float64."""
+    model = copy.deepcopy(model).double()
+    frozen = copy.deepcopy(model)
+    with torch.no_grad():
+        for parameter in frozen.parameters():
+            parameter.mul_(1.1)
+    losses = []
+    for trajectory in trajectories:
+        rewards = torch.tensor(
+            [t.reward for t in trajectories if t.group_id == trajectory.group_id], dtype=torch.float64
+        )
+        advantage = (trajectory.reward - rewards.mean()) / (rewards.std() + 1e-6)
+        for sequence in trajectory.sequences:
+            ids = torch.from_numpy(sequence.token_ids).long()
+            distribution = (model(ids[None]).logits[0] / temperature).log_softmax(-1)
+            other = (frozen(ids[None]).logits[0] / temperature).log_softmax(-1)
+            for t in sequence.loss_mask.nonzero()[0]:
+                logp = distribution[t - 1, ids[t]]
+                weight = (logp.detach() - float(sequence.logprobs[t])).exp().clamp(max=2.0)
+                x = other[t - 1, ids[t]].detach() - logp
+                entropy = -(distribution[t - 1].exp() * distribution[t - 1]).sum()
+                policy = -weight * advantage * (logp - logp.detach()).exp()
+                losses.append(policy + kl_coef * (x.exp() - x - 1) - entropy_coef * entropy)
+    loss = torch.stack(losses).mean()
+    loss.backward()
+    return float(loss.detach()), {name: p.grad for name, p in model.named_parameters()}
+
+
+def scaled(model):
+    other = copy.deepcopy(model)
+    with torch.no_grad():
+        for parameter in other.parameters():
+            parameter.mul_(1.1)
+    return other
+
+
+@pytest.mark.parametrize("temperature", [1.0, 0.7])
+@pytest.mark.parametrize(("kl_coef", "entropy_coef"), [(0.0, 0.0), (0.3, 0.0), (0.2, 0.1)])
+def test_step_equals_the_float64_reference(model, trajectories, kl_coef, entropy_coef, temperature):
+    loss, expected = reference_gradient(
+        model, trajectories, kl_coef=kl_coef, entropy_coef=entropy_coef, temperature=temperature
+    )
+    report, seen = gradient_of_step(
+        model,
+        trajectories,
+        algorithm(kl_coef=kl_coef, entropy_coef=entropy_coef),
+        reference=scaled(model),
+        temperature=temperature,
+    )
+    assert report.metrics["train/loss"] == pytest.approx(loss, abs=1e-6)
+    assert_same_gradient(seen, expected)
+
+
+@pytest.mark.parametrize("aggregation", AGGREGATIONS)
+def test_micro_batches_and_order_change_nothing(model, trajectories, aggregation):
+    config = algorithm(aggregation=aggregation, kl_coef=0.1, entropy_coef=0.05)
+    report, expected = gradient_of_step(model, trajectories, config, reference=scaled(model))
+    for budget, order in ((10_000, reversed(trajectories)), (120, trajectories), (1, trajectories)):
+        other, found = gradient_of_step(
+            model, list(order), config, reference=scaled(model), tokens_per_micro_batch=budget, logprob_chunk=3
+        )
+        assert_same_gradient(found, expected)
+        assert other.metrics["train/loss"] == pytest.approx(report.metrics["train/loss"], abs=1e-6)
+        for name in ("mismatch/prob_abs_mean", "train/entropy", "train/kl_reference", "mismatch/clip_share"):
+            assert other.metrics[name] == pytest.approx(report.metrics[name], abs=1e-6), name
+
+
+@pytest.mark.parametrize("loss", names(Kind.LOSS))
+@pytest.mark.parametrize("mode", ["token", "sequence", "icepop", "off"])
+def test_every_loss_and_correction_is_invariant(model, trajectories, loss, mode):
+    config = algorithm(loss=loss, correction={"mode": mode}, aggregation="seq-mean-token-mean")
+    _, expected = gradient_of_step(model, trajectories, config)
+    _, found = gradient_of_step(model, trajectories, config, tokens_per_micro_batch=60)
+    assert_same_gradient(found, expected)
+
+
+@pytest.mark.parametrize("estimator", names(Kind.ADVANTAGE))
+@pytest.mark.parametrize("loss", names(Kind.LOSS))
+def test_every_estimator_trains_with_every_loss(model, trajectories, estimator, loss):
+    report = run_step(
+        trainer_for(model, algorithm(advantage=estimator, loss=loss), epochs=2, mini_batches=2), trajectories
+    )
+    assert report.metrics["train/updates"] == 4
+    assert all(math.isfinite(value) for value in report.metrics.values())
+
+
+def test_gradient_checkpointing_changes_nothing(model, trajectories):
+    _, expected = gradient_of_step(model, trajectories, algorithm())
+    _, found = gradient_of_step(model, trajectories, algorithm(), gradient_checkpointing=True)
+    assert_same_gradient(found, expected)
+
+
+def test_sequences_without_advantage_change_nothing(model, trajectories):
+    """With KL they are read with a gradient, without it only to be measured; the policy part is the same."""
+    for trajectory in trajectories[3:5]:
+        trajectory.reward = trajectory.turns[-1].reward = 0.5
+    report, found = gradient_of_step(model, trajectories, algorithm())
+    _, expected = reference_gradient(model, trajectories)
+    assert_same_gradient(found, expected)
+    assert report.metrics["groups/zero_variance"] == 1
+    assert report.metrics["train/tokens"] == sum(t.sampled_tokens for t in trajectories)
+
+
+def test_failed_and_unscored_members_change_nothing(model, trajectories, make_trajectory):
+    _, expected = gradient_of_step(model, trajectories, algorithm())
+    rng = random.Random(8)
+    failed = make_trajectory(rng, "a", 7, reward=1.0, outcome=Outcome.ENVIRONMENT_ERROR)
+    unscored, lone = make_trajectory(rng, "b", 7), make_trajectory(rng, "z", 0, reward=1.0)
+    unscored.reward = None
+    report, found = gradient_of_step(model, [failed, *trajectories, unscored, lone], algorithm())
+    assert_same_gradient(found, expected)
+    assert report.metrics["trajectories/infrastructure"] == 1
+    assert report.metrics["trajectories/unscored"] == 1
+    assert report.metrics["groups/skipped"] == 1
+    assert report.metrics["trajectories/trained"] == len(trajectories)
+
+
+def test_icepop_drops_tokens_from_the_counts(model, trajectories):
+    """Dropped tokens: the same gradient as if they were observations, with the group's rewards as they are."""
+    trainer = trainer_for(copy.deepcopy(model))
+    kept_sequences = 0
+    for trajectory in trajectories:
+        for sequence in trajectory.sequences:
+            (exact,) = trainer.compute_logprobs([sequence], temperature=1.0, pad_id=0)
+            own = sequence.loss_mask[sequence.shared :].nonzero()[0]
+            for k, t in enumerate(own):
+                sequence._logprobs[int(t)] = float(exact[k]) - (2.0 if k % 2 else 0.0)
+            kept_sequences += 1
+    report, found = gradient_of_step(model, trajectories, algorithm(correction={"mode": "icepop"}))
+    for trajectory in trajectories:
+        for sequence in trajectory.sequences:
+            _forget_every_second(sequence)
+    _, expected = gradient_of_step(model, trajectories, algorithm(correction={"mode": "off"}))
+    assert_same_gradient(found, expected)
+    assert report.metrics["mismatch/clip_share"] > 0.2
+    assert kept_sequences > 7
+
+
+def _forget_every_second(sequence: TokenSequence):
+    own = sequence.loss_mask[sequence.shared :].nonzero()[0]
+    for t in own[1::2]:
+        sequence._sources[int(t)] = 2
+
+
+def test_first_mini_batch_takes_pi_old_from_its_own_forward(model, trajectories):
+    """Whether pi_old is computed before the step or on the way, the new weights are the same."""
+    once, twice = copy.deepcopy(model), copy.deepcopy(model)
+    run_step(trainer_for(once, mini_batches=2, epochs=2, learning_rate=1e-2), trajectories)
+    forced = trainer_for(twice, mini_batches=2, epochs=2, learning_rate=1e-2)
+    forced._objective.drops_tokens = True
+    run_step(forced, trajectories)
+    for name, tensor in once.state_dict().items():
+        torch.testing.assert_close(tensor, twice.state_dict()[name], atol=1e-5, rtol=1e-4, msg=name)
+
+
+def test_single_update_needs_no_extra_forward(model, trajectories, monkeypatch):
+    calls = []
+    monkeypatch.setattr("agentrl.training.trainer.score_all", lambda *_, **__: calls.append(1))
+    run_step(trainer_for(model), trajectories)
+    assert calls == []
+
+
+def test_measurements_of_an_exact_engine(model, trajectories):
+    trainer = trainer_for(model)
+    for trajectory in trajectories:
+        for sequence in trajectory.sequences:
+            (exact,) = trainer.compute_logprobs([sequence], temperature=1.0, pad_id=0)
+            for t, value in zip(sequence.loss_mask[sequence.shared :].nonzero()[0], exact, strict=True):
+                sequence._logprobs[int(t)] = float(value)
+    report = run_step(trainer, trajectories)
+    assert report.metrics["mismatch/prob_abs_max"] < 1e-6
+    assert report.metrics["mismatch/effective_sample_size"] == pytest.approx(1.0)
+    assert report.metrics["train/kl_old"] == pytest.approx(0.0, abs=1e-9)
+    assert report.warnings == ()
+
+
+def test_a_different_engine_is_an_alarm(model, trajectories):
+    report = run_step(trainer_for(model), trajectories)
+    assert report.metrics["mismatch/prob_abs_mean"] > 0.01
+    assert "trainer and engine disagree" in report.warnings[0]
+
+
+def test_non_finite_gradients_skip_the_update(model, trajectories):
+    trainer = trainer_for(model)
+    before = {name: p.detach().clone() for name, p in model.named_parameters()}
+    handle = model.model.norm.weight.register_hook(lambda gradient: gradient * math.nan)
+    report = run_step(trainer, trajectories)
+    handle.remove()
+    assert report.metrics["train/updates_skipped"] == 1
+    assert any("model.norm.weight" in warning for warning in report.warnings)
+    assert all(torch.equal(p, before[name]) for name, p in model.named_parameters())
+    assert run_step(trainer, trajectories).metrics["train/updates"] == 1
+
+
+def test_nan_reward_is_an_error(model, trajectories):
+    trajectories[2].reward = math.nan
+    with pytest.raises(TrainingError, match="task task-a is not finite"):
+        run_step(trainer_for(model), trajectories)
+
+
+def test_unusable_advantages_are_an_error(model, trajectories):
+    with pytest.raises(TrainingError, match=r"estimator .*:nan_advantages gave unusable numbers"):
+        run_step(trainer_for(model, algorithm(advantage=f"{__name__}:nan_advantages")), trajectories)
+
+
+def nan_advantages(episodes):
+    return torch.full_like(episodes.token_turn, math.nan, dtype=torch.float64)
+
+
+def test_wrong_names_and_options_are_found_before_training(model):
+    with pytest.raises(UnknownNameError, match="'grpo'"):
+        trainer_for(model, algorithm(advantage="gpro"))
+    with pytest.raises(ConfigError, match="clip_high"):
+        trainer_for(model, algorithm(loss_options={"clip_hi": 0.3}))
+    with pytest.raises(ConfigError, match="symmetric"):
+        trainer_for(model, algorithm(loss_options={"clip": 0.2, "clip_low": 0.1}))
+
+
+def test_reference_stays_where_it_was(model, trajectories):
+    trainer = trainer_for(model, algorithm(kl_coef=0.1), learning_rate=1e-2)
+    first = run_step(trainer, trajectories).metrics["train/kl_reference"]
+    second = run_step(trainer, trajectories).metrics["train/kl_reference"]
+    assert first == pytest.approx(0.0, abs=1e-6)
+    assert second > 1e-4
+
+
+def test_resume_is_exact(model, trajectories, tmp_path):
+    config, settings = (
+        algorithm(kl_coef=0.01),
+        {
+            "epochs": 2,
+            "mini_batches": 3,
+            "learning_rate": 1e-2,
+            "warmup_steps": 3,
+            "schedule": "cosine",
+            "steps": 4,
+        },
+    )
+    base, other = copy.deepcopy(model), copy.deepcopy(model)
+    undisturbed = trainer_for(model, config, reference=base, **settings)
+    for _ in range(2):
+        run_step(undisturbed, trajectories)
+    torch.save(undisturbed.state_dict(), tmp_path / "state.pt")
+    resumed = trainer_for(other, config, reference=base, **settings)
+    resumed.load_state_dict(torch.load(tmp_path / "state.pt", weights_only=True))
+    for _ in range(2):
+        expected, found = run_step(undisturbed, trajectories), run_step(resumed, trajectories)
+        assert _without_time(found.metrics) == _without_time(expected.metrics)
+    assert resumed.steps == 4
+    for name, tensor in model.state_dict().items():
+        assert torch.equal(tensor, other.state_dict()[name]), name
+
+
+def _without_time(metrics):
+    return {name: value for name, value in metrics.items() if name not in ("train/seconds", "train/tokens_per_s")}
