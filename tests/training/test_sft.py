@@ -1,0 +1,113 @@
+"""Warm start on demonstrations."""
+
+import copy
+import math
+import random
+
+import pytest
+import torch
+
+from agentrl.config.schema import SFTConfig, TrainerConfig
+from agentrl.errors import TrainingError
+from agentrl.training.sft import train_supervised
+from agentrl.trajectory import Source, TokenSequence, Trajectory
+
+
+def demonstration(rng):
+    """A prompt, and answers that repeat the last observation; observations count upwards."""
+    sequence = TokenSequence()
+    sequence.extend([2, rng.randrange(10, 20)], Source.PROMPT)
+    for _ in range(rng.randint(1, 5)):
+        last = sequence.ids_list()[-1]
+        sequence.extend([last, 3], Source.FORCED)
+        sequence.extend([rng.randrange(10, 20)], Source.OBSERVATION)
+    return Trajectory(id="d", task_id="d", environment="echo", seed=0, group_id="d", sequences=[sequence])
+
+
+@pytest.fixture
+def demonstrations():
+    rng = random.Random(0)
+    return [demonstration(rng) for _ in range(60)]
+
+
+def train(model, demonstrations, *, progress=lambda _: None, budget=8192, seed=0, **settings):
+    config = SFTConfig(**{"learning_rate": 1e-2, "tokens_per_update": 60, "schedule": "constant", **settings})
+    trainer = TrainerConfig(tokens_per_micro_batch=budget, max_grad_norm=1e9)
+    return train_supervised(model, demonstrations, config, trainer, seed=seed, pad_id=0, progress=progress)
+
+
+def cross_entropy(model, demonstrations, *, everything):
+    """Mean over the wanted tokens of all demonstrations, one sequence at a time."""
+    losses = []
+    for trajectory in demonstrations:
+        for sequence in trajectory.sequences:
+            ids = torch.from_numpy(sequence.token_ids).long()
+            distribution = model(ids[None]).logits[0].log_softmax(-1)
+            wanted = [t for t in range(1, len(ids)) if everything or sequence.sources[t] == Source.FORCED]
+            losses += [-distribution[t - 1, ids[t]] for t in wanted]
+    return torch.stack(losses).mean()
+
+
+@pytest.mark.parametrize("everything", [False, True])
+def test_loss_is_the_cross_entropy_of_wanted_tokens(model, demonstrations, everything):
+    expected = cross_entropy(model, demonstrations, everything=everything)
+    found = train(model, demonstrations, tokens_per_update=100_000, loss_on_observations=everything)
+    assert found.updates == 1
+    assert found.loss == pytest.approx(float(expected.detach()), abs=1e-5)
+    assert found.tokens == sum(len(t.sequences[0]) - (1 if everything else 2) for t in demonstrations)
+
+
+def test_gradient_does_not_depend_on_micro_batches(model, demonstrations):
+    norms = [
+        train(copy.deepcopy(model), demonstrations, budget=budget, tokens_per_update=100_000).grad_norm
+        for budget in (1, 50, 10_000)
+    ]
+    assert norms == pytest.approx([norms[0]] * 3, rel=1e-5)
+
+
+@pytest.mark.parametrize("everything", [False, True])
+def test_loss_falls_and_the_answers_are_learnt(model, demonstrations, everything):
+    seen = []
+    last = train(model, demonstrations, progress=seen.append, epochs=12, loss_on_observations=everything)
+    assert seen[-1] == last
+    assert [p.update for p in seen] == list(range(1, last.updates + 1))
+    assert float(cross_entropy(model, demonstrations, everything=False).detach()) < 0.3 < seen[0].loss
+
+
+def test_sampled_tokens_are_learnt_too(model):
+    sequence = TokenSequence()
+    sequence.extend([2, 5], Source.PROMPT)
+    sequence.extend_sampled([6, 7], logprobs=[-1.0, -1.0], versions=[0, 0])
+    good = Trajectory(id="g", task_id="g", environment="echo", seed=0, group_id="g", sequences=[sequence])
+    assert train(model, [good], epochs=40).loss < 0.1
+
+
+def test_equal_seeds_train_alike(model, demonstrations):
+    twin, other = copy.deepcopy(model), copy.deepcopy(model)
+    for each, seed in ((model, 4), (twin, 4), (other, 5)):
+        train(each, demonstrations, seed=seed)
+    assert all(torch.equal(p, q) for p, q in zip(model.parameters(), twin.parameters(), strict=True))
+    assert not torch.equal(model.lm_head.weight, other.lm_head.weight)
+
+
+def test_updates_hold_about_the_configured_tokens(model, demonstrations):
+    tokens = []
+    train(model, demonstrations, progress=lambda p: tokens.append(p.tokens))
+    sizes = [b - a for a, b in zip([0, *tokens], tokens, strict=False)]
+    assert max(sizes) <= 60
+    assert sum(size > 40 for size in sizes) >= len(sizes) - 2
+
+
+def test_nothing_to_learn(model):
+    sequence = TokenSequence()
+    sequence.extend([2, 5], Source.PROMPT)
+    empty = Trajectory(id="e", task_id="e", environment="echo", seed=0, group_id="e", sequences=[sequence])
+    with pytest.raises(TrainingError, match="nothing to learn: got 1 demonstrations"):
+        train(model, [empty])
+
+
+def test_loss_that_is_not_finite(model, demonstrations):
+    with torch.no_grad():
+        model.model.norm.weight.fill_(math.nan)
+    with pytest.raises(TrainingError, match="not finite"):
+        train(model, demonstrations)
