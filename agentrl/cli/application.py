@@ -5,6 +5,7 @@ from __future__ import annotations
 import enum
 import importlib
 import importlib.metadata
+import os
 import sys
 from collections.abc import Sequence
 from pathlib import Path
@@ -45,6 +46,9 @@ def main(arguments: Sequence[str] | None = None) -> None:
     words = list(sys.argv[1:] if arguments is None else arguments)
     debug = DEBUG in words
     words = [word for word in words if word != DEBUG]
+    # torch's threads, once it is imported, sleep instead of spinning while they wait: beside other busy processes
+    # spinning makes many small operations more than ten times slower
+    os.environ.setdefault("OMP_WAIT_POLICY", "PASSIVE")
     if "" not in sys.path and str(Path.cwd()) not in sys.path:
         sys.path.append(str(Path.cwd()))  # a user's module:attr names are looked up where the command is run
     try:
