@@ -80,7 +80,7 @@ def test_the_same_seed_gives_the_same_run(tiny_run):
 
 
 def test_a_policy_learns_and_its_checkpoint_can_be_trained_on(tiny_run):
-    run = tiny_run("trainer={steps: 15, tasks_per_step: 4}", "algorithm.group_size=8", "checkpoint.every=100")
+    run = tiny_run("trainer={steps: 12, tasks_per_step: 4}", "algorithm.group_size=6", "checkpoint.every=100")
     result = train(run)
     lines = read_metrics(run.folder.metrics_file)
     assert lines[-1]["reward/mean"] > lines[0]["reward/mean"] + 0.3

@@ -12,6 +12,8 @@ _BYTES = {"float32": 4, "bfloat16": 2}
 _OPTIMIZER_BYTES = 8
 """AdamW keeps two float32 moments per weight."""
 _LOGIT_BYTES = 4
+_LOOPS_OF_SEPARATE_TURNS = ("step_independent",)
+"""Loops in which every turn is a sequence of its own; in the others an episode is one growing sequence."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -53,8 +55,10 @@ class Arithmetic:
     """Of the whole run, without retries and replaced groups."""
     episodes_in_flight: int
     """Most at once."""
+    sequences_per_episode: int
+    """Most; forks of a user's own loop come on top."""
     most_tokens_per_episode: int
-    """When the whole budget of the sequence is used."""
+    """When the whole budget of every sequence is used."""
     most_sampled_tokens_per_episode: int
     most_tokens_per_step: int
     most_micro_batches: int
@@ -79,16 +83,19 @@ def derive(config: Config) -> Arithmetic:
     admitted = (config.rollout.max_staleness + 1) * episodes
     evaluations = trainer.steps // config.evaluation.every if config.evaluation.every else 0
     per_mini_batch = math.ceil(episodes / trainer.mini_batches)
+    sequences = agent.max_turns if agent.loop in _LOOPS_OF_SEPARATE_TURNS else 1
+    most_tokens = sequences * agent.max_tokens
     size = model_size(config.model)
     return Arithmetic(
         groups_per_step=trainer.tasks_per_step,
         episodes_per_step=episodes,
         episodes=episodes * trainer.steps,
         episodes_in_flight=min(config.rollout.max_concurrent, config.environment.max_concurrent, admitted),
-        most_tokens_per_episode=agent.max_tokens,
-        most_sampled_tokens_per_episode=min(agent.max_tokens, agent.max_turns * agent.max_answer_tokens),
-        most_tokens_per_step=episodes * agent.max_tokens,
-        most_micro_batches=_micro_batches(per_mini_batch, agent.max_tokens, trainer.tokens_per_micro_batch),
+        sequences_per_episode=sequences,
+        most_tokens_per_episode=most_tokens,
+        most_sampled_tokens_per_episode=min(most_tokens, agent.max_turns * agent.max_answer_tokens),
+        most_tokens_per_step=episodes * most_tokens,
+        most_micro_batches=_micro_batches(per_mini_batch * sequences, agent.max_tokens, trainer.tokens_per_micro_batch),
         optimizer_steps_per_step=optimizer_steps,
         optimizer_steps=optimizer_steps * trainer.steps,
         admitted_ahead=admitted,
@@ -139,11 +146,15 @@ def rows(config: Config) -> list[Row]:
         Row("episodes per step", f"{a.episodes_per_step:,}", f"{a.groups_per_step} groups x {group}"),
         Row("episodes in all", f"{a.episodes:,}", f"{a.episodes_per_step:,} x {trainer.steps:,} steps"),
         Row("episodes in flight", f"at most {a.episodes_in_flight:,}", "rollout.max_concurrent, admission"),
-        Row("tokens per episode", f"at most {a.most_tokens_per_episode:,}", "agent.max_tokens"),
+        Row(
+            "tokens per episode",
+            f"at most {a.most_tokens_per_episode:,}",
+            f"agent.max_tokens x {a.sequences_per_episode} sequences",
+        ),
         Row(
             "sampled per episode",
             f"at most {a.most_sampled_tokens_per_episode:,}",
-            f"{config.agent.max_turns} turns x {config.agent.max_answer_tokens}, within agent.max_tokens",
+            f"{config.agent.max_turns} turns x {config.agent.max_answer_tokens}, within that",
         ),
         Row("tokens per step", f"at most {a.most_tokens_per_step:,}", "episodes x tokens per episode"),
         Row(

@@ -33,6 +33,12 @@ def test_numbers_of_a_small_run_by_hand():
     assert (a.evaluation_episodes, a.checkpoints) == (24, 3)
 
 
+def test_a_loop_of_separate_turns_has_a_sequence_per_turn():
+    a = derive(load_config(None, [*SMALL, "agent.loop=step_independent"]))
+    assert (a.sequences_per_episode, a.most_tokens_per_episode) == (5, 500)
+    assert (a.most_sampled_tokens_per_episode, a.most_tokens_per_step, a.most_micro_batches) == (150, 6000, 15)
+
+
 def test_parameters_of_a_scratch_model_by_hand():
     scratch = "model.scratch={layers: 1, hidden_size: 8, heads: 2, kv_heads: 1, vocab_size: 10}"
     size = derive(load_config(None, [*SMALL, scratch])).model
