@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import math
 from collections.abc import Sequence
 from dataclasses import asdict, dataclass
 
@@ -22,7 +21,10 @@ class StepReport:
     """Numbers of one training step."""
 
     metrics: dict[str, float]
-    """By name: ``train/``, ``mismatch/``, ``reward/``, ``groups/``, ``trajectories/``."""
+    """By name: ``train/``, ``mismatch/``, ``reward/``, ``groups/``, ``trajectories/``.
+
+    ``train/grad_norm`` is the largest of the step's updates, and is missing when all of them were skipped.
+    """
     warnings: tuple[str, ...] = ()
     """What a person should look at: updates skipped, trainer and engine apart."""
 
@@ -53,7 +55,6 @@ def step_report(
     applied = [update for update in updates if not update.non_finite]
     metrics = {
         "train/loss": sum(losses) / len(losses),
-        "train/grad_norm": max((update.grad_norm for update in applied), default=math.nan),
         "train/learning_rate": updates[-1].learning_rate,
         "train/updates": float(len(applied)),
         "train/updates_skipped": float(len(updates) - len(applied)),
@@ -68,6 +69,8 @@ def step_report(
         "trajectories/infrastructure": float(selection.infrastructure),
         "trajectories/unscored": float(selection.unscored),
     }
+    if applied:
+        metrics["train/grad_norm"] = max(update.grad_norm for update in applied)
     return StepReport(metrics=metrics, warnings=(*_gradient_warnings(updates), *_mismatch_warnings(distance)))
 
 

@@ -248,9 +248,31 @@ def test_non_finite_gradients_skip_the_update(model, trajectories):
     report = run_step(trainer, trajectories)
     handle.remove()
     assert report.metrics["train/updates_skipped"] == 1
+    assert "train/grad_norm" not in report.metrics
     assert any("model.norm.weight" in warning for warning in report.warnings)
     assert all(torch.equal(p, before[name]) for name, p in model.named_parameters())
     assert run_step(trainer, trajectories).metrics["train/updates"] == 1
+
+
+def test_weights_change_in_place(model, trajectories):
+    """An engine in this process reads the same tensors."""
+    before = {name: (p.data_ptr(), p.detach().clone()) for name, p in model.named_parameters()}
+    trainer = trainer_for(model)
+    run_step(trainer, trajectories)
+    trainer.load_state_dict(copy.deepcopy(trainer.state_dict()))
+    for name, parameter in model.named_parameters():
+        assert parameter.data_ptr() == before[name][0]
+        assert not torch.equal(parameter, before[name][1]), name
+
+
+def test_bfloat16(model, trajectories):
+    """Short weights, float32 numbers: close to the float32 step, and updated through a float32 copy."""
+    exact = run_step(trainer_for(copy.deepcopy(model)), trajectories).metrics
+    found = run_step(trainer_for(model.to(torch.bfloat16)), trajectories).metrics
+    assert model.dtype == torch.bfloat16
+    for name in ("train/loss", "train/entropy", "mismatch/prob_abs_mean"):
+        assert found[name] == pytest.approx(exact[name], abs=0.05), name
+    assert found["train/grad_norm"] == pytest.approx(exact["train/grad_norm"], rel=0.1)
 
 
 def test_nan_reward_is_an_error(model, trajectories):
