@@ -5,6 +5,7 @@ from __future__ import annotations
 from agentrl.config.schema import EnvironmentConfig
 from agentrl.env import EnvironmentSpec
 from agentrl.env_lookup import check_split, resolve_environment
+from agentrl.errors import ConfigError
 from agentrl.rollout.task_file import read_tasks
 from agentrl.task import TaskSource
 
@@ -28,9 +29,17 @@ def task_source(spec: EnvironmentSpec, config: EnvironmentConfig, *, split: str 
         split: Instead of the config's split or file.
 
     Raises:
-        UsageError: no such split, or a file that cannot be read.
+        UsageError: no such split, options that the environment does not take, or a file that cannot be read.
     """
     if config.tasks is not None and split is None:
         return read_tasks(config.tasks, environment=spec.name)
     chosen = check_split(spec, split or config.split)
-    return spec.tasks(chosen, **{**spec.options, **config.options})
+    try:
+        return spec.tasks(chosen, **{**spec.options, **config.options})
+    except TypeError as error:
+        raise ConfigError(
+            f"environment.options do not fit {spec.name}",
+            got=", ".join(config.options) or "none",
+            expected=f"among {', '.join(spec.options)}" if spec.options else "none",
+            hint=str(error),
+        ) from error

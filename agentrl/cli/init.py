@@ -36,7 +36,11 @@ def init(
     for path in sorted(project.rglob("*")):
         if path.is_file():
             out.print(Text(f"  {path.relative_to(project)}"))
-    out.print(Text(f"\nnext:\n  cd {project}\n  python -m pytest\n  agentrl train train.yaml"))
+    out.print(
+        Text(
+            f"\nnext:\n  cd {project}\n  python -m pytest\n  agentrl sft train.yaml\n  agentrl train train.yaml model.path=runs/latest"
+        )
+    )
 
 
 def create_project(name: str, folder: Path) -> Path:

@@ -33,6 +33,7 @@ Cli = Callable[..., Any]
         ("eval --env household", "nothing says what to evaluate"),
         ("eval --env household/test --policy expert", "no split"),
         ("eval --env guess_number --policy expert --tasks 2", "no expert"),
+        ("eval --env household --policy expert environment.options={colour:red}", "do not fit household"),
         ("eval --env guess_number --model m --url http://127.0.0.1:1 --engine local", "has no address"),
         ("view nowhere", "no run in nowhere"),
         ("export nowhere out", "no run or checkpoint"),
