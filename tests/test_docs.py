@@ -10,6 +10,7 @@ from pathlib import Path
 from types import ModuleType
 from typing import Any
 
+import gymnasium
 import pytest
 
 from agentrl.cli import main
@@ -47,6 +48,16 @@ def commands(page: Path, language: str) -> Iterator[list[str]]:
             if words:
                 assert words[0] == "agentrl", line
                 yield words[1:]
+
+
+@pytest.fixture(autouse=True)
+def _own_environment_ids() -> Iterator[None]:
+    """Gymnasium warns when an id is registered twice; what is registered here is forgotten."""
+    before = dict(gymnasium.registry)
+    gymnasium.registry.pop("GuessNumber-v0", None)
+    yield
+    gymnasium.registry.clear()
+    gymnasium.registry.update(before)
 
 
 @pytest.mark.parametrize("page", pages_with("python"))

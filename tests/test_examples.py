@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import runpy
+from collections.abc import Iterator
 from pathlib import Path
 
+import gymnasium
 import pytest
 
 from agentrl.registry import Kind, unregister
@@ -29,6 +31,16 @@ EXPECTED = {
     "custom_tool": '["not 50", "not 75"]',
     "custom_agent_loop": "expert on household/valid_unseen: success 100.0 %",
 }
+
+
+@pytest.fixture(autouse=True)
+def _own_environment_ids() -> Iterator[None]:
+    """Gymnasium warns when an id is registered twice; what is registered here is forgotten."""
+    before = dict(gymnasium.registry)
+    gymnasium.registry.pop("GuessNumber-v0", None)
+    yield
+    gymnasium.registry.clear()
+    gymnasium.registry.update(before)
 
 
 def test_every_example_is_listed_here() -> None:

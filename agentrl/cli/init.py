@@ -23,6 +23,7 @@ app = typer.Typer()
 
 SUFFIX = ".template"
 NAME = re.compile(r"[a-z][a-z0-9_]*")
+NEXT = ("  python -m pytest", "  agentrl sft train.yaml", "  agentrl train train.yaml model.path=runs/latest")
 
 
 @app.command(epilog=examples("agentrl init my_game", "agentrl init my_game --folder projects"))
@@ -36,11 +37,8 @@ def init(
     for path in sorted(project.rglob("*")):
         if path.is_file():
             out.print(Text(f"  {path.relative_to(project)}"))
-    out.print(
-        Text(
-            f"\nnext:\n  cd {project}\n  python -m pytest\n  agentrl sft train.yaml\n  agentrl train train.yaml model.path=runs/latest"
-        )
-    )
+    for step in ("", "next:", f"  cd {project}", *NEXT):
+        out.print(Text(step))
 
 
 def create_project(name: str, folder: Path) -> Path:

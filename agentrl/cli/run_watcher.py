@@ -109,7 +109,8 @@ class LiveWatcher(RunWatcher):
         status = self._status
         head = Text(f"{self._folder}  {status.phase.value}  step {status.step}/{status.steps}", style="bold")
         episodes = Text(f"{status.episodes_running} episodes running, {status.episodes_done} done for the next step")
-        bar = ProgressBar(total=max(1, status.steps), completed=status.step, width=60)
+        bar = Table.grid()
+        bar.add_row(ProgressBar(total=max(1, status.steps), completed=status.step, width=60))
         return Group(head, bar, episodes, self._table())
 
     def _table(self) -> Table:

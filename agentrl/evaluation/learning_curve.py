@@ -40,7 +40,8 @@ def draw_learning_curve(metrics: Sequence[Mapping[str, Any]], file: Path) -> Non
     for name, label in CURVES:
         points = _points(metrics, name)
         if points:
-            style = "o-" if name.startswith("eval/") or len(points) == 1 else "-"
+            dotted = name.startswith("eval/") or len(points) == 1
+            style = "o-" if dotted else "--" if name.startswith("reward/") else "-"  # both lines show where they agree
             axes.plot([step for step, _ in points], [value for _, value in points], style, label=label)
     axes.set_xlabel("training step")
     axes.grid(alpha=0.3)
