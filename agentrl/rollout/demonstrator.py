@@ -11,8 +11,8 @@ import enum
 from collections.abc import Sequence
 
 from agentrl.agent_loop import Answer, Conversation
-from agentrl.errors import TemplateError, UsageError
-from agentrl.message import Message, user
+from agentrl.errors import UsageError
+from agentrl.message import Message
 from agentrl.policy import StopReason
 from agentrl.render.conversation import LedgerConversation
 from agentrl.render.renderer import Renderer
@@ -107,7 +107,8 @@ class LedgerDemonstration(Conversation):
         prompt_tokens = len(self.ledger.prepare())
         turns.budget.answer_tokens(prompt_tokens, self._speaker.max_context)
         message = await demonstration(self._speaker.policy, self._situation, seed)
-        answer = self.ledger.demonstrate(answer_text(self._renderer, message))
+        text = self._renderer.answer_text(message) if message.tool_calls else message.text
+        answer = self.ledger.demonstrate(text)
         turn = self.ledger.sequence.turns[-1]
         turns.take(turn, prompt_tokens=prompt_tokens, answer_tokens=turn.end - turn.start)
         return answer
@@ -120,21 +121,3 @@ async def demonstration(policy: ScriptedPolicy, situation: Situation, seed: int)
     else:
         action = await situation.environment.random_action(seed)
     return situation.loop.demonstrate(action)
-
-
-def answer_text(renderer: Renderer, message: Message) -> str:
-    """What the model would write to say `message`: its text, or, with tool calls, what the chat template makes of it.
-
-    Raises:
-        TemplateError: the template does not render the message right after the header of an answer.
-    """
-    if not message.tool_calls:
-        return message.text
-    asked = [user("x")]
-    header = renderer.template.render(asked, generation_prompt=True)
-    whole = renderer.template.render([*asked, message])
-    end = renderer.encoder.decode([renderer.boundary.end_id])
-    text, found, _ = whole.removeprefix(header).rpartition(end)
-    if not whole.startswith(header) or not found:
-        raise TemplateError("the chat template cannot show how a tool call is written", got=whole, expected=header)
-    return text

@@ -4,7 +4,7 @@ import pytest
 
 from agentrl.errors import Outcome, UsageError
 from agentrl.render.renderer import Renderer
-from agentrl.rollout.demonstrator import Demonstrator, ScriptedPolicy, answer_text
+from agentrl.rollout.demonstrator import Demonstrator, ScriptedPolicy
 from agentrl.testing.tokenizers import TOKENIZER_FAMILIES, build_tokenizer
 from agentrl.trajectory import Source
 
@@ -21,7 +21,8 @@ LOOPS = [
 async def test_a_demonstration_is_what_a_perfect_policy_would_write(make_runner, play, worlds, renderer, loop, options):
     speaker = Demonstrator(ScriptedPolicy.EXPERT, renderer)
     shown = await play(make_runner(worlds.Corridor, speaker=speaker, loop=loop, options=options))
-    text = answer_text(renderer, make_runner(worlds.Corridor, loop=loop, options=options).loop.demonstrate("forward"))
+    message = make_runner(worlds.Corridor, loop=loop, options=options).loop.demonstrate("forward")
+    text = renderer.answer_text(message) if message.tool_calls else message.text
     end = renderer.boundary.end_id
     perfect = [*renderer.encoder.encode(text), end]
     from agentrl.serving.scripted import ScriptedEngine
