@@ -11,11 +11,13 @@ from dataclasses import dataclass
 from typing import Any, TypeVar, cast
 
 from agentrl.env import AnyEnv, AsyncEnv, Expert, StepResult
-from agentrl.errors import EnvironmentFailure, UsageError
+from agentrl.errors import UsageError
 from agentrl.message import Content, ImagePart, TextPart
 from agentrl.tool import Tool
 
 T = TypeVar("T")
+
+_NEXT_STEP = "Check the environment with: agentrl env check NAME"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -167,15 +169,10 @@ def _checked_reward(reward: object) -> float:
     if not isinstance(reward, numbers.Real):
         raise _wrong("reward", reward, "a finite number")
     if not math.isfinite(reward):
-        raise EnvironmentFailure(f"the reward is {float(reward)}", expected="a finite number")
+        raise ValueError(f"the reward is {float(reward)}, expected a finite number. {_NEXT_STEP}")
     return float(reward)
 
 
-def _wrong(what: str, got: object, expected: str) -> EnvironmentFailure:
-    shown = repr(got)
-    return EnvironmentFailure(
-        f"{what} is not what an environment may return",
-        got=f"{type(got).__name__} {shown[:80]}",
-        expected=expected,
-        hint="check the environment with: agentrl env check NAME",
-    )
+def _wrong(what: str, got: object, expected: str) -> ValueError:
+    shown = f"{type(got).__name__} {repr(got)[:80]}"
+    return ValueError(f"{what} is not what an environment may return: got {shown}, expected {expected}. {_NEXT_STEP}")

@@ -77,8 +77,8 @@ async def test_tools_of_an_environment_run_beside_it(make_host, worlds, isolatio
     ("fault", "message"),
     [
         ("raise", "step of environment world (task t, step 1) failed.*ValueError: boom"),
-        ("nan", "reward is nan.*finite"),
-        ("four", "step is not what an environment may return.*five|observation, reward"),
+        ("nan", "step of environment world (task t, step 1) failed.*the reward is nan, expected a finite number"),
+        ("four", "step of environment world (task t, step 1) failed.*expected (observation, reward"),
     ],
 )
 async def test_faults_become_one_error_wherever_they_happen(make_host, worlds, isolation, fault, message):
