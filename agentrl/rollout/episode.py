@@ -139,15 +139,14 @@ class RuntimeEpisode(Episode):
             near = difflib.get_close_matches(call.name, self.tools, n=1)
             hint = f"did you mean {near[0]}?" if near else None
             raise ToolError(f"there is no tool {call.name!r}", expected=", ".join(self.tools), hint=hint)
-        bound = self._bound.get(call.name)
-        if bound is None:
-            bound = self._bound[call.name] = await tool.open(self._stack)
         limit = self.turns.limits.tool_timeout_s
         deadline = asyncio.timeout(limit)
         try:
             with self.turns.recorders.waits.on(WaitKind.TOOL, self.turns.trajectory.id, call.name):
                 async with deadline:
-                    return await tool.call(bound, call.arguments)
+                    if call.name not in self._bound:
+                        self._bound[call.name] = await tool.open(self._stack)
+                    return await tool.call(self._bound[call.name], call.arguments)
         except (AgentRLError, EpisodeEnd):
             raise
         except Exception as error:

@@ -134,17 +134,31 @@ class EpisodeRunner:
             trajectory.reward = None
 
     async def _play(self, trajectory: Trajectory, task: Task, seed: int) -> Outcome:
-        async with self.host.borrow(trajectory.id) as environment, AsyncExitStack() as stack:
+        async with self.host.borrow(trajectory.id) as environment:
+            stack = AsyncExitStack()
             recorders = Recorders(waits=self.waits, counters=self.counters, observer=self.observer)
             turns = TurnLog(trajectory, self.limits, recorders, seed)
             episode = self._episode(task, environment, turns, stack)
             try:
                 outcome = await self._run_loop(episode)
             finally:
-                turns.close()
-                await self.speaker.end(episode)
+                try:
+                    turns.close()
+                finally:
+                    await self.speaker.end(episode)
+                    await self._close_tools(stack, trajectory.id)
             self._read_info(trajectory, episode)
             return outcome
+
+    async def _close_tools(self, stack: AsyncExitStack, trajectory_id: str) -> None:
+        """Leave the tools that the episode entered; a failure is logged, for the episode is over."""
+        what = f"closing the tools of {trajectory_id}"
+        try:
+            with self.waits.on(WaitKind.TOOL, trajectory_id, what):
+                async with async_boundary(EnvironmentFailure, what, deadline_s=self.limits.tool_timeout_s):
+                    await stack.aclose()
+        except AgentRLError as error:
+            logger.warning("%s", error)
 
     def _episode(
         self, task: Task, environment: HostedEnvironment, turns: TurnLog, stack: AsyncExitStack
