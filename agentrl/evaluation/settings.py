@@ -77,7 +77,7 @@ def _run_words(run: RunDirectory) -> list[str]:
     words = [f"sampling.{name}={value}" for name, value in sampling.model_dump().items()]
     splits = resolve_environment(config.environment.name).splits
     split = config.evaluation.split if config.evaluation.split in splits else _held_out(splits)
-    return [f"environment.split={split}", *words]
+    return ["environment.tasks=null", f"environment.split={split}", *words]
 
 
 def _with_split(env: str) -> str:
