@@ -19,6 +19,8 @@ class SingleTurn(AgentLoop):
             whole answer without its thinking.
     """
 
+    follow_ups = ()
+
     def __init__(self, *, tag: str | None = None) -> None:
         self.tag = tag
         self._tagged = None if tag is None else re.compile(f"<{tag}>(.*?)</{tag}>", re.DOTALL)

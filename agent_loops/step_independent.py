@@ -71,6 +71,8 @@ class StepIndependent(AgentLoop):
         explain: As in `ReactText`.
     """
 
+    follow_ups = ()
+
     def __init__(
         self,
         *,

@@ -36,6 +36,9 @@ class ToolCalling(AgentLoop):
         restate_goal: Repeat the goal after each observation (see `ReactText`).
     """
 
+    offers_tools = True
+    follow_ups = ("tool",)
+
     def __init__(self, *, action_name: str = "act", list_actions: bool = False, restate_goal: bool = False) -> None:
         self.action_name = action_name
         self.list_actions = list_actions

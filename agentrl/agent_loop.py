@@ -23,10 +23,11 @@ from __future__ import annotations
 from abc import ABC, abstractmethod
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from typing import ClassVar
 
 from agentrl.env import EnvironmentSpec, StepResult
 from agentrl.errors import Outcome, UsageError
-from agentrl.message import Content, Message, ToolCall
+from agentrl.message import Content, Message, Role, ToolCall
 from agentrl.policy import StopReason
 from agentrl.task import Task
 from agentrl.tool import Tool
@@ -132,6 +133,12 @@ class Episode(ABC):
 
 class AgentLoop(ABC):
     """Drives one episode. Constructed once per run with the config's ``agent.options``; holds no episode state."""
+
+    offers_tools: ClassVar[bool] = False
+    """The policy may call `Episode.tools`; in other loops ``agent.tools`` is an error."""
+    follow_ups: ClassVar[tuple[Role, ...]] = ("user",)
+    """Who speaks after an answer in the same conversation: before a run starts, the chat template is checked to leave
+    earlier turns as they are then. Empty where each turn has a conversation of its own."""
 
     @abstractmethod
     async def run(self, episode: Episode) -> None:

@@ -5,7 +5,7 @@ from __future__ import annotations
 from agentrl.assembly.environments import find_environment
 from agentrl.config.schema import Config, SamplingConfig
 from agentrl.env import EnvironmentSpec
-from agentrl.errors import UsageError
+from agentrl.errors import ConfigError, UsageError
 from agentrl.policy import SamplingParams
 from agentrl.registry import Kind, lookup
 from agentrl.reward import Scorer
@@ -36,12 +36,20 @@ def build_runner(
     """A runner of episodes, as the ``agent`` section says.
 
     Raises:
-        ConfigError: the loop does not take the options.
+        ConfigError: the loop does not take the options, or no tools.
         UnknownNameError: no such loop, tool or scorer.
     """
+    loop = make_agent_loop(config.agent.loop, config.agent.options)
+    if config.agent.tools and not loop.offers_tools:
+        raise ConfigError(
+            f"agent.tools is ignored by the agent loop {config.agent.loop}",
+            got=", ".join(config.agent.tools),
+            expected="agent.loop=tool_calling, or no agent.tools",
+            hint="a loop of your own that lets the policy call tools says so: offers_tools = True",
+        )
     return EpisodeRunner(
         host=host,
-        loop=make_agent_loop(config.agent.loop, config.agent.options),
+        loop=loop,
         speaker=speaker,
         limits=EpisodeLimits.from_config(config.agent, host.spec, answer_timeout_s=config.engine.timeout_s),
         tools=[find_tool(name) for name in config.agent.tools],

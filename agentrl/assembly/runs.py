@@ -25,7 +25,7 @@ def start_run(config: Config, *, kind: str) -> Run:
     """Make the folder of a new run and save the resolved config in it.
 
     Args:
-        config: The run; its environment, tasks and model must be there.
+        config: The run; its environment, its tasks, those of its evaluations, and its model must be there.
         kind: What the run does, for its made-up name: ``grpo``, ``sft``.
 
     Raises:
@@ -33,6 +33,8 @@ def start_run(config: Config, *, kind: str) -> Run:
     """
     spec = find_environment(config.environment)
     task_source(spec, config.environment)
+    if config.evaluation.every:
+        task_source(spec, config.environment, split=config.evaluation.split)
     resolved = resolve_model(config)
     folder = RunDirectory.create(Path(config.run.directory), config.run.name, prefix=f"{spec.name}-{kind}")
     folder.save_config(dump_config(resolved))

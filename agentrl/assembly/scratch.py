@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import inspect
 from collections.abc import Sequence
 from pathlib import Path
 
@@ -85,7 +86,7 @@ async def scratch_corpus(config: Config) -> list[str]:
     """Every text of a few episodes, in the order of tasks; the same for the same config."""
     spec = find_environment(config.environment)
     tasks = TaskCursor(task_source(spec, config.environment), seed=config.run.seed)
-    scribe = Scribe(ScriptedPolicy.EXPERT if has_expert(spec, config) else ScriptedPolicy.RANDOM)
+    scribe = Scribe(ScriptedPolicy.EXPERT if await has_expert(spec, config) else ScriptedPolicy.RANDOM)
     host = build_host(config, spec=spec)
     try:
         runner = build_runner(config, host, scribe)
@@ -97,7 +98,7 @@ async def scratch_corpus(config: Config) -> list[str]:
     return scribe.texts
 
 
-def has_expert(spec: EnvironmentSpec, config: Config) -> bool:
+async def has_expert(spec: EnvironmentSpec, config: Config) -> bool:
     """Whether the environment brings an expert."""
     environment = spec.make(**{**spec.options, **config.environment.options})
     find = getattr(environment, "get_wrapper_attr", None)
@@ -105,4 +106,8 @@ def has_expert(spec: EnvironmentSpec, config: Config) -> bool:
         expert = getattr(environment, "expert", None) if find is None else find("expert")
     except AttributeError:
         return False
+    finally:
+        closed = environment.close()
+        if inspect.isawaitable(closed):
+            await closed
     return expert is not None

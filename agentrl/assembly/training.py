@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import copy
-from collections.abc import Callable, Mapping
+from collections.abc import Callable
 from dataclasses import dataclass
 
 from transformers import PreTrainedModel, PreTrainedTokenizerFast
@@ -14,7 +14,6 @@ from agentrl.assembly.models import build_renderer, load_tokenizer, pad_id
 from agentrl.config.schema import Config, LocalEngineConfig
 from agentrl.env import EnvironmentSpec
 from agentrl.errors import ConfigError
-from agentrl.message import Role
 from agentrl.policy import PolicyEngine
 from agentrl.render.check import check_template
 from agentrl.render.renderer import Renderer
@@ -22,6 +21,7 @@ from agentrl.rollout.counters import RolloutObserver
 from agentrl.rollout.engine_speaker import EngineSpeaker
 from agentrl.rollout.environments import EnvironmentHost
 from agentrl.rollout.group import Group
+from agentrl.rollout.loops import make_agent_loop
 from agentrl.rollout.runner import EpisodeRunner
 from agentrl.rollout.scheduler import GroupScheduler
 from agentrl.serving.local import LocalEngine
@@ -30,9 +30,6 @@ from agentrl.training.model import load_model
 from agentrl.training.model_weights import ModelWeights
 from agentrl.training.trainer import Trainer
 from agentrl.weights import TOLERANCE, InProcessSync, Probe, WeightSync
-
-_FOLLOW_UPS: Mapping[str, tuple[Role, ...]] = {"tool_calling": ("tool",), "react_text": ("user",)}
-"""Who speaks after an answer in loops whose conversations go on, where a template that rewrites history would hurt."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -123,10 +120,11 @@ def check_rendering(config: Config, renderer: Renderer) -> None:
     Raises:
         TemplateError: it rewrites history (the two renderings are shown), or cannot call tools where the loop does.
     """
-    if config.agent.loop == "tool_calling":
+    loop = make_agent_loop(config.agent.loop, config.agent.options)
+    if loop.offers_tools:
         renderer.require_tool_parser()
-    if config.agent.loop in _FOLLOW_UPS:
-        check_template(renderer, roles=_FOLLOW_UPS[config.agent.loop])
+    if loop.follow_ups:
+        check_template(renderer, roles=loop.follow_ups)
 
 
 def _build_trainer(config: Config, model: PreTrainedModel, reference_path: str | None) -> Trainer:

@@ -4,18 +4,21 @@ import pytest
 
 from agentrl.assembly.demonstrations import collect_demonstrations
 from agentrl.assembly.environments import find_environment, task_source
-from agentrl.assembly.episodes import find_scorer, find_tool
+from agentrl.assembly.episodes import build_runner, find_scorer, find_tool
 from agentrl.assembly.group_filter import MOST_BATCHES, VariedGroups
 from agentrl.assembly.models import build_renderer, load_tokenizer, prepare_model, resolve_model
 from agentrl.assembly.runs import start_run
 from agentrl.assembly.scratch import has_expert, scratch_corpus
+from agentrl.assembly.training import check_rendering
 from agentrl.config import load_config, shipped_configs
-from agentrl.errors import Outcome, TrainingError, UnknownNameError, UsageError
+from agentrl.errors import ConfigError, Outcome, TemplateError, TrainingError, UnknownNameError, UsageError
 from agentrl.observe.trajectory_store import read_trajectories
+from agentrl.render.renderer import Renderer
 from agentrl.reward import EnvironmentReward
 from agentrl.rollout.group import Group
 from agentrl.rollout.loops import make_agent_loop
 from agentrl.task import Task
+from agentrl.testing.tokenizers import build_tokenizer
 from agentrl.training.objective import Objective
 from agentrl.trajectory import Source, Trajectory
 
@@ -38,6 +41,26 @@ def test_a_task_file_replaces_the_split(tmp_path):
     assert len(task_source(spec, config, split="valid_unseen")) > 1
 
 
+def test_tools_for_a_loop_that_offers_none_are_an_error(tiny_run):
+    config = tiny_run("agent.tools=[calculator]").config
+    with pytest.raises(ConfigError, match=r"agent\.tools is ignored by the agent loop react_text"):
+        build_runner(config, None, None)
+
+
+@pytest.mark.parametrize("loop", ["react_text", "agentrl.agent_loops.react_text:ReactText"])
+def test_a_template_that_rewrites_history_is_found_for_any_loop_that_goes_on(tiny_run, loop):
+    renderer = Renderer(build_tokenizer("qwen3"), enable_thinking=True)
+    with pytest.raises(TemplateError, match="rewrites history"):
+        check_rendering(tiny_run(f"agent={{loop: '{loop}', max_tokens: 256}}").config, renderer)
+    check_rendering(tiny_run("agent={loop: step_independent}", name="other").config, renderer)
+
+
+def test_the_split_of_evaluations_is_looked_up_before_a_run_starts(tiny_run, tmp_path):
+    with pytest.raises(UnknownNameError, match="vald"):
+        tiny_run("evaluation={every: 2, split: vald}")
+    assert not (tmp_path / "runs").exists()
+
+
 def test_an_unknown_split_is_named():
     config = load_config(None, ["environment=household/trian"]).environment
     with pytest.raises(UnknownNameError, match="Did you mean household/train"):
@@ -56,7 +79,7 @@ async def test_an_environment_without_an_expert_plays_at_random(tiny_run, monkey
 
     monkeypatch.delattr(letters.Letters, "expert")
     config = tiny_run().config
-    assert not has_expert(find_environment(config.environment), config)
+    assert not await has_expert(find_environment(config.environment), config)
     assert "aeiou" not in await scratch_corpus(config)
 
 
