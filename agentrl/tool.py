@@ -132,9 +132,10 @@ class Tool:
         """What an episode calls: the function, or this episode's own object, entered on `stack`."""
         if not self.is_stateful:
             return self.target
-        bound: Callable[..., Any] = self.target()
-        if isinstance(bound, AbstractAsyncContextManager):
-            await stack.enter_async_context(bound)
+        made = self.target()
+        if isinstance(made, AbstractAsyncContextManager):
+            await stack.enter_async_context(made)
+        bound: Callable[..., Any] = made
         return bound
 
     async def call(self, bound: Callable[..., Any], arguments: Mapping[str, Any]) -> str:

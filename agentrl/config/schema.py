@@ -315,8 +315,9 @@ class SFTConfig(Section):
     """Learning rate after the warm-up."""
     min_lr_ratio: float = 0.1
     """Where cosine ends, as a share of the learning rate."""
-    loss_on_observations: bool = False
-    """Learn every token, not only the answers: a model that starts from nothing learns the language faster."""
+    observation_weight: float = Field(0.0, ge=0, le=1)
+    """Weight in the loss of a token that the agent did not write, beside 1 for its answers. Above 0, a model that
+    starts from nothing learns the language of the environment too."""
 
 
 class RolloutConfig(Section):

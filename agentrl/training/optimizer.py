@@ -49,7 +49,7 @@ class Update:
     """Norm of all gradients before clipping."""
     learning_rate: float
     non_finite: tuple[str, ...]
-    """Parameters with a NaN or infinite gradient; if there are any, nothing was changed."""
+    """Parameters with a NaN or infinite gradient, or all when only the norm is; if any, nothing was changed."""
 
 
 class PolicyOptimizer:
@@ -84,7 +84,8 @@ class PolicyOptimizer:
         if math.isfinite(norm):
             self._apply(learning_rate, scale=min(1.0, self.settings.max_grad_norm / (norm + 1e-6)))
         else:
-            non_finite = tuple(name for name, grad in gradients.items() if not bool(grad.isfinite().all()))
+            broken = [name for name, grad in gradients.items() if not bool(grad.isfinite().all())]
+            non_finite = tuple(broken or gradients)  # finite gradients whose squares overflow are of no use either
         for parameter in self._parameters.values():
             parameter.grad = None
         return Update(grad_norm=norm, learning_rate=learning_rate, non_finite=non_finite)

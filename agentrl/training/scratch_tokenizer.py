@@ -54,7 +54,7 @@ def build_scratch_tokenizer(corpus: Iterable[str], *, vocab_size: int, max_conte
         initial_alphabet=sorted(pre_tokenizers.ByteLevel.alphabet()),
         show_progress=False,
     )
-    tokenizer.train_from_iterator(_without_special(corpus, special), trainer)
+    tokenizer.train_from_iterator(_as_turns(_without_special(corpus, special)), trainer)
     tokenizer.add_tokens([AddedToken(text, special=text in CONTROL_TOKENS, normalized=False) for text in special])
     return PreTrainedTokenizerFast(
         tokenizer_object=tokenizer,
@@ -71,3 +71,9 @@ def _without_special(corpus: Iterable[str], special: list[str]) -> Iterable[str]
         for token in special:
             text = text.replace(token, "\n")
         yield text
+
+
+def _as_turns(corpus: Iterable[str]) -> Iterable[str]:
+    """Each text with the names of the roles around it, which the chat template writes as often as texts."""
+    for text in corpus:
+        yield from ("user\n", text, "assistant\n")

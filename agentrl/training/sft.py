@@ -34,7 +34,7 @@ class SFTProgress:
     updates: int
     """Of the whole warm start."""
     loss: float
-    """Mean cross-entropy of this step's wanted tokens, in nats."""
+    """Weighted mean cross-entropy of this step's tokens, in nats."""
     grad_norm: float
     learning_rate: float
     tokens: int
@@ -43,6 +43,18 @@ class SFTProgress:
     """Since the start."""
     non_finite: tuple[str, ...] = ()
     """Parameters whose gradient was not finite; the step changed nothing."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class WeightedSequence:
+    """A sequence to learn."""
+
+    scored: ScoredSequence
+    weights: torch.Tensor
+    """Weight of each target in the loss: float32 [targets], above 0."""
+
+    def __len__(self) -> int:
+        return len(self.scored)
 
 
 def train_supervised(
@@ -59,7 +71,7 @@ def train_supervised(
 
     Args:
         model: As `agentrl.training.model.load_model` gives it.
-        demonstrations: Their forced and sampled tokens are learnt; with `settings.loss_on_observations` all tokens
+        demonstrations: Their forced and sampled tokens are learnt; with `settings.observation_weight` all tokens
             after the first of each sequence.
         settings: Data, learning rate.
         trainer: Micro-batches, AdamW, clipping.
@@ -73,7 +85,7 @@ def train_supervised(
     Raises:
         TrainingError: no demonstration has a token to learn, or the loss is not finite.
     """
-    sequences = _wanted_sequences(demonstrations, everything=settings.loss_on_observations)
+    sequences = _weighted_sequences(demonstrations, observation_weight=settings.observation_weight)
     batches = list(_batches(sequences, settings, seed))
     optimizer = PolicyOptimizer(model, _optimizer_settings(settings, trainer, updates=len(batches)))
     started, tokens, latest = time.perf_counter(), 0, None
@@ -88,19 +100,25 @@ def train_supervised(
     return latest
 
 
-def _wanted_sequences(demonstrations: Sequence[Trajectory], *, everything: bool) -> list[ScoredSequence]:
-    pairs = [(sequence, _wanted(sequence, everything)) for d in demonstrations for sequence in d.sequences]
-    return [scored_sequence(sequence.token_ids, wanted) for sequence, wanted in pairs if wanted.any()]
+def _weighted_sequences(demonstrations: Sequence[Trajectory], *, observation_weight: float) -> list[WeightedSequence]:
+    pairs = [(sequence, _weights(sequence, observation_weight)) for d in demonstrations for sequence in d.sequences]
+    return [
+        WeightedSequence(
+            scored=scored_sequence(sequence.token_ids, weights > 0), weights=torch.from_numpy(weights[weights > 0])
+        )
+        for sequence, weights in pairs
+        if weights.any()
+    ]
 
 
-def _wanted(sequence: TokenSequence, everything: bool) -> npt.NDArray[np.bool_]:
-    sources = sequence.sources
-    wanted = np.ones_like(sources, dtype=bool) if everything else np.isin(sources, (Source.SAMPLED, Source.FORCED))
-    wanted[: max(sequence.shared, 1)] = False
-    return wanted
+def _weights(sequence: TokenSequence, observation_weight: float) -> npt.NDArray[np.float32]:
+    answers = np.isin(sequence.sources, (Source.SAMPLED, Source.FORCED))
+    weights = np.where(answers, np.float32(1), np.float32(observation_weight))
+    weights[: max(sequence.shared, 1)] = 0
+    return weights
 
 
-def _batches(sequences: list[ScoredSequence], settings: SFTConfig, seed: int) -> Iterator[list[ScoredSequence]]:
+def _batches(sequences: list[WeightedSequence], settings: SFTConfig, seed: int) -> Iterator[list[WeightedSequence]]:
     generator = torch.Generator().manual_seed(seed)
     for _ in range(settings.epochs):
         order = torch.randperm(len(sequences), generator=generator).tolist()
@@ -110,8 +128,8 @@ def _batches(sequences: list[ScoredSequence], settings: SFTConfig, seed: int) ->
                 yield batches[i]
 
 
-def _fill(sequences: Sequence[ScoredSequence], budget: int) -> Iterator[list[ScoredSequence]]:
-    batch: list[ScoredSequence] = []
+def _fill(sequences: Sequence[WeightedSequence], budget: int) -> Iterator[list[WeightedSequence]]:
+    batch: list[WeightedSequence] = []
     used = 0
     for sequence in sequences:
         if batch and used + len(sequence) > budget:
@@ -123,13 +141,15 @@ def _fill(sequences: Sequence[ScoredSequence], budget: int) -> Iterator[list[Sco
         yield batch
 
 
-def _backward(model: PreTrainedModel, batch: list[ScoredSequence], trainer: TrainerConfig, pad_id: int) -> float:
-    count = sum(sequence.targets.numel() for sequence in batch)
+def _backward(model: PreTrainedModel, batch: list[WeightedSequence], trainer: TrainerConfig, pad_id: int) -> float:
+    weight = float(sum(sequence.weights.sum() for sequence in batch))
     total = 0.0
     for indices in micro_batches([len(sequence) for sequence in batch], trainer.tokens_per_micro_batch):
         part = [batch[i] for i in indices]
-        scores = score(model, part, temperature=1.0, pad_id=pad_id, chunk=trainer.logprob_chunk)
-        loss = -scores.logp.sum() / count
+        scored = [sequence.scored for sequence in part]
+        scores = score(model, scored, temperature=1.0, pad_id=pad_id, chunk=trainer.logprob_chunk)
+        weights = torch.cat([sequence.weights for sequence in part]).to(scores.logp.device)
+        loss = -(weights * scores.logp).sum() / weight
         torch.autograd.backward(loss)
         total += float(loss.detach())
     if not math.isfinite(total):

@@ -36,25 +36,27 @@ def train(model, demonstrations, *, progress=lambda _: None, budget=8192, seed=0
     return train_supervised(model, demonstrations, config, trainer, seed=seed, pad_id=0, progress=progress)
 
 
-def cross_entropy(model, demonstrations, *, everything):
-    """Mean over the wanted tokens of all demonstrations, one sequence at a time."""
-    losses = []
+def cross_entropy(model, demonstrations, *, observation_weight):
+    """Weighted mean over the tokens of all demonstrations, one sequence at a time."""
+    total = weights = 0.0
     for trajectory in demonstrations:
         for sequence in trajectory.sequences:
             ids = torch.from_numpy(sequence.token_ids).long()
             distribution = model(ids[None]).logits[0].log_softmax(-1)
-            wanted = [t for t in range(1, len(ids)) if everything or sequence.sources[t] == Source.FORCED]
-            losses += [-distribution[t - 1, ids[t]] for t in wanted]
-    return torch.stack(losses).mean()
+            for t in range(1, len(ids)):
+                weight = 1.0 if sequence.sources[t] == Source.FORCED else observation_weight
+                total -= weight * distribution[t - 1, ids[t]]
+                weights += weight
+    return float(total.detach()) / weights
 
 
-@pytest.mark.parametrize("everything", [False, True])
-def test_loss_is_the_cross_entropy_of_wanted_tokens(model, demonstrations, everything):
-    expected = cross_entropy(model, demonstrations, everything=everything)
-    found = train(model, demonstrations, tokens_per_update=100_000, loss_on_observations=everything)
+@pytest.mark.parametrize("observation_weight", [0.0, 0.25, 1.0])
+def test_loss_is_the_weighted_cross_entropy_of_the_tokens(model, demonstrations, observation_weight):
+    expected = cross_entropy(model, demonstrations, observation_weight=observation_weight)
+    found = train(model, demonstrations, tokens_per_update=100_000, observation_weight=observation_weight)
     assert found.updates == 1
-    assert found.loss == pytest.approx(float(expected.detach()), abs=1e-5)
-    assert found.tokens == sum(len(t.sequences[0]) - (1 if everything else 2) for t in demonstrations)
+    assert found.loss == pytest.approx(expected, abs=1e-5)
+    assert found.tokens == sum(len(t.sequences[0]) - (1 if observation_weight else 2) for t in demonstrations)
 
 
 def test_gradient_does_not_depend_on_micro_batches(model, demonstrations):
@@ -65,13 +67,13 @@ def test_gradient_does_not_depend_on_micro_batches(model, demonstrations):
     assert norms == pytest.approx([norms[0]] * 3, rel=1e-5)
 
 
-@pytest.mark.parametrize("everything", [False, True])
-def test_loss_falls_and_the_answers_are_learnt(model, demonstrations, everything):
+@pytest.mark.parametrize("observation_weight", [0.0, 1.0])
+def test_loss_falls_and_the_answers_are_learnt(model, demonstrations, observation_weight):
     seen = []
-    last = train(model, demonstrations, progress=seen.append, epochs=12, loss_on_observations=everything)
+    last = train(model, demonstrations, progress=seen.append, epochs=12, observation_weight=observation_weight)
     assert seen[-1] == last
     assert [p.update for p in seen] == list(range(1, last.updates + 1))
-    assert float(cross_entropy(model, demonstrations, everything=False).detach()) < 0.3 < seen[0].loss
+    assert cross_entropy(model, demonstrations, observation_weight=0.0) < 0.3 < seen[0].loss
 
 
 def test_sampled_tokens_are_learnt_too(model):
