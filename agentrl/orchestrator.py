@@ -30,7 +30,6 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, TypeVar
 
-from agentrl.assembly.group_filter import VariedGroups
 from agentrl.assembly.models import prepare_model
 from agentrl.assembly.recording import EpisodeRecorder
 from agentrl.assembly.runs import Run
@@ -133,7 +132,7 @@ class Orchestrator:
             reference_path=start,
             version=0 if progress is None else progress.version,
             observer=EpisodeRecorder(self._store, self.status, self._watcher),
-            keep=VariedGroups(self.config.trainer.tasks_per_step) if self.config.algorithm.dynamic_sampling else None,
+            keep=(lambda group: group.returns_differ) if self.config.algorithm.dynamic_sampling else None,
         )
         stack.push_async_callback(self._parts.close)
         if self._saved is not None and progress is not None:

@@ -156,7 +156,7 @@ def test_groups_without_a_difference_are_replaced_and_counted(tiny_run):
 
 def test_a_run_that_can_only_filter_stops(tiny_run):
     run = tiny_run("algorithm.dynamic_sampling=true", "agent.max_invalid=1", "agent.options.format=react")
-    with pytest.raises(TrainingError, match="groups in a row have equal returns"):
+    with pytest.raises(TrainingError, match="groups in a row were not worth training on"):
         train(run)
 
 

@@ -46,6 +46,11 @@ class Group:
         ]
 
     @property
+    def returns_differ(self) -> bool:
+        """Whether some trainable episodes did better than others; if not, comparing them teaches nothing."""
+        return len({trajectory.reward for trajectory in self.trainable}) > 1
+
+    @property
     def oldest_version(self) -> int | None:
         """The oldest weight version that sampled a token of the group; ``None`` when nothing was sampled."""
         versions = [v for trajectory in self.trainable if (v := trajectory.oldest_version) is not None]

@@ -186,7 +186,7 @@ class GroupScheduler:
             self._failure = TrainingError(
                 f"{self._filtered_in_a_row} groups in a row were not worth training on",
                 expected="groups whose returns differ",
-                hint="take easier tasks, a warm start, or set algorithm.dynamic_sampling to false",
+                hint="take easier tasks, warm-start the policy (agentrl sft), or set algorithm.dynamic_sampling=false",
             )
 
     def _drop_stale(self) -> None:

@@ -5,13 +5,12 @@ import pytest
 from agentrl.assembly.demonstrations import collect_demonstrations
 from agentrl.assembly.environments import find_environment, task_source
 from agentrl.assembly.episodes import build_runner, find_scorer, find_tool
-from agentrl.assembly.group_filter import MOST_BATCHES, VariedGroups
 from agentrl.assembly.models import build_renderer, load_tokenizer, prepare_model, resolve_model
 from agentrl.assembly.runs import start_run
 from agentrl.assembly.scratch import has_expert, scratch_corpus
 from agentrl.assembly.training import check_rendering
 from agentrl.config import load_config, shipped_configs
-from agentrl.errors import ConfigError, Outcome, TemplateError, TrainingError, UnknownNameError, UsageError
+from agentrl.errors import ConfigError, Outcome, TemplateError, UnknownNameError, UsageError
 from agentrl.observe.trajectory_store import read_trajectories
 from agentrl.render.renderer import Renderer
 from agentrl.reward import EnvironmentReward
@@ -145,14 +144,10 @@ def group(*rewards):
     return Group(position=0, task=Task(id="t", environment="e"), size=len(rewards), members=members)
 
 
-def test_only_groups_with_a_difference_are_kept():
-    keep = VariedGroups(batch=2)
-    assert keep(group(0.0, 1.0))
-    assert not keep(group(1.0, 1.0))
-    for _ in range(2 * MOST_BATCHES - 2):
-        assert not keep(group(0.0, 0.0))
-    with pytest.raises(TrainingError, match="equal returns"):
-        keep(group(0.0, 0.0))
+def test_groups_without_a_difference_are_known():
+    assert group(0.0, 1.0).returns_differ
+    assert not group(1.0, 1.0).returns_differ
+    assert not group(0.0, None).returns_differ
 
 
 def test_reading_an_empty_store(tmp_path):
