@@ -12,6 +12,12 @@ from agentrl.errors import UsageError
 from agentrl.task import Task
 
 _FIELDS = tuple(field.name for field in fields(Task))
+_CHECKED: Mapping[str, tuple[type, str]] = {
+    "seed": (int, "a whole number"),
+    "options": (Mapping, "an object"),
+    "prompt": (str, "text"),
+    "type": (str, "text"),
+}
 
 
 def read_tasks(path: str | Path, *, environment: str) -> Sequence[Task]:
@@ -37,11 +43,19 @@ def read_tasks(path: str | Path, *, environment: str) -> Sequence[Task]:
 
 def _rows(file: Path) -> Iterator[Mapping[str, Any]]:
     if file.suffix == ".parquet":
-        from pyarrow import parquet  # slow to import, and rarely needed
+        from pyarrow import ArrowException, parquet  # slow to import, and rarely needed
 
-        yield from parquet.read_table(file).to_pylist()
+        try:
+            rows = parquet.read_table(file).to_pylist()
+        except (ArrowException, OSError) as error:
+            raise UsageError(f"{file} cannot be read as Parquet", got=error) from error
+        yield from rows
         return
-    for number, line in enumerate(file.read_text(encoding="utf-8").splitlines(), start=1):
+    try:
+        text = file.read_text(encoding="utf-8")
+    except (UnicodeDecodeError, OSError) as error:
+        raise UsageError(f"{file} cannot be read", got=error, expected="JSON lines in UTF-8") from error
+    for number, line in enumerate(text.splitlines(), start=1):
         if not line.strip():
             continue
         try:
@@ -58,4 +72,7 @@ def _task(row: Mapping[str, Any], place: str, number: int, environment: str) -> 
     if unknown:
         raise UsageError(f"{place} has unknown columns", got=", ".join(unknown), expected=", ".join(_FIELDS))
     given = {name: value for name, value in row.items() if value is not None}
-    return Task(**{"id": str(number), "environment": environment, **given})
+    for name, (kind, expected) in _CHECKED.items():
+        if name in given and (not isinstance(given[name], kind) or isinstance(given[name], bool)):
+            raise UsageError(f"{name} of {place} is of a wrong type", got=repr(given[name]), expected=expected)
+    return Task(**{"environment": environment, **given, "id": str(given.get("id", number))})

@@ -34,12 +34,22 @@ def test_parquet(tmp_path):
         ("[1]", "line 1 is no task: got list"),
         ('{"sed": 3}', "row 1 has unknown columns: got sed, expected id, environment, seed"),
         ('{"id": "a"}\n{"id": "a"}', "two rows of one id"),
+        ('{"id": 1}\n{"id": "1"}', "two rows of one id"),
+        ('{"seed": "3"}', "seed of .* row 1 is of a wrong type: got '3', expected a whole number"),
+        ('{"options": [1]}', "options of .* row 1 is of a wrong type"),
     ],
 )
 def test_mistakes_are_named(tmp_path, text, message):
     (tmp_path / "t.jsonl").write_text(text)
     with pytest.raises(UsageError, match=message):
         read_tasks(tmp_path / "t.jsonl", environment="e")
+
+
+@pytest.mark.parametrize(("name", "message"), [("t.parquet", "cannot be read as Parquet"), ("t.jsonl", "in UTF-8")])
+def test_a_file_of_another_kind_is_named(tmp_path, name, message):
+    (tmp_path / name).write_bytes(b"\xff\xfe no tasks")
+    with pytest.raises(UsageError, match=message):
+        read_tasks(tmp_path / name, environment="e")
 
 
 def test_an_absent_file_is_named(tmp_path):
