@@ -58,15 +58,15 @@ class Checkpoints:
             UsageError: the disk is full; the checkpoints before are untouched.
         """
         final = self.folder / f"step-{step:06d}"
-        partial = self.folder / f"{_PARTIAL}{step:06d}"
+        partial, replaced = (self.folder / f"{_PARTIAL}{step:06d}{kind}" for kind in ("", "-replaced"))
         try:
             with writing(final):
                 shutil.rmtree(partial, ignore_errors=True)
                 partial.mkdir(parents=True)
                 write(partial)
                 _seal(partial)
-                if final.exists():
-                    shutil.rmtree(final)
+                if final.exists():  # two renames, not a deletion in between: nobody must be killed without either
+                    final.rename(replaced)
                 partial.rename(final)
                 sync_folder(self.folder)
         except BaseException:

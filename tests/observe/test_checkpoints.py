@@ -36,6 +36,7 @@ def test_the_same_step_may_be_saved_again(checkpoints):
     checkpoints.save(3, writer("a"))
     checkpoints.save(3, writer("b"))
     assert (checkpoints.newest().path / "state").read_text() == "bb"
+    assert [path.name for path in checkpoints.folder.iterdir()] == ["step-000003"]
 
 
 @pytest.mark.parametrize("error", [RuntimeError("broken"), KeyboardInterrupt()])
