@@ -82,6 +82,17 @@ def test_non_finite_gradients_change_nothing_and_are_named(value):
     assert torch.equal(module.weight, twin.weight), "the moments must not have seen the bad gradient"
 
 
+def test_a_norm_that_overflows_counts_as_an_update_left_out():
+    module = network()
+    optimizer = PolicyOptimizer(module, SETTINGS)
+    set_gradients(module)
+    module.weight.grad[0] = 1e30
+    before = module.weight.detach().clone()
+    update = optimizer.update()
+    assert (update.grad_norm, set(update.non_finite)) == (math.inf, {"weight", "bias"})
+    assert torch.equal(module.weight, before)
+
+
 def test_short_formats_are_updated_through_float32():
     module = network(torch.bfloat16)
     settings = OptimizerSettings(learning_rate=1e-5, total_updates=1000)
