@@ -22,7 +22,7 @@ def reinforce_plus_plus(episodes: EpisodeBatch, *, gamma: float = 1.0) -> torch.
     lengths = episodes.turn_tokens
     following = torch.cat([lengths[1:], lengths.new_zeros(1)])
     ends = turn_returns(episodes, discount=gamma ** following.to(episodes.turn_reward.dtype))
-    return whiten(gamma ** tokens_to_turn_end(episodes) * ends[episodes.token_turn])
+    return whiten(gamma ** tokens_to_turn_end(episodes).to(ends.dtype) * ends[episodes.token_turn])
 
 
 def turn_returns(episodes: EpisodeBatch, *, discount: torch.Tensor) -> torch.Tensor:
