@@ -27,21 +27,21 @@ class RunConfig(Section):
 class ScratchModelConfig(Section):
     """A small model with random weights, for trying things without a download."""
 
-    layers: int = 2
+    layers: int = Field(2, ge=1)
     """Transformer blocks."""
-    hidden_size: int = 128
+    hidden_size: int = Field(128, ge=1)
     """Width of the hidden states; a multiple of ``heads``."""
-    heads: int = 4
+    heads: int = Field(4, ge=1)
     """Attention heads."""
-    kv_heads: int = 2
+    kv_heads: int = Field(2, ge=1)
     """Key-value heads; divides ``heads``."""
-    vocab_size: int = 512
+    vocab_size: int = Field(512, ge=1)
     """Most entries of the byte-level BPE vocabulary, trained on the environment's own text."""
-    initializer_range: float = 0.06
+    initializer_range: float = Field(0.06, gt=0)
     """Standard deviation of the initial weights (0.02 learns far slower at this size)."""
     tie_word_embeddings: bool = True
     """The output head is the embedding."""
-    max_context: int = 4096
+    max_context: int = Field(4096, ge=1)
     """Most tokens of a sequence."""
 
 
@@ -75,13 +75,13 @@ class EnvironmentConfig(Section):
     """A JSON-lines or Parquet file of tasks, instead of the environment's own."""
     isolation: Isolation | None = None
     """Where blocking code runs: ``inline``, ``thread`` or ``process``; the environment's own choice when left out."""
-    workers: int = 4
+    workers: int = Field(4, ge=1)
     """Worker threads or processes."""
-    max_concurrent: int = 256
+    max_concurrent: int = Field(256, ge=1)
     """Most episodes that hold an environment at once."""
-    reset_timeout_s: float = 60.0
+    reset_timeout_s: float = Field(60.0, gt=0)
     """Deadline of a reset."""
-    step_timeout_s: float = 30.0
+    step_timeout_s: float = Field(30.0, gt=0)
     """Deadline of a step."""
 
     @model_validator(mode="after")
@@ -102,23 +102,23 @@ class AgentConfig(Section):
     """Registry names or module:attr of tools, besides the environment's own."""
     tool_parser: str = "auto"
     """How tool calls are written: hermes, qwen3_coder, llama3_json; ``auto`` asks the model's family."""
-    tool_timeout_s: float = 30.0
+    tool_timeout_s: float = Field(30.0, gt=0)
     """Deadline of a tool call."""
     system_prompt: str | None = None
     """Replaces the environment's instructions."""
     enable_thinking: bool = False
     """Passed to chat templates that know it."""
-    max_turns: int = 50
+    max_turns: int = Field(50, ge=1)
     """Turns of an episode; the environment's own limit may be smaller."""
-    max_answer_tokens: int = 256
+    max_answer_tokens: int = Field(256, ge=1)
     """Tokens of one answer."""
-    max_observation_tokens: int = 2048
+    max_observation_tokens: int = Field(2048, ge=1)
     """Tokens of one observation; what is longer is cut, with a visible mark."""
-    max_tokens: int = 16384
+    max_tokens: int = Field(16384, ge=1)
     """Tokens of one sequence, prompt and answers together; never more than the engine's context."""
-    max_seconds: float | None = None
+    max_seconds: float | None = Field(None, gt=0)
     """Seconds of one episode, as a rule of the task."""
-    max_invalid: int = 10
+    max_invalid: int = Field(10, ge=1)
     """Unusable answers in an episode before it ends as policy_error."""
     scorer: str = "environment"
     """Registry name or module:attr of the scorer; ``environment`` sums the environment's rewards."""
@@ -138,15 +138,15 @@ class SamplingConfig(Section):
 class LocalEngineConfig(Section):
     type: Literal["local"] = "local"
     """The model in this process, on torch; shares the trainer's weights when ``rollout.max_staleness`` is 0."""
-    slots: int = 64
+    slots: int = Field(64, ge=1)
     """Sequences decoded together."""
-    max_context: int | None = None
+    max_context: int | None = Field(None, ge=1)
     """Tokens of a sequence; the model's own limit when left out."""
-    cache_tokens: int = 262_144
+    cache_tokens: int = Field(262_144, ge=1)
     """Key-value cache kept for sessions, in tokens over all of them."""
-    prefill_tokens: int = 4096
+    prefill_tokens: int = Field(4096, ge=1)
     """Most prompt tokens computed in one forward pass."""
-    timeout_s: float = 600.0
+    timeout_s: float = Field(600.0, gt=0)
     """Deadline of one answer."""
 
 
@@ -155,9 +155,9 @@ class ScriptedEngineConfig(Section):
     """Plays a script with an engine's semantics; for tests and for trying environments."""
     script: str | None = None
     """``module:attr`` of the script; random tokens when left out."""
-    delay_s: float = 0.0
+    delay_s: float = Field(0.0, ge=0)
     """Seconds per token."""
-    timeout_s: float = 600.0
+    timeout_s: float = Field(600.0, gt=0)
     """Deadline of one answer."""
 
 
@@ -170,11 +170,11 @@ class OpenAIEngineConfig(Section):
     """Name of the model at the service."""
     api_key_variable: str = "OPENAI_API_KEY"
     """Environment variable that holds the key."""
-    timeout_s: float = 120.0
+    timeout_s: float = Field(120.0, gt=0)
     """Deadline of one answer."""
-    retries: int = 4
+    retries: int = Field(4, ge=0)
     """New attempts after a refused or failed request."""
-    max_concurrent: int = 32
+    max_concurrent: int = Field(32, ge=1)
     """Most requests at once."""
 
 
@@ -186,7 +186,7 @@ class CorrectionConfig(Section):
 
     mode: Literal["token", "sequence", "icepop", "off"] = "token"
     """What is weighted: every token, whole sequences, tokens inside a band only, or nothing."""
-    cap: float | None = None
+    cap: float | None = Field(None, gt=0)
     """Truncation; 2 for token, 5 for sequence when left out. Not used by icepop and off."""
     band: tuple[float, float] | None = None
     """Range of rho that icepop keeps; [0.5, 2] when left out. Only icepop."""
@@ -199,6 +199,8 @@ class CorrectionConfig(Section):
             )
         if self.band is not None and self.mode != "icepop":
             raise ValueError(f"algorithm.correction.band is ignored with mode {self.mode}: remove it, or use icepop")
+        if self.band is not None and not 0 <= self.band[0] < self.band[1]:
+            raise ValueError(f"algorithm.correction.band is {list(self.band)}: give [low, high] with 0 <= low < high")
         return self
 
 
@@ -220,22 +222,22 @@ class AlgorithmConfig(Section):
         "prompt-mean",
     ] = "token-mean"
     """How token losses become one number; denominators are counted over the whole optimizer step."""
-    norm_length: int | None = None
+    norm_length: int | None = Field(None, ge=1)
     """Constant length of seq-mean-token-sum-norm; only there."""
     group_size: int = Field(8, ge=1)
     """Episodes per task."""
     correction: CorrectionConfig = Field(default_factory=CorrectionConfig)
-    kl_coef: float = 0.0
+    kl_coef: float = Field(0.0, ge=0)
     """Weight of the KL to the reference in the loss; 0 keeps no reference model."""
     kl_estimator: Literal["k1", "k2", "k3", "k1+", "k3+"] = "k3"
     """Estimator of that KL; with a plus, its value with the gradient of k2."""
     entropy_coef: float = 0.0
     """Weight of the entropy bonus."""
-    invalid_penalty: float = 0.0
+    invalid_penalty: float = Field(0.0, le=0)
     """Added to a turn's reward when its answer or action was invalid (zero or negative)."""
-    overlong_buffer: int | None = None
+    overlong_buffer: int | None = Field(None, ge=1)
     """DAPO's soft penalty: tokens before ``agent.max_tokens`` over which the reward falls by ``overlong_factor``."""
-    overlong_factor: float | None = None
+    overlong_factor: float | None = Field(None, ge=0)
     """Greatest soft penalty."""
     dynamic_sampling: bool = False
     """Replace groups in which all returns are equal by fresh ones."""
@@ -266,27 +268,27 @@ class TrainerConfig(Section):
     """Training steps of the run."""
     tasks_per_step: int = Field(16, ge=1)
     """Groups per training step."""
-    learning_rate: float = 1e-6
+    learning_rate: float = Field(1e-6, ge=0)
     """Peak learning rate of AdamW."""
-    warmup_steps: int = 0
+    warmup_steps: int = Field(0, ge=0)
     """Optimizer steps of linear warm-up."""
     schedule: Literal["constant", "cosine"] = "constant"
     """Learning rate after the warm-up."""
-    min_lr_ratio: float = 0.1
+    min_lr_ratio: float = Field(0.1, ge=0, le=1)
     """Where cosine ends, as a share of the learning rate."""
     betas: tuple[float, float] = (0.9, 0.95)
     """AdamW's decay rates of the moments."""
-    weight_decay: float = 0.0
+    weight_decay: float = Field(0.0, ge=0)
     """AdamW's weight decay, on matrices."""
-    max_grad_norm: float = 1.0
+    max_grad_norm: float = Field(1.0, gt=0)
     """Gradients are scaled down to this norm."""
     epochs: int = Field(1, ge=1)
     """Passes over a step's data."""
     mini_batches: int = Field(1, ge=1)
     """Optimizer steps per pass."""
-    tokens_per_micro_batch: int = 8192
+    tokens_per_micro_batch: int = Field(8192, ge=1)
     """Padded tokens of a forward and backward pass."""
-    logprob_chunk: int = 2048
+    logprob_chunk: int = Field(2048, ge=1)
     """Tokens whose logits exist at once."""
     gradient_checkpointing: bool = False
     """Recompute activations in the backward pass: less memory, more time."""
@@ -327,18 +329,18 @@ class RolloutConfig(Section):
     """Most episodes in flight."""
     retries: int = Field(2, ge=0)
     """New attempts for an episode that the machinery failed."""
-    stall_report_s: float = 60.0
+    stall_report_s: float = Field(60.0, gt=0)
     """Silence after which the run prints who waits for what."""
 
 
 class EvaluationConfig(Section):
-    every: int = 0
+    every: int = Field(0, ge=0)
     """Training steps between evaluations; 0 never."""
     split: str = "valid"
     """Split to evaluate on."""
-    tasks: int = 64
-    """Tasks of the panel, the first of the split."""
-    samples: int = 1
+    tasks: int = Field(64, ge=1)
+    """Tasks of the panel; ``run.seed`` chooses them."""
+    samples: int = Field(1, ge=1)
     """Episodes per task."""
     sampling: SamplingConfig | None = None
     """The training's sampling when left out."""

@@ -60,6 +60,10 @@ def test_the_file_is_read_then_overrides_win_in_order(config_file):
             "my.yaml line 3: trainer.steps: got 'many', expected a whole number",
         ),
         ("environment: a\ntrainer:\n  steps: 0\n", [], "trainer.steps: got 0, expected greater than or equal to 1"),
+        ("environment: a\nengine:\n  slots: 0\n", [], "engine.slots: got 0, expected greater than or equal to 1"),
+        ("environment: {name: a, workers: 0}\n", [], "environment.workers: got 0, expected greater than or equal to 1"),
+        ("environment: a\n", ["rollout.stall_report_s=0"], "rollout.stall_report_s: got 0, expected greater than 0"),
+        ("environment: a\n", ["algorithm.correction={mode: icepop, band: [2, 1]}"], "band is [2.0, 1.0]"),
         ("environment: a\n", ["engine=slang"], "unknown engine: got 'slang', expected 'local', 'scripted', 'openai'"),
         (
             "environment: a\ntrainer: {steps: 100}\n",
