@@ -18,7 +18,7 @@ from collections import deque
 from collections.abc import Callable, Mapping
 from typing import Any
 
-from agentrl.errors import TrainingError
+from agentrl.errors import TrainingError, UsageError
 from agentrl.rollout.admission import Admission
 from agentrl.rollout.group import Group
 from agentrl.rollout.runner import EpisodeRunner
@@ -228,18 +228,28 @@ class GroupScheduler:
         return {
             "cursor": self.cursor.state_dict(),
             "version": self.admission.version,
-            "used": self.admission.used,
+            "group_size": self.group_size,
             "finished": [group.to_record() for group in self._finished],
             "unfinished": [group.to_record() for group in sorted(unfinished, key=lambda group: group.position)],
         }
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
-        """Go on where another scheduler with the same settings was saved; before anything has started."""
+        """Go on where another scheduler was saved; before anything has started. Its batches may have had another size.
+
+        Raises:
+            UsageError: groups had another size, or the tasks come from another source.
+        """
+        if state["group_size"] != self.group_size:
+            raise UsageError(
+                "a run cannot go on with groups of another size",
+                got=f"algorithm.group_size {self.group_size}",
+                expected=state["group_size"],
+            )
         self.cursor.load_state_dict(state["cursor"])
         self._finished = [self._restored(record) for record in state["finished"]]
         self._to_restart = deque(self._restored(record) for record in state["unfinished"])
         self.admission.version = state["version"]
-        self.admission.used = state["used"]
+        self.admission.used = state["version"] * self.admission.batch  # each version used a batch, of whatever size
         self.admission.waiting = len(self._finished)
 
     def _restored(self, record: Mapping[str, Any]) -> Group:

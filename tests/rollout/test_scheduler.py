@@ -267,6 +267,22 @@ async def test_synchronous_state_is_exact(make):
     assert await train(second, [3, 4]) == batches[2:]
 
 
+@pytest.mark.parametrize("batch", [1, 5])
+async def test_a_run_may_go_on_with_batches_of_another_size(make, batch):
+    first, second = make(batch=3), make(batch=batch)
+    await train(first, [1, 2])
+    second.load_state_dict(first.state_dict())
+    second.runner.version = 2
+    assert await train(second, [3, 4]) == [list(range(6, 6 + batch)), list(range(6 + batch, 6 + 2 * batch))]
+    assert len(second.runner.seeds) == 2 * batch * second.group_size
+
+
+async def test_a_run_does_not_go_on_with_groups_of_another_size(make):
+    state = make(group_size=2).state_dict()
+    with pytest.raises(UsageError, match=r"algorithm\.group_size 3, expected 2"):
+        make(group_size=3).load_state_dict(state)
+
+
 async def test_an_engine_that_keeps_its_old_weights_stops_the_run(make):
     scheduler = make(batch=1)
     await scheduler.next_batch()
