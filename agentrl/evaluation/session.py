@@ -75,7 +75,7 @@ async def run_evaluation(
                 build_runner(config, host, speaker),
                 task_source(spec, config.environment),
                 panel,
-                concurrency=config.rollout.max_concurrent,
+                concurrency=episodes_at_once(config, request.policy),
                 store=store,
                 on_episode=on_episode,
             )
@@ -85,6 +85,14 @@ async def run_evaluation(
     replace_file(folder / RESULT_FILE, orjson.dumps(result.to_json(), option=orjson.OPT_INDENT_2))
     model_path = (str(folder / "model") if config.model.path == SCRATCH else config.model.path) if uses_model else None
     return FinishedEvaluation(result=result, folder=folder, model_path=model_path)
+
+
+def episodes_at_once(config: Config, policy: PolicyKind) -> int:
+    """Most episodes in flight: with a service no more than its places, for waiting counts in an answer's deadline."""
+    most = config.rollout.max_concurrent
+    if policy is PolicyKind.ENGINE and isinstance(config.engine, OpenAIEngineConfig):
+        return min(most, config.engine.max_concurrent)
+    return most
 
 
 def evaluations_folder(config: Config, model: str | None) -> Path:

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 from pathlib import Path
 
+from agentrl.evaluation.policies import PolicyKind
+from agentrl.evaluation.session import episodes_at_once
 from agentrl.evaluation.settings import evaluation_config
 
 
@@ -13,3 +15,11 @@ def test_a_run_on_a_task_file_is_measured_on_its_evaluation_split(tmp_path: Path
     )
     environment = evaluation_config(model=str(tmp_path)).environment
     assert (environment.tasks, environment.split) == (None, "test")
+
+
+def test_no_episode_waits_for_a_place_at_a_service() -> None:
+    config = evaluation_config(
+        env="guess_number", model="m", url="http://localhost/v1", concurrency=100, overrides=["engine.max_concurrent=8"]
+    )
+    assert episodes_at_once(config, PolicyKind.ENGINE) == 8
+    assert episodes_at_once(config, PolicyKind.EXPERT) == 100
