@@ -20,16 +20,19 @@ the action was understood) and ``reward_components`` (numbers by name).
 from __future__ import annotations
 
 import enum
+import inspect
 from abc import ABC, abstractmethod
-from collections.abc import Callable, Mapping
+from collections.abc import Awaitable, Callable, Mapping
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, Any, Protocol, TypeAlias
+from typing import TYPE_CHECKING, Any, Protocol, TypeAlias, TypeVar
 
 from agentrl.message import Content
 from agentrl.task import TaskSource
 
 if TYPE_CHECKING:
     import gymnasium
+
+T = TypeVar("T")
 
 
 class AsyncEnv(ABC):
@@ -53,6 +56,20 @@ class AsyncEnv(ABC):
 
 
 AnyEnv: TypeAlias = "gymnasium.Env[Any, Any] | AsyncEnv"
+
+
+def optional_part(env: AnyEnv, name: str) -> Any:
+    """What an environment offers under `name`, looked for through its wrappers; ``None`` when it does not."""
+    find = getattr(env, "get_wrapper_attr", None)
+    try:
+        return getattr(env, name) if find is None else find(name)
+    except AttributeError:
+        return None
+
+
+async def settled(value: T | Awaitable[T]) -> T:
+    """What a method of an environment gave, awaited if the method is a coroutine."""
+    return await value if inspect.isawaitable(value) else value
 
 
 class Expert(Protocol):

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import inspect
 from collections.abc import Sequence
 from pathlib import Path
 
@@ -10,7 +9,7 @@ from agentrl.agent_loop import Answer, Conversation
 from agentrl.assembly.environments import find_environment, task_source
 from agentrl.assembly.episodes import build_host, build_runner
 from agentrl.config.schema import Config, ScratchModelConfig
-from agentrl.env import EnvironmentSpec
+from agentrl.env import EnvironmentSpec, optional_part, settled
 from agentrl.message import Message
 from agentrl.policy import StopReason
 from agentrl.rollout.chat_speaker import append_textual_turn, cut_characters
@@ -101,13 +100,6 @@ async def scratch_corpus(config: Config) -> list[str]:
 async def has_expert(spec: EnvironmentSpec, config: Config) -> bool:
     """Whether the environment brings an expert."""
     environment = spec.make(**{**spec.options, **config.environment.options})
-    find = getattr(environment, "get_wrapper_attr", None)
-    try:
-        expert = getattr(environment, "expert", None) if find is None else find("expert")
-    except AttributeError:
-        return False
-    finally:
-        closed = environment.close()
-        if inspect.isawaitable(closed):
-            await closed
-    return expert is not None
+    found = optional_part(environment, "expert") is not None
+    await settled(environment.close())
+    return found

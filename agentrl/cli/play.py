@@ -3,18 +3,14 @@
 from __future__ import annotations
 
 import asyncio
-import inspect
-from collections.abc import Awaitable
-from typing import Any, TypeVar
+from typing import Any
 
 from rich.text import Text
 
 from agentrl.cli.console import out
-from agentrl.env import AnyEnv, EnvironmentSpec
+from agentrl.env import AnyEnv, EnvironmentSpec, optional_part, settled
 from agentrl.message import Content, TextPart
 from agentrl.task import Task
-
-T = TypeVar("T")
 
 KEYS = "? lists the actions, ! lets the expert act if you begin with it, q leaves"
 
@@ -25,11 +21,11 @@ def play_in_terminal(spec: EnvironmentSpec, env: AnyEnv, task: Task) -> None:
         try:
             runner.run(_play(spec, env, task))
         finally:
-            runner.run(_settled(env.close()))
+            runner.run(settled(env.close()))
 
 
 async def _play(spec: EnvironmentSpec, env: AnyEnv, task: Task) -> None:
-    observation, _ = await _settled(env.reset(seed=task.seed, options=dict(task.options)))
+    observation, _ = await settled(env.reset(seed=task.seed, options=dict(task.options)))
     expert = await _expert_of(env)
     total, turns, done = 0.0, 0, False
     out.print(Text(f"{spec.name}, task {task.id} ({KEYS})\n", style="dim"))
@@ -49,7 +45,7 @@ async def _play(spec: EnvironmentSpec, env: AnyEnv, task: Task) -> None:
             out.print(Text(f"> {action}", style="cyan"))
         else:
             expert = None  # it has not seen what the person did, and would go on from somewhere else
-        observation, reward, terminated, truncated, info = await _settled(env.step(action))
+        observation, reward, terminated, truncated, info = await settled(env.step(action))
         total, turns, done = total + float(reward), turns + 1, terminated or truncated
         out.print(Text(readable(observation)))
     out.print(Text(_ending(info, total, turns), style="bold"))
@@ -70,15 +66,15 @@ def _ask() -> str | None:
 
 async def actions_of(env: AnyEnv) -> list[str]:
     """The actions that the environment accepts now, or its hint."""
-    method = _optional(env, "admissible_actions")
+    method = optional_part(env, "admissible_actions")
     if method is None:
-        return [str(_optional(env, "action_hint") or "This environment does not list its actions.")]
-    return list(await _settled(method()))
+        return [str(optional_part(env, "action_hint") or "This environment does not list its actions.")]
+    return list(await settled(method()))
 
 
 async def _expert_of(env: AnyEnv) -> Any:
-    method = _optional(env, "expert")
-    return None if method is None else await _settled(method())
+    method = optional_part(env, "expert")
+    return None if method is None else await settled(method())
 
 
 def readable(content: Content) -> str:
@@ -86,15 +82,3 @@ def readable(content: Content) -> str:
     if isinstance(content, str):
         return content
     return "\n".join(p.text if isinstance(p, TextPart) else f"[image of {len(p.data)} bytes]" for p in content)
-
-
-def _optional(env: AnyEnv, name: str) -> Any:
-    find = getattr(env, "get_wrapper_attr", None)
-    try:
-        return getattr(env, name) if find is None else find(name)
-    except AttributeError:
-        return None
-
-
-async def _settled(value: T | Awaitable[T]) -> T:
-    return await value if inspect.isawaitable(value) else value

@@ -2,20 +2,17 @@
 
 from __future__ import annotations
 
-import inspect
 import math
 import numbers
 import random
-from collections.abc import Awaitable, Callable, Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
-from typing import Any, TypeVar, cast
+from typing import Any, cast
 
-from agentrl.env import AnyEnv, AsyncEnv, Expert, StepResult
+from agentrl.env import AnyEnv, AsyncEnv, Expert, StepResult, optional_part, settled
 from agentrl.errors import UsageError
 from agentrl.message import Content, ImagePart, TextPart
 from agentrl.tool import Tool
-
-T = TypeVar("T")
 
 _NEXT_STEP = "Check the environment with: agentrl env check NAME"
 
@@ -64,7 +61,7 @@ class Resident:
     async def reset(self, seed: int, options: Mapping[str, Any]) -> ResetResult:
         """Start an episode."""
         self._expert = self._random = None
-        returned = await _settled(self.env.reset(seed=seed, options=dict(options)))
+        returned = await settled(self.env.reset(seed=seed, options=dict(options)))
         observation, info = _checked_pair(returned)
         return ResetResult(
             observation=observation,
@@ -76,13 +73,13 @@ class Resident:
 
     async def step(self, action: str) -> Stepped:
         """Take an action."""
-        result = _checked_step(await _settled(self.env.step(action)))
+        result = _checked_step(await settled(self.env.step(action)))
         return Stepped(result=result, state_key=await self._state_key())
 
     async def admissible_actions(self) -> list[str] | None:
         """The actions that are accepted now; ``None`` when the environment does not tell."""
         method = self._optional("admissible_actions")
-        return None if method is None else list(await _settled(method()))
+        return None if method is None else list(await settled(method()))
 
     async def expert_action(self, observation: Content) -> str:
         """What the environment's own expert does next."""
@@ -90,8 +87,8 @@ class Resident:
             method = self._optional("expert")
             if method is None:
                 raise UsageError("the environment has no expert", hint="give it an expert() method, or another policy")
-            self._expert = cast("Expert", await _settled(method()))
-        return str(await _settled(self._expert.act(observation)))
+            self._expert = cast("Expert", await settled(method()))
+        return str(await settled(self._expert.act(observation)))
 
     async def random_action(self, seed: int) -> str:
         """A random admissible action; without a list of them, a sample of the action space."""
@@ -115,22 +112,14 @@ class Resident:
 
     async def close(self) -> None:
         """Release the environment."""
-        await _settled(self.env.close())
+        await settled(self.env.close())
 
     async def _state_key(self) -> str | None:
         method = self._optional("state_key")
-        return None if method is None else str(await _settled(method()))
+        return None if method is None else str(await settled(method()))
 
     def _optional(self, name: str) -> Any:
-        find = getattr(self.env, "get_wrapper_attr", None)
-        try:
-            return getattr(self.env, name) if find is None else find(name)
-        except AttributeError:
-            return None
-
-
-async def _settled(value: T | Awaitable[T]) -> T:
-    return await value if inspect.isawaitable(value) else value
+        return optional_part(self.env, name)
 
 
 def _checked_pair(returned: object) -> tuple[Content, Mapping[str, Any]]:

@@ -10,7 +10,7 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from typing import Any, NamedTuple, TypeAlias
 
-from agentrl.env import EnvironmentSpec, StepResult
+from agentrl.env import EnvironmentSpec, StepResult, optional_part
 from agentrl.message import Content, TextPart
 from agentrl.task import Task
 
@@ -82,11 +82,7 @@ class EnvSession:
 
     def find(self, name: str) -> Any:
         """An optional attribute, through Gymnasium's wrappers; ``None`` when the environment does not have it."""
-        find = getattr(self.env, "get_wrapper_attr", None)
-        try:
-            return getattr(self.env, name) if find is None else find(name)
-        except AttributeError:
-            return None
+        return optional_part(self.env, name)
 
     def close(self) -> None:
         """Close the environment."""
