@@ -24,7 +24,7 @@ HELD_OUT = {
     Room.BEDROOM: (303, 308, 313, 318, 323, 328),
     Room.BATHROOM: (404, 409, 414, 419, 424, 429),
 }
-"""Scenes of the unseen split; they contain the four that ALFWorld holds out (10, 219, 308, 424)."""
+"""Scenes of the unseen splits; they contain the four that ALFWorld holds out (10, 219, 308, 424)."""
 MAX_SEARCH_COST = 38
 """Most steps it takes to look into everything, so that every task can be done within 50 steps."""
 _SHARED_POSE = 0.25

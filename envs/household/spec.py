@@ -46,8 +46,8 @@ SPEC = EnvironmentSpec(
     splits=SPLITS,
     description=(
         "The ALFWorld text game: find things in a room, clean, heat or cool them, and put them where they belong. Six"
-        " kinds of tasks in 120 generated rooms; the unseen split uses rooms that training never shows. Option size:"
-        " tiny, small, medium or full (ALFWorld's size)."
+        " kinds of tasks in 120 generated rooms; the unseen splits, valid_unseen (134 tasks) and test_unseen (1,340),"
+        " use rooms that training never shows. Option size: tiny, small, medium or full (ALFWorld's size)."
     ),
     instructions=INSTRUCTIONS,
     max_turns=MAX_STEPS,

@@ -1,7 +1,8 @@
 """The tasks and their splits: which scene, kind of task and seed each task id stands for.
 
-The evaluation splits have ALFWorld's numbers of tasks per type, the training split ten times its numbers. Unseen
-tasks use the held-out scenes, which no other split uses; seeds of the splits come from ranges that do not meet.
+The validation splits have ALFWorld's numbers of tasks per type, the training split ten times its numbers, and the test
+split ten times those of the unseen validation split, so that it stays large where options narrow it. The unseen splits
+use the held-out scenes, which no other split uses; seeds of the splits come from ranges that do not meet.
 """
 
 from __future__ import annotations
@@ -17,7 +18,9 @@ from .options import HouseholdOptions
 from .scenes import HELD_OUT, SCENES_PER_ROOM, room_of, scenes
 
 ENVIRONMENT = "household"
-TRAIN, VALID_SEEN, VALID_UNSEEN = SPLITS = ("train", "valid_seen", "valid_unseen")
+TRAIN, VALID_SEEN, VALID_UNSEEN, TEST_UNSEEN = SPLITS = ("train", "valid_seen", "valid_unseen", "test_unseen")
+UNSEEN = (VALID_UNSEEN, TEST_UNSEEN)
+"""The splits in held-out scenes."""
 COUNTS: dict[str, dict[TaskType, int]] = {
     TRAIN: {
         TaskType.PLACE: 7900,
@@ -43,9 +46,17 @@ COUNTS: dict[str, dict[TaskType, int]] = {
         TaskType.COOL: 21,
         TaskType.TWO: 17,
     },
+    TEST_UNSEEN: {
+        TaskType.PLACE: 240,
+        TaskType.LOOK: 180,
+        TaskType.CLEAN: 310,
+        TaskType.HEAT: 230,
+        TaskType.COOL: 210,
+        TaskType.TWO: 170,
+    },
 }
 """Tasks of each split by type."""
-FIRST_SEED = {TRAIN: 0, VALID_SEEN: 1_000_000, VALID_UNSEEN: 2_000_000}
+FIRST_SEED = {TRAIN: 0, VALID_SEEN: 1_000_000, VALID_UNSEEN: 2_000_000, TEST_UNSEEN: 3_000_000}
 """Seed of a split's first task; the next tasks have the next seeds."""
 
 
@@ -130,7 +141,7 @@ def rows_of(split: str) -> tuple[Row, ...]:
 @functools.cache
 def scenes_of(split: str, task_type: TaskType) -> tuple[int, ...]:
     """The scenes in which a split has tasks of a type, rooms taking turns."""
-    is_held_out = split == VALID_UNSEEN
+    is_held_out = split in UNSEEN
     return tuple(
         scenes(room)[i]
         for i in range(SCENES_PER_ROOM)

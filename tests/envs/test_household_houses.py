@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from collections import Counter
 from collections.abc import Callable
 
@@ -11,12 +12,12 @@ from agentrl.envs.household.environment import HouseholdEnv
 from agentrl.envs.household.expert import HouseholdExpert
 from agentrl.envs.household.generator import generate
 from agentrl.envs.household.goals import TaskType
-from agentrl.envs.household.manifest import build_manifest, first_observation, load_manifest
+from agentrl.envs.household.manifest import HASHED_TASKS, build_manifest, first_observation, load_manifest
 from agentrl.envs.household.options import MAX_STEPS, parse_options
 from agentrl.envs.household.scenes import EXTENTS, HELD_OUT, MAX_SEARCH_COST, Size, layout_of, room_of, scenes
 from agentrl.envs.household.spec import SPEC
 from agentrl.envs.household.state import House
-from agentrl.envs.household.tasks import SPLITS, HouseholdTasks, row_of, rows_of, scenes_of
+from agentrl.envs.household.tasks import SPLITS, UNSEEN, HouseholdTasks, row_of, rows_of, scenes_of
 from agentrl.envs.household.texts import introduction
 from agentrl.envs.household.vocabulary import CONTENTS, LAMP, LAMP_STANDS, Room
 from hypothesis import given, settings
@@ -81,12 +82,12 @@ def test_the_expert_solves_every_house_through_its_text(house: House) -> None:
 
 
 @pytest.mark.parametrize("put_syntax", ["move", "put"])
-@pytest.mark.parametrize("split", ["valid_seen", "valid_unseen"])
+@pytest.mark.parametrize("split", ["valid_seen", "valid_unseen", "test_unseen"])
 @pytest.mark.parametrize("size", Size)
 def test_the_expert_solves_the_evaluation_splits(size: Size, split: str, put_syntax: str) -> None:
     env = HouseholdEnv(size=size, put_syntax=put_syntax)
     steps = []
-    for row in rows_of(split):
+    for row in rows_of(split)[:140]:
         observation, _ = env.reset(options={"task_id": row.task_id})
         expert, terminated, truncated, taken = env.expert(), False, False, 0
         while not (terminated or truncated):
@@ -118,6 +119,17 @@ def test_evaluation_splits_have_the_numbers_of_the_original(split: str, counts: 
     assert [by_type[task_type] for task_type in TaskType] == counts
 
 
+def test_the_test_split_is_ten_times_the_unseen_validation_split() -> None:
+    test, valid = (Counter(row.task_type for row in rows_of(split)) for split in ("test_unseen", "valid_unseen"))
+    assert test == {task_type: 10 * count for task_type, count in valid.items()}
+    assert len(rows_of("test_unseen")) == 1340
+
+
+@pytest.mark.parametrize(("room", "tasks"), [("kitchen", 697), ("living", 193), ("bedroom", 193), ("bathroom", 257)])
+def test_the_test_split_stays_large_in_one_room(room: str, tasks: int) -> None:
+    assert len(HouseholdTasks("test_unseen", parse_options(rooms=[room]))) == tasks
+
+
 def test_any_stretch_of_tasks_has_about_the_mixture_of_its_split() -> None:
     whole, part = (Counter(row.task_type for row in rows) for rows in (rows_of("train"), rows_of("train")[:100]))
     for task_type in TaskType:
@@ -127,13 +139,13 @@ def test_any_stretch_of_tasks_has_about_the_mixture_of_its_split() -> None:
 def test_unseen_rooms_are_in_no_other_split() -> None:
     used = {split: {row.scene for row in rows_of(split)} for split in SPLITS}
     held_out = {scene for room in Room for scene in HELD_OUT[room]}
-    assert used["valid_unseen"] == held_out
+    assert used["valid_unseen"] == used["test_unseen"] == held_out
     assert held_out >= {10, 219, 308, 424}
     assert used["train"] == set(ALL_SCENES) - held_out
     assert used["valid_seen"] <= used["train"]
     for size in Size:
         furniture = {split: {layout_of(scene, size).types for scene in used[split]} for split in SPLITS}
-        assert not furniture["valid_unseen"] & furniture["train"]
+        assert not any(furniture[split] & furniture["train"] for split in UNSEEN)
 
 
 def test_no_task_is_in_two_splits() -> None:
@@ -141,6 +153,19 @@ def test_no_task_is_in_two_splits() -> None:
     assert sum(map(len, seeds)) == len(set.union(*seeds)) == sum(len(rows_of(split)) for split in SPLITS)
     unseen = set(map(first_observation, rows_of("valid_unseen")))
     assert not unseen & set(map(first_observation, rows_of("train")[:2000]))
+
+
+@pytest.mark.parametrize("size", Size)
+def test_no_house_is_in_both_unseen_splits_or_twice_in_one(size: Size) -> None:
+    rows = [row for split in UNSEEN for row in rows_of(split)]
+    houses_seen = {json.dumps(generate(row.scene, row.task_type, row.seed, size).to_plain()) for row in rows}
+    assert len(houses_seen) == len(rows) == 134 + 1340
+
+
+def test_the_manifest_writes_out_only_splits_that_are_hashed_whole() -> None:
+    for described in load_manifest()["splits"].values():
+        assert described["hashed_tasks"] == min(described["tasks"], HASHED_TASKS)
+        assert ("rows" in described) == (described["hashed_tasks"] == described["tasks"])
 
 
 def test_the_shipped_manifest_is_what_the_code_makes() -> None:
