@@ -13,7 +13,7 @@ from agentrl.evaluation.episode import EvaluatedEpisode
 from agentrl.evaluation.evaluate import unwatched
 from agentrl.evaluation.policies import PolicyKind
 from agentrl.evaluation.result import EvaluationResult
-from agentrl.evaluation.session import EvaluationRequest, evaluations_folder, run_evaluation
+from agentrl.evaluation.session import EvaluationRequest, default_tasks, evaluations_folder, run_evaluation
 from agentrl.evaluation.settings import evaluation_config
 from agentrl.observe.progress import RunWatcher
 from agentrl.orchestrator import RunResult
@@ -80,7 +80,7 @@ def evaluate(
     engine: str | None = None,
     url: str | None = None,
     tools: Sequence[Tool | str] = (),
-    tasks: int = 100,
+    tasks: int | None = None,
     samples: int = 1,
     seed: int = 0,
     temperature: float | None = None,
@@ -97,7 +97,7 @@ def evaluate(
         engine: ``local``, ``scripted`` or ``openai``.
         url: Base address of an OpenAI-compatible service.
         tools: As in `train`.
-        tasks: How many tasks of the split.
+        tasks: How many tasks of the split; 100, or all of a smaller split, when left out.
         samples: Episodes per task.
         seed: Chooses the tasks, and seeds the sampling.
         temperature: Of the sampling; 0 is greedy.
@@ -121,7 +121,7 @@ def evaluate(
     request = EvaluationRequest(
         config=config,
         policy=_policy(policy),
-        n_tasks=tasks,
+        n_tasks=default_tasks(config) if tasks is None else tasks,
         samples=samples,
         seed=seed,
         folder=evaluations_folder(config, model),

@@ -10,6 +10,8 @@ from agentrl.assembly.environments import find_environment, task_source
 from agentrl.assembly.models import resolve_model
 from agentrl.config.loading import dump_config, load_config
 from agentrl.config.schema import Config
+from agentrl.env import EnvironmentSpec
+from agentrl.errors import ConfigError
 from agentrl.observe.run_directory import RunDirectory
 
 
@@ -30,15 +32,28 @@ def start_run(config: Config, *, kind: str) -> Run:
 
     Raises:
         UsageError: something that the config names is not there, or the folder holds a run already.
+        ConfigError: evaluations ask for more tasks than their split holds.
     """
     spec = find_environment(config.environment)
     task_source(spec, config.environment)
     if config.evaluation.every:
-        task_source(spec, config.environment, split=config.evaluation.split)
+        _check_panel(config, spec)
     resolved = resolve_model(config)
     folder = RunDirectory.create(Path(config.run.directory), config.run.name, prefix=f"{spec.name}-{kind}")
     folder.save_config(dump_config(resolved))
     return Run(folder, resolved)
+
+
+def _check_panel(config: Config, spec: EnvironmentSpec) -> None:
+    split, asked = config.evaluation.split, config.evaluation.tasks
+    held = len(task_source(spec, config.environment, split=split))
+    if asked > held:
+        raise ConfigError(
+            "evaluation.tasks exceeds the split of evaluations",
+            got=f"{asked:,} tasks of {spec.name}/{split}",
+            expected=f"at most {held:,}",
+            hint=f"set evaluation.tasks={held} and more evaluation.samples, or another evaluation.split",
+        )
 
 
 def resume_run(path: str | Path, overrides: Sequence[str] = ()) -> Run:

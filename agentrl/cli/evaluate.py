@@ -19,7 +19,7 @@ from agentrl.errors import AgentRLError
 from agentrl.evaluation.policies import PolicyKind
 from agentrl.evaluation.report import tables
 from agentrl.evaluation.result import EvaluationResult
-from agentrl.evaluation.session import EvaluationRequest, evaluations_folder, run_evaluation
+from agentrl.evaluation.session import EvaluationRequest, default_tasks, evaluations_folder, run_evaluation
 from agentrl.evaluation.settings import evaluation_config
 
 app = typer.Typer()
@@ -42,7 +42,9 @@ def evaluate(
     policy: Annotated[PolicyKind, typer.Option(help="Who plays.")] = PolicyKind.ENGINE,
     engine: Annotated[str | None, typer.Option(help="local, scripted or openai.")] = None,
     url: Annotated[str | None, typer.Option(help="Base address of an OpenAI-compatible service.")] = None,
-    tasks: Annotated[int, typer.Option(min=1, help="How many tasks of the split.")] = 100,
+    tasks: Annotated[
+        int | None, typer.Option(min=1, help="How many tasks of the split; 100, or all of a smaller one.")
+    ] = None,
     samples: Annotated[int, typer.Option(min=1, help="Episodes per task.")] = 1,
     seed: Annotated[int, typer.Option(help="Chooses the tasks, and seeds the sampling.")] = 0,
     concurrency: Annotated[int | None, typer.Option(min=1, help="Most episodes at once.")] = None,
@@ -64,15 +66,16 @@ def evaluate(
         concurrency=concurrency,
         overrides=overrides or [],
     )
+    n_tasks = default_tasks(config) if tasks is None else tasks
     request = EvaluationRequest(
         config=config,
         policy=policy,
-        n_tasks=tasks,
+        n_tasks=n_tasks,
         samples=samples,
         seed=seed,
         folder=evaluations_folder(config, model),
     )
-    with counting(tasks * samples) as counter:
+    with counting(n_tasks * samples) as counter:
         finished = asyncio.run(run_evaluation(request, on_episode=lambda episode: counter.add(episode.trajectory)))
     print_result(finished.result)
     note(f"episodes are kept in {finished.folder}")

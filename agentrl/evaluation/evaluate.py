@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable
-from dataclasses import replace
 
 from agentrl.evaluation.episode import EpisodeStore, EvaluatedEpisode
 from agentrl.evaluation.panel import Panel, Slot, choose_tasks, slots
@@ -39,11 +38,10 @@ async def evaluate_panel(
         on_episode: Called after each episode, found ones included.
 
     Raises:
-        UsageError: nothing to play, a full disk, or something that no retry can mend.
+        UsageError: nothing to play, more tasks than the source holds, a full disk, or something that no retry can mend.
     """
     began = time.perf_counter()
     tasks = choose_tasks(source, panel.n_tasks, panel.seed)
-    panel = replace(panel, n_tasks=len(tasks))
     chosen = slots(tasks, panel.samples)
     episodes: dict[Slot, EvaluatedEpisode] = {}
     for slot in chosen:

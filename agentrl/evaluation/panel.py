@@ -56,10 +56,17 @@ def choose_tasks(source: TaskSource, count: int, seed: int) -> list[Task]:
     """The first `count` tasks in an order that the seed alone fixes: a smaller choice is the start of a larger one.
 
     Raises:
-        UsageError: fewer than one task is asked for, or the source is empty.
+        UsageError: fewer than one task is asked for, or more than there are.
     """
     if count < 1 or len(source) == 0:
         raise UsageError("nothing to evaluate", got=f"{count} tasks of {len(source)}", expected="at least one")
+    if count > len(source):
+        raise UsageError(
+            "the split holds fewer tasks than the evaluation asks for",
+            got=f"{count:,} tasks",
+            expected=f"at most {len(source):,}",
+            hint="take fewer tasks with more samples of each, or another split",
+        )
     order = list(range(len(source)))
     random.Random(f"evaluation/{seed}").shuffle(order)
     return [source[index] for index in order[:count]]

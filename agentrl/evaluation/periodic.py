@@ -25,7 +25,7 @@ async def evaluate_now(parts: TrainingParts, config: Config, *, model: str) -> d
         Metrics under ``eval/``.
 
     Raises:
-        UsageError: no such split.
+        UsageError: no such split, or not enough tasks in it.
     """
     settings = config.evaluation
     source = task_source(parts.spec, config.environment, split=settings.split)
@@ -34,7 +34,7 @@ async def evaluate_now(parts: TrainingParts, config: Config, *, model: str) -> d
         environment=f"{parts.spec.name}/{settings.split}",
         policy="engine",
         model=model,
-        n_tasks=min(settings.tasks, len(source)),
+        n_tasks=settings.tasks,
         samples=settings.samples,
         seed=config.run.seed,
     )

@@ -25,6 +25,8 @@ from agentrl.observe.disk import replace_file, writing
 EPISODES_FILE = "episodes.jsonl"
 RESULT_FILE = "evaluation.json"
 FOLDER = "evaluations"
+DEFAULT_TASKS = 100
+"""Tasks of an evaluation that names no number; all of a smaller split."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -85,6 +87,15 @@ async def run_evaluation(
     replace_file(folder / RESULT_FILE, orjson.dumps(result.to_json(), option=orjson.OPT_INDENT_2))
     model_path = (str(folder / "model") if config.model.path == SCRATCH else config.model.path) if uses_model else None
     return FinishedEvaluation(result=result, folder=folder, model_path=model_path)
+
+
+def default_tasks(config: Config) -> int:
+    """How many tasks to play when nobody says it.
+
+    Raises:
+        UsageError: an environment or split that is not there.
+    """
+    return min(DEFAULT_TASKS, len(task_source(find_environment(config.environment), config.environment)))
 
 
 def episodes_at_once(config: Config, policy: PolicyKind) -> int:

@@ -60,6 +60,12 @@ def test_the_split_of_evaluations_is_looked_up_before_a_run_starts(tiny_run, tmp
     assert not (tmp_path / "runs").exists()
 
 
+def test_evaluations_do_not_ask_for_more_tasks_than_there_are(tiny_run, tmp_path):
+    with pytest.raises(ConfigError, match=r"got 200,000 tasks of letters:Letters/test, expected at most 100,000"):
+        tiny_run("evaluation={every: 2, split: test, tasks: 200000}")
+    assert not list(tmp_path.rglob("config.yaml"))
+
+
 def test_an_unknown_split_is_named():
     config = load_config(None, ["environment=household/trian"]).environment
     with pytest.raises(UnknownNameError, match="Did you mean household/train"):

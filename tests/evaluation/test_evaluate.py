@@ -10,11 +10,13 @@ import gymnasium as gym
 import pytest
 
 from agentrl.agent_loop import AgentLoop, Episode
+from agentrl.config import load_config
 from agentrl.env import EnvironmentSpec, Isolation
 from agentrl.errors import Outcome, UsageError
 from agentrl.evaluation.episode import EpisodeStore, EvaluatedEpisode
 from agentrl.evaluation.evaluate import evaluate_panel
 from agentrl.evaluation.panel import Panel, choose_tasks, slots
+from agentrl.evaluation.session import default_tasks
 from agentrl.message import Message, user
 from agentrl.rollout.demonstrator import Demonstrator, ScriptedPolicy
 from agentrl.rollout.environments import EnvironmentHost
@@ -83,9 +85,14 @@ async def test_every_slot_is_played_once_and_comes_in_order(runner: EpisodeRunne
     assert set(result.by_task_type) == {"heads", "tails"}
 
 
-async def test_a_small_source_is_played_whole(runner: EpisodeRunner) -> None:
-    result = await evaluate_panel(runner, SeedTasks("coin", size=2), PANEL, concurrency=3)
-    assert (result.panel.n_tasks, len(result.episodes)) == (2, 4)
+async def test_a_source_that_is_too_small_does_not_shrink_the_panel(runner: EpisodeRunner) -> None:
+    with pytest.raises(UsageError, match="got 6 tasks, expected at most 2"):
+        await evaluate_panel(runner, SeedTasks("coin", size=2), PANEL, concurrency=3)
+
+
+def test_an_evaluation_that_names_no_number_takes_a_small_split_whole() -> None:
+    small, large = (load_config("quickstart", [f"environment.split={split}"]) for split in ("valid_unseen", "train"))
+    assert (default_tasks(small), default_tasks(large)) == (69, 100)
 
 
 async def test_the_same_seed_gives_the_same_result_at_any_concurrency(runner: EpisodeRunner) -> None:
@@ -142,12 +149,13 @@ def test_a_larger_choice_begins_with_the_smaller_one() -> None:
     source = SeedTasks("world", size=50)
     assert choose_tasks(source, 30, seed=1)[:10] == choose_tasks(source, 10, seed=1)
     assert choose_tasks(source, 10, seed=1) != choose_tasks(source, 10, seed=2)
-    assert len(choose_tasks(source, 80, seed=1)) == 50
 
 
 def test_impossible_panels_are_refused() -> None:
     with pytest.raises(UsageError, match="nothing to evaluate"):
         choose_tasks(SeedTasks("world", size=5), 0, seed=0)
+    with pytest.raises(UsageError, match="got 6 tasks, expected at most 5"):
+        choose_tasks(SeedTasks("world", size=5), 6, seed=0)
     with pytest.raises(UsageError, match="needs samples"):
         slots(choose_tasks(SeedTasks("world", size=5), 1, seed=0), 0)
     twin = Task(id="same", environment="world")
