@@ -108,7 +108,9 @@ def build_training(
         host=host,
         engine=engine,
         runner=runner,
-        scheduler=_build_scheduler(config, runner, tasks, version=version, keep=keep),
+        scheduler=_build_scheduler(
+            config, runner, tasks, version=version, keep=keep, least_members=trainer.least_members
+        ),
         trainer=trainer,
         sync=InProcessSync(ModelWeights(model, chunk=config.trainer.logprob_chunk), engine, shared=shared, probe=probe),
     )
@@ -148,6 +150,7 @@ def _build_scheduler(
     *,
     version: int,
     keep: Callable[[Group], bool] | None,
+    least_members: int,
 ) -> GroupScheduler:
     return GroupScheduler(
         runner,
@@ -159,4 +162,5 @@ def _build_scheduler(
         seed=config.run.seed,
         version=version,
         keep=keep,
+        least_members=least_members,
     )

@@ -43,6 +43,7 @@ class GroupScheduler:
         seed: The run's seed.
         version: Version of the trainer's weights.
         keep: Says whether a complete group is worth training on (dynamic sampling); others are replaced.
+        least_members: Trainable episodes without which a complete group counts as failed: 2 where they are compared.
     """
 
     def __init__(
@@ -57,6 +58,7 @@ class GroupScheduler:
         seed: int = 0,
         version: int = 0,
         keep: Callable[[Group], bool] | None = None,
+        least_members: int = 1,
     ) -> None:
         self.runner = runner
         self.cursor = cursor
@@ -65,6 +67,7 @@ class GroupScheduler:
         self.admission = Admission(batch=batch, max_staleness=max_staleness, version=version)
         self._seed = seed
         self._keep = keep or (lambda group: True)
+        self._least_members = least_members
         self._places = asyncio.Semaphore(max_concurrent)
         self._unfinished = 0
         self._to_restart: deque[Group] = deque()
@@ -156,7 +159,7 @@ class GroupScheduler:
     def _complete(self, group: Group) -> None:
         del self._running[group.position]
         counters = self.runner.counters
-        if not group.trainable:
+        if len(group.trainable) < self._least_members:
             counters.groups_failed += 1
             self.admission.fail()
             self._note_failed(group)
@@ -172,10 +175,12 @@ class GroupScheduler:
     def _note_failed(self, group: Group) -> None:
         self._failed_in_a_row += 1
         if self._failed_in_a_row >= self.admission.batch:
-            latest = group.trajectories[-1]
+            trainable = {trajectory.id for trajectory in group.trainable}
+            latest = next(t for t in reversed(group.trajectories) if t.id not in trainable)
+            few = "no episode" if self._least_members == 1 else f"fewer than {self._least_members} episodes"
             self._failure = TrainingError(
-                f"{self._failed_in_a_row} groups in a row have no episode to train on",
-                got=f"{latest.outcome} in {latest.id}: {latest.error}",
+                f"{self._failed_in_a_row} groups in a row have {few} to train on",
+                got=f"{latest.outcome} in {latest.id}: {latest.error or 'no reward'}",
                 hint="the trajectories on disk hold every error",
             )
 

@@ -17,7 +17,7 @@ from agentrl.algorithms.loss_input import LossInput, TokenLoss
 from agentrl.algorithms.marks import is_advantage_weighted, requires_group
 from agentrl.algorithms.options import check_options
 from agentrl.config.schema import AlgorithmConfig
-from agentrl.errors import TrainingError
+from agentrl.errors import ConfigError, TrainingError
 from agentrl.registry import Kind, lookup
 
 
@@ -42,7 +42,7 @@ class Objective:
         config: The algorithm.
 
     Raises:
-        ConfigError: an option that the chosen functions do not take, or that conflicts with another.
+        ConfigError: an option that the chosen functions do not take, or that conflicts with another; groups too small to compare.
         UnknownNameError: no such estimator or loss.
     """
 
@@ -53,6 +53,13 @@ class Objective:
         self._loss: Callable[[LossInput], TokenLoss] = _bind(loss, config.loss_options)
         self._mode = CorrectionMode(config.correction.mode)
         self.compares_groups = requires_group(estimator)
+        if self.compares_groups and config.group_size < 2:
+            raise ConfigError(
+                f"the advantage estimator {config.advantage} compares the members of a group",
+                got=f"algorithm.group_size {config.group_size}",
+                expected="at least 2",
+                hint="reinforce and reinforce++ compare nothing",
+            )
         self.drops_tokens = self._mode.drops_tokens
         self.uses_reference = config.kl_coef != 0
         self.uses_entropy = config.entropy_coef != 0

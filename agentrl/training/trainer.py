@@ -80,6 +80,11 @@ class Trainer:
         self._generator = torch.Generator().manual_seed(seed)
         self._reference = (reference or _frozen(model)) if self._objective.uses_reference else None
 
+    @property
+    def least_members(self) -> int:
+        """Trainable members that a group needs to teach anything."""
+        return 2 if self._objective.compares_groups else 1
+
     def step(self, trajectories: Sequence[Trajectory], *, temperature: float, pad_id: int) -> StepReport:
         """Train on the trajectories of one step: whole groups, finished.
 

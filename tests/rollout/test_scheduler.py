@@ -195,6 +195,22 @@ async def test_failed_members_leave_the_statistics_and_failed_groups_are_replace
     assert player.counters.groups_failed > 0
 
 
+async def test_groups_of_one_are_replaced_where_members_are_compared(make):
+    def decide(task_id, member):
+        return (Outcome.ENGINE_ERROR, None) if member and int(task_id[6:]) % 2 else (Outcome.FINISHED, 1.0)
+
+    player = Player(decide)
+    groups = await make(player, batch=10, least_members=2).next_batch()
+    assert all(len(group.trainable) == 2 for group in groups)
+    assert player.counters.groups_failed > 0
+
+
+async def test_nothing_but_groups_of_one_stops_a_run_that_compares(make):
+    player = Player(lambda task_id, member: (Outcome.ENGINE_ERROR, None) if member else (Outcome.FINISHED, 1.0))
+    with pytest.raises(TrainingError, match=r"fewer than 2 episodes to train on: got engine_error in .*/1\.0"):
+        await make(player, least_members=2).next_batch()
+
+
 async def test_nothing_but_failures_stops_the_run(make):
     scheduler = make(Player(lambda task_id, member: (Outcome.ENVIRONMENT_ERROR, None)))
     with pytest.raises(TrainingError, match="3 groups in a row have no episode to train on"):

@@ -35,6 +35,12 @@ def trainer_for(model, config=None, *, reference=None, **settings):
     return Trainer(model, config or algorithm(), TrainerConfig(**settings), seed=0, max_tokens=100, reference=reference)
 
 
+def test_groups_of_one_are_refused_where_members_are_compared(model):
+    with pytest.raises(ConfigError, match=r"got algorithm\.group_size 1, expected at least 2"):
+        trainer_for(model, algorithm(group_size=1))
+    assert trainer_for(model, algorithm(group_size=1, advantage="reinforce")).least_members == 1
+
+
 def run_step(trainer, trajectories, temperature=1.0):
     return trainer.step(trajectories, temperature=temperature, pad_id=0)
 
