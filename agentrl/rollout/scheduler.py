@@ -29,6 +29,9 @@ from agentrl.task import Task, TaskCursor
 MAX_WASTED_BATCHES = 20
 """Batches' worth of groups that may be filtered out, or dropped as too stale, in a row before the run gives up."""
 
+LEAST_FAILED_GROUPS = 4
+"""Groups that must fail in a row before the run gives up, however small its batches."""
+
 
 class GroupScheduler:
     """Runs groups of episodes ahead of the trainer, as far as staleness and capacity allow.
@@ -86,8 +89,8 @@ class GroupScheduler:
 
         Raises:
             UsageError: an episode met something that the user must change.
-            TrainingError: as many groups in a row as a batch holds were failed by the machinery, or
-                `MAX_WASTED_BATCHES` times as many were not worth training on or too stale.
+            TrainingError: as many groups in a row as a batch holds (at least `LEAST_FAILED_GROUPS`) were failed by
+                the machinery, or `MAX_WASTED_BATCHES` batches' worth were not worth training on or too stale.
         """
         batch = self.admission.batch
         with self.runner.waits.on(WaitKind.GROUPS, "trainer", f"{batch} complete groups"):
@@ -174,7 +177,7 @@ class GroupScheduler:
 
     def _note_failed(self, group: Group) -> None:
         self._failed_in_a_row += 1
-        if self._failed_in_a_row >= self.admission.batch:
+        if self._failed_in_a_row >= max(self.admission.batch, LEAST_FAILED_GROUPS):
             trainable = {trajectory.id for trajectory in group.trainable}
             latest = next(t for t in reversed(group.trajectories) if t.id not in trainable)
             few = "no episode" if self._least_members == 1 else f"fewer than {self._least_members} episodes"

@@ -42,7 +42,8 @@ class Objective:
         config: The algorithm.
 
     Raises:
-        ConfigError: an option that the chosen functions do not take, or that conflicts with another; groups too small to compare.
+        ConfigError: an option that the chosen functions do not take, or that conflicts with another, or groups of one
+            for an estimator that compares members.
         UnknownNameError: no such estimator or loss.
     """
 

@@ -12,7 +12,7 @@ from agentrl.errors import Outcome, TrainingError, UsageError
 from agentrl.rollout.admission import Admission
 from agentrl.rollout.counters import RolloutCounters
 from agentrl.rollout.group import Group
-from agentrl.rollout.scheduler import MAX_WASTED_BATCHES, GroupScheduler
+from agentrl.rollout.scheduler import LEAST_FAILED_GROUPS, MAX_WASTED_BATCHES, GroupScheduler
 from agentrl.rollout.stall import Waits
 from agentrl.task import SeedTasks, TaskCursor
 from agentrl.trajectory import TokenSequence, Trajectory, Turn
@@ -211,9 +211,10 @@ async def test_nothing_but_groups_of_one_stops_a_run_that_compares(make):
         await make(player, least_members=2).next_batch()
 
 
-async def test_nothing_but_failures_stops_the_run(make):
-    scheduler = make(Player(lambda task_id, member: (Outcome.ENVIRONMENT_ERROR, None)))
-    with pytest.raises(TrainingError, match="3 groups in a row have no episode to train on"):
+@pytest.mark.parametrize(("batch", "failures"), [(1, LEAST_FAILED_GROUPS), (6, 6)])
+async def test_nothing_but_failures_stops_the_run(make, batch, failures):
+    scheduler = make(Player(lambda task_id, member: (Outcome.ENVIRONMENT_ERROR, None)), batch=batch)
+    with pytest.raises(TrainingError, match=f"{failures} groups in a row have no episode to train on"):
         await scheduler.next_batch()
 
 
