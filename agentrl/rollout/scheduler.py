@@ -180,7 +180,7 @@ class GroupScheduler:
         if self._failed_in_a_row >= max(self.admission.batch, LEAST_FAILED_GROUPS):
             trainable = {trajectory.id for trajectory in group.trainable}
             latest = next(t for t in reversed(group.trajectories) if t.id not in trainable)
-            few = "no episode" if self._least_members == 1 else f"fewer than {self._least_members} episodes"
+            few = "no episode" if not trainable else f"fewer than {self._least_members} episodes"
             self._failure = TrainingError(
                 f"{self._failed_in_a_row} groups in a row have {few} to train on",
                 got=f"{latest.outcome} in {latest.id}: {latest.error or 'no reward'}",
