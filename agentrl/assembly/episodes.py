@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
+from agentrl.agent_loop import AgentLoop
 from agentrl.assembly.environments import find_environment
-from agentrl.config.schema import Config, SamplingConfig
+from agentrl.config.schema import AgentConfig, Config, SamplingConfig
 from agentrl.env import EnvironmentSpec
 from agentrl.errors import ConfigError, UsageError
 from agentrl.policy import SamplingParams
@@ -36,20 +37,12 @@ def build_runner(
     """A runner of episodes, as the ``agent`` section says.
 
     Raises:
-        ConfigError: the loop does not take the options, or no tools.
+        ConfigError: see `build_loop`.
         UnknownNameError: no such loop, tool or scorer.
     """
-    loop = make_agent_loop(config.agent.loop, config.agent.options)
-    if config.agent.tools and not loop.offers_tools:
-        raise ConfigError(
-            f"agent.tools is ignored by the agent loop {config.agent.loop}",
-            got=", ".join(config.agent.tools),
-            expected="agent.loop=tool_calling, or no agent.tools",
-            hint="a loop of your own that lets the policy call tools says so: offers_tools = True",
-        )
     return EpisodeRunner(
         host=host,
-        loop=loop,
+        loop=build_loop(config.agent),
         speaker=speaker,
         limits=EpisodeLimits.from_config(config.agent, host.spec, answer_timeout_s=config.engine.timeout_s),
         tools=[find_tool(name) for name in config.agent.tools],
@@ -59,6 +52,28 @@ def build_runner(
         observer=observer,
         counters=counters,
     )
+
+
+def build_loop(config: AgentConfig) -> AgentLoop:
+    """The agent loop, as the ``agent`` section says.
+
+    Raises:
+        ConfigError: the loop does not take the options, or would ignore a setting.
+        UnknownNameError: no such loop.
+    """
+    loop = make_agent_loop(config.loop, config.options)
+    ignored = {"tools": ", ".join(config.tools)} if config.tools else {}
+    if config.tool_parser != AgentConfig.model_fields["tool_parser"].default:
+        ignored["tool_parser"] = config.tool_parser
+    if ignored and not loop.offers_tools:
+        name, value = next(iter(ignored.items()))
+        raise ConfigError(
+            f"agent.{name} is ignored by the agent loop {config.loop}",
+            got=value,
+            expected=f"agent.loop=tool_calling, or no agent.{name}",
+            hint="a loop of your own that lets the policy call tools says so: offers_tools = True",
+        )
+    return loop
 
 
 def find_tool(name: str) -> Tool:

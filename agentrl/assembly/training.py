@@ -8,12 +8,12 @@ from dataclasses import dataclass
 
 from transformers import PreTrainedModel, PreTrainedTokenizerFast
 
+from agentrl.assembly.checks import check_training
 from agentrl.assembly.environments import find_environment, task_source
 from agentrl.assembly.episodes import build_host, build_runner, sampling_params
 from agentrl.assembly.models import build_renderer, load_tokenizer, pad_id
-from agentrl.config.schema import Config, LocalEngineConfig
+from agentrl.config.schema import Config
 from agentrl.env import EnvironmentSpec
-from agentrl.errors import ConfigError
 from agentrl.policy import PolicyEngine
 from agentrl.render.check import check_template
 from agentrl.render.renderer import Renderer
@@ -78,16 +78,11 @@ def build_training(
         keep: Says whether a group is worth training on.
 
     Raises:
-        ConfigError: options that do not fit, or an engine that cannot be trained.
+        ConfigError: options that do not fit, or an engine or sampling that cannot be trained with.
         TemplateError: the chat template rewrites history.
         UsageError: a model, an environment or a file that is not there.
     """
-    if not isinstance(config.engine, LocalEngineConfig):
-        raise ConfigError(
-            f"engine {config.engine.type} cannot be trained",
-            expected="an engine that takes new weights: local",
-            hint="set engine=local; other engines evaluate",
-        )
+    settings = check_training(config)
     spec = find_environment(config.environment)
     tasks = task_source(spec, config.environment)
     tokenizer = load_tokenizer(model_path)
@@ -96,7 +91,7 @@ def build_training(
     model = load_model(model_path, dtype=config.model.dtype, device=config.model.device)
     trainer = _build_trainer(config, model, reference_path)
     shared = config.rollout.max_staleness == 0
-    engine = LocalEngine(model if shared else copy.deepcopy(model), config.engine, version=version)
+    engine = LocalEngine(model if shared else copy.deepcopy(model), settings, version=version)
     host = build_host(config, spec=spec)
     speaker = EngineSpeaker(engine, renderer, sampling_params(config.sampling))
     runner = build_runner(config, host, speaker, observer=observer)

@@ -4,7 +4,7 @@ import pytest
 
 from agentrl.assembly.demonstrations import collect_demonstrations
 from agentrl.assembly.environments import find_environment, task_source
-from agentrl.assembly.episodes import build_runner, find_scorer, find_tool
+from agentrl.assembly.episodes import build_loop, build_runner, find_scorer, find_tool
 from agentrl.assembly.models import build_renderer, load_tokenizer, prepare_model, resolve_model
 from agentrl.assembly.runs import start_run
 from agentrl.assembly.scratch import has_expert, scratch_corpus
@@ -44,6 +44,12 @@ def test_tools_for_a_loop_that_offers_none_are_an_error(tiny_run):
     config = tiny_run("agent.tools=[calculator]").config
     with pytest.raises(ConfigError, match=r"agent\.tools is ignored by the agent loop react_text"):
         build_runner(config, None, None)
+
+
+def test_a_tool_parser_for_a_loop_without_tools_is_an_error(tiny_run):
+    config = tiny_run("agent.tool_parser=hermes").config
+    with pytest.raises(ConfigError, match=r"agent\.tool_parser is ignored by the agent loop react_text"):
+        build_loop(config.agent)
 
 
 @pytest.mark.parametrize("loop", ["react_text", "agentrl.agent_loops.react_text:ReactText"])

@@ -1,0 +1,47 @@
+"""What only one kind of run asks of a config, checked before the run's folder is made."""
+
+from __future__ import annotations
+
+from agentrl.config.schema import Config, LocalEngineConfig, SamplingConfig
+from agentrl.errors import ConfigError
+from agentrl.training.objective import Objective
+
+_WHOLE = SamplingConfig().model_dump()
+
+
+def check_training(config: Config) -> LocalEngineConfig:
+    """Check that a policy can be trained as the config says.
+
+    Returns:
+        The engine's settings.
+
+    Raises:
+        ConfigError: an engine that takes no weights, sampling from another distribution than the policy's own, or
+            options that the algorithm does not take.
+        UnknownNameError: no such estimator or loss.
+    """
+    if not isinstance(config.engine, LocalEngineConfig):
+        raise ConfigError(
+            f"engine {config.engine.type} cannot be trained",
+            expected="an engine that takes new weights: local",
+            hint="set engine=local; other engines evaluate",
+        )
+    _check_sampling(config.sampling)
+    Objective(config.algorithm)
+    return config.engine
+
+
+def _check_sampling(sampling: SamplingConfig) -> None:
+    """Recorded log-probabilities are those of all tokens at the temperature; cut distributions would belie them."""
+    wrong = {
+        name: value for name, value in sampling.model_dump().items() if name != "temperature" and value != _WHOLE[name]
+    }
+    if sampling.temperature == 0:
+        wrong["temperature"] = 0
+    if wrong:
+        raise ConfigError(
+            "training samples from the policy's whole distribution",
+            got=", ".join(f"sampling.{name} {value}" for name, value in wrong.items()),
+            expected="a temperature above 0, and no top_p, top_k or min_p",
+            hint="evaluations may sample otherwise: evaluation.sampling={temperature: 0}",
+        )
