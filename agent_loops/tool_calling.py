@@ -5,7 +5,7 @@ from __future__ import annotations
 import functools
 
 from agentrl.agent_loop import AgentLoop, Answer, Conversation, Episode
-from agentrl.errors import ToolError
+from agentrl.errors import ToolError, UsageError
 from agentrl.message import Content, Message, ToolCall, tool_result, user
 from agentrl.tool import Tool
 
@@ -45,11 +45,22 @@ class ToolCalling(AgentLoop):
         self.restate_goal = restate_goal
 
     async def run(self, episode: Episode) -> None:
-        """Play one episode."""
+        """Play one episode.
+
+        Raises:
+            UsageError: a tool is called like the one that takes actions.
+        """
         configured = set(episode.tools)
         first = await episode.reset()
         has_actions = bool(episode.action_hint) or set(episode.tools) == configured
         act = action_tool(self.action_name, episode.action_hint) if has_actions else None
+        if act is not None and act.name in episode.tools:
+            raise UsageError(
+                "a tool has the name of the tool that takes actions",
+                got=act.name,
+                expected="a name of its own",
+                hint="set agent.options={action_name: …}",
+            )
         tools = [*episode.tools.values(), *([act] if act else [])]
         conversation = episode.open(
             opening([episode.spec.instructions], await self._shown(episode, first)), tools=tools

@@ -10,7 +10,7 @@ from typing import Any
 
 from agentrl.agent_loop import AgentLoop, Conversation, Episode, EpisodeEnd
 from agentrl.env import EnvironmentSpec, StepResult
-from agentrl.errors import AgentRLError, Outcome, ToolError
+from agentrl.errors import AgentRLError, Outcome, ToolError, UsageError
 from agentrl.message import Content, Message, TextPart, ToolCall, tool_result
 from agentrl.rollout.environments import HostedEnvironment
 from agentrl.rollout.speaker import Speaker
@@ -51,7 +51,8 @@ class RuntimeEpisode(Episode):
         self.environment = environment
         self.loop = loop
         self.turns = turns
-        self.tools = {tool.name: tool for tool in tools}
+        self._configured = {tool.name: tool for tool in tools}
+        self.tools = self._configured
         self.action_hint = ""
         self.observation: Content = ""
         self.last_result: StepResult | None = None
@@ -63,9 +64,13 @@ class RuntimeEpisode(Episode):
         self._bound: dict[str, Callable[..., Any]] = {}
 
     async def reset(self) -> Content:
-        """Reset the environment for the task."""
+        """Reset the environment for the task.
+
+        Raises:
+            UsageError: the environment brings a tool of a configured one's name.
+        """
         result = await self.environment.reset(self.task)
-        self.tools = {**self.tools, **{tool.name: tool for tool in result.tools}}
+        self.tools = {**self._configured, **self._own_tools(result.tools)}
         self.action_hint = result.action_hint
         self.turns.state_key = result.state_key
         self.info.update(result.info)
@@ -132,6 +137,17 @@ class RuntimeEpisode(Episode):
     async def admissible_actions(self) -> list[str] | None:
         """What the environment accepts now."""
         return await self.environment.admissible_actions()
+
+    def _own_tools(self, tools: Sequence[Tool]) -> dict[str, Tool]:
+        own = {tool.name: tool for tool in tools}
+        if twice := sorted(own.keys() & self._configured.keys()):
+            raise UsageError(
+                f"two tools of one name in environment {self.spec.name}",
+                got=f"{', '.join(twice)} from the environment, and in agent.tools",
+                expected="one tool of a name",
+                hint="leave it out of agent.tools, or give your tool another name",
+            )
+        return own
 
     async def _tool_text(self, call: ToolCall) -> str:
         tool = self.tools.get(call.name)

@@ -150,6 +150,24 @@ async def test_stopped_by_tool(make_runner, play, worlds):
     assert trajectory.metrics["tool_calls"] == 1
 
 
+@agentrl.tool
+def whisper() -> str:
+    """Be heard by nobody."""
+    return ""
+
+
+async def test_a_tool_of_an_environments_own_name_is_refused(make_runner, play, worlds):
+    runner = make_runner(worlds.Whispering, call("whisper"), loop="tool_calling", tools=[whisper])
+    with pytest.raises(UsageError, match="two tools of one name in environment world: got whisper"):
+        await play(runner)
+
+
+async def test_a_tool_of_the_actions_name_is_refused(make_runner, play, worlds):
+    runner = make_runner(worlds.Corridor, "x", loop="tool_calling", options={"action_name": "give_up"}, tools=[give_up])
+    with pytest.raises(UsageError, match="got give_up, expected a name of its own"):
+        await play(runner)
+
+
 async def test_sandbox_error(make_runner, play, worlds):
     runner = make_runner(worlds.Corridor, call("sandboxed"), loop="tool_calling", tools=[sandboxed])
     trajectory = await play(runner)
