@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
+from agentrl.assembly.checks import check_training
 from agentrl.assembly.environments import find_environment, task_source
 from agentrl.assembly.models import resolve_model
 from agentrl.config.loading import dump_config, load_config
@@ -13,6 +15,14 @@ from agentrl.config.schema import Config
 from agentrl.env import EnvironmentSpec
 from agentrl.errors import ConfigError
 from agentrl.observe.run_directory import RunDirectory
+
+_FREE_ON_RESUME = (
+    *("trainer", "rollout", "evaluation", "checkpoint", "trackers", "model.device"),
+    *("engine.slots", "engine.cache_tokens", "engine.prefill_tokens", "engine.timeout_s"),
+    *("environment.workers", "environment.max_concurrent", "environment.reset_timeout_s"),
+    *("environment.step_timeout_s", "agent.tool_timeout_s"),
+)
+"""Keys and sections that a resumed run may change: how long, how fast, how watched; the others say what the run is."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -44,6 +54,13 @@ def start_run(config: Config, *, kind: str) -> Run:
     return Run(folder, resolved)
 
 
+def _flat(section: Mapping[str, Any], prefix: str = "") -> dict[str, Any]:
+    found: dict[str, Any] = {}
+    for name, value in section.items():
+        found |= _flat(value, f"{prefix}{name}.") if isinstance(value, Mapping) else {f"{prefix}{name}": value}
+    return found
+
+
 def _check_panel(config: Config, spec: EnvironmentSpec) -> None:
     split, asked = config.evaluation.split, config.evaluation.tasks
     held = len(task_source(spec, config.environment, split=split))
@@ -65,9 +82,27 @@ def resume_run(path: str | Path, overrides: Sequence[str] = ()) -> Run:
 
     Raises:
         UsageError: no run lies there.
-        ConfigError: a wrong override.
+        ConfigError: a wrong override, or one that would make it another run.
     """
     folder = RunDirectory.open(path)
     config = load_config(folder.config_file, overrides)
+    _check_same_run(load_config(folder.config_file), config)
+    check_training(config)
+    if config.evaluation.every:
+        _check_panel(config, find_environment(config.environment))
     folder.save_config(dump_config(config))
     return Run(folder, config)
+
+
+def _check_same_run(saved: Config, config: Config) -> None:
+    """A resumed run may become longer, faster or better watched; it does not become another one."""
+    before, after = _flat(saved.model_dump()), _flat(config.model_dump())
+    changed = sorted(key for key in before | after if before.get(key) != after.get(key))
+    refused = [key for key in changed if not any(f"{key}.".startswith(f"{free}.") for free in _FREE_ON_RESUME)]
+    if refused:
+        raise ConfigError(
+            "a resumed run keeps what it is",
+            got=f"a change of {', '.join(refused)}",
+            expected=f"changes in {', '.join(_FREE_ON_RESUME)} only",
+            hint="start a new run from this one's model: agentrl train CONFIG model.path=RUN",
+        )

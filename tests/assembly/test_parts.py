@@ -6,7 +6,7 @@ from agentrl.assembly.demonstrations import collect_demonstrations
 from agentrl.assembly.environments import find_environment, task_source
 from agentrl.assembly.episodes import build_loop, build_runner, find_scorer, find_tool
 from agentrl.assembly.models import build_renderer, load_tokenizer, prepare_model, resolve_model
-from agentrl.assembly.runs import start_run
+from agentrl.assembly.runs import resume_run, start_run
 from agentrl.assembly.scratch import has_expert, scratch_corpus
 from agentrl.assembly.training import check_rendering
 from agentrl.config import load_config, shipped_configs
@@ -129,6 +129,27 @@ def test_latest_is_resolved_before_a_new_run_becomes_the_latest(tiny_run, tmp_pa
 
 def _settings(run):
     return [f"run.directory={run.folder.path.parent}", "environment={name: letters:Letters, isolation: inline}"]
+
+
+@pytest.mark.parametrize(
+    "override",
+    ["environment.split=test", "algorithm.loss=dapo", "run.seed=1", "agent.options={format: react}", "model.path=/x"],
+)
+def test_a_resumed_run_does_not_become_another_one(tiny_run, override):
+    run = tiny_run()
+    before = run.folder.config_file.read_bytes()
+    with pytest.raises(ConfigError, match=rf"got a change of {override.split('=')[0]}"):
+        resume_run(run.folder.path, [override])
+    assert run.folder.config_file.read_bytes() == before
+
+
+@pytest.mark.parametrize(
+    "override", ["trainer.steps=9", "engine.slots=4", "trackers=[tensorboard]", "model.device=cpu"]
+)
+def test_a_resumed_run_may_become_longer_faster_or_better_watched(tiny_run, override):
+    run = tiny_run()
+    assert resume_run(run.folder.path, [override]).config != run.config
+    assert resume_run(run.folder.path).config != run.config
 
 
 def test_an_absent_tokenizer_is_named(tmp_path):
