@@ -318,8 +318,8 @@ class SFTConfig(Section):
     min_lr_ratio: float = 0.1
     """Where cosine ends, as a share of the learning rate."""
     observation_weight: float = Field(0.0, ge=0, le=1)
-    """Weight in the loss of a token that the agent did not write, beside 1 for its answers. Above 0, a model that
-    starts from nothing learns the language of the environment too."""
+    """Weight in the loss of a token that the agent did not write, beside 1 for its answers; it falls linearly to 0
+    over the warm start. So a model that starts from nothing learns the language first, and what to say last."""
 
 
 class RolloutConfig(Section):

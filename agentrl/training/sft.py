@@ -8,7 +8,6 @@ from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 
 import numpy as np
-import numpy.typing as npt
 import torch
 from transformers import PreTrainedModel
 
@@ -19,7 +18,7 @@ from agentrl.training.gradient_mode import gradients_recomputed
 from agentrl.training.logprobs import score
 from agentrl.training.optimizer import OptimizerSettings, PolicyOptimizer, Update
 from agentrl.training.sequences import ScoredSequence, scored_sequence
-from agentrl.trajectory import Source, TokenSequence, Trajectory
+from agentrl.trajectory import Source, Trajectory
 
 SORTED_UPDATES = 16
 """Optimizer steps whose sequences are sorted by length together, so that little is padding."""
@@ -46,15 +45,19 @@ class SFTProgress:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class WeightedSequence:
+class Lesson:
     """A sequence to learn."""
 
     scored: ScoredSequence
-    weights: torch.Tensor
-    """Weight of each target in the loss: float32 [targets], above 0."""
+    answers: torch.Tensor
+    """Which targets the agent wrote: bool [targets]."""
 
     def __len__(self) -> int:
         return len(self.scored)
+
+    def weights(self, observation_weight: float) -> torch.Tensor:
+        """Weight of each target in the loss: float32 [targets]."""
+        return torch.where(self.answers, 1.0, observation_weight)
 
 
 def train_supervised(
@@ -72,7 +75,7 @@ def train_supervised(
     Args:
         model: As `agentrl.training.model.load_model` gives it.
         demonstrations: Their forced and sampled tokens are learnt; with `settings.observation_weight` all tokens
-            after the first of each sequence.
+            after the first of each sequence, the others with a weight that falls linearly to 0.
         settings: Data, learning rate.
         trainer: Micro-batches, AdamW, clipping.
         seed: Seed of the order of sequences.
@@ -85,13 +88,14 @@ def train_supervised(
     Raises:
         TrainingError: no demonstration has a token to learn, or the loss is not finite.
     """
-    sequences = _weighted_sequences(demonstrations, observation_weight=settings.observation_weight)
-    batches = list(_batches(sequences, settings, seed))
+    lessons = list(_lessons(demonstrations, everything=settings.observation_weight > 0))
+    batches = list(_batches(lessons, settings, seed))
     optimizer = PolicyOptimizer(model, _optimizer_settings(settings, trainer, updates=len(batches)))
     started, tokens, latest = time.perf_counter(), 0, None
     with gradients_recomputed(model, enabled=trainer.gradient_checkpointing):
         for number, batch in enumerate(batches, start=1):
-            loss = _backward(model, batch, trainer, pad_id)
+            observation_weight = settings.observation_weight * (1 - (number - 1) / len(batches))
+            loss = _backward(model, batch, trainer, pad_id, observation_weight)
             tokens += sum(len(sequence) for sequence in batch)
             latest = _report(optimizer.update(), number, len(batches), loss, tokens, started)
             progress(latest)
@@ -100,25 +104,18 @@ def train_supervised(
     return latest
 
 
-def _weighted_sequences(demonstrations: Sequence[Trajectory], *, observation_weight: float) -> list[WeightedSequence]:
-    pairs = [(sequence, _weights(sequence, observation_weight)) for d in demonstrations for sequence in d.sequences]
-    return [
-        WeightedSequence(
-            scored=scored_sequence(sequence.token_ids, weights > 0), weights=torch.from_numpy(weights[weights > 0])
-        )
-        for sequence, weights in pairs
-        if weights.any()
-    ]
+def _lessons(demonstrations: Sequence[Trajectory], *, everything: bool) -> Iterator[Lesson]:
+    for sequence in (sequence for demonstration in demonstrations for sequence in demonstration.sequences):
+        answers = np.isin(sequence.sources, (Source.SAMPLED, Source.FORCED))
+        answers[: max(sequence.shared, 1)] = False
+        wanted = answers.copy()
+        if everything:
+            wanted[max(sequence.shared, 1) :] = True
+        if answers.any():
+            yield Lesson(scored=scored_sequence(sequence.token_ids, wanted), answers=torch.from_numpy(answers[wanted]))
 
 
-def _weights(sequence: TokenSequence, observation_weight: float) -> npt.NDArray[np.float32]:
-    answers = np.isin(sequence.sources, (Source.SAMPLED, Source.FORCED))
-    weights = np.where(answers, np.float32(1), np.float32(observation_weight))
-    weights[: max(sequence.shared, 1)] = 0
-    return weights
-
-
-def _batches(sequences: list[WeightedSequence], settings: SFTConfig, seed: int) -> Iterator[list[WeightedSequence]]:
+def _batches(sequences: list[Lesson], settings: SFTConfig, seed: int) -> Iterator[list[Lesson]]:
     generator = torch.Generator().manual_seed(seed)
     for _ in range(settings.epochs):
         order = torch.randperm(len(sequences), generator=generator).tolist()
@@ -128,8 +125,8 @@ def _batches(sequences: list[WeightedSequence], settings: SFTConfig, seed: int) 
                 yield batches[i]
 
 
-def _fill(sequences: Sequence[WeightedSequence], budget: int) -> Iterator[list[WeightedSequence]]:
-    batch: list[WeightedSequence] = []
+def _fill(sequences: Sequence[Lesson], budget: int) -> Iterator[list[Lesson]]:
+    batch: list[Lesson] = []
     used = 0
     for sequence in sequences:
         if batch and used + len(sequence) > budget:
@@ -141,14 +138,16 @@ def _fill(sequences: Sequence[WeightedSequence], budget: int) -> Iterator[list[W
         yield batch
 
 
-def _backward(model: PreTrainedModel, batch: list[WeightedSequence], trainer: TrainerConfig, pad_id: int) -> float:
-    weight = float(sum(sequence.weights.sum() for sequence in batch))
+def _backward(
+    model: PreTrainedModel, batch: list[Lesson], trainer: TrainerConfig, pad_id: int, observation_weight: float
+) -> float:
+    weight = float(sum(lesson.weights(observation_weight).sum() for lesson in batch))
     total = 0.0
     for indices in micro_batches([len(sequence) for sequence in batch], trainer.tokens_per_micro_batch):
         part = [batch[i] for i in indices]
-        scored = [sequence.scored for sequence in part]
+        scored = [lesson.scored for lesson in part]
         scores = score(model, scored, temperature=1.0, pad_id=pad_id, chunk=trainer.logprob_chunk)
-        weights = torch.cat([sequence.weights for sequence in part]).to(scores.logp.device)
+        weights = torch.cat([lesson.weights(observation_weight) for lesson in part]).to(scores.logp.device)
         loss = -(weights * scores.logp).sum() / weight
         torch.autograd.backward(loss)
         total += float(loss.detach())

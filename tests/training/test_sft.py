@@ -59,6 +59,23 @@ def test_loss_is_the_weighted_cross_entropy_of_the_tokens(model, demonstrations,
     assert found.tokens == sum(len(t.sequences[0]) - (1 if observation_weight else 2) for t in demonstrations)
 
 
+def test_the_weight_of_observations_falls_to_nothing(model, demonstrations):
+    before = cross_entropy(model, demonstrations, observation_weight=0.5)
+    seen = []
+    train(
+        model,
+        demonstrations,
+        epochs=2,
+        tokens_per_update=100_000,
+        observation_weight=1.0,
+        learning_rate=0.0,
+        progress=seen.append,
+    )
+    assert [p.loss for p in seen] == pytest.approx(
+        [cross_entropy(model, demonstrations, observation_weight=1.0), before], abs=1e-5
+    )
+
+
 def test_gradient_does_not_depend_on_micro_batches(model, demonstrations):
     norms = [
         train(copy.deepcopy(model), demonstrations, budget=budget, tokens_per_update=100_000).grad_norm
