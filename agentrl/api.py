@@ -6,6 +6,7 @@ import asyncio
 from collections.abc import Callable, Iterable, Sequence
 from pathlib import Path
 
+from agentrl.assembly.checks import check_training
 from agentrl.assembly.runs import start_run
 from agentrl.config import load_config
 from agentrl.errors import ConfigError
@@ -69,6 +70,7 @@ def train(
             *overrides,
         ],
     )
+    check_training(resolved)
     return train_run(start_run(resolved, kind=resolved.algorithm.advantage), watcher=watcher)
 
 

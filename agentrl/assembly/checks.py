@@ -2,8 +2,12 @@
 
 from __future__ import annotations
 
+from agentrl.agent_loop import AgentLoop
+from agentrl.assembly.environments import find_environment
+from agentrl.assembly.episodes import build_loop
+from agentrl.assembly.scratch import has_expert
 from agentrl.config.schema import Config, LocalEngineConfig, SamplingConfig
-from agentrl.errors import ConfigError
+from agentrl.errors import ConfigError, UsageError
 from agentrl.training.objective import Objective
 
 _WHOLE = SamplingConfig().model_dump()
@@ -45,3 +49,21 @@ def _check_sampling(sampling: SamplingConfig) -> None:
             expected="a temperature above 0, and no top_p, top_k or min_p",
             hint="evaluations may sample otherwise: evaluation.sampling={temperature: 0}",
         )
+
+
+async def check_warm_start(config: Config) -> None:
+    """Check that somebody can demonstrate.
+
+    Raises:
+        UsageError: the environment has no expert, or the agent loop cannot be demonstrated.
+    """
+    spec = find_environment(config.environment)
+    if not await has_expert(spec, config):
+        raise UsageError(
+            f"environment {spec.name} has no expert to demonstrate",
+            expected="an environment with an expert() method",
+            hint="train from rewards instead: agentrl train",
+        )
+    loop = build_loop(config.agent)
+    if type(loop).demonstrate is AgentLoop.demonstrate:
+        loop.demonstrate("")

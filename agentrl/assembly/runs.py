@@ -9,6 +9,7 @@ from typing import Any
 
 from agentrl.assembly.checks import check_training
 from agentrl.assembly.environments import find_environment, task_source
+from agentrl.assembly.episodes import build_loop
 from agentrl.assembly.models import resolve_model
 from agentrl.config.loading import dump_config, load_config
 from agentrl.config.schema import Config
@@ -42,10 +43,11 @@ def start_run(config: Config, *, kind: str) -> Run:
 
     Raises:
         UsageError: something that the config names is not there, or the folder holds a run already.
-        ConfigError: evaluations ask for more tasks than their split holds.
+        ConfigError: options that the agent loop does not take, or evaluations of more tasks than their split holds.
     """
     spec = find_environment(config.environment)
     task_source(spec, config.environment)
+    build_loop(config.agent)
     if config.evaluation.every:
         _check_panel(config, spec)
     resolved = resolve_model(config)

@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+import asyncio
 from typing import Annotated
 
 import typer
 
+from agentrl.assembly.checks import check_warm_start
 from agentrl.assembly.runs import start_run
 from agentrl.cli.arguments import read_config, shortcut
 from agentrl.cli.console import note
@@ -33,6 +35,7 @@ def sft(
 ) -> None:
     """Warm-start a model: it learns to do what the environment's expert does."""
     config = read_config(words, shortcuts=[*shortcut("environment", env), *shortcut("model", model)])
+    asyncio.run(check_warm_start(config))
     if dry_run:
         print_dry_run(config)
         return

@@ -9,6 +9,7 @@ import typer
 from rich.table import Table
 from rich.text import Text
 
+from agentrl.assembly.checks import check_training
 from agentrl.assembly.environments import find_environment, task_source
 from agentrl.assembly.runs import Run, resume_run, start_run
 from agentrl.cli.arguments import config_words, read_config, shortcut
@@ -58,6 +59,7 @@ def train(
         _finish(_resumed(resume, words, shortcuts))
         return
     config = read_config(words, shortcuts=shortcuts)
+    check_training(config)
     if dry_run:
         print_dry_run(config)
         return

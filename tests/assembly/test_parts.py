@@ -4,7 +4,7 @@ import pytest
 
 from agentrl.assembly.demonstrations import collect_demonstrations
 from agentrl.assembly.environments import find_environment, task_source
-from agentrl.assembly.episodes import build_loop, build_runner, find_scorer, find_tool
+from agentrl.assembly.episodes import find_scorer, find_tool
 from agentrl.assembly.models import build_renderer, load_tokenizer, prepare_model, resolve_model
 from agentrl.assembly.runs import resume_run, start_run
 from agentrl.assembly.scratch import has_expert, scratch_corpus
@@ -41,15 +41,13 @@ def test_a_task_file_replaces_the_split(tmp_path):
 
 
 def test_tools_for_a_loop_that_offers_none_are_an_error(tiny_run):
-    config = tiny_run("agent.tools=[calculator]").config
     with pytest.raises(ConfigError, match=r"agent\.tools is ignored by the agent loop react_text"):
-        build_runner(config, None, None)
+        tiny_run("agent.tools=[calculator]")
 
 
 def test_a_tool_parser_for_a_loop_without_tools_is_an_error(tiny_run):
-    config = tiny_run("agent.tool_parser=hermes").config
     with pytest.raises(ConfigError, match=r"agent\.tool_parser is ignored by the agent loop react_text"):
-        build_loop(config.agent)
+        tiny_run("agent.tool_parser=hermes")
 
 
 @pytest.mark.parametrize("loop", ["react_text", "agentrl.agent_loops.react_text:ReactText"])

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -26,6 +27,9 @@ Cli = Callable[..., Any]
         ("train --env guess_number --model ./nowhere", "there is no model"),
         ("train --env guess_number engine=scripted", "cannot be trained"),
         ("train --env guess_number agent.loop=react_txt", "react_text"),
+        ("train --env guess_number sampling.top_p=0.9", "whole distribution"),
+        ("train --env guess_number algorithm.advantage=grop", "grpo"),
+        ("train --env guess_number algorithm.loss_options={clip_hihg:0.3}", "clip_high"),
         ("train --resume nowhere", "no run in nowhere"),
         ("train --resume nowhere quickstart", "resumed with its own config"),
         ("sft --env guess_number --model scratch", "no expert"),
@@ -50,14 +54,15 @@ Cli = Callable[..., Any]
         ("config show quickstart model.pth=x", "did you mean model.path?"),
     ],
 )
-@pytest.mark.usefixtures("workplace")
-def test_wrong_usage_is_one_message_and_exit_code_two(agentrl: Cli, words: str, message: str) -> None:
+def test_wrong_usage_is_one_message_and_exit_code_two(agentrl: Cli, workplace: Path, words: str, message: str) -> None:
     ended = agentrl(*words.split())
     assert ended.code == 2
     assert ended.err.startswith("error: ") or "run " in ended.err
     assert message in ended.err
     assert "Traceback" not in ended.err
     assert ended.err.count("error: ") == 1
+    if words.startswith(("train", "sft")):
+        assert not list(workplace.iterdir())
 
 
 @pytest.mark.parametrize(
