@@ -9,7 +9,7 @@ from pathlib import Path
 from agentrl.assembly.checks import check_training
 from agentrl.assembly.runs import start_run
 from agentrl.config import load_config
-from agentrl.errors import ConfigError
+from agentrl.errors import ConfigError, UsageError
 from agentrl.evaluation.episode import EvaluatedEpisode
 from agentrl.evaluation.evaluate import unwatched
 from agentrl.evaluation.policies import PolicyKind
@@ -57,6 +57,7 @@ def train(
         UsageError: something that the caller must change.
         TrainingError: training cannot go on.
     """
+    _check_no_event_loop("train")
     resolved = load_config(
         config,
         [
@@ -110,6 +111,7 @@ def evaluate(
     Raises:
         UsageError: something that the caller must change.
     """
+    _check_no_event_loop("evaluate")
     config = evaluation_config(
         env=env,
         model=model,
@@ -129,6 +131,19 @@ def evaluate(
         folder=evaluations_folder(config, model),
     )
     return asyncio.run(run_evaluation(request, on_episode=on_episode)).result
+
+
+def _check_no_event_loop(function: str) -> None:
+    try:
+        asyncio.get_running_loop()
+    except RuntimeError:
+        return
+    raise UsageError(
+        f"agentrl.{function} runs an event loop of its own",
+        got="a running event loop, as in a notebook",
+        expected="a call from a program without one, or from a thread",
+        hint=f"call it in a thread: await asyncio.to_thread(agentrl.{function}, …)",
+    )
 
 
 def tool_overrides(tools: Iterable[Tool | str]) -> list[str]:

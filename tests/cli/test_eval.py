@@ -75,6 +75,13 @@ def test_from_a_program(trained_run: Path, workplace: Path) -> None:
         library.evaluate("guess_number", policy="nobody")
 
 
+async def test_a_notebook_is_told_to_use_a_thread() -> None:
+    with pytest.raises(UsageError, match=r"asyncio\.to_thread\(agentrl\.evaluate"):
+        library.evaluate("guess_number", policy="random", tasks=1)
+    with pytest.raises(UsageError, match=r"asyncio\.to_thread\(agentrl\.train"):
+        library.train(env="guess_number")
+
+
 def test_training_from_a_program_takes_tools_as_objects(workplace: Path) -> None:
     @library.tool
     def double(number: int) -> int:
