@@ -72,6 +72,7 @@ class StepIndependent(AgentLoop):
     """
 
     follow_ups = ()
+    sequence_per_turn = True
 
     def __init__(
         self,

@@ -140,6 +140,9 @@ class AgentLoop(ABC):
     """Who speaks after an answer in the same conversation: before a run starts, the chat template is checked to leave
     earlier turns as they are then. Empty where each turn has a conversation of its own."""
 
+    sequence_per_turn: ClassVar[bool] = False
+    """Every turn is a sequence of its own; in other loops an episode is one growing sequence."""
+
     @abstractmethod
     async def run(self, episode: Episode) -> None:
         """Play one episode to its end."""

@@ -7,13 +7,12 @@ from dataclasses import dataclass
 
 from agentrl.config.model_size import ModelSize, model_size
 from agentrl.config.schema import Config, LocalEngineConfig
+from agentrl.registry import Kind, lookup
 
 _BYTES = {"float32": 4, "bfloat16": 2}
 _OPTIMIZER_BYTES = 8
 """AdamW keeps two float32 moments per weight."""
 _LOGIT_BYTES = 4
-_LOOPS_OF_SEPARATE_TURNS = ("step_independent",)
-"""Loops in which every turn is a sequence of its own; in the others an episode is one growing sequence."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -76,14 +75,18 @@ class Arithmetic:
 
 
 def derive(config: Config) -> Arithmetic:
-    """Work out the numbers; reads at most a model folder's ``config.json``."""
+    """Work out the numbers; reads at most a model folder's ``config.json``.
+
+    Raises:
+        UnknownNameError: no such agent loop.
+    """
     trainer, agent = config.trainer, config.agent
     episodes = trainer.tasks_per_step * config.algorithm.group_size
     optimizer_steps = trainer.epochs * trainer.mini_batches
     admitted = (config.rollout.max_staleness + 1) * episodes
     evaluations = trainer.steps // config.evaluation.every if config.evaluation.every else 0
     per_mini_batch = math.ceil(episodes / trainer.mini_batches)
-    sequences = agent.max_turns if agent.loop in _LOOPS_OF_SEPARATE_TURNS else 1
+    sequences = agent.max_turns if lookup(Kind.AGENT_LOOP, agent.loop).sequence_per_turn else 1
     most_tokens = sequences * agent.max_tokens
     size = model_size(config.model)
     return Arithmetic(

@@ -33,8 +33,9 @@ def test_numbers_of_a_small_run_by_hand():
     assert (a.evaluation_episodes, a.checkpoints) == (24, 3)
 
 
-def test_a_loop_of_separate_turns_has_a_sequence_per_turn():
-    a = derive(load_config(None, [*SMALL, "agent.loop=step_independent"]))
+@pytest.mark.parametrize("loop", ["step_independent", "agentrl.agent_loops.step_independent:StepIndependent"])
+def test_a_loop_of_separate_turns_has_a_sequence_per_turn(loop):
+    a = derive(load_config(None, [*SMALL, f"agent.loop='{loop}'"]))
     assert (a.sequences_per_episode, a.most_tokens_per_episode) == (5, 500)
     assert (a.most_sampled_tokens_per_episode, a.most_tokens_per_step, a.most_micro_batches) == (150, 6000, 15)
 
