@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import enum
 import importlib
 import importlib.metadata
 import os
@@ -15,6 +14,7 @@ import typer
 
 from agentrl.cli.commands import COMMANDS, CommandEntry
 from agentrl.cli.console import note, print_error
+from agentrl.cli.exit_code import ExitCode
 from agentrl.cli.help import examples
 from agentrl.errors import AgentRLError, UsageError
 
@@ -26,15 +26,6 @@ EXAMPLES = examples(
     "agentrl eval --env household/valid_unseen --policy expert --tasks 50",
     "agentrl init my_game",
 )
-
-
-class ExitCode(enum.IntEnum):
-    """What the program ends with."""
-
-    DONE = 0
-    FAILED = 1
-    USAGE = 2
-    INTERRUPTED = 130
 
 
 def main(arguments: Sequence[str] | None = None) -> None:

@@ -14,6 +14,7 @@ from agentrl.assembly.environments import find_environment, task_source
 from agentrl.assembly.runs import Run, resume_run, start_run
 from agentrl.cli.arguments import config_words, read_config, shortcut
 from agentrl.cli.console import note, out
+from agentrl.cli.exit_code import ExitCode
 from agentrl.cli.help import examples
 from agentrl.cli.run_watcher import watching
 from agentrl.config import Config, dump_config
@@ -23,8 +24,6 @@ from agentrl.orchestrator import RunResult
 from agentrl.orchestrator import train as train_run
 
 app = typer.Typer()
-
-INTERRUPTED = 130
 
 Words = Annotated[
     list[str] | None,
@@ -83,7 +82,7 @@ def print_run(result: RunResult) -> None:
     note(f"{'stopped' if result.interrupted else 'done'} after step {result.step}: {result.folder}")
     if result.interrupted:
         note(f"go on with: agentrl train --resume {result.folder}")
-        raise typer.Exit(INTERRUPTED)
+        raise typer.Exit(ExitCode.INTERRUPTED)
     note(f"measure it: agentrl eval --model {result.folder}\nread it:    agentrl view {result.folder}")
 
 
