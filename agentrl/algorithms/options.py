@@ -18,7 +18,7 @@ def check_options(function: Callable[..., Any], options: Mapping[str, Any]) -> d
 
     Raises:
         ConfigError: an option that the function does not take (with the nearest name), of a wrong type, missing, or
-            in conflict with another (symmetric and asymmetric clip).
+            in conflict with another (symmetric and asymmetric clip), or outside its range.
     """
     parameters = {
         name: parameter
@@ -34,6 +34,11 @@ def check_options(function: Callable[..., Any], options: Mapping[str, Any]) -> d
             raise ConfigError(f"{name} needs the option {option}")
     checked = {option: _convert(name, option, value, parameters[option]) for option, value in options.items()}
     clip_range(*(checked.get(side) for side in ("clip", "clip_low", "clip_high")), default=ClipRange(low=0, high=0))
+    bound = checked.get("dual_clip")
+    if bound is not None and bound < 1:
+        raise ConfigError(
+            f"{name}: dual_clip bounds ratios above 1", got=bound, expected="at least 1, or null for no bound"
+        )
     return checked
 
 

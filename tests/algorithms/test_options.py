@@ -18,6 +18,11 @@ def test_known_options_pass_and_are_converted():
     assert check_options(ppo(), {"clip_low": "3e-4", "dual_clip": None}) == {"clip_low": 3e-4, "dual_clip": None}
 
 
+def test_a_dual_clip_below_one_is_refused():
+    with pytest.raises(ConfigError, match=r"ppo: dual_clip bounds ratios above 1: got 0\.9, expected at least 1"):
+        check_options(ppo(), {"dual_clip": 0.9})
+
+
 def test_unknown_option_names_the_nearest():
     with pytest.raises(ConfigError, match=r"ppo does not take this option: got 'clip_hgih'.*Did you mean 'clip_high'"):
         check_options(ppo(), {"clip_hgih": 0.3})
