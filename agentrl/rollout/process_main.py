@@ -9,7 +9,6 @@ import asyncio
 import dataclasses
 import os
 import pickle
-import signal
 import sys
 import threading
 from queue import SimpleQueue
@@ -23,7 +22,6 @@ from agentrl.rollout.resident import ResetResult, Resident
 
 def main() -> None:
     """Serve calls until standard input ends."""
-    signal.signal(signal.SIGINT, signal.SIG_IGN)  # Ctrl-C goes to the whole group; the parent decides
     calls, replies = os.fdopen(os.dup(0), "rb"), os.fdopen(os.dup(1), "wb")
     os.dup2(os.open(os.devnull, os.O_RDONLY), 0)  # environments that read or print must not meet the pipes
     os.dup2(2, 1)

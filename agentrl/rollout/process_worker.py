@@ -3,8 +3,11 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import itertools
+import os
 import pickle
+import signal
 import struct
 import sys
 from asyncio.subprocess import Process
@@ -82,13 +85,11 @@ class ProcessWorker(SerialWorker[_Work]):
     async def replace(self) -> None:
         """Kill the process; all its environments are lost with it."""
         if self._process is not None:
-            self._process.kill()
             await self._bury("it hung and was killed")
 
     async def close(self) -> None:
         """End the process."""
         if self._process is not None:
-            self._process.kill()
             await self._bury("it was stopped")
 
     async def _start(self) -> Process:
@@ -98,6 +99,7 @@ class ProcessWorker(SerialWorker[_Work]):
             "agentrl.rollout.process_main",
             stdin=asyncio.subprocess.PIPE,
             stdout=asyncio.subprocess.PIPE,
+            start_new_session=True,  # whatever the environments start can be ended with it
         )
         assert self._process.stdin is not None
         self._process.stdin.write(pickle.dumps(sys.path))
@@ -109,6 +111,8 @@ class ProcessWorker(SerialWorker[_Work]):
         process, self._process = self._process, None
         if process is not None:
             assert process.stdin is not None
+            with contextlib.suppress(ProcessLookupError):
+                os.killpg(process.pid, signal.SIGKILL)
             process.stdin.close()
             await process.wait()
 

@@ -2,6 +2,7 @@
 
 import asyncio
 import os
+import subprocess
 import sys
 import time
 
@@ -76,6 +77,8 @@ class Faulty(gymnasium.Env):
     def reset(self, *, seed=None, options=None):
         self.steps = 0
         self.fault = (options or {}).get("fault", self.fault)
+        if self.fault == "child":
+            subprocess.Popen(["sh", "-c", f"sleep 30 > {options['pipe']}"])
         if self.fault == "reset":
             raise RuntimeError("the world is gone")
         return "Hello.", {"process": os.getpid()}
@@ -95,6 +98,7 @@ class Faulty(gymnasium.Env):
         return {
             "nan": ("x", float("nan"), False, False, {}),
             "reward": ("x", "many", False, False, {}),
+            "component": ("x", 0.0, False, False, {"reward_components": {"style": float("nan")}}),
             "four": ("x", 0.0, False, {}),
             "flag": ("x", 0.0, None, False, {}),
             "info": ("x", 0.0, False, False, None),

@@ -89,6 +89,17 @@ async def test_faults_become_one_error_wherever_they_happen(make_host, worlds, i
         await play_one_step(host, task)
 
 
+async def test_what_an_environment_started_ends_with_its_worker(make_host, worlds, tmp_path):
+    pipe = tmp_path / "pipe"
+    os.mkfifo(pipe)
+    closed = asyncio.create_task(asyncio.to_thread(pipe.read_bytes))
+    host = make_host(worlds.Faulty, Isolation.PROCESS, workers=1)
+    async with host.borrow("e") as world:
+        await world.reset(Task(id="t", environment="world", options={"fault": "child", "pipe": str(pipe)}))
+    await host.close()
+    assert await asyncio.wait_for(closed, timeout=10) == b""
+
+
 @pytest.mark.parametrize("isolation", BLOCKING)
 async def test_a_hanging_step_meets_its_deadline_and_the_worker_is_replaced(make_host, worlds, isolation):
     host = make_host(
