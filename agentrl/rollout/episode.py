@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import difflib
+import itertools
 from collections.abc import Callable, Sequence
 from contextlib import AsyncExitStack
 from typing import Any
@@ -11,7 +12,7 @@ from typing import Any
 from agentrl.agent_loop import AgentLoop, Conversation, Episode, EpisodeEnd
 from agentrl.env import EnvironmentSpec, StepResult
 from agentrl.errors import AgentRLError, Outcome, ToolError, UsageError
-from agentrl.message import Content, Message, TextPart, ToolCall, tool_result
+from agentrl.message import Content, ContentPart, Message, TextPart, ToolCall, tool_result
 from agentrl.rollout.environments import HostedEnvironment
 from agentrl.rollout.speaker import Speaker
 from agentrl.rollout.stall import WaitKind
@@ -172,12 +173,31 @@ class RuntimeEpisode(Episode):
     def _cut(self, content: Content) -> Content:
         if isinstance(content, str):
             return self._cut_text(content)
-        return tuple(
-            TextPart(text=self._cut_text(part.text)) if isinstance(part, TextPart) else part for part in content
-        )
+        text = "".join(part.text for part in content if isinstance(part, TextPart))
+        shortened = self._cut_text(text)
+        if shortened == text:
+            return content
+        same = itertools.takewhile(lambda pair: pair[0] == pair[1], zip(text, shortened, strict=False))
+        return _shortened(content, shortened, kept=sum(1 for _ in same))
 
     def _cut_text(self, text: str) -> str:
         return self._speaker.cut(text, self.turns.limits.max_observation_tokens)
+
+
+def _shortened(content: tuple[ContentPart, ...], text: str, kept: int) -> Content:
+    """Parts whose texts together are `text`: the first `kept` characters of theirs, then a mark."""
+    parts: list[ContentPart] = []
+    start, marked = 0, False
+    for part in content:
+        if not isinstance(part, TextPart):
+            parts.append(part)
+            continue
+        end = start + len(part.text)
+        if not marked:
+            marked = end >= kept
+            parts.append(TextPart(text=text[start:] if marked else part.text))
+        start = end
+    return tuple(parts)
 
 
 def _after_prompt(prompt: str | None, observation: Content) -> Content:

@@ -134,6 +134,7 @@ def _checked_step(returned: object) -> StepResult:
     observation, reward, terminated, truncated, info = returned
     if not isinstance(info, Mapping):
         raise _wrong("info of step", info, "a dictionary")
+    _check_components(info.get("reward_components", {}))
     for name, flag in (("terminated", terminated), ("truncated", truncated)):
         if not (isinstance(flag, bool) or type(flag).__name__ == "bool"):  # numpy's own bool has this name too
             raise _wrong(f"{name} of step", flag, "True or False")
@@ -152,6 +153,14 @@ def _checked_observation(where: str, observation: object) -> Content:
     if isinstance(observation, tuple) and all(isinstance(part, TextPart | ImagePart) for part in observation):
         return observation
     raise _wrong(f"observation of {where}", observation, "text, or a tuple of TextPart and ImagePart")
+
+
+def _check_components(components: object) -> None:
+    if not isinstance(components, Mapping):
+        raise _wrong("reward_components of info", components, "a dictionary of numbers by name")
+    for name, value in components.items():
+        if not isinstance(value, numbers.Real) or not math.isfinite(value):
+            raise _wrong(f"reward component {name}", value, "a finite number")
 
 
 def _checked_reward(reward: object) -> float:

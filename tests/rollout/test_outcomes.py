@@ -8,10 +8,12 @@ import pytest
 import agentrl
 from agentrl.agent_loop import AgentLoop
 from agentrl.errors import Outcome, PolicyError, SandboxError, UsageError
+from agentrl.message import ImagePart, TextPart
 from agentrl.policy import StopReason
 from agentrl.reward import Score, Scorer
 from agentrl.rollout.budget import EpisodeLimits
 from agentrl.rollout.counters import RolloutObserver
+from agentrl.rollout.episode import _shortened
 from agentrl.rollout.stall import WaitKind, Waits
 from agentrl.serving.script import Failure, ScriptedAnswer
 
@@ -92,7 +94,9 @@ async def test_invalid_actions_are_counted_and_play_on(make_runner, play, worlds
     assert [turn.valid for turn in trajectory.turns] == [False, True, False, True, False, True]
 
 
-@pytest.mark.parametrize("fault", ["raise", "nan", "reward", "four", "flag", "info", "observation", "reset", "make"])
+@pytest.mark.parametrize(
+    "fault", ["raise", "nan", "component", "reward", "four", "flag", "info", "observation", "reset", "make"]
+)
 async def test_environment_error(make_runner, play, worlds, fault):
     trajectory = await play(make_runner(lambda: worlds.Faulty(fault), "x"))
     assert trajectory.outcome is Outcome.ENVIRONMENT_ERROR
@@ -351,6 +355,17 @@ async def test_a_tasks_prompt_comes_first_and_long_observations_are_cut(make_run
     text = renderer.encoder.decode(trajectory.sequences[0].ids_list())
     assert "Be quick.\n\nYou are" in text
     assert "left out]" in text
+
+
+def test_the_parts_of_an_observation_share_one_budget():
+    image = ImagePart(data=b"", media_type="image/png")
+    content = (TextPart(text="one "), image, TextPart(text="two three "), TextPart(text="four"))
+    assert _shortened(content, "one two [cut]", kept=8) == (
+        TextPart(text="one "),
+        image,
+        TextPart(text="two [cut]"),
+    )
+    assert _shortened(content, "on[cut]", kept=2) == (TextPart(text="on[cut]"), image)
 
 
 async def test_a_system_prompt_replaces_the_instructions(make_runner, play, worlds, renderer):
