@@ -118,6 +118,8 @@ class AgentConfig(Section):
     """Tokens of one sequence, prompt and answers together; never more than the engine's context."""
     max_seconds: float | None = Field(None, gt=0)
     """Seconds of one episode, as a rule of the task."""
+    max_refused: int | None = Field(None, ge=1)
+    """Actions that the environment did not accept before the episode ends as policy_error; no limit when left out."""
     max_invalid: int = Field(10, ge=1)
     """Unusable answers in an episode before it ends as policy_error."""
     scorer: str = "environment"

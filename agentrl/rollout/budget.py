@@ -23,6 +23,8 @@ class EpisodeLimits:
     max_seconds: float | None = None
     max_invalid: int = 10
     """The unusable answer with this number ends the episode."""
+    max_refused: int | None = None
+    """The action with this number that the environment does not accept ends the episode."""
     answer_timeout_s: float = 600.0
     """Deadline of the engine's answer."""
     tool_timeout_s: float = 30.0
@@ -38,6 +40,7 @@ class EpisodeLimits:
             max_tokens=agent.max_tokens,
             max_seconds=agent.max_seconds,
             max_invalid=agent.max_invalid,
+            max_refused=agent.max_refused,
             answer_timeout_s=answer_timeout_s,
             tool_timeout_s=agent.tool_timeout_s,
         )
@@ -55,6 +58,7 @@ class Budget:
         self.limits = limits
         self.turns = 0
         self.invalid = 0
+        self.refused = 0
         self._clock = clock
         self._began = clock()
 
@@ -109,4 +113,14 @@ class Budget:
         """
         self.invalid += 1
         if self.invalid >= self.limits.max_invalid:
+            raise EpisodeEnd(Outcome.POLICY_ERROR)
+
+    def count_refused(self) -> None:
+        """Count an action that the environment did not accept.
+
+        Raises:
+            EpisodeEnd: policy_error, at the last one allowed.
+        """
+        self.refused += 1
+        if self.limits.max_refused is not None and self.refused >= self.limits.max_refused:
             raise EpisodeEnd(Outcome.POLICY_ERROR)

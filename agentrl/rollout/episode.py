@@ -88,7 +88,8 @@ class RuntimeEpisode(Episode):
         turn.timings.env += clock() - began
         result = stepped.result
         turn.reward += result.reward
-        if not result.info.get("valid", True):
+        refused = not result.info.get("valid", True)
+        if refused:
             turn.valid = False
             self.turns.recorders.counters.invalid_actions += 1
             self.turns.add_metric("invalid_actions", 1)
@@ -105,6 +106,8 @@ class RuntimeEpisode(Episode):
             truncated=result.truncated,
             info=result.info,
         )
+        if refused and not result.done:
+            self.turns.budget.count_refused()
         return self.last_result
 
     async def call_tool(self, call: ToolCall) -> Message:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, fields
 from typing import Any
 
 from .goals import Goal, TaskType
@@ -34,14 +34,16 @@ class House:
 
     def to_plain(self) -> dict[str, Any]:
         """This house as JSON types; `from_plain` restores it."""
-        return {name: list(v) if isinstance(v, tuple) else v for name, v in asdict(self).items()}
+        plain = {field.name: getattr(self, field.name) for field in fields(self)}
+        lists = {name: list(value) if isinstance(value, tuple) else value for name, value in plain.items()}
+        return {**lists, "goal": asdict(self.goal)}
 
     @classmethod
     def from_plain(cls, plain: Mapping[str, Any]) -> House:
         """Restore a house from `to_plain`."""
-        fields: dict[str, Any] = {name: tuple(v) if isinstance(v, list) else v for name, v in plain.items()}
-        goal = dict(fields.pop("goal"))
-        return cls(**fields, goal=Goal(TaskType(goal.pop("task_type")), **goal))
+        values: dict[str, Any] = {name: tuple(v) if isinstance(v, list) else v for name, v in plain.items()}
+        goal = dict(values.pop("goal"))
+        return cls(**values, goal=Goal(TaskType(goal.pop("task_type")), **goal))
 
 
 @dataclass(slots=True)
@@ -65,13 +67,18 @@ class State:
 
     def to_plain(self) -> dict[str, Any]:
         """This state as JSON types; `from_plain` restores it."""
-        return asdict(self)
+        return {
+            "pose": self.pose,
+            "held": self.held,
+            "places": list(self.places),
+            "opened": list(self.opened),
+            "conditions": list(self.conditions),
+        }
 
     @classmethod
     def from_plain(cls, plain: Mapping[str, Any]) -> State:
         """Restore a state from `to_plain`; shares nothing with `plain`."""
-        fields: dict[str, Any] = {name: list(v) if isinstance(v, list) else v for name, v in plain.items()}
-        return cls(**fields)
+        return cls(**{name: list(value) if isinstance(value, list) else value for name, value in plain.items()})
 
 
 def number_names(types: Sequence[str]) -> tuple[str, ...]:

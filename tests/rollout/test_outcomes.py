@@ -87,6 +87,13 @@ async def test_policy_error_after_too_many_unusable_answers(make_runner, play, w
     assert trajectory.reward == 0.0
 
 
+async def test_policy_error_after_too_many_refused_actions(make_runner, play, worlds):
+    trajectory = await play(make_runner(worlds.Corridor, "jump", limits=EpisodeLimits(max_refused=2)))
+    assert trajectory.outcome is Outcome.POLICY_ERROR
+    assert [turn.valid for turn in trajectory.turns] == [False] * 2
+    assert trajectory.reward is not None
+
+
 async def test_invalid_actions_are_counted_and_play_on(make_runner, play, worlds):
     trajectory = await play(make_runner(worlds.Corridor, "jump", "forward"))
     assert trajectory.outcome is Outcome.FINISHED
