@@ -6,7 +6,6 @@ import shutil
 from typing import cast
 
 from transformers import AutoTokenizer, PreTrainedTokenizerFast
-from transformers.utils import logging as transformers_logging
 
 from agentrl.assembly.scratch import write_scratch_model
 from agentrl.config.schema import Config
@@ -39,7 +38,6 @@ async def prepare_model(config: Config, run: RunDirectory) -> str:
     Raises:
         UsageError: it cannot be made, or the disk is full.
     """
-    transformers_logging.disable_progress_bar()
     if config.model.path != SCRATCH:
         return config.model.path
     if not run.model.is_dir():

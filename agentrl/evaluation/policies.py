@@ -7,8 +7,6 @@ from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 from pathlib import Path
 
-from transformers.utils import logging as transformers_logging
-
 from agentrl.assembly.episodes import sampling_params
 from agentrl.assembly.models import SCRATCH, build_renderer, load_tokenizer
 from agentrl.assembly.scratch import write_scratch_model
@@ -57,7 +55,6 @@ async def open_speaker(config: Config, kind: PolicyKind, folder: Path) -> AsyncI
         finally:
             await service.close()
         return
-    transformers_logging.disable_progress_bar()
     path = await _model_path(config, folder)
     renderer = build_renderer(config, load_tokenizer(path))
     check_rendering(config, renderer)

@@ -7,6 +7,7 @@ from typing import Literal
 
 import torch
 from transformers import AutoConfig, AutoModelForCausalLM, PreTrainedModel
+from transformers.utils import logging as transformers_logging
 
 from agentrl.errors import UsageError
 
@@ -27,6 +28,7 @@ def load_model(path: str | Path, *, dtype: Literal["float32", "bfloat16"], devic
     """
     _check_folder(path)
     target = _device(device)
+    transformers_logging.disable_progress_bar()
     try:
         config = AutoConfig.from_pretrained(path, attention_dropout=0.0)
         model = AutoModelForCausalLM.from_pretrained(

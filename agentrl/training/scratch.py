@@ -7,6 +7,7 @@ from pathlib import Path
 
 import torch
 from transformers import GenerationConfig, PreTrainedTokenizerFast, Qwen3Config, Qwen3ForCausalLM
+from transformers.utils import logging as transformers_logging
 
 from agentrl.config.model_size import FEED_FORWARD_RATIO
 from agentrl.config.schema import ScratchModelConfig
@@ -34,6 +35,7 @@ def build_scratch_model(directory: Path, corpus: Iterable[str], config: ScratchM
     model.generation_config = GenerationConfig(
         eos_token_id=tokenizer.eos_token_id, pad_token_id=tokenizer.pad_token_id, do_sample=True
     )
+    transformers_logging.disable_progress_bar()
     directory.mkdir(parents=True, exist_ok=True)
     tokenizer.save_pretrained(directory)
     model.save_pretrained(directory)

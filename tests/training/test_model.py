@@ -4,6 +4,7 @@ import json
 
 import pytest
 import torch
+from transformers.utils import logging as transformers_logging
 
 from agentrl.errors import UsageError
 from agentrl.training.model import load_model
@@ -15,6 +16,13 @@ def test_loads_what_was_saved(model, tmp_path):
     assert not loaded.training
     for name, tensor in model.state_dict().items():
         assert torch.equal(tensor, loaded.state_dict()[name].cpu()), name
+
+
+def test_loading_draws_no_bars(model, tmp_path, capfd):
+    model.save_pretrained(tmp_path)
+    transformers_logging.enable_progress_bar()
+    load_model(tmp_path, dtype="float32")
+    assert capfd.readouterr().err == ""
 
 
 def test_dtype(model, tmp_path):
