@@ -14,6 +14,7 @@ from agentrl.cli.console import note
 from agentrl.cli.help import examples
 from agentrl.cli.run_watcher import watching
 from agentrl.cli.train import Words, print_dry_run
+from agentrl.config.arithmetic import warm_start_rows
 from agentrl.warm_start import warm_start
 
 app = typer.Typer()
@@ -37,7 +38,7 @@ def sft(
     config = read_config(words, shortcuts=[*shortcut("environment", env), *shortcut("model", model)])
     asyncio.run(check_warm_start(config))
     if dry_run:
-        print_dry_run(config)
+        print_dry_run(config, warm_start_rows(config))
         return
     with watching() as watcher:
         result = warm_start(start_run(config, kind="sft"), watcher=watcher)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Annotated
 
@@ -18,7 +19,7 @@ from agentrl.cli.exit_code import ExitCode
 from agentrl.cli.help import examples
 from agentrl.cli.run_watcher import watching
 from agentrl.config import Config, dump_config
-from agentrl.config.arithmetic import rows
+from agentrl.config.arithmetic import Row, rows
 from agentrl.errors import UsageError
 from agentrl.orchestrator import RunResult
 from agentrl.orchestrator import train as train_run
@@ -60,19 +61,19 @@ def train(
     config = read_config(words, shortcuts=shortcuts)
     check_training(config)
     if dry_run:
-        print_dry_run(config)
+        print_dry_run(config, rows(config))
         return
     _finish(start_run(config, kind=config.algorithm.advantage))
 
 
-def print_dry_run(config: Config) -> None:
+def print_dry_run(config: Config, amounts: Sequence[Row]) -> None:
     """The resolved config and what it amounts to; the environment and its tasks are looked up too."""
     spec = find_environment(config.environment)
     tasks = len(task_source(spec, config.environment))
     out.print(Text(dump_config(config)))
     table = Table("what", "how many", "from", box=None, pad_edge=False)
     table.add_row("tasks", f"{tasks:,}", f"{spec.name}/{config.environment.split}")
-    for row in rows(config):
+    for row in amounts:
         table.add_row(Text(row.name), Text(row.value), Text(row.how))
     out.print(table)
 

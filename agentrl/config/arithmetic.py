@@ -173,13 +173,41 @@ def rows(config: Config) -> list[Row]:
     return [*table, *_memory_rows(a)]
 
 
-def _memory_rows(arithmetic: Arithmetic) -> list[Row]:
-    size, memory = arithmetic.model, arithmetic.memory
-    if size is None or memory is None:
+def warm_start_rows(config: Config) -> list[Row]:
+    """What a warm start amounts to, in words; nobody knows the demonstrations' lengths before they are played."""
+    a, sft = derive(config), config.sft
+    most = sft.episodes * a.most_tokens_per_episode * sft.epochs
+    sequences = sft.episodes * a.sequences_per_episode * sft.epochs
+    return [
+        Row("demonstrations", f"{sft.episodes:,}", "sft.episodes; unsolved ones are left out"),
+        Row(
+            "tokens per episode",
+            f"at most {a.most_tokens_per_episode:,}",
+            f"agent.max_tokens x {a.sequences_per_episode} sequences",
+        ),
+        Row("tokens in all", f"at most {most:,}", f"demonstrations x tokens x {sft.epochs} epochs"),
+        Row(
+            "optimizer steps",
+            f"at most {sequences:,}",
+            f"one per sequence; about one per {sft.tokens_per_update:,} tokens (sft.tokens_per_update)",
+        ),
+        *_model_rows(a.model),
+    ]
+
+
+def _model_rows(size: ModelSize | None) -> list[Row]:
+    if size is None:
         return [Row("model", "size unknown", "its config.json is not on this machine")]
+    return [Row("model", f"{size.parameters:,} parameters", f"{size.layers} layers x {size.hidden_size}")]
+
+
+def _memory_rows(arithmetic: Arithmetic) -> list[Row]:
+    memory = arithmetic.memory
+    if memory is None:
+        return _model_rows(arithmetic.model)
     parts = f"weights {_bytes(memory.weights)}, gradients {_bytes(memory.gradients)}, AdamW {_bytes(memory.optimizer)}"
     return [
-        Row("model", f"{size.parameters:,} parameters", f"{size.layers} layers x {size.hidden_size}"),
+        *_model_rows(arithmetic.model),
         Row("memory", f"{_bytes(memory.total)} and activations", parts),
         Row("key-value cache", f"{_bytes(memory.cache)} when full", "engine.cache_tokens"),
     ]
