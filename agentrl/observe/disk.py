@@ -11,6 +11,7 @@ from pathlib import Path
 from agentrl.errors import UsageError
 
 _FULL = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG)
+_WHEN_FULL = "make room, then run the command again; training goes on with: agentrl train --resume RUN"
 
 
 @contextmanager
@@ -28,7 +29,7 @@ def writing(path: Path) -> Iterator[None]:
             f"cannot write {path}",
             got="no space left" if full else f"{error.strerror or error}",
             expected="free disk space" if full else "a writable folder",
-            hint="make room, then go on with: agentrl train --resume RUN" if full else None,
+            hint=_WHEN_FULL if full else None,
         ) from error
 
 
