@@ -139,7 +139,8 @@ class Orchestrator:
             restore(self._saved, self._parts, progress)
             self._pending = None if progress.pending is None else dict(progress.pending)
         self._open_metrics(stack, 0 if progress is None else progress.metrics_position)
-        self._watch_stalls(stack)
+        watched = self._parts.host.waits.watched(self.config.rollout.stall_report_s, self._say)
+        await stack.enter_async_context(watched)
         await self._parts.engine.start()
         await self._parts.sync.verify()
 
@@ -154,11 +155,6 @@ class Orchestrator:
             config=self.config.model_dump(mode="json"),
         )
         stack.callback(self._trackers.close)
-
-    def _watch_stalls(self, stack: AsyncExitStack) -> None:
-        waits = self._parts.host.waits
-        watch = asyncio.create_task(waits.watch(self.config.rollout.stall_report_s, self._say), name="stall watch")
-        stack.callback(watch.cancel)
 
     async def _train(self) -> bool:
         """All steps that are left; whether somebody asked to stop before the last one."""

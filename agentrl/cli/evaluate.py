@@ -76,7 +76,9 @@ def evaluate(
         folder=evaluations_folder(config, model),
     )
     with counting(n_tasks * samples) as counter:
-        finished = asyncio.run(run_evaluation(request, on_episode=lambda episode: counter.add(episode.trajectory)))
+        finished = asyncio.run(
+            run_evaluation(request, on_episode=lambda episode: counter.add(episode.trajectory), on_stall=note)
+        )
     print_result(finished.result)
     note(f"episodes are kept in {finished.folder}")
     if json_file is not None:

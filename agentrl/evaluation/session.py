@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
@@ -21,6 +22,8 @@ from agentrl.evaluation.policies import PolicyKind, open_speaker
 from agentrl.evaluation.result import EvaluationResult
 from agentrl.evaluation.settings import run_of
 from agentrl.observe.disk import replace_file, writing
+
+_log = logging.getLogger(__name__)
 
 EPISODES_FILE = "episodes.jsonl"
 RESULT_FILE = "evaluation.json"
@@ -54,9 +57,17 @@ class FinishedEvaluation:
 
 
 async def run_evaluation(
-    request: EvaluationRequest, *, on_episode: Callable[[EvaluatedEpisode], None] = unwatched
+    request: EvaluationRequest,
+    *,
+    on_episode: Callable[[EvaluatedEpisode], None] = unwatched,
+    on_stall: Callable[[str], None] = _log.warning,
 ) -> FinishedEvaluation:
     """Play what is not finished yet, and write the result beside the episodes.
+
+    Args:
+        request: What to evaluate.
+        on_episode: Called after each episode, those found on disk included.
+        on_stall: Is told who waits for what, when nothing has moved for ``rollout.stall_report_s``.
 
     Raises:
         UsageError: an environment, model or service that is not there, or a full disk.
@@ -72,7 +83,8 @@ async def run_evaluation(
     host = build_host(config, spec=spec)
     store = EpisodeStore(folder / EPISODES_FILE)
     try:
-        async with open_speaker(config, request.policy, folder) as speaker:
+        watched = host.waits.watched(config.rollout.stall_report_s, on_stall)
+        async with open_speaker(config, request.policy, folder) as speaker, watched:
             result = await evaluate_panel(
                 build_runner(config, host, speaker),
                 task_source(spec, config.environment),

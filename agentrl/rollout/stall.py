@@ -6,7 +6,8 @@ import asyncio
 import enum
 import time
 from collections import defaultdict
-from collections.abc import Awaitable, Callable
+from collections.abc import AsyncIterator, Awaitable, Callable
+from contextlib import asynccontextmanager
 from dataclasses import dataclass, field
 from types import TracebackType
 
@@ -98,6 +99,15 @@ class Waits:
                 f"  {len(waits):5d}  {kind:<12} {what}; longest {now - oldest.began:.0f} s: {oldest.who}",
             )
         return "\n".join(lines)
+
+    @asynccontextmanager
+    async def watched(self, silence_s: float, report: Callable[[str], None]) -> AsyncIterator[None]:
+        """Report stalls while the block runs."""
+        watch = asyncio.create_task(self.watch(silence_s, report), name="stall watch")
+        try:
+            yield
+        finally:
+            watch.cancel()
 
     async def watch(
         self,

@@ -48,6 +48,16 @@ def test_a_stall_is_reported_once_per_silence(clock):
         assert waits.stall_report(10.0)
 
 
+async def test_stalls_are_reported_while_a_block_runs(clock):
+    waits, reports = Waits(clock), asyncio.Queue()
+    with waits.on(WaitKind.ENGINE, "e", "an answer"):
+        clock.now += 10
+        async with waits.watched(0.01, reports.put_nowait):
+            assert "an answer" in await reports.get()
+    await asyncio.sleep(0)
+    assert not [task for task in asyncio.all_tasks() if task.get_name() == "stall watch"]
+
+
 def test_progress_ends_the_silence(clock):
     waits = Waits(clock)
     with waits.on(WaitKind.ENGINE, "e", "an answer"):
