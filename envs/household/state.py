@@ -78,7 +78,8 @@ class State:
     @classmethod
     def from_plain(cls, plain: Mapping[str, Any]) -> State:
         """Restore a state from `to_plain`; shares nothing with `plain`."""
-        return cls(**{name: list(value) if isinstance(value, list) else value for name, value in plain.items()})
+        values: dict[str, Any] = {name: list(v) if isinstance(v, list) else v for name, v in plain.items()}
+        return cls(**values)
 
 
 def number_names(types: Sequence[str]) -> tuple[str, ...]:
