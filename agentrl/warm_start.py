@@ -65,7 +65,9 @@ class WarmStart:
         store = TrajectoryStore(self.folder.trajectories, step=0)
         try:
             recorder = EpisodeRecorder(store, self.status, self._watcher)
-            return path, await collect_demonstrations(self.config, renderer, observer=recorder)
+            return path, await collect_demonstrations(
+                self.config, renderer, observer=recorder, on_stall=self._watcher.on_message
+            )
         finally:
             store.close()
 

@@ -23,6 +23,7 @@ async def collect_demonstrations(
     *,
     observer: RolloutObserver | None = None,
     on_episode: Callable[[Trajectory], None] = lambda _: None,
+    on_stall: Callable[[str], None] = lambda _: None,
 ) -> list[Trajectory]:
     """Let the expert play ``sft.episodes`` tasks of the training split, as the agent would.
 
@@ -31,6 +32,7 @@ async def collect_demonstrations(
         renderer: Of the model that will learn from them.
         observer: Is told of every turn.
         on_episode: Called after each episode.
+        on_stall: Is told who waits for what when nothing has moved for ``rollout.stall_report_s``.
 
     Returns:
         Those that solved their task (all trainable ones where the environment does not tell), in the order of tasks.
@@ -46,9 +48,10 @@ async def collect_demonstrations(
     assignments = [_assignment(tasks.next(), number, config.run.seed) for number in range(config.sft.episodes)]
     played: dict[str, Trajectory] = {}
     try:
-        async for trajectory in play_all(runner, assignments, concurrency=config.rollout.max_concurrent):
-            played[trajectory.group_id] = trajectory
-            on_episode(trajectory)
+        async with host.waits.watched(config.rollout.stall_report_s, on_stall):
+            async for trajectory in play_all(runner, assignments, concurrency=config.rollout.max_concurrent):
+                played[trajectory.group_id] = trajectory
+                on_episode(trajectory)
     finally:
         await host.close()
     return _worth_learning([played[assignment.group_id] for assignment in assignments])

@@ -311,17 +311,23 @@ class SFTConfig(Section):
     """Passes over them."""
     tokens_per_update: int = Field(16_384, ge=1)
     """Tokens, observations included, of an optimizer step."""
-    learning_rate: float = 1e-5
+    learning_rate: float = Field(1e-5, ge=0)
     """Peak learning rate of AdamW."""
-    warmup_steps: int = 0
+    warmup_steps: int = Field(0, ge=0)
     """Optimizer steps of linear warm-up."""
     schedule: Literal["constant", "cosine"] = "cosine"
     """Learning rate after the warm-up."""
-    min_lr_ratio: float = 0.1
+    min_lr_ratio: float = Field(0.1, ge=0, le=1)
     """Where cosine ends, as a share of the learning rate."""
     observation_weight: float = Field(0.0, ge=0, le=1)
     """Weight in the loss of a token that the agent did not write, beside 1 for its answers; it falls linearly to 0
     over the warm start. So a model that starts from nothing learns the language first, and what to say last."""
+
+    @model_validator(mode="after")
+    def _keys_are_used(self) -> Self:
+        if self.schedule == "constant" and self.min_lr_ratio != 0.1:
+            raise ValueError("sft.min_lr_ratio is ignored with schedule constant: remove it, or use cosine")
+        return self
 
 
 class RolloutConfig(Section):
