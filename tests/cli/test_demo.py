@@ -11,7 +11,6 @@ QUICK = (
     "trainer.steps=1",
     "trainer.tasks_per_step=2",
     "algorithm.group_size=2",
-    "agent.max_turns=3",
     "trackers=[]",
 )
 
