@@ -24,6 +24,12 @@ SMALL = (
 """Overrides that make a run of `guess_number` take about a second."""
 
 
+@pytest.fixture
+def small() -> tuple[str, ...]:
+    """The overrides of a small run."""
+    return SMALL
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Ended:
     """What a command left behind."""

@@ -15,18 +15,6 @@ import yaml
 
 Cli = Callable[..., Any]
 
-SMALL = (
-    "agent.loop=react_text",
-    "agent.max_turns=3",
-    "agent.max_answer_tokens=12",
-    "agent.max_tokens=512",
-    "algorithm.group_size=2",
-    "trainer.tasks_per_step=2",
-    "trackers=[]",
-    "model.scratch.hidden_size=32",
-    "model.scratch.layers=1",
-)
-
 
 def test_a_dry_run_prints_config_and_arithmetic_and_makes_nothing(agentrl: Cli, workplace: Path) -> None:
     ended = agentrl("train", "quickstart", "trainer.steps=7", "trainer.tasks_per_step=3", "--dry-run")
@@ -53,8 +41,10 @@ def test_a_run_leaves_a_folder_with_everything(trained_run: Path) -> None:
     assert all(line["mismatch/prob_abs_mean"] < 1e-4 for line in lines)
 
 
-def test_progress_is_plain_lines_where_there_is_no_terminal(agentrl: Cli, workplace: Path) -> None:
-    ended = agentrl("train", "--env", "guess_number", "--model", "scratch", "trainer.steps=1", *SMALL)
+def test_progress_is_plain_lines_where_there_is_no_terminal(
+    agentrl: Cli, workplace: Path, small: tuple[str, ...]
+) -> None:
+    ended = agentrl("train", "--env", "guess_number", "--model", "scratch", "trainer.steps=1", *small)
     assert ended.code == 0, ended.err
     assert ended.out == ""
     (line,) = [line for line in ended.err.splitlines() if line.startswith("step 1/1")]
@@ -75,8 +65,8 @@ def test_a_run_is_not_resumed_with_another_environment(agentrl: Cli, trained_run
     assert "its own config" in ended.err
 
 
-def test_control_c_saves_and_says_how_to_go_on(tmp_path: Path) -> None:
-    words = ["train", "--env", "guess_number", "--model", "scratch", "trainer.steps=500", *SMALL]
+def test_control_c_saves_and_says_how_to_go_on(tmp_path: Path, small: tuple[str, ...]) -> None:
+    words = ["train", "--env", "guess_number", "--model", "scratch", "trainer.steps=500", *small]
     program = "import sys; from agentrl.cli import main; main(sys.argv[1:])"
     with subprocess.Popen(
         [sys.executable, "-c", program, *words], cwd=tmp_path, stderr=subprocess.PIPE, text=True
@@ -94,10 +84,12 @@ def test_control_c_saves_and_says_how_to_go_on(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("command", ["train", "sft"])
-def test_a_crowded_folder_is_not_overwritten(agentrl: Cli, workplace: Path, command: str) -> None:
+def test_a_crowded_folder_is_not_overwritten(
+    agentrl: Cli, workplace: Path, command: str, small: tuple[str, ...]
+) -> None:
     (workplace / "runs" / "mine").mkdir(parents=True)
     (workplace / "runs" / "mine" / "notes.txt").write_text("keep me")
-    ended = agentrl(command, "--env", "household", "--model", "scratch", "run.name=mine", *SMALL)
+    ended = agentrl(command, "--env", "household", "--model", "scratch", "run.name=mine", *small)
     assert ended.code == 2
     assert "exists already" in ended.err
     assert (workplace / "runs" / "mine" / "notes.txt").read_text() == "keep me"
