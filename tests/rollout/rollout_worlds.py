@@ -78,7 +78,8 @@ class Faulty(gymnasium.Env):
         self.steps = 0
         self.fault = (options or {}).get("fault", self.fault)
         if self.fault == "child":
-            subprocess.Popen(["sh", "-c", f"sleep 30 > {options['pipe']}"])
+            with open(options["pipe"], "wb") as pipe:  # waits for the reader, so that the child has it for certain
+                subprocess.Popen(["sleep", "30"], stdout=pipe)
         if self.fault == "reset":
             raise RuntimeError("the world is gone")
         return "Hello.", {"process": os.getpid()}
