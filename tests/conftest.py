@@ -1,5 +1,6 @@
-"""What tests of whole runs share."""
+"""What tests of whole runs share, and a limit on what failed tests leave behind."""
 
+import faulthandler
 import sys
 from pathlib import Path
 
@@ -22,6 +23,24 @@ TINY_RUN = (
     "checkpoint.every=2",
 )
 """A run of about a second: a model of 20,000 weights writes letters."""
+
+
+TEARDOWN_LIMIT_S = 60
+
+
+@pytest.hookimpl(wrapper=True, tryfirst=True)
+def pytest_runtest_teardown():
+    """The time limit of a test ends when it fails: a thread that it left behind would hold up the others for ever."""
+    faulthandler.dump_traceback_later(TEARDOWN_LIMIT_S, exit=True)
+    try:
+        return (yield)
+    finally:
+        faulthandler.cancel_dump_traceback_later()
+
+
+def pytest_sessionfinish():
+    """Nor may such a thread keep the process from ending."""
+    faulthandler.dump_traceback_later(TEARDOWN_LIMIT_S, exit=True)
 
 
 @pytest.fixture
