@@ -21,7 +21,7 @@ from agentrl.tool import Tool
 from agentrl.training.scratch import build_scratch_model
 from agentrl.trajectory import TokenSequence
 
-EPISODES = 64
+EPISODES = 512
 """Episodes of the corpus; the tokenizer spells what they do not contain."""
 
 

@@ -29,7 +29,7 @@ def demo(
         list[str] | None, typer.Argument(metavar="[KEY=VALUE]...", help="Changes of the quickstart config.")
     ] = None,
     seed: Annotated[int, typer.Option(help="Seed of the model, the tasks and the sampling.")] = 0,
-    tasks: Annotated[int, typer.Option(min=1, help="Unseen tasks of each evaluation.")] = 128,
+    tasks: Annotated[int, typer.Option(min=1, help="Unseen tasks of each evaluation.")] = 256,
     folder: Annotated[
         Path | None, typer.Option(help="Where everything goes; runs/demo-TIME when left out.", show_default=False)
     ] = None,

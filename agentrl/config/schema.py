@@ -37,6 +37,8 @@ class ScratchModelConfig(Section):
     """Key-value heads; divides ``heads``."""
     vocab_size: int = Field(512, ge=1)
     """Most entries of the byte-level BPE vocabulary, trained on the environment's own text."""
+    numbered_names: bool = False
+    """Let a word and the number after it (``mug 1``) be one token: shorter episodes, and names are copied whole."""
     initializer_range: float = Field(0.06, gt=0)
     """Standard deviation of the initial weights (0.02 learns far slower at this size)."""
     tie_word_embeddings: bool = True

@@ -27,7 +27,12 @@ def build_scratch_model(directory: Path, corpus: Iterable[str], config: ScratchM
     Raises:
         ConfigError: sizes that do not fit together.
     """
-    tokenizer = build_scratch_tokenizer(corpus, vocab_size=config.vocab_size, max_context=config.max_context)
+    tokenizer = build_scratch_tokenizer(
+        corpus,
+        vocab_size=config.vocab_size,
+        max_context=config.max_context,
+        numbered_names=config.numbered_names,
+    )
     model_config = _model_config(config, tokenizer)
     with torch.random.fork_rng(devices=[]):
         torch.manual_seed(seed)

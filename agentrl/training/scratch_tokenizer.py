@@ -13,7 +13,9 @@ from agentrl.training.scratch_template import CHAT_TEMPLATE
 PADDING = "<|endoftext|>"
 TURN_START = "<|im_start|>"
 TURN_END = "<|im_end|>"
-CONTROL_TOKENS = (PADDING, TURN_START, TURN_END)
+ROLE_STARTS = tuple(f"{TURN_START}{role}\n" for role in ("system", "user", "assistant"))
+"""The template writes these as often as anything else: one token each."""
+CONTROL_TOKENS = (PADDING, TURN_START, TURN_END, *ROLE_STARTS)
 """Tokens that decoding for people leaves out."""
 MARKUP_TOKENS = (
     "<tool_call>",
@@ -30,10 +32,20 @@ MARKUP_TOKENS = (
 BYTES = 256
 _PIECES = r" ?\p{L}+| ?\p{N}| ?[^\s\p{L}\p{N}]+|\s"
 """A word, a digit or punctuation with the space before it; other white space one character at a time."""
+_NUMBERED_NAME = r" ?\p{L}+ \p{N}{1,2}(?!\p{N})|"
+"""A word and a small number after it."""
 
 
-def build_scratch_tokenizer(corpus: Iterable[str], *, vocab_size: int, max_context: int) -> PreTrainedTokenizerFast:
+def build_scratch_tokenizer(
+    corpus: Iterable[str], *, vocab_size: int, max_context: int, numbered_names: bool
+) -> PreTrainedTokenizerFast:
     """A byte-level BPE tokenizer with at most `vocab_size` entries; every text survives encoding and decoding.
+
+    Args:
+        corpus: Texts on which merges are learnt.
+        vocab_size: With the special tokens.
+        max_context: Most tokens of a sequence.
+        numbered_names: Whether merges may join a word and the number after it, as in ``mug 1``.
 
     Raises:
         ConfigError: the vocabulary cannot hold the 256 bytes and the special tokens.
@@ -44,7 +56,7 @@ def build_scratch_tokenizer(corpus: Iterable[str], *, vocab_size: int, max_conte
     tokenizer = Tokenizer(models.BPE())
     tokenizer.pre_tokenizer = pre_tokenizers.Sequence(
         [
-            pre_tokenizers.Split(Regex(_PIECES), behavior="isolated"),
+            pre_tokenizers.Split(Regex(_NUMBERED_NAME + _PIECES if numbered_names else _PIECES), behavior="isolated"),
             pre_tokenizers.ByteLevel(add_prefix_space=False, use_regex=False),
         ]
     )
@@ -54,7 +66,7 @@ def build_scratch_tokenizer(corpus: Iterable[str], *, vocab_size: int, max_conte
         initial_alphabet=sorted(pre_tokenizers.ByteLevel.alphabet()),
         show_progress=False,
     )
-    tokenizer.train_from_iterator(_as_turns(_without_special(corpus, special)), trainer)
+    tokenizer.train_from_iterator(_without_special(corpus, special), trainer)
     tokenizer.add_tokens([AddedToken(text, special=text in CONTROL_TOKENS, normalized=False) for text in special])
     return PreTrainedTokenizerFast(
         tokenizer_object=tokenizer,
@@ -72,8 +84,3 @@ def _without_special(corpus: Iterable[str], special: list[str]) -> Iterable[str]
             text = text.replace(token, "\n")
         yield text
 
-
-def _as_turns(corpus: Iterable[str]) -> Iterable[str]:
-    """Each text with the names of the roles around it, which the chat template writes as often as texts."""
-    for text in corpus:
-        yield from ("user\n", text, "assistant\n")
