@@ -7,7 +7,7 @@ import pytest
 
 from agentrl.assembly.runs import Run, resume_run, start_run
 from agentrl.config import load_config
-from agentrl.errors import ConfigError, TemplateError, TrainingError, UnknownNameError, UsageError
+from agentrl.errors import ConfigError, Outcome, TemplateError, TrainingError, UnknownNameError, UsageError
 from agentrl.observe.metrics import read_metrics
 from agentrl.observe.model_folder import find_model
 from agentrl.observe.progress import Phase, RunWatcher
@@ -110,6 +110,16 @@ def test_bad_episodes_are_data(tiny_run):
     lines = read_metrics(run.folder.metrics_file)
     assert sum(line["rollout/retries"] for line in lines) > 0
     assert [line["step"] for line in lines] == [1, 2, 3, 4]
+
+
+def test_an_environment_that_hangs_costs_its_episodes_only(tiny_run):
+    run = tiny_run("environment={name: letters:Hanging, isolation: thread, step_timeout_s: 0.1}", "rollout.retries=1")
+    train(run)
+    assert [line["step"] for line in read_metrics(run.folder.metrics_file)] == [1, 2, 3, 4]
+    stored = [s.trajectory for s in read_trajectories(run.folder.trajectories)]
+    hung = [t for t in stored if t.outcome is Outcome.ENVIRONMENT_ERROR]
+    assert hung
+    assert all("missed its deadline" in t.error for t in hung)
 
 
 @pytest.mark.parametrize(

@@ -11,6 +11,7 @@ from agentrl.config.schema import ScratchModelConfig
 from agentrl.errors import ConfigError
 from agentrl.training.model import load_model
 from agentrl.training.scratch import build_scratch_model
+from agentrl.training.scratch_tokenizer import build_scratch_tokenizer
 
 CORPUS = [
     "You are in the middle of a room. Looking quickly around you, you see a cabinet 1 and a fridge 1.",
@@ -19,6 +20,7 @@ CORPUS = [
 ] * 20
 SIZES = ScratchModelConfig(layers=1, hidden_size=32, heads=2, kv_heads=1, vocab_size=300, max_context=512)
 SINGLE = ["<|im_start|>", "<|im_end|>", "<|endoftext|>", "<tool_call>", "</tool_call>", "<think>", "</think>"]
+SINGLE += ["<|im_start|>system\n", "<|im_start|>user\n", "<|im_start|>assistant\n"]
 TOOLS = [{"type": "function", "function": {"name": "look", "description": "Look.", "parameters": {}}}]
 CONVERSATION = [
     {"role": "system", "content": "Play."},
@@ -79,6 +81,19 @@ def test_words_of_the_corpus_become_tokens(tokenizer):
     assert len(tokenizer.encode("take lettuce 1 from countertop 2")) < 18
 
 
+@pytest.mark.parametrize(
+    ("joined", "pieces"),
+    [
+        (True, ["take", " lettuce 1", " from", " countertop 2"]),
+        (False, ["take", " lettuce", " 1", " from", " countertop", " 2"]),
+    ],
+)
+def test_a_name_and_its_number_are_one_token_if_wanted(joined, pieces):
+    tokenizer = build_scratch_tokenizer(CORPUS, vocab_size=400, max_context=64, numbered_names=joined)
+    assert tokenizer.batch_decode([[i] for i in tokenizer.encode("take lettuce 1 from countertop 2")]) == pieces
+    assert tokenizer.decode(tokenizer.encode("lettuce 12, lettuce 123.\n")) == "lettuce 12, lettuce 123.\n"
+
+
 def test_conversation(tokenizer):
     text = tokenizer.apply_chat_template(CONVERSATION, tools=TOOLS, tokenize=False)
     assert text == (
@@ -121,7 +136,7 @@ def test_equal_seeds_write_equal_files(folder, tmp_path):
 @pytest.mark.parametrize(
     ("change", "message"),
     [
-        ({"vocab_size": 200}, "vocabulary is too small: got 200, expected 267"),
+        ({"vocab_size": 200}, "vocabulary is too small: got 200, expected 270"),
         ({"heads": 3}, "do not fit together"),
         ({"kv_heads": 4, "heads": 2}, "do not fit together"),
     ],

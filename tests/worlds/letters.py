@@ -1,5 +1,8 @@
 """A world for tests of whole runs: write vowels, for three turns. Any policy earns something, and can earn more."""
 
+import itertools
+import time
+
 import gymnasium as gym
 
 
@@ -36,6 +39,17 @@ class Raising(Letters):
         Raising.count += 1
         if Raising.count % 3 == 0:
             raise RuntimeError("the letters ran out")
+        return super().step(action)
+
+
+class Hanging(Letters):
+    """Every fifth step answers only after anybody stopped waiting."""
+
+    count = itertools.count(1)
+
+    def step(self, action):
+        if next(Hanging.count) % 5 == 0:
+            time.sleep(1)
         return super().step(action)
 
 
