@@ -83,4 +83,3 @@ def _without_special(corpus: Iterable[str], special: list[str]) -> Iterable[str]
         for token in special:
             text = text.replace(token, "\n")
         yield text
-
