@@ -5,6 +5,7 @@ PLUGINS: dict[str, dict[str, str]] = {
         "grpo": "agentrl.algorithms.group_advantages:grpo",
         "dr_grpo": "agentrl.algorithms.group_advantages:dr_grpo",
         "rloo": "agentrl.algorithms.group_advantages:rloo",
+        "gigpo": "agentrl.algorithms.step_advantages:gigpo",
         "reinforce": "agentrl.algorithms.return_advantages:reinforce",
         "reinforce++": "agentrl.algorithms.return_advantages:reinforce_plus_plus",
         "reinforce++_baseline": "agentrl.algorithms.group_advantages:reinforce_plus_plus_baseline",

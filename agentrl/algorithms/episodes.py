@@ -21,6 +21,7 @@ class EpisodeBatch:
     >>> episodes = EpisodeBatch(
     ...     returns=torch.tensor([1.0, 0.0]), group=torch.tensor([0, 0]),
     ...     turn_reward=torch.tensor([0.0, 1.0, 0.0]), turn_episode=torch.tensor([0, 0, 1]),
+    ...     turn_state=torch.tensor([0, 1, 0]),
     ...     token_turn=torch.tensor([0, 0, 1, 2, 2, 2]))
     >>> episodes.to_tokens(episodes.returns).tolist()
     [1.0, 1.0, 1.0, 0.0, 0.0, 0.0]
@@ -34,6 +35,8 @@ class EpisodeBatch:
     """s_k: [turns], after shaping; an episode's turns add up to its return. Ordered by episode, then by time."""
     turn_episode: torch.Tensor
     """Episode of each turn: int64 [turns]."""
+    turn_state: torch.Tensor
+    """State in which each turn was taken: int64 [turns], from 0; equal only within a group."""
     token_turn: torch.Tensor
     """Turn of each sampled token: int64 [tokens]. The tokens of a turn are neighbours, in the order of sampling."""
 
@@ -46,6 +49,11 @@ class EpisodeBatch:
     def turn_tokens(self) -> torch.Tensor:
         """Number of sampled tokens of each turn: [turns]."""
         return segment_sum(torch.ones_like(self.token_turn), self.token_turn, self.turn_reward.numel())
+
+    @property
+    def groups(self) -> int:
+        """Number of groups."""
+        return int(self.group.max()) + 1
 
     def to_tokens(self, values: torch.Tensor) -> torch.Tensor:
         """Give every token the value of its episode: [episodes] to [tokens]."""

@@ -12,7 +12,7 @@ from agentrl.algorithms.segments import STD_EPSILON, segment_mean, segment_sizes
 @compares_group
 def grpo(episodes: EpisodeBatch) -> torch.Tensor:
     """A = (R - mean_g) / (std_g + 1e-6): [tokens] (DeepSeekMath, arXiv 2402.03300, section 4.1)."""
-    std = segment_std(episodes.returns, episodes.group, _groups(episodes))[episodes.group]
+    std = segment_std(episodes.returns, episodes.group, episodes.groups)[episodes.group]
     return episodes.to_tokens(centred_returns(episodes) / (std + STD_EPSILON))
 
 
@@ -25,7 +25,7 @@ def dr_grpo(episodes: EpisodeBatch) -> torch.Tensor:
 @compares_group
 def rloo(episodes: EpisodeBatch) -> torch.Tensor:
     """A = R - mean of the others = n / (n - 1) (R - mean_g): [tokens] (RLOO, arXiv 2402.14740)."""
-    size = segment_sizes(episodes.group, _groups(episodes))[episodes.group]
+    size = segment_sizes(episodes.group, episodes.groups)[episodes.group]
     return episodes.to_tokens(centred_returns(episodes) * size / (size - 1))
 
 
@@ -37,8 +37,4 @@ def reinforce_plus_plus_baseline(episodes: EpisodeBatch) -> torch.Tensor:
 
 def centred_returns(episodes: EpisodeBatch) -> torch.Tensor:
     """R - mean_g: [episodes]."""
-    return episodes.returns - segment_mean(episodes.returns, episodes.group, _groups(episodes))[episodes.group]
-
-
-def _groups(episodes: EpisodeBatch) -> int:
-    return int(episodes.group.max()) + 1
+    return episodes.returns - segment_mean(episodes.returns, episodes.group, episodes.groups)[episodes.group]

@@ -30,6 +30,7 @@ STYLES = {
     Source.OBSERVATION: "blue",
     Source.SAMPLED: "bold green",
     Source.FORCED: "yellow",
+    Source.DISTURBANCE: "red",
 }
 
 

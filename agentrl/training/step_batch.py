@@ -14,6 +14,7 @@ from agentrl.algorithms.aggregation import TokenOwners
 from agentrl.algorithms.episodes import EpisodeBatch
 from agentrl.config.schema import AlgorithmConfig
 from agentrl.errors import LedgerError, TrainingError
+from agentrl.training.anchor_states import turn_states
 from agentrl.training.rewards import shaped_rewards
 from agentrl.training.sequences import ScoredSequence, scored_sequence
 from agentrl.trajectory import TokenSequence, Trajectory
@@ -85,6 +86,7 @@ def step_batch(trajectories: Sequence[Trajectory], algorithm: AlgorithmConfig, *
             group=trajectory_group,
             turn_reward=rewards.turn_reward,
             turn_episode=rewards.turn_episode,
+            turn_state=turn_states(trajectories),
             token_turn=torch.from_numpy(np.concatenate([row.turn for row in rows]))
             + first_turn.long()[token_trajectory],
         ),

@@ -22,6 +22,10 @@ EPISODES = [
 RETURNS = [sum(reward for reward, _ in turns) for _, turns in EPISODES]
 
 
+# The state in which each of those turns was taken: 0 by three episodes, 2 twice by the same one, 3 by two, others once.
+STATES = [0, 1, 3, 0, 0, 2, 2, 4, 3]
+
+
 def batch(episodes=EPISODES):
     names = sorted({group for group, _ in episodes})
     turns = [(e, reward, tokens) for e, (_, own) in enumerate(episodes) for reward, tokens in own]
@@ -30,6 +34,7 @@ def batch(episodes=EPISODES):
         group=torch.tensor([names.index(group) for group, _ in episodes]),
         turn_reward=torch.tensor([reward for _, reward, _ in turns], dtype=torch.float64),
         turn_episode=torch.tensor([e for e, _, _ in turns]),
+        turn_state=torch.tensor(STATES if episodes is EPISODES else list(range(len(turns)))),
         token_turn=torch.tensor([k for k, (_, _, tokens) in enumerate(turns) for _ in range(tokens)]),
     )
 
@@ -57,6 +62,24 @@ def returns_to_go(gamma, *, over_tokens):
     return found
 
 
+def against_state(gamma):
+    """Per token: the discounted return from its turn on, standardised among the turns taken in the same state."""
+    returns, tokens = [], []
+    for _, turns in EPISODES:
+        running, own = 0.0, []
+        for reward, count in reversed(turns):
+            running = reward + gamma * running
+            own.append((running, count))
+        returns += [value for value, _ in reversed(own)]
+        tokens += [count for _, count in reversed(own)]
+    found = []
+    for state, value, count in zip(STATES, returns, tokens, strict=True):
+        peers = [r for s, r in zip(STATES, returns, strict=True) if s == state]
+        std = statistics.stdev(peers) if len(peers) > 1 else 0.0
+        found += [(value - statistics.fmean(peers)) / (std + 1e-6)] * count
+    return found
+
+
 def whitened(values):
     mean, std = statistics.fmean(values), statistics.stdev(values)
     return [(value - mean) / (std + 1e-6) for value in values]
@@ -69,6 +92,14 @@ EXPECTED = {
     "rloo": per_token(
         [RETURNS[e] - (sum(siblings(e)) - RETURNS[e]) / (len(siblings(e)) - 1) for e in range(len(EPISODES))]
     ),
+    "gigpo": [
+        whole + step
+        for whole, step in zip(
+            per_token([CENTRED[e] / (statistics.stdev(siblings(e)) + 1e-6) for e in range(len(EPISODES))]),
+            against_state(0.95),
+            strict=True,
+        )
+    ],
     "reinforce": returns_to_go(1.0, over_tokens=False),
     "reinforce++": whitened(returns_to_go(1.0, over_tokens=True)),
     "reinforce++_baseline": whitened(per_token(CENTRED)),
@@ -86,6 +117,22 @@ def test_grpo_by_hand():
     advantages = lookup(Kind.ADVANTAGE, "grpo")(batch())
     assert advantages[0].item() == pytest.approx((2 / 3) / 0.7637636158, abs=1e-6)
     assert len(set(advantages[:5].tolist())) == 1
+
+
+def test_gigpo_by_hand():
+    # two episodes of a group begin in state 0 and gain 1 there, one after one more turn; state 1 is met once
+    episodes = EpisodeBatch(
+        returns=torch.tensor([1.0, 1.0], dtype=torch.float64),
+        group=torch.tensor([0, 0]),
+        turn_reward=torch.tensor([0.0, 1.0, 1.0], dtype=torch.float64),
+        turn_episode=torch.tensor([0, 0, 1]),
+        turn_state=torch.tensor([0, 1, 0]),
+        token_turn=torch.tensor([0, 0, 1, 2]),
+    )
+    gigpo = lookup(Kind.ADVANTAGE, "gigpo")
+    assert gigpo(episodes, gamma=0.5, normalize=False).tolist() == [-0.25, -0.25, 0.0, 0.25]
+    assert gigpo(episodes, gamma=0.5, omega=2.0).tolist() == pytest.approx([-(2**0.5)] * 2 + [0.0, 2**0.5], abs=1e-5)
+    assert gigpo(episodes, gamma=1.0).abs().max() == 0.0  # who arrives sooner is no better without a discount
 
 
 def test_reinforce_discounts_turns():

@@ -52,7 +52,18 @@ def test_worked_example():
     assert episodes.returns.tolist() == [1.25, 1.25]
     assert episodes.turn_reward.tolist() == [0.0, 0.25, 1.0] * 2
     assert episodes.token_turn.tolist() == [0, 0, 2, 1, 1, 3, 3, 5, 4, 4]
+    assert episodes.turn_state.tolist() == [0, 1, 2] * 2  # prompt; prompt, answer and rewritten history; observation
     assert episodes.token_episode.tolist() == batch.owners.trajectory.tolist()
+
+
+def test_states_are_those_of_the_environment_and_never_shared_between_groups():
+    first, second, other = worked_example(), worked_example(), worked_example()
+    other.group_id = "h"
+    for trajectory in (first, second, other):
+        for turn, key in zip(trajectory.turns, ["hall", "cellar", "hall"], strict=True):
+            turn.state_key = key
+    second.turns[1].state_key = None  # one that the environment could not name is told by what was observed
+    assert build(first, second, other).episodes.turn_state.tolist() == [0, 1, 0, 0, 2, 0, 3, 4, 3]
 
 
 def test_fork_trains_shared_tokens_once(trajectories):
