@@ -76,11 +76,7 @@ class Expert(Protocol):
     """A scripted policy: an upper bound, and the source of warm starts."""
 
     def act(self, observation: Content) -> str:
-        """The next action, given the observation that followed the last one.
-
-        An expert may also have ``overruled(action)``: it is told that another action was taken than its latest, and
-        must go on from there. Warm starts with ``sft.disturbance`` need it.
-        """
+        """The next action, given the observation that followed the last one."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

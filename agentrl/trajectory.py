@@ -57,8 +57,6 @@ class Source(enum.IntEnum):
     """Sampled by the policy; the only source that carries loss."""
     FORCED = 4
     """Written in the policy's name by somebody else: demonstrations, prefilled answers."""
-    DISTURBANCE = 5
-    """Written in the policy's name to lead a demonstration astray: a warm start learns what follows, but not this."""
 
 
 @dataclass(slots=True, kw_only=True)

@@ -13,7 +13,7 @@ from agentrl.env import EnvironmentSpec, optional_part, settled
 from agentrl.message import Message
 from agentrl.policy import StopReason
 from agentrl.rollout.chat_speaker import append_textual_turn, cut_characters
-from agentrl.rollout.demonstrator import ScriptedPolicy, scripted_action
+from agentrl.rollout.demonstrator import ScriptedPolicy, demonstration
 from agentrl.rollout.seeds import derive_seed
 from agentrl.rollout.speaker import Situation, Speaker
 from agentrl.task import TaskCursor
@@ -63,8 +63,7 @@ class _WrittenDown(Conversation):
     async def generate(self, *, prefill: str = "") -> Answer:
         """Act, and write the answer down."""
         turns = self._situation.turns
-        action = await scripted_action(self._scribe.policy, self._situation, turns.begin())
-        message = self._situation.loop.demonstrate(action)
+        message = await demonstration(self._scribe.policy, self._situation, turns.begin())
         turns.take(append_textual_turn(turns, TokenSequence(), StopReason.STOP), prompt_tokens=0, answer_tokens=0)
         self.add(message)
         return Answer(message=message, raw_text=message.text)

@@ -30,7 +30,6 @@ STYLES = {
     Source.OBSERVATION: "blue",
     Source.SAMPLED: "bold green",
     Source.FORCED: "yellow",
-    Source.DISTURBANCE: "red",
 }
 
 

@@ -321,9 +321,6 @@ class SFTConfig(Section):
     """Learning rate after the warm-up."""
     min_lr_ratio: float = Field(0.1, ge=0, le=1)
     """Where cosine ends, as a share of the learning rate."""
-    disturbance: float = Field(0.0, ge=0, lt=1)
-    """Share of the demonstrated turns that do something else than the expert would: a random admissible action, or one
-    taken before. They are not learnt; the expert's turns after them show how to recover."""
     observation_weight: float = Field(0.0, ge=0, le=1)
     """Weight in the loss of a token that the agent did not write, beside 1 for its answers; it falls linearly to 0
     over the warm start. So a model that starts from nothing learns the language first, and what to say last."""

@@ -22,7 +22,6 @@ LEGEND: dict[Source, str] = {
     Source.OBSERVATION: "observation",
     Source.SAMPLED: "sampled by the policy: carries loss",
     Source.FORCED: "written in the policy's name",
-    Source.DISTURBANCE: "written in the policy's name to lead it astray",
 }
 
 

@@ -110,11 +110,11 @@ class LedgerConversation:
         timings = TurnTimings(queue=generation.queue_s, prefill=generation.prefill_s, decode=generation.decode_s)
         return self._end_turn(start, role, generation.stop_reason, timings)
 
-    def demonstrate(self, text: str, source: Source = Source.FORCED, *, role: str = "assistant") -> Answer:
-        """Take a turn with an answer that somebody else wrote, the end of the turn included."""
+    def demonstrate(self, text: str, *, role: str = "assistant") -> Answer:
+        """Take a turn with an answer that somebody else wrote: forced tokens, with the end of the turn."""
         self.prepare()
         start = self._take_answer_start()
-        self.sequence.extend(self._renderer.demonstration(text), source)
+        self.sequence.extend(self._renderer.demonstration(text), Source.FORCED)
         return self._end_turn(start, role, StopReason.STOP, TurnTimings())
 
     def fork(self, messages: Sequence[Message]) -> LedgerConversation:

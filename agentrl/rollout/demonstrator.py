@@ -8,7 +8,6 @@ source of warm starts. Without one only messages are kept: scores of scripted po
 from __future__ import annotations
 
 import enum
-import random
 from collections.abc import Sequence
 
 from agentrl.agent_loop import Answer, Conversation
@@ -21,10 +20,7 @@ from agentrl.render.template import ToolSchema
 from agentrl.rollout.chat_speaker import append_textual_turn, cut_characters
 from agentrl.rollout.speaker import Situation, Speaker
 from agentrl.tool import Tool
-from agentrl.trajectory import Source, TokenSequence
-
-REPEATED = 0.5
-"""Share of the disturbances that repeat an earlier action of the episode, which often does nothing any more."""
+from agentrl.trajectory import TokenSequence
 
 
 class ScriptedPolicy(enum.StrEnum):
@@ -41,21 +37,12 @@ class Demonstrator(Speaker):
         policy: Expert or random.
         renderer: Writes the answers into the ledger; ``None`` keeps text only.
         max_context: Most tokens of prompt and answer together.
-        disturbance: Share of the turns on the ledger in which something else is done than the policy wants.
     """
 
-    def __init__(
-        self,
-        policy: ScriptedPolicy,
-        renderer: Renderer | None = None,
-        *,
-        max_context: int = 2**31,
-        disturbance: float = 0.0,
-    ) -> None:
+    def __init__(self, policy: ScriptedPolicy, renderer: Renderer | None = None, *, max_context: int = 2**31) -> None:
         self.policy = policy
         self.renderer = renderer
         self.max_context = max_context
-        self.disturbance = disturbance
 
     def open(self, situation: Situation, messages: Sequence[Message], tools: Sequence[Tool]) -> Conversation:
         """A conversation on the ledger, or in text."""
@@ -87,8 +74,7 @@ class TextDemonstration(Conversation):
     async def generate(self, *, prefill: str = "") -> Answer:
         """Act."""
         turns = self._situation.turns
-        action = await scripted_action(self._policy, self._situation, turns.begin())
-        message = self._situation.loop.demonstrate(action)
+        message = await demonstration(self._policy, self._situation, turns.begin())
         turns.take(append_textual_turn(turns, TokenSequence(), StopReason.STOP), prompt_tokens=0, answer_tokens=0)
         return Answer(message=message, raw_text=message.text)
 
@@ -103,7 +89,6 @@ class LedgerDemonstration(Conversation):
         self._speaker = speaker
         self._renderer = renderer
         self._situation = situation
-        self._taken: list[str] = []
 
     def add(self, *messages: Message) -> None:
         """Append messages; they become tokens with the next turn."""
@@ -121,30 +106,18 @@ class LedgerDemonstration(Conversation):
         seed = turns.begin()
         prompt_tokens = len(self.ledger.prepare())
         turns.budget.answer_tokens(prompt_tokens, self._speaker.max_context)
-        action, source = await self._choose(seed)
-        message = self._situation.loop.demonstrate(action)
+        message = await demonstration(self._speaker.policy, self._situation, seed)
         text = self._renderer.answer_text(message) if message.tool_calls else message.text
-        answer = self.ledger.demonstrate(text, source)
+        answer = self.ledger.demonstrate(text)
         turn = self.ledger.sequence.turns[-1]
         turns.take(turn, prompt_tokens=prompt_tokens, answer_tokens=turn.end - turn.start)
         return answer
 
-    async def _choose(self, seed: int) -> tuple[str, Source]:
-        """The policy's action, or now and then another one, of which the policy is told."""
-        environment = self._situation.environment
-        action, source = await scripted_action(self._speaker.policy, self._situation, seed), Source.FORCED
-        chance = random.Random(seed)
-        if chance.random() < self._speaker.disturbance:
-            again = self._taken and chance.random() < REPEATED
-            action = chance.choice(self._taken) if again else await environment.random_action(seed)
-            source = Source.DISTURBANCE
-            await environment.overrule_expert(action)
-        self._taken.append(action)
-        return action, source
 
-
-async def scripted_action(policy: ScriptedPolicy, situation: Situation, seed: int) -> str:
-    """What `policy` does next."""
+async def demonstration(policy: ScriptedPolicy, situation: Situation, seed: int) -> Message:
+    """The message in which `policy` takes its next action."""
     if policy is ScriptedPolicy.EXPERT:
-        return await situation.environment.expert_action(situation.observation)
-    return await situation.environment.random_action(seed)
+        action = await situation.environment.expert_action(situation.observation)
+    else:
+        action = await situation.environment.random_action(seed)
+    return situation.loop.demonstrate(action)

@@ -76,10 +76,6 @@ class HostedEnvironment:
         action: str = await self._call("expert_action", observation)
         return action
 
-    async def overrule_expert(self, action: str) -> None:
-        """Tell the expert that `action` is taken in place of its latest one."""
-        await self._call("overrule_expert", action)
-
     async def random_action(self, seed: int) -> str:
         """A random action; `seed` decides all of an episode's."""
         action: str = await self._call("random_action", seed)

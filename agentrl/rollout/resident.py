@@ -90,21 +90,6 @@ class Resident:
             self._expert = cast("Expert", await settled(method()))
         return str(await settled(self._expert.act(observation)))
 
-    async def overrule_expert(self, action: str) -> None:
-        """Tell the expert that `action` is taken in place of its latest one.
-
-        Raises:
-            UsageError: the expert cannot be told.
-        """
-        overruled = getattr(self._expert, "overruled", None)
-        if overruled is None:
-            raise UsageError(
-                "the environment's expert cannot be overruled",
-                expected="an expert with a method overruled(action)",
-                hint="give it one, or set sft.disturbance to 0",
-            )
-        await settled(overruled(action))
-
     async def random_action(self, seed: int) -> str:
         """A random admissible action; without a list of them, a sample of the action space."""
         actions = await self.admissible_actions()

@@ -75,7 +75,7 @@ def train_supervised(
     Args:
         model: As `agentrl.training.model.load_model` gives it.
         demonstrations: Their forced and sampled tokens are learnt; with `settings.observation_weight` all tokens
-            after the first of each sequence, the others with a weight that falls linearly to 0; disturbances never.
+            after the first of each sequence, the others with a weight that falls linearly to 0.
         settings: Data, learning rate.
         trainer: Micro-batches, AdamW, clipping.
         seed: Seed of the order of sequences.
@@ -111,7 +111,6 @@ def _lessons(demonstrations: Sequence[Trajectory], *, everything: bool) -> Itera
         wanted = answers.copy()
         if everything:
             wanted[max(sequence.shared, 1) :] = True
-            wanted &= sequence.sources != Source.DISTURBANCE
         if answers.any():
             yield Lesson(scored=scored_sequence(sequence.token_ids, wanted), answers=torch.from_numpy(answers[wanted]))
 

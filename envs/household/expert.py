@@ -1,24 +1,35 @@
 """A scripted policy that solves every task through the text alone: it reads what a model would read.
 
 It searches where the thing is likeliest per step of searching (a closed receptacle costs two steps), remembers what
-it has seen, and learns that two receptacles share a pose when going from one to the other does nothing. It decides
-anew at every step, so it goes on from whatever state somebody else has brought about.
+it has seen, and learns that two receptacles share a pose when going from one to the other does nothing.
 """
 
 from __future__ import annotations
 
 import re
 from collections import Counter
+from collections.abc import Generator
 
 from agentrl.errors import UsageError
 from agentrl.message import Content
 
-from .goals import TaskType, parse_goal
-from .knowledge import Knowledge, kind_of
+from .goals import Goal, TaskType, parse_goal
 from .syntax import PutSyntax
+from .texts import NOTHING_HAPPENS
 from .vocabulary import CONTENTS, LAMP, LAMP_STANDS, OPENABLE
 
+_Steps = Generator[str, str, None]
+_NAME = re.compile(r"\ba (\w+ \d+)")
 _GOAL = re.compile(r"Your task is to: (.*)\.")
+
+
+def kind_of(name: str) -> str:
+    """The type in a name.
+
+    >>> kind_of("cabinet 8")
+    'cabinet'
+    """
+    return name.partition(" ")[0]
 
 
 class HouseholdExpert:
@@ -30,8 +41,7 @@ class HouseholdExpert:
 
     def __init__(self, put_syntax: PutSyntax = PutSyntax.MOVE) -> None:
         self._put_syntax = put_syntax
-        self._player: _Player | None = None
-        self._latest = ""
+        self._steps: _Steps | None = None
 
     def act(self, observation: Content) -> str:
         """The next action.
@@ -41,90 +51,77 @@ class HouseholdExpert:
         """
         if not isinstance(observation, str):
             raise UsageError("the household expert reads text only", got=type(observation).__name__)
-        if self._player is None:
-            self._player = _Player(observation, self._put_syntax)
-        else:
-            self._player.knowledge.learn(self._latest, observation)
-        self._latest = self._player.choose()
-        return self._latest
-
-    def overruled(self, action: str) -> None:
-        """Take note that `action` was taken in place of the latest one."""
-        self._latest = action
+        try:
+            if self._steps is None:
+                self._steps = _Plan(observation, self._put_syntax).steps()
+                return next(self._steps)
+            return self._steps.send(observation)
+        except StopIteration as stop:
+            raise UsageError("the household expert has nothing left to do", got=repr(observation)) from stop
 
 
-class _Player:
-    """Decides by what it knows."""
+class _Plan:
+    """What the expert knows, and its plan: a generator of actions that is sent what each of them led to."""
 
     def __init__(self, introduction: str, put_syntax: PutSyntax) -> None:
         stated = _GOAL.search(introduction)
         goal = parse_goal(stated[1]) if stated else None
         if goal is None:
             raise UsageError("the observation states no household goal", got=repr(introduction[-80:]))
-        self.goal = goal
-        self.knowledge = Knowledge(introduction, goal)
-        self._put_syntax = put_syntax
-        self._numbers = Counter(map(kind_of, self.knowledge.receptacles))
+        self.goal: Goal = goal
+        self.put_syntax = put_syntax
+        self.receptacles: list[str] = _NAME.findall(introduction)
+        self.numbers = Counter(map(kind_of, self.receptacles))
+        self.contents: dict[str, list[str]] = {}
+        """What was seen in each receptacle that was looked into."""
+        self.together = {place: {place} for place in self.receptacles}
+        """The receptacles known to share a pose with each."""
+        self.here: str | None = None
+        """The receptacle that the agent went to last."""
 
-    def choose(self) -> str:
-        """The next action."""
-        held = self.knowledge.held
-        if held is None:
-            return self._fetch()
-        if kind_of(held) != self.goal.object_type:
-            return self._put_away(held)
+    def steps(self) -> _Steps:
+        """Look at the object in light, or bring as many objects as the goal needs."""
         if self.goal.task_type is TaskType.LOOK:
-            return self._light()
-        if (treatment := self.goal.task_type.treatment) and held not in self.knowledge.treated:
-            appliance = self._first(treatment.appliance)
-            return self._go(appliance) or f"{treatment.verb} {held} with {appliance}"
-        return self._put(held, self._first(self.goal.target_type))
+            yield from self._look_in_light()
+            return
+        target = self._target()
+        for _ in range(self.goal.needed):
+            name = yield from self._fetch(outside=target if self.goal.needed > 1 else None)
+            if treatment := self.goal.task_type.treatment:
+                appliance = next(place for place in self.receptacles if kind_of(place) == treatment.appliance)
+                yield from self._go(appliance)
+                yield f"{treatment.verb} {name} with {appliance}"
+            yield from self._look_into(target)
+            yield f"{self.put_syntax} {name}{self.put_syntax.separator}{target}"
 
-    def _first(self, kind: str) -> str:
-        return next(place for place in self.knowledge.receptacles if kind_of(place) == kind)
+    def _look_in_light(self) -> _Steps:
+        yield from self._fetch(outside=None)
+        stand = yield from self._find(LAMP, outside=None)
+        yield from self._go(stand)
+        yield f"use {next(name for name in self.contents[stand] if kind_of(name) == LAMP)}"
 
-    def _fetch(self) -> str:
-        """Find an object of the goal's type that is not yet where it belongs, and take it."""
-        done = self._done()
-        if self.goal.task_type is not TaskType.LOOK and len(done) >= self.goal.needed:
-            raise UsageError("the household expert has nothing left to do", got=", ".join(done))
-        for place, names in self.knowledge.contents.items():
-            for name in names:
-                if kind_of(name) == self.goal.object_type and name not in done:
-                    return self._reach(place) or f"take {name} from {place}"
-        return self._search(self.goal.object_type)
+    def _target(self) -> str:
+        return next(place for place in self.receptacles if kind_of(place) == self.goal.target_type)
 
-    def _done(self) -> list[str]:
-        if self.goal.task_type is TaskType.LOOK:
-            return []
-        there = self.knowledge.contents.get(self._first(self.goal.target_type), [])
-        finished = self.knowledge.treated if self.goal.task_type.treatment else there
-        return [name for name in there if kind_of(name) == self.goal.object_type and name in finished]
+    def _fetch(self, *, outside: str | None) -> Generator[str, str, str]:
+        """Find an object of the goal's type, take it, and return its name."""
+        place = yield from self._find(self.goal.object_type, outside=outside)
+        yield from self._look_into(place)
+        name = next(name for name in self.contents[place] if kind_of(name) == self.goal.object_type)
+        yield f"take {name} from {place}"
+        self.contents[place].remove(name)
+        return name
 
-    def _put_away(self, held: str) -> str:
-        """Put an object down that is of no use: here, or where it was."""
-        for place in self.knowledge.receptacles:
-            fits = kind_of(held) in CONTENTS[kind_of(place)]
-            if fits and self.knowledge.is_at(place) and self.knowledge.is_accessible(place):
-                return self._put(held, place)
-        return self._put(held, self.knowledge.origin or self._first(self.goal.target_type))
-
-    def _put(self, held: str, place: str) -> str:
-        return self._reach(place) or f"{self._put_syntax} {held}{self._put_syntax.separator}{place}"
-
-    def _light(self) -> str:
-        for place, names in self.knowledge.contents.items():
-            for name in names:
-                if kind_of(name) == LAMP:
-                    return self._go(place) or f"use {name}"
-        return self._search(LAMP)
-
-    def _search(self, wanted: str) -> str:
-        unseen = [place for place in self.knowledge.receptacles if place not in self.knowledge.contents]
-        if not unseen:
-            raise UsageError("the household expert searched everywhere", expected=f"a {wanted}")
-        place = max(unseen, key=lambda place: self._promise(place, wanted))
-        return self._reach(place) or f"examine {place}"
+    def _find(self, wanted: str, *, outside: str | None) -> Generator[str, str, str]:
+        """The receptacle that holds a thing of the kind wanted, looked for as long as none is known."""
+        while True:
+            for place, names in self.contents.items():
+                if place != outside and any(kind_of(name) == wanted for name in names):
+                    return place
+            unseen = [place for place in self.receptacles if place not in self.contents]
+            if not unseen:
+                raise UsageError("the household expert searched everywhere", expected=f"a {wanted}")
+            yield from self._look_into(max(unseen, key=lambda place: self._promise(place, wanted)))
 
     def _promise(self, place: str, wanted: str) -> float:
         """How likely a receptacle is to show something of use, per step that looking into it takes."""
@@ -132,7 +129,7 @@ class _Player:
         chance = self._can_hold(kind, wanted)
         if wanted != LAMP and self.goal.task_type is TaskType.LOOK:
             chance += self._can_hold(kind, LAMP)
-        return chance / self._numbers[kind] / (2 if kind in OPENABLE else 1)
+        return chance / self.numbers[kind] / (2 if kind in OPENABLE else 1)
 
     def _can_hold(self, kind: str, wanted: str) -> float:
         if wanted == LAMP:
@@ -140,11 +137,28 @@ class _Player:
         is_target = kind == self.goal.target_type and self.goal.task_type.treatment is None
         return float(wanted in CONTENTS[kind] and not is_target)
 
-    def _go(self, place: str) -> str | None:
-        return None if self.knowledge.is_at(place) else f"go to {place}"
+    def _look_into(self, place: str) -> _Steps:
+        """Be at a receptacle, with it open and its contents known."""
+        yield from self._go(place)
+        if place not in self.contents:
+            text = yield f"{'open' if kind_of(place) in OPENABLE else 'examine'} {place}"
+            self._read(place, text)
 
-    def _reach(self, place: str) -> str | None:
-        """The next action towards being at a receptacle with it open; ``None`` when that is so."""
-        if action := self._go(place):
-            return action
-        return None if self.knowledge.is_accessible(place) else f"open {place}"
+    def _go(self, place: str) -> _Steps:
+        if self.here is not None and place in self.together[self.here]:
+            return
+        text = yield f"go to {place}"
+        if text == NOTHING_HAPPENS and self.here is not None:
+            self._note_shared_pose(self.here, place)
+            return
+        self.here = place
+        self._read(place, text)
+
+    def _note_shared_pose(self, one: str, other: str) -> None:
+        group = self.together[one] | self.together[other]
+        for place in group:
+            self.together[place] = group
+
+    def _read(self, place: str, text: str) -> None:
+        if "you see " in text:
+            self.contents[place] = _NAME.findall(text.partition("you see ")[2])

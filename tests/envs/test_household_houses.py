@@ -5,7 +5,6 @@ from __future__ import annotations
 import json
 from collections import Counter
 from collections.abc import Callable
-from random import Random
 
 import pytest
 from agentrl.envs.household.engine import World
@@ -80,23 +79,6 @@ def test_the_expert_solves_every_house_through_its_text(house: House) -> None:
         if world.solved:
             return
     pytest.fail(f"{house.goal.text} is not solved")
-
-
-@given(houses, st.randoms(use_true_random=False))
-@settings(max_examples=200, deadline=None)
-def test_the_expert_goes_on_from_whatever_others_have_done(house: House, chance: Random) -> None:
-    world, expert = World(house), HouseholdExpert()
-    observation, taken = introduction(house.receptacles, house.goal.text), ["look"]
-    for step in range(2 * MAX_STEPS):
-        action = expert.act(observation)
-        if step < MAX_STEPS and chance.random() < 0.4:
-            action = chance.choice(chance.choice([taken, world.admissible()]))
-            expert.overruled(action)
-        taken.append(action)
-        observation = world.step(action) or "Nothing happens."
-        if world.solved:
-            return
-    pytest.fail(f"{house.goal.text} is not solved after {taken}")
 
 
 @pytest.mark.parametrize("put_syntax", ["move", "put"])

@@ -64,36 +64,6 @@ async def test_a_random_policy_follows_its_seed(make_runner, play, worlds):
     assert len({tuple(w) for w in walks}) > 1
 
 
-async def test_a_disturbed_expert_recovers(make_runner, play, worlds, renderer):
-    told = []
-
-    class Told(worlds.Forward):
-        def overruled(self, action):
-            told.append(action)
-
-    class Disturbed(worlds.Corridor):
-        def expert(self):
-            return Told()
-
-    speaker = Demonstrator(ScriptedPolicy.EXPERT, renderer, disturbance=0.5)
-    trajectories = [await play(make_runner(Disturbed, speaker=speaker), seed=seed) for seed in range(8)]
-    disturbed = [
-        sequence.sources[turn.start] == Source.DISTURBANCE
-        for trajectory in trajectories
-        for sequence in trajectory.sequences
-        for turn in sequence.turns
-    ]
-    assert all(trajectory.success for trajectory in trajectories)
-    assert sum(disturbed) == len(told) and set(told) == {"forward", "back"}
-    assert 0.3 < sum(disturbed) / len(disturbed) < 0.7
-
-
-async def test_an_expert_that_cannot_be_told_is_not_disturbed(make_runner, play, worlds, renderer):
-    speaker = Demonstrator(ScriptedPolicy.EXPERT, renderer, disturbance=0.9)
-    with pytest.raises(UsageError, match=r"overruled.*sft\.disturbance"):
-        await play(make_runner(worlds.Corridor, speaker=speaker))
-
-
 async def test_demonstrations_keep_to_the_token_budget(make_runner, play, worlds, renderer):
     from agentrl.rollout.budget import EpisodeLimits
 

@@ -93,23 +93,6 @@ def test_loss_falls_and_the_answers_are_learnt(model, demonstrations, observatio
     assert cross_entropy(model, demonstrations, observation_weight=0.0) < 0.3 < seen[0].loss
 
 
-@pytest.mark.parametrize("observation_weight", [0.0, 0.5])
-def test_disturbances_are_not_learnt(model, demonstrations, observation_weight):
-    def last_loss(source, lie):
-        lessons = copy.deepcopy(demonstrations)
-        for lesson in lessons:
-            lesson.sequences[0].extend([lie, 3], source)
-        settings = {"tokens_per_update": 100_000, "observation_weight": observation_weight}
-        return train(copy.deepcopy(model), lessons, **settings).loss
-
-    losses = {source: [last_loss(source, lie) for lie in (11, 17)] for source in (Source.DISTURBANCE, Source.FORCED)}
-    plain = train(
-        copy.deepcopy(model), demonstrations, tokens_per_update=100_000, observation_weight=observation_weight
-    )
-    assert losses[Source.DISTURBANCE] == pytest.approx([plain.loss] * 2, abs=1e-5)
-    assert losses[Source.FORCED][0] != pytest.approx(losses[Source.FORCED][1], abs=1e-5)
-
-
 def test_sampled_tokens_are_learnt_too(model):
     sequence = TokenSequence()
     sequence.extend([2, 5], Source.PROMPT)
