@@ -36,7 +36,7 @@ def demo(
 ) -> None:
     """Watch a small agent learn household tasks, from nothing.
 
-    Makes a small model, warm-starts it on expert episodes, measures it in unseen rooms, trains it by reward with GRPO,
+    Makes a small model, warm-starts it on expert episodes, measures it in unseen rooms, trains it by reward with GiGPO,
     and measures it again. Needs no network and no GPU. Fails when the agent did not learn.
     """
     place = folder or Path("runs") / time.strftime("demo-%Y%m%d-%H%M%S")

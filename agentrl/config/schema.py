@@ -150,6 +150,9 @@ class LocalEngineConfig(Section):
     """Key-value cache kept for sessions, in tokens over all of them."""
     prefill_tokens: int = Field(4096, ge=1)
     """Most prompt tokens computed in one forward pass."""
+    lanes: int = Field(1, ge=1)
+    """Parts of the running sequences that are computed at the same time, each on its share of torch's threads: for
+    models so small that their operations cannot keep several cores busy."""
     timeout_s: float = Field(600.0, gt=0)
     """Deadline of one answer."""
 

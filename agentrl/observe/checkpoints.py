@@ -18,6 +18,7 @@ from typing import Any
 
 import orjson
 
+from agentrl.errors import UsageError
 from agentrl.observe.disk import replace_file, sync_folder, writing
 
 _log = logging.getLogger(__name__)
@@ -76,12 +77,24 @@ class Checkpoints:
         return Checkpoint(step, final)
 
     def newest(self) -> Checkpoint | None:
-        """The newest whole checkpoint; broken ones are named in a warning. ``None`` when there is none."""
-        for checkpoint in reversed(self.present()):
+        """The newest whole checkpoint; broken ones are named in a warning. ``None`` when there are none at all.
+
+        Raises:
+            UsageError: all are broken.
+        """
+        present = self.present()
+        for checkpoint in reversed(present):
             problem = _problem(checkpoint.path)
             if problem is None:
                 return checkpoint
             _log.warning("checkpoint %s is passed over: %s", checkpoint.path, problem)
+        if present:
+            raise UsageError(
+                f"no checkpoint in {self.folder} is whole",
+                got=", ".join(checkpoint.path.name for checkpoint in present),
+                expected="files as their manifest.json lists them",
+                hint="restore one of them, or remove them to begin again",
+            )
         return None
 
     def present(self) -> list[Checkpoint]:

@@ -20,7 +20,7 @@ def find_model(path: str) -> str:
             name on the Hugging Face hub.
 
     Raises:
-        UsageError: a folder without a model, or a path that does not exist.
+        UsageError: a folder without a model, a run whose checkpoints are all damaged, or a path that does not exist.
     """
     folder = Path(path)
     if folder.is_dir():

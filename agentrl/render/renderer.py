@@ -9,6 +9,7 @@ encoded again.
 
 from __future__ import annotations
 
+import functools
 from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
@@ -29,6 +30,8 @@ if TYPE_CHECKING:
     from transformers import PreTrainedTokenizerFast
 
 STAND_IN = "@@STAND-IN@@"
+KNOWN_SUFFIXES = 4096
+"""Renderings of new messages that are kept: the members of a group are told the same again and again."""
 _BEFORE = "x"
 
 
@@ -65,6 +68,7 @@ class Renderer:
         self.stop_token_ids: frozenset[int] = self.boundary.stop_ids | ({eos} if isinstance(eos, int) else set())
         self._before_ids = self.encoder.encode(_BEFORE)
         self._spans = ContentSpans(self.after_answer)
+        self._known_suffix = functools.lru_cache(KNOWN_SUFFIXES)(self._suffix)
         header = self.template.render([user("x")], generation_prompt=True)
         self._reader = AnswerReader(self.family, self.template.source, tool_parser, header)
 
@@ -88,6 +92,16 @@ class Renderer:
             TemplateError: The template refuses the messages.
             LedgerError: The new text would change tokens before it.
         """
+        appended = tuple(messages)
+        try:
+            known = self._known_suffix(appended)
+        except TypeError:  # a message with parts that cannot be hashed, such as the arguments of a call
+            known = self._suffix(appended)
+        start = last_id in self.boundary.end_ids
+        return Rendered(known.ids[start:], known.sources[start:])
+
+    def _suffix(self, messages: tuple[Message, ...]) -> Rendered:
+        """What follows an answer of which nothing but the end of its turn is missing."""
         text = self.after_answer(messages)
         encoded = self.encoder.encode_with_offsets(_BEFORE + text)
         known = len(self._before_ids)
@@ -101,8 +115,7 @@ class Renderer:
         for span in self._spans.find(text, messages):
             first, after = encoded.token_span(span.start + len(_BEFORE), span.end + len(_BEFORE))
             sources[first:after] = [span.source] * (after - first)
-        start = known + (last_id in self.boundary.end_ids)
-        return Rendered(encoded.ids[start:], sources[start:])
+        return Rendered(encoded.ids[known:], sources[known:])
 
     def after_answer(self, messages: Sequence[Message]) -> str:
         """The text that follows an answer: the end of its turn, the messages, the header of the next answer.

@@ -3,13 +3,13 @@
 from __future__ import annotations
 
 import hashlib
-import json
 import string
 from collections.abc import Iterable, Mapping
 from random import Random
 from typing import Any
 
 import gymnasium
+import orjson
 from gymnasium.spaces import Text
 
 from agentrl.errors import UsageError
@@ -62,6 +62,7 @@ class HouseholdEnv(gymnasium.Env[str, str]):
         self.observation_space = Text(4096, charset=string.printable)
         self.action_space = Text(256, charset=string.printable)
         self._world: World | None = None
+        self._house_key = ""
         self._steps = 0
 
     @property
@@ -83,8 +84,7 @@ class HouseholdEnv(gymnasium.Env[str, str]):
         """
         super().reset(seed=seed)
         house = self._build(seed, options or {})
-        self._world = World(house, put_syntax=self.options.put_syntax)
-        self._steps = 0
+        self._enter(World(house, put_syntax=self.options.put_syntax), steps=0)
         return introduction(house.receptacles, house.goal.text), self._info()
 
     def step(self, action: str) -> tuple[str, float, bool, bool, dict[str, Any]]:
@@ -112,21 +112,21 @@ class HouseholdEnv(gymnasium.Env[str, str]):
 
     def state_key(self) -> str:
         """Key of the full state of the house, whatever number of steps led to it."""
-        return hashlib.blake2b(json.dumps(self._plain_world()).encode(), digest_size=16).hexdigest()
+        return _digest(self._house_key, self.world.state.to_plain())
 
     def snapshot(self) -> dict[str, Any]:
         """The episode as JSON types."""
-        return {**self._plain_world(), "steps": self._steps}
+        return {"house": self.world.house.to_plain(), "state": self.world.state.to_plain(), "steps": self._steps}
 
     def restore(self, snapshot: Mapping[str, Any]) -> None:
         """Go on where a snapshot was taken, in this environment or another with the same options."""
         house = House.from_plain(snapshot["house"])
         state = State.from_plain(snapshot["state"])
-        self._world = World(house, state, self.options.put_syntax)
-        self._steps = snapshot["steps"]
+        self._enter(World(house, state, self.options.put_syntax), steps=snapshot["steps"])
 
-    def _plain_world(self) -> dict[str, Any]:
-        return {"house": self.world.house.to_plain(), "state": self.world.state.to_plain()}
+    def _enter(self, world: World, *, steps: int) -> None:
+        self._world, self._steps = world, steps
+        self._house_key = _digest(world.house.to_plain())
 
     def _info(self) -> dict[str, Any]:
         return {"success": self.world.solved, "task_type": self.world.house.goal.task_type.value}
@@ -149,3 +149,7 @@ class HouseholdEnv(gymnasium.Env[str, str]):
         rows = allowed_rows(TRAIN, self.options)
         row = rows[int(Random(f"task {drawn}").random() * len(rows))]
         return generate(row.scene, row.task_type, row.seed, self.options.size)
+
+
+def _digest(*parts: Any) -> str:
+    return hashlib.blake2b(orjson.dumps(parts), digest_size=16).hexdigest()

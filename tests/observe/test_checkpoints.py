@@ -70,6 +70,9 @@ def test_a_damaged_checkpoint_is_passed_over_with_a_message(checkpoints, caplog,
     with caplog.at_level(logging.WARNING):
         assert checkpoints.newest().step == 1
     assert problem in caplog.text
+    damage(checkpoints.folder / "step-000001")
+    with pytest.raises(UsageError, match=r"no checkpoint in .* is whole"):
+        checkpoints.newest()
 
 
 def test_a_full_disk_keeps_the_checkpoint_before(tmp_path):

@@ -27,6 +27,7 @@ from transformers import PreTrainedModel
 from agentrl.config.schema import LocalEngineConfig
 from agentrl.errors import EngineError, UsageError, async_boundary
 from agentrl.policy import Capabilities, EngineMetrics, GenerateRequest, Generation, PolicyEngine, StopReason
+from agentrl.serving.local.lanes import Lanes
 from agentrl.serving.local.rows import RowStore
 from agentrl.serving.local.runner import ModelRunner
 from agentrl.serving.local.sampling import sample
@@ -67,6 +68,7 @@ class LocalEngine(PolicyEngine):
             )
         self.capabilities = Capabilities(max_context=max_context, vocab_size=int(text.vocab_size), seeded=True)
         self._runner = ModelRunner(model)
+        self._lanes = Lanes(config.lanes)
         rows = RowStore(max_tokens=config.cache_tokens, max_context=max_context)
         self._scheduler = Scheduler(slots=config.slots, prefill_tokens=config.prefill_tokens, rows=rows)
         self._version = version
@@ -178,12 +180,12 @@ class LocalEngine(PolicyEngine):
 
     def _step(self) -> None:
         pieces = self._scheduler.plan()
-        step = Step(pieces, self._runner.device)
-        logits = self._runner.logits(step)
+        steps = [Step(part, self._runner.device) for part in self._lanes.split(pieces)]
+        logits = torch.cat(self._lanes.run(self._runner.logits, steps))
         jobs = {job.row: job for job in self._scheduler.running}
         ready: list[Job] = []
         places: list[int] = []
-        for place, piece in enumerate(step.pieces):
+        for place, piece in enumerate(piece for step in steps for piece in step.pieces):
             job = jobs[piece.row]
             piece.row.computed += piece.count
             if piece.row.computed == len(job.ids):
@@ -269,3 +271,4 @@ class LocalEngine(PolicyEngine):
             self._task.cancel()
             await asyncio.wait([self._task])
             self._task = None
+        self._lanes.close()

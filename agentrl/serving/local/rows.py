@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import heapq
 from dataclasses import dataclass, field
+from threading import Lock
 
 import torch
 from torch import Tensor
@@ -35,6 +36,8 @@ class Shelf:
     """Rows in the tensors."""
     free: list[int] = field(default_factory=list)
     """Heap of unused rows: the lowest is used first, which keeps the used ones together."""
+    _adding: Lock = field(default_factory=Lock)
+    """Held by the lane that allocates."""
 
     @property
     def used(self) -> int:
@@ -60,11 +63,16 @@ class Shelf:
 
     def layer(self, index: int, key: Tensor, value: Tensor) -> tuple[Tensor, Tensor]:
         """Keys and values of a layer, made in the likeness of `key` and `value` ([tokens, kv_heads, head_dim])."""
-        while len(self.keys) <= index:
-            # zeros: what a masked position holds is multiplied by a weight of 0 and must be finite
-            self.keys.append(key.new_zeros(self.rows, key.shape[1], self.capacity, key.shape[2]))
-            self.values.append(value.new_zeros(self.rows, value.shape[1], self.capacity, value.shape[2]))
+        if len(self.values) <= index:
+            self._add_layers(index + 1, key, value)
         return self.keys[index], self.values[index]
+
+    def _add_layers(self, layers: int, key: Tensor, value: Tensor) -> None:
+        with self._adding:
+            while len(self.values) < layers:
+                # zeros: what a masked position holds is multiplied by a weight of 0 and must be finite
+                self.keys.append(key.new_zeros(self.rows, key.shape[1], self.capacity, key.shape[2]))
+                self.values.append(value.new_zeros(self.rows, value.shape[1], self.capacity, value.shape[2]))
 
     def copy_row(self, row: int, target: Shelf, target_row: int, length: int) -> None:
         """Copy a row's first `length` tokens to a row of another shelf."""
