@@ -1,6 +1,6 @@
 """The main job from nothing: a new model is warm-started, measured, trained by reward, and measured again.
 
-shipped config ─► warm start on experts ─► evaluation ─► GRPO ─► evaluation ─► report.html, demo.json
+shipped config ─► warm start on experts ─► evaluation ─► RL ─► evaluation ─► report.html, demo.json
 """
 
 from __future__ import annotations
@@ -91,8 +91,8 @@ class DemoRunner:
         clock.lap("warm_start")
         before = self._evaluate(started)
         clock.lap("evaluation_before")
-        config = self._config("grpo", f"model.path={started.checkpoint}")
-        trained = self._finished(train(start_run(config, kind="grpo"), watcher=self._watcher))
+        config = self._config("train", f"model.path={started.checkpoint}")
+        trained = self._finished(train(start_run(config, kind="train"), watcher=self._watcher))
         clock.lap("training")
         after = self._evaluate(trained)
         clock.lap("evaluation_after")

@@ -46,7 +46,6 @@ EXCEPTIONS = {
     ("render", "observe"),
     ("sandbox", "observe"),
     ("orchestrator", "checkpoint"),
-    ("warm_start", "orchestrator"),
     ("cli", "testing"),  # `agentrl env check` is the conformance kit
     ("warm_start", "orchestrator"),
 }

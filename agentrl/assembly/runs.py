@@ -19,7 +19,7 @@ from agentrl.observe.run_directory import RunDirectory
 
 _FREE_ON_RESUME = (
     *("trainer", "rollout", "evaluation", "checkpoint", "trackers", "model.device"),
-    *("engine.slots", "engine.cache_tokens", "engine.prefill_tokens", "engine.timeout_s"),
+    *("engine.slots", "engine.lanes", "engine.cache_tokens", "engine.prefill_tokens", "engine.timeout_s"),
     *("environment.workers", "environment.max_concurrent", "environment.reset_timeout_s"),
     *("environment.step_timeout_s", "agent.tool_timeout_s"),
 )

@@ -17,7 +17,7 @@ from agentrl.errors import UsageError
 from agentrl.evaluation.episode import read_episodes
 from agentrl.evaluation.session import EPISODES_FILE
 from agentrl.evaluation.token_view import Decode, page_html, segments
-from agentrl.observe.model_folder import find_model
+from agentrl.observe.model_folder import MODEL, find_model
 from agentrl.observe.run_directory import RunDirectory
 from agentrl.observe.trajectory_store import read_trajectories
 from agentrl.trajectory import Source, Trajectory
@@ -98,4 +98,12 @@ def _model_of(folder: Path) -> str:
     run = next((path for path in candidates if (path / "config.yaml").is_file()), None)
     if run is None:
         raise UsageError(f"{folder} does not lie in a run", hint="evaluations of other models have a report instead")
-    return find_model(str(run))
+    try:
+        return find_model(str(run))
+    except UsageError:
+        own = (
+            run / MODEL
+        )  # all checkpoints are damaged; the model that the run made at its start has the same tokenizer
+        if not own.is_dir():
+            raise
+        return str(own)

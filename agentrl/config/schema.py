@@ -151,8 +151,8 @@ class LocalEngineConfig(Section):
     prefill_tokens: int = Field(4096, ge=1)
     """Most prompt tokens computed in one forward pass."""
     lanes: int = Field(1, ge=1)
-    """Parts of the running sequences that are computed at the same time, each on its share of torch's threads: for
-    models so small that their operations cannot keep several cores busy."""
+    """Parts of the running sequences that are computed at the same time, each on its share of torch's threads; on the
+    CPU, for models so small that their operations cannot keep several cores busy. A lane needs 8 sequences."""
     timeout_s: float = Field(600.0, gt=0)
     """Deadline of one answer."""
 
@@ -247,7 +247,7 @@ class AlgorithmConfig(Section):
     overlong_factor: float | None = Field(None, ge=0)
     """Greatest soft penalty."""
     dynamic_sampling: bool = False
-    """Replace groups in which all returns are equal by fresh ones."""
+    """Replace groups in which all returns are equal by fresh ones; gigpo would learn from those, too."""
 
     @model_validator(mode="after")
     def _keys_are_used(self) -> Self:

@@ -93,7 +93,7 @@ class Checkpoints:
                 f"no checkpoint in {self.folder} is whole",
                 got=", ".join(checkpoint.path.name for checkpoint in present),
                 expected="files as their manifest.json lists them",
-                hint="restore one of them, or remove them to begin again",
+                hint="restore one of them, or remove them to begin again from step 0",
             )
         return None
 

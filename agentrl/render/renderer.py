@@ -32,6 +32,8 @@ if TYPE_CHECKING:
 STAND_IN = "@@STAND-IN@@"
 KNOWN_SUFFIXES = 4096
 """Renderings of new messages that are kept: the members of a group are told the same again and again."""
+LONGEST_KNOWN = 500
+"""Characters of a message that is kept; long ones seldom come twice."""
 _BEFORE = "x"
 
 
@@ -93,10 +95,7 @@ class Renderer:
             LedgerError: The new text would change tokens before it.
         """
         appended = tuple(messages)
-        try:
-            known = self._known_suffix(appended)
-        except TypeError:  # a message with parts that cannot be hashed, such as the arguments of a call
-            known = self._suffix(appended)
+        known = self._known_suffix(appended) if all(map(_is_short, appended)) else self._suffix(appended)
         start = last_id in self.boundary.end_ids
         return Rendered(known.ids[start:], known.sources[start:])
 
@@ -173,3 +172,7 @@ class Renderer:
     def cut(self, text: str, max_tokens: int) -> str:
         """`text` cut to a token budget, with a visible mark (see `TextEncoder.cut`)."""
         return self.encoder.cut(text, max_tokens)
+
+
+def _is_short(message: Message) -> bool:
+    return isinstance(message.content, str) and len(message.content) <= LONGEST_KNOWN and not message.tool_calls

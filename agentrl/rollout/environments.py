@@ -71,6 +71,11 @@ class HostedEnvironment:
         actions: list[str] | None = await self._call("admissible_actions")
         return actions
 
+    async def state_key(self) -> str | None:
+        """Key of the environment's state now; ``None`` when it does not tell."""
+        key: str | None = await self._call("state_key")
+        return key
+
     async def expert_action(self, observation: Content) -> str:
         """What the environment's own expert does after `observation`."""
         action: str = await self._call("expert_action", observation)

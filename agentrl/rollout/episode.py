@@ -118,17 +118,23 @@ class RuntimeEpisode(Episode):
         began = clock()
         self.turns.recorders.counters.tool_calls += 1
         self.turns.add_metric("tool_calls", 1)
+        failed = False
         try:
             text = await self._tool_text(call)
         except ToolError as error:
+            text, failed = f"Error: {error}", True
             self.turns.recorders.counters.tool_errors += 1
             self.turns.add_metric("tool_errors", 1)
-            return tool_result(call, self._cut_text(f"Error: {error}"))
         finally:
             turn.timings.tool += clock() - began
-        if self.tools[call.name].stop:
+        if not failed and self.tools[call.name].stop:
             raise EpisodeEnd(Outcome.STOPPED_BY_TOOL)
+        self.turns.state_key = await self._state_after(call.name)
         return tool_result(call, self._cut_text(text))
+
+    async def _state_after(self, tool: str) -> str | None:
+        """Key of the state in which a tool has left the episode: that of a configured tool's result is what it says."""
+        return await self.environment.state_key() if tool in self.tools and tool not in self._configured else None
 
     def open(self, messages: Sequence[Message], *, tools: Sequence[Tool] = ()) -> Conversation:
         """Start a conversation."""

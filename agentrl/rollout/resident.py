@@ -66,7 +66,7 @@ class Resident:
         return ResetResult(
             observation=observation,
             info=info,
-            state_key=await self._state_key(),
+            state_key=await self.state_key(),
             action_hint=str(self._optional("action_hint") or ""),
             tools=tuple(self._optional("tools") or ()),
         )
@@ -74,7 +74,7 @@ class Resident:
     async def step(self, action: str) -> Stepped:
         """Take an action."""
         result = _checked_step(await settled(self.env.step(action)))
-        return Stepped(result=result, state_key=await self._state_key())
+        return Stepped(result=result, state_key=await self.state_key())
 
     async def admissible_actions(self) -> list[str] | None:
         """The actions that are accepted now; ``None`` when the environment does not tell."""
@@ -114,7 +114,8 @@ class Resident:
         """Release the environment."""
         await settled(self.env.close())
 
-    async def _state_key(self) -> str | None:
+    async def state_key(self) -> str | None:
+        """Key of the state now; ``None`` when the environment does not tell."""
         method = self._optional("state_key")
         return None if method is None else str(await settled(method()))
 

@@ -4,9 +4,10 @@ from __future__ import annotations
 
 from collections.abc import Hashable, Iterator, Sequence
 
+import numpy as np
 import torch
 
-from agentrl.trajectory import TokenSequence, Trajectory, Turn
+from agentrl.trajectory import Source, TokenSequence, Trajectory
 
 
 def turn_states(trajectories: Sequence[Trajectory]) -> torch.Tensor:
@@ -33,13 +34,11 @@ def _states(trajectory: Trajectory) -> Iterator[Hashable]:
 
 
 def _observed(sequence: TokenSequence) -> Iterator[tuple[int, Hashable]]:
-    """Number of each turn that needs them, and the tokens between it and the turn before."""
-    before = 0
+    """Number of each turn that needs it, and what the agent was told since the turn before."""
+    if all(turn.state_key is not None for turn in sequence.turns):
+        return
+    ids, told, before = sequence.token_ids, np.isin(sequence.sources, (Source.PROMPT, Source.OBSERVATION)), 0
     for turn in sequence.turns:
         if turn.state_key is None:
-            yield turn.index, _tokens(sequence, before, turn)
+            yield turn.index, ids[before : turn.start][told[before : turn.start]].tobytes()
         before = turn.end
-
-
-def _tokens(sequence: TokenSequence, before: int, turn: Turn) -> tuple[int, ...]:
-    return tuple(sequence.ids_list(before)[: turn.start - before])

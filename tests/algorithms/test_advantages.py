@@ -39,6 +39,12 @@ def batch(episodes=EPISODES):
     )
 
 
+def test_no_state_of_the_example_is_shared_by_groups():
+    example = batch()
+    owners = {(s, int(example.group[e])) for s, e in zip(STATES, example.turn_episode.tolist(), strict=True)}
+    assert len(owners) == len(set(STATES))
+
+
 def siblings(e):
     return [RETURNS[i] for i, (group, _) in enumerate(EPISODES) if group == EPISODES[e][0]]
 

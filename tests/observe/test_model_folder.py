@@ -52,3 +52,10 @@ def test_folders_without_a_model_are_named(run, tmp_path):
         find_model(str(run.path))
     with pytest.raises(UsageError, match="neither"):
         find_model(str(tmp_path))
+
+
+def test_a_run_whose_checkpoints_are_all_damaged_is_not_its_untrained_model(run):
+    write_model(run.model)
+    (run.checkpoints / "step-000003" / "model").mkdir(parents=True)
+    with pytest.raises(UsageError, match=r"no checkpoint in .* is whole: got step-000003"):
+        find_model(str(run.path))

@@ -127,3 +127,18 @@ def test_a_template_that_hides_answers_is_refused() -> None:
     tokenizer.chat_template = "{% for m in messages if m.role == 'user' %}<bos>{{ m.content }}<eos>{% endfor %}"
     with pytest.raises(TemplateError, match="leaves out what the assistant said"):
         Renderer(tokenizer)
+
+
+@pytest.mark.parametrize("family", TOKENIZER_FAMILIES)
+def test_a_suffix_that_comes_again_is_the_same_whatever_was_done_with_the_first(family: str, renderer_of) -> None:
+    renderer = renderer_of(family)
+    for text in ("go on", "go on " * 200):
+        for last_id in (None, renderer.boundary.end_id):
+            first = renderer.suffix([user(text)], last_id=last_id)
+            expected = list(first.ids), list(first.sources)
+            first.ids.clear()
+            first.sources.append(first.sources[0])
+            again = renderer.suffix([user(text)], last_id=last_id)
+            assert (again.ids, again.sources) == expected
+        whole, rest = (renderer.suffix([user(text)], last_id=i).ids for i in (None, renderer.boundary.end_id))
+        assert whole[1:] == rest

@@ -114,6 +114,21 @@ class Whispering(Faulty):
     tools = (whisper,)
 
 
+class Stairs(Corridor):
+    """A corridor that is walked with a tool."""
+
+    action_hint = None
+
+    @property
+    def tools(self):
+        return (agentrl.tool(self.climb),)
+
+    def climb(self) -> str:
+        """Go one step up."""
+        self.place += 1
+        return "You climb."
+
+
 class Remote(agentrl.AsyncEnv):
     """An asynchronous world that may never answer."""
 

@@ -173,6 +173,23 @@ async def test_a_tool_of_an_environments_own_name_is_refused(make_runner, play, 
         await play(runner)
 
 
+@agentrl.tool
+def ponder() -> str:
+    """Think."""
+    return "Well."
+
+
+async def test_a_state_is_told_anew_after_a_tool_of_the_environment_and_unknown_after_another(
+    make_runner, play, worlds
+):
+    answers = [call("climb"), call("climb", steps=3), call("ponder"), call("climb")]
+    limits = EpisodeLimits(max_turns=4)
+    runner = make_runner(worlds.Stairs, *answers, loop="tool_calling", tools=[ponder], limits=limits)
+    trajectory = await play(runner)
+    assert trajectory.metrics == {"tool_calls": 4, "tool_errors": 1} | {"seconds": trajectory.metrics["seconds"]}
+    assert [turn.state_key for turn in trajectory.turns] == ["place 0", "place 1", "place 1", None]
+
+
 async def test_a_tool_of_the_actions_name_is_refused(make_runner, play, worlds):
     runner = make_runner(worlds.Corridor, "x", loop="tool_calling", options={"action_name": "give_up"}, tools=[give_up])
     with pytest.raises(UsageError, match="got give_up, expected a name of its own"):

@@ -1,6 +1,5 @@
 import asyncio
 import itertools
-import random
 
 import pytest
 import torch
@@ -11,35 +10,18 @@ from agentrl.serving.local import LocalEngine
 from agentrl.testing.models import FAMILIES, tiny_model
 
 
-async def _play(engine, request_of, *, sessions=6, turns=3, vocabulary=64, **params):
-    """Play multi-turn sessions of different lengths at once: per session, the prompt and answer of each turn."""
-
-    async def session(number):
-        generator = random.Random(number)
-        ids = [generator.randrange(vocabulary) for _ in range(3 + 9 * number)]
-        played = []
-        for turn in range(turns):
-            name = f"{number}.{turn}"
-            settings = {"max_tokens": generator.randint(3, 12), "seed": 100 * number + turn, **params}
-            answer = await engine.generate(request_of(ids, name, str(number), **settings))
-            played.append((ids, answer))
-            ids = [*ids, *answer.token_ids, *(generator.randrange(vocabulary) for _ in range(7))]
-        await engine.end_session(str(number))
-        return played
-
-    return await asyncio.gather(*map(session, range(sessions)))
-
-
 def _answers(played):
     return [[(answer.token_ids, answer.logprobs) for _, answer in session] for session in played]
 
 
 @pytest.mark.parametrize("family", FAMILIES)
 @pytest.mark.parametrize("tied", [True, False])
-async def test_greedy_decoding_equals_generate_and_logprobs_a_full_forward(family, tied, request_of, reference_of):
+async def test_greedy_decoding_equals_generate_and_logprobs_a_full_forward(
+    family, tied, request_of, reference_of, play_sessions
+):
     model = tiny_model(family, tied=tied)
     engine = LocalEngine(model, LocalEngineConfig(slots=4, prefill_tokens=40))
-    played = await _play(engine, request_of, temperature=0.0, stop_token_ids=frozenset({0, 1, 2}))
+    played = await play_sessions(engine, request_of, temperature=0.0, stop_token_ids=frozenset({0, 1, 2}))
     await engine.close()
     for prompt, answer in (turn for session in played for turn in session):
         reference = model.generate(
@@ -64,20 +46,20 @@ async def test_greedy_decoding_equals_generate_and_logprobs_a_full_forward(famil
         {"slots": 3, "prefill_tokens": 11, "cache_tokens": 512, "max_context": 256},
     ],
 )
-async def test_seeded_tokens_do_not_depend_on_sizes(sizes, request_of):
+async def test_seeded_tokens_do_not_depend_on_sizes(sizes, request_of, play_sessions):
     model = tiny_model()
     first = LocalEngine(model, LocalEngineConfig(max_context=256))
     second = LocalEngine(model, LocalEngineConfig(**{"max_context": 256, **sizes}))
-    expected, played = [await _play(engine, request_of, top_p=0.9) for engine in (first, second)]
+    expected, played = [await play_sessions(engine, request_of, top_p=0.9) for engine in (first, second)]
     for a, b in zip(expected, played, strict=True):
         assert [answer.token_ids for _, answer in a] == [answer.token_ids for _, answer in b]
     await first.close()
     await second.close()
 
 
-async def test_turns_of_a_session_find_their_cache_even_with_fewer_slots_than_sessions(request_of):
+async def test_turns_of_a_session_find_their_cache_even_with_fewer_slots_than_sessions(request_of, play_sessions):
     engine = LocalEngine(tiny_model(), LocalEngineConfig(slots=2))
-    played = await _play(engine, request_of)
+    played = await play_sessions(engine, request_of)
     for session in played:
         for (earlier, answer), (prompt, later) in itertools.pairwise(session):
             assert later.cached_tokens == len(earlier) + len(answer.token_ids) - 1
@@ -105,23 +87,23 @@ async def test_a_small_cache_evicts_idle_sessions_and_preempts_the_youngest(requ
     await engine.close()
 
 
-async def test_the_same_events_compute_the_same_bits(request_of):
+async def test_the_same_events_compute_the_same_bits(request_of, play_sessions):
     model = tiny_model()
     config = LocalEngineConfig(slots=4, cache_tokens=2048)
     fresh = LocalEngine(model, config, version=7)
     used = LocalEngine(model, config)
-    await _play(used, request_of, sessions=9)
+    await play_sessions(used, request_of, sessions=9)
     await used.update_weights(None, 7)
-    assert _answers(await _play(fresh, request_of)) == _answers(await _play(used, request_of))
+    assert _answers(await play_sessions(fresh, request_of)) == _answers(await play_sessions(used, request_of))
     await fresh.close()
     await used.close()
 
 
-async def test_the_trainers_module_is_shared_and_left_alone(request_of):
+async def test_the_trainers_module_is_shared_and_left_alone(request_of, play_sessions):
     model = tiny_model()
     model.train()
     engine = LocalEngine(model, LocalEngineConfig())
-    (prompt, before), *_ = (await _play(engine, request_of, sessions=1, turns=1, temperature=0.0))[0]
+    (prompt, before), *_ = (await play_sessions(engine, request_of, sessions=1, turns=1, temperature=0.0))[0]
     assert model.training
     assert model.config._attn_implementation == "sdpa"
     assert not any(tensor.is_inference() for tensor in [*model.parameters(), *model.buffers()])
@@ -131,7 +113,7 @@ async def test_the_trainers_module_is_shared_and_left_alone(request_of):
     await engine.pause()
     await engine.update_weights(None, 1)
     await engine.resume()
-    (_, after), *_ = (await _play(engine, request_of, sessions=1, turns=1, temperature=0.0))[0]
+    (_, after), *_ = (await play_sessions(engine, request_of, sessions=1, turns=1, temperature=0.0))[0]
     assert before.logprobs != after.logprobs
     assert set(after.versions) == {1}
     await engine.close()
@@ -230,9 +212,9 @@ def test_models_whose_attention_does_not_fit_are_usage_errors(attribute, value, 
         LocalEngine(model, LocalEngineConfig())
 
 
-async def test_metrics_count_tokens_and_time(request_of):
+async def test_metrics_count_tokens_and_time(request_of, play_sessions):
     engine = LocalEngine(tiny_model(), LocalEngineConfig())
-    played = await _play(engine, request_of, sessions=3, turns=2)
+    played = await play_sessions(engine, request_of, sessions=3, turns=2)
     metrics = engine.metrics()
     turns = [turn for session in played for turn in session]
     assert metrics.prompt_tokens == sum(len(prompt) for prompt, _ in turns)

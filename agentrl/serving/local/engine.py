@@ -1,16 +1,16 @@
 """The engine that runs a Hugging Face model in this process: continuous batching with a cache kept per session.
 
-    generate() ──► waiting ──► running ──► one step: new tokens of all running requests in one forward pass
+    generate() ──► waiting ──► running ──► one step: new tokens of all running requests, in one forward pass per lane
        ▲             ▲            │                      │
        │             │ preempted  │ row stays with       ▼
        │             └────────────┤ the session      sample, deliver answers
        │                          ▼                      │
        └── next turn of a caller ◄── let the event loop settle ◄┘
 
-One task serves; a step runs in the event loop's own thread, and between two steps the loop is left to run until nobody
-has submitted anything for a few of its turns. So callers whose answer is ready send their next turn before the next
-step, and which requests meet in a step depends on the order of events only, never on time: with environments that run
-inline, a run repeated from the same state computes the same bits.
+One task serves; a step holds the event loop until it is over, and between two steps the loop is left to run until
+nobody has submitted anything for a few of its turns. So callers whose answer is ready send their next turn before the
+next step, and which requests meet in a step depends on the order of events only, never on time: with environments that
+run inline, a run repeated from the same state computes the same bits.
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ from transformers import PreTrainedModel
 from agentrl.config.schema import LocalEngineConfig
 from agentrl.errors import EngineError, UsageError, async_boundary
 from agentrl.policy import Capabilities, EngineMetrics, GenerateRequest, Generation, PolicyEngine, StopReason
-from agentrl.serving.local.lanes import Lanes
+from agentrl.serving.local.lanes import Lanes, check_lanes
 from agentrl.serving.local.rows import RowStore
 from agentrl.serving.local.runner import ModelRunner
 from agentrl.serving.local.sampling import sample
@@ -68,6 +68,7 @@ class LocalEngine(PolicyEngine):
             )
         self.capabilities = Capabilities(max_context=max_context, vocab_size=int(text.vocab_size), seeded=True)
         self._runner = ModelRunner(model)
+        check_lanes(config, model)
         self._lanes = Lanes(config.lanes)
         rows = RowStore(max_tokens=config.cache_tokens, max_context=max_context)
         self._scheduler = Scheduler(slots=config.slots, prefill_tokens=config.prefill_tokens, rows=rows)
@@ -181,7 +182,8 @@ class LocalEngine(PolicyEngine):
     def _step(self) -> None:
         pieces = self._scheduler.plan()
         steps = [Step(part, self._runner.device) for part in self._lanes.split(pieces)]
-        logits = torch.cat(self._lanes.run(self._runner.logits, steps))
+        parts = self._lanes.run(self._runner.logits, steps)
+        logits = parts[0] if len(parts) == 1 else torch.cat(parts)
         jobs = {job.row: job for job in self._scheduler.running}
         ready: list[Job] = []
         places: list[int] = []

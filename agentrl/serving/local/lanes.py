@@ -12,7 +12,10 @@ from threading import Barrier
 from typing import TypeVar
 
 import torch
+from transformers import PreTrainedModel
 
+from agentrl.config.schema import LocalEngineConfig
+from agentrl.errors import UsageError
 from agentrl.serving.local.step import Piece
 
 Part = TypeVar("Part")
@@ -20,8 +23,35 @@ Result = TypeVar("Result")
 
 FEWEST = 8
 """Sequences of a lane that are worth a thread."""
+BATCH_DEPENDENT = ("dynamic", "longrope")
+"""Kinds of rotary scaling that are set anew by the longest sequence of a forward pass."""
 TOKEN_COST = 24
 """Cached tokens whose attention costs as much as taking one new token through the model, for small models."""
+
+
+def check_lanes(config: LocalEngineConfig, model: PreTrainedModel) -> None:
+    """Refuse more than one lane where lanes would do nothing, or harm.
+
+    Raises:
+        UsageError: too few slots, another device than the CPU, or rotary positions that depend on the batch.
+    """
+    if config.lanes == 1:
+        return
+    if config.slots < FEWEST * config.lanes:
+        raise UsageError(
+            "engine.lanes needs sequences to share out",
+            got=f"{config.lanes} lanes, {config.slots} slots",
+            expected=f"at least {FEWEST} slots per lane",
+        )
+    if model.device.type != "cpu":
+        raise UsageError("engine.lanes is for models on the CPU", got=f"one on {model.device}", expected="1 lane")
+    scaling = getattr(model.config.get_text_config(), "rope_parameters", None) or {}
+    if scaling.get("rope_type") in BATCH_DEPENDENT:
+        raise UsageError(
+            "this model's rotary positions depend on what is computed together",
+            got=f"rope_type {scaling['rope_type']}, {config.lanes} lanes",
+            expected="engine.lanes: 1",
+        )
 
 
 class Lanes:
@@ -62,9 +92,7 @@ class Lanes:
     def _start(self) -> ThreadPoolExecutor:
         total = torch.get_num_threads()
         share = max(1, total // self.count)
-        threads = ThreadPoolExecutor(
-            self.count, thread_name_prefix="lane", initializer=torch.set_num_threads, initargs=(share,)
-        )
+        threads = ThreadPoolExecutor(self.count, thread_name_prefix="lane", initializer=_take_share, initargs=(share,))
         together = Barrier(self.count)
         wait([threads.submit(together.wait) for _ in range(self.count)])
         torch.set_num_threads(total)  # what the lanes have set for themselves is also what threads to come would get
@@ -75,3 +103,8 @@ class Lanes:
         if self._threads is not None:
             self._threads.shutdown()
             self._threads = None
+
+
+def _take_share(threads: int) -> None:
+    torch.get_num_threads()  # a thread's first operation takes the process's number: let that be over
+    torch.set_num_threads(threads)

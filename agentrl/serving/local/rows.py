@@ -36,7 +36,7 @@ class Shelf:
     """Rows in the tensors."""
     free: list[int] = field(default_factory=list)
     """Heap of unused rows: the lowest is used first, which keeps the used ones together."""
-    _adding: Lock = field(default_factory=Lock)
+    _adding: Lock = field(default_factory=Lock, init=False, repr=False)
     """Held by the lane that allocates."""
 
     @property
