@@ -40,18 +40,25 @@ class Cabinets(gymnasium.Env[str, str]):
     def __init__(self, turns: int) -> None:
         self._turns = turns
         self._taken = 0
+        self._room = 0
 
     def reset(self, *, seed: int | None = None, options: dict[str, Any] | None = None) -> tuple[str, dict[str, Any]]:
         """Start again."""
         super().reset(seed=seed)
-        self._taken = 0
+        self._taken, self._room = 0, int(self.np_random.integers(10**6))
         return "You are in a room with cabinets 1 to 20. Your task is to: put a clean mug in cabinet 7.", {}
 
     def step(self, action: str) -> tuple[str, float, bool, bool, dict[str, Any]]:
         """One step further."""
         self._taken += 1
         done = self._taken >= self._turns
-        return f"The cabinet {self._taken} is closed. You did: {action}.", float(done), done, False, {"success": done}
+        return (
+            f"The cabinet {self._taken} of room {self._room} is closed. You did: {action}.",
+            float(done),
+            done,
+            False,
+            {"success": done},
+        )
 
 
 def make_runner(loop: str, options: dict[str, Any], turns: int) -> EpisodeRunner:

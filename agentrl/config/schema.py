@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Annotated, Any, Literal, Self
 
-from pydantic import BaseModel, ConfigDict, Field, model_validator
+from pydantic import BaseModel, ConfigDict, Field, field_validator, model_validator
 
 from agentrl.env import Isolation
 
@@ -126,6 +126,13 @@ class AgentConfig(Section):
     """Unusable answers in an episode before it ends as policy_error."""
     scorer: str = "environment"
     """Registry name or module:attr of the scorer; ``environment`` sums the environment's rewards."""
+
+    @field_validator("tools")
+    @classmethod
+    def _tools_are_named_once(cls, tools: list[str]) -> list[str]:
+        if twice := sorted({name for name in tools if tools.count(name) > 1}):
+            raise ValueError(f"agent.tools names {', '.join(twice)} more than once")
+        return tools
 
 
 class SamplingConfig(Section):

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import logging
 import time
+import uuid
 from abc import ABC, abstractmethod
 from collections.abc import Mapping, Sequence
 from pathlib import Path
@@ -60,7 +61,17 @@ class WandbTracker(Tracker):
         import wandb
 
         folder.mkdir(parents=True, exist_ok=True)
-        self._run = wandb.init(project="agentrl", name=name, dir=str(folder), config=dict(config), resume="allow")
+        identity = folder / "run_id"  # a resumed run goes on in the same history
+        if not identity.is_file():
+            identity.write_text(uuid.uuid4().hex)
+        self._run = wandb.init(
+            project="agentrl",
+            id=identity.read_text(),
+            name=name,
+            dir=str(folder),
+            config=dict(config),
+            resume="allow",
+        )
 
     def log(self, step: int, metrics: Mapping[str, float]) -> None:
         """One history row."""

@@ -62,7 +62,7 @@ class HouseholdEnv(gymnasium.Env[str, str]):
         self.observation_space = Text(4096, charset=string.printable)
         self.action_space = Text(256, charset=string.printable)
         self._world: World | None = None
-        self._house_key = ""
+        self._house_key: str | None = None
         self._steps = 0
 
     @property
@@ -112,6 +112,8 @@ class HouseholdEnv(gymnasium.Env[str, str]):
 
     def state_key(self) -> str:
         """Key of the full state of the house, whatever number of steps led to it."""
+        if self._house_key is None:
+            self._house_key = _digest(self.world.house.to_plain())
         return _digest(self._house_key, self.world.state.to_plain())
 
     def snapshot(self) -> dict[str, Any]:
@@ -126,7 +128,7 @@ class HouseholdEnv(gymnasium.Env[str, str]):
 
     def _enter(self, world: World, *, steps: int) -> None:
         self._world, self._steps = world, steps
-        self._house_key = _digest(world.house.to_plain())
+        self._house_key = None
 
     def _info(self) -> dict[str, Any]:
         return {"success": self.world.solved, "task_type": self.world.house.goal.task_type.value}

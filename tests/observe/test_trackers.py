@@ -1,4 +1,6 @@
 import logging
+import sys
+import types
 
 import pytest
 
@@ -61,3 +63,29 @@ def test_tensorboard_can_read_what_was_logged(tmp_path):
     (file,) = (tmp_path / "tensorboard").iterdir()
     events = [event for event in EventFileLoader(str(file)).Load() if event.summary.value]
     assert [(event.step, {v.tag for v in event.summary.value}) for event in events] == [(3, {"reward/mean", "turns"})]
+
+
+def test_a_resumed_run_goes_on_in_the_same_wandb_history(tmp_path, monkeypatch):
+    class History:
+        def __init__(self, **settings):
+            self.settings, self.rows, self.finished = settings, [], False
+            histories.append(self)
+
+        def log(self, metrics, step):
+            self.rows.append((step, metrics))
+
+        def finish(self):
+            self.finished = True
+
+    histories = []
+    monkeypatch.setitem(sys.modules, "wandb", types.SimpleNamespace(init=History))
+    for run, step in (("a", 1), ("a", 2), ("b", 1)):
+        trackers = Trackers(["wandb"], folder=tmp_path / run, name=run, config={"seed": 3})
+        trackers.log(step, {"loss": 0.5})
+        trackers.close()
+    first, resumed, other = histories
+    assert first.settings == resumed.settings
+    assert first.settings["id"] != other.settings["id"]
+    assert (first.settings["resume"], first.settings["name"], first.settings["config"]) == ("allow", "a", {"seed": 3})
+    assert [history.rows for history in histories] == [[(s, {"loss": 0.5})] for s in (1, 2, 1)]
+    assert all(history.finished for history in histories)
