@@ -19,7 +19,8 @@ from agentrl.assembly.runs import start_run
 from agentrl.config import Config, load_config
 from agentrl.errors import TrainingError, UsageError
 from agentrl.evaluation.report import Report, ReportFiles, choose_examples, write_report
-from agentrl.evaluation.result import EvaluationResult
+from agentrl.evaluation.result import EvaluationResult, estimate_text
+from agentrl.evaluation.statistics import Estimate
 from agentrl.observe.disk import replace_file, writing
 from agentrl.observe.metrics import read_metrics
 from agentrl.observe.model_folder import find_model
@@ -52,7 +53,9 @@ class Demo:
         """
         before, after = self.before.success, self.after.success
         if before is None or after is None or after.low <= before.high:
-            raise TrainingError("the agent did not learn", got=f"success {before} and then {after}", expected="a rise")
+            raise TrainingError(
+                "the agent did not learn", got=f"success {_shown(before)} and then {_shown(after)}", expected="a rise"
+            )
 
 
 class DemoRunner:
@@ -133,6 +136,10 @@ def demo_json(demo: Demo) -> dict[str, Any]:
         "seconds": demo.seconds["total"],
         "seconds_by_part": dict(demo.seconds),
     }
+
+
+def _shown(estimate: Estimate | None) -> str:
+    return "unknown" if estimate is None else estimate_text(estimate)
 
 
 class _Clock:

@@ -103,7 +103,7 @@ class Orchestrator:
             UsageError: something that the user must change: a missing model, a full disk.
             TrainingError: numbers that are not finite, a failed weight sync, nothing to train on.
         """
-        with logging_to(self.folder.logs / "agentrl.log"):
+        with self.folder.in_use(), logging_to(self.folder.logs / "agentrl.log"):
             self._watcher.on_start(self.folder.path, self.status)
             async with AsyncExitStack() as stack:
                 await self._prepare(stack)

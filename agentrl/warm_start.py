@@ -49,7 +49,7 @@ class WarmStart:
             UsageError: no expert, no model, a full disk.
             TrainingError: the loss is not finite.
         """
-        with logging_to(self.folder.logs / "agentrl.log"):
+        with self.folder.in_use(), logging_to(self.folder.logs / "agentrl.log"):
             self._watcher.on_start(self.folder.path, self.status)
             path, demonstrations = asyncio.run(self._demonstrate())
             return self._learn(path, demonstrations)

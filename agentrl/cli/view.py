@@ -10,9 +10,11 @@ from typing import Annotated
 import typer
 from rich.text import Text
 
+from agentrl.assembly.models import SCRATCH
 from agentrl.cli.console import note, out
 from agentrl.cli.help import examples
 from agentrl.cli.reports import decoder
+from agentrl.config import load_config
 from agentrl.errors import UsageError
 from agentrl.evaluation.episode import read_episodes
 from agentrl.evaluation.session import EPISODES_FILE
@@ -100,10 +102,8 @@ def _model_of(folder: Path) -> str:
         raise UsageError(f"{folder} does not lie in a run", hint="evaluations of other models have a report instead")
     try:
         return find_model(str(run))
-    except UsageError:
-        own = (
-            run / MODEL
-        )  # all checkpoints are damaged; the model that the run made at its start has the same tokenizer
-        if not own.is_dir():
+    except UsageError:  # no whole checkpoint; the model that the run started from has the same tokenizer
+        start = load_config(run / "config.yaml").model.path
+        if start == SCRATCH and not (run / MODEL).is_dir():
             raise
-        return str(own)
+        return str(run / MODEL) if start == SCRATCH else find_model(start)

@@ -146,6 +146,10 @@ class SamplingConfig(Section):
     """Drop tokens below this share of the most probable one."""
 
 
+FEWEST_PER_LANE = 8
+"""Sequences that are worth a thread of their own."""
+
+
 class LocalEngineConfig(Section):
     type: Literal["local"] = "local"
     """The model in this process, on torch; shares the trainer's weights when ``rollout.max_staleness`` is 0."""
@@ -162,6 +166,15 @@ class LocalEngineConfig(Section):
     CPU, for models so small that their operations cannot keep several cores busy. A lane needs 8 sequences."""
     timeout_s: float = Field(600.0, gt=0)
     """Deadline of one answer."""
+
+    @model_validator(mode="after")
+    def _lanes_have_work(self) -> Self:
+        if self.lanes > 1 and self.slots < FEWEST_PER_LANE * self.lanes:
+            raise ValueError(
+                f"engine.lanes is {self.lanes} with {self.slots} engine.slots: a lane needs {FEWEST_PER_LANE} of them, "
+                f"so at most {max(1, self.slots // FEWEST_PER_LANE)} lanes, or {FEWEST_PER_LANE * self.lanes} slots"
+            )
+        return self
 
 
 class ScriptedEngineConfig(Section):

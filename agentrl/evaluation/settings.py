@@ -10,6 +10,7 @@ from agentrl.env_lookup import resolve_environment
 from agentrl.env_name import parse_env_name
 from agentrl.errors import UsageError
 from agentrl.evaluation.policies import PolicyKind
+from agentrl.observe.model_folder import find_model
 from agentrl.observe.run_directory import RunDirectory
 
 TRAIN = "train"
@@ -47,6 +48,8 @@ def evaluation_config(
     """
     run = None if model is None or url is not None else run_of(model)
     if env is None and run is None:
+        if model is not None and url is None:
+            find_model(model)
         raise UsageError("nothing says where to evaluate", expected="an environment (--env NAME/SPLIT), or a run")
     told = [
         *([] if run is None else _run_words(run)),

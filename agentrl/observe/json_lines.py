@@ -35,7 +35,7 @@ class JsonLinesWriter:
             UsageError: the disk is full.
         """
         with writing(self.path):
-            write_fully(self._descriptor, orjson.dumps(record, option=orjson.OPT_APPEND_NEWLINE))
+            write_fully(self._descriptor, _line(record))
 
     @property
     def position(self) -> int:
@@ -70,3 +70,21 @@ def read_json_lines(path: Path) -> Iterator[dict[str, Any]]:
                 yield orjson.loads(line)
             except orjson.JSONDecodeError:
                 continue
+
+
+def _line(record: Mapping[str, Any]) -> bytes:
+    try:
+        return orjson.dumps(record, option=orjson.OPT_APPEND_NEWLINE)
+    except TypeError:
+        return orjson.dumps(_without_surrogates(record), option=orjson.OPT_APPEND_NEWLINE)
+
+
+def _without_surrogates(value: Any) -> Any:
+    """The same with lone surrogates, which UTF-8 cannot hold, written out."""
+    if isinstance(value, str):
+        return value.encode("utf-8", "backslashreplace").decode()
+    if isinstance(value, Mapping):
+        return {_without_surrogates(name): _without_surrogates(item) for name, item in value.items()}
+    if isinstance(value, list | tuple):
+        return [_without_surrogates(item) for item in value]
+    return value

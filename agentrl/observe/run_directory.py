@@ -12,8 +12,11 @@ runs/NAME/
 
 from __future__ import annotations
 
+import fcntl
 import os
 import re
+from collections.abc import Iterator
+from contextlib import contextmanager
 from datetime import datetime
 from pathlib import Path
 
@@ -21,6 +24,8 @@ from agentrl.errors import UsageError
 from agentrl.observe.disk import replace_file, writing
 
 LATEST = "latest"
+LOCK = ".lock"
+"""Held by the process that works in a run."""
 
 
 class RunDirectory:
@@ -102,6 +107,29 @@ class RunDirectory:
     def logs(self) -> Path:
         """Folder of the trackers' files."""
         return self.path / "logs"
+
+    @contextmanager
+    def in_use(self) -> Iterator[None]:
+        """Keep other processes from working in this run; the system lets go of it however this process ends.
+
+        Raises:
+            UsageError: another process works in it.
+        """
+        with writing(self.path):
+            descriptor = os.open(self.path / LOCK, os.O_RDWR | os.O_CREAT, 0o644)
+        try:
+            fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except OSError:
+            os.close(descriptor)
+            raise UsageError(
+                f"run {self.path} is in use",
+                got="another process that trains in it",
+                hint="wait until it has ended, or stop it",
+            ) from None
+        try:
+            yield
+        finally:
+            os.close(descriptor)
 
     def save_config(self, text: str) -> None:
         """Write ``config.yaml``."""

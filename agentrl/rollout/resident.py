@@ -126,6 +126,7 @@ class Resident:
 def _checked_pair(returned: object) -> tuple[Content, Mapping[str, Any]]:
     if not (isinstance(returned, tuple) and len(returned) == 2 and isinstance(returned[1], Mapping)):
         raise _wrong("reset", returned, "(observation, info dictionary)")
+    _check_facts(returned[1])
     return _checked_observation("reset", returned[0]), returned[1]
 
 
@@ -136,6 +137,7 @@ def _checked_step(returned: object) -> StepResult:
     if not isinstance(info, Mapping):
         raise _wrong("info of step", info, "a dictionary")
     _check_components(info.get("reward_components", {}))
+    _check_facts(info)
     for name, flag in (("terminated", terminated), ("truncated", truncated)):
         if not (isinstance(flag, bool) or type(flag).__name__ == "bool"):  # numpy's own bool has this name too
             raise _wrong(f"{name} of step", flag, "True or False")
@@ -150,10 +152,28 @@ def _checked_step(returned: object) -> StepResult:
 
 def _checked_observation(where: str, observation: object) -> Content:
     if isinstance(observation, str):
+        if not observation.isascii():
+            _check_text(where, observation)
         return observation
     if isinstance(observation, tuple) and all(isinstance(part, TextPart | ImagePart) for part in observation):
         return observation
     raise _wrong(f"observation of {where}", observation, "text, or a tuple of TextPart and ImagePart")
+
+
+def _check_text(where: str, observation: str) -> None:
+    try:
+        observation.encode()
+    except UnicodeEncodeError:
+        raise _wrong(f"observation of {where}", observation, "text without lone surrogates") from None
+
+
+def _check_facts(info: Mapping[str, Any]) -> None:
+    """What the runtime itself reads from an info dictionary."""
+    success, task_type = info.get("success", False), info.get("task_type")
+    if type(success).__name__ != "bool" and not (isinstance(success, numbers.Real) and success in (0, 1)):
+        raise _wrong("success of info", success, "True or False")
+    if not isinstance(task_type, str | None):
+        raise _wrong("task_type of info", task_type, "text")
 
 
 def _check_components(components: object) -> None:

@@ -51,10 +51,17 @@ def select(trajectories: Sequence[Trajectory], *, compare_groups: bool) -> Selec
         raise TrainingError(
             "no trajectory of this step can train",
             got=f"{len(trajectories)} trajectories: {selection.infrastructure} without a valid end, "
-            f"{selection.unscored} without a reward, {selection.lone_groups} groups of one",
+            f"{selection.unscored} without a reward, {selection.lone_groups} groups of one, "
+            f"{len(kept)} without a sampled token ({_ends(kept)})",
             expected="sampled tokens in groups of two or more" if compare_groups else "sampled tokens and a reward",
+            hint="where prompts leave no room for an answer, raise agent.max_tokens" if kept else None,
         )
     return selection
+
+
+def _ends(trajectories: Sequence[Trajectory]) -> str:
+    ends = Counter(str(trajectory.outcome) for trajectory in trajectories)
+    return ", ".join(f"{count} {end}" for end, count in ends.most_common()) or "none"
 
 
 def _check_rewards(trajectory: Trajectory) -> None:

@@ -97,6 +97,7 @@ def test_a_mistake_is_named_with_its_place(config_file, text, overrides, message
         (["algorithm.kl_estimator=k1"], "kl_estimator is ignored while algorithm.kl_coef is 0"),
         (["environment.tasks=x.jsonl", "environment.split=test"], "environment.split is ignored"),
         (["environment.isolation=inline", "environment.workers=2"], "environment.workers is ignored"),
+        (["engine.lanes=9"], "engine.lanes is 9 with 64 engine.slots: a lane needs 8 of them, so at most 8 lanes"),
         (["agent.tools=[a, b, a]"], "agent.tools names a more than once"),
         (["trainer.min_lr_ratio=0.5"], "min_lr_ratio is ignored with schedule constant"),
         (["trainer.mini_batches=1000"], "exceeds the 128 episodes of a step"),

@@ -34,3 +34,12 @@ def test_a_folder_of_the_user_called_latest_is_left_alone(tmp_path):
 def test_what_is_no_run_is_refused(tmp_path, name):
     with pytest.raises(UsageError, match="no run in"):
         RunDirectory.open(tmp_path / name)
+
+
+def test_one_process_works_in_a_run_at_a_time(tmp_path):
+    run = RunDirectory.create(tmp_path, "a")
+    again = RunDirectory(run.path)
+    with run.in_use(), pytest.raises(UsageError, match="is in use"), again.in_use():
+        raise AssertionError("both work in it")
+    with again.in_use():
+        pass

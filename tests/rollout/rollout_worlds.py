@@ -103,6 +103,9 @@ class Faulty(gymnasium.Env):
             "four": ("x", 0.0, False, {}),
             "flag": ("x", 0.0, None, False, {}),
             "info": ("x", 0.0, False, False, None),
+            "success": ("x", 0.0, False, False, {"success": "no"}),
+            "task_type": ("x", 0.0, False, False, {"task_type": 5}),
+            "surrogate": ("x \ud83d", 0.0, False, False, {}),
             "observation": (17, 0.0, False, False, {}),
             "function": ("x", 0.0, False, False, {"f": lambda: None}),
         }.get(self.fault, ("Bye.", 1.0, True, False, {"process": os.getpid()}))

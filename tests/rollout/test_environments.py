@@ -79,6 +79,12 @@ async def test_tools_of_an_environment_run_beside_it(make_host, worlds, isolatio
         ("raise", "step of environment world (task t, step 1) failed.*ValueError: boom"),
         ("nan", "step of environment world (task t, step 1) failed.*the reward is nan, expected a finite number"),
         ("four", "step of environment world (task t, step 1) failed.*expected (observation, reward"),
+        (
+            "success",
+            "failed.*success of info is not what an environment may return: got str 'no', expected True or False",
+        ),
+        ("task_type", "failed.*task_type of info is not what an environment may return: got int 5, expected text"),
+        ("surrogate", "failed.*observation of step is not.*expected text without lone surrogates"),
     ],
 )
 async def test_faults_become_one_error_wherever_they_happen(make_host, worlds, isolation, fault, message):

@@ -14,15 +14,13 @@ from typing import TypeVar
 import torch
 from transformers import PreTrainedModel
 
-from agentrl.config.schema import LocalEngineConfig
+from agentrl.config.schema import FEWEST_PER_LANE, LocalEngineConfig
 from agentrl.errors import UsageError
 from agentrl.serving.local.step import Piece
 
 Part = TypeVar("Part")
 Result = TypeVar("Result")
 
-FEWEST = 8
-"""Sequences of a lane that are worth a thread."""
 BATCH_DEPENDENT = ("dynamic", "longrope")
 """Kinds of rotary scaling that are set anew by the longest sequence of a forward pass."""
 TOKEN_COST = 24
@@ -33,16 +31,10 @@ def check_lanes(config: LocalEngineConfig, model: PreTrainedModel) -> None:
     """Refuse more than one lane where lanes would do nothing, or harm.
 
     Raises:
-        UsageError: too few slots, another device than the CPU, or rotary positions that depend on the batch.
+        UsageError: another device than the CPU, or rotary positions that depend on the batch.
     """
     if config.lanes == 1:
         return
-    if config.slots < FEWEST * config.lanes:
-        raise UsageError(
-            "engine.lanes needs sequences to share out",
-            got=f"{config.lanes} lanes, {config.slots} slots",
-            expected=f"at least {FEWEST} slots per lane",
-        )
     if model.device.type != "cpu":
         raise UsageError("engine.lanes is for models on the CPU", got=f"one on {model.device}", expected="1 lane")
     scaling = getattr(model.config.get_text_config(), "rope_parameters", None) or {}
@@ -67,7 +59,7 @@ class Lanes:
 
     def split(self, pieces: Sequence[Piece]) -> list[list[Piece]]:
         """Neighbouring pieces in as many parts as are worth it, of about the same cost."""
-        count = max(1, min(self.count, len(pieces) // FEWEST))
+        count = max(1, min(self.count, len(pieces) // FEWEST_PER_LANE))
         if count == 1:
             return [list(pieces)]
         ordered = sorted(pieces, key=lambda piece: (piece.row.shelf.capacity, piece.row.index))
