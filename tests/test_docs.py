@@ -66,8 +66,10 @@ def test_python_blocks_run(page: Path, tmp_path: Path, monkeypatch: pytest.Monke
     code = "\n".join(blocks(page, "python"))
     for long, short in SHORTER.items():
         code = code.replace(long, short)
+    defined: dict[str, Any] = {"__name__": f"docs_{page.stem}"}
     try:
-        exec(compile(code, str(page), "exec"), {"__name__": f"docs_{page.stem}"})
+        exec(compile(code, str(page), "exec"), defined)
+        assert set(compile(code, str(page), "exec").co_names) & set(defined), "the page's code ran and left nothing"
     finally:
         unregister(Kind.TOOL, "midpoint")
 

@@ -49,7 +49,7 @@ def evaluation_config(
     run = None if model is None or url is not None else run_of(model)
     if env is None and run is None:
         if model is not None and url is None:
-            find_model(model)
+            find_model(model)  # says so when it is a path to nothing
         raise UsageError("nothing says where to evaluate", expected="an environment (--env NAME/SPLIT), or a run")
     told = [
         *([] if run is None else _run_words(run)),
