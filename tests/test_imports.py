@@ -26,7 +26,7 @@ LEVELS: tuple[frozenset[str], ...] = tuple(
             {"registry"},
             {"env_lookup"},
             {"config"},
-            {"observe", "render", "sandbox"},
+            {"observe", "render", "sandbox", "lanes"},
             {"serving", "rollout", "algorithms", "training", "weights"},
             {"assembly"},
             {"evaluation"},
@@ -55,6 +55,7 @@ package itself."""
 
 ROOMS: dict[str, tuple[str, ...]] = {
     "torch": (
+        "agentrl/lanes.py",
         "agentrl/algorithms/",
         "agentrl/training/",
         "agentrl/weights/",

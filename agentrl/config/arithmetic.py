@@ -11,7 +11,7 @@ from agentrl.registry import Kind, lookup
 
 _BYTES = {"float32": 4, "bfloat16": 2}
 _OPTIMIZER_BYTES = 8
-"""AdamW keeps two float32 moments per weight."""
+"""AdamW keeps two float32 moments per weight; Muon one, of the matrices that it takes."""
 _LOGIT_BYTES = 4
 
 
@@ -205,7 +205,9 @@ def _memory_rows(arithmetic: Arithmetic) -> list[Row]:
     memory = arithmetic.memory
     if memory is None:
         return _model_rows(arithmetic.model)
-    parts = f"weights {_bytes(memory.weights)}, gradients {_bytes(memory.gradients)}, AdamW {_bytes(memory.optimizer)}"
+    parts = (
+        f"weights {_bytes(memory.weights)}, gradients {_bytes(memory.gradients)}, optimizer {_bytes(memory.optimizer)}"
+    )
     return [
         *_model_rows(arithmetic.model),
         Row("memory", f"{_bytes(memory.total)} and activations", parts),

@@ -295,8 +295,11 @@ class TrainerConfig(Section):
     """Training steps of the run."""
     tasks_per_step: int = Field(16, ge=1)
     """Groups per training step."""
+    optimizer: Literal["adamw", "muon"] = "adamw"
+    """``muon`` orthogonalises the updates of the blocks' matrices, scaled to AdamW's size, and leaves the rest to
+    AdamW: small models trained from nothing learn from far fewer examples. Also of a warm start."""
     learning_rate: float = Field(1e-6, ge=0)
-    """Peak learning rate of AdamW."""
+    """Peak learning rate."""
     warmup_steps: int = Field(0, ge=0)
     """Optimizer steps of linear warm-up."""
     schedule: Literal["constant", "cosine"] = "constant"
@@ -306,7 +309,7 @@ class TrainerConfig(Section):
     betas: tuple[float, float] = (0.9, 0.95)
     """AdamW's decay rates of the moments."""
     weight_decay: float = Field(0.0, ge=0)
-    """AdamW's weight decay, on matrices."""
+    """Weight decay, on matrices."""
     max_grad_norm: float = Field(1.0, gt=0)
     """Gradients are scaled down to this norm."""
     epochs: int = Field(1, ge=1)
@@ -315,6 +318,9 @@ class TrainerConfig(Section):
     """Optimizer steps per pass."""
     tokens_per_micro_batch: int = Field(8192, ge=1)
     """Padded tokens of a forward and backward pass."""
+    lanes: int = Field(1, ge=1)
+    """Micro-batches that are computed at the same time, each on its share of torch's threads; on the CPU, for models so
+    small that their operations cannot keep several cores busy."""
     logprob_chunk: int = Field(2048, ge=1)
     """Tokens whose logits exist at once."""
     gradient_checkpointing: bool = False
@@ -337,7 +343,7 @@ class SFTConfig(Section):
     tokens_per_update: int = Field(16_384, ge=1)
     """Tokens, observations included, of an optimizer step."""
     learning_rate: float = Field(1e-5, ge=0)
-    """Peak learning rate of AdamW."""
+    """Peak learning rate."""
     warmup_steps: int = Field(0, ge=0)
     """Optimizer steps of linear warm-up."""
     schedule: Literal["constant", "cosine"] = "cosine"

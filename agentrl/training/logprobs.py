@@ -11,6 +11,7 @@ from torch.utils.checkpoint import checkpoint
 from transformers import PreTrainedModel
 
 from agentrl.algorithms.entropy import entropy
+from agentrl.lanes import Lanes
 from agentrl.training.batching import micro_batches, pad
 from agentrl.training.sequences import ScoredSequence
 
@@ -67,6 +68,7 @@ def score_all(
     pad_id: int,
     chunk: int,
     budget: int,
+    lanes: Lanes,
 ) -> torch.Tensor:
     """Log-probabilities of the wanted tokens of any number of sequences, without gradients: float32 [targets].
 
@@ -77,13 +79,19 @@ def score_all(
         pad_id: Any id of the vocabulary.
         chunk: Tokens whose logits exist at once.
         budget: Padded tokens of a forward pass.
+        lanes: Compute the forward passes.
     """
-    found: dict[int, torch.Tensor] = {}
-    with torch.no_grad():
-        for indices in micro_batches([len(sequence) for sequence in sequences], budget):
-            part = [sequences[i] for i in indices]
+    batches = micro_batches([len(sequence) for sequence in sequences], budget)
+
+    def compute(indices: list[int]) -> dict[int, torch.Tensor]:
+        part = [sequences[i] for i in indices]
+        with torch.no_grad():
             scores = score(model, part, temperature=temperature, pad_id=pad_id, chunk=chunk)
-            found.update(zip(indices, torch.split(scores.logp, [s.targets.numel() for s in part]), strict=True))
+        return dict(zip(indices, torch.split(scores.logp, [s.targets.numel() for s in part]), strict=True))
+
+    found: dict[int, torch.Tensor] = {}
+    for scores in lanes.run(compute, batches):
+        found.update(scores)
     return torch.cat([found[i] for i in range(len(sequences))])
 
 

@@ -1,17 +1,22 @@
-"""AdamW with warm-up, a schedule, gradient clipping, and no update from gradients that are not finite."""
+"""AdamW or Muon with warm-up, a schedule, gradient clipping, and no update from gradients that are not finite.
+
+Muon (https://kellerjordan.github.io/posts/muon/) updates the matrices of a model's blocks by orthogonalised momentum,
+scaled to the size of AdamW's updates, so that one learning rate serves both (https://arxiv.org/abs/2502.16982).
+Embeddings, the output head and vectors stay with AdamW.
+"""
 
 from __future__ import annotations
 
 import copy
 import math
-from collections.abc import Iterable
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, Literal
 
 import torch
 from torch import nn
 
-from agentrl.errors import TrainingError
+from agentrl.errors import TrainingError, UsageError
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -24,6 +29,7 @@ class OptimizerSettings:
     warmup_updates: int = 0
     schedule: Literal["constant", "cosine"] = "constant"
     min_lr_ratio: float = 0.1
+    optimizer: Literal["adamw", "muon"] = "adamw"
     betas: tuple[float, float] = (0.9, 0.95)
     weight_decay: float = 0.0
     """On matrices; vectors (norms, biases) have none."""
@@ -67,12 +73,7 @@ class PolicyOptimizer:
         if not self._parameters:
             raise TrainingError("the model has no parameter to train", expected="parameters that require a gradient")
         self._masters = {name: _master(p) for name, p in self._parameters.items()}
-        self._adamw = torch.optim.AdamW(
-            _groups(self._masters.values(), settings.weight_decay),
-            lr=settings.learning_rate,
-            betas=settings.betas,
-            fused=True,
-        )
+        self._optimizers = _optimizers(model, self._masters, settings)
 
     def update(self) -> Update:
         """Apply the accumulated gradients and clear them; non-finite ones change nothing and are named."""
@@ -96,9 +97,10 @@ class PolicyOptimizer:
             master.grad = None if parameter.grad is None else parameter.grad.to(master.dtype)
             if master.grad is not None and scale < 1.0:
                 master.grad.mul_(scale)
-        for group in self._adamw.param_groups:
-            group["lr"] = learning_rate
-        self._adamw.step()
+        for optimizer in self._optimizers.values():
+            for group in optimizer.param_groups:
+                group["lr"] = learning_rate
+            optimizer.step()
         with torch.no_grad():
             for name, parameter in self._parameters.items():
                 if self._masters[name] is not parameter:
@@ -106,21 +108,74 @@ class PolicyOptimizer:
                     self._masters[name].grad = None
 
     def state_dict(self) -> dict[str, Any]:
-        """Moments, the float32 copies where there are any, and the number of updates."""
+        """Moments by optimizer, the float32 copies where there are any, and the number of updates."""
         copies = {name: m for name, m in self._masters.items() if m is not self._parameters[name]}
-        return {"adamw": self._adamw.state_dict(), "masters": copies, "updates": self.updates}
+        moments = {name: optimizer.state_dict() for name, optimizer in self._optimizers.items()}
+        return {**moments, "masters": copies, "updates": self.updates}
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
-        """Restore what `state_dict` gave; the tensors are copied."""
-        self._adamw.load_state_dict(copy.deepcopy(state["adamw"]))
+        """Restore what `state_dict` gave; the tensors are copied.
+
+        Raises:
+            UsageError: the state is of another optimizer.
+        """
+        saved = sorted(name for name in state if name not in ("masters", "updates"))
+        if saved != sorted(self._optimizers):
+            raise UsageError(
+                "the checkpoint is of another optimizer",
+                got=f"moments of {', '.join(saved)}",
+                expected=f"of {', '.join(sorted(self._optimizers))}",
+                hint="set trainer.optimizer as the run had it",
+            )
+        for name, optimizer in self._optimizers.items():
+            optimizer.load_state_dict(copy.deepcopy(state[name]))
         with torch.no_grad():
             for name, master in state["masters"].items():
                 self._masters[name].copy_(master)
         self.updates = state["updates"]
 
 
-def _groups(parameters: Iterable[torch.Tensor], weight_decay: float) -> list[dict[str, Any]]:
-    tensors = list(parameters)
+def _optimizers(
+    model: nn.Module, masters: Mapping[str, torch.Tensor], settings: OptimizerSettings
+) -> dict[str, torch.optim.Optimizer]:
+    """The optimizers by name; Muon's first, AdamW for what is left."""
+    taken = _block_matrices(model) if settings.optimizer == "muon" else frozenset[str]()
+    optimizers: dict[str, torch.optim.Optimizer] = {}
+    if taken:
+        optimizers["muon"] = torch.optim.Muon(
+            [master for name, master in masters.items() if name in taken],
+            lr=settings.learning_rate,
+            weight_decay=settings.weight_decay,
+            adjust_lr_fn="match_rms_adamw",
+        )
+    if left := [master for name, master in masters.items() if name not in taken]:
+        optimizers["adamw"] = torch.optim.AdamW(
+            _groups(left, settings.weight_decay), lr=settings.learning_rate, betas=settings.betas, fused=True
+        )
+    return optimizers
+
+
+def _block_matrices(model: nn.Module) -> frozenset[str]:
+    """Names of the trained matrices inside the model's lists of blocks.
+
+    Raises:
+        TrainingError: there are none.
+    """
+    names = frozenset(
+        f"{path}.{name}"
+        for path, module in model.named_modules()
+        if isinstance(module, nn.ModuleList)
+        for name, p in module.named_parameters()
+        if p.requires_grad and p.ndim == 2
+    )
+    if not names:
+        raise TrainingError(
+            "the model has no matrices for Muon", expected="blocks in a ModuleList", hint="set trainer.optimizer=adamw"
+        )
+    return names
+
+
+def _groups(tensors: Sequence[torch.Tensor], weight_decay: float) -> list[dict[str, Any]]:
     matrices, vectors = [p for p in tensors if p.ndim > 1], [p for p in tensors if p.ndim <= 1]
     groups: list[dict[str, Any]] = [
         {"params": matrices, "weight_decay": weight_decay},

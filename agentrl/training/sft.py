@@ -77,7 +77,7 @@ def train_supervised(
         demonstrations: Their forced and sampled tokens are learnt; with `settings.observation_weight` all tokens
             after the first of each sequence, the others with a weight that falls linearly to 0.
         settings: Data, learning rate.
-        trainer: Micro-batches, AdamW, clipping.
+        trainer: Micro-batches, optimizer, clipping.
         seed: Seed of the order of sequences.
         pad_id: Any id of the vocabulary.
         progress: Called after every optimizer step.
@@ -176,6 +176,7 @@ def _optimizer_settings(settings: SFTConfig, trainer: TrainerConfig, *, updates:
         warmup_updates=settings.warmup_steps,
         schedule=settings.schedule,
         min_lr_ratio=settings.min_lr_ratio,
+        optimizer=trainer.optimizer,
         betas=trainer.betas,
         weight_decay=trainer.weight_decay,
         max_grad_norm=trainer.max_grad_norm,

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 from collections.abc import Sequence
 from dataclasses import asdict, dataclass
 
@@ -38,6 +39,7 @@ def step_report(
     means: dict[str, float],
     advantage_abs_mean: float,
     distance: Mismatch,
+    reads: Sequence[bool],
     seconds: float,
 ) -> StepReport:
     """Put a step's numbers under their names.
@@ -50,6 +52,7 @@ def step_report(
         means: Means over tokens, under their final names.
         advantage_abs_mean: Over the tokens.
         distance: Trainer against engine.
+        reads: Which sequences the trainer has read; the others had no gradient.
         seconds: Duration of the step.
     """
     applied = [update for update in updates if not update.non_finite]
@@ -60,7 +63,8 @@ def step_report(
         "train/updates_skipped": float(len(updates) - len(applied)),
         "train/tokens": float(batch.tokens),
         "train/seconds": seconds,
-        "train/tokens_per_s": sum(len(sequence) for sequence in batch.sequences) / seconds,
+        "train/idle_sequences": float(reads.count(False)),
+        "train/tokens_per_s": sum(map(len, itertools.compress(batch.sequences, reads))) / seconds,
         "train/advantage_abs_mean": advantage_abs_mean,
         **means,
         **{f"mismatch/{name}": value for name, value in asdict(distance).items()},

@@ -19,6 +19,12 @@ class Tally:
         self._sums[name] += float(values.detach().double().sum())
         self._counts[name] += values.numel()
 
+    def merge(self, other: Tally) -> None:
+        """Take in what another one has added up."""
+        for name, total in other._sums.items():
+            self._sums[name] += total
+            self._counts[name] += other._counts[name]
+
     def means(self) -> dict[str, float]:
         """The mean of everything added under each name."""
         return {name: self._sums[name] / count for name, count in self._counts.items() if count}

@@ -28,8 +28,9 @@ from transformers import PreTrainedModel
 
 from agentrl.algorithms.mismatch import mismatch
 from agentrl.config.schema import AlgorithmConfig, TrainerConfig
+from agentrl.lanes import Lanes, check_lanes
 from agentrl.training.gradient_mode import gradients_recomputed
-from agentrl.training.gradient_pass import GradientPass, TokenValues
+from agentrl.training.gradient_pass import GradientPass, TokenValues, sequences_to_read
 from agentrl.training.logprobs import score_all
 from agentrl.training.mini_batches import mini_batches
 from agentrl.training.objective import Objective
@@ -77,6 +78,8 @@ class Trainer:
         self._algorithm, self._config, self._max_tokens = algorithm, config, max_tokens
         self._objective = Objective(algorithm)
         self._optimizer = PolicyOptimizer(model, _optimizer_settings(config))
+        check_lanes("trainer.lanes", config.lanes, model)
+        self._lanes = Lanes(config.lanes)
         self._generator = torch.Generator().manual_seed(seed)
         self._reference = (reference or _frozen(model)) if self._objective.uses_reference else None
 
@@ -100,9 +103,19 @@ class Trainer:
         selection = select(trajectories, compare_groups=self._objective.compares_groups)
         batch = step_batch(selection.trajectories, self._algorithm, max_tokens=self._max_tokens)
         parts = self._parts(batch)
-        tokens = self._token_values(batch, parts[0], temperature, pad_id)
+        advantage = self._objective.advantages(batch.episodes)
+        reads = sequences_to_read(self._objective, batch, advantage)
+        tokens = self._token_values(batch, advantage, reads, parts[0], temperature, pad_id)
         gradient = GradientPass(
-            self.model, self._objective, self._config, batch, tokens, temperature=temperature, pad_id=pad_id
+            self.model,
+            self._objective,
+            self._config,
+            batch,
+            tokens,
+            reads=reads,
+            temperature=temperature,
+            pad_id=pad_id,
+            lanes=self._lanes,
         )
         updates, losses = [], []
         with gradients_recomputed(self.model, enabled=self._config.gradient_checkpointing):
@@ -110,6 +123,7 @@ class Trainer:
                 losses.append(gradient.accumulate(part))
                 updates.append(self._optimizer.update())
         self.steps += 1
+        read = batch.token_index([i for i, reads_it in enumerate(reads) if reads_it]).to(self.model.device)
         return step_report(
             selection=selection,
             batch=batch,
@@ -117,7 +131,8 @@ class Trainer:
             losses=losses,
             means=gradient.tally.means(),
             advantage_abs_mean=float(tokens.advantage.abs().mean()),
-            distance=mismatch(tokens.old_logp, tokens.behaviour_logp),
+            distance=mismatch(tokens.old_logp[read], tokens.behaviour_logp[read]),
+            reads=reads,
             seconds=time.perf_counter() - started,
         )
 
@@ -156,19 +171,26 @@ class Trainer:
         epochs = range(self._config.epochs)
         return [part for _ in epochs for part in mini_batches(batch, self._config.mini_batches, self._generator)]
 
-    def _token_values(self, batch: StepBatch, first: list[int], temperature: float, pad_id: int) -> TokenValues:
-        """Advantages and log-probabilities; pi_old only where the first update's forward pass cannot give it."""
+    def _token_values(
+        self,
+        batch: StepBatch,
+        advantage: torch.Tensor,
+        reads: Sequence[bool],
+        first: list[int],
+        temperature: float,
+        pad_id: int,
+    ) -> TokenValues:
+        """Log-probabilities beside the advantages; pi_old only where the first update's forward pass cannot give it."""
         device = self.model.device
-        advantage = self._objective.advantages(batch.episodes).to(device)
         old_logp = torch.full((batch.tokens,), math.nan, device=device)
         free = set() if self._objective.drops_tokens else set(first)
-        needed = [i for i in range(len(batch.sequences)) if i not in free]
+        needed = [i for i in range(len(batch.sequences)) if reads[i] and i not in free]
         if needed:
             sequences = [batch.sequences[i] for i in needed]
             old_logp[batch.token_index(needed).to(device)] = self._score(self.model, sequences, temperature, pad_id)
         reference = self._reference
         return TokenValues(
-            advantage=advantage,
+            advantage=advantage.to(device),
             behaviour_logp=batch.behaviour_logp.to(device),
             old_logp=old_logp,
             reference_logp=None if reference is None else self._score(reference, batch.sequences, temperature, pad_id),
@@ -184,6 +206,7 @@ class Trainer:
             pad_id=pad_id,
             chunk=self._config.logprob_chunk,
             budget=self._config.tokens_per_micro_batch,
+            lanes=self._lanes,
         )
 
 
@@ -198,6 +221,7 @@ def _optimizer_settings(config: TrainerConfig) -> OptimizerSettings:
         warmup_updates=config.warmup_steps,
         schedule=config.schedule,
         min_lr_ratio=config.min_lr_ratio,
+        optimizer=config.optimizer,
         betas=config.betas,
         weight_decay=config.weight_decay,
         max_grad_norm=config.max_grad_norm,

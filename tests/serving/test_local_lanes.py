@@ -1,14 +1,11 @@
 """Lanes: a step's sequences in parts that are computed at the same time."""
 
-import threading
-
 import pytest
-import torch
 
 from agentrl.config.schema import FEWEST_PER_LANE, LocalEngineConfig
 from agentrl.errors import EngineError, UsageError
 from agentrl.serving.local import LocalEngine
-from agentrl.serving.local.lanes import Lanes
+from agentrl.serving.local.lanes import split_pieces
 from agentrl.serving.local.rows import RowStore
 from agentrl.serving.local.step import Piece
 from agentrl.testing.models import tiny_model
@@ -33,14 +30,14 @@ def pieces(lengths):
 )
 def test_every_piece_is_in_one_part(lanes, lengths):
     plan = pieces(lengths)
-    parts = Lanes(lanes).split(plan)
+    parts = split_pieces(plan, lanes)
     assert sorted(map(id, plan)) == sorted(id(piece) for part in parts for piece in part)
     assert len(parts) == lanes
 
 
 def test_parts_cost_about_the_same_and_keep_neighbours_together():
     plan = pieces([(600, 1)] * 16 + [(300, 20)] * 16 + [(250, 1)] * 16)
-    first, second = Lanes(2).split(plan)
+    first, second = split_pieces(plan, 2)
     costs = [sum(24 * piece.count + piece.end for piece in part) for part in (first, second)]
     assert max(costs) < 1.1 * min(costs)
     order = [(piece.row.shelf.capacity, piece.row.index) for piece in (*first, *second)]
@@ -49,49 +46,7 @@ def test_parts_cost_about_the_same_and_keep_neighbours_together():
 
 @pytest.mark.parametrize("count", [1, FEWEST_PER_LANE, 2 * FEWEST_PER_LANE - 1])
 def test_few_sequences_are_not_split(count):
-    assert len(Lanes(4).split(pieces([(10, 1)] * count))) == 1
-
-
-def test_parts_run_together_in_threads_of_their_own_and_in_order():
-    lanes, meeting = Lanes(3), threading.Barrier(3, timeout=20)
-    before = torch.get_num_threads()
-
-    def compute(part):
-        meeting.wait()
-        return part, threading.current_thread().name
-
-    results = lanes.run(compute, ["a", "b", "c"])
-    assert [part for part, _ in results] == ["a", "b", "c"]
-    assert len({name for _, name in results} - {threading.current_thread().name}) == 3
-    assert torch.get_num_threads() == before
-    lanes.close()
-
-
-def test_each_lane_takes_its_share_of_the_threads():
-    torch.set_num_threads(4)
-    lanes = Lanes(2)
-    assert lanes.run(lambda _: torch.get_num_threads(), ["a", "b"]) == [2, 2]
-    torch.ones(100, 100) @ torch.ones(100, 100)
-    assert torch.get_num_threads() == 4
-    lanes.close()
-    assert lanes.run(lambda _: torch.get_num_threads(), ["a", "b"]) == [2, 2]
-    lanes.close()
-
-
-def test_an_error_is_raised_when_no_part_runs_any_more():
-    lanes, failed, ended = Lanes(2), threading.Event(), []
-
-    def compute(part):
-        if part == "bad":
-            failed.set()
-            raise ArithmeticError("bad")
-        failed.wait(20)
-        ended.append(part)
-
-    with pytest.raises(ArithmeticError):
-        lanes.run(compute, ["bad", "good"])
-    assert ended == ["good"]
-    lanes.close()
+    assert len(split_pieces(pieces([(10, 1)] * count), 4)) == 1
 
 
 async def test_lanes_change_nothing_but_rounding_and_repeat_bit_by_bit(request_of, play_sessions):

@@ -7,6 +7,7 @@ import torch
 from agentrl.algorithms.entropy import entropy
 from agentrl.errors import LedgerError
 from agentrl.training.batching import micro_batches, pad
+from agentrl.lanes import Lanes
 from agentrl.training.logprobs import score, score_all
 from agentrl.training.sequences import scored_sequence
 
@@ -60,9 +61,10 @@ def test_padding_does_not_matter(model):
     assert torch.equal(first, second)
 
 
+@pytest.mark.parametrize("lanes", [1, 2])
 @pytest.mark.parametrize("budget", [1, 7, 22, 1000])
-def test_score_all_keeps_the_order(model, budget):
-    found = score_all(model, sequences(), temperature=1.0, pad_id=0, chunk=4, budget=budget)
+def test_score_all_keeps_the_order(model, budget, lanes):
+    found = score_all(model, sequences(), temperature=1.0, pad_id=0, chunk=4, budget=budget, lanes=Lanes(lanes))
     torch.testing.assert_close(found, reference(model, 1.0)[0].detach(), atol=1e-6, rtol=1e-5)
 
 

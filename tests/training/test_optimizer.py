@@ -6,16 +6,23 @@ import pytest
 import torch
 from torch import nn
 
-from agentrl.errors import TrainingError
+from agentrl.errors import TrainingError, UsageError
 from agentrl.training.optimizer import OptimizerSettings, PolicyOptimizer
 
 SETTINGS = OptimizerSettings(learning_rate=0.1, total_updates=10)
+MUON = OptimizerSettings(learning_rate=0.1, total_updates=10, optimizer="muon")
 
 
 def network(dtype=torch.float32):
     with torch.random.fork_rng():
         torch.manual_seed(0)
         return nn.Linear(3, 2).to(dtype)
+
+
+def blocks(dtype=torch.float32):
+    with torch.random.fork_rng():
+        torch.manual_seed(0)
+        return nn.Sequential(nn.Embedding(6, 4), nn.ModuleList([nn.Linear(4, 4), nn.Linear(4, 8)])).to(dtype)
 
 
 def set_gradients(module, seed=1, scale=1.0):
@@ -107,22 +114,49 @@ def test_short_formats_are_updated_through_float32():
     assert moved.mean().item() == pytest.approx(0.01, rel=0.3)
 
 
+def test_muon_moves_a_matrix_by_the_same_length_in_every_direction():
+    module = blocks()
+    embedding, matrices = module[0].weight, [layer.weight for layer in module[1]]
+    before = [w.detach().clone() for w in (embedding, *matrices)]
+    set_gradients(module, scale=1e-2)
+    sign = embedding.grad.sign()
+    PolicyOptimizer(module, MUON).update()
+    torch.testing.assert_close(embedding, before[0] - 0.1 * sign, atol=1e-5, rtol=0)
+    for weight, old in zip(matrices, before[1:], strict=True):
+        lengths = torch.linalg.svdvals(weight.detach() - old) / (0.1 * 0.2 * math.sqrt(max(weight.shape)))
+        # five iterations bring singular values near 1, not to it
+        assert lengths.min() > 0.6
+        assert lengths.max() < 1.3
+
+
+def test_muon_needs_blocks():
+    with pytest.raises(TrainingError, match="no matrices for Muon"):
+        PolicyOptimizer(network(), MUON)
+
+
+@pytest.mark.parametrize(("make", "settings"), [(network, SETTINGS), (blocks, MUON)], ids=["adamw", "muon"])
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
-def test_state_restores_exactly(dtype):
-    module, other = network(dtype), network(dtype)
-    optimizer = PolicyOptimizer(module, SETTINGS)
+def test_state_restores_exactly(dtype, make, settings):
+    module, other = make(dtype), make(dtype)
+    optimizer = PolicyOptimizer(module, settings)
     for seed in range(3):
         set_gradients(module, seed)
         optimizer.update()
     other.load_state_dict(module.state_dict())
-    restored = PolicyOptimizer(other, SETTINGS)
+    restored = PolicyOptimizer(other, settings)
     restored.load_state_dict(optimizer.state_dict())
     for seed in range(3, 6):
         for each, own in ((module, optimizer), (other, restored)):
             set_gradients(each, seed)
             own.update()
-    assert torch.equal(module.weight, other.weight)
+    assert all(torch.equal(a, b) for a, b in zip(module.parameters(), other.parameters(), strict=True))
     assert restored.updates == 6
+
+
+def test_state_of_another_optimizer_is_refused():
+    state = PolicyOptimizer(blocks(), MUON).state_dict()
+    with pytest.raises(UsageError, match=r"moments of adamw, muon, expected of adamw\..*trainer\.optimizer"):
+        PolicyOptimizer(blocks(), SETTINGS).load_state_dict(state)
 
 
 def test_nothing_to_train():

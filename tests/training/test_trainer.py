@@ -157,15 +157,51 @@ def test_gradient_checkpointing_changes_nothing(model, trajectories):
     assert_same_gradient(found, expected)
 
 
+@pytest.mark.parametrize("lanes", [2, 3])
+def test_lanes_change_nothing_but_rounding_and_repeat_bit_by_bit(model, trajectories, lanes):
+    report, expected = gradient_of_step(model, trajectories, algorithm(), tokens_per_micro_batch=40)
+    runs = [
+        gradient_of_step(model, trajectories, algorithm(), tokens_per_micro_batch=40, lanes=lanes) for _ in range(2)
+    ]
+    for other, found in runs:
+        assert_same_gradient(found, expected)
+        assert other.metrics["train/entropy"] == pytest.approx(report.metrics["train/entropy"], abs=1e-6)
+        assert other.metrics["mismatch/prob_abs_mean"] == pytest.approx(report.metrics["mismatch/prob_abs_mean"])
+    first, second = (found for _, found in runs)
+    assert all(torch.equal(gradient, second[name]) for name, gradient in first.items())
+
+
 def test_sequences_without_advantage_change_nothing(model, trajectories):
-    """With KL they are read with a gradient, without it only to be measured; the policy part is the same."""
-    for trajectory in trajectories[3:5]:
-        trajectory.reward = trajectory.turns[-1].reward = 0.5
+    """Without KL they are not even read; the gradient is that of a step that reads them."""
+    for trajectory, reward in zip(trajectories, (0.0, 0.2, 1.0, 0.5, 0.5), strict=False):
+        trajectory.reward = trajectory.turns[-1].reward = reward
     report, found = gradient_of_step(model, trajectories, algorithm())
     _, expected = reference_gradient(model, trajectories)
     assert_same_gradient(found, expected)
     assert report.metrics["groups/zero_variance"] == 1
     assert report.metrics["train/tokens"] == sum(t.sampled_tokens for t in trajectories)
+    assert report.metrics["train/idle_sequences"] == sum(len(t.sequences) for t in trajectories[3:5])
+
+
+def test_a_step_without_any_advantage_is_still_measured(model, trajectories):
+    for trajectory in trajectories:
+        trajectory.reward = trajectory.turns[-1].reward = 0.5
+    trainer = trainer_for(model)
+    before = {name: p.detach().clone() for name, p in model.named_parameters()}
+    report = run_step(trainer, trajectories)
+    assert report.metrics["train/idle_sequences"] == 0
+    assert report.metrics["mismatch/prob_abs_mean"] > 0
+    assert all(torch.equal(p, before[name]) for name, p in model.named_parameters())
+
+
+def test_an_update_whose_sequences_are_all_idle_reads_nothing(model, trajectories):
+    """One group per update, and the members of one of them have the same reward."""
+    for trajectory in trajectories[3:5]:
+        trajectory.reward = trajectory.turns[-1].reward = 0.5
+    groups = len({trajectory.group_id for trajectory in trajectories})
+    report = run_step(trainer_for(model, mini_batches=groups), trajectories)
+    assert report.metrics["train/updates"] == groups
+    assert report.metrics["train/updates_skipped"] == 0
 
 
 def test_failed_and_unscored_members_change_nothing(model, trajectories, make_trajectory):

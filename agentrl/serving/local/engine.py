@@ -26,8 +26,9 @@ from transformers import PreTrainedModel
 
 from agentrl.config.schema import LocalEngineConfig
 from agentrl.errors import EngineError, UsageError, async_boundary
+from agentrl.lanes import Lanes, check_lanes
 from agentrl.policy import Capabilities, EngineMetrics, GenerateRequest, Generation, PolicyEngine, StopReason
-from agentrl.serving.local.lanes import Lanes, check_lanes
+from agentrl.serving.local.lanes import split_pieces
 from agentrl.serving.local.rows import RowStore
 from agentrl.serving.local.runner import ModelRunner
 from agentrl.serving.local.sampling import sample
@@ -68,7 +69,7 @@ class LocalEngine(PolicyEngine):
             )
         self.capabilities = Capabilities(max_context=max_context, vocab_size=int(text.vocab_size), seeded=True)
         self._runner = ModelRunner(model)
-        check_lanes(config, model)
+        check_lanes("engine.lanes", config.lanes, model)
         self._lanes = Lanes(config.lanes)
         rows = RowStore(max_tokens=config.cache_tokens, max_context=max_context)
         self._scheduler = Scheduler(slots=config.slots, prefill_tokens=config.prefill_tokens, rows=rows)
@@ -181,7 +182,7 @@ class LocalEngine(PolicyEngine):
 
     def _step(self) -> None:
         pieces = self._scheduler.plan()
-        steps = [Step(part, self._runner.device) for part in self._lanes.split(pieces)]
+        steps = [Step(part, self._runner.device) for part in split_pieces(pieces, self._lanes.count)]
         parts = self._lanes.run(self._runner.logits, steps)
         logits = parts[0] if len(parts) == 1 else torch.cat(parts)
         jobs = {job.row: job for job in self._scheduler.running}
