@@ -59,8 +59,8 @@ class Lanes:
         self._threads: ThreadPoolExecutor | None = None
 
     def run(self, compute: Callable[[Part], Result], parts: Sequence[Part]) -> list[Result]:
-        """Compute all parts, in their order where there are more than lanes; returns, or raises what one of them raised,
-        when none runs any more.
+        """Compute all parts, each lane the next one that is left; returns, or raises what one of them raised, when none
+        runs any more.
         """
         if self.count == 1 or len(parts) == 1:
             return [compute(part) for part in parts]

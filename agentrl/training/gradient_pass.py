@@ -22,7 +22,6 @@ from agentrl.training.objective import Objective
 from agentrl.training.step_batch import StepBatch
 from agentrl.training.tally import Tally
 
-
 BACKWARD_COST = 3
 """A forward and a backward pass, in forward passes."""
 

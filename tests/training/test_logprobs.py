@@ -6,8 +6,8 @@ import torch
 
 from agentrl.algorithms.entropy import entropy
 from agentrl.errors import LedgerError
-from agentrl.training.batching import micro_batches, pad
 from agentrl.lanes import Lanes
+from agentrl.training.batching import micro_batches, pad
 from agentrl.training.logprobs import score, score_all
 from agentrl.training.sequences import scored_sequence
 
