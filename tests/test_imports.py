@@ -22,7 +22,7 @@ LEVELS: tuple[frozenset[str], ...] = tuple(
             {"message"},
             {"trajectory"},
             {"env", "env_name", "tool", "policy", "task", "reward"},
-            {"agent_loop"},
+            {"agent_loop", "server"},
             {"registry"},
             {"env_lookup"},
             {"config"},

@@ -205,7 +205,63 @@ class OpenAIEngineConfig(Section):
     """Most requests at once."""
 
 
-EngineConfig = Annotated[LocalEngineConfig | ScriptedEngineConfig | OpenAIEngineConfig, Field(discriminator="type")]
+class ServerEngineConfig(Section):
+    """What vLLM and SGLang servers have in common."""
+
+    servers: Literal["launch"] | list[str] = "launch"
+    """``launch`` starts servers on this machine; addresses (``[http://host:8000]``) attach to running ones."""
+    replicas: int = Field(1, ge=1)
+    """Servers to launch."""
+    python: str | None = None
+    """Interpreter of the virtual environment that holds the engine, for launching; the one that ``make engines`` made,
+    or else this one, when left out."""
+    arguments: list[str] = Field(default_factory=list)
+    """More command line arguments for launched servers."""
+    tensor_parallel: int = Field(1, ge=1)
+    """GPUs per launched server."""
+    gpus: list[int] | None = None
+    """GPUs for launched servers, ``tensor_parallel`` of them for each; all of this machine's when left out."""
+    max_context: int | None = Field(None, ge=1)
+    """Tokens of a sequence; the model's own limit when left out."""
+    max_running: int = Field(64, ge=1)
+    """Sequences that a server samples at once."""
+    api_key_variable: str | None = None
+    """Environment variable that holds the key of servers that ask for one."""
+    start_timeout_s: float = Field(600.0, gt=0)
+    """Deadline of a server's start."""
+    health_timeout_s: float = Field(10.0, gt=0)
+    """A server that does not answer its health route for so long is lost."""
+    timeout_s: float = Field(600.0, gt=0)
+    """Deadline of one answer."""
+    transport: Literal["shared_memory", "disk"] = "shared_memory"
+    """How weights reach the servers: a memory file system of this machine, or the run's folder."""
+
+    @model_validator(mode="after")
+    def _launch_keys_are_used(self) -> Self:
+        if self.servers == "launch":
+            return self
+        if not self.servers:
+            raise ValueError("engine.servers is empty: give addresses, or launch")
+        for name in ("replicas", "python", "arguments", "tensor_parallel", "gpus"):
+            if getattr(self, name) != type(self).model_fields[name].get_default(call_default_factory=True):
+                raise ValueError(f"engine.{name} is ignored with addresses in engine.servers: remove it, or use launch")
+        return self
+
+
+class VLLMEngineConfig(ServerEngineConfig):
+    type: Literal["vllm"] = "vllm"
+    """vLLM servers."""
+
+
+class SGLangEngineConfig(ServerEngineConfig):
+    type: Literal["sglang"] = "sglang"
+    """SGLang servers."""
+
+
+EngineConfig = Annotated[
+    LocalEngineConfig | ScriptedEngineConfig | OpenAIEngineConfig | VLLMEngineConfig | SGLangEngineConfig,
+    Field(discriminator="type"),
+]
 
 
 class CorrectionConfig(Section):
