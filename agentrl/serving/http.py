@@ -1,0 +1,162 @@
+"""JSON over HTTP to one inference server: kept connections, deadlines, and failures by kind; no engine's own format."""
+
+from __future__ import annotations
+
+import asyncio
+import os
+from collections.abc import AsyncIterator, Mapping
+from contextlib import asynccontextmanager
+from typing import Any
+
+import aiohttp
+import orjson
+
+from agentrl.errors import EngineError, UsageError
+from agentrl.server import ServerLost
+
+KEEP_IDLE_S = 2.0
+"""Seconds that an idle connection is kept; less than the 5 of servers, which would close one that is used again."""
+LONGEST_QUOTE = 500
+
+
+class Refused(EngineError):
+    """The server answered with an error status.
+
+    Attributes:
+        status: The HTTP status.
+        said: What the server says about it.
+    """
+
+    def __init__(self, url: str, status: int, said: str) -> None:
+        super().__init__(f"{url} refused a request", got=f"{status}, {said!r}")
+        self.status, self.said = status, said
+
+
+class HttpSession:
+    """The connections to one server. Used from one event loop; opened by the first request.
+
+    Failures of every request: `ServerLost` when the connection cannot be made or breaks, or when the deadline passes
+    (or another kind, which the caller names); `UsageError` for a refused or missing key; `Refused` for other error
+    statuses; `EngineError` for an answer that is not JSON, and after `close`.
+
+    Args:
+        url: Base address, without a path.
+        api_key_variable: Environment variable that holds the server's key; ``None`` sends no key.
+    """
+
+    def __init__(self, url: str, *, api_key_variable: str | None = None) -> None:
+        self.url = url.rstrip("/")
+        self._key_variable = api_key_variable
+        self._session: aiohttp.ClientSession | None = None
+        self._closed = False
+
+    async def get(self, route: str, *, deadline_s: float) -> Any:
+        """The JSON that a route answers; ``None`` for an empty body."""
+        return self._decode(route, await self._ask("GET", route, None, deadline_s, ServerLost))
+
+    async def get_text(self, route: str, *, deadline_s: float) -> str:
+        """The text that a route answers."""
+        return (await self._ask("GET", route, None, deadline_s, ServerLost)).decode(errors="replace")
+
+    async def post(
+        self,
+        route: str,
+        body: Mapping[str, Any] | None = None,
+        *,
+        deadline_s: float | None,
+        late: type[EngineError] = ServerLost,
+    ) -> Any:
+        """Send JSON; the JSON of the answer, ``None`` for an empty body.
+
+        Args:
+            route: Path with its query, from the slash on.
+            body: The JSON; ``None`` sends no body.
+            deadline_s: Most seconds until the whole answer is here; ``None``: the caller bounds the wait.
+            late: What a missed deadline is. An answer that may take long says nothing about the server's health.
+        """
+        data = None if body is None else orjson.dumps(body)
+        return self._decode(route, await self._ask("POST", route, data, deadline_s, late))
+
+    async def _ask(
+        self, method: str, route: str, data: bytes | None, deadline_s: float | None, late: type[EngineError]
+    ) -> bytes:
+        session = self._open()
+        headers = {} if data is None else {"Content-Type": "application/json"}
+        async with self._failures(route, deadline_s, late):
+            async with session.request(method, self.url + route, data=data, headers=headers) as response:
+                answer = await response.read()
+            if response.status < 400:
+                return answer
+        return self._refuse(response.status, error_message(answer))
+
+    def _open(self) -> aiohttp.ClientSession:
+        if self._closed:
+            raise EngineError(f"the connection to {self.url} is closed")
+        if self._session is None:
+            self._session = aiohttp.ClientSession(
+                connector=aiohttp.TCPConnector(limit=0, keepalive_timeout=KEEP_IDLE_S),
+                timeout=aiohttp.ClientTimeout(total=None),
+                headers=self._key(),
+            )
+        return self._session
+
+    def _key(self) -> dict[str, str]:
+        if self._key_variable is None:
+            return {}
+        key = os.environ.get(self._key_variable)
+        if not key:
+            hint = f"put the key of {self.url} into it, or remove engine.api_key_variable"
+            raise UsageError(f"the environment variable {self._key_variable} is not set", hint=hint)
+        return {"Authorization": f"Bearer {key}"}
+
+    @asynccontextmanager
+    async def _failures(self, route: str, deadline_s: float | None, late: type[EngineError]) -> AsyncIterator[None]:
+        what = f"{self.url}{route}"
+        try:
+            async with asyncio.timeout(deadline_s) as scope:
+                yield
+        except TimeoutError as error:
+            if scope.expired():
+                raise late(f"{what} missed its deadline", got=f"no answer in {deadline_s:g} s") from error
+            raise ServerLost(f"{what} cannot be reached", got=repr(error)) from error
+        except (aiohttp.ClientError, OSError, RuntimeError) as error:
+            if self._closed:
+                raise EngineError(f"the connection to {self.url} was closed during a request") from error
+            if isinstance(error, RuntimeError):  # aiohttp's words for a session closed under it, handled above
+                raise
+            raise ServerLost(f"{what} cannot be reached", got=f"{type(error).__name__}: {error}") from error
+
+    def _refuse(self, status: int, said: str) -> bytes:
+        if status == 401:
+            hint = "name the environment variable that holds its key in engine.api_key_variable"
+            if self._key_variable is not None:
+                hint = f"put a valid key into the environment variable {self._key_variable}"
+            raise UsageError(f"{self.url} refuses the key", got=f"{status}, {said!r}", hint=hint)
+        raise Refused(self.url, status, said)
+
+    def _decode(self, route: str, answer: bytes) -> Any:
+        if not answer:
+            return None
+        try:
+            return orjson.loads(answer)
+        except orjson.JSONDecodeError as error:
+            got = repr(answer[:200].decode(errors="replace"))
+            raise EngineError(f"{self.url}{route} answered something that is not JSON", got=got) from error
+
+    async def close(self) -> None:
+        """Close the connections; requests that run fail as `EngineError`. Idempotent."""
+        self._closed = True
+        session, self._session = self._session, None
+        if session is not None:
+            await session.close()
+
+
+def error_message(answer: bytes) -> str:
+    """What a server says about an error: the message in its JSON, or the start of the text."""
+    try:
+        body = orjson.loads(answer)
+    except orjson.JSONDecodeError:
+        return answer[:LONGEST_QUOTE].decode(errors="replace")
+    while isinstance(body, dict) and (inner := next((body[k] for k in ("error", "message", "detail") if k in body), 0)):
+        body = inner
+    return str(body)[:LONGEST_QUOTE]
