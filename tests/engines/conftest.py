@@ -1,0 +1,147 @@
+"""What tests against real inference servers share: interpreters, tiny models, started servers.
+
+A missing engine is a failure here, not a skip: `make test-engines` sets them up.
+"""
+
+import json
+import os
+import signal
+import socket
+import subprocess
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
+from pathlib import Path
+
+import pytest
+import torch
+from safetensors.torch import save_file
+
+from agentrl.policy import GenerateRequest, SamplingParams
+from agentrl.serving.launch import LaunchCommand
+from agentrl.testing.models import tiny_model
+from agentrl.testing.tokenizers import build_tokenizer
+
+ENGINES = Path("~/.cache/agentrl/engines").expanduser()
+LOG_TAIL = 4000
+MAX_CONTEXT = 1024
+STOP_S = 20
+
+
+def engine_python(name: str) -> Path:
+    """Interpreter of an engine: AGENTRL_VLLM_PYTHON, AGENTRL_SGLANG_PYTHON, or the one that make engines made."""
+    variable = f"AGENTRL_{name.upper()}_PYTHON"
+    python = Path(os.environ.get(variable, ENGINES / name / "bin" / "python"))
+    assert python.exists(), f"{python} does not exist: run make engines, or set {variable}"
+    return python
+
+
+@pytest.fixture(scope="session")
+def vllm_python() -> Path:
+    return engine_python("vllm")
+
+
+@pytest.fixture(scope="session")
+def sglang_python() -> Path:
+    return engine_python("sglang")
+
+
+@pytest.fixture(scope="session", autouse=True)
+def one_thread() -> Iterator[None]:
+    """The servers need the cores."""
+    before = torch.get_num_threads()
+    torch.set_num_threads(1)
+    yield
+    torch.set_num_threads(before)
+
+
+def free_port() -> int:
+    with socket.socket() as listener:
+        listener.bind(("127.0.0.1", 0))
+        return listener.getsockname()[1]
+
+
+def servable_model(*, tied: bool):
+    """A tiny model that the servers can compute on a CPU: vLLM's kernels there ask for a head size of at least 32."""
+    size = len(build_tokenizer("qwen3"))
+    return tiny_model(vocab_size=size, hidden_size=64, heads=2, kv_heads=1, max_context=MAX_CONTEXT, tied=tied)
+
+
+def save_model(model, folder: Path) -> Path:
+    """Write a model as trainers hand it over: the output head in its own right, also when it is the embedding."""
+    folder.mkdir(parents=True)
+    config = model.config.to_dict() | {"tie_word_embeddings": False, "architectures": [type(model).__name__]}
+    (folder / "config.json").write_text(json.dumps(config))
+    weights = {name: parameter.detach().clone() for name, parameter in model.state_dict().items()}
+    save_file(weights, folder / "model.safetensors", metadata={"format": "pt"})
+    build_tokenizer("qwen3").save_pretrained(folder)
+    return folder
+
+
+@pytest.fixture(scope="session", params=["untied", "tied"])
+def model(request):
+    """A tiny model, once with a head of its own and once with a head that is its embedding."""
+    return servable_model(tied=request.param == "tied")
+
+
+@pytest.fixture(scope="session")
+def model_folder(model, tmp_path_factory) -> Path:
+    """The model as servers load it."""
+    return save_model(model, tmp_path_factory.mktemp("models") / "start")
+
+
+@contextmanager
+def started(command: LaunchCommand, log: Path) -> Iterator[subprocess.Popen]:
+    """A server in a process group of its own, which ends with the block; a failure shows the end of its log."""
+    environment = {**os.environ, **command.env}
+    with log.open("wb") as output:
+        process = subprocess.Popen(
+            command.argv, env=environment, stdout=output, stderr=subprocess.STDOUT, start_new_session=True
+        )
+    try:
+        yield process
+    except BaseException:
+        print(log.read_text(errors="replace")[-LOG_TAIL:])
+        raise
+    finally:
+        _end(process)
+
+
+def _end(process: subprocess.Popen) -> None:
+    try:
+        os.killpg(process.pid, signal.SIGTERM)
+        process.wait(STOP_S)
+    except (ProcessLookupError, subprocess.TimeoutExpired):
+        pass
+    finally:
+        try:
+            os.killpg(process.pid, signal.SIGKILL)
+        except ProcessLookupError:
+            pass
+        process.wait()
+
+
+@pytest.fixture
+def request_of() -> Callable[..., GenerateRequest]:
+    """Build a request whose request id and session are its name."""
+
+    def build(prompt: Sequence[int], name: str = "r", session: str | None = None, **params) -> GenerateRequest:
+        settings = SamplingParams(**params)
+        return GenerateRequest(prompt_ids=prompt, params=settings, session_id=session or name, request_id=name)
+
+    return build
+
+
+@pytest.fixture(scope="session")
+def reference_of():
+    """Log-probabilities of a model by a full forward pass, without any cache."""
+
+    def build(model):
+        @torch.no_grad()
+        def logprobs(ids: Sequence[int], temperature: float) -> list[float]:
+            logits = model(torch.tensor([list(ids)])).logits[0] / temperature
+            chosen = torch.tensor(ids)[1:, None]
+            return torch.log_softmax(logits, -1)[:-1].gather(1, chosen)[:, 0].tolist()
+
+        return logprobs
+
+    return build
