@@ -9,7 +9,7 @@ import signal
 import socket
 import subprocess
 from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from pathlib import Path
 
 import pytest
@@ -108,15 +108,12 @@ def started(command: LaunchCommand, log: Path) -> Iterator[subprocess.Popen]:
 
 def _end(process: subprocess.Popen) -> None:
     try:
-        os.killpg(process.pid, signal.SIGTERM)
-        process.wait(STOP_S)
-    except (ProcessLookupError, subprocess.TimeoutExpired):
-        pass
+        with suppress(ProcessLookupError, subprocess.TimeoutExpired):
+            os.killpg(process.pid, signal.SIGTERM)
+            process.wait(STOP_S)
     finally:
-        try:
+        with suppress(ProcessLookupError):
             os.killpg(process.pid, signal.SIGKILL)
-        except ProcessLookupError:
-            pass
         process.wait()
 
 
