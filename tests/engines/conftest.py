@@ -3,6 +3,8 @@
 A missing engine is a failure here, not a skip: `make test-engines` sets them up.
 """
 
+import asyncio
+import itertools
 import json
 import os
 import signal
@@ -16,7 +18,8 @@ import pytest
 import torch
 from safetensors.torch import save_file
 
-from agentrl.policy import GenerateRequest, SamplingParams
+from agentrl.policy import EngineMetrics, GenerateRequest, PolicyEngine, SamplingParams
+from agentrl.server import InferenceServer
 from agentrl.serving.launch import LaunchCommand
 from agentrl.testing.models import tiny_model
 from agentrl.testing.tokenizers import build_tokenizer
@@ -24,7 +27,9 @@ from agentrl.testing.tokenizers import build_tokenizer
 ENGINES = Path("~/.cache/agentrl/engines").expanduser()
 LOG_TAIL = 4000
 MAX_CONTEXT = 1024
+START_S = 240
 STOP_S = 20
+READ_LOAD_S = 0.05
 
 
 def engine_python(name: str) -> Path:
@@ -106,6 +111,19 @@ def started(command: LaunchCommand, log: Path) -> Iterator[subprocess.Popen]:
         _end(process)
 
 
+@pytest.fixture(scope="session")
+def started_server():
+    """Starts a server on a free port; its address."""
+
+    @contextmanager
+    def start(command_of: Callable[[int], LaunchCommand], log: Path) -> Iterator[str]:
+        port = free_port()
+        with started(command_of(port), log):
+            yield f"http://127.0.0.1:{port}"
+
+    return start
+
+
 def _end(process: subprocess.Popen) -> None:
     try:
         with suppress(ProcessLookupError, subprocess.TimeoutExpired):
@@ -115,6 +133,94 @@ def _end(process: subprocess.Popen) -> None:
         with suppress(ProcessLookupError):
             os.killpg(process.pid, signal.SIGKILL)
         process.wait()
+
+
+class ServerEngine(PolicyEngine):
+    """One server as an engine, for the conformance kit; its weights are folders."""
+
+    def __init__(self, server: InferenceServer) -> None:
+        self.server = server
+        self._version = 0
+        self._paused = False
+        self._metrics = EngineMetrics()
+        self._watch: asyncio.Task[None] | None = None
+
+    @property
+    def version(self):
+        return self._version
+
+    async def start(self):
+        await self.server.connect(deadline_s=START_S)
+        self.capabilities = self.server.capabilities
+        self._version = await self.server.weight_version()
+        self._watch = asyncio.ensure_future(self._read_load())
+
+    async def _read_load(self):
+        while True:
+            load = await self.server.load()
+            self._metrics = EngineMetrics(
+                running=load.running, waiting=load.waiting, sampled_tokens=load.sampled_tokens
+            )
+            await asyncio.sleep(READ_LOAD_S)
+
+    async def generate(self, request):
+        return await self.server.generate(request)
+
+    async def abort(self, request_id):
+        return await self.server.abort(request_id)
+
+    async def pause(self):
+        await self.server.pause()
+        self._paused = True
+
+    async def resume(self):
+        await self.server.resume()
+        self._paused = False
+
+    async def update_weights(self, weights, version):
+        if not (held := self._paused):
+            await self.pause()
+        await self.server.load_weights(weights["folder"], version)
+        self._version = version
+        if not held:
+            await self.resume()
+
+    async def end_session(self, session_id):
+        return
+
+    def metrics(self):
+        return self._metrics
+
+    async def close(self):
+        if self._watch is not None:
+            self._watch.cancel()
+            await asyncio.wait([self._watch])
+        await self.server.close()
+
+
+@pytest.fixture(scope="session")
+def engine_of() -> Callable[[InferenceServer], PolicyEngine]:
+    """Make an engine of a server."""
+    return ServerEngine
+
+
+@pytest.fixture(scope="session")
+def shaken_folders():
+    """Changes a model's weights in place, as training does, and writes them: a folder each time."""
+
+    def build(model, root: Path, scale: float = 0.02):
+        generator = torch.Generator().manual_seed(0)
+        numbers = itertools.count()
+
+        def shake() -> dict[str, Path]:
+            with torch.no_grad():
+                for parameter in model.parameters():
+                    parameter.add_(scale * torch.randn(parameter.shape, generator=generator))
+            return {"folder": save_model(model, root / f"weights-{next(numbers)}")}
+
+        return shake
+
+    return build
 
 
 @pytest.fixture

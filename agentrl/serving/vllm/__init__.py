@@ -1,0 +1,6 @@
+"""vLLM servers: the client, and what starts them."""
+
+from agentrl.serving.vllm.launch import launch_command
+from agentrl.serving.vllm.server import VLLMServer
+
+__all__ = ["VLLMServer", "launch_command"]

@@ -1,0 +1,77 @@
+"""The command line and the variables that start a vLLM server as agentrl needs it."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Sequence
+from pathlib import Path
+
+from agentrl.config.schema import VLLMEngineConfig
+from agentrl.serving.launch import LaunchCommand
+from agentrl.serving.vllm.convention import PROCESSED, WORKER_EXTENSION
+
+MODULE = "vllm.entrypoints.openai.api_server"
+SERVED_NAME = "policy"
+WORKER_PATH = Path(__file__).parent / "worker"
+"""Folder of the module that the server's workers import."""
+CPU_CACHE_GIB = 2
+"""Key-value cache of a server on a CPU; on a GPU vLLM takes a share of its memory."""
+
+
+def launch_command(
+    config: VLLMEngineConfig,
+    *,
+    python: str,
+    model: Path,
+    port: int,
+    dtype: str,
+    gpus: Sequence[int] = (),
+    api_key: str | None = None,
+    python_path: str = "",
+) -> LaunchCommand:
+    """What starts one server.
+
+    Args:
+        config: Sizes and more arguments.
+        python: Interpreter that has vLLM.
+        model: Hugging Face folder; its output head must be written out (``lm_head.weight``), or updates of weights
+            reach only the embedding.
+        port: On 127.0.0.1.
+        dtype: ``float32`` or ``bfloat16``.
+        gpus: Those of this server, which the launcher shows it; none run it on the CPU.
+        api_key: What it asks of its clients; handed over in the environment, unseen by other users of the machine.
+        python_path: PYTHONPATH of this process; the server's comes before it.
+    """
+    argv = [
+        python,
+        "-m",
+        MODULE,
+        *("--model", str(model)),
+        *("--served-model-name", SERVED_NAME),
+        *("--host", "127.0.0.1"),
+        *("--port", str(port)),
+        *("--dtype", dtype),
+        *("--max-num-seqs", str(config.max_running)),
+        *("--tensor-parallel-size", str(config.tensor_parallel)),
+        *("--logprobs-mode", PROCESSED),
+        *("--worker-extension-cls", WORKER_EXTENSION),
+        *("--hf-overrides", '{"tie_word_embeddings": false}'),
+        *("--generation-config", "vllm"),
+        "--enable-scale-out",
+        "--enable-prompt-tokens-details",
+    ]
+    if config.max_context is not None:
+        argv += ["--max-model-len", str(config.max_context)]
+    env = {
+        "PYTHONPATH": os.pathsep.join(filter(None, (str(WORKER_PATH), python_path))),
+        "HF_HUB_OFFLINE": "1",
+        "VLLM_NO_USAGE_STATS": "1",
+        "DO_NOT_TRACK": "1",
+        "VLLM_SERVER_DEV_MODE": "1",
+    }
+    if not gpus:
+        argv.append("--enforce-eager")
+        env |= {"CUDA_VISIBLE_DEVICES": "", "VLLM_CPU_KVCACHE_SPACE": str(CPU_CACHE_GIB)}
+    if api_key is not None:
+        env["VLLM_API_KEY"] = api_key
+    return LaunchCommand(argv=[*argv, *config.arguments], env=env)

@@ -1,0 +1,109 @@
+"""Finding out whether a vLLM server can work with agentrl, and what it promises."""
+
+from __future__ import annotations
+
+import asyncio
+import time
+from dataclasses import dataclass
+from typing import Any
+
+from agentrl.errors import EngineError, UsageError
+from agentrl.server import ServerLost
+from agentrl.serving.http import HttpSession, Refused
+from agentrl.serving.vllm.convention import CUT_TO_ONE, LogprobConvention, convention_of, is_uncut
+
+FIRST_WAIT_S = 0.1
+LONGEST_WAIT_S = 1.0
+OLDEST = "0.32"
+"""Versions before it do not stamp tokens with the version of the weights."""
+PROBE_IDS = [1, 2, 3]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Found:
+    """What a server can do."""
+
+    max_context: int
+    convention: LogprobConvention
+
+
+async def wait_until_healthy(http: HttpSession, *, deadline_s: float) -> None:
+    """Ask until the server answers.
+
+    Raises:
+        ServerLost: it does not within the deadline; says what happened last.
+    """
+    end, wait_s = time.monotonic() + deadline_s, FIRST_WAIT_S
+    while True:
+        try:
+            await http.get_text("/health", deadline_s=max(end - time.monotonic(), FIRST_WAIT_S))
+        except (ServerLost, Refused) as error:
+            if time.monotonic() + wait_s >= end:
+                raise ServerLost(f"{http.url} did not become ready in {deadline_s:g} s", got=error) from error
+        else:
+            return
+        await asyncio.sleep(wait_s)
+        wait_s = min(2 * wait_s, LONGEST_WAIT_S)
+
+
+async def probe(http: HttpSession, *, deadline_s: float) -> Found:
+    """Check a server that answers.
+
+    Raises:
+        UsageError: it is not vLLM, too old, or was started without what agentrl needs.
+    """
+    try:
+        models = await http.get("/v1/models", deadline_s=deadline_s)
+        info = await http.get("/server_info?config_format=json", deadline_s=deadline_s)
+        logprob = await _logprob_after_a_cut(http, deadline_s)
+    except Refused as refused:
+        raise await _reason(http, refused, deadline_s) from refused
+    convention = convention_of(info)
+    if convention is LogprobConvention.UNCUT and not is_uncut(logprob):
+        convention = LogprobConvention.CUT
+    try:
+        return Found(max_context=int(models["data"][0]["max_model_len"]), convention=convention)
+    except (KeyError, IndexError, TypeError, ValueError) as error:
+        raise EngineError(f"{http.url} does not tell its longest context", got=repr(models)[:200]) from error
+
+
+async def _logprob_after_a_cut(http: HttpSession, deadline_s: float) -> float:
+    body = {"token_ids": PROBE_IDS, "sampling_params": CUT_TO_ONE}
+    answer: Any = await http.post("/inference/v1/generate", body, deadline_s=deadline_s)
+    try:
+        choice = answer["choices"][0]
+        if "weight_versions" not in choice:
+            raise _too_old(await _version(http, deadline_s))
+        return float(choice["logprobs"]["content"][0]["logprob"])
+    except (KeyError, IndexError, TypeError, ValueError) as error:
+        raise EngineError(f"{http.url} does not answer like vLLM", got=repr(answer)[:300]) from error
+
+
+async def _reason(http: HttpSession, refused: Refused, deadline_s: float) -> EngineError | UsageError:
+    """Why a route is missing: the version, or a flag."""
+    if refused.status == 403:
+        hint = "start it with --enable-scale-out, or let agentrl launch it"
+        return UsageError(f"{http.url} does not take token ids", got=refused.said, hint=hint)
+    if refused.status != 404:
+        return refused
+    version = await _version(http, deadline_s)
+    if _numbers(version) < _numbers(OLDEST):
+        return _too_old(version)
+    hint = "start it with VLLM_SERVER_DEV_MODE=1 in its environment, reachable for this machine only"
+    return UsageError(f"{http.url} lacks the routes for updates of weights", got=f"vLLM {version}", hint=hint)
+
+
+async def _version(http: HttpSession, deadline_s: float) -> str:
+    try:
+        return str((await http.get("/version", deadline_s=deadline_s))["version"])
+    except (Refused, KeyError, TypeError) as error:
+        raise UsageError(f"{http.url} is not a vLLM server", got=f"no version at {http.url}/version") from error
+
+
+def _too_old(version: str) -> UsageError:
+    return UsageError("this vLLM is too old", got=version, expected=f"{OLDEST} or newer")
+
+
+def _numbers(version: str) -> list[int]:
+    parts = version.split("+")[0].split(".")[:2]
+    return [int("".join(filter(str.isdigit, part)) or 0) for part in parts]

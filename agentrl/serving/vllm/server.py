@@ -1,0 +1,162 @@
+"""A vLLM server as an `InferenceServer`."""
+
+from __future__ import annotations
+
+import asyncio
+import itertools
+import uuid
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+from agentrl.config.schema import ServerEngineConfig
+from agentrl.errors import EngineError, UsageError
+from agentrl.policy import Capabilities, GenerateRequest, Generation
+from agentrl.server import InferenceServer, ServerLoad, ServerLost
+from agentrl.serving.http import HttpSession, Refused
+from agentrl.serving.request import check_request
+from agentrl.serving.vllm.convention import LogprobConvention, check_convention
+from agentrl.serving.vllm.probe import probe, wait_until_healthy
+from agentrl.serving.vllm.wire import decode_answer, decode_load, decode_version, encode_abort, encode_request
+
+GENERATE = "/inference/v1/generate"
+ABORT = "/inference/v1/abort_requests"
+FIRST_ABORT_WAIT_S = 0.05
+LONGEST_ABORT_WAIT_S = 1.0
+
+
+@dataclass(slots=True)
+class _Running:
+    """A request at the server."""
+
+    wire_id: str
+    over: asyncio.Event = field(default_factory=asyncio.Event)
+
+
+class VLLMServer(InferenceServer):
+    """Talks to one vLLM server, token ids in and out.
+
+    Requests that run during a pause stay at the server; an update of the weights throws their key-value cache away, so
+    that they go on from one computed anew.
+
+    Args:
+        url: Base address.
+        config: Key, deadlines and the longest context.
+        vocab_size: Entries of the model's vocabulary; vLLM does not tell.
+    """
+
+    def __init__(self, url: str, config: ServerEngineConfig, *, vocab_size: int) -> None:
+        self.url = url.rstrip("/")
+        self._config = config
+        self._vocab_size = vocab_size
+        self._http = HttpSession(self.url, api_key_variable=config.api_key_variable)
+        self._running: dict[str, _Running] = {}
+        self._convention: LogprobConvention | None = None
+        self._client = uuid.uuid4().hex[:8]
+        self._numbers = itertools.count()
+
+    async def connect(self, *, deadline_s: float) -> None:
+        """Wait until the server answers; check its version, its settings and the log-probabilities that it gives."""
+        await wait_until_healthy(self._http, deadline_s=deadline_s)
+        found = await probe(self._http, deadline_s=deadline_s)
+        limit = min(found.max_context, self._config.max_context or found.max_context)
+        self.capabilities = Capabilities(max_context=limit, vocab_size=self._vocab_size)
+        self._convention = found.convention
+
+    async def generate(self, request: GenerateRequest) -> Generation:
+        """Sample one turn; the server's own seeds are not reproducible under load."""
+        if self._convention is None:
+            raise EngineError(f"{self.url} is not connected", hint="await connect first")
+        check_request(request, self.capabilities, self._running)
+        check_convention(request.params, self._convention)
+        running = _Running(wire_id=f"{request.request_id}-{self._client}-{next(self._numbers)}")
+        body = encode_request(request, wire_id=running.wire_id, max_context=self.capabilities.max_context)
+        self._running[request.request_id] = running
+        try:
+            answer = await self._http.post(GENERATE, body, deadline_s=self._config.timeout_s, late=EngineError)
+        except Refused as refused:
+            raise await self._meaning(refused) from refused
+        finally:
+            del self._running[request.request_id]
+            running.over.set()
+        return decode_answer(answer, request.params.stop_token_ids)
+
+    async def _meaning(self, refused: Refused) -> EngineError | UsageError:
+        """What an error status of a request means: vLLM answers 500 before it ends after a failure of its engine."""
+        if refused.status >= 500 and not await self.is_healthy(deadline_s=self._config.health_timeout_s):
+            return ServerLost(f"{self.url} has failed", got=f"{refused.status}, {refused.said!r}")
+        return refused
+
+    async def abort(self, request_id: str) -> bool:
+        """End a request early; returns once it is over.
+
+        vLLM says nothing about ids that it does not know, so that a request on its way there would be missed: the
+        abort is repeated until the request ends.
+        """
+        running = self._running.get(request_id)
+        if running is None:
+            return False
+        wait_s = FIRST_ABORT_WAIT_S
+        async with asyncio.timeout(self._config.timeout_s):
+            while not running.over.is_set():
+                body = encode_abort(running.wire_id)
+                await self._http.post(ABORT, body, deadline_s=self._config.health_timeout_s)
+                try:
+                    await asyncio.wait_for(running.over.wait(), wait_s)
+                except TimeoutError:
+                    wait_s = min(2 * wait_s, LONGEST_ABORT_WAIT_S)
+        return True
+
+    async def pause(self) -> None:
+        """Hold all requests, with what they have computed."""
+        await self._control("/pause?mode=keep&clear_cache=false")
+
+    async def resume(self) -> None:
+        """Go on."""
+        await self._control("/resume")
+
+    async def load_weights(self, folder: Path, version: int) -> None:
+        """Read new weights while paused, throw away all caches, and only then name the version.
+
+        Args:
+            folder: Holds `lm_head.weight` as well, whether or not the model's head is its embedding.
+            version: What tokens are stamped with from now on.
+        """
+        paused = await self._http.get("/is_paused", deadline_s=self._config.health_timeout_s)
+        if paused != {"is_paused": True}:
+            raise EngineError(f"{self.url} is not paused", got=paused, hint="pause before you load weights")
+        reload = {"method": "reload_weights", "kwargs": {"weights_path": str(folder)}}
+        await self._control("/collective_rpc", reload)
+        reset = await self._control("/reset_prefix_cache?reset_running_requests=true&reset_external=true")
+        if reset != {"success": True}:
+            raise EngineError(f"{self.url} keeps a cache of the old weights", got=reset)
+        await self._control("/update_weight_version", {"new_version": str(version)})
+        if (served := await self.weight_version()) != version:
+            raise EngineError(f"{self.url} did not take the version", got=served, expected=version)
+
+    async def _control(self, route: str, body: Mapping[str, Any] | None = None) -> Any:
+        return await self._http.post(route, body, deadline_s=self._config.timeout_s)
+
+    async def weight_version(self) -> int:
+        """Version that vLLM stamps tokens with."""
+        info = await self._http.get("/weight_info", deadline_s=self._config.health_timeout_s)
+        if not isinstance(info, dict) or "weight_version" not in info:
+            raise EngineError(f"{self.url} does not tell its weights' version", got=info)
+        return decode_version(info["weight_version"])
+
+    async def load(self) -> ServerLoad:
+        """Read ``/metrics``."""
+        return decode_load(await self._http.get_text("/metrics", deadline_s=self._config.health_timeout_s))
+
+    async def is_healthy(self, *, deadline_s: float) -> bool:
+        """Whether ``/health`` answers 200 in time."""
+        try:
+            await self._http.get_text("/health", deadline_s=deadline_s)
+        except EngineError:
+            return False
+        return True
+
+    async def close(self) -> None:
+        """Close the connections; vLLM ends their requests."""
+        await self._http.close()

@@ -1,0 +1,141 @@
+"""What vLLM's routes take and give, as pure functions; no I/O."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+from agentrl.errors import EngineError
+from agentrl.policy import GenerateRequest, Generation, StopReason
+from agentrl.server import ServerLoad
+
+FIRST_VERSION = "default"
+"""What vLLM calls the weights that it started with."""
+ID_PREFIX = "generate-tokens-"
+"""vLLM puts it before our request id; an abort must name both, unknown ids are ignored in silence."""
+
+_STOP_REASONS = {"stop": StopReason.STOP, "length": StopReason.LENGTH, "abort": StopReason.ABORT}
+_NO_LOGPROB = -9999.0
+"""What vLLM writes where a log-probability is missing or not a number."""
+_COUNTS = {
+    "running": "vllm:num_requests_running",
+    "waiting": "vllm:num_requests_waiting",
+    "preemptions": "vllm:num_preemptions_total",
+    "prompt_tokens": "vllm:prompt_tokens_total",
+    "cached_tokens": "vllm:prompt_tokens_cached_total",
+    "sampled_tokens": "vllm:generation_tokens_total",
+}
+_CACHE_USED = "vllm:kv_cache_usage_perc"
+
+
+def encode_request(request: GenerateRequest, *, wire_id: str, max_context: int) -> dict[str, Any]:
+    """The body of a request to ``/inference/v1/generate``.
+
+    Args:
+        request: It has passed `agentrl.serving.request.check_request`.
+        wire_id: Name of the request at the server.
+        max_context: `max_tokens` is cut to what fits.
+    """
+    params = request.params
+    sampling: dict[str, Any] = {
+        "temperature": params.temperature,
+        "top_p": params.top_p,
+        "top_k": params.top_k,
+        "min_p": params.min_p,
+        "max_tokens": min(params.max_tokens, max_context - len(request.prompt_ids)),
+        "stop_token_ids": sorted(params.stop_token_ids),
+        "ignore_eos": True,  # the request alone says where to stop, not the model's folder
+        "logprobs": 0,  # of the sampled tokens only
+        "detokenize": False,
+    }
+    if params.seed is not None:
+        sampling["seed"] = params.seed
+    return {"token_ids": list(request.prompt_ids), "request_id": wire_id, "sampling_params": sampling}
+
+
+def encode_abort(wire_id: str) -> dict[str, Any]:
+    """The body of a request to ``/inference/v1/abort_requests``."""
+    return {"request_ids": [ID_PREFIX + wire_id]}
+
+
+def decode_answer(body: Any, stop_token_ids: frozenset[int]) -> Generation:
+    """The answer in the body of a successful response.
+
+    Raises:
+        EngineError: it is not one, or its parts do not fit one another.
+    """
+    try:
+        choice = body["choices"][0]
+        token_ids = [int(token) for token in choice["token_ids"]]
+        rows = choice["logprobs"]["content"] if token_ids else []
+        logprobs = [float(row["logprob"]) for row in rows]
+        versions = decode_versions(choice.get("weight_versions") or (), len(token_ids))
+        stop_reason = _STOP_REASONS[choice["finish_reason"]]
+        details = (body.get("usage") or {}).get("prompt_tokens_details") or {}
+        cached_tokens = int(details.get("cached_tokens") or 0)
+    except (KeyError, IndexError, TypeError, AttributeError, ValueError) as error:
+        raise EngineError("vLLM's answer is not a generation", got=repr(body)[:300]) from error
+    if len(logprobs) != len(token_ids) or min(logprobs, default=0.0) <= _NO_LOGPROB:
+        raise EngineError("vLLM left out log-probabilities", got=logprobs, expected=f"{len(token_ids)} numbers")
+    if stop_reason is StopReason.STOP and token_ids[-1] not in stop_token_ids:
+        raise EngineError(
+            "vLLM stopped at a token that is not one of the request's stop tokens",
+            got=token_ids[-1],
+            expected=sorted(stop_token_ids),
+        )
+    return Generation(
+        token_ids=token_ids,
+        logprobs=logprobs,
+        versions=versions,
+        stop_reason=stop_reason,
+        cached_tokens=cached_tokens,
+    )
+
+
+def decode_versions(spans: Sequence[Mapping[str, Any]], count: int) -> list[int]:
+    """Version of each of `count` tokens, from spans ``[start, end)``.
+
+    Raises:
+        EngineError: the spans do not cover the tokens one after the other, or a version is not ours.
+    """
+    versions: list[int] = []
+    for span in spans:
+        if span["start"] != len(versions):
+            break
+        versions += [decode_version(span["version"])] * (span["end"] - span["start"])
+    if len(versions) != count:
+        raise EngineError("vLLM's version spans do not cover the answer", got=list(spans), expected=f"{count} tokens")
+    return versions
+
+
+def decode_version(label: str) -> int:
+    """The version that a label of vLLM's means.
+
+    Raises:
+        EngineError: somebody else named these weights.
+    """
+    if label == FIRST_VERSION:
+        return 0
+    try:
+        return int(label)
+    except ValueError as error:
+        raise EngineError(
+            "vLLM serves weights of an unknown version", got=label, expected=f"a number or {FIRST_VERSION!r}"
+        ) from error
+
+
+def decode_load(text: str) -> ServerLoad:
+    """A server's load in the text of ``/metrics``: counts are summed over its engines, the fullest cache counts.
+
+    Raises:
+        EngineError: a figure is missing.
+    """
+    figures: dict[str, list[float]] = {name: [] for name in (*_COUNTS.values(), _CACHE_USED)}
+    for line in text.splitlines():
+        name, _, rest = line.partition("{")
+        if name in figures:
+            figures[name].append(float(rest.rpartition(" ")[2]))
+    if missing := [name for name, values in figures.items() if not values]:
+        raise EngineError("vLLM's metrics are not complete", got=f"no {', '.join(missing)}")
+    counts = {field: int(sum(figures[name])) for field, name in _COUNTS.items()}
+    return ServerLoad(cache_used=max(figures[_CACHE_USED]), **counts)
