@@ -77,6 +77,8 @@ class Generation:
     queue_s: float = 0.0
     prefill_s: float = 0.0
     decode_s: float = 0.0
+    resubmissions: int = 0
+    """How often the request was given to another server because one was lost."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -1,10 +1,25 @@
 """Weights from the trainer to the engine, verified."""
 
+from agentrl.weights.folder_transport import FolderTransport as FolderTransport
 from agentrl.weights.in_process import InProcessSync as InProcessSync
 from agentrl.weights.probe import TOLERANCE as TOLERANCE
 from agentrl.weights.probe import Probe as Probe
+from agentrl.weights.remote_sync import RemoteSync as RemoteSync
+from agentrl.weights.served_model import write_served_model as write_served_model
+from agentrl.weights.server_group import ServerGroup as ServerGroup
 from agentrl.weights.sync import SyncReport as SyncReport
 from agentrl.weights.sync import WeightSource as WeightSource
 from agentrl.weights.sync import WeightSync as WeightSync
 
-__all__ = ["TOLERANCE", "InProcessSync", "Probe", "SyncReport", "WeightSource", "WeightSync"]
+__all__ = [
+    "TOLERANCE",
+    "FolderTransport",
+    "InProcessSync",
+    "Probe",
+    "RemoteSync",
+    "ServerGroup",
+    "SyncReport",
+    "WeightSource",
+    "WeightSync",
+    "write_served_model",
+]

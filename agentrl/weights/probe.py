@@ -7,16 +7,42 @@ the trainer scores exactly the tokens that it sampled.
 from __future__ import annotations
 
 import asyncio
+import math
 import random
 from collections.abc import Sequence
 from dataclasses import dataclass
+from typing import Protocol
 
 from agentrl.errors import TrainingError
-from agentrl.policy import GenerateRequest, Generation, PolicyEngine, SamplingParams
+from agentrl.policy import GenerateRequest, Generation, SamplingParams
 from agentrl.weights.sync import WeightSource
 
 TOLERANCE = {"float32": 1e-3, "bfloat16": 0.3}
 """Largest difference of a log-probability that rounding explains, by the weights' number format."""
+
+
+class ProbedEngine(Protocol):
+    """What is asked; a `agentrl.policy.PolicyEngine` is one."""
+
+    @property
+    def version(self) -> int:
+        """Version of the weights that it should sample with."""
+
+    async def generate(self, request: GenerateRequest) -> Generation:
+        """Sample one turn."""
+
+    async def end_session(self, session_id: str) -> None:
+        """Forget what is kept for a session."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class RecordedAnswer:
+    """A greedy answer of an engine that served the right weights, and what the trainer said of it."""
+
+    prompt: Sequence[int]
+    token_ids: Sequence[int]
+    logprobs: Sequence[float]
+    """The trainer's, at temperature 1."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -41,22 +67,62 @@ class Probe:
             prompts=[[draw.randrange(vocab_size) for _ in range(length)] for _ in range(prompts)], tolerance=tolerance
         )
 
-    async def compare(self, engine: PolicyEngine, trainer: WeightSource) -> float:
+    async def compare(self, engine: ProbedEngine, trainer: WeightSource, *, name: str = "the engine") -> float:
         """Ask the engine, score with the trainer; the largest difference of a log-probability.
 
+        Args:
+            engine: Is asked.
+            trainer: Scores; its weights are those that the engine should have.
+            name: Of the engine, for messages.
+
         Raises:
-            TrainingError: a difference above the tolerance, or an engine that samples with an old version.
+            TrainingError: a difference above the tolerance, or an engine that samples with another version.
         """
-        answers = await asyncio.gather(*(self._ask(engine, number) for number in range(len(self.prompts))))
-        differences = [
-            self._difference(prompt, answer, trainer, engine.version)
+        answers = await self._ask_all(engine, temperature=1.0)
+        for answer in answers:
+            _check_version(name, answer, engine.version)
+        return max(
+            self._difference(name, engine.version, prompt, answer, trainer.token_logprobs(prompt, answer.token_ids))
+            for prompt, answer in zip(self.prompts, answers, strict=True)
+        )
+
+    async def record(self, engine: ProbedEngine, trainer: WeightSource) -> list[RecordedAnswer]:
+        """Greedy answers and their scores, to compare other engines with when the trainer's weights have changed."""
+        answers = await self._ask_all(engine, temperature=0.0)
+        return [
+            RecordedAnswer(
+                prompt=prompt, token_ids=answer.token_ids, logprobs=trainer.token_logprobs(prompt, answer.token_ids)
+            )
             for prompt, answer in zip(self.prompts, answers, strict=True)
         ]
+
+    async def compare_recorded(
+        self, engine: ProbedEngine, recorded: Sequence[RecordedAnswer], *, name: str = "the engine"
+    ) -> float:
+        """`compare`, without the trainer: greedy answers, as far as they are those that were recorded.
+
+        Where the engine takes another first token, it must give it a log-probability within the tolerance of the
+        recorded one's: two tokens may be equally likely.
+
+        Raises:
+            TrainingError: as `compare`.
+        """
+        answers = await self._ask_all(engine, temperature=0.0)
+        differences = []
+        for right, answer in zip(recorded, answers, strict=True):
+            _check_version(name, answer, engine.version)
+            pairs = zip(right.token_ids, answer.token_ids, strict=False)
+            same = next((i for i, (a, b) in enumerate(pairs) if a != b), len(answer.token_ids))
+            compared = max(same, 1)
+            differences.append(self._difference(name, engine.version, right.prompt, answer, right.logprobs[:compared]))
         return max(differences)
 
-    async def _ask(self, engine: PolicyEngine, number: int) -> Generation:
-        name = f"probe-{engine.version}-{number}"
-        params = SamplingParams(max_tokens=self.answer_tokens, seed=number)
+    async def _ask_all(self, engine: ProbedEngine, *, temperature: float) -> list[Generation]:
+        return await asyncio.gather(*(self._ask(engine, number, temperature) for number in range(len(self.prompts))))
+
+    async def _ask(self, engine: ProbedEngine, number: int, temperature: float) -> Generation:
+        name = f"probe-{engine.version}-{number}-{'sampled' if temperature else 'greedy'}"
+        params = SamplingParams(max_tokens=self.answer_tokens, seed=number, temperature=temperature)
         try:
             return await engine.generate(
                 GenerateRequest(prompt_ids=self.prompts[number], params=params, session_id=name, request_id=name)
@@ -64,23 +130,32 @@ class Probe:
         finally:
             await engine.end_session(name)
 
-    def _difference(self, prompt: Sequence[int], answer: Generation, trainer: WeightSource, version: int) -> float:
-        if set(answer.versions) != {version}:
-            raise TrainingError(
-                "the engine samples with weights of another version after a sync",
-                got=sorted(set(answer.versions)),
-                expected=version,
-            )
-        expected = trainer.token_logprobs(prompt, answer.token_ids)
-        pairs = list(zip(answer.logprobs, expected, strict=True))
-        worst = max(range(len(pairs)), key=lambda index: abs(pairs[index][0] - pairs[index][1]))
-        difference = abs(pairs[worst][0] - pairs[worst][1])
+    def _difference(
+        self, name: str, version: int, prompt: Sequence[int], answer: Generation, expected: Sequence[float]
+    ) -> float:
+        pairs = list(zip(answer.logprobs, expected, strict=False))
+        worst = max(range(len(pairs)), key=lambda index: _distance(*pairs[index]))
+        difference = _distance(*pairs[worst])
         if not difference <= self.tolerance:
             raise TrainingError(
-                f"the engine does not serve the trainer's weights of version {version}: log-probability of token "
+                f"{name} does not serve the trainer's weights of version {version}: log-probability of token "
                 f"{answer.token_ids[worst]} after {len(prompt) + worst} tokens",
                 got=f"{pairs[worst][0]:.6g} from the engine",
                 expected=f"{pairs[worst][1]:.6g} within {self.tolerance:g}, the trainer's",
                 hint="the update did not reach every tensor, or the two sides compute the model differently",
             )
         return difference
+
+
+def _distance(first: float, second: float) -> float:
+    distance = abs(first - second)
+    return math.inf if math.isnan(distance) else distance
+
+
+def _check_version(name: str, answer: Generation, version: int) -> None:
+    if set(answer.versions) != {version}:
+        raise TrainingError(
+            f"{name} samples with weights of another version after a sync",
+            got=sorted(set(answer.versions)),
+            expected=version,
+        )

@@ -28,6 +28,14 @@ class SyncReport:
     verify_s: float
     probe_difference: float
     """Largest difference of a probe token's log-probability between engine and trainer."""
+    servers: int = 0
+    """Servers that were verified; 0 for an engine in this process."""
+    bytes: int = 0
+    """Of the weights, where they were copied."""
+    write_s: float = 0.0
+    """Seconds in which they were written while the servers went on."""
+    load_s: float = 0.0
+    """Seconds in which the servers were held."""
 
     @property
     def seconds(self) -> float:
@@ -56,3 +64,7 @@ class WeightSync(ABC):
         Raises:
             TrainingError: they differ.
         """
+
+    async def close(self) -> None:
+        """Release what it holds, after the engine is closed. Idempotent."""
+        return

@@ -1,0 +1,264 @@
+"""Several servers as one engine.
+
+    generate() ─► router: the session's server, else the least loaded ─► InferenceServer.generate ─► answer
+                    ▲                                                        │ the server is lost, or stale
+                    └───────────── the same request again ◄──────────────────┘
+
+A request whose server is lost is given to another one inside the pool: a broken connection leaves no partial answer, so
+its prompt (everything that the ledger holds) is all that there is to send, and callers keep their count of aborted
+answers for servers that really abort. `Generation.resubmissions` says how often that happened. Answers with versions
+that were not published, or that are older than the request, are thrown away, and their server is lost.
+
+Weights do not pass through here: weight sync talks to the pool's `group`.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Mapping, Sequence
+from contextlib import suppress
+from dataclasses import replace
+from typing import Any
+
+from agentrl.errors import AgentRLError, EngineError, async_boundary
+from agentrl.policy import EngineMetrics, GenerateRequest, Generation, PolicyEngine, StopReason
+from agentrl.server import InferenceServer, ServerLost
+from agentrl.serving.pool.group import ServerGroup
+from agentrl.serving.pool.keeper import Restart
+from agentrl.serving.pool.member import Member
+from agentrl.serving.pool.readings import PoolTotals, pool_metrics
+from agentrl.serving.pool.router import Router, ServerPlaces, Ticket
+from agentrl.serving.pool.settings import PoolSettings
+from agentrl.serving.pool.waiting import PoolRequest
+from agentrl.serving.request import check_request
+
+NOTHING_SAMPLED = Generation(token_ids=[], logprobs=[], versions=[], stop_reason=StopReason.ABORT)
+
+
+class ServerPool(PolicyEngine):
+    """Serves with several servers.
+
+    Args:
+        servers: At least one; connected by `start`, closed by `close`.
+        settings: Deadlines and counts.
+        restart: Starts a launched server again; without it, lost servers are waited for.
+        version: Version of the weights that the servers start with.
+
+    Attributes:
+        group: The servers, for weight sync.
+    """
+
+    def __init__(
+        self,
+        servers: Sequence[InferenceServer],
+        settings: PoolSettings | None = None,
+        *,
+        restart: Restart | None = None,
+        version: int = 0,
+    ) -> None:
+        self.settings = settings or PoolSettings()
+        self.group = ServerGroup(
+            servers,
+            self.settings,
+            restart=restart,
+            version=version,
+            on_change=self._place,
+            on_failure=self._fail,
+        )
+        self._router = Router([ServerPlaces() for _ in servers])
+        self._requests: dict[str, PoolRequest] = {}
+        self._tickets: dict[Ticket, PoolRequest] = {}
+        self._totals = PoolTotals()
+        self._failure: AgentRLError | None = None
+        self._abandoned: set[asyncio.Task[Generation]] = set()
+        self._starting = asyncio.Lock()
+
+    @property
+    def version(self) -> int:
+        """Version of the weights that all servers sample with."""
+        return self.group.version
+
+    @property
+    def servers(self) -> list[InferenceServer]:
+        """The servers that take part now."""
+        return self.group.servers
+
+    async def start(self) -> None:
+        """Connect to the servers and begin to watch them; idempotent.
+
+        Raises:
+            UsageError: servers of different models, or one that cannot work.
+            EngineError: one does not answer, or the pool is closed.
+        """
+        async with self._starting:
+            self._check_open()
+            if not self.group.members:
+                self.capabilities = await self.group.start()
+                self._place()
+
+    async def generate(self, request: GenerateRequest) -> Generation:
+        """Sample one turn on one of the servers; waits for one when all are lost.
+
+        Raises:
+            UsageError: no server like these can serve it.
+            EngineError: a server answered with an error, the request lost its server too often, no server is left, or
+                the deadline passed.
+        """
+        self._check_open()
+        if not self.group.members:
+            await self.start()
+        check_request(request, self.capabilities, self._requests)
+        pending = PoolRequest(request)
+        self._requests[request.request_id] = pending
+        self._totals.begin(request)
+        try:
+            what = f"request {request.request_id}"
+            async with async_boundary(EngineError, what, deadline_s=self.settings.timeout_s):
+                answer = await self._serve(pending)
+        finally:
+            del self._requests[request.request_id]
+            self._totals.end()
+        self._totals.answered(answer)
+        return answer
+
+    async def _serve(self, pending: PoolRequest) -> Generation:
+        while True:
+            answer = await self._attempt(pending)
+            if answer is None and pending.is_aborted:
+                answer = NOTHING_SAMPLED
+            if answer is not None:
+                return replace(answer, resubmissions=pending.resubmissions) if pending.resubmissions else answer
+            self._check_open()
+            pending.resubmissions += 1
+            self._totals.resubmissions += 1
+            if pending.resubmissions > self.settings.resubmissions:
+                raise EngineError(
+                    f"request {pending.request.request_id} lost its server again and again",
+                    got=f"{pending.resubmissions} times",
+                    expected=f"at most {self.settings.resubmissions}",
+                )
+
+    async def _attempt(self, pending: PoolRequest) -> Generation | None:
+        """Wait for a server and ask it; ``None`` when the server is lost, or the request was aborted before."""
+        ticket = pending.new_ticket()
+        self._tickets[ticket] = pending
+        self._router.enter(ticket)
+        self._place()
+        try:
+            await pending.wait()
+            if ticket.server is None or pending.is_aborted:
+                return None
+            return await self._ask(self.group.members[ticket.server], pending)
+        finally:
+            del self._tickets[ticket]
+            self._router.leave(ticket)
+            self._place()
+
+    async def _ask(self, member: Member, pending: PoolRequest) -> Generation | None:
+        oldest = self.version
+        call = asyncio.create_task(member.server.generate(pending.sent))
+        pending.member = member
+        member.calls.add(call)
+        try:
+            await asyncio.wait({call, member.gone}, return_when=asyncio.FIRST_COMPLETED)
+            if not call.done() or call.cancelled():
+                return None
+            answer = call.result()
+        except ServerLost:
+            self.group.keeper.suspect(member)
+            return None
+        except EngineError:
+            member.breaker.record_failure()
+            raise
+        finally:
+            pending.member = None
+            member.calls.discard(call)
+            self._abandon(call)
+        member.attempts = 0
+        member.breaker.record_success()
+        return answer if self._is_current(member, answer, oldest) else None
+
+    def _abandon(self, call: asyncio.Task[Generation]) -> None:
+        """Nobody waits for an answer any more: its request is aborted, however long the server takes for that."""
+        if not call.done():
+            call.cancel()
+            self._abandoned.add(call)
+            call.add_done_callback(self._forget)
+
+    def _forget(self, call: asyncio.Task[Generation]) -> None:
+        self._abandoned.discard(call)
+        if not call.cancelled():
+            call.exception()  # a failure that comes after the loss of its server is nobody's concern
+
+    def _is_current(self, member: Member, answer: Generation, oldest: int) -> bool:
+        versions = answer.versions
+        if not versions or (oldest <= min(versions) and max(versions) <= self.version):
+            return True
+        why = f"it sampled with weights of version {sorted(set(versions))}, expected {oldest} to {self.version}"
+        self.group.keeper.lose(member, why)
+        return False
+
+    def _place(self) -> None:
+        """Give servers to waiting requests, after anything changed."""
+        self._router.held = self.group.is_paused
+        for places, member in zip(self._router.servers, self.group.members, strict=False):
+            places.limit = member.limit
+        for ticket in self._router.place():
+            self._tickets[ticket].placed()
+
+    async def abort(self, request_id: str) -> bool:
+        """End a request with what it has; ``False`` when it is not here."""
+        pending = self._requests.get(request_id)
+        if pending is None:
+            return False
+        member = pending.member
+        pending.abort()
+        if member is not None:
+            with suppress(EngineError):  # the server is lost, and the request ends without it
+                async with async_boundary(EngineError, "an abort", deadline_s=self.settings.health_timeout_s):
+                    await member.server.abort(pending.sent.request_id)
+        return True
+
+    async def pause(self) -> None:
+        """Hold all requests, on every server and here; a server that cannot is taken out."""
+        await self.group.pause()
+
+    async def resume(self) -> None:
+        """Go on, on every server; one that cannot is taken out."""
+        await self.group.resume()
+
+    async def update_weights(self, weights: Mapping[str, Any] | None, version: int) -> None:
+        """Hand weights to the weight sync of this pool; training asks that one itself, which also verifies.
+
+        Raises:
+            EngineError: there is none, or no server took the weights.
+        """
+        await self.group.deliver(weights, version)
+
+    async def end_session(self, session_id: str) -> None:
+        """Forget which server a session has."""
+        self._router.end_session(session_id)
+
+    def metrics(self) -> EngineMetrics:
+        """Own counts, and the servers' last readings."""
+        return pool_metrics(self._totals, self._router, self.group.members)
+
+    def _check_open(self) -> None:
+        if self._failure is not None:
+            raise self._failure
+
+    def _fail(self, error: AgentRLError) -> None:
+        """Nothing is served any more: what waits ends, and what a server still answers is answered."""
+        if self._failure is None:
+            self._failure = error
+            for pending in self._requests.values():
+                pending.fail(error)
+
+    async def close(self) -> None:
+        """Let go of the servers; requests that run end as `EngineError`."""
+        self._fail(EngineError("the pool of servers is closed"))
+        await self.group.stop()
+        await asyncio.sleep(0)  # those who waited for an answer abandon it
+        if self._abandoned:
+            await asyncio.wait(self._abandoned, timeout=self.settings.health_timeout_s)
+        await self.group.close()

@@ -1,0 +1,186 @@
+"""Weight sync with servers: written while they go on, loaded while they are held, verified on each of them.
+
+    write ──► pause ──► load on every server at once ──► version ──► resume ──► probe every server ──► record
+    (episodes go on)    └ one that fails is taken out                           └ one that differs stops training
+
+A server that comes back later is given the same files, and is compared with the recorded answers of the probe: the
+trainer may be changing its weights by then.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from agentrl.errors import EngineError, async_boundary
+from agentrl.policy import GenerateRequest, Generation
+from agentrl.server import InferenceServer
+from agentrl.weights.folder_transport import FolderTransport, WrittenWeights
+from agentrl.weights.probe import Probe, RecordedAnswer
+from agentrl.weights.server_group import ServerGroup
+from agentrl.weights.sync import SyncReport, WeightSource, WeightSync
+
+
+@dataclass(frozen=True, slots=True)
+class _ServerUnderProbe:
+    """One server as the probe asks it."""
+
+    server: InferenceServer
+    version: int
+
+    async def generate(self, request: GenerateRequest) -> Generation:
+        return await self.server.generate(request)
+
+    async def end_session(self, session_id: str) -> None:
+        pass
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class _Delivery:
+    written: WrittenWeights
+    load_s: float
+
+
+class RemoteSync(WeightSync):
+    """Brings the trainer's weights to a group of servers.
+
+    Args:
+        trainer: Owns the weights.
+        group: The servers; from now on it asks this object for weights of servers that come back.
+        transport: Takes the weights to where the servers read them; closed with this object.
+        probe: What is compared.
+        load_timeout_s: Deadline of a server's load.
+        probe_timeout_s: Deadline of a server's answers to the probe.
+        return_timeout_s: How long a sync waits for a server to come back when all are lost.
+    """
+
+    def __init__(
+        self,
+        trainer: WeightSource,
+        group: ServerGroup,
+        transport: FolderTransport,
+        probe: Probe,
+        *,
+        load_timeout_s: float = 600.0,
+        probe_timeout_s: float = 120.0,
+        return_timeout_s: float = 600.0,
+    ) -> None:
+        self._trainer = trainer
+        self._group = group
+        self._transport = transport
+        self._probe = probe
+        self._load_timeout_s = load_timeout_s
+        self._probe_timeout_s = probe_timeout_s
+        self._return_timeout_s = return_timeout_s
+        self._recorded: Sequence[RecordedAnswer] | None = None
+        group.connect_sync(deliver=self.deliver, bring_up_to_date=self.bring_up_to_date)
+
+    async def sync(self, version: int) -> SyncReport:
+        """Serve the trainer's weights as `version` on every server, and verify each of them.
+
+        Raises:
+            TrainingError: a server's log-probabilities are not the trainer's; the message names it.
+            EngineError: no server took the weights, and none came back.
+        """
+        began = time.perf_counter()
+        delivery = await self.deliver(self._trainer.weights(), version)
+        transported = time.perf_counter()
+        differences = await self._verify_servers()
+        return SyncReport(
+            version=version,
+            transport_s=transported - began,
+            verify_s=time.perf_counter() - transported,
+            probe_difference=max(differences.values()),
+            servers=len(differences),
+            bytes=delivery.written.bytes,
+            write_s=delivery.written.write_s,
+            load_s=delivery.load_s,
+        )
+
+    async def verify(self) -> float:
+        """Compare every server with the trainer; the first time, after a sync that proves the path."""
+        if self._transport.current is None:
+            return (await self.sync(self._group.version)).probe_difference
+        return max((await self._verify_servers()).values())
+
+    async def deliver(self, weights: Mapping[str, Any] | None, version: int) -> _Delivery:
+        """Give weights to every server without verifying them; the trainer's, with ``None``. Held servers stay held."""
+        given = self._trainer.weights() if weights is None else weights
+        written = await self._transport.write(given, version)
+        began = time.perf_counter()
+        async with self._group.changing:
+            was_paused = self._group.is_paused
+            try:
+                if not was_paused:
+                    await self._group.pause()
+                await self._transport.adopt(written)
+                self._recorded = None
+                await self._group.change(
+                    lambda server: self._load(server, written),
+                    what=f"the update to version {version}",
+                    deadline_s=self._load_timeout_s,
+                )
+                self._group.publish(version)
+            finally:
+                if not was_paused:
+                    await self._group.resume()
+        return _Delivery(written=written, load_s=time.perf_counter() - began)
+
+    async def _load(self, server: InferenceServer, written: WrittenWeights) -> None:
+        await server.load_weights(written.folder, written.version)
+        version = await server.weight_version()
+        if version != written.version:
+            raise EngineError(
+                f"{server.url} says that it serves another version after an update",
+                got=version,
+                expected=written.version,
+            )
+
+    async def bring_up_to_date(self, server: InferenceServer) -> None:
+        """Give the current weights to a server that has come back, and verify it; the caller holds `changing`.
+
+        Raises:
+            TrainingError: its log-probabilities are not those of the current weights.
+            EngineError: it did not take them.
+        """
+        current = self._transport.current
+        if current is None:
+            return
+        async with async_boundary(EngineError, f"the update of {server.url}", deadline_s=self._load_timeout_s):
+            await server.pause()
+            await self._load(server, current)
+            await server.resume()
+        async with async_boundary(EngineError, f"the probe of {server.url}", deadline_s=self._probe_timeout_s):
+            await self._compare(server, current.version)
+
+    async def _verify_servers(self) -> dict[str, float]:
+        """The largest difference by server, for those that are there at the end: at least one."""
+        differences: dict[str, float] = {}
+
+        async def compare(server: InferenceServer) -> None:
+            differences[server.url] = await self._compare_live(server, self._group.version)
+
+        while not differences:
+            await self._group.wait_for_server(deadline_s=self._return_timeout_s)
+            await self._group.each(compare, what="the probe", deadline_s=self._probe_timeout_s)
+        return differences
+
+    async def _compare(self, server: InferenceServer, version: int) -> float:
+        """With the trainer during a sync, with the recorded answers at any other time."""
+        if self._recorded is None:
+            return await self._compare_live(server, version)
+        asked = _ServerUnderProbe(server, version)
+        return await self._probe.compare_recorded(asked, self._recorded, name=f"server {server.url}")
+
+    async def _compare_live(self, server: InferenceServer, version: int) -> float:
+        asked = _ServerUnderProbe(server, version)
+        difference = await self._probe.compare(asked, self._trainer, name=f"server {server.url}")
+        if self._recorded is None:
+            self._recorded = await self._probe.record(asked, self._trainer)
+        return difference
+
+    async def close(self) -> None:
+        """Remove the written weights."""
+        self._transport.close()
