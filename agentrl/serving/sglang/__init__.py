@@ -1,0 +1,6 @@
+"""SGLang servers: how one is started, and the client of one."""
+
+from agentrl.serving.sglang.launch import launch_command
+from agentrl.serving.sglang.server import SGLangServer
+
+__all__ = ["SGLangServer", "launch_command"]

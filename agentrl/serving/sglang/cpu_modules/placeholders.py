@@ -1,0 +1,106 @@
+"""Packages of which every attribute and every submodule exists, and nothing computes.
+
+SGLang imports GPU packages wherever it may use one of their kernels. On the CPU it calls none of them, so that names
+are enough. A decorator of such a package gives back what it decorates, or takes arguments first.
+"""
+
+from __future__ import annotations
+
+import importlib.machinery
+import sys
+import types
+from collections.abc import Callable, Sequence
+from typing import Any, ClassVar
+
+
+class PlaceholderClass(type):
+    """A class that can be subclassed and named in annotations; its unknown attributes are strings, as of an enum."""
+
+    def __getattr__(cls, name: str) -> str:
+        if _is_special(name):
+            raise AttributeError(name)
+        return f"{cls.__name__}.{name}"
+
+
+class Placeholder(types.ModuleType):
+    """A module, function or decorator."""
+
+    def __init__(self, name: str) -> None:
+        super().__init__(name)
+        self.__path__: list[str] = []
+
+    def __getattr__(self, name: str) -> Any:
+        value = attribute_of(self.__name__, name)
+        setattr(self, name, value)
+        return value
+
+    def __call__(self, *arguments: Any, **options: Any) -> Any:
+        """What it would decorate, or a decorator."""
+        if len(arguments) == 1 and not options and callable(arguments[0]):
+            return arguments[0]
+        return _unchanged
+
+
+class PlaceholderFinder:
+    """Finds every submodule of the packages in `packages`."""
+
+    packages: ClassVar[set[str]] = set()
+
+    @classmethod
+    def find_spec(
+        cls, name: str, path: Sequence[str] | None = None, target: types.ModuleType | None = None
+    ) -> importlib.machinery.ModuleSpec | None:
+        """The specification of a submodule; ``None`` for other packages."""
+        package, _, submodule = name.partition(".")
+        if package not in cls.packages or not submodule:
+            return None
+        return importlib.machinery.ModuleSpec(name, PlaceholderLoader(), is_package=True)
+
+
+class PlaceholderLoader:
+    """Makes placeholders."""
+
+    def create_module(self, spec: importlib.machinery.ModuleSpec) -> types.ModuleType:
+        """An empty placeholder."""
+        return Placeholder(spec.name)
+
+    def exec_module(self, module: types.ModuleType) -> None:
+        """Nothing is to be run."""
+
+
+def attributes_of(package: str) -> Callable[[str], Any]:
+    """What a package assigns to ``__getattr__`` to have every attribute and submodule."""
+    PlaceholderFinder.packages.add(package)
+    known: dict[str, Any] = {}
+
+    def attribute(name: str) -> Any:
+        if name not in known:
+            known[name] = attribute_of(package, name)
+        return known[name]
+
+    return attribute
+
+
+def attribute_of(module: str, name: str) -> Any:
+    """A class for names in capitals, else the submodule, or one that nobody has imported yet.
+
+    Raises:
+        AttributeError: a name of Python's own.
+    """
+    if _is_special(name):
+        raise AttributeError(name)
+    full = f"{module}.{name}"
+    if name[:1].isupper():
+        return PlaceholderClass(name, (), {"__module__": module})
+    return sys.modules.get(full) or Placeholder(full)
+
+
+def _is_special(name: str) -> bool:
+    return name.startswith("__") and name.endswith("__")
+
+
+def _unchanged(decorated: Any) -> Any:
+    return decorated
+
+
+sys.meta_path.insert(0, PlaceholderFinder)

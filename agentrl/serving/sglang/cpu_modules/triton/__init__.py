@@ -1,0 +1,23 @@
+"""Stands in for triton, which SGLang imports everywhere; on the CPU none of its kernels is launched."""
+
+from placeholders import attributes_of
+
+__version__ = "3.7.0"
+__getattr__ = attributes_of("triton")
+
+
+class Config:
+    """A kernel's settings; SGLang makes lists of them at import."""
+
+    def __init__(self, kwargs: dict[str, object] | None = None, **options: object) -> None:
+        self.kwargs = kwargs or {}
+
+
+def cdiv(dividend: int, divisor: int) -> int:
+    """The quotient, rounded up."""
+    return -(dividend // -divisor)
+
+
+def next_power_of_2(number: int) -> int:
+    """The smallest power of two that is not below the number."""
+    return 1 << (number - 1).bit_length() if number > 0 else 1

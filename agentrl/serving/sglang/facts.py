@@ -1,0 +1,113 @@
+"""What a server says about itself, and whether it can be used; no I/O."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Mapping
+from typing import Any
+
+from agentrl.errors import EngineError, UsageError
+
+TRIED_VERSION = "0.5.23"
+"""The version that all promises were checked on."""
+NEEDED_ROUTES = (
+    "/generate",
+    "/abort_request",
+    "/pause_generation",
+    "/continue_generation",
+    "/update_weights_from_disk",
+    "/model_info",
+    "/server_info",
+    "/v1/loads",
+)
+_VALID_KEYS = re.compile(r"logit_bias must has keys in \[0, (\d+)\]")
+_NO_ID = 2**31 - 1
+
+
+def check_routes(url: str, openapi: Mapping[str, Any], version: str) -> None:
+    """Refuse a server that lacks a route.
+
+    Raises:
+        UsageError: names what is missing.
+    """
+    missing = [route for route in NEEDED_ROUTES if route not in openapi.get("paths", {})]
+    if missing:
+        raise UsageError(
+            f"the SGLang server at {url} cannot be used: it has no {', '.join(missing)}",
+            got=f"SGLang {version}",
+            expected=f"a version with these routes, such as {TRIED_VERSION}",
+        )
+
+
+def check_settings(url: str, info: Mapping[str, Any], model: Mapping[str, Any]) -> None:
+    """Refuse a server that was started with settings under which our requests mean something else.
+
+    Args:
+        url: Its address.
+        info: The JSON of ``/server_info``.
+        model: The JSON of ``/model_info``.
+
+    Raises:
+        UsageError: says which setting, and what it has to be.
+    """
+    if not model.get("is_generation", True):
+        raise UsageError(f"the SGLang server at {url} serves a model that does not generate text")
+    if preferred := model.get("preferred_sampling_params"):
+        hint = "start it without --preferred-sampling-params: they change what is sampled, not its log-probability"
+        raise UsageError(f"the SGLang server at {url} has sampling settings of its own", got=preferred, hint=hint)
+    if not info.get("enable_metrics"):
+        raise UsageError(f"the SGLang server at {url} does not tell its load", hint="start it with --enable-metrics")
+
+
+def decode_context(info: Mapping[str, Any]) -> int:
+    """Most tokens of prompt and answer together: SGLang takes prompts of up to one less, from ``/server_info``.
+
+    Raises:
+        EngineError: it does not say.
+    """
+    limit = info.get("max_req_input_len")
+    if not isinstance(limit, int):
+        raise EngineError("SGLang does not tell how long a prompt may be", got=limit, expected="max_req_input_len")
+    return limit
+
+
+def encode_vocabulary_probe() -> dict[str, Any]:
+    """The body of a request to ``/generate`` that is refused in words that tell the size of the vocabulary."""
+    params = {"max_new_tokens": 1, "logit_bias": {str(_NO_ID): 0.0}}
+    return {"input_ids": [0], "sampling_params": params}
+
+
+def decode_vocabulary(said: str) -> int:
+    """The size of the vocabulary, from the refusal.
+
+    Raises:
+        EngineError: it is not in the words.
+    """
+    found = _VALID_KEYS.search(said)
+    if found is None:
+        raise EngineError("SGLang does not tell the size of its vocabulary", got=repr(said))
+    return int(found[1]) + 1
+
+
+def encode_sample_probe() -> dict[str, Any]:
+    """The body of a request to ``/generate`` for one token."""
+    return {"input_ids": [0], "sampling_params": {"max_new_tokens": 1}}
+
+
+def check_spans(url: str, answer: Any, version: str) -> None:
+    """Refuse a server that does not tell which weights sampled which token.
+
+    Args:
+        url: Its address.
+        answer: The JSON of an answer of ``/generate`` with at least one token.
+        version: Version of SGLang.
+
+    Raises:
+        UsageError: the version is too old.
+    """
+    if not answer["meta_info"].get("weight_versions"):
+        raise UsageError(
+            f"the SGLang server at {url} cannot be used: it does not tell which weights sampled a token",
+            got=f"SGLang {version}",
+            expected=f"a version whose answers have weight_versions, such as {TRIED_VERSION}",
+        )

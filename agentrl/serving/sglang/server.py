@@ -1,0 +1,205 @@
+"""The client of one SGLang server."""
+
+from __future__ import annotations
+
+import asyncio
+from pathlib import Path
+
+from agentrl.errors import EngineError
+from agentrl.policy import GenerateRequest, Generation, StopReason
+from agentrl.server import InferenceServer, ServerLoad
+from agentrl.serving.http import HttpSession, Refused
+from agentrl.serving.request import check_request
+from agentrl.serving.sglang.call import Call
+from agentrl.serving.sglang.handshake import CONTROL_S, shake_hands
+from agentrl.serving.sglang.load import decode_load
+from agentrl.serving.sglang.wire import (
+    decode_answer,
+    decode_version,
+    encode_request,
+    encode_update,
+    join_parts,
+    needs_flush,
+    tokens_left,
+)
+
+ABORT_WAITS_S = (0.5, 2.0, 8.0)
+"""Seconds for which an aborted request is waited for, after each attempt; then it ends without the server's answer. An
+abort may overtake its request, and SGLang forgets one of a request that came in during a pause."""
+
+
+class SGLangServer(InferenceServer):
+    """Talks to one SGLang server.
+
+    SGLang's own seeds do not give equal samples, so that `capabilities.seeded` is ``False``. An abort gives the tokens
+    so far; of a request that a pause holds, those up to the last 50th.
+
+    Args:
+        url: Base address.
+        api_key_variable: Environment variable that holds the server's key; ``None`` sends none.
+        timeout_s: Deadline of one answer, pauses included.
+        load_timeout_s: Deadline of reading new weights.
+    """
+
+    def __init__(
+        self,
+        url: str,
+        *,
+        api_key_variable: str | None = None,
+        timeout_s: float = 600.0,
+        load_timeout_s: float = 600.0,
+    ) -> None:
+        self._http = HttpSession(url, api_key_variable=api_key_variable)
+        self.url = self._http.url
+        self._timeout_s, self._load_timeout_s = timeout_s, load_timeout_s
+        self._calls: dict[str, Call] = {}
+        self._going = asyncio.Event()
+        self._going.set()
+        self._endings: set[asyncio.Task[None]] = set()
+
+    async def connect(self, *, deadline_s: float) -> None:
+        """Wait until the server answers, check it, and learn its capabilities; one that was left paused goes on.
+
+        Raises:
+            UsageError: a version or a setting that cannot work; says which one could.
+            ServerLost: it does not answer within the deadline.
+        """
+        self.capabilities = await shake_hands(self._http, deadline_s=deadline_s, answer_s=self._timeout_s)
+        self._going.set()
+
+    async def generate(self, request: GenerateRequest) -> Generation:
+        """Sample one turn; see `agentrl.server.InferenceServer.generate`.
+
+        Raises:
+            UsageError: no server like this one can serve it.
+            ServerLost: the connection broke.
+            EngineError: the server answered with an error, aborted the request of itself, or missed the deadline.
+        """
+        check_request(request, self.capabilities, self._calls)
+        call = self._calls[request.request_id] = Call(request)
+        call.task = asyncio.ensure_future(self._sample(call))
+        try:
+            await asyncio.wait([call.task])
+        except asyncio.CancelledError:
+            ending = asyncio.ensure_future(self._abandon(call, call.task))
+            self._endings.add(ending)
+            ending.add_done_callback(self._endings.discard)
+            raise
+        finally:
+            del self._calls[request.request_id]
+        if call.task.cancelled():  # by an abort that the server did not answer, or did not have to hear of
+            return call.ended(StopReason.ABORT)
+        return call.task.result()
+
+    async def _sample(self, call: Call) -> Generation:
+        request, most = call.request, self.capabilities.max_context
+        while tokens_left(request, most, len(call.sampled)) > 0:
+            await self._going.wait()
+            call.sent = True
+            body = encode_request(request, wire_id=call.wire_id, max_context=most, sampled=call.sampled)
+            told = await self._http.post("/generate", body, deadline_s=self._timeout_s, late=EngineError)
+            call.sent = False
+            part = decode_answer(told, request.params.stop_token_ids)
+            call.answer = join_parts(call.answer, part.generation)
+            if call.answer.stop_reason is StopReason.ABORT and not call.aborted:
+                raise EngineError(
+                    f"{self.url} aborted request {request.request_id}, which nobody here asked for",
+                    got=told["meta_info"]["finish_reason"],
+                )
+            if call.aborted:
+                return call.ended(StopReason.ABORT if part.goes_on else part.generation.stop_reason)
+            if not part.goes_on:
+                return call.answer
+        return call.ended(StopReason.LENGTH)
+
+    async def abort(self, request_id: str) -> bool:
+        """End a request early, and wait until it has ended; ``False`` when no such request runs."""
+        call = self._calls.get(request_id)
+        if call is None or call.task is None or call.task.done():
+            return False
+        await self._end(call, call.task)
+        return True
+
+    async def _end(self, call: Call, task: asyncio.Task[Generation]) -> None:
+        call.aborted = True
+        if call.sent:
+            for wait_s in ABORT_WAITS_S:
+                await self._http.post("/abort_request", {"rid": call.wire_id}, deadline_s=CONTROL_S)
+                await asyncio.wait([task], timeout=wait_s)
+                if task.done():
+                    return
+        task.cancel()
+        await asyncio.wait([task])
+
+    async def _abandon(self, call: Call, task: asyncio.Task[Generation]) -> None:
+        try:
+            await self._end(call, task)
+        except EngineError:
+            task.cancel()  # nobody waits for it; whoever asks the server next learns what is wrong with it
+        await asyncio.gather(task, return_exceptions=True)
+
+    async def pause(self) -> None:
+        """Throw all requests out of the cache and hold them; when this returns, nothing is sampled."""
+        self._going.clear()
+        try:
+            await self._http.post("/pause_generation", {"mode": "retract"}, deadline_s=CONTROL_S)
+            # answered before the scheduler has stopped; this goes the same way, and its answer comes from there
+            await self._http.get("/server_info", deadline_s=CONTROL_S)
+        except BaseException:
+            self._going.set()
+            raise
+
+    async def resume(self) -> None:
+        """Go on; what was held is read again with the current weights."""
+        await self._http.post("/continue_generation", {}, deadline_s=CONTROL_S)
+        self._going.set()
+
+    async def load_weights(self, folder: Path, version: int) -> None:
+        """Read new weights while paused, and forget the cache.
+
+        Raises:
+            EngineError: the server did not take them, or its cache is still that of the old ones.
+            ServerLost: it does not answer.
+        """
+        try:
+            await self._update(folder, version)
+        except Refused as refused:
+            if not needs_flush(refused.said):
+                raise EngineError(f"{self.url} did not take the weights in {folder}", got=refused.said) from refused
+            # the weights are new, the cache is old, and the version that it tells is the old one: once more
+            await self.pause()
+            await self._update(folder, version)
+
+    async def _update(self, folder: Path, version: int) -> None:
+        body = encode_update(folder, version)
+        await self._http.post("/update_weights_from_disk", body, deadline_s=self._load_timeout_s, late=EngineError)
+
+    async def weight_version(self) -> int:
+        """Version of the weights that the server says it serves; 0 for those that it started with."""
+        model = await self._http.get("/model_info", deadline_s=CONTROL_S)
+        return decode_version(str(model.get("weight_version")))
+
+    async def load(self) -> ServerLoad:
+        """Its load now.
+
+        Raises:
+            ServerLost: it does not answer.
+        """
+        loads, metrics = await asyncio.gather(
+            self._http.get("/v1/loads", deadline_s=CONTROL_S), self._http.get_text("/metrics", deadline_s=CONTROL_S)
+        )
+        return decode_load(loads, metrics, paused=not self._going.is_set())
+
+    async def is_healthy(self, *, deadline_s: float) -> bool:
+        """Whether its scheduler answers in time, also during a pause, in which SGLang's own health route fails."""
+        try:
+            await self._http.get("/server_info", deadline_s=deadline_s)
+        except EngineError:
+            return False
+        return True
+
+    async def close(self) -> None:
+        """Close the connections; requests that run fail as `EngineError`. Idempotent."""
+        await self._http.close()
+        self._going.set()
+        await asyncio.gather(*self._endings)

@@ -1,0 +1,167 @@
+"""What SGLang's routes take and give, as pure functions; no I/O."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from agentrl.errors import EngineError
+from agentrl.policy import GenerateRequest, Generation, StopReason
+
+FIRST_VERSION = "default"
+"""What SGLang calls the weights that it started with."""
+_NOT_FLUSHED = "Weights were updated, but the cache was not flushed"
+
+
+@dataclass(frozen=True, slots=True)
+class Part:
+    """What one call of ``/generate`` sampled for a request."""
+
+    generation: Generation
+    goes_on: bool
+    """SGLang ended it at one of the model's own end tokens, which the request does not stop at."""
+
+
+def encode_request(
+    request: GenerateRequest, *, wire_id: str, max_context: int, sampled: Sequence[int] = ()
+) -> dict[str, Any]:
+    """The body of a request to ``/generate``.
+
+    All settings are sent, so that no default of the server's can differ from ours.
+
+    Args:
+        request: It has passed `agentrl.serving.request.check_request`.
+        wire_id: Name of the request at the server. An abort ends all requests whose names begin with the aborted one.
+        max_context: Most tokens of prompt and answer together.
+        sampled: The answer so far, which is continued.
+    """
+    params = request.params
+    return {
+        "input_ids": [*request.prompt_ids, *sampled],
+        "rid": wire_id,
+        "return_logprob": True,
+        "sampling_params": {
+            "max_new_tokens": tokens_left(request, max_context, len(sampled)),
+            "temperature": params.temperature,
+            "top_p": params.top_p,
+            "top_k": params.top_k or -1,
+            "min_p": params.min_p,
+            "stop_token_ids": sorted(params.stop_token_ids),
+            # it would make SGLang go past our stop tokens, too
+            "ignore_eos": not params.stop_token_ids,
+        },
+    }
+
+
+def tokens_left(request: GenerateRequest, max_context: int, sampled: int) -> int:
+    """Tokens that may still be sampled for a request."""
+    return min(request.params.max_tokens, max_context - len(request.prompt_ids)) - sampled
+
+
+def encode_update(folder: Path, version: int) -> dict[str, Any]:
+    """The body of a request to ``/update_weights_from_disk``."""
+    return {"model_path": str(folder), "load_format": "auto", "weight_version": str(version), "flush_cache": True}
+
+
+def needs_flush(said: str) -> bool:
+    """Whether a refused update has nevertheless exchanged the weights, and only the cache is still the old one."""
+    return said.startswith(_NOT_FLUSHED)
+
+
+def decode_answer(body: Any, stop_token_ids: frozenset[int]) -> Part:
+    """The body of a successful answer of ``/generate``.
+
+    Raises:
+        EngineError: it is not one, its parts do not fit one another, or the model's numbers are not finite.
+    """
+    try:
+        meta = body["meta_info"]
+        token_ids = [int(token) for token in body["output_ids"]]
+        logprobs = [float(row[0]) for row in meta.get("output_token_logprobs") or ()]
+        versions = decode_versions(meta.get("weight_versions") or (), len(token_ids))
+        stop_reason, goes_on = _decode_reason(meta["finish_reason"], stop_token_ids)
+        cached_tokens = int(meta.get("cached_tokens") or 0)
+    except (KeyError, TypeError, IndexError, AttributeError, ValueError) as error:
+        raise EngineError("SGLang's answer is not a generation", got=repr(body)[:300]) from error
+    if len(logprobs) != len(token_ids):
+        raise EngineError("SGLang left out log-probabilities", got=len(logprobs), expected=f"{len(token_ids)} of them")
+    generation = Generation(
+        token_ids=token_ids,
+        logprobs=logprobs,
+        versions=versions,
+        stop_reason=stop_reason,
+        cached_tokens=cached_tokens,
+        **_decode_times(meta),
+    )
+    return Part(generation, goes_on)
+
+
+def _decode_reason(reason: Mapping[str, Any], stop_token_ids: frozenset[int]) -> tuple[StopReason, bool]:
+    stop_reason = StopReason(reason["type"])
+    if stop_reason is not StopReason.STOP:
+        return stop_reason, False
+    matched = reason["matched"]
+    if not isinstance(matched, int):
+        raise EngineError("SGLang stopped at something that is not a token", got=repr(matched))
+    return stop_reason, matched not in stop_token_ids
+
+
+def _decode_times(meta: Mapping[str, Any]) -> dict[str, float]:
+    """Seconds in the queue, of the prefill and of the decoding; 0 where the server did not take the time."""
+    begun, read, ended = (
+        meta.get(name) or 0.0 for name in ("forward_entry_time", "prefill_finished_time", "request_finished_ts")
+    )
+    return {
+        "queue_s": float(meta.get("queue_time") or 0.0),
+        "prefill_s": max(0.0, read - begun) if begun else 0.0,
+        "decode_s": max(0.0, ended - read) if read else 0.0,
+    }
+
+
+def decode_versions(spans: Sequence[Mapping[str, Any]], count: int) -> list[int]:
+    """Version of each of `count` tokens, from spans ``[start, end)``.
+
+    Raises:
+        EngineError: the spans do not cover the tokens one after the other, or a version is not ours.
+    """
+    versions: list[int] = []
+    for span in spans:
+        if span["start"] != len(versions):
+            break
+        versions += [decode_version(span["version"])] * (span["end"] - span["start"])
+    if len(versions) != count:
+        raise EngineError("SGLang's version spans do not cover the answer", got=list(spans), expected=f"{count} tokens")
+    return versions
+
+
+def decode_version(label: str) -> int:
+    """The version that a label of SGLang's means.
+
+    Raises:
+        EngineError: somebody else named these weights.
+    """
+    if label == FIRST_VERSION:
+        return 0
+    try:
+        return int(label)
+    except ValueError as error:
+        expected = f"a number or {FIRST_VERSION!r}"
+        raise EngineError("SGLang serves weights of an unknown version", got=label, expected=expected) from error
+
+
+def join_parts(first: Generation | None, second: Generation) -> Generation:
+    """An answer and its continuation; the prompt's cached tokens are those of the first."""
+    if first is None:
+        return second
+    return Generation(
+        token_ids=first.token_ids + second.token_ids,
+        logprobs=first.logprobs + second.logprobs,
+        versions=first.versions + second.versions,
+        stop_reason=second.stop_reason,
+        cached_tokens=first.cached_tokens,
+        queue_s=first.queue_s + second.queue_s,
+        prefill_s=first.prefill_s + second.prefill_s,
+        decode_s=first.decode_s + second.decode_s,
+    )
