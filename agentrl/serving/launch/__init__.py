@@ -1,5 +1,25 @@
-"""Starting, watching and ending inference servers on this machine."""
+"""Starting, watching and ending inference servers on this machine.
 
-from agentrl.serving.launch.command import LaunchCommand
+Launcher                    one per engine: ports, GPUs, logs, start, restart, close
+└ ServerProcess             one per life of a server: ready, last lines of its log, exit code
+  └ guard.py                a small program that ends the server's whole tree, also when this process is killed
+    └ the server            in a session of its own
+"""
 
-__all__ = ["LaunchCommand"]
+from agentrl.serving.launch.command import CommandMaker, LaunchCommand
+from agentrl.serving.launch.environments import engine_python
+from agentrl.serving.launch.gpus import assign_gpus, usable_gpus
+from agentrl.serving.launch.launcher import Launcher
+from agentrl.serving.launch.process import ServerExited, ServerProcess, StartProgress
+
+__all__ = [
+    "CommandMaker",
+    "LaunchCommand",
+    "Launcher",
+    "ServerExited",
+    "ServerProcess",
+    "StartProgress",
+    "assign_gpus",
+    "engine_python",
+    "usable_gpus",
+]

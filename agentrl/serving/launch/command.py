@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 
 
@@ -14,3 +14,9 @@ class LaunchCommand:
     """The interpreter and its arguments, with the port and the model."""
     env: Mapping[str, str] = field(default_factory=dict)
     """Variables set on top of this process's environment."""
+    health: str = "/health"
+    """Path that answers 200 once the server is ready."""
+
+
+CommandMaker = Callable[[int, Sequence[int]], LaunchCommand]
+"""The command of a server, from its port and the positions of its GPUs (see `agentrl.serving.launch.gpus`)."""

@@ -1,0 +1,187 @@
+"""The program between this process and a server: it starts the server, and ends everything that the server started.
+
+Run by its file name, on the standard library alone. It ends the server's whole tree when its standard input closes,
+when the process that started it is gone however that died, or when the server's first process ends. It lives in a
+session of its own, so nothing sent to the trainer's or the server's process group reaches it; and it is the subreaper
+of its descendants, so that also those which left the server's session stay its own. Linux only.
+
+    python guard.py PARENT_PID GRACE_S COMMAND [ARGUMENT]...
+
+Standard output is one line: ``started PID``, or ``failed REASON``. The server writes to what is standard error here. On
+standard input an ``e`` ends the server, a ``k`` kills it. The exit code is the server's; 128 + N after a signal N.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import ctypes
+import os
+import selectors
+import signal
+import subprocess
+import sys
+import time
+from collections.abc import Callable
+from enum import Enum, auto
+from types import FrameType
+
+SET_PARENT_DEATH_SIGNAL = 1
+SET_CHILD_SUBREAPER = 36
+"""Numbers of prctl(2)."""
+
+STANDARD_INPUT = 0
+POLL_S = 0.02
+KILL_S = 10.0
+"""Seconds that killed processes get to vanish; one that hangs in the kernel is left to it."""
+NOT_STARTED = 127
+
+_prctl = ctypes.CDLL(None, use_errno=True).prctl
+
+
+class Cause(Enum):
+    """Why the server has to go."""
+
+    ENDED = auto()
+    """Its first process ended."""
+    ASKED = auto()
+    """This program was told to end it."""
+    ASKED_AT_ONCE = auto()
+    """This program was told to kill it."""
+    ORPHANED = auto()
+    """Standard input closed without a word, or the process that started this one is gone."""
+
+
+INSTRUCTIONS = {b"e": Cause.ASKED, b"k": Cause.ASKED_AT_ONCE}
+
+
+class Guard:
+    """Watches one server.
+
+    Args:
+        server: Its first process, the leader of a session.
+        parent: Process descriptor of who started this program.
+    """
+
+    def __init__(self, server: int, parent: int) -> None:
+        self.server = server
+        self.parent = parent
+        self.code: int | None = None
+
+    def watch(self, wakeup: int) -> Cause:
+        """Wait until the server has to go, whatever the reason."""
+        with selectors.DefaultSelector() as selector:
+            for descriptor in (STANDARD_INPUT, self.parent, wakeup):
+                selector.register(descriptor, selectors.EVENT_READ)
+            while True:
+                self.reap()
+                if self.code is not None:
+                    return Cause.ENDED
+                ready = {key.fd for key, _ in selector.select()}
+                if wakeup in ready and set(os.read(wakeup, 512)) - {signal.SIGCHLD}:
+                    return Cause.ASKED
+                if STANDARD_INPUT in ready:
+                    return INSTRUCTIONS.get(os.read(STANDARD_INPUT, 1), Cause.ORPHANED)
+                if self.parent in ready:
+                    return Cause.ORPHANED
+
+    def end(self, grace_s: float) -> None:
+        """Ask the first process to end, give it `grace_s`, then kill all that is left."""
+        if self.code is None and grace_s > 0:
+            with contextlib.suppress(ProcessLookupError):
+                os.kill(self.server, signal.SIGTERM)
+                os.killpg(self.server, signal.SIGCONT)  # one that was stopped could not obey
+            self._wait(lambda: self.code is not None, grace_s)
+        self._wait(self._killed, KILL_S)
+
+    def reap(self) -> None:
+        """Take leave of the descendants that have died."""
+        with contextlib.suppress(ChildProcessError):
+            while (found := os.waitpid(-1, os.WNOHANG))[0]:
+                if found[0] == self.server:
+                    self.code = os.waitstatus_to_exitcode(found[1])
+
+    def _killed(self) -> bool:
+        left = descendants(os.getpid())
+        for process in left:
+            with contextlib.suppress(ProcessLookupError):
+                os.kill(process, signal.SIGKILL)
+        return not left
+
+    def _wait(self, done: Callable[[], bool], limit_s: float) -> None:
+        deadline = time.monotonic() + limit_s
+        while not done() and time.monotonic() < deadline:
+            time.sleep(POLL_S)
+            self.reap()
+
+
+def descendants(root: int) -> list[int]:
+    """The processes below `root`; of those that have died, the ones that nobody has reaped."""
+    children: dict[int, list[int]] = {}
+    for name in filter(str.isdigit, os.listdir("/proc")):
+        with contextlib.suppress(OSError), open(f"/proc/{name}/stat", "rb") as file:
+            parent = int(file.read().rpartition(b")")[2].split()[1])
+            children.setdefault(parent, []).append(int(name))
+    found = list(children.get(root, []))
+    for process in found:
+        found += children.get(process, [])
+    return found
+
+
+def start(command: list[str]) -> int:
+    """Start the server; the first process dies with this one even when this one is killed."""
+    guard = os.getpid()
+
+    def before_it_runs() -> None:
+        _prctl(SET_PARENT_DEATH_SIGNAL, signal.SIGKILL)
+        if os.getppid() != guard:
+            os._exit(NOT_STARTED)
+
+    return subprocess.Popen(
+        command, stdin=subprocess.DEVNULL, stdout=2, stderr=2, start_new_session=True, preexec_fn=before_it_runs
+    ).pid
+
+
+def listen_for_signals() -> int:
+    """A descriptor that gives the numbers of the signals that arrive."""
+    reader, writer = os.pipe()
+    os.set_blocking(writer, False)
+    signal.set_wakeup_fd(writer, warn_on_full_buffer=False)
+    for number in (signal.SIGCHLD, signal.SIGTERM, signal.SIGINT, signal.SIGHUP):
+        signal.signal(number, _do_nothing)
+    return reader
+
+
+def _do_nothing(number: int, frame: FrameType | None) -> None:
+    """Only the wake-up matters."""
+
+
+def say(line: str) -> None:
+    """Tell the process that started this one."""
+    with contextlib.suppress(BrokenPipeError):
+        os.write(1, f"{line}\n".encode())
+
+
+def main(parent_pid: int, grace_s: float, command: list[str]) -> int:
+    """Start the server, watch it, end it; returns the exit code."""
+    _prctl(SET_CHILD_SUBREAPER, 1)
+    wakeup = listen_for_signals()
+    try:
+        parent = os.pidfd_open(parent_pid)
+        server = start(command) if os.getppid() == parent_pid else None
+    except (OSError, subprocess.SubprocessError) as error:
+        say(f"failed {error}")
+        return NOT_STARTED
+    if server is None:
+        return NOT_STARTED
+    guard = Guard(server, parent)
+    say(f"started {server}")
+    cause = guard.watch(wakeup)
+    if cause is Cause.ORPHANED:
+        os.write(2, b"[agentrl] whoever started this server is gone: ending it\n")
+    guard.end(0.0 if cause is Cause.ASKED_AT_ONCE else grace_s)
+    code = NOT_STARTED if guard.code is None else guard.code
+    return code if code >= 0 else 128 - code
+
+
+if __name__ == "__main__":
+    sys.exit(main(int(sys.argv[1]), float(sys.argv[2]), sys.argv[3:]))
