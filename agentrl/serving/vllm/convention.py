@@ -47,14 +47,14 @@ def convention_of(server_info: Any) -> LogprobConvention:
     raise UsageError("vLLM gives no log-probabilities", got=f"--logprobs-mode {mode}", expected=PROCESSED)
 
 
-CUT_TO_ONE: Mapping[str, Any] = {"temperature": 100.0, "top_k": 1, "max_tokens": 1, "logprobs": 0, "ignore_eos": True}
-"""Sampling parameters that tell the conventions apart: no model is sure of a token at this temperature, so that its
-log-probability is 0 after the cut only."""
+CUT_TO_ONE: Mapping[str, Any] = {"temperature": 2.0, "top_k": 1, "max_tokens": 1, "logprobs": 0, "ignore_eos": True}
+"""Sampling parameters that tell the conventions apart: after the cut the log-probability is 0; before it, hardly any
+model is so sure of a token at vLLM's greatest temperature."""
 
 
 def is_uncut(logprob: float) -> bool:
     """Whether the log-probability of a token that was sampled with `CUT_TO_ONE` is that before the cut."""
-    return logprob < -1e-3
+    return logprob < 0
 
 
 def check_convention(params: SamplingParams, convention: LogprobConvention) -> None:

@@ -84,6 +84,8 @@ class VLLMServer(InferenceServer):
 
     async def _meaning(self, refused: Refused) -> EngineError | UsageError:
         """What an error status of a request means: vLLM answers 500 before it ends after a failure of its engine."""
+        if refused.status in (400, 422):
+            return UsageError(f"vLLM at {self.url} cannot serve a request", got=f"{refused.status}, {refused.said!r}")
         if refused.status >= 500 and not await self.is_healthy(deadline_s=self._config.health_timeout_s):
             return ServerLost(f"{self.url} has failed", got=f"{refused.status}, {refused.said!r}")
         return refused
