@@ -147,8 +147,8 @@ class Keeper:
                 if await self._attempt(member):
                     return
             except TrainingError as error:
-                self._give_up(member)
                 self.on_failure(error)
+                self._give_up(member)
                 return
             except AgentRLError as error:
                 _log.warning("server %s could not be brought back: %s", member.server.url, error)

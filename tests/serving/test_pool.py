@@ -1,0 +1,314 @@
+"""The pool over servers of this process: what it promises as an engine, and what it does when servers are lost."""
+
+import asyncio
+
+import pytest
+
+from agentrl.errors import EngineError, TrainingError, UsageError
+from agentrl.policy import StopReason
+from agentrl.server import ServerLost
+from agentrl.serving.pool import PoolSettings, ServerPool
+from agentrl.testing import check_engine
+from agentrl.testing.local_server import LocalServer
+from agentrl.testing.models import tiny_model
+from agentrl.testing.tokenizers import build_tokenizer
+from agentrl.weights import write_served_model
+
+FAST = {
+    "check_every_s": 0.01,
+    "health_timeout_s": 0.2,
+    "retry_s": 0.01,
+    "longest_retry_s": 0.02,
+    "control_timeout_s": 30,
+    "breaker_open_s": 0.05,
+    "timeout_s": 60,
+}
+
+
+@pytest.fixture(scope="module")
+def folder(tmp_path_factory):
+    path = tmp_path_factory.mktemp("served")
+    write_served_model(tiny_model(vocab_size=300, max_context=512), build_tokenizer("qwen3", vocab_size=280), path)
+    return path
+
+
+@pytest.fixture
+async def pool_of(folder):
+    """Pools over servers of this process, closed in the end."""
+    pools = []
+
+    def build(count=2, *, restart=None, version=0, **settings):
+        servers = [LocalServer(folder, name=str(index)) for index in range(count)]
+        pool = ServerPool(servers, PoolSettings(**(FAST | settings)), restart=restart, version=version)
+        pools.append(pool)
+        return pool, servers
+
+    yield build
+    for pool in pools:
+        await pool.close()
+
+
+async def until(condition):
+    """Let the event loop run until something is so."""
+    for _ in range(100_000):
+        if condition():
+            return
+        await asyncio.sleep(0.001)
+    raise AssertionError("it never came true")
+
+
+def sampled(server):
+    return server._engine.metrics().sampled_tokens
+
+
+def state(pool, index):
+    return pool.group.members[index].state.value
+
+
+def long_requests(request_of, count):
+    return [request_of([1 + i, 2, 3], f"r{i}", max_tokens=300, seed=i) for i in range(count)]
+
+
+async def in_flight(pool, servers, requests):
+    """Start requests and wait until every server samples."""
+    tasks = [asyncio.create_task(pool.generate(request)) for request in requests]
+    await until(lambda: all(sampled(server) > 20 for server in servers))
+    return tasks
+
+
+async def test_it_conforms_as_an_engine(pool_of, monkeypatch):
+    async def update(weights, version):
+        for server in servers:
+            server._stamps[server._engine.version + 1] = version
+            await server._engine.update_weights(None, server._engine.version + 1)
+        pool.group.publish(version)
+
+    pool, servers = pool_of()
+    monkeypatch.setattr(pool, "update_weights", update)
+    report = await check_engine(lambda: pool, settle_s=0.1)
+    report.raise_on_failure()
+
+
+async def test_two_servers_share_the_load_and_sessions_stay(pool_of, request_of):
+    pool, servers = pool_of()
+    await asyncio.gather(*(pool.generate(request_of([5, i], f"s{i}", max_tokens=8)) for i in range(8)))
+    homes = [pool._router._homes[f"s{i}"] for i in range(8)]
+    assert sorted(homes) == [0] * 4 + [1] * 4
+    before = [server._engine.metrics().prompt_tokens for server in servers]
+    again = await pool.generate(request_of([5, 3, 7, 7], "next", session="s3", max_tokens=4))
+    received = [server._engine.metrics().prompt_tokens for server in servers]
+    assert received[homes[3]] == before[homes[3]] + 4
+    assert received[1 - homes[3]] == before[1 - homes[3]]
+    assert again.resubmissions == 0
+    await pool.end_session("s3")
+    assert "s3" not in pool._router._homes
+
+
+async def test_the_requests_of_a_killed_server_go_to_the_other_one(pool_of, request_of):
+    pool, servers = pool_of()
+    requests = long_requests(request_of, 8)
+    tasks = await in_flight(pool, servers, requests)
+    servers[0].kill()
+    answers = await asyncio.gather(*tasks)
+    assert [len(answer.token_ids) for answer in answers] == [300] * 8
+    assert sorted(answer.resubmissions for answer in answers) == [0] * 4 + [1] * 4
+    assert pool.servers == [servers[1]]
+    assert pool.metrics().details["resubmissions"] == 4
+    alone, _ = pool_of(1)
+    expected = [await alone.generate(request) for request in requests]
+    assert [answer.token_ids for answer in answers] == [answer.token_ids for answer in expected]
+
+
+async def test_a_killed_server_that_was_launched_comes_back(pool_of, folder, request_of):
+    started = []
+
+    async def restart(index):
+        server = LocalServer(folder, name=f"{index}-{len(started)}")
+        await server.connect(deadline_s=10)
+        started.append(server)
+        return server
+
+    pool, servers = pool_of(restart=restart)
+    tasks = await in_flight(pool, servers, long_requests(request_of, 4))
+    for server in servers:
+        server.kill()
+    answers = await asyncio.gather(*tasks)
+    assert [len(answer.token_ids) for answer in answers] == [300] * 4
+    assert all(answer.resubmissions >= 1 for answer in answers)
+    await until(lambda: len(pool.servers) == 2)
+    assert set(pool.servers) == set(started)
+    assert pool.metrics().details["servers_lost"] == 2
+
+
+async def test_a_server_that_hangs_is_lost_and_taken_in_again_when_it_wakes(pool_of, request_of):
+    pool, servers = pool_of()
+    tasks = await in_flight(pool, servers, long_requests(request_of, 4))
+    servers[1].hang()
+    answers = await asyncio.gather(*tasks)
+    assert sorted(answer.resubmissions for answer in answers) == [0, 0, 1, 1]
+    assert pool.servers == [servers[0]]
+    servers[1].wake()
+    await until(lambda: state(pool, 1) == "serving")
+    assert (await pool.generate(request_of([9], "later", max_tokens=3))).stop_reason is StopReason.LENGTH
+
+
+async def test_when_all_servers_hang_requests_wait_and_an_abort_still_ends_them(pool_of, request_of):
+    pool, servers = pool_of()
+    await pool.start()
+    for server in servers:
+        server.hang()
+    await until(lambda: pool.servers == [])
+    waits = asyncio.create_task(pool.generate(request_of([1], "waits", max_tokens=5)))
+    ends = asyncio.create_task(pool.generate(request_of([1], "ends", max_tokens=5)))
+    await until(lambda: pool.metrics().waiting == 2)
+    assert await pool.abort("ends")
+    answer = await ends
+    assert (answer.token_ids, answer.stop_reason) == ([], StopReason.ABORT)
+    assert not waits.done()
+    servers[0].wake()
+    assert len((await waits).token_ids) == 5
+
+
+async def test_an_aborted_request_of_a_lost_server_is_not_submitted_again(pool_of, request_of):
+    pool, servers = pool_of(1)
+    (task,) = await in_flight(pool, servers, long_requests(request_of, 1))
+    servers[0].hang()
+    assert await pool.abort("r0")
+    answer = await task
+    assert (answer.token_ids, answer.stop_reason, answer.resubmissions) == ([], StopReason.ABORT, 0)
+
+
+async def test_waiting_for_a_server_ends_with_the_deadline(pool_of, request_of):
+    pool, servers = pool_of(1, timeout_s=0.3)
+    await pool.start()
+    servers[0].kill()
+    with pytest.raises(EngineError, match=r"request late missed its deadline: got no answer in 0\.3 s"):
+        await pool.generate(request_of([1], "late", max_tokens=5))
+    assert pool.metrics().waiting == 0
+
+
+async def test_a_server_that_cannot_be_started_again_is_given_up_and_then_nothing_is_served(pool_of, request_of):
+    attempts = []
+
+    async def restart(index):
+        attempts.append(index)
+        raise EngineError("no GPU is left")
+
+    pool, servers = pool_of(1, restart=restart, attempts=3)
+    await pool.start()
+    servers[0].kill()
+    with pytest.raises(EngineError, match="no server is left: got local://0"):
+        await pool.generate(request_of([1], "r", max_tokens=5))
+    assert attempts == [0, 0, 0]
+    with pytest.raises(EngineError, match="no server is left"):
+        await pool.generate(request_of([1], "s", max_tokens=5))
+
+
+async def test_a_broken_connection_alone_loses_no_server(pool_of, request_of, monkeypatch):
+    pool, servers = pool_of(1)
+    await pool.start()
+    real, breaks = servers[0].generate, [True]
+
+    async def generate(request):
+        if breaks:
+            breaks.pop()
+            raise ServerLost("the connection was reset")
+        return await real(request)
+
+    monkeypatch.setattr(servers[0], "generate", generate)
+    answer = await pool.generate(request_of([1, 2], "r", max_tokens=4))
+    assert (len(answer.token_ids), answer.resubmissions) == (4, 1)
+    assert pool.metrics().details["servers_lost"] == 0
+
+
+async def test_a_request_that_breaks_every_server_fails_alone(pool_of, request_of, monkeypatch):
+    pool, servers = pool_of(1, resubmissions=2)
+    await pool.start()
+    real = servers[0].generate
+
+    async def generate(request):
+        if request.prompt_ids[0] == 66:
+            raise ServerLost("the connection was reset")
+        return await real(request)
+
+    monkeypatch.setattr(servers[0], "generate", generate)
+    with pytest.raises(EngineError, match="request bad lost its server again and again: got 3 times"):
+        await pool.generate(request_of([66], "bad", max_tokens=4))
+    assert len((await pool.generate(request_of([1], "good", max_tokens=4))).token_ids) == 4
+
+
+async def test_failed_answers_open_the_breaker_and_a_trial_closes_it(pool_of, request_of, monkeypatch):
+    pool, servers = pool_of(1, breaker_failures=2)
+    await pool.start()
+    real, fails = servers[0].generate, [True] * 2
+
+    async def generate(request):
+        if fails:
+            fails.pop()
+            raise EngineError("500")
+        return await real(request)
+
+    monkeypatch.setattr(servers[0], "generate", generate)
+    for name in ("a", "b"):
+        with pytest.raises(EngineError, match="500"):
+            await pool.generate(request_of([1], name, max_tokens=4))
+    assert (pool.metrics().details["servers_serving"], state(pool, 0)) == (0, "serving")
+    assert len((await pool.generate(request_of([1], "trial", max_tokens=4))).token_ids) == 4
+    assert pool.metrics().details["concurrency"] == 64
+
+
+async def test_an_answer_with_a_version_that_was_never_published_is_not_passed_on(pool_of, request_of):
+    pool, servers = pool_of()
+    await pool.start()
+    servers[0]._stamps[0] = 5
+    answers = await asyncio.gather(*(pool.generate(request_of([i], f"r{i}", max_tokens=6)) for i in range(1, 7)))
+    assert {version for answer in answers for version in answer.versions} == {0}
+    assert sum(answer.resubmissions for answer in answers) == 3
+    assert pool.servers == [servers[1]]
+
+
+async def test_a_new_process_at_the_same_address_does_not_pass_for_the_old_one(pool_of, monkeypatch):
+    pool, servers = pool_of(1, version=3)
+    servers[0]._stamps[0] = 3
+    await pool.start()
+    servers[0]._stamps[0] = 0
+    pool.group.keeper.suspect(pool.group.members[0])
+    await until(lambda: state(pool, 0) == "lost" or state(pool, 0) == "removed")
+    assert "version 0 instead of 3" in pool.group.members[0].why
+
+
+async def test_a_cancelled_caller_frees_its_place(pool_of, request_of):
+    pool, servers = pool_of(1, concurrency=1, most_concurrency=1)
+    tasks = await in_flight(pool, servers, long_requests(request_of, 2))
+    assert (pool.metrics().running, pool.metrics().waiting) == (1, 1)
+    tasks[0].cancel()
+    assert len((await tasks[1]).token_ids) == 300
+    assert servers[0]._engine.metrics().running == 0
+
+
+async def test_weights_need_a_weight_sync_and_a_failed_probe_stops_everything(pool_of, request_of):
+    pool, servers = pool_of(1)
+    await pool.start()
+    with pytest.raises(EngineError, match="weights reach servers through weight sync"):
+        await pool.update_weights({}, 1)
+
+    async def wrong(server):
+        raise TrainingError(f"{server.url} differs")
+
+    pool.group.connect_sync(deliver=None, bring_up_to_date=wrong)
+    servers[0].hang()
+    waits = asyncio.create_task(pool.generate(request_of([1], "r", max_tokens=4)))
+    await until(lambda: pool.servers == [])
+    servers[0].wake()
+    with pytest.raises(TrainingError, match="local://0 differs"):
+        await waits
+
+
+async def test_servers_of_different_models_are_refused(folder, tmp_path):
+    write_served_model(tiny_model(vocab_size=310), build_tokenizer("qwen3", vocab_size=280), tmp_path)
+    pool = ServerPool([LocalServer(folder, name="a"), LocalServer(tmp_path, name="b")])
+    with pytest.raises(UsageError, match=r"the servers serve different models: got vocabularies of \[300, 310\]"):
+        await pool.start()
+    await pool.close()
+    with pytest.raises(UsageError, match="a pool needs servers"):
+        ServerPool([])

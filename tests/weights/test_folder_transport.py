@@ -1,0 +1,142 @@
+import json
+import os
+import subprocess
+import sys
+
+import pytest
+import torch
+from safetensors.torch import load_file
+
+from agentrl.errors import TrainingError, UsageError
+from agentrl.testing.models import tiny_model
+from agentrl.testing.tokenizers import build_tokenizer
+from agentrl.training.model import load_model
+from agentrl.weights import FolderTransport, write_served_model
+from agentrl.weights.owned_folder import OwnedFolder, clear_abandoned, lock_of
+from agentrl.weights.safetensors_folder import INDEX, write_tensors
+
+
+@pytest.fixture
+def tensors():
+    generator = torch.Generator().manual_seed(1)
+    whole = torch.randn(6, 4, generator=generator)
+    return {
+        "a": whole,
+        "tied": whole,
+        "part": whole[2:4],
+        "turned": whole.t(),
+        "half": torch.randn(3, generator=generator).bfloat16(),
+        "count": torch.tensor(7),
+    }
+
+
+def read(folder):
+    return {name: tensor for path in folder.glob("*.safetensors") for name, tensor in load_file(path).items()}
+
+
+@pytest.mark.parametrize("shard_bytes", [1 << 20, 100, 1])
+def test_every_tensor_is_read_as_it_was_written(tensors, tmp_path, shard_bytes):
+    size = write_tensors(tensors, tmp_path, shard_bytes=shard_bytes)
+    found = read(tmp_path)
+    assert found.keys() == tensors.keys()
+    assert all(
+        torch.equal(found[name], tensor) and found[name].dtype == tensor.dtype for name, tensor in tensors.items()
+    )
+    assert size == sum(tensor.nbytes for tensor in tensors.values())
+    files = {path.name for path in tmp_path.glob("*.safetensors")}
+    if shard_bytes == 1 << 20:
+        assert files == {"model.safetensors"}
+    else:
+        places = json.loads((tmp_path / INDEX).read_text())["weight_map"]
+        assert (places.keys(), set(places.values())) == (tensors.keys(), files)
+        assert len(files) == {100: 5, 1: 6}[shard_bytes]
+
+
+async def test_only_the_adopted_version_and_the_one_being_tried_exist(tensors, tmp_path):
+    transport = FolderTransport(tmp_path)
+    first = await transport.write(tensors, 1)
+    await transport.adopt(first)
+    second = await transport.write(tensors, 2)
+    assert sorted(transport.path.iterdir()) == sorted([first.folder, second.folder])
+    await transport.adopt(second)
+    again = await transport.write(tensors, 2)
+    assert again.folder != second.folder
+    assert sorted(transport.path.iterdir()) == sorted([again.folder, second.folder])
+    assert second.folder.is_absolute()
+    transport.close()
+    transport.close()
+    assert list(tmp_path.iterdir()) == []
+
+
+async def test_a_failed_write_leaves_nothing_that_could_be_read(tensors, tmp_path, monkeypatch):
+    transport = FolderTransport(tmp_path)
+
+    def half(weights, folder, *, shard_bytes):
+        (folder / "model.safetensors").write_bytes(b"half")
+        raise OSError(28, "No space left on device")
+
+    monkeypatch.setattr("agentrl.weights.folder_transport.write_tensors", half)
+    with pytest.raises(TrainingError, match="cannot write the weights of version 3"):
+        await transport.write(tensors, 3)
+    assert list(transport.path.iterdir()) == []
+    transport.close()
+
+
+def test_shared_memory_is_used_where_it_exists_and_the_temporary_folder_elsewhere(tmp_path, monkeypatch):
+    for memory, expected in ((tmp_path / "memory", tmp_path / "memory"), (tmp_path / "none", tmp_path / "temporary")):
+        (tmp_path / "memory").mkdir(exist_ok=True)
+        monkeypatch.setattr("agentrl.weights.folder_transport.MEMORY", memory)
+        monkeypatch.setattr("tempfile.tempdir", str(tmp_path / "temporary"))
+        transport = FolderTransport.shared_memory()
+        assert transport.path.parent == expected
+        transport.close()
+
+
+DIES = """
+import os, sys
+from pathlib import Path
+from agentrl.weights.owned_folder import OwnedFolder
+folder = OwnedFolder(Path(sys.argv[1]))
+(folder.path / "model.safetensors").write_bytes(b"weights")
+print(folder.path, flush=True)
+if sys.argv[2] == "killed":
+    os.kill(os.getpid(), 9)
+"""
+
+
+@pytest.mark.parametrize("end", ["killed", "left"])
+def test_what_a_dead_process_left_is_cleared_and_what_a_living_one_has_stays(tmp_path, end):
+    mine = OwnedFolder(tmp_path)
+    result = subprocess.run([sys.executable, "-c", DIES, str(tmp_path), end], capture_output=True, text=True)
+    left = tmp_path / result.stdout.strip().rsplit("/", 1)[-1]
+    assert left.exists() == (end == "killed"), result.stderr
+    (tmp_path / "somebody-else").mkdir()
+    other = OwnedFolder(tmp_path)
+    assert sorted(path.name for path in tmp_path.iterdir()) == sorted(
+        [mine.path.name, lock_of(mine.path).name, other.path.name, lock_of(other.path).name, "somebody-else"]
+    )
+    assert str(os.getpid()) in mine.path.name
+    mine.close()
+    assert not mine.path.exists()
+    assert clear_abandoned(tmp_path) == []
+    other.close()
+
+
+@pytest.mark.parametrize("tied", [True, False])
+def test_the_served_model_is_the_model_untied(tmp_path, tied):
+    model = tiny_model(vocab_size=300, tied=tied)
+    write_served_model(model, build_tokenizer("qwen3", vocab_size=280), tmp_path / "served")
+    config = json.loads((tmp_path / "served" / "config.json").read_text())
+    assert (config["tie_word_embeddings"], config["architectures"]) == (False, ["Qwen3ForCausalLM"])
+    assert config["dtype"] == "float32"
+    assert not (tmp_path / "served" / "generation_config.json").exists()
+    served = load_model(tmp_path / "served", dtype="float32", device="cpu")
+    assert served.lm_head.weight.data_ptr() != served.model.embed_tokens.weight.data_ptr()
+    ids = torch.arange(20)[None]
+    assert torch.equal(served(ids).logits, model(ids).logits)
+    assert model.config.tie_word_embeddings is tied
+
+
+def test_a_model_without_a_head_cannot_be_served(tmp_path):
+    with pytest.raises(UsageError, match=r"got Qwen3Model, expected a tensor lm_head\.weight"):
+        write_served_model(tiny_model().model, build_tokenizer("qwen3"), tmp_path)
