@@ -20,6 +20,8 @@ NEEDED_ROUTES = (
     "/server_info",
     "/v1/loads",
 )
+NEARLY_CERTAIN = -1e-3
+"""Log-probability above which a temperature need not show."""
 _VALID_KEYS = re.compile(r"logit_bias must has keys in \[0, (\d+)\]")
 _NO_ID = 2**31 - 1
 
@@ -89,25 +91,31 @@ def decode_vocabulary(said: str) -> int:
     return int(found[1]) + 1
 
 
-def encode_sample_probe() -> dict[str, Any]:
-    """The body of a request to ``/generate`` for one token."""
-    return {"input_ids": [0], "sampling_params": {"max_new_tokens": 1}}
+def encode_probe(temperature: float) -> dict[str, Any]:
+    """The body of a request to ``/generate`` for the most probable token."""
+    params = {"max_new_tokens": 1, "temperature": temperature, "min_p": 1.0}
+    return {"input_ids": [0], "sampling_params": params, "return_logprob": True}
 
 
-def check_spans(url: str, answer: Any, version: str) -> None:
-    """Refuse a server that does not tell which weights sampled which token.
+def check_answers(url: str, plain: Any, sharpened: Any, version: str) -> None:
+    """Refuse a server whose answers do not tell what we need.
 
     Args:
         url: Its address.
-        answer: The JSON of an answer of ``/generate`` with at least one token.
+        plain: The answer to the probe at temperature 1.
+        sharpened: That at a temperature below, at which the most probable token is more probable.
         version: Version of SGLang.
 
     Raises:
-        UsageError: the version is too old.
+        UsageError: the version is too old, or a setting makes its log-probabilities something else.
     """
-    if not answer["meta_info"].get("weight_versions"):
+    if not plain["meta_info"].get("weight_versions"):
         raise UsageError(
             f"the SGLang server at {url} cannot be used: it does not tell which weights sampled a token",
             got=f"SGLang {version}",
             expected=f"a version whose answers have weight_versions, such as {TRIED_VERSION}",
         )
+    before, after = (float(answer["meta_info"]["output_token_logprobs"][0][0]) for answer in (plain, sharpened))
+    if before < NEARLY_CERTAIN and after == before:
+        hint = "start it without SGLANG_RETURN_ORIGINAL_LOGPROB"
+        raise UsageError(f"the SGLang server at {url} gives log-probabilities of temperature 1", hint=hint)

@@ -10,30 +10,27 @@ from agentrl.policy import Capabilities
 from agentrl.server import ServerLost
 from agentrl.serving.http import HttpSession, Refused
 from agentrl.serving.sglang.facts import (
+    check_answers,
     check_routes,
     check_settings,
-    check_spans,
     decode_context,
     decode_vocabulary,
-    encode_sample_probe,
+    encode_probe,
     encode_vocabulary_probe,
 )
 
-CONTROL_S = 60.0
-"""Deadline of what a server does at once: pausing, going on, aborting, telling its load."""
 ATTEMPT_S = 5.0
 """Deadline of one attempt to reach a server that may still be starting."""
 ATTEMPT_EVERY_S = 0.2
 SERVICE_UNAVAILABLE = 503
 
 
-async def shake_hands(http: HttpSession, *, deadline_s: float, answer_s: float) -> Capabilities:
+async def shake_hands(http: HttpSession, *, deadline_s: float) -> Capabilities:
     """Wait for a server and check it; one that was left paused goes on.
 
     Args:
         http: Its session.
         deadline_s: Most seconds of all this.
-        answer_s: Deadline of one answer of ``/generate``.
 
     Raises:
         UsageError: it cannot be used.
@@ -41,11 +38,7 @@ async def shake_hands(http: HttpSession, *, deadline_s: float, answer_s: float) 
     """
     until = time.monotonic() + deadline_s
     model = await _wait_for_model(http, until)
-    try:
-        async with asyncio.timeout(until - time.monotonic()):
-            return await _learn(http, model, answer_s)
-    except TimeoutError as error:
-        raise ServerLost(f"{http.url} is not ready", got=f"no answer in {deadline_s:g} s") from error
+    return await _learn(http, model, max(ATTEMPT_S, until - time.monotonic()))
 
 
 async def _wait_for_model(http: HttpSession, until: float) -> Any:
@@ -60,15 +53,18 @@ async def _wait_for_model(http: HttpSession, until: float) -> Any:
         await asyncio.sleep(ATTEMPT_EVERY_S)
 
 
-async def _learn(http: HttpSession, model: Any, answer_s: float) -> Capabilities:
-    info = await http.get("/server_info", deadline_s=CONTROL_S)
+async def _learn(http: HttpSession, model: Any, limit_s: float) -> Capabilities:
+    info = await http.get("/server_info", deadline_s=limit_s)
     version = str(info.get("version"))
-    check_routes(http.url, await http.get("/openapi.json", deadline_s=CONTROL_S), version)
+    check_routes(http.url, await http.get("/openapi.json", deadline_s=limit_s), version)
     check_settings(http.url, info, model)
-    await http.post("/continue_generation", {}, deadline_s=CONTROL_S)
-    check_spans(http.url, await http.post("/generate", encode_sample_probe(), deadline_s=answer_s), version)
+    await http.post("/continue_generation", {}, deadline_s=limit_s)
+    answers = [
+        await http.post("/generate", encode_probe(temperature), deadline_s=limit_s) for temperature in (1.0, 0.5)
+    ]
+    check_answers(http.url, *answers, version)
     try:
-        told = str(await http.post("/generate", encode_vocabulary_probe(), deadline_s=answer_s))
+        told = str(await http.post("/generate", encode_vocabulary_probe(), deadline_s=limit_s))
     except Refused as refused:
         told = refused.said
     return Capabilities(max_context=decode_context(info), vocab_size=decode_vocabulary(told))

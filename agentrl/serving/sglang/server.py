@@ -3,15 +3,17 @@
 from __future__ import annotations
 
 import asyncio
+from dataclasses import replace
 from pathlib import Path
 
-from agentrl.errors import EngineError
+from agentrl.config.schema import ServerEngineConfig
+from agentrl.errors import EngineError, UsageError
 from agentrl.policy import GenerateRequest, Generation, StopReason
 from agentrl.server import InferenceServer, ServerLoad
 from agentrl.serving.http import HttpSession, Refused
 from agentrl.serving.request import check_request
 from agentrl.serving.sglang.call import Call
-from agentrl.serving.sglang.handshake import CONTROL_S, shake_hands
+from agentrl.serving.sglang.handshake import shake_hands
 from agentrl.serving.sglang.load import decode_load
 from agentrl.serving.sglang.wire import (
     decode_answer,
@@ -36,22 +38,15 @@ class SGLangServer(InferenceServer):
 
     Args:
         url: Base address.
-        api_key_variable: Environment variable that holds the server's key; ``None`` sends none.
-        timeout_s: Deadline of one answer, pauses included.
-        load_timeout_s: Deadline of reading new weights.
+        config: Key, deadlines (that of an answer includes pauses) and the longest context.
+        vocab_size: Entries of the vocabulary that the server must have; whatever it has when left out.
     """
 
-    def __init__(
-        self,
-        url: str,
-        *,
-        api_key_variable: str | None = None,
-        timeout_s: float = 600.0,
-        load_timeout_s: float = 600.0,
-    ) -> None:
-        self._http = HttpSession(url, api_key_variable=api_key_variable)
+    def __init__(self, url: str, config: ServerEngineConfig, *, vocab_size: int | None = None) -> None:
+        self._http = HttpSession(url, api_key_variable=config.api_key_variable)
         self.url = self._http.url
-        self._timeout_s, self._load_timeout_s = timeout_s, load_timeout_s
+        self._config = config
+        self._vocab_size = vocab_size
         self._calls: dict[str, Call] = {}
         self._going = asyncio.Event()
         self._going.set()
@@ -64,7 +59,15 @@ class SGLangServer(InferenceServer):
             UsageError: a version or a setting that cannot work; says which one could.
             ServerLost: it does not answer within the deadline.
         """
-        self.capabilities = await shake_hands(self._http, deadline_s=deadline_s, answer_s=self._timeout_s)
+        found = await shake_hands(self._http, deadline_s=deadline_s)
+        if self._vocab_size not in (None, found.vocab_size):
+            raise UsageError(
+                f"the SGLang server at {self.url} serves a model with another vocabulary",
+                got=f"{found.vocab_size} ids",
+                expected=f"{self._vocab_size} ids",
+            )
+        limit = min(found.max_context, self._config.max_context or found.max_context)
+        self.capabilities = replace(found, max_context=limit)
         self._going.set()
 
     async def generate(self, request: GenerateRequest) -> Generation:
@@ -97,7 +100,7 @@ class SGLangServer(InferenceServer):
             await self._going.wait()
             call.sent = True
             body = encode_request(request, wire_id=call.wire_id, max_context=most, sampled=call.sampled)
-            told = await self._http.post("/generate", body, deadline_s=self._timeout_s, late=EngineError)
+            told = await self._http.post("/generate", body, deadline_s=self._config.timeout_s, late=EngineError)
             call.sent = False
             part = decode_answer(told, request.params.stop_token_ids)
             call.answer = join_parts(call.answer, part.generation)
@@ -124,7 +127,7 @@ class SGLangServer(InferenceServer):
         call.aborted = True
         if call.sent:
             for wait_s in ABORT_WAITS_S:
-                await self._http.post("/abort_request", {"rid": call.wire_id}, deadline_s=CONTROL_S)
+                await self._http.post("/abort_request", {"rid": call.wire_id}, deadline_s=self._config.health_timeout_s)
                 await asyncio.wait([task], timeout=wait_s)
                 if task.done():
                     return
@@ -142,16 +145,16 @@ class SGLangServer(InferenceServer):
         """Throw all requests out of the cache and hold them; when this returns, nothing is sampled."""
         self._going.clear()
         try:
-            await self._http.post("/pause_generation", {"mode": "retract"}, deadline_s=CONTROL_S)
+            await self._http.post("/pause_generation", {"mode": "retract"}, deadline_s=self._config.timeout_s)
             # answered before the scheduler has stopped; this goes the same way, and its answer comes from there
-            await self._http.get("/server_info", deadline_s=CONTROL_S)
+            await self._http.get("/server_info", deadline_s=self._config.timeout_s)
         except BaseException:
             self._going.set()
             raise
 
     async def resume(self) -> None:
         """Go on; what was held is read again with the current weights."""
-        await self._http.post("/continue_generation", {}, deadline_s=CONTROL_S)
+        await self._http.post("/continue_generation", {}, deadline_s=self._config.timeout_s)
         self._going.set()
 
     async def load_weights(self, folder: Path, version: int) -> None:
@@ -172,11 +175,11 @@ class SGLangServer(InferenceServer):
 
     async def _update(self, folder: Path, version: int) -> None:
         body = encode_update(folder, version)
-        await self._http.post("/update_weights_from_disk", body, deadline_s=self._load_timeout_s, late=EngineError)
+        await self._http.post("/update_weights_from_disk", body, deadline_s=self._config.timeout_s, late=EngineError)
 
     async def weight_version(self) -> int:
         """Version of the weights that the server says it serves; 0 for those that it started with."""
-        model = await self._http.get("/model_info", deadline_s=CONTROL_S)
+        model = await self._http.get("/model_info", deadline_s=self._config.health_timeout_s)
         return decode_version(str(model.get("weight_version")))
 
     async def load(self) -> ServerLoad:
@@ -185,8 +188,9 @@ class SGLangServer(InferenceServer):
         Raises:
             ServerLost: it does not answer.
         """
+        limit_s = self._config.health_timeout_s
         loads, metrics = await asyncio.gather(
-            self._http.get("/v1/loads", deadline_s=CONTROL_S), self._http.get_text("/metrics", deadline_s=CONTROL_S)
+            self._http.get("/v1/loads", deadline_s=limit_s), self._http.get_text("/metrics", deadline_s=limit_s)
         )
         return decode_load(loads, metrics, paused=not self._going.is_set())
 

@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import Any
 
 from agentrl.errors import EngineError
-from agentrl.policy import GenerateRequest, Generation, StopReason
+from agentrl.policy import GenerateRequest, Generation, SamplingParams, StopReason
 
 FIRST_VERSION = "default"
 """What SGLang calls the weights that it started with."""
@@ -45,14 +45,19 @@ def encode_request(
         "sampling_params": {
             "max_new_tokens": tokens_left(request, max_context, len(sampled)),
             "temperature": params.temperature,
-            "top_p": params.top_p,
-            "top_k": params.top_k or -1,
-            "min_p": params.min_p,
+            **_encode_cuts(params),
             "stop_token_ids": sorted(params.stop_token_ids),
             # it would make SGLang go past our stop tokens, too
             "ignore_eos": not params.stop_token_ids,
         },
     }
+
+
+def _encode_cuts(params: SamplingParams) -> dict[str, Any]:
+    if params.top_k == 1 and params.temperature > 0:
+        # with all requests of a batch at top_k 1, SGLang's log-probabilities are those of temperature 1
+        return {"top_p": 1.0, "top_k": -1, "min_p": 1.0}
+    return {"top_p": params.top_p, "top_k": params.top_k or -1, "min_p": params.min_p}
 
 
 def tokens_left(request: GenerateRequest, max_context: int, sampled: int) -> int:
