@@ -96,27 +96,27 @@ class Launcher:
         self._closed = True
         await asyncio.gather(*(self._end(name, at_once=False) for name in list(self._servers)))
 
-    async def _start(self, name: str, asked_port: int | None) -> ServerProcess:
-        for _ in range(PORT_ATTEMPTS - 1):
-            try:
-                return await self._try(name, asked_port)
-            except ServerExited:
-                taken = not is_free(self._reserved[name].port)
-                await self._end(name, at_once=True)
-                if asked_port is not None or not taken:
-                    raise
-        return await self._try(name, asked_port)
+    async def _start(self, name: str, asked_port: int | None, attempts: int = PORT_ATTEMPTS) -> ServerProcess:
+        server = self._launch(name, asked_port)
+        try:
+            await server.wait_ready(deadline_s=self._start_timeout_s, on_progress=self._on_progress)
+        except EngineError as error:
+            await server.close(at_once=True)
+            lost_its_port = isinstance(error, ServerExited) and not is_free(server.port)
+            if not lost_its_port or asked_port is not None or attempts == 1:
+                raise
+            return await self._start(name, None, attempts - 1)
+        return server
 
-    async def _try(self, name: str, asked_port: int | None) -> ServerProcess:
+    def _launch(self, name: str, asked_port: int | None) -> ServerProcess:
         if self._closed:
             raise EngineError(f"{name} cannot be started", got="servers that are being ended")
-        reservation = reserve_port() if asked_port is None else reserve_exactly(asked_port)
-        self._reserved[name] = reservation
-        command = self._command(reservation.port, self._gpus[name])
-        log = self._logs / f"{name}.log"
-        server = ServerProcess(command, name=name, port=reservation.port, log=log, grace_s=self._grace_s)
+        self._release(name)
+        self._reserved[name] = reserve_port() if asked_port is None else reserve_exactly(asked_port)
+        port = self._reserved[name].port
+        command, log = self._command(port, self._gpus[name]), self._logs / f"{name}.log"
+        server = ServerProcess(command, name=name, port=port, log=log, grace_s=self._grace_s)
         self._servers[name] = server
-        await server.wait_ready(deadline_s=self._start_timeout_s, on_progress=self._on_progress)
         return server
 
     def _command(self, port: int, gpus: Sequence[int]) -> LaunchCommand:
@@ -127,6 +127,9 @@ class Launcher:
     async def _end(self, name: str, *, at_once: bool) -> None:
         if (server := self._servers.get(name)) is not None:
             await server.close(at_once=at_once)
+        self._release(name)
+
+    def _release(self, name: str) -> None:
         if (reservation := self._reserved.pop(name, None)) is not None:
             reservation.release()
 

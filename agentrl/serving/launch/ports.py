@@ -32,7 +32,8 @@ def reserve_port(candidates: Iterable[int] | None = None) -> PortReservation:
     """The first port that is neither in use nor reserved.
 
     Args:
-        candidates: Ports to try; those from 20,000 that the system does not use itself, in random order, when left out.
+        candidates: Ports to try; when left out, those from 20,000 that the system does not
+            use itself, from a random one on.
 
     Raises:
         EngineError: there is none.
@@ -83,5 +84,5 @@ def _candidates() -> list[int]:
     low, high = map(int, EPHEMERAL_PORTS.read_text().split())
     outside = [port for port in range(FIRST_PORT, LAST_PORT + 1) if not low <= port <= high]
     found = outside or list(range(FIRST_PORT, LAST_PORT + 1))
-    random.SystemRandom().shuffle(found)
-    return found
+    first = random.SystemRandom().randrange(len(found))
+    return found[first:] + found[:first]
