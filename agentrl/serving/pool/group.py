@@ -11,7 +11,7 @@ from agentrl.errors import AgentRLError, EngineError, TrainingError, UsageError,
 from agentrl.policy import Capabilities
 from agentrl.server import InferenceServer
 from agentrl.serving.pool.keeper import Keeper, Restart
-from agentrl.serving.pool.member import Member, MemberState
+from agentrl.serving.pool.member import Member, MemberState, first_of
 from agentrl.serving.pool.settings import PoolSettings
 
 Action: TypeAlias = Callable[[InferenceServer], Awaitable[object]]
@@ -142,7 +142,7 @@ class ServerGroup:
         call = asyncio.ensure_future(action(member.server))
         try:
             async with async_boundary(EngineError, f"{what} of {member.server.url}", deadline_s=deadline_s):
-                await asyncio.wait({call, member.gone}, return_when=asyncio.FIRST_COMPLETED)
+                await first_of(call, member.gone)
                 if call.done():
                     call.result()
         except TrainingError:

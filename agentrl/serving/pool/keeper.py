@@ -54,7 +54,7 @@ class Keeper:
     """A server came, went, or may take more or fewer requests."""
     on_failure: Callable[[TrainingError], None]
     """Training must stop."""
-    bring_up_to_date: Callable[[InferenceServer], Awaitable[None]] | None = None
+    bring_up_to_date: Callable[[InferenceServer], Awaitable[object]] | None = None
     """Gives a server the current weights and verifies them."""
     changes_running: int = field(default=0)
     """Changes of weights that run: servers may be too busy to answer, and their own deadline watches them."""

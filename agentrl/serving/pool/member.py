@@ -6,6 +6,7 @@ import asyncio
 import enum
 from collections.abc import Callable
 from dataclasses import dataclass, field
+from typing import Any
 
 from agentrl.policy import Generation
 from agentrl.server import InferenceServer, ServerLoad
@@ -93,3 +94,9 @@ class Member:
         self.calls = set()
         self.breaker.reset()
         self.concurrency.forget()
+
+
+async def first_of(call: asyncio.Future[Any], gone: asyncio.Future[None]) -> None:
+    """Wait until a server has answered, or is lost."""
+    both: set[asyncio.Future[Any]] = {call, gone}
+    await asyncio.wait(both, return_when=asyncio.FIRST_COMPLETED)

@@ -25,7 +25,7 @@ from agentrl.policy import EngineMetrics, GenerateRequest, Generation, PolicyEng
 from agentrl.server import InferenceServer, ServerLost
 from agentrl.serving.pool.group import ServerGroup
 from agentrl.serving.pool.keeper import Restart
-from agentrl.serving.pool.member import Member
+from agentrl.serving.pool.member import Member, first_of
 from agentrl.serving.pool.readings import PoolTotals, pool_metrics
 from agentrl.serving.pool.router import Router, ServerPlaces, Ticket
 from agentrl.serving.pool.settings import PoolSettings
@@ -160,7 +160,7 @@ class ServerPool(PolicyEngine):
         pending.member = member
         member.calls.add(call)
         try:
-            await asyncio.wait({call, member.gone}, return_when=asyncio.FIRST_COMPLETED)
+            await first_of(call, member.gone)
             if not call.done() or call.cancelled():
                 return None
             answer = call.result()
