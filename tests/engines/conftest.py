@@ -10,6 +10,8 @@ import os
 import signal
 import socket
 import subprocess
+import time
+import urllib.request
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager, suppress
 from pathlib import Path
@@ -27,7 +29,7 @@ from agentrl.testing.tokenizers import build_tokenizer
 ENGINES = Path("~/.cache/agentrl/engines").expanduser()
 LOG_TAIL = 4000
 MAX_CONTEXT = 1024
-START_S = 240
+START_S = 540
 STOP_S = 20
 READ_LOAD_S = 0.05
 
@@ -112,16 +114,35 @@ def started(command: LaunchCommand, log: Path) -> Iterator[subprocess.Popen]:
 
 
 @pytest.fixture(scope="session")
-def started_server():
-    """Starts a server on a free port; its address."""
+def processes() -> list[subprocess.Popen]:
+    """The servers that were started, each the leader of its process group; the last one runs."""
+    return []
+
+
+@pytest.fixture(scope="session")
+def started_server(processes):
+    """Starts a server on a free port and waits until it is ready; its address."""
 
     @contextmanager
     def start(command_of: Callable[[int], LaunchCommand], log: Path) -> Iterator[str]:
         port = free_port()
-        with started(command_of(port), log):
+        command = command_of(port)
+        with started(command, log) as process:
+            processes.append(process)
+            _wait_ready(process, f"http://127.0.0.1:{port}{command.health}")
             yield f"http://127.0.0.1:{port}"
 
     return start
+
+
+def _wait_ready(process: subprocess.Popen, health: str) -> None:
+    end = time.monotonic() + START_S
+    while time.monotonic() < end:
+        assert process.poll() is None, f"the server ended with exit code {process.returncode}"
+        with suppress(OSError), urllib.request.urlopen(health, timeout=10):
+            return
+        time.sleep(0.2)
+    raise AssertionError(f"the server was not ready in {START_S} s")
 
 
 def _end(process: subprocess.Popen) -> None:

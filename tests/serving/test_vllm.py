@@ -282,6 +282,7 @@ async def test_a_worker_that_does_not_do_what_it_was_told_is_found_out(request_o
         ("/inference/v1/generate", web.Response(status=403, text="disabled"), "--enable-scale-out"),
         ("/inference/v1/generate", web.Response(status=401, text="no"), "refuses the key"),
         ("/server_info", web.Response(status=404, text="Not Found"), "VLLM_SERVER_DEV_MODE=1"),
+        ("/is_paused", web.Response(text='{"is_paused": true}'), r"is paused.*/resume"),
         ("/inference/v1/generate", web.Response(text='{"choices": [{}]}'), r"too old: got 0\.32\.0"),
     ],
 )

@@ -50,11 +50,14 @@ async def probe(http: HttpSession, *, deadline_s: float) -> Found:
     """Check a server that answers.
 
     Raises:
-        UsageError: it is not vLLM, too old, or was started without what agentrl needs.
+        UsageError: it is not vLLM, too old, paused, or was started without what agentrl needs.
     """
     try:
         models = await http.get("/v1/models", deadline_s=deadline_s)
         info = await http.get("/server_info?config_format=json", deadline_s=deadline_s)
+        if await http.get("/is_paused", deadline_s=deadline_s) == {"is_paused": True}:
+            hint = f"wait for who updates its weights, or let it go on: curl -X POST {http.url}/resume"
+            raise UsageError(f"{http.url} is paused", hint=hint)
         logprob = await _logprob_after_a_cut(http, deadline_s)
     except Refused as refused:
         raise await _reason(http, refused, deadline_s) from refused
