@@ -25,6 +25,7 @@ COMMANDS: dict[str, CommandEntry] = {
     "train": CommandEntry("agentrl.cli.train", "Train an agent by reinforcement learning.", RUNS),
     "sft": CommandEntry("agentrl.cli.sft", "Warm-start a model on an environment's expert.", RUNS),
     "eval": CommandEntry("agentrl.cli.evaluate", "Measure a policy on fixed tasks, with intervals.", RUNS),
+    "serve": CommandEntry("agentrl.cli.serve", "Start vLLM or SGLang servers alone.", RUNS),
     "view": CommandEntry("agentrl.cli.view", "See a run's episodes token by token.", RUNS),
     "export": CommandEntry("agentrl.cli.export", "Write a run's model as a Hugging Face checkpoint.", RUNS),
     "env": CommandEntry("agentrl.cli.env", "List, show, check and play environments.", PARTS, is_group=True),

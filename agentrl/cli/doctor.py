@@ -7,6 +7,7 @@ import importlib.util
 import os
 import platform
 import shutil
+import sys
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -17,6 +18,7 @@ from rich.text import Text
 from agentrl.cli.console import out
 from agentrl.cli.help import examples
 from agentrl.registry import Kind, names
+from agentrl.serving.launch.environments import ENGINES, engines_folder, find_environments, how_to_make
 from agentrl.training.accelerators import Accelerator, accelerators, torch_build
 
 app = typer.Typer()
@@ -65,6 +67,8 @@ def doctor() -> None:
     table.add_row("free disk here", f"{machine.free_disk_bytes / GIB:.1f} GiB")
     table.add_row("GPUs", ", ".join(f"{g.name} ({g.memory_bytes / GIB:.0f} GiB)" for g in machine.gpus) or "none")
     table.add_row("engines", ", ".join(names(Kind.ENGINE)))
+    for engine in ENGINES:
+        table.add_row(f"{engine} servers", servers_from(engine, has_gpu=bool(machine.gpus)))
     table.add_row("environments", ", ".join(names(Kind.ENVIRONMENT)) or "none")
     table.add_row("extras installed", ", ".join(installed_extras()) or "none")
     out.print(table)
@@ -99,6 +103,14 @@ def advice(machine: Machine) -> list[str]:
         lines.append("no GPU is needed to start: agentrl demo")
     lines.append("your own environment: agentrl init my_game")
     return lines
+
+
+def servers_from(engine: str, *, has_gpu: bool) -> str:
+    """The interpreters that `engine` servers can be launched with, the first by default; or how to get one."""
+    found = [made.python for made in find_environments(engine, engines_folder(os.environ))]
+    if importlib.util.find_spec(engine) is not None:
+        found.append(sys.executable)
+    return "\n".join(found) or f"not installed; to install: {how_to_make(engine, has_gpu=has_gpu)}"
 
 
 def installed_extras() -> list[str]:

@@ -1,0 +1,209 @@
+"""`agentrl serve`: vLLM or SGLang servers alone, for runs and evaluations that attach to them."""
+
+from __future__ import annotations
+
+import asyncio
+import enum
+import json
+import os
+import time
+from collections.abc import Callable, Sequence
+from pathlib import Path
+from typing import Annotated
+
+import typer
+
+from agentrl.assembly.models import load_tokenizer
+from agentrl.assembly.signals import stop_signals
+from agentrl.cli.arguments import shortcut
+from agentrl.cli.console import note, out
+from agentrl.cli.help import examples
+from agentrl.config import Config, load_config
+from agentrl.config.schema import SGLangEngineConfig, VLLMEngineConfig
+from agentrl.errors import EngineError, UsageError
+from agentrl.observe.model_folder import find_model
+from agentrl.serving.launch import (
+    CommandMaker,
+    LaunchCommand,
+    Launcher,
+    ServerProcess,
+    StartProgress,
+    assign_gpus,
+    engine_python,
+    usable_gpus,
+)
+from agentrl.serving.sglang import launch_command as sglang_command
+from agentrl.serving.vllm import launch_command as vllm_command
+from agentrl.training.model import load_model
+from agentrl.weights.served_model import HEAD, write_served_model
+
+app = typer.Typer()
+
+EVERY_S = 5.0
+"""Seconds between two lines about a server that is starting."""
+
+
+class Engine(enum.StrEnum):
+    """What can be launched."""
+
+    VLLM = "vllm"
+    SGLANG = "sglang"
+
+
+@app.command(
+    epilog=examples(
+        "agentrl serve --engine vllm --model runs/latest",
+        "agentrl serve --engine sglang --model Qwen/Qwen2.5-0.5B-Instruct --replicas 2 --port 8000",
+        "agentrl serve --engine vllm --model my-model --gpus 0,1 --tensor-parallel 2 engine.max_running=128",
+    )
+)
+def serve(
+    engine: Annotated[Engine, typer.Option(help="Which server.")],
+    model: Annotated[str, typer.Option(help="A model folder or name, a run, a checkpoint.")],
+    overrides: Annotated[
+        list[str] | None, typer.Argument(metavar="[KEY=VALUE]...", help="More keys: engine.… and model.dtype.")
+    ] = None,
+    replicas: Annotated[int | None, typer.Option(min=1, help="How many servers.")] = None,
+    port: Annotated[
+        int | None, typer.Option(min=1, max=65535, help="Of the first server, the others follow; free ones if not set.")
+    ] = None,
+    gpus: Annotated[str | None, typer.Option(help="GPUs to use, such as 0,1; all when left out.")] = None,
+    tensor_parallel: Annotated[int | None, typer.Option(min=1, help="GPUs per server.")] = None,
+    max_context: Annotated[int | None, typer.Option(min=1, help="Tokens of a sequence.")] = None,
+    python: Annotated[str | None, typer.Option(help="Interpreter that has the engine; see agentrl doctor.")] = None,
+    folder: Annotated[
+        Path | None, typer.Option(help="For the logs; runs/serve-TIME when left out.", show_default=False)
+    ] = None,
+) -> None:
+    """Start vLLM or SGLang servers alone; Ctrl-C ends them.
+
+    Prints their addresses when they are ready; attach to them with engine.servers=[ADDRESS, …].
+    """
+    shortcuts = [
+        *shortcut("engine.replicas", replicas),
+        *shortcut("engine.gpus", None if gpus is None else f"[{gpus}]"),
+        *shortcut("engine.tensor_parallel", tensor_parallel),
+        *shortcut("engine.max_context", max_context),
+        *shortcut("engine.python", python and json.dumps(python)),
+    ]
+    # a config needs an environment; which one does not matter here
+    config = load_config(None, ["environment=none", f"engine={engine}", *shortcuts, *(overrides or [])])
+    place = folder or Path("runs") / time.strftime("serve-%Y%m%d-%H%M%S")
+    make_command, section = command_maker(config, model, place), config.engine
+    assert isinstance(section, VLLMEngineConfig | SGLangEngineConfig)
+    launcher = Launcher(
+        make_command,
+        gpus=assign_gpus(section.replicas, section.tensor_parallel, usable_gpus(os.environ), section.gpus),
+        logs=place / "logs",
+        start_timeout_s=section.start_timeout_s,
+        on_progress=StartLines(),
+        ports=None if port is None else range(port, port + section.replicas),
+    )
+    note(f"logs: {place / 'logs'}")
+    asyncio.run(_serve(launcher))
+
+
+def command_maker(config: Config, model: str, place: Path) -> CommandMaker:
+    """How each server is started; a model whose head is its embedding is first written out with a head of its own.
+
+    Raises:
+        UsageError: addresses instead of ``launch``, no interpreter with the engine, no such model, no key.
+    """
+    section = config.engine
+    if not isinstance(section, VLLMEngineConfig | SGLangEngineConfig) or section.servers != "launch":
+        raise UsageError("nothing is to be launched", expected="--engine vllm or sglang, without engine.servers")
+    python, dtype = engine_python(section.type, section.python), config.model.dtype
+    key = _api_key(section)
+    served = untied(find_model(model), place / "model", config)
+
+    def command(port: int, gpus: Sequence[int]) -> LaunchCommand:
+        path = os.environ.get("PYTHONPATH", "")
+        if isinstance(section, SGLangEngineConfig):
+            return sglang_command(
+                section, python=python, model=served, port=port, dtype=dtype, gpus=gpus, python_path=path
+            )
+        return vllm_command(
+            section, python=python, model=served, port=port, dtype=dtype, gpus=gpus, api_key=key, python_path=path
+        )
+
+    return command
+
+
+def untied(found: str, copy: Path, config: Config) -> Path:
+    """A folder or name that holds the output head as a tensor of its own: `found`, or a copy made of it."""
+    told = Path(found) / "config.json"
+    if told.is_file() and json.loads(told.read_text(encoding="utf-8")).get("tie_word_embeddings") is False:
+        return Path(found)
+    model = load_model(found, dtype=config.model.dtype, device="cpu")
+    if not model.config.get_text_config().tie_word_embeddings:
+        return Path(found)
+    note(f"writing a copy with {HEAD} of its own: {copy}")
+    write_served_model(model, load_tokenizer(found), copy)
+    return copy
+
+
+class StartLines:
+    """Says now and then how far the starts are."""
+
+    def __init__(self) -> None:
+        self._told: dict[str, float] = {}
+
+    def __call__(self, progress: StartProgress) -> None:
+        """A server is not ready yet."""
+        if progress.seconds - self._told.get(progress.name, 0.0) >= EVERY_S:
+            self._told[progress.name] = progress.seconds
+            note(f"{progress.name} is starting, {progress.seconds:.0f} s: {progress.line}")
+
+
+async def _serve(launcher: Launcher) -> None:
+    stop = asyncio.Event()
+    with stop_signals(stop.set):
+        async with launcher:
+            ended = await serve_until(launcher, stop, print_addresses)
+            note("ending the servers")
+    if ended is not None:
+        said = "\n  ".join(ended.last_lines())
+        hint = f"{ended.log} ends with:\n  {said}"
+        raise EngineError(f"{ended.name} ended", got=f"exit code {ended.code}", hint=hint)
+
+
+async def serve_until(
+    launcher: Launcher, stop: asyncio.Event, on_ready: Callable[[Sequence[ServerProcess]], None]
+) -> ServerProcess | None:
+    """Start the servers and wait for `stop`, or for the end of one of them, which is returned then."""
+    stopping, starting = asyncio.create_task(stop.wait()), asyncio.create_task(launcher.start())
+    ends: dict[asyncio.Task[int], ServerProcess] = {}
+    try:
+        await asyncio.wait((stopping, starting), return_when=asyncio.FIRST_COMPLETED)
+        if not starting.done():
+            return None
+        on_ready(servers := await starting)
+        ends.update({asyncio.create_task(server.wait()): server for server in servers})
+        done, _ = await asyncio.wait((stopping, *ends), return_when=asyncio.FIRST_COMPLETED)
+        return next((server for task, server in ends.items() if task in done), None)
+    finally:
+        tasks = (stopping, starting, *ends)
+        for task in tasks:
+            task.cancel()
+        await asyncio.gather(*tasks, return_exceptions=True)
+
+
+def print_addresses(servers: Sequence[ServerProcess]) -> None:
+    """One address per line, and how to use them."""
+    for server in servers:
+        out.print(server.url)
+    note(f"attach with engine.servers=[{','.join(server.url for server in servers)}]; Ctrl-C ends them")
+
+
+def _api_key(section: VLLMEngineConfig | SGLangEngineConfig) -> str | None:
+    variable = section.api_key_variable
+    if variable is None:
+        return None
+    if isinstance(section, SGLangEngineConfig):
+        raise UsageError(
+            "engine.api_key_variable does not reach a launched SGLang server",
+            hint="give the key to the server itself: engine.arguments=[--api-key,KEY]",
+        )
+    if not (key := os.environ.get(variable)):
+        raise UsageError(f"the environment variable {variable} is empty", expected="the key of the servers")
+    return key
