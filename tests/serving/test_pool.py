@@ -4,6 +4,7 @@ import asyncio
 
 import pytest
 
+from agentrl.config.schema import VLLMEngineConfig
 from agentrl.errors import EngineError, TrainingError, UsageError
 from agentrl.policy import StopReason
 from agentrl.server import ServerLost
@@ -302,6 +303,26 @@ async def test_weights_need_a_weight_sync_and_a_failed_probe_stops_everything(po
     servers[0].wake()
     with pytest.raises(TrainingError, match="local://0 differs"):
         await waits
+
+
+async def test_readings_of_a_pause_change_no_limit(pool_of, request_of):
+    pool, servers = pool_of(1, concurrency=16)
+    await pool.start()
+    await pool.pause()
+    requests = [asyncio.create_task(servers[0].generate(request_of([1], f"r{i}", max_tokens=2))) for i in range(9)]
+    await until(lambda: servers[0]._engine.metrics().waiting == 9)
+    seen = []
+    servers[0].load = lambda load=servers[0].load: seen.append(1) or load()
+    await until(lambda: len(seen) > 4)
+    assert pool.metrics().details["concurrency"] == 16
+    await pool.resume()
+    await asyncio.gather(*requests)
+
+
+def test_the_settings_of_a_run():
+    settings = PoolSettings.from_config(VLLMEngineConfig(max_running=24, health_timeout_s=3, timeout_s=7))
+    assert (settings.concurrency, settings.most_concurrency) == (24, 48)
+    assert (settings.health_timeout_s, settings.timeout_s, settings.connect_timeout_s) == (3, 7, 600)
 
 
 async def test_servers_of_different_models_are_refused(folder, tmp_path):

@@ -109,7 +109,7 @@ class Keeper:
         except AgentRLError as error:
             _log.info("no reading of server %s: %s", member.server.url, error)
             return
-        if member.state.is_in:
+        if member.state.is_in and not self.is_paused():  # what a pause holds looks like a queue
             member.reading = reading
             member.concurrency.read(reading, in_flight=member.in_flight)
 

@@ -3,6 +3,12 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
+from typing import Self
+
+from agentrl.config.schema import ServerEngineConfig
+
+QUEUE_FACTOR = 2
+"""A server never has more requests than this many times those that it samples at once."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -34,3 +40,14 @@ class PoolSettings:
     """Failed answers in a row after which a server rests."""
     breaker_open_s: float = 5.0
     """Seconds of that rest."""
+
+    @classmethod
+    def from_config(cls, config: ServerEngineConfig) -> Self:
+        """The settings of a run: each server starts with what it samples at once."""
+        return cls(
+            concurrency=config.max_running,
+            most_concurrency=QUEUE_FACTOR * config.max_running,
+            timeout_s=config.timeout_s,
+            connect_timeout_s=config.start_timeout_s,
+            health_timeout_s=config.health_timeout_s,
+        )
