@@ -6,13 +6,17 @@ expert ─► episodes through the agent loop ─► ledger (forced tokens) ─�
 from __future__ import annotations
 
 import asyncio
+import functools
 from contextlib import ExitStack
+
+from transformers import PreTrainedModel
 
 from agentrl.assembly.demonstrations import collect_demonstrations
 from agentrl.assembly.models import build_renderer, load_tokenizer, pad_id, prepare_model
 from agentrl.assembly.recording import EpisodeRecorder
 from agentrl.assembly.runs import Run
 from agentrl.assembly.training import check_rendering
+from agentrl.evaluation.periodic import success_now
 from agentrl.observe.checkpoints import Checkpoints
 from agentrl.observe.metrics import TIMING_PREFIX, MetricsFile
 from agentrl.observe.model_folder import MODEL
@@ -21,6 +25,7 @@ from agentrl.observe.run_log import logging_to
 from agentrl.observe.trackers import Trackers
 from agentrl.observe.trajectory_store import TrajectoryStore
 from agentrl.orchestrator import RunResult
+from agentrl.render.renderer import Renderer
 from agentrl.training.checkpoint import save_model_folder
 from agentrl.training.model import load_model
 from agentrl.training.sft import SFTProgress, train_supervised
@@ -85,6 +90,7 @@ class WarmStart:
                 seed=self.config.run.seed,
                 pad_id=pad_id(tokenizer),
                 progress=self._record,
+                enough=functools.partial(self._is_enough, model, build_renderer(self.config, tokenizer)),
             )
         self._enter(Phase.CHECKPOINT)
         checkpoints = Checkpoints(self.folder.checkpoints, keep=self.config.checkpoint.keep)
@@ -123,6 +129,17 @@ class WarmStart:
         if progress.non_finite:
             self._watcher.on_message(f"update {progress.update} skipped: gradients are not finite")
         self._watcher.on_step(progress.update, self._last)
+
+    def _is_enough(self, model: PreTrainedModel, renderer: Renderer, progress: SFTProgress) -> bool:
+        """Measure success when it is time to, and say whether it has reached ``sft.stop_at``."""
+        settings = self.config.sft
+        if settings.stop_at is None or progress.update % settings.check_every:
+            return False
+        self._enter(Phase.EVALUATE)
+        success = asyncio.run(success_now(model, renderer, self.config, n_tasks=settings.check_tasks))
+        self._enter(Phase.WARM_START)
+        self._watcher.on_message(f"update {progress.update}: success {success:.1%} on {settings.check_tasks} tasks")
+        return success >= settings.stop_at
 
     def _enter(self, phase: Phase) -> None:
         self.status.phase = phase

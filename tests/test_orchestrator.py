@@ -104,6 +104,25 @@ def test_a_warm_start_learns_what_the_expert_does(tiny_run):
         train(resume_run(run.folder.path))
 
 
+def test_a_warm_start_ends_at_the_success_that_was_asked_for(tiny_run):
+    lessons = "sft={episodes: 96, tokens_per_update: 256, learning_rate: 1e-2, epochs: 3"
+    whole = warm_start(tiny_run(lessons + "}", name="whole"))
+    watcher = Recorder()
+    run = tiny_run(lessons + ", stop_at: 0.4, check_every: 2, check_tasks: 16}")
+    result = warm_start(run, watcher=watcher)
+    assert 0 < result.step < whole.step
+    assert result.step % 2 == 0
+    shares = [float(message.split("success ")[1].split("%")[0]) for message in watcher.messages]
+    assert len(shares) == result.step // 2
+    assert max(shares[:-1], default=0.0) < 40 <= shares[-1]
+
+
+def test_a_warm_start_cannot_wait_for_a_success_that_nobody_tells(tiny_run):
+    run = tiny_run("environment.name=letters:Silent", "sft={episodes: 8, stop_at: 0.4, check_every: 1}")
+    with pytest.raises(UsageError, match=r"does not tell whether a task is solved.*Remove sft\.stop_at"):
+        warm_start(run)
+
+
 def test_bad_episodes_are_data(tiny_run):
     run = tiny_run("environment.name=letters:Raising", "rollout.retries=3")
     train(run)

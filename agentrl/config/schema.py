@@ -409,9 +409,19 @@ class SFTConfig(Section):
     observation_weight: float = Field(0.0, ge=0, le=1)
     """Weight in the loss of a token that the agent did not write, beside 1 for its answers; it falls linearly to 0
     over the warm start. So a model that starts from nothing learns the language first, and what to say last."""
+    stop_at: float | None = Field(None, gt=0, lt=1)
+    """Success on training tasks at which the warm start ends, before its demonstrations do. Equal losses can mean very
+    different success: whoever wants to go on by reward from a certain level says so here."""
+    check_every: int = Field(50, ge=1)
+    """Optimizer steps between two measurements for ``stop_at``."""
+    check_tasks: int = Field(128, ge=1)
+    """Tasks of such a measurement."""
 
     @model_validator(mode="after")
     def _keys_are_used(self) -> Self:
+        for name in ("check_every", "check_tasks"):
+            if self.stop_at is None and getattr(self, name) != type(self).model_fields[name].default:
+                raise ValueError(f"sft.{name} is ignored without sft.stop_at: set that, or remove it")
         if self.schedule == "constant" and self.min_lr_ratio != 0.1:
             raise ValueError("sft.min_lr_ratio is ignored with schedule constant: remove it, or use cosine")
         return self

@@ -1,16 +1,21 @@
-"""Evaluation in the middle of training: the policy as it is now, on the engine that trains."""
+"""Evaluation in the middle of training: the policy as it is now, in this process."""
 
 from __future__ import annotations
 
-from agentrl.assembly.environments import task_source
-from agentrl.assembly.episodes import build_runner, sampling_params
+from transformers import PreTrainedModel
+
+from agentrl.assembly.environments import find_environment, task_source
+from agentrl.assembly.episodes import build_host, build_runner, sampling_params
 from agentrl.assembly.training import TrainingParts
-from agentrl.config.schema import Config
+from agentrl.config.schema import Config, LocalEngineConfig
+from agentrl.errors import UsageError
 from agentrl.evaluation.evaluate import evaluate_panel
 from agentrl.evaluation.panel import Panel
 from agentrl.evaluation.result import EvaluationResult
 from agentrl.observe.metrics import TIMING_PREFIX
+from agentrl.render.renderer import Renderer
 from agentrl.rollout.engine_speaker import EngineSpeaker
+from agentrl.serving.local import LocalEngine
 
 
 async def evaluate_now(parts: TrainingParts, config: Config, *, model: str) -> dict[str, float]:
@@ -40,6 +45,45 @@ async def evaluate_now(parts: TrainingParts, config: Config, *, model: str) -> d
     )
     runner = build_runner(config, parts.host, speaker)
     return _metrics(await evaluate_panel(runner, source, panel, concurrency=config.rollout.max_concurrent))
+
+
+async def success_now(model: PreTrainedModel, renderer: Renderer, config: Config, *, n_tasks: int) -> float:
+    """Share of training tasks that a model in this process solves, with the run's agent and sampling.
+
+    Args:
+        model: Plays as it is; its weights are not changed.
+        renderer: Of this model.
+        config: The run.
+        n_tasks: How many, the same ones every time; all if there are fewer.
+
+    Raises:
+        UsageError: the environment does not tell whether a task is solved.
+    """
+    spec = find_environment(config.environment)
+    source = task_source(spec, config.environment)
+    settings = config.engine if isinstance(config.engine, LocalEngineConfig) else LocalEngineConfig()
+    panel = Panel(
+        environment=f"{spec.name}/{config.environment.split}",
+        policy="engine",
+        model=None,
+        n_tasks=min(n_tasks, len(source)),
+        samples=1,
+        seed=config.run.seed,
+    )
+    engine, host = LocalEngine(model, settings), build_host(config, spec=spec)
+    try:
+        runner = build_runner(config, host, EngineSpeaker(engine, renderer, sampling_params(config.sampling)))
+        result = await evaluate_panel(runner, source, panel, concurrency=config.rollout.max_concurrent)
+    finally:
+        await host.close()
+        await engine.close()
+    if result.success is None:
+        raise UsageError(
+            f"environment {spec.name} does not tell whether a task is solved",
+            expected='info["success"] at the end of an episode',
+            hint="remove sft.stop_at",
+        )
+    return result.success.mean
 
 
 def _metrics(result: EvaluationResult) -> dict[str, float]:

@@ -16,14 +16,11 @@ from transformers import PreTrainedModel
 from agentrl.algorithms.loss_input import LossInput, log_ratio
 from agentrl.config.schema import TrainerConfig
 from agentrl.lanes import Lanes
-from agentrl.training.batching import micro_batches
 from agentrl.training.logprobs import TokenScores, score
+from agentrl.training.micro_batch_gradients import MicroBatch, add_gradients, cut
 from agentrl.training.objective import Objective
 from agentrl.training.step_batch import StepBatch
 from agentrl.training.tally import Tally
-
-BACKWARD_COST = 3
-"""A forward and a backward pass, in forward passes."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -35,27 +32,6 @@ class TokenValues:
     old_logp: torch.Tensor
     """NaN where the first forward pass will fill it in."""
     reference_logp: torch.Tensor | None
-
-
-@dataclass(frozen=True, slots=True)
-class MicroBatch:
-    """Sequences that go through the model together."""
-
-    sequences: list[int]
-    learns: bool
-    """Whether it has a gradient."""
-    cost: int
-    """Relative to others."""
-
-
-@dataclass(slots=True)
-class _Sums:
-    """What a lane has added up."""
-
-    loss: float
-    tally: Tally
-    gradients: list[torch.Tensor | None] | None
-    """Of each parameter; ``None`` where they went into the parameters."""
 
 
 class GradientPass:
@@ -92,42 +68,21 @@ class GradientPass:
         self._temperature, self._pad_id = temperature, pad_id
         self._learning = learning_sequences(objective, batch, values.advantage)
         self._lanes = lanes
-        self._parameters = [p for p in model.parameters() if p.requires_grad]
 
     def accumulate(self, part: list[int]) -> float:
         """Add the gradient of the loss of some sequences, which are one update; gives the loss."""
         weights = self._weights(part)
-        shares = share_out(self._micro_batches(part), self._lanes.count)
-        sums = self._lanes.run(functools.partial(self._add_up, weights=weights, alone=len(shares) == 1), shares)
-        for own in sums:
-            self.tally.merge(own.tally)
-            if own.gradients is not None:
-                _add_gradients(self._parameters, own.gradients)
-        return sum(own.loss for own in sums)
+        work = [micro_batch for learns in (True, False) for micro_batch in self._micro_batches(part, learns=learns)]
+        total = 0.0
+        for loss, tally in add_gradients(self._model, self._lanes, work, functools.partial(self._loss, weights)):
+            total += loss
+            self.tally.merge(tally)
+        return total
 
-    def _micro_batches(self, part: list[int]) -> list[MicroBatch]:
-        found = []
-        for learns in (True, False):
-            members = [i for i in part if self._reads[i] and self._learning[i] == learns]
-            lengths = [len(self._batch.sequences[i]) for i in members]
-            for chosen in micro_batches(lengths, self._config.tokens_per_micro_batch):
-                cost = len(chosen) * lengths[chosen[0]] * (BACKWARD_COST if learns else 1)
-                found.append(MicroBatch([members[k] for k in chosen], learns, cost))
-        return found
-
-    def _add_up(self, share: list[MicroBatch], *, weights: torch.Tensor, alone: bool) -> _Sums:
-        """Compute micro-batches one after the other; in a lane beside others, gradients are kept apart."""
-        sums = _Sums(0.0, Tally(), None if alone else [None] * len(self._parameters))
-        for micro_batch in share:
-            with torch.set_grad_enabled(micro_batch.learns):
-                loss = self._loss(micro_batch.sequences, weights, sums.tally)
-            if micro_batch.learns and sums.gradients is None:
-                torch.autograd.backward(loss)
-            elif micro_batch.learns:
-                found = torch.autograd.grad(loss, self._parameters, allow_unused=True)
-                sums.gradients = [_plus(old, new) for old, new in zip(sums.gradients, found, strict=True)]
-            sums.loss += float(loss.detach())
-        return sums
+    def _micro_batches(self, part: list[int], *, learns: bool) -> list[MicroBatch]:
+        members = [i for i in part if self._reads[i] and self._learning[i] == learns]
+        lengths = [len(self._batch.sequences[i]) for i in members]
+        return cut(members, lengths, budget=self._config.tokens_per_micro_batch, learns=learns)
 
     def _weights(self, part: list[int]) -> torch.Tensor:
         """Share of every token of the step in this update's loss, from the tokens that the loss uses: [tokens]."""
@@ -144,7 +99,7 @@ class GradientPass:
         old_logp, behaviour_logp = self._values.old_logp[where], self._values.behaviour_logp[where]
         return self._objective.correction(old_logp, behaviour_logp, sequence).kept.cpu()
 
-    def _loss(self, indices: list[int], weights: torch.Tensor, tally: Tally) -> torch.Tensor:
+    def _loss(self, weights: torch.Tensor, indices: list[int]) -> tuple[torch.Tensor, Tally]:
         scores = score(
             self._model,
             [self._batch.sequences[i] for i in indices],
@@ -157,6 +112,7 @@ class GradientPass:
         tokens = self._loss_input(indices, where, scores)
         reference = None if self._values.reference_logp is None else self._values.reference_logp[where]
         objective = self._objective.loss(tokens, scores.entropy, reference)
+        tally = Tally()
         tally.add("train/entropy", scores.entropy)
         tally.add("train/clip_share", objective.clipped)
         tally.add("mismatch/clip_share", objective.truncated)
@@ -164,7 +120,7 @@ class GradientPass:
         tally.add("train/kl_old", log_rho.neg().exp() + log_rho - 1)
         if objective.kl is not None:
             tally.add("train/kl_reference", objective.kl)
-        return (weights[where] * objective.values).sum()
+        return (weights[where] * objective.values).sum(), tally
 
     def _loss_input(self, indices: list[int], where: torch.Tensor, scores: TokenScores) -> LossInput:
         old_logp = self._values.old_logp[where]
@@ -194,25 +150,3 @@ def sequences_to_read(objective: Objective, batch: StepBatch, advantage: torch.T
     """
     learning = learning_sequences(objective, batch, advantage)
     return learning if any(learning) and not objective.drops_tokens else [True] * len(learning)
-
-
-def share_out(micro_batches: Sequence[MicroBatch], lanes: int) -> list[list[MicroBatch]]:
-    """The micro-batches of each lane: the dearest first, each to the lane with the least to do."""
-    shares: list[list[MicroBatch]] = [[] for _ in range(max(1, min(lanes, len(micro_batches))))]
-    costs = [0] * len(shares)
-    for micro_batch in sorted(micro_batches, key=lambda micro_batch: -micro_batch.cost):
-        least = costs.index(min(costs))
-        shares[least].append(micro_batch)
-        costs[least] += micro_batch.cost
-    return shares
-
-
-def _plus(old: torch.Tensor | None, new: torch.Tensor | None) -> torch.Tensor | None:
-    if old is None or new is None:
-        return new if old is None else old
-    return old.add_(new)
-
-
-def _add_gradients(parameters: Sequence[torch.nn.Parameter], gradients: Sequence[torch.Tensor | None]) -> None:
-    for parameter, gradient in zip(parameters, gradients, strict=True):
-        parameter.grad = _plus(parameter.grad, gradient)

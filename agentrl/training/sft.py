@@ -13,9 +13,10 @@ from transformers import PreTrainedModel
 
 from agentrl.config.schema import SFTConfig, TrainerConfig
 from agentrl.errors import TrainingError
-from agentrl.training.batching import micro_batches
+from agentrl.lanes import Lanes, check_lanes
 from agentrl.training.gradient_mode import gradients_recomputed
 from agentrl.training.logprobs import score
+from agentrl.training.micro_batch_gradients import add_gradients, cut
 from agentrl.training.optimizer import OptimizerSettings, PolicyOptimizer, Update
 from agentrl.training.sequences import ScoredSequence, scored_sequence
 from agentrl.trajectory import Source, Trajectory
@@ -69,6 +70,7 @@ def train_supervised(
     seed: int,
     pad_id: int,
     progress: Callable[[SFTProgress], None] = lambda _: None,
+    enough: Callable[[SFTProgress], bool] = lambda _: False,
 ) -> SFTProgress:
     """Train `model` in place on what somebody else, or a better policy, did.
 
@@ -81,6 +83,7 @@ def train_supervised(
         seed: Seed of the order of sequences.
         pad_id: Any id of the vocabulary.
         progress: Called after every optimizer step.
+        enough: Asked after every optimizer step whether to stop.
 
     Returns:
         The state after the last step.
@@ -91,14 +94,18 @@ def train_supervised(
     lessons = list(_lessons(demonstrations, everything=settings.observation_weight > 0))
     batches = list(_batches(lessons, settings, seed))
     optimizer = PolicyOptimizer(model, _optimizer_settings(settings, trainer, updates=len(batches)))
+    check_lanes("trainer.lanes", trainer.lanes, model)
+    lanes = Lanes(trainer.lanes)
     started, tokens, latest = time.perf_counter(), 0, None
-    with gradients_recomputed(model, enabled=trainer.gradient_checkpointing):
-        for number, batch in enumerate(batches, start=1):
-            observation_weight = settings.observation_weight * (1 - (number - 1) / len(batches))
-            loss = _backward(model, batch, trainer, pad_id, observation_weight)
-            tokens += sum(len(sequence) for sequence in batch)
-            latest = _report(optimizer.update(), number, len(batches), loss, tokens, started)
-            progress(latest)
+    for number, batch in enumerate(batches, start=1):
+        observation_weight = settings.observation_weight * (1 - (number - 1) / len(batches))
+        with gradients_recomputed(model, enabled=trainer.gradient_checkpointing):
+            loss = _backward(model, lanes, batch, trainer, pad_id, observation_weight)
+        tokens += sum(len(sequence) for sequence in batch)
+        latest = _report(optimizer.update(), number, len(batches), loss, tokens, started)
+        progress(latest)
+        if enough(latest):
+            break
     if latest is None:
         raise TrainingError("there is nothing to learn", got=f"{len(demonstrations)} demonstrations without answers")
     return latest
@@ -139,18 +146,26 @@ def _fill(sequences: Sequence[Lesson], budget: int) -> Iterator[list[Lesson]]:
 
 
 def _backward(
-    model: PreTrainedModel, batch: list[Lesson], trainer: TrainerConfig, pad_id: int, observation_weight: float
+    model: PreTrainedModel,
+    lanes: Lanes,
+    batch: list[Lesson],
+    trainer: TrainerConfig,
+    pad_id: int,
+    observation_weight: float,
 ) -> float:
     weight = float(sum(lesson.weights(observation_weight).sum() for lesson in batch))
-    total = 0.0
-    for indices in micro_batches([len(sequence) for sequence in batch], trainer.tokens_per_micro_batch):
+
+    def loss(indices: list[int]) -> tuple[torch.Tensor, None]:
         part = [batch[i] for i in indices]
         scored = [lesson.scored for lesson in part]
         scores = score(model, scored, temperature=1.0, pad_id=pad_id, chunk=trainer.logprob_chunk)
         weights = torch.cat([lesson.weights(observation_weight) for lesson in part]).to(scores.logp.device)
-        loss = -(weights * scores.logp).sum() / weight
-        torch.autograd.backward(loss)
-        total += float(loss.detach())
+        return -(weights * scores.logp).sum() / weight, None
+
+    lengths = [len(sequence) for sequence in batch]
+    budget = min(trainer.tokens_per_micro_batch, math.ceil(sum(lengths) / lanes.count))
+    work = cut(range(len(batch)), lengths, budget=budget, learns=True)
+    total = sum(value for value, _ in add_gradients(model, lanes, work, loss))
     if not math.isfinite(total):
         raise TrainingError("the warm start's loss is not finite", got=total, hint="try a smaller sft.learning_rate")
     return total
