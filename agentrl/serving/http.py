@@ -6,6 +6,8 @@ import asyncio
 import os
 from collections.abc import AsyncIterator, Mapping
 from contextlib import asynccontextmanager
+from dataclasses import dataclass
+from types import SimpleNamespace
 from typing import Any
 
 import aiohttp
@@ -30,6 +32,18 @@ class Refused(EngineError):
     def __init__(self, url: str, status: int, said: str) -> None:
         super().__init__(f"{url} refused a request", got=f"{status}, {said!r}")
         self.status, self.said = status, said
+
+
+@dataclass(slots=True)
+class _Attempt:
+    """One try of a request."""
+
+    reused: bool = False
+    """It went over a connection that had been used before."""
+
+
+async def _note_reuse(session: aiohttp.ClientSession, context: SimpleNamespace, params: object) -> None:
+    context.trace_request_ctx.reused = True
 
 
 class HttpSession:
@@ -83,17 +97,34 @@ class HttpSession:
         session = self._open()
         headers = {} if data is None else {"Content-Type": "application/json"}
         async with self._failures(route, deadline_s, late):
-            async with session.request(method, self.url + route, data=data, headers=headers) as response:
-                answer = await response.read()
-            if response.status < 400:
+            status, answer = await self._send(session, method, route, data, headers)
+            if status < 400:
                 return answer
-        return self._refuse(response.status, error_message(answer))
+        return self._refuse(status, error_message(answer))
+
+    async def _send(
+        self, session: aiohttp.ClientSession, method: str, route: str, data: bytes | None, headers: dict[str, str]
+    ) -> tuple[int, bytes]:
+        """Ask, and ask again where a kept connection turns out to be closed: servers do that after an error."""
+        while True:
+            attempt = _Attempt()
+            try:
+                async with session.request(
+                    method, self.url + route, data=data, headers=headers, trace_request_ctx=attempt
+                ) as response:
+                    return response.status, await response.read()
+            except (aiohttp.ServerDisconnectedError, aiohttp.ClientOSError):
+                if self._closed or not attempt.reused:
+                    raise
 
     def _open(self) -> aiohttp.ClientSession:
         if self._closed:
             raise EngineError(f"the connection to {self.url} is closed")
         if self._session is None:
+            trace = aiohttp.TraceConfig()
+            trace.on_connection_reuseconn.append(_note_reuse)
             self._session = aiohttp.ClientSession(
+                trace_configs=[trace],
                 connector=aiohttp.TCPConnector(limit=0, keepalive_timeout=KEEP_IDLE_S),
                 timeout=aiohttp.ClientTimeout(total=None),
                 headers=self._key(),

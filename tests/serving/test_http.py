@@ -138,6 +138,24 @@ async def test_a_server_that_hangs_up_is_lost():
             await session.post("/x", {}, deadline_s=10)
 
 
+async def test_a_kept_connection_that_the_server_closed_is_no_lost_server():
+    answered = []
+
+    async def one_answer_per_connection(reader, writer):
+        await reader.readuntil(b"\r\n\r\n")
+        writer.write(b"HTTP/1.1 200 OK\r\nContent-Length: 2\r\n\r\n{}")
+        answered.append(1)
+        await reader.readuntil(b"\r\n\r\n")
+        writer.close()
+
+    async with await asyncio.start_server(one_answer_per_connection, "127.0.0.1", 0) as server:
+        session = HttpSession(f"http://127.0.0.1:{server.sockets[0].getsockname()[1]}")
+        for _ in range(3):
+            assert await session.post("/x", deadline_s=10) == {}
+        await session.close()
+    assert len(answered) == 3
+
+
 async def test_a_server_that_hangs_up_inside_its_answer_is_lost():
     async def handler(request):
         response = web.StreamResponse(headers={"Content-Length": "100"})
