@@ -15,6 +15,8 @@ from agentrl.testing.models import tiny_model
 from agentrl.testing.tokenizers import build_tokenizer
 from agentrl.weights import write_served_model
 
+LONG = 150
+"""Tokens of a request that is met in flight."""
 FAST = {
     "check_every_s": 0.01,
     "health_timeout_s": 0.2,
@@ -67,7 +69,7 @@ def state(pool, index):
 
 
 def long_requests(request_of, count):
-    return [request_of([1 + i, 2, 3], f"r{i}", max_tokens=300, seed=i) for i in range(count)]
+    return [request_of([1 + i, 2, 3], f"r{i}", max_tokens=LONG, seed=i) for i in range(count)]
 
 
 async def in_flight(pool, servers, requests):
@@ -111,12 +113,12 @@ async def test_the_requests_of_a_killed_server_go_to_the_other_one(pool_of, requ
     tasks = await in_flight(pool, servers, requests)
     servers[0].kill()
     answers = await asyncio.gather(*tasks)
-    assert [len(answer.token_ids) for answer in answers] == [300] * 8
+    assert [len(answer.token_ids) for answer in answers] == [LONG] * 8
     assert sorted(answer.resubmissions for answer in answers) == [0] * 4 + [1] * 4
     assert pool.servers == [servers[1]]
     assert pool.metrics().details["resubmissions"] == 4
     alone, _ = pool_of(1)
-    expected = [await alone.generate(request) for request in requests]
+    expected = await asyncio.gather(*map(alone.generate, requests))
     assert [answer.token_ids for answer in answers] == [answer.token_ids for answer in expected]
 
 
@@ -134,7 +136,7 @@ async def test_a_killed_server_that_was_launched_comes_back(pool_of, folder, req
     for server in servers:
         server.kill()
     answers = await asyncio.gather(*tasks)
-    assert [len(answer.token_ids) for answer in answers] == [300] * 4
+    assert [len(answer.token_ids) for answer in answers] == [LONG] * 4
     assert all(answer.resubmissions >= 1 for answer in answers)
     await until(lambda: len(pool.servers) == 2)
     assert set(pool.servers) == set(started)
@@ -283,7 +285,7 @@ async def test_a_cancelled_caller_frees_its_place(pool_of, request_of):
     tasks = await in_flight(pool, servers, long_requests(request_of, 2))
     assert (pool.metrics().running, pool.metrics().waiting) == (1, 1)
     tasks[0].cancel()
-    assert len((await tasks[1]).token_ids) == 300
+    assert len((await tasks[1]).token_ids) == LONG
     assert servers[0]._engine.metrics().running == 0
 
 
