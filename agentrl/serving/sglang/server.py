@@ -203,7 +203,7 @@ class SGLangServer(InferenceServer):
         return True
 
     async def close(self) -> None:
-        """Close the connections; requests that run fail as `EngineError`. Idempotent."""
+        """Close the connections; requests that run fail as `EngineError`, and SGLang ends them within seconds."""
         await self._http.close()
         self._going.set()
         await asyncio.gather(*self._endings)

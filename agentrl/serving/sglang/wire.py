@@ -87,7 +87,7 @@ def decode_answer(body: Any, stop_token_ids: frozenset[int]) -> Part:
         logprobs = [float(row[0]) for row in meta.get("output_token_logprobs") or ()]
         versions = decode_versions(meta.get("weight_versions") or (), len(token_ids))
         stop_reason, goes_on = _decode_reason(meta["finish_reason"], stop_token_ids)
-        cached_tokens = int(meta.get("cached_tokens") or 0)
+        cached_tokens, queue_s = int(meta.get("cached_tokens") or 0), float(meta.get("queue_time") or 0.0)
     except (KeyError, TypeError, IndexError, AttributeError, ValueError) as error:
         raise EngineError("SGLang's answer is not a generation", got=repr(body)[:300]) from error
     if len(logprobs) != len(token_ids):
@@ -98,7 +98,9 @@ def decode_answer(body: Any, stop_token_ids: frozenset[int]) -> Part:
         versions=versions,
         stop_reason=stop_reason,
         cached_tokens=cached_tokens,
-        **_decode_times(meta),
+        queue_s=queue_s,
+        prefill_s=_seconds(meta, "forward_entry_time", "prefill_finished_time"),
+        decode_s=_seconds(meta, "prefill_finished_time", "request_finished_ts"),
     )
     return Part(generation, goes_on)
 
@@ -113,16 +115,10 @@ def _decode_reason(reason: Mapping[str, Any], stop_token_ids: frozenset[int]) ->
     return stop_reason, matched not in stop_token_ids
 
 
-def _decode_times(meta: Mapping[str, Any]) -> dict[str, float]:
-    """Seconds in the queue, of the prefill and of the decoding; 0 where the server did not take the time."""
-    begun, read, ended = (
-        meta.get(name) or 0.0 for name in ("forward_entry_time", "prefill_finished_time", "request_finished_ts")
-    )
-    return {
-        "queue_s": float(meta.get("queue_time") or 0.0),
-        "prefill_s": max(0.0, read - begun) if begun else 0.0,
-        "decode_s": max(0.0, ended - read) if read else 0.0,
-    }
+def _seconds(meta: Mapping[str, Any], begin: str, end: str) -> float:
+    """Between two of SGLang's times; 0 where it did not take one of them."""
+    first, last = meta.get(begin), meta.get(end)
+    return max(0.0, float(last) - float(first)) if first and last else 0.0
 
 
 def decode_versions(spans: Sequence[Mapping[str, Any]], count: int) -> list[int]:

@@ -6,6 +6,7 @@ are enough. A decorator of such a package gives back what it decorates, or takes
 
 from __future__ import annotations
 
+import importlib.abc
 import importlib.machinery
 import sys
 import types
@@ -57,7 +58,7 @@ class PlaceholderFinder:
         return importlib.machinery.ModuleSpec(name, PlaceholderLoader(), is_package=True)
 
 
-class PlaceholderLoader:
+class PlaceholderLoader(importlib.abc.Loader):
     """Makes placeholders."""
 
     def create_module(self, spec: importlib.machinery.ModuleSpec) -> types.ModuleType:

@@ -1,6 +1,6 @@
 """Stands in for torchvision, whose usual wheels are built for CUDA and cannot be imported with a CPU build of torch."""
 
-from placeholders import attributes_of
+from importlib import import_module
 
 __version__ = "0.28.0"
-__getattr__ = attributes_of("torchvision")
+__getattr__ = import_module("placeholders").attributes_of("torchvision")

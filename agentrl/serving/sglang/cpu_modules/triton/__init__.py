@@ -1,9 +1,9 @@
 """Stands in for triton, which SGLang imports everywhere; on the CPU none of its kernels is launched."""
 
-from placeholders import attributes_of
+from importlib import import_module
 
 __version__ = "3.7.0"
-__getattr__ = attributes_of("triton")
+__getattr__ = import_module("placeholders").attributes_of("triton")
 
 
 class Config:
