@@ -139,7 +139,7 @@ def untied(found: str, copy: Path, config: Config) -> Path:
         return Path(found)
     note(f"writing a copy with {HEAD} of its own: {copy}")
     write_served_model(model, load_tokenizer(found), copy)
-    return copy
+    return copy.resolve()
 
 
 class StartLines:

@@ -31,6 +31,8 @@ SET_CHILD_SUBREAPER = 36
 
 STANDARD_INPUT = 0
 POLL_S = 0.02
+LEFT_S = 1.0
+"""Seconds that the others get once the first process has ended."""
 KILL_S = 10.0
 """Seconds that killed processes get to vanish; one that hangs in the kernel is left to it."""
 NOT_STARTED = 127
@@ -85,12 +87,17 @@ class Guard:
                     return Cause.ORPHANED
 
     def end(self, grace_s: float) -> None:
-        """Ask the first process to end, give it `grace_s`, then kill all that is left."""
+        """Ask the first process to end, give it `grace_s`; then ask, and soon kill, all that is left; 0 only kills."""
         if self.code is None and grace_s > 0:
+            send(signal.SIGTERM, [self.server])
             with contextlib.suppress(ProcessLookupError):
-                os.kill(self.server, signal.SIGTERM)
                 os.killpg(self.server, signal.SIGCONT)  # one that was stopped could not obey
             self._wait(lambda: self.code is not None, grace_s)
+        if grace_s > 0:  # what is left may have shared memory to give back
+            left = descendants(os.getpid())
+            send(signal.SIGTERM, left)
+            send(signal.SIGCONT, left)
+            self._wait(lambda: not descendants(os.getpid()), LEFT_S)
         self._wait(self._killed, KILL_S)
 
     def reap(self) -> None:
@@ -102,9 +109,7 @@ class Guard:
 
     def _killed(self) -> bool:
         left = descendants(os.getpid())
-        for process in left:
-            with contextlib.suppress(ProcessLookupError):
-                os.kill(process, signal.SIGKILL)
+        send(signal.SIGKILL, left)
         return not left
 
     def _wait(self, done: Callable[[], bool], limit_s: float) -> None:
@@ -112,6 +117,13 @@ class Guard:
         while not done() and time.monotonic() < deadline:
             time.sleep(POLL_S)
             self.reap()
+
+
+def send(number: signal.Signals, processes: list[int]) -> None:
+    """Send a signal to those that are still there."""
+    for process in processes:
+        with contextlib.suppress(ProcessLookupError):
+            os.kill(process, number)
 
 
 def descendants(root: int) -> list[int]:
