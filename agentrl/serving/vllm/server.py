@@ -121,6 +121,9 @@ class VLLMServer(InferenceServer):
     async def load_weights(self, folder: Path, version: int) -> None:
         """Read new weights while paused, throw away all caches, and only then name the version.
 
+        After a failure (a folder that is not there) vLLM's weights are undefined, and its engine ends at the next
+        request.
+
         Args:
             folder: Holds `lm_head.weight` as well, whether or not the model's head is its embedding.
             version: What tokens are stamped with from now on.
