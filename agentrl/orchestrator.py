@@ -30,13 +30,15 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, TypeVar
 
-from agentrl.assembly.models import prepare_model
+from agentrl.assembly.models import embedding_rows, prepare_model
 from agentrl.assembly.recording import EpisodeRecorder
 from agentrl.assembly.runs import Run
+from agentrl.assembly.servers import ServedModel, open_pool
 from agentrl.assembly.signals import stop_signals
 from agentrl.assembly.step_clock import StepClock
 from agentrl.assembly.training import build_training
 from agentrl.checkpoint import Progress, read_progress, restore, write_checkpoint
+from agentrl.config.schema import ServerEngineConfig
 from agentrl.evaluation.periodic import evaluate_now
 from agentrl.observe.checkpoints import Checkpoint, Checkpoints
 from agentrl.observe.metrics import MetricsFile
@@ -45,6 +47,7 @@ from agentrl.observe.progress import Phase, RunStatus, RunWatcher
 from agentrl.observe.run_log import logging_to
 from agentrl.observe.trackers import Trackers
 from agentrl.observe.trajectory_store import TrajectoryStore, void_after
+from agentrl.serving.pool import ServerPool
 from agentrl.training.step_report import StepReport
 from agentrl.trajectory import Trajectory
 
@@ -126,11 +129,14 @@ class Orchestrator:
         void_after(self.folder.trajectories, self.step + 1, 0 if progress is None else progress.store_position)
         self._store = TrajectoryStore(self.folder.trajectories, step=self.step + 1)
         stack.callback(self._store.close)
+        model_path = start if self._saved is None else str(self._saved.path / MODEL)
+        version = 0 if progress is None else progress.version
         self._parts = build_training(
             self.config,
-            model_path=start if self._saved is None else str(self._saved.path / MODEL),
+            model_path=model_path,
             reference_path=start,
-            version=0 if progress is None else progress.version,
+            version=version,
+            pool=await self._open_servers(stack, model_path, version),
             observer=EpisodeRecorder(self._store, self.status, self._watcher),
             keep=(lambda group: group.returns_differ) if self.config.algorithm.dynamic_sampling else None,
         )
@@ -143,6 +149,18 @@ class Orchestrator:
         await stack.enter_async_context(watched)
         await self._parts.engine.start()
         await self._parts.sync.verify()
+
+    async def _open_servers(self, stack: AsyncExitStack, model_path: str, version: int) -> ServerPool | None:
+        """The servers that the config asks for; ``None`` for an engine in this process."""
+        if not isinstance(self.config.engine, ServerEngineConfig):
+            return None
+        served = ServedModel(
+            path=model_path,
+            dtype=self.config.model.dtype,
+            vocab_size=embedding_rows(model_path),
+        )
+        pool = open_pool(self.config.engine, served, self.folder.path, version=version, say=self._say)
+        return await stack.enter_async_context(pool)
 
     def _open_metrics(self, stack: AsyncExitStack, position: int) -> None:
         self._metrics = MetricsFile(self.folder.metrics_file)
@@ -193,9 +211,9 @@ class Orchestrator:
         await self._finish_step()
 
     async def _update(self, trajectories: Sequence[Trajectory]) -> StepReport:
-        """One step of the trainer, beside the episodes in flight if there may be any."""
+        """One step of the trainer, beside the episodes in flight if there may be any, and the watch over servers."""
         trainer, temperature = self._parts.trainer, self.config.sampling.temperature
-        if self.config.rollout.max_staleness == 0:
+        if self.config.rollout.max_staleness == 0 and self.config.engine.type == "local":
             return trainer.step(trajectories, temperature=temperature, pad_id=self._parts.pad_id)
         return await asyncio.to_thread(trainer.step, trajectories, temperature=temperature, pad_id=self._parts.pad_id)
 

@@ -6,14 +6,14 @@ from agentrl.agent_loop import AgentLoop
 from agentrl.assembly.environments import find_environment
 from agentrl.assembly.episodes import build_loop
 from agentrl.assembly.scratch import has_expert
-from agentrl.config.schema import Config, LocalEngineConfig, SamplingConfig
+from agentrl.config.schema import Config, LocalEngineConfig, SamplingConfig, ServerEngineConfig
 from agentrl.errors import ConfigError, UsageError
 from agentrl.training.objective import Objective
 
 _WHOLE = SamplingConfig().model_dump()
 
 
-def check_training(config: Config) -> LocalEngineConfig:
+def check_training(config: Config) -> LocalEngineConfig | ServerEngineConfig:
     """Check that a policy can be trained as the config says.
 
     Returns:
@@ -24,10 +24,10 @@ def check_training(config: Config) -> LocalEngineConfig:
             options that the algorithm does not take.
         UnknownNameError: no such estimator or loss.
     """
-    if not isinstance(config.engine, LocalEngineConfig):
+    if not isinstance(config.engine, LocalEngineConfig | ServerEngineConfig):
         raise ConfigError(
             f"engine {config.engine.type} cannot be trained",
-            expected="an engine that takes new weights: local",
+            expected="an engine that takes new weights: local, vllm or sglang",
             hint="set engine=local; other engines evaluate",
         )
     _check_sampling(config.sampling)

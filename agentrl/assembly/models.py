@@ -5,7 +5,7 @@ from __future__ import annotations
 import shutil
 from typing import cast
 
-from transformers import AutoTokenizer, PreTrainedTokenizerFast
+from transformers import AutoConfig, AutoTokenizer, PreTrainedTokenizerFast
 
 from agentrl.assembly.scratch import write_scratch_model
 from agentrl.config.schema import Config
@@ -62,6 +62,22 @@ def load_tokenizer(path: str) -> PreTrainedTokenizerFast:
             f"cannot load the tokenizer of {path}",
             got=str(error).strip().splitlines()[0],
             expected="a folder with a Hugging Face tokenizer, or a name on the hub that can be reached",
+        ) from error
+
+
+def embedding_rows(path: str) -> int:
+    """How many token ids the model knows: the rows of its embedding.
+
+    Raises:
+        UsageError: there is no such model.
+    """
+    try:
+        return int(AutoConfig.from_pretrained(path).get_text_config().vocab_size)
+    except (OSError, ValueError, KeyError) as error:
+        raise UsageError(
+            f"cannot read the config of {path}",
+            got=str(error).strip().splitlines()[0],
+            expected="a Hugging Face model folder, or a name on the hub that can be reached",
         ) from error
 
 

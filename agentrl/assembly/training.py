@@ -5,6 +5,7 @@ from __future__ import annotations
 import copy
 from collections.abc import Callable
 from dataclasses import dataclass
+from pathlib import Path
 
 from transformers import PreTrainedModel, PreTrainedTokenizerFast
 
@@ -12,7 +13,7 @@ from agentrl.assembly.checks import check_training
 from agentrl.assembly.environments import find_environment, task_source
 from agentrl.assembly.episodes import build_host, build_runner, sampling_params
 from agentrl.assembly.models import build_renderer, load_tokenizer, pad_id
-from agentrl.config.schema import Config
+from agentrl.config.schema import Config, LocalEngineConfig, ServerEngineConfig
 from agentrl.env import EnvironmentSpec
 from agentrl.policy import PolicyEngine
 from agentrl.render.check import check_template
@@ -25,11 +26,12 @@ from agentrl.rollout.loops import make_agent_loop
 from agentrl.rollout.runner import EpisodeRunner
 from agentrl.rollout.scheduler import GroupScheduler
 from agentrl.serving.local import LocalEngine
+from agentrl.serving.pool import ServerPool
 from agentrl.task import TaskCursor, TaskSource
 from agentrl.training.model import load_model
 from agentrl.training.model_weights import ModelWeights
 from agentrl.training.trainer import Trainer
-from agentrl.weights import TOLERANCE, InProcessSync, Probe, WeightSync
+from agentrl.weights import TOLERANCE, FolderTransport, InProcessSync, Probe, RemoteSync, WeightSync
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -52,10 +54,11 @@ class TrainingParts:
         return pad_id(self.tokenizer)
 
     async def close(self) -> None:
-        """Stop episodes, environments and the engine, in this order."""
+        """Stop episodes, environments, the engine and weight sync, in this order."""
         await self.scheduler.close()
         await self.host.close()
         await self.engine.close()
+        await self.sync.close()
 
 
 def build_training(
@@ -66,6 +69,7 @@ def build_training(
     version: int = 0,
     observer: RolloutObserver,
     keep: Callable[[Group], bool] | None = None,
+    pool: ServerPool | None = None,
 ) -> TrainingParts:
     """Build the parts. Nothing runs yet.
 
@@ -76,6 +80,7 @@ def build_training(
         version: Version of the weights at `model_path`.
         observer: Is told of every turn.
         keep: Says whether a group is worth training on.
+        pool: The engine, where the config asks for servers.
 
     Raises:
         ConfigError: options that do not fit, or an engine or sampling that cannot be trained with.
@@ -90,12 +95,21 @@ def build_training(
     check_rendering(config, renderer)
     model = load_model(model_path, dtype=config.model.dtype, device=config.model.device)
     trainer = _build_trainer(config, model, reference_path)
-    shared = config.rollout.max_staleness == 0
-    engine = LocalEngine(model if shared else copy.deepcopy(model), settings, version=version)
+    source = ModelWeights(model, chunk=config.trainer.logprob_chunk)
+    probe = Probe.random(model.config.get_text_config().vocab_size, tolerance=TOLERANCE[config.model.dtype])
+    engine: PolicyEngine
+    sync: WeightSync
+    if isinstance(settings, LocalEngineConfig):
+        shared = config.rollout.max_staleness == 0
+        engine = LocalEngine(model if shared else copy.deepcopy(model), settings, version=version)
+        sync = InProcessSync(source, engine, shared=shared, probe=probe)
+    elif pool is not None:
+        engine, sync = pool, RemoteSync(source, pool.group, _transport(settings, config), probe)
+    else:
+        raise AssertionError("an engine of servers needs its pool")
     host = build_host(config, spec=spec)
     speaker = EngineSpeaker(engine, renderer, sampling_params(config.sampling))
     runner = build_runner(config, host, speaker, observer=observer)
-    probe = Probe.random(engine.capabilities.vocab_size, tolerance=TOLERANCE[config.model.dtype])
     return TrainingParts(
         spec=spec,
         tokenizer=tokenizer,
@@ -107,8 +121,14 @@ def build_training(
             config, runner, tasks, version=version, keep=keep, least_members=trainer.least_members
         ),
         trainer=trainer,
-        sync=InProcessSync(ModelWeights(model, chunk=config.trainer.logprob_chunk), engine, shared=shared, probe=probe),
+        sync=sync,
     )
+
+
+def _transport(settings: ServerEngineConfig, config: Config) -> FolderTransport:
+    if settings.transport == "shared_memory":
+        return FolderTransport.shared_memory()
+    return FolderTransport(Path(config.run.directory))
 
 
 def check_rendering(config: Config, renderer: Renderer) -> None:

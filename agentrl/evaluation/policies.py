@@ -3,15 +3,23 @@
 from __future__ import annotations
 
 import enum
+import logging
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 from pathlib import Path
 
 from agentrl.assembly.episodes import sampling_params
-from agentrl.assembly.models import SCRATCH, build_renderer, load_tokenizer
+from agentrl.assembly.models import SCRATCH, build_renderer, embedding_rows, load_tokenizer
 from agentrl.assembly.scratch import write_scratch_model
+from agentrl.assembly.servers import ServedModel, open_pool
 from agentrl.assembly.training import check_rendering
-from agentrl.config.schema import Config, LocalEngineConfig, OpenAIEngineConfig, ScriptedEngineConfig
+from agentrl.config.schema import (
+    Config,
+    LocalEngineConfig,
+    OpenAIEngineConfig,
+    ScriptedEngineConfig,
+    ServerEngineConfig,
+)
 from agentrl.policy import PolicyEngine
 from agentrl.rollout.chat_speaker import ChatSpeaker
 from agentrl.rollout.demonstrator import Demonstrator, ScriptedPolicy
@@ -21,6 +29,8 @@ from agentrl.serving.local import LocalEngine
 from agentrl.serving.openai import OpenAIEngine
 from agentrl.serving.scripted import ScriptedEngine
 from agentrl.training.model import load_model
+
+_log = logging.getLogger(__name__)
 
 
 class PolicyKind(enum.StrEnum):
@@ -58,18 +68,28 @@ async def open_speaker(config: Config, kind: PolicyKind, folder: Path) -> AsyncI
     path = await _model_path(config, folder)
     renderer = build_renderer(config, load_tokenizer(path))
     check_rendering(config, renderer)
-    engine = _engine(config.engine, config, path)
+    async with _open_engine(config.engine, config, path, folder) as engine:
+        yield EngineSpeaker(engine, renderer, sampling_params(config.sampling))
+
+
+@asynccontextmanager
+async def _open_engine(
+    section: LocalEngineConfig | ScriptedEngineConfig | ServerEngineConfig, config: Config, path: str, folder: Path
+) -> AsyncIterator[PolicyEngine]:
+    if isinstance(section, ServerEngineConfig):
+        served = ServedModel(path=path, dtype=config.model.dtype, vocab_size=embedding_rows(path))
+        async with open_pool(section, served, folder, say=_log.warning) as pool:
+            yield pool
+        return
+    if isinstance(section, ScriptedEngineConfig):
+        engine: PolicyEngine = ScriptedEngine(section, vocab_size=len(load_tokenizer(path)), seed=config.run.seed)
+    else:
+        engine = LocalEngine(load_model(path, dtype=config.model.dtype, device=config.model.device), section)
     await engine.start()
     try:
-        yield EngineSpeaker(engine, renderer, sampling_params(config.sampling))
+        yield engine
     finally:
         await engine.close()
-
-
-def _engine(engine: LocalEngineConfig | ScriptedEngineConfig, config: Config, path: str) -> PolicyEngine:
-    if isinstance(engine, ScriptedEngineConfig):
-        return ScriptedEngine(engine, vocab_size=len(load_tokenizer(path)), seed=config.run.seed)
-    return LocalEngine(load_model(path, dtype=config.model.dtype, device=config.model.device), engine)
 
 
 async def _model_path(config: Config, folder: Path) -> str:

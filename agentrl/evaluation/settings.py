@@ -100,6 +100,10 @@ def _engine_words(model: str | None, engine: str | None, url: str | None) -> lis
         )
     if url is None:
         return [f"model.path={model}", *([] if engine is None else [f"engine={engine}"])]
+    if engine in ("vllm", "sglang"):
+        return [f"model.path={model}", f"engine={engine}", f"engine.servers=[{url}]"]
     if engine not in (None, "openai"):
-        raise UsageError(f"engine {engine} has no address", got=f"--url {url}", expected="--engine openai")
+        raise UsageError(
+            f"engine {engine} has no address", got=f"--url {url}", expected="--engine openai, vllm or sglang"
+        )
     return ["engine=openai", f"engine.url={url}", f"engine.model={model}"]

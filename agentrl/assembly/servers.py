@@ -1,0 +1,165 @@
+"""The inference servers of a run as one engine: launched, or attached to.
+
+config.engine.servers = launch         a copy of the model ─► Launcher ─► servers ─► ServerPool
+config.engine.servers = [http://…, …]                                     servers ─► ServerPool
+"""
+
+from __future__ import annotations
+
+import os
+from collections.abc import AsyncIterator, Callable, Sequence
+from contextlib import asynccontextmanager
+from dataclasses import dataclass
+from pathlib import Path
+
+from agentrl.assembly.models import load_tokenizer
+from agentrl.config.schema import ServerEngineConfig, SGLangEngineConfig, VLLMEngineConfig
+from agentrl.errors import UsageError
+from agentrl.server import InferenceServer
+from agentrl.serving.launch import (
+    CommandMaker,
+    LaunchCommand,
+    Launcher,
+    StartProgress,
+    assign_gpus,
+    engine_python,
+    usable_gpus,
+)
+from agentrl.serving.pool import PoolSettings, ServerPool
+from agentrl.serving.sglang import SGLangServer
+from agentrl.serving.sglang import launch_command as sglang_command
+from agentrl.serving.vllm import VLLMServer
+from agentrl.serving.vllm import launch_command as vllm_command
+from agentrl.training.model import load_model
+from agentrl.weights.served_model import write_served_model
+
+SERVED_MODEL = "served-model"
+LOGS = "logs"
+SAID_EVERY_S = 10.0
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ServedModel:
+    """What the servers of a run serve."""
+
+    path: str
+    """Folder or name of the model that they start with."""
+    dtype: str
+    vocab_size: int
+    """Rows of the model's embedding."""
+
+
+@asynccontextmanager
+async def open_pool(
+    section: ServerEngineConfig,
+    model: ServedModel,
+    folder: Path,
+    *,
+    version: int = 0,
+    say: Callable[[str], None] = lambda _: None,
+) -> AsyncIterator[ServerPool]:
+    """The servers, ready to serve; launched ones end with the block, attached ones go on.
+
+    Args:
+        section: Which servers.
+        model: What launched ones serve.
+        folder: Gets the copy of the model that is served, and the servers' logs.
+        version: Of the weights that the first sync will bring.
+        say: Is told how far the start is.
+
+    Raises:
+        UsageError: no interpreter with the engine, too few GPUs, a server that cannot work.
+        EngineError: a server does not start or does not answer.
+    """
+    if isinstance(section.servers, list):
+        servers = [_server(section, url, model.vocab_size) for url in section.servers]
+        pool = ServerPool(servers, PoolSettings.from_config(section), version=version)
+        try:
+            await pool.start()
+            yield pool
+        finally:
+            await pool.close()
+        return
+    launcher = Launcher(
+        command_maker(section, model.path, folder, dtype=model.dtype),
+        gpus=assign_gpus(section.replicas, section.tensor_parallel, usable_gpus(os.environ), section.gpus),
+        logs=folder / LOGS,
+        start_timeout_s=section.start_timeout_s,
+        on_progress=_Progress(say),
+    )
+    async with launcher:
+        processes = await launcher.start()
+
+        async def restart(index: int) -> InferenceServer:
+            process = await launcher.restart(processes[index].name)
+            server = _server(section, process.url, model.vocab_size)
+            await server.connect(deadline_s=section.start_timeout_s)
+            return server
+
+        servers = [_server(section, process.url, model.vocab_size) for process in processes]
+        pool = ServerPool(servers, PoolSettings.from_config(section), restart=restart, version=version)
+        try:
+            await pool.start()
+            yield pool
+        finally:
+            await pool.close()
+
+
+def command_maker(section: ServerEngineConfig, model: str, folder: Path, *, dtype: str) -> CommandMaker:
+    """How each server is started; the model is first written out with an output head of its own.
+
+    Raises:
+        UsageError: no interpreter with the engine, no such model, no key.
+    """
+    if not isinstance(section, VLLMEngineConfig | SGLangEngineConfig):
+        raise UsageError("this engine is not launched", got=type(section).__name__, expected="vllm or sglang")
+    python = engine_python(section.type, section.python)
+    key = _api_key(section)
+    served = folder / SERVED_MODEL
+    write_served_model(load_model(model, dtype=dtype, device="cpu"), load_tokenizer(model), served)
+
+    def command(port: int, gpus: Sequence[int]) -> LaunchCommand:
+        path = os.environ.get("PYTHONPATH", "")
+        if isinstance(section, SGLangEngineConfig):
+            return sglang_command(
+                section, python=python, model=served, port=port, dtype=dtype, gpus=gpus, python_path=path
+            )
+        return vllm_command(
+            section, python=python, model=served, port=port, dtype=dtype, gpus=gpus, api_key=key, python_path=path
+        )
+
+    return command
+
+
+def _server(section: ServerEngineConfig, url: str, vocab_size: int) -> InferenceServer:
+    if isinstance(section, SGLangEngineConfig):
+        return SGLangServer(url, section, vocab_size=vocab_size)
+    return VLLMServer(url, section, vocab_size=vocab_size)
+
+
+def _api_key(section: VLLMEngineConfig | SGLangEngineConfig) -> str | None:
+    variable = section.api_key_variable
+    if variable is None:
+        return None
+    if isinstance(section, SGLangEngineConfig):
+        raise UsageError(
+            "engine.api_key_variable does not reach a launched SGLang server",
+            hint="give the key to the server itself: engine.arguments=[--api-key,KEY]",
+        )
+    if not (key := os.environ.get(variable)):
+        raise UsageError(f"the environment variable {variable} is empty", expected="the key of the servers")
+    return key
+
+
+class _Progress:
+    """Says now and then how far the starts are."""
+
+    def __init__(self, say: Callable[[str], None]) -> None:
+        self._say = say
+        self._said: dict[str, float] = {}
+
+    def __call__(self, progress: StartProgress) -> None:
+        """A server is not ready yet."""
+        if progress.seconds - self._said.get(progress.name, 0.0) >= SAID_EVERY_S:
+            self._said[progress.name] = progress.seconds
+            self._say(f"{progress.name} is starting, {progress.seconds:.0f} s: {progress.line}")
