@@ -86,6 +86,8 @@ class EngineConversation(Conversation):
         answer = self.ledger.accept(generation)
         turn = self.ledger.sequence.turns[-1]
         self._turns.take(turn, prompt_tokens=len(prompt_ids), answer_tokens=len(generation.token_ids))
+        if generation.resubmissions:
+            self._turns.add_metric("resubmissions", float(generation.resubmissions))
         if generation.stop_reason is StopReason.ABORT:
             raise EpisodeEnd(Outcome.TRUNCATED_TIME)
         return answer
@@ -155,6 +157,7 @@ def joined(first: Generation, second: Generation) -> Generation:
         queue_s=first.queue_s + second.queue_s,
         prefill_s=first.prefill_s + second.prefill_s,
         decode_s=first.decode_s + second.decode_s,
+        resubmissions=first.resubmissions + second.resubmissions,
     )
 
 

@@ -93,7 +93,7 @@ def share_out(costs: Sequence[int], lanes: int) -> list[list[int]]:
     """What each lane computes: the dearest first, each in the lane with the least to do.
 
     >>> share_out([1, 5, 3, 2], lanes=2)
-    [[1], [2, 3, 0]]
+    [[1, 0], [2, 3]]
     """
     shares: list[list[int]] = [[] for _ in range(max(1, min(lanes, len(costs))))]
     sums = [0] * len(shares)
