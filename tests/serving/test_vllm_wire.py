@@ -49,7 +49,7 @@ def test_a_request_says_everything_and_keeps_to_the_context(request_of):
         },
     }
     seeded = encode_request(request_of([4], seed=0), wire_id="a-1", max_context=20)
-    assert seeded["sampling_params"]["seed"] == 0
+    assert "seed" not in seeded["sampling_params"], "a seed ends vLLM's worker on the CPU when a prefill is cut in two"
 
 
 def test_an_abort_names_the_request_as_the_server_does():

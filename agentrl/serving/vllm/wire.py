@@ -48,8 +48,6 @@ def encode_request(request: GenerateRequest, *, wire_id: str, max_context: int) 
         "logprobs": 0,  # of the sampled tokens only
         "detokenize": False,
     }
-    if params.seed is not None:
-        sampling["seed"] = params.seed
     return {"token_ids": list(request.prompt_ids), "request_id": wire_id, "sampling_params": sampling}
 
 
