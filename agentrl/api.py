@@ -97,7 +97,7 @@ def evaluate(
         env: ``name/split``; without a split the first one that is not for training; without `env` the run's own.
         model: A folder or name, a run or its `checkpoint`; the service's name for the model with `url`.
         policy: ``engine``, ``expert`` or ``random``.
-        engine: ``local``, ``scripted`` or ``openai``.
+        engine: ``local``, ``vllm``, ``sglang``, ``scripted`` or ``openai``.
         url: Base address of an OpenAI-compatible service.
         tools: As in `train`.
         tasks: How many tasks of the split; 100, or all of a smaller split, when left out.

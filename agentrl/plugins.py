@@ -13,6 +13,8 @@ PLUGINS: dict[str, dict[str, str]] = {
     "engine": {
         "local": "agentrl.serving.local:LocalEngine",
         "scripted": "agentrl.serving.scripted:ScriptedEngine",
+        "vllm": "agentrl.serving.vllm:VLLMServer",
+        "sglang": "agentrl.serving.sglang:SGLangServer",
         "openai": "agentrl.serving.openai:OpenAIEngine",
     },
     "tracker": {

@@ -6,6 +6,7 @@ config.engine.servers = [http://…, …]                                     se
 
 from __future__ import annotations
 
+import json
 import os
 from collections.abc import AsyncIterator, Callable, Sequence
 from contextlib import asynccontextmanager
@@ -106,7 +107,7 @@ async def open_pool(
 
 
 def command_maker(section: ServerEngineConfig, model: str, folder: Path, *, dtype: str) -> CommandMaker:
-    """How each server is started; the model is first written out with an output head of its own.
+    """How each server is started; a model whose head is its embedding is first written out with a head of its own.
 
     Raises:
         UsageError: no interpreter with the engine, no such model, no key.
@@ -115,8 +116,7 @@ def command_maker(section: ServerEngineConfig, model: str, folder: Path, *, dtyp
         raise UsageError("this engine is not launched", got=type(section).__name__, expected="vllm or sglang")
     python = engine_python(section.type, section.python)
     key = _api_key(section)
-    served = folder / SERVED_MODEL
-    write_served_model(load_model(model, dtype=dtype, device="cpu"), load_tokenizer(model), served)
+    served = _untied(model, folder / SERVED_MODEL, dtype=dtype)
 
     def command(port: int, gpus: Sequence[int]) -> LaunchCommand:
         path = os.environ.get("PYTHONPATH", "")
@@ -129,6 +129,18 @@ def command_maker(section: ServerEngineConfig, model: str, folder: Path, *, dtyp
         )
 
     return command
+
+
+def _untied(found: str, copy: Path, *, dtype: str) -> Path:
+    """A folder or name that holds the output head as a tensor of its own: `found`, or a copy made of it."""
+    told = Path(found) / "config.json"
+    if told.is_file() and json.loads(told.read_text(encoding="utf-8")).get("tie_word_embeddings") is False:
+        return Path(found)
+    model = load_model(found, dtype=dtype, device="cpu")
+    if not model.config.get_text_config().tie_word_embeddings:
+        return Path(found)
+    write_served_model(model, load_tokenizer(found), copy)
+    return copy
 
 
 def _server(section: ServerEngineConfig, url: str, vocab_size: int) -> InferenceServer:

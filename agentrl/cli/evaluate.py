@@ -30,6 +30,7 @@ app = typer.Typer()
         "agentrl eval --env household/valid_unseen --policy expert --tasks 50",
         "agentrl eval --env household/valid_unseen --model runs/latest --samples 4 --report",
         "agentrl eval --env household/valid_unseen --model Qwen/Qwen2.5-0.5B-Instruct --temperature 0.7",
+        "agentrl eval --env household/valid_unseen --model runs/latest --engine vllm",
         "agentrl eval --env guess_number --engine openai --url http://127.0.0.1:8000/v1 --model my-model",
     )
 )
@@ -40,7 +41,7 @@ def evaluate(
     env: Annotated[str | None, typer.Option(help="Environment and split; a run's own when left out.")] = None,
     model: Annotated[str | None, typer.Option(help="A model folder or name, a run, a checkpoint.")] = None,
     policy: Annotated[PolicyKind, typer.Option(help="Who plays.")] = PolicyKind.ENGINE,
-    engine: Annotated[str | None, typer.Option(help="local, scripted or openai.")] = None,
+    engine: Annotated[str | None, typer.Option(help="local, vllm, sglang, scripted or openai.")] = None,
     url: Annotated[str | None, typer.Option(help="Base address of an OpenAI-compatible service.")] = None,
     tasks: Annotated[
         int | None, typer.Option(min=1, help="How many tasks of the split; 100, or all of a smaller one.")

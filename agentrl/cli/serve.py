@@ -13,29 +13,16 @@ from typing import Annotated
 
 import typer
 
-from agentrl.assembly.models import load_tokenizer
+from agentrl.assembly.servers import command_maker
 from agentrl.assembly.signals import stop_signals
 from agentrl.cli.arguments import shortcut
 from agentrl.cli.console import note, out
 from agentrl.cli.help import examples
-from agentrl.config import Config, load_config
-from agentrl.config.schema import SGLangEngineConfig, VLLMEngineConfig
+from agentrl.config import load_config
+from agentrl.config.schema import ServerEngineConfig
 from agentrl.errors import EngineError, UsageError
 from agentrl.observe.model_folder import find_model
-from agentrl.serving.launch import (
-    CommandMaker,
-    LaunchCommand,
-    Launcher,
-    ServerProcess,
-    StartProgress,
-    assign_gpus,
-    engine_python,
-    usable_gpus,
-)
-from agentrl.serving.sglang import launch_command as sglang_command
-from agentrl.serving.vllm import launch_command as vllm_command
-from agentrl.training.model import load_model
-from agentrl.weights.served_model import HEAD, write_served_model
+from agentrl.serving.launch import Launcher, ServerProcess, StartProgress, assign_gpus, usable_gpus
 
 app = typer.Typer()
 
@@ -89,8 +76,10 @@ def serve(
     # a config needs an environment; which one does not matter here
     config = load_config(None, ["environment=none", f"engine={engine}", *shortcuts, *(overrides or [])])
     place = folder or Path("runs") / time.strftime("serve-%Y%m%d-%H%M%S")
-    make_command, section = command_maker(config, model, place), config.engine
-    assert isinstance(section, VLLMEngineConfig | SGLangEngineConfig)
+    section = config.engine
+    if not isinstance(section, ServerEngineConfig) or section.servers != "launch":
+        raise UsageError("nothing is to be launched", expected="--engine vllm or sglang, without engine.servers")
+    make_command = command_maker(section, find_model(model), place, dtype=config.model.dtype)
     launcher = Launcher(
         make_command,
         gpus=assign_gpus(section.replicas, section.tensor_parallel, usable_gpus(os.environ), section.gpus),
@@ -101,45 +90,6 @@ def serve(
     )
     note(f"logs: {place / 'logs'}")
     asyncio.run(_serve(launcher))
-
-
-def command_maker(config: Config, model: str, place: Path) -> CommandMaker:
-    """How each server is started; a model whose head is its embedding is first written out with a head of its own.
-
-    Raises:
-        UsageError: addresses instead of ``launch``, no interpreter with the engine, no such model, no key.
-    """
-    section = config.engine
-    if not isinstance(section, VLLMEngineConfig | SGLangEngineConfig) or section.servers != "launch":
-        raise UsageError("nothing is to be launched", expected="--engine vllm or sglang, without engine.servers")
-    python, dtype = engine_python(section.type, section.python), config.model.dtype
-    key = _api_key(section)
-    served = untied(find_model(model), place / "model", config)
-
-    def command(port: int, gpus: Sequence[int]) -> LaunchCommand:
-        path = os.environ.get("PYTHONPATH", "")
-        if isinstance(section, SGLangEngineConfig):
-            return sglang_command(
-                section, python=python, model=served, port=port, dtype=dtype, gpus=gpus, python_path=path
-            )
-        return vllm_command(
-            section, python=python, model=served, port=port, dtype=dtype, gpus=gpus, api_key=key, python_path=path
-        )
-
-    return command
-
-
-def untied(found: str, copy: Path, config: Config) -> Path:
-    """A folder or name that holds the output head as a tensor of its own: `found`, or a copy made of it."""
-    told = Path(found) / "config.json"
-    if told.is_file() and json.loads(told.read_text(encoding="utf-8")).get("tie_word_embeddings") is False:
-        return Path(found)
-    model = load_model(found, dtype=config.model.dtype, device="cpu")
-    if not model.config.get_text_config().tie_word_embeddings:
-        return Path(found)
-    note(f"writing a copy with {HEAD} of its own: {copy}")
-    write_served_model(model, load_tokenizer(found), copy)
-    return copy.resolve()
 
 
 class StartLines:
@@ -193,17 +143,3 @@ def print_addresses(servers: Sequence[ServerProcess]) -> None:
     for server in servers:
         out.print(server.url)
     note(f"attach with engine.servers=[{','.join(server.url for server in servers)}]; Ctrl-C ends them")
-
-
-def _api_key(section: VLLMEngineConfig | SGLangEngineConfig) -> str | None:
-    variable = section.api_key_variable
-    if variable is None:
-        return None
-    if isinstance(section, SGLangEngineConfig):
-        raise UsageError(
-            "engine.api_key_variable does not reach a launched SGLang server",
-            hint="give the key to the server itself: engine.arguments=[--api-key,KEY]",
-        )
-    if not (key := os.environ.get(variable)):
-        raise UsageError(f"the environment variable {variable} is empty", expected="the key of the servers")
-    return key

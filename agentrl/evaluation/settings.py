@@ -37,7 +37,7 @@ def evaluation_config(
         env: ``name`` or ``name/split``; without a split the first one that is not for training.
         model: A model folder or name, a run, a checkpoint; the service's name for the model with `url`.
         policy: Who plays.
-        engine: ``local``, ``scripted`` or ``openai``.
+        engine: ``local``, ``vllm``, ``sglang``, ``scripted`` or ``openai``.
         url: Base address of an OpenAI-compatible service.
         temperature: Of the sampling; 0 is greedy.
         concurrency: Most episodes at once.

@@ -136,7 +136,7 @@ async def versions(probe: EngineProbe) -> str:
 
 async def sessions(probe: EngineProbe) -> str:
     """Turns of a session continue it exactly, whatever the cache holds, and forget what an update made stale."""
-    history = probe.prompt(40)
+    history = probe.prompt(40, 3)
     cached = []
     for turn in range(4):
         if turn == 2:

@@ -99,7 +99,7 @@ class Keeper:
         if self.changes_running or not member.state.is_in:
             return
         if not answered:
-            self.lose(member, f"its health route did not answer that all is well within {self.settings.health_timeout_s:g} s")
+            self.lose(member, f"it did not say within {self.settings.health_timeout_s:g} s that it is healthy")
             return
         try:
             async with async_boundary(EngineError, "a reading", deadline_s=self.settings.health_timeout_s):

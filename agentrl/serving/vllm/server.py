@@ -65,8 +65,8 @@ class VLLMServer(InferenceServer):
         self._convention = found.convention
 
     async def generate(self, request: GenerateRequest) -> Generation:
-        """Sample one turn. Seeds are not sent: they are not reproducible under load, and on the CPU one of them ends the
-        server's worker when the prefill of its prompt is cut in two.
+        """Sample one turn. Seeds are not sent: they are not reproducible under load, and on the CPU one of them ends
+        the server's worker when the prefill of its prompt is cut in two.
         """
         if self._convention is None:
             raise EngineError(f"{self.url} is not connected", hint="await connect first")
