@@ -12,6 +12,7 @@ from collections.abc import AsyncIterator, Callable, Sequence
 from contextlib import asynccontextmanager
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Literal, TypeAlias
 
 from agentrl.assembly.models import load_tokenizer
 from agentrl.config.schema import ServerEngineConfig, SGLangEngineConfig, VLLMEngineConfig
@@ -34,6 +35,8 @@ from agentrl.serving.vllm import launch_command as vllm_command
 from agentrl.training.model import load_model
 from agentrl.weights.served_model import write_served_model
 
+Dtype: TypeAlias = Literal["float32", "bfloat16"]
+
 SERVED_MODEL = "served-model"
 LOGS = "logs"
 SAID_EVERY_S = 10.0
@@ -45,7 +48,7 @@ class ServedModel:
 
     path: str
     """Folder or name of the model that they start with."""
-    dtype: str
+    dtype: Dtype
     vocab_size: int
     """Rows of the model's embedding."""
 
@@ -106,7 +109,7 @@ async def open_pool(
             await pool.close()
 
 
-def command_maker(section: ServerEngineConfig, model: str, folder: Path, *, dtype: str) -> CommandMaker:
+def command_maker(section: ServerEngineConfig, model: str, folder: Path, *, dtype: Dtype) -> CommandMaker:
     """How each server is started; a model whose head is its embedding is first written out with a head of its own.
 
     Raises:
@@ -131,7 +134,7 @@ def command_maker(section: ServerEngineConfig, model: str, folder: Path, *, dtyp
     return command
 
 
-def _untied(found: str, copy: Path, *, dtype: str) -> Path:
+def _untied(found: str, copy: Path, *, dtype: Dtype) -> Path:
     """A folder or name that holds the output head as a tensor of its own: `found`, or a copy made of it."""
     told = Path(found) / "config.json"
     if told.is_file() and json.loads(told.read_text(encoding="utf-8")).get("tie_word_embeddings") is False:

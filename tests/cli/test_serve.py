@@ -158,7 +158,7 @@ def test_a_tied_model_is_served_with_a_head_of_its_own(
     assert ended.code == 0, ended.err
     (words,) = started(workplace).values()
     served = Path(words[words.index("--model") + 1])
-    assert served.samefile(workplace / "served" / "model")
+    assert served.samefile(workplace / "served" / "served-model")
     with safe_open(next(served.glob("*.safetensors")), framework="numpy") as weights:
         names = list(weights.keys())
     assert "lm_head.weight" in names
