@@ -20,6 +20,9 @@ from agentrl.observe.run_directory import RunDirectory
 _FREE_ON_RESUME = (
     *("trainer", "rollout", "evaluation", "checkpoint", "trackers", "model.device"),
     *("engine.slots", "engine.lanes", "engine.cache_tokens", "engine.prefill_tokens", "engine.timeout_s"),
+    *("engine.servers", "engine.replicas", "engine.python", "engine.arguments", "engine.tensor_parallel"),
+    *("engine.gpus", "engine.max_running", "engine.api_key_variable", "engine.start_timeout_s"),
+    *("engine.health_timeout_s", "engine.transport"),
     *("environment.workers", "environment.max_concurrent", "environment.reset_timeout_s"),
     *("environment.step_timeout_s", "agent.tool_timeout_s"),
 )

@@ -16,7 +16,7 @@ from typing import Literal, TypeAlias
 
 from agentrl.assembly.models import load_tokenizer
 from agentrl.config.schema import ServerEngineConfig, SGLangEngineConfig, VLLMEngineConfig
-from agentrl.errors import UsageError
+from agentrl.errors import TrainingError, UsageError
 from agentrl.server import InferenceServer
 from agentrl.serving.launch import (
     CommandMaker,
@@ -33,6 +33,8 @@ from agentrl.serving.sglang import launch_command as sglang_command
 from agentrl.serving.vllm import VLLMServer
 from agentrl.serving.vllm import launch_command as vllm_command
 from agentrl.training.model import load_model
+from agentrl.training.model_weights import ModelWeights
+from agentrl.weights import TOLERANCE, Probe
 from agentrl.weights.served_model import write_served_model
 
 Dtype: TypeAlias = Literal["float32", "bfloat16"]
@@ -107,6 +109,28 @@ async def open_pool(
             yield pool
         finally:
             await pool.close()
+
+
+async def check_served(pool: ServerPool, model: ServedModel) -> None:
+    """Check that servers have the weights of a model, whatever version they call them.
+
+    Raises:
+        UsageError: they serve something else, or not all of them the same.
+    """
+    versions = {server.url: await server.weight_version() for server in pool.servers}
+    if len(set(versions.values())) > 1:
+        got = ", ".join(f"version {version} at {url}" for url, version in versions.items())
+        raise UsageError("the servers have different weights", got=got, expected="one version")
+    pool.group.publish(next(iter(versions.values())))
+    source = ModelWeights(load_model(model.path, dtype=model.dtype))
+    try:
+        await Probe.random(model.vocab_size, tolerance=TOLERANCE[model.dtype]).compare(pool, source)
+    except TrainingError as error:
+        raise UsageError(
+            f"the servers do not serve {model.path}",
+            got=str(error),
+            hint="name the model that they serve, or let agentrl launch servers",
+        ) from error
 
 
 def command_maker(section: ServerEngineConfig, model: str, folder: Path, *, dtype: Dtype) -> CommandMaker:

@@ -11,7 +11,7 @@ from pathlib import Path
 from agentrl.assembly.episodes import sampling_params
 from agentrl.assembly.models import SCRATCH, build_renderer, embedding_rows, load_tokenizer
 from agentrl.assembly.scratch import write_scratch_model
-from agentrl.assembly.servers import ServedModel, open_pool
+from agentrl.assembly.servers import ServedModel, check_served, open_pool
 from agentrl.assembly.training import check_rendering
 from agentrl.config.schema import (
     Config,
@@ -79,6 +79,8 @@ async def _open_engine(
     if isinstance(section, ServerEngineConfig):
         served = ServedModel(path=path, dtype=config.model.dtype, vocab_size=embedding_rows(path))
         async with open_pool(section, served, folder, say=_log.warning) as pool:
+            if section.servers != "launch":
+                await check_served(pool, served)
             yield pool
         return
     if isinstance(section, ScriptedEngineConfig):

@@ -4,6 +4,9 @@ from __future__ import annotations
 
 from pathlib import Path
 
+import pytest
+
+from agentrl.config.schema import ServerEngineConfig
 from agentrl.evaluation.policies import PolicyKind
 from agentrl.evaluation.session import episodes_at_once
 from agentrl.evaluation.settings import evaluation_config
@@ -23,3 +26,10 @@ def test_no_episode_waits_for_a_place_at_a_service() -> None:
     )
     assert episodes_at_once(config, PolicyKind.ENGINE) == 8
     assert episodes_at_once(config, PolicyKind.EXPERT) == 100
+
+
+@pytest.mark.parametrize("engine", ["vllm", "sglang"])
+def test_an_address_attaches_to_a_server(engine: str) -> None:
+    found = evaluation_config(env="guess_number", model="m", engine=engine, url="http://localhost:1")
+    assert isinstance(found.engine, ServerEngineConfig)
+    assert (found.engine.type, found.engine.servers, found.model.path) == (engine, ["http://localhost:1"], "m")
