@@ -42,9 +42,7 @@ def evaluate(
     model: Annotated[str | None, typer.Option(help="A model folder or name, a run, a checkpoint.")] = None,
     policy: Annotated[PolicyKind, typer.Option(help="Who plays.")] = PolicyKind.ENGINE,
     engine: Annotated[str | None, typer.Option(help="local, vllm, sglang, scripted or openai.")] = None,
-    url: Annotated[
-        str | None, typer.Option(help="Address of a running server, or of an OpenAI-compatible service.")
-    ] = None,
+    url: Annotated[str | None, typer.Option(help="Address of a running server or service.")] = None,
     tasks: Annotated[
         int | None, typer.Option(min=1, help="How many tasks of the split; 100, or all of a smaller one.")
     ] = None,

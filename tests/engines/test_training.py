@@ -10,6 +10,7 @@ from agentrl.config import load_config
 from agentrl.observe.metrics import read_metrics
 from agentrl.orchestrator import train
 
+pytestmark = [pytest.mark.engines, pytest.mark.timeout(600)]
 WORLDS = Path(__file__).parent.parent / "worlds"
 RUN = (
     "environment={name: letters:Letters, isolation: inline}",
