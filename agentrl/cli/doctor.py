@@ -58,6 +58,8 @@ def doctor() -> None:
     """See versions, cores, memory, GPUs, extras and engines, and what to do next."""
     machine = examine()
     table = Table(box=None, show_header=False, pad_edge=False)
+    table.add_column(no_wrap=True)
+    table.add_column(overflow="fold")
     table.add_row("python", platform.python_version())
     for library in LIBRARIES:
         table.add_row(library, importlib.metadata.version(library))

@@ -13,6 +13,7 @@ import asyncio, os, signal, sys, time
 from pathlib import Path
 from agentrl.serving.launch import LaunchCommand, Launcher
 
+signal.signal(signal.SIGINT, signal.default_int_handler)  # whoever runs the tests may have it ignored
 ends, program, folder = sys.argv[1], sys.argv[2], Path(sys.argv[3])
 numbers = iter(range(9))
 
