@@ -25,9 +25,11 @@ def command(port, gpus):
 async def main():
     launcher = Launcher(command, gpus=[(), ()], logs=folder / "logs", start_timeout_s=60)
     await launcher.start()
-    if ends == "keeps_the_pipe" and os.fork() == 0:
-        Path(folder / "heir").write_text(str(os.getpid()))
-        time.sleep(3600)  # a process that is forked and runs no program of its own inherits every descriptor
+    if ends == "keeps_the_pipe":
+        heir = os.fork()
+        if heir == 0:
+            time.sleep(3600)  # a process that is forked and runs no program of its own inherits every descriptor
+        Path(folder / "heir").write_text(str(heir))
     print("ready", flush=True)
     if ends == "returns":
         return
