@@ -86,14 +86,7 @@ async def open_pool(
         finally:
             await pool.close()
         return
-    launcher = Launcher(
-        command_maker(section, model.path, folder, dtype=model.dtype),
-        gpus=assign_gpus(section.replicas, section.tensor_parallel, usable_gpus(os.environ), section.gpus),
-        logs=folder / LOGS,
-        start_timeout_s=section.start_timeout_s,
-        on_progress=_Progress(say),
-    )
-    async with launcher:
+    async with make_launcher(section, model.path, folder, dtype=model.dtype, say=say) as launcher:
         processes = await launcher.start()
 
         async def restart(index: int) -> InferenceServer:
@@ -133,8 +126,40 @@ async def check_served(pool: ServerPool, model: ServedModel) -> None:
         ) from error
 
 
-def command_maker(section: ServerEngineConfig, model: str, folder: Path, *, dtype: Dtype) -> CommandMaker:
-    """How each server is started; a model whose head is its embedding is first written out with a head of its own.
+def make_launcher(
+    section: ServerEngineConfig,
+    model: str,
+    folder: Path,
+    *,
+    dtype: Dtype,
+    say: Callable[[str], None],
+    ports: Sequence[int] | None = None,
+) -> Launcher:
+    """What starts the servers of a config; nothing runs yet.
+
+    Args:
+        section: Which servers.
+        model: Folder or name; one whose head is its embedding is written out with a head of its own.
+        folder: Gets that copy, and the servers' logs.
+        dtype: Number format of the weights.
+        say: Is told how far the start is.
+        ports: One for each server; free ones when left out.
+
+    Raises:
+        UsageError: no interpreter with the engine, too few GPUs, no such model, no key.
+    """
+    return Launcher(
+        _command_maker(section, model, folder, dtype=dtype),
+        gpus=assign_gpus(section.replicas, section.tensor_parallel, usable_gpus(os.environ), section.gpus),
+        logs=folder / LOGS,
+        start_timeout_s=section.start_timeout_s,
+        on_progress=StartLines(say),
+        ports=ports,
+    )
+
+
+def _command_maker(section: ServerEngineConfig, model: str, folder: Path, *, dtype: Dtype) -> CommandMaker:
+    """How each server is started.
 
     Raises:
         UsageError: no interpreter with the engine, no such model, no key.
@@ -190,7 +215,7 @@ def _api_key(section: VLLMEngineConfig | SGLangEngineConfig) -> str | None:
     return key
 
 
-class _Progress:
+class StartLines:
     """Says now and then how far the starts are."""
 
     def __init__(self, say: Callable[[str], None]) -> None:

@@ -5,7 +5,6 @@ from __future__ import annotations
 import asyncio
 import enum
 import json
-import os
 import time
 from collections.abc import Callable, Sequence
 from pathlib import Path
@@ -13,7 +12,7 @@ from typing import Annotated
 
 import typer
 
-from agentrl.assembly.servers import command_maker
+from agentrl.assembly.servers import LOGS, make_launcher
 from agentrl.assembly.signals import stop_signals
 from agentrl.cli.arguments import shortcut
 from agentrl.cli.console import note, out
@@ -22,12 +21,9 @@ from agentrl.config import load_config
 from agentrl.config.schema import ServerEngineConfig
 from agentrl.errors import EngineError, UsageError
 from agentrl.observe.model_folder import find_model
-from agentrl.serving.launch import Launcher, ServerProcess, StartProgress, assign_gpus, usable_gpus
+from agentrl.serving.launch import Launcher, ServerProcess
 
 app = typer.Typer()
-
-EVERY_S = 5.0
-"""Seconds between two lines about a server that is starting."""
 
 
 class Engine(enum.StrEnum):
@@ -79,30 +75,16 @@ def serve(
     section = config.engine
     if not isinstance(section, ServerEngineConfig) or section.servers != "launch":
         raise UsageError("nothing is to be launched", expected="--engine vllm or sglang, without engine.servers")
-    make_command = command_maker(section, find_model(model), place, dtype=config.model.dtype)
-    launcher = Launcher(
-        make_command,
-        gpus=assign_gpus(section.replicas, section.tensor_parallel, usable_gpus(os.environ), section.gpus),
-        logs=place / "logs",
-        start_timeout_s=section.start_timeout_s,
-        on_progress=StartLines(),
+    launcher = make_launcher(
+        section,
+        find_model(model),
+        place,
+        dtype=config.model.dtype,
+        say=note,
         ports=None if port is None else range(port, port + section.replicas),
     )
-    note(f"logs: {place / 'logs'}")
+    note(f"logs: {place / LOGS}")
     asyncio.run(_serve(launcher))
-
-
-class StartLines:
-    """Says now and then how far the starts are."""
-
-    def __init__(self) -> None:
-        self._told: dict[str, float] = {}
-
-    def __call__(self, progress: StartProgress) -> None:
-        """A server is not ready yet."""
-        if progress.seconds - self._told.get(progress.name, 0.0) >= EVERY_S:
-            self._told[progress.name] = progress.seconds
-            note(f"{progress.name} is starting, {progress.seconds:.0f} s: {progress.line}")
 
 
 async def _serve(launcher: Launcher) -> None:

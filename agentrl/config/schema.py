@@ -234,7 +234,7 @@ class ServerEngineConfig(Section):
     timeout_s: float = Field(600.0, gt=0)
     """Deadline of one answer."""
     transport: Literal["shared_memory", "disk"] = "shared_memory"
-    """How weights reach the servers: a memory file system of this machine, or the run's folder."""
+    """How weights reach the servers: a memory file system of this machine, or a folder in ``run.directory``."""
 
     @model_validator(mode="after")
     def _launch_keys_are_used(self) -> Self:
