@@ -20,12 +20,12 @@ from agentrl.serving.sglang.launch import CPU_MODULES
 from agentrl.serving.sglang.load import decode_load
 from agentrl.serving.sglang.wire import (
     decode_answer,
-    decode_version,
     encode_request,
     encode_update,
     join_parts,
     needs_flush,
 )
+from agentrl.serving.version_labels import decode_version
 
 ANSWER = {
     "text": "se",

@@ -3,6 +3,7 @@ import pytest
 from agentrl.config.schema import VLLMEngineConfig
 from agentrl.errors import EngineError, UsageError
 from agentrl.policy import SamplingParams, StopReason
+from agentrl.serving.version_labels import decode_version
 from agentrl.serving.vllm import launch_command
 from agentrl.serving.vllm.convention import (
     WORKER_EXTENSION,
@@ -12,7 +13,7 @@ from agentrl.serving.vllm.convention import (
     is_uncut,
 )
 from agentrl.serving.vllm.launch import WORKER_PATH
-from agentrl.serving.vllm.wire import decode_answer, decode_load, decode_version, encode_abort, encode_request
+from agentrl.serving.vllm.wire import decode_answer, decode_load, encode_abort, encode_request
 
 
 def _answer(token_ids, *, finish="length", spans=None, logprobs=None, cached=None):

@@ -17,13 +17,13 @@ from agentrl.serving.sglang.handshake import shake_hands
 from agentrl.serving.sglang.load import decode_load
 from agentrl.serving.sglang.wire import (
     decode_answer,
-    decode_version,
     encode_request,
     encode_update,
     join_parts,
     needs_flush,
     tokens_left,
 )
+from agentrl.serving.version_labels import decode_version
 
 ABORT_WAITS_S = (0.5, 2.0, 8.0)
 """Seconds for which an aborted request is waited for, after each attempt; then it ends without the server's answer. An

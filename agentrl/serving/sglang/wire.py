@@ -9,9 +9,8 @@ from typing import Any
 
 from agentrl.errors import EngineError
 from agentrl.policy import GenerateRequest, Generation, SamplingParams, StopReason
+from agentrl.serving.version_labels import decode_versions
 
-FIRST_VERSION = "default"
-"""What SGLang calls the weights that it started with."""
 _NOT_FLUSHED = "Weights were updated, but the cache was not flushed"
 
 
@@ -119,37 +118,6 @@ def _seconds(meta: Mapping[str, Any], begin: str, end: str) -> float:
     """Between two of SGLang's times; 0 where it did not take one of them."""
     first, last = meta.get(begin), meta.get(end)
     return max(0.0, float(last) - float(first)) if first and last else 0.0
-
-
-def decode_versions(spans: Sequence[Mapping[str, Any]], count: int) -> list[int]:
-    """Version of each of `count` tokens, from spans ``[start, end)``.
-
-    Raises:
-        EngineError: the spans do not cover the tokens one after the other, or a version is not ours.
-    """
-    versions: list[int] = []
-    for span in spans:
-        if span["start"] != len(versions):
-            break
-        versions += [decode_version(span["version"])] * (span["end"] - span["start"])
-    if len(versions) != count:
-        raise EngineError("SGLang's version spans do not cover the answer", got=list(spans), expected=f"{count} tokens")
-    return versions
-
-
-def decode_version(label: str) -> int:
-    """The version that a label of SGLang's means.
-
-    Raises:
-        EngineError: somebody else named these weights.
-    """
-    if label == FIRST_VERSION:
-        return 0
-    try:
-        return int(label)
-    except ValueError as error:
-        expected = f"a number or {FIRST_VERSION!r}"
-        raise EngineError("SGLang serves weights of an unknown version", got=label, expected=expected) from error
 
 
 def join_parts(first: Generation | None, second: Generation) -> Generation:

@@ -16,9 +16,10 @@ from agentrl.policy import Capabilities, GenerateRequest, Generation
 from agentrl.server import InferenceServer, ServerLoad, ServerLost
 from agentrl.serving.http import HttpSession, Refused
 from agentrl.serving.request import check_request
+from agentrl.serving.version_labels import decode_version
 from agentrl.serving.vllm.convention import LogprobConvention, check_convention
 from agentrl.serving.vllm.probe import probe, wait_until_healthy
-from agentrl.serving.vllm.wire import decode_answer, decode_load, decode_version, encode_abort, encode_request
+from agentrl.serving.vllm.wire import decode_answer, decode_load, encode_abort, encode_request
 
 GENERATE = "/inference/v1/generate"
 ABORT = "/inference/v1/abort_requests"

@@ -2,15 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
 from typing import Any
 
 from agentrl.errors import EngineError
 from agentrl.policy import GenerateRequest, Generation, StopReason
 from agentrl.server import ServerLoad
+from agentrl.serving.version_labels import decode_versions
 
-FIRST_VERSION = "default"
-"""What vLLM calls the weights that it started with."""
 ID_PREFIX = "generate-tokens-"
 """vLLM puts it before our request id; an abort must name both, unknown ids are ignored in silence."""
 
@@ -88,38 +86,6 @@ def decode_answer(body: Any, stop_token_ids: frozenset[int]) -> Generation:
         stop_reason=stop_reason,
         cached_tokens=cached_tokens,
     )
-
-
-def decode_versions(spans: Sequence[Mapping[str, Any]], count: int) -> list[int]:
-    """Version of each of `count` tokens, from spans ``[start, end)``.
-
-    Raises:
-        EngineError: the spans do not cover the tokens one after the other, or a version is not ours.
-    """
-    versions: list[int] = []
-    for span in spans:
-        if span["start"] != len(versions):
-            break
-        versions += [decode_version(span["version"])] * (span["end"] - span["start"])
-    if len(versions) != count:
-        raise EngineError("vLLM's version spans do not cover the answer", got=list(spans), expected=f"{count} tokens")
-    return versions
-
-
-def decode_version(label: str) -> int:
-    """The version that a label of vLLM's means.
-
-    Raises:
-        EngineError: somebody else named these weights.
-    """
-    if label == FIRST_VERSION:
-        return 0
-    try:
-        return int(label)
-    except ValueError as error:
-        raise EngineError(
-            "vLLM serves weights of an unknown version", got=label, expected=f"a number or {FIRST_VERSION!r}"
-        ) from error
 
 
 def decode_load(text: str) -> ServerLoad:
