@@ -18,7 +18,7 @@ from __future__ import annotations
 import enum
 from abc import ABC, abstractmethod
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 from agentrl.message import Message
@@ -79,6 +79,20 @@ class Generation:
     decode_s: float = 0.0
     resubmissions: int = 0
     """How often the request was given to another server because one was lost."""
+
+    def followed_by(self, second: Generation) -> Generation:
+        """One answer made of this one and a second that continued it; the prompt's cached tokens are the first's."""
+        return replace(
+            second,
+            token_ids=self.token_ids + second.token_ids,
+            logprobs=self.logprobs + second.logprobs,
+            versions=self.versions + second.versions,
+            cached_tokens=self.cached_tokens,
+            queue_s=self.queue_s + second.queue_s,
+            prefill_s=self.prefill_s + second.prefill_s,
+            decode_s=self.decode_s + second.decode_s,
+            resubmissions=self.resubmissions + second.resubmissions,
+        )
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

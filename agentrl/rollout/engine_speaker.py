@@ -104,7 +104,7 @@ class EngineConversation(Conversation):
             part = await self._ask(
                 replace(request, request_id=f"{request.request_id}/{attempt}") if attempt else request
             )
-            done = part if done is None else joined(done, part)
+            done = part if done is None else done.followed_by(part)
             remaining_s = self._turns.budget.remaining_s
             time_is_over = remaining_s is not None and remaining_s <= 0
             if part.stop_reason is not StopReason.ABORT or time_is_over:
@@ -144,21 +144,6 @@ class EngineConversation(Conversation):
 def session_id(trajectory_id: str, sequence: int) -> str:
     """The engine's session of one sequence of an episode."""
     return f"{trajectory_id}/{sequence}"
-
-
-def joined(first: Generation, second: Generation) -> Generation:
-    """One answer made of two parts, the second of which continued the first."""
-    return replace(
-        second,
-        token_ids=first.token_ids + second.token_ids,
-        logprobs=first.logprobs + second.logprobs,
-        versions=first.versions + second.versions,
-        cached_tokens=first.cached_tokens,
-        queue_s=first.queue_s + second.queue_s,
-        prefill_s=first.prefill_s + second.prefill_s,
-        decode_s=first.decode_s + second.decode_s,
-        resubmissions=first.resubmissions + second.resubmissions,
-    )
 
 
 def _continued(request: GenerateRequest, part: Generation) -> GenerateRequest:

@@ -22,7 +22,6 @@ from agentrl.serving.sglang.wire import (
     decode_answer,
     encode_request,
     encode_update,
-    join_parts,
     needs_flush,
 )
 from agentrl.serving.version_labels import decode_version
@@ -149,7 +148,7 @@ def test_versions():
 def test_joined_parts_keep_the_first_prefix_and_the_last_reason():
     first = decode_answer(_answer(finish_reason={"type": "stop", "matched": 285}), frozenset()).generation
     second = decode_answer(_answer(cached_tokens=7), frozenset()).generation
-    joined = join_parts(join_parts(None, first), second)
+    joined = first.followed_by(second)
     assert joined.token_ids == [191, 235, 285] * 2
     assert joined.logprobs == [-5.0, -3.5, -0.25] * 2
     assert joined.versions == [0, 7, 7] * 2

@@ -19,7 +19,6 @@ from agentrl.serving.sglang.wire import (
     decode_answer,
     encode_request,
     encode_update,
-    join_parts,
     needs_flush,
     tokens_left,
 )
@@ -103,7 +102,7 @@ class SGLangServer(InferenceServer):
             told = await self._http.post("/generate", body, deadline_s=self._config.timeout_s, late=EngineError)
             call.sent = False
             part = decode_answer(told, request.params.stop_token_ids)
-            call.answer = join_parts(call.answer, part.generation)
+            call.answer = part.generation if call.answer is None else call.answer.followed_by(part.generation)
             if call.answer.stop_reason is StopReason.ABORT and not call.aborted:
                 raise EngineError(
                     f"{self.url} aborted request {request.request_id}, which nobody here asked for",

@@ -118,19 +118,3 @@ def _seconds(meta: Mapping[str, Any], begin: str, end: str) -> float:
     """Between two of SGLang's times; 0 where it did not take one of them."""
     first, last = meta.get(begin), meta.get(end)
     return max(0.0, float(last) - float(first)) if first and last else 0.0
-
-
-def join_parts(first: Generation | None, second: Generation) -> Generation:
-    """An answer and its continuation; the prompt's cached tokens are those of the first."""
-    if first is None:
-        return second
-    return Generation(
-        token_ids=first.token_ids + second.token_ids,
-        logprobs=first.logprobs + second.logprobs,
-        versions=first.versions + second.versions,
-        stop_reason=second.stop_reason,
-        cached_tokens=first.cached_tokens,
-        queue_s=first.queue_s + second.queue_s,
-        prefill_s=first.prefill_s + second.prefill_s,
-        decode_s=first.decode_s + second.decode_s,
-    )
