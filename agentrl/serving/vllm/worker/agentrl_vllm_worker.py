@@ -9,7 +9,7 @@ from __future__ import annotations
 
 from typing import Any
 
-from vllm.v1.sample.sampler import Sampler  # type: ignore[import-not-found]
+from vllm.v1.sample.sampler import Sampler
 
 _LEAST_TEMPERATURE = 1e-5
 """Below it vLLM is greedy; log-probabilities are those of temperature 1."""
