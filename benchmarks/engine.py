@@ -4,13 +4,12 @@ Both serve the same sessions greedily with the same model in the same process: `
 left-padded batch per turn and computes the whole history each time; the engine runs every session on its own and
 computes only what is new.
 
-    python benchmarks/engine.py
+    agentrl bench engine
 """
 
 from __future__ import annotations
 
 import asyncio
-import json
 import operator
 import random
 import time
@@ -19,24 +18,13 @@ from dataclasses import dataclass
 from typing import Any
 
 import torch
+from throughput.sessions import Session, Turn
 from transformers import PreTrainedModel
 
 from agentrl.config.schema import LocalEngineConfig
 from agentrl.policy import GenerateRequest, SamplingParams
 from agentrl.serving.local import LocalEngine
 from agentrl.testing.models import tiny_model
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Turn:
-    """One turn of a session."""
-
-    new_ids: list[int]
-    """What the environment says before it."""
-    answer_tokens: int
-
-
-Session = list[Turn]
 
 
 def make_sessions(*, sessions: int, turns: int, vocab_size: int, seed: int) -> list[Session]:
@@ -148,7 +136,3 @@ def run(
         "ratio": padded.figures["seconds"] / local.figures["seconds"],
         "same_tokens": sum(map(operator.eq, local.histories, padded.histories)) / sessions,
     }
-
-
-if __name__ == "__main__":
-    print(json.dumps(run(), indent=2))

@@ -1,23 +1,33 @@
-"""CPU time of the rollout runtime per turn: many concurrent episodes on the scripted engine, one process.
+"""What the rollout runtime costs.
 
-Counted is everything between two samples of a model: the agent loop, rendering and the token ledger, the environment
-host with a trivial inline environment, budgets, records, and the scripted engine's own few microseconds. Episodes have
-as many turns and about as many tokens per turn as household episodes.
+Without an engine: CPU time per turn of many concurrent episodes on the scripted engine, in one process. Counted is
+everything between two samples of a model: the agent loop, rendering and the token ledger, the environment host with a
+trivial inline environment, budgets, records, and the scripted engine's own few microseconds. Episodes have as many
+turns and about as many tokens per turn as household episodes.
 
-    python benchmarks/rollout.py
+With vllm or sglang: tokens per second through the whole runtime on a server, beside a bare client of the same server
+that posts the same numbers of tokens in the same order; household episodes as in the quickstart.
+
+    agentrl bench rollout
+    agentrl bench rollout --engine vllm --json rollout.json
 """
 
 from __future__ import annotations
 
 import asyncio
-import json
 import resource
+import tempfile
 import time
+from pathlib import Path
 from typing import Any
 
 import gymnasium
+from throughput.measure import Load, measure
 
+from agentrl.config import load_config
+from agentrl.config.schema import ServerEngineConfig
 from agentrl.env import EnvironmentSpec, Isolation
+from agentrl.errors import UsageError
 from agentrl.policy import GenerateRequest, SamplingParams
 from agentrl.render.renderer import Renderer
 from agentrl.rollout.engine_speaker import EngineSpeaker
@@ -79,7 +89,7 @@ def make_runner(loop: str, options: dict[str, Any], turns: int) -> EpisodeRunner
     )
 
 
-async def measure(loop: str, options: dict[str, Any], *, episodes: int, turns: int) -> dict[str, float]:
+async def measure_scripted(loop: str, options: dict[str, Any], *, episodes: int, turns: int) -> dict[str, float]:
     """Play all episodes at once."""
     runner = make_runner(loop, options, turns)
     assignments = [
@@ -102,15 +112,54 @@ async def measure(loop: str, options: dict[str, Any], *, episodes: int, turns: i
     }
 
 
-def run(*, episodes: int = 1000, turns: int = 20) -> dict[str, Any]:
-    """CPU milliseconds per turn with `episodes` concurrent episodes of `turns` turns, by agent loop."""
+def run(
+    *,
+    engine: str | None = None,
+    model: str | None = None,
+    url: str | None = None,
+    episodes: int | None = None,
+    turns: int | None = None,
+    concurrency: int = 64,
+    rounds: int = 4,
+) -> dict[str, Any]:
+    """The runtime's figures.
+
+    Args:
+        engine: ``vllm`` or ``sglang``; left out, the scripted engine answers.
+        model: A model folder or name, a run; the quickstart's with random weights when left out.
+        url: Address of a server that serves `model`; one is launched when left out.
+        episodes: How many are played; 1,000, or 128 on a server.
+        turns: Most turns of an episode; 20, or 12 on a server.
+        concurrency: Episodes at once on a server.
+        rounds: Measurements on a server; medians are given.
+    """
+    if engine is not None:
+        load = Load(episodes=episodes or 128, concurrency=concurrency, rounds=rounds)
+        return run_on_server(engine, model, url, load, turns=turns or 12)
+    if model is not None or url is not None:
+        raise UsageError("the scripted engine serves no model", expected="--engine vllm or sglang")
+    sizes = {"episodes": episodes or 1000, "turns": turns or 20}
     figures: dict[str, Any] = {
-        "react_text": asyncio.run(measure("react_text", {}, episodes=episodes, turns=turns)),
-        "step_independent": asyncio.run(measure("step_independent", {}, episodes=episodes, turns=turns)),
+        loop: asyncio.run(measure_scripted(loop, {}, **sizes)) for loop in ("react_text", "step_independent")
     }
     figures["max_memory_mb"] = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss / 1024
     return figures
 
 
-if __name__ == "__main__":
-    print(json.dumps(run(), indent=2))
+def run_on_server(engine: str, model: str | None, url: str | None, load: Load, *, turns: int) -> dict[str, Any]:
+    """Tokens per second through the whole runtime, and of the bare client."""
+    config = load_config(
+        "quickstart",
+        [
+            f"engine={engine}",
+            f"agent.max_turns={turns}",
+            "agent.max_refused=null",  # an untrained model does little that is accepted
+            *([] if model is None else [f"model.path={model}"]),
+            *([] if url is None else [f"engine.servers=[{url}]"]),
+            f"rollout.max_concurrent={load.concurrency}",
+        ],
+    )
+    if not isinstance(config.engine, ServerEngineConfig):
+        raise UsageError("this engine is no server", got=f"--engine {engine}", expected="vllm or sglang")
+    with tempfile.TemporaryDirectory(prefix="agentrl-bench-") as folder:
+        return asyncio.run(measure(config, config.engine, load, Path(folder)))

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import importlib.util
+import inspect
 import json
 import sys
 from collections.abc import Callable
@@ -21,9 +22,21 @@ app = typer.Typer()
 FOLDER = "benchmarks"
 
 
-@app.command(epilog=examples("agentrl bench", "agentrl bench engine --json engine.json"))
+@app.command(
+    epilog=examples(
+        "agentrl bench",
+        "agentrl bench engine --json engine.json",
+        "agentrl bench rollout --engine vllm",
+        "agentrl bench rollout --engine sglang --model runs/latest --url http://127.0.0.1:20000",
+    )
+)
 def bench(
     name: Annotated[str | None, typer.Argument(help="Which benchmark; none lists them.")] = None,
+    engine: Annotated[
+        str | None, typer.Option(help="Which server, for those that measure one: vllm or sglang.")
+    ] = None,
+    model: Annotated[str | None, typer.Option(help="What it serves: a model folder or name, a run.")] = None,
+    url: Annotated[str | None, typer.Option(help="Its address, when it runs already.")] = None,
     json_file: Annotated[Path | None, typer.Option("--json", help="Write the figures to this file.")] = None,
     folder: Annotated[Path, typer.Option(help="Where the benchmarks are.")] = Path(FOLDER),
 ) -> None:
@@ -35,7 +48,8 @@ def bench(
         return
     if name not in found:
         raise UnknownNameError("unknown benchmark", got=repr(name), expected=f"one of {', '.join(found)}")
-    figures = load_run(found[name])()
+    run = load_run(found[name])
+    figures = run(**_chosen(name, run, engine=engine, model=model, url=url))
     table = Table("figure", "value", box=None, pad_edge=False)
     for key, value in flatten(figures):
         table.add_row(key, f"{value:,.4g}" if isinstance(value, float) else str(value))
@@ -43,6 +57,18 @@ def bench(
     if json_file is not None:
         json_file.write_text(json.dumps(figures, indent=2, default=str) + "\n", encoding="utf-8")
         note(f"wrote {json_file}")
+
+
+def _chosen(name: str, run: Callable[..., dict[str, Any]], **options: str | None) -> dict[str, str]:
+    """The options that were given.
+
+    Raises:
+        UsageError: the benchmark does not take one of them.
+    """
+    given = {option: value for option, value in options.items() if value is not None}
+    if refused := given.keys() - inspect.signature(run).parameters.keys():
+        raise UsageError(f"benchmark {name} takes no --{min(refused)}")
+    return given
 
 
 def find_benchmarks(folder: Path) -> dict[str, Path]:
@@ -60,8 +86,8 @@ def find_benchmarks(folder: Path) -> dict[str, Path]:
     return {path.stem: path for path in sorted(folder.glob("*.py")) if not path.stem.startswith("_")}
 
 
-def load_run(path: Path) -> Callable[[], dict[str, Any]]:
-    """The function `run` of a benchmark file.
+def load_run(path: Path) -> Callable[..., dict[str, Any]]:
+    """The function `run` of a benchmark file, which may import its siblings.
 
     Raises:
         UsageError: the file has none.
@@ -71,11 +97,13 @@ def load_run(path: Path) -> Callable[[], dict[str, Any]]:
     if spec is None or spec.loader is None:
         raise UsageError(f"{path} cannot be imported")
     module = importlib.util.module_from_spec(spec)
+    if str(path.parent) not in sys.path:
+        sys.path.append(str(path.parent))
     sys.modules[name] = module
     spec.loader.exec_module(module)
     if not callable(getattr(module, "run", None)):
         raise UsageError(f"{path} has no function run()", expected="run() -> figures by name")
-    run: Callable[[], dict[str, Any]] = module.run
+    run: Callable[..., dict[str, Any]] = module.run
     return run
 
 

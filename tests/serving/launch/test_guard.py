@@ -13,7 +13,10 @@ import asyncio, os, signal, sys, time
 from pathlib import Path
 from agentrl.serving.launch import LaunchCommand, Launcher
 
-signal.signal(signal.SIGINT, signal.default_int_handler)  # whoever runs the tests may have it ignored
+# Whoever runs the tests may have these ignored.
+signal.signal(signal.SIGINT, signal.default_int_handler)
+for number in (signal.SIGHUP, signal.SIGQUIT):
+    signal.signal(number, signal.SIG_DFL)
 ends, program, folder = sys.argv[1], sys.argv[2], Path(sys.argv[3])
 numbers = iter(range(9))
 
