@@ -33,7 +33,7 @@ FOLDER = "benchmarks"
 def bench(
     name: Annotated[str | None, typer.Argument(help="Which benchmark; none lists them.")] = None,
     engine: Annotated[
-        str | None, typer.Option(help="Which server, for those that measure one: vllm or sglang.")
+        str | None, typer.Option(help="vllm or sglang, for those that measure a server.")
     ] = None,
     model: Annotated[str | None, typer.Option(help="What it serves: a model folder or name, a run.")] = None,
     url: Annotated[str | None, typer.Option(help="Its address, when it runs already.")] = None,

@@ -1,0 +1,209 @@
+"""The whole runtime and the bare client by turns, on one server and the same tokens."""
+
+from __future__ import annotations
+
+import gc
+import os
+import time
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
+from dataclasses import dataclass
+from pathlib import Path
+from statistics import fmean, median
+from typing import Any
+
+import aiohttp
+
+from agentrl.assembly.environments import find_environment, task_source
+from agentrl.assembly.episodes import build_host, build_runner, sampling_params
+from agentrl.assembly.models import SCRATCH, build_renderer, embedding_rows, load_tokenizer, resolve_model
+from agentrl.assembly.recording import EpisodeRecorder
+from agentrl.assembly.scratch import write_scratch_model
+from agentrl.assembly.servers import ServedModel, check_served, make_launcher, open_pool
+from agentrl.cli.console import note
+from agentrl.config.schema import Config, ServerEngineConfig
+from agentrl.errors import AgentRLError
+from agentrl.observe.progress import RunStatus, RunWatcher
+from agentrl.observe.trajectory_store import TrajectoryStore
+from agentrl.rollout.engine_speaker import EngineSpeaker
+from agentrl.rollout.play import Assignment, play_all
+from agentrl.task import TaskCursor
+from agentrl.training.model import load_model
+from throughput.bare_client import WIRES, forget, play
+from throughput.sessions import Session, recorded
+
+VERSION_ROUTES = {"vllm": "/version", "sglang": "/server_info"}
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Load:
+    """How much is played."""
+
+    episodes: int
+    concurrency: int
+    rounds: int
+    """Each is the runtime, then the bare client with what the runtime did."""
+
+
+@dataclass(slots=True)
+class Stopwatch:
+    """Seconds by the clock, and of this process's own work."""
+
+    seconds: float = 0.0
+    cpu_seconds: float = 0.0
+
+    def __enter__(self) -> Stopwatch:
+        gc.collect()
+        self.seconds, self.cpu_seconds = -time.perf_counter(), -time.process_time()
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.seconds += time.perf_counter()
+        self.cpu_seconds += time.process_time()
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Played:
+    """One measurement."""
+
+    sessions: list[Session]
+    tokens: int
+    watch: Stopwatch
+
+    @property
+    def tokens_per_s(self) -> float:
+        """Sampled tokens per second."""
+        return self.tokens / self.watch.seconds
+
+    @property
+    def cpu_ms_per_turn(self) -> float:
+        """Milliseconds of this process's work per turn."""
+        return 1000 * self.watch.cpu_seconds / sum(map(len, self.sessions))
+
+
+async def measure(config: Config, section: ServerEngineConfig, load: Load, folder: Path) -> dict[str, Any]:
+    """Figures of one server.
+
+    Args:
+        config: Environment, agent, model, sampling.
+        section: Its engine: one server, launched or attached to.
+        load: How much is played.
+        folder: For the model, the server's log and the episodes.
+    """
+    path = await _model_path(config, folder)
+    served = ServedModel(path=path, dtype=config.model.dtype, vocab_size=embedding_rows(path))
+    async with _server(section, served, folder) as url:
+        attached = type(section)(servers=[url], max_running=section.max_running)
+        bench = _Bench(config, attached, served, folder)
+        await bench.round(Load(episodes=load.concurrency // 2, concurrency=load.concurrency, rounds=1))
+        runtime, bare = [], []
+        for number in range(load.rounds):
+            with_runtime, without = await bench.round(load)
+            runtime.append(with_runtime)
+            bare.append(without)
+            note(f"round {number + 1}: {with_runtime.tokens_per_s:,.0f} and {without.tokens_per_s:,.0f} tokens/s")
+        version = await _version(url, section.type)
+    return _figures(runtime, bare) | _conditions(runtime[-1].sessions, load, f"{section.type} {version}", served)
+
+
+async def _model_path(config: Config, folder: Path) -> str:
+    if config.model.path != SCRATCH:
+        return resolve_model(config).model.path
+    note("making a model with random weights")
+    await write_scratch_model(config, folder / "model")
+    return str(folder / "model")
+
+
+@asynccontextmanager
+async def _server(section: ServerEngineConfig, served: ServedModel, folder: Path) -> AsyncIterator[str]:
+    if section.servers != "launch":
+        yield section.servers[0]
+        return
+    async with make_launcher(section, served.path, folder, dtype=served.dtype, say=note) as launcher:
+        (process,) = await launcher.start()
+        yield process.url
+
+
+class _Bench:
+    """Plays on one server."""
+
+    def __init__(self, config: Config, section: ServerEngineConfig, served: ServedModel, folder: Path) -> None:
+        self._config = config
+        self._section = section
+        self._served = served
+        self._folder = folder
+        self._url = section.servers[0]
+        self._wire = WIRES[section.type]
+        self._tokenizer = load_tokenizer(served.path)
+
+    async def round(self, load: Load) -> tuple[Played, Played]:
+        """The runtime, then the bare client; each begins with an empty prefix cache and has the server for itself."""
+        runtime = await self._runtime(load)
+        await forget(self._url, self._wire)
+        with Stopwatch() as watch:
+            tokens = await play(self._url, self._wire, runtime.sessions, concurrency=load.concurrency)
+        if tokens != runtime.tokens:
+            raise AgentRLError("the bare client sampled other tokens", got=tokens, expected=runtime.tokens)
+        return runtime, Played(sessions=runtime.sessions, tokens=tokens, watch=watch)
+
+    async def _runtime(self, load: Load) -> Played:
+        config, spec = self._config, find_environment(self._config.environment)
+        tasks = TaskCursor(task_source(spec, config.environment), seed=config.run.seed)
+        assignments = [
+            Assignment(task=tasks.next(), group_id=f"episode-{number}", member=0, seed=number)
+            for number in range(load.episodes)
+        ]
+        host = build_host(config, spec=spec)
+        store = TrajectoryStore(self._folder / "trajectories", step=1)
+        async with open_pool(self._section, self._served, self._folder) as pool:
+            await check_served(pool, self._served)
+            speaker = EngineSpeaker(pool, build_renderer(config, self._tokenizer), sampling_params(config.sampling))
+            observer = EpisodeRecorder(store, RunStatus(), RunWatcher())
+            runner = build_runner(config, host, speaker, observer=observer, retries=0)
+            await forget(self._url, self._wire)
+            with Stopwatch() as watch:
+                played = [
+                    trajectory async for trajectory in play_all(runner, assignments, concurrency=load.concurrency)
+                ]
+        store.close()
+        await host.close()
+        if failed := next((t.error for t in played if t.outcome is None or t.outcome.is_infrastructure), None):
+            raise AgentRLError("an episode failed", got=failed)
+        return Played(
+            sessions=[recorded(trajectory) for trajectory in played],
+            tokens=sum(trajectory.sampled_tokens for trajectory in played),
+            watch=watch,
+        )
+
+
+def _figures(runtime: list[Played], bare: list[Played]) -> dict[str, Any]:
+    tokens_per_s = median(played.tokens_per_s for played in runtime)
+    bare_tokens_per_s = median(played.tokens_per_s for played in bare)
+    return {
+        "tokens_per_s": tokens_per_s,
+        "bare_tokens_per_s": bare_tokens_per_s,
+        "ratio_to_bare_client": tokens_per_s / bare_tokens_per_s,
+        "ratios": [ours.tokens_per_s / theirs.tokens_per_s for ours, theirs in zip(runtime, bare, strict=True)],
+        "cpu_ms_per_turn": median(played.cpu_ms_per_turn for played in runtime),
+        "bare_cpu_ms_per_turn": median(played.cpu_ms_per_turn for played in bare),
+    }
+
+
+def _conditions(sessions: list[Session], load: Load, engine: str, served: ServedModel) -> dict[str, Any]:
+    turns = [turn for session in sessions for turn in session]
+    return {
+        "engine": engine,
+        "cores": len(os.sched_getaffinity(0)),
+        "parameters": load_model(served.path, dtype=served.dtype).num_parameters(),
+        "concurrency": load.concurrency,
+        "episodes": load.episodes,
+        "rounds": load.rounds,
+        "turns_per_episode": len(turns) / len(sessions),
+        "answer_tokens_per_turn": fmean(turn.answer_tokens for turn in turns),
+        "new_tokens_per_turn": fmean(len(turn.new_ids) for turn in turns),
+    }
+
+
+async def _version(url: str, engine: str) -> str:
+    async with aiohttp.ClientSession() as http, http.get(url + VERSION_ROUTES[engine]) as answer:
+        return str((await answer.json())["version"])
