@@ -32,9 +32,7 @@ FOLDER = "benchmarks"
 )
 def bench(
     name: Annotated[str | None, typer.Argument(help="Which benchmark; none lists them.")] = None,
-    engine: Annotated[
-        str | None, typer.Option(help="vllm or sglang, for those that measure a server.")
-    ] = None,
+    engine: Annotated[str | None, typer.Option(help="vllm or sglang, for those that measure a server.")] = None,
     model: Annotated[str | None, typer.Option(help="What it serves: a model folder or name, a run.")] = None,
     url: Annotated[str | None, typer.Option(help="Its address, when it runs already.")] = None,
     json_file: Annotated[Path | None, typer.Option("--json", help="Write the figures to this file.")] = None,
