@@ -7,10 +7,12 @@ pool routes to, and what weight sync updates. A server never hides a failure: th
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
+from collections.abc import Awaitable, Callable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Literal, TypeAlias
 
-from agentrl.errors import EngineError
+from agentrl.errors import EngineError, UsageError
 from agentrl.policy import Capabilities, GenerateRequest, Generation
 
 
@@ -36,6 +38,36 @@ class ServerLoad:
     """Those of them that were found in the prefix cache."""
     sampled_tokens: int
     """Tokens sampled since the server started."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class TensorLayout:
+    """Tensors of one number format that travel as one run of bytes, one after the other."""
+
+    names: Sequence[str]
+    dtype: str
+    """As torch calls it: ``float32``."""
+    shapes: Sequence[Sequence[int]]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class UpdateGroup:
+    """A process group of the trainer, which is rank 0, and the workers of one server."""
+
+    name: str
+    address: str
+    """Where the trainer's store listens."""
+    port: int
+    size: int
+    backend: Literal["gloo", "nccl"]
+    timeout_s: float
+    """Deadline of its meeting, and of each broadcast in it."""
+
+
+TensorPart: TypeAlias = Callable[[], Awaitable[str]]
+"""Encodes some tensors: base64 of a pickled list of names and tensors."""
+Broadcast: TypeAlias = Callable[[int], Awaitable[None]]
+"""Sends the run of bytes with this number to all workers of a group; done when they have it."""
 
 
 class InferenceServer(ABC):
@@ -89,6 +121,63 @@ class InferenceServer(ABC):
         Raises:
             EngineError: the server did not take them; it must not be used any more.
         """
+
+    async def load_tensors(self, parts: Sequence[TensorPart], version: int) -> None:
+        """`load_weights`, with the tensors in the requests themselves.
+
+        Args:
+            parts: All tensors, some in each; one is encoded at a time.
+            version: What tokens are stamped with from now on.
+
+        Raises:
+            UsageError: servers like this one do not take weights so.
+            EngineError: as `load_weights`.
+        """
+        raise UsageError(f"{self.url} takes no tensors in requests", hint="set another engine.transport")
+
+    async def workers(self) -> int:
+        """Processes of the server that hold weights: those that join an `UpdateGroup`."""
+        raise UsageError(f"{self.url} takes no broadcast of weights", hint="set another engine.transport")
+
+    async def join_group(self, group: UpdateGroup) -> None:
+        """Let the server's workers join a group, as ranks 1 and up; done when all its members have met.
+
+        Raises:
+            EngineError: they could not.
+        """
+        raise UsageError(f"{self.url} takes no broadcast of weights", hint="set another engine.transport")
+
+    async def receive_weights(
+        self, layouts: Sequence[TensorLayout], group: UpdateGroup, broadcast: Broadcast, version: int
+    ) -> None:
+        """`load_weights`, from a broadcast in a group that was joined.
+
+        Args:
+            layouts: What is broadcast, run by run.
+            group: Was joined.
+            broadcast: Is called for each run in turn, once the workers have been told to receive it.
+            version: What tokens are stamped with from now on.
+
+        Raises:
+            EngineError: as `load_weights`.
+        """
+        raise UsageError(f"{self.url} takes no broadcast of weights", hint="set another engine.transport")
+
+    async def checksums(self) -> Mapping[str, str]:
+        """SHA-256 of the bytes of the tensors that it computes with, by its own names; empty where it does not tell.
+
+        Raises:
+            EngineError: it has none.
+        """
+        return {}
+
+    async def sleep(self) -> None:
+        """Give back the memory of weights and cache, while paused; nothing is answered before `wake_up`."""
+        raise UsageError(f"{self.url} cannot sleep", hint="remove engine.sleep")
+
+    async def wake_up(self) -> None:
+        """Take the memory again. The server stays paused, and its weights are undefined until they are loaded."""
+        raise UsageError(f"{self.url} cannot sleep", hint="remove engine.sleep")
 
     @abstractmethod
     async def weight_version(self) -> int:

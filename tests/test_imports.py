@@ -60,6 +60,7 @@ ROOMS: dict[str, tuple[str, ...]] = {
         "agentrl/training/",
         "agentrl/weights/",
         "agentrl/serving/local",
+        "agentrl/serving/vllm/worker/",
         "agentrl/testing/",
         "tests/",
         "benchmarks/",

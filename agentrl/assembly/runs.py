@@ -22,7 +22,7 @@ _FREE_ON_RESUME = (
     *("engine.slots", "engine.lanes", "engine.cache_tokens", "engine.prefill_tokens", "engine.timeout_s"),
     *("engine.servers", "engine.replicas", "engine.python", "engine.arguments", "engine.tensor_parallel"),
     *("engine.gpus", "engine.max_running", "engine.api_key_variable", "engine.start_timeout_s"),
-    *("engine.health_timeout_s", "engine.transport"),
+    *("engine.health_timeout_s", "engine.transport", "engine.bucket_mib", "engine.sleep"),
     *("environment.workers", "environment.max_concurrent", "environment.reset_timeout_s"),
     *("environment.step_timeout_s", "agent.tool_timeout_s"),
 )

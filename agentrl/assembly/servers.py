@@ -34,7 +34,8 @@ from agentrl.serving.vllm import VLLMServer
 from agentrl.serving.vllm import launch_command as vllm_command
 from agentrl.training.model import load_model
 from agentrl.training.model_weights import ModelWeights
-from agentrl.weights import TOLERANCE, Probe
+from agentrl.weights import TOLERANCE, CollectiveTransport, FolderTransport, Probe, TensorTransport, Transport
+from agentrl.weights.buckets import MIB
 from agentrl.weights.served_model import write_served_model
 
 Dtype: TypeAlias = Literal["float32", "bfloat16"]
@@ -124,6 +125,24 @@ async def check_served(pool: ServerPool, model: ServedModel) -> None:
             got=str(error),
             hint="name the model that they serve, or let agentrl launch servers",
         ) from error
+
+
+def make_transport(section: ServerEngineConfig, shared_folder: Path) -> Transport:
+    """How weights reach the servers of a config.
+
+    Args:
+        section: Which servers.
+        shared_folder: Where weights are written that go by disk.
+    """
+    match section.transport:
+        case "shared_memory":
+            return FolderTransport.shared_memory()
+        case "disk":
+            return FolderTransport(shared_folder)
+        case "collective":
+            return CollectiveTransport(bucket_bytes=section.bucket_mib * MIB)
+        case "tensor":
+            return TensorTransport(bucket_bytes=section.bucket_mib * MIB)
 
 
 def make_launcher(

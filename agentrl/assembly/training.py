@@ -13,7 +13,8 @@ from agentrl.assembly.checks import check_training
 from agentrl.assembly.environments import find_environment, task_source
 from agentrl.assembly.episodes import build_host, build_runner, sampling_params
 from agentrl.assembly.models import build_renderer, load_tokenizer, pad_id
-from agentrl.config.schema import Config, LocalEngineConfig, ServerEngineConfig
+from agentrl.assembly.servers import make_transport
+from agentrl.config.schema import Config, LocalEngineConfig
 from agentrl.env import EnvironmentSpec
 from agentrl.policy import PolicyEngine
 from agentrl.render.check import check_template
@@ -31,7 +32,7 @@ from agentrl.task import TaskCursor, TaskSource
 from agentrl.training.model import load_model
 from agentrl.training.model_weights import ModelWeights
 from agentrl.training.trainer import Trainer
-from agentrl.weights import TOLERANCE, FolderTransport, InProcessSync, Probe, RemoteSync, WeightSync
+from agentrl.weights import TOLERANCE, InProcessSync, Probe, RemoteSync, WeightSync
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -104,7 +105,7 @@ def build_training(
         engine = LocalEngine(model if shared else copy.deepcopy(model), settings, version=version)
         sync = InProcessSync(source, engine, shared=shared, probe=probe)
     elif pool is not None:
-        engine, sync = pool, RemoteSync(source, pool.group, _transport(settings, config), probe)
+        engine, sync = pool, RemoteSync(source, pool.group, make_transport(settings, Path(config.run.directory)), probe)
     else:
         raise AssertionError("an engine of servers needs its pool")
     host = build_host(config, spec=spec)
@@ -123,12 +124,6 @@ def build_training(
         trainer=trainer,
         sync=sync,
     )
-
-
-def _transport(settings: ServerEngineConfig, config: Config) -> FolderTransport:
-    if settings.transport == "shared_memory":
-        return FolderTransport.shared_memory()
-    return FolderTransport(Path(config.run.directory))
 
 
 def check_rendering(config: Config, renderer: Renderer) -> None:

@@ -233,8 +233,25 @@ class ServerEngineConfig(Section):
     """A server that does not answer its health route for so long is lost."""
     timeout_s: float = Field(600.0, gt=0)
     """Deadline of one answer."""
-    transport: Literal["shared_memory", "disk"] = "shared_memory"
-    """How weights reach the servers: a memory file system of this machine, or a folder in ``run.directory``."""
+    transport: Literal["shared_memory", "disk", "collective", "tensor"] = "shared_memory"
+    """How weights reach the servers: a memory file system of this machine; a folder in ``run.directory``; a broadcast
+    (over NCCL from GPU to GPU, else over gloo); or in requests, SGLang only. Trainer and server on the same GPU use
+    ``shared_memory``: there is no transport by CUDA handles."""
+    bucket_mib: int = Field(128, ge=1)
+    """Most MiB of weights in a broadcast or a request; a tensor that is larger goes alone. Only collective and
+    tensor."""
+    sleep: bool = False
+    """Servers give back their GPU memory while the trainer trains, and wake with the next weights; for servers on the
+    trainer's GPUs, with ``rollout.max_staleness`` 0."""
+
+    @model_validator(mode="after")
+    def _transport_fits(self) -> Self:
+        if self.bucket_mib != 128 and self.transport in ("shared_memory", "disk"):
+            raise ValueError(
+                f"engine.bucket_mib is ignored with engine.transport {self.transport}: "
+                "remove it, or use collective or tensor"
+            )
+        return self
 
     @model_validator(mode="after")
     def _launch_keys_are_used(self) -> Self:
@@ -251,6 +268,12 @@ class ServerEngineConfig(Section):
 class VLLMEngineConfig(ServerEngineConfig):
     type: Literal["vllm"] = "vllm"
     """vLLM servers."""
+
+    @model_validator(mode="after")
+    def _takes_the_transport(self) -> Self:
+        if self.transport == "tensor":
+            raise ValueError("engine.transport tensor is SGLang's: vLLM servers take collective, shared_memory or disk")
+        return self
 
 
 class SGLangEngineConfig(ServerEngineConfig):
@@ -493,5 +516,10 @@ class Config(Section):
             raise ValueError(
                 f"trainer.mini_batches ({self.trainer.mini_batches}) exceeds the {episodes} episodes of a step "
                 "(trainer.tasks_per_step x algorithm.group_size)"
+            )
+        if isinstance(self.engine, ServerEngineConfig) and self.engine.sleep and self.rollout.max_staleness:
+            raise ValueError(
+                "engine.sleep puts the servers to sleep while the trainer trains, and rollout.max_staleness "
+                f"{self.rollout.max_staleness} lets episodes go on then: remove one of them"
             )
         return self

@@ -1,5 +1,6 @@
 """Weights from the trainer to the engine, verified."""
 
+from agentrl.weights.collective_transport import CollectiveTransport as CollectiveTransport
 from agentrl.weights.folder_transport import FolderTransport as FolderTransport
 from agentrl.weights.in_process import InProcessSync as InProcessSync
 from agentrl.weights.probe import TOLERANCE as TOLERANCE
@@ -10,15 +11,22 @@ from agentrl.weights.server_group import ServerGroup as ServerGroup
 from agentrl.weights.sync import SyncReport as SyncReport
 from agentrl.weights.sync import WeightSource as WeightSource
 from agentrl.weights.sync import WeightSync as WeightSync
+from agentrl.weights.tensor_transport import TensorTransport as TensorTransport
+from agentrl.weights.transport import PreparedWeights as PreparedWeights
+from agentrl.weights.transport import Transport as Transport
 
 __all__ = [
     "TOLERANCE",
+    "CollectiveTransport",
     "FolderTransport",
     "InProcessSync",
+    "PreparedWeights",
     "Probe",
     "RemoteSync",
     "ServerGroup",
     "SyncReport",
+    "TensorTransport",
+    "Transport",
     "WeightSource",
     "WeightSync",
     "write_served_model",

@@ -12,46 +12,32 @@ import shutil
 import tempfile
 import time
 from collections.abc import Mapping
-from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
 
 from safetensors import SafetensorError
+from torch import Tensor
 
 from agentrl.errors import TrainingError
+from agentrl.server import InferenceServer
 from agentrl.weights.owned_folder import OwnedFolder
 from agentrl.weights.safetensors_folder import SHARD_BYTES, write_tensors
+from agentrl.weights.transport import PreparedWeights, Transport
 
 MEMORY = Path("/dev/shm")
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class WrittenWeights:
-    """Weights that servers can read."""
-
-    folder: Path
-    """Absolute."""
-    version: int
-    bytes: int
-    write_s: float
-
-
-class FolderTransport:
-    """Writes weights; the newest ones are kept, and everything is removed in the end.
+class FolderTransport(Transport):
+    """Writes weights into a folder of its own, and removes everything in the end.
 
     Args:
-        root: Where the transport makes a folder of its own.
+        root: Where the transport makes its folder.
         shard_bytes: Most bytes of a file.
-
-    Attributes:
-        current: The weights that servers should have; ``None`` before the first `adopt`.
     """
 
     def __init__(self, root: Path, *, shard_bytes: int = SHARD_BYTES) -> None:
         self._own = OwnedFolder(root.absolute())
         self._shard_bytes = shard_bytes
         self._writes = 0
-        self.current: WrittenWeights | None = None
 
     @classmethod
     def shared_memory(cls) -> FolderTransport:
@@ -63,7 +49,7 @@ class FolderTransport:
         """The transport's own folder."""
         return self._own.path
 
-    async def write(self, weights: Mapping[str, Any], version: int) -> WrittenWeights:
+    async def prepare(self, weights: Mapping[str, Tensor], version: int) -> WrittenWeights:
         """Write a version, in a thread; it is there as a whole or not at all.
 
         Raises:
@@ -81,9 +67,9 @@ class FolderTransport:
                 expected=f"room for two versions of the model in {self.path.parent}",
                 hint="make room there, or set engine.transport=disk",
             ) from error
-        return WrittenWeights(folder=folder, version=version, bytes=size, write_s=time.perf_counter() - began)
+        return WrittenWeights(folder, version=version, size=size, seconds=time.perf_counter() - began)
 
-    def _write(self, weights: Mapping[str, Any], folder: Path) -> int:
+    def _write(self, weights: Mapping[str, Tensor], folder: Path) -> int:
         partial = folder.with_name(folder.name + ".partial")
         partial.mkdir()
         try:
@@ -94,16 +80,26 @@ class FolderTransport:
             raise
         return size
 
-    async def adopt(self, written: WrittenWeights) -> None:
-        """These are the weights that servers should have from now on; all others are removed."""
-        self.current = written
-        await asyncio.to_thread(self._clear, written.folder)
-
-    def _clear(self, keep: Path) -> None:
-        for other in self.path.iterdir():
-            if other != keep:
-                shutil.rmtree(other, ignore_errors=True)
-
-    def close(self) -> None:
+    async def close(self) -> None:
         """Remove everything. Idempotent."""
-        self._own.close()
+        await asyncio.to_thread(self._own.close)
+
+
+class WrittenWeights(PreparedWeights):
+    """Weights in a folder.
+
+    Attributes:
+        folder: Absolute.
+    """
+
+    def __init__(self, folder: Path, *, version: int, size: int, seconds: float) -> None:
+        super().__init__(version=version, size=size, seconds=seconds)
+        self.folder = folder
+
+    async def give_to(self, server: InferenceServer) -> None:
+        """Let it read the folder."""
+        await server.load_weights(self.folder, self.version)
+
+    async def discard(self) -> None:
+        """Remove the folder."""
+        await asyncio.to_thread(shutil.rmtree, self.folder, ignore_errors=True)

@@ -1,9 +1,9 @@
-"""Weight sync with servers: written while they go on, loaded while they are held, verified on each of them.
+"""Weight sync with servers: prepared while they go on, given to them while they are held, verified on each of them.
 
-    write ──► pause ──► load on every server at once ──► version ──► resume ──► probe every server ──► record
-    (episodes go on)    └ one that fails is taken out                           └ one that differs stops training
+    prepare ──► pause ──► load on every server at once ──► version ──► resume ──► probe every server ──► record
+    (episodes go on)      └ one that fails is taken out                           └ one that differs stops training
 
-A server that comes back later is given the same files, and is compared with the recorded answers of the probe: the
+A server that comes back later is given the same weights, and is compared with the recorded answers of the probe: the
 trainer may be changing its weights by then.
 """
 
@@ -17,10 +17,10 @@ from typing import Any
 from agentrl.errors import EngineError, async_boundary
 from agentrl.policy import GenerateRequest, Generation
 from agentrl.server import InferenceServer
-from agentrl.weights.folder_transport import FolderTransport, WrittenWeights
 from agentrl.weights.probe import Probe, RecordedAnswer
 from agentrl.weights.server_group import ServerGroup
 from agentrl.weights.sync import SyncReport, WeightSource, WeightSync
+from agentrl.weights.transport import PreparedWeights, Transport
 
 
 @dataclass(frozen=True, slots=True)
@@ -39,7 +39,7 @@ class _ServerUnderProbe:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class _Delivery:
-    written: WrittenWeights
+    prepared: PreparedWeights
     load_s: float
 
 
@@ -49,7 +49,7 @@ class RemoteSync(WeightSync):
     Args:
         trainer: Owns the weights.
         group: The servers; from now on it asks this object for weights of servers that come back.
-        transport: Takes the weights to where the servers read them; closed with this object.
+        transport: Takes the weights to the servers; closed with this object.
         probe: What is compared.
         load_timeout_s: Deadline of a server's load.
         probe_timeout_s: Deadline of a server's answers to the probe.
@@ -60,7 +60,7 @@ class RemoteSync(WeightSync):
         self,
         trainer: WeightSource,
         group: ServerGroup,
-        transport: FolderTransport,
+        transport: Transport,
         probe: Probe,
         *,
         load_timeout_s: float = 600.0,
@@ -74,6 +74,7 @@ class RemoteSync(WeightSync):
         self._load_timeout_s = load_timeout_s
         self._probe_timeout_s = probe_timeout_s
         self._return_timeout_s = return_timeout_s
+        self._current: PreparedWeights | None = None
         self._recorded: Sequence[RecordedAnswer] | None = None
         group.connect_sync(deliver=self.deliver, bring_up_to_date=self.bring_up_to_date)
 
@@ -94,31 +95,32 @@ class RemoteSync(WeightSync):
             verify_s=time.perf_counter() - transported,
             probe_difference=max(differences.values()),
             servers=len(differences),
-            bytes=delivery.written.bytes,
-            write_s=delivery.written.write_s,
+            bytes=delivery.prepared.size,
+            prepare_s=delivery.prepared.seconds,
             load_s=delivery.load_s,
         )
 
     async def verify(self) -> float:
         """Compare every server with the trainer; the first time, after a sync that proves the path."""
-        if self._transport.current is None:
+        if self._current is None:
             return (await self.sync(self._group.version)).probe_difference
         return max((await self._verify_servers()).values())
 
     async def deliver(self, weights: Mapping[str, Any] | None, version: int) -> _Delivery:
         """Give weights to every server without verifying them; the trainer's, with ``None``. Held servers stay held."""
         given = self._trainer.weights() if weights is None else weights
-        written = await self._transport.write(given, version)
+        prepared = await self._transport.prepare(given, version)
         began = time.perf_counter()
         async with self._group.changing:
             was_paused = self._group.is_paused
             try:
                 if not was_paused:
                     await self._group.pause()
-                await self._transport.adopt(written)
-                self._recorded = None
+                old, self._current, self._recorded = self._current, prepared, None
+                if old is not None:
+                    await old.discard()
                 await self._group.change(
-                    lambda server: self._load(server, written),
+                    lambda server: _load(server, prepared),
                     what=f"the update to version {version}",
                     deadline_s=self._load_timeout_s,
                 )
@@ -126,17 +128,7 @@ class RemoteSync(WeightSync):
             finally:
                 if not was_paused:
                     await self._group.resume()
-        return _Delivery(written=written, load_s=time.perf_counter() - began)
-
-    async def _load(self, server: InferenceServer, written: WrittenWeights) -> None:
-        await server.load_weights(written.folder, written.version)
-        version = await server.weight_version()
-        if version != written.version:
-            raise EngineError(
-                f"{server.url} says that it serves another version after an update",
-                got=version,
-                expected=written.version,
-            )
+        return _Delivery(prepared=prepared, load_s=time.perf_counter() - began)
 
     async def bring_up_to_date(self, server: InferenceServer) -> None:
         """Give the current weights to a server that has come back, and verify it; the caller holds `changing`.
@@ -145,12 +137,12 @@ class RemoteSync(WeightSync):
             TrainingError: its log-probabilities are not those of the current weights.
             EngineError: it did not take them.
         """
-        current = self._transport.current
+        current = self._current
         if current is None:
             return
         async with async_boundary(EngineError, f"the update of {server.url}", deadline_s=self._load_timeout_s):
             await server.pause()
-            await self._load(server, current)
+            await _load(server, current)
             await server.resume()
         async with async_boundary(EngineError, f"the probe of {server.url}", deadline_s=self._probe_timeout_s):
             await self._compare(server, current.version)
@@ -182,5 +174,16 @@ class RemoteSync(WeightSync):
         return difference
 
     async def close(self) -> None:
-        """Remove the written weights."""
-        self._transport.close()
+        """Close the transport."""
+        await self._transport.close()
+
+
+async def _load(server: InferenceServer, prepared: PreparedWeights) -> None:
+    await prepared.give_to(server)
+    version = await server.weight_version()
+    if version != prepared.version:
+        raise EngineError(
+            f"{server.url} says that it serves another version after an update",
+            got=version,
+            expected=prepared.version,
+        )

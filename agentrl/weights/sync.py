@@ -32,8 +32,8 @@ class SyncReport:
     """Servers that were verified; 0 for an engine in this process."""
     bytes: int = 0
     """Of the weights, where they were copied."""
-    write_s: float = 0.0
-    """Seconds in which they were written while the servers went on."""
+    prepare_s: float = 0.0
+    """Seconds in which they were copied or written while the servers went on."""
     load_s: float = 0.0
     """Seconds in which the servers were held."""
 

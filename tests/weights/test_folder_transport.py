@@ -52,19 +52,18 @@ def test_every_tensor_is_read_as_it_was_written(tensors, tmp_path, shard_bytes):
         assert len(files) == {100: 5, 1: 6}[shard_bytes]
 
 
-async def test_only_the_adopted_version_and_the_one_being_tried_exist(tensors, tmp_path):
+async def test_versions_exist_until_they_are_discarded(tensors, tmp_path):
     transport = FolderTransport(tmp_path)
-    first = await transport.write(tensors, 1)
-    await transport.adopt(first)
-    second = await transport.write(tensors, 2)
+    first = await transport.prepare(tensors, 1)
+    second = await transport.prepare(tensors, 2)
     assert sorted(transport.path.iterdir()) == sorted([first.folder, second.folder])
-    await transport.adopt(second)
-    again = await transport.write(tensors, 2)
+    await first.discard()
+    again = await transport.prepare(tensors, 2)
     assert again.folder != second.folder
     assert sorted(transport.path.iterdir()) == sorted([again.folder, second.folder])
     assert second.folder.is_absolute()
-    transport.close()
-    transport.close()
+    await transport.close()
+    await transport.close()
     assert list(tmp_path.iterdir()) == []
 
 
@@ -77,19 +76,19 @@ async def test_a_failed_write_leaves_nothing_that_could_be_read(tensors, tmp_pat
 
     monkeypatch.setattr("agentrl.weights.folder_transport.write_tensors", half)
     with pytest.raises(TrainingError, match="cannot write the weights of version 3"):
-        await transport.write(tensors, 3)
+        await transport.prepare(tensors, 3)
     assert list(transport.path.iterdir()) == []
-    transport.close()
+    await transport.close()
 
 
-def test_shared_memory_is_used_where_it_exists_and_the_temporary_folder_elsewhere(tmp_path, monkeypatch):
+async def test_shared_memory_is_used_where_it_exists_and_the_temporary_folder_elsewhere(tmp_path, monkeypatch):
     for memory, expected in ((tmp_path / "memory", tmp_path / "memory"), (tmp_path / "none", tmp_path / "temporary")):
         (tmp_path / "memory").mkdir(exist_ok=True)
         monkeypatch.setattr("agentrl.weights.folder_transport.MEMORY", memory)
         monkeypatch.setattr("tempfile.tempdir", str(tmp_path / "temporary"))
         transport = FolderTransport.shared_memory()
         assert transport.path.parent == expected
-        transport.close()
+        await transport.close()
 
 
 DIES = """

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import time
+from dataclasses import dataclass
 from typing import Any
 
 from agentrl.policy import Capabilities
@@ -18,6 +19,7 @@ from agentrl.serving.sglang.facts import (
     encode_probe,
     encode_vocabulary_probe,
 )
+from agentrl.serving.sglang.updates import BEGIN
 
 ATTEMPT_S = 5.0
 """Deadline of one attempt to reach a server that may still be starting."""
@@ -25,7 +27,18 @@ ATTEMPT_EVERY_S = 0.2
 SERVICE_UNAVAILABLE = 503
 
 
-async def shake_hands(http: HttpSession, *, deadline_s: float) -> Capabilities:
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Met:
+    """What a server can do."""
+
+    capabilities: Capabilities
+    has_sessions: bool
+    """See `agentrl.serving.sglang.updates.WeightUpdates`."""
+    workers: int
+    """Processes that hold weights."""
+
+
+async def shake_hands(http: HttpSession, *, deadline_s: float) -> Met:
     """Wait for a server and check it; one that was left paused goes on.
 
     Args:
@@ -53,10 +66,11 @@ async def _wait_for_model(http: HttpSession, until: float) -> Any:
         await asyncio.sleep(ATTEMPT_EVERY_S)
 
 
-async def _learn(http: HttpSession, model: Any, limit_s: float) -> Capabilities:
+async def _learn(http: HttpSession, model: Any, limit_s: float) -> Met:
     info = await http.get("/server_info", deadline_s=limit_s)
     version = str(info.get("version"))
-    check_routes(http.url, await http.get("/openapi.json", deadline_s=limit_s), version)
+    openapi = await http.get("/openapi.json", deadline_s=limit_s)
+    check_routes(http.url, openapi, version)
     check_settings(http.url, info, model)
     await http.post("/continue_generation", {}, deadline_s=limit_s)
     plain = await http.post("/generate", encode_probe(1.0), deadline_s=limit_s)
@@ -66,4 +80,8 @@ async def _learn(http: HttpSession, model: Any, limit_s: float) -> Capabilities:
         told = str(await http.post("/generate", encode_vocabulary_probe(), deadline_s=limit_s))
     except Refused as refused:
         told = refused.said
-    return Capabilities(max_context=decode_context(info), vocab_size=decode_vocabulary(told))
+    return Met(
+        capabilities=Capabilities(max_context=decode_context(info), vocab_size=decode_vocabulary(told)),
+        has_sessions=BEGIN in openapi["paths"],
+        workers=int(info.get("tp_size") or 1),
+    )

@@ -3,25 +3,21 @@
 from __future__ import annotations
 
 import asyncio
+from collections.abc import Awaitable, Callable, Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
 
 from agentrl.config.schema import ServerEngineConfig
 from agentrl.errors import EngineError, UsageError
 from agentrl.policy import GenerateRequest, Generation, StopReason
-from agentrl.server import InferenceServer, ServerLoad
+from agentrl.server import Broadcast, InferenceServer, ServerLoad, TensorLayout, TensorPart, UpdateGroup
 from agentrl.serving.http import HttpSession, Refused
 from agentrl.serving.request import check_request
 from agentrl.serving.sglang.call import Call
 from agentrl.serving.sglang.handshake import shake_hands
 from agentrl.serving.sglang.load import decode_load
-from agentrl.serving.sglang.wire import (
-    decode_answer,
-    encode_request,
-    encode_update,
-    needs_flush,
-    tokens_left,
-)
+from agentrl.serving.sglang.updates import WeightUpdates
+from agentrl.serving.sglang.wire import decode_answer, encode_request, needs_flush, tokens_left
 from agentrl.serving.version_labels import decode_version
 
 ABORT_WAITS_S = (0.5, 2.0, 8.0)
@@ -58,7 +54,8 @@ class SGLangServer(InferenceServer):
             UsageError: a version or a setting that cannot work; says which one could.
             ServerLost: it does not answer within the deadline.
         """
-        found = await shake_hands(self._http, deadline_s=deadline_s)
+        met = await shake_hands(self._http, deadline_s=deadline_s)
+        found = met.capabilities
         if self._vocab_size not in (None, found.vocab_size):
             raise UsageError(
                 f"the SGLang server at {self.url} serves a model with another vocabulary",
@@ -67,6 +64,9 @@ class SGLangServer(InferenceServer):
             )
         limit = min(found.max_context, self._config.max_context or found.max_context)
         self.capabilities = replace(found, max_context=limit)
+        self._updates = WeightUpdates(
+            self._http, timeout_s=self._config.timeout_s, has_sessions=met.has_sessions, workers=met.workers
+        )
         self._going.set()
 
     async def generate(self, request: GenerateRequest) -> Generation:
@@ -163,18 +163,47 @@ class SGLangServer(InferenceServer):
             EngineError: the server did not take them, or its cache is still that of the old ones.
             ServerLost: it does not answer.
         """
+        await self._update(lambda: self._updates.from_folder(folder, version))
+
+    async def load_tensors(self, parts: Sequence[TensorPart], version: int) -> None:
+        """`load_weights`, with the tensors in the requests."""
+        await self._update(lambda: self._updates.from_tensors(parts, version))
+
+    async def receive_weights(
+        self, layouts: Sequence[TensorLayout], group: UpdateGroup, broadcast: Broadcast, version: int
+    ) -> None:
+        """`load_weights`, from a broadcast."""
+        await self._update(lambda: self._updates.from_broadcast(layouts, group, broadcast, version))
+
+    async def _update(self, update: Callable[[], Awaitable[None]]) -> None:
         try:
-            await self._update(folder, version)
+            await update()
         except Refused as refused:
             if not needs_flush(refused.said):
-                raise EngineError(f"{self.url} did not take the weights in {folder}", got=refused.said) from refused
+                raise EngineError(f"{self.url} did not take the weights", got=refused.said) from refused
             # the weights are new, the cache is old, and the version that it tells is the old one: once more
             await self.pause()
-            await self._update(folder, version)
+            await update()
 
-    async def _update(self, folder: Path, version: int) -> None:
-        body = encode_update(folder, version)
-        await self._http.post("/update_weights_from_disk", body, deadline_s=self._config.timeout_s, late=EngineError)
+    async def workers(self) -> int:
+        """Processes that hold weights."""
+        return self._updates.workers
+
+    async def join_group(self, group: UpdateGroup) -> None:
+        """Let its workers join a process group."""
+        await self._updates.join(group)
+
+    async def checksums(self) -> Mapping[str, str]:
+        """Those of the tensors that it computes with; on a GPU they are not SHA-256."""
+        return await self._updates.checksums()
+
+    async def sleep(self) -> None:
+        """Give back the memory of weights and cache; on the CPU SGLang says yes and keeps it."""
+        await self._updates.sleep()
+
+    async def wake_up(self) -> None:
+        """Take the memory again."""
+        await self._updates.wake_up()
 
     async def weight_version(self) -> int:
         """Version of the weights that the server says it serves; 0 for those that it started with."""

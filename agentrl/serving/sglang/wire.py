@@ -9,6 +9,7 @@ from typing import Any
 
 from agentrl.errors import EngineError
 from agentrl.policy import GenerateRequest, Generation, SamplingParams, StopReason
+from agentrl.server import TensorLayout
 from agentrl.serving.version_labels import decode_versions
 
 _NOT_FLUSHED = "Weights were updated, but the cache was not flushed"
@@ -67,6 +68,52 @@ def tokens_left(request: GenerateRequest, max_context: int, sampled: int) -> int
 def encode_update(folder: Path, version: int) -> dict[str, Any]:
     """The body of a request to ``/update_weights_from_disk``."""
     return {"model_path": str(folder), "load_format": "auto", "weight_version": str(version), "flush_cache": True}
+
+
+def encode_tensors(part: str, *, workers: int, version: int | None) -> dict[str, Any]:
+    """The body of a request to ``/update_weights_from_tensor``.
+
+    Args:
+        part: Base64 of a pickled list of names and tensors.
+        workers: Each gets all of it, and takes its share.
+        version: Of the weights, with the last part; ``None`` with the others.
+    """
+    return {"serialized_named_tensors": [part] * workers} | _encode_end(version)
+
+
+def encode_broadcast(layout: TensorLayout, *, group: str, version: int | None) -> dict[str, Any]:
+    """The body of a request to ``/update_weights_from_distributed``, for tensors that come as one run of bytes.
+
+    Args:
+        layout: The tensors.
+        group: Name of the process group.
+        version: Of the weights, with the last run; ``None`` with the others.
+    """
+    return {
+        "names": list(layout.names),
+        "dtypes": [layout.dtype] * len(layout.names),
+        "shapes": [list(shape) for shape in layout.shapes],
+        "group_name": group,
+        "load_format": "flattened_bucket",
+    } | _encode_end(version)
+
+
+def _encode_end(version: int | None) -> dict[str, Any]:
+    if version is None:
+        return {"flush_cache": False}
+    return {"flush_cache": True, "weight_version": str(version)}
+
+
+def decode_checksums(body: Any) -> dict[str, str]:
+    """The checksums of the first worker, from the answer of ``/weights_checker``.
+
+    Raises:
+        EngineError: there are none.
+    """
+    try:
+        return {str(name): str(checksum) for name, checksum in body["ranks"][0]["checksums"].items()}
+    except (KeyError, IndexError, TypeError, AttributeError) as error:
+        raise EngineError("SGLang does not tell the checksums of its weights", got=repr(body)[:200]) from error
 
 
 def needs_flush(said: str) -> bool:

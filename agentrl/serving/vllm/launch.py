@@ -12,6 +12,8 @@ from agentrl.serving.vllm.convention import PROCESSED, WORKER_EXTENSION
 
 MODULE = "vllm.entrypoints.openai.api_server"
 SERVED_NAME = "policy"
+RECEIVER = "agentrl"
+"""What receives broadcast weights in the server's workers: `agentrl_vllm_receiver` in `WORKER_PATH`."""
 WORKER_PATH = Path(__file__).parent / "worker"
 """Folder of the module that the server's workers import."""
 CPU_CACHE_GIB = 2
@@ -55,6 +57,7 @@ def launch_command(
         *("--tensor-parallel-size", str(config.tensor_parallel)),
         *("--logprobs-mode", PROCESSED),
         *("--worker-extension-cls", WORKER_EXTENSION),
+        *("--weight-transfer-config", f'{{"backend": "{RECEIVER}"}}'),
         *("--hf-overrides", '{"tie_word_embeddings": false}'),
         *("--generation-config", "vllm"),
         "--enable-scale-out",

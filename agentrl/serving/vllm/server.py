@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 import itertools
 import uuid
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -13,12 +13,13 @@ from typing import Any
 from agentrl.config.schema import ServerEngineConfig
 from agentrl.errors import EngineError, UsageError
 from agentrl.policy import Capabilities, GenerateRequest, Generation
-from agentrl.server import InferenceServer, ServerLoad, ServerLost
+from agentrl.server import Broadcast, InferenceServer, ServerLoad, ServerLost, TensorLayout, UpdateGroup
 from agentrl.serving.http import HttpSession, Refused
 from agentrl.serving.request import check_request
 from agentrl.serving.version_labels import decode_version
 from agentrl.serving.vllm.convention import LogprobConvention, check_convention
 from agentrl.serving.vllm.probe import probe, wait_until_healthy
+from agentrl.serving.vllm.updates import PAUSE, WeightUpdates
 from agentrl.serving.vllm.wire import decode_answer, decode_load, encode_abort, encode_request
 
 GENERATE = "/inference/v1/generate"
@@ -52,6 +53,7 @@ class VLLMServer(InferenceServer):
         self._config = config
         self._vocab_size = vocab_size
         self._http = HttpSession(self.url, api_key_variable=config.api_key_variable)
+        self._updates = WeightUpdates(self._http, timeout_s=config.timeout_s)
         self._running: dict[str, _Running] = {}
         self._convention: LogprobConvention | None = None
         self._client = uuid.uuid4().hex[:8]
@@ -115,7 +117,7 @@ class VLLMServer(InferenceServer):
 
     async def pause(self) -> None:
         """Hold all requests, with what they have computed."""
-        await self._control("/pause?mode=keep&clear_cache=false")
+        await self._control(PAUSE)
 
     async def resume(self) -> None:
         """Go on."""
@@ -131,17 +133,46 @@ class VLLMServer(InferenceServer):
             folder: Holds `lm_head.weight` as well, whether or not the model's head is its embedding.
             version: What tokens are stamped with from now on.
         """
+        await self._check_paused()
+        await self._updates.from_folder(folder, version)
+        await self._check_version(version)
+
+    async def workers(self) -> int:
+        """Processes that hold weights."""
+        return await self._updates.workers()
+
+    async def join_group(self, group: UpdateGroup) -> None:
+        """Let its workers join a process group; it leaves the one before."""
+        await self._updates.join(group)
+
+    async def receive_weights(
+        self, layouts: Sequence[TensorLayout], group: UpdateGroup, broadcast: Broadcast, version: int
+    ) -> None:
+        """`load_weights`, from a broadcast in the group that was joined last."""
+        await self._check_paused()
+        await self._updates.from_broadcast(layouts, broadcast, version)
+        await self._check_version(version)
+
+    async def _check_paused(self) -> None:
         paused = await self._http.get("/is_paused", deadline_s=self._config.health_timeout_s)
         if paused != {"is_paused": True}:
             raise EngineError(f"{self.url} is not paused", got=paused, hint="pause before you load weights")
-        reload = {"method": "reload_weights", "kwargs": {"weights_path": str(folder)}}
-        await self._control("/collective_rpc", reload)
-        reset = await self._control("/reset_prefix_cache?reset_running_requests=true&reset_external=true")
-        if reset != {"success": True}:
-            raise EngineError(f"{self.url} keeps a cache of the old weights", got=reset)
-        await self._control("/update_weight_version", {"new_version": str(version)})
+
+    async def _check_version(self, version: int) -> None:
         if (served := await self.weight_version()) != version:
             raise EngineError(f"{self.url} did not take the version", got=served, expected=version)
+
+    async def checksums(self) -> Mapping[str, str]:
+        """Those of the tensors that vLLM does not keep in a packed form of its own, as it does on the CPU."""
+        return await self._updates.checksums()
+
+    async def sleep(self) -> None:
+        """Give back the memory of weights and cache; on the CPU vLLM says yes and keeps it."""
+        await self._updates.sleep()
+
+    async def wake_up(self) -> None:
+        """Take the memory again."""
+        await self._updates.wake_up()
 
     async def _control(self, route: str, body: Mapping[str, Any] | None = None) -> Any:
         return await self._http.post(route, body, deadline_s=self._config.timeout_s)

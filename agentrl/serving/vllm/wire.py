@@ -6,7 +6,7 @@ from typing import Any
 
 from agentrl.errors import EngineError
 from agentrl.policy import GenerateRequest, Generation, StopReason
-from agentrl.server import ServerLoad
+from agentrl.server import ServerLoad, TensorLayout
 from agentrl.serving.version_labels import decode_versions
 
 ID_PREFIX = "generate-tokens-"
@@ -24,6 +24,9 @@ _COUNTS = {
     "sampled_tokens": "vllm:generation_tokens_total",
 }
 _CACHE_USED = "vllm:kv_cache_usage_perc"
+CHECKSUM_DIGITS = 16
+_OF_NOTHING = "e3b0c44298fc1c14"
+"""Checksum of a tensor whose bytes vLLM keeps in a packed form elsewhere."""
 
 
 def encode_request(request: GenerateRequest, *, wire_id: str, max_context: int) -> dict[str, Any]:
@@ -52,6 +55,27 @@ def encode_request(request: GenerateRequest, *, wire_id: str, max_context: int) 
 def encode_abort(wire_id: str) -> dict[str, Any]:
     """The body of a request to ``/inference/v1/abort_requests``."""
     return {"request_ids": [ID_PREFIX + wire_id]}
+
+
+def encode_run(layout: TensorLayout) -> dict[str, Any]:
+    """What `agentrl_vllm_receiver` has to know of a run of bytes."""
+    shapes = [list(shape) for shape in layout.shapes]
+    return {"names": list(layout.names), "dtype": layout.dtype, "shapes": shapes}
+
+
+def decode_checksums(body: Any) -> dict[str, str]:
+    """The checksums in the answer of ``/weight_checker``; none when several workers have a part of each tensor.
+
+    Raises:
+        EngineError: there are none.
+    """
+    try:
+        told = {tuple(name.rsplit(":", 1)): checksum[:CHECKSUM_DIGITS] for name, checksum in body["checksums"].items()}
+    except (KeyError, TypeError, AttributeError) as error:
+        raise EngineError("vLLM does not tell the checksums of its weights", got=repr(body)[:200]) from error
+    if len({place for place, *_ in told}) != 1:
+        return {}
+    return {name[-1]: checksum for name, checksum in told.items() if checksum != _OF_NOTHING}
 
 
 def decode_answer(body: Any, stop_token_ids: frozenset[int]) -> Generation:

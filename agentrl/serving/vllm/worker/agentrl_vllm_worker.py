@@ -9,6 +9,7 @@ from __future__ import annotations
 
 from typing import Any
 
+import agentrl_vllm_receiver  # noqa: F401
 from vllm.v1.sample.sampler import Sampler
 
 _LEAST_TEMPERATURE = 1e-5

@@ -1,0 +1,103 @@
+"""New weights for one server, in each of the ways in which SGLang takes them."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import AsyncIterator, Mapping, Sequence
+from contextlib import asynccontextmanager, suppress
+from pathlib import Path
+from typing import Any
+
+from agentrl.errors import EngineError
+from agentrl.server import Broadcast, TensorLayout, TensorPart, UpdateGroup
+from agentrl.serving.http import HttpSession
+from agentrl.serving.sglang.wire import decode_checksums, encode_broadcast, encode_tensors, encode_update
+
+BEGIN = "/begin_weight_update"
+END = "/end_weight_update"
+FAILED_S = 10.0
+"""Deadline of what is tried after a failure."""
+
+
+class WeightUpdates:
+    """Sends weights, or says where they are. Failures are those of `agentrl.serving.http.HttpSession`.
+
+    Args:
+        http: The connections to the server.
+        timeout_s: Deadline of one request.
+        has_sessions: Whether updates in parts stand between a begin and an end: SGLang asks for that from 0.5.21 on,
+            and knows nothing of it before.
+        workers: Processes that hold weights.
+    """
+
+    def __init__(self, http: HttpSession, *, timeout_s: float, has_sessions: bool, workers: int) -> None:
+        self._http = http
+        self._timeout_s = timeout_s
+        self._has_sessions = has_sessions
+        self.workers = workers
+
+    async def from_folder(self, folder: Path, version: int) -> None:
+        """Let it read a folder."""
+        await self._post("/update_weights_from_disk", encode_update(folder, version))
+
+    async def from_tensors(self, parts: Sequence[TensorPart], version: int) -> None:
+        """Send tensors; caches are thrown away, and the version is told, with the last of them."""
+        async with self._session():
+            for number, part in enumerate(parts):
+                last = version if number == len(parts) - 1 else None
+                body = encode_tensors(await part(), workers=self.workers, version=last)
+                await self._post("/update_weights_from_tensor", body)
+
+    async def from_broadcast(
+        self, layouts: Sequence[TensorLayout], group: UpdateGroup, broadcast: Broadcast, version: int
+    ) -> None:
+        """Let it receive what is broadcast; caches are thrown away, and the version is told, with the last of it."""
+        async with self._session():
+            for number, layout in enumerate(layouts):
+                last = version if number == len(layouts) - 1 else None
+                body = encode_broadcast(layout, group=group.name, version=last)
+                told = self._post("/update_weights_from_distributed", body)
+                await asyncio.gather(told, broadcast(number))
+
+    @asynccontextmanager
+    async def _session(self) -> AsyncIterator[None]:
+        """Around an update in parts; a failure leaves no session behind."""
+        if not self._has_sessions:
+            yield
+            return
+        await self._post(BEGIN, {})
+        try:
+            yield
+        except BaseException:
+            with suppress(EngineError):
+                await self._http.post(END, {}, deadline_s=FAILED_S)
+            raise
+        await self._post(END, {})
+
+    async def join(self, group: UpdateGroup) -> None:
+        """Let its workers join a process group."""
+        body = {
+            "master_address": group.address,
+            "master_port": group.port,
+            "rank_offset": 1,
+            "world_size": group.size,
+            "group_name": group.name,
+            "backend": group.backend,
+        }
+        await self._post("/init_weights_update_group", body)
+
+    async def checksums(self) -> Mapping[str, str]:
+        """As `agentrl.server.InferenceServer.checksums`; empty with several workers, of which each has a part."""
+        told = await self._post("/weights_checker", {"action": "checksum"})
+        return decode_checksums(told) if self.workers == 1 else {}
+
+    async def sleep(self) -> None:
+        """Give back the memory of weights and cache."""
+        await self._post("/release_memory_occupation", {})
+
+    async def wake_up(self) -> None:
+        """Take the memory again."""
+        await self._post("/resume_memory_occupation", {})
+
+    async def _post(self, route: str, body: Mapping[str, Any]) -> Any:
+        return await self._http.post(route, body, deadline_s=self._timeout_s, late=EngineError)

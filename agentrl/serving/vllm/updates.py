@@ -1,0 +1,86 @@
+"""New weights for one paused server, in each of the ways in which vLLM takes them."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Mapping, Sequence
+from contextlib import suppress
+from dataclasses import asdict
+from pathlib import Path
+from typing import Any
+
+from agentrl.errors import EngineError
+from agentrl.server import Broadcast, TensorLayout, UpdateGroup
+from agentrl.serving.http import HttpSession
+from agentrl.serving.vllm.wire import decode_checksums, encode_run
+
+FAILED_S = 10.0
+"""Deadline of what is tried after a failure."""
+PAUSE = "/pause?mode=keep&clear_cache=false"
+
+
+class WeightUpdates:
+    """Sends weights, or says where they are. Failures are those of `agentrl.serving.http.HttpSession`.
+
+    Args:
+        http: The connections to the server.
+        timeout_s: Deadline of one request.
+    """
+
+    def __init__(self, http: HttpSession, *, timeout_s: float) -> None:
+        self._http = http
+        self._timeout_s = timeout_s
+
+    async def from_folder(self, folder: Path, version: int) -> None:
+        """Let it read a folder."""
+        await self._post("/collective_rpc", {"method": "reload_weights", "kwargs": {"weights_path": str(folder)}})
+        await self._publish(version)
+
+    async def from_broadcast(self, layouts: Sequence[TensorLayout], broadcast: Broadcast, version: int) -> None:
+        """Let it receive what is broadcast in the group that it joined last."""
+        await self._post("/start_weight_update")
+        try:
+            for number, layout in enumerate(layouts):
+                told = self._post("/update_weights", {"update_info": encode_run(layout)})
+                await asyncio.gather(told, broadcast(number))
+        except BaseException:
+            with suppress(EngineError):  # or the next update could not begin
+                await self._http.post("/finish_weight_update", {}, deadline_s=FAILED_S)
+            raise
+        await self._post("/finish_weight_update", {})
+        await self._publish(version)
+
+    async def _publish(self, version: int) -> None:
+        """Throw away all caches, and only then name the version."""
+        reset = await self._post("/reset_prefix_cache?reset_running_requests=true&reset_external=true")
+        if reset != {"success": True}:
+            raise EngineError(f"{self._http.url} keeps a cache of the old weights", got=reset)
+        await self._post("/update_weight_version", {"new_version": str(version)})
+
+    async def workers(self) -> int:
+        """Processes that hold weights."""
+        told = await self._http.get("/get_world_size", deadline_s=self._timeout_s)
+        try:
+            return int(told["world_size"])
+        except (KeyError, TypeError, ValueError) as error:
+            raise EngineError(f"{self._http.url} does not tell how many workers it has", got=told) from error
+
+    async def join(self, group: UpdateGroup) -> None:
+        """Let its workers join a process group, and leave the one before."""
+        await self._post("/init_weight_transfer_engine", {"init_info": asdict(group)})
+
+    async def checksums(self) -> Mapping[str, str]:
+        """As `agentrl.server.InferenceServer.checksums`."""
+        return decode_checksums(await self._post("/weight_checker", {"action": "checksum"}))
+
+    async def sleep(self) -> None:
+        """Give back the memory of weights and cache; what is held stays held."""
+        await self._post("/sleep?level=2&mode=keep")
+
+    async def wake_up(self) -> None:
+        """Take the memory again. vLLM goes on with that, and is paused once more."""
+        await self._post("/wake_up")
+        await self._post(PAUSE)
+
+    async def _post(self, route: str, body: Mapping[str, Any] | None = None) -> Any:
+        return await self._http.post(route, body, deadline_s=self._timeout_s)

@@ -1,0 +1,125 @@
+"""How vLLM's workers receive weights that a trainer broadcasts: over gloo, or over NCCL where all have GPUs.
+
+vLLM's own NCCL engine speaks a protocol for which the trainer needs vLLM. This one stands beside it in vLLM's registry,
+under the name `BACKEND`, and speaks torch's; it is driven by the same requests. The trainer's side is
+`agentrl.weights.process_group`.
+"""
+
+from __future__ import annotations
+
+import socket
+from collections.abc import Iterator
+from dataclasses import dataclass
+from datetime import timedelta
+from typing import Any
+
+import torch
+from torch.distributed import PrefixStore, ProcessGroupGloo, TCPStore
+from vllm.distributed.weight_transfer import WeightTransferEngineFactory
+from vllm.distributed.weight_transfer.base import (
+    WeightTransferEngine,
+    WeightTransferInitInfo,
+    WeightTransferUpdateInfo,
+)
+from vllm.model_executor.model_loader.reload import finalize_layerwise_reload, initialize_layerwise_reload
+
+BACKEND = "agentrl"
+
+
+@dataclass
+class GroupInfo(WeightTransferInitInfo):
+    """The group to join; the trainer is rank 0, and this server's workers follow."""
+
+    name: str
+    address: str
+    port: int
+    size: int
+    backend: str
+    timeout_s: float
+
+
+@dataclass
+class RunInfo(WeightTransferUpdateInfo):
+    """Tensors of one number format that come as one run of bytes."""
+
+    names: list[str]
+    dtype: str
+    shapes: list[list[int]]
+
+
+class BroadcastReceiver(WeightTransferEngine[GroupInfo, RunInfo]):  # type: ignore[misc]
+    """Receives runs of bytes, and loads the tensors in them as vLLM loads a checkpoint."""
+
+    init_info_cls = GroupInfo
+    update_info_cls = RunInfo
+    _group: Any = None
+
+    def init_transfer_engine(self, init_info: GroupInfo) -> None:
+        """Meet the trainer."""
+        self.shutdown()
+        self._place = torch.device("cpu") if init_info.backend == "gloo" else self.device
+        rank = 1 + self.parallel_config.data_parallel_index * self.parallel_config.world_size
+        self._group = join(init_info, rank + self.parallel_config.rank)
+
+    def start_weight_update(self) -> None:
+        """Expect a whole model."""
+        initialize_layerwise_reload(self.model)
+
+    def update_weights(self, update_info: dict[str, Any]) -> None:
+        """Receive a run and load it. vLLM's own waits for an accelerator, which a CPU does not have."""
+        self.receive_weights(self.parse_update_info(update_info))
+        if self.device.type != "cpu":
+            torch.accelerator.synchronize()
+
+    def receive_weights(self, update_info: RunInfo) -> None:
+        """Receive a run and load it."""
+        if self._group is None:
+            raise RuntimeError("no group was joined")
+        dtype = getattr(torch, update_info.dtype)
+        count = sum(torch.Size(shape).numel() for shape in update_info.shapes)
+        run = torch.empty(count * dtype.itemsize, dtype=torch.uint8, device=self._place)
+        self._group.broadcast(run, 0).wait()
+        self.model.load_weights(tensors_of(run, update_info.names, dtype, update_info.shapes))
+
+    def finish_weight_update(self) -> None:
+        """Put the new tensors into use."""
+        finalize_layerwise_reload(self.model, self.model_config)
+
+    def shutdown(self) -> None:
+        """Let go of the group."""
+        self._group = None
+
+
+def join(info: GroupInfo, rank: int) -> Any:
+    """The group, once all members have met. Names in the store are those that torch's own groups use."""
+    timeout = timedelta(seconds=info.timeout_s)
+    store = TCPStore(info.address, info.port, info.size, False, timeout)
+    named = PrefixStore(f"{info.name}/", PrefixStore(info.name, store))
+    if info.backend == "nccl":
+        nccl = torch.distributed.ProcessGroupNCCL
+        options = nccl.Options()
+        options._timeout = timeout
+        return nccl(PrefixStore("cuda/", named), rank, info.size, options)
+    options = ProcessGroupGloo._Options()
+    options._timeout = timeout
+    options._devices = [ProcessGroupGloo.create_device(hostname=address_towards(info.address, info.port))]
+    return ProcessGroupGloo(PrefixStore("cpu/", named), rank, info.size, options)
+
+
+def address_towards(host: str, port: int) -> str:
+    """The address of this machine from which another one is reached; nothing is sent."""
+    with socket.socket(socket.AF_INET, socket.SOCK_DGRAM) as probe:
+        probe.connect((host, port))
+        return str(probe.getsockname()[0])
+
+
+def tensors_of(
+    run: torch.Tensor, names: list[str], dtype: torch.dtype, shapes: list[list[int]]
+) -> Iterator[tuple[str, torch.Tensor]]:
+    """The tensors in a run of bytes."""
+    sizes = [torch.Size(shape).numel() for shape in shapes]
+    for name, flat, shape in zip(names, run.view(dtype).split(sizes), shapes, strict=True):
+        yield name, flat.view(shape)
+
+
+WeightTransferEngineFactory.register_engine(BACKEND, BroadcastReceiver)

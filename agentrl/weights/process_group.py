@@ -1,0 +1,137 @@
+"""The trainer's side of a process group with the workers of one server.
+
+Torch's own groups belong to a world in which everybody has a rank; trainer and server live in worlds of their own. So
+the group is made from its parts: a store in which the members meet, and the backend. Names in the store are those that
+torch's groups use, because SGLang makes its side with torch's functions.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import socket
+import threading
+from collections.abc import Callable
+from concurrent.futures import Future
+from contextlib import suppress
+from datetime import timedelta
+from typing import Any, TypeVar
+from urllib.parse import urlsplit
+from uuid import uuid4
+
+import torch
+from torch import Tensor
+from torch.distributed import PrefixStore, ProcessGroupGloo, TCPStore
+
+from agentrl.errors import EngineError
+from agentrl.server import UpdateGroup
+
+T = TypeVar("T")
+
+
+class TrainerGroup:
+    """A group in which the trainer is rank 0.
+
+    Args:
+        url: The server's address: the trainer listens where it can be reached from there.
+        workers: Of the server.
+        device: Of the trainer's tensors.
+        timeout_s: Deadline of the meeting, and of each broadcast.
+
+    Attributes:
+        info: What the server has to know to join.
+    """
+
+    def __init__(self, url: str, *, workers: int, device: torch.device, timeout_s: float) -> None:
+        address = address_towards(url)
+        self._device = device
+        self._timeout = timedelta(seconds=timeout_s)
+        self._store = _listening_store(address, self._timeout)
+        self._backend: Any = None
+        self.info = UpdateGroup(
+            name=f"agentrl-{uuid4().hex[:12]}",
+            address=address,
+            port=self._store.port,
+            size=workers + 1,
+            backend="nccl" if device.type == "cuda" else "gloo",
+            timeout_s=timeout_s,
+        )
+
+    async def meet(self) -> None:
+        """Wait for the server's workers, who have been told to join.
+
+        Raises:
+            EngineError: they did not come.
+        """
+        try:
+            self._backend = await in_thread(self._open)
+        except RuntimeError as error:
+            raise EngineError("the workers of a server did not join the group", got=str(error)[:200]) from error
+
+    def _open(self) -> Any:
+        info, timeout = self.info, self._timeout
+        store = PrefixStore(f"{info.name}/", PrefixStore(info.name, self._store))
+        if info.backend == "nccl":
+            nccl = torch.distributed.ProcessGroupNCCL
+            options = nccl.Options()
+            options._timeout = timeout
+            return nccl(PrefixStore("cuda/", store), 0, info.size, options)
+        options = ProcessGroupGloo._Options()
+        options._timeout = timeout
+        options._devices = [ProcessGroupGloo.create_device(hostname=info.address)]
+        return ProcessGroupGloo(PrefixStore("cpu/", store), 0, info.size, options)
+
+    async def broadcast(self, run: Tensor) -> None:
+        """Send bytes to all workers; done when they are on their way and may be changed.
+
+        Raises:
+            EngineError: a worker is gone, or does not receive.
+        """
+        try:
+            await in_thread(lambda: self._send(run))
+        except RuntimeError as error:
+            raise EngineError("a broadcast of weights broke off", got=str(error)[:200]) from error
+
+    def _send(self, run: Tensor) -> None:
+        sent = run.to(self._device)
+        self._backend.broadcast(sent, 0).wait()
+        if sent.is_cuda:
+            torch.cuda.synchronize(self._device)
+
+    def close(self) -> None:
+        """Let go; a broadcast that hangs ends by its own deadline."""
+        backend, self._backend = self._backend, None
+        if backend is not None:
+            with suppress(RuntimeError):
+                backend.abort()
+
+
+def address_towards(url: str) -> str:
+    """The address of this machine from which a server is reached; nothing is sent."""
+    parts = urlsplit(url)
+    with socket.socket(socket.AF_INET, socket.SOCK_DGRAM) as probe:
+        probe.connect((parts.hostname, parts.port or 80))
+        return str(probe.getsockname()[0])
+
+
+def _listening_store(address: str, timeout: timedelta) -> TCPStore:
+    """A store that listens on one address only; whoever reaches it may write into it."""
+    listener = socket.create_server((address, 0))
+    port = listener.getsockname()[1]
+    return TCPStore(
+        address, port, None, True, timeout=timeout, wait_for_workers=False, master_listen_fd=listener.detach()
+    )
+
+
+async def in_thread(work: Callable[[], T]) -> T:
+    """The result of `work`, from a thread that does not keep the process alive: a dead peer may hang it for a while."""
+    future: Future[T] = Future()
+
+    def run() -> None:
+        future.set_running_or_notify_cancel()
+        try:
+            future.set_result(work())
+        except BaseException as error:
+            future.set_exception(error)
+
+    threading.Thread(target=run, name="process group", daemon=True).start()
+    return await asyncio.wrap_future(future)

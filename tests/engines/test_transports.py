@@ -1,0 +1,138 @@
+"""Every transport that works on a CPU, on both servers: exact while requests are in flight, and caught when broken."""
+
+import asyncio
+import itertools
+
+import pytest
+import torch
+
+from agentrl.errors import TrainingError
+from agentrl.policy import GenerateRequest, SamplingParams
+from agentrl.serving.pool import PoolSettings, ServerPool
+from agentrl.training.model_weights import ModelWeights
+from agentrl.weights import CollectiveTransport, FolderTransport, Probe, RemoteSync, TensorTransport
+
+pytestmark = [pytest.mark.engines, pytest.mark.timeout(600)]
+
+TOLERANCE = 1e-4
+SYNCS = 5
+BUCKET_BYTES = 100_000
+"""Several buckets for the tiny model, and tensors that are larger than one."""
+TRANSPORTS = {
+    "shared_memory": FolderTransport.shared_memory,
+    "collective": lambda: CollectiveTransport(bucket_bytes=BUCKET_BYTES),
+    "tensor": lambda: TensorTransport(bucket_bytes=BUCKET_BYTES),
+}
+CASES = [("vllm", "shared_memory"), ("vllm", "collective"), *(("sglang", name) for name in TRANSPORTS)]
+both_models = pytest.mark.parametrize("trained", ["tied", "untied"], indirect=True)
+every_transport = pytest.mark.parametrize(("engine", "transport"), CASES)
+
+
+class Source(ModelWeights):
+    """A trainer that changes its weights on command, remembers all of them, and may leave a tensor out of a sync."""
+
+    def __init__(self, model):
+        super().__init__(model)
+        self.past = {}
+        self.skipped = None
+        self._sent = {}
+        self._generator = torch.Generator().manual_seed(0)
+
+    def weights(self):
+        """The tensors; of the skipped one, what was sent last."""
+        tensors = dict(super().weights())
+        if self.skipped is not None:
+            tensors[self.skipped] = self._sent[self.skipped]
+        self._sent = {name: tensor.clone() for name, tensor in tensors.items()}
+        return tensors
+
+    def remember(self, version):
+        self.past[version] = {name: tensor.clone() for name, tensor in self._model.state_dict().items()}
+
+    @torch.no_grad()
+    def learn(self):
+        for parameter in self._model.parameters():
+            parameter.add_(0.02 * torch.randn(parameter.shape, generator=self._generator))
+
+    def largest_difference(self, prompt, answer):
+        """Of an answer's log-probabilities from those of the weights that each token claims."""
+        worst = 0.0
+        now = {name: tensor.clone() for name, tensor in self._model.state_dict().items()}
+        for version in set(answer.versions):
+            self._model.load_state_dict(self.past[version])
+            expected = self.token_logprobs(prompt, answer.token_ids)
+            found = zip(answer.versions, answer.logprobs, expected, strict=True)
+            worst = max(worst, *(abs(got - right) for stamp, got, right in found if stamp == version))
+        self._model.load_state_dict(now)
+        return worst
+
+
+class World:
+    """The session's server behind a pool, a trainer, and the sync between them."""
+
+    def __init__(self, client, trained, transport, version):
+        self.source = Source(trained)
+        self.source.remember(version)
+        self.pool = ServerPool([client], PoolSettings(), version=version)
+        probe = Probe.random(trained.config.vocab_size, tolerance=TOLERANCE)
+        self.sync = RemoteSync(self.source, self.pool.group, transport, probe)
+
+    async def next_version(self):
+        version = self.pool.version + 1
+        self.source.learn()
+        self.source.remember(version)
+        return await self.sync.sync(version)
+
+
+@pytest.fixture
+async def world(client_of, trained, transport):
+    client = client_of()
+    await client.connect(deadline_s=60)
+    world = World(client, trained, TRANSPORTS[transport](), await client.weight_version() + 1)
+    await world.pool.start()
+    await world.sync.verify()
+    yield world
+    await world.pool.close()
+    await world.sync.close()
+
+
+def a_request(name, prompt):
+    params = SamplingParams(max_tokens=60)
+    return GenerateRequest(prompt_ids=prompt, params=params, session_id=name, request_id=name)
+
+
+@both_models
+@every_transport
+async def test_syncs_with_requests_in_flight_are_exact(world):
+    stop, answers = asyncio.Event(), []
+
+    async def caller(number):
+        for turn in itertools.count():
+            if stop.is_set():
+                return
+            request = a_request(f"c{number}-{turn}", [number + 1, turn % 7, 3])
+            answers.append((request.prompt_ids, await world.pool.generate(request)))
+
+    first = world.pool.version
+    callers = [asyncio.create_task(caller(number)) for number in range(3)]
+    for _ in range(SYNCS):
+        report = await world.next_version()
+        assert report.probe_difference < TOLERANCE
+    stop.set()
+    await asyncio.gather(*callers)
+    assert max(world.source.largest_difference(prompt, answer) for prompt, answer in answers) < TOLERANCE
+    assert any(len(set(answer.versions)) > 1 for _, answer in answers)
+    assert {version for _, answer in answers for version in answer.versions} <= set(range(first, first + SYNCS + 1))
+
+
+SKIPPED = "model.layers.1.mlp.down_proj.weight"
+
+
+@every_transport
+async def test_a_skipped_tensor_is_caught(world):
+    await world.next_version()
+    world.source.skipped = SKIPPED
+    with pytest.raises(
+        TrainingError, match=f"does not serve the trainer's weights of version {world.pool.version + 1}"
+    ):
+        await world.next_version()
