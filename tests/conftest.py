@@ -1,7 +1,8 @@
-"""What tests of whole runs share, and a limit on what failed tests leave behind."""
+"""What tests of engines and of whole runs share, and a limit on what failed tests leave behind."""
 
 import faulthandler
 import sys
+from collections.abc import Callable, Sequence
 from pathlib import Path
 
 import pytest
@@ -9,6 +10,8 @@ import torch
 
 from agentrl.assembly.runs import start_run
 from agentrl.config import load_config
+from agentrl.policy import GenerateRequest, SamplingParams
+from agentrl.testing.reference import model_reference
 
 WORLDS = Path(__file__).parent / "worlds"
 
@@ -63,3 +66,20 @@ def tiny_run(tmp_path, monkeypatch, one_thread):
 
     yield start
     sys.modules.pop("letters", None)
+
+
+@pytest.fixture
+def request_of() -> Callable[..., GenerateRequest]:
+    """Build a request whose request id and session are its name."""
+
+    def build(prompt: Sequence[int], name: str = "r", session: str | None = None, **params) -> GenerateRequest:
+        settings = SamplingParams(**params)
+        return GenerateRequest(prompt_ids=prompt, params=settings, session_id=session or name, request_id=name)
+
+    return build
+
+
+@pytest.fixture(scope="session")
+def reference_of():
+    """Log-probabilities of a model by a full forward pass."""
+    return model_reference

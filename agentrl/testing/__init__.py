@@ -2,5 +2,6 @@
 
 from agentrl.testing.engine_check import check_engine
 from agentrl.testing.env_check import check_env
+from agentrl.testing.server_engine import ServerEngine
 
-__all__ = ["check_engine", "check_env"]
+__all__ = ["ServerEngine", "check_engine", "check_env"]

@@ -10,12 +10,13 @@ from __future__ import annotations
 import asyncio
 import enum
 from collections.abc import Awaitable, Callable
+from contextlib import suppress
 from dataclasses import dataclass
 
-from agentrl.errors import EngineError
+from agentrl.errors import AgentRLError, EngineError
 from agentrl.policy import PolicyEngine
 from agentrl.testing.engine_checks import CHECKS
-from agentrl.testing.engine_probe import CheckSkipped, EngineProbe, NewWeights, Reference
+from agentrl.testing.engine_probe import CheckSkipped, EngineProbe, NewWeights, Progress, Reference
 
 
 class Verdict(enum.StrEnum):
@@ -74,25 +75,35 @@ async def check_engine(
     reference: Reference | None = None,
     new_weights: NewWeights = lambda: None,
     tolerance: float = 1e-5,
-    settle_s: float = 0.0,
+    progress: Progress | None = None,
+    kill: Callable[[], object] | None = None,
     deadline_s: float = 120.0,
 ) -> EngineReport:
     """Check what `agentrl.policy` promises, on one engine, from its start to its close.
 
+    Requests that are to be met in flight are watched, not timed: the kit acts when it sees that one has begun.
+
     Args:
-        factory: Makes the engine; it has no session and no request yet.
+        factory: Makes the engine; it has no session and no request yet. Called once more where there is a `kill`.
         reference: Log-probabilities of the model that the engine serves, on its current weights: called with ids and
             a temperature, gives one value for each id but the first. Without it, nothing is compared.
         new_weights: Makes new weights and gives what `update_weights` takes; ``None`` where the engine shares them.
         tolerance: Largest difference from the reference that is accepted.
-        settle_s: For engines in other processes, seconds that a request needs to begin; those of this process are
-            watched through `metrics` instead.
+        progress: Asks the engine for a number that grows when a request gets its first token (`ServerEngine.progress`).
+            Left out, `metrics` is watched: its `sampled_tokens` must count the tokens of requests that still run.
+        kill: Ends the process that samples, as SIGKILL does; the engine is not used any more. Left out, that is not
+            checked.
         deadline_s: Most seconds of one check.
     """
     probe = EngineProbe(
-        engine=factory(), reference=reference, new_weights=new_weights, tolerance=tolerance, settle_s=settle_s
+        factory=factory,
+        reference=reference,
+        new_weights=new_weights,
+        tolerance=tolerance,
+        progress=progress,
+        kill=kill,
     )
-    await probe.engine.start()
+    await probe.start()
     try:
         return EngineReport([await _run(check, probe, deadline_s) for check in CHECKS])
     finally:
@@ -101,11 +112,14 @@ async def check_engine(
 
 async def _run(check: Callable[[EngineProbe], Awaitable[str]], probe: EngineProbe, deadline_s: float) -> CheckRow:
     try:
-        async with asyncio.timeout(deadline_s):
+        async with asyncio.timeout(deadline_s) as limit:
             verdict, detail = Verdict.PASSED, await check(probe)
     except CheckSkipped as skipped:
         verdict, detail = Verdict.SKIPPED, str(skipped)
     except Exception as error:  # the boundary of a check: whatever goes wrong in it is its result
-        await probe.engine.resume()
+        with suppress(AgentRLError):
+            await probe.engine.resume()
         verdict, detail = Verdict.FAILED, f"{type(error).__name__}: {error}"
+        if limit.expired():
+            detail = f"it did not end within {deadline_s:g} s"
     return CheckRow(check=getattr(check, "__name__", "check"), verdict=verdict, detail=detail)

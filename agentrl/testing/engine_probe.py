@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import asyncio
 import itertools
-from collections.abc import Callable, Iterator, Mapping, Sequence
+import time
+from collections.abc import Awaitable, Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from typing import Any, TypeAlias
@@ -16,8 +17,18 @@ Reference: TypeAlias = Callable[[Sequence[int], float], Sequence[float]]
 """(ids, temperature) → log-probability of ``ids[1:]``, each given what stands before it, on the current weights."""
 NewWeights: TypeAlias = Callable[[], Mapping[str, Any] | None]
 """Makes new weights and gives what `PolicyEngine.update_weights` takes."""
+Progress: TypeAlias = Callable[[Any], Awaitable[int]]
+"""Asks an engine for a number that grows when a request gets its first token, or any."""
 
-MOST_TICKS = 20_000
+LONGEST_WAIT_S = 60.0
+"""What should happen and has not happened after so long never will."""
+QUICK_TURNS = 1000
+"""Turns of the event loop in which a condition is looked at without a rest: engines of this process need one each."""
+REST_S = 0.01
+LOOKS = 20
+"""Looks at an engine that must not move."""
+LONG = 1000
+"""Most tokens of a request that is met in flight."""
 
 
 class CheckFailed(Exception):
@@ -48,16 +59,36 @@ def refusal(kind: type[AgentRLError], what: str) -> Iterator[None]:
 
 @dataclass(slots=True, kw_only=True)
 class EngineProbe:
-    """An engine under test."""
+    """An engine under test.
 
-    engine: PolicyEngine
+    Attributes:
+        factory: Makes it.
+        engine: The one that runs; made by `start`.
+        progress: How its pace is watched; `engine.metrics` when left out.
+        kill: Ends the process that samples.
+    """
+
+    factory: Callable[[], PolicyEngine]
+    engine: PolicyEngine = field(init=False)
     reference: Reference | None
     new_weights: NewWeights
     tolerance: float
     """Largest difference of a log-probability from the reference."""
-    settle_s: float
-    """Seconds for a request to get going; 0 for engines of this process, which are watched instead."""
+    progress: Progress | None = None
+    kill: Callable[[], object] | None = None
     names: Iterator[int] = field(default_factory=itertools.count)
+    _submitted: list[asyncio.Task[Generation]] = field(default_factory=list)
+
+    async def start(self) -> None:
+        """Make an engine and start it."""
+        self.engine = self.factory()
+        await self.engine.start()
+
+    async def look(self) -> int:
+        """How far the engine is."""
+        if self.progress is not None:
+            return await self.progress(self.engine)
+        return self.engine.metrics().sampled_tokens
 
     def prompt(self, length: int, start: int = 1) -> list[int]:
         """Ids that walk through the vocabulary."""
@@ -102,29 +133,57 @@ class EngineProbe:
         return worst
 
     def long_request(self, **params: Any) -> GenerateRequest:
-        """A request that runs long enough to be met in flight."""
+        """A request that runs long enough to be met in flight: it fills the context, up to `LONG` tokens."""
         prompt = self.prompt(8)
-        return self.request(prompt, max_tokens=min(1000, self.engine.capabilities.max_context - 9), **params)
+        return self.request(prompt, max_tokens=min(LONG, self.engine.capabilities.max_context - 9), **params)
 
     async def submit(self, request: GenerateRequest) -> asyncio.Task[Generation]:
-        """Start a request and wait until it has sampled something."""
-        before = self.engine.metrics().sampled_tokens
+        """Start a request and wait until it has sampled something; it is far from its end then."""
+        if all(task.done() for task in self._submitted):
+            await self.until_idle()
+        before = await self.look()
         task = asyncio.ensure_future(self.engine.generate(request))
-        if self.settle_s:
-            await asyncio.sleep(self.settle_s)
-            return task
-        for _ in range(MOST_TICKS):
-            await asyncio.sleep(0)
-            if self.engine.metrics().sampled_tokens > before + 2 or task.done():
-                return task
-        raise CheckFailed("a request did not begin to sample")
+        self._submitted.append(task)
 
-    async def let_pass(self) -> None:
-        """Let the engine do what it would do now."""
-        if self.settle_s:
-            await asyncio.sleep(self.settle_s)
-        for _ in range(100):
-            await asyncio.sleep(0)
+        async def has_begun() -> bool:
+            return task.done() or await self.look() > before
+
+        await self.until(has_begun, "a request that begins to sample")
+        if task.done():
+            answer = await task
+            raise CheckFailed(
+                f"a request could not be met in flight: it ended with {len(answer.token_ids)} tokens before its first "
+                "one was seen; serve a model with a longer context, or look at the engine's progress"
+            )
+        return task
+
+    async def until(self, condition: Callable[[], Awaitable[bool]], what: str) -> None:
+        """Wait until something is so, and fail when it never is."""
+        end = time.monotonic() + LONGEST_WAIT_S
+        for turn in itertools.count():
+            if await condition():
+                return
+            expect(time.monotonic() < end, f"waited {LONGEST_WAIT_S:g} s in vain for {what}")
+            await asyncio.sleep(0 if turn < QUICK_TURNS else REST_S)
+
+    async def until_idle(self) -> None:
+        """Wait until the engine has no request; servers notice within seconds that a caller has gone."""
+
+        async def is_idle() -> bool:
+            await self.look()
+            load = self.engine.metrics()
+            return load.running + load.waiting == 0
+
+        await self.until(is_idle, "an engine without requests")
+
+    async def stands_still(self) -> bool:
+        """Whether nothing is sampled, however often one looks."""
+        before = await self.look()
+        for _ in range(LOOKS):
+            await asyncio.sleep(REST_S)
+            if await self.look() != before:
+                return False
+        return True
 
     async def update(self) -> int:
         """Give the engine new weights; their version."""

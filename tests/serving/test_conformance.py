@@ -1,5 +1,6 @@
 """The conformance kit, on every engine that runs here, and on engines that break one promise each."""
 
+import itertools
 from dataclasses import replace
 
 import pytest
@@ -11,17 +12,24 @@ from agentrl.policy import StopReason
 from agentrl.serving.local import LocalEngine
 from agentrl.serving.script import ScriptedAnswer
 from agentrl.serving.scripted import ScriptedEngine
-from agentrl.testing import check_engine
+from agentrl.testing import ServerEngine, check_engine
 from agentrl.testing.engine_check import Verdict
 from agentrl.testing.engine_checks import CHECKS
+from agentrl.testing.local_server import LocalServer
 from agentrl.testing.models import tiny_model
+from agentrl.testing.tokenizers import build_tokenizer
+from agentrl.weights import write_served_model
+
+
+def skipped(report):
+    return [row.check for row in report.rows if row.verdict is Verdict.SKIPPED]
 
 
 @pytest.mark.parametrize("delay_s", [0.0, 1e-6])
 async def test_the_scripted_engine_conforms(delay_s):
     report = await check_engine(lambda: ScriptedEngine(ScriptedEngineConfig(delay_s=delay_s), max_context=300))
     report.raise_on_failure()
-    assert [row.check for row in report.rows if row.verdict is Verdict.SKIPPED] == ["logprobs"]
+    assert skipped(report) == ["logprobs", "killed"]
 
 
 def _shaken(model):
@@ -51,7 +59,7 @@ async def test_the_local_engine_conforms(family, size, reference_of):
         new_weights=_shaken(model),
     )
     report.raise_on_failure()
-    assert all(row.verdict is Verdict.PASSED for row in report.rows)
+    assert skipped(report) == ["killed"]
 
 
 async def test_the_local_engine_conforms_with_weights_that_are_sent(reference_of):
@@ -66,6 +74,55 @@ async def test_the_local_engine_conforms_with_weights_that_are_sent(reference_of
         lambda: LocalEngine(served, LocalEngineConfig(slots=16)), reference=reference_of(trained), new_weights=send
     )
     report.raise_on_failure()
+
+
+@pytest.fixture(scope="module")
+def served_folder(tmp_path_factory):
+    path = tmp_path_factory.mktemp("served")
+    write_served_model(tiny_model(vocab_size=300, max_context=128), build_tokenizer("qwen3", vocab_size=280), path)
+    return path
+
+
+async def test_a_server_conforms_up_to_its_death(served_folder, reference_of, tmp_path):
+    servers, numbers = [], itertools.count()
+    trained = tiny_model(vocab_size=300, max_context=128)
+    shake = _shaken(trained)
+
+    def factory():
+        servers.append(LocalServer(served_folder, name=str(len(servers))))
+        return ServerEngine(servers[-1])
+
+    def send():
+        shake()
+        folder = tmp_path / str(next(numbers))
+        write_served_model(trained, build_tokenizer("qwen3", vocab_size=280), folder)
+        return {"folder": folder}
+
+    report = await check_engine(
+        factory,
+        reference=reference_of(trained),
+        new_weights=send,
+        progress=ServerEngine.progress,
+        kill=lambda: servers[-1].kill(),
+    )
+    report.raise_on_failure()
+    assert skipped(report) == []
+
+
+async def test_the_kit_sees_that_a_process_was_not_killed():
+    report = await check_engine(lambda: ScriptedEngine(max_context=300), kill=lambda: None)
+    (row,) = [row for row in report.rows if not row.passed]
+    assert row.check == "killed"
+    assert row.detail == "CheckFailed: a request that ran at the kill did not raise EngineError"
+
+
+async def test_a_request_that_is_over_before_it_is_seen_is_told():
+    async def blind(engine):
+        return 0
+
+    report = await check_engine(lambda: ScriptedEngine(max_context=300), progress=blind)
+    (found,) = [row.detail for row in report.rows if row.check == "abort"]
+    assert "could not be met in flight: it ended with 291 tokens" in found
 
 
 class _KeepsStaleCache(LocalEngine):

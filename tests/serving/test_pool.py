@@ -88,7 +88,11 @@ async def test_it_conforms_as_an_engine(pool_of, monkeypatch):
 
     pool, servers = pool_of()
     monkeypatch.setattr(pool, "update_weights", update)
-    report = await check_engine(lambda: pool, settle_s=0.1)
+
+    async def progress(pool):
+        return sum(map(sampled, servers))
+
+    report = await check_engine(lambda: pool, progress=progress)
     report.raise_on_failure()
 
 

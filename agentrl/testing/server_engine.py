@@ -1,0 +1,94 @@
+"""One inference server as a policy engine, for the conformance kit and for tests of one server.
+
+report = await check_engine(lambda: ServerEngine(VLLMServer(...)), progress=ServerEngine.progress)
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+from agentrl.errors import UsageError
+from agentrl.policy import EngineMetrics, GenerateRequest, Generation, PolicyEngine
+from agentrl.server import InferenceServer
+
+
+class ServerEngine(PolicyEngine):
+    """Serves with one server.
+
+    Args:
+        server: Connected by `start`, closed by `close`.
+        connect_timeout_s: Deadline of its first answer.
+    """
+
+    def __init__(self, server: InferenceServer, *, connect_timeout_s: float = 600.0) -> None:
+        self.server = server
+        self._connect_timeout_s = connect_timeout_s
+        self._version = 0
+        self._is_paused = False
+        self._metrics = EngineMetrics()
+
+    @property
+    def version(self) -> int:
+        """Version of the weights."""
+        return self._version
+
+    async def start(self) -> None:
+        """Connect to the server."""
+        await self.server.connect(deadline_s=self._connect_timeout_s)
+        self.capabilities = self.server.capabilities
+        self._version = await self.server.weight_version()
+
+    async def progress(self) -> int:
+        """A number that grows when a request gets its first token: some servers count all of them only in the end."""
+        load = await self.server.load()
+        self._metrics = EngineMetrics(
+            running=load.running,
+            waiting=load.waiting,
+            prompt_tokens=load.prompt_tokens,
+            cached_tokens=load.cached_tokens,
+            sampled_tokens=load.sampled_tokens,
+        )
+        return load.sampled_tokens + load.running
+
+    async def generate(self, request: GenerateRequest) -> Generation:
+        """Sample one turn."""
+        return await self.server.generate(request)
+
+    async def abort(self, request_id: str) -> bool:
+        """End a request early."""
+        return await self.server.abort(request_id)
+
+    async def pause(self) -> None:
+        """Hold all requests."""
+        await self.server.pause()
+        self._is_paused = True
+
+    async def resume(self) -> None:
+        """Go on."""
+        await self.server.resume()
+        self._is_paused = False
+
+    async def update_weights(self, weights: Mapping[str, Any] | None, version: int) -> None:
+        """Serve the weights in ``weights["folder"]``, a path; the server is paused meanwhile."""
+        if weights is None:
+            raise UsageError("a server cannot share weights", got=None, expected='{"folder": path}')
+        was_paused = self._is_paused
+        if not was_paused:
+            await self.pause()
+        await self.server.load_weights(Path(weights["folder"]), version)
+        self._version = version
+        if not was_paused:
+            await self.resume()
+
+    async def end_session(self, session_id: str) -> None:
+        """Servers keep no sessions."""
+
+    def metrics(self) -> EngineMetrics:
+        """The reading that `progress` took last."""
+        return self._metrics
+
+    async def close(self) -> None:
+        """Close the connections; the server goes on."""
+        await self.server.close()

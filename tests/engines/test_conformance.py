@@ -1,0 +1,126 @@
+"""The conformance kit on every engine, real servers among them, and what must hold on both real ones."""
+
+import pytest
+
+from agentrl.config.schema import LocalEngineConfig, ScriptedEngineConfig, SGLangEngineConfig, VLLMEngineConfig
+from agentrl.policy import StopReason
+from agentrl.server import ServerLost
+from agentrl.serving.local import LocalEngine
+from agentrl.serving.scripted import ScriptedEngine
+from agentrl.serving.sglang import SGLangServer
+from agentrl.serving.vllm import VLLMServer
+from agentrl.testing import ServerEngine, check_engine
+from agentrl.testing.engine_check import Verdict
+from agentrl.testing.models import tiny_model
+
+pytestmark = [pytest.mark.engines, pytest.mark.timeout(900)]
+SERVERS = ["sglang", "vllm"]
+CONFIGS = {"sglang": SGLangEngineConfig, "vllm": VLLMEngineConfig}
+CLIENTS = {"sglang": SGLangServer, "vllm": VLLMServer}
+CHECK_S = 300
+
+
+@pytest.fixture
+def kills_a_server():
+    """This test runs after the others."""
+
+
+@pytest.fixture
+def local():
+    model = tiny_model(max_context=128)
+    return {"factory": lambda: LocalEngine(model, LocalEngineConfig(slots=16)), "model": model}
+
+
+@pytest.fixture
+def scripted():
+    return {"factory": lambda: ScriptedEngine(ScriptedEngineConfig(), max_context=300)}
+
+
+@pytest.fixture
+def real(engine, probe, client_of, trained, session_servers):
+    return {
+        "factory": lambda: ServerEngine(client_of()),
+        "model": trained,
+        "new_weights": probe.new_weights,
+        "tolerance": probe.tolerance,
+        "progress": ServerEngine.progress,
+        "kill": lambda: session_servers.kill(engine),
+    }
+
+
+@pytest.fixture
+def subject(engine, request):
+    """What the kit is given for an engine."""
+    return request.getfixturevalue("real" if engine in SERVERS else engine)
+
+
+@pytest.mark.parametrize(
+    ("engine", "skipped"),
+    [("local", ["killed"]), ("scripted", ["logprobs", "killed"]), ("sglang", ["seeds"]), ("vllm", ["seeds"])],
+)
+async def test_the_engine_conforms(engine, skipped, subject, reference_of, kills_a_server):
+    model = subject.pop("model", None)
+    reference = None if model is None else reference_of(model)
+    report = await check_engine(**subject, reference=reference, deadline_s=CHECK_S)
+    print(report)
+    report.raise_on_failure()
+    assert [row.check for row in report.rows if row.verdict is Verdict.SKIPPED] == skipped
+
+
+@pytest.mark.parametrize("trained", ["tied", "untied"], indirect=True)
+@pytest.mark.parametrize("engine", SERVERS)
+async def test_twenty_updates_with_requests_in_flight_are_exact(probe):
+    engine = probe.engine
+    for _ in range(20):
+        old = engine.version
+        requests = [probe.long_request() for _ in range(3)]
+        tasks = [await probe.submit(request) for request in requests]
+        await engine.pause()
+        assert not any(task.done() for task in tasks)
+        held = await probe.look()
+        new = await probe.update()
+        await engine.resume()
+
+        async def go_on(held=held) -> bool:
+            return await probe.look() > held
+
+        await probe.until(go_on, "a request that goes on after the update")
+        for request, task in zip(requests, tasks, strict=True):
+            assert await engine.abort(request.request_id)
+            answer = await task
+            first = answer.versions.count(old)
+            assert answer.versions == [old] * first + [new] * (len(answer.versions) - first)
+            assert first > 0
+            probe.check_logprobs(request.prompt_ids, answer, 1.0, first)
+        assert new in answer.versions
+
+
+@pytest.mark.parametrize("engine", SERVERS)
+async def test_an_update_empties_the_prefix_cache(probe):
+    prompt = [(7 * i) % 400 for i in range(300)]
+    await probe.generate(prompt, max_tokens=2)
+    answer = await probe.generate([*prompt, 1], max_tokens=8)
+    assert answer.cached_tokens >= 128
+    await probe.update()
+    answer = await probe.generate([*prompt, 1], max_tokens=8)
+    assert answer.cached_tokens == 0
+    probe.check_logprobs([*prompt, 1], answer, 1.0)
+
+
+@pytest.mark.parametrize("engine", SERVERS)
+async def test_an_abort_ends_one_request_only(probe):
+    requests = [probe.long_request() for _ in range(2)]
+    tasks = [await probe.submit(request) for request in requests]
+    for request, task in zip(requests, tasks, strict=True):
+        assert not task.done()
+        assert await probe.engine.abort(request.request_id)
+        assert (await task).stop_reason is StopReason.ABORT
+
+
+@pytest.mark.parametrize("engine", SERVERS)
+async def test_a_server_that_is_not_there_is_lost(engine):
+    client = CLIENTS[engine]("http://127.0.0.1:9", CONFIGS[engine](), vocab_size=10)
+    with pytest.raises(ServerLost):
+        await client.connect(deadline_s=0.1)
+    assert not await client.is_healthy(deadline_s=0.1)
+    await client.close()
