@@ -21,6 +21,7 @@ from __future__ import annotations
 
 import enum
 import inspect
+import random
 from abc import ABC, abstractmethod
 from collections.abc import Awaitable, Callable, Mapping
 from dataclasses import dataclass, field
@@ -77,6 +78,29 @@ class Expert(Protocol):
 
     def act(self, observation: Content) -> str:
         """The next action, given the observation that followed the last one."""
+
+
+class FallibleExpert(Expert, Protocol):
+    """An expert that can also show how to go on after a mistake. `agentrl sft` asks it when `sft.mistakes` is set."""
+
+    def mistake(self, rng: random.Random) -> str | None:
+        """A mistake in place of the action that `act` returned last, which is then taken one step later.
+
+        Args:
+            rng: Draws among mistakes.
+
+        Returns:
+            An action that a beginner might take now and that changes nothing; ``None`` where there is none.
+        """
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ExpertAction:
+    """What an expert does, well or badly."""
+
+    text: str
+    is_mistake: bool = False
+    """Shown so that what follows can be learnt; not to be learnt itself."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

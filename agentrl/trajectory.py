@@ -57,6 +57,8 @@ class Source(enum.IntEnum):
     """Sampled by the policy; the only source that carries loss."""
     FORCED = 4
     """Written in the policy's name by somebody else: demonstrations, prefilled answers."""
+    MISTAKE = 5
+    """Written in the policy's name so that what follows can be learnt; never learnt itself."""
 
 
 @dataclass(slots=True, kw_only=True)

@@ -43,7 +43,9 @@ async def collect_demonstrations(
     spec = find_environment(config.environment)
     tasks = TaskCursor(task_source(spec, config.environment), seed=config.run.seed)
     host = build_host(config, spec=spec)
-    speaker = Demonstrator(ScriptedPolicy.EXPERT, renderer, max_context=config.agent.max_tokens)
+    speaker = Demonstrator(
+        ScriptedPolicy.EXPERT, renderer, max_context=config.agent.max_tokens, mistakes=config.sft.mistakes
+    )
     runner = build_runner(config, host, speaker, observer=observer)
     assignments = [_assignment(tasks.next(), number, config.run.seed) for number in range(config.sft.episodes)]
     played: dict[str, Trajectory] = {}

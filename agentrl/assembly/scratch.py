@@ -63,7 +63,7 @@ class _WrittenDown(Conversation):
     async def generate(self, *, prefill: str = "") -> Answer:
         """Act, and write the answer down."""
         turns = self._situation.turns
-        message = await demonstration(self._scribe.policy, self._situation, turns.begin())
+        message, _ = await demonstration(self._scribe.policy, self._situation, turns.begin())
         turns.take(append_textual_turn(turns, TokenSequence(), StopReason.STOP), prompt_tokens=0, answer_tokens=0)
         self.add(message)
         return Answer(message=message, raw_text=message.text)

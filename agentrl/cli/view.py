@@ -32,6 +32,7 @@ STYLES = {
     Source.OBSERVATION: "blue",
     Source.SAMPLED: "bold green",
     Source.FORCED: "yellow",
+    Source.MISTAKE: "red",
 }
 
 

@@ -429,6 +429,9 @@ class SFTConfig(Section):
     """Learning rate after the warm-up."""
     min_lr_ratio: float = Field(0.1, ge=0, le=1)
     """Where cosine ends, as a share of the learning rate."""
+    mistakes: float = Field(0.0, ge=0, lt=1)
+    """Share of the expert's actions before which it makes a mistake that changes nothing. Mistakes are not learnt; what
+    to do after one is, which demonstrations without them never show."""
     observation_weight: float = Field(0.0, ge=0, le=1)
     """Weight in the loss of a token that the agent did not write, beside 1 for its answers; it falls linearly to 0
     over the warm start. So a model that starts from nothing learns the language first, and what to say last."""

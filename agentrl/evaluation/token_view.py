@@ -22,6 +22,7 @@ LEGEND: dict[Source, str] = {
     Source.OBSERVATION: "observation",
     Source.SAMPLED: "sampled by the policy: carries loss",
     Source.FORCED: "written in the policy's name",
+    Source.MISTAKE: "a mistake in a demonstration: not learnt",
 }
 
 

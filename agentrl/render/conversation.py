@@ -110,11 +110,11 @@ class LedgerConversation:
         timings = TurnTimings(queue=generation.queue_s, prefill=generation.prefill_s, decode=generation.decode_s)
         return self._end_turn(start, role, generation.stop_reason, timings)
 
-    def demonstrate(self, text: str, *, role: str = "assistant") -> Answer:
-        """Take a turn with an answer that somebody else wrote: forced tokens, with the end of the turn."""
+    def demonstrate(self, text: str, *, role: str = "assistant", source: Source = Source.FORCED) -> Answer:
+        """Take a turn with an answer that somebody else wrote: tokens of `source`, with the end of the turn."""
         self.prepare()
         start = self._take_answer_start()
-        self.sequence.extend(self._renderer.demonstration(text), Source.FORCED)
+        self.sequence.extend(self._renderer.demonstration(text), source)
         return self._end_turn(start, role, StopReason.STOP, TurnTimings())
 
     def fork(self, messages: Sequence[Message]) -> LedgerConversation:

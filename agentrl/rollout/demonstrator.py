@@ -20,7 +20,7 @@ from agentrl.render.template import ToolSchema
 from agentrl.rollout.chat_speaker import append_textual_turn, cut_characters
 from agentrl.rollout.speaker import Situation, Speaker
 from agentrl.tool import Tool
-from agentrl.trajectory import TokenSequence
+from agentrl.trajectory import Source, TokenSequence
 
 
 class ScriptedPolicy(enum.StrEnum):
@@ -37,12 +37,21 @@ class Demonstrator(Speaker):
         policy: Expert or random.
         renderer: Writes the answers into the ledger; ``None`` keeps text only.
         max_context: Most tokens of prompt and answer together.
+        mistakes: Share of its actions before which an expert makes a mistake.
     """
 
-    def __init__(self, policy: ScriptedPolicy, renderer: Renderer | None = None, *, max_context: int = 2**31) -> None:
+    def __init__(
+        self,
+        policy: ScriptedPolicy,
+        renderer: Renderer | None = None,
+        *,
+        max_context: int = 2**31,
+        mistakes: float = 0.0,
+    ) -> None:
         self.policy = policy
         self.renderer = renderer
         self.max_context = max_context
+        self.mistakes = mistakes
 
     def open(self, situation: Situation, messages: Sequence[Message], tools: Sequence[Tool]) -> Conversation:
         """A conversation on the ledger, or in text."""
@@ -74,7 +83,7 @@ class TextDemonstration(Conversation):
     async def generate(self, *, prefill: str = "") -> Answer:
         """Act."""
         turns = self._situation.turns
-        message = await demonstration(self._policy, self._situation, turns.begin())
+        message, _ = await demonstration(self._policy, self._situation, turns.begin())
         turns.take(append_textual_turn(turns, TokenSequence(), StopReason.STOP), prompt_tokens=0, answer_tokens=0)
         return Answer(message=message, raw_text=message.text)
 
@@ -106,18 +115,22 @@ class LedgerDemonstration(Conversation):
         seed = turns.begin()
         prompt_tokens = len(self.ledger.prepare())
         turns.budget.answer_tokens(prompt_tokens, self._speaker.max_context)
-        message = await demonstration(self._speaker.policy, self._situation, seed)
+        message, source = await demonstration(
+            self._speaker.policy, self._situation, seed, mistakes=self._speaker.mistakes
+        )
         text = self._renderer.answer_text(message) if message.tool_calls else message.text
-        answer = self.ledger.demonstrate(text)
+        answer = self.ledger.demonstrate(text, source=source)
         turn = self.ledger.sequence.turns[-1]
         turns.take(turn, prompt_tokens=prompt_tokens, answer_tokens=turn.end - turn.start)
         return answer
 
 
-async def demonstration(policy: ScriptedPolicy, situation: Situation, seed: int) -> Message:
-    """The message in which `policy` takes its next action."""
-    if policy is ScriptedPolicy.EXPERT:
-        action = await situation.environment.expert_action(situation.observation)
-    else:
-        action = await situation.environment.random_action(seed)
-    return situation.loop.demonstrate(action)
+async def demonstration(
+    policy: ScriptedPolicy, situation: Situation, seed: int, *, mistakes: float = 0.0
+) -> tuple[Message, Source]:
+    """The message in which `policy` takes its next action, and what its tokens are: forced, or a mistake."""
+    environment, loop = situation.environment, situation.loop
+    if policy is ScriptedPolicy.RANDOM:
+        return loop.demonstrate(await environment.random_action(seed)), Source.FORCED
+    action = await environment.expert_action(situation.observation, seed=seed, mistakes=mistakes)
+    return loop.demonstrate(action.text), Source.MISTAKE if action.is_mistake else Source.FORCED

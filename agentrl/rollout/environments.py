@@ -16,7 +16,7 @@ from contextlib import asynccontextmanager
 from typing import Any
 
 from agentrl.config.schema import EnvironmentConfig
-from agentrl.env import EnvironmentSpec, Isolation
+from agentrl.env import EnvironmentSpec, ExpertAction, Isolation
 from agentrl.errors import AgentRLError, EnvironmentFailure, boundary
 from agentrl.message import Content
 from agentrl.rollout.places import InlinePlace, Place, ProcessPlace, ThreadPlace
@@ -76,9 +76,11 @@ class HostedEnvironment:
         key: str | None = await self._call("state_key")
         return key
 
-    async def expert_action(self, observation: Content) -> str:
-        """What the environment's own expert does after `observation`."""
-        action: str = await self._call("expert_action", observation)
+    async def expert_action(self, observation: Content, *, seed: int = 0, mistakes: float = 0.0) -> ExpertAction:
+        """What the environment's own expert does after `observation`; `seed` decides whether, with probability
+        `mistakes`, it makes a mistake first.
+        """
+        action: ExpertAction = await self._call("expert_action", observation, seed, mistakes)
         return action
 
     async def random_action(self, seed: int) -> str:

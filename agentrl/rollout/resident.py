@@ -9,7 +9,7 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from typing import Any, cast
 
-from agentrl.env import AnyEnv, AsyncEnv, Expert, StepResult, optional_part, settled
+from agentrl.env import AnyEnv, AsyncEnv, Expert, ExpertAction, FallibleExpert, StepResult, optional_part, settled
 from agentrl.errors import UsageError
 from agentrl.message import Content, ImagePart, TextPart
 from agentrl.tool import Tool
@@ -51,6 +51,8 @@ class Resident:
     def __init__(self, make: Callable[..., AnyEnv], options: Mapping[str, Any]) -> None:
         self.env: AnyEnv = make(**options)
         self._expert: Expert | None = None
+        self._put_off: str | None = None
+        """The expert's action that waits while a mistake is made."""
         self._random: random.Random | None = None
 
     @property
@@ -60,7 +62,7 @@ class Resident:
 
     async def reset(self, seed: int, options: Mapping[str, Any]) -> ResetResult:
         """Start an episode."""
-        self._expert = self._random = None
+        self._expert = self._random = self._put_off = None
         returned = await settled(self.env.reset(seed=seed, options=dict(options)))
         observation, info = _checked_pair(returned)
         return ResetResult(
@@ -81,14 +83,26 @@ class Resident:
         method = self._optional("admissible_actions")
         return None if method is None else list(await settled(method()))
 
-    async def expert_action(self, observation: Content) -> str:
-        """What the environment's own expert does next."""
+    async def expert_action(self, observation: Content, seed: int, mistakes: float) -> ExpertAction:
+        """What the environment's own expert does next: with probability `mistakes` a mistake, if it has done none just
+        now and there is one to make.
+        """
         if self._expert is None:
             method = self._optional("expert")
             if method is None:
                 raise UsageError("the environment has no expert", hint="give it an expert() method, or another policy")
             self._expert = cast("Expert", await settled(method()))
-        return str(await settled(self._expert.act(observation)))
+        if self._put_off is not None:
+            action, self._put_off = self._put_off, None
+            return ExpertAction(text=action)
+        action = str(await settled(self._expert.act(observation)))
+        rng = random.Random(seed)
+        if rng.random() < mistakes:
+            mistake = await settled(cast("FallibleExpert", self._expert).mistake(rng))
+            if mistake is not None:
+                self._put_off = action
+                return ExpertAction(text=str(mistake), is_mistake=True)
+        return ExpertAction(text=action)
 
     async def random_action(self, seed: int) -> str:
         """A random admissible action; without a list of them, a sample of the action space."""

@@ -202,6 +202,14 @@ def is_solved_by_its_expert(subject: Subject) -> str:
     return _score(subject, "expert", subject.play(lambda _task: expert_policy()))
 
 
+def survives_mistakes(subject: Subject) -> str:
+    """The expert's mistakes change nothing: it reaches its score with them, too."""
+    with subject.session() as session:
+        if session.find("expert") is None or not hasattr(session.call("expert"), "mistake"):
+            raise Missing("no mistake() of an expert")
+    return _score(subject, "expert", subject.play(lambda task: expert_policy(mistakes=0.2, seed=task.seed)))
+
+
 def has_a_random_score(subject: Subject) -> str:
     """The random policy's success, the lower bound; nothing can be wrong with it."""
     return _score(subject, "random", subject.play_randomly())
@@ -266,6 +274,7 @@ RULES: tuple[Callable[[Subject], str], ...] = (
     accepts_admissible_actions,
     restores_snapshots,
     is_solved_by_its_expert,
+    survives_mistakes,
     has_a_random_score,
     is_as_fast_as_it_says,
 )

@@ -140,13 +140,27 @@ def random_policy(seed: int) -> Policy:
     return choose
 
 
-def expert_policy() -> Policy:
-    """Asks the environment's expert; a new one for each policy."""
+def expert_policy(*, mistakes: float = 0.0, seed: int = 0) -> Policy:
+    """Asks the environment's expert; a new one for each policy.
+
+    Args:
+        mistakes: Share of its actions before which it makes a mistake.
+        seed: Decides when, and which.
+    """
     experts: list[Any] = []
+    put_off: list[str] = []
+    rng = random.Random(seed)
 
     def choose(session: EnvSession, observation: Content) -> str:
         if not experts:
             experts.append(session.call("expert"))
-        return str(experts[0].act(observation))
+        if put_off:
+            return put_off.pop()
+        action = str(experts[0].act(observation))
+        mistake = experts[0].mistake(rng) if rng.random() < mistakes else None
+        if mistake is None:
+            return action
+        put_off.append(action)
+        return str(mistake)
 
     return choose

@@ -118,6 +118,7 @@ def _lessons(demonstrations: Sequence[Trajectory], *, everything: bool) -> Itera
         wanted = answers.copy()
         if everything:
             wanted[max(sequence.shared, 1) :] = True
+            wanted &= sequence.sources != Source.MISTAKE
         if answers.any():
             yield Lesson(scored=scored_sequence(sequence.token_ids, wanted), answers=torch.from_numpy(answers[wanted]))
 

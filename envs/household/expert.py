@@ -6,6 +6,7 @@ it has seen, and learns that two receptacles share a pose when going from one to
 
 from __future__ import annotations
 
+import random
 import re
 from collections import Counter
 from collections.abc import Generator
@@ -21,6 +22,9 @@ from .vocabulary import CONTENTS, LAMP, LAMP_STANDS, OPENABLE
 _Steps = Generator[str, str, None]
 _NAME = re.compile(r"\ba (\w+ \d+)")
 _GOAL = re.compile(r"Your task is to: (.*)\.")
+
+_WRONG_TAKES = 0.7
+"""Share of mistakes that reach for what is not there; the others go to where one already is."""
 
 
 def kind_of(name: str) -> str:
@@ -41,6 +45,7 @@ class HouseholdExpert:
 
     def __init__(self, put_syntax: PutSyntax = PutSyntax.MOVE) -> None:
         self._put_syntax = put_syntax
+        self._plan: _Plan | None = None
         self._steps: _Steps | None = None
 
     def act(self, observation: Content) -> str:
@@ -53,11 +58,16 @@ class HouseholdExpert:
             raise UsageError("the household expert reads text only", got=type(observation).__name__)
         try:
             if self._steps is None:
-                self._steps = _Plan(observation, self._put_syntax).steps()
+                self._plan = _Plan(observation, self._put_syntax)
+                self._steps = self._plan.steps()
                 return next(self._steps)
             return self._steps.send(observation)
         except StopIteration as stop:
             raise UsageError("the household expert has nothing left to do", got=repr(observation)) from stop
+
+    def mistake(self, rng: random.Random) -> str | None:
+        """What somebody does who does not look: take the goal's object where it is not, or go where one is already."""
+        return None if self._plan is None else self._plan.mistake(rng)
 
 
 class _Plan:
@@ -93,6 +103,17 @@ class _Plan:
                 yield f"{treatment.verb} {name} with {appliance}"
             yield from self._look_into(target)
             yield f"{self.put_syntax} {name}{self.put_syntax.separator}{target}"
+            self.contents[target].append(name)
+
+    def mistake(self, rng: random.Random) -> str | None:
+        """An action that the world refuses here, wherever "here" is known."""
+        if self.here is None:
+            return None
+        names = [f"{self.goal.object_type} {number}" for number in (1, 2, 3)]
+        absent = [name for name in names if name not in self.contents.get(self.here, ())]
+        if absent and rng.random() < _WRONG_TAKES:
+            return f"take {rng.choice(absent)} from {self.here}"
+        return f"go to {self.here}"
 
     def _look_in_light(self) -> _Steps:
         yield from self._fetch(outside=None)

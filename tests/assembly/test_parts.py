@@ -2,6 +2,7 @@ import json
 
 import pytest
 
+from agentrl.assembly.checks import check_warm_start
 from agentrl.assembly.demonstrations import collect_demonstrations
 from agentrl.assembly.environments import find_environment, task_source
 from agentrl.assembly.episodes import find_scorer, find_tool
@@ -113,6 +114,13 @@ async def test_demonstrations_are_forced_tokens_of_solved_tasks(tiny_run):
         sequence = trajectory.sequences[0]
         assert (sequence.sources == Source.FORCED).any()
         assert not sequence.loss_mask.any()
+
+
+async def test_mistakes_need_an_expert_that_makes_them(tiny_run):
+    config = tiny_run("sft.mistakes=0.2").config
+    with pytest.raises(UsageError, match="makes no mistakes"):
+        await check_warm_start(config)
+    await check_warm_start(load_config("quickstart", ["sft.mistakes=0.2"]))
 
 
 def test_latest_is_resolved_before_a_new_run_becomes_the_latest(tiny_run, tmp_path):

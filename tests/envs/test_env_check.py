@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import itertools
+import random
 from collections.abc import Callable
 from typing import Any
 
@@ -32,11 +33,12 @@ class Corridor(gymnasium.Env[str, str]):
     def reset(self, *, seed: int | None = None, options: dict[str, Any] | None = None) -> tuple[str, dict[str, Any]]:
         super().reset(seed=seed)
         self.secret = int(self.np_random.integers(100))
-        self.steps = 0
+        self.steps = self.rests = 0
         return self.text(), {}
 
     def step(self, action: str) -> tuple[str, float, bool, bool, dict[str, Any]]:
         self.steps += 1
+        self.rests += action == "rest"
         done = self.steps == self.length
         return self.text(), self.reward(action), done, False, {"success": done, "valid": action in ("go", "rest")}
 
@@ -50,10 +52,10 @@ class Corridor(gymnasium.Env[str, str]):
         return ["go", "rest"]
 
     def snapshot(self) -> dict[str, int]:
-        return {"secret": self.secret, "steps": self.steps}
+        return {"secret": self.secret, "steps": self.steps, "rests": self.rests}
 
     def restore(self, data: dict[str, int]) -> None:
-        self.secret, self.steps = data["secret"], data["steps"]
+        self.secret, self.steps, self.rests = data["secret"], data["steps"], data["rests"]
 
     def state_key(self) -> str:
         return f"{self.secret}/{self.steps}"
@@ -65,6 +67,25 @@ class Corridor(gymnasium.Env[str, str]):
 class Goer:
     def act(self, observation: object) -> str:
         return "go"
+
+    def mistake(self, rng: random.Random) -> str | None:
+        return None
+
+
+class Straying(Corridor):
+    """Its expert's mistakes are steps like any other, and five steps are all there are."""
+
+    def expert(self) -> Goer:
+        return Strayer()
+
+    def step(self, action: str) -> tuple[str, float, bool, bool, dict[str, Any]]:
+        *rest, info = super().step(action)
+        return *rest, info | {"success": info["success"] and not self.rests}
+
+
+class Strayer(Goer):
+    def mistake(self, rng: random.Random) -> str | None:
+        return "rest"
 
 
 class Unseeded(Corridor):
@@ -171,7 +192,8 @@ def test_a_sound_environment_passes() -> None:
         (Resetting, {"ends properly"}),
         (Lying, {"accepts admissible actions"}),
         (Forgetful, {"restores snapshots"}),
-        (BadExpert, {"is solved by its expert"}),
+        (BadExpert, {"is solved by its expert", "survives mistakes"}),
+        (Straying, {"survives mistakes"}),
     ],
 )
 def test_a_broken_environment_fails_where_it_is_broken(make: Callable[..., Any], rules: set[str]) -> None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import random
 from collections import Counter
 from collections.abc import Callable
 
@@ -79,6 +80,24 @@ def test_the_expert_solves_every_house_through_its_text(house: House) -> None:
             break
         observation = world.step(expert.act(observation)) or "Nothing happens."
     assert world.solved, house.goal.text
+
+
+@given(houses, st.randoms(use_true_random=False))
+@settings(max_examples=100, deadline=None)
+def test_the_experts_mistakes_change_nothing(house: House, rng: random.Random) -> None:
+    world, expert = World(house), HouseholdExpert()
+    observation = introduction(house.receptacles, house.goal.text)
+    made = 0
+    while not world.solved:
+        action = expert.act(observation)
+        if (mistake := expert.mistake(rng)) is not None:
+            before = world.state.to_plain()
+            assert world.step(mistake) is None
+            assert world.state.to_plain() == before
+            made += 1
+        observation = world.step(action) or "Nothing happens."
+    assert made > 0
+    assert HouseholdExpert().mistake(rng) is None
 
 
 @pytest.mark.parametrize("put_syntax", ["move", "put"])

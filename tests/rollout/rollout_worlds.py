@@ -52,6 +52,22 @@ class Forward:
         return "forward"
 
 
+class Stumbler(Corridor):
+    """Its expert knows what to do, and what not to do."""
+
+    def step(self, action):
+        self.actions = [*getattr(self, "actions", []), action]
+        return super().step(action)
+
+    def expert(self):
+        return Stumbling()
+
+
+class Stumbling(Forward):
+    def mistake(self, rng):
+        return rng.choice(["stumble", "trip"])
+
+
 @agentrl.tool
 def whisper(text: str) -> str:
     """Say something to nobody.

@@ -1,5 +1,8 @@
 """Scripted policies through the loops: the same tokens as from a policy that writes exactly that, but forced."""
 
+import itertools
+import re
+
 import pytest
 
 from agentrl.errors import Outcome, UsageError
@@ -62,6 +65,34 @@ async def test_a_random_policy_follows_its_seed(make_runner, play, worlds):
     walks = [await walk(seed) for seed in (1, 1, 2, 3)]
     assert walks[0] == walks[1]
     assert len({tuple(w) for w in walks}) > 1
+
+
+@pytest.mark.parametrize(("loop", "options"), LOOPS)
+async def test_mistakes_are_tokens_of_their_own_kind(make_runner, play, worlds, renderer, loop, options):
+    speaker = Demonstrator(ScriptedPolicy.EXPERT, renderer, mistakes=0.5)
+    runner = make_runner(worlds.Stumbler, speaker=speaker, loop=loop, options=options)
+    played = [await play(runner, seed=seed) for seed in range(8)]
+    kinds = {Source.FORCED: "forward", Source.MISTAKE: "stumble|trip"}
+    found = []
+    for trajectory in played:
+        found.append([])
+        for turn, sequence in ((turn, s) for s in trajectory.sequences for turn in s.turns):
+            (kind,) = {Source(source) for source in sequence.sources[turn.start : turn.end]}
+            assert re.search(
+                kinds[kind], renderer.encoder.decode(sequence.ids_list(turn.start)[: turn.end - turn.start])
+            )
+            found[-1].append(kind)
+        assert trajectory.success
+        assert found[-1].count(Source.FORCED) == 3
+        assert (Source.MISTAKE, Source.MISTAKE) not in itertools.pairwise(found[-1])
+    assert 0 < sum(kinds.count(Source.MISTAKE) for kinds in found) < 24
+    again = [await play(runner, seed=seed) for seed in range(8)]
+    assert [t.sequences[0].ids_list() for t in again] == [t.sequences[0].ids_list() for t in played]
+
+
+async def test_an_expert_without_mistakes_makes_none_that_it_could(make_runner, play, worlds, renderer):
+    runner = make_runner(worlds.Stumbler, speaker=Demonstrator(ScriptedPolicy.EXPERT, renderer))
+    assert [t.valid for t in (await play(runner)).turns] == [True] * 3
 
 
 async def test_demonstrations_keep_to_the_token_budget(make_runner, play, worlds, renderer):

@@ -8,7 +8,7 @@ import os
 import pytest
 
 from agentrl.config.schema import EnvironmentConfig
-from agentrl.env import Isolation
+from agentrl.env import ExpertAction, Isolation
 from agentrl.errors import EnvironmentFailure, Outcome, UsageError
 from agentrl.rollout.environments import EnvironmentHost
 from agentrl.task import Task
@@ -51,7 +51,7 @@ async def test_an_episode_is_the_same_wherever_it_runs(make_host, worlds, isolat
         assert (start.observation, start.info) == ("You are at 0. Your task is to: reach 2.", {"task_type": "walk"})
         assert (start.state_key, start.action_hint, start.tools) == ("place 0", "forward or back", ())
         assert await world.admissible_actions() == ["forward", "back"]
-        assert await world.expert_action(start.observation) == "forward"
+        assert await world.expert_action(start.observation) == ExpertAction(text="forward")
         assert await world.random_action(1) in ("forward", "back")
         first = await world.step("forward")
         assert (first.result.observation, first.result.done, first.state_key) == ("You are at 1.", False, "place 1")

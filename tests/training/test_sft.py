@@ -93,6 +93,23 @@ def test_loss_falls_and_the_answers_are_learnt(model, demonstrations, observatio
     assert cross_entropy(model, demonstrations, observation_weight=0.0) < 0.3 < seen[0].loss
 
 
+@pytest.mark.parametrize("observation_weight", [0.0, 0.5])
+def test_mistakes_are_not_learnt(model, observation_weight):
+    sequence = TokenSequence()
+    sequence.extend([2, 11], Source.PROMPT)
+    sequence.extend([12, 13], Source.MISTAKE)
+    sequence.extend([14], Source.OBSERVATION)
+    sequence.extend([15, 3], Source.FORCED)
+    shown = Trajectory(id="d", task_id="d", environment="echo", seed=0, group_id="d", sequences=[sequence])
+    weights = {Source.PROMPT: observation_weight, Source.OBSERVATION: observation_weight, Source.FORCED: 1.0}
+    ids = sequence.token_ids
+    distribution = model(torch.from_numpy(ids).long()[None]).logits[0].log_softmax(-1).detach()
+    each = [weights.get(Source(int(source)), 0.0) for source in sequence.sources]
+    expected = -sum(each[t] * float(distribution[t - 1, ids[t]]) for t in range(1, len(ids))) / sum(each[1:])
+    told = train(model, [shown], observation_weight=observation_weight, learning_rate=0.0)
+    assert told.loss == pytest.approx(expected, rel=1e-4)
+
+
 def test_sampled_tokens_are_learnt_too(model):
     sequence = TokenSequence()
     sequence.extend([2, 5], Source.PROMPT)
