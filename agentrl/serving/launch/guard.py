@@ -9,6 +9,9 @@ of its descendants, so that also those which left the server's session stay its 
 
 Standard output is one line: ``started PID``, or ``failed REASON``. The server writes to what is standard error here. On
 standard input an ``e`` ends the server, a ``k`` kills it. The exit code is the server's; 128 + N after a signal N.
+
+Killed processes leave their shared memory behind. This program looks now and then which segments the server's processes
+have, and in the end removes those that nobody has any more and that were not there before the server.
 """
 
 from __future__ import annotations
@@ -36,6 +39,9 @@ LEFT_S = 1.0
 KILL_S = 10.0
 """Seconds that killed processes get to vanish; one that hangs in the kernel is left to it."""
 NOT_STARTED = 127
+SHARED_MEMORY = "/dev/shm"
+LOOK_S = 10.0
+"""Seconds between two looks at the segments; a last one comes before the end, unless all processes die at once."""
 
 _prctl = ctypes.CDLL(None, use_errno=True).prctl
 
@@ -62,12 +68,15 @@ class Guard:
     Args:
         server: Its first process, the leader of a session.
         parent: Process descriptor of who started this program.
+        foreign: The segments that were there before the server, as `segments_there` gives them.
     """
 
-    def __init__(self, server: int, parent: int) -> None:
+    def __init__(self, server: int, parent: int, foreign: dict[str, int]) -> None:
         self.server = server
         self.parent = parent
         self.code: int | None = None
+        self._foreign = foreign
+        self._segments: dict[str, int] = {}
 
     def watch(self, wakeup: int) -> Cause:
         """Wait until the server has to go, whatever the reason."""
@@ -78,7 +87,8 @@ class Guard:
                 self.reap()
                 if self.code is not None:
                     return Cause.ENDED
-                ready = {key.fd for key, _ in selector.select()}
+                ready = {key.fd for key, _ in selector.select(LOOK_S)}
+                self.look()
                 if wakeup in ready and set(os.read(wakeup, 512)) - {signal.SIGCHLD}:
                     return Cause.ASKED
                 if STANDARD_INPUT in ready:
@@ -88,6 +98,7 @@ class Guard:
 
     def end(self, grace_s: float) -> None:
         """Ask the first process to end, give it `grace_s`; then ask, and soon kill, all that is left; 0 only kills."""
+        self.look()
         if self.code is None and grace_s > 0:
             send(signal.SIGTERM, [self.server])
             with contextlib.suppress(ProcessLookupError):
@@ -99,6 +110,24 @@ class Guard:
             send(signal.SIGCONT, left)
             self._wait(lambda: not descendants(os.getpid()), LEFT_S)
         self._wait(self._killed, KILL_S)
+        self._give_back()
+
+    def look(self) -> None:
+        """Remember which segments the server's processes have."""
+        there = segments_there()
+        for name in segments_of(descendants(os.getpid())):
+            if name in there and self._foreign.get(name) != there[name]:
+                self._segments[name] = there[name]
+
+    def _give_back(self) -> None:
+        """Remove what the server's processes left."""
+        there = segments_there()
+        left = {name for name, number in self._segments.items() if there.get(name) == number}
+        if left:
+            left -= segments_of([int(name) for name in os.listdir("/proc") if name.isdigit()])
+        for name in left:
+            with contextlib.suppress(OSError):
+                os.unlink(f"{SHARED_MEMORY}/{name}")
 
     def reap(self) -> None:
         """Take leave of the descendants that have died."""
@@ -136,6 +165,22 @@ def descendants(root: int) -> list[int]:
     found = list(children.get(root, []))
     for process in found:
         found += children.get(process, [])
+    return found
+
+
+def segments_there() -> dict[str, int]:
+    """The segments of shared memory and the semaphores on this machine: their inode numbers by name."""
+    with contextlib.suppress(FileNotFoundError), os.scandir(SHARED_MEMORY) as entries:
+        return {entry.name: entry.inode() for entry in entries if entry.is_file(follow_symlinks=False)}
+    return {}
+
+
+def segments_of(processes: list[int]) -> set[str]:
+    """Names of the segments that some processes have mapped, as far as we may know."""
+    found: set[str] = set()
+    for process in processes:
+        with contextlib.suppress(OSError), open(f"/proc/{process}/maps", encoding="utf-8", errors="replace") as file:
+            found |= {line.rpartition(f" {SHARED_MEMORY}/")[2].rstrip("\n") for line in file if SHARED_MEMORY in line}
     return found
 
 
@@ -178,14 +223,14 @@ def main(parent_pid: int, grace_s: float, command: list[str]) -> int:
     _prctl(SET_CHILD_SUBREAPER, 1)
     wakeup = listen_for_signals()
     try:
-        parent = os.pidfd_open(parent_pid)
+        parent, foreign = os.pidfd_open(parent_pid), segments_there()
         server = start(command) if os.getppid() == parent_pid else None
     except (OSError, subprocess.SubprocessError) as error:
         say(f"failed {error}")
         return NOT_STARTED
     if server is None:
         return NOT_STARTED
-    guard = Guard(server, parent)
+    guard = Guard(server, parent, foreign)
     say(f"started {server}")
     cause = guard.watch(wakeup)
     if cause is Cause.ORPHANED:

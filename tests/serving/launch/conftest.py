@@ -15,7 +15,7 @@ from agentrl.serving.launch import LaunchCommand
 LIMIT_S = 40
 
 PROGRAM = """
-import http.server, os, signal, sys, time
+import http.server, mmap, os, signal, sys, time
 from pathlib import Path
 
 folder, port, flags = Path(sys.argv[1]), int(sys.argv[2]), sys.argv[3:]
@@ -44,6 +44,13 @@ if "dies" in flags:
 if "hangs" in flags:
     print("bar 1\\rbar 2\\r\\x1b[32mbar 3\\x1b[0m", flush=True)
     live()
+
+mapped = []
+for flag in flags:
+    if flag.startswith("maps="):
+        with open("/dev/shm/" + flag[5:], "a+b") as file:
+            file.truncate(4096)
+            mapped.append(mmap.mmap(file.fileno(), 4096))
 
 fork()
 fork(leave=True)

@@ -1,9 +1,12 @@
 """One server process: ready, log, exit code, and that nothing of it is left."""
 
 import asyncio
+import mmap
 import os
 import signal
 import sys
+from pathlib import Path
+from uuid import uuid4
 
 import aiohttp
 import pytest
@@ -121,6 +124,34 @@ async def test_when_the_guard_is_killed_the_servers_session_follows(start, fakes
     assert await server.wait() == 137
     await until(lambda: not alive_of(session))
     os.kill(escaped, signal.SIGKILL)  # without the guard, nobody can find the one that left
+
+
+@pytest.fixture
+def segments():
+    """Three names in the memory file system, of which nothing is left in the end."""
+    folder = Path("/dev/shm")
+    names = [f"agentrl-test-{uuid4().hex}" for _ in range(3)]
+    yield [folder / name for name in names]
+    for name in names:
+        (folder / name).unlink(missing_ok=True)
+
+
+@pytest.mark.parametrize("dies", [True, False])
+async def test_shared_memory_that_killed_processes_leave_is_removed(start, segments, alive_of, fakes, dies):
+    own, shared, older = segments
+    older.write_bytes(bytes(4096))
+    server = start(*(f"maps={path.name}" for path in segments))
+    await server.wait_ready(deadline_s=60)
+    assert own.exists()
+    with shared.open("r+b") as file, mmap.mmap(file.fileno(), 4096):
+        if dies:
+            os.kill(server.pid, signal.SIGKILL)
+        else:
+            await server.close(at_once=True)
+        assert await server.wait() == 128 + signal.SIGKILL
+    assert not own.exists()
+    assert shared.exists(), "another process had it"
+    assert older.exists(), "it was there before"
 
 
 async def test_many_may_wait_for_the_end(start):
