@@ -47,6 +47,7 @@ from agentrl.observe.progress import Phase, RunStatus, RunWatcher
 from agentrl.observe.run_log import logging_to
 from agentrl.observe.trackers import Trackers
 from agentrl.observe.trajectory_store import TrajectoryStore, void_after
+from agentrl.rollout.heap import settled_heap
 from agentrl.serving.pool import ServerPool
 from agentrl.training.step_report import StepReport
 from agentrl.trajectory import Trajectory
@@ -110,6 +111,7 @@ class Orchestrator:
             self._watcher.on_start(self.folder.path, self.status)
             async with AsyncExitStack() as stack:
                 await self._prepare(stack)
+                stack.enter_context(settled_heap())
                 interrupted = await self._train()
             return RunResult(
                 folder=self.folder.path,

@@ -22,6 +22,7 @@ from agentrl.evaluation.policies import PolicyKind, open_speaker
 from agentrl.evaluation.result import EvaluationResult
 from agentrl.evaluation.settings import run_of
 from agentrl.observe.disk import replace_file, writing
+from agentrl.rollout.heap import settled_heap
 
 _log = logging.getLogger(__name__)
 
@@ -85,14 +86,15 @@ async def run_evaluation(
     try:
         watched = host.waits.watched(config.rollout.stall_report_s, on_stall)
         async with open_speaker(config, request.policy, folder) as speaker, watched:
-            result = await evaluate_panel(
-                build_runner(config, host, speaker),
-                task_source(spec, config.environment),
-                panel,
-                concurrency=episodes_at_once(config, request.policy),
-                store=store,
-                on_episode=on_episode,
-            )
+            with settled_heap():
+                result = await evaluate_panel(
+                    build_runner(config, host, speaker),
+                    task_source(spec, config.environment),
+                    panel,
+                    concurrency=episodes_at_once(config, request.policy),
+                    store=store,
+                    on_episode=on_episode,
+                )
     finally:
         store.close()
         await host.close()

@@ -51,7 +51,6 @@ class TextEncoder:
                 expected="one with a tokenizer.json",
                 hint="save it with AutoTokenizer.from_pretrained(..., use_fast=True).save_pretrained(...)",
             )
-        self._tokenizer = tokenizer
         self._backend = tokenizer.backend_tokenizer
         self._backend.no_truncation()
         self._backend.no_padding()
@@ -89,9 +88,7 @@ class TextEncoder:
 
     def decode(self, ids: Sequence[int], *, skip_special: bool = False) -> str:
         """Text of token ids, exactly."""
-        text: str = self._tokenizer.decode(
-            list(ids), skip_special_tokens=skip_special, clean_up_tokenization_spaces=False
-        )
+        text: str = self._backend.decode(list(ids), skip_special_tokens=skip_special)
         return text
 
     def cut(self, text: str, max_tokens: int) -> str:

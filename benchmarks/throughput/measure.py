@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import gc
 import os
 import time
 from collections.abc import AsyncIterator
@@ -26,6 +25,7 @@ from agentrl.errors import AgentRLError
 from agentrl.observe.progress import RunStatus, RunWatcher
 from agentrl.observe.trajectory_store import TrajectoryStore
 from agentrl.rollout.engine_speaker import EngineSpeaker
+from agentrl.rollout.heap import settled_heap
 from agentrl.rollout.play import Assignment, play_all
 from agentrl.task import TaskCursor
 from agentrl.training.model import load_model
@@ -53,7 +53,6 @@ class Stopwatch:
     cpu_seconds: float = 0.0
 
     def __enter__(self) -> Stopwatch:
-        gc.collect()
         self.seconds, self.cpu_seconds = -time.perf_counter(), -time.process_time()
         return self
 
@@ -140,7 +139,7 @@ class _Bench:
         """The runtime, then the bare client; each begins with an empty prefix cache and has the server for itself."""
         runtime = await self._runtime(load)
         await forget(self._url, self._wire)
-        with Stopwatch() as watch:
+        with settled_heap(), Stopwatch() as watch:
             tokens = await play(self._url, self._wire, runtime.sessions, concurrency=load.concurrency)
         if tokens != runtime.tokens:
             raise AgentRLError("the bare client sampled other tokens", got=tokens, expected=runtime.tokens)
@@ -161,7 +160,7 @@ class _Bench:
             observer = EpisodeRecorder(store, RunStatus(), RunWatcher())
             runner = build_runner(config, host, speaker, observer=observer, retries=0)
             await forget(self._url, self._wire)
-            with Stopwatch() as watch:
+            with settled_heap(), Stopwatch() as watch:
                 played = [
                     trajectory async for trajectory in play_all(runner, assignments, concurrency=load.concurrency)
                 ]

@@ -1,0 +1,29 @@
+"""The heap that the garbage collector leaves alone while episodes run."""
+
+import gc
+import weakref
+
+from agentrl.rollout.heap import settled_heap
+
+
+class Node:
+    def __init__(self) -> None:
+        self.me = self
+
+
+def test_what_was_alive_before_is_left_alone_until_the_end():
+    before = Node()
+    gone = weakref.ref(before)
+    with settled_heap():
+        del before
+        gc.collect()
+        assert gone() is not None
+    gc.collect()
+    assert gone() is None
+
+
+def test_what_comes_later_is_collected():
+    with settled_heap():
+        later = weakref.ref(Node())
+        gc.collect()
+        assert later() is None
