@@ -164,7 +164,9 @@ class InferenceServer(ABC):
         raise UsageError(f"{self.url} takes no broadcast of weights", hint="set another engine.transport")
 
     async def checksums(self) -> Mapping[str, str]:
-        """SHA-256 of the bytes of the tensors that it computes with, by its own names; empty where it does not tell.
+        """First 16 hexadecimal digits of the SHA-256 of each tensor that it computes with, by its own names for them.
+
+        Empty where it does not tell.
 
         Raises:
             EngineError: it has none.

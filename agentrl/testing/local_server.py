@@ -10,7 +10,8 @@ server.hang()      # as SIGSTOP: connections stay open, and nothing answers
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Awaitable
+import hashlib
+from collections.abc import Awaitable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import TypeVar
@@ -22,8 +23,17 @@ from transformers import AutoModelForCausalLM, PreTrainedModel
 from agentrl.config.schema import LocalEngineConfig
 from agentrl.errors import EngineError
 from agentrl.policy import GenerateRequest, Generation
-from agentrl.server import InferenceServer, ServerLoad, ServerLost
+from agentrl.server import (
+    Broadcast,
+    InferenceServer,
+    ServerLoad,
+    ServerLost,
+    TensorLayout,
+    TensorPart,
+    UpdateGroup,
+)
 from agentrl.serving.local import LocalEngine
+from agentrl.testing.local_worker import LocalWorker, decode_parts
 
 T = TypeVar("T")
 
@@ -40,6 +50,10 @@ class ServerFaults:
     """It says that it succeeded, and goes on with the old weights under the new version."""
     skips: set[str] = field(default_factory=set)
     """Tensors that keep their old values."""
+    hears: int | None = None
+    """Runs of a broadcast after which it listens no more."""
+    dies: bool = False
+    """It is killed in the next broadcast."""
 
 
 class LocalServer(InferenceServer):
@@ -62,6 +76,7 @@ class LocalServer(InferenceServer):
             folder, dtype=torch.float32, attn_implementation="sdpa"
         ).eval()
         self._engine = LocalEngine(self.model, config or LocalEngineConfig(slots=16, cache_tokens=16_384))
+        self._worker = LocalWorker()
         self._stamps = {0: 0}
         self._is_paused = False
         self._is_dead = False
@@ -71,6 +86,7 @@ class LocalServer(InferenceServer):
     def kill(self) -> None:
         """End it in the middle of whatever it does."""
         self._is_dead = True
+        self._worker.leave()
         self._answers.set()
         self._closing = asyncio.ensure_future(self._engine.close())
 
@@ -139,13 +155,43 @@ class LocalServer(InferenceServer):
     async def _load(self, folder: Path, version: int) -> None:
         if self.faults.refuses:
             raise EngineError(f"{self.url} did not take the weights", got="a fault that was asked for")
+        await self._take(await asyncio.to_thread(_read, folder), version)
+
+    async def _take(self, tensors: Mapping[str, torch.Tensor], version: int) -> None:
         if self.faults.keeps_version:
             return
         own = {name: tensor.clone() for name, tensor in self.model.state_dict().items()}
-        read = await asyncio.to_thread(_read, folder)
         kept = set(own) if self.faults.ignores else self.faults.skips
         self._stamps[self._engine.version + 1] = version
-        await self._engine.update_weights(read | {name: own[name] for name in kept}, self._engine.version + 1)
+        await self._engine.update_weights({**tensors, **{name: own[name] for name in kept}}, self._engine.version + 1)
+
+    async def load_tensors(self, parts: Sequence[TensorPart], version: int) -> None:
+        """Take tensors, unless the faults say otherwise."""
+        await self._answer(self._take(await decode_parts(parts), version))
+
+    async def workers(self) -> int:
+        """One."""
+        return 1
+
+    async def join_group(self, group: UpdateGroup) -> None:
+        """Meet the trainer."""
+        await self._answer(self._worker.join(group))
+
+    async def receive_weights(
+        self, layouts: Sequence[TensorLayout], group: UpdateGroup, broadcast: Broadcast, version: int
+    ) -> None:
+        """Take a broadcast, unless the faults say otherwise."""
+        if self.faults.dies:
+            self.kill()
+        await self._answer(self._hear(layouts, broadcast, version))
+
+    async def _hear(self, layouts: Sequence[TensorLayout], broadcast: Broadcast, version: int) -> None:
+        await self._take(await self._worker.receive(layouts, broadcast, hears=self.faults.hears), version)
+
+    async def checksums(self) -> Mapping[str, str]:
+        """Of the model's tensors."""
+        await self._reach()
+        return {name: _checksum(tensor) for name, tensor in self.model.state_dict().items()}
 
     async def weight_version(self) -> int:
         """Version of the weights that it says it serves."""
@@ -178,6 +224,10 @@ class LocalServer(InferenceServer):
     async def close(self) -> None:
         """End it: there is no process that could go on."""
         await self._engine.close()
+
+
+def _checksum(tensor: torch.Tensor) -> str:
+    return hashlib.sha256(tensor.contiguous().reshape(-1).view(torch.uint8).numpy()).hexdigest()[:16]
 
 
 def _read(folder: Path) -> dict[str, torch.Tensor]:

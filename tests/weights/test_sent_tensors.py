@@ -1,0 +1,168 @@
+"""Transports that send tensors, to servers that have real weights and faults on command."""
+
+import asyncio
+import itertools
+
+import pytest
+import torch
+
+from agentrl.errors import EngineError, TrainingError
+from agentrl.testing.local_worker import decode_parts
+from agentrl.weights import CollectiveTransport, TensorTransport
+from agentrl.weights.buckets import pack
+from agentrl.weights.process_group import address_towards, in_thread
+
+BUCKET_BYTES = 20_000
+TRANSPORTS = {
+    "tensor": lambda: TensorTransport(bucket_bytes=BUCKET_BYTES),
+    "collective": lambda: CollectiveTransport(bucket_bytes=BUCKET_BYTES, timeout_s=10.0),
+}
+
+
+@pytest.fixture(params=TRANSPORTS)
+def transport(request):
+    return TRANSPORTS[request.param]()
+
+
+@pytest.fixture
+def collective():
+    return CollectiveTransport(bucket_bytes=BUCKET_BYTES, timeout_s=1.0)
+
+
+@pytest.fixture(autouse=True)
+def local_addresses(monkeypatch):
+    """Servers inside this process have addresses that are no hosts."""
+    monkeypatch.setattr("agentrl.weights.process_group.address_towards", lambda url: "127.0.0.1")
+
+
+@pytest.fixture
+def tensors():
+    generator = torch.Generator().manual_seed(1)
+    whole = torch.randn(6, 4, generator=generator)
+    return {
+        "a": whole,
+        "half": torch.randn(3, generator=generator).bfloat16(),
+        "tied": whole,
+        "part": whole[2:4],
+        "turned": whole.t(),
+        "count": torch.tensor(7),
+    }
+
+
+@pytest.mark.parametrize("bucket_bytes", [1, 100, 10_000])
+def test_buckets_hold_every_tensor_once_within_their_size(tensors, bucket_bytes):
+    buckets = pack(tensors, bucket_bytes=bucket_bytes)
+    found = {name: tensor for bucket in buckets for name, tensor in bucket.tensors()}
+    assert found.keys() == tensors.keys()
+    assert all(torch.equal(found[name], tensor) for name, tensor in tensors.items())
+    assert all(found[name].dtype == tensor.dtype for name, tensor in tensors.items())
+    assert all(bucket.run.nbytes <= bucket_bytes or len(bucket.layout.names) == 1 for bucket in buckets)
+    assert len(buckets) == {1: 6, 100: 6, 10_000: 3}[bucket_bytes]
+
+
+def test_buckets_do_not_change_with_the_tensors(tensors):
+    [first, *_] = pack(tensors, bucket_bytes=10_000)
+    before = tensors["a"].clone()
+    tensors["a"].zero_()
+    assert torch.equal(dict(first.tensors())["a"], before)
+
+
+async def test_what_is_encoded_is_not_much_longer_than_the_tensors():
+    weights = {str(number): torch.randn(1000) for number in range(10)}
+    [bucket] = pack(weights, bucket_bytes=1 << 20)
+
+    async def part():
+        return bucket.encoded()
+
+    assert len(await part()) < 1.5 * 40_000
+    assert all(torch.equal(weights[name], tensor) for name, tensor in (await decode_parts([part])).items())
+
+
+async def test_syncs_with_requests_in_flight_are_exact(world_of, until, transport):
+    world = await world_of(transport=transport)
+    stop, answers = asyncio.Event(), []
+
+    async def caller(number):
+        for turn in itertools.count():
+            if stop.is_set():
+                return
+            request = world.request(f"c{number}-{turn}", prompt=[number + 1, turn % 7, 3], max_tokens=40)
+            answers.append((request.prompt_ids, await world.pool.generate(request)))
+
+    callers = [asyncio.create_task(caller(number)) for number in range(3)]
+    for _ in range(5):
+        report = await world.next_version()
+        assert (report.servers, report.bytes) == (2, sum(t.nbytes for t in world.trainer.past[0].values()))
+        before = len(answers)
+        await until(lambda before=before: len(answers) > before)
+    stop.set()
+    await asyncio.gather(*callers)
+    assert max(world.trainer.largest_difference(prompt, answer) for prompt, answer in answers) < 1e-4
+    assert any(len(set(answer.versions)) > 1 for _, answer in answers)
+
+
+async def test_a_server_that_comes_back_gets_what_was_sent_last(world_of, until, transport):
+    world = await world_of(transport=transport)
+    await world.next_version()
+    world.trainer.learn()  # the trainer is already ahead when the server comes back
+    world.servers[0].kill()
+    await until(lambda: world.restarted and world.restarted[0] in world.pool.servers)
+    state = world.restarted[0].model.state_dict()
+    assert all(torch.equal(tensor, world.trainer.past[1][name]) for name, tensor in state.items())
+    assert (await world.next_version()).servers == 2
+
+
+async def test_a_server_that_dies_in_a_broadcast_breaks_its_own_update_only(world_of, until, collective):
+    world = await world_of(transport=collective)
+    await world.next_version()
+    world.servers[0].faults.dies = True
+    report = await world.next_version()
+    assert report.servers == 1
+    assert differ(world.servers[1].model.state_dict(), world.trainer.past[2]) == []
+    await until(lambda: len(world.pool.servers) == 2)
+    assert differ(world.restarted[0].model.state_dict(), world.trainer.past[2]) == []
+    assert (await world.next_version()).servers == 2
+
+
+@pytest.mark.parametrize("hears", [0, 2])
+async def test_a_server_that_stops_listening_is_given_up_and_meets_the_trainer_anew(world_of, until, collective, hears):
+    world = await world_of(transport=collective, restartable=False)
+    await world.next_version()
+    world.servers[0].faults.hears = hears
+    assert (await world.next_version()).servers == 1
+    world.servers[0].faults.hears = None
+    await until(lambda: len(world.pool.servers) == 2)
+    assert differ(world.servers[0].model.state_dict(), world.trainer.past[2]) == []
+    assert (await world.next_version()).servers == 2
+
+
+async def test_a_server_that_does_not_come_to_the_meeting_is_taken_out(world_of, collective, monkeypatch):
+    world = await world_of(transport=collective, count=1, restartable=False)
+
+    async def stays_away(group):
+        raise EngineError("no time")
+
+    monkeypatch.setattr(world.servers[0], "join_group", stays_away)
+    with pytest.raises(EngineError, match="no server is left"):
+        await world.next_version()
+
+
+async def test_a_skipped_tensor_is_caught(world_of, transport):
+    world = await world_of(transport=transport)
+    world.servers[1].faults.skips.add("model.layers.1.self_attn.v_proj.weight")
+    with pytest.raises(TrainingError, match="server local://1 does not serve the trainer's weights of version 1"):
+        await world.next_version()
+
+
+def test_the_trainer_listens_where_the_server_reaches_it():
+    assert address_towards("http://127.0.0.1:8000") == "127.0.0.1"
+
+
+async def test_work_in_a_thread_hands_over_its_result_and_its_error():
+    assert await in_thread(lambda: 3) == 3
+    with pytest.raises(ZeroDivisionError):
+        await in_thread(lambda: 1 // 0)
+
+
+def differ(first, second):
+    return [name for name, tensor in first.items() if not torch.equal(tensor, second[name])]
