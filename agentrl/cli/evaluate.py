@@ -21,6 +21,7 @@ from agentrl.evaluation.report import tables
 from agentrl.evaluation.result import EvaluationResult
 from agentrl.evaluation.session import EvaluationRequest, default_tasks, evaluations_folder, run_evaluation
 from agentrl.evaluation.settings import evaluation_config
+from agentrl.observe.disk import check_writable, replace_file
 
 app = typer.Typer()
 
@@ -57,6 +58,8 @@ def evaluate(
 
     Finished episodes are kept: the same command goes on where it was stopped.
     """
+    if json_file is not None:
+        check_writable(json_file)
     config = evaluation_config(
         env=env,
         model=model,
@@ -83,7 +86,7 @@ def evaluate(
     print_result(finished.result)
     note(f"episodes are kept in {finished.folder}")
     if json_file is not None:
-        json_file.write_text(json.dumps(finished.result.to_json(), indent=2) + "\n", encoding="utf-8")
+        replace_file(json_file, (json.dumps(finished.result.to_json(), indent=2) + "\n").encode())
         note(f"wrote {json_file}")
     if report:
         files = write_evaluation_report(finished)

@@ -33,6 +33,20 @@ def writing(path: Path) -> Iterator[None]:
         ) from error
 
 
+def check_writable(path: Path) -> None:
+    """Check before long work that its result can be written to `path` at the end; makes the folder.
+
+    Raises:
+        UsageError: as `writing`.
+    """
+    with writing(path):
+        path.parent.mkdir(parents=True, exist_ok=True)
+        if path.is_dir():
+            raise IsADirectoryError(errno.EISDIR, "it is a folder")
+        if not os.access(path if path.exists() else path.parent, os.W_OK):
+            raise PermissionError(errno.EACCES, "permission denied")
+
+
 def write_fully(descriptor: int, data: bytes) -> None:
     """Write all of `data`; a short write goes on until the system says why."""
     view = memoryview(data)

@@ -48,8 +48,15 @@ class RunDirectory:
             prefix: What the made-up name starts with.
 
         Raises:
-            UsageError: the folder holds a run already, or cannot be made.
+            UsageError: the folder holds a run already, or cannot be made, or the name leads out of `parent`.
         """
+        if name and (Path(name).is_absolute() or ".." in Path(name).parts):
+            raise UsageError(
+                "run.name leads elsewhere",
+                got=repr(name),
+                expected="a name",
+                hint="run.directory says where runs lie",
+            )
         path = parent / (name or _free_name(parent, prefix))
         if path.exists() and (not path.is_dir() or any(path.iterdir())):
             raise UsageError(

@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 
 from agentrl.errors import UsageError
-from agentrl.observe.disk import replace_file, writing
+from agentrl.observe.disk import check_writable, replace_file, writing
 from agentrl.observe.metrics import read_metrics
 
 
@@ -15,6 +15,19 @@ def test_a_full_disk_is_one_clear_message(tmp_path):
     full = Path("/dev/full")
     with pytest.raises(UsageError, match=r"cannot write .*: got no space left.*--resume"), writing(tmp_path):
         full.write_text("x")
+
+
+@pytest.mark.parametrize("name", ["", "file/result.json", "taken"])
+def test_where_nothing_can_be_written_is_known_before(tmp_path, name):
+    (tmp_path / "file").touch()
+    (tmp_path / "taken").mkdir()
+    with pytest.raises(UsageError, match="cannot write"):
+        check_writable(tmp_path / name)
+
+
+def test_where_something_can_be_written_nothing_is_written_yet(tmp_path):
+    check_writable(tmp_path / "new" / "result.json")
+    assert list(tmp_path.rglob("*")) == [tmp_path / "new"]
 
 
 def test_a_file_size_limit_stops_the_writer_and_keeps_the_lines_before(tmp_path):

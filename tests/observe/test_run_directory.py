@@ -43,3 +43,10 @@ def test_one_process_works_in_a_run_at_a_time(tmp_path):
         raise AssertionError("both work in it")
     with again.in_use():
         pass
+
+
+@pytest.mark.parametrize("name", ["../elsewhere", "/elsewhere", "a/../../b"])
+def test_a_name_leads_nowhere_else(tmp_path, name):
+    with pytest.raises(UsageError, match="leads elsewhere"):
+        RunDirectory.create(tmp_path / "runs", name)
+    assert not list(tmp_path.iterdir())
