@@ -193,7 +193,7 @@ def _command_maker(section: ServerEngineConfig, model: str, folder: Path, *, dty
         path = os.environ.get("PYTHONPATH", "")
         if isinstance(section, SGLangEngineConfig):
             return sglang_command(
-                section, python=python, model=served, port=port, dtype=dtype, gpus=gpus, python_path=path
+                section, python=python, model=served, port=port, dtype=dtype, gpus=gpus, api_key=key, python_path=path
             )
         return vllm_command(
             section, python=python, model=served, port=port, dtype=dtype, gpus=gpus, api_key=key, python_path=path
@@ -220,15 +220,10 @@ def _server(section: ServerEngineConfig, url: str, vocab_size: int) -> Inference
     return VLLMServer(url, section, vocab_size=vocab_size)
 
 
-def _api_key(section: VLLMEngineConfig | SGLangEngineConfig) -> str | None:
+def _api_key(section: ServerEngineConfig) -> str | None:
     variable = section.api_key_variable
     if variable is None:
         return None
-    if isinstance(section, SGLangEngineConfig):
-        raise UsageError(
-            "engine.api_key_variable does not reach a launched SGLang server",
-            hint="give the key to the server itself: engine.arguments=[--api-key,KEY]",
-        )
     if not (key := os.environ.get(variable)):
         raise UsageError(f"the environment variable {variable} is empty", expected="the key of the servers")
     return key

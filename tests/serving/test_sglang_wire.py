@@ -1,3 +1,4 @@
+import os
 import subprocess
 import sys
 from pathlib import Path
@@ -7,7 +8,7 @@ import pytest
 from agentrl.config.schema import SGLangEngineConfig
 from agentrl.errors import EngineError, UsageError
 from agentrl.policy import GenerateRequest, SamplingParams, StopReason
-from agentrl.serving.sglang import launch_command
+from agentrl.serving.sglang import launch_command, start_with_key
 from agentrl.serving.sglang.facts import (
     NEEDED_ROUTES,
     check_answers,
@@ -273,6 +274,23 @@ def test_the_command_on_gpus_has_no_stand_ins():
     assert "--device" not in command.argv
     assert "--context-length" not in command.argv
     assert not {"PYTHONPATH", "CUDA_VISIBLE_DEVICES", "SGLANG_USE_CPU_ENGINE"} & command.env.keys()
+
+
+def test_the_key_is_not_in_the_command_but_in_the_environment():
+    command = _launch(SGLangEngineConfig(), api_key="secret")
+    assert command.argv[:2] == ["/env/python", start_with_key.__file__]
+    assert "secret" not in " ".join(command.argv)
+    assert command.env[start_with_key.VARIABLE] == "secret"
+
+
+def test_sglang_gets_the_key_as_its_own_argument(tmp_path):
+    (tmp_path / "sglang").mkdir()
+    program = tmp_path / "sglang" / "launch_server.py"
+    program.write_text("import os, sys\nprint(sys.argv[1:], __name__, 'AGENTRL_SGLANG_API_KEY' in os.environ)\n")
+    environment = {**os.environ, "PYTHONPATH": str(tmp_path), start_with_key.VARIABLE: "secret"}
+    command = [sys.executable, start_with_key.__file__, "--port", "1"]
+    ended = subprocess.run(command, env=environment, capture_output=True, text=True, check=True)
+    assert ended.stdout == "['--port', '1', '--api-key', 'secret'] __main__ False\n"
 
 
 def test_own_arguments_go_last():

@@ -8,6 +8,7 @@ from pathlib import Path
 
 from agentrl.config.schema import SGLangEngineConfig
 from agentrl.serving.launch import LaunchCommand
+from agentrl.serving.sglang import start_with_key
 
 CPU_MODULES = Path(__file__).parent / "cpu_modules"
 """Folder of stand-ins for packages that exist for GPUs only."""
@@ -25,6 +26,7 @@ def launch_command(
     port: int,
     dtype: str,
     gpus: Sequence[int] = (),
+    api_key: str | None = None,
     python_path: str = "",
 ) -> LaunchCommand:
     """What starts one server.
@@ -37,11 +39,12 @@ def launch_command(
         port: On 127.0.0.1.
         dtype: ``float32`` or ``bfloat16``.
         gpus: Those of this server, which the launcher shows it; none run it on the CPU.
+        api_key: What it asks of its clients; handed over in the environment, unseen by other users of the machine.
         python_path: PYTHONPATH of this process; the server's comes before it.
     """
     argv = [
         python,
-        *("-m", "sglang.launch_server"),
+        *(("-m", "sglang.launch_server") if api_key is None else (start_with_key.__file__,)),
         *("--model-path", str(model)),
         *("--host", "127.0.0.1"),
         *("--port", str(port)),
@@ -53,6 +56,8 @@ def launch_command(
         "--enable-metrics",
     ]
     env = {"HF_HUB_OFFLINE": "1"}
+    if api_key is not None:
+        env[start_with_key.VARIABLE] = api_key
     if config.max_context is not None:
         argv += ["--context-length", str(config.max_context + CONTEXT_RESERVE)]
         env["SGLANG_ALLOW_OVERWRITE_LONGER_CONTEXT_LEN"] = "1"
