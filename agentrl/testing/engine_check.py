@@ -16,7 +16,7 @@ from dataclasses import dataclass
 from agentrl.errors import AgentRLError, EngineError
 from agentrl.policy import PolicyEngine
 from agentrl.testing.engine_checks import CHECKS
-from agentrl.testing.engine_probe import CheckSkipped, EngineProbe, NewWeights, Progress, Reference
+from agentrl.testing.engine_probe import CheckSkipped, EngineProbe, NewWeights, Reference, Sampling
 
 
 class Verdict(enum.StrEnum):
@@ -75,7 +75,7 @@ async def check_engine(
     reference: Reference | None = None,
     new_weights: NewWeights = lambda: None,
     tolerance: float = 1e-5,
-    progress: Progress | None = None,
+    sampling: Sampling | None = None,
     kill: Callable[[], object] | None = None,
     deadline_s: float = 120.0,
 ) -> EngineReport:
@@ -89,8 +89,9 @@ async def check_engine(
             a temperature, gives one value for each id but the first. Without it, nothing is compared.
         new_weights: Makes new weights and gives what `update_weights` takes; ``None`` where the engine shares them.
         tolerance: Largest difference from the reference that is accepted.
-        progress: Asks the engine for a number that grows when a request gets its first token (`ServerEngine.progress`).
-            Left out, `metrics` is watched: its `sampled_tokens` must count the tokens of requests that still run.
+        sampling: Asks an engine of another process how many requests have their first token and not their last, as
+            `ServerEngine.sampling` does. Left out, `metrics` is watched: its `sampled_tokens` must count the tokens of
+            requests that still run.
         kill: Ends the process that samples, as SIGKILL does; the engine is not used any more. Left out, that is not
             checked.
         deadline_s: Most seconds of one check.
@@ -100,7 +101,7 @@ async def check_engine(
         reference=reference,
         new_weights=new_weights,
         tolerance=tolerance,
-        progress=progress,
+        sampling=sampling,
         kill=kill,
     )
     await probe.start()

@@ -17,8 +17,8 @@ Reference: TypeAlias = Callable[[Sequence[int], float], Sequence[float]]
 """(ids, temperature) → log-probability of ``ids[1:]``, each given what stands before it, on the current weights."""
 NewWeights: TypeAlias = Callable[[], Mapping[str, Any] | None]
 """Makes new weights and gives what `PolicyEngine.update_weights` takes."""
-Progress: TypeAlias = Callable[[Any], Awaitable[int]]
-"""Asks an engine for a number that grows when a request gets its first token, or any."""
+Sampling: TypeAlias = Callable[[Any], Awaitable[int]]
+"""Asks an engine how many of its requests have their first token and not their last."""
 
 LONGEST_WAIT_S = 60.0
 """What should happen and has not happened after so long never will."""
@@ -64,7 +64,7 @@ class EngineProbe:
     Attributes:
         factory: Makes it.
         engine: The one that runs; made by `start`.
-        progress: How its pace is watched; `engine.metrics` when left out.
+        sampling: How its requests are watched; through `engine.metrics` when left out.
         kill: Ends the process that samples.
     """
 
@@ -74,7 +74,7 @@ class EngineProbe:
     new_weights: NewWeights
     tolerance: float
     """Largest difference of a log-probability from the reference."""
-    progress: Progress | None = None
+    sampling: Sampling | None = None
     kill: Callable[[], object] | None = None
     names: Iterator[int] = field(default_factory=itertools.count)
     _submitted: list[asyncio.Task[Generation]] = field(default_factory=list)
@@ -85,9 +85,9 @@ class EngineProbe:
         await self.engine.start()
 
     async def look(self) -> int:
-        """How far the engine is."""
-        if self.progress is not None:
-            return await self.progress(self.engine)
+        """A number that grows when a request gets its first token."""
+        if self.sampling is not None:
+            return await self.sampling(self.engine)
         return self.engine.metrics().sampled_tokens
 
     def prompt(self, length: int, start: int = 1) -> list[int]:
@@ -153,7 +153,7 @@ class EngineProbe:
             answer = await task
             raise CheckFailed(
                 f"a request could not be met in flight: it ended with {len(answer.token_ids)} tokens before its first "
-                "one was seen; serve a model with a longer context, or look at the engine's progress"
+                "one was seen; serve a model with a longer context, or look at how it is watched"
             )
         return task
 
@@ -178,10 +178,10 @@ class EngineProbe:
 
     async def stands_still(self) -> bool:
         """Whether nothing is sampled, however often one looks."""
-        before = await self.look()
+        before = await self.look(), self.engine.metrics().sampled_tokens
         for _ in range(LOOKS):
             await asyncio.sleep(REST_S)
-            if await self.look() != before:
+            if (await self.look(), self.engine.metrics().sampled_tokens) != before:
                 return False
         return True
 

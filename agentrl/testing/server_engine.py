@@ -1,6 +1,6 @@
 """One inference server as a policy engine, for the conformance kit and for tests of one server.
 
-report = await check_engine(lambda: ServerEngine(VLLMServer(...)), progress=ServerEngine.progress)
+report = await check_engine(lambda: ServerEngine(VLLMServer(...)), sampling=ServerEngine.sampling)
 """
 
 from __future__ import annotations
@@ -40,8 +40,8 @@ class ServerEngine(PolicyEngine):
         self.capabilities = self.server.capabilities
         self._version = await self.server.weight_version()
 
-    async def progress(self) -> int:
-        """A number that grows when a request gets its first token: some servers count all of them only in the end."""
+    async def sampling(self) -> int:
+        """How many requests are being sampled: they have their first token. Brings `metrics` up to date."""
         load = await self.server.load()
         self._metrics = EngineMetrics(
             running=load.running,
@@ -50,7 +50,7 @@ class ServerEngine(PolicyEngine):
             cached_tokens=load.cached_tokens,
             sampled_tokens=load.sampled_tokens,
         )
-        return load.sampled_tokens + load.running
+        return load.running
 
     async def generate(self, request: GenerateRequest) -> Generation:
         """Sample one turn."""
@@ -86,7 +86,7 @@ class ServerEngine(PolicyEngine):
         """Servers keep no sessions."""
 
     def metrics(self) -> EngineMetrics:
-        """The reading that `progress` took last."""
+        """The reading that `sampling` took last."""
         return self._metrics
 
     async def close(self) -> None:

@@ -8,8 +8,9 @@ import copy
 import itertools
 import os
 import signal
-from collections.abc import Callable, Iterator
-from contextlib import ExitStack, contextmanager
+import time
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import ExitStack, contextmanager, suppress
 from pathlib import Path
 
 import pytest
@@ -17,6 +18,7 @@ import torch
 
 from agentrl.config.schema import SGLangEngineConfig, VLLMEngineConfig
 from agentrl.serving.launch import LaunchCommand, ServerProcess, engine_python
+from agentrl.serving.launch.guard import descendants
 from agentrl.serving.launch.ports import reserve_port
 from agentrl.serving.sglang import SGLangServer
 from agentrl.serving.sglang import launch_command as sglang_command
@@ -26,10 +28,12 @@ from agentrl.testing import ServerEngine
 from agentrl.testing.engine_probe import EngineProbe
 from agentrl.testing.models import tiny_model
 from agentrl.testing.tokenizers import build_tokenizer
+from agentrl.training.model_weights import ModelWeights
 from agentrl.weights import write_served_model
 
 MAX_CONTEXT = 1024
 START_S = 540
+GONE_S = 120
 TOLERANCE = 1e-4
 """Between log-probabilities of a server and of transformers, both float32."""
 KEY_VARIABLE = "AGENTRL_TEST_KEY"
@@ -130,7 +134,7 @@ class SessionServers:
     def _command(self, engine: str, port: int) -> LaunchCommand:
         config = CONFIGS[engine](max_running=64, max_context=MAX_CONTEXT)
         keys = {"python": engine_python(engine, None), "model": self._model_folder, "port": port, "dtype": "float32"}
-        return COMMANDS[engine](config, **keys, **({"api_key": "secret"} if engine == "vllm" else {}))
+        return COMMANDS[engine](config, **keys, api_key="secret")
 
     def kill(self, engine: str) -> None:
         """SIGKILL to its process group."""
@@ -153,7 +157,7 @@ def url(engine, session_servers) -> str:
 def client_of(engine, url, model, monkeypatch):
     """Make a client of it."""
     monkeypatch.setenv(KEY_VARIABLE, "secret")
-    config = CONFIGS[engine](api_key_variable=KEY_VARIABLE if engine == "vllm" else None)
+    config = CONFIGS[engine](api_key_variable=KEY_VARIABLE)
     return lambda: CLIENTS[engine](url, config, vocab_size=model.config.vocab_size)
 
 
@@ -180,7 +184,7 @@ async def probe(client_of, trained, reference_of, shaken_folders, tmp_path):
         reference=reference_of(trained),
         new_weights=shaken_folders(trained, tmp_path / "weights", 0.005),
         tolerance=TOLERANCE,
-        progress=ServerEngine.progress,
+        sampling=ServerEngine.sampling,
     )
     await probe.start()
     await probe.until_idle()  # what the test before left would be held during the update
@@ -214,3 +218,93 @@ def shaken_folders():
         return shake
 
     return build
+
+
+def _words_of(pid: int) -> list[bytes]:
+    with suppress(OSError):
+        return Path(f"/proc/{pid}/cmdline").read_bytes().split(b"\0")
+    return []
+
+
+def find_launched(root: int) -> dict[str, int]:
+    """The launched servers below a process: their first processes by address."""
+    found = {}
+    for guard in descendants(root):
+        words = _words_of(guard)
+        with suppress(OSError, StopIteration):
+            if any(word.endswith(b"guard.py") for word in words):
+                children = map(int, Path(f"/proc/{guard}/task/{guard}/children").read_text().split())
+                leader = next(child for child in children if os.getsid(child) == child)
+                found[f"http://127.0.0.1:{words[words.index(b'--port') + 1].decode()}"] = leader
+    return found
+
+
+@pytest.fixture(scope="session")
+def launched_by() -> Callable[[int], dict[str, int]]:
+    return find_launched
+
+
+@pytest.fixture(scope="session")
+def leader_of() -> Callable[[str], int]:
+    """The first process of the launched server at an address."""
+    return lambda url: find_launched(os.getpid())[url]
+
+
+def _is_alive(pid: int) -> bool:
+    with suppress(OSError):
+        return Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0] not in "ZX"
+    return False
+
+
+@pytest.fixture(scope="session")
+def all_gone() -> Callable[[Sequence[int]], bool]:
+    """Wait until processes are gone; ``False`` when some never go, which are killed then."""
+
+    def wait(pids: Sequence[int]) -> bool:
+        end = time.monotonic() + GONE_S
+        while left := [pid for pid in pids if _is_alive(pid)]:
+            if time.monotonic() > end:
+                for pid in left:
+                    os.kill(pid, signal.SIGKILL)
+                return False
+            time.sleep(0.05)
+        return True
+
+    return wait
+
+
+class LearningWeights(ModelWeights):
+    """A trainer whose weights change on command, and that remembers all of them."""
+
+    def __init__(self, model):
+        super().__init__(model)
+        self._past = {}
+        self._generator = torch.Generator().manual_seed(0)
+
+    def remember(self, version):
+        """The weights are those of a version now."""
+        self._past[version] = {name: tensor.clone() for name, tensor in self._model.state_dict().items()}
+
+    @torch.no_grad()
+    def learn(self, version):
+        """Change them into those of a version."""
+        for parameter in self._model.parameters():
+            parameter.add_(0.02 * torch.randn(parameter.shape, generator=self._generator))
+        self.remember(version)
+
+    def largest_difference(self, prompt, answer):
+        """Of an answer's log-probabilities from those of the versions that its tokens claim; all are known ones."""
+        worst, now = 0.0, {name: tensor.clone() for name, tensor in self._model.state_dict().items()}
+        for version in set(answer.versions):
+            self._model.load_state_dict(self._past[version])
+            expected = self.token_logprobs(prompt, answer.token_ids)
+            found = zip(answer.versions, answer.logprobs, expected, strict=True)
+            worst = max(worst, *(abs(got - right) for stamp, got, right in found if stamp == version))
+        self._model.load_state_dict(now)
+        return worst
+
+
+@pytest.fixture(scope="session")
+def learning() -> Callable[..., LearningWeights]:
+    """Make a trainer of a model."""
+    return LearningWeights

@@ -102,7 +102,7 @@ async def test_a_server_conforms_up_to_its_death(served_folder, reference_of, tm
         factory,
         reference=reference_of(trained),
         new_weights=send,
-        progress=ServerEngine.progress,
+        sampling=ServerEngine.sampling,
         kill=lambda: servers[-1].kill(),
     )
     report.raise_on_failure()
@@ -120,7 +120,7 @@ async def test_a_request_that_is_over_before_it_is_seen_is_told():
     async def blind(engine):
         return 0
 
-    report = await check_engine(lambda: ScriptedEngine(max_context=300), progress=blind)
+    report = await check_engine(lambda: ScriptedEngine(max_context=300), sampling=blind)
     (found,) = [row.detail for row in report.rows if row.check == "abort"]
     assert "could not be met in flight: it ended with 291 tokens" in found
 
