@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import base64
 import pickle
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 
 import torch
@@ -36,6 +36,11 @@ class Bucket:
         # a pickled view carries the whole memory that it is a view of
         named = [(name, tensor.clone()) for name, tensor in self.tensors()]
         return base64.b64encode(pickle.dumps(named, protocol=pickle.HIGHEST_PROTOCOL)).decode("ascii")
+
+
+def unpack(buckets: Sequence[Bucket]) -> dict[str, Tensor]:
+    """All tensors in some buckets, by name."""
+    return {name: tensor for bucket in buckets for name, tensor in bucket.tensors()}
 
 
 @dataclass(slots=True)

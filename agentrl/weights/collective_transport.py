@@ -15,7 +15,7 @@ import torch
 from torch import Tensor
 
 from agentrl.server import InferenceServer
-from agentrl.weights.buckets import Bucket, pack
+from agentrl.weights.buckets import Bucket, pack, unpack
 from agentrl.weights.process_group import TrainerGroup
 from agentrl.weights.transport import PreparedWeights, Transport
 
@@ -97,3 +97,7 @@ class _BroadcastWeights(PreparedWeights):
     async def give_to(self, server: InferenceServer) -> None:
         """Broadcast them."""
         await self._transport.send(server, self._buckets, self._device, self.version)
+
+    def tensors(self) -> Mapping[str, Tensor]:
+        """Those in the buckets."""
+        return unpack(self._buckets)

@@ -15,6 +15,7 @@ from collections.abc import Mapping
 from pathlib import Path
 
 from safetensors import SafetensorError
+from safetensors.torch import load_file
 from torch import Tensor
 
 from agentrl.errors import TrainingError
@@ -99,6 +100,10 @@ class WrittenWeights(PreparedWeights):
     async def give_to(self, server: InferenceServer) -> None:
         """Let it read the folder."""
         await server.load_weights(self.folder, self.version)
+
+    def tensors(self) -> Mapping[str, Tensor]:
+        """Read from the folder."""
+        return {name: tensor for path in self.folder.glob("*.safetensors") for name, tensor in load_file(path).items()}
 
     async def discard(self) -> None:
         """Remove the folder."""

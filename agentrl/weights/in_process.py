@@ -43,4 +43,4 @@ class InProcessSync(WeightSync):
 
     async def verify(self) -> float:
         """Compare engine and trainer as they are."""
-        return await self._probe.compare(self._engine, self._trainer)
+        return (await self._probe.compare(self._engine, self._trainer)).difference

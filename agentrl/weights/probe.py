@@ -1,7 +1,7 @@
 """The probe: fixed prompts on which the engine's log-probabilities must be the trainer's.
 
-A server can accept an update and keep serving old tensors. Only its numbers tell: it answers a few fixed prompts, and
-the trainer scores exactly the tokens that it sampled.
+A server can accept an update and keep serving old tensors. Only its numbers tell: it answers a few fixed prompts
+greedily, and the trainer scores exactly the tokens that it gave.
 """
 
 from __future__ import annotations
@@ -37,7 +37,7 @@ class ProbedEngine(Protocol):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class RecordedAnswer:
-    """A greedy answer of an engine that served the right weights, and what the trainer said of it."""
+    """An answer of an engine that served the right weights, and what the trainer said of it."""
 
     prompt: Sequence[int]
     token_ids: Sequence[int]
@@ -46,12 +46,22 @@ class RecordedAnswer:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class Comparison:
+    """An engine that serves the trainer's weights."""
+
+    difference: float
+    """Largest difference of a log-probability."""
+    answers: Sequence[RecordedAnswer]
+    """For `Probe.compare_recorded`."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class Probe:
     """Prompts, and how far the two sides may be apart.
 
     Args:
         prompts: Token ids, at least one prompt of at least one token.
-        answer_tokens: Tokens sampled for each prompt.
+        answer_tokens: Tokens of each answer.
         tolerance: Largest difference of a log-probability.
     """
 
@@ -67,8 +77,8 @@ class Probe:
             prompts=[[draw.randrange(vocab_size) for _ in range(length)] for _ in range(prompts)], tolerance=tolerance
         )
 
-    async def compare(self, engine: ProbedEngine, trainer: WeightSource, *, name: str = "the engine") -> float:
-        """Ask the engine, score with the trainer; the largest difference of a log-probability.
+    async def compare(self, engine: ProbedEngine, trainer: WeightSource, *, name: str = "the engine") -> Comparison:
+        """Ask the engine, score with the trainer.
 
         Args:
             engine: Is asked.
@@ -78,28 +88,25 @@ class Probe:
         Raises:
             TrainingError: a difference above the tolerance, or an engine that samples with another version.
         """
-        answers = await self._ask_all(engine, temperature=1.0)
+        answers = await self._ask_all(engine)
         for answer in answers:
             _check_version(name, answer, engine.version)
-        return max(
-            self._difference(name, engine.version, prompt, answer, trainer.token_logprobs(prompt, answer.token_ids))
-            for prompt, answer in zip(self.prompts, answers, strict=True)
-        )
-
-    async def record(self, engine: ProbedEngine, trainer: WeightSource) -> list[RecordedAnswer]:
-        """Greedy answers and their scores, to compare other engines with when the trainer's weights have changed."""
-        answers = await self._ask_all(engine, temperature=0.0)
-        return [
+        recorded = [
             RecordedAnswer(
                 prompt=prompt, token_ids=answer.token_ids, logprobs=trainer.token_logprobs(prompt, answer.token_ids)
             )
             for prompt, answer in zip(self.prompts, answers, strict=True)
         ]
+        differences = [
+            self._difference(name, engine.version, right.prompt, answer, right.logprobs)
+            for right, answer in zip(recorded, answers, strict=True)
+        ]
+        return Comparison(difference=max(differences), answers=recorded)
 
     async def compare_recorded(
         self, engine: ProbedEngine, recorded: Sequence[RecordedAnswer], *, name: str = "the engine"
     ) -> float:
-        """`compare`, without the trainer: greedy answers, as far as they are those that were recorded.
+        """`compare`, without the trainer: answers, as far as they are those that were recorded.
 
         Where the engine takes another first token, it must give it a log-probability within the tolerance of the
         recorded one's: two tokens may be equally likely.
@@ -107,7 +114,7 @@ class Probe:
         Raises:
             TrainingError: as `compare`.
         """
-        answers = await self._ask_all(engine, temperature=0.0)
+        answers = await self._ask_all(engine)
         differences = []
         for right, answer in zip(recorded, answers, strict=True):
             _check_version(name, answer, engine.version)
@@ -117,12 +124,12 @@ class Probe:
             differences.append(self._difference(name, engine.version, right.prompt, answer, right.logprobs[:compared]))
         return max(differences)
 
-    async def _ask_all(self, engine: ProbedEngine, *, temperature: float) -> list[Generation]:
-        return await asyncio.gather(*(self._ask(engine, number, temperature) for number in range(len(self.prompts))))
+    async def _ask_all(self, engine: ProbedEngine) -> list[Generation]:
+        return await asyncio.gather(*(self._ask(engine, number) for number in range(len(self.prompts))))
 
-    async def _ask(self, engine: ProbedEngine, number: int, temperature: float) -> Generation:
-        name = f"probe-{engine.version}-{number}-{'sampled' if temperature else 'greedy'}"
-        params = SamplingParams(max_tokens=self.answer_tokens, seed=number, temperature=temperature)
+    async def _ask(self, engine: ProbedEngine, number: int) -> Generation:
+        name = f"probe-{engine.version}-{number}"
+        params = SamplingParams(max_tokens=self.answer_tokens, temperature=0.0)
         try:
             return await engine.generate(
                 GenerateRequest(prompt_ids=self.prompts[number], params=params, session_id=name, request_id=name)

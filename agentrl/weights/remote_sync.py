@@ -14,11 +14,12 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from agentrl.errors import EngineError, async_boundary
+from agentrl.errors import EngineError, TrainingError, async_boundary
 from agentrl.policy import GenerateRequest, Generation
 from agentrl.server import InferenceServer
 from agentrl.weights.probe import Probe, RecordedAnswer
 from agentrl.weights.server_group import ServerGroup
+from agentrl.weights.suspects import name_tensors
 from agentrl.weights.sync import SyncReport, WeightSource, WeightSync
 from agentrl.weights.transport import PreparedWeights, Transport
 
@@ -145,7 +146,7 @@ class RemoteSync(WeightSync):
             await _load(server, current)
             await server.resume()
         async with async_boundary(EngineError, f"the probe of {server.url}", deadline_s=self._probe_timeout_s):
-            await self._compare(server, current.version)
+            await self._compare(server, current)
 
     async def _verify_servers(self) -> dict[str, float]:
         """The largest difference by server, for those that are there at the end: at least one."""
@@ -159,19 +160,25 @@ class RemoteSync(WeightSync):
             await self._group.each(compare, what="the probe", deadline_s=self._probe_timeout_s)
         return differences
 
-    async def _compare(self, server: InferenceServer, version: int) -> float:
+    async def _compare(self, server: InferenceServer, current: PreparedWeights) -> None:
         """With the trainer during a sync, with the recorded answers at any other time."""
         if self._recorded is None:
-            return await self._compare_live(server, version)
-        asked = _ServerUnderProbe(server, version)
-        return await self._probe.compare_recorded(asked, self._recorded, name=f"server {server.url}")
+            await self._compare_live(server, current.version)
+            return
+        asked, name = _ServerUnderProbe(server, current.version), f"server {server.url}"
+        try:
+            await self._probe.compare_recorded(asked, self._recorded, name=name)
+        except TrainingError as error:
+            raise await name_tensors(error, server, current.tensors()) from error
 
     async def _compare_live(self, server: InferenceServer, version: int) -> float:
-        asked = _ServerUnderProbe(server, version)
-        difference = await self._probe.compare(asked, self._trainer, name=f"server {server.url}")
-        if self._recorded is None:
-            self._recorded = await self._probe.record(asked, self._trainer)
-        return difference
+        asked, name = _ServerUnderProbe(server, version), f"server {server.url}"
+        try:
+            found = await self._probe.compare(asked, self._trainer, name=name)
+        except TrainingError as error:
+            raise await name_tensors(error, server, self._trainer.weights()) from error
+        self._recorded = found.answers
+        return found.difference
 
     async def close(self) -> None:
         """Close the transport."""

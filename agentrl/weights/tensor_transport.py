@@ -10,7 +10,7 @@ from functools import partial
 from torch import Tensor
 
 from agentrl.server import InferenceServer
-from agentrl.weights.buckets import Bucket, pack
+from agentrl.weights.buckets import Bucket, pack, unpack
 from agentrl.weights.transport import PreparedWeights, Transport
 
 
@@ -42,3 +42,7 @@ class _SentTensors(PreparedWeights):
         """Send them."""
         parts = [partial(asyncio.to_thread, bucket.encoded) for bucket in self._buckets]
         await server.load_tensors(parts, self.version)
+
+    def tensors(self) -> Mapping[str, Tensor]:
+        """Those in the buckets."""
+        return unpack(self._buckets)

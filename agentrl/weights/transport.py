@@ -36,6 +36,10 @@ class PreparedWeights(ABC):
             EngineError: it did not take them.
         """
 
+    @abstractmethod
+    def tensors(self) -> Mapping[str, Tensor]:
+        """What servers are given, by name."""
+
     async def discard(self) -> None:
         """Nobody asks for them any more."""
         return

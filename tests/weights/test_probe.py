@@ -33,7 +33,7 @@ PROBE = Probe.random(16, tolerance=1e-3)
 
 async def test_equal_weights_pass_and_nothing_is_left_behind():
     served = engine()
-    assert await PROBE.compare(served, Source()) == 0
+    assert (await PROBE.compare(served, Source())).difference == 0
     assert served.metrics().running == 0
 
 
@@ -46,12 +46,19 @@ async def test_a_drifting_engine_is_named(drift):
 
 
 async def test_a_difference_within_rounding_is_reported_and_passes():
-    assert await PROBE.compare(engine(drift=5e-4), Source()) == pytest.approx(5e-4)
+    assert (await PROBE.compare(engine(drift=5e-4), Source())).difference == pytest.approx(5e-4)
 
 
 async def test_an_engine_that_missed_the_update_is_named():
     with pytest.raises(TrainingError, match=r"weights of another version after a sync: got \[3\], expected 0"):
         await PROBE.compare(engine(version=3), Source())
+
+
+async def test_recorded_answers_stand_for_the_trainer():
+    recorded = (await PROBE.compare(engine(), Source())).answers
+    assert await PROBE.compare_recorded(engine(drift=5e-4), recorded) == pytest.approx(5e-4)
+    with pytest.raises(TrainingError, match="server x does not serve the trainer's weights"):
+        await PROBE.compare_recorded(engine(drift=2e-3), recorded, name="server x")
 
 
 @pytest.mark.parametrize("shared", [True, False])

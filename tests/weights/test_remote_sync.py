@@ -65,11 +65,14 @@ async def test_twenty_syncs_with_requests_in_flight_are_exact(world_of, until, t
     assert {version for _, answer in answers for version in answer.versions} - {0} == set(range(1, 21))
 
 
-async def test_a_skipped_tensor_is_caught_and_the_server_is_named(world_of):
+async def test_a_skipped_tensor_is_caught_and_named_with_its_server(world_of):
     world = await world_of()
     world.servers[1].faults.skips.add("model.layers.1.self_attn.v_proj.weight")
-    with pytest.raises(TrainingError, match="server local://1 does not serve the trainer's weights of version 1"):
+    with pytest.raises(
+        TrainingError, match="server local://1 does not serve the trainer's weights of version 1"
+    ) as told:
         await world.next_version()
+    assert told.value.hint == "tensors that differ by checksum: model.layers.1.self_attn.v_proj.weight"
 
 
 async def test_a_head_that_stays_behind_in_a_tied_model_is_caught(world_of):
@@ -180,8 +183,11 @@ async def test_a_returning_server_with_a_wrong_tensor_stops_training(world_of, u
         world.servers[0].model.get_input_embeddings().weight.add_(0.5)
     world.servers[0].wake()
     await until(lambda: world.pool.group.members[0].state.value == "removed")
-    with pytest.raises(TrainingError, match="server local://0 does not serve the trainer's weights of version 2"):
+    with pytest.raises(
+        TrainingError, match="server local://0 does not serve the trainer's weights of version 2"
+    ) as told:
         await world.pool.generate(world.request("r"))
+    assert told.value.hint == "tensors that differ by checksum: model.embed_tokens.weight"
 
 
 async def test_no_room_for_the_weights_leaves_the_servers_alone(world_of, monkeypatch):

@@ -9,7 +9,7 @@ import torch
 from agentrl.errors import EngineError, TrainingError
 from agentrl.testing.local_worker import decode_parts
 from agentrl.weights import CollectiveTransport, TensorTransport
-from agentrl.weights.buckets import pack
+from agentrl.weights.buckets import pack, unpack
 from agentrl.weights.process_group import address_towards, in_thread
 
 BUCKET_BYTES = 20_000
@@ -52,7 +52,7 @@ def tensors():
 @pytest.mark.parametrize("bucket_bytes", [1, 100, 10_000])
 def test_buckets_hold_every_tensor_once_within_their_size(tensors, bucket_bytes):
     buckets = pack(tensors, bucket_bytes=bucket_bytes)
-    found = {name: tensor for bucket in buckets for name, tensor in bucket.tensors()}
+    found = unpack(buckets)
     assert found.keys() == tensors.keys()
     assert all(torch.equal(found[name], tensor) for name, tensor in tensors.items())
     assert all(found[name].dtype == tensor.dtype for name, tensor in tensors.items())
