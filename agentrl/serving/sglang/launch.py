@@ -78,4 +78,5 @@ def _cpu_arguments(config: SGLangEngineConfig) -> list[str]:
         *("--grammar-backend", "none"),
         *("--max-total-tokens", str(cache)),
         "--disable-overlap-schedule",
+        "--sleep-on-idle",  # its scheduler would keep a core busy that the trainer needs
     ]
