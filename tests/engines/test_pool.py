@@ -152,7 +152,7 @@ async def test_a_server_that_hangs_is_replaced(world, leader_of):
 @pytest.mark.parametrize("engine", ["sglang", "vllm"])
 async def test_an_attached_server_that_hung_goes_on_with_the_current_weights(client_of, trained, learning, leader_of):
     client = client_of()
-    await client.connect(deadline_s=60)
+    await client.connect(deadline_s=WAIT_S)
     version = await client.weight_version() + 1
     pool = ServerPool([client], PoolSettings(health_timeout_s=5), version=version)
     world = World(pool, learning(trained))
