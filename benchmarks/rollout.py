@@ -120,7 +120,7 @@ def run(
     episodes: int | None = None,
     turns: int | None = None,
     concurrency: int = 64,
-    rounds: int = 4,
+    rounds: int = 8,
 ) -> dict[str, Any]:
     """The runtime's figures.
 
@@ -128,13 +128,13 @@ def run(
         engine: ``vllm`` or ``sglang``; left out, the scripted engine answers.
         model: A model folder or name, a run; the quickstart's with random weights when left out.
         url: Address of a server that serves `model`; one is launched when left out.
-        episodes: How many are played; 1,000, or 128 on a server.
+        episodes: How many are played; 1,000, or 64 in each round on a server.
         turns: Most turns of an episode; 20, or 12 on a server.
         concurrency: Episodes at once on a server.
         rounds: Measurements on a server; medians are given.
     """
     if engine is not None:
-        load = Load(episodes=episodes or 128, concurrency=concurrency, rounds=rounds)
+        load = Load(episodes=episodes or 64, concurrency=concurrency, rounds=rounds)
         return run_on_server(engine, model, url, load, turns=turns or 12)
     if model is not None or url is not None:
         raise UsageError("the scripted engine serves no model", expected="--engine vllm or sglang")

@@ -4,21 +4,17 @@ from __future__ import annotations
 
 import os
 import time
-from collections.abc import AsyncIterator
-from contextlib import asynccontextmanager
 from dataclasses import dataclass
 from pathlib import Path
 from statistics import fmean, median
 from typing import Any
-
-import aiohttp
 
 from agentrl.assembly.environments import find_environment, task_source
 from agentrl.assembly.episodes import build_host, build_runner, sampling_params
 from agentrl.assembly.models import SCRATCH, build_renderer, embedding_rows, load_tokenizer, resolve_model
 from agentrl.assembly.recording import EpisodeRecorder
 from agentrl.assembly.scratch import write_scratch_model
-from agentrl.assembly.servers import ServedModel, check_served, make_launcher, open_pool
+from agentrl.assembly.servers import ServedModel, check_served, open_pool
 from agentrl.cli.console import note
 from agentrl.config.schema import Config, ServerEngineConfig
 from agentrl.errors import AgentRLError
@@ -30,9 +26,8 @@ from agentrl.rollout.play import Assignment, play_all
 from agentrl.task import TaskCursor
 from agentrl.training.model import load_model
 from throughput.bare_client import WIRES, forget, play
+from throughput.server import open_server, server_version
 from throughput.sessions import Session, recorded
-
-VERSION_ROUTES = {"vllm": "/version", "sglang": "/server_info"}
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -91,9 +86,10 @@ async def measure(config: Config, section: ServerEngineConfig, load: Load, folde
     """
     path = await _model_path(config, folder)
     served = ServedModel(path=path, dtype=config.model.dtype, vocab_size=embedding_rows(path))
-    async with _server(section, served, folder) as url:
+    async with open_server(section, served, folder) as url:
         attached = type(section)(servers=[url], max_running=section.max_running)
         bench = _Bench(config, attached, served, folder)
+        await bench.check()
         await bench.round(Load(episodes=load.concurrency // 2, concurrency=load.concurrency, rounds=1))
         runtime, bare = [], []
         for number in range(load.rounds):
@@ -101,8 +97,8 @@ async def measure(config: Config, section: ServerEngineConfig, load: Load, folde
             runtime.append(with_runtime)
             bare.append(without)
             note(f"round {number + 1}: {with_runtime.tokens_per_s:,.0f} and {without.tokens_per_s:,.0f} tokens/s")
-        version = await _version(url, section.type)
-    return _figures(runtime, bare) | _conditions(runtime[-1].sessions, load, f"{section.type} {version}", served)
+        version = await server_version(url, section.type)
+    return _figures(runtime, bare) | _conditions(runtime[-1].sessions, load, version, served)
 
 
 async def _model_path(config: Config, folder: Path) -> str:
@@ -111,16 +107,6 @@ async def _model_path(config: Config, folder: Path) -> str:
     note("making a model with random weights")
     await write_scratch_model(config, folder / "model")
     return str(folder / "model")
-
-
-@asynccontextmanager
-async def _server(section: ServerEngineConfig, served: ServedModel, folder: Path) -> AsyncIterator[str]:
-    if section.servers != "launch":
-        yield section.servers[0]
-        return
-    async with make_launcher(section, served.path, folder, dtype=served.dtype, say=note) as launcher:
-        (process,) = await launcher.start()
-        yield process.url
 
 
 class _Bench:
@@ -134,6 +120,13 @@ class _Bench:
         self._url = section.servers[0]
         self._wire = WIRES[section.type]
         self._tokenizer = load_tokenizer(served.path)
+        self._version = 0
+
+    async def check(self) -> None:
+        """See that the server has the model's weights, under whatever version."""
+        async with open_pool(self._section, self._served, self._folder) as pool:
+            await check_served(pool, self._served)
+            self._version = pool.version
 
     async def round(self, load: Load) -> tuple[Played, Played]:
         """The runtime, then the bare client; each begins with an empty prefix cache and has the server for itself."""
@@ -154,8 +147,7 @@ class _Bench:
         ]
         host = build_host(config, spec=spec)
         store = TrajectoryStore(self._folder / "trajectories", step=1)
-        async with open_pool(self._section, self._served, self._folder) as pool:
-            await check_served(pool, self._served)
+        async with open_pool(self._section, self._served, self._folder, version=self._version) as pool:
             speaker = EngineSpeaker(pool, build_renderer(config, self._tokenizer), sampling_params(config.sampling))
             observer = EpisodeRecorder(store, RunStatus(), RunWatcher())
             runner = build_runner(config, host, speaker, observer=observer, retries=0)
@@ -176,13 +168,12 @@ class _Bench:
 
 
 def _figures(runtime: list[Played], bare: list[Played]) -> dict[str, Any]:
-    tokens_per_s = median(played.tokens_per_s for played in runtime)
-    bare_tokens_per_s = median(played.tokens_per_s for played in bare)
+    ratios = [ours.tokens_per_s / theirs.tokens_per_s for ours, theirs in zip(runtime, bare, strict=True)]
     return {
-        "tokens_per_s": tokens_per_s,
-        "bare_tokens_per_s": bare_tokens_per_s,
-        "ratio_to_bare_client": tokens_per_s / bare_tokens_per_s,
-        "ratios": [ours.tokens_per_s / theirs.tokens_per_s for ours, theirs in zip(runtime, bare, strict=True)],
+        "tokens_per_s": median(played.tokens_per_s for played in runtime),
+        "bare_tokens_per_s": median(played.tokens_per_s for played in bare),
+        "ratio_to_bare_client": median(ratios),  # of neighbours in time, so that a busy machine decides less
+        "ratios": ratios,
         "cpu_ms_per_turn": median(played.cpu_ms_per_turn for played in runtime),
         "bare_cpu_ms_per_turn": median(played.cpu_ms_per_turn for played in bare),
     }
@@ -201,8 +192,3 @@ def _conditions(sessions: list[Session], load: Load, engine: str, served: Served
         "answer_tokens_per_turn": fmean(turn.answer_tokens for turn in turns),
         "new_tokens_per_turn": fmean(len(turn.new_ids) for turn in turns),
     }
-
-
-async def _version(url: str, engine: str) -> str:
-    async with aiohttp.ClientSession() as http, http.get(url + VERSION_ROUTES[engine]) as answer:
-        return str((await answer.json())["version"])

@@ -39,9 +39,23 @@ def test_it_does_not_grow_when_nothing_is_held_back():
     assert limits(AdaptiveConcurrency(limit=8), load(), load(), in_flight=7) == [8, 8]
 
 
-def test_a_preemption_costs_a_quarter_and_is_counted_once():
-    readings = [load(cache_used=0.95, preemptions=count) for count in (5, 6, 6, 9)]
-    assert limits(AdaptiveConcurrency(limit=64), *readings) == [64, 48, 48, 36]
+def test_a_preemption_leaves_what_still_runs_and_is_counted_once():
+    readings = [load(running=40, waiting=24, cache_used=0.95, preemptions=count) for count in (5, 6, 6)]
+    assert limits(AdaptiveConcurrency(limit=64), *readings[:2]) == [64, 40]
+    assert limits(AdaptiveConcurrency(limit=40), *readings[1:]) == [40, 40]
+
+
+def test_a_preemption_that_is_over_takes_off_an_eighth_of_what_was_given():
+    concurrency = AdaptiveConcurrency(limit=64)
+    limits(concurrency, load(cache_used=0.95))
+    assert limits(concurrency, load(cache_used=0.95, preemptions=1), in_flight=64) == [55]
+    assert limits(concurrency, load(cache_used=0.95, preemptions=2), in_flight=64) == [55]  # the first is not felt yet
+    assert limits(concurrency, load(cache_used=0.95, preemptions=3), in_flight=55) == [48]
+
+
+def test_what_is_thrown_out_by_an_update_of_the_weights_costs_nothing():
+    readings = [load(running=64), load(running=20, waiting=44, cache_used=0.2, preemptions=64)]
+    assert limits(AdaptiveConcurrency(limit=64), *readings, in_flight=63) == [64, 64]
 
 
 def test_a_queue_counts_when_it_stays_and_takes_off_only_what_does_not_run():

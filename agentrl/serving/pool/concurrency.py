@@ -43,8 +43,9 @@ class AdaptiveConcurrency:
         preempted = self._preemptions is not None and load.preemptions > self._preemptions
         self._preemptions = load.preemptions
         self._queued_readings = self._queued_readings + 1 if load.waiting else 0
-        if preempted:
-            self._set(self.limit * 3 // 4)
+        if preempted and load.cache_used >= ROOMY:  # an update of the weights throws out, too, and says nothing
+            fits = load.running if load.waiting else in_flight - self._step(in_flight)
+            self._set(min(self.limit, fits))
         elif self._queued_readings >= PATIENCE:
             enough = load.running + self._step(load.running)
             self._set(min(self.limit, max(enough, self.limit - self._step(self.limit))))
