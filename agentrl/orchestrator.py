@@ -197,6 +197,7 @@ class Orchestrator:
         trajectories = [trajectory for group in groups for trajectory in group.trajectories]
         clock.phase_ended("rollout")
         self._enter(Phase.TRAIN)
+        await parts.sync.release_memory()
         report = await self._update(trajectories)
         clock.phase_ended("train")
         self._enter(Phase.SYNC)

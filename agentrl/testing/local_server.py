@@ -66,6 +66,7 @@ class LocalServer(InferenceServer):
 
     Attributes:
         faults: What goes wrong at the next loads; may be changed at any time.
+        is_asleep: Its weights are gone.
         model: The weights that it serves.
     """
 
@@ -76,6 +77,7 @@ class LocalServer(InferenceServer):
             folder, dtype=torch.float32, attn_implementation="sdpa"
         ).eval()
         self._engine = LocalEngine(self.model, config or LocalEngineConfig(slots=16, cache_tokens=16_384))
+        self.is_asleep = False
         self._worker = LocalWorker()
         self._stamps = {0: 0}
         self._is_paused = False
@@ -158,6 +160,8 @@ class LocalServer(InferenceServer):
         await self._take(await asyncio.to_thread(_read, folder), version)
 
     async def _take(self, tensors: Mapping[str, torch.Tensor], version: int) -> None:
+        if self.is_asleep:
+            raise EngineError(f"{self.url} is asleep")
         if self.faults.keeps_version:
             return
         own = {name: tensor.clone() for name, tensor in self.model.state_dict().items()}
@@ -187,6 +191,19 @@ class LocalServer(InferenceServer):
 
     async def _hear(self, layouts: Sequence[TensorLayout], broadcast: Broadcast, version: int) -> None:
         await self._take(await self._worker.receive(layouts, broadcast, hears=self.faults.hears), version)
+
+    async def sleep(self) -> None:
+        """Lose the weights."""
+        await self._reach()
+        self.is_asleep = True
+        with torch.no_grad():
+            for parameter in self.model.parameters():
+                parameter.zero_()
+
+    async def wake_up(self) -> None:
+        """Take weights again."""
+        await self._reach()
+        self.is_asleep = False
 
     async def checksums(self) -> Mapping[str, str]:
         """Of the model's tensors."""

@@ -17,6 +17,7 @@ from typing import Any
 from agentrl.errors import EngineError, TrainingError, async_boundary
 from agentrl.policy import GenerateRequest, Generation
 from agentrl.server import InferenceServer
+from agentrl.weights.naps import Naps
 from agentrl.weights.probe import Probe, RecordedAnswer
 from agentrl.weights.server_group import ServerGroup
 from agentrl.weights.suspects import name_tensors
@@ -52,6 +53,7 @@ class RemoteSync(WeightSync):
         group: The servers; from now on it asks this object for weights of servers that come back.
         transport: Takes the weights to the servers; closed with this object.
         probe: What is compared.
+        sleeps: `release_memory` puts the servers to sleep; the next sync wakes them.
         load_timeout_s: Deadline of a server's load.
         probe_timeout_s: Deadline of a server's answers to the probe.
         return_timeout_s: How long a sync waits for a server to come back when all are lost.
@@ -64,6 +66,7 @@ class RemoteSync(WeightSync):
         transport: Transport,
         probe: Probe,
         *,
+        sleeps: bool = False,
         load_timeout_s: float = 600.0,
         probe_timeout_s: float = 120.0,
         return_timeout_s: float = 600.0,
@@ -75,6 +78,8 @@ class RemoteSync(WeightSync):
         self._load_timeout_s = load_timeout_s
         self._probe_timeout_s = probe_timeout_s
         self._return_timeout_s = return_timeout_s
+        self._naps = Naps(group)
+        self._sleeps = sleeps
         self._current: PreparedWeights | None = None
         self._recorded: Sequence[RecordedAnswer] | None = None
         group.connect_sync(deliver=self.deliver, bring_up_to_date=self.bring_up_to_date)
@@ -99,6 +104,7 @@ class RemoteSync(WeightSync):
             bytes=delivery.prepared.size,
             prepare_s=delivery.prepared.seconds,
             load_s=delivery.load_s,
+            released_bytes=self._naps.released_bytes,
         )
 
     async def verify(self) -> float:
@@ -113,9 +119,10 @@ class RemoteSync(WeightSync):
         prepared = await self._transport.prepare(given, version)
         began = time.perf_counter()
         async with self._group.changing:
-            was_paused = self._group.is_paused
+            stay_paused = self._group.is_paused and not self._naps.is_on
             try:
-                if not was_paused:
+                await self._naps.end()
+                if not stay_paused:
                     await self._group.pause()
                 old, self._current, self._recorded = self._current, prepared, None
                 if old is not None:
@@ -127,9 +134,15 @@ class RemoteSync(WeightSync):
                 )
                 self._group.publish(version)
             finally:
-                if not was_paused:
+                if not stay_paused:
                     await self._group.resume()
         return _Delivery(prepared=prepared, load_s=time.perf_counter() - began)
+
+    async def release_memory(self) -> None:
+        """Put the servers to sleep, where the config says so."""
+        if self._sleeps:
+            async with self._group.changing:
+                await self._naps.begin()
 
     async def bring_up_to_date(self, server: InferenceServer) -> None:
         """Give the current weights to a server that has come back, and verify it; the caller holds `changing`.

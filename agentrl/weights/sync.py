@@ -36,6 +36,8 @@ class SyncReport:
     """Seconds in which they were copied or written while the servers went on."""
     load_s: float = 0.0
     """Seconds in which the servers were held."""
+    released_bytes: int = 0
+    """GPU memory that the servers had given back before it, as this process sees it on its GPUs."""
 
     @property
     def seconds(self) -> float:
@@ -64,6 +66,14 @@ class WeightSync(ABC):
         Raises:
             TrainingError: they differ.
         """
+
+    async def release_memory(self) -> None:
+        """The engine is not needed before the next sync, and may give its memory to the trainer meanwhile.
+
+        Raises:
+            EngineError: no server could.
+        """
+        return
 
     async def close(self) -> None:
         """Release what it holds, after the engine is closed. Idempotent."""

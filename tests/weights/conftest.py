@@ -59,7 +59,7 @@ class Trainer:
 class World:
     """A trainer, a pool of servers and the sync between them."""
 
-    def __init__(self, tmp_path, *, count, tied, restartable, transport):
+    def __init__(self, tmp_path, *, count, tied, restartable, transport, sleeps):
         self.trainer = Trainer(tied)
         self.folder = tmp_path / "served"
         write_served_model(self.trainer.model, build_tokenizer("qwen3", vocab_size=280), self.folder)
@@ -70,7 +70,13 @@ class World:
         self.transport = transport or FolderTransport(tmp_path / "transport")
         self.probe = Probe.random(VOCABULARY, tolerance=1e-4)
         self.sync = RemoteSync(
-            self.trainer.source, self.pool.group, self.transport, self.probe, load_timeout_s=30, return_timeout_s=60
+            self.trainer.source,
+            self.pool.group,
+            self.transport,
+            self.probe,
+            sleeps=sleeps,
+            load_timeout_s=30,
+            return_timeout_s=60,
         )
 
     async def restart(self, index):
@@ -98,8 +104,8 @@ class World:
 async def world_of(tmp_path):
     worlds = []
 
-    async def build(*, count=2, tied=True, restartable=True, transport=None):
-        world = World(tmp_path, count=count, tied=tied, restartable=restartable, transport=transport)
+    async def build(*, count=2, tied=True, restartable=True, transport=None, sleeps=False):
+        world = World(tmp_path, count=count, tied=tied, restartable=restartable, transport=transport, sleeps=sleeps)
         worlds.append(world)
         await world.pool.start()
         return world

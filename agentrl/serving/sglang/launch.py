@@ -61,6 +61,8 @@ def launch_command(
     if config.max_context is not None:
         argv += ["--context-length", str(config.max_context + CONTEXT_RESERVE)]
         env["SGLANG_ALLOW_OVERWRITE_LONGER_CONTEXT_LEN"] = "1"
+    if gpus and config.sleep:
+        argv.append("--enable-memory-saver")
     if not gpus:
         argv += _cpu_arguments(config)
         env |= {"PYTHONPATH": os.pathsep.join(filter(None, (str(CPU_MODULES), python_path)))}

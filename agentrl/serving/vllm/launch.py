@@ -72,6 +72,8 @@ def launch_command(
         "DO_NOT_TRACK": "1",
         "VLLM_SERVER_DEV_MODE": "1",
     }
+    if gpus and config.sleep:
+        argv.append("--enable-sleep-mode")
     if not gpus:
         argv.append("--enforce-eager")
         env |= {"CUDA_VISIBLE_DEVICES": "", "VLLM_CPU_KVCACHE_SPACE": str(CPU_CACHE_GIB)}
