@@ -133,7 +133,9 @@ class WarmStart:
     def _is_enough(self, model: PreTrainedModel, renderer: Renderer, progress: SFTProgress) -> bool:
         """Measure success when it is time to, and say whether it has reached ``sft.stop_at``."""
         settings = self.config.sft
-        if settings.stop_at is None or progress.update % settings.check_every:
+        if settings.stop_at is None or progress.update <= settings.warmup_steps:
+            return False
+        if progress.update % settings.check_every:
             return False
         self._enter(Phase.EVALUATE)
         success = asyncio.run(success_now(model, renderer, self.config, n_tasks=settings.check_tasks))

@@ -439,7 +439,7 @@ class SFTConfig(Section):
     """Success on training tasks at which the warm start ends, before its demonstrations do. Equal losses can mean very
     different success: whoever wants to go on by reward from a certain level says so here."""
     check_every: int = Field(50, ge=1)
-    """Optimizer steps between two measurements for ``stop_at``."""
+    """Optimizer steps between two measurements for ``stop_at``; none while the learning rate warms up."""
     check_tasks: int = Field(128, ge=1)
     """Tasks of such a measurement."""
 
