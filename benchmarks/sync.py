@@ -34,6 +34,7 @@ from agentrl.weights import TOLERANCE, FolderTransport, Probe, RemoteSync, SyncR
 ENGINES: dict[str, Callable[..., ServerEngineConfig]] = {"vllm": VLLMEngineConfig, "sglang": SGLangEngineConfig}
 TRANSPORTS = {"vllm": ("shared_memory", "collective"), "sglang": ("shared_memory", "collective", "tensor")}
 MAX_CONTEXT = 1024
+ARGUMENTS: dict[str, list[str]] = {"vllm": [], "sglang": ["--max-total-tokens", "4096"]}
 
 
 def run(*, engine: str | None = None, layers: int = 20, hidden_size: int = 768, repeats: int = 5) -> dict[str, Any]:
@@ -70,7 +71,7 @@ def run(*, engine: str | None = None, layers: int = 20, hidden_size: int = 768, 
 
 
 async def _measure(engine: str, model: PreTrainedModel, folder: Path, repeats: int) -> dict[str, Any]:
-    section = ENGINES[engine](max_running=16, max_context=MAX_CONTEXT)
+    section = ENGINES[engine](max_running=16, max_context=MAX_CONTEXT, arguments=ARGUMENTS[engine])
     vocab_size = model.config.get_text_config().vocab_size
     served = ServedModel(path=str(folder / "start"), dtype="float32", vocab_size=vocab_size)
     async with open_pool(section, served, folder / engine) as pool:

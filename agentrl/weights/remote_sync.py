@@ -117,16 +117,14 @@ class RemoteSync(WeightSync):
         """Give weights to every server without verifying them; the trainer's, with ``None``. Held servers stay held."""
         given = self._trainer.weights() if weights is None else weights
         prepared = await self._transport.prepare(given, version)
-        began = time.perf_counter()
         async with self._group.changing:
+            began = time.perf_counter()
             stay_paused = self._group.is_paused and not self._naps.is_on
             try:
                 await self._naps.end()
                 if not stay_paused:
                     await self._group.pause()
                 old, self._current, self._recorded = self._current, prepared, None
-                if old is not None:
-                    await old.discard()
                 await self._group.change(
                     lambda server: _load(server, prepared),
                     what=f"the update to version {version}",
@@ -136,7 +134,10 @@ class RemoteSync(WeightSync):
             finally:
                 if not stay_paused:
                     await self._group.resume()
-        return _Delivery(prepared=prepared, load_s=time.perf_counter() - began)
+            load_s = time.perf_counter() - began
+            if old is not None:
+                await old.discard()
+        return _Delivery(prepared=prepared, load_s=load_s)
 
     async def release_memory(self) -> None:
         """Put the servers to sleep, where the config says so."""
