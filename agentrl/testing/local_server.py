@@ -244,7 +244,7 @@ class LocalServer(InferenceServer):
 
 
 def _checksum(tensor: torch.Tensor) -> str:
-    return hashlib.sha256(tensor.contiguous().reshape(-1).view(torch.uint8).numpy()).hexdigest()[:16]
+    return hashlib.sha256(tensor.contiguous().reshape(-1).view(torch.uint8).numpy().data).hexdigest()[:16]
 
 
 def _read(folder: Path) -> dict[str, torch.Tensor]:

@@ -7,15 +7,15 @@ import base64
 import pickle
 from collections.abc import Sequence
 from datetime import timedelta
+from functools import partial
 from typing import Any
 
 import torch
-from torch.distributed import PrefixStore, ProcessGroupGloo, TCPStore
 
 from agentrl.errors import EngineError
 from agentrl.server import Broadcast, TensorLayout, TensorPart, UpdateGroup
 from agentrl.weights.buckets import Bucket
-from agentrl.weights.process_group import in_thread
+from agentrl.weights.process_group import c10d, in_thread
 
 
 async def decode_parts(parts: Sequence[TensorPart]) -> dict[str, torch.Tensor]:
@@ -56,7 +56,7 @@ class LocalWorker:
                 await broadcast(number)
                 raise EngineError("a run was sent that nobody heard")
             bucket = _empty(layout)
-            await asyncio.gather(broadcast(number), in_thread(lambda run=bucket.run: self._hear(run)))
+            await asyncio.gather(broadcast(number), in_thread(partial(self._hear, bucket.run)))
             tensors |= dict(bucket.tensors())
         return tensors
 
@@ -69,12 +69,13 @@ class LocalWorker:
 
 def _joined(group: UpdateGroup) -> Any:
     timeout = timedelta(seconds=group.timeout_s)
-    store = TCPStore(group.address, group.port, group.size, False, timeout)
-    options = ProcessGroupGloo._Options()
+    store = c10d.TCPStore(group.address, group.port, group.size, False, timeout)
+    gloo = c10d.ProcessGroupGloo
+    options = gloo._Options()
     options._timeout = timeout
-    options._devices = [ProcessGroupGloo.create_device(hostname=group.address)]
-    named = PrefixStore("cpu/", PrefixStore(f"{group.name}/", PrefixStore(group.name, store)))
-    return ProcessGroupGloo(named, 1, group.size, options)
+    options._devices = [gloo.create_device(hostname=group.address)]
+    named = c10d.PrefixStore(f"{group.name}/", c10d.PrefixStore(group.name, store))
+    return gloo(c10d.PrefixStore("cpu/", named), 1, group.size, options)
 
 
 def _empty(layout: TensorLayout) -> Bucket:

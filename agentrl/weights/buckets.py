@@ -27,7 +27,7 @@ class Bucket:
         """Names, and views of the bytes."""
         dtype: torch.dtype = getattr(torch, self.layout.dtype)
         sizes = [torch.Size(shape).numel() for shape in self.layout.shapes]
-        flats = self.run.view(dtype).split(sizes)
+        flats = torch.split(self.run.view(dtype), sizes)
         for name, flat, shape in zip(self.layout.names, flats, self.layout.shapes, strict=True):
             yield name, flat.view(tuple(shape))
 
@@ -76,7 +76,7 @@ def _groups(weights: Mapping[str, Tensor], most: int) -> Iterator[dict[str, Tens
 def _packed(tensors: Mapping[str, Tensor]) -> Bucket:
     values = list(tensors.values())
     run = torch.empty(sum(tensor.numel() for tensor in values), dtype=values[0].dtype)
-    for place, tensor in zip(run.split([tensor.numel() for tensor in values]), values, strict=True):
+    for place, tensor in zip(torch.split(run, [tensor.numel() for tensor in values]), values, strict=True):
         place.copy_(tensor.detach().reshape(-1))
     layout = TensorLayout(
         names=list(tensors),

@@ -20,12 +20,14 @@ from uuid import uuid4
 
 import torch
 from torch import Tensor
-from torch.distributed import PrefixStore, ProcessGroupGloo, TCPStore
 
 from agentrl.errors import EngineError
 from agentrl.server import UpdateGroup
 
 T = TypeVar("T")
+
+c10d: Any = torch.distributed
+"""Its type stubs lack what groups are made of."""
 
 
 class TrainerGroup:
@@ -69,16 +71,16 @@ class TrainerGroup:
 
     def _open(self) -> Any:
         info, timeout = self.info, self._timeout
-        store = PrefixStore(f"{info.name}/", PrefixStore(info.name, self._store))
+        store = c10d.PrefixStore(f"{info.name}/", c10d.PrefixStore(info.name, self._store))
         if info.backend == "nccl":
-            nccl = torch.distributed.ProcessGroupNCCL
-            options = nccl.Options()
+            options = c10d.ProcessGroupNCCL.Options()
             options._timeout = timeout
-            return nccl(PrefixStore("cuda/", store), 0, info.size, options)
-        options = ProcessGroupGloo._Options()
+            return c10d.ProcessGroupNCCL(c10d.PrefixStore("cuda/", store), 0, info.size, options)
+        gloo = c10d.ProcessGroupGloo
+        options = gloo._Options()
         options._timeout = timeout
-        options._devices = [ProcessGroupGloo.create_device(hostname=info.address)]
-        return ProcessGroupGloo(PrefixStore("cpu/", store), 0, info.size, options)
+        options._devices = [gloo.create_device(hostname=info.address)]
+        return gloo(c10d.PrefixStore("cpu/", store), 0, info.size, options)
 
     async def broadcast(self, run: Tensor) -> None:
         """Send bytes to all workers; done when they are on their way and may be changed.
@@ -113,11 +115,11 @@ def address_towards(url: str) -> str:
         return str(probe.getsockname()[0])
 
 
-def _listening_store(address: str, timeout: timedelta) -> TCPStore:
+def _listening_store(address: str, timeout: timedelta) -> Any:
     """A store that listens on one address only; whoever reaches it may write into it."""
     listener = socket.create_server((address, 0))
     port = listener.getsockname()[1]
-    return TCPStore(
+    return c10d.TCPStore(
         address, port, None, True, timeout=timeout, wait_for_workers=False, master_listen_fd=listener.detach()
     )
 

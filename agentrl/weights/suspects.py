@@ -88,7 +88,7 @@ def _checksums(tensors: Sequence[Tensor]) -> set[str]:
     """Of tensors one after the other, as they are and filled up."""
     digest = hashlib.sha256()
     for tensor in tensors:
-        digest.update(tensor.detach().cpu().contiguous().reshape(-1).view(torch.uint8).numpy())
+        digest.update(tensor.detach().cpu().contiguous().reshape(-1).view(torch.uint8).numpy().data)
     filled = digest.copy()
     missing = -sum(tensor.shape[0] for tensor in tensors if tensor.dim()) % ROWS
     filled.update(bytes(missing * tensors[0][:1].nbytes if tensors[0].dim() else 0))

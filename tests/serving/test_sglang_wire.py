@@ -268,6 +268,12 @@ def test_the_command_on_a_cpu():
     assert command.env["CUDA_VISIBLE_DEVICES"] == ""
 
 
+@pytest.mark.parametrize("gpus", [(), (0,)])
+def test_only_servers_on_gpus_can_sleep(gpus):
+    command = _launch(SGLangEngineConfig(sleep=True), gpus=gpus)
+    assert ("--enable-memory-saver" in command.argv) == bool(gpus)
+
+
 def test_the_command_on_gpus_has_no_stand_ins():
     command = _launch(SGLangEngineConfig(tensor_parallel=2), gpus=(0, 1))
     assert _value(command, "--tp-size") == "2"

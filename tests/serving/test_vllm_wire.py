@@ -12,7 +12,7 @@ from agentrl.serving.vllm.convention import (
     convention_of,
     is_uncut,
 )
-from agentrl.serving.vllm.launch import WORKER_PATH
+from agentrl.serving.vllm.launch import RECEIVER, WORKER_PATH
 from agentrl.serving.vllm.wire import decode_answer, decode_load, encode_abort, encode_request
 
 
@@ -186,6 +186,7 @@ def test_what_starts_a_server_on_a_cpu(tmp_path):
         "--max-model-len 512",
         "--dtype float32",
         "--logprobs-mode processed_logprobs --worker-extension-cls agentrl_vllm_worker.UncutLogprobs",
+        '--weight-transfer-config {"backend": "agentrl"}',
         '--hf-overrides {"tie_word_embeddings": false}',
         "--enable-scale-out --enable-prompt-tokens-details",
         "--enforce-eager",
@@ -197,6 +198,7 @@ def test_what_starts_a_server_on_a_cpu(tmp_path):
     assert command.env["PYTHONPATH"] == f"{WORKER_PATH}:/mine"
     assert command.env["VLLM_SERVER_DEV_MODE"] == "1"
     assert (WORKER_PATH / f"{WORKER_EXTENSION.split('.')[0]}.py").is_file()
+    assert f'BACKEND = "{RECEIVER}"' in (WORKER_PATH / "agentrl_vllm_receiver.py").read_text()
 
 
 def test_what_starts_a_server_on_gpus(tmp_path):
@@ -206,3 +208,12 @@ def test_what_starts_a_server_on_gpus(tmp_path):
     assert "--enforce-eager" not in command.argv
     assert "CUDA_VISIBLE_DEVICES" not in command.env
     assert "--max-model-len" not in command.argv
+    assert "--enable-sleep-mode" not in command.argv
+
+
+@pytest.mark.parametrize("gpus", [(), (0,)])
+def test_only_servers_on_gpus_can_sleep(tmp_path, gpus):
+    command = launch_command(
+        VLLMEngineConfig(sleep=True), python="py", model=tmp_path, port=81, dtype="bfloat16", gpus=gpus
+    )
+    assert ("--enable-sleep-mode" in command.argv) == bool(gpus)

@@ -14,7 +14,6 @@ from datetime import timedelta
 from typing import Any
 
 import torch
-from torch.distributed import PrefixStore, ProcessGroupGloo, TCPStore
 from vllm.distributed.weight_transfer import WeightTransferEngineFactory
 from vllm.distributed.weight_transfer.base import (
     WeightTransferEngine,
@@ -24,10 +23,12 @@ from vllm.distributed.weight_transfer.base import (
 from vllm.model_executor.model_loader.reload import finalize_layerwise_reload, initialize_layerwise_reload
 
 BACKEND = "agentrl"
+c10d: Any = torch.distributed
+"""Its type stubs lack what groups are made of."""
 
 
 @dataclass
-class GroupInfo(WeightTransferInitInfo):
+class GroupInfo(WeightTransferInitInfo):  # type: ignore[misc]
     """The group to join; the trainer is rank 0, and this server's workers follow."""
 
     name: str
@@ -39,7 +40,7 @@ class GroupInfo(WeightTransferInitInfo):
 
 
 @dataclass
-class RunInfo(WeightTransferUpdateInfo):
+class RunInfo(WeightTransferUpdateInfo):  # type: ignore[misc]
     """Tensors of one number format that come as one run of bytes."""
 
     names: list[str]
@@ -93,17 +94,17 @@ class BroadcastReceiver(WeightTransferEngine[GroupInfo, RunInfo]):  # type: igno
 def join(info: GroupInfo, rank: int) -> Any:
     """The group, once all members have met. Names in the store are those that torch's own groups use."""
     timeout = timedelta(seconds=info.timeout_s)
-    store = TCPStore(info.address, info.port, info.size, False, timeout)
-    named = PrefixStore(f"{info.name}/", PrefixStore(info.name, store))
+    store = c10d.TCPStore(info.address, info.port, info.size, False, timeout)
+    named = c10d.PrefixStore(f"{info.name}/", c10d.PrefixStore(info.name, store))
     if info.backend == "nccl":
-        nccl = torch.distributed.ProcessGroupNCCL
-        options = nccl.Options()
+        options = c10d.ProcessGroupNCCL.Options()
         options._timeout = timeout
-        return nccl(PrefixStore("cuda/", named), rank, info.size, options)
-    options = ProcessGroupGloo._Options()
+        return c10d.ProcessGroupNCCL(c10d.PrefixStore("cuda/", named), rank, info.size, options)
+    gloo = c10d.ProcessGroupGloo
+    options = gloo._Options()
     options._timeout = timeout
-    options._devices = [ProcessGroupGloo.create_device(hostname=address_towards(info.address, info.port))]
-    return ProcessGroupGloo(PrefixStore("cpu/", named), rank, info.size, options)
+    options._devices = [gloo.create_device(hostname=address_towards(info.address, info.port))]
+    return gloo(c10d.PrefixStore("cpu/", named), rank, info.size, options)
 
 
 def address_towards(host: str, port: int) -> str:
@@ -118,7 +119,7 @@ def tensors_of(
 ) -> Iterator[tuple[str, torch.Tensor]]:
     """The tensors in a run of bytes."""
     sizes = [torch.Size(shape).numel() for shape in shapes]
-    for name, flat, shape in zip(names, run.view(dtype).split(sizes), shapes, strict=True):
+    for name, flat, shape in zip(names, torch.split(run.view(dtype), sizes), shapes, strict=True):
         yield name, flat.view(shape)
 
 

@@ -2,14 +2,15 @@
 
 vLLM has those before temperature and cuts (``raw_logprobs``) and those after both (``processed_logprobs``); a trainer
 needs those in between. vLLM imports this module by ``--worker-extension-cls``, in its own environment; with
-``--logprobs-mode processed_logprobs`` the values that it would give are replaced.
+``--logprobs-mode processed_logprobs`` the values that it would give are replaced. What receives broadcast weights is
+imported along with it, and so known to vLLM before it makes one.
 """
 
 from __future__ import annotations
 
 from typing import Any
 
-import agentrl_vllm_receiver  # noqa: F401
+import agentrl_vllm_receiver  # type: ignore[import-not-found]  # noqa: F401
 from vllm.v1.sample.sampler import Sampler
 
 _LEAST_TEMPERATURE = 1e-5

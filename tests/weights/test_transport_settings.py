@@ -1,0 +1,23 @@
+"""Which transport a config asks for."""
+
+import pytest
+
+from agentrl.assembly.servers import make_transport
+from agentrl.config.schema import SGLangEngineConfig
+from agentrl.weights import CollectiveTransport, FolderTransport, TensorTransport
+
+
+@pytest.mark.parametrize(
+    ("name", "kind"),
+    [
+        ("shared_memory", FolderTransport),
+        ("disk", FolderTransport),
+        ("collective", CollectiveTransport),
+        ("tensor", TensorTransport),
+    ],
+)
+async def test_every_transport_of_the_config_is_made(name, kind, tmp_path):
+    transport = make_transport(SGLangEngineConfig(transport=name), tmp_path / "shared")
+    assert isinstance(transport, kind)
+    assert (tmp_path / "shared").is_dir() == (name == "disk")
+    await transport.close()
