@@ -20,14 +20,14 @@ from agentrl.serving.launch.guard import descendants, segments_of, segments_ther
 from agentrl.serving.pool import PoolSettings, ServerPool
 from agentrl.weights import FolderTransport, Probe, RemoteSync
 
-pytestmark = [pytest.mark.engines, pytest.mark.timeout(900)]
+pytestmark = [pytest.mark.engines, pytest.mark.timeout(2400)]
 of_the_world = pytest.mark.asyncio(loop_scope="module")
 
 CONFIGS = {"vllm": VLLMEngineConfig, "sglang": SGLangEngineConfig}
 REQUESTS = 6
-TOKENS = 900
+TOKENS = 400
 TOLERANCE = 1e-4
-WAIT_S = 300
+WAIT_S = 900
 
 
 async def until(condition, what):
@@ -108,7 +108,7 @@ class World:
 @pytest_asyncio.fixture(scope="module", loop_scope="module", params=["sglang", "vllm"])
 async def world(request, model, model_folder, learning, tmp_path_factory):
     """Two servers, launched as a run launches them."""
-    section = CONFIGS[request.param](max_running=32, max_context=1000, replicas=2)
+    section = CONFIGS[request.param](max_running=32, max_context=1000, replicas=2, start_timeout_s=WAIT_S)
     served = ServedModel(path=str(model_folder), dtype="float32", vocab_size=model.config.vocab_size)
     async with AsyncExitStack() as stack:
         pool = await stack.enter_async_context(open_pool(section, served, tmp_path_factory.mktemp("pool"), say=print))

@@ -18,10 +18,10 @@ from agentrl.observe.trajectory_store import read_trajectories
 from agentrl.serving.launch.guard import descendants
 from agentrl.serving.sglang import SGLangServer
 
-pytestmark = [pytest.mark.engines, pytest.mark.timeout(1200)]
+pytestmark = [pytest.mark.engines, pytest.mark.timeout(3600)]
 
 WORLDS = Path(__file__).parent.parent / "worlds"
-WAIT_S = 400
+WAIT_S = 900
 EPISODES = 16
 PROBES = 4
 """Requests at once that are no episode's."""
@@ -32,7 +32,7 @@ RUN = (
     "model.scratch.initializer_range=0.2",
     "algorithm.group_size=4",
     "trainer={steps: 1000, tasks_per_step: 4, learning_rate: 1e-3}",
-    "engine={type: sglang, max_running: 16, replicas: 2}",
+    "engine={type: sglang, max_running: 16, replicas: 2, health_timeout_s: 20}",
     "run.name=run",
 )
 
