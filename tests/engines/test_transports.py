@@ -2,11 +2,17 @@
 
 import asyncio
 import itertools
+import sys
+from pathlib import Path
 
 import pytest
 import torch
 
+from agentrl.assembly.runs import start_run
+from agentrl.config import load_config
 from agentrl.errors import TrainingError
+from agentrl.observe.metrics import read_metrics
+from agentrl.orchestrator import train
 from agentrl.policy import GenerateRequest, SamplingParams
 from agentrl.serving.pool import PoolSettings, ServerPool
 from agentrl.training.model_weights import ModelWeights
@@ -15,6 +21,7 @@ from agentrl.weights import CollectiveTransport, FolderTransport, Probe, RemoteS
 pytestmark = [pytest.mark.engines, pytest.mark.timeout(600)]
 
 TOLERANCE = 1e-4
+WORLDS = Path(__file__).parent.parent / "worlds"
 SYNCS = 5
 BUCKET_BYTES = 100_000
 """Several buckets for the tiny model, and tensors that are larger than one."""
@@ -143,3 +150,29 @@ async def test_a_skipped_tensor_is_caught_and_named(world, engine, skipped):
         assert told.value.hint.startswith("all checksums agree; the server gives none for ")
     else:
         assert told.value.hint == f"tensors that differ by checksum: {skipped}"
+
+
+RUN = (
+    "environment={name: letters:Letters, isolation: inline}",
+    "agent={loop: react_text, options: {format: plain, explain: false}, max_answer_tokens: 8, max_tokens: 256}",
+    "model.scratch={layers: 1, hidden_size: 64, heads: 2, kv_heads: 1, vocab_size: 300, max_context: 256}",
+    "model.scratch.initializer_range=0.2",
+    "algorithm.group_size=4",
+    "trainer={steps: 2, tasks_per_step: 4, learning_rate: 1e-2}",
+    "run.name=run",
+)
+
+
+@pytest.mark.parametrize("engine", ["vllm", "sglang"])
+def test_a_run_whose_servers_sleep_and_hear_broadcasts(engine, tmp_path, monkeypatch):
+    """On a CPU the servers keep their memory, and everything else happens."""
+    monkeypatch.syspath_prepend(WORLDS)
+    settings = f"engine={{type: {engine}, max_running: 16, transport: collective, sleep: true}}"
+    run = start_run(load_config(None, [*RUN, settings, f"run.directory={tmp_path}"]), kind="test")
+    result = train(run)
+    sys.modules.pop("letters", None)
+    lines = read_metrics(run.folder.metrics_file)
+    assert [line["version"] for line in lines] == [1, 2]
+    assert max(line["mismatch/prob_abs_mean"] for line in lines) < 1e-4
+    assert all("sync/released_bytes" not in line for line in lines)
+    assert not result.interrupted
