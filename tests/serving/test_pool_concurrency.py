@@ -59,13 +59,15 @@ def test_what_is_thrown_out_by_an_update_of_the_weights_costs_nothing():
 
 
 def test_a_queue_counts_when_it_stays_and_takes_off_only_what_does_not_run():
-    queue = load(running=60, waiting=12)
+    queue = load(running=60, waiting=12, cache_used=0.9)
     assert limits(AdaptiveConcurrency(limit=72), *[queue] * 4) == [72, 68, 68, 68]
 
 
-def test_a_burst_that_is_still_being_admitted_takes_off_little():
-    burst = load(running=4, waiting=60)
-    assert limits(AdaptiveConcurrency(limit=64), burst, burst, load(running=64)) == [64, 55, 62]
+def test_a_queue_at_a_cache_with_room_takes_off_only_what_was_added():
+    concurrency = AdaptiveConcurrency(limit=64)
+    assert limits(concurrency, load(running=64), load(running=64)) == [73, 83]
+    queue = load(running=40, waiting=43)
+    assert limits(concurrency, *[queue] * 5) == [83, 72, 64, 64, 64]
 
 
 def test_a_new_server_keeps_the_limit_and_forgets_the_counts():

@@ -7,7 +7,7 @@ another server could take.
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
 from agentrl.server import ServerLoad
 
@@ -22,7 +22,8 @@ class AdaptiveConcurrency:
     """The limit of one server.
 
     Args:
-        limit: Requests at once, to begin with.
+        limit: Requests at once, to begin with: those that the server samples at once. While its cache has room, a queue
+            of requests on their way into it never takes the limit below that.
         least: The limit never falls below it.
         most: It never grows above it.
     """
@@ -32,6 +33,10 @@ class AdaptiveConcurrency:
     most: int = 1024
     _preemptions: int | None = None
     _queued_readings: int = 0
+    _first: int = field(init=False)
+
+    def __post_init__(self) -> None:
+        self._first = self.limit
 
     def read(self, load: ServerLoad, *, in_flight: int) -> None:
         """Take a reading into account.
@@ -48,6 +53,8 @@ class AdaptiveConcurrency:
             self._set(min(self.limit, fits))
         elif self._queued_readings >= PATIENCE:
             enough = load.running + self._step(load.running)
+            if load.cache_used < ROOMY:
+                enough = max(enough, self._first)
             self._set(min(self.limit, max(enough, self.limit - self._step(self.limit))))
         elif load.cache_used < ROOMY and not load.waiting and in_flight >= self.limit:
             self._set(self.limit + self._step(self.limit))
