@@ -22,6 +22,9 @@ from agentrl.weights import FolderTransport, Probe, RemoteSync
 
 pytestmark = [pytest.mark.engines, pytest.mark.timeout(2400)]
 of_the_world = pytest.mark.asyncio(loop_scope="module")
+both_engines = pytest.mark.parametrize("world", ["sglang", "vllm"], indirect=True, scope="module")
+vllm_only = pytest.mark.parametrize("world", ["vllm"], indirect=True, scope="module")
+"""The same deaths on SGLang are those of a whole run, in test_training_deaths.py."""
 
 CONFIGS = {"vllm": VLLMEngineConfig, "sglang": SGLangEngineConfig}
 REQUESTS = 6
@@ -105,7 +108,7 @@ class World:
         assert {version for answer in answers for version in answer.versions} == {version - 1, version}
 
 
-@pytest_asyncio.fixture(scope="module", loop_scope="module", params=["sglang", "vllm"])
+@pytest_asyncio.fixture(scope="module", loop_scope="module")
 async def world(request, model, model_folder, learning, tmp_path_factory):
     """Two servers, launched as a run launches them."""
     section = CONFIGS[request.param](max_running=32, max_context=1000, replicas=2, start_timeout_s=WAIT_S)
@@ -119,6 +122,7 @@ async def world(request, model, model_folder, learning, tmp_path_factory):
 
 
 @of_the_world
+@both_engines
 async def test_a_killed_server_comes_back(world, leader_of):
     requests, tasks = await world.in_flight()
     os.kill(leader_of(world.pool.servers[0].url), signal.SIGKILL)
@@ -129,6 +133,7 @@ async def test_a_killed_server_comes_back(world, leader_of):
 
 
 @of_the_world
+@vllm_only
 async def test_when_all_servers_are_killed_requests_wait_for_them(world, leader_of):
     requests, tasks = await world.in_flight()
     for server in world.pool.servers:
@@ -139,6 +144,7 @@ async def test_when_all_servers_are_killed_requests_wait_for_them(world, leader_
 
 
 @of_the_world
+@vllm_only
 async def test_a_server_that_hangs_is_replaced(world, leader_of):
     requests, tasks = await world.in_flight()
     hanging = leader_of(world.pool.servers[1].url)
