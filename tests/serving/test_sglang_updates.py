@@ -130,6 +130,15 @@ async def test_a_failure_leaves_no_session_behind():
         await updates.from_tensors([first], 8)
 
 
+async def test_a_session_that_a_dead_trainer_left_is_ended():
+    async with updating(True) as (fake, updates):
+        fake.is_open = True
+        await updates.from_tensors([first], 8)
+        assert not fake.is_open
+    paths = [path.removesuffix("_weight_update") for path, _ in fake.calls]
+    assert paths == ["/begin", "/end", "/begin", "/update_weights_from_tensor", "/end"]
+
+
 async def test_a_broadcast_that_breaks_off_ends_the_update():
     async def broadcast(number):
         raise EngineError("a broadcast of weights broke off")

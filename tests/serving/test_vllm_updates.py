@@ -34,7 +34,7 @@ class FakeUpdates:
         if request.path in ("/start_weight_update", "/finish_weight_update", "/update_weights"):
             starts = request.path.startswith("/start")
             status = 500 if self.is_open is starts or (self.fails and request.path == "/update_weights") else 200
-            self.is_open = (starts or request.path == "/update_weights") if status == 200 else False
+            self.is_open = (starts or request.path == "/update_weights") if status == 200 else starts
         answers = {
             "/reset_prefix_cache": {"success": self.resets},
             "/get_world_size": {"world_size": 2},
@@ -97,6 +97,17 @@ async def test_a_failure_leaves_no_update_behind_and_publishes_nothing(updating)
         fake.fails = False
         assert not any(path == "/update_weight_version" for path, _ in fake.calls)
         await updates.from_broadcast(LAYOUTS, broadcast, 8)
+
+
+async def test_an_update_that_a_dead_trainer_left_is_finished(updating):
+    async def broadcast(number):
+        return
+
+    async with updating() as (fake, updates):
+        fake.is_open = True
+        await updates.from_broadcast(LAYOUTS, broadcast, 8)
+        assert fake.calls[-1] == ("/update_weight_version", {"new_version": "8"})
+        assert not fake.is_open
 
 
 async def test_a_broadcast_that_breaks_off_ends_the_update(updating):

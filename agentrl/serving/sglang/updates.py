@@ -10,7 +10,7 @@ from typing import Any
 
 from agentrl.errors import EngineError
 from agentrl.server import Broadcast, TensorLayout, TensorPart, UpdateGroup
-from agentrl.serving.http import HttpSession
+from agentrl.serving.http import HttpSession, Refused
 from agentrl.serving.sglang.wire import decode_checksums, encode_broadcast, encode_tensors, encode_update
 
 BEGIN = "/begin_weight_update"
@@ -65,7 +65,11 @@ class WeightUpdates:
         if not self._has_sessions:
             yield
             return
-        await self._post(BEGIN, {})
+        try:
+            await self._post(BEGIN, {})
+        except Refused:  # a trainer that died left its session
+            await self._post(END, {})
+            await self._post(BEGIN, {})
         try:
             yield
         except BaseException:

@@ -11,7 +11,7 @@ from typing import Any
 
 from agentrl.errors import EngineError
 from agentrl.server import Broadcast, TensorLayout, UpdateGroup
-from agentrl.serving.http import HttpSession
+from agentrl.serving.http import HttpSession, Refused
 from agentrl.serving.vllm.wire import decode_checksums, encode_run
 
 FAILED_S = 10.0
@@ -38,7 +38,11 @@ class WeightUpdates:
 
     async def from_broadcast(self, layouts: Sequence[TensorLayout], broadcast: Broadcast, version: int) -> None:
         """Let it receive what is broadcast in the group that it joined last."""
-        await self._post("/start_weight_update")
+        try:
+            await self._post("/start_weight_update")
+        except Refused:  # a trainer that died left its update
+            await self._post("/finish_weight_update", {})
+            await self._post("/start_weight_update")
         try:
             for number, layout in enumerate(layouts):
                 told = self._post("/update_weights", {"update_info": encode_run(layout)})
