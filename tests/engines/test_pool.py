@@ -111,7 +111,9 @@ class World:
 @pytest_asyncio.fixture(scope="module", loop_scope="module")
 async def world(request, model, model_folder, learning, tmp_path_factory):
     """Two servers, launched as a run launches them."""
-    section = CONFIGS[request.param](max_running=32, max_context=1000, replicas=2, start_timeout_s=WAIT_S)
+    section = CONFIGS[request.param](
+        max_running=32, max_context=1000, replicas=2, start_timeout_s=WAIT_S, timeout_s=2 * WAIT_S
+    )
     served = ServedModel(path=str(model_folder), dtype="float32", vocab_size=model.config.vocab_size)
     async with AsyncExitStack() as stack:
         pool = await stack.enter_async_context(open_pool(section, served, tmp_path_factory.mktemp("pool"), say=print))
@@ -160,7 +162,7 @@ async def test_an_attached_server_that_hung_goes_on_with_the_current_weights(cli
     client = client_of()
     await client.connect(deadline_s=WAIT_S)
     version = await client.weight_version() + 1
-    pool = ServerPool([client], PoolSettings(health_timeout_s=5), version=version)
+    pool = ServerPool([client], PoolSettings(health_timeout_s=5, timeout_s=WAIT_S), version=version)
     world = World(pool, learning(trained))
     leader = leader_of(client.url)
     try:
