@@ -6,7 +6,7 @@ trivial inline environment, budgets, records, and the scripted engine's own few 
 turns and about as many tokens per turn as household episodes.
 
 With vllm or sglang: tokens per second through the whole runtime on a server, beside a bare client of the same server
-that posts the same numbers of tokens in the same order; household episodes as in the quickstart.
+that asks for the same numbers of tokens in the same order; household episodes as in the quickstart, answers longer.
 
     agentrl bench rollout
     agentrl bench rollout --engine vllm --json rollout.json
@@ -39,6 +39,8 @@ from agentrl.serving.scripted import ScriptedEngine
 from agentrl.task import SeedTasks, Task
 from agentrl.testing.tokenizers import build_tokenizer
 
+ANSWER_TOKENS = 64
+"""Most tokens of an answer on a server."""
 ANSWERS = ("<think>I have to look further.</think><action>go to cabinet {}</action>", 20)
 
 
@@ -153,6 +155,7 @@ def run_on_server(engine: str, model: str | None, url: str | None, load: Load, *
         [
             f"engine={engine}",
             f"agent.max_turns={turns}",
+            f"agent.max_answer_tokens={ANSWER_TOKENS}",
             "agent.max_refused=null",  # an untrained model does little that is accepted
             *([] if model is None else [f"model.path={model}"]),
             *([] if url is None else [f"engine.servers=[{url}]"]),

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import os
 import time
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from statistics import fmean, median
 from typing import Any
@@ -28,6 +28,10 @@ from agentrl.training.model import load_model
 from throughput.bare_client import WIRES, forget, play
 from throughput.server import open_server, server_version
 from throughput.sessions import Session, recorded
+
+STOP_EVERY = 24
+"""One in so many token ids ends an answer of a model with random weights, so that its answers differ in length as those
+of other models do: answers of one length would keep all episodes in step."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -120,6 +124,10 @@ class _Bench:
         self._url = section.servers[0]
         self._wire = WIRES[section.type]
         self._tokenizer = load_tokenizer(served.path)
+        self._sampling = replace(
+            sampling_params(config.sampling),
+            stop_token_ids=frozenset(range(0, served.vocab_size, STOP_EVERY) if config.model.path == SCRATCH else ()),
+        )
         self._version = 0
 
     async def check(self) -> None:
@@ -148,7 +156,7 @@ class _Bench:
         host = build_host(config, spec=spec)
         store = TrajectoryStore(self._folder / "trajectories", step=1)
         async with open_pool(self._section, self._served, self._folder, version=self._version) as pool:
-            speaker = EngineSpeaker(pool, build_renderer(config, self._tokenizer), sampling_params(config.sampling))
+            speaker = EngineSpeaker(pool, build_renderer(config, self._tokenizer), self._sampling)
             observer = EpisodeRecorder(store, RunStatus(), RunWatcher())
             runner = build_runner(config, host, speaker, observer=observer, retries=0)
             await forget(self._url, self._wire)
