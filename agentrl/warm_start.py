@@ -46,6 +46,8 @@ class WarmStart:
         self.status = RunStatus()
         self._watcher = watcher or RunWatcher()
         self._last: dict[str, float] = {}
+        self._success: float | None = None
+        """As measured last."""
 
     def run(self) -> RunResult:
         """Demonstrate, learn, save.
@@ -92,6 +94,7 @@ class WarmStart:
                 progress=self._record,
                 enough=functools.partial(self._is_enough, model, build_renderer(self.config, tokenizer)),
             )
+        self._say_how_it_ended()
         self._enter(Phase.CHECKPOINT)
         checkpoints = Checkpoints(self.folder.checkpoints, keep=self.config.checkpoint.keep)
         saved = checkpoints.save(final.update, lambda folder: save_model_folder(model, tokenizer, folder / MODEL))
@@ -138,10 +141,18 @@ class WarmStart:
         if progress.update % settings.check_every:
             return False
         self._enter(Phase.EVALUATE)
-        success = asyncio.run(success_now(model, renderer, self.config, n_tasks=settings.check_tasks))
+        self._success = asyncio.run(success_now(model, renderer, self.config, n_tasks=settings.check_tasks))
         self._enter(Phase.WARM_START)
-        self._watcher.on_message(f"update {progress.update}: success {success:.1%} on {settings.check_tasks} tasks")
-        return success >= settings.stop_at
+        self._watcher.on_message(
+            f"update {progress.update}: success {self._success:.1%} on {settings.check_tasks} tasks"
+        )
+        return self._success >= settings.stop_at
+
+    def _say_how_it_ended(self) -> None:
+        settings = self.config.sft
+        if settings.stop_at is not None and (self._success is None or self._success < settings.stop_at):
+            seen = "nothing was measured" if self._success is None else f"the last was {self._success:.1%}"
+            self._watcher.on_message(f"all demonstrations are learnt before sft.stop_at {settings.stop_at:.0%}: {seen}")
 
     def _enter(self, phase: Phase) -> None:
         self.status.phase = phase

@@ -123,9 +123,11 @@ async def _play(pool: ServerPool, requests: int, vocab_size: int) -> dict[str, f
         )
 
     before, watch, began = await member.server.load(), asyncio.create_task(look()), time.perf_counter()
-    answers = await asyncio.gather(*(pool.generate(request(number)) for number in range(requests)))
-    seconds = time.perf_counter() - began
-    watch.cancel()
+    try:
+        answers = await asyncio.gather(*(pool.generate(request(number)) for number in range(requests)))
+        seconds = time.perf_counter() - began
+    finally:
+        watch.cancel()
     after = await member.server.load()
     return {
         "tokens_per_s": sum(len(answer.token_ids) for answer in answers) / seconds,

@@ -75,7 +75,6 @@ async def _measure(engine: str, model: PreTrainedModel, folder: Path, repeats: i
     vocab_size = model.config.get_text_config().vocab_size
     served = ServedModel(path=str(folder / "start"), dtype="float32", vocab_size=vocab_size)
     async with open_pool(section, served, folder / engine) as pool:
-        await pool.start()
         copy_s, reload_s = await _parts(pool.servers[0], model, repeats)
         figures: dict[str, Any] = {"copy_s": copy_s, "reload_s": reload_s, "bound_s": 3 * copy_s + reload_s}
         for transport in TRANSPORTS[engine]:
@@ -92,13 +91,15 @@ async def _parts(server: InferenceServer, model: PreTrainedModel, repeats: int) 
     [source] = written.folder.glob("*.safetensors")
     target = transport.path / "copy"
     copies, reloads = [], []
-    for _ in range(repeats):
-        copies.append(await _seconds(lambda: asyncio.to_thread(shutil.copyfile, source, target)))
-        target.unlink()
-        await server.pause()
-        reloads.append(await _seconds(lambda: server.load_weights(written.folder, 0)))
-        await server.resume()
-    await transport.close()
+    try:
+        for _ in range(repeats):
+            copies.append(await _seconds(lambda: asyncio.to_thread(shutil.copyfile, source, target)))
+            target.unlink()
+            await server.pause()
+            reloads.append(await _seconds(lambda: server.load_weights(written.folder, 0)))
+            await server.resume()
+    finally:
+        await transport.close()
     return statistics.median(copies), statistics.median(reloads)
 
 
@@ -114,14 +115,16 @@ async def _syncs(
     vocab_size = model.config.get_text_config().vocab_size
     probe = Probe.random(vocab_size, tolerance=TOLERANCE["float32"])
     sync = RemoteSync(ModelWeights(model), pool.group, make_transport(section, folder), probe)
-    await sync.sync(pool.version + 1)  # folders are made, groups meet
     reports = []
-    for _ in range(repeats):
-        with torch.no_grad():
-            for parameter in model.parameters():
-                parameter.mul_(0.999)
-        reports.append(await sync.sync(pool.version + 1))
-    await sync.close()
+    try:
+        await sync.sync(pool.version + 1)  # folders are made, groups meet
+        for _ in range(repeats):
+            with torch.no_grad():
+                for parameter in model.parameters():
+                    parameter.mul_(0.999)
+            reports.append(await sync.sync(pool.version + 1))
+    finally:
+        await sync.close()
     return reports
 
 
@@ -139,7 +142,3 @@ def _medians(reports: list[SyncReport], *, bound_s: float) -> dict[str, float]:
         "bytes": of("bytes"),
         "probe_difference": max(report.probe_difference for report in reports),
     }
-
-
-if __name__ == "__main__":
-    print(run())

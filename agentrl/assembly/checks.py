@@ -7,7 +7,6 @@ from agentrl.assembly.environments import find_environment
 from agentrl.assembly.episodes import build_loop
 from agentrl.assembly.scratch import has_expert
 from agentrl.config.schema import Config, LocalEngineConfig, SamplingConfig, ServerEngineConfig
-from agentrl.env import EnvironmentSpec, optional_part, settled
 from agentrl.errors import ConfigError, UsageError
 from agentrl.training.objective import Objective
 
@@ -65,21 +64,6 @@ async def check_warm_start(config: Config) -> None:
             expected="an environment with an expert() method",
             hint="train from rewards instead: agentrl train",
         )
-    if config.sft.mistakes and not await _makes_mistakes(spec, config):
-        raise UsageError(
-            f"the expert of environment {spec.name} makes no mistakes",
-            got=f"sft.mistakes {config.sft.mistakes}",
-            expected="an expert with a mistake(rng) method",
-            hint="set sft.mistakes=0",
-        )
     loop = build_loop(config.agent)
     if type(loop).demonstrate is AgentLoop.demonstrate:
         loop.demonstrate("")
-
-
-async def _makes_mistakes(spec: EnvironmentSpec, config: Config) -> bool:
-    environment = spec.make(**{**spec.options, **config.environment.options})
-    try:
-        return hasattr(await settled(optional_part(environment, "expert")()), "mistake")
-    finally:
-        await settled(environment.close())

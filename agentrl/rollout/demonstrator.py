@@ -56,7 +56,7 @@ class Demonstrator(Speaker):
     def open(self, situation: Situation, messages: Sequence[Message], tools: Sequence[Tool]) -> Conversation:
         """A conversation on the ledger, or in text."""
         if self.renderer is None:
-            return TextDemonstration(self.policy, situation)
+            return TextDemonstration(self, situation)
         schemas: list[ToolSchema] = [tool.schema for tool in tools]
         ledger = LedgerConversation(self.renderer, situation.turns.trajectory, messages, tools=schemas)
         return LedgerDemonstration(self, self.renderer, ledger, situation)
@@ -69,8 +69,8 @@ class Demonstrator(Speaker):
 class TextDemonstration(Conversation):
     """A scripted policy without a model."""
 
-    def __init__(self, policy: ScriptedPolicy, situation: Situation) -> None:
-        self._policy = policy
+    def __init__(self, speaker: Demonstrator, situation: Situation) -> None:
+        self._speaker = speaker
         self._situation = situation
 
     def add(self, *messages: Message) -> None:
@@ -78,12 +78,14 @@ class TextDemonstration(Conversation):
 
     def fork(self, messages: Sequence[Message]) -> Conversation:
         """Another such conversation."""
-        return TextDemonstration(self._policy, self._situation)
+        return TextDemonstration(self._speaker, self._situation)
 
     async def generate(self, *, prefill: str = "") -> Answer:
         """Act."""
         turns = self._situation.turns
-        message, _ = await demonstration(self._policy, self._situation, turns.begin())
+        message, _ = await demonstration(
+            self._speaker.policy, self._situation, turns.begin(), mistakes=self._speaker.mistakes
+        )
         turns.take(append_textual_turn(turns, TokenSequence(), StopReason.STOP), prompt_tokens=0, answer_tokens=0)
         return Answer(message=message, raw_text=message.text)
 

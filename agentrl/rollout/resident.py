@@ -98,6 +98,13 @@ class Resident:
         action = str(await settled(self._expert.act(observation)))
         rng = random.Random(seed)
         if rng.random() < mistakes:
+            if not hasattr(self._expert, "mistake"):
+                raise UsageError(
+                    "the environment's expert makes no mistakes",
+                    got=f"sft.mistakes {mistakes}",
+                    expected="an expert with a mistake(rng) method",
+                    hint="set sft.mistakes=0",
+                )
             mistake = await settled(cast("FallibleExpert", self._expert).mistake(rng))
             if mistake is not None:
                 self._put_off = action

@@ -205,6 +205,7 @@ def is_solved_by_its_expert(subject: Subject) -> str:
 def survives_mistakes(subject: Subject) -> str:
     """The expert's mistakes change nothing: it reaches its score with them, too."""
     with subject.session() as session:
+        session.reset(subject.tasks[0])
         if session.find("expert") is None or not hasattr(session.call("expert"), "mistake"):
             raise Missing("no mistake() of an expert")
     return _score(subject, "expert", subject.play(lambda task: expert_policy(mistakes=0.2, seed=task.seed)))

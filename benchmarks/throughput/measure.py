@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import time
+from contextlib import AsyncExitStack, closing
 from dataclasses import dataclass, replace
 from pathlib import Path
 from statistics import fmean, median
@@ -153,9 +154,12 @@ class _Bench:
             Assignment(task=tasks.next(), group_id=f"episode-{number}", member=0, seed=number)
             for number in range(load.episodes)
         ]
-        host = build_host(config, spec=spec)
-        store = TrajectoryStore(self._folder / "trajectories", step=1)
-        async with open_pool(self._section, self._served, self._folder, version=self._version) as pool:
+        async with AsyncExitStack() as stack:
+            host = build_host(config, spec=spec)
+            stack.push_async_callback(host.close)
+            store = stack.enter_context(closing(TrajectoryStore(self._folder / "trajectories", step=1)))
+            opened = open_pool(self._section, self._served, self._folder, version=self._version)
+            pool = await stack.enter_async_context(opened)
             speaker = EngineSpeaker(pool, build_renderer(config, self._tokenizer), self._sampling)
             observer = EpisodeRecorder(store, RunStatus(), RunWatcher())
             runner = build_runner(config, host, speaker, observer=observer, retries=0)
@@ -164,8 +168,6 @@ class _Bench:
                 played = [
                     trajectory async for trajectory in play_all(runner, assignments, concurrency=load.concurrency)
                 ]
-        store.close()
-        await host.close()
         if failed := next((t.error for t in played if t.outcome is None or t.outcome.is_infrastructure), None):
             raise AgentRLError("an episode failed", got=failed)
         return Played(

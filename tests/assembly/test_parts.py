@@ -2,7 +2,6 @@ import json
 
 import pytest
 
-from agentrl.assembly.checks import check_warm_start
 from agentrl.assembly.demonstrations import collect_demonstrations
 from agentrl.assembly.environments import find_environment, task_source
 from agentrl.assembly.episodes import find_scorer, find_tool
@@ -117,10 +116,10 @@ async def test_demonstrations_are_forced_tokens_of_solved_tasks(tiny_run):
 
 
 async def test_mistakes_need_an_expert_that_makes_them(tiny_run):
-    config = tiny_run("sft.mistakes=0.2").config
-    with pytest.raises(UsageError, match="makes no mistakes"):
-        await check_warm_start(config)
-    await check_warm_start(load_config("quickstart", ["sft.mistakes=0.2"]))
+    run = tiny_run("sft={episodes: 5, mistakes: 0.9}")
+    renderer = build_renderer(run.config, load_tokenizer(await prepare_model(run.config, run.folder)))
+    with pytest.raises(UsageError, match=r"makes no mistakes.*sft\.mistakes=0"):
+        await collect_demonstrations(run.config, renderer)
 
 
 def test_latest_is_resolved_before_a_new_run_becomes_the_latest(tiny_run, tmp_path):

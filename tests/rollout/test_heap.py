@@ -27,3 +27,12 @@ def test_what_comes_later_is_collected():
         later = weakref.ref(Node())
         gc.collect()
         assert later() is None
+
+
+def test_an_outer_block_decides():
+    with settled_heap():
+        left_out = gc.get_freeze_count()
+        with settled_heap():
+            assert gc.get_freeze_count() == left_out
+        assert gc.get_freeze_count() == left_out
+    assert gc.get_freeze_count() == 0
