@@ -46,7 +46,7 @@ class StepClock:
             **{f"rollout/{name}": counts[name] - self._counts_before[name] for name in _COUNTED},
             "version": sync.version,
             "sync/probe_difference": sync.probe_difference,
-            **({"sync/released_bytes": sync.released_bytes} if sync.released_bytes else {}),
+            **({} if sync.released_bytes is None else {"sync/released_bytes": sync.released_bytes}),
             **self._timings(trajectories),
         }
 

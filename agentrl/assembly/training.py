@@ -55,11 +55,11 @@ class TrainingParts:
         return pad_id(self.tokenizer)
 
     async def close(self) -> None:
-        """Stop episodes, environments, the engine and weight sync, in this order."""
+        """Stop episodes, environments, weight sync and the engine, in this order."""
         await self.scheduler.close()
         await self.host.close()
-        await self.engine.close()
         await self.sync.close()
+        await self.engine.close()
 
 
 def build_training(
@@ -105,7 +105,8 @@ def build_training(
         engine = LocalEngine(model if shared else copy.deepcopy(model), settings, version=version)
         sync = InProcessSync(source, engine, shared=shared, probe=probe)
     elif pool is not None:
-        engine, sync = pool, RemoteSync(source, pool.group, make_transport(settings, Path(config.run.directory)), probe)
+        transport = make_transport(settings, Path(config.run.directory))
+        engine, sync = pool, RemoteSync(source, pool.group, transport, probe, sleeps=settings.sleep)
     else:
         raise AssertionError("an engine of servers needs its pool")
     host = build_host(config, spec=spec)

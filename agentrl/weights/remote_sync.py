@@ -9,20 +9,23 @@ trainer may be changing its weights by then.
 
 from __future__ import annotations
 
+import logging
 import time
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from agentrl.errors import EngineError, TrainingError, async_boundary
+from agentrl.errors import AgentRLError, EngineError, TrainingError, async_boundary
 from agentrl.policy import GenerateRequest, Generation
 from agentrl.server import InferenceServer
-from agentrl.weights.naps import Naps
 from agentrl.weights.probe import Probe, RecordedAnswer
 from agentrl.weights.server_group import ServerGroup
+from agentrl.weights.server_sleep import TIMEOUT_S, ServerSleep
 from agentrl.weights.suspects import name_tensors
 from agentrl.weights.sync import SyncReport, WeightSource, WeightSync
 from agentrl.weights.transport import PreparedWeights, Transport
+
+_log = logging.getLogger(__name__)
 
 
 @dataclass(frozen=True, slots=True)
@@ -78,8 +81,8 @@ class RemoteSync(WeightSync):
         self._load_timeout_s = load_timeout_s
         self._probe_timeout_s = probe_timeout_s
         self._return_timeout_s = return_timeout_s
-        self._naps = Naps(group)
-        self._sleeps = sleeps
+        self._server_sleep = ServerSleep(group)
+        self._uses_sleep = sleeps
         self._current: PreparedWeights | None = None
         self._recorded: Sequence[RecordedAnswer] | None = None
         group.connect_sync(deliver=self.deliver, bring_up_to_date=self.bring_up_to_date)
@@ -104,7 +107,7 @@ class RemoteSync(WeightSync):
             bytes=delivery.prepared.size,
             prepare_s=delivery.prepared.seconds,
             load_s=delivery.load_s,
-            released_bytes=self._naps.released_bytes,
+            released_bytes=self._server_sleep.released_bytes if self._uses_sleep else None,
         )
 
     async def verify(self) -> float:
@@ -119,31 +122,35 @@ class RemoteSync(WeightSync):
         prepared = await self._transport.prepare(given, version)
         async with self._group.changing:
             began = time.perf_counter()
-            stay_paused = self._group.is_paused and not self._naps.is_on
-            try:
-                await self._naps.end()
-                if not stay_paused:
-                    await self._group.pause()
-                old, self._current, self._recorded = self._current, prepared, None
-                await self._group.change(
-                    lambda server: _load(server, prepared),
-                    what=f"the update to version {version}",
-                    deadline_s=self._load_timeout_s,
-                )
-                self._group.publish(version)
-            finally:
-                if not stay_paused:
-                    await self._group.resume()
+            old, self._current, self._recorded = self._current, prepared, None
+            await self._give(prepared)
             load_s = time.perf_counter() - began
             if old is not None:
                 await old.discard()
         return _Delivery(prepared=prepared, load_s=load_s)
 
+    async def _give(self, prepared: PreparedWeights) -> None:
+        """Wake and hold all servers, and give them weights; the caller holds `changing`."""
+        stay_paused = self._group.is_paused and not self._server_sleep.is_asleep
+        try:
+            await self._server_sleep.wake_up()
+            if not stay_paused:
+                await self._group.pause()
+            await self._group.change(
+                lambda server: _load(server, prepared),
+                what=f"the update to version {prepared.version}",
+                deadline_s=self._load_timeout_s,
+            )
+            self._group.publish(prepared.version)
+        finally:
+            if not stay_paused:
+                await self._group.resume()
+
     async def release_memory(self) -> None:
         """Put the servers to sleep, where the config says so."""
-        if self._sleeps:
+        if self._uses_sleep:
             async with self._group.changing:
-                await self._naps.begin()
+                await self._server_sleep.sleep()
 
     async def bring_up_to_date(self, server: InferenceServer) -> None:
         """Give the current weights to a server that has come back, and verify it; the caller holds `changing`.
@@ -156,46 +163,59 @@ class RemoteSync(WeightSync):
         if current is None:
             return
         async with async_boundary(EngineError, f"the update of {server.url}", deadline_s=self._load_timeout_s):
+            await self._server_sleep.wake(server)
             await server.pause()
             await _load(server, current)
             await server.resume()
-        async with async_boundary(EngineError, f"the probe of {server.url}", deadline_s=self._probe_timeout_s):
-            await self._compare(server, current)
+        await self._compare(server, current)
 
     async def _verify_servers(self) -> dict[str, float]:
         """The largest difference by server, for those that are there at the end: at least one."""
         differences: dict[str, float] = {}
+        wrong: dict[InferenceServer, TrainingError] = {}
 
         async def compare(server: InferenceServer) -> None:
-            differences[server.url] = await self._compare_live(server, self._group.version)
+            try:
+                differences[server.url] = await self._compare_live(server, self._group.version)
+            except TrainingError as error:
+                wrong[server] = error
 
-        while not differences:
+        while not differences and not wrong:
             await self._group.wait_for_server(deadline_s=self._return_timeout_s)
             await self._group.each(compare, what="the probe", deadline_s=self._probe_timeout_s)
+        for server, error in wrong.items():
+            raise await name_tensors(error, server, self._trainer.weights) from error
         return differences
 
     async def _compare(self, server: InferenceServer, current: PreparedWeights) -> None:
         """With the trainer during a sync, with the recorded answers at any other time."""
-        if self._recorded is None:
-            await self._compare_live(server, current.version)
-            return
-        asked, name = _ServerUnderProbe(server, current.version), f"server {server.url}"
+        recorded = self._recorded
+        weights = self._trainer.weights if recorded is None else current.tensors
         try:
-            await self._probe.compare_recorded(asked, self._recorded, name=name)
+            async with async_boundary(EngineError, f"the probe of {server.url}", deadline_s=self._probe_timeout_s):
+                if recorded is None:
+                    await self._compare_live(server, current.version)
+                else:
+                    asked, name = _ServerUnderProbe(server, current.version), f"server {server.url}"
+                    await self._probe.compare_recorded(asked, recorded, name=name)
         except TrainingError as error:
-            raise await name_tensors(error, server, current.tensors()) from error
+            raise await name_tensors(error, server, weights) from error
 
     async def _compare_live(self, server: InferenceServer, version: int) -> float:
         asked, name = _ServerUnderProbe(server, version), f"server {server.url}"
-        try:
-            found = await self._probe.compare(asked, self._trainer, name=name)
-        except TrainingError as error:
-            raise await name_tensors(error, server, self._trainer.weights()) from error
+        found = await self._probe.compare(asked, self._trainer, name=name)
         self._recorded = found.answers
         return found.difference
 
     async def close(self) -> None:
-        """Close the transport."""
+        """Close the transport. Servers that still sleep wake with the weights that they had: attached ones go on."""
+        if self._server_sleep.is_asleep and self._current is not None:
+            try:
+                async with async_boundary(EngineError, "waking the servers", deadline_s=TIMEOUT_S):
+                    async with self._group.changing:
+                        await self._give(self._current)
+            except AgentRLError as error:
+                _log.warning("servers are left asleep: %s", error)
         await self._transport.close()
 
 

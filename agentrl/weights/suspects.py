@@ -4,14 +4,15 @@ from __future__ import annotations
 
 import asyncio
 import hashlib
-from collections.abc import Mapping, Sequence
+import logging
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from itertools import islice
 
 import torch
 from torch import Tensor
 
-from agentrl.errors import EngineError, TrainingError
+from agentrl.errors import AgentRLError, EngineError, TrainingError, async_boundary
 from agentrl.server import InferenceServer
 
 STACKED = {"qkv_proj": ("q_proj", "k_proj", "v_proj"), "gate_up_proj": ("gate_proj", "up_proj")}
@@ -19,6 +20,10 @@ STACKED = {"qkv_proj": ("q_proj", "k_proj", "v_proj"), "gate_up_proj": ("gate_pr
 ROWS = 64
 """Servers fill the vocabulary up with zeros to a multiple of so many rows."""
 MOST_NAMED = 8
+NAMING_S = 30.0
+"""Deadline of the search: without names the failure is still told."""
+
+_log = logging.getLogger(__name__)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -37,19 +42,23 @@ class Suspects:
         return "all checksums agree: the two sides compute the model differently"
 
 
-async def name_tensors(error: TrainingError, server: InferenceServer, weights: Mapping[str, Tensor]) -> TrainingError:
+async def name_tensors(
+    error: TrainingError, server: InferenceServer, weights: Callable[[], Mapping[str, Tensor]]
+) -> TrainingError:
     """A failure of the probe that also names the tensors which differ, where the server's checksums tell.
 
     Args:
         error: What the probe says.
         server: Answered the probe.
-        weights: What it should have.
+        weights: What it should have; read in a thread.
     """
     try:
-        told = await server.checksums()
-    except EngineError:
+        async with async_boundary(EngineError, "the search for tensors that differ", deadline_s=NAMING_S):
+            told = await server.checksums()
+            found = await asyncio.to_thread(lambda: compare_checksums(told, weights()))
+    except AgentRLError as failure:
+        _log.info("the tensors of %s that differ are not known: %s", server.url, failure)
         return error
-    found = await asyncio.to_thread(compare_checksums, told, weights)
     if found is None:
         return error
     return TrainingError(error.what, got=error.got, expected=error.expected, hint=str(found))

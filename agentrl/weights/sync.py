@@ -36,8 +36,9 @@ class SyncReport:
     """Seconds in which they were copied or written while the servers went on."""
     load_s: float = 0.0
     """Seconds in which the servers were held."""
-    released_bytes: int = 0
-    """GPU memory that the servers had given back before it, as this process sees it on its GPUs."""
+    released_bytes: int | None = None
+    """GPU memory that the servers had given back before it, as this process sees it on its GPU; ``None`` where servers
+    do not sleep."""
 
     @property
     def seconds(self) -> float:
@@ -76,5 +77,5 @@ class WeightSync(ABC):
         return
 
     async def close(self) -> None:
-        """Release what it holds, after the engine is closed. Idempotent."""
+        """Release what it holds, while the engine still serves. Idempotent."""
         return

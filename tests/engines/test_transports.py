@@ -3,6 +3,7 @@
 import asyncio
 import itertools
 import sys
+from functools import partialmethod
 from pathlib import Path
 
 import pytest
@@ -15,6 +16,8 @@ from agentrl.observe.metrics import read_metrics
 from agentrl.orchestrator import train
 from agentrl.policy import GenerateRequest, SamplingParams
 from agentrl.serving.pool import PoolSettings, ServerPool
+from agentrl.serving.sglang import SGLangServer
+from agentrl.serving.vllm import VLLMServer
 from agentrl.training.model_weights import ModelWeights
 from agentrl.weights import CollectiveTransport, FolderTransport, Probe, RemoteSync, TensorTransport, Transport
 
@@ -163,10 +166,18 @@ RUN = (
 )
 
 
-@pytest.mark.parametrize("engine", ["vllm", "sglang"])
-def test_a_run_whose_servers_sleep_and_hear_broadcasts(engine, tmp_path, monkeypatch):
+@pytest.mark.parametrize(("engine", "client"), [("vllm", VLLMServer), ("sglang", SGLangServer)])
+def test_a_run_whose_servers_sleep_and_hear_broadcasts(engine, client, tmp_path, monkeypatch):
     """On a CPU the servers keep their memory, and everything else happens."""
     monkeypatch.syspath_prepend(WORLDS)
+    calls, real = [], {name: getattr(client, name) for name in ("sleep", "wake_up")}
+
+    async def counted(server, name):
+        calls.append(name)
+        await real[name](server)
+
+    for name in real:
+        monkeypatch.setattr(client, name, partialmethod(counted, name))
     settings = f"engine={{type: {engine}, max_running: 16, transport: collective, sleep: true}}"
     run = start_run(load_config(None, [*RUN, settings, f"run.directory={tmp_path}"]), kind="test")
     result = train(run)
@@ -174,5 +185,6 @@ def test_a_run_whose_servers_sleep_and_hear_broadcasts(engine, tmp_path, monkeyp
     lines = read_metrics(run.folder.metrics_file)
     assert [line["version"] for line in lines] == [1, 2]
     assert max(line["mismatch/prob_abs_mean"] for line in lines) < 1e-4
-    assert all("sync/released_bytes" not in line for line in lines)
+    assert [line["sync/released_bytes"] for line in lines] == [0, 0]
+    assert calls == ["sleep", "wake_up"] * 2
     assert not result.interrupted

@@ -96,8 +96,8 @@ class World:
         return GenerateRequest(prompt_ids=list(prompt), params=params, session_id=name, request_id=name)
 
     async def close(self):
-        await self.pool.close()
         await self.sync.close()
+        await self.pool.close()
 
 
 @pytest.fixture

@@ -75,6 +75,23 @@ async def test_a_skipped_tensor_is_caught_and_named_with_its_server(world_of):
     assert told.value.hint == "tensors that differ by checksum: model.layers.1.self_attn.v_proj.weight"
 
 
+async def test_the_search_for_wrong_tensors_is_not_under_the_deadline_of_the_probe(world_of, monkeypatch):
+    world = await world_of(count=1)
+    server = world.servers[0]
+    server.faults.skips.add("model.norm.weight")
+    tasks, real = [], server.checksums
+
+    async def checksums():
+        tasks.append(asyncio.current_task().get_name())
+        return await real()
+
+    monkeypatch.setattr(server, "checksums", checksums)
+    asyncio.current_task().set_name("the sync itself")
+    with pytest.raises(TrainingError, match="does not serve"):
+        await world.next_version()
+    assert tasks == ["the sync itself"]
+
+
 async def test_a_head_that_stays_behind_in_a_tied_model_is_caught(world_of):
     world = await world_of(count=1, tied=True)
     world.servers[0].faults.skips.add("lm_head.weight")

@@ -1,8 +1,14 @@
 """Servers that sleep while the trainer trains."""
 
+from contextlib import asynccontextmanager
+
 import torch
 
 from agentrl.errors import EngineError
+from agentrl.observe.metrics import read_metrics
+from agentrl.orchestrator import train
+from agentrl.serving.pool import ServerPool
+from agentrl.testing.local_server import LocalServer
 
 
 def asleep(world):
@@ -13,7 +19,7 @@ async def test_servers_sleep_until_the_next_sync_and_then_serve_its_weights(worl
     world = await world_of(sleeps=True)
     await world.next_version()
     free = iter([1000, 1800])
-    monkeypatch.setattr("agentrl.weights.naps.free_bytes", lambda: next(free))
+    monkeypatch.setattr("agentrl.weights.server_sleep.free_bytes", lambda: next(free))
     await world.sync.release_memory()
     assert (asleep(world), world.pool.group.is_paused) == ([True, True], True)
     report = await world.next_version()
@@ -28,6 +34,35 @@ async def test_servers_that_share_nothing_stay_awake(world_of):
     await world.next_version()
     await world.sync.release_memory()
     assert (asleep(world), world.pool.group.is_paused) == ([False, False], False)
+    assert (await world.next_version()).released_bytes is None
+
+
+def test_a_run_puts_its_servers_to_sleep_in_every_step(tiny_run, monkeypatch):
+    calls = []
+
+    class Sleeper(LocalServer):
+        async def sleep(self):
+            calls.append("sleep")
+            await super().sleep()
+
+        async def wake_up(self):
+            calls.append("wake")
+            await super().wake_up()
+
+    @asynccontextmanager
+    async def pool_of_one(section, model, folder, *, version, say):
+        pool = ServerPool([Sleeper(model.path, name="0")], version=version)
+        await pool.start()
+        yield pool
+        await pool.close()
+
+    monkeypatch.setattr("agentrl.orchestrator.open_pool", pool_of_one)
+    run = tiny_run("engine={type: vllm, sleep: true}", "trainer.steps=2")
+    train(run)
+    lines = read_metrics(run.folder.metrics_file)
+    assert calls == ["sleep", "wake"] * 2
+    assert [line["sync/released_bytes"] for line in lines] == [0, 0]
+    assert max(line["mismatch/prob_abs_mean"] for line in lines) < 1e-4
 
 
 async def test_a_server_that_cannot_sleep_is_taken_out_and_comes_back_awake(world_of, until, monkeypatch):
@@ -45,3 +80,41 @@ async def test_a_server_that_cannot_sleep_is_taken_out_and_comes_back_awake(worl
     assert (report.servers, asleep(world)[1]) == (2, False)
     states = [server.model.state_dict() for server in world.pool.servers]
     assert all(torch.equal(state[name], value) for state in states for name, value in world.trainer.past[2].items())
+
+
+async def test_an_attached_server_that_fell_asleep_late_is_woken_before_it_gets_weights(world_of, until, monkeypatch):
+    world = await world_of(sleeps=True, restartable=False)
+    await world.next_version()
+    server, real = world.servers[0], world.servers[0].sleep
+
+    async def says_nothing():
+        await real()
+        raise EngineError("no answer")
+
+    monkeypatch.setattr(server, "sleep", says_nothing)
+    await world.sync.release_memory()
+    await until(lambda: server in world.pool.servers)
+    assert asleep(world) == [False, True]
+    assert all(torch.equal(server.model.state_dict()[name], value) for name, value in world.trainer.past[1].items())
+    assert (await world.next_version()).servers == 2
+
+
+async def test_servers_are_left_awake_with_the_weights_that_they_had(world_of):
+    world = await world_of(sleeps=True, restartable=False)
+    await world.next_version()
+    await world.sync.release_memory()
+    world.trainer.learn()
+    await world.sync.close()
+    assert (asleep(world), world.pool.group.is_paused) == ([False, False], False)
+    states = [server.model.state_dict() for server in world.servers]
+    assert all(torch.equal(state[name], value) for state in states for name, value in world.trainer.past[1].items())
+
+
+async def test_a_server_that_does_not_wake_in_the_end_holds_nobody_up(world_of, until, monkeypatch):
+    world = await world_of(count=1, sleeps=True, restartable=False)
+    await world.next_version()
+    await world.sync.release_memory()
+    world.servers[0].kill()
+    await until(lambda: world.pool.servers == [])
+    await world.sync.close()
+    assert not world.transport.path.exists()

@@ -1,11 +1,14 @@
 """Naming tensors by checksum."""
 
+import asyncio
 import hashlib
+from types import SimpleNamespace
 
 import pytest
 import torch
 
-from agentrl.weights.suspects import compare_checksums
+from agentrl.errors import EngineError, TrainingError, UsageError
+from agentrl.weights.suspects import compare_checksums, name_tensors
 
 
 def checksum(*tensors):
@@ -64,3 +67,41 @@ def test_a_long_list_is_cut():
     told = {name: checksum(tensor) for name, tensor in weights.items() if name == "0"}
     assert str(compare_checksums(told, weights)).endswith("none for 1, 2, 3, 4, 5, 6, 7, 8 and 3 more")
     assert str(compare_checksums(told, {"0": weights["0"]})).startswith("all checksums agree: the two sides")
+
+
+def server_that(answers):
+    return SimpleNamespace(url="local://0", checksums=answers)
+
+
+async def test_names_are_added_to_the_failure_of_the_probe(weights, told):
+    async def checksums():
+        return told
+
+    weights["norm.weight"][0] += 1
+    error = TrainingError("it differs", got=1, expected=2, hint="look")
+    named = await name_tensors(error, server_that(checksums), lambda: weights)
+    assert str(named) == "it differs: got 1, expected 2. Tensors that differ by checksum: norm.weight"
+
+
+@pytest.mark.parametrize("failure", [EngineError("none"), UsageError("no key"), ValueError("odd"), None])
+async def test_a_failure_to_name_tensors_leaves_the_failure_of_the_probe(failure, weights, monkeypatch):
+    monkeypatch.setattr("agentrl.weights.suspects.NAMING_S", 0.05)
+
+    async def checksums():
+        if failure is None:
+            await asyncio.Event().wait()
+        raise failure
+
+    error = TrainingError("it differs")
+    assert await name_tensors(error, server_that(checksums), lambda: weights) is error
+
+
+async def test_weights_that_cannot_be_read_leave_the_failure_of_the_probe(told):
+    async def checksums():
+        return told
+
+    def unreadable():
+        raise OSError("no such folder")
+
+    error = TrainingError("it differs")
+    assert await name_tensors(error, server_that(checksums), unreadable) is error
