@@ -49,6 +49,7 @@ class TrainerGroup:
         self._timeout = timedelta(seconds=timeout_s)
         self._store = _listening_store(address, self._timeout)
         self._backend: Any = None
+        self._closed = False
         self.info = UpdateGroup(
             name=f"agentrl-{uuid4().hex[:12]}",
             address=address,
@@ -65,9 +66,14 @@ class TrainerGroup:
             EngineError: they did not come.
         """
         try:
-            self._backend = await in_thread(self._open)
+            await in_thread(self._meet)
         except RuntimeError as error:
             raise EngineError("the workers of a server did not join the group", got=str(error)[:200]) from error
+
+    def _meet(self) -> None:
+        self._backend = self._open()
+        if self._closed:  # nobody waits any more
+            self.close()
 
     def _open(self) -> Any:
         info, timeout = self.info, self._timeout
@@ -101,6 +107,7 @@ class TrainerGroup:
 
     def close(self) -> None:
         """Let go; a broadcast that hangs ends by its own deadline."""
+        self._closed = True
         backend, self._backend = self._backend, None
         if backend is not None:
             with suppress(RuntimeError):
@@ -129,7 +136,8 @@ async def in_thread(work: Callable[[], T]) -> T:
     future: Future[T] = Future()
 
     def run() -> None:
-        future.set_running_or_notify_cancel()
+        if not future.set_running_or_notify_cancel():
+            return
         try:
             future.set_result(work())
         except BaseException as error:

@@ -2,6 +2,8 @@
 
 import asyncio
 import itertools
+import threading
+from types import SimpleNamespace
 
 import pytest
 import torch
@@ -10,7 +12,7 @@ from agentrl.errors import EngineError, TrainingError
 from agentrl.testing.local_worker import decode_parts
 from agentrl.weights import CollectiveTransport, TensorTransport
 from agentrl.weights.buckets import pack, unpack
-from agentrl.weights.process_group import address_towards, in_thread
+from agentrl.weights.process_group import TrainerGroup, address_towards, in_thread
 
 BUCKET_BYTES = 20_000
 TRANSPORTS = {
@@ -162,6 +164,70 @@ async def test_work_in_a_thread_hands_over_its_result_and_its_error():
     assert await in_thread(lambda: 3) == 3
     with pytest.raises(ZeroDivisionError):
         await in_thread(lambda: 1 // 0)
+
+
+async def test_work_that_was_given_up_before_its_thread_ran_is_not_done(monkeypatch):
+    targets, done = [], []
+
+    def late_thread(target, **_):
+        return SimpleNamespace(start=lambda: targets.append(target))
+
+    monkeypatch.setattr("agentrl.weights.process_group.threading", SimpleNamespace(Thread=late_thread))
+    work = asyncio.create_task(in_thread(lambda: done.append(1)))
+    await asyncio.sleep(0)
+    work.cancel()
+    with pytest.raises(asyncio.CancelledError):
+        await work
+    targets[0]()
+    assert done == []
+
+
+async def test_a_meeting_that_ends_after_the_group_was_closed_leaves_nothing_open(monkeypatch):
+    group = TrainerGroup("http://127.0.0.1:1", workers=1, device=torch.device("cpu"), timeout_s=5)
+    closed, aborted = threading.Event(), []
+
+    def meet_late():
+        closed.wait()
+        return SimpleNamespace(abort=lambda: aborted.append(1))
+
+    monkeypatch.setattr(group, "_open", meet_late)
+    meeting = asyncio.create_task(group.meet())
+    await asyncio.sleep(0)
+    group.close()
+    closed.set()
+    await meeting
+    assert aborted == [1]
+
+
+async def test_groups_are_left_with_their_servers_in_the_end(world_of, collective, monkeypatch):
+    world = await world_of(transport=collective)
+    await world.next_version()
+    left = []
+
+    async def leave(group):
+        left.append(group.name)
+        raise EngineError("not now")
+
+    for server in world.servers:
+        monkeypatch.setattr(server, "leave_group", leave)
+    await world.sync.close()
+    assert len(set(left)) == 2
+
+
+async def test_a_late_failure_leaves_a_newer_group_alone(world_of, collective, monkeypatch):
+    world = await world_of(transport=collective, count=1)
+    await world.next_version()
+    server, newer = world.servers[0], SimpleNamespace(close=lambda: None)
+    old = collective._groups[server]
+
+    async def fails_late(*_):
+        collective._groups[server] = newer
+        raise EngineError("too late")
+
+    monkeypatch.setattr(server, "receive_weights", fails_late)
+    with pytest.raises(EngineError, match="too late"):
+        await collective.send(server, [], torch.device("cpu"), 3)
+    assert (collective._groups.pop(server), old._closed) == (newer, True)
 
 
 def differ(first, second):

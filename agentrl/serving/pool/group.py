@@ -11,8 +11,11 @@ from agentrl.errors import AgentRLError, EngineError, TrainingError, UsageError,
 from agentrl.policy import Capabilities
 from agentrl.server import InferenceServer
 from agentrl.serving.pool.keeper import Keeper, Restart
-from agentrl.serving.pool.member import Member, MemberState, first_of
+from agentrl.serving.pool.member import Member, MemberState, end, first_of
 from agentrl.serving.pool.settings import PoolSettings
+
+CLEANING_S = 15.0
+"""For how long a call that is given up may clean up after itself before the server is brought back."""
 
 Action: TypeAlias = Callable[[InferenceServer], Awaitable[object]]
 Deliver: TypeAlias = Callable[[Mapping[str, Any] | None, int], Awaitable[object]]
@@ -134,9 +137,13 @@ class ServerGroup:
 
         Raises:
             TrainingError: raised by the action.
+            UsageError: raised by the action; another server would not take it either.
         """
         members = [member for member in self.members if member.state.is_in]
-        await asyncio.gather(*(self._on(member, action, what, deadline_s) for member in members))
+        calls = (self._on(member, action, what, deadline_s) for member in members)
+        for outcome in await asyncio.gather(*calls, return_exceptions=True):
+            if outcome is not None:
+                raise outcome
 
     async def _on(self, member: Member, action: Action, what: str, deadline_s: float) -> None:
         call = asyncio.ensure_future(action(member.server))
@@ -145,12 +152,12 @@ class ServerGroup:
                 await first_of(call, member.gone)
                 if call.done():
                     call.result()
-        except TrainingError:
+        except (TrainingError, UsageError):
             raise
         except AgentRLError as error:
             self.keeper.lose(member, error)
         finally:
-            call.cancel()
+            await end(call, within_s=CLEANING_S)
 
     def remove(self, server: InferenceServer, why: object) -> None:
         """Take a server out; it comes back when it has been given the current weights and they are verified."""

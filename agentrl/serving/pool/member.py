@@ -100,3 +100,12 @@ async def first_of(call: asyncio.Future[Any], gone: asyncio.Future[None]) -> Non
     """Wait until a server has answered, or is lost."""
     both: set[asyncio.Future[Any]] = {call, gone}
     await asyncio.wait(both, return_when=asyncio.FIRST_COMPLETED)
+
+
+async def end(call: asyncio.Future[Any], *, within_s: float) -> None:
+    """Cancel a call and wait until it has cleaned up after itself; how it fails then is nobody's concern."""
+    if not call.done():
+        call.cancel()
+        await asyncio.wait({call}, timeout=within_s)
+    if call.done() and not call.cancelled():
+        call.exception()

@@ -1,0 +1,85 @@
+"""What becomes of servers that fail, or are late, in something that is done on all of them."""
+
+import asyncio
+from types import SimpleNamespace
+
+import pytest
+
+from agentrl.errors import EngineError, TrainingError, UsageError
+from agentrl.policy import Capabilities
+from agentrl.serving.pool import PoolSettings
+from agentrl.serving.pool.group import ServerGroup
+
+
+def a_server(name):
+    async def nothing(**_):
+        return
+
+    async def healthy(**_):
+        return True
+
+    return SimpleNamespace(
+        url=name,
+        capabilities=Capabilities(max_context=10, vocab_size=10),
+        connect=nothing,
+        close=nothing,
+        is_healthy=healthy,
+    )
+
+
+@pytest.fixture
+async def group():
+    settings = PoolSettings(check_every_s=600, retry_s=600)
+    servers = [a_server("a"), a_server("b")]
+    group = ServerGroup(
+        servers, settings, restart=None, version=0, on_change=lambda: None, on_failure=lambda error: None
+    )
+    await group.start()
+    yield group
+    await group.stop()
+    await group.close()
+
+
+async def test_a_call_that_is_given_up_has_cleaned_up_before_anything_else_happens(group):
+    order = []
+
+    async def slow(server):
+        if server.url == "a":
+            try:
+                await asyncio.Event().wait()
+            finally:
+                for _ in range(5):
+                    await asyncio.sleep(0)
+                order.append("cleaned")
+
+    await group.each(slow, what="it", deadline_s=0.05)
+    order.append("over")
+    assert order == ["cleaned", "over"]
+    assert [server.url for server in group.servers] == ["b"]
+    assert "missed its deadline" in group.members[0].why
+
+
+@pytest.mark.parametrize("kind", [TrainingError, UsageError])
+async def test_what_a_person_must_change_loses_no_server_and_is_told_when_all_are_done(group, kind):
+    done = []
+
+    async def act(server):
+        if server.url == "a":
+            raise kind("remove engine.sleep")
+        for _ in range(5):
+            await asyncio.sleep(0)
+        done.append(server.url)
+
+    with pytest.raises(kind, match=r"remove engine\.sleep"):
+        await group.each(act, what="it", deadline_s=30)
+    assert done == ["b"]
+    assert len(group.servers) == 2
+
+
+async def test_a_server_that_fails_is_taken_out(group):
+    async def act(server):
+        if server.url == "a":
+            raise EngineError("out of memory")
+
+    await group.each(act, what="it", deadline_s=30)
+    assert [server.url for server in group.servers] == ["b"]
