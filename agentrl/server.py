@@ -147,6 +147,14 @@ class InferenceServer(ABC):
         """
         raise UsageError(f"{self.url} takes no broadcast of weights", hint="set another engine.transport")
 
+    async def leave_group(self, group: UpdateGroup) -> None:
+        """Let the server's workers leave a group that they joined, where they would keep it.
+
+        Raises:
+            EngineError: they did not.
+        """
+        return
+
     async def receive_weights(
         self, layouts: Sequence[TensorLayout], group: UpdateGroup, broadcast: Broadcast, version: int
     ) -> None:
@@ -178,7 +186,10 @@ class InferenceServer(ABC):
         raise UsageError(f"{self.url} cannot sleep", hint="remove engine.sleep")
 
     async def wake_up(self) -> None:
-        """Take the memory again. The server stays paused, and its weights are undefined until they are loaded."""
+        """Take the memory again, that of the cache by `resume` at the latest.
+
+        The server stays paused, and its weights are undefined until they are loaded.
+        """
         raise UsageError(f"{self.url} cannot sleep", hint="remove engine.sleep")
 
     @abstractmethod

@@ -7,6 +7,7 @@ comes back needs no new meeting of all.
 from __future__ import annotations
 
 import asyncio
+import logging
 import time
 from collections.abc import Mapping, Sequence
 from weakref import WeakKeyDictionary
@@ -21,6 +22,8 @@ from agentrl.weights.transport import PreparedWeights, Transport
 
 TIMEOUT_S = 60.0
 """Deadline of the meeting of a group, and of the broadcast of one bucket: a server that hangs is given up then."""
+
+_log = logging.getLogger(__name__)
 
 
 class CollectiveTransport(Transport):
@@ -57,7 +60,9 @@ class CollectiveTransport(Transport):
         try:
             await server.receive_weights([bucket.layout for bucket in buckets], group.info, broadcast, version)
         except BaseException:
-            self._groups.pop(server, group).close()
+            if self._groups.get(server) is group:
+                del self._groups[server]
+            group.close()
             raise
 
     async def _met(self, server: InferenceServer, device: torch.device) -> TrainerGroup:
@@ -71,10 +76,15 @@ class CollectiveTransport(Transport):
         return group
 
     async def close(self) -> None:
-        """Let go of all groups; the servers notice."""
-        for group in self._groups.values():
-            group.close()
+        """Leave all groups, with the servers. Groups that broke are left to the servers, which may hang in them."""
+        groups = dict(self._groups)
         self._groups.clear()
+        leaving = (server.leave_group(group.info) for server, group in groups.items())
+        for outcome in await asyncio.gather(*leaving, return_exceptions=True):
+            if outcome is not None:
+                _log.info("a server keeps the group of its updates: %s", outcome)
+        for group in groups.values():
+            group.close()
 
 
 class _BroadcastWeights(PreparedWeights):

@@ -259,6 +259,14 @@ async def test_cancelling_the_caller_aborts_its_request():
         assert (await client.generate(_request(5))).token_ids == [0, 1, 2]  # its name is free again
 
 
+async def test_what_the_config_asks_of_updates_is_checked_at_once():
+    async with serving(connect=False, transport="collective") as (fake, client):
+        with pytest.raises(UsageError, match="has no /init_weights_update_group"):
+            await client.connect(deadline_s=10)
+        fake.routes |= {"/init_weights_update_group", "/update_weights_from_distributed"}
+        await client.connect(deadline_s=10)
+
+
 async def test_requests_that_come_during_a_pause_wait_here():
     async with serving() as (fake, client):
         await client.pause()

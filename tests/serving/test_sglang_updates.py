@@ -173,6 +173,12 @@ async def test_joining_sleeping_and_checksums():
     ]
 
 
+async def test_leaving_a_group():
+    async with updating(True) as (fake, updates):
+        await updates.leave(GROUP)
+    assert fake.calls == [("/destroy_weights_update_group", {"group_name": "g"})]
+
+
 async def test_checksums_of_parts_of_tensors_are_not_told():
     async with updating(True, workers=2) as (_, updates):
         assert await updates.checksums() == {}

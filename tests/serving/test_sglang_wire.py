@@ -11,9 +11,11 @@ from agentrl.policy import GenerateRequest, SamplingParams, StopReason
 from agentrl.serving.sglang import launch_command, start_with_key
 from agentrl.serving.sglang.facts import (
     NEEDED_ROUTES,
+    TRANSPORT_ROUTES,
     check_answers,
     check_routes,
     check_settings,
+    check_updates,
     decode_context,
     decode_vocabulary,
 )
@@ -210,6 +212,22 @@ def test_missing_routes_are_named():
     del paths["/pause_generation"]
     with pytest.raises(UsageError, match=r"no /pause_generation: got SGLang 0\.4\.2, expected .* 0\.5\.23"):
         check_routes("u", {"paths": paths}, "0.4.2")
+
+
+@pytest.mark.parametrize(
+    ("settings", "openapi", "info", "what"),
+    [
+        ({"transport": "collective"}, {"paths": {}}, {}, "has no /init_weights_update_group"),
+        ({"transport": "tensor"}, {"paths": {}}, {}, "has no /update_weights_from_tensor"),
+        ({"sleep": True}, {"paths": {}}, {"device": "cuda"}, "start it with --enable-memory-saver"),
+    ],
+)
+def test_what_the_config_asks_of_updates_is_checked(settings, openapi, info, what):
+    with pytest.raises(UsageError, match=what):
+        check_updates("u", openapi, info, SGLangEngineConfig(**settings))
+    whole = {"paths": {route: {} for routes in TRANSPORT_ROUTES.values() for route in routes}}
+    check_updates("u", whole, {"device": "cpu"}, SGLangEngineConfig(**settings))
+    check_updates("u", whole, {"device": "cuda", "enable_memory_saver": True}, SGLangEngineConfig(**settings))
 
 
 @pytest.mark.parametrize(

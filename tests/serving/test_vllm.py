@@ -294,6 +294,22 @@ async def test_a_server_that_cannot_work_says_what_to_change(route, response, me
             await server.connect(deadline_s=10)
 
 
+@pytest.mark.parametrize(
+    ("settings", "told", "message"),
+    [
+        ({"transport": "collective"}, {"weight_transfer_config": {"backend": "agentrl"}}, "takes no broadcasts"),
+        ({"sleep": True}, {"device_config": {"device_type": "cpu"}}, "start it with --enable-sleep-mode"),
+    ],
+)
+async def test_what_the_config_asks_of_updates_is_checked_at_once(settings, told, message):
+    fake = FakeVLLM()
+    async with serving(fake, connect=False, **settings) as server:
+        with pytest.raises(UsageError, match=message):
+            await server.connect(deadline_s=10)
+        fake.config = UNCUT | told
+        await server.connect(deadline_s=10)
+
+
 async def test_an_old_vllm_and_another_program_are_told_apart():
     fake = FakeVLLM()
     fake.answers["/server_info"] = web.Response(status=404)

@@ -8,7 +8,7 @@ from aiohttp import web
 from agentrl.errors import EngineError
 from agentrl.server import TensorLayout, UpdateGroup
 from agentrl.serving.http import HttpSession, Refused
-from agentrl.serving.vllm.updates import PAUSE, WeightUpdates
+from agentrl.serving.vllm.updates import WeightUpdates
 from agentrl.serving.vllm.wire import decode_checksums
 
 LAYOUTS = [
@@ -130,22 +130,28 @@ async def test_a_cache_that_stays_is_an_error(updating):
             await updates.from_broadcast(LAYOUTS, broadcast, 8)
 
 
-async def test_joining_sleeping_and_checksums(updating):
+async def test_joining_and_checksums(updating):
     async with updating() as (fake, updates):
         assert await updates.workers() == 2
         await updates.join(GROUP)
-        await updates.sleep()
-        await updates.wake_up()
         assert await updates.checksums() == {"a": "0123456789abcdef"}
     info = {"name": "g", "address": "127.0.0.1", "port": 1234, "size": 2, "backend": "gloo", "timeout_s": 5}
     assert fake.calls == [
         ("/get_world_size", None),
         ("/init_weight_transfer_engine", {"init_info": info}),
-        ("/sleep?level=2&mode=keep", None),
-        ("/wake_up", None),
-        (PAUSE, None),
         ("/weight_checker", {"action": "checksum"}),
     ]
+
+
+async def test_the_cache_which_vllm_goes_on_with_wakes_last_and_once(updating):
+    async with updating() as (fake, updates):
+        await updates.wake_cache()
+        await updates.sleep()
+        await updates.wake_up()
+        assert [path for path, _ in fake.calls] == ["/sleep?level=2&mode=keep", "/wake_up?tags=weights"]
+        await updates.wake_cache()
+        await updates.wake_cache()
+        assert [path for path, _ in fake.calls[2:]] == ["/wake_up?tags=kv_cache"]
 
 
 def test_checksums_of_packed_tensors_and_of_parts_of_tensors_are_left_out():

@@ -6,6 +6,7 @@ import re
 from collections.abc import Mapping
 from typing import Any
 
+from agentrl.config.schema import ServerEngineConfig
 from agentrl.errors import EngineError, UsageError
 
 TRIED_VERSION = "0.5.23"
@@ -20,6 +21,11 @@ NEEDED_ROUTES = (
     "/server_info",
     "/v1/loads",
 )
+TRANSPORT_ROUTES = {
+    "collective": ("/init_weights_update_group", "/update_weights_from_distributed"),
+    "tensor": ("/update_weights_from_tensor",),
+}
+"""More routes that a transport needs."""
 NEARLY_CERTAIN = -1e-3
 """Log-probability above which a temperature need not show."""
 _VALID_KEYS = re.compile(r"logit_bias must has keys in \[0, (\d+)\]")
@@ -59,6 +65,27 @@ def check_settings(url: str, info: Mapping[str, Any], model: Mapping[str, Any]) 
         raise UsageError(f"the SGLang server at {url} has sampling settings of its own", got=preferred, hint=hint)
     if not info.get("enable_metrics"):
         raise UsageError(f"the SGLang server at {url} does not tell its load", hint="start it with --enable-metrics")
+
+
+def check_updates(url: str, openapi: Mapping[str, Any], info: Mapping[str, Any], config: ServerEngineConfig) -> None:
+    """Refuse a server that lacks what the config asks of it; on a CPU SGLang takes a sleep for granted.
+
+    Args:
+        url: Its address.
+        openapi: The JSON of ``/openapi.json``.
+        info: The JSON of ``/server_info``.
+        config: How weights will reach it, and whether it will sleep.
+
+    Raises:
+        UsageError: says which setting.
+    """
+    missing = [route for route in TRANSPORT_ROUTES.get(config.transport, ()) if route not in openapi["paths"]]
+    if missing:
+        hint = "set another engine.transport"
+        raise UsageError(f"the SGLang server at {url} has no {', '.join(missing)}", hint=hint)
+    if config.sleep and info.get("device") != "cpu" and not info.get("enable_memory_saver"):
+        hint = "start it with --enable-memory-saver, or remove engine.sleep"
+        raise UsageError(f"the SGLang server at {url} cannot sleep", hint=hint)
 
 
 def decode_context(info: Mapping[str, Any]) -> int:

@@ -7,6 +7,7 @@ import time
 from dataclasses import dataclass
 from typing import Any
 
+from agentrl.config.schema import ServerEngineConfig
 from agentrl.policy import Capabilities
 from agentrl.server import ServerLost
 from agentrl.serving.http import HttpSession, Refused
@@ -14,6 +15,7 @@ from agentrl.serving.sglang.facts import (
     check_answers,
     check_routes,
     check_settings,
+    check_updates,
     decode_context,
     decode_vocabulary,
     encode_probe,
@@ -38,11 +40,12 @@ class Met:
     """Processes that hold weights."""
 
 
-async def shake_hands(http: HttpSession, *, deadline_s: float) -> Met:
+async def shake_hands(http: HttpSession, config: ServerEngineConfig, *, deadline_s: float) -> Met:
     """Wait for a server and check it; one that was left paused goes on.
 
     Args:
         http: Its session.
+        config: How weights will reach it, and whether it will sleep.
         deadline_s: Most seconds of all this.
 
     Raises:
@@ -51,7 +54,7 @@ async def shake_hands(http: HttpSession, *, deadline_s: float) -> Met:
     """
     until = time.monotonic() + deadline_s
     model = await _wait_for_model(http, until)
-    return await _learn(http, model, max(ATTEMPT_S, until - time.monotonic()))
+    return await _learn(http, config, model, max(ATTEMPT_S, until - time.monotonic()))
 
 
 async def _wait_for_model(http: HttpSession, until: float) -> Any:
@@ -66,12 +69,13 @@ async def _wait_for_model(http: HttpSession, until: float) -> Any:
         await asyncio.sleep(ATTEMPT_EVERY_S)
 
 
-async def _learn(http: HttpSession, model: Any, limit_s: float) -> Met:
+async def _learn(http: HttpSession, config: ServerEngineConfig, model: Any, limit_s: float) -> Met:
     info = await http.get("/server_info", deadline_s=limit_s)
     version = str(info.get("version"))
     openapi = await http.get("/openapi.json", deadline_s=limit_s)
     check_routes(http.url, openapi, version)
     check_settings(http.url, info, model)
+    check_updates(http.url, openapi, info, config)
     await http.post("/continue_generation", {}, deadline_s=limit_s)
     plain = await http.post("/generate", encode_probe(1.0), deadline_s=limit_s)
     sharpened = await http.post("/generate", encode_probe(0.5), deadline_s=limit_s)

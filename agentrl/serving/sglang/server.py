@@ -54,7 +54,7 @@ class SGLangServer(InferenceServer):
             UsageError: a version or a setting that cannot work; says which one could.
             ServerLost: it does not answer within the deadline.
         """
-        met = await shake_hands(self._http, deadline_s=deadline_s)
+        met = await shake_hands(self._http, self._config, deadline_s=deadline_s)
         found = met.capabilities
         if self._vocab_size not in (None, found.vocab_size):
             raise UsageError(
@@ -192,6 +192,10 @@ class SGLangServer(InferenceServer):
     async def join_group(self, group: UpdateGroup) -> None:
         """Let its workers join a process group."""
         await self._updates.join(group)
+
+    async def leave_group(self, group: UpdateGroup) -> None:
+        """Let its workers leave a process group: SGLang keeps all that it joined."""
+        await self._updates.leave(group)
 
     async def checksums(self) -> Mapping[str, str]:
         """Those of the tensors that it computes with; on a GPU they are not SHA-256."""

@@ -17,6 +17,7 @@ BEGIN = "/begin_weight_update"
 END = "/end_weight_update"
 FAILED_S = 10.0
 """Deadline of what is tried after a failure."""
+LEAVING_S = 10.0
 
 
 class WeightUpdates:
@@ -89,6 +90,11 @@ class WeightUpdates:
             "backend": group.backend,
         }
         await self._post("/init_weights_update_group", body)
+
+    async def leave(self, group: UpdateGroup) -> None:
+        """Let its workers leave a process group."""
+        body = {"group_name": group.name}
+        await self._http.post("/destroy_weights_update_group", body, deadline_s=LEAVING_S, late=EngineError)
 
     async def checksums(self) -> Mapping[str, str]:
         """As `agentrl.server.InferenceServer.checksums`; empty with several workers, of which each has a part."""

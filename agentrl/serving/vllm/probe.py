@@ -4,13 +4,16 @@ from __future__ import annotations
 
 import asyncio
 import time
+from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
 
+from agentrl.config.schema import ServerEngineConfig
 from agentrl.errors import EngineError, UsageError
 from agentrl.server import ServerLost
 from agentrl.serving.http import HttpSession, Refused
 from agentrl.serving.vllm.convention import CUT_TO_ONE, LogprobConvention, convention_of, is_uncut
+from agentrl.serving.vllm.launch import RECEIVER
 
 FIRST_WAIT_S = 0.1
 LONGEST_WAIT_S = 1.0
@@ -46,8 +49,13 @@ async def wait_until_healthy(http: HttpSession, *, deadline_s: float) -> None:
         wait_s = min(2 * wait_s, LONGEST_WAIT_S)
 
 
-async def probe(http: HttpSession, *, deadline_s: float) -> Found:
+async def probe(http: HttpSession, config: ServerEngineConfig, *, deadline_s: float) -> Found:
     """Check a server that answers.
+
+    Args:
+        http: Its session.
+        config: How weights will reach it, and whether it will sleep.
+        deadline_s: Most seconds of one question.
 
     Raises:
         UsageError: it is not vLLM, too old, paused, or was started without what agentrl needs.
@@ -62,12 +70,24 @@ async def probe(http: HttpSession, *, deadline_s: float) -> Found:
     except Refused as refused:
         raise await _reason(http, refused, deadline_s) from refused
     convention = convention_of(info)
+    _check_updates(http.url, info["vllm_config"], config)
     if convention is LogprobConvention.UNCUT and not is_uncut(logprob):
         convention = LogprobConvention.CUT
     try:
         return Found(max_context=int(models["data"][0]["max_model_len"]), convention=convention)
     except (KeyError, IndexError, TypeError, ValueError) as error:
         raise EngineError(f"{http.url} does not tell its longest context", got=repr(models)[:200]) from error
+
+
+def _check_updates(url: str, told: Mapping[str, Any], config: ServerEngineConfig) -> None:
+    """Refuse a server that lacks what the config asks of it; on a CPU vLLM takes a sleep for granted."""
+    receiver = (told.get("weight_transfer_config") or {}).get("backend")
+    if config.transport == "collective" and receiver != RECEIVER:
+        hint = "start it with agentrl serve, or set another engine.transport"
+        raise UsageError(f"{url} takes no broadcasts", got=f"receiver {receiver}", expected=RECEIVER, hint=hint)
+    is_on_cpu = (told.get("device_config") or {}).get("device_type") == "cpu"
+    if config.sleep and not is_on_cpu and not told["model_config"].get("enable_sleep_mode"):
+        raise UsageError(f"{url} cannot sleep", hint="start it with --enable-sleep-mode, or remove engine.sleep")
 
 
 async def _logprob_after_a_cut(http: HttpSession, deadline_s: float) -> float:

@@ -19,10 +19,11 @@ from agentrl.serving.request import check_request
 from agentrl.serving.version_labels import decode_version
 from agentrl.serving.vllm.convention import LogprobConvention, check_convention
 from agentrl.serving.vllm.probe import probe, wait_until_healthy
-from agentrl.serving.vllm.updates import PAUSE, WeightUpdates
+from agentrl.serving.vllm.updates import WeightUpdates
 from agentrl.serving.vllm.wire import decode_answer, decode_load, encode_abort, encode_request
 
 GENERATE = "/inference/v1/generate"
+PAUSE = "/pause?mode=keep&clear_cache=false"
 ABORT = "/inference/v1/abort_requests"
 FIRST_ABORT_WAIT_S = 0.05
 LONGEST_ABORT_WAIT_S = 1.0
@@ -62,7 +63,7 @@ class VLLMServer(InferenceServer):
     async def connect(self, *, deadline_s: float) -> None:
         """Wait until the server answers; check its version, its settings and the log-probabilities that it gives."""
         await wait_until_healthy(self._http, deadline_s=deadline_s)
-        found = await probe(self._http, deadline_s=deadline_s)
+        found = await probe(self._http, self._config, deadline_s=deadline_s)
         limit = min(found.max_context, self._config.max_context or found.max_context)
         self.capabilities = Capabilities(max_context=limit, vocab_size=self._vocab_size)
         self._convention = found.convention
@@ -120,7 +121,8 @@ class VLLMServer(InferenceServer):
         await self._control(PAUSE)
 
     async def resume(self) -> None:
-        """Go on."""
+        """Go on; after a sleep, with the memory of the cache."""
+        await self._updates.wake_cache()
         await self._control("/resume")
 
     async def load_weights(self, folder: Path, version: int) -> None:
@@ -171,7 +173,7 @@ class VLLMServer(InferenceServer):
         await self._updates.sleep()
 
     async def wake_up(self) -> None:
-        """Take the memory again."""
+        """Take the memory of the weights again, and stay paused."""
         await self._updates.wake_up()
 
     async def _control(self, route: str, body: Mapping[str, Any] | None = None) -> Any:

@@ -16,7 +16,6 @@ from agentrl.serving.vllm.wire import decode_checksums, encode_run
 
 FAILED_S = 10.0
 """Deadline of what is tried after a failure."""
-PAUSE = "/pause?mode=keep&clear_cache=false"
 
 
 class WeightUpdates:
@@ -30,6 +29,7 @@ class WeightUpdates:
     def __init__(self, http: HttpSession, *, timeout_s: float) -> None:
         self._http = http
         self._timeout_s = timeout_s
+        self._cache_sleeps = False
 
     async def from_folder(self, folder: Path, version: int) -> None:
         """Let it read a folder."""
@@ -79,12 +79,18 @@ class WeightUpdates:
 
     async def sleep(self) -> None:
         """Give back the memory of weights and cache; what is held stays held."""
+        self._cache_sleeps = True
         await self._post("/sleep?level=2&mode=keep")
 
     async def wake_up(self) -> None:
-        """Take the memory again. vLLM goes on with that, and is paused once more."""
-        await self._post("/wake_up")
-        await self._post(PAUSE)
+        """Take the memory of the weights again, and stay paused: vLLM goes on when it has that of the cache, too."""
+        await self._post("/wake_up?tags=weights")
+
+    async def wake_cache(self) -> None:
+        """Take the memory of the cache again, if it was given back; the weights must have been loaded."""
+        if self._cache_sleeps:
+            await self._post("/wake_up?tags=kv_cache")
+            self._cache_sleeps = False
 
     async def _post(self, route: str, body: Mapping[str, Any] | None = None) -> Any:
         return await self._http.post(route, body, deadline_s=self._timeout_s)
