@@ -19,7 +19,7 @@ from agentrl.registry import Kind, unregister
 
 ROOT = Path(__file__).parent.parent
 PAGES = [ROOT / "README.md", ROOT / "CONTRIBUTING.md", *sorted((ROOT / "docs").rglob("*.md"))]
-BLOCK = re.compile(r"^```(\w+)\n(.*?)^```", re.MULTILINE | re.DOTALL)
+BLOCK = re.compile(r"^ *```(\w+)\n(.*?)^ *```", re.MULTILINE | re.DOTALL)
 LINK = re.compile(r"\]\((?!https?://)([^)#]+)(#[^)]*)?\)")
 SMALL = (
     "'trainer.tasks_per_step=1', 'algorithm.group_size=2', 'agent.max_turns=2', 'agent.max_answer_tokens=8', "
