@@ -53,8 +53,8 @@ engine-sglang:
 	$(SGLANG)/bin/pip $(INTO_ENGINE) $(SGLANG_NEEDS)
 	touch $(SGLANG)/.installed
 
-# Real servers, of which a missing one is a failure. Their tests watch them and do not depend on the machine's pace.
-ENGINE_TESTS ?= tests/engines
+# Real servers, of which a missing one is a failure. All of them: make test-engines ENGINE_TESTS=tests/engines
+ENGINE_TESTS ?= tests/engines/test_training.py
 test-engines: setup engines
 	AGENTRL_ENGINES=$(ENGINES) $(BIN)/python -m pytest --durations=15 $(ENGINE_TESTS)
 
