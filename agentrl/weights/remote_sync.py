@@ -211,9 +211,9 @@ class RemoteSync(WeightSync):
         """Close the transport. Servers that still sleep wake with the weights that they had: attached ones go on."""
         if self._server_sleep.is_asleep and self._current is not None:
             try:
-                async with async_boundary(EngineError, "waking the servers", deadline_s=TIMEOUT_S):
-                    async with self._group.changing:
-                        await self._give(self._current)
+                what = "waking the servers"
+                async with async_boundary(EngineError, what, deadline_s=TIMEOUT_S), self._group.changing:
+                    await self._give(self._current)
             except AgentRLError as error:
                 _log.warning("servers are left asleep: %s", error)
         await self._transport.close()

@@ -219,7 +219,7 @@ def test_missing_routes_are_named():
     [
         ({"transport": "collective"}, {"paths": {}}, {}, "has no /init_weights_update_group"),
         ({"transport": "tensor"}, {"paths": {}}, {}, "has no /update_weights_from_tensor"),
-        ({"sleep": True}, {"paths": {}}, {"device": "cuda"}, "start it with --enable-memory-saver"),
+        ({"sleep": True}, {"paths": {}}, {"device": "cuda"}, "Start it with --enable-memory-saver"),
     ],
 )
 def test_what_the_config_asks_of_updates_is_checked(settings, openapi, info, what):
