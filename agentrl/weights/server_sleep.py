@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from typing import Any
 from weakref import WeakSet
 
 import torch
@@ -10,6 +11,9 @@ from agentrl.server import InferenceServer
 from agentrl.weights.server_group import ServerGroup
 
 TIMEOUT_S = 120.0
+
+cuda: Any = torch.cuda
+"""Not all of it is typed."""
 
 
 class ServerSleep:
@@ -45,8 +49,8 @@ class ServerSleep:
         """Wake those that sleep, which stay held; one that cannot is taken out. One that came back is awake."""
         if not self.is_asleep:
             return
-        if torch.cuda.is_initialized():
-            torch.cuda.empty_cache()  # the servers need what torch only keeps for later
+        if cuda.is_initialized():
+            cuda.empty_cache()  # the servers need what torch only keeps for later
         await self._group.change(self.wake, what="waking up", deadline_s=TIMEOUT_S)
         self.is_asleep = False
 
@@ -59,4 +63,4 @@ class ServerSleep:
 
 def free_bytes() -> int:
     """Free memory of this process's GPU; 0 while it uses none, so that it makes no context on those of servers."""
-    return torch.cuda.mem_get_info()[0] if torch.cuda.is_initialized() else 0
+    return int(cuda.mem_get_info()[0]) if cuda.is_initialized() else 0

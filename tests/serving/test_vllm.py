@@ -298,7 +298,7 @@ async def test_a_server_that_cannot_work_says_what_to_change(route, response, me
     ("settings", "told", "message"),
     [
         ({"transport": "collective"}, {"weight_transfer_config": {"backend": "agentrl"}}, "takes no broadcasts"),
-        ({"sleep": True}, {"device_config": {"device_type": "cpu"}}, "Start it with --enable-sleep-mode"),
+        ({"sleep": True}, {"device_config": {"device": "cpu"}}, "Start it with --enable-sleep-mode"),
     ],
 )
 async def test_what_the_config_asks_of_updates_is_checked_at_once(settings, told, message):

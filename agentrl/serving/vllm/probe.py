@@ -85,7 +85,7 @@ def _check_updates(url: str, told: Mapping[str, Any], config: ServerEngineConfig
     if config.transport == "collective" and receiver != RECEIVER:
         hint = "start it with agentrl serve, or set another engine.transport"
         raise UsageError(f"{url} takes no broadcasts", got=f"receiver {receiver}", expected=RECEIVER, hint=hint)
-    is_on_cpu = (told.get("device_config") or {}).get("device_type") == "cpu"
+    is_on_cpu = (told.get("device_config") or {}).get("device") == "cpu"
     if config.sleep and not is_on_cpu and not told["model_config"].get("enable_sleep_mode"):
         raise UsageError(f"{url} cannot sleep", hint="start it with --enable-sleep-mode, or remove engine.sleep")
 
