@@ -49,8 +49,7 @@ class ServerSleep:
         """Wake those that sleep, which stay held; one that cannot is taken out. One that came back is awake."""
         if not self.is_asleep:
             return
-        if cuda.is_initialized():
-            cuda.empty_cache()  # the servers need what torch only keeps for later
+        cuda.empty_cache()  # the servers need what torch only keeps for later
         await self._group.change(self.wake, what="waking up", deadline_s=TIMEOUT_S)
         self.is_asleep = False
 
@@ -63,4 +62,5 @@ class ServerSleep:
 
 def free_bytes() -> int:
     """Free memory of this process's GPU; 0 while it uses none, so that it makes no context on those of servers."""
-    return int(cuda.mem_get_info()[0]) if cuda.is_initialized() else 0
+    in_use = cuda.is_initialized()  # type: ignore[no-untyped-call]
+    return int(cuda.mem_get_info()[0]) if in_use else 0
