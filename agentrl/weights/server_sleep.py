@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
+
 from typing import Any
 from weakref import WeakSet
 
@@ -62,5 +64,5 @@ class ServerSleep:
 
 def free_bytes() -> int:
     """Free memory of this process's GPU; 0 while it uses none, so that it makes no context on those of servers."""
-    in_use = cuda.is_initialized()  # type: ignore[no-untyped-call]
-    return int(cuda.mem_get_info()[0]) if in_use else 0
+    is_in_use: Callable[[], bool] = cuda.is_initialized
+    return int(cuda.mem_get_info()[0]) if is_in_use() else 0
