@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
-
 from typing import Any
 from weakref import WeakSet
 
@@ -64,5 +62,4 @@ class ServerSleep:
 
 def free_bytes() -> int:
     """Free memory of this process's GPU; 0 while it uses none, so that it makes no context on those of servers."""
-    is_in_use: Callable[[], bool] = cuda.is_initialized
-    return int(cuda.mem_get_info()[0]) if is_in_use() else 0
+    return int(cuda.mem_get_info()[0]) if cuda.is_initialized() else 0
