@@ -194,12 +194,6 @@ async def probe(client_of, trained, reference_of, shaken_folders, tmp_path):
 
 
 @pytest.fixture(scope="session")
-def engine_of() -> type[ServerEngine]:
-    """Make an engine of a server."""
-    return ServerEngine
-
-
-@pytest.fixture(scope="session")
 def shaken_folders():
     """Changes a model's weights in place, as training does, and writes them: a folder each time."""
 

@@ -7,7 +7,6 @@ from functools import partialmethod
 from pathlib import Path
 
 import pytest
-import torch
 
 from agentrl.assembly.runs import start_run
 from agentrl.config import load_config
@@ -18,7 +17,6 @@ from agentrl.policy import GenerateRequest, SamplingParams
 from agentrl.serving.pool import PoolSettings, ServerPool
 from agentrl.serving.sglang import SGLangServer
 from agentrl.serving.vllm import VLLMServer
-from agentrl.training.model_weights import ModelWeights
 from agentrl.weights import CollectiveTransport, FolderTransport, Probe, RemoteSync, TensorTransport, Transport
 
 pytestmark = [pytest.mark.engines, pytest.mark.timeout(600)]
@@ -36,35 +34,6 @@ TRANSPORTS = {
 CASES = [("vllm", "shared_memory"), ("vllm", "collective"), *(("sglang", name) for name in TRANSPORTS)]
 both_models = pytest.mark.parametrize("trained", ["tied", "untied"], indirect=True)
 every_transport = pytest.mark.parametrize(("engine", "transport"), CASES)
-
-
-class Source(ModelWeights):
-    """A trainer that changes its weights on command, and remembers all of them."""
-
-    def __init__(self, model):
-        super().__init__(model)
-        self.past = {}
-        self._generator = torch.Generator().manual_seed(0)
-
-    def remember(self, version):
-        self.past[version] = {name: tensor.clone() for name, tensor in self._model.state_dict().items()}
-
-    @torch.no_grad()
-    def learn(self):
-        for parameter in self._model.parameters():
-            parameter.add_(0.02 * torch.randn(parameter.shape, generator=self._generator))
-
-    def largest_difference(self, prompt, answer):
-        """Of an answer's log-probabilities from those of the weights that each token claims."""
-        worst = 0.0
-        now = {name: tensor.clone() for name, tensor in self._model.state_dict().items()}
-        for version in set(answer.versions):
-            self._model.load_state_dict(self.past[version])
-            expected = self.token_logprobs(prompt, answer.token_ids)
-            found = zip(answer.versions, answer.logprobs, expected, strict=True)
-            worst = max(worst, *(abs(got - right) for stamp, got, right in found if stamp == version))
-        self._model.load_state_dict(now)
-        return worst
 
 
 class Skipping(Transport):
@@ -85,26 +54,26 @@ class Skipping(Transport):
 class World:
     """The session's server behind a pool, a trainer, and the sync between them."""
 
-    def __init__(self, client, trained, transport, version):
-        self.source = Source(trained)
-        self.source.remember(version)
+    def __init__(self, client, trainer, transport, *, version, vocab_size):
+        self.trainer = trainer
+        self.trainer.remember(version)
         self.pool = ServerPool([client], PoolSettings(), version=version)
-        probe = Probe.random(trained.config.vocab_size, tolerance=TOLERANCE)
+        probe = Probe.random(vocab_size, tolerance=TOLERANCE)
         self.transport = Skipping(transport)
-        self.sync = RemoteSync(self.source, self.pool.group, self.transport, probe)
+        self.sync = RemoteSync(self.trainer, self.pool.group, self.transport, probe)
 
     async def next_version(self):
         version = self.pool.version + 1
-        self.source.learn()
-        self.source.remember(version)
+        self.trainer.learn(version)
         return await self.sync.sync(version)
 
 
 @pytest.fixture
-async def world(client_of, trained, transport):
+async def world(client_of, trained, learning, transport):
     client = client_of()
     await client.connect(deadline_s=60)
-    world = World(client, trained, TRANSPORTS[transport](), await client.weight_version() + 1)
+    version, vocab_size = await client.weight_version() + 1, trained.config.vocab_size
+    world = World(client, learning(trained), TRANSPORTS[transport](), version=version, vocab_size=vocab_size)
     await world.pool.start()
     await world.sync.verify()
     yield world
@@ -136,7 +105,7 @@ async def test_syncs_with_requests_in_flight_are_exact(world):
         assert report.probe_difference < TOLERANCE
     stop.set()
     await asyncio.gather(*callers)
-    assert max(world.source.largest_difference(prompt, answer) for prompt, answer in answers) < TOLERANCE
+    assert max(world.trainer.largest_difference(prompt, answer) for prompt, answer in answers) < TOLERANCE
     assert any(len(set(answer.versions)) > 1 for _, answer in answers)
     assert {version for _, answer in answers for version in answer.versions} <= set(range(first, first + SYNCS + 1))
 

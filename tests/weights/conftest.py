@@ -1,4 +1,6 @@
 import asyncio
+import itertools
+from contextlib import asynccontextmanager
 
 import pytest
 import torch
@@ -94,6 +96,24 @@ class World:
     def request(self, name, prompt=(1, 2, 3), max_tokens=100):
         params = SamplingParams(max_tokens=max_tokens, seed=len(name))
         return GenerateRequest(prompt_ids=list(prompt), params=params, session_id=name, request_id=name)
+
+    @asynccontextmanager
+    async def asked_meanwhile(self):
+        """Three callers that ask again and again while the block runs; their prompts and answers."""
+        ends, answers = asyncio.Event(), []
+
+        async def caller(number):
+            for turn in itertools.count():
+                if ends.is_set():
+                    return
+                request = self.request(f"c{number}-{turn}", prompt=[number + 1, turn % 7, 3], max_tokens=40)
+                answers.append((request.prompt_ids, await self.pool.generate(request)))
+
+        async with asyncio.TaskGroup() as callers:
+            for number in range(3):
+                callers.create_task(caller(number))
+            yield answers
+            ends.set()
 
     async def close(self):
         await self.sync.close()

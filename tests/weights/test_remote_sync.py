@@ -1,7 +1,6 @@
 """Weight sync with servers that have real weights and faults on command."""
 
 import asyncio
-import itertools
 
 import pytest
 import torch
@@ -41,22 +40,11 @@ async def test_every_server_gets_every_tensor_and_the_report_says_what_it_cost(w
 @pytest.mark.parametrize("tied", [True, False])
 async def test_twenty_syncs_with_requests_in_flight_are_exact(world_of, until, tied):
     world = await world_of(tied=tied)
-    stop, answers = asyncio.Event(), []
-
-    async def caller(number):
-        for turn in itertools.count():
-            if stop.is_set():
-                return
-            request = world.request(f"c{number}-{turn}", prompt=[number + 1, turn % 7, 3], max_tokens=40)
-            answers.append((request.prompt_ids, await world.pool.generate(request)))
-
-    callers = [asyncio.create_task(caller(number)) for number in range(3)]
-    for _ in range(20):
-        await world.next_version()
-        before = len(answers)
-        await until(lambda before=before: len(answers) > before)
-    stop.set()
-    await asyncio.gather(*callers)
+    async with world.asked_meanwhile() as answers:
+        for _ in range(20):
+            await world.next_version()
+            before = len(answers)
+            await until(lambda before=before: len(answers) > before)
     assert max(world.trainer.largest_difference(prompt, answer) for prompt, answer in answers) < 1e-4
     assert all(len(answer.token_ids) == 40 and answer.resubmissions == 0 for _, answer in answers)
     spans = [answer for _, answer in answers if len(set(answer.versions)) > 1]

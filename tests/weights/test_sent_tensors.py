@@ -1,7 +1,6 @@
 """Transports that send tensors, to servers that have real weights and faults on command."""
 
 import asyncio
-import itertools
 import threading
 from types import SimpleNamespace
 
@@ -82,23 +81,12 @@ async def test_what_is_encoded_is_not_much_longer_than_the_tensors():
 
 async def test_syncs_with_requests_in_flight_are_exact(world_of, until, transport):
     world = await world_of(transport=transport)
-    stop, answers = asyncio.Event(), []
-
-    async def caller(number):
-        for turn in itertools.count():
-            if stop.is_set():
-                return
-            request = world.request(f"c{number}-{turn}", prompt=[number + 1, turn % 7, 3], max_tokens=40)
-            answers.append((request.prompt_ids, await world.pool.generate(request)))
-
-    callers = [asyncio.create_task(caller(number)) for number in range(3)]
-    for _ in range(5):
-        report = await world.next_version()
-        assert (report.servers, report.bytes) == (2, sum(t.nbytes for t in world.trainer.past[0].values()))
-        before = len(answers)
-        await until(lambda before=before: len(answers) > before)
-    stop.set()
-    await asyncio.gather(*callers)
+    async with world.asked_meanwhile() as answers:
+        for _ in range(5):
+            report = await world.next_version()
+            assert (report.servers, report.bytes) == (2, sum(t.nbytes for t in world.trainer.past[0].values()))
+            before = len(answers)
+            await until(lambda before=before: len(answers) > before)
     assert max(world.trainer.largest_difference(prompt, answer) for prompt, answer in answers) < 1e-4
     assert any(len(set(answer.versions)) > 1 for _, answer in answers)
 
