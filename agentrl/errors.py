@@ -15,8 +15,9 @@ from __future__ import annotations
 
 import asyncio
 import enum
-from collections.abc import AsyncIterator, Iterator
-from contextlib import asynccontextmanager, contextmanager
+from collections.abc import Iterator
+from contextlib import contextmanager
+from types import TracebackType
 from typing import ClassVar
 
 
@@ -164,23 +165,41 @@ def boundary(kind: type[InfrastructureError], what: str) -> Iterator[None]:
     except AgentRLError:
         raise
     except Exception as error:
-        raise kind(f"{what} failed", got=f"{type(error).__name__}: {error}") from error
+        raise _failure(kind, what, error) from error
 
 
-@asynccontextmanager
-async def async_boundary(
-    kind: type[InfrastructureError], what: str, *, deadline_s: float | None
-) -> AsyncIterator[None]:
+def async_boundary(kind: type[InfrastructureError], what: str, *, deadline_s: float | None) -> _AsyncBoundary:
     """`boundary` for code that awaits, with a deadline in seconds (``None``: the caller bounds the wait).
 
     Raises:
         InfrastructureError: of type `kind`; a missed deadline is one too and says how long it waited.
     """
-    try:
-        async with asyncio.timeout(deadline_s) as scope:
-            with boundary(kind, what):
-                yield
-    except TimeoutError as error:
-        if not scope.expired():
-            raise
-        raise kind(f"{what} missed its deadline", got=f"no answer in {deadline_s:g} s") from error
+    return _AsyncBoundary(kind, what, deadline_s)
+
+
+class _AsyncBoundary:
+    """A class where a generator would do: every turn passes several."""
+
+    __slots__ = ("_deadline_s", "_kind", "_scope", "_what")
+
+    def __init__(self, kind: type[InfrastructureError], what: str, deadline_s: float | None) -> None:
+        self._kind, self._what, self._deadline_s = kind, what, deadline_s
+        self._scope = asyncio.timeout(deadline_s)
+
+    async def __aenter__(self) -> None:
+        await self._scope.__aenter__()
+
+    async def __aexit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        try:
+            await self._scope.__aexit__(kind, error, trace)
+        except TimeoutError as late:
+            got = f"no answer in {self._deadline_s:g} s"
+            raise self._kind(f"{self._what} missed its deadline", got=got) from late
+        if isinstance(error, Exception) and not isinstance(error, AgentRLError):
+            raise _failure(self._kind, self._what, error) from error
+
+
+def _failure(kind: type[InfrastructureError], what: str, error: Exception) -> InfrastructureError:
+    return kind(f"{what} failed", got=f"{type(error).__name__}: {error}")

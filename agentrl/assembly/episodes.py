@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from agentrl.agent_loop import AgentLoop
 from agentrl.assembly.environments import find_environment
-from agentrl.config.schema import AgentConfig, Config, SamplingConfig
+from agentrl.config.schema import AgentConfig, Config, EngineConfig, SamplingConfig, ServerEngineConfig
 from agentrl.env import EnvironmentSpec
 from agentrl.errors import ConfigError, UsageError
 from agentrl.policy import SamplingParams
@@ -44,7 +44,7 @@ def build_runner(
         host=host,
         loop=build_loop(config.agent),
         speaker=speaker,
-        limits=EpisodeLimits.from_config(config.agent, host.spec, answer_timeout_s=config.engine.timeout_s),
+        limits=EpisodeLimits.from_config(config.agent, host.spec, answer_timeout_s=_answer_timeout_s(config.engine)),
         tools=[find_tool(name) for name in config.agent.tools],
         scorer=find_scorer(config.agent.scorer),
         system_prompt=config.agent.system_prompt,
@@ -52,6 +52,11 @@ def build_runner(
         observer=observer,
         counters=counters,
     )
+
+
+def _answer_timeout_s(engine: EngineConfig) -> float:
+    """How long an episode waits for an answer: servers may have to come back first."""
+    return engine.timeout_s + (engine.start_timeout_s if isinstance(engine, ServerEngineConfig) else 0.0)
 
 
 def build_loop(config: AgentConfig) -> AgentLoop:

@@ -229,10 +229,10 @@ class ServerEngineConfig(Section):
     """Environment variable that holds the key of servers that ask for one."""
     start_timeout_s: float = Field(600.0, gt=0)
     """Deadline of a server's start."""
-    health_timeout_s: float = Field(10.0, gt=0)
+    health_timeout_s: float = Field(30.0, gt=0)
     """A server that does not answer its health route for so long is lost."""
     timeout_s: float = Field(600.0, gt=0)
-    """Deadline of one answer."""
+    """Deadline of one answer of a server; an episode waits ``start_timeout_s`` longer, for a server to come back."""
     transport: Literal["shared_memory", "disk", "collective", "tensor"] = "shared_memory"
     """How weights reach the servers: a memory file system of this machine; a folder in ``run.directory``; a broadcast
     (over NCCL from GPU to GPU, else over gloo); or in requests, SGLang only. Trainer and server on the same GPU use

@@ -35,8 +35,17 @@ def check_request(request: GenerateRequest, capabilities: Capabilities, running:
         )
     if request.params.max_tokens < 1:
         raise UsageError(f"{name} asks for no tokens", got=request.params.max_tokens, expected="max_tokens >= 1")
+    check_is_new(request, running)
+
+
+def check_is_new(request: GenerateRequest, running: Container[str]) -> None:
+    """Refuse a request whose id is taken.
+
+    Raises:
+        UsageError: it is already running.
+    """
     if request.request_id in running:
-        raise UsageError(f"{name} is already running", expected="a request id of its own")
+        raise UsageError(f"request {request.request_id} is already running", expected="a request id of its own")
 
 
 def seed_of(request: GenerateRequest, seeds: random.Random) -> GenerateRequest:

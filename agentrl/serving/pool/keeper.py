@@ -95,11 +95,11 @@ class Keeper:
         member.wake.clear()
 
     async def _check(self, member: Member) -> None:
-        answered = await self.answers(member.server)
+        ailment = await self._ailment(member.server)
         if self.changes_running or not member.state.is_in:
             return
-        if not answered:
-            self.lose(member, f"it did not say within {self.settings.health_timeout_s:g} s that it is healthy")
+        if ailment is not None:
+            self.lose(member, ailment)
             return
         try:
             async with async_boundary(EngineError, "a reading", deadline_s=self.settings.health_timeout_s):
@@ -123,18 +123,21 @@ class Keeper:
         else:
             self.lose(member, f"it serves weights of version {version} instead of {self.version()}")
 
-    async def answers(self, server: InferenceServer) -> bool:
-        """Whether a server answers its health route in time."""
+    async def _ailment(self, server: InferenceServer) -> str | None:
+        """Why a server cannot serve; ``None`` when it says in time that it is healthy."""
         deadline_s, clock = self.settings.health_timeout_s, asyncio.get_running_loop().time
         for _ in range(MOST_QUESTIONS):
             began = clock()
             with suppress(EngineError):
                 async with async_boundary(EngineError, "a health check", deadline_s=deadline_s + BUSY_LOOP_S / 2):
                     if await server.is_healthy(deadline_s=deadline_s):
-                        return True
-            if clock() - began < deadline_s + BUSY_LOOP_S:
-                return False
-        return False
+                        return None
+            seconds = clock() - began
+            if seconds < deadline_s:
+                return "its health route cannot be reached, or tells of a failure"
+            if seconds < deadline_s + BUSY_LOOP_S:
+                break
+        return f"its health route did not answer within {deadline_s:g} s"
 
     async def _bring_back(self, member: Member) -> None:
         """Try until the server serves again or is given up."""
@@ -163,7 +166,7 @@ class Keeper:
     async def _attempt(self, member: Member) -> bool:
         server = member.server
         if self.restart is None:
-            if not await self.answers(server):
+            if await self._ailment(server) is not None:
                 return False
             member.attempts += 1
         else:

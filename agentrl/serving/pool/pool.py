@@ -30,7 +30,7 @@ from agentrl.serving.pool.readings import PoolTotals, pool_metrics
 from agentrl.serving.pool.router import Router, ServerPlaces, Ticket
 from agentrl.serving.pool.settings import PoolSettings
 from agentrl.serving.pool.waiting import PoolRequest
-from agentrl.serving.request import check_request
+from agentrl.serving.request import check_is_new
 
 NOTHING_SAMPLED = Generation(token_ids=[], logprobs=[], versions=[], stop_reason=StopReason.ABORT)
 
@@ -97,24 +97,21 @@ class ServerPool(PolicyEngine):
                 self._place()
 
     async def generate(self, request: GenerateRequest) -> Generation:
-        """Sample one turn on one of the servers; waits for one when all are lost.
+        """Sample one turn on one of the servers; waits for one when all are lost, for as long as the caller does.
 
         Raises:
             UsageError: no server like these can serve it.
-            EngineError: a server answered with an error, the request lost its server too often, no server is left, or
-                the deadline passed.
+            EngineError: a server answered with an error, the request lost its server too often, or no server is left.
         """
         self._check_open()
         if not self.group.members:
             await self.start()
-        check_request(request, self.capabilities, self._requests)
+        check_is_new(request, self._requests)
         pending = PoolRequest(request)
         self._requests[request.request_id] = pending
         self._totals.begin(request)
         try:
-            what = f"request {request.request_id}"
-            async with async_boundary(EngineError, what, deadline_s=self.settings.timeout_s):
-                answer = await self._serve(pending)
+            answer = await self._serve(pending)
         finally:
             del self._requests[request.request_id]
             self._totals.end()

@@ -19,13 +19,11 @@ class PoolSettings:
     """Requests at once that a server gets to begin with; adapted from its own readings."""
     most_concurrency: int = 1024
     """Never more than that."""
-    timeout_s: float = 600.0
-    """Deadline of one answer, with all waiting and all new attempts."""
     connect_timeout_s: float = 600.0
     """Deadline of the first answer of a server."""
     control_timeout_s: float = 60.0
     """Deadline of a pause or a resume."""
-    health_timeout_s: float = 10.0
+    health_timeout_s: float = 30.0
     """A server that does not answer its health route for so long is lost."""
     check_every_s: float = 1.0
     """Seconds between two checks of a server."""
@@ -47,7 +45,6 @@ class PoolSettings:
         return cls(
             concurrency=config.max_running,
             most_concurrency=QUEUE_FACTOR * config.max_running,
-            timeout_s=config.timeout_s,
             connect_timeout_s=config.start_timeout_s,
             health_timeout_s=config.health_timeout_s,
         )
