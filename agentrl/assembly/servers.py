@@ -34,9 +34,15 @@ from agentrl.serving.vllm import VLLMServer
 from agentrl.serving.vllm import launch_command as vllm_command
 from agentrl.training.model import load_model
 from agentrl.training.model_weights import ModelWeights
-from agentrl.weights import TOLERANCE, CollectiveTransport, FolderTransport, Probe, TensorTransport, Transport
-from agentrl.weights.buckets import MIB
-from agentrl.weights.served_model import write_served_model
+from agentrl.weights import (
+    TOLERANCE,
+    CollectiveTransport,
+    FolderTransport,
+    Probe,
+    TensorTransport,
+    Transport,
+    write_served_model,
+)
 
 Dtype: TypeAlias = Literal["float32", "bfloat16"]
 
@@ -140,9 +146,9 @@ def make_transport(section: ServerEngineConfig, shared_folder: Path) -> Transpor
         case "disk":
             return FolderTransport(shared_folder)
         case "collective":
-            return CollectiveTransport(bucket_bytes=section.bucket_mib * MIB)
+            return CollectiveTransport(bucket_bytes=section.bucket_mib * 2**20)
         case "tensor":
-            return TensorTransport(bucket_bytes=section.bucket_mib * MIB)
+            return TensorTransport(bucket_bytes=section.bucket_mib * 2**20)
 
 
 def make_launcher(

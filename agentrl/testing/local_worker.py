@@ -15,7 +15,8 @@ import torch
 from agentrl.errors import EngineError
 from agentrl.server import Broadcast, TensorLayout, TensorPart, UpdateGroup
 from agentrl.weights.buckets import Bucket
-from agentrl.weights.process_group import c10d, in_thread
+from agentrl.weights.daemon_thread import in_thread
+from agentrl.weights.process_group import c10d, make_group
 
 
 async def decode_parts(parts: Sequence[TensorPart]) -> dict[str, torch.Tensor]:
@@ -68,14 +69,8 @@ class LocalWorker:
 
 
 def _joined(group: UpdateGroup) -> Any:
-    timeout = timedelta(seconds=group.timeout_s)
-    store = c10d.TCPStore(group.address, group.port, group.size, False, timeout)
-    gloo = c10d.ProcessGroupGloo
-    options = gloo._Options()
-    options._timeout = timeout
-    options._devices = [gloo.create_device(hostname=group.address)]
-    named = c10d.PrefixStore(f"{group.name}/", c10d.PrefixStore(group.name, store))
-    return gloo(c10d.PrefixStore("cpu/", named), 1, group.size, options)
+    store = c10d.TCPStore(group.address, group.port, group.size, False, timedelta(seconds=group.timeout_s))
+    return make_group(group, store, rank=1)
 
 
 def _empty(layout: TensorLayout) -> Bucket:

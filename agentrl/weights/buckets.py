@@ -12,8 +12,6 @@ from torch import Tensor
 
 from agentrl.server import TensorLayout
 
-MIB = 1 << 20
-
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Bucket:

@@ -7,14 +7,10 @@ torch's groups use, because SGLang makes its side with torch's functions.
 
 from __future__ import annotations
 
-import asyncio
 import socket
-import threading
-from collections.abc import Callable
-from concurrent.futures import Future
 from contextlib import suppress
 from datetime import timedelta
-from typing import Any, TypeVar
+from typing import Any
 from urllib.parse import urlsplit
 from uuid import uuid4
 
@@ -23,8 +19,7 @@ from torch import Tensor
 
 from agentrl.errors import EngineError
 from agentrl.server import UpdateGroup
-
-T = TypeVar("T")
+from agentrl.weights.daemon_thread import in_thread
 
 c10d: Any = torch.distributed
 """Its type stubs lack what groups are made of."""
@@ -46,8 +41,7 @@ class TrainerGroup:
     def __init__(self, url: str, *, workers: int, device: torch.device, timeout_s: float) -> None:
         address = address_towards(url)
         self._device = device
-        self._timeout = timedelta(seconds=timeout_s)
-        self._store = _listening_store(address, self._timeout)
+        self._store = _listening_store(address, timedelta(seconds=timeout_s))
         self._backend: Any = None
         self._closed = False
         self.info = UpdateGroup(
@@ -71,22 +65,9 @@ class TrainerGroup:
             raise EngineError("the workers of a server did not join the group", got=str(error)[:200]) from error
 
     def _meet(self) -> None:
-        self._backend = self._open()
+        self._backend = make_group(self.info, self._store, rank=0)
         if self._closed:  # nobody waits any more
             self.close()
-
-    def _open(self) -> Any:
-        info, timeout = self.info, self._timeout
-        store = c10d.PrefixStore(f"{info.name}/", c10d.PrefixStore(info.name, self._store))
-        if info.backend == "nccl":
-            options = c10d.ProcessGroupNCCL.Options()
-            options._timeout = timeout
-            return c10d.ProcessGroupNCCL(c10d.PrefixStore("cuda/", store), 0, info.size, options)
-        gloo = c10d.ProcessGroupGloo
-        options = gloo._Options()
-        options._timeout = timeout
-        options._devices = [gloo.create_device(hostname=info.address)]
-        return gloo(c10d.PrefixStore("cpu/", store), 0, info.size, options)
 
     async def broadcast(self, run: Tensor) -> None:
         """Send bytes to all workers; done when they are on their way and may be changed.
@@ -114,6 +95,30 @@ class TrainerGroup:
                 backend.abort()
 
 
+def make_group(info: UpdateGroup, store: Any, *, rank: int) -> Any:
+    """The group, once all members have met; with gloo on the address at which the trainer listens.
+
+    Args:
+        info: Its members and backend.
+        store: In which they meet.
+        rank: Of this member.
+
+    Raises:
+        RuntimeError: they did not come in time.
+    """
+    timeout = timedelta(seconds=info.timeout_s)
+    named = c10d.PrefixStore(f"{info.name}/", c10d.PrefixStore(info.name, store))
+    if info.backend == "nccl":
+        options = c10d.ProcessGroupNCCL.Options()
+        options._timeout = timeout
+        return c10d.ProcessGroupNCCL(c10d.PrefixStore("cuda/", named), rank, info.size, options)
+    gloo = c10d.ProcessGroupGloo
+    options = gloo._Options()
+    options._timeout = timeout
+    options._devices = [gloo.create_device(hostname=info.address)]
+    return gloo(c10d.PrefixStore("cpu/", named), rank, info.size, options)
+
+
 def address_towards(url: str) -> str:
     """The address of this machine from which a server is reached; nothing is sent."""
     parts = urlsplit(url)
@@ -129,19 +134,3 @@ def _listening_store(address: str, timeout: timedelta) -> Any:
     return c10d.TCPStore(
         address, port, None, True, timeout=timeout, wait_for_workers=False, master_listen_fd=listener.detach()
     )
-
-
-async def in_thread(work: Callable[[], T]) -> T:
-    """The result of `work`, from a thread that does not keep the process alive: a dead peer may hang it for a while."""
-    future: Future[T] = Future()
-
-    def run() -> None:
-        if not future.set_running_or_notify_cancel():
-            return
-        try:
-            future.set_result(work())
-        except BaseException as error:
-            future.set_exception(error)
-
-    threading.Thread(target=run, name="process group", daemon=True).start()
-    return await asyncio.wrap_future(future)

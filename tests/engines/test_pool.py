@@ -162,7 +162,7 @@ async def test_an_attached_server_that_hung_goes_on_with_the_current_weights(cli
     client = client_of()
     await client.connect(deadline_s=WAIT_S)
     version = await client.weight_version() + 1
-    pool = ServerPool([client], PoolSettings(health_timeout_s=5, timeout_s=WAIT_S), version=version)
+    pool = ServerPool([client], PoolSettings(health_timeout_s=5), version=version)
     world = World(pool, learning(trained))
     leader = leader_of(client.url)
     try:

@@ -15,7 +15,7 @@ from agentrl.weights import FolderTransport, Probe, RemoteSync, write_served_mod
 
 VOCABULARY = 300
 SETTINGS = PoolSettings(
-    check_every_s=0.01, health_timeout_s=0.2, retry_s=0.01, longest_retry_s=0.02, control_timeout_s=30, timeout_s=90
+    check_every_s=0.01, health_timeout_s=0.2, retry_s=0.01, longest_retry_s=0.02, control_timeout_s=30
 )
 
 

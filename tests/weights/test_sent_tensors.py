@@ -11,7 +11,7 @@ from agentrl.errors import EngineError, TrainingError
 from agentrl.testing.local_worker import decode_parts
 from agentrl.weights import CollectiveTransport, TensorTransport
 from agentrl.weights.buckets import pack, unpack
-from agentrl.weights.process_group import TrainerGroup, address_towards, in_thread
+from agentrl.weights.process_group import TrainerGroup, address_towards
 
 BUCKET_BYTES = 20_000
 TRANSPORTS = {
@@ -148,37 +148,15 @@ def test_the_trainer_listens_where_the_server_reaches_it():
     assert address_towards("http://127.0.0.1:8000") == "127.0.0.1"
 
 
-async def test_work_in_a_thread_hands_over_its_result_and_its_error():
-    assert await in_thread(lambda: 3) == 3
-    with pytest.raises(ZeroDivisionError):
-        await in_thread(lambda: 1 // 0)
-
-
-async def test_work_that_was_given_up_before_its_thread_ran_is_not_done(monkeypatch):
-    targets, done = [], []
-
-    def late_thread(target, **_):
-        return SimpleNamespace(start=lambda: targets.append(target))
-
-    monkeypatch.setattr("agentrl.weights.process_group.threading", SimpleNamespace(Thread=late_thread))
-    work = asyncio.create_task(in_thread(lambda: done.append(1)))
-    await asyncio.sleep(0)
-    work.cancel()
-    with pytest.raises(asyncio.CancelledError):
-        await work
-    targets[0]()
-    assert done == []
-
-
 async def test_a_meeting_that_ends_after_the_group_was_closed_leaves_nothing_open(monkeypatch):
     group = TrainerGroup("http://127.0.0.1:1", workers=1, device=torch.device("cpu"), timeout_s=5)
     closed, aborted = threading.Event(), []
 
-    def meet_late():
+    def meet_late(info, store, *, rank):
         closed.wait()
         return SimpleNamespace(abort=lambda: aborted.append(1))
 
-    monkeypatch.setattr(group, "_open", meet_late)
+    monkeypatch.setattr("agentrl.weights.process_group.make_group", meet_late)
     meeting = asyncio.create_task(group.meet())
     await asyncio.sleep(0)
     group.close()
