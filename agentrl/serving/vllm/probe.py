@@ -63,9 +63,7 @@ async def probe(http: HttpSession, config: ServerEngineConfig, *, deadline_s: fl
     try:
         models = await http.get("/v1/models", deadline_s=deadline_s)
         info = await http.get("/server_info?config_format=json", deadline_s=deadline_s)
-        if await http.get("/is_paused", deadline_s=deadline_s) == {"is_paused": True}:
-            hint = f"wait for who updates its weights, or let it go on: curl -X POST {http.url}/resume"
-            raise UsageError(f"{http.url} is paused", hint=hint)
+        await _check_awake(http, deadline_s)
         logprob = await _logprob_after_a_cut(http, deadline_s)
     except Refused as refused:
         raise await _reason(http, refused, deadline_s) from refused
@@ -77,6 +75,16 @@ async def probe(http: HttpSession, config: ServerEngineConfig, *, deadline_s: fl
         return Found(max_context=int(models["data"][0]["max_model_len"]), convention=convention)
     except (KeyError, IndexError, TypeError, ValueError) as error:
         raise EngineError(f"{http.url} does not tell its longest context", got=repr(models)[:200]) from error
+
+
+async def _check_awake(http: HttpSession, deadline_s: float) -> None:
+    """Refuse a server that somebody holds, or that a run that was killed has left asleep: it would answer nothing."""
+    if await http.get("/is_sleeping", deadline_s=deadline_s) == {"is_sleeping": True}:
+        hint = f"wait for who uses its GPU, or start it again: it has no weights until it wakes ({http.url}/wake_up)"
+        raise UsageError(f"{http.url} is asleep", hint=hint)
+    if await http.get("/is_paused", deadline_s=deadline_s) == {"is_paused": True}:
+        hint = f"wait for who updates its weights, or let it go on: curl -X POST {http.url}/resume"
+        raise UsageError(f"{http.url} is paused", hint=hint)
 
 
 def _check_updates(url: str, told: Mapping[str, Any], config: ServerEngineConfig) -> None:
