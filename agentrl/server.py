@@ -10,7 +10,7 @@ from abc import ABC, abstractmethod
 from collections.abc import Awaitable, Callable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Literal, TypeAlias
+from typing import Any, Literal, TypeAlias
 
 from agentrl.errors import EngineError, UsageError
 from agentrl.policy import Capabilities, GenerateRequest, Generation
@@ -66,6 +66,19 @@ class UpdateGroup:
 
 TensorPart: TypeAlias = Callable[[], Awaitable[str]]
 """Encodes some tensors: base64 of a pickled list of names and tensors."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class SharedTensors:
+    """Tensors in memory of the trainer that a server's process on the same machine opens."""
+
+    layout: TensorLayout
+    handle: Callable[[], Mapping[str, Any]]
+    """JSON that lets one process open the run of bytes: `agentrl.weights.shared_run`. Each call is for one process."""
+    part: TensorPart
+    """The same, in the form of requests: what is pickled is where the tensors are, not what they are."""
+
+
 Broadcast: TypeAlias = Callable[[int], Awaitable[None]]
 """Sends the run of bytes with this number to all workers of a group; done when they have it."""
 
@@ -134,6 +147,19 @@ class InferenceServer(ABC):
             EngineError: as `load_weights`.
         """
         raise UsageError(f"{self.url} takes no tensors in requests", hint="set another engine.transport")
+
+    async def open_weights(self, shared: Sequence[SharedTensors], version: int) -> None:
+        """`load_weights`, out of the trainer's memory: on a GPU, that which the server has, too.
+
+        Args:
+            shared: All tensors, some in each; they stay as they are until this returns.
+            version: What tokens are stamped with from now on.
+
+        Raises:
+            UsageError: servers like this one cannot, or its weights are spread over several processes.
+            EngineError: as `load_weights`.
+        """
+        raise UsageError(f"{self.url} does not open the trainer's memory", hint="set another engine.transport")
 
     async def workers(self) -> int:
         """Processes of the server that hold weights: those that join an `UpdateGroup`."""

@@ -38,6 +38,7 @@ from agentrl.weights import (
     TOLERANCE,
     CollectiveTransport,
     FolderTransport,
+    IpcTransport,
     Probe,
     TensorTransport,
     Transport,
@@ -147,6 +148,8 @@ def make_transport(section: ServerEngineConfig, shared_folder: Path) -> Transpor
             return FolderTransport(shared_folder)
         case "collective":
             return CollectiveTransport(bucket_bytes=section.bucket_mib * 2**20)
+        case "cuda_ipc":
+            return IpcTransport(bucket_bytes=section.bucket_mib * 2**20)
         case "tensor":
             return TensorTransport(bucket_bytes=section.bucket_mib * 2**20)
 

@@ -233,12 +233,12 @@ class ServerEngineConfig(Section):
     """A server that does not answer its health route for so long is lost."""
     timeout_s: float = Field(600.0, gt=0)
     """Deadline of one answer of a server; an episode waits ``start_timeout_s`` longer, for a server to come back."""
-    transport: Literal["shared_memory", "disk", "collective", "tensor"] = "shared_memory"
+    transport: Literal["shared_memory", "disk", "collective", "cuda_ipc", "tensor"] = "shared_memory"
     """How weights reach the servers: a memory file system of this machine; a folder in ``run.directory``; a broadcast
-    (over NCCL from GPU to GPU, else over gloo); or in requests, SGLang only. Trainer and server on the same GPU use
-    ``shared_memory``: there is no transport by CUDA handles."""
+    (over NCCL from GPU to GPU, else over gloo); out of the trainer's own memory, for servers on its GPU; or in
+    requests, SGLang only."""
     bucket_mib: int = Field(128, ge=1)
-    """Most MiB of weights in a broadcast or a request; a tensor that is larger goes alone. Only collective and
+    """Most MiB of weights that go together; a tensor that is larger goes alone. Only collective, cuda_ipc and
     tensor."""
     sleep: bool = False
     """Servers give back their GPU memory while the trainer trains, and wake with the next weights; for servers on the
@@ -249,7 +249,12 @@ class ServerEngineConfig(Section):
         if self.bucket_mib != 128 and self.transport in ("shared_memory", "disk"):
             raise ValueError(
                 f"engine.bucket_mib is ignored with engine.transport {self.transport}: "
-                "remove it, or use collective or tensor"
+                "remove it, or use collective, cuda_ipc or tensor"
+            )
+        if self.transport == "cuda_ipc" and self.tensor_parallel > 1:
+            raise ValueError(
+                f"engine.transport is cuda_ipc with engine.tensor_parallel {self.tensor_parallel}: a server on "
+                "the trainer's GPU has one GPU; use collective or shared_memory"
             )
         return self
 
@@ -272,7 +277,9 @@ class VLLMEngineConfig(ServerEngineConfig):
     @model_validator(mode="after")
     def _takes_the_transport(self) -> Self:
         if self.transport == "tensor":
-            raise ValueError("engine.transport tensor is SGLang's: vLLM servers take collective, shared_memory or disk")
+            raise ValueError(
+                "engine.transport tensor is SGLang's: vLLM servers take collective, cuda_ipc, shared_memory or disk"
+            )
         return self
 
 

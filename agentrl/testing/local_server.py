@@ -28,6 +28,7 @@ from agentrl.server import (
     InferenceServer,
     ServerLoad,
     ServerLost,
+    SharedTensors,
     TensorLayout,
     TensorPart,
     UpdateGroup,
@@ -172,6 +173,10 @@ class LocalServer(InferenceServer):
     async def load_tensors(self, parts: Sequence[TensorPart], version: int) -> None:
         """Take tensors, unless the faults say otherwise."""
         await self._answer(self._take(await decode_parts(parts), version))
+
+    async def open_weights(self, shared: Sequence[SharedTensors], version: int) -> None:
+        """Take tensors out of the trainer's memory, unless the faults say otherwise."""
+        await self.load_tensors([tensors.part for tensors in shared], version)
 
     async def workers(self) -> int:
         """One."""

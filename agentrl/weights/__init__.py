@@ -3,6 +3,7 @@
 from agentrl.weights.collective_transport import CollectiveTransport as CollectiveTransport
 from agentrl.weights.folder_transport import FolderTransport as FolderTransport
 from agentrl.weights.in_process import InProcessSync as InProcessSync
+from agentrl.weights.ipc_transport import IpcTransport as IpcTransport
 from agentrl.weights.probe import TOLERANCE as TOLERANCE
 from agentrl.weights.probe import Probe as Probe
 from agentrl.weights.remote_sync import RemoteSync as RemoteSync
@@ -20,6 +21,7 @@ __all__ = [
     "CollectiveTransport",
     "FolderTransport",
     "InProcessSync",
+    "IpcTransport",
     "PreparedWeights",
     "Probe",
     "RemoteSync",

@@ -12,13 +12,15 @@ from torch import Tensor
 
 from agentrl.server import TensorLayout
 
+CPU = torch.device("cpu")
+
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Bucket:
     """Some tensors of one number format, one after the other."""
 
     run: Tensor
-    """Their bytes, uint8, on the CPU."""
+    """Their bytes, uint8."""
     layout: TensorLayout
 
     def tensors(self) -> Iterator[tuple[str, Tensor]]:
@@ -49,14 +51,15 @@ class _Filling:
     size: int = 0
 
 
-def pack(weights: Mapping[str, Tensor], *, bucket_bytes: int) -> list[Bucket]:
-    """Copy tensors into buckets on the CPU.
+def pack(weights: Mapping[str, Tensor], *, bucket_bytes: int, device: torch.device = CPU) -> list[Bucket]:
+    """Copy tensors into buckets.
 
     Args:
         weights: Tensors by name; those that share memory are sent under each name.
         bucket_bytes: Most bytes of a bucket, unless one tensor has more.
+        device: Of the buckets.
     """
-    return [_packed(tensors) for tensors in _groups(weights, bucket_bytes)]
+    return [_packed(tensors, device) for tensors in _groups(weights, bucket_bytes)]
 
 
 def _groups(weights: Mapping[str, Tensor], most: int) -> Iterator[dict[str, Tensor]]:
@@ -71,9 +74,9 @@ def _groups(weights: Mapping[str, Tensor], most: int) -> Iterator[dict[str, Tens
     yield from (rest.tensors for rest in filling.values())
 
 
-def _packed(tensors: Mapping[str, Tensor]) -> Bucket:
+def _packed(tensors: Mapping[str, Tensor], device: torch.device) -> Bucket:
     values = list(tensors.values())
-    run = torch.empty(sum(tensor.numel() for tensor in values), dtype=values[0].dtype)
+    run = torch.empty(sum(tensor.numel() for tensor in values), dtype=values[0].dtype, device=device)
     for place, tensor in zip(torch.split(run, [tensor.numel() for tensor in values]), values, strict=True):
         place.copy_(tensor.detach().reshape(-1))
     layout = TensorLayout(

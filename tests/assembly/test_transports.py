@@ -4,7 +4,7 @@ import pytest
 
 from agentrl.assembly.servers import make_transport
 from agentrl.config.schema import SGLangEngineConfig
-from agentrl.weights import CollectiveTransport, FolderTransport, TensorTransport
+from agentrl.weights import CollectiveTransport, FolderTransport, IpcTransport, TensorTransport
 
 
 @pytest.mark.parametrize(
@@ -13,6 +13,7 @@ from agentrl.weights import CollectiveTransport, FolderTransport, TensorTranspor
         ("shared_memory", FolderTransport),
         ("disk", FolderTransport),
         ("collective", CollectiveTransport),
+        ("cuda_ipc", IpcTransport),
         ("tensor", TensorTransport),
     ],
 )

@@ -17,7 +17,15 @@ from agentrl.policy import GenerateRequest, SamplingParams
 from agentrl.serving.pool import PoolSettings, ServerPool
 from agentrl.serving.sglang import SGLangServer
 from agentrl.serving.vllm import VLLMServer
-from agentrl.weights import CollectiveTransport, FolderTransport, Probe, RemoteSync, TensorTransport, Transport
+from agentrl.weights import (
+    CollectiveTransport,
+    FolderTransport,
+    IpcTransport,
+    Probe,
+    RemoteSync,
+    TensorTransport,
+    Transport,
+)
 
 pytestmark = [pytest.mark.engines, pytest.mark.timeout(600)]
 
@@ -29,9 +37,13 @@ BUCKET_BYTES = 100_000
 TRANSPORTS = {
     "shared_memory": FolderTransport.shared_memory,
     "collective": lambda: CollectiveTransport(bucket_bytes=BUCKET_BYTES),
+    "cuda_ipc": lambda: IpcTransport(bucket_bytes=BUCKET_BYTES),
     "tensor": lambda: TensorTransport(bucket_bytes=BUCKET_BYTES),
 }
-CASES = [("vllm", "shared_memory"), ("vllm", "collective"), *(("sglang", name) for name in TRANSPORTS)]
+CASES = [
+    *(("vllm", name) for name in TRANSPORTS if name != "tensor"),
+    *(("sglang", name) for name in TRANSPORTS),
+]
 both_models = pytest.mark.parametrize("trained", ["tied", "untied"], indirect=True)
 every_transport = pytest.mark.parametrize(("engine", "transport"), CASES)
 

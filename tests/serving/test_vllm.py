@@ -301,7 +301,12 @@ async def test_a_server_that_cannot_work_says_what_to_change(route, response, me
 @pytest.mark.parametrize(
     ("settings", "told", "message"),
     [
-        ({"transport": "collective"}, {"weight_transfer_config": {"backend": "agentrl"}}, "takes no broadcasts"),
+        (
+            {"transport": "collective"},
+            {"weight_transfer_config": {"backend": "agentrl"}},
+            "no weights by collective",
+        ),
+        ({"transport": "cuda_ipc"}, {"weight_transfer_config": {"backend": "agentrl"}}, "takes no weights by cuda_ipc"),
         ({"sleep": True}, {"device_config": {"device": "cpu"}}, "Start it with --enable-sleep-mode"),
     ],
 )

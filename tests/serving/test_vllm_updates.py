@@ -6,7 +6,7 @@ import pytest
 from aiohttp import web
 
 from agentrl.errors import EngineError
-from agentrl.server import TensorLayout, UpdateGroup
+from agentrl.server import SharedTensors, TensorLayout, UpdateGroup
 from agentrl.serving.http import HttpSession, Refused
 from agentrl.serving.vllm.updates import WeightUpdates
 from agentrl.serving.vllm.wire import decode_checksums
@@ -73,8 +73,8 @@ async def test_a_broadcast_is_announced_run_by_run_and_then_published(updating):
     async with updating() as (fake, updates):
         await updates.from_broadcast(LAYOUTS, broadcast, 8)
     runs = [
-        {"names": ["a", "b"], "dtype": "float32", "shapes": [[2, 3], [4]]},
-        {"names": ["c"], "dtype": "bfloat16", "shapes": [[]]},
+        {"names": ["a", "b"], "dtype": "float32", "shapes": [[2, 3], [4]], "handle": None},
+        {"names": ["c"], "dtype": "bfloat16", "shapes": [[]], "handle": None},
     ]
     assert sent == [0, 1]
     assert fake.calls == [
@@ -84,6 +84,20 @@ async def test_a_broadcast_is_announced_run_by_run_and_then_published(updating):
         ("/reset_prefix_cache?reset_running_requests=true&reset_external=true", None),
         ("/update_weight_version", {"new_version": "8"}),
     ]
+
+
+async def test_memory_is_named_run_by_run_and_then_published(updating):
+    async def part():
+        raise AssertionError("vLLM takes no pickles")
+
+    shared = [SharedTensors(layout=layout, handle=lambda: {"name": "torch_1"}, part=part) for layout in LAYOUTS]
+    async with updating() as (fake, updates):
+        await updates.from_memory(shared, 8)
+    routes, bodies = zip(*fake.calls, strict=True)
+    assert routes[0] == "/start_weight_update"
+    assert [body["update_info"]["handle"] for body in bodies[1:3]] == [{"name": "torch_1"}] * 2
+    assert routes[3] == "/finish_weight_update"
+    assert bodies[-1] == {"new_version": "8"}
 
 
 async def test_a_failure_leaves_no_update_behind_and_publishes_nothing(updating):

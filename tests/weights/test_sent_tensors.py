@@ -9,13 +9,14 @@ import torch
 
 from agentrl.errors import EngineError, TrainingError
 from agentrl.testing.local_worker import decode_parts
-from agentrl.weights import CollectiveTransport, TensorTransport
+from agentrl.weights import CollectiveTransport, IpcTransport, TensorTransport
 from agentrl.weights.buckets import pack, unpack
 from agentrl.weights.process_group import TrainerGroup, address_towards
 
 BUCKET_BYTES = 20_000
 TRANSPORTS = {
     "tensor": lambda: TensorTransport(bucket_bytes=BUCKET_BYTES),
+    "cuda_ipc": lambda: IpcTransport(bucket_bytes=BUCKET_BYTES),
     "collective": lambda: CollectiveTransport(bucket_bytes=BUCKET_BYTES, timeout_s=10.0),
 }
 

@@ -10,7 +10,15 @@ from pathlib import Path
 from agentrl.config.schema import ServerEngineConfig
 from agentrl.errors import EngineError, UsageError
 from agentrl.policy import GenerateRequest, Generation, StopReason
-from agentrl.server import Broadcast, InferenceServer, ServerLoad, TensorLayout, TensorPart, UpdateGroup
+from agentrl.server import (
+    Broadcast,
+    InferenceServer,
+    ServerLoad,
+    SharedTensors,
+    TensorLayout,
+    TensorPart,
+    UpdateGroup,
+)
 from agentrl.serving.http import HttpSession, Refused
 from agentrl.serving.request import check_request
 from agentrl.serving.sglang.call import Call
@@ -168,6 +176,12 @@ class SGLangServer(InferenceServer):
     async def load_tensors(self, parts: Sequence[TensorPart], version: int) -> None:
         """`load_weights`, with the tensors in the requests."""
         await self._update(lambda: self._updates.from_tensors(parts, version))
+
+    async def open_weights(self, shared: Sequence[SharedTensors], version: int) -> None:
+        """`load_weights`, out of the trainer's memory."""
+        if self._updates.workers > 1:
+            raise UsageError(f"{self.url} has its weights in several processes", hint="set another engine.transport")
+        await self.load_tensors([tensors.part for tensors in shared], version)
 
     async def receive_weights(
         self, layouts: Sequence[TensorLayout], group: UpdateGroup, broadcast: Broadcast, version: int

@@ -90,9 +90,11 @@ async def _check_awake(http: HttpSession, deadline_s: float) -> None:
 def _check_updates(url: str, told: Mapping[str, Any], config: ServerEngineConfig) -> None:
     """Refuse a server that lacks what the config asks of it; on a CPU vLLM takes a sleep for granted."""
     receiver = (told.get("weight_transfer_config") or {}).get("backend")
-    if config.transport == "collective" and receiver != RECEIVER:
+    if config.transport in ("collective", "cuda_ipc") and receiver != RECEIVER:
         hint = "start it with agentrl serve, or set another engine.transport"
-        raise UsageError(f"{url} takes no broadcasts", got=f"receiver {receiver}", expected=RECEIVER, hint=hint)
+        raise UsageError(
+            f"{url} takes no weights by {config.transport}", got=f"receiver {receiver}", expected=RECEIVER, hint=hint
+        )
     is_on_cpu = (told.get("device_config") or {}).get("device") == "cpu"
     if config.sleep and not is_on_cpu and not told["model_config"].get("enable_sleep_mode"):
         raise UsageError(f"{url} cannot sleep", hint="start it with --enable-sleep-mode, or remove engine.sleep")

@@ -13,7 +13,15 @@ from typing import Any
 from agentrl.config.schema import ServerEngineConfig
 from agentrl.errors import EngineError, UsageError
 from agentrl.policy import Capabilities, GenerateRequest, Generation
-from agentrl.server import Broadcast, InferenceServer, ServerLoad, ServerLost, TensorLayout, UpdateGroup
+from agentrl.server import (
+    Broadcast,
+    InferenceServer,
+    ServerLoad,
+    ServerLost,
+    SharedTensors,
+    TensorLayout,
+    UpdateGroup,
+)
 from agentrl.serving.http import HttpSession, Refused
 from agentrl.serving.request import check_request
 from agentrl.serving.version_labels import decode_version
@@ -153,6 +161,14 @@ class VLLMServer(InferenceServer):
         """`load_weights`, from a broadcast in the group that was joined last."""
         await self._check_paused()
         await self._updates.from_broadcast(layouts, broadcast, version)
+        await self._check_version(version)
+
+    async def open_weights(self, shared: Sequence[SharedTensors], version: int) -> None:
+        """`load_weights`, out of the trainer's memory."""
+        if await self.workers() > 1:
+            raise UsageError(f"{self.url} has its weights in several processes", hint="set another engine.transport")
+        await self._check_paused()
+        await self._updates.from_memory(shared, version)
         await self._check_version(version)
 
     async def _check_paused(self) -> None:

@@ -3,14 +3,14 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Mapping, Sequence
-from contextlib import suppress
+from collections.abc import AsyncIterator, Mapping, Sequence
+from contextlib import asynccontextmanager, suppress
 from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
 from agentrl.errors import EngineError
-from agentrl.server import Broadcast, TensorLayout, UpdateGroup
+from agentrl.server import Broadcast, SharedTensors, TensorLayout, UpdateGroup
 from agentrl.serving.http import HttpSession, Refused
 from agentrl.serving.vllm.wire import decode_checksums, encode_run
 
@@ -38,15 +38,28 @@ class WeightUpdates:
 
     async def from_broadcast(self, layouts: Sequence[TensorLayout], broadcast: Broadcast, version: int) -> None:
         """Let it receive what is broadcast in the group that it joined last."""
+        async with self._update(version):
+            for number, layout in enumerate(layouts):
+                told = self._post("/update_weights", {"update_info": encode_run(layout)})
+                await asyncio.gather(told, broadcast(number))
+
+    async def from_memory(self, shared: Sequence[SharedTensors], version: int) -> None:
+        """Let it read memory of this process."""
+        async with self._update(version):
+            for tensors in shared:
+                info = encode_run(tensors.layout, handle=tensors.handle())
+                await self._post("/update_weights", {"update_info": info})
+
+    @asynccontextmanager
+    async def _update(self, version: int) -> AsyncIterator[None]:
+        """Around an update in parts; a failure leaves none behind."""
         try:
             await self._post("/start_weight_update")
         except Refused:  # a trainer that died left its update
             await self._post("/finish_weight_update", {})
             await self._post("/start_weight_update")
         try:
-            for number, layout in enumerate(layouts):
-                told = self._post("/update_weights", {"update_info": encode_run(layout)})
-                await asyncio.gather(told, broadcast(number))
+            yield
         except BaseException:
             with suppress(EngineError):  # or the next update could not begin
                 await self._http.post("/finish_weight_update", {}, deadline_s=FAILED_S)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from typing import Any
 
 from agentrl.errors import EngineError
@@ -57,10 +58,15 @@ def encode_abort(wire_id: str) -> dict[str, Any]:
     return {"request_ids": [ID_PREFIX + wire_id]}
 
 
-def encode_run(layout: TensorLayout) -> dict[str, Any]:
-    """What `agentrl_vllm_receiver` has to know of a run of bytes."""
+def encode_run(layout: TensorLayout, *, handle: Mapping[str, Any] | None = None) -> dict[str, Any]:
+    """What `agentrl_vllm_receiver` has to know of a run of bytes.
+
+    Args:
+        layout: Its tensors.
+        handle: Opens it where it is; without one it is broadcast.
+    """
     shapes = [list(shape) for shape in layout.shapes]
-    return {"names": list(layout.names), "dtype": layout.dtype, "shapes": shapes}
+    return {"names": list(layout.names), "dtype": layout.dtype, "shapes": shapes, "handle": handle}
 
 
 def decode_checksums(body: Any) -> dict[str, str]:

@@ -1,12 +1,13 @@
-"""How vLLM's workers receive weights that a trainer broadcasts: over gloo, or over NCCL where all have GPUs.
+"""How vLLM's workers take weights of a trainer: broadcast over gloo or NCCL, or out of memory on their own machine.
 
 vLLM's own NCCL engine speaks a protocol for which the trainer needs vLLM. This one stands beside it in vLLM's registry,
 under the name `BACKEND`, and speaks torch's; it is driven by the same requests. The trainer's side is
-`agentrl.weights.process_group`.
+`agentrl.weights.process_group` and `agentrl.weights.shared_run`.
 """
 
 from __future__ import annotations
 
+import base64
 import socket
 from collections.abc import Iterator
 from dataclasses import dataclass
@@ -46,6 +47,8 @@ class RunInfo(WeightTransferUpdateInfo):  # type: ignore[misc]
     names: list[str]
     dtype: str
     shapes: list[list[int]]
+    handle: dict[str, Any] | None = None
+    """Where the run is, on this machine; one that is broadcast has none."""
 
 
 class BroadcastReceiver(WeightTransferEngine[GroupInfo, RunInfo]):  # type: ignore[misc]
@@ -74,13 +77,18 @@ class BroadcastReceiver(WeightTransferEngine[GroupInfo, RunInfo]):  # type: igno
 
     def receive_weights(self, update_info: RunInfo) -> None:
         """Receive a run and load it."""
+        dtype = getattr(torch, update_info.dtype)
+        run = self._heard(update_info, dtype) if update_info.handle is None else opened(update_info.handle, self.device)
+        self.model.load_weights(tensors_of(run, update_info.names, dtype, update_info.shapes))
+
+    def _heard(self, update_info: RunInfo, dtype: torch.dtype) -> torch.Tensor:
+        """The run that is broadcast."""
         if self._group is None:
             raise RuntimeError("no group was joined")
-        dtype = getattr(torch, update_info.dtype)
         count = sum(torch.Size(shape).numel() for shape in update_info.shapes)
         run = torch.empty(count * dtype.itemsize, dtype=torch.uint8, device=self._place)
         self._group.broadcast(run, 0).wait()
-        self.model.load_weights(tensors_of(run, update_info.names, dtype, update_info.shapes))
+        return run
 
     def finish_weight_update(self) -> None:
         """Put the new tensors into use."""
@@ -112,6 +120,34 @@ def address_towards(host: str, port: int) -> str:
     with socket.socket(socket.AF_INET, socket.SOCK_DGRAM) as probe:
         probe.connect((host, port))
         return str(probe.getsockname()[0])
+
+
+def opened(handle: dict[str, Any], device: torch.device) -> torch.Tensor:
+    """A run in the trainer's memory; it is given back with the last tensor that views it.
+
+    Args:
+        handle: From `agentrl.weights.shared_run.open_handle`.
+        device: Of this worker.
+    """
+    storage: Any = torch.UntypedStorage
+    if "gpu" not in handle:
+        shared = storage._new_shared_filename_cpu(handle["manager"].encode(), handle["name"].encode(), handle["size"])
+        return torch.empty(0, dtype=torch.uint8).set_(shared)
+    own = str(torch.cuda.get_device_properties(device).uuid)
+    if handle["gpu"] != own:
+        raise RuntimeError(f"the weights are on GPU {handle['gpu']}, this worker is on {own}")
+    memory, counter, event = (base64.b64decode(handle[name]) for name in ("memory", "counter", "event"))
+    shared = storage._new_shared_cuda(
+        device.index,
+        memory,
+        handle["size"],
+        handle["offset"],
+        counter,
+        handle["counter_offset"],
+        event,
+        handle["waits"],
+    )
+    return torch.empty(0, dtype=torch.uint8, device=device).set_(shared)
 
 
 def tensors_of(
