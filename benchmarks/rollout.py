@@ -6,7 +6,9 @@ trivial inline environment, budgets, records, and the scripted engine's own few 
 turns and about as many tokens per turn as household episodes.
 
 With vllm or sglang: tokens per second through the whole runtime on a server, beside a bare client of the same server
-that asks for the same numbers of tokens in the same order; household episodes as in the quickstart, answers longer.
+that asks for the same numbers of tokens in the same order; household episodes as in the quickstart, answers longer. The
+model has random weights and is larger than the quickstart's, as any model is that needs a server: where server and
+runtime share few cores, a turn of the smallest models costs the server little more than the runtime.
 
     agentrl bench rollout
     agentrl bench rollout --engine vllm --json rollout.json
@@ -41,6 +43,8 @@ from agentrl.testing.tokenizers import build_tokenizer
 
 ANSWER_TOKENS = 64
 """Most tokens of an answer on a server."""
+SCRATCH = "model.scratch={layers: 4, hidden_size: 384, heads: 6, kv_heads: 2}"
+"""Sizes of the model with random weights that a server gets: 7 M parameters."""
 ANSWERS = ("<think>I have to look further.</think><action>go to cabinet {}</action>", 20)
 
 
@@ -122,22 +126,22 @@ def run(
     episodes: int | None = None,
     turns: int | None = None,
     concurrency: int = 64,
-    rounds: int = 8,
+    rounds: int = 6,
 ) -> dict[str, Any]:
     """The runtime's figures.
 
     Args:
         engine: ``vllm`` or ``sglang``; left out, the scripted engine answers.
-        model: A model folder or name, a run; the quickstart's with random weights when left out.
+        model: A model folder or name, a run; one with random weights when left out.
         url: Address of a server that serves `model`; one is launched when left out.
         episodes: How many are played; 1,000, or 64 in each round on a server.
-        turns: Most turns of an episode; 20, or 12 on a server.
+        turns: Most turns of an episode; 20, or 8 on a server.
         concurrency: Episodes at once on a server.
         rounds: Measurements on a server; medians are given.
     """
     if engine is not None:
         load = Load(episodes=episodes or 64, concurrency=concurrency, rounds=rounds)
-        return run_on_server(engine, model, url, load, turns=turns or 12)
+        return run_on_server(engine, model, url, load, turns=turns or 8)
     if model is not None or url is not None:
         raise UsageError("the scripted engine serves no model", expected="--engine vllm or sglang")
     sizes = {"episodes": episodes or 1000, "turns": turns or 20}
@@ -157,7 +161,7 @@ def run_on_server(engine: str, model: str | None, url: str | None, load: Load, *
             f"agent.max_turns={turns}",
             f"agent.max_answer_tokens={ANSWER_TOKENS}",
             "agent.max_refused=null",  # an untrained model does little that is accepted
-            *([] if model is None else [f"model.path={model}"]),
+            SCRATCH if model is None else f"model.path={model}",
             *([] if url is None else [f"engine.servers=[{url}]"]),
             f"rollout.max_concurrent={load.concurrency}",
         ],

@@ -93,26 +93,30 @@ async def world(client_of, trained, learning, transport):
     await world.sync.close()
 
 
-def a_request(name, prompt):
-    params = SamplingParams(max_tokens=60)
+def a_request(name, prompt, tokens):
+    params = SamplingParams(max_tokens=tokens)
     return GenerateRequest(prompt_ids=prompt, params=params, session_id=name, request_id=name)
 
 
 @both_models
 @every_transport
 async def test_syncs_with_requests_in_flight_are_exact(world):
-    stop, answers = asyncio.Event(), []
+    stop, answered, answers = asyncio.Event(), asyncio.Event(), []
 
     async def caller(number):
+        """Answers of other lengths than those of the others, which are in the middle of theirs when one has come."""
         for turn in itertools.count():
             if stop.is_set():
                 return
-            request = a_request(f"c{number}-{turn}", [number + 1, turn % 7, 3])
+            request = a_request(f"c{number}-{turn}", [number + 1, turn % 7, 3], 40 + 20 * number)
             answers.append((request.prompt_ids, await world.pool.generate(request)))
+            answered.set()
 
     first = world.pool.version
     callers = [asyncio.create_task(caller(number)) for number in range(3)]
     for _ in range(SYNCS):
+        answered.clear()
+        await answered.wait()
         report = await world.next_version()
         assert report.probe_difference < TOLERANCE
     stop.set()
