@@ -190,10 +190,10 @@ class _AsyncBoundary:
         await self._scope.__aenter__()
 
     async def __aexit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+        self, error_type: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
         try:
-            await self._scope.__aexit__(kind, error, trace)
+            await self._scope.__aexit__(error_type, error, trace)
         except TimeoutError as late:
             got = f"no answer in {self._deadline_s:g} s"
             raise self._kind(f"{self._what} missed its deadline", got=got) from late

@@ -16,7 +16,7 @@ from typing import Literal, TypeAlias
 
 from agentrl.assembly.models import load_tokenizer
 from agentrl.config.schema import ServerEngineConfig, SGLangEngineConfig, VLLMEngineConfig
-from agentrl.errors import TrainingError, UsageError
+from agentrl.errors import EngineError, TrainingError, UsageError, async_boundary
 from agentrl.server import InferenceServer
 from agentrl.serving.launch import (
     CommandMaker,
@@ -117,6 +117,7 @@ async def check_served(pool: ServerPool, model: ServedModel) -> None:
 
     Raises:
         UsageError: they serve something else, or not all of them the same.
+        EngineError: they do not answer.
     """
     versions = {server.url: await server.weight_version() for server in pool.servers}
     if len(set(versions.values())) > 1:
@@ -125,7 +126,9 @@ async def check_served(pool: ServerPool, model: ServedModel) -> None:
     pool.group.publish(next(iter(versions.values())))
     source = ModelWeights(load_model(model.path, dtype=model.dtype))
     try:
-        await Probe.random(model.vocab_size, tolerance=TOLERANCE[model.dtype]).compare(pool, source)
+        deadline_s = pool.settings.connect_timeout_s
+        async with async_boundary(EngineError, "the probe of the servers", deadline_s=deadline_s):
+            await Probe.random(model.vocab_size, tolerance=TOLERANCE[model.dtype]).compare(pool, source)
     except TrainingError as error:
         raise UsageError(
             f"the servers do not serve {model.path}",
@@ -141,17 +144,18 @@ def make_transport(section: ServerEngineConfig, shared_folder: Path) -> Transpor
         section: Which servers.
         shared_folder: Where weights are written that go by disk.
     """
+    bucket_bytes = section.bucket_mib * 2**20
     match section.transport:
         case "shared_memory":
             return FolderTransport.shared_memory()
         case "disk":
             return FolderTransport(shared_folder)
         case "collective":
-            return CollectiveTransport(bucket_bytes=section.bucket_mib * 2**20)
+            return CollectiveTransport(bucket_bytes=bucket_bytes)
         case "cuda_ipc":
-            return IpcTransport(bucket_bytes=section.bucket_mib * 2**20)
+            return IpcTransport(bucket_bytes=bucket_bytes)
         case "tensor":
-            return TensorTransport(bucket_bytes=section.bucket_mib * 2**20)
+            return TensorTransport(bucket_bytes=bucket_bytes)
 
 
 def make_launcher(

@@ -228,11 +228,11 @@ class ServerEngineConfig(Section):
     api_key_variable: str | None = None
     """Environment variable that holds the key of servers that ask for one."""
     start_timeout_s: float = Field(600.0, gt=0)
-    """Deadline of a server's start."""
+    """Deadline of a server's start; how much longer than ``timeout_s`` an episode waits for a server to come back."""
     health_timeout_s: float = Field(30.0, gt=0)
     """A server that does not answer its health route for so long is lost."""
     timeout_s: float = Field(600.0, gt=0)
-    """Deadline of one answer of a server; an episode waits ``start_timeout_s`` longer, for a server to come back."""
+    """Deadline of one answer of a server, and of each request that changes its weights or holds it."""
     transport: Literal["shared_memory", "disk", "collective", "cuda_ipc", "tensor"] = "shared_memory"
     """How weights reach the servers: a memory file system of this machine; a folder in ``run.directory``; a broadcast
     (over NCCL from GPU to GPU, else over gloo); out of the trainer's own memory, for servers on its GPU; or in
@@ -250,6 +250,11 @@ class ServerEngineConfig(Section):
             raise ValueError(
                 f"engine.bucket_mib is ignored with engine.transport {self.transport}: "
                 "remove it, or use collective, cuda_ipc or tensor"
+            )
+        if self.transport == "cuda_ipc" and self.replicas > 1:
+            raise ValueError(
+                f"engine.transport is cuda_ipc with {self.replicas} engine.replicas: of servers with GPUs of their "
+                "own only one can have the trainer's; use collective or shared_memory"
             )
         if self.transport == "cuda_ipc" and self.tensor_parallel > 1:
             raise ValueError(

@@ -23,5 +23,5 @@ async def in_thread(work: Callable[[], T]) -> T:
         except BaseException as error:
             future.set_exception(error)
 
-    threading.Thread(target=run, name="process group", daemon=True).start()
+    threading.Thread(target=run, name="daemon", daemon=True).start()
     return await asyncio.wrap_future(future)

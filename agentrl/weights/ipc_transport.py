@@ -10,31 +10,52 @@ from functools import partial
 import torch
 from torch import Tensor
 
+from agentrl.errors import TrainingError
 from agentrl.server import InferenceServer, SharedTensors
 from agentrl.weights.buckets import Bucket, pack, unpack
-from agentrl.weights.shared_run import open_handle, pickled
+from agentrl.weights.shared_run import open_handle, pickled, share
 from agentrl.weights.transport import PreparedWeights, Transport
 
 
 class IpcTransport(Transport):
     """Copies tensors into buckets beside them, and tells servers where those are.
 
-    On a GPU nothing leaves it: the copy needs as much of its memory as the weights. On a CPU the buckets are in memory
-    that processes share.
+    On a GPU nothing leaves it: its memory holds one copy between syncs, for servers that come back, and two during a
+    sync. A bucket that a server has not opened, or still had open when it died, is not freed. On a CPU the buckets are
+    in memory that processes share.
 
     Args:
-        bucket_bytes: Most bytes of tensors that a server opens at a time.
+        bucket_bytes: Most bytes of tensors that a request names; a server may keep several buckets open until its
+            update ends.
     """
 
     def __init__(self, *, bucket_bytes: int) -> None:
         self._bucket_bytes = bucket_bytes
 
     async def prepare(self, weights: Mapping[str, Tensor], version: int) -> PreparedWeights:
-        """Copy the tensors, in a thread."""
+        """Copy the tensors, in a thread.
+
+        Raises:
+            TrainingError: no room.
+        """
         began = time.perf_counter()
-        device = next(iter(weights.values())).device
-        buckets = await asyncio.to_thread(pack, weights, bucket_bytes=self._bucket_bytes, device=device)
+        try:
+            buckets = await asyncio.to_thread(self._shared, weights)
+        except RuntimeError as error:
+            raise TrainingError(
+                "the weights cannot be set apart for the servers",
+                got=str(error)[:200],
+                expected="room for two versions beside the trainer's own",
+                hint="make room, or set engine.transport: shared_memory",
+            ) from error
         return _OpenedTensors(buckets, version=version, seconds=time.perf_counter() - began)
+
+    def _shared(self, weights: Mapping[str, Tensor]) -> list[Bucket]:
+        device = next(iter(weights.values())).device
+        buckets = pack(weights, bucket_bytes=self._bucket_bytes, device=device)
+        for bucket in buckets:
+            share(bucket.run)
+        return buckets
 
 
 class _OpenedTensors(PreparedWeights):

@@ -21,6 +21,22 @@ DEVICE_ARGUMENT = 6
 """Place of the GPU among the arguments of torch's `rebuild_cuda_tensor`."""
 
 
+def share(run: Tensor) -> None:
+    """Move a run on the CPU into memory that processes share; GPU memory is, as it is.
+
+    Raises:
+        RuntimeError: no room.
+    """
+    if not run.is_cuda:
+        _place(run.untyped_storage())
+
+
+def _place(storage: Any) -> tuple[bytes, bytes, int]:
+    """Torch's manager of a storage's file, its name, and its size."""
+    manager, name, size = storage._share_filename_cpu_()
+    return manager, name, size
+
+
 def open_handle(run: Tensor) -> dict[str, Any]:
     """What another process needs to open a run, in JSON; bytes are base64.
 
@@ -29,7 +45,7 @@ def open_handle(run: Tensor) -> dict[str, Any]:
     """
     storage: Any = run.untyped_storage()
     if not run.is_cuda:
-        manager, name, size = storage._share_filename_cpu_()
+        manager, name, size = _place(storage)
         return {"manager": manager.decode(), "name": name.decode(), "size": size}
     _, memory, size, offset, counter, counter_offset, event, waits = storage._share_cuda_()
     return {
@@ -54,14 +70,17 @@ def _base64(data: bytes) -> str:
 
 
 def pickled(bucket: Bucket) -> str:
-    """Base64 of a pickled list of names and tensors that says where the tensors are, as SGLang reads it."""
+    """Base64 of a pickled list of names and tensors that says where the tensors are, as SGLang reads it.
+
+    It must be opened once: what nobody opens is kept, on the CPU until this process ends.
+    """
     stream = io.BytesIO()
     _HandlePickler(stream).dump(list(bucket.tensors()))
     return _base64(stream.getvalue())
 
 
 class _HandlePickler(ForkingPickler):
-    """Names a GPU by its identity, as SGLang does, and memory by a file's name: a descriptor would need a helper."""
+    """Names a GPU by its identity, as SGLang does, and memory by a file's name: descriptors are for child processes."""
 
     def reducer_override(self, value: Any) -> Any:
         if isinstance(value, Tensor) and value.is_cuda:
@@ -69,7 +88,7 @@ class _HandlePickler(ForkingPickler):
             return rebuild, (*arguments[:DEVICE_ARGUMENT], gpu_of(value), *arguments[DEVICE_ARGUMENT + 1 :])
         if isinstance(value, torch.UntypedStorage):
             storage: Any = value
-            place = storage._share_filename_cpu_()
+            place = _place(storage)
             storage._shared_incref()  # for the process that opens it
             return rebuild_storage_filename, (torch.UntypedStorage, *place)
         return NotImplemented

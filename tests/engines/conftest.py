@@ -158,7 +158,11 @@ def client_of(engine, url, model, monkeypatch):
     """Make a client of it."""
     monkeypatch.setenv(KEY_VARIABLE, "secret")
     config = CONFIGS[engine](api_key_variable=KEY_VARIABLE)
-    return lambda: CLIENTS[engine](url, config, vocab_size=model.config.vocab_size)
+
+    def make(*, vocab_size=model.config.vocab_size):
+        return CLIENTS[engine](url, config, vocab_size=vocab_size)
+
+    return make
 
 
 @pytest.fixture

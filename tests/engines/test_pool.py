@@ -61,7 +61,7 @@ class World:
         return version
 
     async def in_flight(self):
-        """Start requests and wait until every server samples for some of them."""
+        """Start requests and wait until every server has some of them, and one has begun to sample."""
         numbers = [next(self.names) for _ in range(REQUESTS)]
         requests = [
             GenerateRequest(
@@ -74,12 +74,14 @@ class World:
         ]
         tasks = [asyncio.create_task(self.pool.generate(request)) for request in requests]
 
-        async def all_sample():
+        async def are_under_way():
+            assert not any(task.done() for task in tasks), "an answer came before anybody looked"
+            if not all(member.in_flight for member in self.pool.group.members if member.state.is_in):
+                return False
             loads = await asyncio.gather(*(server.load() for server in self.pool.servers))
-            return all(load.running for load in loads)
+            return any(load.running for load in loads)
 
-        await until(all_sample, "servers that sample")
-        assert not any(task.done() for task in tasks)
+        await until(are_under_way, "requests under way")
         return requests, tasks
 
     async def check(self, requests, tasks):

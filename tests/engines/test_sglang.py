@@ -5,11 +5,9 @@ import json
 
 import pytest
 
-from agentrl.config.schema import SGLangEngineConfig
 from agentrl.errors import EngineError, UsageError
 from agentrl.policy import StopReason
 from agentrl.serving.http import HttpSession
-from agentrl.serving.sglang import SGLangServer
 from agentrl.testing.engine_checks import sessions
 from agentrl.testing.tokenizers import build_tokenizer
 
@@ -37,8 +35,8 @@ async def test_what_it_can_do(server, model):
     assert await server.is_healthy(deadline_s=10)
 
 
-async def test_another_vocabulary_is_refused(url, model):
-    client = SGLangServer(url, SGLangEngineConfig(), vocab_size=model.config.vocab_size + 1)
+async def test_another_vocabulary_is_refused(client_of, model):
+    client = client_of(vocab_size=model.config.vocab_size + 1)
     try:
         with pytest.raises(UsageError, match="another vocabulary"):
             await client.connect(deadline_s=START_S)
@@ -90,7 +88,7 @@ async def test_an_update_that_meets_running_requests_forgets_the_old_cache(probe
     """The server is paused in place: it exchanges the weights and refuses to throw away the cache in use."""
     server, version, request = probe.engine.server, probe.engine.version + 1, probe.long_request()
     running = await probe.submit(request)
-    other = HttpSession(server.url)
+    other = HttpSession(server.url, api_key_variable="AGENTRL_TEST_KEY")
     await other.post("/pause_generation", {"mode": "in_place"}, deadline_s=60)
     await other.close()
     await server.load_weights(probe.new_weights()["folder"], version)

@@ -113,14 +113,15 @@ async def test_syncs_with_requests_in_flight_are_exact(world):
             answered.set()
 
     first = world.pool.version
-    callers = [asyncio.create_task(caller(number)) for number in range(3)]
-    for _ in range(SYNCS):
-        answered.clear()
-        await answered.wait()
-        report = await world.next_version()
-        assert report.probe_difference < TOLERANCE
-    stop.set()
-    await asyncio.gather(*callers)
+    async with asyncio.TaskGroup() as callers:
+        for number in range(3):
+            callers.create_task(caller(number))
+        for _ in range(SYNCS):
+            answered.clear()
+            await answered.wait()
+            report = await world.next_version()
+            assert report.probe_difference < TOLERANCE
+        stop.set()
     assert max(world.trainer.largest_difference(prompt, answer) for prompt, answer in answers) < TOLERANCE
     assert any(len(set(answer.versions)) > 1 for _, answer in answers)
     assert {version for _, answer in answers for version in answer.versions} <= set(range(first, first + SYNCS + 1))

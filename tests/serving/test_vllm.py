@@ -91,9 +91,6 @@ class FakeVLLM:
     async def is_paused(self, request, body):
         return web.json_response({"is_paused": self.paused})
 
-    async def is_sleeping(self, request, body):
-        return web.json_response({"is_sleeping": False})
-
     async def collective_rpc(self, request, body):
         return web.json_response({"results": [None]})
 
@@ -286,7 +283,6 @@ async def test_a_worker_that_does_not_do_what_it_was_told_is_found_out(request_o
         ("/inference/v1/generate", web.Response(status=401, text="no"), "refuses the key"),
         ("/server_info", web.Response(status=404, text="Not Found"), "VLLM_SERVER_DEV_MODE=1"),
         ("/is_paused", web.Response(text='{"is_paused": true}'), r"is paused.*/resume"),
-        ("/is_sleeping", web.Response(text='{"is_sleeping": true}'), r"is asleep.*/wake_up"),
         ("/inference/v1/generate", web.Response(text='{"choices": [{}]}'), r"too old: got 0\.32\.0"),
     ],
 )

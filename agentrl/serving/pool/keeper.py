@@ -128,10 +128,14 @@ class Keeper:
         deadline_s, clock = self.settings.health_timeout_s, asyncio.get_running_loop().time
         for _ in range(MOST_QUESTIONS):
             began = clock()
-            with suppress(EngineError):
+            try:
                 async with async_boundary(EngineError, "a health check", deadline_s=deadline_s + BUSY_LOOP_S / 2):
                     if await server.is_healthy(deadline_s=deadline_s):
                         return None
+            except EngineError as error:
+                _log.info("no answer of server %s to a health check: %s", server.url, error)
+            except AgentRLError as error:
+                return str(error)
             seconds = clock() - began
             if seconds < deadline_s:
                 return "its health route cannot be reached, or tells of a failure"

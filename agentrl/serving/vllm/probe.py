@@ -78,12 +78,12 @@ async def probe(http: HttpSession, config: ServerEngineConfig, *, deadline_s: fl
 
 
 async def _check_awake(http: HttpSession, deadline_s: float) -> None:
-    """Refuse a server that somebody holds, or that a run that was killed has left asleep: it would answer nothing."""
-    if await http.get("/is_sleeping", deadline_s=deadline_s) == {"is_sleeping": True}:
-        hint = f"wait for who uses its GPU, or start it again: it has no weights until it wakes ({http.url}/wake_up)"
-        raise UsageError(f"{http.url} is asleep", hint=hint)
+    """Refuse a server that somebody holds: it would answer nothing. vLLM does not tell one that sleeps from others."""
     if await http.get("/is_paused", deadline_s=deadline_s) == {"is_paused": True}:
-        hint = f"wait for who updates its weights, or let it go on: curl -X POST {http.url}/resume"
+        hint = (
+            f"wait for who updates its weights, or let it go on: curl -X POST {http.url}/resume (start it again "
+            "if a run with engine.sleep was killed: then it has no weights)"
+        )
         raise UsageError(f"{http.url} is paused", hint=hint)
 
 
