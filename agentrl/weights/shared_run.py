@@ -13,10 +13,12 @@ from typing import Any
 
 import torch
 from torch import Tensor
-from torch.multiprocessing.reductions import rebuild_storage_filename, reduce_tensor
+from torch.multiprocessing import reductions
 
 from agentrl.weights.buckets import Bucket
 
+REDUCTIONS: Any = reductions
+"""Torch leaves it untyped."""
 DEVICE_ARGUMENT = 6
 """Place of the GPU among the arguments of torch's `rebuild_cuda_tensor`."""
 
@@ -84,11 +86,11 @@ class _HandlePickler(ForkingPickler):
 
     def reducer_override(self, value: Any) -> Any:
         if isinstance(value, Tensor) and value.is_cuda:
-            rebuild, arguments = reduce_tensor(value)
+            rebuild, arguments = REDUCTIONS.reduce_tensor(value)
             return rebuild, (*arguments[:DEVICE_ARGUMENT], gpu_of(value), *arguments[DEVICE_ARGUMENT + 1 :])
         if isinstance(value, torch.UntypedStorage):
             storage: Any = value
             place = _place(storage)
             storage._shared_incref()  # for the process that opens it
-            return rebuild_storage_filename, (torch.UntypedStorage, *place)
+            return REDUCTIONS.rebuild_storage_filename, (torch.UntypedStorage, *place)
         return NotImplemented
