@@ -85,7 +85,8 @@ class AgentRLError(Exception):
         if expected is not None:
             message += f", expected {expected}"
         if hint is not None:
-            message += f". {hint[:1].upper()}{hint[1:]}"
+            is_word = hint.partition(" ")[0].isalpha()  # and not a path, an address or a key
+            message += f". {hint[:1].upper() if is_word else hint[:1]}{hint[1:]}"
         super().__init__(message)
 
 

@@ -32,6 +32,11 @@ def test_a_message_says_what_got_expected_and_the_next_step() -> None:
     assert str(error) == "split: got tset, expected train or test. Did you mean 'test'?"
 
 
+@pytest.mark.parametrize("hint", ["runs/a/log.txt says why", "engine.servers names them", "--folder names one"])
+def test_a_hint_that_begins_with_a_name_keeps_it(hint: str) -> None:
+    assert str(UsageError("no", hint=hint)).endswith(f". {hint}")
+
+
 def test_a_boundary_classifies_foreign_errors_once() -> None:
     with (
         pytest.raises(EnvironmentFailure, match="step of x failed: got ValueError: boom") as raised,

@@ -253,4 +253,5 @@ class StartLines:
         """A server is not ready yet."""
         if progress.seconds - self._said.get(progress.name, 0.0) >= SAID_EVERY_S:
             self._said[progress.name] = progress.seconds
-            self._say(f"{progress.name} is starting, {progress.seconds:.0f} s: {progress.line}")
+            said = f": {progress.line}" if progress.line else ""
+            self._say(f"{progress.name} is starting, {progress.seconds:.0f} s{said}")

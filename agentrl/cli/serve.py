@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import enum
 import json
+import shutil
 import time
 from collections.abc import Callable, Sequence
 from pathlib import Path
@@ -12,7 +13,7 @@ from typing import Annotated
 
 import typer
 
-from agentrl.assembly.servers import LOGS, make_launcher
+from agentrl.assembly.servers import LOGS, SERVED_MODEL, make_launcher
 from agentrl.assembly.signals import stop_signals
 from agentrl.cli.arguments import shortcut
 from agentrl.cli.console import note, out
@@ -75,16 +76,34 @@ def serve(
     section = config.engine
     if not isinstance(section, ServerEngineConfig) or section.servers != "launch":
         raise UsageError("nothing is to be launched", expected="--engine vllm or sglang, without engine.servers")
+    served = find_model(model)
+    make_folder(place)
     launcher = make_launcher(
         section,
-        find_model(model),
+        served,
         place,
         dtype=config.model.dtype,
         say=note,
         ports=None if port is None else range(port, port + section.replicas),
     )
-    note(f"logs: {place / LOGS}")
-    asyncio.run(_serve(launcher))
+    note(f"serves {served}, logs: {place / LOGS}")
+    try:
+        asyncio.run(_serve(launcher))
+    finally:
+        shutil.rmtree(place / SERVED_MODEL, ignore_errors=True)
+
+
+def make_folder(folder: Path) -> None:
+    """Make a folder that a person named.
+
+    Raises:
+        UsageError: it cannot be made.
+    """
+    try:
+        folder.mkdir(parents=True, exist_ok=True)
+    except OSError as error:
+        expected = "--folder with one that can be written to"
+        raise UsageError(f"the folder {folder} cannot be made", got=error.strerror, expected=expected) from error
 
 
 async def _serve(launcher: Launcher) -> None:
@@ -95,7 +114,7 @@ async def _serve(launcher: Launcher) -> None:
             note("ending the servers")
     if ended is not None:
         said = "\n  ".join(ended.last_lines())
-        hint = f"{ended.log} ends with:\n  {said}"
+        hint = f"its log, {ended.log}, ends with:\n  {said}"
         raise EngineError(f"{ended.name} ended", got=f"exit code {ended.code}", hint=hint)
 
 

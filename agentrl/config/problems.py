@@ -75,6 +75,8 @@ def _plain(message: str) -> str:
 
 def _suggestion(path: KeyPath) -> str:
     section = section_at(path[:-1])
+    if path[-1] in section:
+        return f" for this {'.'.join(path[:-1])}: it belongs to another type of it"
     near = difflib.get_close_matches(path[-1], section or [], n=1, cutoff=0.6)
     if near:
         return f"; did you mean {'.'.join((*path[:-1], near[0]))}?"

@@ -144,7 +144,7 @@ def test_a_server_that_does_not_start_shows_its_log(
     monkeypatch.setenv("FAKE_PLAN", "exits")
     ended = agentrl("serve", "--engine", "vllm", "--model", str(model), "--python", python)
     assert ended.code == 1
-    assert re.search(r"server-0 did not start: got exit code 1.*server-0\.log ends with:\s+no such model", ended.err)
+    assert re.search(r"server-0 did not start: got exit code 1.*server-0\.log, ends with:\s+no such model", ended.err)
 
 
 def test_a_tied_model_is_served_with_a_head_of_its_own(
@@ -153,15 +153,20 @@ def test_a_tied_model_is_served_with_a_head_of_its_own(
     tokenizer = build_tokenizer("qwen3")
     tiny_model(vocab_size=len(tokenizer), tied=True).save_pretrained("tied")
     tokenizer.save_pretrained("tied")
-    when_ready(monkeypatch, lambda server: os.kill(os.getpid(), signal.SIGINT))
+    names: list[str] = []
+
+    def look(server: ServerProcess) -> None:
+        with safe_open(next(Path("served/served-model").glob("*.safetensors")), framework="numpy") as weights:
+            names.extend(weights.keys())
+        os.kill(os.getpid(), signal.SIGINT)
+
+    when_ready(monkeypatch, look)
     ended = agentrl("serve", "--engine", "vllm", "--model", "./tied", "--python", python, "--folder", "served")
     assert ended.code == 0, ended.err
     (words,) = started(workplace).values()
-    served = Path(words[words.index("--model") + 1])
-    assert served.samefile(workplace / "served" / "served-model")
-    with safe_open(next(served.glob("*.safetensors")), framework="numpy") as weights:
-        names = list(weights.keys())
+    assert Path(words[words.index("--model") + 1]) == Path("served/served-model")
     assert "lm_head.weight" in names
+    assert not Path("served/served-model").exists()  # nobody needs it any more
 
 
 @pytest.mark.parametrize(
@@ -183,6 +188,13 @@ def test_what_cannot_be_served_is_told_before_anything_starts(
     assert ended.code == 2
     assert message in ended.err
     assert started(workplace) == {}
+
+
+def test_a_folder_that_cannot_be_made_is_told(agentrl: Cli, workplace: Path, python: str, model: Path) -> None:
+    (workplace / "file").write_text("")
+    done = agentrl("serve", "--engine", "vllm", "--model", str(model), "--python", python, "--folder", "file/x")
+    assert done.code == 2
+    assert "the folder file/x cannot be made: got Not a directory" in done.err
 
 
 def test_a_port_in_use_is_told(agentrl: Cli, workplace: Path, python: str, model: Path) -> None:

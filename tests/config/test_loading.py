@@ -102,6 +102,7 @@ def test_a_mistake_is_named_with_its_place(config_file, text, overrides, message
         (["engine={type: vllm, transport: tensor}"], "engine.transport tensor is SGLang's"),
         (["engine={type: vllm, transport: cuda_ipc, tensor_parallel: 2}"], "with engine.tensor_parallel 2"),
         (["engine={type: sglang, transport: cuda_ipc, replicas: 2}"], "with 2 engine.replicas"),
+        (["engine.transport=disk"], "unknown key engine.transport for this engine: it belongs to another type of it"),
         (["engine={type: vllm, bucket_mib: 8}"], "engine.bucket_mib is ignored with engine.transport shared_memory"),
         (["engine={type: sglang, sleep: true}", "rollout.max_staleness=1"], "engine.sleep puts the servers to sleep"),
         (["engine={type: vllm, servers: [http://a:1], replicas: 2}"], "engine.replicas is ignored with addresses"),

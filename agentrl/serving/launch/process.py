@@ -138,11 +138,13 @@ class ServerProcess:
                     if self.code is not None:
                         raise self._failure(ServerExited, f"exit code {self.code}", "a server that becomes ready")
                     if on_progress is not None:
-                        line = "".join(self.last_lines(1))
+                        line = next((line for line in reversed(self.last_lines()) if not line.startswith(" ")), "")
                         on_progress(StartProgress(name=self.name, seconds=self.seconds, line=line))
                     await asyncio.sleep(POLL_S)
                 return
-        raise self._failure(EngineError, f"no answer of {self._health_url}", f"one within {deadline_s:g} s")
+        raise self._failure(
+            EngineError, f"no answer of {self._health_url}", f"one within {deadline_s:g} s (engine.start_timeout_s)"
+        )
 
     async def wait(self) -> int:
         """Wait until it has ended and all its processes are gone; returns `code`."""
@@ -180,7 +182,9 @@ class ServerProcess:
 
     def _failure(self, kind: type[EngineError], got: str, expected: str) -> EngineError:
         said = "\n  ".join(self.last_lines()) or "(nothing)"
-        return kind(f"{self.name} did not start", got=got, expected=expected, hint=f"{self.log} ends with:\n  {said}")
+        return kind(
+            f"{self.name} did not start", got=got, expected=expected, hint=f"its log, {self.log}, ends with:\n  {said}"
+        )
 
 
 def _start_guard(command: LaunchCommand, output: int, grace_s: float) -> subprocess.Popen[bytes]:
