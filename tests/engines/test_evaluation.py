@@ -120,5 +120,5 @@ def test_the_benchmark_plays_the_same_tokens_with_the_bare_client(engine, url, h
     figures = load_run(BENCHMARK)(engine=engine, model=str(household_model), url=url, **sizes)
     assert figures["engine"].startswith(f"{engine} ")
     assert (figures["turns_per_episode"], len(figures["ratios"])) == (2, 2)
-    assert 0 < figures["answer_tokens_per_turn"] <= 16
+    assert 0 < figures["answer_tokens_per_turn"] <= 64
     assert min(figures["ratios"]) <= figures["ratio_to_bare_client"] <= max(figures["ratios"])
