@@ -61,7 +61,7 @@ class World:
         return version
 
     async def in_flight(self):
-        """Start requests and wait until every server has some of them, and one has begun to sample."""
+        """Start requests and wait until every server has some of them: what vLLM says of itself comes too late."""
         numbers = [next(self.names) for _ in range(REQUESTS)]
         requests = [
             GenerateRequest(
@@ -76,10 +76,7 @@ class World:
 
         async def are_under_way():
             assert not any(task.done() for task in tasks), "an answer came before anybody looked"
-            if not all(member.in_flight for member in self.pool.group.members if member.state.is_in):
-                return False
-            loads = await asyncio.gather(*(server.load() for server in self.pool.servers))
-            return any(load.running for load in loads)
+            return all(member.in_flight for member in self.pool.group.members if member.state.is_in)
 
         await until(are_under_way, "requests under way")
         return requests, tasks
