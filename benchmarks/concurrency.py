@@ -36,6 +36,8 @@ MAX_CONTEXT = 1024
 PROMPT_TOKENS = 100
 ANSWER_TOKENS = (300, 600)
 LOOK_EVERY_S = 0.2
+MOST_S = 1800.0
+"""Deadline of a measurement."""
 
 
 def run(*, engine: str = "vllm", requests: int = 128, at_once: int = 64, rounds: int = 2) -> dict[str, Any]:
@@ -124,7 +126,8 @@ async def _play(pool: ServerPool, requests: int, vocab_size: int) -> dict[str, f
 
     before, watch, began = await member.server.load(), asyncio.create_task(look()), time.perf_counter()
     try:
-        answers = await asyncio.gather(*(pool.generate(request(number)) for number in range(requests)))
+        async with asyncio.timeout(MOST_S):
+            answers = await asyncio.gather(*(pool.generate(request(number)) for number in range(requests)))
         seconds = time.perf_counter() - began
     finally:
         watch.cancel()

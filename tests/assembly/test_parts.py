@@ -4,7 +4,7 @@ import pytest
 
 from agentrl.assembly.demonstrations import collect_demonstrations
 from agentrl.assembly.environments import find_environment, task_source
-from agentrl.assembly.episodes import find_scorer, find_tool
+from agentrl.assembly.episodes import build_host, build_runner, find_scorer, find_tool
 from agentrl.assembly.models import build_renderer, load_tokenizer, prepare_model, resolve_model
 from agentrl.assembly.runs import resume_run, start_run
 from agentrl.assembly.scratch import has_expert, scratch_corpus
@@ -190,3 +190,14 @@ def test_groups_without_a_difference_are_known():
 
 def test_reading_an_empty_store(tmp_path):
     assert list(read_trajectories(tmp_path)) == []
+
+
+@pytest.mark.parametrize(("engine", "seconds"), [("local", 70), ("vllm", 75)])
+async def test_an_episode_waits_longer_where_servers_may_have_to_come_back(engine, seconds):
+    words = ["engine.timeout_s=70", *(["engine.start_timeout_s=5"] if engine == "vllm" else [])]
+    config = load_config("quickstart", [f"engine={engine}", *words])
+    host = build_host(config, spec=find_environment(config.environment))
+    try:
+        assert build_runner(config, host, None).limits.answer_timeout_s == seconds
+    finally:
+        await host.close()
