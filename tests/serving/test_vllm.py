@@ -351,3 +351,12 @@ async def test_closing_ends_what_runs(request_of):
         with pytest.raises(EngineError, match="closed during a request"):
             await task
         await server.close()
+
+
+async def test_memory_is_not_opened_by_several_workers():
+    fake = FakeVLLM()
+    fake.answers["/get_world_size"] = web.Response(text='{"world_size": 2}')
+    async with serving(fake) as server:
+        with pytest.raises(UsageError, match=r"several processes.*engine\.transport"):
+            await server.open_weights([], 1)
+        assert all("update" not in str(call) for call in fake.calls)

@@ -51,8 +51,8 @@ class RunInfo(WeightTransferUpdateInfo):  # type: ignore[misc]
     """Where the run is, on this machine; one that is broadcast has none."""
 
 
-class BroadcastReceiver(WeightTransferEngine[GroupInfo, RunInfo]):  # type: ignore[misc]
-    """Receives runs of bytes, and loads the tensors in them as vLLM loads a checkpoint."""
+class WeightReceiver(WeightTransferEngine[GroupInfo, RunInfo]):  # type: ignore[misc]
+    """Receives or opens runs of bytes, and loads the tensors in them as vLLM loads a checkpoint."""
 
     init_info_cls = GroupInfo
     update_info_cls = RunInfo
@@ -159,4 +159,4 @@ def tensors_of(
         yield name, flat.view(shape)
 
 
-WeightTransferEngineFactory.register_engine(BACKEND, BroadcastReceiver)
+WeightTransferEngineFactory.register_engine(BACKEND, WeightReceiver)
