@@ -9,6 +9,7 @@ PLUGINS: dict[str, dict[str, str]] = {
         "frozen_lake": "agentrl.envs.frozen_lake:SPEC",
         "guess_number": "agentrl.envs.guess_number:SPEC",
         "household": "agentrl.envs.household.spec:SPEC",
+        "mastermind": "agentrl.envs.puzzles.mastermind:SPEC",
         "sokoban": "agentrl.envs.puzzles.sokoban:SPEC",
     },
 }

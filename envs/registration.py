@@ -13,6 +13,7 @@ ENTRY_POINTS = {
     "agentrl/FrozenLake-v0": "agentrl.envs.frozen_lake:FrozenLake",
     "agentrl/GuessNumber-v0": "agentrl.envs.guess_number:GuessNumber",
     "agentrl/Household-v0": "agentrl.envs.household.environment:HouseholdEnv",
+    "agentrl/Mastermind-v0": "agentrl.envs.puzzles.mastermind:make",
     "agentrl/Sokoban-v0": "agentrl.envs.puzzles.sokoban:make",
 }
 
