@@ -11,5 +11,6 @@ PLUGINS: dict[str, dict[str, str]] = {
         "household": "agentrl.envs.household.spec:SPEC",
         "mastermind": "agentrl.envs.puzzles.mastermind:SPEC",
         "sokoban": "agentrl.envs.puzzles.sokoban:SPEC",
+        "wordle": "agentrl.envs.puzzles.wordle:SPEC",
     },
 }

@@ -15,6 +15,7 @@ ENTRY_POINTS = {
     "agentrl/Household-v0": "agentrl.envs.household.environment:HouseholdEnv",
     "agentrl/Mastermind-v0": "agentrl.envs.puzzles.mastermind:make",
     "agentrl/Sokoban-v0": "agentrl.envs.puzzles.sokoban:make",
+    "agentrl/Wordle-v0": "agentrl.envs.puzzles.wordle:make",
 }
 
 
