@@ -10,6 +10,7 @@ PLUGINS: dict[str, dict[str, str]] = {
         "guess_number": "agentrl.envs.guess_number:SPEC",
         "household": "agentrl.envs.household.spec:SPEC",
         "mastermind": "agentrl.envs.puzzles.mastermind:SPEC",
+        "minesweeper": "agentrl.envs.puzzles.minesweeper:SPEC",
         "sokoban": "agentrl.envs.puzzles.sokoban:SPEC",
         "wordle": "agentrl.envs.puzzles.wordle:SPEC",
     },
