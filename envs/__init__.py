@@ -7,6 +7,7 @@ PLUGINS: dict[str, dict[str, str]] = {
     "environment": {
         "countdown": "agentrl.envs.puzzles.countdown:SPEC",
         "frozen_lake": "agentrl.envs.frozen_lake:SPEC",
+        "game_2048": "agentrl.envs.puzzles.game_2048:SPEC",
         "guess_number": "agentrl.envs.guess_number:SPEC",
         "household": "agentrl.envs.household.spec:SPEC",
         "mastermind": "agentrl.envs.puzzles.mastermind:SPEC",

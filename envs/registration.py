@@ -11,6 +11,7 @@ import gymnasium
 ENTRY_POINTS = {
     "agentrl/Countdown-v0": "agentrl.envs.puzzles.countdown:make",
     "agentrl/FrozenLake-v0": "agentrl.envs.frozen_lake:FrozenLake",
+    "agentrl/Game2048-v0": "agentrl.envs.puzzles.game_2048:make",
     "agentrl/GuessNumber-v0": "agentrl.envs.guess_number:GuessNumber",
     "agentrl/Household-v0": "agentrl.envs.household.environment:HouseholdEnv",
     "agentrl/Mastermind-v0": "agentrl.envs.puzzles.mastermind:make",
