@@ -13,6 +13,7 @@ PLUGINS: dict[str, dict[str, str]] = {
         "mastermind": "agentrl.envs.puzzles.mastermind:SPEC",
         "minesweeper": "agentrl.envs.puzzles.minesweeper:SPEC",
         "sokoban": "agentrl.envs.puzzles.sokoban:SPEC",
+        "sudoku": "agentrl.envs.puzzles.sudoku:SPEC",
         "wordle": "agentrl.envs.puzzles.wordle:SPEC",
     },
 }

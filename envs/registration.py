@@ -17,6 +17,7 @@ ENTRY_POINTS = {
     "agentrl/Mastermind-v0": "agentrl.envs.puzzles.mastermind:make",
     "agentrl/Minesweeper-v0": "agentrl.envs.puzzles.minesweeper:make",
     "agentrl/Sokoban-v0": "agentrl.envs.puzzles.sokoban:make",
+    "agentrl/Sudoku-v0": "agentrl.envs.puzzles.sudoku:make",
     "agentrl/Wordle-v0": "agentrl.envs.puzzles.wordle:make",
 }
 
