@@ -9,6 +9,7 @@ PLUGINS: dict[str, dict[str, str]] = {
         "frozen_lake": "agentrl.envs.frozen_lake:SPEC",
         "game_2048": "agentrl.envs.puzzles.game_2048:SPEC",
         "guess_number": "agentrl.envs.guess_number:SPEC",
+        "hanoi": "agentrl.envs.puzzles.hanoi:SPEC",
         "household": "agentrl.envs.household.spec:SPEC",
         "mastermind": "agentrl.envs.puzzles.mastermind:SPEC",
         "minesweeper": "agentrl.envs.puzzles.minesweeper:SPEC",

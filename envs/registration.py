@@ -13,6 +13,7 @@ ENTRY_POINTS = {
     "agentrl/FrozenLake-v0": "agentrl.envs.frozen_lake:FrozenLake",
     "agentrl/Game2048-v0": "agentrl.envs.puzzles.game_2048:make",
     "agentrl/GuessNumber-v0": "agentrl.envs.guess_number:GuessNumber",
+    "agentrl/Hanoi-v0": "agentrl.envs.puzzles.hanoi:make",
     "agentrl/Household-v0": "agentrl.envs.household.environment:HouseholdEnv",
     "agentrl/Mastermind-v0": "agentrl.envs.puzzles.mastermind:make",
     "agentrl/Minesweeper-v0": "agentrl.envs.puzzles.minesweeper:make",
