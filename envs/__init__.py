@@ -6,6 +6,7 @@ if __name__ != "agentrl.envs":
 PLUGINS: dict[str, dict[str, str]] = {
     "environment": {
         "countdown": "agentrl.envs.puzzles.countdown:SPEC",
+        "fifteen_puzzle": "agentrl.envs.puzzles.fifteen_puzzle:SPEC",
         "frozen_lake": "agentrl.envs.frozen_lake:SPEC",
         "game_2048": "agentrl.envs.puzzles.game_2048:SPEC",
         "guess_number": "agentrl.envs.guess_number:SPEC",

@@ -10,6 +10,7 @@ import gymnasium
 
 ENTRY_POINTS = {
     "agentrl/Countdown-v0": "agentrl.envs.puzzles.countdown:make",
+    "agentrl/FifteenPuzzle-v0": "agentrl.envs.puzzles.fifteen_puzzle:make",
     "agentrl/FrozenLake-v0": "agentrl.envs.frozen_lake:FrozenLake",
     "agentrl/Game2048-v0": "agentrl.envs.puzzles.game_2048:make",
     "agentrl/GuessNumber-v0": "agentrl.envs.guess_number:GuessNumber",
