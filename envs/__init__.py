@@ -13,6 +13,7 @@ PLUGINS: dict[str, dict[str, str]] = {
         "hanoi": "agentrl.envs.puzzles.hanoi:SPEC",
         "household": "agentrl.envs.household.spec:SPEC",
         "mastermind": "agentrl.envs.puzzles.mastermind:SPEC",
+        "maze": "agentrl.envs.puzzles.maze:SPEC",
         "minesweeper": "agentrl.envs.puzzles.minesweeper:SPEC",
         "sokoban": "agentrl.envs.puzzles.sokoban:SPEC",
         "sudoku": "agentrl.envs.puzzles.sudoku:SPEC",

@@ -17,6 +17,7 @@ ENTRY_POINTS = {
     "agentrl/Hanoi-v0": "agentrl.envs.puzzles.hanoi:make",
     "agentrl/Household-v0": "agentrl.envs.household.environment:HouseholdEnv",
     "agentrl/Mastermind-v0": "agentrl.envs.puzzles.mastermind:make",
+    "agentrl/Maze-v0": "agentrl.envs.puzzles.maze:make",
     "agentrl/Minesweeper-v0": "agentrl.envs.puzzles.minesweeper:make",
     "agentrl/Sokoban-v0": "agentrl.envs.puzzles.sokoban:make",
     "agentrl/Sudoku-v0": "agentrl.envs.puzzles.sudoku:make",
