@@ -15,6 +15,7 @@ PLUGINS: dict[str, dict[str, str]] = {
         "mastermind": "agentrl.envs.puzzles.mastermind:SPEC",
         "maze": "agentrl.envs.puzzles.maze:SPEC",
         "minesweeper": "agentrl.envs.puzzles.minesweeper:SPEC",
+        "points24": "agentrl.envs.puzzles.points24:SPEC",
         "sokoban": "agentrl.envs.puzzles.sokoban:SPEC",
         "sudoku": "agentrl.envs.puzzles.sudoku:SPEC",
         "wordle": "agentrl.envs.puzzles.wordle:SPEC",

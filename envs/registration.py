@@ -19,6 +19,7 @@ ENTRY_POINTS = {
     "agentrl/Mastermind-v0": "agentrl.envs.puzzles.mastermind:make",
     "agentrl/Maze-v0": "agentrl.envs.puzzles.maze:make",
     "agentrl/Minesweeper-v0": "agentrl.envs.puzzles.minesweeper:make",
+    "agentrl/Points24-v0": "agentrl.envs.puzzles.points24:make",
     "agentrl/Sokoban-v0": "agentrl.envs.puzzles.sokoban:make",
     "agentrl/Sudoku-v0": "agentrl.envs.puzzles.sudoku:make",
     "agentrl/Wordle-v0": "agentrl.envs.puzzles.wordle:make",
