@@ -5,6 +5,7 @@ if __name__ != "agentrl.envs":
 
 PLUGINS: dict[str, dict[str, str]] = {
     "environment": {
+        "blackjack": "agentrl.envs.puzzles.blackjack:SPEC",
         "countdown": "agentrl.envs.puzzles.countdown:SPEC",
         "fifteen_puzzle": "agentrl.envs.puzzles.fifteen_puzzle:SPEC",
         "frozen_lake": "agentrl.envs.frozen_lake:SPEC",

@@ -9,6 +9,7 @@ from __future__ import annotations
 import gymnasium
 
 ENTRY_POINTS = {
+    "agentrl/Blackjack-v0": "agentrl.envs.puzzles.blackjack:make",
     "agentrl/Countdown-v0": "agentrl.envs.puzzles.countdown:make",
     "agentrl/FifteenPuzzle-v0": "agentrl.envs.puzzles.fifteen_puzzle:make",
     "agentrl/FrozenLake-v0": "agentrl.envs.frozen_lake:FrozenLake",
