@@ -5,6 +5,7 @@ if __name__ != "agentrl.envs":
 
 PLUGINS: dict[str, dict[str, str]] = {
     "environment": {
+        "bandit": "agentrl.envs.puzzles.bandit:SPEC",
         "blackjack": "agentrl.envs.puzzles.blackjack:SPEC",
         "countdown": "agentrl.envs.puzzles.countdown:SPEC",
         "fifteen_puzzle": "agentrl.envs.puzzles.fifteen_puzzle:SPEC",
