@@ -8,6 +8,7 @@ PLUGINS: dict[str, dict[str, str]] = {
         "bandit": "agentrl.envs.puzzles.bandit:SPEC",
         "blackjack": "agentrl.envs.puzzles.blackjack:SPEC",
         "countdown": "agentrl.envs.puzzles.countdown:SPEC",
+        "crafting": "agentrl.envs.puzzles.crafting:SPEC",
         "fifteen_puzzle": "agentrl.envs.puzzles.fifteen_puzzle:SPEC",
         "frozen_lake": "agentrl.envs.frozen_lake:SPEC",
         "game_2048": "agentrl.envs.puzzles.game_2048:SPEC",

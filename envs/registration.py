@@ -12,6 +12,7 @@ ENTRY_POINTS = {
     "agentrl/Bandit-v0": "agentrl.envs.puzzles.bandit:make",
     "agentrl/Blackjack-v0": "agentrl.envs.puzzles.blackjack:make",
     "agentrl/Countdown-v0": "agentrl.envs.puzzles.countdown:make",
+    "agentrl/Crafting-v0": "agentrl.envs.puzzles.crafting:make",
     "agentrl/FifteenPuzzle-v0": "agentrl.envs.puzzles.fifteen_puzzle:make",
     "agentrl/FrozenLake-v0": "agentrl.envs.frozen_lake:FrozenLake",
     "agentrl/Game2048-v0": "agentrl.envs.puzzles.game_2048:make",
