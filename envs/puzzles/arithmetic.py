@@ -144,7 +144,7 @@ def reach(target: int, numbers: list[int]) -> str | None:
     """An expression of each of the numbers, once, that is the target; ``None`` when there is none.
 
     >>> reach(24, [1, 5, 5, 5])
-    '((5-(1/5))*5)'
+    '(5*(5-(1/5)))'
     """
     return _reach(target, [Term(Value(number), str(number)) for number in numbers], set())
 

@@ -87,10 +87,6 @@ class Sokoban(Puzzle):
         """The moves that change something."""
         return [name for name, offset in self.moves.items() if self._is_open(self.player + offset, offset)]
 
-    def guess(self, rng: Random) -> str:
-        """Any move: a player who is shut in has none that changes something."""
-        return rng.choice(list(self.moves))
-
     def expert(self) -> SokobanExpert:
         """Searches for a short way."""
         return SokobanExpert()

@@ -16,7 +16,7 @@ from agentrl.envs.puzzles.mastermind import Mastermind, compare
 from agentrl.envs.puzzles.points24 import Points24
 from agentrl.envs.puzzles.rules import Puzzle
 from agentrl.envs.puzzles.wordle import WORDS, Wordle, mark
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from agentrl.errors import UsageError
@@ -39,6 +39,7 @@ def texts(depth: int) -> st.SearchStrategy[str]:
 
 
 @given(text=texts(4))
+@settings(deadline=None)
 def test_arithmetic_agrees_with_python(text: str) -> None:
     exact = "".join(f"Fraction({part})" if part.isdigit() else part for part in _parts(text))
     try:
@@ -87,6 +88,7 @@ def test_other_spellings_of_operators_are_read() -> None:
 
 
 @given(numbers=st.lists(st.integers(1, 13), min_size=3, max_size=4), target=st.integers(1, 30))
+@settings(deadline=None, max_examples=40)
 def test_what_the_search_finds_is_right(numbers: list[int], target: int) -> None:
     found = reach(target, numbers)
     if found is not None:
@@ -163,6 +165,7 @@ def test_time_pays_for_how_close_the_last_guess_was() -> None:
 
 
 @given(guess=st.text("123", min_size=4, max_size=4), code=st.text("123", min_size=4, max_size=4))
+@settings(deadline=None)
 def test_pegs_agree_with_crossing_out(guess: str, code: str) -> None:
     left, pegs = list(code), [0, 0]
     rest = []
