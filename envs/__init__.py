@@ -16,6 +16,7 @@ PLUGINS: dict[str, dict[str, str]] = {
         "hanoi": "agentrl.envs.puzzles.hanoi:SPEC",
         "household": "agentrl.envs.household.spec:SPEC",
         "mastermind": "agentrl.envs.puzzles.mastermind:SPEC",
+        "math_problems": "agentrl.envs.math_problems.problems:SPEC",
         "maze": "agentrl.envs.puzzles.maze:SPEC",
         "minesweeper": "agentrl.envs.puzzles.minesweeper:SPEC",
         "points24": "agentrl.envs.puzzles.points24:SPEC",

@@ -20,6 +20,7 @@ ENTRY_POINTS = {
     "agentrl/Hanoi-v0": "agentrl.envs.puzzles.hanoi:make",
     "agentrl/Household-v0": "agentrl.envs.household.environment:HouseholdEnv",
     "agentrl/Mastermind-v0": "agentrl.envs.puzzles.mastermind:make",
+    "agentrl/MathProblems-v0": "agentrl.envs.math_problems.problems:MathEnv",
     "agentrl/Maze-v0": "agentrl.envs.puzzles.maze:make",
     "agentrl/Minesweeper-v0": "agentrl.envs.puzzles.minesweeper:make",
     "agentrl/Points24-v0": "agentrl.envs.puzzles.points24:make",

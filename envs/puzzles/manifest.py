@@ -1,4 +1,4 @@
-"""The splits of all puzzles as shipped data: their seeds, and checksums of what the first instances look like.
+"""The splits of all puzzles and generated problems as shipped data: seeds, and checksums of the first instances.
 
 The manifest is made by ``python -m agentrl.envs.puzzles.manifest``; a test compares it with what the code makes.
 """
@@ -16,6 +16,7 @@ from agentrl.task import SeedTasks
 
 from .. import PLUGINS
 
+PACKAGES = (f"{__package__}.", "agentrl.envs.math_problems.")
 HASHED_TASKS = 16
 """Of each split so many instances, the first, are hashed."""
 
@@ -28,9 +29,9 @@ def load_manifest() -> dict[str, Any]:
 
 
 def puzzle_names() -> list[str]:
-    """The shipped puzzles, in the order of the alphabet."""
+    """The shipped environments that are puzzles, in the order of the alphabet."""
     table = PLUGINS[Kind.ENVIRONMENT]
-    return sorted(name for name, reference in table.items() if reference.startswith(f"{__package__}."))
+    return sorted(name for name, reference in table.items() if reference.startswith(PACKAGES))
 
 
 def puzzle_spec_of(name: str) -> EnvironmentSpec:
