@@ -37,6 +37,8 @@ def number_of(text: str) -> Fraction | None:
     >>> number_of("$1,250.50"), number_of(r"-\frac{3}{4}"), number_of("2 apples")
     (Fraction(2501, 2), Fraction(-3, 4), None)
     """
+    if text.isascii() and text.isdigit() and len(text) <= MOST_DIGITS:
+        return Fraction(int(text))
     plain = re.sub(r"(?<=\d)(?:,|\{,\}|\\,)(?=\d{3}(?!\d))", "", text.strip().rstrip(".")).replace("−", "-")
     if len(plain) > MOST_DIGITS:
         return None

@@ -65,7 +65,7 @@ class MathProblems(Puzzle):
         """Calculate, or check the answer."""
         if action.startswith(CALCULATE):
             return Played(note=_calculated(action.removeprefix(CALCULATE)))
-        if number_of(action) is None and not any(sign in action for sign in TELLING):
+        if not any(sign in action for sign in TELLING) and number_of(action) is None:
             raise Illegal("Write calculate and an expression, or answer and a number.")
         won = self.judge(action, self.answer)
         note = "Right." if won else "That is wrong."
