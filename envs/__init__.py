@@ -8,6 +8,7 @@ PLUGINS: dict[str, dict[str, str]] = {
         "frozen_lake": "agentrl.envs.frozen_lake:SPEC",
         "guess_number": "agentrl.envs.guess_number:SPEC",
         "household": "agentrl.envs.household.spec:SPEC",
+        "retail": "agentrl.envs.retail.spec:SPEC",
         "search_qa": "agentrl.envs.search_qa.spec:SPEC",
     },
 }
