@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import pytest
 
+import agentrl
 from agentrl.env_lookup import resolve_environment
 from agentrl.errors import Outcome
 from agentrl.rollout.loops import make_agent_loop
@@ -44,3 +45,12 @@ async def test_the_expert_s_answers_solve_the_task(play, renderer, name, loop, o
     calls = sum(bool(m.tool_calls) for m in messages)
     assert played.trajectory.metrics.get("tool_calls", 0) == calls
     assert (calls > 0) == by_tools
+
+
+@pytest.mark.parametrize("loop", ["tool_calling", "react_text"])
+@pytest.mark.parametrize("name", ["retail", "search_qa"])
+def test_experts_are_evaluated_in_both_loops(name, loop, tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    result = agentrl.evaluate(f"{name}/valid", policy="expert", tasks=6, samples=2, overrides=[f"agent.loop={loop}"])
+    assert result.success.mean == 1.0
+    assert result.pass_hat_k == {1: 1.0, 2: 1.0}

@@ -127,7 +127,7 @@ def test_who_does_not_ask_for_confirmation_fails_those_who_change_their_minds() 
 @pytest.mark.parametrize(
     "spoil",
     [
-        lambda action: "I am not sure." if action.startswith("It is ") else action,
+        lambda action: "I am not sure." if action[:6] == "It is " and action[6].isdigit() else action,
         lambda action: call_text("think", {"thought": "No."}) if "transfer_to" in action else action,
         lambda action: action.replace("no longer needed", "ordered by mistake") if "cancel_" in action else action,
         lambda action: action.replace("paypal", "credit_card") if "return_" in action else action,
@@ -149,7 +149,7 @@ def test_what_is_left_out_or_done_otherwise_costs_the_reward(spoil: Callable[[st
             continue
         spoilt += bool(touched)
         assert info["success"] == (not touched)
-    assert spoilt or "credit_card" in spoil("return_paypal_1")
+    assert spoilt
 
 
 def test_one_change_too_many_costs_the_reward() -> None:
@@ -235,6 +235,14 @@ def test_calls_survive_being_written(name: str, arguments: dict[str, str]) -> No
     call = parse_call(f"```json\n{call_text(name, arguments)}\n```")
     assert call is not None
     assert (call.name, call.arguments) == (name, arguments)
+
+
+def test_actions_become_messages_of_agents_that_call_tools() -> None:
+    env = RetailDesk()
+    (call,) = env.tool_message(call_text("think", {"thought": "Hm."})).tool_calls
+    assert (call.name, call.arguments) == ("think", {"thought": "Hm."})
+    for words in ("Hello.", "{broken"):
+        assert env.tool_message(words).content == words
 
 
 def test_plain_words_are_no_call() -> None:

@@ -274,6 +274,14 @@ def test_a_customer_answers_what_is_asked_and_changes_their_mind_once(desk: Desk
     assert caller.answer("What is the reason?", desk.database) == "As I said: I erred."
 
 
+def test_a_customer_confirms_only_after_telling_everything(desk: Desk) -> None:
+    caller = customer(Persona.TERSE)
+    caller.open()
+    assert caller.answer("Is the reason that you erred? Please confirm.", desk.database) == "I erred."
+    assert caller.answer("Which order is it? Please confirm.", desk.database) == "The order is one."
+    assert caller.answer("Please confirm.", desk.database) == "Yes, please."
+
+
 def test_who_forgot_the_email_gives_the_name(desk: Desk) -> None:
     caller = customer(Persona.FORGETFUL)
     assert caller.answer("Your email?", desk.database) == "I do not remember my email address. I am Ann, 1."
