@@ -120,11 +120,12 @@ class Customer:
         is_new = bool(words) and not was_introduced
         if heard.wants_confirmation and (changed := self._change_of_mind()) is not None:
             return [f"No, wait. {changed}"]
+        confirms = heard.wants_confirmation and not self._untold()
         asked = [fact for fact in self.request.facts if fact.topic in heard.topics]
         new = [fact for fact in asked if fact.topic.value not in self.mood.told]
         if new:
             words, is_new = [*words, *self._tell(new[: self.scenario.persona.facts_at_once])], True
-        if heard.wants_confirmation and not self._untold():
+        if confirms:
             words.insert(0, "Yes, please.")
         if not words:
             words, is_new = self._volunteer(asked)

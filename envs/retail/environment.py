@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import hashlib
 import string
 from collections.abc import Mapping
@@ -118,15 +119,11 @@ class RetailDesk(gymnasium.Env[str, str]):
         return right and set(self.case.outputs) <= set(self._said)
 
     def tool_message(self, action: str) -> Message:
-        """The assistant message that takes a text action: a call, or words.
-
-        Raises:
-            ToolError: it looks like a call and is none.
-        """
-        call = parse_call(action)
-        if call is None:
-            return Message(role="assistant", content=action)
-        return Message(role="assistant", tool_calls=(call,))
+        """The assistant message that takes a text action: a call, or words (a broken call is those, too)."""
+        with contextlib.suppress(ToolError):
+            if (call := parse_call(action)) is not None:
+                return Message(role="assistant", tool_calls=(call,))
+        return Message(role="assistant", content=action)
 
     def expert(self) -> RetailExpert:
         """A policy that serves every customer."""
