@@ -119,8 +119,7 @@ class _Conversation:
         else:
             product = yield from self._product(str(self._last(phrases.PRODUCT_ASKED)[1]))
             prices = [variant["price"] for variant in product["variants"].values() if variant["available"]]
-            many = "How many options" in self.heard
-            amount = str(len(prices)) if many else f"{min(prices):.2f} dollars"
+            amount = f"{len(prices)}, and {min(prices):.2f} dollars"
         self.heard = yield f"It is {amount}. Is there anything else?"
 
     def _change(self, kind: RequestKind) -> _Steps:

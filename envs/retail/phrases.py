@@ -37,9 +37,8 @@ OPENINGS: Mapping[RequestKind, tuple[str, ...]] = {
         "I would like to order fifty items for my company, at a discount.",
     ),
 }
-HOW_MANY = "How many options of the {product} are available right now?"
+IN_STOCK = "How many options of the {product} are available right now, and what does the cheapest one cost?"
 HOW_MUCH = "How much did I pay for that order in total?"
-CHEAPEST = "What does the cheapest available option of the {product} cost?"
 
 ORDER = "The order number is {order_id}."
 FORGOTTEN_ORDER = "I do not have the number, but it is the order with the {product}."
@@ -61,7 +60,7 @@ METHOD = re.compile(r"use my (PayPal account|credit card|gift card)")
 ADDRESS_LINE = re.compile(r"The new address is ([^,]+), (?:(Apt \d+), )?([^,]+), ([A-Z]{2}) (\d{5})\.")
 EMAIL = re.compile(r"[\w.]+@[\w.]+\w")
 NAME_AND_ZIP = re.compile(r"My name is (\w+) (\w+), and my zip code is (\d{5})")
-PRODUCT_ASKED = re.compile(r"option(?:s)? of the ([^?]+?) (?:are|cost)")
+PRODUCT_ASKED = re.compile(r"options of the ([^?]+?) are")
 
 
 def describe_options(options: Mapping[str, str]) -> str:

@@ -158,13 +158,11 @@ class _Writer:
     def _question(self, order: Row) -> Request:
         product = self._store.products[self._random.choice(order["items"])["product_id"]]
         prices = [variant["price"] for variant in product["variants"].values() if variant["available"]]
-        template = self._random.choice([phrases.HOW_MUCH, phrases.HOW_MANY, *([phrases.CHEAPEST] if prices else [])])
-        asked = template.format(product=product["name"])
-        if template == phrases.HOW_MUCH:
-            request = self._request(RequestKind.QUESTION, order, [], [], opening=asked)
+        if not prices or self._random.random() < 0.5:
+            request = self._request(RequestKind.QUESTION, order, [], [], opening=phrases.HOW_MUCH)
             return dataclasses.replace(request, outputs=(f"{total_of(order):.2f}",))
-        output = str(len(prices)) if template == phrases.HOW_MANY else f"{min(prices):.2f}"
-        return Request(kind=RequestKind.QUESTION, opening=asked, outputs=(output,))
+        asked = phrases.IN_STOCK.format(product=product["name"])
+        return Request(kind=RequestKind.QUESTION, opening=asked, outputs=(str(len(prices)), f"{min(prices):.2f}"))
 
     def _transfer(self, order: Row) -> Request:
         opening = self._random.choice(phrases.OPENINGS[RequestKind.TRANSFER])

@@ -38,6 +38,7 @@ async def test_the_expert_s_answers_solve_the_task(play, renderer, name, loop, o
         instructions=spec.instructions,
         tool_instructions=spec.tool_instructions,
         max_tokens=200_000,
+        max_answer_tokens=4_000,
         max_observation_tokens=20_000,
     )
     assert (played.trajectory.outcome, played.trajectory.reward) == (Outcome.FINISHED, 1.0)

@@ -27,7 +27,11 @@ from hypothesis import strategies as st
 
 from agentrl.errors import ToolError, UsageError
 
-PARTS = {}
+PARTS = {
+    "train": (3600, "af920e1908dba77c", "157ec5fe836a6ccd"),
+    "valid": (108, "f0a81fdd24c4f29f", "da4859f5b900fec7"),
+    "test": (180, "e41afac1dfdd5dcd", "bdf3413b8efeb1bd"),
+}
 HASHED = 100
 
 
