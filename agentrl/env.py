@@ -10,6 +10,7 @@ may offer is found by name, never required:
 ``expert()``         an `Expert` that solves the task through the public text interface
 ``admissible_actions()``  the actions that the world accepts now, as a list of texts; computed when asked for
 ``tools``            tools bound to this episode (a list of `agentrl.tool.Tool`)
+``tool_message(action)``  with tools of its own: the assistant message that takes a text action by calling them
 ``action_hint``      one line for the model: what an action looks like
 ==================== =====================================================================================
 
@@ -144,6 +145,8 @@ class EnvironmentSpec:
     """One paragraph for `agentrl env show`."""
     instructions: str = ""
     """The system prompt's part about the world: what the agent can do, in the text-action protocol."""
+    tool_instructions: str = ""
+    """The same for an agent that calls the environment's own tools; `instructions` when empty."""
     max_turns: int | None = None
     """The environment's own step limit; the agent's turn budget may be smaller."""
     reward_range: tuple[float, float] = (float("-inf"), float("inf"))

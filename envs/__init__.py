@@ -20,6 +20,8 @@ PLUGINS: dict[str, dict[str, str]] = {
         "maze": "agentrl.envs.puzzles.maze:SPEC",
         "minesweeper": "agentrl.envs.puzzles.minesweeper:SPEC",
         "points24": "agentrl.envs.puzzles.points24:SPEC",
+        "retail": "agentrl.envs.retail.spec:SPEC",
+        "search_qa": "agentrl.envs.search_qa.spec:SPEC",
         "sokoban": "agentrl.envs.puzzles.sokoban:SPEC",
         "sudoku": "agentrl.envs.puzzles.sudoku:SPEC",
         "wordle": "agentrl.envs.puzzles.wordle:SPEC",

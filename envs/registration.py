@@ -24,6 +24,8 @@ ENTRY_POINTS = {
     "agentrl/Maze-v0": "agentrl.envs.puzzles.maze:make",
     "agentrl/Minesweeper-v0": "agentrl.envs.puzzles.minesweeper:make",
     "agentrl/Points24-v0": "agentrl.envs.puzzles.points24:make",
+    "agentrl/Retail-v0": "agentrl.envs.retail.environment:RetailDesk",
+    "agentrl/SearchQa-v0": "agentrl.envs.search_qa.environment:SearchQA",
     "agentrl/Sokoban-v0": "agentrl.envs.puzzles.sokoban:make",
     "agentrl/Sudoku-v0": "agentrl.envs.puzzles.sudoku:make",
     "agentrl/Wordle-v0": "agentrl.envs.puzzles.wordle:make",

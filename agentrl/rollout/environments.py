@@ -18,7 +18,7 @@ from typing import Any
 from agentrl.config.schema import EnvironmentConfig
 from agentrl.env import EnvironmentSpec, ExpertAction, Isolation
 from agentrl.errors import AgentRLError, EnvironmentFailure, boundary
-from agentrl.message import Content
+from agentrl.message import Content, Message
 from agentrl.rollout.places import InlinePlace, Place, ProcessPlace, ThreadPlace
 from agentrl.rollout.process_worker import ProcessWorker
 from agentrl.rollout.remote_tool import RemoteTool
@@ -82,6 +82,11 @@ class HostedEnvironment:
         """
         action: ExpertAction = await self._call("expert_action", observation, seed, mistakes)
         return action
+
+    async def tool_message(self, action: str) -> Message | None:
+        """The message that takes a text action through the environment's own tools; ``None`` where it has none."""
+        message: Message | None = await self._call("tool_message", action)
+        return message
 
     async def random_action(self, seed: int) -> str:
         """A random action; `seed` decides all of an episode's."""
