@@ -8,5 +8,6 @@ PLUGINS: dict[str, dict[str, str]] = {
         "frozen_lake": "agentrl.envs.frozen_lake:SPEC",
         "guess_number": "agentrl.envs.guess_number:SPEC",
         "household": "agentrl.envs.household.spec:SPEC",
+        "webshop": "agentrl.envs.webshop.spec:SPEC",
     },
 }

@@ -12,6 +12,7 @@ ENTRY_POINTS = {
     "agentrl/FrozenLake-v0": "agentrl.envs.frozen_lake:FrozenLake",
     "agentrl/GuessNumber-v0": "agentrl.envs.guess_number:GuessNumber",
     "agentrl/Household-v0": "agentrl.envs.household.environment:HouseholdEnv",
+    "agentrl/WebShop-v0": "agentrl.envs.webshop.environment:WebShopEnv",
 }
 
 
