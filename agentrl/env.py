@@ -11,6 +11,8 @@ may offer is found by name, never required:
 ``admissible_actions()``  the actions that the world accepts now, as a list of texts; computed when asked for
 ``tools``            tools bound to this episode (a list of `agentrl.tool.Tool`)
 ``action_hint``      one line for the model: what an action looks like
+``web_page()``       the observation as a page of HTML, for a person: an element's ``data-action`` is taken when it is
+                     clicked, with "{}" replaced by what was typed
 ==================== =====================================================================================
 
 The final ``info`` may hold ``success`` (bool) and ``task_type`` (str); each step's may hold ``valid`` (bool, whether

@@ -19,7 +19,7 @@ from .expert import WebShopExpert, goal_words
 from .goals import GoalKind, purchase_price
 from .nouns import NounTagger, find_tagger
 from .options import MAX_STEPS, Observation, parse_options
-from .pages import done_page
+from .pages import Element, done_page
 from .rendering import html_page, plain_text, rich_text
 from .reward import Verdict, judge
 from .session import Page, Session, State
@@ -198,10 +198,19 @@ class WebShopEnv(gymnasium.Env[str, str]):
         info = {"success": verdict is not None and verdict.reward == 1.0, "task_type": self.session.goal.category}
         return info if verdict is None else {**info, "reward_components": verdict.components()}
 
+    def web_page(self) -> str:
+        """The page for a person with a browser: HTML in which ``data-action`` says what a click means."""
+        state = self.session.state
+        page = self._elements(self._judge() if state.page is Page.DONE else None)
+        return html_page(page, chosen=state.options.items(), for_person=True)
+
+    def _elements(self, verdict: Verdict | None) -> list[Element]:
+        state = self.session.state
+        return self.session.elements() if verdict is None else done_page(state.asin, state.options, verdict.reward)
+
     def _observe(self, verdict: Verdict | None) -> str:
-        session = self.session
+        session, page = self.session, self._elements(verdict)
         state = session.state
-        page = session.elements() if verdict is None else done_page(state.asin, state.options, verdict.reward)
         match self.options.observation:
             case Observation.TEXT:
                 return plain_text(page)

@@ -18,6 +18,7 @@ from agentrl.message import Content
 from .goals import NO_LIMIT
 from .pages import BUY_NOW, NEXT, PREVIOUS, SubPage
 from .rendering import SEPARATOR
+from .shop import BY_CHANCE
 from .vocabulary import load_vocabulary
 
 _Steps = Generator[str, str, None]
@@ -140,9 +141,11 @@ class _Plan:
 
     def steps(self) -> _Steps:
         """Search, look at products, buy."""
-        results = _results((yield from self._do(f"search[{self.wishes.keywords}]")))
-        if not results:
-            results = _results((yield from self._do(f"search[{self.wishes.words}]")))
+        results: list[_Result] = []
+        for keywords in (self.wishes.keywords, self.wishes.words, BY_CHANCE):
+            results = _results((yield from self._do(f"search[{keywords}]")))
+            if results:
+                break
         ranked = sorted(results, key=self._order)
         for i, result in enumerate(ranked):
             page = yield from self._do(f"click[{result.asin.lower()}]")

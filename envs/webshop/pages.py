@@ -43,6 +43,10 @@ class Part(enum.Enum):
     """Its text is an address, and no visible text."""
 
 
+CLICKABLE = (Part.BUTTON, Part.LINK, Part.OPTION)
+"""In the order in which WebShop lists what can be clicked."""
+
+
 class Element(NamedTuple):
     """One thing on a page."""
 

@@ -6,19 +6,18 @@ import enum
 import json
 import re
 from collections.abc import Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, fields
 from typing import Any
 
 from . import pages
-from .pages import Element, Part, SubPage
+from .pages import CLICKABLE, Element, Part, SubPage
 from .records import Goal, Product
-from .shop import Shop
+from .shop import BY_CHANCE, Shop
 from .tables import Rows
 
 ADDRESS = "http://127.0.0.1:3000"
 _ACTION = re.compile(r"(.+)\[(.+)\]")
 _SUB_PAGES = {page.lower(): page for page in SubPage}
-_CLICKABLE = (Part.BUTTON, Part.LINK, Part.OPTION)
 
 
 class Page(enum.StrEnum):
@@ -50,7 +49,7 @@ class State:
 
     def to_plain(self) -> dict[str, Any]:
         """This state as JSON types; `from_plain` restores it."""
-        return {name: _copy(getattr(self, name)) for name in self.__slots__}
+        return {part.name: _copy(getattr(self, part.name)) for part in fields(self)}
 
     @classmethod
     def from_plain(cls, plain: Mapping[str, Any]) -> State:
@@ -140,8 +139,8 @@ class Session:
 
         Of several things with the same text the last one counts.
         """
-        elements = [element for element in self.elements() if element.part in _CLICKABLE]
-        elements.sort(key=lambda element: _CLICKABLE.index(element.part))
+        elements = [element for element in self.elements() if element.part in CLICKABLE]
+        elements.sort(key=lambda element: CLICKABLE.index(element.part))
         return {
             element.text if element.part is Part.OPTION else element.text.lower(): element for element in elements
         }
@@ -194,8 +193,8 @@ class Session:
 
     def _show_results(self, keywords: list[str], number: int) -> None:
         state = self.state
-        is_new = keywords != state.keywords or keywords[0] == "<r>"
-        state.draws += keywords[0] == "<r>"
+        is_new = keywords != state.keywords or keywords[0] == BY_CHANCE
+        state.draws += keywords[0] == BY_CHANCE
         state.page, state.keywords, state.number = Page.RESULTS, keywords, number
         state.asin, state.sub_page, state.options = "", "", {}
         self._found = self._search() if is_new else self._results()

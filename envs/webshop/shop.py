@@ -20,6 +20,8 @@ from .records import Goal, Product
 from .search_index import HITS, IndexBuilder, SearchIndex
 from .tables import Groups, Rows, Texts
 
+BY_CHANCE, BY_ATTRIBUTE, BY_CATEGORY, BY_QUERY = "<r>", "<a>", "<c>", "<q>"
+"""First keywords of special searches."""
 FORMAT = 1
 """Of the tables on disk; what was written in another one is made again."""
 _SAMPLED_BYTES = 1 << 20
@@ -111,16 +113,15 @@ class Shop:
             draw: Seeds what is found by chance.
         """
         first, rest = keywords[0], " ".join(keywords[1:]).strip()
-        match first:
-            case "<r>":
-                drawn = random.Random(draw).sample(range(len(self)), min(HITS, len(self)))
-                return np.array(drawn, np.int32)
-            case "<a>":
-                return self._by_attribute.members(rest)
-            case "<c>":
-                return self._by_category.members(keywords[1].strip() if len(keywords) > 1 else "")
-            case "<q>":
-                return self._by_query.members(rest)
+        if first == BY_CHANCE:
+            drawn = random.Random(draw).sample(range(len(self)), min(HITS, len(self)))
+            return np.array(drawn, np.int32)
+        if first == BY_ATTRIBUTE:
+            return self._by_attribute.members(rest)
+        if first == BY_CATEGORY:
+            return self._by_category.members(keywords[1].strip() if len(keywords) > 1 else "")
+        if first == BY_QUERY:
+            return self._by_query.members(rest)
         return self._found(" ".join(keywords))
 
     def goals(self, kind: GoalKind) -> Goals:

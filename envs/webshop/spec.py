@@ -43,5 +43,5 @@ SPEC = EnvironmentSpec(
     reward_range=(0.0, 1.0),
     success_threshold=1.0,
     isolation=Isolation.INLINE,
-    scores={"random": 0.0, "expert": 1.0},
+    scores={"random": 0.1, "expert": 1.0},
 )
