@@ -10,12 +10,11 @@ import re
 
 from .porter import stem
 
-STOP_WORDS = frozenset(
-    """
+_STOP_WORDS = """
     a an and are as at be but by for if in into is it no not of on or such that the their then there these they this to
     was will with
-    """.split()
-)
+"""
+STOP_WORDS = frozenset(_STOP_WORDS.split())
 _WORD = re.compile(r"\w+(?:(?:(?<=[^\W\d_])[.:·'’](?=[^\W\d_])|(?<=\d)[.,;'’](?=\d))\w+)*")
 """Letters, digits and underscores; a dot, colon or apostrophe between letters, a dot or comma between digits."""
 

@@ -32,8 +32,8 @@ RESET_OPTIONS = ("task_id", "goal")
 class WebShopEnv(gymnasium.Env[str, str]):
     """WebShop: find a product, choose its options, buy it. An episode is a function of (options, task), everywhere.
 
-    The reward is 0 until something is bought, which ends the episode: then it is the share of the goal's wishes that the
-    purchase meets (see `agentrl.envs.webshop.reward`). A reward of 1 is a success. An action that is not understood
+    The reward is 0 until something is bought, which ends the episode: then it is the share of the goal's wishes that
+    the purchase meets (see `agentrl.envs.webshop.reward`). A reward of 1 is a success. An action that is not understood
     shows the page again and costs a step.
 
     `reset` takes these options: ``task_id`` (a task of a split), or ``goal`` (WebShop's number of a goal); without them
@@ -124,7 +124,7 @@ class WebShopEnv(gymnasium.Env[str, str]):
         return self._observe(verdict), verdict.reward if verdict else 0.0, verdict is not None, truncated, info
 
     def admissible_actions(self) -> list[str]:
-        """What can be clicked now. Of all searches only the one with the words of the instruction, from the first page."""
+        """What can be clicked now; on the first page one search, with the words of the instruction."""
         session = self.session
         if session.has_search_bar:
             return [f"search[{goal_words(session.goal.instruction)}]"]

@@ -7,6 +7,7 @@ instruction, and clicks the options whose values stand in it.
 
 from __future__ import annotations
 
+import itertools
 import re
 from collections.abc import Generator, Iterable, Sequence
 from dataclasses import dataclass, field
@@ -16,7 +17,7 @@ from agentrl.errors import UsageError
 from agentrl.message import Content
 
 from .goals import NO_LIMIT
-from .pages import BUY_NOW, NEXT, PREVIOUS, SubPage
+from .pages import BACK_TO_SEARCH, BUY_NOW, NEXT, PREVIOUS, SubPage
 from .rendering import SEPARATOR
 from .shop import BY_CHANCE
 from .vocabulary import load_vocabulary
@@ -26,6 +27,8 @@ _LIMIT = re.compile(r",? and price lower than ([\d.]+) dollars")
 _MARKS = re.compile(r"^\[(?:clicked )?button\] (.*) \[(?:clicked )?button_\]$")
 _ASIN = re.compile(r"[0-9A-Z]{10}")
 _DOLLARS = re.compile(r"\$([\d.]+)")
+_LABELS = {label.lower() for label in (*SubPage, BACK_TO_SEARCH, NEXT, PREVIOUS, BUY_NOW)}
+"""Options of these values cannot be chosen: a click on them is one on the button."""
 _TO_GO_ON = 5
 """Steps that must be left to look closer, and go on to another product: features, back, back, there, buy."""
 
@@ -168,7 +171,7 @@ class _Plan:
     def _options_on(self, page: Sequence[str], result: _Result) -> list[str]:
         """Values on a product's page that the instruction asks for."""
         values = page[page.index(PREVIOUS) + 1 : page.index(result.title) if result.title in page else None]
-        asked = _take(self.wishes.words, values).phrases
+        asked = _take(self.wishes.words, set(values) - _LABELS).phrases
         return [value for value in asked if not self.wishes.kind or value in self.wishes.options]
 
     def _has_options(self, wanted: Sequence[str]) -> bool:
@@ -209,5 +212,7 @@ def _results(page: Sequence[str]) -> list[_Result]:
     """The products on a page of results."""
     shown = list(page[page.index(NEXT) + 1 :]) if NEXT in page else []
     starts = [i for i, text in enumerate(shown) if _ASIN.fullmatch(text)] + [len(shown)]
-    rows = [shown[start:stop] for start, stop in zip(starts, starts[1:], strict=False)]
-    return [_Result(row[0], row[1], tuple(map(float, _DOLLARS.findall(row[-1]))) or (NO_LIMIT,)) for row in rows if row[1:]]
+    rows = [shown[start:stop] for start, stop in itertools.pairwise(starts)]
+    return [
+        _Result(row[0], row[1], tuple(map(float, _DOLLARS.findall(row[-1]))) or (NO_LIMIT,)) for row in rows if row[1:]
+    ]

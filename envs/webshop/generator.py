@@ -77,7 +77,9 @@ def generate_product(number: int) -> RawProduct:
         "full_description": rng.choice(_DESCRIPTIONS).format(**names, attributes=_listed(attributes)),
         "small_description": [_bullet(attribute, names["brand"], rng) for attribute in attributes],
         "pricing": pricing,
-        "customization_options": {name: [{"value": value, "image": None} for value in options[name]] for name in options},
+        "customization_options": {
+            name: [{"value": value, "image": None} for value in options[name]] for name in options
+        },
         "images": [],
         "category": kind.category,
         "query": kind.query,
@@ -85,7 +87,7 @@ def generate_product(number: int) -> RawProduct:
     }
     asked = rng.randint(1, 3)
     wanted = rng.sample(attributes[:asked], asked)
-    synthetic = {"attributes": attributes, "instruction": None, "instruction_attributes": None}
+    synthetic: dict[str, Any] = {"attributes": attributes, "instruction": None, "instruction_attributes": None}
     if " to " in pricing:
         return RawProduct(row, synthetic, ())
     synthetic |= {"instruction": f"find me {_listed(wanted)} {kind.name}", "instruction_attributes": wanted}

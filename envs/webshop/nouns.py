@@ -22,8 +22,7 @@ Tagger: TypeAlias = Callable[[str], tuple[str, ...]]
 SPACY_MODEL = "en_core_web_sm"
 _WORD = re.compile(r"[^\W_]+(?:['’][^\W_]+)?")
 _ADJECTIVE_ENDINGS = ("able", "ible", "ful", "less", "ous", "ive", "ly", "proof", "ical", "ised", "ized")
-_NO_NOUNS = frozenset(
-    """
+_EXCLUDED = """
     a about above after all also an and any are around as at be been before behind below best between both but by can
     compatible down each every extra for from has have her his i if in inside into is it its like make makes may more
     most my near new no non not of off on only or other our out outside over own per plus she so some such than that
@@ -35,8 +34,8 @@ _NO_NOUNS = frozenset(
     portable premium professional pure purple quick quiet raw red real rich rough round sharp shiny short simple slim
     small smart smooth soft solid special strong super sweet tall thick thin tight tiny traditional ultra universal warm
     wet white wide wild wireless yellow young
-    """.split()
-)
+"""
+_NO_NOUNS = frozenset(_EXCLUDED.split())
 
 
 class NounTagger(enum.StrEnum):

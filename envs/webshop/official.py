@@ -1,4 +1,4 @@
-"""WebShop's own files: products (``items_shuffle*.json``), annotations (``items_ins_v2*.json``, ``items_human_ins.json``).
+"""WebShop's own files: products (``items_shuffle*.json``), and what people and programs asked for in the other two.
 
 Rows are read as the original reads them: no product without a proper id, none twice, lower-case options.
 """

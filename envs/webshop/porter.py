@@ -29,7 +29,8 @@ _STEP_2 = {
     "logi": "log",
 }
 _STEP_3 = {"icate": "ic", "ative": "", "alize": "al", "iciti": "ic", "ical": "ic", "ful": "", "ness": ""}
-_STEP_4 = tuple("ement ance ence able ible ment ant ent ion ism ate iti ous ive ize al er ic ou".split())
+_ENDINGS = "ement ance ence able ible ment ant ent ion ism ate iti ous ive ize al er ic ou"
+_STEP_4 = tuple(_ENDINGS.split())
 
 
 def stem(word: str) -> str:

@@ -149,5 +149,7 @@ def rounded_lengths(lengths: NDArray[np.int32]) -> NDArray[np.int32]:
     """
     above = np.maximum(lengths - 24, 1)
     shift = np.maximum(np.floor(np.log2(above)).astype(np.int32) - 3, 0)
-    rounded: NDArray[np.int32] = np.where(lengths < 24, lengths, 24 + ((lengths - 24) >> shift << shift)).astype(np.int32)
+    rounded: NDArray[np.int32] = np.where(lengths < 24, lengths, 24 + ((lengths - 24) >> shift << shift)).astype(
+        np.int32
+    )
     return rounded

@@ -141,9 +141,7 @@ class Session:
         """
         elements = [element for element in self.elements() if element.part in CLICKABLE]
         elements.sort(key=lambda element: CLICKABLE.index(element.part))
-        return {
-            element.text if element.part is Part.OPTION else element.text.lower(): element for element in elements
-        }
+        return {element.text if element.part is Part.OPTION else element.text.lower(): element for element in elements}
 
     def act(self, action: str) -> bool:
         """Do what an action says: ``search[words]`` or ``click[text]``.

@@ -8,6 +8,7 @@ import orjson
 import pytest
 from agentrl.envs.webshop.records import Goal, GoalOption, Product
 
+
 @pytest.fixture(scope="session")
 def product() -> Callable[..., Product]:
     """Makes a product; what is not said is ordinary."""
@@ -71,7 +72,12 @@ def official_rows() -> list[dict[str, Any]]:
         "brand": "dropped",
     }
     others: list[dict[str, Any]] = [
-        {"asin": "B000AAAAA2", "pricing": "$3 to $4.25", "small_description": "One text", "customization_options": None},
+        {
+            "asin": "B000AAAAA2",
+            "pricing": "$3 to $4.25",
+            "small_description": "One text",
+            "customization_options": None,
+        },
         {"asin": "nan"},
         {"asin": "B000AAAAA10"},
         {"asin": "B000AAAAA1", "name": "Again"},
@@ -84,7 +90,10 @@ def official_rows() -> list[dict[str, Any]]:
             "category": "fashion",
             "query": "shoes",
             "product_category": "Shoes › Athletic › Running",
-            "customization_options": {"Color": [{"value": "Red/White"}, {"value": "Features"}], "Fit": [{"value": "Wide"}]},
+            "customization_options": {
+                "Color": [{"value": "Red/White"}, {"value": "Features"}],
+                "Fit": [{"value": "Wide"}],
+            },
         },
     ]
     return [row, *({**row, **changes} for changes in others)]
@@ -96,7 +105,11 @@ SYNTHETIC = {
         "instruction": "find me long lasting lotion",
         "instruction_attributes": ["long lasting"],
     },
-    "B000AAAAA3": {"attributes": ["wide"], "instruction": "find me shoes", "instruction_attributes": ["wide", "rubber"]},
+    "B000AAAAA3": {
+        "attributes": ["wide"],
+        "instruction": "find me shoes",
+        "instruction_attributes": ["wide", "rubber"],
+    },
 }
 HUMAN = {
     "B000AAAAA1": [

@@ -56,9 +56,7 @@ def score(product: Product, goal: Goal, chosen: dict[str, str] | None = None, **
         ({"color": "navy blue"}, "blue", True, False),
     ],
 )
-def test_options(
-    product: Any, goal: Any, chosen: dict[str, str], wanted: Any, compat: bool, strict: bool
-) -> None:
+def test_options(product: Any, goal: Any, chosen: dict[str, str], wanted: Any, compat: bool, strict: bool) -> None:
     wish = goal([wanted], attributes=("long lasting",))
     bought = product(attributes=("long lasting",))
     assert (score(bought, wish, chosen) == 1.0) == compat
@@ -113,9 +111,7 @@ def test_types(
 
 def test_the_parts_have_webshops_names(product: Any, goal: Any) -> None:
     wish = goal(["large", "blue"], attributes=("long lasting", "dry skin"))
-    verdict = judge(
-        product(attributes=("dry skin",)), wish, price=10, chosen={"size": "large"}, nouns=nouns_by_rule
-    )
+    verdict = judge(product(attributes=("dry skin",)), wish, price=10, chosen={"size": "large"}, nouns=nouns_by_rule)
     assert verdict.reward == 3 / 5
     assert verdict.components() == {
         "r_type": 1.0,
@@ -184,8 +180,9 @@ def table_reward(product: Product, goal: Goal, price: float, chosen: dict[str, s
     return points / (len(goal.attributes) + len(goal.options) + 1) * kind
 
 
-WORDS = "red wine dark light blue titanium large x-large 6.76 fl oz natural oil oils long lasting pack (2) café".split()
-TITLES = "Zenia Corino Body Lotion Running Shoes the Soft Dark 12 Large Cream Serum Case Cable".split()
+VOCABULARY = "red wine dark light blue titanium large x-large 6.76 fl oz natural oil oils long lasting pack (2) café"
+NAMES = "Zenia Corino Body Lotion Running Shoes the Soft Dark 12 Large Cream Serum Case Cable"
+WORDS, TITLES = VOCABULARY.split(), NAMES.split()
 QUERIES = ("body lotions", "shoes", "cables")
 PATHS = ("Beauty › Skin › Lotions", "Beauty › Skin › Soap", "Beauty › Beauty", "Shoes › Skin")
 
