@@ -24,6 +24,7 @@ PLUGINS: dict[str, dict[str, str]] = {
         "search_qa": "agentrl.envs.search_qa.spec:SPEC",
         "sokoban": "agentrl.envs.puzzles.sokoban:SPEC",
         "sudoku": "agentrl.envs.puzzles.sudoku:SPEC",
+        "webshop": "agentrl.envs.webshop.spec:SPEC",
         "wordle": "agentrl.envs.puzzles.wordle:SPEC",
     },
 }

@@ -28,6 +28,7 @@ ENTRY_POINTS = {
     "agentrl/SearchQa-v0": "agentrl.envs.search_qa.environment:SearchQA",
     "agentrl/Sokoban-v0": "agentrl.envs.puzzles.sokoban:make",
     "agentrl/Sudoku-v0": "agentrl.envs.puzzles.sudoku:make",
+    "agentrl/WebShop-v0": "agentrl.envs.webshop.environment:WebShopEnv",
     "agentrl/Wordle-v0": "agentrl.envs.puzzles.wordle:make",
 }
 
