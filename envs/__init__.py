@@ -5,6 +5,7 @@ if __name__ != "agentrl.envs":
 
 PLUGINS: dict[str, dict[str, str]] = {
     "environment": {
+        "alfworld": "agentrl.envs.household.alfworld.spec:SPEC",
         "frozen_lake": "agentrl.envs.frozen_lake:SPEC",
         "guess_number": "agentrl.envs.guess_number:SPEC",
         "household": "agentrl.envs.household.spec:SPEC",

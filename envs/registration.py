@@ -9,6 +9,7 @@ from __future__ import annotations
 import gymnasium
 
 ENTRY_POINTS = {
+    "agentrl/Alfworld-v0": "agentrl.envs.household.alfworld.environment:make_alfworld",
     "agentrl/FrozenLake-v0": "agentrl.envs.frozen_lake:FrozenLake",
     "agentrl/GuessNumber-v0": "agentrl.envs.guess_number:GuessNumber",
     "agentrl/Household-v0": "agentrl.envs.household.environment:HouseholdEnv",
