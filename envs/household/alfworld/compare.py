@@ -12,7 +12,6 @@ import argparse
 import contextlib
 import json
 import sys
-import time
 from collections.abc import Iterable, Iterator
 from dataclasses import asdict
 from pathlib import Path
@@ -49,8 +48,7 @@ def main() -> int:
     known = {row["game"] for row in _read(chosen.report)}
     with chosen.report.open("a", encoding="utf-8") as report:
         for parity in compare_games(chosen.folder, [game for game in ids if game not in known]):
-            row = {**asdict(parity), "cpu_s": round(time.process_time(), 2)}
-            report.write(json.dumps(row) + "\n")
+            report.write(json.dumps(asdict(parity)) + "\n")
             report.flush()
     rows = [row for row in _read(chosen.report) if row["game"] in ids]
     different = [difference for row in rows for difference in row["differences"]]

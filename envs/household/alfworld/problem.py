@@ -69,7 +69,7 @@ class _Problem:
         self.pose_at: Mapping[str, int] = first_at
         """Location to the pose of the receptacles there."""
         self.poses = tuple(first_at[location_of[receptacle]] for receptacle in self.receptacles)
-        self.things = sorted({thing for thing, _ in self.pairs("objecttype")})
+        self.things = sorted({thing for fact in ("objecttype", "inreceptacle") for thing, _ in self.pairs(fact)})
 
     def pairs(self, predicate: str) -> list[tuple[str, str]]:
         """The facts of a predicate with two arguments."""

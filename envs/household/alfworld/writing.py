@@ -21,7 +21,7 @@ _START_LOCATION = "loc|0|0|0|30"
 _ALWAYS_TYPES = ("SinkbasinType # rtype", "MicrowaveType # rtype", "FridgeType # rtype")
 _ALWAYS_OBJECT_TYPES = ("KnifeType # otype", "ButterknifeType # otype")
 """Types that the original's rules name, whether a house has such a thing or not."""
-_ESCAPES = {"-": "_minus_", "#": "-", "|": "_bar_", "+": "_plus_", ".": "_dot_", ",": "_comma_"}
+_ESCAPES = str.maketrans({"-": "_minus_", "#": "-", "|": "_bar_", "+": "_plus_", ".": "_dot_", ",": "_comma_"})
 _PREDICATES = {
     Ability.PICKUPABLE: "pickupable",
     Ability.CLEANABLE: "cleanable",
@@ -196,4 +196,4 @@ def _type(kind: str) -> str:
 
 
 def _escape(text: str) -> str:
-    return text.translate(str.maketrans(_ESCAPES))
+    return text.translate(_ESCAPES)
