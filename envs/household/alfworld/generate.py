@@ -31,7 +31,7 @@ def write_games(
         folder: The data folder, as ``$ALFWORLD_DATA`` names one.
         games: How many.
         split: Of which split.
-        odd: Every second one is as odd as the published data can be (see `oddities`); not all of these can be solved.
+        odd: every second one is as odd as the format allows (see `oddities`); not all of these can be solved.
         rules: The original's rules and words; without them only the household engine plays the games.
     """
     ids = []
@@ -59,7 +59,7 @@ def main() -> None:
     parser.add_argument("folder", type=Path, help="the data folder")
     parser.add_argument("--games", type=int, default=300, help="how many (default: 300)")
     parser.add_argument("--split", default=TRAIN, choices=SPLITS, help="of which split (default: train)")
-    parser.add_argument("--odd", action="store_true", help="every second one as odd as the published data can be")
+    parser.add_argument("--odd", action="store_true", help="every second one as odd as the format allows")
     chosen = parser.parse_args()
     written = write_games(chosen.folder, chosen.games, split=chosen.split, odd=chosen.odd, rules=package_rules())
     print(f"wrote {len(written)} games into {chosen.folder}")
