@@ -31,7 +31,7 @@ def write_games(
         folder: The data folder, as ``$ALFWORLD_DATA`` names one.
         games: How many.
         split: Of which split.
-        odd: every second one is as odd as the format allows (see `oddities`); not all of these can be solved.
+        odd: Every second one is as odd as the format allows (see `oddities`); not all of these can be solved.
         rules: The original's rules and words; without them only the household engine plays the games.
     """
     ids = []
