@@ -1,4 +1,4 @@
-"""Makes a generated house as odd as the format of the original allows, so that the two engines are compared on all of it."""
+"""Makes a generated house as odd as the original's format allows, so that the engines are compared on all of it."""
 
 from __future__ import annotations
 
