@@ -156,7 +156,13 @@ class EnvironmentSpec:
     success_threshold: float | None = None
     """An episode whose final info has no ``success`` counts as solved from this return on."""
     isolation: Isolation = Isolation.THREAD
+    isolation_of: Callable[..., Isolation] | None = None
+    """Where the code runs under `options`, for an environment of several engines; `isolation` when left out."""
     options: Mapping[str, Any] = field(default_factory=dict)
     """Defaults of the options."""
     scores: Mapping[str, float] = field(default_factory=dict)
     """Success of the ``random`` and ``expert`` policies, as tests assert them."""
+
+    def isolation_under(self, options: Mapping[str, Any]) -> Isolation:
+        """Where the code runs under options, which are put over the spec's own."""
+        return self.isolation if self.isolation_of is None else self.isolation_of(**{**self.options, **options})

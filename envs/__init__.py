@@ -5,6 +5,7 @@ if __name__ != "agentrl.envs":
 
 PLUGINS: dict[str, dict[str, str]] = {
     "environment": {
+        "alfworld": "agentrl.envs.household.alfworld.spec:SPEC",
         "bandit": "agentrl.envs.puzzles.bandit:SPEC",
         "blackjack": "agentrl.envs.puzzles.blackjack:SPEC",
         "countdown": "agentrl.envs.puzzles.countdown:SPEC",

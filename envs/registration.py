@@ -9,6 +9,7 @@ from __future__ import annotations
 import gymnasium
 
 ENTRY_POINTS = {
+    "agentrl/Alfworld-v0": "agentrl.envs.household.alfworld.environment:make_alfworld",
     "agentrl/Bandit-v0": "agentrl.envs.puzzles.bandit:make",
     "agentrl/Blackjack-v0": "agentrl.envs.puzzles.blackjack:make",
     "agentrl/Countdown-v0": "agentrl.envs.puzzles.countdown:make",

@@ -14,6 +14,7 @@ from agentrl.cli.console import out
 from agentrl.cli.help import examples
 from agentrl.cli.play import play_in_terminal
 from agentrl.cli.web_play import play_in_browser
+from agentrl.env import EnvironmentSpec
 from agentrl.env_lookup import check_split, resolve_environment
 from agentrl.env_name import parse_env_name
 from agentrl.errors import AgentRLError, UsageError
@@ -48,7 +49,7 @@ def show(name: Name) -> None:
     out.print(Text(spec.description or "no description"))
     table = Table(box=None, show_header=False, pad_edge=False)
     for split in spec.splits:
-        table.add_row(f"split {split}", f"{len(spec.tasks(split, **spec.options)):,} tasks")
+        table.add_row(f"split {split}", _size(spec, split))
     table.add_row("steps", f"at most {spec.max_turns}" if spec.max_turns else "no limit of its own")
     table.add_row("return", f"{spec.reward_range[0]:g} to {spec.reward_range[1]:g}")
     table.add_row("code runs", spec.isolation.value)
@@ -59,6 +60,14 @@ def show(name: Name) -> None:
     out.print(table)
     if spec.instructions:
         out.print(Text(f"\n{spec.instructions}"))
+
+
+def _size(spec: EnvironmentSpec, split: str) -> str:
+    """How many tasks a split has; where its data is not there, how to get it."""
+    try:
+        return f"{len(spec.tasks(split, **spec.options)):,} tasks"
+    except UsageError as error:
+        return str(error.hint or error)
 
 
 @app.command(epilog=examples("agentrl env check household", "agentrl env check my_game:GuessNumber-v0"))

@@ -137,7 +137,7 @@ class EnvironmentHost:
         self.spec = spec
         self.waits = waits or Waits()
         self._options = {**spec.options, **(options or {})}
-        self._isolation = isolation or spec.isolation
+        self._isolation = isolation or spec.isolation_under(self._options)
         self._reset_timeout_s = reset_timeout_s
         self._step_timeout_s = step_timeout_s
         self._free = asyncio.Semaphore(max_concurrent)

@@ -89,7 +89,7 @@ def is_the_same_everywhere(subject: Subject) -> str:
     try:
         elsewhere = transcript_of_new_process(*arguments)
     except EnvironmentFailure as error:
-        if subject.spec.isolation is Isolation.PROCESS:
+        if subject.spec.isolation_under(subject.options) is Isolation.PROCESS:
             raise Broken(f"{error.what}: {error.got}") from error
         raise Missing(f"{error.what}: {error.got}; name it module:EnvId to run it in worker processes") from error
     _require_equal(transcript(*arguments), elsewhere, "two processes differ")
@@ -238,7 +238,7 @@ def is_as_fast_as_it_says(subject: Subject) -> str:
             resets.append(1000 * (time.perf_counter() - start))
             steps += _timed_steps(session, random_policy(task.seed), min(subject.limit, 20))
     step = statistics.median(steps)
-    if subject.spec.isolation is Isolation.INLINE and step > INLINE_STEP_MS:
+    if subject.spec.isolation_under(subject.options) is Isolation.INLINE and step > INLINE_STEP_MS:
         raise Broken(f"a step takes {step:.2f} ms: declare isolation THREAD or PROCESS")
     return f"reset {statistics.median(resets):.3f} ms, step {step:.3f} ms (medians)"
 
