@@ -22,7 +22,7 @@ from .options import MAX_STEPS, Observation, parse_options
 from .pages import Element, done_page
 from .rendering import html_page, plain_text, rich_text
 from .reward import Verdict, judge
-from .session import Page, Session, State
+from .session import Session, State
 from .shop import open_shop
 from .tasks import TRAIN, goal_number, source_of, split_goals
 
@@ -114,11 +114,11 @@ class WebShopEnv(gymnasium.Env[str, str]):
             UsageError: the episode is over.
         """
         session = self.session
-        if session.state.page is Page.DONE or self._steps >= self.options.max_steps:
+        if session.is_done() or self._steps >= self.options.max_steps:
             raise UsageError("the webshop episode is over", expected="reset before the next step")
         self._steps += 1
         is_understood = session.act(action)
-        verdict = self._judge() if session.state.page is Page.DONE else None
+        verdict = self._judge() if session.is_done() else None
         truncated = verdict is None and self._steps >= self.options.max_steps
         info = {**self._info(verdict), "valid": is_understood}
         return self._observe(verdict), verdict.reward if verdict else 0.0, verdict is not None, truncated, info
@@ -201,7 +201,7 @@ class WebShopEnv(gymnasium.Env[str, str]):
     def web_page(self) -> str:
         """The page for a person with a browser: HTML in which ``data-action`` says what a click means."""
         state = self.session.state
-        page = self._elements(self._judge() if state.page is Page.DONE else None)
+        page = self._elements(self._judge() if self.session.is_done() else None)
         return html_page(page, chosen=state.options.items(), for_person=True)
 
     def _elements(self, verdict: Verdict | None) -> list[Element]:

@@ -129,6 +129,10 @@ class Session:
             case Page.DONE:
                 return []
 
+    def is_done(self) -> bool:
+        """Something was bought."""
+        return self.state.page is Page.DONE
+
     @property
     def has_search_bar(self) -> bool:
         """The page is the one to search from. Searches are understood on every other page, too."""

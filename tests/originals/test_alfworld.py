@@ -21,7 +21,7 @@ from agentrl.rollout.environments import EnvironmentHost
 pytestmark = [pytest.mark.originals, pytest.mark.timeout(900)]
 
 GAMES = 8
-"""Two of each size of house, one of them odd; the comparison of 300 is a command (see docs/environments/alfworld.md)."""
+"""Two of each size of house, one of them odd; docs/environments/alfworld.md has the command that compares 300."""
 
 
 @pytest.fixture(scope="module")
