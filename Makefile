@@ -4,7 +4,8 @@ VENV := .venv
 BIN := $(VENV)/bin
 STAMP := $(VENV)/.installed
 
-.PHONY: setup demo test lint docs engines engine-vllm engine-sglang test-engines clean
+.PHONY: setup demo test lint docs engines engine-vllm engine-sglang test-engines originals original-alfworld \
+	test-originals clean
 
 setup: $(STAMP)
 
@@ -18,7 +19,7 @@ demo: setup
 	$(BIN)/agentrl demo
 
 test: setup
-	$(BIN)/python -m pytest --numprocesses 2 --dist worksteal --ignore tests/engines tests
+	$(BIN)/python -m pytest --numprocesses 2 --dist worksteal --ignore tests/engines --ignore tests/originals tests
 
 # vLLM and SGLang pin libraries of their own: each gets an environment outside the checkout, named after its version, and
 # complete once it holds .installed (see agentrl/serving/launch/environments.py). These are builds for the CPU.
@@ -57,6 +58,25 @@ engine-sglang:
 ENGINE_TESTS ?= tests/engines/test_training.py
 test-engines: setup engines
 	AGENTRL_ENGINES=$(ENGINES) $(BIN)/python -m pytest --durations=15 $(ENGINE_TESTS)
+
+# Packages that environments are compared with, in folders outside the checkout: only what .venv lacks, so that nothing
+# of .venv is hidden. A folder is complete once it holds .installed.
+ORIGINALS ?= $(or $(AGENTRL_ORIGINALS),$(HOME)/.cache/agentrl/originals)
+ALFWORLD_VERSION := 0.4.2
+ALFWORLD = $(ORIGINALS)/alfworld-$(ALFWORLD_VERSION)-$(PYTHON_TAG)
+ALFWORLD_NEEDS := textworld==1.7.0 fast-downward-textworld==20.6.4 tatsu==5.8.3 jericho==3.3.1 mementos==1.3.1 \
+	prompt_toolkit==3.0.53 wcwidth==0.9.4 termcolor==3.3.0 hashids==1.3.1 more-itertools==11.2.1
+
+originals:
+	@test -e $(ALFWORLD)/.installed || $(MAKE) --no-print-directory original-alfworld
+
+original-alfworld: setup
+	$(BIN)/pip $(INTO_ENGINE) --no-deps --target $(ALFWORLD) alfworld==$(ALFWORLD_VERSION) $(ALFWORLD_NEEDS)
+	touch $(ALFWORLD)/.installed
+
+# A missing original is a failure.
+test-originals: setup originals
+	PYTHONPATH=$(ALFWORLD) $(BIN)/python -m pytest --durations=5 tests/originals
 
 # mypy sees the package as it is installed: the catalogue folders are mapped into it.
 TYPING ?= .cache/typing

@@ -1,4 +1,4 @@
-"""Thoughts and actions as text: ``<think>…</think><action>…</action>``, or the action alone."""
+"""Thoughts and actions as text: ``<think>…</think><action>…</action>``, or the environment's own way."""
 
 from __future__ import annotations
 
@@ -25,13 +25,20 @@ class AnswerFormat(enum.StrEnum):
     """The action in ``<action>``."""
     PLAIN = "plain"
     """The answer is the action."""
+    FREE = "free"
+    """The environment reads the whole answer: its instructions say how actions are marked in it."""
 
 
 _RULES = {
     AnswerFormat.REACT: "Think first, inside <think> </think>. Then give one action inside <action> </action>.",
     AnswerFormat.ACTION_TAG: "Answer with one action inside <action> </action>.",
     AnswerFormat.PLAIN: "Answer with one action and nothing else.",
+    AnswerFormat.FREE: "",
 }
+
+
+_WHOLE = frozenset({AnswerFormat.PLAIN, AnswerFormat.FREE})
+"""Formats in which the whole answer goes to the environment."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -46,7 +53,7 @@ class ReactText(AgentLoop):
     """The policy reads observations and writes one action per turn, as text.
 
     Args:
-        format: ``react``, ``action_tag`` or ``plain``.
+        format: ``react``, ``action_tag``, ``plain`` or ``free``.
         list_actions: List the admissible actions after each observation, where the environment tells them.
         restate_goal: Repeat the goal after each observation: the line with "Your task is to" in the first
             observation, or else its last line.
@@ -97,9 +104,9 @@ class ReactText(AgentLoop):
 
     def read(self, answer: Answer) -> Reading:
         """The action of an answer."""
-        if self.format is AnswerFormat.PLAIN:
+        if self.format in _WHOLE:
             action = answer.text.strip()
-            return Reading(action, "" if action else "Your answer is empty. " + _RULES[self.format])
+            return Reading(action, "" if action else f"Your answer is empty. {_RULES[self.format]}".strip())
         actions = _ACTION.findall(answer.text)
         if len(actions) == 1 and actions[0].strip():
             return Reading(actions[0].strip())
@@ -109,7 +116,7 @@ class ReactText(AgentLoop):
 
     def demonstrate(self, action: str) -> Message:
         """The answer that takes `action`, with a thought that only names it."""
-        if self.format is AnswerFormat.PLAIN:
+        if self.format in _WHOLE:
             return Message(role="assistant", content=action)
         thought = f"<think>I will {action}.</think>" if self.format is AnswerFormat.REACT else ""
         return Message(role="assistant", content=f"{thought}<action>{action}</action>")

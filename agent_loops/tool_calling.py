@@ -27,8 +27,8 @@ class ToolCalling(AgentLoop):
     """The policy calls tools, several per turn if it likes, until the environment or a tool ends the episode.
 
     A text-action environment's actions are called like a tool. An environment that brings tools of its own and has no
-    ``action_hint`` is acted on through those; there, an answer without a call is the final one, and the environment
-    judges its text.
+    ``action_hint`` is acted on through those; there, an answer without a call is said to the environment, which judges
+    it or replies.
 
     Args:
         action_name: The name of the tool that takes actions.
@@ -62,15 +62,16 @@ class ToolCalling(AgentLoop):
                 hint="set agent.options={action_name: …}",
             )
         tools = [*episode.tools.values(), *([act] if act else [])]
-        conversation = episode.open(
-            opening([episode.spec.instructions], await self._shown(episode, first)), tools=tools
-        )
+        conversation = episode.open(opening([_instructions(episode)], await self._shown(episode, first)), tools=tools)
         goal = goal_line(first) if self.restate_goal else ""
         while True:
             answer = await conversation.generate()
             if not answer.tool_calls and not answer.problems and act is None:
-                await episode.step(answer.text)
-                return
+                result = await episode.step(answer.text)
+                if result.done:
+                    return
+                conversation.add(user(await self._shown(episode, result.observation, goal)))
+                continue
             if await self._take_turn(episode, conversation, answer, act, goal):
                 return
 
@@ -110,6 +111,10 @@ class ToolCalling(AgentLoop):
         """The call that takes `action`."""
         call = ToolCall(name=self.action_name, arguments={"action": action})
         return Message(role="assistant", tool_calls=(call,))
+
+
+def _instructions(episode: Episode) -> str:
+    return episode.spec.tool_instructions or episode.spec.instructions
 
 
 def _answered(call: ToolCall, observation: Content) -> Message:

@@ -10,7 +10,10 @@ may offer is found by name, never required:
 ``expert()``         an `Expert` that solves the task through the public text interface
 ``admissible_actions()``  the actions that the world accepts now, as a list of texts; computed when asked for
 ``tools``            tools bound to this episode (a list of `agentrl.tool.Tool`)
+``tool_message(action)``  with tools of its own: the assistant message that takes a text action by calling them
 ``action_hint``      one line for the model: what an action looks like
+``web_page()``       the observation as a page of HTML, for a person: an element's ``data-action`` is taken when it is
+                     clicked, with "{}" replaced by what was typed
 ==================== =====================================================================================
 
 The final ``info`` may hold ``success`` (bool) and ``task_type`` (str); each step's may hold ``valid`` (bool, whether
@@ -144,6 +147,8 @@ class EnvironmentSpec:
     """One paragraph for `agentrl env show`."""
     instructions: str = ""
     """The system prompt's part about the world: what the agent can do, in the text-action protocol."""
+    tool_instructions: str = ""
+    """The same for an agent that calls the environment's own tools; `instructions` when empty."""
     max_turns: int | None = None
     """The environment's own step limit; the agent's turn budget may be smaller."""
     reward_range: tuple[float, float] = (float("-inf"), float("inf"))
@@ -151,7 +156,13 @@ class EnvironmentSpec:
     success_threshold: float | None = None
     """An episode whose final info has no ``success`` counts as solved from this return on."""
     isolation: Isolation = Isolation.THREAD
+    isolation_of: Callable[..., Isolation] | None = None
+    """Where the code runs under `options`, for an environment of several engines; `isolation` when left out."""
     options: Mapping[str, Any] = field(default_factory=dict)
     """Defaults of the options."""
     scores: Mapping[str, float] = field(default_factory=dict)
     """Success of the ``random`` and ``expert`` policies, as tests assert them."""
+
+    def isolation_under(self, options: Mapping[str, Any]) -> Isolation:
+        """Where the code runs under options, which are put over the spec's own."""
+        return self.isolation if self.isolation_of is None else self.isolation_of(**{**self.options, **options})

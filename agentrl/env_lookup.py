@@ -17,7 +17,6 @@ import difflib
 import functools
 import importlib.metadata
 import inspect
-import re
 from collections.abc import Callable
 from typing import Any
 
@@ -153,8 +152,8 @@ def _registry_name(env_id: str) -> str | None:
     found = GYMNASIUM_ID.fullmatch(env_id)
     if found is None or found["namespace"] != OWN_NAMESPACE:
         return None
-    name = re.sub(r"(?<!^)(?=[A-Z])", "_", found["name"]).lower()
-    return name if name in registry.names(Kind.ENVIRONMENT) else None
+    wanted = found["name"].lower()
+    return next((name for name in registry.names(Kind.ENVIRONMENT) if name.replace("_", "") == wanted), None)
 
 
 @functools.cache

@@ -5,8 +5,27 @@ if __name__ != "agentrl.envs":
 
 PLUGINS: dict[str, dict[str, str]] = {
     "environment": {
+        "alfworld": "agentrl.envs.household.alfworld.spec:SPEC",
+        "bandit": "agentrl.envs.puzzles.bandit:SPEC",
+        "blackjack": "agentrl.envs.puzzles.blackjack:SPEC",
+        "countdown": "agentrl.envs.puzzles.countdown:SPEC",
+        "crafting": "agentrl.envs.puzzles.crafting:SPEC",
+        "fifteen_puzzle": "agentrl.envs.puzzles.fifteen_puzzle:SPEC",
         "frozen_lake": "agentrl.envs.frozen_lake:SPEC",
+        "game_2048": "agentrl.envs.puzzles.game_2048:SPEC",
         "guess_number": "agentrl.envs.guess_number:SPEC",
+        "hanoi": "agentrl.envs.puzzles.hanoi:SPEC",
         "household": "agentrl.envs.household.spec:SPEC",
+        "mastermind": "agentrl.envs.puzzles.mastermind:SPEC",
+        "math_problems": "agentrl.envs.math_problems.problems:SPEC",
+        "maze": "agentrl.envs.puzzles.maze:SPEC",
+        "minesweeper": "agentrl.envs.puzzles.minesweeper:SPEC",
+        "points24": "agentrl.envs.puzzles.points24:SPEC",
+        "retail": "agentrl.envs.retail.spec:SPEC",
+        "search_qa": "agentrl.envs.search_qa.spec:SPEC",
+        "sokoban": "agentrl.envs.puzzles.sokoban:SPEC",
+        "sudoku": "agentrl.envs.puzzles.sudoku:SPEC",
+        "webshop": "agentrl.envs.webshop.spec:SPEC",
+        "wordle": "agentrl.envs.puzzles.wordle:SPEC",
     },
 }

@@ -9,9 +9,28 @@ from __future__ import annotations
 import gymnasium
 
 ENTRY_POINTS = {
+    "agentrl/Alfworld-v0": "agentrl.envs.household.alfworld.environment:make_alfworld",
+    "agentrl/Bandit-v0": "agentrl.envs.puzzles.bandit:make",
+    "agentrl/Blackjack-v0": "agentrl.envs.puzzles.blackjack:make",
+    "agentrl/Countdown-v0": "agentrl.envs.puzzles.countdown:make",
+    "agentrl/Crafting-v0": "agentrl.envs.puzzles.crafting:make",
+    "agentrl/FifteenPuzzle-v0": "agentrl.envs.puzzles.fifteen_puzzle:make",
     "agentrl/FrozenLake-v0": "agentrl.envs.frozen_lake:FrozenLake",
+    "agentrl/Game2048-v0": "agentrl.envs.puzzles.game_2048:make",
     "agentrl/GuessNumber-v0": "agentrl.envs.guess_number:GuessNumber",
+    "agentrl/Hanoi-v0": "agentrl.envs.puzzles.hanoi:make",
     "agentrl/Household-v0": "agentrl.envs.household.environment:HouseholdEnv",
+    "agentrl/Mastermind-v0": "agentrl.envs.puzzles.mastermind:make",
+    "agentrl/MathProblems-v0": "agentrl.envs.math_problems.problems:MathEnv",
+    "agentrl/Maze-v0": "agentrl.envs.puzzles.maze:make",
+    "agentrl/Minesweeper-v0": "agentrl.envs.puzzles.minesweeper:make",
+    "agentrl/Points24-v0": "agentrl.envs.puzzles.points24:make",
+    "agentrl/Retail-v0": "agentrl.envs.retail.environment:RetailDesk",
+    "agentrl/SearchQa-v0": "agentrl.envs.search_qa.environment:SearchQA",
+    "agentrl/Sokoban-v0": "agentrl.envs.puzzles.sokoban:make",
+    "agentrl/Sudoku-v0": "agentrl.envs.puzzles.sudoku:make",
+    "agentrl/WebShop-v0": "agentrl.envs.webshop.environment:WebShopEnv",
+    "agentrl/Wordle-v0": "agentrl.envs.puzzles.wordle:make",
 }
 
 

@@ -46,6 +46,14 @@ def pytest_sessionfinish():
     faulthandler.dump_traceback_later(TEARDOWN_LIMIT_S, exit=True)
 
 
+@pytest.fixture(scope="session", autouse=True)
+def _own_cache(tmp_path_factory):
+    """What environments would keep in the user's cache folder goes into a folder of the tests."""
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setenv("AGENTRL_CACHE", str(tmp_path_factory.mktemp("cache")))
+        yield
+
+
 @pytest.fixture
 def one_thread():
     """Torch on one thread, as in a subprocess with OMP_NUM_THREADS=1: sums in the same order."""

@@ -13,6 +13,8 @@ from agentrl.cli.arguments import json_pairs
 from agentrl.cli.console import out
 from agentrl.cli.help import examples
 from agentrl.cli.play import play_in_terminal
+from agentrl.cli.web_play import play_in_browser
+from agentrl.env import EnvironmentSpec
 from agentrl.env_lookup import check_split, resolve_environment
 from agentrl.env_name import parse_env_name
 from agentrl.errors import AgentRLError, UsageError
@@ -47,7 +49,7 @@ def show(name: Name) -> None:
     out.print(Text(spec.description or "no description"))
     table = Table(box=None, show_header=False, pad_edge=False)
     for split in spec.splits:
-        table.add_row(f"split {split}", f"{len(spec.tasks(split, **spec.options)):,} tasks")
+        table.add_row(f"split {split}", _size(spec, split))
     table.add_row("steps", f"at most {spec.max_turns}" if spec.max_turns else "no limit of its own")
     table.add_row("return", f"{spec.reward_range[0]:g} to {spec.reward_range[1]:g}")
     table.add_row("code runs", spec.isolation.value)
@@ -58,6 +60,14 @@ def show(name: Name) -> None:
     out.print(table)
     if spec.instructions:
         out.print(Text(f"\n{spec.instructions}"))
+
+
+def _size(spec: EnvironmentSpec, split: str) -> str:
+    """How many tasks a split has; where its data is not there, how to get it."""
+    try:
+        return f"{len(spec.tasks(split, **spec.options)):,} tasks"
+    except UsageError as error:
+        return str(error.hint or error)
 
 
 @app.command(epilog=examples("agentrl env check household", "agentrl env check my_game:GuessNumber-v0"))
@@ -74,17 +84,26 @@ def check(
         raise AgentRLError(f"environment {report.environment} breaks rules", got=broken)
 
 
-@app.command(epilog=examples("agentrl env play household", "agentrl env play guess_number --task 3"))
+@app.command(
+    epilog=examples(
+        "agentrl env play household", "agentrl env play guess_number --task 3", "agentrl env play webshop/test --web"
+    )
+)
 def play(
     name: Name,
     options: Options = None,
     task: Annotated[int, typer.Option(min=0, help="Number of the task in its split.")] = 0,
+    in_browser: Annotated[bool, typer.Option("--web", help="Play in a browser on this machine.")] = False,
+    port: Annotated[int, typer.Option(min=0, max=65535, help="Of the page's address; 0 takes any.")] = 8089,
 ) -> None:
-    """Play an environment yourself, in the terminal."""
+    """Play an environment yourself, in the terminal or in a browser."""
     named = parse_env_name(name)
     spec = resolve_environment(named.name)
     given = {**spec.options, **json_pairs(options)}
     source = spec.tasks(check_split(spec, named.split or spec.splits[0]), **given)
     if task >= len(source):
         raise UsageError("there is no task of this number", got=task, expected=f"0 to {len(source) - 1}")
-    play_in_terminal(spec, spec.make(**given), source[task])
+    if in_browser:
+        play_in_browser(spec, spec.make(**given), source[task], port=port)
+    else:
+        play_in_terminal(spec, spec.make(**given), source[task])

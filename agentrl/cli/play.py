@@ -48,10 +48,11 @@ async def _play(spec: EnvironmentSpec, env: AnyEnv, task: Task) -> None:
         observation, reward, terminated, truncated, info = await settled(env.step(action))
         total, turns, done = total + float(reward), turns + 1, terminated or truncated
         out.print(Text(readable(observation)))
-    out.print(Text(_ending(info, total, turns), style="bold"))
+    out.print(Text(ending(info, total, turns), style="bold"))
 
 
-def _ending(info: dict[str, Any], total: float, turns: int) -> str:
+def ending(info: dict[str, Any], total: float, turns: int) -> str:
+    """How an episode ended, in words."""
     verdict = "The end." if "success" not in info else "Solved." if info["success"] else "Not solved."
     return f"{verdict} Return {total:g} after {turns} turns."
 

@@ -131,8 +131,14 @@ async def demonstration(
     policy: ScriptedPolicy, situation: Situation, seed: int, *, mistakes: float = 0.0
 ) -> tuple[Message, Source]:
     """The message in which `policy` takes its next action, and what its tokens are: forced, or a mistake."""
-    environment, loop = situation.environment, situation.loop
+    environment = situation.environment
     if policy is ScriptedPolicy.RANDOM:
-        return loop.demonstrate(await environment.random_action(seed)), Source.FORCED
+        return await _message(situation, await environment.random_action(seed)), Source.FORCED
     action = await environment.expert_action(situation.observation, seed=seed, mistakes=mistakes)
-    return loop.demonstrate(action.text), Source.MISTAKE if action.is_mistake else Source.FORCED
+    return await _message(situation, action.text), Source.MISTAKE if action.is_mistake else Source.FORCED
+
+
+async def _message(situation: Situation, action: str) -> Message:
+    """The answer that takes `action`: through the environment's own tools where the loop offers them."""
+    through_tools = await situation.environment.tool_message(action) if situation.loop.offers_tools else None
+    return through_tools or situation.loop.demonstrate(action)

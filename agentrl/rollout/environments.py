@@ -18,7 +18,7 @@ from typing import Any
 from agentrl.config.schema import EnvironmentConfig
 from agentrl.env import EnvironmentSpec, ExpertAction, Isolation
 from agentrl.errors import AgentRLError, EnvironmentFailure, boundary
-from agentrl.message import Content
+from agentrl.message import Content, Message
 from agentrl.rollout.places import InlinePlace, Place, ProcessPlace, ThreadPlace
 from agentrl.rollout.process_worker import ProcessWorker
 from agentrl.rollout.remote_tool import RemoteTool
@@ -83,6 +83,11 @@ class HostedEnvironment:
         action: ExpertAction = await self._call("expert_action", observation, seed, mistakes)
         return action
 
+    async def tool_message(self, action: str) -> Message | None:
+        """The message that takes a text action through the environment's own tools; ``None`` where it has none."""
+        message: Message | None = await self._call("tool_message", action)
+        return message
+
     async def random_action(self, seed: int) -> str:
         """A random action; `seed` decides all of an episode's."""
         action: str = await self._call("random_action", seed)
@@ -132,7 +137,7 @@ class EnvironmentHost:
         self.spec = spec
         self.waits = waits or Waits()
         self._options = {**spec.options, **(options or {})}
-        self._isolation = isolation or spec.isolation
+        self._isolation = isolation or spec.isolation_under(self._options)
         self._reset_timeout_s = reset_timeout_s
         self._step_timeout_s = step_timeout_s
         self._free = asyncio.Semaphore(max_concurrent)

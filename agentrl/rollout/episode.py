@@ -129,12 +129,11 @@ class RuntimeEpisode(Episode):
             turn.timings.tool += clock() - began
         if not failed and self.tools[call.name].stop:
             raise EpisodeEnd(Outcome.STOPPED_BY_TOOL)
-        self.turns.state_key = await self._state_after(call.name)
+        self.turns.state_key = None  # the state that a configured tool leads to is what it says
+        if call.name in self.tools and call.name not in self._configured:
+            self.observation = text
+            self.turns.state_key = await self.environment.state_key()
         return tool_result(call, self._cut_text(text))
-
-    async def _state_after(self, tool: str) -> str | None:
-        """Key of the state in which a tool has left the episode: that of a configured tool's result is what it says."""
-        return await self.environment.state_key() if tool in self.tools and tool not in self._configured else None
 
     def open(self, messages: Sequence[Message], *, tools: Sequence[Tool] = ()) -> Conversation:
         """Start a conversation."""

@@ -11,7 +11,7 @@ from typing import Any, cast
 
 from agentrl.env import AnyEnv, AsyncEnv, Expert, ExpertAction, FallibleExpert, StepResult, optional_part, settled
 from agentrl.errors import UsageError
-from agentrl.message import Content, ImagePart, TextPart
+from agentrl.message import Content, ImagePart, Message, TextPart
 from agentrl.tool import Tool
 
 _NEXT_STEP = "Check the environment with: agentrl env check NAME"
@@ -110,6 +110,11 @@ class Resident:
                 self._put_off = action
                 return ExpertAction(text=str(mistake), is_mistake=True)
         return ExpertAction(text=action)
+
+    async def tool_message(self, action: str) -> Message | None:
+        """The message that takes a text action through the environment's own tools; ``None`` where it has none."""
+        method = self._optional("tool_message")
+        return None if method is None else cast("Message", await settled(method(action)))
 
     async def random_action(self, seed: int) -> str:
         """A random admissible action; without a list of them, a sample of the action space."""

@@ -74,7 +74,7 @@ class EpisodeRunner:
         self.observer = observer or RolloutObserver()
         self.spec = host.spec
         if system_prompt is not None:
-            self.spec = dataclasses.replace(host.spec, instructions=system_prompt)
+            self.spec = dataclasses.replace(host.spec, instructions=system_prompt, tool_instructions="")
 
     async def run(self, task: Task, *, group_id: str, member: int, seed: int) -> Trajectory:
         """Play the task until an attempt is not failed by the machinery, or the attempts are used up.

@@ -2,7 +2,8 @@
 
 A command is admissible exactly when `World.step` answers it; everything else is answered by ``None``, which the
 environment words as "Nothing happens.". Quirks of the original that are kept: going is teleporting; appliances work
-closed; a lamp that was used once stays on; slicing reaches into closed receptacles; nothing is ever full.
+closed; a lamp that was used once stays on; slicing reaches into closed receptacles; nothing is ever full; a thing that
+was moved between two receptacles at one pose lies "next to" them, too, when one looks.
 """
 
 from __future__ import annotations
@@ -10,10 +11,18 @@ from __future__ import annotations
 from .admissible import admissible_commands
 from .goals import Condition
 from .situation import TREATMENT_OF, Situation
-from .state import HELD, NOTHING, START, House, State
+from .state import NOTHING, House, State
 from .syntax import PutSyntax
-from .texts import EMPTY_HANDED, MIDDLE_OF_ROOM, describe_object, facing, help_text
-from .vocabulary import TOGGLEABLE
+from .texts import (
+    EMPTY_HANDED,
+    describe_container,
+    describe_object,
+    facing,
+    help_text,
+    introduction,
+    room_view,
+)
+from .vocabulary import Ability
 
 _EFFECTS = {
     "clean": (Condition.CLEAN.value, 0),
@@ -21,6 +30,7 @@ _EFFECTS = {
     "cool": (Condition.COOL.value, Condition.HOT.value),
 }
 """Verb to the flags that it sets and clears."""
+_CONTAINER = Ability.CONTAINER.value
 
 
 class World(Situation):
@@ -50,6 +60,11 @@ class World(Situation):
         }
         self.solved = self.is_goal_reached()
 
+    def introduction(self) -> str:
+        """The first observation."""
+        view = self._view() if self.here() else room_view(self.house.receptacles)
+        return introduction(view, self.facts.goal_text)
+
     def step(self, command: str) -> str | None:
         """Do what `command` says and answer it; ``None`` when it is not admissible, and nothing changed."""
         verb, _, rest = command.strip().partition(" ")
@@ -69,14 +84,14 @@ class World(Situation):
 
     def _open(self, name: str) -> str | None:
         receptacle = self.reachable(name)
-        if receptacle is None or not self.is_openable(receptacle) or self.state.opened[receptacle]:
+        if receptacle is None or not self.facts.openable[receptacle] or self.state.opened[receptacle]:
             return None
         self.state.opened[receptacle] = True
         return f"You open the {name}. {self.contents_text(receptacle)}"
 
     def _close(self, name: str) -> str | None:
         receptacle = self.reachable(name)
-        if receptacle is None or not self.state.opened[receptacle]:
+        if receptacle is None or not (self.facts.openable[receptacle] and self.state.opened[receptacle]):
             return None
         self.state.opened[receptacle] = False
         return f"You close the {name}."
@@ -86,8 +101,12 @@ class World(Situation):
         thing, receptacle = self.thing_named.get(name), self.reachable(place)
         if thing is None or receptacle is None or not self.can_take(thing, receptacle):
             return None
-        self.state.places[thing] = HELD
-        self.state.held = thing
+        state = self.state
+        state.places[thing] = _without(state.places[thing], receptacle)
+        state.spots[thing] = _without(state.spots[thing], state.pose)
+        if len(self.here()) > 1:
+            state.left[thing] = _with(state.left[thing], receptacle)
+        state.held = thing
         self.solved = self.is_goal_reached()
         return f"You pick up the {name} from the {place}."
 
@@ -96,8 +115,11 @@ class World(Situation):
         receptacle = self.reachable(place)
         if receptacle is None or not self.is_held(name) or not self.can_put(receptacle):
             return None
-        self.state.places[self.state.held] = receptacle
-        self.state.held = NOTHING
+        state, thing = self.state, self.state.held
+        state.places[thing] = _with(state.places[thing], receptacle)
+        state.spots[thing] = _with(state.spots[thing], state.pose)
+        state.left[thing] = _without(state.left[thing], receptacle)
+        state.held = NOTHING
         self.solved = self.is_goal_reached()
         if self.put_syntax is PutSyntax.PUT:
             return f"You put the {name} in/on the {place}."
@@ -116,7 +138,7 @@ class World(Situation):
 
     def _use(self, name: str) -> str | None:
         thing = self.thing_named.get(name)
-        if thing is None or self.house.object_types[thing] not in TOGGLEABLE or not self.is_near(thing):
+        if thing is None or not self.can_use(thing):
             return None
         self.state.conditions[thing] |= Condition.TOGGLED.value
         self.solved = self.is_goal_reached()
@@ -137,15 +159,17 @@ class World(Situation):
         if not self.is_held(name):
             return None
         held = self.state.held
-        toggleable = self.house.object_types[held] in TOGGLEABLE
-        return describe_object(name, self.state.conditions[held], toggleable=toggleable)
+        if self.facts.abilities[held] & _CONTAINER:
+            return describe_container(name, [self.house.objects[thing] for thing in self.facts.insides[held]])
+        return describe_object(name, self.state.conditions[held])
 
     def _look(self, rest: str) -> str | None:
-        if rest:
-            return None
-        if self.state.pose == START:
-            return MIDDLE_OF_ROOM.format("nothing")
-        return facing([self.house.receptacles[receptacle] for receptacle in self.at_pose[self.state.pose]])
+        return None if rest else self._view()
+
+    def _view(self) -> str:
+        """What is seen from here; from the middle of the room, that is nothing, but at the start of an episode."""
+        here = self.here()
+        return facing([self.house.receptacles[one] for one in here], self.next_to()) if here else room_view([])
 
     def _inventory(self, rest: str) -> str | None:
         if rest:
@@ -160,3 +184,11 @@ class World(Situation):
     def admissible(self) -> list[str]:
         """Every command that `step` answers now, sorted."""
         return admissible_commands(self, self.put_syntax)
+
+
+def _with(numbers: tuple[int, ...], number: int) -> tuple[int, ...]:
+    return tuple(sorted({*numbers, number}))
+
+
+def _without(numbers: tuple[int, ...], number: int) -> tuple[int, ...]:
+    return tuple(other for other in numbers if other != number)

@@ -156,7 +156,7 @@ class _Plan:
         if wanted == LAMP:
             return float(kind in LAMP_STANDS)
         is_target = kind == self.goal.target_type and self.goal.task_type.treatment is None
-        return float(wanted in CONTENTS[kind] and not is_target)
+        return float(wanted in CONTENTS.get(kind, ()) and not is_target)
 
     def _look_into(self, place: str) -> _Steps:
         """Be at a receptacle, with it open and its contents known."""

@@ -12,10 +12,10 @@ from collections import Counter
 from collections.abc import Iterable
 from typing import Any
 
+from .engine import World
 from .generator import generate
 from .scenes import Size
 from .tasks import FIRST_SEED, SPLITS, Row, rows_of
-from .texts import introduction
 
 HASHED_TASKS = 512
 """Of a split only so many houses, the first, are hashed."""
@@ -55,7 +55,7 @@ def _describe(split: str) -> dict[str, Any]:
 def first_observation(row: Row) -> str:
     """What a task shows first, at full size."""
     house = generate(row.scene, row.task_type, row.seed, Size.FULL)
-    return introduction(house.receptacles, house.goal.text)
+    return World(house).introduction()
 
 
 def whole_house(row: Row) -> str:

@@ -5,11 +5,14 @@ from __future__ import annotations
 from collections import defaultdict
 
 from .goals import REQUIRED_CONDITION, TREATMENTS, Condition, TaskType
-from .state import HELD, NOTHING, House, State
+from .state import NOTHING, House, State
 from .texts import enumerate_things
-from .vocabulary import CONTENTS, KNIVES, OPENABLE, SLICEABLE, TOGGLEABLE
+from .vocabulary import KNIVES, Ability
 
 TREATMENT_OF = {treatment.verb: treatment for treatment in TREATMENTS.values()}
+PICKUPABLE, TOGGLEABLE, SLICEABLE = Ability.PICKUPABLE.value, Ability.TOGGLEABLE.value, Ability.SLICEABLE.value
+_TOGGLED = Condition.TOGGLED.value
+_TREATABLE = {"clean": Ability.CLEANABLE.value, "heat": Ability.HEATABLE.value, "cool": Ability.COOLABLE.value}
 
 
 class Situation:
@@ -22,7 +25,8 @@ class Situation:
 
     def __init__(self, house: House, state: State | None = None) -> None:
         self.house = house
-        self.state = State.initial(house) if state is None else state
+        self.facts = house.facts()
+        self.state = State.initial(self.facts) if state is None else state
         self.receptacle_named = {name: index for index, name in enumerate(house.receptacles)}
         self.thing_named = {name: index for index, name in enumerate(house.objects)}
         self.at_pose: defaultdict[int, list[int]] = defaultdict(list)
@@ -34,13 +38,13 @@ class Situation:
         receptacle = self.receptacle_named.get(name)
         return receptacle if receptacle is not None and self.house.poses[receptacle] == self.state.pose else None
 
-    def is_openable(self, receptacle: int) -> bool:
-        """Whether a receptacle has a door or a lid."""
-        return self.house.receptacle_types[receptacle] in OPENABLE
+    def here(self) -> list[int]:
+        """The receptacles at the agent's pose."""
+        return self.at_pose.get(self.state.pose, [])
 
     def is_accessible(self, receptacle: int) -> bool:
         """Whether things can be put into a receptacle and taken out."""
-        return self.state.opened[receptacle] or not self.is_openable(receptacle)
+        return self.state.opened[receptacle] or not self.facts.openable[receptacle]
 
     def is_held(self, name: str) -> bool:
         """Whether the thing of this name is in the hand."""
@@ -48,38 +52,42 @@ class Situation:
 
     def is_near(self, thing: int) -> bool:
         """Whether a thing lies in a receptacle at the agent's pose, open or not."""
-        place = self.state.places[thing]
-        return place != HELD and self.house.poses[place] == self.state.pose
+        poses, pose = self.house.poses, self.state.pose
+        return any(poses[place] == pose for place in self.state.places[thing])
 
     def can_take(self, thing: int, receptacle: int) -> bool:
         """Whether a thing can be taken out of a receptacle, which is within reach."""
         return (
             self.state.held == NOTHING
-            and self.state.places[thing] == receptacle
-            and self.house.object_types[thing] not in TOGGLEABLE
+            and receptacle in self.state.places[thing]
+            and self.facts.abilities[thing] & PICKUPABLE > 0
             and self.is_accessible(receptacle)
         )
 
     def can_put(self, receptacle: int) -> bool:
         """Whether the held thing can be put into a receptacle, which is within reach."""
-        accepted = CONTENTS[self.house.receptacle_types[receptacle]]
+        accepted = self.facts.accepts.get(self.house.receptacle_types[receptacle], ())
         return self.is_accessible(receptacle) and self.house.object_types[self.state.held] in accepted
 
     def can_treat(self, verb: str, receptacle: int) -> bool:
         """Whether the held thing can be cleaned, heated or cooled at a receptacle, which is within reach."""
-        treatment = TREATMENT_OF[verb]
-        at_appliance = self.house.receptacle_types[receptacle] == treatment.appliance
-        return at_appliance and self.house.object_types[self.state.held] in treatment.objects
+        at_appliance = self.house.receptacle_types[receptacle] == TREATMENT_OF[verb].appliance
+        return at_appliance and self.facts.abilities[self.state.held] & _TREATABLE[verb] > 0
+
+    def can_use(self, thing: int) -> bool:
+        """Whether a thing can be turned on."""
+        return self.facts.abilities[thing] & TOGGLEABLE > 0 and self.is_near(thing)
 
     def can_slice(self, thing: int) -> bool:
         """Whether the held thing can slice another one."""
         with_knife = self.house.object_types[self.state.held] in KNIVES
-        return with_knife and self.house.object_types[thing] in SLICEABLE and self.is_near(thing)
+        sliceable = self.facts.abilities[thing] & SLICEABLE > 0
+        return with_knife and sliceable and self.state.pose in self.state.spots[thing]
 
     def contents_text(self, receptacle: int) -> str:
         """What a look at a receptacle says."""
         name = self.house.receptacles[receptacle]
-        if not self.is_openable(receptacle):
+        if not self.facts.openable[receptacle]:
             return f"On the {name}, you see {self._list_contents(receptacle)}."
         if not self.state.opened[receptacle]:
             return f"The {name} is closed."
@@ -87,7 +95,18 @@ class Situation:
 
     def _list_contents(self, receptacle: int) -> str:
         objects = self.house.objects
-        return enumerate_things([objects[i] for i, place in enumerate(self.state.places) if place == receptacle])
+        return enumerate_things([objects[i] for i, places in enumerate(self.state.places) if receptacle in places])
+
+    def next_to(self) -> list[str]:
+        """What `look` lists: a thing for each receptacle here that it was taken out of, if it is here still."""
+        state, here = self.state, self.here()
+        return [
+            self.house.objects[thing]
+            for thing, left in enumerate(state.left)
+            if left and state.pose in state.spots[thing]
+            for receptacle in here
+            if receptacle in left
+        ]
 
     def is_goal_reached(self) -> bool:
         """Whether the state is what the goal asks for."""
@@ -97,11 +116,10 @@ class Situation:
         required = REQUIRED_CONDITION.get(goal.task_type, 0)
         places = [
             place
-            for kind, place, condition in zip(house.object_types, state.places, state.conditions, strict=True)
-            if kind == goal.object_type
-            and place != HELD
-            and condition & required == required
-            and house.receptacle_types[place] == goal.target_type
+            for kind, places, condition in zip(house.object_types, state.places, state.conditions, strict=True)
+            if kind == goal.object_type and condition & required == required
+            for place in places
+            if house.receptacle_types[place] == goal.target_type
         ]
         return any(places.count(place) >= goal.needed for place in places)
 
@@ -110,6 +128,6 @@ class Situation:
         if state.held == NOTHING or house.object_types[state.held] != goal.object_type:
             return False
         return any(
-            kind == goal.target_type and state.conditions[thing] & Condition.TOGGLED and self.is_near(thing)
+            kind == goal.target_type and state.conditions[thing] & _TOGGLED and self.is_near(thing)
             for thing, kind in enumerate(house.object_types)
         )

@@ -6,12 +6,10 @@ from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass, fields
 from typing import Any
 
+from .facts import Facts
 from .goals import Goal, TaskType
+from .vocabulary import CONTENTS, OPENABLE, abilities_of
 
-START = -1
-"""The agent's pose before it goes anywhere: the middle of the room."""
-HELD = -1
-"""The place of the object in the agent's hand."""
 NOTHING = -1
 """What an empty hand holds."""
 
@@ -29,21 +27,45 @@ class House:
     objects: tuple[str, ...]
     object_types: tuple[str, ...]
     places: tuple[int, ...]
-    """Index of the receptacle in which each object lies at first."""
+    """Index of the receptacle in which each object lies at first; empty where `stated` says it."""
     goal: Goal
+    stated: Facts | None = None
+    """The facts that a game file states; those of the vocabulary when left out."""
+
+    def facts(self) -> Facts:
+        """What is the case at first."""
+        return vocabulary_facts(self) if self.stated is None else self.stated
 
     def to_plain(self) -> dict[str, Any]:
         """This house as JSON types; `from_plain` restores it."""
         plain = {field.name: getattr(self, field.name) for field in fields(self)}
         lists = {name: list(value) if isinstance(value, tuple) else value for name, value in plain.items()}
-        return {**lists, "goal": asdict(self.goal)}
+        del lists["stated"]
+        stated = {} if self.stated is None else {"stated": self.stated.to_plain()}
+        return {**lists, **stated, "goal": asdict(self.goal)}
 
     @classmethod
     def from_plain(cls, plain: Mapping[str, Any]) -> House:
         """Restore a house from `to_plain`."""
         values: dict[str, Any] = {name: tuple(v) if isinstance(v, list) else v for name, v in plain.items()}
         goal = dict(values.pop("goal"))
-        return cls(**values, goal=Goal(TaskType(goal.pop("task_type")), **goal))
+        stated = Facts.from_plain(values.pop("stated")) if "stated" in values else None
+        return cls(**values, stated=stated, goal=Goal(TaskType(goal.pop("task_type")), **goal))
+
+
+def vocabulary_facts(house: House) -> Facts:
+    """The facts of a house that follows the vocabulary: all is closed and untouched, and each thing is in one place."""
+    return Facts(
+        accepts=CONTENTS,
+        openable=tuple(kind in OPENABLE for kind in house.receptacle_types),
+        opened=(False,) * len(house.receptacles),
+        abilities=tuple(map(abilities_of, house.object_types)),
+        places=tuple((place,) for place in house.places),
+        spots=tuple((house.poses[place],) for place in house.places),
+        insides=((),) * len(house.objects),
+        conditions=(0,) * len(house.objects),
+        goal_text=house.goal.text,
+    )
 
 
 @dataclass(slots=True)
@@ -53,17 +75,23 @@ class State:
     pose: int
     held: int
     """Index of the object in the hand, or `NOTHING`."""
-    places: list[int]
-    """Receptacle of each object, or `HELD`."""
+    places: list[tuple[int, ...]]
+    """Receptacles in which each object lies; none, as a rule, for the one in the hand."""
+    spots: list[tuple[int, ...]]
+    """Poses at which each object is noted."""
+    left: list[tuple[int, ...]]
+    """Receptacles out of which each object was taken, where another one shares the pose; `look` tells."""
     opened: list[bool]
     """Of each receptacle."""
     conditions: list[int]
     """`Condition` flags of each object."""
 
     @classmethod
-    def initial(cls, house: House) -> State:
-        """The state at the start of an episode: everything closed, hand empty."""
-        return cls(START, NOTHING, list(house.places), [False] * len(house.receptacles), [0] * len(house.objects))
+    def initial(cls, facts: Facts) -> State:
+        """The state at the start of an episode; the hand is empty."""
+        left: list[tuple[int, ...]] = [()] * len(facts.places)
+        at_first = (list(facts.places), list(facts.spots), left, list(facts.opened), list(facts.conditions))
+        return cls(facts.start, NOTHING, *at_first)
 
     def to_plain(self) -> dict[str, Any]:
         """This state as JSON types; `from_plain` restores it."""
@@ -71,6 +99,8 @@ class State:
             "pose": self.pose,
             "held": self.held,
             "places": list(self.places),
+            "spots": list(self.spots),
+            "left": list(self.left),
             "opened": list(self.opened),
             "conditions": list(self.conditions),
         }
@@ -79,6 +109,8 @@ class State:
     def from_plain(cls, plain: Mapping[str, Any]) -> State:
         """Restore a state from `to_plain`; shares nothing with `plain`."""
         values: dict[str, Any] = {name: list(v) if isinstance(v, list) else v for name, v in plain.items()}
+        for name in ("places", "spots", "left"):
+            values[name] = [tuple(numbers) for numbers in plain[name]]
         return cls(**values)
 
 

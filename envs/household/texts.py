@@ -12,7 +12,7 @@ MIDDLE_OF_ROOM = "You are in the middle of a room. Looking quickly around you, y
 EMPTY_HANDED = "You are not carrying anything."
 
 _HELP_HEAD = (
-    "\nAvailable commands:\n"
+    "Available commands:\n"
     "  look:                             look around your current location\n"
     "  inventory:                        check your current inventory\n"
     "  go to (receptacle):               move to a receptacle\n"
@@ -46,32 +46,43 @@ def enumerate_things(names: Sequence[str]) -> str:
     return f"a {', a '.join(names[:-1])}, and a {names[-1]}"
 
 
-def introduction(receptacles: Sequence[str], goal: str) -> str:
-    """The first observation."""
-    room = MIDDLE_OF_ROOM.format(enumerate_things(receptacles))
-    return f"{WELCOME}\n\n{room}\n\nYour task is to: {goal}."
+def introduction(view: str, goal: str) -> str:
+    """The first observation: what is seen from where the agent stands, and the task."""
+    return f"{WELCOME}\n\n{view}\n\nYour task is to: {goal}."
 
 
-def facing(receptacles: Sequence[str]) -> str:
+def room_view(receptacles: Sequence[str]) -> str:
+    """What is seen from the middle of the room."""
+    return MIDDLE_OF_ROOM.format(enumerate_things(receptacles))
+
+
+def facing(receptacles: Sequence[str], next_to: Sequence[str] = ()) -> str:
     """What `look` says in front of receptacles.
 
     >>> facing(["drawer 4", "drawer 3"])
     'You are facing the drawer 4, and drawer 3. Next to it, you see nothing.'
     """
     names = receptacles[0] if len(receptacles) == 1 else f"{', '.join(receptacles[:-1])}, and {receptacles[-1]}"
-    return f"You are facing the {names}. Next to it, you see nothing."
+    return f"You are facing the {names}. Next to it, you see {enumerate_things(next_to)}."
 
 
-def describe_object(name: str, condition: int, *, toggleable: bool) -> str:
-    """What `examine` says of an object.
+def describe_container(name: str, contents: Sequence[str]) -> str:
+    """What `examine` says of an object that can have others in it.
 
-    >>> describe_object("egg 1", Condition.COOL, toggleable=False)
+    >>> describe_container("mug 1", [])
+    'This is a normal mug 1. In it, you see nothing.'
+    """
+    return f"This is a normal {name}. In it, you see {enumerate_things(contents)}."
+
+
+def describe_object(name: str, condition: int) -> str:
+    """What `examine` says of any other object.
+
+    >>> describe_object("egg 1", Condition.COOL)
     'This is a cold egg 1.'
-    >>> describe_object("egg 1", Condition.COOL | Condition.CLEAN | Condition.SLICED, toggleable=False)
+    >>> describe_object("egg 1", Condition.COOL | Condition.CLEAN | Condition.SLICED)
     'This is a cool and clean sliced egg 1.'
     """
-    if toggleable:
-        return f"This {name} is {'on' if condition & Condition.TOGGLED else 'off'}."
     if condition == Condition.COOL:
         return f"This is a cold {name}."
     temperature = "hot" if condition & Condition.HOT else "cool" if condition & Condition.COOL else ""

@@ -17,6 +17,18 @@ class Room(enum.StrEnum):
     BATHROOM = "bathroom"
 
 
+class Ability(enum.IntFlag):
+    """What an object is good for."""
+
+    PICKUPABLE = 1
+    CLEANABLE = 2
+    HEATABLE = 4
+    COOLABLE = 8
+    TOGGLEABLE = 16
+    SLICEABLE = 32
+    CONTAINER = 64
+
+
 def _words(text: str) -> frozenset[str]:
     return frozenset(text.split())
 
@@ -35,6 +47,8 @@ TOGGLEABLE = _words("desklamp floorlamp")
 SLICEABLE = _words("apple bread egg lettuce potato tomato")
 KNIVES = _words("knife butterknife")
 OPENABLE = _words("fridge cabinet microwave drawer safe box")
+CONTAINERS = _words("bowl box cup mug pan plate pot")
+"""Objects that can have others in them; nothing that an agent does puts one there."""
 
 HEATER, COOLER, CLEANER = "microwave", "fridge", "sinkbasin"
 LAMP = "desklamp"
@@ -133,3 +147,21 @@ ROOM_OBJECTS: dict[Room, tuple[str, ...]] = {
     ),
 }
 """What lies about in a room, the typical things first: small houses draw from the beginning of the list."""
+
+
+def abilities_of(kind: str) -> int:
+    """The `Ability` flags of a kind of object."""
+    return _ABILITIES.get(kind, Ability.PICKUPABLE.value)
+
+
+_FLAGS = (
+    (CLEANABLE, Ability.CLEANABLE),
+    (HEATABLE, Ability.HEATABLE),
+    (COOLABLE, Ability.COOLABLE),
+    (SLICEABLE, Ability.SLICEABLE),
+    (CONTAINERS, Ability.CONTAINER),
+)
+_ABILITIES = {
+    kind: Ability.PICKUPABLE.value | sum(flag.value for kinds, flag in _FLAGS if kind in kinds)
+    for kind in CLEANABLE | HEATABLE | COOLABLE | SLICEABLE | CONTAINERS
+} | dict.fromkeys(TOGGLEABLE, Ability.TOGGLEABLE.value)

@@ -31,7 +31,7 @@ def renderer():
 def play(renderer):
     """Let a policy that says the given texts, one per turn, play a world through a loop; checks the ledger."""
 
-    async def run(factory, loop, *answers, options=None, tools=(), instructions="", **limits):
+    async def run(factory, loop, *answers, options=None, tools=(), instructions="", tool_instructions="", **limits):
         sent = {}
 
         def script(request):
@@ -40,7 +40,12 @@ def play(renderer):
             return [*renderer.encoder.encode(answers[min(turn, len(answers) - 1)]), renderer.boundary.end_id]
 
         spec = EnvironmentSpec(
-            name="w", make=factory, tasks=SeedTasks, isolation=Isolation.INLINE, instructions=instructions
+            name="w",
+            make=factory,
+            tasks=SeedTasks,
+            isolation=Isolation.INLINE,
+            instructions=instructions,
+            tool_instructions=tool_instructions,
         )
         host = EnvironmentHost(spec)
         engine = ScriptedEngine(script=script, vocab_size=400)

@@ -32,6 +32,7 @@ ANSWERS = {
     "react": ("<think>Where am I?</think><action> look </action>", "<think>Out.</think>\n<action>leave</action>"),
     "action_tag": ("<action>look</action>", "<action>leave</action>"),
     "plain": (" look", "leave\n"),
+    "free": ("look", "\nleave"),
 }
 
 
@@ -84,7 +85,8 @@ def answer(text, stop_reason=StopReason.STOP):
 def test_a_cut_answer_is_told_apart():
     reading = ReactText().read(answer("<think>Let me see", StopReason.LENGTH))
     assert reading.problem.startswith("Your answer was cut off before its end.")
-    assert ReactText(format="plain").read(answer(" ")).problem.startswith("Your answer is empty.")
+    assert ReactText(format="plain").read(answer(" ")).problem.startswith("Your answer is empty. Answer with")
+    assert ReactText(format="free").read(answer(" ")).problem == "Your answer is empty."
 
 
 @pytest.mark.parametrize("form", list(ANSWERS))
@@ -94,7 +96,7 @@ def test_demonstrations_are_read_back(form):
 
 
 def test_an_unknown_format_is_an_error():
-    with pytest.raises(ConfigError, match="react, action_tag, plain"):
+    with pytest.raises(ConfigError, match="react, action_tag, plain, free"):
         ReactText(format="json")
 
 

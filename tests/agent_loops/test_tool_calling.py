@@ -4,7 +4,14 @@ import gymnasium
 import pytest
 
 import agentrl
+from agentrl.env import EnvironmentSpec, Isolation
 from agentrl.errors import Outcome
+from agentrl.message import Message, ToolCall
+from agentrl.rollout.demonstrator import Demonstrator, ScriptedPolicy
+from agentrl.rollout.environments import EnvironmentHost
+from agentrl.rollout.loops import make_agent_loop
+from agentrl.rollout.runner import EpisodeRunner
+from agentrl.task import SeedTasks, Task
 
 
 class Guess(gymnasium.Env):
@@ -167,3 +174,57 @@ async def test_a_stateful_tool_is_one_object_per_episode(play):
         responses = [part.split("\n")[1] for part in played.text.split("<tool_response>")[1:]]
         assert responses == ["1", "2"]
     assert Counter.made == 2
+
+
+class Clerk(gymnasium.Env):
+    """Brings a tool, and talks until it is thanked."""
+
+    observation_space = action_space = gymnasium.spaces.Text(100)
+
+    def __init__(self):
+        self.tools = (midpoint,)
+
+    def reset(self, *, seed=None, options=None):
+        return "Hello.", {}
+
+    def step(self, action):
+        thanked = "thank" in action
+        return ("Bye." if thanked else "What is it?"), float(thanked), thanked, False, {}
+
+    def tool_message(self, action):
+        if action.startswith("{"):
+            return Message(role="assistant", tool_calls=(ToolCall(name="midpoint", arguments=json.loads(action)),))
+        return Message(role="assistant", content=action)
+
+    def expert(self):
+        return Thankful()
+
+
+class Thankful:
+    def act(self, observation):
+        return {"Hello.": '{"low": 2, "high": 4}', "3": "It is 3.", "What is it?": "I thank you."}[observation]
+
+
+async def test_an_environment_with_tools_of_its_own_may_reply(play):
+    played = await play(Clerk, "tool_calling", "Good day.", call("midpoint", low=2, high=4), "I thank you.")
+    assert "<|im_start|>user\nWhat is it?<|im_end|>" in played.text
+    assert "<tool_response>\n3\n</tool_response>" in played.text
+    assert (played.trajectory.reward, len(played.trajectory.turns)) == (1.0, 3)
+
+
+async def test_a_script_acts_through_the_environment_s_own_tools():
+    spec = EnvironmentSpec(name="w", make=Clerk, tasks=SeedTasks, isolation=Isolation.INLINE)
+    host = EnvironmentHost(spec)
+    runner = EpisodeRunner(
+        host=host, loop=make_agent_loop("tool_calling", {}), speaker=Demonstrator(ScriptedPolicy.EXPERT)
+    )
+    trajectory = await runner.run(Task(id="t", environment="w"), group_id="g", member=0, seed=0)
+    await host.close()
+    assert (trajectory.reward, trajectory.metrics["tool_calls"]) == (1.0, 1)
+
+
+async def test_tools_may_have_instructions_of_their_own(play):
+    told = {"instructions": "Write <search>.", "tool_instructions": "Call search."}
+    assert "Call search." in (await play(Exam, "tool_calling", "3", **told)).text
+    assert "Write <search>." in (await play(Exam, "tool_calling", "3", instructions="Write <search>.")).text
+    assert "Write <search>." in (await play(Exam, "react_text", "<action>3</action>", **told)).text

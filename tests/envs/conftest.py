@@ -1,8 +1,11 @@
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from pathlib import Path
 
 import pytest
+from agentrl.envs.household.alfworld.data import SPLITS, VARIABLE
+from agentrl.envs.household.alfworld.generate import write_games
 from agentrl.envs.household.goals import Goal, parse_goal
 from agentrl.envs.household.state import House, number_names
 from agentrl.envs.household.vocabulary import LAMP
@@ -10,6 +13,17 @@ from agentrl.envs.household.vocabulary import LAMP
 KITCHEN = ["cabinet"] * 8 + ["countertop"] + ["drawer"] * 8 + ["fridge", "microwave", "shelf", "shelf", "sinkbasin"]
 
 HouseBuilder = Callable[..., House]
+
+
+@pytest.fixture(scope="session", autouse=True)
+def alfworld_data(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Path]:
+    """A data folder of ALFWorld with a dozen games in each split, where the environment looks for one."""
+    folder = tmp_path_factory.mktemp("alfworld")
+    for split in SPLITS:
+        write_games(folder, 12, split=split)
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setenv(VARIABLE, str(folder))
+        yield folder
 
 
 @pytest.fixture(scope="session")

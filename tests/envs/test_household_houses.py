@@ -19,7 +19,7 @@ from agentrl.envs.household.scenes import EXTENTS, HELD_OUT, MAX_SEARCH_COST, Si
 from agentrl.envs.household.spec import SPEC
 from agentrl.envs.household.state import House
 from agentrl.envs.household.tasks import SPLITS, UNSEEN, HouseholdTasks, row_of, rows_of, scenes_of
-from agentrl.envs.household.texts import introduction
+from agentrl.envs.household.texts import introduction, room_view
 from agentrl.envs.household.vocabulary import CONTENTS, LAMP, LAMP_STANDS, Room
 from hypothesis import given, settings
 from hypothesis import strategies as st
@@ -74,7 +74,7 @@ def test_everything_lies_where_it_can_and_the_task_is_still_to_do(house: House) 
 @settings(max_examples=200, deadline=None)
 def test_the_expert_solves_every_house_through_its_text(house: House) -> None:
     world, expert = World(house), HouseholdExpert()
-    observation = introduction(house.receptacles, house.goal.text)
+    observation = world.introduction()
     for _ in range(MAX_STEPS):
         if world.solved:
             break
@@ -86,7 +86,7 @@ def test_the_expert_solves_every_house_through_its_text(house: House) -> None:
 @settings(max_examples=100, deadline=None)
 def test_the_experts_mistakes_change_nothing(house: House, rng: random.Random) -> None:
     world, expert = World(house), HouseholdExpert()
-    observation = introduction(house.receptacles, house.goal.text)
+    observation = world.introduction()
     made = 0
     while not world.solved:
         action = expert.act(observation)
@@ -123,7 +123,7 @@ def test_an_expert_without_a_goal_or_a_way_says_so() -> None:
     with pytest.raises(UsageError, match="reads text only"):
         HouseholdExpert().act(())
     expert = HouseholdExpert()
-    assert expert.act(introduction(["bed 1", "desk 1"], "put a book in bed")) == "go to desk 1"
+    assert expert.act(introduction(room_view(["bed 1", "desk 1"]), "put a book in bed")) == "go to desk 1"
     assert expert.act("You arrive at desk 1. On the desk 1, you see nothing.") == "go to bed 1"
     with pytest.raises(UsageError, match="searched everywhere"):
         expert.act("You arrive at bed 1. On the bed 1, you see nothing.")

@@ -1,0 +1,76 @@
+"""A person plays an environment in a browser, at an address that only this machine can reach."""
+
+from __future__ import annotations
+
+import importlib.resources
+from typing import Any
+
+from aiohttp import web
+
+from agentrl.cli.console import note
+from agentrl.cli.play import ending, readable
+from agentrl.env import AnyEnv, EnvironmentSpec, optional_part, settled
+from agentrl.task import Task
+
+HOST = "127.0.0.1"
+
+
+def play_in_browser(spec: EnvironmentSpec, env: AnyEnv, task: Task, *, port: int) -> None:
+    """Serve the page until the person stops it with Ctrl-C."""
+    web.run_app(make_application(spec, env, task), host=HOST, port=port, print=lambda text: note(str(text)))
+
+
+def make_application(spec: EnvironmentSpec, env: AnyEnv, task: Task) -> web.Application:
+    """The page, and what it asks for: ``POST /start`` and ``POST /act``, both answered with the view as JSON."""
+    game = _Game(spec, env, task)
+    application = web.Application()
+    application.add_routes(
+        [web.get("/", _send_page), web.post("/start", game.start), web.post("/act", game.act)],
+    )
+    application.on_cleanup.append(game.close)
+    return application
+
+
+async def _send_page(_request: web.Request) -> web.Response:
+    page = importlib.resources.files(__package__).joinpath("web_play.html").read_text(encoding="utf-8")
+    return web.Response(text=page, content_type="text/html")
+
+
+class _Game:
+    """One episode after the other of one task."""
+
+    def __init__(self, spec: EnvironmentSpec, env: AnyEnv, task: Task) -> None:
+        self._spec, self._env, self._task = spec, env, task
+        self._total, self._turns, self._ending = 0.0, 0, "not started"
+
+    async def start(self, _request: web.Request) -> web.Response:
+        """Begin an episode."""
+        observation, _ = await settled(self._env.reset(seed=self._task.seed, options=dict(self._task.options)))
+        self._total, self._turns, self._ending = 0.0, 0, ""
+        return await self._view(readable(observation))
+
+    async def act(self, request: web.Request) -> web.Response:
+        """Take the action in ``{"action": …}``."""
+        if self._ending:
+            return web.json_response({"problem": f"the episode is over: {self._ending}"}, status=409)
+        action = str((await request.json())["action"])
+        observation, reward, terminated, truncated, info = await settled(self._env.step(action))
+        self._total, self._turns = self._total + float(reward), self._turns + 1
+        self._ending = ending(info, self._total, self._turns) if terminated or truncated else ""
+        return await self._view(readable(observation))
+
+    async def close(self, _application: web.Application) -> None:
+        """Close the environment."""
+        await settled(self._env.close())
+
+    async def _view(self, text: str) -> web.Response:
+        make_page, list_actions = (optional_part(self._env, name) for name in ("web_page", "admissible_actions"))
+        view: dict[str, Any] = {
+            "title": f"{self._spec.name}, task {self._task.id}",
+            "text": text,
+            "page": None if make_page is None else await settled(make_page()),
+            "actions": [] if list_actions is None or self._ending else list(await settled(list_actions())),
+            "turns": self._turns,
+            "ending": self._ending,
+        }
+        return web.json_response(view)

@@ -1,0 +1,126 @@
+"""Speed and memory of the web shop, one process on one core.
+
+agentrl bench webshop
+"""
+
+from __future__ import annotations
+
+import multiprocessing
+import os
+import statistics
+import tempfile
+import time
+from collections.abc import Callable
+from pathlib import Path
+from random import Random
+from typing import Any
+
+from agentrl.envs.webshop.cache import ENVIRONMENT_VARIABLE
+from agentrl.envs.webshop.environment import WebShopEnv
+from agentrl.envs.webshop.goals import GoalKind
+from agentrl.envs.webshop.shop import CatalogueSource, open_shop
+
+SIZES = (1_000, 100_000)
+EPISODES = 400
+INSTANCES = 256
+
+
+def run() -> dict[str, Any]:
+    """Figures for a small and a large generated catalogue."""
+    with tempfile.TemporaryDirectory() as folder:
+        os.environ[ENVIRONMENT_VARIABLE] = folder
+        return {f"{size} products": _measure(size) for size in SIZES}
+
+
+def _measure(size: int) -> dict[str, Any]:
+    return {
+        "first_open": _in_new_process(_open, size),
+        "open_again": _in_new_process(_open, size),
+        "play": _in_new_process(_play, size),
+        "instances": _in_new_process(_many, size),
+    }
+
+
+def _in_new_process(target: Callable[[int], dict[str, float]], size: int) -> dict[str, float]:
+    """What a process of its own measures: nothing is warm, and its memory is that of the shop."""
+    with multiprocessing.get_context("spawn").Pool(1) as pool:
+        return pool.apply(target, (size,))
+
+
+def _open(size: int) -> dict[str, float]:
+    before, start, cpu = private_megabytes(), time.perf_counter(), time.process_time()
+    shop = open_shop(CatalogueSource(data=None, products=size))
+    goals = len(shop.goals(GoalKind.HUMAN))
+    return {
+        "seconds": time.perf_counter() - start,
+        "cpu_seconds": time.process_time() - cpu,
+        "private_megabytes": private_megabytes() - before,
+        "goals": goals,
+    }
+
+
+def _play(size: int) -> dict[str, float]:
+    before = private_megabytes()
+    env = WebShopEnv(products=size)
+    scripts = [_expert_actions(env, number) for number in range(min(EPISODES, len(env.goals)))]
+    env.close()
+    open_shop.cache_clear()
+    env = WebShopEnv(products=size)  # without what the expert has left in caches
+    steps, resets, cpu = 0, [], time.process_time()
+    for number, actions in enumerate(scripts):
+        start = time.perf_counter()
+        env.reset(options={"goal": number})
+        resets.append(1000 * (time.perf_counter() - start))
+        for action in actions:
+            env.step(action)
+        steps += len(actions)
+    return {
+        "expert_steps_per_cpu_s": steps / (time.process_time() - cpu),
+        "searches": sum(action.startswith("search") for actions in scripts for action in actions),
+        "steps": steps,
+        "random_steps_per_cpu_s_with_admissible": _random_steps_per_second(env),
+        "reset_ms_median": statistics.median(resets),
+        "private_megabytes": private_megabytes() - before,
+    }
+
+
+def _expert_actions(env: WebShopEnv, number: int) -> list[str]:
+    observation, _ = env.reset(options={"goal": number})
+    expert, actions, done = env.expert(), [], False
+    while not done:
+        actions.append(expert.act(observation))
+        observation, _, terminated, truncated, _ = env.step(actions[-1])
+        done = terminated or truncated
+    return actions
+
+
+def _random_steps_per_second(env: WebShopEnv) -> float:
+    random, steps, start = Random(0), 0, time.process_time()
+    for number in range(EPISODES // 2):
+        env.reset(options={"goal": number})
+        done = False
+        while not done:
+            _, _, terminated, truncated, _ = env.step(random.choice(env.admissible_actions()))
+            done, steps = terminated or truncated, steps + 1
+    return steps / (time.process_time() - start)
+
+
+def _many(size: int) -> dict[str, float]:
+    before = private_megabytes()
+    environments = [WebShopEnv(products=size) for _ in range(INSTANCES)]
+    for number, env in enumerate(environments):
+        env.reset(options={"goal": number})
+        env.step(env.admissible_actions()[0])
+    return {"count": len(environments), "private_megabytes": private_megabytes() - before}
+
+
+def private_megabytes() -> float:
+    """Memory of this process that it shares with no other, in MB (Linux)."""
+    lines = Path("/proc/self/smaps_rollup").read_text(encoding="utf-8").splitlines()
+    return sum(int(line.split()[1]) for line in lines if line.startswith("Private")) / 1024
+
+
+if __name__ == "__main__":
+    for size, figures in run().items():
+        for name, values in figures.items():
+            print(size, name, {key: round(value, 3) for key, value in values.items()})

@@ -1,0 +1,136 @@
+"""Where the original's data lies, and which games it holds.
+
+``alfworld-download`` puts them into ``$ALFWORLD_DATA``, else ``~/.cache/alfworld``, as
+``json_2.1.1/SPLIT/TASK/TRIAL/game.tw-pddl`` beside ``traj_data.json``. A game's id is ``SPLIT/TASK/TRIAL``.
+"""
+
+from __future__ import annotations
+
+import functools
+import logging
+import os
+import re
+from collections.abc import Iterable, Mapping
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import numpy
+
+from agentrl.errors import UsageError
+
+from ..goals import TaskType
+from ..options import choose_all
+from .game_file import GAME_FILE, TRAJECTORY_FILE
+
+logger = logging.getLogger(__name__)
+
+TRAIN, VALID_SEEN, VALID_UNSEEN = SPLITS = ("train", "valid_seen", "valid_unseen")
+OFFICIAL_SIZES = {TRAIN: 3553, VALID_SEEN: 140, VALID_UNSEEN: 134}
+"""Games of each split of the published data."""
+RELEASE = "json_2.1.1"
+"""The folder of the games in the data folder."""
+VARIABLE = "ALFWORLD_DATA"
+DEFAULT_FOLDER = "~/.cache/alfworld"
+DOWNLOAD = "pip install alfworld && alfworld-download"
+_EXCLUDED = ("movable", "Sliced")
+"""Parts of the paths of ALFRED's trials that are no text games."""
+_TASK_TYPE = re.compile(rb'"task_type"\s*:\s*"(\w+)"')
+_SOLVABLE = re.compile(rb'"solvable"\s*:\s*true\b')
+
+
+class GameRow(NamedTuple):
+    """A game of a split."""
+
+    game: str
+    """Its id."""
+    task_type: str
+
+
+class Games:
+    """The games that an environment may play.
+
+    Args:
+        data: The data folder; ``$ALFWORLD_DATA``, else ``~/.cache/alfworld``, when left out.
+        task_types: Kinds of tasks; all when left out.
+
+    Raises:
+        UsageError: a task type is unknown.
+    """
+
+    def __init__(self, data: str | None = None, task_types: Iterable[str] | None = None) -> None:
+        self.folder = Path(data or os.environ.get(VARIABLE) or DEFAULT_FOLDER).expanduser()
+        self.task_types = choose_all(TaskType, task_types, "alfworld task type")
+
+    def rows(self, split: str) -> tuple[GameRow, ...]:
+        """The games of a split, sorted by id.
+
+        Raises:
+            UsageError: no such split, or the folder holds no such games.
+        """
+        if split not in SPLITS:
+            raise UsageError("environment alfworld has no split of this name", got=split, expected=" or ".join(SPLITS))
+        rows = tuple(row for row in find_games(self.folder, split) if row.task_type in self.task_types)
+        if not rows:
+            raise UsageError(
+                f"there are no games of alfworld/{split}",
+                got=f"none of these task types under {self.folder / RELEASE / split}",
+                expected=f"{RELEASE}/{split}/TASK/TRIAL/{GAME_FILE} beside {TRAJECTORY_FILE}",
+                hint=f"download them ({DOWNLOAD}), or point ${VARIABLE} or the option data at their folder",
+            )
+        return rows
+
+    def path(self, game: str) -> Path:
+        """The file of a game.
+
+        Raises:
+            UsageError: there is no such game.
+        """
+        root = self.folder / RELEASE
+        path = root / game / GAME_FILE
+        if not path.resolve().is_relative_to(root.resolve()) or not path.is_file():
+            raise UsageError(
+                "there is no such ALFWorld game",
+                got=repr(game),
+                expected=f"an id SPLIT/TASK/TRIAL of a game under {root}",
+                hint=f"download the data: {DOWNLOAD}",
+            )
+        return path
+
+    def path_for(self, options: Mapping[str, Any], generator: numpy.random.Generator) -> Path:
+        """The file of the game that the options of a reset name, else of a training game that is drawn.
+
+        Raises:
+            UsageError: an option is unknown, or there is no such game.
+        """
+        if unknown := options.keys() - {"game"}:
+            raise UsageError(
+                "alfworld cannot reset with these options", got=", ".join(unknown), expected="game, or none"
+            )
+        if "game" in options:
+            return self.path(options["game"])
+        rows = self.rows(TRAIN)
+        return self.path(rows[int(generator.integers(len(rows)))].game)
+
+
+@functools.lru_cache(maxsize=16)
+def find_games(folder: Path, split: str) -> tuple[GameRow, ...]:
+    """The games of a split that the original would play: of its six task types, and marked solvable."""
+    root = folder / RELEASE
+    rows = []
+    for path in sorted((root / split).rglob(GAME_FILE)):
+        game = path.parent.relative_to(root).as_posix()
+        trajectory = path.with_name(TRAJECTORY_FILE)
+        if any(word in game for word in _EXCLUDED) or not trajectory.is_file():
+            continue
+        task_type = task_type_of(path)
+        if task_type in set(TaskType) and _SOLVABLE.search(path.read_bytes()):
+            rows.append(GameRow(game, task_type))
+    if rows and len(rows) != OFFICIAL_SIZES[split]:
+        logger.warning("alfworld/%s: %d games here, %d in the published data", split, len(rows), OFFICIAL_SIZES[split])
+    return tuple(rows)
+
+
+def task_type_of(path: Path) -> str:
+    """The task type of a game file, which stands beside it; the rest of that large file is not parsed."""
+    found = _TASK_TYPE.search(path.with_name(TRAJECTORY_FILE).read_bytes())
+    return found[1].decode() if found else ""

@@ -1,0 +1,142 @@
+"""Plays a game in the original: the packages `alfworld` and `textworld`, of agentrl's extra ``alfworld``.
+
+They are imported when the environment is made. It belongs in a worker process: a step takes a tenth of a second, and
+the planner behind it overwrites ``sys.argv``.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import importlib
+import string
+from collections.abc import Iterable
+from pathlib import Path
+from types import ModuleType
+from typing import Any
+
+import gymnasium
+from gymnasium.spaces import Text
+
+from agentrl.errors import UsageError
+
+from ..expert import HouseholdExpert
+from ..options import MAX_STEPS
+from ..texts import NOTHING_HAPPENS
+from .data import Games, task_type_of
+from .writing import GameRules
+
+
+class OriginalAlfworldEnv(gymnasium.Env[str, str]):
+    """An episode of a game file in the original engine, with names that are not shuffled.
+
+    `reset` takes the option ``game``, a game's id; without it the seed draws a training game.
+
+    Args:
+        data: ALFWorld's data folder; where the original looks when left out.
+        task_types: Kinds of tasks that the seed draws among; all when left out.
+        max_steps: Steps after which an episode is truncated.
+
+    Raises:
+        UsageError: the packages are not installed.
+    """
+
+    action_hint = "one command, for example: go to cabinet 1"
+
+    def __init__(
+        self, *, data: str | None = None, task_types: Iterable[str] | None = None, max_steps: int = MAX_STEPS
+    ) -> None:
+        self.games = Games(data, task_types)
+        self.max_steps = max_steps
+        self.observation_space = Text(4096, charset=string.printable)
+        self.action_space = Text(256, charset=string.printable)
+        textworld, wrappers = _package("textworld"), _package("alfworld.agents.environment.alfred_tw_env")
+        _package("fast_downward")  # textworld imports it only if it is there
+        infos = textworld.EnvInfos(won=True, admissible_commands=True)
+        self._engine = wrappers.AlfredDemangler(textworld.envs.PddlEnv(infos), shuffle=False)
+        self._library = self._engine.unwrapped.downward_lib
+        self._path: Path | None = None
+        self._state: Any = None
+        self._task_type = ""
+        self._steps = 0
+
+    def reset(self, *, seed: int | None = None, options: dict[str, Any] | None = None) -> tuple[str, dict[str, Any]]:
+        """Start an episode.
+
+        Raises:
+            UsageError: an option is unknown, or names no game.
+        """
+        super().reset(seed=seed)
+        path = self.games.path_for(options or {}, self.np_random)
+        if path != self._path:
+            self._engine.load(str(path))
+            self._path = path
+        self._state = self._engine.reset()
+        self._task_type, self._steps = task_type_of(path), 0
+        return self._state.feedback, self._info()
+
+    def step(self, action: str) -> tuple[str, float, bool, bool, dict[str, Any]]:
+        """Do what one command says."""
+        self._state, score, won = self._engine.step(action)
+        self._steps += 1
+        truncated = self._steps >= self.max_steps and not won
+        observation = self._state.feedback
+        return (
+            observation,
+            float(score),
+            bool(won),
+            truncated,
+            {**self._info(), "valid": observation != NOTHING_HAPPENS},
+        )
+
+    def admissible_actions(self) -> list[str]:
+        """The commands that do something now, sorted."""
+        return list(self._state.admissible_commands)
+
+    def state_key(self) -> str:
+        """Key of all facts that hold."""
+        facts = sorted(map(str, self._state["_facts"]))
+        return hashlib.blake2b("\n".join(facts).encode(), digest_size=16).hexdigest()
+
+    def expert(self) -> HouseholdExpert:
+        """The household engine's expert, which reads texts alone."""
+        return HouseholdExpert()
+
+    def close(self) -> None:
+        """Release the planner's library."""
+        if self._library is not None:
+            _package("fast_downward").close_lib(self._library)
+            self._library = None
+
+    def _info(self) -> dict[str, Any]:
+        return {"success": bool(self._state["won"]), "task_type": self._task_type}
+
+
+def package_rules() -> GameRules:
+    """The rules and words that come with the installed package, for games that are written.
+
+    Raises:
+        UsageError: the package is not installed.
+    """
+    places = _package("alfworld.info")
+    return GameRules(domain=_text_of(places.ALFRED_PDDL_PATH), grammar=_text_of(places.ALFRED_TWL2_PATH))
+
+
+def _text_of(path: str) -> str:
+    return Path(path).read_text(encoding="utf-8")
+
+
+def _package(name: str) -> ModuleType:
+    """A module of the original.
+
+    Raises:
+        UsageError: it is not installed.
+    """
+    try:
+        return importlib.import_module(name)
+    except ImportError as error:
+        raise UsageError(
+            "the original ALFWorld is not installed",
+            got=error,
+            expected="the packages alfworld, textworld and fast-downward-textworld",
+            hint="pip install 'agentrl[alfworld]', or leave engine at native",
+        ) from error

@@ -1,0 +1,37 @@
+"""The games as tasks, in the published splits."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from typing import Any
+
+from agentrl.task import Task
+
+from .data import Games
+
+ENVIRONMENT = "alfworld"
+
+
+class AlfworldTasks:
+    """The games of a split, in the order of their ids.
+
+    Raises:
+        UsageError: no such split, or no data.
+    """
+
+    def __init__(self, split: str, *, data: str | None = None, task_types: Iterable[str] | None = None) -> None:
+        self.rows = Games(data, task_types).rows(split)
+
+    def __len__(self) -> int:
+        return len(self.rows)
+
+    def __getitem__(self, index: int) -> Task:
+        row = self.rows[index]
+        return Task(id=row.game, environment=ENVIRONMENT, options={"game": row.game}, type=row.task_type)
+
+
+def alfworld_tasks(
+    split: str, *, data: str | None = None, task_types: Iterable[str] | None = None, **_options: Any
+) -> AlfworldTasks:
+    """The task source of a split; the engine and the number of steps have no part in it."""
+    return AlfworldTasks(split, data=data, task_types=task_types)

@@ -1,0 +1,1 @@
+"""Mathematics: generated problems, and problems of files, with a calculator."""

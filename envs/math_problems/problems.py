@@ -1,0 +1,193 @@
+"""The environment: a problem, a calculator, and one answer."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from random import Random
+from typing import Any
+
+from agentrl.env import EnvironmentSpec, Isolation
+from agentrl.errors import ToolError, UsageError
+from agentrl.message import Content
+from agentrl.task import TaskSource, seed_tasks
+from agentrl.tool import Tool, tool
+
+from ..puzzles.arithmetic import NotArithmetic, compute
+from ..puzzles.bounds import within
+from ..puzzles.environment import PuzzleEnv
+from ..puzzles.planner import read
+from ..puzzles.rules import Illegal, Played, Puzzle
+from .answers import number_of
+from .dataset import FileTasks, Problem
+from .judges import Judge, judge_named
+from .kinds import KINDS
+
+CALCULATE = "calculate "
+MAX_LEVEL = 3
+TELLING = ("answer", "####", "\\boxed{")
+"""What an answer is told by; a bare number is one, too."""
+
+
+class MathProblems(Puzzle):
+    """A problem, any number of calculations, one answer: 1 if it is right.
+
+    Args:
+        level: How hard generated problems are: 1 to 3, or 0 for all.
+        judge: How answers are compared: exact, or math_verify.
+    """
+
+    name = "math_problems"
+    fields = ("question", "answer", "kind")
+    action_hint = "calculate and an expression, or answer and a number"
+    max_steps = 10
+
+    question: str
+    answer: str
+    kind: str
+
+    def __init__(self, *, level: int = 0, judge: str = Judge.EXACT) -> None:
+        within("level of math_problems", level, 0, MAX_LEVEL)
+        self.kinds = [kind for kind in KINDS if level in (0, kind.level)]
+        self.judge = judge_named(judge)
+
+    @property
+    def task_type(self) -> str:
+        """The kind of problem."""
+        return self.kind
+
+    def start(self, rng: Random) -> None:
+        """Generate a problem."""
+        kind = rng.choice(self.kinds)
+        drawn = kind.draw(rng)
+        self.question, self.answer, self.kind = kind.text.format(**drawn), str(kind.answer(drawn)), kind.name
+
+    def play(self, action: str) -> Played:
+        """Calculate, or check the answer."""
+        if action.startswith(CALCULATE):
+            return Played(note=_calculated(action.removeprefix(CALCULATE)))
+        if not any(sign in action for sign in TELLING) and number_of(action) is None:
+            raise Illegal("Write calculate and an expression, or answer and a number.")
+        won = self.judge(action, self.answer)
+        note = "Right." if won else "That is wrong."
+        return Played(float(won), note, over=True, won=won)
+
+    def text(self) -> str:
+        """The problem."""
+        return f"Problem: {self.question}"
+
+    def guess(self, rng: Random) -> str:
+        """Some number."""
+        return f"answer {rng.randint(0, 100)}"
+
+    def expert(self) -> MathExpert:
+        """Works out problems of the kinds that are generated."""
+        return MathExpert()
+
+
+def _calculated(expression: str) -> str:
+    try:
+        return f"{expression.strip()} = {compute(expression).value}"
+    except NotArithmetic as error:
+        raise Illegal(str(error)) from error
+
+
+@tool(inline=True)
+def calculate(expression: str) -> str:
+    """Computes an expression exactly, for example "(3 + 4) / 5".
+
+    Args:
+        expression: Whole numbers, + - * / and brackets.
+    """
+    try:
+        return str(compute(expression).value)
+    except NotArithmetic as error:
+        raise ToolError(str(error), got=expression) from error
+
+
+class MathEnv(PuzzleEnv):
+    """Problems of mathematics with a calculator: in the action's text, or as the episode's tool ``calculate``.
+
+    `reset` takes a seed for a generated problem, or the options ``question``, ``answer`` and ``kind``, as the tasks of
+    a file have them.
+
+    Args:
+        files: Split to JSONL file, for the task source; problems are generated when left out.
+        options: As of `MathProblems` and `PuzzleEnv`.
+    """
+
+    game: MathProblems
+
+    def __init__(self, *, files: Mapping[str, str] | None = None, **options: Any) -> None:
+        super().__init__(MathProblems, **options)
+        self.tools: list[Tool] = [calculate]
+
+    def reset(self, *, seed: int | None = None, options: dict[str, Any] | None = None) -> tuple[str, dict[str, Any]]:
+        """Pose a problem.
+
+        Raises:
+            UsageError: the options are not those of a problem.
+        """
+        observation, info = super().reset(seed=seed)
+        if not options:
+            return observation, info
+        if set(options) != set(Problem._fields):
+            raise UsageError(
+                "math_problems cannot reset with these options",
+                got=", ".join(options),
+                expected=", ".join(Problem._fields),
+            )
+        self.game.load(options)
+        return self.game.introduction(), {**info, "task_type": self.game.task_type}
+
+
+class MathExpert:
+    """Knows the generated kinds of problems: calculates as they need, and answers with what it reads."""
+
+    def act(self, observation: Content) -> str:
+        """A calculation, or the answer.
+
+        Raises:
+            UsageError: the problem is of no kind that it knows.
+        """
+        before, _, question = read(observation).rpartition("Problem: ")
+        if " = " in before:
+            return f"answer {before.rpartition(' = ')[2].strip()}"
+        for kind in KINDS:
+            drawn = kind.read(question)
+            if drawn is not None:
+                return f"calculate {kind.working.format(**drawn)}"
+        raise UsageError("the expert knows generated problems only", got=repr(question))
+
+
+def tasks(split: str, *, files: Mapping[str, str] | None = None, **options: Any) -> TaskSource:
+    """The task source of a split: generated problems, or the split's file.
+
+    Raises:
+        UsageError: there is no file for the split.
+    """
+    if not files:
+        return seed_tasks(MathProblems.name, split, **options)
+    if split not in files:
+        raise UsageError(f"math_problems has no file for split {split}", got=", ".join(files), expected=split)
+    return FileTasks(MathProblems.name, split, files[split])
+
+
+SPEC = EnvironmentSpec(
+    name=MathProblems.name,
+    make=MathEnv,
+    tasks=tasks,
+    description=(
+        "Problems of mathematics with an exact calculator: generated ones of eleven kinds, or those of JSONL files in"
+        " the form of GSM8K or MATH. Options: level (1 to 3, 0 for all), files (split to path), judge (exact or"
+        " math_verify)."
+    ),
+    instructions=(
+        "You solve a problem of mathematics. Each turn, either calculate something, for example: calculate (3 + 4) / 5,"
+        " or give the answer, for example: answer 7/5. Calculations are exact; there is one answer, which ends the"
+        " episode. Give numbers as digits, fractions as 7/5 or decimals."
+    ),
+    max_turns=MathProblems.max_steps,
+    reward_range=(0.0, 1.0),
+    isolation=Isolation.INLINE,
+    scores={"random": 0.01, "expert": 1.0},
+)

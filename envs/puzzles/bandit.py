@@ -1,0 +1,119 @@
+"""A bandit with several arms: find the one that pays most often."""
+
+from __future__ import annotations
+
+import math
+import re
+from random import Random
+
+from agentrl.message import Content
+
+from .bounds import within
+from .environment import puzzle_spec
+from .planner import read
+from .rules import ChancePuzzle, Illegal, Played
+
+NAMES = ("phoenix", "dragon", "griffin", "unicorn", "sphinx", "hydra", "kraken", "pegasus")
+PERCENT = 100
+BEST_PAYS, LEAST_GAP, OTHERS_PAY = (60, 90), 30, (5, 60)
+"""How many pulls in a hundred pay, from and to, and how much less the other arms pay at least."""
+
+
+class Bandit(ChancePuzzle):
+    """The rules of a bandit. A pull pays its share of 1; the episode is a success when the best arm was pulled most.
+
+    Args:
+        arms: How many arms.
+        pulls: How many pulls.
+    """
+
+    name = "bandit"
+    fields = ("names", "chances", "tried", "paid", "dice")
+    action_hint = "the name of an arm"
+    max_steps = 40
+
+    names: list[str]
+    chances: list[int]
+    tried: list[int]
+    paid: list[int]
+
+    def __init__(self, *, arms: int = 3, pulls: int = 20) -> None:
+        self.arms = within("arms of bandit", arms, 2, len(NAMES))
+        self.pulls = within("pulls of bandit", pulls, arms, 40)
+
+    @property
+    def task_type(self) -> str:
+        """How many arms."""
+        return f"{self.arms} arms"
+
+    def start(self, rng: Random) -> None:
+        """Name the arms, and draw how often each pays."""
+        self.names, self.dice = rng.sample(NAMES, self.arms), rng.getrandbits(48)
+        best = rng.randint(*BEST_PAYS)
+        lowest, highest = OTHERS_PAY
+        self.chances = [rng.randint(lowest, min(highest, best - LEAST_GAP)) for _ in self.names]
+        self.chances[rng.randrange(self.arms)] = best
+        self.tried, self.paid = [0] * self.arms, [0] * self.arms
+
+    def play(self, action: str) -> Played:
+        """Pull an arm."""
+        if action not in self.names:
+            raise Illegal(f"Answer with the name of an arm: {', '.join(self.names)}.")
+        arm = self.names.index(action)
+        pays = self.roll(PERCENT) < self.chances[arm]
+        self.tried[arm] += 1
+        self.paid[arm] += pays
+        note = f"The {action} {'pays' if pays else 'does not pay'}."
+        if sum(self.tried) < self.pulls:
+            return Played(pays / self.pulls, note)
+        best = self.chances.index(max(self.chances))
+        return Played(pays / self.pulls, note, over=True, won=self.tried[best] > sum(self.tried) - self.tried[best])
+
+    def text(self) -> str:
+        """What each arm has paid so far."""
+        arms = zip(self.names, self.paid, self.tried, strict=True)
+        told = ", ".join([f"{name} {paid} of {tried}" for name, paid, tried in arms])
+        return f"Paid so far: {told}. Pulls left: {self.pulls - sum(self.tried)}."
+
+    def actions(self) -> list[str]:
+        """All arms."""
+        return list(self.names)
+
+    def expert(self) -> BanditExpert:
+        """Weighs what has paid against what is little known."""
+        return BanditExpert()
+
+
+class BanditExpert:
+    """Pulls the arm whose share, with a bonus for what is little known, is largest (UCB1, Auer et al., 2002)."""
+
+    BONUS = 0.3
+    """Weight of the bonus; smaller than the theorem's, because there are few pulls."""
+
+    def act(self, observation: Content) -> str:
+        """The name of an arm."""
+        arms = re.findall(r"(\w+) (\d+) of (\d+)", read(observation))
+        pulls = sum(int(tried) for _, _, tried in arms)
+
+        def promise(arm: tuple[str, str, str]) -> float:
+            paid, tried = int(arm[1]), int(arm[2])
+            return math.inf if not tried else paid / tried + self.BONUS * math.sqrt(2 * math.log(pulls) / tried)
+
+        return str(max(arms, key=promise)[0])
+
+
+SPEC = puzzle_spec(
+    Bandit,
+    description=(
+        "A bandit of three arms and 20 pulls, solved when more than half of the pulls went to the best arm. Options:"
+        " arms (2 to 8), pulls (up to 40)."
+    ),
+    instructions=(
+        "You stand before a machine with several arms. Each arm pays with a chance of its own that never changes and"
+        " that you do not know. Each turn, answer with the name of the arm to pull. Find the arm that pays most often,"
+        " and pull it as often as you can."
+    ),
+    reward_range=(0.0, 1.001),
+    scores={"random": 0.05, "expert": 0.87},
+)
+make = SPEC.make

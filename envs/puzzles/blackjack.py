@@ -1,0 +1,123 @@
+"""Blackjack against a dealer, by the rules of Gymnasium's."""
+
+from __future__ import annotations
+
+import re
+from random import Random
+
+from agentrl.errors import UsageError
+from agentrl.message import Content
+
+from .environment import puzzle_spec
+from .planner import read
+from .rules import ChancePuzzle, Illegal, Played
+
+HIT, STAND = "hit", "stand"
+BEST, DEALER_STOPS = 21, 17
+
+
+class Blackjack(ChancePuzzle):
+    """The rules of Blackjack with cards from an endless deck: 1 for a win, -1 for a loss, 0 for a draw."""
+
+    name = "blackjack"
+    fields = ("player", "dealer", "dice")
+    action_hint = "hit or stand"
+    max_steps = 20
+
+    player: list[int]
+    dealer: list[int]
+    """The first card is open."""
+
+    def start(self, rng: Random) -> None:
+        """Two cards each."""
+        self.dice = rng.getrandbits(48)
+        self.player = [self._card(), self._card()]
+        self.dealer = [self._card(), self._card()]
+
+    def play(self, action: str) -> Played:
+        """Take a card, or let the dealer play."""
+        if action not in (HIT, STAND):
+            raise Illegal("Answer with hit or stand.")
+        if action == HIT:
+            self.player.append(self._card())
+            if total(self.player) > BEST:
+                return Played(-1.0, "You have more than 21.", over=True)
+            return Played()
+        while total(self.dealer) < DEALER_STOPS:
+            self.dealer.append(self._card())
+        yours, theirs = total(self.player), total(self.dealer)
+        note = f"The dealer has {_listed(self.dealer)}: {theirs}."
+        if theirs > BEST or yours > theirs:
+            return Played(1.0, f"{note} You win.", over=True, won=True)
+        if yours == theirs:
+            return Played(0.0, f"{note} That is a draw.", over=True)
+        return Played(-1.0, f"{note} You lose.", over=True)
+
+    def text(self) -> str:
+        """Your cards and the dealer's open one."""
+        soft = " (an ace counts as 11)" if is_soft(self.player) else ""
+        yours = f"Your cards: {_listed(self.player)}: {total(self.player)}{soft}."
+        return f"{yours} The dealer shows {_listed(self.dealer[:1])}."
+
+    def actions(self) -> list[str]:
+        """Both actions."""
+        return [HIT, STAND]
+
+    def expert(self) -> BlackjackExpert:
+        """Plays basic strategy."""
+        return BlackjackExpert()
+
+    def _card(self) -> int:
+        return min(self.roll(13) + 1, 10)
+
+
+def is_soft(cards: list[int]) -> bool:
+    """Whether an ace counts as 11."""
+    return 1 in cards and sum(cards) + 10 <= BEST
+
+
+def total(cards: list[int]) -> int:
+    """What the cards count.
+
+    >>> total([1, 10]), total([1, 10, 5])
+    (21, 16)
+    """
+    return sum(cards) + 10 * is_soft(cards)
+
+
+def _listed(cards: list[int]) -> str:
+    return ", ".join("A" if card == 1 else str(card) for card in cards)
+
+
+class BlackjackExpert:
+    """Basic strategy (Baldwin et al., 1956), of hitting and standing only."""
+
+    def act(self, observation: Content) -> str:
+        """Hit or stand.
+
+        Raises:
+            UsageError: the text shows no cards.
+        """
+        shown = re.search(r": (\d+)( \(an ace counts as 11\))?\. The dealer shows (\w+)", read(observation))
+        if shown is None:
+            raise UsageError("the text shows no cards", got=repr(observation))
+        count, dealer = int(shown[1]), 11 if shown[3] == "A" else int(shown[3])
+        if shown[2]:
+            return STAND if count >= 19 or (count == 18 and dealer <= 8) else HIT
+        if count >= 17 or (count >= 13 and dealer <= 6) or (count == 12 and 4 <= dealer <= 6):
+            return STAND
+        return HIT
+
+
+SPEC = puzzle_spec(
+    Blackjack,
+    description="Blackjack by Gymnasium's rules: hit or stand, against a dealer who draws to 17, from an endless deck.",
+    instructions=(
+        "You play Blackjack. Come closer to 21 than the dealer, but not above it. Cards count their number, 10 stands"
+        " for all court cards too, an ace (A) counts 11 or 1. Each turn, answer with hit to take a card, or stand to"
+        " stop; then the dealer, of whom you see one card, draws up to 17 or more."
+    ),
+    reward_range=(-1.0, 1.0),
+    scores={"random": 0.28, "expert": 0.44},
+)
+make = SPEC.make

@@ -1,0 +1,216 @@
+"""The environment around the rules of a puzzle."""
+
+from __future__ import annotations
+
+import difflib
+import functools
+import hashlib
+import inspect
+import string
+from collections.abc import Mapping
+from random import Random
+from typing import Any, NamedTuple
+
+import gymnasium
+import orjson
+from gymnasium.spaces import Text
+
+from agentrl.env import EnvironmentSpec, Expert, Isolation
+from agentrl.errors import UsageError
+from agentrl.task import SeedTasks, seed_tasks
+
+from .rules import Illegal, Played, Puzzle
+
+SEPARATOR = "||"
+SHARES = (SeedTasks.SPLITS[0], *SeedTasks.SPLITS)
+"""Instances fall into four equal parts by their checksum: two for training, one each for validation and test."""
+MAX_DRAWS = 1000
+CHARACTERS = frozenset(string.printable + "√")
+
+
+class ActionSpace(Text):
+    """Texts; a sample is a random action of the puzzle instead of random letters."""
+
+    def __init__(self, game: Puzzle) -> None:
+        super().__init__(256, charset=CHARACTERS)
+        self._game = game
+
+    def sample(self, mask: Any = None, probability: Any = None) -> str:
+        """A random action of the situation that the puzzle is in."""
+        return self._game.guess(Random(int(self.np_random.integers(2**31))))
+
+
+class _Turn(NamedTuple):
+    """What the actions of one turn led to."""
+
+    reward: float
+    taken: int
+    notes: list[str]
+    last: Played
+
+
+class PuzzleEnv(gymnasium.Env[str, str]):
+    """A puzzle as an environment. An episode is a function of the options, the seed and the actions.
+
+    An instance belongs to one split, by the checksum of its first state, and a seed draws instances until one belongs
+    to the split of its range (`SeedTasks`; any other seed draws for training): no two splits share an instance.
+
+    Args:
+        rules: The puzzle.
+        max_steps: Actions after which an episode is truncated; the puzzle's own number when left out.
+        actions_per_turn: How many actions a turn may hold, separated by ``||``; the puzzle's own number when left out.
+        options: Of the puzzle.
+
+    Raises:
+        UsageError: an option is unknown or out of its range.
+    """
+
+    def __init__(
+        self,
+        rules: type[Puzzle],
+        *,
+        max_steps: int | None = None,
+        actions_per_turn: int | None = None,
+        **options: Any,
+    ) -> None:
+        self.game = _make_game(rules, options)
+        self.max_steps = rules.max_steps if max_steps is None else max_steps
+        self.actions_per_turn = rules.actions_per_turn if actions_per_turn is None else actions_per_turn
+        if self.max_steps < 1 or self.actions_per_turn < 1:
+            raise UsageError(
+                f"{rules.name} needs steps",
+                got=f"max_steps {self.max_steps}, actions_per_turn {self.actions_per_turn}",
+                expected="at least 1",
+            )
+        self.observation_space = Text(8192, charset=CHARACTERS)
+        self.action_space = ActionSpace(self.game)
+        self._steps = 0
+        self._over = True
+
+    @property
+    def action_hint(self) -> str:
+        """What an action looks like."""
+        if self.actions_per_turn == 1:
+            return self.game.action_hint
+        return f"{self.game.action_hint}; up to {self.actions_per_turn} actions, separated by {SEPARATOR}"
+
+    def reset(self, *, seed: int | None = None, options: dict[str, Any] | None = None) -> tuple[str, dict[str, Any]]:
+        """Start on the instance that the seed decides."""
+        super().reset(seed=seed)
+        if options:
+            raise UsageError(f"{self.game.name} has no options of reset", got=", ".join(options), expected="a seed")
+        self._draw_instance(int(self.np_random.integers(SeedTasks.SPLIT_SIZE)) if seed is None else seed)
+        self._steps, self._over = 0, False
+        return self.game.introduction(), {"success": False, "task_type": self.game.task_type}
+
+    def step(self, action: str) -> tuple[str, float, bool, bool, dict[str, Any]]:
+        """Take the actions of one turn, up to the first that cannot be played.
+
+        Raises:
+            UsageError: the episode is over.
+        """
+        if self._over:
+            raise UsageError(f"the episode of {self.game.name} is over", expected="reset before the next step")
+        parts = action.split(SEPARATOR) if SEPARATOR in action else [action]
+        turn = self._take(parts)
+        self._steps += turn.taken
+        truncated = not turn.last.over and self._steps >= self.max_steps
+        self._over = turn.last.over or truncated
+        reward = turn.reward + self.game.late_reward() if truncated else turn.reward
+        if turn.taken < len(parts):
+            turn.notes.append(f"Actions taken: {turn.taken} of {len(parts)}.")
+        turn.notes.append(self.game.text())
+        info = {"success": turn.last.won, "task_type": self.game.task_type, "valid": turn.last.legal}
+        return "\n".join(turn.notes), reward, turn.last.over, truncated, info
+
+    def admissible_actions(self) -> list[str] | None:
+        """The actions that can be played now; ``None`` where they are too many to list."""
+        return self.game.actions()
+
+    def expert(self) -> Expert:
+        """A policy that plays well by the texts alone, one action a turn."""
+        return self.game.expert()
+
+    def state_key(self) -> str:
+        """Key of the full state, whatever number of steps led to it."""
+        return hashlib.blake2b(orjson.dumps(self.game.state()), digest_size=16).hexdigest()
+
+    def snapshot(self) -> dict[str, Any]:
+        """The episode as JSON types."""
+        state = {"game": self.game.state(), "steps": self._steps, "over": self._over}
+        copied: dict[str, Any] = orjson.loads(orjson.dumps(state))
+        return copied
+
+    def restore(self, snapshot: Mapping[str, Any]) -> None:
+        """Go on where a snapshot was taken, in this environment or another with the same options."""
+        self.game.load(orjson.loads(orjson.dumps(snapshot["game"])))
+        self._steps, self._over = snapshot["steps"], snapshot["over"]
+
+    def _take(self, parts: list[str]) -> _Turn:
+        reward, taken, notes, played = 0.0, 0, [], Played()
+        for part in parts[: min(self.actions_per_turn, self.max_steps - self._steps)]:
+            played = self._play(" ".join(part.lower().split()))
+            reward, taken = reward + played.reward, taken + 1
+            if played.note:
+                notes.append(played.note)
+            if played.over or not played.legal:
+                break
+        return _Turn(reward, taken, notes, played)
+
+    def _play(self, action: str) -> Played:
+        try:
+            return self.game.play(action)
+        except Illegal as illegal:
+            return Played(reward=self.game.illegal_reward, note=str(illegal), legal=False)
+
+    def _draw_instance(self, seed: int) -> None:
+        rng, split = Random(f"{self.game.name}/{seed}"), split_of_seed(seed)
+        for _ in range(MAX_DRAWS):
+            self.game.start(rng)
+            if SHARES[int(self.state_key()[:8], 16) % len(SHARES)] == split:
+                return
+        raise UsageError(
+            f"{self.game.name} has too few instances with these options to fill split {split}",
+            expected="options that allow more instances",
+        )
+
+
+def split_of_seed(seed: int) -> str:
+    """The split whose range of seeds holds `seed`; training where none does."""
+    number = seed // SeedTasks.SPLIT_SIZE
+    return SeedTasks.SPLITS[number] if 0 <= number < len(SeedTasks.SPLITS) else SeedTasks.SPLITS[0]
+
+
+def puzzle_spec(
+    rules: type[Puzzle],
+    *,
+    description: str,
+    instructions: str,
+    reward_range: tuple[float, float],
+    scores: Mapping[str, float],
+) -> EnvironmentSpec:
+    """The registry's entry of a puzzle."""
+    return EnvironmentSpec(
+        name=rules.name,
+        make=functools.partial(PuzzleEnv, rules),
+        tasks=functools.partial(seed_tasks, rules.name),
+        description=description,
+        instructions=instructions,
+        max_turns=rules.max_steps,
+        reward_range=reward_range,
+        isolation=Isolation.INLINE,
+        scores=scores,
+    )
+
+
+def _make_game(rules: type[Puzzle], options: Mapping[str, Any]) -> Puzzle:
+    known = list(inspect.signature(rules).parameters)
+    for name in options:
+        if name not in known:
+            near = difflib.get_close_matches(name, known, n=1)
+            raise UsageError(
+                f"{rules.name} has no option {name!r}",
+                expected=", ".join([*known, "max_steps", "actions_per_turn"]),
+                hint=f"did you mean {near[0]!r}?" if near else None,
+            )
+    return rules(**options)

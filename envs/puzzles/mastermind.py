@@ -1,0 +1,147 @@
+"""Mastermind: find a hidden code from how well guesses fit it."""
+
+from __future__ import annotations
+
+import itertools
+import re
+from random import Random
+
+from agentrl.errors import UsageError
+from agentrl.message import Content
+
+from .bounds import within
+from .environment import puzzle_spec
+from .planner import read
+from .rules import Illegal, Played, Puzzle
+
+
+class Mastermind(Puzzle):
+    """The rules of Mastermind.
+
+    Args:
+        length: Digits of the code.
+        digits: The code is made of the digits 1 to this.
+        repeats: Whether a digit may stand in the code more than once.
+    """
+
+    name = "mastermind"
+    fields = ("code", "guesses")
+    action_hint = "a code, for example: 1 2 3 4"
+    max_steps = 20
+
+    code: str
+    guesses: list[str]
+
+    def __init__(self, *, length: int = 4, digits: int = 6, repeats: bool = False) -> None:
+        self.length = within("length of mastermind", length, 2, 5)
+        self.digits = within("digits of mastermind", digits, self.length, 9)
+        self.repeats = repeats
+
+    @property
+    def task_type(self) -> str:
+        """The kind of code."""
+        return f"{self.length} of {self.digits}"
+
+    def start(self, rng: Random) -> None:
+        """Think of a code."""
+        known = "123456789"[: self.digits]
+        self.code = "".join(rng.choices(known, k=self.length) if self.repeats else rng.sample(known, self.length))
+        self.guesses = []
+
+    def play(self, action: str) -> Played:
+        """Compare a guess with the code."""
+        guess = action.replace(" ", "").replace(",", "")
+        if len(guess) != self.length or not all("1" <= digit <= str(self.digits) for digit in guess):
+            raise Illegal(f"Answer with {self.length} digits from 1 to {self.digits}.")
+        if not self.repeats and len(set(guess)) < self.length:
+            raise Illegal("All digits of the code are different.")
+        if guess in self.guesses:
+            raise Illegal("You have tried this code before.")
+        self.guesses.append(guess)
+        if guess == self.code:
+            return Played(1.0, "Right, that is the code.", over=True, won=True)
+        placed, misplaced = compare(guess, self.code)
+        return Played(0.0, f"{' '.join(guess)}: {placed} in place, {misplaced} in another place.")
+
+    def late_reward(self) -> float:
+        """How close the last guess came; half for a digit in another place."""
+        placed, misplaced = compare(self.guesses[-1], self.code) if self.guesses else (0, 0)
+        return (placed + misplaced / 2) / self.length
+
+    def introduction(self) -> str:
+        """What kind of code it is."""
+        kind = "may stand in it more than once" if self.repeats else "are all different"
+        return f"I think of a code of {self.length} digits from 1 to {self.digits}, which {kind}.\n{self.text()}"
+
+    def text(self) -> str:
+        """How often was guessed."""
+        return f"Guesses so far: {len(self.guesses)}."
+
+    def guess(self, rng: Random) -> str:
+        """A code that was not tried."""
+        known = "123456789"[: self.digits]
+        while True:
+            guess = "".join(rng.choices(known, k=self.length) if self.repeats else rng.sample(known, self.length))
+            if guess not in self.guesses:
+                return guess
+
+    def expert(self) -> MastermindExpert:
+        """Guesses what may still be right."""
+        return MastermindExpert(self.length, self.digits, repeats=self.repeats)
+
+
+class MastermindExpert:
+    """Guesses, of the codes that agree with all answers, the one in the middle.
+
+    Args:
+        length: Digits of the code.
+        digits: The largest digit.
+        repeats: Whether digits may be equal.
+    """
+
+    def __init__(self, length: int, digits: int, *, repeats: bool) -> None:
+        known = "123456789"[:digits]
+        codes = itertools.product(known, repeat=length) if repeats else itertools.permutations(known, length)
+        self._left = ["".join(code) for code in codes]
+
+    def act(self, observation: Content) -> str:
+        """A code that may be right.
+
+        Raises:
+            UsageError: none is left.
+        """
+        told = re.search(r"([\d ]+): (\d) in place, (\d) in another", read(observation))
+        if told:
+            guess, answer = told[1].replace(" ", ""), (int(told[2]), int(told[3]))
+            self._left = [code for code in self._left if code != guess and compare(guess, code) == answer]
+        if not self._left:
+            raise UsageError("no code agrees with the answers", got=repr(observation))
+        return " ".join(self._left[len(self._left) // 2])
+
+
+def compare(guess: str, code: str) -> tuple[int, int]:
+    """Digits in the right place, and digits that are in the code in another place.
+
+    >>> compare("1123", "1214")
+    (1, 2)
+    """
+    placed = sum(one == other for one, other in zip(guess, code, strict=True))
+    common = sum(min(guess.count(digit), code.count(digit)) for digit in set(guess))
+    return placed, common - placed
+
+
+SPEC = puzzle_spec(
+    Mastermind,
+    description=(
+        "Mastermind: find a code of four different digits from 1 to 6 in 20 guesses. Options: length (2 to 5), digits"
+        " (up to 9), repeats."
+    ),
+    instructions=(
+        "You play Mastermind: find the hidden code. Each turn, answer with one code, its digits separated by blanks,"
+        " for example: 1 2 3 4. You are told how many of its digits are in the right place, and how many are in the"
+        " code in another place."
+    ),
+    reward_range=(0.0, 1.0),
+    scores={"random": 0.07, "expert": 1.0},
+)
+make = SPEC.make

@@ -1,0 +1,120 @@
+"""What a puzzle is: its rules, as a plain class. `PuzzleEnv` makes an environment of them.
+
+class Doors(Puzzle):
+name, fields, action_hint, max_steps = "doors", ("prize",), "a door: 1, 2 or 3", 3
+def start(self, rng):          # a new instance
+self.prize = rng.randint(1, 3)
+def text(self):                # what the player sees
+return "There are three doors."
+def play(self, action):        # one action; what it led to
+if action not in self.actions():
+raise Illegal("There is no such door.")
+won = action == str(self.prize)
+return Played(reward=float(won), over=won, won=won)
+def actions(self):
+return ["1", "2", "3"]
+def expert(self): ...          # plays by the texts alone
+"""
+
+from __future__ import annotations
+
+from abc import ABC, abstractmethod
+from collections.abc import Mapping
+from random import Random
+from typing import Any, ClassVar, NamedTuple
+
+from agentrl.env import Expert
+
+
+class Illegal(Exception):
+    """The action cannot be played, and the player reads why. It never leaves the environment."""
+
+
+class Played(NamedTuple):
+    """What an action led to."""
+
+    reward: float = 0.0
+    note: str = ""
+    """Shown before the new situation."""
+    over: bool = False
+    won: bool = False
+    legal: bool = True
+
+
+class Puzzle(ABC):
+    """The rules of a puzzle and the state of one episode. Its options are the arguments of its constructor."""
+
+    name: ClassVar[str]
+    fields: ClassVar[tuple[str, ...]]
+    """The attributes that are the whole state: JSON types, set by `start`. Lists may be changed in place."""
+    action_hint: ClassVar[str]
+    max_steps: ClassVar[int]
+    """Actions after which an episode is truncated."""
+    actions_per_turn: ClassVar[int] = 1
+    """How many actions one turn may hold: ``left || up``."""
+    illegal_reward: ClassVar[float] = 0.0
+
+    @abstractmethod
+    def start(self, rng: Random) -> None:
+        """Draw a new instance that can be solved."""
+
+    @abstractmethod
+    def play(self, action: str) -> Played:
+        """Take one action, given in lower case with single blanks.
+
+        Raises:
+            Illegal: the action cannot be played; the state is as before.
+        """
+
+    @abstractmethod
+    def text(self) -> str:
+        """What the player sees after each turn."""
+
+    @abstractmethod
+    def expert(self) -> Expert:
+        """A policy that plays well by the texts alone."""
+
+    def introduction(self) -> str:
+        """The first observation: what the options decide about the rules, and what the player sees."""
+        return self.text()
+
+    def actions(self) -> list[str] | None:
+        """The actions that can be played now; ``None`` where they are too many to list."""
+        return None
+
+    def guess(self, rng: Random) -> str:
+        """A random action: what the random policy plays where `actions` lists none."""
+        return rng.choice(self.actions() or [""])
+
+    def late_reward(self) -> float:
+        """What is paid, besides the last action's reward, when the episode is truncated."""
+        return 0.0
+
+    @property
+    def task_type(self) -> str:
+        """The kind of instance, for tables per type."""
+        return self.name
+
+    def state(self) -> dict[str, Any]:
+        """The whole state."""
+        return {name: getattr(self, name) for name in self.fields}
+
+    def load(self, state: Mapping[str, Any]) -> None:
+        """Go on from a state, which is not kept."""
+        for name in self.fields:
+            setattr(self, name, state[name])
+
+
+class ChancePuzzle(Puzzle):
+    """A puzzle in which chance goes on to play after the start.
+
+    Its random numbers come from a number of 48 bits that is part of the state, so that an episode is a function of its
+    seed and its actions, and goes on from a snapshot as it did before: the linear congruence of drand48 (POSIX).
+    """
+
+    dice: int
+
+    def roll(self, below: int) -> int:
+        """A random number from 0 to `below` - 1."""
+        self.dice = (self.dice * 0x5DEECE66D + 11) & 0xFFFFFFFFFFFF
+        return (self.dice >> 16) % below

@@ -1,0 +1,170 @@
+"""Sokoban: push every box onto a target."""
+
+from __future__ import annotations
+
+from random import Random
+
+from .bounds import within
+from .environment import puzzle_spec
+from .rules import Illegal, Played, Puzzle
+from .sokoban_solver import SokobanExpert
+
+WALL, FLOOR, TARGET, STORED, BOX, PLAYER, PLAYER_ON_TARGET = "#", "_", "O", "√", "X", "P", "S"
+LEFT_BEHIND = {PLAYER: FLOOR, PLAYER_ON_TARGET: TARGET}
+ENTERED = {FLOOR: PLAYER, TARGET: PLAYER_ON_TARGET, BOX: PLAYER, STORED: PLAYER_ON_TARGET}
+PUSHED_ONTO = {FLOOR: BOX, TARGET: STORED}
+STEP_REWARD, BOX_REWARD, SOLVED_REWARD = -0.1, 1.0, 10.0
+"""As in gym-sokoban: for each action, for a box that comes onto a target (and back for one that leaves), for all."""
+WALL_SHARE = 0.15
+WALK = 100
+
+
+class Sokoban(Puzzle):
+    """The rules of Sokoban. Levels are made by pulling the boxes off their targets, so that each can be solved.
+
+    Args:
+        size: Rows and columns of the room, its walls included.
+        boxes: How many boxes and targets.
+        min_pushes: Levels that may need fewer pushes, by each box's way to its nearest target, are not
+            played; 3 when left out, or what a small room allows.
+    """
+
+    name = "sokoban"
+    fields = ("board", "player")
+    action_hint = "one move: up, down, left or right"
+    max_steps = 100
+    actions_per_turn = 5
+    illegal_reward = STEP_REWARD
+
+    board: list[str]
+    player: int
+
+    def __init__(self, *, size: int = 6, boxes: int = 1, min_pushes: int | None = None) -> None:
+        self.size = within("size of sokoban", size, 5, 10)
+        self.boxes = within("boxes of sokoban", boxes, 1, min(4, (size - 2) ** 2 // 3 - 1))
+        most = min(2 * size - 9, 6)
+        self.min_pushes = within("min_pushes of sokoban", min(3, most) if min_pushes is None else min_pushes, 1, most)
+        self.moves = {"up": -size, "down": size, "left": -1, "right": 1}
+
+    @property
+    def task_type(self) -> str:
+        """How many boxes."""
+        return f"{self.boxes} box" + "es" * (self.boxes > 1)
+
+    def start(self, rng: Random) -> None:
+        """Draw levels until one is hard enough."""
+        while not self._draw(rng):
+            pass
+
+    def play(self, action: str) -> Played:
+        """Step, or push what stands there; a step against a wall changes nothing."""
+        offset = self.moves.get(action)
+        if offset is None:
+            raise Illegal("That is no move. Moves are up, down, left and right.")
+        board, place = self.board, self.player + offset
+        cell, reward = board[place], STEP_REWARD
+        if cell == WALL:
+            return Played(reward, "A wall is in the way.")
+        if cell in (BOX, STORED):
+            behind = board[place + offset]
+            if behind not in PUSHED_ONTO:
+                return Played(reward, "The box cannot be pushed there.")
+            board[place + offset] = PUSHED_ONTO[behind]
+            reward += BOX_REWARD * ((behind == TARGET) - (cell == STORED))
+        board[place] = ENTERED[cell]
+        board[self.player] = LEFT_BEHIND[board[self.player]]
+        self.player = place
+        if BOX in board:
+            return Played(reward)
+        return Played(reward + SOLVED_REWARD, "All boxes are on targets.", over=True, won=True)
+
+    def text(self) -> str:
+        """The room, row by row."""
+        board, size = self.board, self.size
+        return "\n".join([" ".join(board[row : row + size]) for row in range(0, size * size, size)])
+
+    def actions(self) -> list[str]:
+        """The moves that change something."""
+        return [name for name, offset in self.moves.items() if self._is_open(self.player + offset, offset)]
+
+    def expert(self) -> SokobanExpert:
+        """Searches for a short way."""
+        return SokobanExpert()
+
+    def _is_open(self, place: int, offset: int) -> bool:
+        cell = self.board[place]
+        return cell in PUSHED_ONTO or (cell in (BOX, STORED) and self.board[place + offset] in PUSHED_ONTO)
+
+    def _draw(self, rng: Random) -> bool:
+        """Pull boxes off their targets in a random room; whether that gave a level."""
+        self.board = self._room(rng)
+        floor = [place for place, cell in enumerate(self.board) if cell == FLOOR]
+        if len(floor) < 3 * self.boxes + 3 or not self._is_connected(floor):
+            return False
+        targets = rng.sample(floor, self.boxes)
+        boxes, self.player = self._pull(rng, set(floor), targets)
+        for place in (*targets, *boxes):
+            self.board[place] = BOX if place in boxes else TARGET
+        self.board[self.player] = ENTERED[self.board[self.player]]
+        return self._is_hard(boxes, targets)
+
+    def _room(self, rng: Random) -> list[str]:
+        inner, size = range(1, self.size - 1), self.size
+        return [
+            FLOOR if row in inner and column in inner and rng.random() >= WALL_SHARE else WALL
+            for row in range(size)
+            for column in range(size)
+        ]
+
+    def _is_connected(self, floor: list[int]) -> bool:
+        seen, queue, everywhere = {floor[0]}, [floor[0]], set(floor)
+        while queue:
+            place = queue.pop()
+            new = {place + offset for offset in self.moves.values()} & everywhere - seen
+            seen |= new
+            queue += new
+        return len(seen) == len(floor)
+
+    def _pull(self, rng: Random, floor: set[int], targets: list[int]) -> tuple[set[int], int]:
+        """Boxes and player after a random walk that pulls boxes behind it: a game played backwards."""
+        boxes, offsets = set(targets), list(self.moves.values())
+        player = rng.choice([place for place in sorted(floor) if place not in boxes])
+        for step in range(WALK * self.boxes):
+            offset = offsets[int(rng.random() * 4)]
+            place = player + offset
+            if place not in floor or place in boxes:
+                continue
+            if player - offset in boxes:
+                boxes.remove(player - offset)
+                boxes.add(player)
+            player = place
+            if step % 8 == 0 and self._is_hard(boxes, targets):
+                break
+        return boxes, player
+
+    def _is_hard(self, boxes: set[int], targets: list[int]) -> bool:
+        """No box is on a target, and each has its share of the pushes to go."""
+        size, pushes = self.size, 0
+        for box in boxes:
+            if box in targets:
+                return False
+            pushes += min(abs(box // size - place // size) + abs(box % size - place % size) for place in targets)
+        return pushes >= self.min_pushes
+
+
+SPEC = puzzle_spec(
+    Sokoban,
+    description=(
+        "Sokoban on a new room each time, made so that it can be solved, with the rewards of gym-sokoban. Options: size"
+        " (5 to 10), boxes (1 to 4), min_pushes (1 to 6)."
+    ),
+    instructions=(
+        "You play Sokoban: push every box onto a target. In the picture of the room # is a wall, _ is floor, X is a"
+        " box, O is a target, √ is a box on a target, P is you, and S is you on a target. Moves are up, down, left and"
+        " right. You push a box by walking against it; what is behind it must be free. You cannot pull a box, nor push"
+        " two. A turn may hold several moves, for example: left || up || up"
+    ),
+    reward_range=(-14.0, 14.0),
+    scores={"random": 0.2, "expert": 1.0},
+)
+make = SPEC.make

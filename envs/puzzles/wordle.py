@@ -1,0 +1,143 @@
+"""Wordle: find a hidden word from marks on guessed ones."""
+
+from __future__ import annotations
+
+import functools
+import re
+from collections import Counter
+from random import Random
+
+from agentrl.errors import UsageError
+from agentrl.message import Content
+
+from .environment import puzzle_spec
+from .planner import read
+from .rules import Illegal, Played, Puzzle
+from .words import words_of
+
+LENGTH = 5
+PLACED, MISPLACED, ABSENT = "G", "Y", "X"
+
+
+WORDS = words_of("wordle_words")
+"""The words that may be hidden, sorted: common English words, in American spelling."""
+
+
+class Wordle(Puzzle):
+    """The rules of Wordle. A guess may be any five letters; hidden words come from a list of common ones."""
+
+    name = "wordle"
+    fields = ("word", "guesses")
+    action_hint = "a word of five letters"
+    max_steps = 6
+
+    word: str
+    guesses: list[str]
+
+    def start(self, rng: Random) -> None:
+        """Think of a word."""
+        self.word, self.guesses = rng.choice(WORDS), []
+
+    def play(self, action: str) -> Played:
+        """Mark a guess."""
+        guess = action.replace(" ", "")
+        if len(guess) != LENGTH or not (guess.isascii() and guess.isalpha()):
+            raise Illegal("Answer with one word of five letters.")
+        if guess in self.guesses:
+            raise Illegal("You have guessed this word before.")
+        self.guesses.append(guess)
+        if guess == self.word:
+            return Played(1.0, "Right, that is the word.", over=True, won=True)
+        return Played(0.0, f"{' '.join(guess.upper())}\n{' '.join(mark(guess, self.word))}")
+
+    def late_reward(self) -> float:
+        """How close the last guess came; half for a letter in another place."""
+        marks = mark(self.guesses[-1], self.word) if self.guesses else ""
+        return (marks.count(PLACED) + marks.count(MISPLACED) / 2) / LENGTH
+
+    def introduction(self) -> str:
+        """That there is a word."""
+        return f"I think of a word of five letters.\n{self.text()}"
+
+    def text(self) -> str:
+        """How often was guessed."""
+        return f"Guesses so far: {len(self.guesses)}."
+
+    def guess(self, rng: Random) -> str:
+        """A word of the list that was not tried."""
+        while (guess := rng.choice(WORDS)) in self.guesses:
+            pass
+        return guess
+
+    def expert(self) -> WordleExpert:
+        """Guesses what tells most."""
+        return WordleExpert()
+
+
+class WordleExpert:
+    """Guesses, of the words that agree with all marks, the one whose marks part them into most groups."""
+
+    MOST_COMPARED = 60
+    """Guesses that are weighed, and words that they are weighed against: enough to choose well, and fast."""
+
+    def __init__(self) -> None:
+        self._left = list(WORDS)
+
+    def act(self, observation: Content) -> str:
+        """A word that may be right.
+
+        Raises:
+            UsageError: none is left.
+        """
+        told = re.search(r"((?:[A-Z] ){4}[A-Z])\n((?:[GYX] ){4}[GYX])", read(observation))
+        if told is None and len(self._left) == len(WORDS):
+            return _first_guess()
+        if told:
+            guess, marks = told[1].replace(" ", "").lower(), told[2].replace(" ", "")
+            self._left = [word for word in self._left if word != guess and mark(guess, word) == marks]
+        if not self._left:
+            raise UsageError("no word agrees with the marks", got=repr(observation))
+        return _most_telling(self._left, self.MOST_COMPARED)
+
+
+@functools.cache
+def _first_guess() -> str:
+    return _most_telling(list(WORDS), 100)
+
+
+def _most_telling(left: list[str], most: int) -> str:
+    few = left[:: max(1, len(left) // most)]
+    return max(few, key=lambda guess: len(Counter(mark(guess, word) for word in few)))
+
+
+def mark(guess: str, word: str) -> str:
+    """A mark for each letter: G in place, Y in another place, X not in the word (or not so often).
+
+    >>> mark("allow", "label")
+    'YYYXX'
+    """
+    spare = Counter(letter for letter, other in zip(word, guess, strict=True) if letter != other)
+    marks = []
+    for letter, other in zip(guess, word, strict=True):
+        if letter == other:
+            marks.append(PLACED)
+        elif spare[letter]:
+            spare[letter] -= 1
+            marks.append(MISPLACED)
+        else:
+            marks.append(ABSENT)
+    return "".join(marks)
+
+
+SPEC = puzzle_spec(
+    Wordle,
+    description="Wordle: find a common English word of five letters in six guesses.",
+    instructions=(
+        "You play Wordle: find the hidden word of five letters. Each turn, answer with one word. Below each of its"
+        " letters you are shown a mark: G when the letter is in the right place, Y when it is in another place of the"
+        " word, X when it is not in the word, or not once more."
+    ),
+    reward_range=(0.0, 1.0),
+    scores={"random": 0.01, "expert": 0.99},
+)
+make = SPEC.make

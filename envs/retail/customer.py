@@ -1,0 +1,181 @@
+"""The customer: a script that says what it wants step by step, and leaves with a stop mark.
+
+Whether a request was met it sees in the database, or hears. What it says depends only on the scenario, on its own
+state, and on what the agent says.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import asdict, dataclass, field
+from typing import Any
+
+from .database import Database
+from .hearing import Heard, hear, says_amount
+from .phrases import STOP
+from .requests import Fact, Persona, Request, RequestKind, Scenario
+
+PATIENCE = 6
+"""Replies without anything new that a customer gives per request."""
+_SMALL_TALK = ("Sure!", "No problem.", "Of course.", "Good question.")
+
+
+@dataclass(slots=True, kw_only=True)
+class Mood:
+    """What changes in a customer."""
+
+    request: int = 0
+    """Number of the request that is talked about."""
+    told: list[str] = field(default_factory=list)
+    """Topics of the facts of this request that were told."""
+    changed_mind: bool = False
+    """About this request."""
+    introduced: bool = False
+    replies: int = 0
+    spent: int = 0
+    """Patience, on this request."""
+    gone: bool = False
+
+
+class Customer:
+    """Talks about one scenario.
+
+    Args:
+        scenario: Who it is, and what is wanted.
+        expected: For each request, the orders as they will be when it is met.
+        mood: Where the conversation stands; at its start when left out.
+    """
+
+    def __init__(
+        self, scenario: Scenario, expected: tuple[Mapping[str, Any], ...], mood: Mapping[str, Any] | None = None
+    ) -> None:
+        self.scenario = scenario
+        self._expected = expected
+        self.mood = Mood(**(mood or {}))
+        self.mood.told = list(self.mood.told)
+
+    def to_plain(self) -> dict[str, Any]:
+        """The mood as JSON types."""
+        return asdict(self.mood)
+
+    @property
+    def request(self) -> Request:
+        """What is talked about."""
+        return self.scenario.requests[self.mood.request]
+
+    def open(self) -> str:
+        """The first words."""
+        greeting = "Hello there, I hope that you are well!" if self.scenario.persona is Persona.CHATTY else "Hello."
+        words = [greeting, self.request.opening]
+        if self.scenario.persona is Persona.DIRECT:
+            self.mood.introduced = True
+            words += [self.scenario.by_email, *self._tell(list(self.request.facts))]
+        return " ".join(words)
+
+    def answer(self, text: str, database: Database) -> str:
+        """The reply to what the agent says; `mood.gone` tells whether it was the last one."""
+        self.mood.replies += 1
+        heard = hear(text)
+        if database.transfers:
+            return self._leave("All right, I will wait for your colleague.")
+        if self._is_met(heard, text, database):
+            return self._go_on()
+        words = self._reply(heard)
+        if self.mood.spent > PATIENCE:
+            return self._leave("I do not have any more time for this. Goodbye.")
+        return " ".join(words)
+
+    def _is_met(self, heard: Heard, text: str, database: Database) -> bool:
+        request = self.request
+        if request.kind is RequestKind.REFUSED:
+            return heard.refuses
+        if request.outputs:
+            return all(says_amount(text, amount) for amount in request.outputs)
+        if request.order_id is None:
+            return False
+        return database.order(request.order_id) == self._expected[self.mood.request]
+
+    def _go_on(self) -> str:
+        """The next request, or goodbye."""
+        was_refused = self.request.kind is RequestKind.REFUSED
+        if self.mood.request + 1 == len(self.scenario.requests):
+            return self._leave("Thank you, that is all.")
+        self.mood.request += 1
+        self.mood.told, self.mood.changed_mind, self.mood.spent = [], False, 0
+        if was_refused:
+            return f"I see. {self.request.opening}"
+        words = ["Thank you. One more thing.", self.request.opening]
+        if self.scenario.persona is Persona.DIRECT:
+            words += self._tell(list(self.request.facts))
+        return " ".join(words)
+
+    def _leave(self, words: str) -> str:
+        self.mood.gone = True
+        return f"{words} {STOP}"
+
+    def _reply(self, heard: Heard) -> list[str]:
+        """Who it is if asked, facts that are asked for, a confirmation; else the next fact, or the request again."""
+        was_introduced = self.mood.introduced
+        words = self._introduction(heard)
+        is_new = bool(words) and not was_introduced
+        if heard.wants_confirmation and (changed := self._change_of_mind()) is not None:
+            return [f"No, wait. {changed}"]
+        confirms = heard.wants_confirmation and not self._untold()
+        asked = [fact for fact in self.request.facts if fact.topic in heard.topics]
+        new = [fact for fact in asked if fact.topic.value not in self.mood.told]
+        if new:
+            words, is_new = [*words, *self._tell(new[: self.scenario.persona.facts_at_once])], True
+        if confirms:
+            words.insert(0, "Yes, please.")
+        if not words:
+            words, is_new = self._volunteer(asked)
+        self.mood.spent += not is_new
+        return [*self._chat(), *words]
+
+    def _introduction(self, heard: Heard) -> list[str]:
+        asked = heard.wants_email or heard.wants_name
+        if not asked or (self.mood.introduced and heard.topics):
+            return []
+        self.mood.introduced = True
+        if self.scenario.persona is not Persona.FORGETFUL:
+            return [self.scenario.by_email if heard.wants_email else self.scenario.by_name]
+        forgotten = ["I do not remember my email address."] if heard.wants_email else []
+        return [*forgotten, *([self.scenario.by_name] if heard.wants_name or heard.wants_email else [])]
+
+    def _change_of_mind(self) -> str | None:
+        """What a wavering customer wants instead, once, after telling what they wanted at first."""
+        wavering = self._wavering_fact()
+        if wavering is None or self.mood.changed_mind or wavering.topic.value not in self.mood.told:
+            return None
+        self.mood.changed_mind = True
+        return wavering.text
+
+    def _wavering_fact(self) -> Fact | None:
+        if self.scenario.persona is not Persona.WAVERING:
+            return None
+        return next((fact for fact in self.request.facts if fact.at_first is not None), None)
+
+    def _volunteer(self, asked: list[Fact]) -> tuple[list[str], bool]:
+        """The next facts that were not told; what was told again, if that was asked for; the request again."""
+        untold = self._untold()
+        if untold:
+            return self._tell(untold[: self.scenario.persona.facts_at_once]), True
+        again = [self._text(fact) for fact in asked] or [self.request.opening, *map(self._text, self.request.facts)]
+        return ["As I said:", *again], False
+
+    def _untold(self) -> list[Fact]:
+        return [fact for fact in self.request.facts if fact.topic.value not in self.mood.told]
+
+    def _tell(self, facts: list[Fact]) -> list[str]:
+        self.mood.told += [fact.topic.value for fact in facts]
+        return [self._text(fact) for fact in facts]
+
+    def _text(self, fact: Fact) -> str:
+        """A fact as it is seen now: a wavering customer starts with something else."""
+        is_first = fact is self._wavering_fact() and not self.mood.changed_mind
+        return fact.at_first if is_first and fact.at_first is not None else fact.text
+
+    def _chat(self) -> list[str]:
+        if self.scenario.persona is not Persona.CHATTY:
+            return []
+        return [_SMALL_TALK[self.mood.replies % len(_SMALL_TALK)]]

@@ -1,0 +1,73 @@
+"""The shop's records: a shared base that never changes, and what one episode has changed."""
+
+from __future__ import annotations
+
+import copy
+import hashlib
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any, TypeAlias
+
+import orjson
+
+Row: TypeAlias = dict[str, Any]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Store:
+    """Users, products and orders by their ids, in JSON types."""
+
+    users: Mapping[str, Row]
+    products: Mapping[str, Row]
+    orders: Mapping[str, Row]
+
+
+class Database:
+    """One episode's view of a store; rows are copied when they are changed.
+
+    Args:
+        store: The records at the start.
+        changes: As `changes` gave them.
+    """
+
+    def __init__(self, store: Store, changes: Mapping[str, Any] | None = None) -> None:
+        self.store = store
+        kept = copy.deepcopy(dict(changes or {}))
+        self._users: dict[str, Row] = kept.get("users", {})
+        self._orders: dict[str, Row] = kept.get("orders", {})
+        self.transfers: int = kept.get("transfers", 0)
+        """How often the customer was handed to a human agent."""
+
+    def user(self, user_id: str) -> Row | None:
+        """A user, to be read only."""
+        return self._users.get(user_id) or self.store.users.get(user_id)
+
+    def order(self, order_id: str) -> Row | None:
+        """An order, to be read only."""
+        return self._orders.get(order_id) or self.store.orders.get(order_id)
+
+    def edit_user(self, user_id: str) -> Row:
+        """A user that may be changed."""
+        if user_id not in self._users:
+            self._users[user_id] = copy.deepcopy(self.store.users[user_id])
+        return self._users[user_id]
+
+    def edit_order(self, order_id: str) -> Row:
+        """An order that may be changed."""
+        if order_id not in self._orders:
+            self._orders[order_id] = copy.deepcopy(self.store.orders[order_id])
+        return self._orders[order_id]
+
+    def changes(self) -> dict[str, Any]:
+        """What differs from the store, as JSON types; what was changed back does not."""
+        return copy.deepcopy(self._differences())
+
+    def key(self) -> str:
+        """Hash of the contents: equal for two databases over one store if and only if they hold the same."""
+        changes = orjson.dumps(self._differences(), option=orjson.OPT_SORT_KEYS)
+        return hashlib.blake2b(changes, digest_size=16).hexdigest()
+
+    def _differences(self) -> dict[str, Any]:
+        users = {key: row for key, row in self._users.items() if row != self.store.users[key]}
+        orders = {key: row for key, row in self._orders.items() if row != self.store.orders[key]}
+        return {"users": users, "orders": orders, "transfers": self.transfers}

@@ -1,0 +1,223 @@
+"""A scripted agent that serves every customer: it hears what a model would hear, and keeps to the policy."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Generator, Mapping
+from typing import Any
+
+import orjson
+
+from agentrl.errors import UsageError
+from agentrl.message import Content
+
+from . import phrases
+from .ledger import DELIVERED
+from .requests import RequestKind, Topic
+from .tools import call_text
+
+_Steps = Generator[str, str, None]
+_Reading = Generator[str, str, Any]
+
+_QUESTIONS = {
+    Topic.ORDER: "What is the order number?",
+    Topic.REASON: "What is the reason?",
+    Topic.ITEM: "Which item is it about?",
+    Topic.WISH: "Which option is it to be?",
+    Topic.PAYMENT: "Which payment method is it to be?",
+    Topic.ADDRESS: "What is the new address?",
+}
+_ANSWERS: Mapping[Topic, re.Pattern[str]] = {
+    Topic.ORDER: re.compile(f"{phrases.ORDER_NUMBER.pattern}|{phrases.FORGOTTEN.pattern}"),
+    Topic.REASON: re.compile("no longer need|by mistake"),
+    Topic.ITEM: phrases.DESCRIBED,
+    Topic.WISH: phrases.WISHED,
+    Topic.PAYMENT: phrases.METHOD,
+    Topic.ADDRESS: phrases.ADDRESS_LINE,
+}
+_NEEDED: Mapping[RequestKind, tuple[Topic, ...]] = {
+    RequestKind.CANCEL: (Topic.ORDER, Topic.REASON),
+    RequestKind.ITEMS: (Topic.ORDER, Topic.ITEM, Topic.WISH, Topic.PAYMENT),
+    RequestKind.ADDRESS: (Topic.ORDER, Topic.ADDRESS),
+    RequestKind.PAYMENT: (Topic.ORDER, Topic.PAYMENT),
+    RequestKind.RETURN: (Topic.ORDER, Topic.ITEM, Topic.PAYMENT),
+    RequestKind.EXCHANGE: (Topic.ORDER, Topic.ITEM, Topic.WISH, Topic.PAYMENT),
+    RequestKind.TRANSFER: (),
+}
+
+
+class RetailExpert:
+    """Plays one episode. The first observation is what the customer says first."""
+
+    def __init__(self) -> None:
+        self._steps: _Steps | None = None
+
+    def act(self, observation: Content) -> str:
+        """The next action.
+
+        Raises:
+            UsageError: the customer wants something that the expert does not know.
+        """
+        text = observation if isinstance(observation, str) else ""
+        try:
+            if self._steps is None:
+                self._steps = _Conversation(text).steps()
+                return next(self._steps)
+            return self._steps.send(text)
+        except StopIteration as stop:
+            raise UsageError("the retail expert has nothing left to do", got=repr(text[-120:])) from stop
+
+
+class _Conversation:
+    """What the expert knows, and its plan: a generator of actions that is sent what each of them led to."""
+
+    def __init__(self, opening: str) -> None:
+        self.heard = opening
+        """Everything that the customer said about the current request."""
+        self.user: dict[str, Any] = {}
+        self.order: dict[str, Any] = {}
+
+    def steps(self) -> _Steps:
+        """Find out who calls, then serve one request after the other."""
+        yield from self._identify()
+        while True:
+            kind = self._kind()
+            if kind is RequestKind.QUESTION:
+                yield from self._tell()
+            elif kind is RequestKind.TRANSFER:
+                yield call_text("transfer_to_human_agents", {"summary": self.heard[:200]})
+                yield "A colleague of mine will take over."
+            else:
+                yield from self._change(kind)
+
+    def _identify(self) -> _Steps:
+        while not (found := phrases.EMAIL.search(self.heard) or phrases.NAME_AND_ZIP.search(self.heard)):
+            yield from self._ask("Please tell me your email address, or your name and zip code.")
+        if found.re is phrases.EMAIL:
+            user_id = yield call_text("find_user_id_by_email", {"email": found[0]})
+        else:
+            first, last, zip_code = found.groups()
+            arguments = {"first_name": first, "last_name": last, "zip": zip_code}
+            user_id = yield call_text("find_user_id_by_name_zip", arguments)
+        self.user = yield from self._look("get_user_details", user_id=user_id)
+
+    def _kind(self) -> RequestKind:
+        for kind, openings in phrases.OPENINGS.items():
+            if any(opening in self.heard for opening in openings):
+                return kind
+        if phrases.INSTEAD_RETURN in self.heard:
+            return RequestKind.RETURN
+        if phrases.HOW_MUCH in self.heard or phrases.PRODUCT_ASKED.search(self.heard):
+            return RequestKind.QUESTION
+        raise UsageError("the retail expert does not know such a request", got=repr(self.heard))
+
+    def _tell(self) -> _Steps:
+        """Look up what the customer asks, and say it."""
+        if phrases.HOW_MUCH in self.heard:
+            yield from self._find_order()
+            amount = f"{self.order['payment_history'][0]['amount']:.2f} dollars"
+        else:
+            product = yield from self._product(str(self._last(phrases.PRODUCT_ASKED)[1]))
+            prices = [variant["price"] for variant in product["variants"].values() if variant["available"]]
+            amount = f"{len(prices)}, and {min(prices):.2f} dollars"
+        self.heard = yield f"It is {amount}. Is there anything else?"
+
+    def _change(self, kind: RequestKind) -> _Steps:
+        """Gather what is needed, let the customer confirm it until nothing changes, and do it."""
+        yield from self._find_order()
+        if kind is RequestKind.CANCEL and self.order["status"] == DELIVERED:
+            order_id = self.order["order_id"]
+            reply = yield f"I cannot cancel order {order_id}, because it was delivered."
+            self.heard = f"{reply} {phrases.ORDER.format(order_id=order_id)}"
+            return
+        returns_all = phrases.INSTEAD_RETURN in self.heard
+        for topic in _NEEDED[kind]:
+            while not (_ANSWERS[topic].search(self.heard) or (topic is Topic.ITEM and returns_all)):
+                yield from self._ask(_QUESTIONS[topic])
+        action = yield from self._action(kind)
+        while True:
+            reply = yield "I will do as you said. Do you confirm it?"
+            self.heard += f" {reply}"
+            again = yield from self._action(kind)
+            if again == action:
+                break
+            action = again
+        yield action
+        self.heard = yield "It is done. Is there anything else?"
+
+    def _action(self, kind: RequestKind) -> _Reading:
+        """The call that does what the customer wants, as far as it was told."""
+        order_id = self.order["order_id"]
+        if kind is RequestKind.CANCEL:
+            wanted = str(self._last(_ANSWERS[Topic.REASON])[0])
+            reason = "ordered by mistake" if wanted == "by mistake" else "no longer needed"
+            return call_text("cancel_pending_order", {"order_id": order_id, "reason": reason})
+        if kind is RequestKind.ADDRESS:
+            address1, address2, city, state, zip_code = self._last(phrases.ADDRESS_LINE).groups()
+            place = {"address1": address1, "address2": address2 or "", "city": city, "state": state}
+            arguments = {"order_id": order_id, **place, "country": "USA", "zip": zip_code}
+            return call_text("modify_pending_order_address", arguments)
+        method = self._method()
+        if kind is RequestKind.PAYMENT:
+            arguments = {"order_id": order_id, "payment_method_id": method}
+            return call_text("modify_pending_order_payment", arguments)
+        items = self._items()
+        if kind is RequestKind.RETURN:
+            arguments = {"order_id": order_id, "item_ids": [item["item_id"] for item in items]}
+            return call_text("return_delivered_order_items", {**arguments, "payment_method_id": method})
+        new_item_ids = yield from self._new_items(items)
+        tool = "modify_pending_order_items" if kind is RequestKind.ITEMS else "exchange_delivered_order_items"
+        item_ids = [item["item_id"] for item in items]
+        arguments = {"order_id": order_id, "item_ids": item_ids, "new_item_ids": new_item_ids}
+        return call_text(tool, {**arguments, "payment_method_id": method})
+
+    def _find_order(self) -> _Steps:
+        """By its number, or by going through the customer's orders for a product."""
+        while not _ANSWERS[Topic.ORDER].search(self.heard):
+            yield from self._ask(_QUESTIONS[Topic.ORDER])
+        named = phrases.ORDER_NUMBER.search(self.heard)
+        product = None if named else str(self._last(phrases.FORGOTTEN)[1])
+        for order_id in [named[0]] if named else self.user["orders"]:
+            self.order = yield from self._look("get_order_details", order_id=order_id)
+            if product is None or any(item["name"] == product for item in self.order["items"]):
+                return
+        raise UsageError("the retail expert cannot find the order", got=repr(self.heard))
+
+    def _items(self) -> list[dict[str, Any]]:
+        """The items of the order that the customer described; all of them when that was said."""
+        items: list[dict[str, Any]] = self.order["items"]
+        if phrases.INSTEAD_RETURN in self.heard:
+            return items
+        described = [(name, phrases.read_options(options)) for name, options in phrases.DESCRIBED.findall(self.heard)]
+        return [item for item in items if (item["name"], item["options"]) in described]
+
+    def _new_items(self, items: list[dict[str, Any]]) -> _Reading:
+        """The ids of what replaces items, by the options that the customer wished for."""
+        wished, found = phrases.read_options(str(self._last(phrases.WISHED)[1])), []
+        for item in items:
+            product = yield from self._look("get_product_details", product_id=item["product_id"])
+            variants = product["variants"].values()
+            found += [variant["item_id"] for variant in variants if variant["options"] == wished]
+        return found
+
+    def _method(self) -> str:
+        source = {"PayPal account": "paypal", "credit card": "credit_card", "gift card": "gift_card"}
+        wanted = source[str(self._last(phrases.METHOD)[1])]
+        methods = self.user["payment_methods"].values()
+        return str(next(method["id"] for method in methods if method["source"] == wanted))
+
+    def _product(self, name: str) -> _Reading:
+        products = yield from self._look("list_all_product_types")
+        return (yield from self._look("get_product_details", product_id=products[name]))
+
+    def _look(self, tool: str, **arguments: str) -> _Reading:
+        text = yield call_text(tool, arguments)
+        return orjson.loads(text)
+
+    def _ask(self, question: str) -> _Steps:
+        reply = yield question
+        self.heard += f" {reply}"
+
+    def _last(self, pattern: re.Pattern[str]) -> re.Match[str]:
+        """What the customer said last about something: minds are changed."""
+        return list(pattern.finditer(self.heard))[-1]

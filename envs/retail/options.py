@@ -1,0 +1,27 @@
+"""The options of the retail desk and of its tasks."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from agentrl.errors import UsageError
+
+MAX_STEPS = 40
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class RetailOptions:
+    """What the environment and its task source are made with."""
+
+    max_steps: int
+
+
+def parse_options(*, max_steps: int = MAX_STEPS) -> RetailOptions:
+    """Check options as they stand in a config.
+
+    Raises:
+        UsageError: a value is not allowed.
+    """
+    if max_steps < 1:
+        raise UsageError("retail's max_steps is too small", got=max_steps, expected="at least 1")
+    return RetailOptions(max_steps=max_steps)

@@ -1,0 +1,53 @@
+"""The retail desk's entry in the registry."""
+
+from __future__ import annotations
+
+import importlib.resources
+from typing import Any
+
+from agentrl.env import EnvironmentSpec, Isolation
+
+from .environment import RetailDesk
+from .generator import SPLITS
+from .options import MAX_STEPS, parse_options
+from .tasks import ENVIRONMENT, RetailTasks
+from .tools import call_text, describe_tools
+
+POLICY = importlib.resources.files(__package__).joinpath("data/policy.md").read_text(encoding="utf-8")
+INSTRUCTIONS = f"""\
+{POLICY}
+# How to act
+Each turn you either say something to the customer, in plain words, or call one of these tools:
+
+{describe_tools()}
+
+A call is a JSON object and nothing else, for example: {call_text("get_order_details", {"order_id": "#W1234567"})}"""
+TOOL_INSTRUCTIONS = f"""\
+{POLICY}
+# How to act
+Each turn you either call a tool, or answer in plain words: the customer hears what you answer."""
+
+
+def tasks(split: str, **options: Any) -> RetailTasks:
+    """The task source of a split, under the environment's options."""
+    parse_options(**options)
+    return RetailTasks(split)
+
+
+SPEC = EnvironmentSpec(
+    name=ENVIRONMENT,
+    make=RetailDesk,
+    tasks=tasks,
+    splits=SPLITS,
+    description=(
+        "The desk of a shop, in the manner of tau-bench: sixteen tools over a database, a policy, and a scripted"
+        " customer who talks. Solved when the database ends as it should and what was asked for was said."
+    ),
+    instructions=INSTRUCTIONS,
+    tool_instructions=TOOL_INSTRUCTIONS,
+    max_turns=MAX_STEPS,
+    reward_range=(0.0, 1.0),
+    success_threshold=1.0,
+    isolation=Isolation.INLINE,
+    scores={"random": 0.0, "expert": 1.0},
+)

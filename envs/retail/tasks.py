@@ -1,0 +1,108 @@
+"""The tasks of the desk: scenarios drawn by rule from the shop of a split, and what solving them means."""
+
+from __future__ import annotations
+
+import functools
+from collections.abc import Mapping
+from dataclasses import dataclass
+from random import Random
+from typing import Any
+
+from agentrl.errors import ToolError, UsageError
+from agentrl.task import Task
+
+from .database import Database, Store
+from .desk import Desk
+from .generator import SPLITS, TEST, TRAIN, VALID, check_split, store_of
+from .requests import RequestKind, Scenario
+from .scenarios import draw_scenario
+
+ENVIRONMENT = "retail"
+SIZES = {TRAIN: 3600, VALID: 108, TEST: 180}
+"""Tasks of a split; the kinds of the first request take turns."""
+FIRST_SEED = {TRAIN: 0, VALID: 1_000_000, TEST: 2_000_000}
+_KINDS = tuple(RequestKind)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Case:
+    """A scenario with its solution."""
+
+    task_id: str
+    store: Store
+    scenario: Scenario
+    expected: tuple[Mapping[str, Any], ...]
+    """For each request, its order as the gold actions leave it; empty where there is none."""
+    gold_key: str
+    """Hash of the database after all gold actions."""
+
+    @property
+    def outputs(self) -> tuple[str, ...]:
+        """What the agent has to say."""
+        return tuple(output for request in self.scenario.requests for output in request.outputs)
+
+
+class RetailTasks:
+    """The tasks of a split.
+
+    Raises:
+        UsageError: no such split.
+    """
+
+    def __init__(self, split: str) -> None:
+        check_split(split)
+        self.split = split
+
+    def __len__(self) -> int:
+        return SIZES[self.split]
+
+    def __getitem__(self, index: int) -> Task:
+        if not 0 <= index < len(self):
+            raise IndexError(index)
+        task_id = f"{self.split}-{index}"
+        return Task(
+            id=task_id,
+            environment=ENVIRONMENT,
+            seed=FIRST_SEED[self.split] + index,
+            options={"task_id": task_id},
+            type=case_of(task_id).scenario.task_type,
+        )
+
+
+@functools.lru_cache(maxsize=4096)
+def case_of(task_id: str) -> Case:
+    """The case of a task id such as ``valid-17``.
+
+    Raises:
+        UsageError: there is no such task.
+    """
+    split, _, number = task_id.rpartition("-")
+    if split not in SPLITS or not number.isdecimal() or int(number) >= SIZES[split]:
+        last = ", ".join(f"{name}-0 to {name}-{size - 1}" for name, size in SIZES.items())
+        raise UsageError("no such retail task", got=repr(task_id), expected=last)
+    random, kind = Random(f"retail task {task_id}"), _KINDS[int(number) % len(_KINDS)]
+    while True:
+        case = _solve(task_id, store_of(split), draw_scenario(store_of(split), random, kind))
+        if case is not None:
+            return case
+
+
+def _solve(task_id: str, store: Store, scenario: Scenario) -> Case | None:
+    """Carry out the gold actions; ``None`` when the rules do not allow them together."""
+    desk = Desk(Database(store))
+    expected = []
+    try:
+        for request in scenario.requests:
+            for action in request.actions:
+                getattr(desk, action.name)(**action.arguments)
+            order = desk.database.order(request.order_id or "")
+            expected.append(dict(order or {}))
+    except ToolError:
+        return None
+    return Case(
+        task_id=task_id,
+        store=store,
+        scenario=scenario,
+        expected=tuple(expected),
+        gold_key=desk.database.key(),
+    )

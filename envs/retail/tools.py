@@ -1,0 +1,105 @@
+"""The desk's methods as tools, and calls of them as text."""
+
+from __future__ import annotations
+
+import functools
+import inspect
+from collections.abc import Callable, Mapping
+from typing import Any
+
+import orjson
+
+from agentrl.errors import ToolError
+from agentrl.message import ToolCall
+from agentrl.tool import Tool
+
+from .database import Database, Store
+from .desk import Desk
+
+RESPOND = "respond"
+"""A call of this name says its argument ``content`` to the customer, as plain text does."""
+
+
+class DeskTool(Tool):
+    """A tool of one desk. What the tools of a name share (schema, check of arguments) is made once, by `declared`.
+
+    Args:
+        declared: The tool that describes it.
+        target: The desk's method.
+    """
+
+    def __init__(self, declared: Tool, target: Callable[..., str]) -> None:
+        super().__init__(target, name=declared.name, inline=True)
+        self._declared = declared
+
+    @functools.cached_property
+    def schema(self) -> dict[str, Any]:
+        """As declared."""
+        return self._declared.schema
+
+    def validate(self, arguments: Mapping[str, Any]) -> dict[str, Any]:
+        """As declared.
+
+        Raises:
+            ToolError: an argument is missing, unknown or of another type.
+        """
+        return self._declared.validate(arguments)
+
+
+@functools.cache
+def declared_tools() -> dict[str, Tool]:
+    """All tools by name, bound to a desk without records."""
+    desk = Desk(Database(Store(users={}, products={}, orders={})))
+    names = [name for name in vars(Desk) if not name.startswith("_")]
+    return {name: Tool(getattr(desk, name), inline=True) for name in names}
+
+
+def tools_of(desk: Desk) -> tuple[Tool, ...]:
+    """The tools of a desk."""
+    return tuple(DeskTool(declared, getattr(desk, name)) for name, declared in declared_tools().items())
+
+
+def describe_tools() -> str:
+    """A line per tool, with its arguments and what it does, for agents that write their calls as text."""
+    lines = []
+    for name, declared in declared_tools().items():
+        signature = str(inspect.signature(declared.target)).partition(" ->")[0].replace("'", "")
+        summary = " ".join((inspect.getdoc(declared.target) or "").partition("\n\n")[0].split())
+        lines.append(f"- {name}{signature}: {summary}")
+    return "\n".join(lines)
+
+
+def call_text(name: str, arguments: Mapping[str, Any]) -> str:
+    """A call as the text of an action.
+
+    >>> call_text("think", {"thought": "Hm."})
+    '{"name": "think", "arguments": {"thought": "Hm."}}'
+    """
+    written = ", ".join(f"{_json(key)}: {_json(value)}" for key, value in arguments.items())
+    return f'{{"name": {_json(name)}, "arguments": {{{written}}}}}'
+
+
+def _json(value: Any) -> str:
+    return orjson.dumps(value).decode()
+
+
+def parse_call(action: str) -> ToolCall | None:
+    """The call that an action's text makes; ``None`` when it is said to the customer.
+
+    Raises:
+        ToolError: it looks like a call and is none.
+    """
+    text = action.strip().removeprefix("```json").removeprefix("```").removesuffix("```").strip()
+    if not text.startswith("{"):
+        return None
+    try:
+        call = orjson.loads(text)
+    except orjson.JSONDecodeError as error:
+        raise ToolError("this call is not JSON", got=error, expected=_EXAMPLE) from error
+    arguments = call.get("arguments", {})
+    if not isinstance(call.get("name"), str) or not isinstance(arguments, dict):
+        raise ToolError("this is no call of a tool", got=", ".join(call), expected=_EXAMPLE)
+    return ToolCall(name=call["name"], arguments=arguments)
+
+
+_EXAMPLE = call_text("think", {"thought": "What do I know?"})

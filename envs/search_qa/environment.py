@@ -1,0 +1,217 @@
+"""Search question answering as environments: with the built-in retriever, or with one behind HTTP."""
+
+from __future__ import annotations
+
+import string
+from collections.abc import Mapping
+from random import Random
+from typing import Any
+
+import gymnasium
+from gymnasium.spaces import Text
+
+from agentrl.env import AnyEnv, AsyncEnv
+from agentrl.errors import UsageError
+from agentrl.message import Message, ToolCall
+from agentrl.tool import Tool
+
+from .episode import SearchEpisode, Step
+from .expert import SearchExpert
+from .library import index_of
+from .options import SearchOptions, parse_options
+from .protocol import MoveKind, list_passages, read_action
+from .questions import questions_of
+from .retriever import RetrievalService
+from .tasks import question_of, split_of
+from .vocabulary import TRAIN
+
+
+def make_search_qa(**options: Any) -> AnyEnv:
+    """The environment that the options ask for: with a ``url`` it awaits a service.
+
+    Raises:
+        UsageError: an option is wrong.
+    """
+    return SearchQA(**options) if options.get("url") is None else RemoteSearchQA(**options)
+
+
+def tool_message(action: str) -> Message:
+    """The assistant message that takes a text action where searching is a tool."""
+    move = read_action(action)
+    if move.kind is not MoveKind.SEARCH:
+        return Message(role="assistant", content=action)
+    return Message(role="assistant", tool_calls=(ToolCall(name="search", arguments={"query": move.text}),))
+
+
+class SearchQA(gymnasium.Env[str, str]):
+    """Answer a question after searching for what is needed; Search-R1's text protocol.
+
+    An action is ``<search> words </search>`` or ``<answer> answer </answer>``; the answer ends the episode. `reset`
+    takes the option ``task_id``; without it the seed draws a training question.
+
+    Args:
+        options: As `parse_options` describes them, without ``url``.
+    """
+
+    action_hint = ""
+
+    def __init__(self, **options: Any) -> None:
+        self.options = parse_options(**options)
+        if self.options.url is not None:
+            raise UsageError("this class searches by itself", got="url", hint="use make_search_qa, or RemoteSearchQA")
+        self.observation_space = Text(16384, charset=string.printable)
+        self.action_space = Text(256, charset=string.printable)
+        self.tools = (Tool(self.search, name="search", inline=True),)
+        self._episode: SearchEpisode | None = None
+
+    @property
+    def episode(self) -> SearchEpisode:
+        """The current episode.
+
+        Raises:
+            UsageError: `reset` was not called yet.
+        """
+        return _begun(self._episode)
+
+    def reset(self, *, seed: int | None = None, options: dict[str, Any] | None = None) -> tuple[str, dict[str, Any]]:
+        """Ask a question.
+
+        Raises:
+            UsageError: an option is unknown, or names no task.
+        """
+        super().reset(seed=seed)
+        drawn = int(self.np_random.integers(2**31)) if seed is None else seed
+        self._episode = _begin(self.options, drawn, options or {})
+        return _first_texts(self._episode)
+
+    def step(self, action: str) -> Step:
+        """Search, or answer.
+
+        Raises:
+            UsageError: the episode is over.
+        """
+        move = self.episode.read(action)
+        return self.episode.take(move, self._find(move.text) if move.kind is MoveKind.SEARCH else ())
+
+    def search(self, query: str) -> str:
+        """Searches for passages.
+
+        Args:
+            query: What to look for: names and a few words.
+        """
+        self.episode.begin_search(query)
+        return list_passages(self._find(query))
+
+    def _find(self, query: str) -> tuple[Any, ...]:
+        index = index_of(split_of(self.episode.question.id), self.options)
+        return index.search(query, self.options.topk)
+
+    def tool_message(self, action: str) -> Message:
+        """The assistant message that takes a text action where searching is a tool."""
+        return tool_message(action)
+
+    def expert(self) -> SearchExpert:
+        """A policy that solves every generated question."""
+        return SearchExpert()
+
+    def state_key(self) -> str:
+        """Key of the question and of what was looked for."""
+        return self.episode.key()
+
+    def snapshot(self) -> dict[str, Any]:
+        """The episode as JSON types."""
+        return self.episode.to_plain()
+
+    def restore(self, snapshot: Mapping[str, Any]) -> None:
+        """Go on where a snapshot was taken, in this environment or another with the same options."""
+        self._episode = SearchEpisode.from_plain(snapshot, self.options)
+
+
+class RemoteSearchQA(AsyncEnv):
+    """`SearchQA` with a retriever behind HTTP, whose failures are the machinery's, never the policy's.
+
+    Args:
+        options: As `parse_options` describes them, with ``url``.
+    """
+
+    def __init__(self, **options: Any) -> None:
+        self.options = parse_options(**options)
+        if self.options.url is None:
+            raise UsageError("search_qa has no retriever to ask", expected="option url")
+        self.service = RetrievalService(self.options.url, topk=self.options.topk, timeout_s=self.options.timeout_s)
+        self.tools = (Tool(self.search, name="search"),)
+        self._episode: SearchEpisode | None = None
+
+    async def reset(
+        self, *, seed: int | None = None, options: dict[str, Any] | None = None
+    ) -> tuple[str, dict[str, Any]]:
+        """Ask a question; without a ``task_id`` and a seed, the first one.
+
+        Raises:
+            UsageError: an option is unknown, or names no task.
+        """
+        self._episode = _begin(self.options, seed or 0, options or {})
+        return _first_texts(self._episode)
+
+    async def step(self, action: str) -> Step:
+        """Search, or answer.
+
+        Raises:
+            UsageError: the episode is over.
+            EnvironmentFailure: the retriever failed.
+        """
+        episode = _begun(self._episode)
+        move = episode.read(action)
+        return episode.take(move, await self.service.search(move.text) if move.kind is MoveKind.SEARCH else ())
+
+    async def search(self, query: str) -> str:
+        """Searches for passages.
+
+        Args:
+            query: What to look for: names and a few words.
+        """
+        _begun(self._episode).begin_search(query)
+        return list_passages(await self.service.search(query))
+
+    def tool_message(self, action: str) -> Message:
+        """The assistant message that takes a text action where searching is a tool."""
+        return tool_message(action)
+
+    def expert(self) -> SearchExpert:
+        """A policy that solves generated questions, if the retriever finds their passages."""
+        return SearchExpert()
+
+    def state_key(self) -> str:
+        """Key of the question and of what was looked for."""
+        return _begun(self._episode).key()
+
+    def snapshot(self) -> dict[str, Any]:
+        """The episode as JSON types."""
+        return _begun(self._episode).to_plain()
+
+    def restore(self, snapshot: Mapping[str, Any]) -> None:
+        """Go on where a snapshot was taken."""
+        self._episode = SearchEpisode.from_plain(snapshot, self.options)
+
+    async def close(self) -> None:
+        """Close the connections."""
+        await self.service.close()
+
+
+def _begun(episode: SearchEpisode | None) -> SearchEpisode:
+    if episode is None:
+        raise UsageError("the search_qa environment has no episode yet", expected="reset before anything else")
+    return episode
+
+
+def _begin(environment: SearchOptions, seed: int, options: Mapping[str, Any]) -> SearchEpisode:
+    if set(options) - {"task_id"}:
+        raise UsageError("search_qa cannot reset with these options", got=", ".join(options), expected="task_id")
+    if "task_id" in options:
+        return SearchEpisode(question_of(options["task_id"], environment), environment)
+    questions = questions_of(TRAIN, environment)
+    return SearchEpisode(questions[int(Random(f"task {seed}").random() * len(questions))], environment)
+
+
+def _first_texts(episode: SearchEpisode) -> tuple[str, dict[str, Any]]:
+    return f"Question: {episode.question.text}", {"success": False, "task_type": episode.question.type}

@@ -1,0 +1,103 @@
+"""One episode: what was asked, searched and answered. Knows no retriever: whoever holds one passes what it found."""
+
+from __future__ import annotations
+
+import hashlib
+from collections.abc import Mapping, Sequence
+from typing import Any, TypeAlias
+
+import orjson
+
+from agentrl.errors import ToolError, UsageError
+
+from .options import RewardKind, SearchOptions
+from .passages import Passage
+from .protocol import RULE, Move, MoveKind, read_action, show_passages
+from .questions import Question
+from .scoring import exact_match, f1
+from .tasks import question_of
+
+Step: TypeAlias = tuple[str, float, bool, bool, dict[str, Any]]
+
+
+class SearchEpisode:
+    """Counts steps, remembers queries, judges the answer.
+
+    Args:
+        question: What is asked.
+        options: Of the environment.
+    """
+
+    def __init__(self, question: Question, options: SearchOptions) -> None:
+        self.question = question
+        self.options = options
+        self.queries: list[str] = []
+        self.steps = 0
+        self.answer: str | None = None
+
+    @property
+    def is_over(self) -> bool:
+        """Whether the question was answered, or no step is left."""
+        return self.answer is not None or self.steps >= self.options.max_steps
+
+    def read(self, action: str) -> Move:
+        """What the next step is to do.
+
+        Raises:
+            UsageError: the episode is over.
+        """
+        if self.is_over:
+            raise UsageError("the search_qa episode is over", expected="reset before the next step")
+        return read_action(action)
+
+    def take(self, move: Move, found: Sequence[Passage]) -> Step:
+        """Take a step; `found` is what the retriever has for a search."""
+        self.steps += 1
+        if move.kind is MoveKind.ANSWER:
+            return self._judge(move.text)
+        if move.kind is MoveKind.NOTHING:
+            return f"This is neither a search nor an answer. {RULE}", 0.0, False, self.is_over, self._info(valid=False)
+        self.queries.append(move.text)
+        return show_passages(found), 0.0, False, self.is_over, self._info(valid=True)
+
+    def begin_search(self, query: str) -> None:
+        """Count a search that is made with the tool; the last step is kept for the answer.
+
+        Raises:
+            ToolError: only the answer is left, or the query is empty.
+        """
+        if not query.strip():
+            raise ToolError("the query is empty", expected="some words")
+        if self.steps >= self.options.max_steps - 1:
+            raise ToolError("no search is left", hint="give the final answer with <answer> answer </answer>")
+        self.steps += 1
+        self.queries.append(query.strip())
+
+    def key(self) -> str:
+        """Key of the state: the question, and what was looked for."""
+        state = [self.question.id, self.question.text, self.queries, self.answer]
+        return hashlib.blake2b(orjson.dumps(state), digest_size=16).hexdigest()
+
+    def to_plain(self) -> dict[str, Any]:
+        """The episode as JSON types."""
+        return {"task_id": self.question.id, "queries": list(self.queries), "steps": self.steps, "answer": self.answer}
+
+    @classmethod
+    def from_plain(cls, plain: Mapping[str, Any], options: SearchOptions) -> SearchEpisode:
+        """The episode that `to_plain` described."""
+        episode = cls(question_of(plain["task_id"], options), options)
+        episode.queries, episode.steps, episode.answer = list(plain["queries"]), plain["steps"], plain["answer"]
+        return episode
+
+    def _judge(self, answer: str) -> Step:
+        self.answer = answer
+        scores = {
+            RewardKind.EXACT_MATCH.value: exact_match(answer, self.question.golden),
+            RewardKind.F1.value: f1(answer, self.question.golden),
+        }
+        right = scores[RewardKind.EXACT_MATCH.value] == 1
+        info = {**self._info(valid=True), "success": right, "reward_components": scores}
+        return "That is right." if right else "That is not the answer.", scores[self.options.reward], True, False, info
+
+    def _info(self, *, valid: bool) -> dict[str, Any]:
+        return {"success": False, "task_type": self.question.type, "valid": valid}

@@ -1,0 +1,50 @@
+"""A scripted policy that answers the fact world's questions: it reads what a model would read."""
+
+from __future__ import annotations
+
+from agentrl.errors import UsageError
+from agentrl.message import Content
+
+from .protocol import answer_action, read_passages, search_action
+from .relations import Chain, parse_chain
+
+_PREFIX = "Question: "
+
+
+class SearchExpert:
+    """Looks up one thing after the other: the start of the chain, then what each relation leads to."""
+
+    def __init__(self) -> None:
+        self._chain: Chain | None = None
+        self._thing = ""
+        self._done = 0
+        """Relations that were followed."""
+        self._widened = False
+
+    def act(self, observation: Content) -> str:
+        """The next action.
+
+        Raises:
+            UsageError: the first observation asks no question of the fact world, or a passage cannot be found.
+        """
+        text = observation if isinstance(observation, str) else ""
+        if self._chain is None:
+            self._chain = parse_chain(text.partition(_PREFIX)[2])
+            if self._chain is None:
+                raise UsageError("the observation asks no question of the fact world", got=repr(text[-120:]))
+            self._thing = self._chain.start
+            return search_action(self._thing)
+        relation = self._chain.relations[self._done]
+        said = next((passage.text for passage in read_passages(text) if passage.title == self._thing), None)
+        value = None if said is None else relation.read(said)
+        if value is None:
+            return self._look_again()
+        self._thing, self._done, self._widened = value, self._done + 1, False
+        return answer_action(value) if self._done == len(self._chain.relations) else search_action(value)
+
+    def _look_again(self) -> str:
+        """The name twice: what a passage is about stands in its title, too."""
+        if self._widened:
+            raise UsageError("the search expert cannot find a passage", got=self._thing)
+        self._widened = True
+        return search_action(f"{self._thing} {self._thing} is")

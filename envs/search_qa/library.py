@@ -1,0 +1,29 @@
+"""The built-in retrievers, made once per process: one per fact world or corpus file."""
+
+from __future__ import annotations
+
+import functools
+
+from .bm25 import BM25Index
+from .options import SearchOptions
+from .passages import load_corpus
+from .world import world_of
+
+
+def index_of(split: str, options: SearchOptions) -> BM25Index:
+    """The index that questions of a split are searched in.
+
+    Raises:
+        UsageError: the corpus file cannot be read.
+    """
+    return _index_of_world(split) if options.corpus is None else _index_of_file(options.corpus)
+
+
+@functools.cache
+def _index_of_world(split: str) -> BM25Index:
+    return BM25Index(world_of(split).passages)
+
+
+@functools.lru_cache(maxsize=2)
+def _index_of_file(path: str) -> BM25Index:
+    return BM25Index(load_corpus(path))

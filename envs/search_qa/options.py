@@ -1,0 +1,95 @@
+"""The options of the search environment and of its tasks."""
+
+from __future__ import annotations
+
+import enum
+from collections.abc import Iterable
+from dataclasses import dataclass
+
+from agentrl.errors import UsageError
+
+HOPS = (1, 2, 3)
+MAX_STEPS = 8
+TOPK = 3
+TIMEOUT_S = 20.0
+
+
+class RewardKind(enum.StrEnum):
+    """What an answer is rewarded by."""
+
+    EXACT_MATCH = "exact_match"
+    F1 = "f1"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class SearchOptions:
+    """What the environment and its task source are made with."""
+
+    hops: tuple[int, ...]
+    questions: str | None
+    corpus: str | None
+    url: str | None
+    topk: int
+    timeout_s: float
+    reward: RewardKind
+    max_steps: int
+
+
+def parse_options(
+    *,
+    hops: Iterable[int] = HOPS,
+    questions: str | None = None,
+    corpus: str | None = None,
+    url: str | None = None,
+    topk: int = TOPK,
+    timeout_s: float = TIMEOUT_S,
+    reward: str = RewardKind.EXACT_MATCH,
+    max_steps: int = MAX_STEPS,
+) -> SearchOptions:
+    """Check options as they stand in a config.
+
+    Args:
+        hops: Numbers of hops of the generated questions that are asked.
+        questions: A JSONL file with ``question`` and ``golden_answers``; ``{split}`` in its name is the split's.
+        corpus: A JSONL file with passages, for the built-in retriever.
+        url: Address of a retriever that answers ``POST /retrieve``.
+        topk: Passages that a search returns.
+        timeout_s: Seconds after which the retriever at `url` counts as failed.
+        reward: ``exact_match`` or ``f1``.
+        max_steps: Searches and answers after which an episode is truncated.
+
+    Raises:
+        UsageError: a value is not allowed, or two contradict each other.
+    """
+    chosen = tuple(sorted(set(hops)))
+    if not chosen or not set(chosen) <= set(HOPS):
+        raise UsageError("unknown hops of search_qa", got=repr(hops), expected="a list of numbers among 1, 2 and 3")
+    if reward not in list(RewardKind):
+        raise UsageError("unknown reward of search_qa", got=repr(reward), expected=" or ".join(RewardKind))
+    for name, value in (("topk", topk), ("max_steps", max_steps)):
+        if value < 1:
+            raise UsageError(f"search_qa's {name} is too small", got=value, expected="at least 1")
+    if timeout_s <= 0:
+        raise UsageError("search_qa's timeout_s is too small", got=timeout_s, expected="more than 0 seconds")
+    _check_sources(questions, corpus, url, chosen)
+    return SearchOptions(
+        hops=chosen,
+        questions=questions,
+        corpus=corpus,
+        url=url,
+        topk=topk,
+        timeout_s=timeout_s,
+        reward=RewardKind(reward),
+        max_steps=max_steps,
+    )
+
+
+def _check_sources(questions: str | None, corpus: str | None, url: str | None, hops: tuple[int, ...]) -> None:
+    if corpus is not None and url is not None:
+        raise UsageError("search_qa has two retrievers", got="corpus and url", expected="one of them")
+    if questions is not None and corpus is None and url is None:
+        raise UsageError("search_qa has questions and nothing to search in", expected="corpus, or url")
+    if corpus is not None and questions is None:
+        raise UsageError("search_qa has a corpus and no questions about it", expected="questions, a JSONL file")
+    if questions is not None and hops != HOPS:
+        raise UsageError("search_qa's hops are ignored with a question file", got=hops, hint="leave hops out")

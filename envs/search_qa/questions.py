@@ -1,0 +1,105 @@
+"""Questions: drawn from a fact world, or read from a file of NQ's or HotpotQA's kind."""
+
+from __future__ import annotations
+
+import functools
+from collections.abc import Mapping
+from random import Random
+from typing import Any, NamedTuple
+
+from agentrl.errors import UsageError
+
+from .options import HOPS, SearchOptions
+from .passages import read_rows
+from .relations import Chain
+from .vocabulary import SPLITS, TEST, TRAIN, VALID
+from .world import World, world_of
+
+QUESTIONS_PER_HOPS = {TRAIN: 3000, VALID: 100, TEST: 300}
+"""Generated questions of a split with one, two and three hops, each."""
+TYPES = {1: "one_hop", 2: "two_hops", 3: "three_hops"}
+FROM_FILE = "file"
+"""Type of a question whose file gives none."""
+FIRST_SEED = {TRAIN: 0, VALID: 1_000_000, TEST: 2_000_000}
+
+
+class Question(NamedTuple):
+    """One task."""
+
+    id: str
+    text: str
+    golden: tuple[str, ...]
+    """Answers that count as right."""
+    type: str
+
+
+def questions_of(split: str, options: SearchOptions) -> tuple[Question, ...]:
+    """The questions of a split that the options allow.
+
+    Raises:
+        UsageError: no such split, an unreadable file, or nothing is left.
+    """
+    _check_split(split)
+    if options.questions is not None:
+        return _load(options.questions.replace("{split}", split), split)
+    allowed = {TYPES[hops] for hops in options.hops}
+    return tuple(question for question in generated(split) if question.type in allowed)
+
+
+@functools.lru_cache(maxsize=8)
+def by_id(split: str, options: SearchOptions) -> Mapping[str, Question]:
+    """The questions of a split by their ids."""
+    return {question.id: question for question in questions_of(split, options)}
+
+
+@functools.cache
+def generated(split: str) -> tuple[Question, ...]:
+    """The fact world's questions of a split; those with one, two and three hops take turns.
+
+    Raises:
+        UsageError: no such split.
+    """
+    _check_split(split)
+    world, random = world_of(split), Random(f"questions {split}")
+    drawn = {hops: _draw(world, random, hops, QUESTIONS_PER_HOPS[split]) for hops in HOPS}
+    turns = range(QUESTIONS_PER_HOPS[split])
+    rows = [(hops, drawn[hops][turn]) for turn in turns for hops in HOPS]
+    return tuple(
+        Question(f"{split}-{number}", chain.text(), (world.follow(chain)[-1],), TYPES[hops])
+        for number, (hops, chain) in enumerate(rows)
+    )
+
+
+def _draw(world: World, random: Random, hops: int, count: int) -> list[Chain]:
+    """Different chains that never come back to where they were: no answer stands in its question."""
+    chains: dict[Chain, None] = {}
+    while len(chains) < count:
+        chain = world.draw_chain(random, hops)
+        if len(set(world.follow(chain))) == hops + 1:
+            chains[chain] = None
+    return list(chains)
+
+
+@functools.lru_cache(maxsize=8)
+def _load(path: str, split: str) -> tuple[Question, ...]:
+    questions = tuple(_read(row, f"{split}-{number - 1}", path) for number, row in read_rows(path, "question file"))
+    if not questions:
+        raise UsageError(f"the question file {path} is empty", expected="one JSON object per line")
+    return questions
+
+
+def _read(row: Mapping[str, Any], question_id: str, path: str) -> Question:
+    text, golden = row.get("question"), row.get("golden_answers", row.get("answer"))
+    answers = (golden,) if isinstance(golden, str) else golden
+    if not isinstance(text, str) or not isinstance(answers, list | tuple) or not answers:
+        raise UsageError(
+            f"question {question_id} of {path} cannot be read",
+            got=f"keys {', '.join(row)}",
+            expected='"question" and "golden_answers", a list of texts',
+        )
+    return Question(question_id, text.strip(), tuple(map(str, answers)), str(row.get("type", FROM_FILE)))
+
+
+def _check_split(split: str) -> None:
+    if split not in SPLITS:
+        raise UsageError("environment search_qa has no split of this name", got=split, expected=" or ".join(SPLITS))

@@ -1,0 +1,37 @@
+"""Exact match and F1 of answers, after the normalisation that SQuAD made usual (Rajpurkar et al., 2016)."""
+
+from __future__ import annotations
+
+import re
+import string
+from collections import Counter
+from collections.abc import Sequence
+
+_ARTICLE = re.compile(r"\b(a|an|the)\b")
+_NO_PUNCTUATION = str.maketrans("", "", string.punctuation)
+
+
+def normalise(text: str) -> str:
+    """Lower case, without punctuation and articles, single blanks.
+
+    >>> normalise("  The  Old-Man, and a sea! ")
+    'oldman and sea'
+    """
+    return " ".join(_ARTICLE.sub(" ", text.lower().translate(_NO_PUNCTUATION)).split())
+
+
+def exact_match(answer: str, golden: Sequence[str]) -> float:
+    """1 if the answer equals one of the golden answers, else 0."""
+    return float(normalise(answer) in {normalise(text) for text in golden})
+
+
+def f1(answer: str, golden: Sequence[str]) -> float:
+    """The best harmonic mean of precision and recall over words, 0 to 1."""
+    return max((_f1(normalise(answer).split(), normalise(text).split()) for text in golden), default=0.0)
+
+
+def _f1(answer: list[str], golden: list[str]) -> float:
+    if not answer or not golden:
+        return float(answer == golden)
+    shared = (Counter(answer) & Counter(golden)).total()
+    return 2 * shared / (len(answer) + len(golden))

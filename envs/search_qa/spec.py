@@ -1,0 +1,56 @@
+"""The search environment's entry in the registry."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from agentrl.env import EnvironmentSpec, Isolation
+
+from .environment import make_search_qa
+from .options import MAX_STEPS, TOPK, parse_options
+from .tasks import ENVIRONMENT, SearchTasks
+from .vocabulary import SPLITS
+
+INSTRUCTIONS = """\
+Answer a question. Think inside <think> </think> whenever you have learnt something new. What you do not know you can
+look up in a search engine:
+
+<search> words to look for </search>
+
+It answers with the best passages inside <information> </information>. Search as often as you need to, for one thing at
+a time: the answer may need facts from several passages. Once you know the answer, give it without any explanation:
+
+<answer> the answer </answer>
+
+Each turn ends with one search or with the answer."""
+TOOL_INSTRUCTIONS = """\
+Answer a question. What you do not know you can look up with the tool search. Search as often as you need to, for one
+thing at a time: the answer may need facts from several passages. Once you know the answer, give it without any
+explanation, and call no tool:
+
+<answer> the answer </answer>"""
+
+
+def tasks(split: str, **options: Any) -> SearchTasks:
+    """The task source of a split, under the environment's options."""
+    return SearchTasks(split, parse_options(**options))
+
+
+SPEC = EnvironmentSpec(
+    name=ENVIRONMENT,
+    make=make_search_qa,
+    tasks=tasks,
+    splits=SPLITS,
+    description=(
+        "Questions of one to three hops, answered by searching: Search-R1's protocol over a generated world of facts"
+        " (each split has its own names), over your own JSONL files, or with any HTTP retriever. Exact match or F1."
+    ),
+    instructions=INSTRUCTIONS,
+    tool_instructions=TOOL_INSTRUCTIONS,
+    max_turns=MAX_STEPS,
+    reward_range=(0.0, 1.0),
+    success_threshold=1.0,
+    isolation=Isolation.INLINE,
+    options={"topk": TOPK},
+    scores={"random": 0.0, "expert": 1.0},
+)

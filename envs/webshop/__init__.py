@@ -1,0 +1,1 @@
+"""The WebShop environment: search a shop, choose a product and its options, buy it."""

@@ -1,0 +1,222 @@
+"""The web shop as a Gymnasium environment."""
+
+from __future__ import annotations
+
+import hashlib
+import random
+import string
+from collections.abc import Mapping
+from typing import Any
+
+import gymnasium
+import numpy as np
+import orjson
+from gymnasium.spaces import Text
+
+from agentrl.errors import UsageError
+
+from .expert import WebShopExpert, goal_words
+from .goals import GoalKind, purchase_price
+from .nouns import NounTagger, find_tagger
+from .options import MAX_STEPS, Observation, parse_options
+from .pages import Element, done_page
+from .rendering import html_page, plain_text, rich_text
+from .reward import Verdict, judge
+from .session import Session, State
+from .shop import open_shop
+from .tasks import TRAIN, goal_number, source_of, split_goals
+
+RESET_OPTIONS = ("task_id", "goal")
+
+
+class WebShopEnv(gymnasium.Env[str, str]):
+    """WebShop: find a product, choose its options, buy it. An episode is a function of (options, task), everywhere.
+
+    The reward is 0 until something is bought, which ends the episode: then it is the share of the goal's wishes that
+    the purchase meets (see `agentrl.envs.webshop.reward`). A reward of 1 is a success. An action that is not understood
+    shows the page again and costs a step.
+
+    `reset` takes these options: ``task_id`` (a task of a split), or ``goal`` (WebShop's number of a goal); without them
+    the seed draws a training goal, by weight.
+
+    Args:
+        data: Folder with WebShop's own files; the generated catalogue when left out.
+        products: Only so many products, the first; all of the files when left out, or 6,000 generated ones.
+        goals: ``human`` or ``synthetic``.
+        observation: ``text``, ``text_rich``, ``html`` or ``url``.
+        show_attributes: Products have a page with their attributes.
+        compat: The reward has WebShop's quirks.
+        nouns: Who finds nouns for the reward: ``auto``, ``spacy`` or ``rule``.
+        max_steps: Steps after which an episode is truncated.
+    """
+
+    action_hint = "search[words to search for] or click[text of a button, product or option]"
+
+    def __init__(
+        self,
+        *,
+        data: str | None = None,
+        products: int | None = None,
+        goals: str = GoalKind.HUMAN,
+        observation: str = Observation.TEXT,
+        show_attributes: bool = False,
+        compat: bool = True,
+        nouns: str = NounTagger.AUTO,
+        max_steps: int = MAX_STEPS,
+    ) -> None:
+        self.options = parse_options(
+            data=data,
+            products=products,
+            goals=goals,
+            observation=observation,
+            show_attributes=show_attributes,
+            compat=compat,
+            nouns=nouns,
+            max_steps=max_steps,
+        )
+        self.observation_space = Text(1 << 20, min_length=0, charset=string.printable)
+        self.action_space = Text(256, charset=string.printable)
+        self.shop = open_shop(source_of(self.options))
+        self.goals = self.shop.goals(self.options.goals)
+        is_generated = self.options.data is None
+        self._nouns = find_tagger(
+            NounTagger.RULE if is_generated and self.options.nouns is NounTagger.AUTO else self.options.nouns
+        )
+        self._session: Session | None = None
+        self._goal_number = 0
+        self._steps = 0
+
+    @property
+    def session(self) -> Session:
+        """The customer's way so far.
+
+        Raises:
+            UsageError: `reset` was not called yet.
+        """
+        if self._session is None:
+            raise UsageError("the webshop environment has no episode yet", expected="reset before anything else")
+        return self._session
+
+    def reset(self, *, seed: int | None = None, options: dict[str, Any] | None = None) -> tuple[str, dict[str, Any]]:
+        """Start an episode.
+
+        Raises:
+            UsageError: an option is unknown, or names no goal.
+        """
+        super().reset(seed=seed)
+        self._enter(self._choose_goal(seed, options or {}), State(), steps=0)
+        return self._observe(None), self._info(None)
+
+    def step(self, action: str) -> tuple[str, float, bool, bool, dict[str, Any]]:
+        """Search or click.
+
+        Raises:
+            UsageError: the episode is over.
+        """
+        session = self.session
+        if session.is_done() or self._steps >= self.options.max_steps:
+            raise UsageError("the webshop episode is over", expected="reset before the next step")
+        self._steps += 1
+        is_understood = session.act(action)
+        verdict = self._judge() if session.is_done() else None
+        truncated = verdict is None and self._steps >= self.options.max_steps
+        info = {**self._info(verdict), "valid": is_understood}
+        return self._observe(verdict), verdict.reward if verdict else 0.0, verdict is not None, truncated, info
+
+    def admissible_actions(self) -> list[str]:
+        """What can be clicked now; on the first page one search, with the words of the instruction."""
+        session = self.session
+        if session.has_search_bar:
+            return [f"search[{goal_words(session.goal.instruction)}]"]
+        return [f"click[{text}]" for text in session.clickables() if text != "search"]
+
+    def expert(self) -> WebShopExpert:
+        """A policy that reads text pages, and reaches reward 1 for every goal of the generated catalogue.
+
+        Raises:
+            UsageError: pages are not shown as text.
+        """
+        if self.options.observation not in (Observation.TEXT, Observation.TEXT_RICH):
+            raise UsageError(
+                "the webshop expert reads text only", got=self.options.observation, expected="text or text_rich"
+            )
+        return WebShopExpert(self.options.max_steps)
+
+    def state_key(self) -> str:
+        """Key of goal and page, whatever number of steps led to it; of the products visited where they show."""
+        state = self.session.state.to_plain()
+        if self.options.observation is not Observation.TEXT_RICH:
+            del state["visited"]
+        return hashlib.blake2b(orjson.dumps([self._goal_number, state]), digest_size=16).hexdigest()
+
+    def snapshot(self) -> dict[str, Any]:
+        """The episode as JSON types."""
+        return {"goal": self._goal_number, "state": self.session.state.to_plain(), "steps": self._steps}
+
+    def restore(self, snapshot: Mapping[str, Any]) -> None:
+        """Go on where a snapshot was taken, in this environment or another with the same options."""
+        self._enter(snapshot["goal"], State.from_plain(snapshot["state"]), steps=snapshot["steps"])
+
+    def _enter(self, goal_number: int, state: State, *, steps: int) -> None:
+        self._goal_number, self._steps = goal_number, steps
+        goal = self.shop.goal(self.goals, goal_number)
+        show = self.options.show_attributes
+        self._session = Session(self.shop, goal, name=str(goal_number), show_attributes=show, state=state)
+
+    def _choose_goal(self, seed: int | None, options: Mapping[str, Any]) -> int:
+        if len(options) > 1 or not options.keys() <= set(RESET_OPTIONS):
+            raise UsageError(
+                "webshop cannot reset with these options", got=", ".join(options), expected="task_id, or goal, or none"
+            )
+        if "task_id" in options:
+            return goal_number(options["task_id"], len(self.goals))
+        if "goal" in options:
+            if not 0 <= options["goal"] < len(self.goals):
+                raise UsageError("no such webshop goal", got=options["goal"], expected=f"0 to {len(self.goals) - 1}")
+            return int(options["goal"])
+        drawn = int(self.np_random.integers(2**31)) if seed is None else seed
+        return self._draw(random.Random(f"goal {drawn}").random())
+
+    def _draw(self, share: float) -> int:
+        """The training goal below which `share` of the weight lies."""
+        train = split_goals(TRAIN, len(self.goals))
+        sums = np.cumsum(self.goals.weights[train.start :])
+        return train[min(int(np.searchsorted(sums, share * sums[-1], side="right")), len(train) - 1)]
+
+    def _judge(self) -> Verdict:
+        session = self.session
+        return judge(
+            session.product,
+            session.goal,
+            price=purchase_price(session.product),
+            chosen=session.state.options,
+            nouns=self._nouns,
+            compat=self.options.compat,
+        )
+
+    def _info(self, verdict: Verdict | None) -> dict[str, Any]:
+        info = {"success": verdict is not None and verdict.reward == 1.0, "task_type": self.session.goal.category}
+        return info if verdict is None else {**info, "reward_components": verdict.components()}
+
+    def web_page(self) -> str:
+        """The page for a person with a browser: HTML in which ``data-action`` says what a click means."""
+        state = self.session.state
+        page = self._elements(self._judge() if self.session.is_done() else None)
+        return html_page(page, chosen=state.options.items(), for_person=True)
+
+    def _elements(self, verdict: Verdict | None) -> list[Element]:
+        state = self.session.state
+        return self.session.elements() if verdict is None else done_page(state.asin, state.options, verdict.reward)
+
+    def _observe(self, verdict: Verdict | None) -> str:
+        session, page = self.session, self._elements(verdict)
+        state = session.state
+        match self.options.observation:
+            case Observation.TEXT:
+                return plain_text(page)
+            case Observation.TEXT_RICH:
+                return rich_text(page, address=session.address, visited=state.visited)
+            case Observation.HTML:
+                return html_page(page, chosen=state.options.items())
+            case Observation.URL:
+                return session.address

@@ -1,0 +1,133 @@
+"""WebShop's own files: products (``items_shuffle*.json``), and what people and programs asked for in the other two.
+
+Rows are read as the original reads them: no product without a proper id, none twice, lower-case options.
+"""
+
+from __future__ import annotations
+
+import math
+import re
+from collections.abc import Iterator, Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+import orjson
+
+from agentrl.errors import UsageError
+
+from .records import Annotation, Product
+
+PRODUCTS = "items_shuffle*.json"
+SYNTHETIC = "items_ins_v2*.json"
+HUMAN = "items_human_ins.json"
+LONGEST_ASIN = 10
+DEFAULT_PRICE = 100.0
+"""In dollars, of products without one."""
+DEFAULT_ATTRIBUTE = "DUMMY_ATTR"
+_NO_PRICE = re.compile(r"[^\d.]")
+
+
+def find_file(folder: Path, pattern: str) -> Path:
+    """The file of a pattern in the folder; the largest when there are several (``items_shuffle_1000.json`` and all).
+
+    Raises:
+        UsageError: there is none.
+    """
+    found = sorted(folder.glob(pattern), key=lambda path: (path.stat().st_size, path.name))
+    if not found:
+        raise UsageError(
+            f"no WebShop data in {folder}",
+            expected=f"a file {pattern}",
+            hint="download WebShop's data into that folder, or leave the option data out for the generated catalogue",
+        )
+    return found[-1]
+
+
+def read_products(folder: Path, limit: int | None) -> Iterator[Product]:
+    """The products of a folder with WebShop's files.
+
+    Args:
+        folder: Holds `PRODUCTS`, and `SYNTHETIC` or `HUMAN` or both.
+        limit: Only so many rows of the file, the first.
+
+    Raises:
+        UsageError: a file is missing.
+    """
+    annotations = [_read_optional(folder, pattern) for pattern in (SYNTHETIC, HUMAN)]
+    if not any(annotations):
+        raise UsageError(f"no goals in {folder}", expected=f"a file {SYNTHETIC} or {HUMAN}")
+    rows = orjson.loads(find_file(folder, PRODUCTS).read_bytes())
+    yield from products_of(rows if limit is None else rows[:limit], *annotations)
+
+
+def _read_optional(folder: Path, pattern: str) -> Mapping[str, Any]:
+    if not any(folder.glob(pattern)):
+        return {}
+    rows: dict[str, Any] = orjson.loads(find_file(folder, pattern).read_bytes())
+    return rows
+
+
+def products_of(
+    rows: Sequence[Mapping[str, Any]], synthetic: Mapping[str, Any], human: Mapping[str, Any]
+) -> Iterator[Product]:
+    """The products of rows as they stand in the files; annotations are by product id."""
+    seen: set[str] = set()
+    for row in rows:
+        asin = row["asin"]
+        if asin == "nan" or len(asin) > LONGEST_ASIN or asin in seen:
+            continue
+        seen.add(asin)
+        yield _product(row, synthetic.get(asin, {}), human.get(asin, ()))
+
+
+def _product(row: Mapping[str, Any], synthetic: Mapping[str, Any], human: Sequence[Mapping[str, Any]]) -> Product:
+    bullets = row["small_description"]
+    images = row.get("images") or [""]
+    return Product(
+        asin=row["asin"],
+        title=row["name"] or "",
+        description=row["full_description"] or "",
+        bullets=tuple(map(str, bullets if isinstance(bullets, list) else [bullets])),
+        prices=parse_prices(row.get("pricing")),
+        options=_options(row.get("customization_options") or {}),
+        attributes=tuple(synthetic.get("attributes", (DEFAULT_ATTRIBUTE,))),
+        category=row["category"],
+        query=row["query"].lower().strip(),
+        product_category=row["product_category"],
+        image=images[0] or "",
+        synthetic=_synthetic(synthetic),
+        human=tuple(map(_human, human)),
+    )
+
+
+def parse_prices(text: str | None) -> tuple[float, ...]:
+    """The price, or the two ends of a range, in dollars.
+
+    >>> parse_prices("$1,234.50"), parse_prices("$3 to $4.25"), parse_prices("")
+    ((1234.5,), (3.0, 4.25), (100.0,))
+    """
+    cleaned = [_NO_PRICE.sub("", piece).rstrip(".") for piece in (text or "").split("$")[1:]]
+    prices = tuple(float(piece) for piece in cleaned if piece.count(".") <= 1 and piece.strip("."))
+    return prices[:2] if prices and all(map(math.isfinite, prices)) else (DEFAULT_PRICE,)
+
+
+def _options(customisation: Mapping[str, Sequence[Mapping[str, Any]] | None]) -> dict[str, tuple[str, ...]]:
+    return {
+        name.lower(): tuple(content["value"].strip().replace("/", " | ").lower() for content in contents)
+        for name, contents in customisation.items()
+        if contents is not None
+    }
+
+
+def _synthetic(annotation: Mapping[str, Any]) -> Annotation | None:
+    if annotation.get("instruction") is None:
+        return None
+    return Annotation(annotation["instruction"], tuple(annotation.get("instruction_attributes") or ()), ())
+
+
+def _human(annotation: Mapping[str, Any]) -> Annotation:
+    return Annotation(
+        annotation["instruction"],
+        tuple(annotation["instruction_attributes"]),
+        tuple(map(str, annotation["instruction_options"])),
+    )

@@ -1,0 +1,92 @@
+"""The options of the WebShop environment and of its tasks."""
+
+from __future__ import annotations
+
+import difflib
+import enum
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TypeVar
+
+from agentrl.errors import UsageError
+
+from .goals import GoalKind
+from .nouns import NounTagger
+
+E = TypeVar("E", bound=enum.StrEnum)
+
+MAX_STEPS = 15
+GENERATED_PRODUCTS = 6000
+
+
+class Observation(enum.StrEnum):
+    """How a page is told."""
+
+    TEXT = "text"
+    """Its texts, separated by ``[SEP]``; a chosen option does not show."""
+    TEXT_RICH = "text_rich"
+    """A line per text; what can be clicked, and what was clicked, is marked."""
+    HTML = "html"
+    URL = "url"
+    """The page's address only."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ShopOptions:
+    """What the environment and its task source are made with."""
+
+    data: Path | None
+    products: int | None
+    goals: GoalKind
+    observation: Observation
+    show_attributes: bool
+    compat: bool
+    nouns: NounTagger
+    max_steps: int
+
+
+def parse_options(
+    *,
+    data: str | None = None,
+    products: int | None = None,
+    goals: str = GoalKind.HUMAN,
+    observation: str = Observation.TEXT,
+    show_attributes: bool = False,
+    compat: bool = True,
+    nouns: str = NounTagger.AUTO,
+    max_steps: int = MAX_STEPS,
+) -> ShopOptions:
+    """Check options as they stand in a config.
+
+    Raises:
+        UsageError: a value is not allowed, or the data folder is not there.
+    """
+    for name, number in (("products", products), ("max_steps", max_steps)):
+        if number is not None and number < 1:
+            raise UsageError(f"webshop {name} is too small", got=number, expected="at least 1")
+    if data is not None and not Path(data).expanduser().is_dir():
+        raise UsageError("the webshop data folder is not there", got=data, expected="a folder with WebShop's files")
+    return ShopOptions(
+        data=None if data is None else Path(data).expanduser().resolve(),
+        products=GENERATED_PRODUCTS if data is None and products is None else products,
+        goals=choose(GoalKind, goals, "webshop goals"),
+        observation=choose(Observation, observation, "webshop observation"),
+        show_attributes=show_attributes,
+        compat=compat,
+        nouns=choose(NounTagger, nouns, "webshop nouns"),
+        max_steps=max_steps,
+    )
+
+
+def choose(kind: type[E], value: str, what: str) -> E:
+    """The member of an enum that `value` names.
+
+    Raises:
+        UsageError: it names none.
+    """
+    names = [member.value for member in kind]
+    if value not in names:
+        near = difflib.get_close_matches(str(value), names, n=1, cutoff=0.5)
+        hint = f"did you mean {near[0]!r}?" if near else None
+        raise UsageError(f"unknown {what}", got=repr(value), expected=f"one of {', '.join(names)}", hint=hint)
+    return kind(value)

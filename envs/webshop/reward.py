@@ -1,0 +1,142 @@
+"""What a purchase is worth, from 0 to 1.
+
+``type x (attributes met + options met + [price within the limit]) / (attributes + options + 1)``
+
+With the quirks of WebShop (``compat``), as its own engine computes it:
+
+- A goal's named option is compared as text with every chosen value, whatever its name, and each side is first reduced
+  to a colour word that it contains ("tan" in "titanium"). The text of a named option is not reduced, unless it is a
+  colour word itself. One set of words within the other is enough: "red" is "red wine".
+- Titles that share no noun make the purchase worth 0 and few of them 0.1, even within one query and category.
+
+Without them, a named option is met only by the value chosen under its name, nameless ones by any chosen value; values
+must have the same words, up to spelling; and titles only matter where neither query nor category agree.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+
+from .colours import COLOURS, normalise_colour
+from .nouns import Tagger
+from .records import Goal, GoalOption, Product
+from .similarity import token_set_ratio, token_sort_ratio
+
+ALIKE = 85
+"""Texts are alike above this percentage."""
+_NO_NOUNS_SCORE = 0.2
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class TypeMatch:
+    """How far the purchase is the kind of thing that was wanted."""
+
+    reward: float
+    """0, 0.1, 0.5 or 1."""
+    query_match: bool
+    category_match: bool
+    title_score: float
+    """Share of the wanted title's nouns that the purchase's title has."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Verdict:
+    """A purchase's reward and its parts."""
+
+    type_match: TypeMatch
+    attributes_met: int
+    attributes: int
+    options_met: int
+    options: int
+    within_price: bool
+
+    @property
+    def reward(self) -> float:
+        """From 0 to 1."""
+        met = self.attributes_met + self.options_met + self.within_price
+        return met / self._parts * self.type_match.reward
+
+    @property
+    def _parts(self) -> int:
+        return self.attributes + self.options + 1
+
+    def components(self) -> dict[str, float]:
+        """The parts under WebShop's names: rewards ``r_…`` and their weights ``w_…``."""
+        match = self.type_match
+        named = {
+            "r_type": match.reward,
+            "r_att": self.attributes_met / self.attributes,
+            "w_att": self.attributes / self._parts,
+            "query_match": float(match.query_match),
+            "category_match": float(match.category_match),
+            "title_score": match.title_score,
+            "r_price": float(self.within_price),
+            "w_price": 1 / self._parts,
+        }
+        if self.options:
+            named |= {"r_option": self.options_met / self.options, "w_option": self.options / self._parts}
+        return named
+
+
+def judge(
+    product: Product, goal: Goal, *, price: float, chosen: Mapping[str, str], nouns: Tagger, compat: bool = True
+) -> Verdict:
+    """Compare a purchase with a goal.
+
+    Args:
+        product: What was bought.
+        goal: What was wanted.
+        price: What it cost, in dollars.
+        chosen: The chosen options: value by name.
+        nouns: Finds the nouns of a title.
+        compat: With WebShop's quirks.
+    """
+    is_met = _is_option_met_by_any if compat else _is_option_met_by_name
+    return Verdict(
+        type_match=match_type(product, goal, nouns, compat=compat),
+        attributes_met=sum(_has_attribute(product, attribute) for attribute in goal.attributes),
+        attributes=len(goal.attributes),
+        options_met=sum(is_met(option, chosen) for option in goal.options),
+        options=len(goal.options),
+        within_price=price <= goal.price_upper,
+    )
+
+
+def match_type(product: Product, goal: Goal, nouns: Tagger, *, compat: bool = True) -> TypeMatch:
+    """Compare query, category path and title of a purchase with those of a goal."""
+    query_match = product.query == goal.query
+    category_match = len(_path(product.product_category) & _path(goal.product_category)) >= 2
+    wanted = nouns(goal.title)
+    common = len(set(nouns(product.title)) & set(wanted))
+    score = common / len(wanted) if wanted else _NO_NOUNS_SCORE
+    is_related = query_match or category_match
+    reward = 1.0 if is_related or score > 0.2 else 0.5
+    if compat or not is_related:
+        reward = 0.0 if score == 0 else 0.1 if score < 0.1 else reward
+    return TypeMatch(reward=reward, query_match=query_match, category_match=category_match, title_score=score)
+
+
+def _path(product_category: str) -> set[str]:
+    return {part.strip() for part in product_category.split("›")}
+
+
+def _has_attribute(product: Product, wanted: str) -> bool:
+    if any(token_set_ratio(attribute, wanted) > ALIKE for attribute in product.attributes):
+        return True
+    texts = (product.title, " ".join(product.bullets), product.description)
+    return any(wanted in text.lower() for text in texts)
+
+
+def _is_option_met_by_any(option: GoalOption, chosen: Mapping[str, str]) -> bool:
+    if option.name is None:
+        wanted = normalise_colour(option.value)
+    else:
+        pair = (option.name, option.value)
+        wanted = next((colour for colour in COLOURS if colour in pair), str(pair))
+    return any(token_set_ratio(normalise_colour(value), wanted) > ALIKE for value in chosen.values())
+
+
+def _is_option_met_by_name(option: GoalOption, chosen: Mapping[str, str]) -> bool:
+    values = chosen.values() if option.name is None else [chosen.get(option.name, "")]
+    return any(token_sort_ratio(value, option.value) > ALIKE for value in values)

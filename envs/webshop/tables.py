@@ -1,0 +1,120 @@
+"""Tables on disk that are mapped into memory, read-only: processes share their pages, and opening one takes no time."""
+
+from __future__ import annotations
+
+import bisect
+from collections.abc import Iterable, Mapping, Sequence
+from pathlib import Path
+from typing import Any, NamedTuple, TypeAlias, overload
+
+import numpy as np
+from numpy.typing import NDArray
+
+Rows: TypeAlias = NDArray[np.int32]
+
+
+def save_array(folder: Path, name: str, array: NDArray[Any]) -> None:
+    """Write an array."""
+    np.save(folder / f"{name}.npy", array)
+
+
+def map_array(folder: Path, name: str) -> NDArray[Any]:
+    """An array that `save_array` wrote."""
+    return np.asarray(np.load(folder / f"{name}.npy", mmap_mode="r"))  # np.memmap itself is slow to index
+
+
+class Texts(Sequence[bytes]):
+    """Texts by number.
+
+    Args:
+        folder: Where `save` wrote them.
+        name: Under which name.
+    """
+
+    def __init__(self, folder: Path, name: str) -> None:
+        self._bytes = map_array(folder, f"{name}.bytes")
+        self._starts = map_array(folder, f"{name}.starts")
+
+    @staticmethod
+    def save(folder: Path, name: str, texts: Iterable[bytes]) -> None:
+        """Write texts one after the other; none is kept in memory."""
+        starts = [0]
+        with (folder / f"{name}.bytes").open("wb") as file:
+            for text in texts:
+                starts.append(starts[-1] + file.write(text))
+        content = np.memmap(folder / f"{name}.bytes", np.uint8, "r") if starts[-1] else np.zeros(0, np.uint8)
+        save_array(folder, f"{name}.bytes", content)
+        save_array(folder, f"{name}.starts", np.array(starts, np.int64))
+        (folder / f"{name}.bytes").unlink()
+
+    def __len__(self) -> int:
+        return len(self._starts) - 1
+
+    @overload
+    def __getitem__(self, index: int) -> bytes: ...
+    @overload
+    def __getitem__(self, index: slice) -> list[bytes]: ...
+    def __getitem__(self, index: int | slice) -> bytes | list[bytes]:
+        if isinstance(index, slice):
+            return [self[i] for i in range(*index.indices(len(self)))]
+        if not 0 <= index < len(self):
+            raise IndexError(index)
+        return self._bytes[self._starts[index] : self._starts[index + 1]].tobytes()
+
+    def find(self, text: str) -> int | None:
+        """The number of a text in a table that was written in order; ``None`` when it is not there."""
+        wanted = text.encode()
+        index = bisect.bisect_left(self, wanted)
+        return index if index < len(self) and self[index] == wanted else None
+
+
+class Span(NamedTuple):
+    """A stretch of an array."""
+
+    start: int
+    stop: int
+
+
+class Groups:
+    """Numbers of products by a name: who contains a term, has an attribute, is of a category.
+
+    Args:
+        folder: Where `save` wrote them.
+        name: Under which name.
+    """
+
+    def __init__(self, folder: Path, name: str) -> None:
+        self.names = Texts(folder, name)
+        self.rows: Rows = map_array(folder, f"{name}.rows")
+        self._ends = map_array(folder, f"{name}.ends")
+
+    @staticmethod
+    def save(folder: Path, name: str, groups: Mapping[str, Iterable[int]]) -> None:
+        """Write groups; their names are sorted."""
+        names = sorted(groups, key=str.encode)
+        members = [np.fromiter(groups[key], np.int32) for key in names]
+        Groups.save_arrays(folder, name, names, np.concatenate([np.zeros(0, np.int32), *members]), map(len, members))
+
+    @staticmethod
+    def save_arrays(folder: Path, name: str, names: Iterable[str], rows: Rows, sizes: Iterable[int]) -> None:
+        """Write groups whose names are in order already.
+
+        Args:
+            folder: Where to.
+            name: Under which name.
+            names: Sorted by their bytes.
+            rows: The members, one group after the other.
+            sizes: Of each group.
+        """
+        Texts.save(folder, name, map(str.encode, names))
+        save_array(folder, f"{name}.rows", rows)
+        save_array(folder, f"{name}.ends", np.cumsum([0, *sizes], dtype=np.int64))
+
+    def span(self, name: str) -> Span:
+        """Where the members of a group stand in `rows`; an empty stretch when there is no such group."""
+        index = self.names.find(name)
+        return Span(0, 0) if index is None else Span(int(self._ends[index]), int(self._ends[index + 1]))
+
+    def members(self, name: str) -> Rows:
+        """The members of a group."""
+        return self.rows[slice(*self.span(name))]

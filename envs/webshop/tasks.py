@@ -1,0 +1,95 @@
+"""The tasks and their splits: which goal each task id stands for.
+
+WebShop's published splits: the first 500 goals, in the order that the shop keeps them in, are for tests, the next 1,000
+for validation, the rest for training. Of fewer than 3,000 goals a sixth and a third are taken.
+"""
+
+from __future__ import annotations
+
+import functools
+
+from agentrl.errors import UsageError
+from agentrl.task import Task
+
+from .options import ShopOptions
+from .shop import CatalogueSource, open_shop
+
+ENVIRONMENT = "webshop"
+TRAIN, VALID, TEST = SPLITS = ("train", "valid", "test")
+TEST_GOALS = 500
+VALID_GOALS = 1000
+
+
+def source_of(options: ShopOptions) -> CatalogueSource:
+    """Where the catalogue of these options comes from."""
+    return CatalogueSource(data=options.data, products=options.products)
+
+
+@functools.lru_cache(maxsize=64)
+def split_goals(split: str, goals: int) -> range:
+    """The goals of a split by number.
+
+    Args:
+        split: Its name.
+        goals: How many there are in all.
+
+    Raises:
+        UsageError: no such split.
+    """
+    test = min(TEST_GOALS, goals // 6)
+    valid = test + min(VALID_GOALS, goals // 3)
+    ranges = {TEST: range(test), VALID: range(test, valid), TRAIN: range(valid, goals)}
+    if split not in ranges:
+        raise UsageError("environment webshop has no split of this name", got=split, expected=" or ".join(SPLITS))
+    return ranges[split]
+
+
+def goal_number(task_id: str, goals: int) -> int:
+    """The goal that a task id such as ``valid-17`` stands for.
+
+    Args:
+        task_id: Split and number in it.
+        goals: How many goals there are in all.
+
+    Raises:
+        UsageError: there is no such task.
+    """
+    split, _, number = str(task_id).rpartition("-")
+    if split not in SPLITS or not number.isdecimal() or int(number) >= len(split_goals(split, goals)):
+        last = ", ".join(f"{name}-0 to {name}-{len(split_goals(name, goals)) - 1}" for name in SPLITS)
+        raise UsageError("no such webshop task", got=repr(task_id), expected=last)
+    return split_goals(split, goals)[int(number)]
+
+
+class WebShopTasks:
+    """The tasks of a split.
+
+    Raises:
+        UsageError: no such split, or the catalogue has no goals for it.
+    """
+
+    def __init__(self, split: str, options: ShopOptions) -> None:
+        self._shop = open_shop(source_of(options))
+        self._goals = self._shop.goals(options.goals)
+        self._split = split
+        self._range = split_goals(split, len(self._goals))
+        if not self._range:
+            raise UsageError(
+                f"webshop/{split} holds no task",
+                got=f"{len(self._goals)} {options.goals} goals",
+                hint="use a larger catalogue, or the other kind of goals",
+            )
+
+    def __len__(self) -> int:
+        return len(self._range)
+
+    def __getitem__(self, index: int) -> Task:
+        number = self._range[index]
+        task_id = f"{self._split}-{index}"
+        return Task(
+            id=task_id,
+            environment=ENVIRONMENT,
+            seed=number,
+            options={"task_id": task_id},
+            type=self._shop.goal(self._goals, number).category,
+        )

@@ -1,0 +1,72 @@
+"""The words that the generated catalogue is made of; read from ``data/vocabulary.json``."""
+
+from __future__ import annotations
+
+import functools
+import importlib.resources
+from collections.abc import Mapping
+from typing import NamedTuple
+
+import orjson
+
+
+class ProductType(NamedTuple):
+    """A kind of product, such as a body lotion."""
+
+    name: str
+    category: str
+    query: str
+    path: str
+    """Product category, from the general to the special."""
+    price: tuple[float, float]
+    """Least and greatest, in dollars."""
+    options: tuple[str, ...]
+    """Names of the options that such products have."""
+
+
+class Vocabulary(NamedTuple):
+    """All words."""
+
+    brand_starts: tuple[str, ...]
+    brand_ends: tuple[str, ...]
+    lines: tuple[str, ...]
+    types: tuple[ProductType, ...]
+    """Categories take turns."""
+    attributes: Mapping[str, tuple[str, ...]]
+    """By category."""
+    options: Mapping[str, tuple[str, ...]]
+    """Values by option."""
+
+
+def vocabulary_file() -> bytes:
+    """The file as it is shipped."""
+    return importlib.resources.files(__package__).joinpath("data/vocabulary.json").read_bytes()
+
+
+@functools.cache
+def load_vocabulary() -> Vocabulary:
+    """The words of the shipped file."""
+    plain = orjson.loads(vocabulary_file())
+    categories = plain["categories"]
+    types = [
+        [
+            ProductType(
+                name=row["name"],
+                category=category,
+                query=row["query"],
+                path=f"{words['path']} › {row['path']} › {row['name'].title()}",
+                price=tuple(row["price"]),
+                options=tuple(row["options"]),
+            )
+            for row in words["types"]
+        ]
+        for category, words in categories.items()
+    ]
+    return Vocabulary(
+        brand_starts=tuple(plain["brand_starts"]),
+        brand_ends=tuple(plain["brand_ends"]),
+        lines=tuple(plain["lines"]),
+        types=tuple(kind for kinds in zip(*types, strict=True) for kind in kinds),
+        attributes={category: tuple(words["attributes"]) for category, words in categories.items()},
+        options={name: tuple(values) for name, values in plain["options"].items()},
+    )

@@ -1,0 +1,227 @@
+"""The search environment: its world, its tasks, its protocol, its expert."""
+
+from __future__ import annotations
+
+import hashlib
+import json
+from collections import Counter
+from typing import Any
+
+import agentrl.envs.registration
+import gymnasium
+import pytest
+from agentrl.envs.search_qa.environment import SearchQA, make_search_qa
+from agentrl.envs.search_qa.expert import SearchExpert
+from agentrl.envs.search_qa.relations import RELATIONS, parse_chain
+from agentrl.envs.search_qa.scoring import normalise
+from agentrl.envs.search_qa.spec import SPEC
+from agentrl.envs.search_qa.vocabulary import SPLITS, Kind, names
+from agentrl.envs.search_qa.world import world_of
+from gymnasium.utils.env_checker import check_env
+
+from agentrl.errors import ToolError, UsageError
+
+PARTS = {
+    "train": (9000, "73cd5af88194e917", "2bccf65d25aa7a16"),
+    "valid": (300, "fb02931400e00ca4", "70ab841dd4b669a5"),
+    "test": (900, "51858f5abb5422ab", "ecdd2b7c1b660019"),
+}
+
+
+def play(env: SearchQA, task_id: str) -> tuple[int, float, dict[str, Any]]:
+    """Steps, reward and final info of the expert's episode."""
+    observation, _ = env.reset(options={"task_id": task_id})
+    expert, steps = env.expert(), 0
+    while True:
+        observation, reward, terminated, truncated, info = env.step(expert.act(observation))
+        steps += 1
+        if terminated or truncated:
+            return steps, reward, info
+
+
+def test_gymnasium_accepts_it() -> None:
+    check_env(gymnasium.make("agentrl/SearchQa-v0").unwrapped, skip_render_check=True)
+    assert "agentrl/SearchQa-v0" in agentrl.envs.registration.ENTRY_POINTS
+
+
+@pytest.mark.parametrize("kind", Kind)
+def test_names_are_unique_and_belong_to_one_split(kind: Kind) -> None:
+    of_splits = [names(kind, split) for split in SPLITS]
+    everything = [name for of_split in of_splits for name in of_split]
+    assert len(set(map(normalise, everything))) == len(everything)
+    assert all(of_splits)
+
+
+def test_no_name_stands_for_two_kinds() -> None:
+    seen = Counter(normalise(name) for kind in Kind for split in SPLITS for name in names(kind, split))
+    assert set(seen.values()) == {1}
+
+
+@pytest.mark.parametrize("split", SPLITS)
+def test_the_rule_makes_the_same_tasks_everywhere(split: str) -> None:
+    source, world = SPEC.tasks(split), world_of(split)
+    rows = [json.dumps([q.id, q.text, q.golden, q.type]) for q in source.questions]
+    passages = [json.dumps(passage) for passage in world.passages]
+    assert (len(source), digest(rows), digest(passages)) == PARTS[split]
+
+
+def digest(lines: list[str]) -> str:
+    return hashlib.sha256("\n".join(lines).encode()).hexdigest()[:16]
+
+
+@pytest.mark.parametrize("split", SPLITS)
+def test_every_question_has_one_answer_that_it_does_not_tell(split: str) -> None:
+    world = world_of(split)
+    questions = SPEC.tasks(split).questions
+    assert len({question.text for question in questions}) == len(questions)
+    assert len(set(Counter(question.type for question in questions).values())) == 1
+    for question in questions:
+        chain = parse_chain(question.text)
+        assert chain is not None
+        assert question.golden == (world.follow(chain)[-1],)
+        assert question.golden[0] not in question.text
+
+
+@pytest.mark.parametrize("split", ["valid", "test"])
+def test_every_passage_states_its_facts_once(split: str) -> None:
+    world = world_of(split)
+    kind_of = {name: kind for kind in Kind for name in world.names[kind]}
+    for passage in world.passages:
+        relations = [relation for relation in RELATIONS if relation.of is kind_of[passage.title]]
+        for relation in RELATIONS:
+            expected = world.facts[passage.title, relation.noun] if relation in relations else None
+            assert relation.read(passage.text) == expected, (relation.noun, passage)
+
+
+def test_a_capital_lies_in_its_country() -> None:
+    for split in SPLITS:
+        facts = world_of(split).facts
+        for country in names(Kind.COUNTRY, split):
+            assert facts[facts[country, "capital"], "country"] == country
+
+
+@pytest.mark.parametrize("split", SPLITS)
+def test_the_expert_answers_everything_in_as_many_searches_as_hops(split: str) -> None:
+    env = SearchQA()
+    hops = {"one_hop": 1, "two_hops": 2, "three_hops": 3}
+    for number in range(0, 300, 2):
+        steps, reward, info = play(env, f"{split}-{number}")
+        assert (reward, info["success"]) == (1.0, True)
+        assert steps == hops[info["task_type"]] + 1
+
+
+def test_the_expert_says_what_it_cannot_do() -> None:
+    with pytest.raises(UsageError, match="no question of the fact world"):
+        SearchExpert().act("How are you?")
+    expert = SearchExpert()
+    expert.act("Question: Who wrote The Silent Tide?")
+    assert expert.act("<information>Nothing was found.</information>").startswith("<search>The Silent Tide")
+    with pytest.raises(UsageError, match="cannot find a passage"):
+        expert.act("<information>Nothing was found.</information>")
+
+
+def test_random_text_has_the_stated_score() -> None:
+    env, solved = SearchQA(), 0
+    env.action_space.seed(0)
+    for number in range(60):
+        env.reset(options={"task_id": f"valid-{number}"})
+        done = False
+        while not done:
+            observation, _, terminated, truncated, info = env.step(env.action_space.sample())
+            assert (info["valid"], terminated) == (False, False)
+            assert "neither a search nor an answer" in observation
+            done = truncated
+        solved += info["success"]
+    assert solved == SPEC.scores["random"] * 60
+
+
+def test_the_reward_is_exact_match_or_f1() -> None:
+    env = SearchQA(reward="f1")
+    _, info = env.reset(options={"task_id": "valid-0"})
+    golden = env.episode.question.golden[0]
+    assert info == {"success": False, "task_type": "one_hop"}
+    observation, reward, terminated, _, info = env.step(f"<answer>perhaps {golden}</answer>")
+    assert (observation, terminated, info["success"]) == ("That is not the answer.", True, False)
+    words = len(golden.split())
+    assert reward == pytest.approx(2 * words / (2 * words + 1))
+    assert info["reward_components"] == {"exact_match": 0.0, "f1": reward}
+    with pytest.raises(UsageError, match="episode is over"):
+        env.step("<answer>again</answer>")
+
+
+def test_an_episode_is_truncated_at_its_limit() -> None:
+    env = SearchQA(max_steps=2)
+    env.reset(seed=3)
+    assert env.step("<search>river</search>")[2:4] == (False, False)
+    assert env.step("hm")[2:4] == (False, True)
+
+
+def test_the_tool_searches_and_keeps_a_step_for_the_answer() -> None:
+    env = SearchQA(max_steps=3, topk=1)
+    env.reset(options={"task_id": "valid-0"})
+    (tool,) = env.tools
+    assert tool.schema["function"]["parameters"]["required"] == ["query"]
+    title = world_of("valid").passages[0].title
+    assert env.search(title).startswith(f'Doc 1(Title: "{title}")')
+    with pytest.raises(ToolError, match="query is empty"):
+        env.search(" ")
+    assert env.search("zzz") == "Nothing was found."
+    with pytest.raises(ToolError, match="no search is left"):
+        env.search(title)
+    assert env.step("<answer>x</answer>")[2]
+
+
+def test_an_episode_goes_on_from_a_snapshot() -> None:
+    env, other = SearchQA(), SearchQA()
+    env.reset(options={"task_id": "test-5"})
+    before = env.state_key()
+    env.step("<search>river</search>")
+    assert env.state_key() != before
+    other.restore(json.loads(json.dumps(env.snapshot())))
+    assert other.state_key() == env.state_key()
+    assert env.step("<search>mayor</search>") == other.step("<search>mayor</search>")
+    assert env.state_key() == other.state_key()
+
+
+def test_seeds_draw_training_questions_of_the_chosen_hops() -> None:
+    env = SearchQA(hops=[2])
+    drawn = {env.reset(seed=seed)[0]: env.episode.question for seed in range(20)}
+    assert len(drawn) > 15
+    assert {question.type for question in drawn.values()} == {"two_hops"}
+    assert {question.id.partition("-")[0] for question in drawn.values()} == {"train"}
+    assert len(SPEC.tasks("valid", hops=[2])) == 100
+    with pytest.raises(UsageError, match="under these options"):
+        env.reset(options={"task_id": "valid-0"})
+
+
+@pytest.mark.parametrize(
+    ("options", "message"),
+    [
+        ({"hops": [4]}, "unknown hops"),
+        ({"hops": "12"}, "unknown hops"),
+        ({"reward": "bleu"}, "exact_match or f1"),
+        ({"topk": 0}, "topk is too small"),
+        ({"max_steps": 0}, "max_steps is too small"),
+        ({"timeout_s": 0}, "timeout_s is too small"),
+        ({"corpus": "a", "url": "b"}, "two retrievers"),
+        ({"questions": "a"}, "nothing to search in"),
+        ({"corpus": "a"}, "no questions about it"),
+        ({"corpus": "a", "questions": "b", "hops": [1]}, "hops are ignored"),
+    ],
+)
+def test_wrong_options_are_refused(options: dict[str, Any], message: str) -> None:
+    with pytest.raises(UsageError, match=message):
+        make_search_qa(**options)
+
+
+@pytest.mark.parametrize("options", [{"task": "valid-1"}, {"task_id": "none-1"}, {"task_id": "valid-300"}])
+def test_wrong_reset_options_are_refused(options: dict[str, Any]) -> None:
+    with pytest.raises(UsageError, match=r"cannot reset with these options|no such search_qa task"):
+        SearchQA().reset(options=options)
+
+
+def test_there_is_no_other_split_and_nothing_works_before_a_reset() -> None:
+    with pytest.raises(UsageError, match="train or valid or test"):
+        SPEC.tasks("dev")
+    with pytest.raises(UsageError, match="no episode yet"):
+        SearchQA().step("<answer>x</answer>")

@@ -1,0 +1,168 @@
+"""Products, goals and their order: WebShop's files and the generated catalogue."""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+from collections.abc import Callable
+from pathlib import Path
+
+import orjson
+import pytest
+from agentrl.envs.webshop.cache import made_folder
+from agentrl.envs.webshop.goals import GoalKind, Goals, make_goals, price_limit, purchase_price
+from agentrl.envs.webshop.manifest import build_manifest, load_manifest
+from agentrl.envs.webshop.official import read_products
+from agentrl.envs.webshop.options import GENERATED_PRODUCTS, parse_options
+from agentrl.envs.webshop.records import Product
+from agentrl.envs.webshop.shop import CatalogueSource, open_shop
+from agentrl.envs.webshop.tasks import SPLITS, WebShopTasks, goal_number, split_goals
+
+from agentrl.errors import UsageError
+
+
+def test_rows_are_read_as_webshop_reads_them(official_folder: Path) -> None:
+    lotion, other, shoes = read_products(official_folder, None)
+    assert (lotion.query, lotion.prices, lotion.price_tag) == ("body lotions", (12.5,), "$12.5")
+    assert lotion.options == {"size": ("6.76 fl oz", "1 fl oz")}
+    assert (lotion.attributes, lotion.image) == (("long lasting", "dry skin"), "http://pictures/1.jpg")
+    assert (other.prices, other.bullets, other.options) == ((3.0, 4.25), ("One text",), {})
+    assert other.attributes == ("DUMMY_ATTR",)
+    assert (shoes.prices, shoes.price_tag) == ((100.0,), "$100.0")
+    assert shoes.options == {"color": ("red | white", "features"), "fit": ("wide",)}
+    assert [product.asin for product in read_products(official_folder, 1)] == [lotion.asin]
+
+
+def test_a_product_survives_its_plain_form(official_folder: Path) -> None:
+    for product in read_products(official_folder, None):
+        assert Product.from_plain(orjson.loads(orjson.dumps(product.to_plain()))) == product
+
+
+def test_a_folder_without_the_files_is_refused(tmp_path: Path) -> None:
+    with pytest.raises(UsageError, match="no goals in"):
+        list(read_products(tmp_path, None))
+    (tmp_path / "items_human_ins.json").write_text('{"B0": []}')
+    with pytest.raises(UsageError, match=r"expected a file items_shuffle"):
+        list(read_products(tmp_path, None))
+    with pytest.raises(UsageError, match="data folder is not there"):
+        parse_options(data=str(tmp_path / "none"))
+
+
+def test_human_goals_are_annotations_that_have_attributes(official_folder: Path) -> None:
+    shop = open_shop(CatalogueSource(data=official_folder, products=None))
+    goals = shop.goals(GoalKind.HUMAN)
+    told = {shop.goal(goals, i).asin: shop.goal(goals, i) for i in range(len(goals))}
+    assert len(goals) == 2
+    lotion = told["B000AAAAA1"]
+    assert lotion.instruction.startswith("i want lotion, and price lower than ")
+    assert lotion.attributes == ("dry skin",)
+    assert [tuple(option) for option in lotion.options] == [(None, "1 fl oz")]
+    assert lotion.weight == 1.0
+
+
+def test_synthetic_goals_are_all_choices_of_options(official_folder: Path) -> None:
+    shop = open_shop(CatalogueSource(data=official_folder, products=None))
+    goals = shop.goals(GoalKind.SYNTHETIC)
+    told = [shop.goal(goals, i) for i in range(len(goals))]
+    shoes = {goal.instruction.partition(", and price")[0] for goal in told if goal.asin == "B000AAAAA3"}
+    assert shoes == {
+        "find me shoes with color: red | white, and fit: wide",
+        "find me shoes with color: features, and fit: wide",
+    }
+    lotion = next(goal for goal in told if goal.asin == "B000AAAAA1")
+    assert lotion.options[0].name == "size"
+    assert lotion.weight == pytest.approx(1 / 2)  # two goals ask for "long lasting"
+    assert {goal.price_upper for goal in told if goal.asin == "B000AAAAA3"} <= {120.0, 130.0, 140.0}
+
+
+def test_goals_are_shuffled_as_webshop_shuffles_them(product: Callable[..., Product], tmp_path: Path) -> None:
+    annotated = [(f"i want {i}", ("a",), ()) for i in range(5)]
+    products = [Product.from_plain({**product(asin=f"B{i}").to_plain(), "human": [annotated[i]]}) for i in range(5)]
+    make_goals(products, GoalKind.HUMAN, tmp_path)
+    goals = Goals(GoalKind.HUMAN, tmp_path)
+    assert goals.products.tolist() == [2, 0, 3, 4, 1]  # as random.seed(233) and random.shuffle leave 0 to 4
+
+
+def test_prices_depend_on_the_product_only(product: Callable[..., Product]) -> None:
+    ranged = product(prices=(10.0, 20.0))
+    assert 10 <= purchase_price(ranged) <= 20
+    assert purchase_price(ranged) == purchase_price(product(prices=(10.0, 20.0), title="other"))
+    assert purchase_price(ranged) != purchase_price(product(prices=(10.0, 20.0), asin="B000000002"))
+    limits = {price_limit(product(prices=(25.0,), asin=f"B{i}"), 0) for i in range(100)}
+    assert limits == {40.0, 50.0, 60.0}  # the larger of two of 30, 40, 50, 60
+    assert price_limit(product(prices=(985.0,)), 0) == 1_000_000.0
+    assert price_limit(product(prices=(965.0,)), 0) in {980.0, 990.0}
+
+
+def test_official_splits_are_the_published_ones() -> None:
+    assert split_goals("test", 12087) == range(500)
+    assert split_goals("valid", 12087) == range(500, 1500)
+    assert split_goals("train", 12087) == range(1500, 12087)
+    assert goal_number("train-0", 6910) == 1500
+
+
+@pytest.mark.parametrize("goals", [6, 10, 100, 2999, 3000, 12087])
+def test_splits_share_no_goal(goals: int) -> None:
+    ranges = [split_goals(split, goals) for split in SPLITS]
+    assert sorted(number for numbers in ranges for number in numbers) == list(range(goals))
+
+
+def test_no_two_splits_of_the_generated_catalogue_want_the_same_product() -> None:
+    options = parse_options(products=300)
+    shop = open_shop(CatalogueSource(data=None, products=300))
+    goals = shop.goals(GoalKind.HUMAN)
+    wanted = [{shop.goal(goals, task.seed).asin for task in WebShopTasks(split, options)} for split in SPLITS]
+    assert sum(map(len, wanted)) == len(set.union(*wanted)) == len(goals)
+
+
+@pytest.mark.parametrize("task_id", ["test-500000", "train", "trial-3", "valid--1"])
+def test_unknown_tasks_are_refused(task_id: str) -> None:
+    with pytest.raises(UsageError, match="no such webshop task"):
+        goal_number(task_id, 5381)
+    with pytest.raises(UsageError, match="no split of this name"):
+        split_goals("trial", 10)
+
+
+def test_the_manifest_tells_what_the_code_makes() -> None:
+    manifest = load_manifest()
+    assert manifest == build_manifest()
+    assert manifest["products"] == GENERATED_PRODUCTS >= 5000
+    assert len(manifest["categories"]) == 5
+
+
+def test_a_folder_is_made_once_and_never_seen_half_made(tmp_path: Path) -> None:
+    def make(folder: Path) -> None:
+        assert not (tmp_path / "made").exists()
+        (folder / "file").write_text("whole")
+
+    assert (made_folder(tmp_path / "made", make) / "file").read_text() == "whole"
+    made_folder(tmp_path / "made", lambda _: pytest.fail("made again"))
+    with pytest.raises(ZeroDivisionError):
+        made_folder(tmp_path / "broken", lambda _: 1 / 0)
+    assert [path.name for path in tmp_path.iterdir()] == ["made"]
+
+
+def test_a_folder_that_another_process_made_first_is_used(tmp_path: Path) -> None:
+    def make(folder: Path) -> None:
+        (folder / "file").write_text("ours")
+        (tmp_path / "made").mkdir()
+        (tmp_path / "made" / "file").write_text("theirs")
+
+    assert (made_folder(tmp_path / "made", make) / "file").read_text() == "theirs"
+    assert [path.name for path in tmp_path.iterdir()] == ["made"]
+
+
+SCRIPT = """
+from agentrl.envs.webshop.shop import CatalogueSource, open_shop
+shop = open_shop(CatalogueSource(data=None, products=80))
+print([shop.product(int(row)).title for row in shop.search(["lotion"], "")[:3]])
+"""
+
+
+def test_processes_that_make_a_shop_at_once_see_the_same() -> None:
+    command = [sys.executable, "-c", SCRIPT]
+    processes = [subprocess.Popen(command, stdout=subprocess.PIPE, text=True) for _ in range(2)]
+    first, second = (process.communicate()[0] for process in processes)
+    assert [process.returncode for process in processes] == [0, 0]
+    assert first == second
+    assert first.count("Body Lotion") == 2

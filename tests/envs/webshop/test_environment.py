@@ -1,0 +1,371 @@
+"""The shop as a Gymnasium environment: pages in four forms, clicks, rewards, contract, expert and random play."""
+
+from __future__ import annotations
+
+import json
+import random
+import re
+import statistics
+import subprocess
+import sys
+from html.parser import HTMLParser
+from pathlib import Path
+from typing import Any
+
+import agentrl.envs.registration
+import gymnasium
+import pytest
+from agentrl.envs.webshop.environment import WebShopEnv
+from agentrl.envs.webshop.expert import read_wishes, texts_of
+from agentrl.envs.webshop.options import Observation, parse_options
+from agentrl.envs.webshop.spec import SPEC
+from agentrl.envs.webshop.tasks import WebShopTasks
+from gymnasium.utils.env_checker import check_env
+
+from agentrl.env_lookup import resolve_environment
+from agentrl.errors import UsageError
+
+GOLDEN = Path(__file__).parent / "data"
+SCRIPT = (
+    "search[Long Lasting lotion]",
+    "click[next >]",
+    "click[< Prev]",
+    "click[b000aaaaa1]",
+    "click[6.76 fl oz]",
+    "click[description]",
+    "click[< prev]",
+    "click[features]",
+    "click[< prev]",
+    "click[reviews]",
+    "click[< prev]",
+    "click[attributes]",
+    "click[< prev]",
+    "click[1 fl oz]",
+    "click[nothing]",
+    "click[< prev]",
+    "click[back to search]",
+    'search["1 fl oz" lotion]',
+    "click[b000aaaaa1]",
+    "click[1 fl oz]",
+    "click[buy now]",
+)
+"""Sees every page."""
+
+
+@pytest.fixture(scope="module")
+def shop_env() -> WebShopEnv:
+    return WebShopEnv(products=300)
+
+
+def official_env(folder: Path, **options: Any) -> WebShopEnv:
+    return WebShopEnv(**{"data": str(folder), "nouns": "rule", "max_steps": 100, **options})
+
+
+def lotion_goal(env: WebShopEnv) -> int:
+    return next(i for i in range(len(env.goals)) if env.shop.goal(env.goals, i).asin == "B000AAAAA1")
+
+
+def transcript(env: WebShopEnv) -> str:
+    observation, _ = env.reset(options={"goal": lotion_goal(env)})
+    told = [observation]
+    for action in SCRIPT:
+        observation, reward, terminated, truncated, info = env.step(action)
+        told += [f"> {action}  {reward} {terminated} {truncated} {info['valid']} {info['success']}", observation]
+    return "\n".join(told) + "\n"
+
+
+@pytest.mark.parametrize("observation", Observation)
+def test_pages_look_as_they_did(official_folder: Path, observation: Observation) -> None:
+    env = official_env(official_folder, observation=observation, show_attributes=True)
+    assert transcript(env) == (GOLDEN / f"{observation}.txt").read_text(encoding="utf-8")
+
+
+def test_text_pages_are_webshops(official_folder: Path) -> None:
+    env = official_env(official_folder)
+    first, _ = env.reset(options={"goal": lotion_goal(env)})
+    wish = env.session.goal.instruction
+    top = f"Instruction: [SEP] {wish} [SEP] Back to Search"
+    assert first == f"WebShop [SEP] Instruction: [SEP] {wish} [SEP] Search"
+    results = env.step("search[long lasting lotion]")[0]
+    row = "B000AAAAA1 [SEP] Zenia Body Lotion for Dry Skin [SEP] $12.5"
+    assert results.startswith(f"{top} [SEP] Page 1 (Total results: 2) [SEP] Next > [SEP] {row}")
+    assert env.step("click[next >]")[0] == f"{top} [SEP] Page 2 (Total results: 2) [SEP] < Prev [SEP] Next >"
+    env.step("click[< prev]")
+    item = (
+        f"{top} [SEP] < Prev [SEP] size [SEP] 6.76 fl oz [SEP] 1 fl oz [SEP] Zenia Body Lotion for Dry Skin [SEP]"
+        " Price: $12.5 [SEP] Rating: N.A. [SEP] Description [SEP] Features [SEP] Reviews [SEP] Buy Now"
+    )
+    assert env.step("click[B000AAAAA1]")[0] == item
+    assert env.step("click[1 fl oz]")[0] == item
+    assert env.step("click[features]")[0] == f"{top} [SEP] < Prev [SEP] Long lasting care [SEP] For dry skin"
+    assert env.step("click[reviews]")[4]["valid"] is False
+    env.step("click[< prev]")
+    last, reward, terminated, *_, info = env.step("click[buy now]")
+    assert last.startswith("Thank you for shopping with us! [SEP] Your code: [SEP] None [SEP] (Paste it in your MTurk")
+    assert "[SEP] Your score (min 0.0, max 1.0) [SEP] 1.0 [SEP] Reward Details [SEP] None" in last
+    assert (reward, terminated, info["success"], info["reward_components"]["r_option"]) == (1.0, True, True, 1.0)
+
+
+class VisibleText(HTMLParser):
+    def __init__(self) -> None:
+        super().__init__()
+        self.texts: list[str] = []
+        self.hidden = False
+
+    def handle_starttag(self, tag: str, attrs: Any) -> None:
+        self.hidden = tag == "title"
+
+    def handle_data(self, data: str) -> None:
+        if data.strip() and not self.hidden:
+            self.texts.append(data.strip())
+
+
+def test_all_forms_show_the_same_texts(official_folder: Path) -> None:
+    envs = {form: official_env(official_folder, observation=form) for form in ("text", "text_rich", "html")}
+    pages = {form: [env.reset(options={"goal": lotion_goal(env)})[0]] for form, env in envs.items()}
+    for action in SCRIPT:
+        for form, env in envs.items():
+            pages[form].append(env.step(action)[0])
+    for plain, rich, html in zip(*pages.values(), strict=True):
+        reader = VisibleText()
+        reader.feed(html)
+        assert reader.texts == plain.split(" [SEP] ") == texts_of(rich)
+
+
+def test_clickables_are_in_webshops_order(official_folder: Path) -> None:
+    env = official_env(official_folder, goals="synthetic")
+    number = next(i for i in range(len(env.goals)) if env.shop.goal(env.goals, i).asin == "B000AAAAA3")
+    env.reset(options={"goal": number})
+    assert (env.session.has_search_bar, list(env.session.clickables())) == (True, ["search"])
+    env.step("search[long lasting lotion]")
+    found = ["b000aaaaa1", "b000aaaaa2"]
+    assert list(env.session.clickables()) == ["back to search", "next >", *found]
+    env.step("click[next >]")
+    assert list(env.session.clickables()) == ["back to search", "< prev", "next >"]
+    env.step("search[shoes]")
+    env.step("click[b000aaaaa3]")
+    buttons = ["back to search", "< prev", "description", "features", "reviews", "buy now"]
+    assert list(env.session.clickables()) == [*buttons, "red | white", "wide"]  # the option "features" is a button, too
+    env.step("click[features]")
+    assert list(env.session.clickables()) == ["back to search", "< prev"]
+
+
+def test_options_stay_until_the_results_are_shown_again(official_folder: Path) -> None:
+    env = official_env(official_folder)
+    env.reset(options={"goal": lotion_goal(env)})
+    for action in ("search[lotion]", "click[b000aaaaa1]", "click[6.76 fl oz]", "click[1 FL OZ]", "click[reviews]"):
+        assert env.step(action)[4]["valid"]
+    assert env.session.state.options == {"size": "1 fl oz"}
+    env.step("click[< prev]")
+    assert env.session.state.options == {"size": "1 fl oz"}
+    env.step("click[< prev]")
+    assert (env.session.state.options, env.session.state.visited) == ({}, ["B000AAAAA1"])
+    env.step("click[back to search]")
+    assert env.session.state.visited == []
+
+
+@pytest.mark.parametrize(
+    "action",
+    [
+        "",
+        "buy now",
+        "click[buy now]",
+        "click[search]",
+        "click[]",
+        "search[]",
+        "Search[lotion]",
+        "click lotion",
+        "think[search[x]",
+        "click[back to search",
+        "search[a\nb]",
+        "[x]",
+    ],
+)
+def test_what_is_not_understood_shows_the_page_again(shop_env: WebShopEnv, action: str) -> None:
+    first, _ = shop_env.reset(options={"task_id": "train-0"})
+    key = shop_env.state_key()
+    observation, reward, terminated, truncated, info = shop_env.step(action)
+    assert (observation, reward, terminated, truncated, info["valid"]) == (first, 0.0, False, False, False)
+    assert shop_env.state_key() == key
+
+
+@pytest.mark.parametrize("action", ["search[a b]", "search[lotion] please", "search[[x]", "search[<r>]", "search[<c>]"])
+def test_what_is_understood_as_a_search(shop_env: WebShopEnv, action: str) -> None:
+    shop_env.reset(options={"task_id": "train-0"})
+    expected = action != "search[[x]"  # the last bracket opens, and "search[" is no action
+    assert shop_env.step(action)[4]["valid"] is expected
+
+
+def test_searches_by_chance_are_the_same_after_a_restore(shop_env: WebShopEnv) -> None:
+    shop_env.reset(options={"task_id": "train-0"})
+    first = shop_env.step("search[<r>]")[0]
+    saved = json.loads(json.dumps(shop_env.snapshot()))
+    second = shop_env.step("click[next >]")[0]
+    other = WebShopEnv(products=300)
+    other.restore(saved)
+    assert other.step("click[next >]")[0] == second
+    shop_env.reset(options={"task_id": "train-0"})
+    assert shop_env.step("search[<r>]")[0] == first != second
+
+
+def test_the_reward_without_quirks(shop_env: WebShopEnv) -> None:
+    strict = WebShopEnv(products=300, compat=False)
+    for number in range(10):
+        strict.reset(options={"goal": number})
+        assert play_expert(strict)[0] <= 1.0
+    assert shop_env.options.compat
+    assert not strict.options.compat
+
+
+def test_gymnasium_accepts_it() -> None:
+    assert "agentrl/WebShop-v0" in agentrl.envs.registration.ENTRY_POINTS
+    check_env(gymnasium.make("agentrl/WebShop-v0", products=300).unwrapped, skip_render_check=True)
+    assert resolve_environment("agentrl/WebShop-v0") is resolve_environment("webshop") is SPEC
+
+
+def play_expert(env: WebShopEnv) -> tuple[float, int]:
+    observation = env._observe(None)
+    expert, steps, done = env.expert(), 0, False
+    while not done:
+        observation, reward, terminated, truncated, _ = env.step(expert.act(observation))
+        done, steps = terminated or truncated, steps + 1
+    return reward, steps
+
+
+@pytest.mark.parametrize("observation", ["text", "text_rich"])
+def test_the_expert_gets_what_was_asked_for(observation: str) -> None:
+    env = WebShopEnv(observation=observation)
+    tasks = [f"{split}-{i}" for split, count in (("test", 200), ("valid", 40), ("train", 40)) for i in range(count)]
+    for task_id in tasks:
+        env.reset(options={"task_id": task_id})
+        reward, steps = play_expert(env)
+        assert (reward, task_id) == (1.0, task_id)
+        assert 3 <= steps <= 15
+
+
+def test_the_expert_does_its_best_in_other_shops(official_folder: Path) -> None:
+    for goals in ("human", "synthetic"):
+        env = official_env(official_folder, goals=goals)
+        for number in range(len(env.goals)):
+            env.reset(options={"goal": number})
+            assert play_expert(env)[1] <= 15
+
+
+def test_the_expert_reads_wishes_and_nothing_else() -> None:
+    wishes = read_wishes("show me some polo shirt, wrinkle free and slim fit, size x-large, color dark red")
+    assert (wishes.kind, set(wishes.attributes)) == ("polo shirt", {"wrinkle free", "slim fit"})
+    assert set(wishes.options) == {"x-large", "dark red"}
+    env = WebShopEnv(products=300, observation="html")
+    with pytest.raises(UsageError, match="reads text only"):
+        env.expert()
+    with pytest.raises(UsageError, match="states no webshop instruction"):
+        WebShopEnv(products=300).expert().act("hello")
+
+
+def play_randomly(env: WebShopEnv, seed: int, steps: int = 15) -> list[tuple[Any, ...]]:
+    rng, moments = random.Random(seed), list[tuple[Any, ...]]()
+    for _ in range(steps):
+        action = rng.choice(env.admissible_actions())
+        moments.append((action, *env.step(action), env.state_key()))
+        if moments[-1][3] or moments[-1][4]:
+            break
+    return moments
+
+
+def test_random_play_has_the_stated_score() -> None:
+    env, solved = WebShopEnv(), []
+    for number in range(500):
+        env.reset(options={"task_id": f"test-{number}"})
+        solved.append(play_randomly(env, number)[-1][5]["success"])
+    assert abs(statistics.fmean(solved) - SPEC.scores["random"]) <= 0.03
+
+
+@pytest.mark.parametrize("observation", Observation)
+def test_an_episode_goes_on_from_a_snapshot_as_it_did(observation: Observation) -> None:
+    options = {"products": 300, "observation": observation}
+    env, other = WebShopEnv(**options), WebShopEnv(**options)
+    for number in range(20):
+        env.reset(options={"goal": number})
+        if play_randomly(env, number, steps=number % 8)[-1:] and env.session.state.page == "done":
+            continue
+        saved, key = json.loads(json.dumps(env.snapshot())), env.state_key()
+        here = play_randomly(env, number + 100)
+        for _ in range(2):  # restoring must not tie the environment to the snapshot's own lists
+            other.restore(saved)
+            assert other.state_key() == key
+            assert play_randomly(other, number + 100) == here
+
+
+PROGRAM = """
+import hashlib, random
+from agentrl.envs.webshop.environment import WebShopEnv
+digest, env = hashlib.sha256(), WebShopEnv(products=300, observation="text_rich")
+for seed in range(20):
+    digest.update(env.reset(seed=seed)[0].encode())
+    for step in range(12):
+        action = random.Random(step).choice([*env.admissible_actions(), "search[<r>]"])
+        observation, reward, terminated, truncated, _ = env.step(action)
+        digest.update(f"{observation}{reward}{env.state_key()}".encode())
+        if terminated or truncated:
+            break
+print(digest.hexdigest())
+"""
+
+
+def test_every_process_sees_the_same_texts(monkeypatch: pytest.MonkeyPatch) -> None:
+    digests = set()
+    for hash_seed in ("1", "2"):
+        monkeypatch.setenv("PYTHONHASHSEED", hash_seed)
+        command = [sys.executable, "-c", PROGRAM]
+        digests.add(subprocess.run(command, capture_output=True, text=True, check=True).stdout)
+    assert len(digests) == 1
+
+
+def test_a_seed_and_a_task_id_decide_the_episode(shop_env: WebShopEnv) -> None:
+    other = WebShopEnv(products=300)
+    task = WebShopTasks("valid", parse_options(products=300))[3]
+    assert shop_env.reset(seed=5) == other.reset(seed=5)
+    assert shop_env.reset()[0] == other.reset()[0]
+    by_task = shop_env.reset(seed=task.seed, options=dict(task.options))
+    assert by_task == other.reset(options={"goal": task.seed})
+    assert by_task[1]["task_type"] == task.type
+    numbers = {shop_env.reset(seed=seed) and shop_env.snapshot()["goal"] for seed in range(100)}
+    train = {task.seed for task in WebShopTasks("train", parse_options(products=300))}
+    assert numbers <= train
+    assert len(numbers) > 50
+
+
+def test_an_episode_is_truncated_at_its_limit_and_ends_there() -> None:
+    env = WebShopEnv(products=300, max_steps=3)
+    env.reset(seed=1)
+    assert [env.step("search[x]")[2:4] for _ in range(3)] == [(False, False), (False, False), (False, True)]
+    with pytest.raises(UsageError, match="episode is over"):
+        env.step("search[x]")
+
+
+@pytest.mark.parametrize(
+    ("options", "message"),
+    [
+        ({"task": "valid-1"}, "cannot reset with these options"),
+        ({"task_id": "valid-1", "goal": 3}, "cannot reset with these options"),
+        ({"goal": 10**6}, "no such webshop goal"),
+        ({"task_id": "trial-1"}, "no such webshop task"),
+    ],
+)
+def test_wrong_reset_options_are_refused(shop_env: WebShopEnv, options: dict[str, Any], message: str) -> None:
+    with pytest.raises(UsageError, match=message):
+        shop_env.reset(options=options)
+
+
+@pytest.mark.parametrize(
+    "options",
+    [{"goals": "humans"}, {"observation": "rich"}, {"nouns": "none"}, {"products": 0}, {"max_steps": 0}],
+)
+def test_wrong_options_are_refused(options: dict[str, Any]) -> None:
+    with pytest.raises(UsageError, match=re.escape(next(iter(options)))):
+        parse_options(**options)
+
+
+def test_nothing_works_before_a_reset() -> None:
+    with pytest.raises(UsageError, match="no episode yet"):
+        WebShopEnv(products=300).step("search[x]")

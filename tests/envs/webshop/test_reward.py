@@ -1,0 +1,256 @@
+"""The reward: the written cases, other implementations' values, and a second implementation made of tables."""
+
+from __future__ import annotations
+
+import functools
+import random
+import sys
+from collections.abc import Callable, Sequence
+from pathlib import Path
+from types import ModuleType, SimpleNamespace
+from typing import Any
+
+import orjson
+import pytest
+from agentrl.envs.webshop import nouns
+from agentrl.envs.webshop.colours import COLOURS, normalise_colour
+from agentrl.envs.webshop.nouns import NounTagger, find_tagger, nouns_by_rule
+from agentrl.envs.webshop.records import Goal, Product
+from agentrl.envs.webshop.reward import judge, match_type
+from agentrl.envs.webshop.similarity import ratio, token_set_ratio, token_sort_ratio
+
+from agentrl.errors import UsageError
+
+DATA = Path(__file__).parent / "data"
+RATIOS = orjson.loads((DATA / "ratios.json").read_bytes())
+"""Two texts each, and what thefuzz says of them: token_set_ratio, token_sort_ratio."""
+
+
+def test_texts_are_as_alike_as_thefuzz_says() -> None:
+    assert len(RATIOS) == 200
+    for one, other, by_set, by_order in RATIOS:
+        assert token_set_ratio(one, other) == by_set
+        assert token_sort_ratio(one, other) == by_order or not (one.strip() and other.strip())
+
+
+def score(product: Product, goal: Goal, chosen: dict[str, str] | None = None, **options: Any) -> float:
+    price = options.pop("price", 10.0)
+    return judge(product, goal, price=price, chosen=chosen or {}, nouns=nouns_by_rule, **options).reward
+
+
+@pytest.mark.parametrize(
+    ("chosen", "wanted", "compat", "strict"),
+    [
+        ({"size": "6.76 fl oz"}, ("size", "6.76 fl oz"), True, True),
+        ({"color": "dark green"}, ("color", "dark red"), True, False),  # both are "dark"
+        ({"color": "dark blue"}, ("color", "dark red"), False, False),  # "blue" comes before "dark"
+        ({"color": "red"}, ("color", "red wine"), True, False),
+        ({"color": "red wine"}, ("color", "red"), True, False),
+        ({"finish": "titanium"}, ("color", "tan"), True, False),
+        ({"color": "tan"}, "titanium", True, False),
+        ({"fit": "large"}, ("size", "large"), True, False),  # whatever the option's name
+        ({"size": "large"}, ("size", "x-large"), True, False),
+        ({"size": "small"}, ("size", "large"), False, False),
+        ({}, ("size", "large"), False, False),
+        ({"size": "large", "color": "blue"}, "blue", True, True),
+        ({"color": "navy blue"}, "blue", True, False),
+    ],
+)
+def test_options(product: Any, goal: Any, chosen: dict[str, str], wanted: Any, compat: bool, strict: bool) -> None:
+    wish = goal([wanted], attributes=("long lasting",))
+    bought = product(attributes=("long lasting",))
+    assert (score(bought, wish, chosen) == 1.0) == compat
+    assert (score(bought, wish, chosen, compat=False) == 1.0) == strict
+
+
+@pytest.mark.parametrize(
+    ("place", "met"),
+    [
+        ({"attributes": ("essential oil",)}, True),
+        ({"attributes": ("oils, essential", "x")}, True),
+        ({"attributes": ("essence",)}, False),
+        ({"title": "Zenia ESSENTIAL OILS lotion"}, True),
+        ({"bullets": ("with essential", "oils of lemon")}, True),
+        ({"description": "Essential Oils"}, True),
+        ({"description": "essential lemon oils"}, False),
+    ],
+)
+def test_attributes(product: Any, goal: Any, place: dict[str, Any], met: bool) -> None:
+    assert score(product(**place), goal(attributes=("essential oils",))) == (1.0 if met else 0.5)
+
+
+def test_the_price_counts_like_a_wish_even_where_there_is_no_limit(product: Any, goal: Any) -> None:
+    bought, wish = product(attributes=("long lasting",)), goal(price_upper=20.0)
+    assert score(bought, wish, price=20.0) == 1.0
+    assert score(bought, wish, price=20.01) == 0.5
+    assert score(product(), goal(price_upper=1e6), price=900_000.0) == 0.5
+
+
+@pytest.mark.parametrize(
+    ("query", "category", "title", "wanted", "compat", "strict"),
+    [
+        ("body lotions", "other", "Zenia Lotion", "Zenia Lotion", 1.0, 1.0),
+        ("other", "Beauty › Skin Care › Soap", "Zenia Lotion", "Zenia Lotion", 1.0, 1.0),
+        ("other", "Beauty › Hair", "Zenia Lotion", "Zenia Lotion", 1.0, 1.0),
+        ("other", "Beauty › Beauty", "Zenia", "Zenia a1 b1 c1 d1", 0.5, 0.5),
+        ("other", "none", "Zenia", "Zenia a1 b1 c1", 1.0, 1.0),
+        ("other", "none", "Zenia", "Zenia a1 b1 c1 d1 e1 f1 g1 h1 i1 j1", 0.1, 0.1),
+        ("body lotions", "none", "Zenia", "Zenia a1 b1 c1 d1 e1 f1 g1 h1 i1 j1", 0.1, 1.0),
+        ("body lotions", "none", "Corino", "Zenia Lotion", 0.0, 1.0),
+        ("other", "none", "Corino", "Zenia Lotion", 0.0, 0.0),
+        ("other", "none", "Corino", "the best 12", 0.5, 0.5),  # no nouns: as if a fifth were shared
+    ],
+)
+def test_types(
+    product: Any, goal: Any, query: str, category: str, title: str, wanted: str, compat: float, strict: float
+) -> None:
+    bought, wish = product(query=query, product_category=category, title=title), goal(title=wanted)
+    assert match_type(bought, wish, nouns_by_rule).reward == compat
+    assert match_type(bought, wish, nouns_by_rule, compat=False).reward == strict
+
+
+def test_the_parts_have_webshops_names(product: Any, goal: Any) -> None:
+    wish = goal(["large", "blue"], attributes=("long lasting", "dry skin"))
+    verdict = judge(product(attributes=("dry skin",)), wish, price=10, chosen={"size": "large"}, nouns=nouns_by_rule)
+    assert verdict.reward == 3 / 5
+    assert verdict.components() == {
+        "r_type": 1.0,
+        "query_match": 1.0,
+        "category_match": 1.0,
+        "title_score": 1.0,
+        "r_att": 0.5,
+        "w_att": 0.4,
+        "r_option": 0.5,
+        "w_option": 0.4,
+        "r_price": 1.0,
+        "w_price": 0.2,
+    }
+
+
+# A second implementation, straight from the rules, with a table for the longest common subsequence.
+
+
+def table_length(one: str, other: str) -> int:
+    table = [[0] * (len(other) + 1) for _ in range(len(one) + 1)]
+    for i, a in enumerate(one, 1):
+        for j, b in enumerate(other, 1):
+            table[i][j] = table[i - 1][j - 1] + 1 if a == b else max(table[i - 1][j], table[i][j - 1])
+    return table[-1][-1]
+
+
+def table_percent(one: str, other: str) -> int:
+    return round(100 * (2 * table_length(one, other) / (len(one) + len(other)))) if one and other else 0
+
+
+@functools.cache
+def table_set_ratio(one: str, other: str) -> int:
+    cleaned = [
+        "".join(c if c.isalnum() or c == "_" else " " for c in text if not 128 <= ord(c) < 256).lower().split()
+        for text in (one, other)
+    ]
+    first, second = set(cleaned[0]), set(cleaned[1])
+    if not first or not second:
+        return 0
+    common = sorted(first & second)
+    strings = [" ".join(common), *(" ".join(common + sorted(side - set(common))) for side in (first, second))]
+    return max(table_percent(strings[a], strings[b]) for a, b in ((0, 1), (0, 2), (1, 2)))
+
+
+def table_reward(product: Product, goal: Goal, price: float, chosen: dict[str, str]) -> float:
+    def alike(one: str, other: str) -> bool:
+        return table_set_ratio(one, other) > 85
+
+    texts = [product.title.lower(), " ".join(product.bullets).lower(), product.description.lower()]
+    points = 0
+    for attribute in goal.attributes:
+        points += any(alike(have, attribute) for have in product.attributes) or any(attribute in t for t in texts)
+    for name, value in goal.options:
+        wanted: str | tuple[str, str] = value if name is None else (name, value)
+        for colour in COLOURS:
+            if colour in wanted:
+                wanted = colour
+                break
+        points += any(alike(normalise_colour(have), str(wanted)) for have in chosen.values())
+    points += price <= goal.price_upper
+    paths = [{part.strip() for part in text.split("›")} for text in (product.product_category, goal.product_category)]
+    have, want = (nouns_by_rule(title) for title in (product.title, goal.title))
+    title = len(set(have) & set(want)) / len(want) if want else 0.2
+    kind = 1.0 if product.query == goal.query or len(paths[0] & paths[1]) >= 2 or title > 0.2 else 0.5
+    kind = {True: kind, title < 0.1: 0.1, title == 0: 0.0}[True]
+    return points / (len(goal.attributes) + len(goal.options) + 1) * kind
+
+
+VOCABULARY = "red wine dark light blue titanium large x-large 6.76 fl oz natural oil oils long lasting pack (2) café"
+NAMES = "Zenia Corino Body Lotion Running Shoes the Soft Dark 12 Large Cream Serum Case Cable"
+WORDS, TITLES = VOCABULARY.split(), NAMES.split()
+QUERIES = ("body lotions", "shoes", "cables")
+PATHS = ("Beauty › Skin › Lotions", "Beauty › Skin › Soap", "Beauty › Beauty", "Shoes › Skin")
+
+
+def phrase(rng: random.Random, words: Sequence[str], low: int, high: int) -> str:
+    return " ".join(rng.choices(words, k=rng.randint(low, high)))
+
+
+def test_ten_thousand_purchases_are_worth_what_the_tables_say(product: Any, goal: Any) -> None:
+    rng, seen = random.Random(7), set()
+    for _ in range(10_000):
+        bought = product(
+            title=phrase(rng, TITLES, 0, 6),
+            query=rng.choice(QUERIES),
+            product_category=rng.choice(PATHS),
+            attributes=tuple(phrase(rng, WORDS, 1, 2) for _ in range(rng.randint(0, 3))),
+            bullets=tuple(phrase(rng, WORDS, 1, 4) for _ in range(rng.randint(0, 2))),
+            description=phrase(rng, WORDS, 0, 5).title(),
+        )
+        values = [phrase(rng, WORDS, 1, 3) for _ in range(rng.randint(0, 2))]
+        wish = goal(
+            [value if rng.random() < 0.5 else (rng.choice(("size", "color", "red")), value) for value in values],
+            attributes=tuple(phrase(rng, WORDS, 1, 2) for _ in range(rng.randint(1, 3))),
+            title=phrase(rng, TITLES, 0, 6),
+            query=rng.choice(QUERIES),
+            product_category=rng.choice(PATHS),
+            price_upper=rng.choice((20.0, 1e6)),
+        )
+        pool = [*values, phrase(rng, WORDS, 1, 3)]
+        chosen = {name: rng.choice(pool) for name in rng.sample(("size", "color", "scent"), rng.randint(0, 3))}
+        price = rng.choice((10.0, 20.0, 30.0))
+        reward = score(bought, wish, chosen, price=price)
+        assert reward == table_reward(bought, wish, price, chosen)
+        assert 0 <= score(bought, wish, chosen, price=price, compat=False) <= 1
+        seen.add(reward)
+    assert {0.0, 1.0} <= seen
+    assert len(seen) > 15
+
+
+def test_ratio_of_whole_texts() -> None:
+    assert ratio("", "") == ratio("a", "") == 0
+    assert ratio("abc", "abc") == 100
+
+
+class FakeTagger:
+    def __call__(self, text: str) -> list[SimpleNamespace]:
+        return [SimpleNamespace(text=word, pos_="PROPN" if word.istitle() else "ADJ") for word in text.split()]
+
+
+@pytest.fixture
+def _spacy(monkeypatch: pytest.MonkeyPatch) -> None:
+    module = ModuleType("spacy")
+    module.load = lambda name: {"en_core_web_sm": FakeTagger()}[name]  # type: ignore[attr-defined]
+    monkeypatch.setitem(sys.modules, "spacy", module)
+    monkeypatch.setattr(nouns, "is_spacy_installed", lambda: True)
+    nouns._spacy_tagger.cache_clear()
+
+
+@pytest.mark.usefixtures("_spacy")
+@pytest.mark.parametrize("wanted", [NounTagger.AUTO, NounTagger.SPACY])
+def test_spacy_finds_the_nouns_where_it_is_installed(wanted: NounTagger) -> None:
+    assert find_tagger(wanted)("Soft zenia Lotion") == ("soft", "lotion")
+    assert find_tagger(NounTagger.RULE)("Soft zenia Lotion") == ("zenia", "lotion")
+
+
+def test_without_spacy_the_rule_stands_in_and_asking_for_spacy_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(nouns, "is_spacy_installed", lambda: False)
+    finder: Callable[[str], tuple[str, ...]] = find_tagger(NounTagger.AUTO)
+    assert finder is nouns_by_rule
+    with pytest.raises(UsageError, match="spaCy cannot find nouns"):
+        find_tagger(NounTagger.SPACY)
