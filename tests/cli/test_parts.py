@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import io
 import json
+import re
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -113,12 +114,18 @@ def test_configs_are_listed_and_documented(agentrl: Cli, workplace: Path) -> Non
 def test_benchmarks_are_found_and_run(agentrl: Cli, workplace: Path) -> None:
     folder = workplace / "benchmarks"
     folder.mkdir()
-    (folder / "sums.py").write_text("def run():\n    return {'sum': {'per_s': 12345.0}, 'machine': 'here'}\n")
+    (folder / "sums.py").write_text(
+        "def run(*, terms=2):\n    return {'sum': {'per_s': 12345.0}, 'machine': 'here', 'terms': terms}\n"
+    )
     (folder / "empty.py").write_text("")
     assert agentrl("bench").out.split() == ["empty", "sums"]
     ended = agentrl("bench", "sums", "--json", "sums.json")
     assert ended.code == 0, ended.err
     assert "1.234e+04" in ended.out
     assert json.loads((workplace / "sums.json").read_text())["machine"] == "here"
+    assert re.search(r"terms +\[3, 4\]", agentrl("bench", "sums", "terms=[3, 4]").out)
+    assert (
+        "benchmark sums has no such option: got engine, expected terms" in agentrl("bench", "sums", "engine=vllm").err
+    )
     assert "no function run()" in agentrl("bench", "empty").err
     assert "expected one of empty, sums" in agentrl("bench", "other").err
