@@ -63,14 +63,14 @@ ENVIRONMENTS: dict[str, dict[str, Any]] = {
         "evaluation": {"split": "valid"},
         "model": {"scratch": {"max_context": 2048}},
         "agent": {"max_turns": 12, "max_answer_tokens": 16, "max_tokens": 2048},
-        "sft": {"episodes": 3000, "stop_at": 0.4},
+        "sft": {"episodes": 4000, "stop_at": 0.4, "tokens_per_update": 2000},
     },
     "webshop": {
         "environment": {"name": "webshop", "options": {"products": 1000}},
         "evaluation": {"split": "valid"},
         "model": {"scratch": {"max_context": 6144, "vocab_size": 2048}},
-        "agent": {"max_turns": 8, "max_answer_tokens": 48, "max_tokens": 6144},
-        "sft": {"episodes": 2000, "stop_at": 0.1},
+        "agent": {"max_turns": 6, "max_answer_tokens": 32, "max_tokens": 6144, "options": {"list_actions": True}},
+        "sft": {"episodes": 2000, "stop_at": 0.15, "tokens_per_update": 2500},
     },
     "retail": {
         "environment": {"name": "retail", "options": {"task_types": ["cancel_order", "return_items"]}},
@@ -92,7 +92,7 @@ def run(
     environment: str | None = None,
     loop: str | None = None,
     folder: str | None = None,
-    steps: int = 20,
+    steps: int = 30,
     seed: int = 0,
 ) -> dict[str, Any]:
     """Success and score before and after training by reward, on unseen tasks.
@@ -139,13 +139,11 @@ def _learn(folder: Path, config: dict[str, Any], steps: int, seed: int) -> dict[
     began = time.perf_counter()
     cloned = warm_start(start_run(load_config(source, [*common, "run.name=warm-start"]), kind="sft"))
     warm_start_s = time.perf_counter() - began
-    before = agentrl.evaluate(model=cloned.checkpoint, tasks=128, seed=seed)
+    before = agentrl.evaluate(model=cloned.checkpoint, tasks=256, seed=seed)
     began = time.perf_counter()
-    trained = agentrl.train(
-        source, model=str(cloned.checkpoint), steps=steps, overrides=[*common, "run.name=train", "evaluation.tasks=128"]
-    )
+    trained = agentrl.train(source, model=str(cloned.checkpoint), steps=steps, overrides=[*common, "run.name=train"])
     train_s = time.perf_counter() - began
-    after = agentrl.evaluate(model=trained.checkpoint, tasks=128, seed=seed)
+    after = agentrl.evaluate(model=trained.checkpoint, tasks=256, seed=seed)
     return {"before": _shown(before), "after": _shown(after), "warm_start_s": warm_start_s, "train_s": train_s}
 
 
