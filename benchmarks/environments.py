@@ -23,7 +23,7 @@ from agentrl.testing.env_subject import until
 
 EPISODES = 40
 """Tasks whose episodes are recorded and played again."""
-RECORDING_S = 10.0
+RECORDING_S = 30.0
 ROUNDS = 5
 """Of which the fastest counts."""
 RESETS = 200

@@ -19,6 +19,9 @@ from agentrl.testing.env_session import EnvSession, expert_policy, plain_text, p
 FOLDER = Path(__file__).parent / "environments"
 FIGURES = FOLDER / "figures.json"
 STEPS_SHOWN = 3
+OFFERED = ("admissible_actions", "state_key", "snapshot", "restore", "expert", "tools", "tool_message", "web_page")
+"""What an environment may offer, by name."""
+_BAR = re.compile(r"(`+).*?\1|\|")
 _ARGUMENT = re.compile(r"^ {4}(\*{0,2}\w+): (.*(?:\n {8,}.*)*)", re.MULTILINE)
 
 LABELS = {
@@ -134,8 +137,8 @@ def _figures(name: str) -> str:
     conditions = measured["conditions"]
     told = (
         f"One process on one core of {conditions['processor']} that other work shared, Python {conditions['python']},"
-        f" {conditions['date']}; seconds are of the processor. Steps are those of recorded episodes, the fastest of five"
-        " rounds; choosing an action is not counted. `agentrl bench environments` measures again."
+        f" {conditions['date']}; seconds are of the processor. Steps are those of recorded episodes, in the fastest of"
+        " five rounds; choosing an action is not counted. `agentrl bench environments` measures again."
     )
     return "\n".join(["## Speed", "| what | figure |", "|---|---|", *rows, "", told])
 
@@ -157,6 +160,8 @@ def _episode(spec: EnvironmentSpec) -> str:
         shown = [f"## An episode\nTask `{task.id}` opens with:\n{_fenced(opening)}"]
         if session.find("action_hint"):
             shown.append(f"An action is {session.find('action_hint')}.")
+        if offered := [f"`{name}`" for name in OFFERED if session.find(name) is not None]:
+            shown.append(f"It offers {', '.join(offered)}.")
         if session.find("expert") is not None:
             steps = play(session, task, expert_policy(), STEPS_SHOWN).moments[1:]
             lines = "\n".join(f"> {m.action}\n{m.observation}\n[reward {m.reward:g}]" for m in steps)
@@ -167,7 +172,8 @@ def _episode(spec: EnvironmentSpec) -> str:
 
 
 def _cell(text: str) -> str:
-    return text.replace("|", "\\|")
+    """Text for a table, which bars in code do not end."""
+    return _BAR.sub(lambda found: "\\|" if found[0] == "|" else found[0], text)
 
 
 def _fenced(text: str) -> str:

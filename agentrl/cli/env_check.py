@@ -16,8 +16,8 @@ from agentrl.cli.console import err, note, out
 from agentrl.errors import AgentRLError, UsageError
 from agentrl.registry import Kind, names
 from agentrl.testing.env_check import check_env
-from agentrl.testing.env_rules.catalogue import choose_rules
 from agentrl.testing.env_report import CheckStatus, EnvCheckReport
+from agentrl.testing.env_rules.catalogue import choose_rules
 
 STYLES = {
     CheckStatus.PASSED: "green",

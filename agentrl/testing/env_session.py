@@ -131,7 +131,7 @@ async def replay(env: AnyEnv, task: Task, actions: Sequence[str]) -> list[Moment
     return moments
 
 
-def result_of(returned: tuple[Content, float, bool, bool, Any]) -> StepResult:
+def result_of(returned: Any) -> StepResult:
     """What `step` returned, as a record."""
     observation, reward, terminated, truncated, info = returned
     return StepResult(observation=observation, reward=reward, terminated=terminated, truncated=truncated, info=info)

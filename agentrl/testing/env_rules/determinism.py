@@ -52,7 +52,7 @@ def resets_completely(subject: Subject) -> Finding:
 
 
 def differs_between_tasks(subject: Subject) -> Finding:
-    """Different tasks are different episodes: a seed or an option changes what is seen, the state, or what is hidden."""
+    """Different tasks are different episodes: a seed or an option changes what is seen, or what is hidden."""
     count = min(subject.effort.openings, _TASKS_COMPARED, len(subject.source))
     if count < 2:
         raise Missing("one task")
