@@ -6,7 +6,7 @@ import asyncio
 import sys
 import threading
 from collections.abc import Coroutine, Sequence
-from typing import Any
+from typing import Any, cast
 
 from agentrl.env import AsyncEnv, Isolation, settled
 from agentrl.task import Task
@@ -105,7 +105,7 @@ def survives_cancellation(subject: Subject) -> Finding:
 
 async def _cut_and_go_on(subject: Subject) -> int:
     task, fresh = subject.tasks[0], subject.alone[0]
-    env = subject.spec.make(**subject.options)
+    env = cast("AsyncEnv", subject.spec.make(**subject.options))
     cut = 0
     try:
         for pauses in range(1, 4):

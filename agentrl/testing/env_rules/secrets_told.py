@@ -87,7 +87,9 @@ def _attributes(owner: object) -> Mapping[str, Any]:
 
 
 def _texts(value: object) -> list[str]:
-    if isinstance(value, str | numbers.Real) and not isinstance(value, bool):
+    if isinstance(value, bool):
+        return []
+    if isinstance(value, str | numbers.Real):
         return [str(value)] if str(value).strip() else []
     if isinstance(value, list | tuple):
         return [text for item in value for text in _texts(item)]
