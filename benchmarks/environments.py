@@ -48,7 +48,7 @@ def run() -> dict[str, Any]:
 def _measured(name: str) -> dict[str, Any]:
     """Figures, or why there are none."""
     try:
-        return _measure(name)
+        return {figure: float(f"{value:.4g}") for figure, value in _measure(name).items()}
     except AgentRLError as error:
         return {"not_measured": error.what}
 

@@ -138,7 +138,8 @@ def _figures(name: str) -> str:
     told = (
         f"One process on one core of {conditions['processor']} that other work shared, Python {conditions['python']},"
         f" {conditions['date']}; seconds are of the processor. Steps are those of recorded episodes, in the fastest of"
-        " five rounds; choosing an action is not counted. `agentrl bench environments` measures again."
+        " five rounds: what an environment caches is warm. Choosing an action is not counted. `agentrl bench"
+        " environments` measures again."
     )
     return "\n".join(["## Speed", "| what | figure |", "|---|---|", *rows, "", told])
 
