@@ -18,7 +18,7 @@ from agentrl.errors import UnknownNameError, UsageError
 from agentrl.task import SeedTasks, Task
 from agentrl.testing import Thoroughness, check_env
 from agentrl.testing.env_report import CheckStatus, EnvCheckReport
-from agentrl.testing.env_rules import scores, speed
+from agentrl.testing.env_rules import scores, speed, tasks
 from agentrl.testing.env_rules.catalogue import RULES
 from agentrl.tool import tool
 
@@ -440,9 +440,15 @@ def test_each_rule_is_announced_and_the_report_is_plain_data() -> None:
 
 
 def test_a_full_check_plays_more() -> None:
-    rules = ("has a random score", "keeps splits apart")
-    quick = check_env(spec_of(Arrows), only=rules)
-    full = check_env(spec_of(Arrows), only=rules, thoroughness=Thoroughness.FULL)
-    assert quick.rows[1].figures["episodes"] == 8
-    assert full.rows[1].figures["episodes"] > 8
-    assert "900 of 300,000 tasks" in quick.rows[0].detail
+    (quick,) = check_env(spec_of(Arrows), only=("has a random score",)).rows
+    (full,) = check_env(spec_of(Arrows), only=("has a random score",), thoroughness=Thoroughness.FULL).rows
+    assert quick.figures["episodes"] == 8 < full.figures["episodes"] <= 200
+
+
+def test_splits_are_compared_whole_where_there_is_time_and_at_distances_where_there_is_not() -> None:
+    source = SeedTasks("arrows", size=1000)
+    assert [task.seed for task in tasks._some_tasks(source, 1000)] == list(range(1000))
+    some = [task.seed for task in tasks._some_tasks(source, 100)]
+    assert some[:51] == [*range(50), 50]
+    assert len(some) <= 100
+    assert some[-1] > 950
