@@ -98,8 +98,8 @@ def _check_named(name: str, settings: Mapping[str, Any]) -> Checked:
         try:
             return Checked(name=name, report=check_env(name, watch=watch, **settings))
         except UsageError as error:  # nothing was given that could be wrong: something is not installed
-            got = "" if error.got is None else f": {error.got}"
-            return Checked(name=name, report=None, reason=f"{error.what}{got}")
+            more = error.hint or error.got
+            return Checked(name=name, report=None, reason=error.what if more is None else f"{error.what}: {more}")
 
 
 @contextmanager
