@@ -29,7 +29,7 @@ LABELS = {
     "expert_steps_per_s": "steps per second, expert",
     "reset_p50_ms": "reset, median, ms",
     "reset_p99_ms": "reset, 99 %, ms",
-    "first_reset_s": "first environment of a process and its reset, s",
+    "first_reset_s": "first environment of its kind in a process, reset included, s",
     "bytes_per_instance": "memory of one more environment in an episode, bytes",
 }
 
