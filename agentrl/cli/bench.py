@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import ast
 import importlib.util
 import inspect
 import json
@@ -46,8 +47,10 @@ def bench(
     """Run a benchmark and print its figures."""
     found = find_benchmarks(folder)
     if name is None:
-        for known in found:
-            out.print(known)
+        table = Table("benchmark", "what it measures", box=None, pad_edge=False)
+        for known, path in found.items():
+            table.add_row(known, _first_line(path))
+        out.print(table)
         return
     if name not in found:
         raise UnknownNameError("unknown benchmark", got=repr(name), expected=f"one of {', '.join(found)}")
@@ -77,6 +80,12 @@ def _chosen(
             f"benchmark {name} has no such option", got=min(refused), expected=", ".join(known) or "no options at all"
         )
     return given
+
+
+def _first_line(path: Path) -> str:
+    """Of the docstring; the module is not run."""
+    told = ast.get_docstring(ast.parse(path.read_text(encoding="utf-8"))) or ""
+    return told.partition("\n")[0]
 
 
 def find_benchmarks(folder: Path) -> dict[str, Path]:

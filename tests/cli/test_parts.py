@@ -149,8 +149,8 @@ def test_benchmarks_are_found_and_run(agentrl: Cli, workplace: Path) -> None:
     (folder / "sums.py").write_text(
         "def run(*, terms=2):\n    return {'sum': {'per_s': 12345.0}, 'machine': 'here', 'terms': terms}\n"
     )
-    (folder / "empty.py").write_text("")
-    assert agentrl("bench").out.split() == ["empty", "sums"]
+    (folder / "empty.py").write_text('"""Measures nothing.\n\nAnd has no end."""')
+    assert [line.split(maxsplit=1)[1:] for line in agentrl("bench").out.splitlines()[1:]] == [["Measures nothing."], []]
     ended = agentrl("bench", "sums", "--json", "sums.json")
     assert ended.code == 0, ended.err
     assert "1.234e+04" in ended.out
