@@ -110,13 +110,13 @@ def apply(data: dict[str, Any], override: Override) -> None:
     """
     section, *rest = override.path
     value = override.value
-    if section in _RIVALS and value and rest in ([], [MAIN_KEYS.get(section)]):
-        data.pop(_RIVALS[section], None)
-        if section == "environments":  # as a whole: other ones, not more of them
-            data[section] = value
-            return
     if not rest:
         value = expand(section, value)
+    if section in _RIVALS and value and rest in ([], [MAIN_KEYS.get(section)]):
+        data.pop(_RIVALS[section], None)
+    if section == "environments" and not rest:  # as a whole: other ones, not more of them
+        data[section] = value
+        return
     if rest == [MAIN_KEYS.get(section)] or (not rest and isinstance(value, dict)):
         _merge(data, section, value if not rest else {rest[0]: value})
         return
