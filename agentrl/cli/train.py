@@ -88,13 +88,14 @@ def _tasks_row(part: Part) -> tuple[str, str, str]:
     return name, f"{len(task_source(spec, environment)):,}", f"{spec.name}/{environment.split}"
 
 
-def print_run(result: RunResult) -> None:
+def print_run(result: RunResult, config: Config) -> None:
     """Where a run ended, and what to do next."""
+    env = f" --env {next(iter(config.environments))}" if config.environments else ""
     note(f"{'stopped' if result.interrupted else 'done'} after step {result.step}: {result.folder}")
     if result.interrupted:
         note(f"go on with: agentrl train --resume {result.folder}")
         raise typer.Exit(ExitCode.INTERRUPTED)
-    note(f"measure it: agentrl eval --model {result.folder}\nread it:    agentrl view {result.folder}")
+    note(f"measure it: agentrl eval --model {result.folder}{env}\nread it:    agentrl view {result.folder}")
 
 
 def _resumed(folder: Path, words: list[str] | None, shortcuts: list[str]) -> Run:
@@ -111,4 +112,4 @@ def _resumed(folder: Path, words: list[str] | None, shortcuts: list[str]) -> Run
 def _finish(run: Run) -> None:
     with watching() as watcher:
         result = train_run(run, watcher=watcher)
-    print_run(result)
+    print_run(result, run.config)
