@@ -3,7 +3,7 @@
 checkpoints/step-000010/
 model/            Hugging Face folder: the policy's weights, exactly, and its tokenizer
 trainer.pt        optimizer, schedule, generators
-progress.json     step, version, task cursor, finished unused trajectories, position in metrics.jsonl
+progress.json     step, version, task order and curriculum, finished unused trajectories, position in metrics.jsonl
 manifest.json     sizes and checksums
 """
 
@@ -41,7 +41,7 @@ class Progress:
     pending: Mapping[str, float] | None
     """Metrics of the last step, when the run was stopped before they were written."""
     scheduler: Mapping[str, Any]
-    """Task cursor and finished unused trajectories."""
+    """Task order, what the curriculum has learnt, and finished unused trajectories."""
 
 
 def write_checkpoint(folder: Path, parts: TrainingParts, progress: Progress) -> None:

@@ -159,7 +159,7 @@ class Orchestrator:
             restore(self._saved, self._parts, progress)
             self._pending = None if progress.pending is None else dict(progress.pending)
         self._open_metrics(stack, 0 if progress is None else progress.metrics_position)
-        watched = self._parts.host.waits.watched(self.config.rollout.stall_report_s, self._say)
+        watched = self._parts.waits.watched(self.config.rollout.stall_report_s, self._say)
         await stack.enter_async_context(watched)
         await self._parts.engine.start()
         await self._parts.sync.verify()
@@ -206,17 +206,16 @@ class Orchestrator:
         parts, clock = self._parts, StepClock(self._parts)
         self._enter(Phase.ROLLOUT)
         groups = await self._unless_stopped(parts.scheduler.next_batch())
-        trajectories = [trajectory for group in groups for trajectory in group.trajectories]
         clock.phase_ended("rollout")
         self._enter(Phase.TRAIN)
         await parts.sync.release_memory()
-        report = await self._update(trajectories)
+        report = await self._update([trajectory for group in groups for trajectory in group.trajectories])
         clock.phase_ended("train")
         self._enter(Phase.SYNC)
         synced = await self._synced(self.step + 1)
         clock.phase_ended("sync")
         self.step += 1
-        self._pending = clock.metrics(trajectories, report, synced, version=self.step)
+        self._pending = clock.metrics(groups, report, synced, version=self.step)
         parts.scheduler.set_version(self.step)
         self._store.rotate(self.step + 1)
         if synced is None:

@@ -27,6 +27,8 @@ class Task:
     """For scorers; never shown to the policy."""
     type: str | None = None
     """Kind of task, for tables per type."""
+    max_turns: int | None = None
+    """Turns of its episodes, where they are fewer than the agent's."""
 
 
 @runtime_checkable
@@ -95,12 +97,16 @@ class TaskCursor:
 
     def next(self) -> Task:
         """The next task; endless."""
-        epoch, offset = divmod(self.position, len(self.source))
+        self.position += 1
+        return self.at(self.position - 1)
+
+    def at(self, position: int) -> Task:
+        """The task at a position of the endless order; the cursor stays where it is."""
+        epoch, offset = divmod(position, len(self.source))
         if self.shuffle and epoch != self._epoch:
             self._order = list(range(len(self.source)))
             random.Random(f"{self.seed}/{epoch}").shuffle(self._order)
             self._epoch = epoch
-        self.position += 1
         return self.source[self._order[offset] if self.shuffle else offset]
 
     @property

@@ -26,7 +26,7 @@ LEVELS: tuple[frozenset[str], ...] = tuple(
             {"registry"},
             {"env_lookup"},
             {"config"},
-            {"observe", "render", "sandbox", "lanes"},
+            {"observe", "render", "sandbox", "lanes", "curriculum"},
             {"serving", "rollout", "algorithms", "training", "weights"},
             {"assembly"},
             {"evaluation"},

@@ -111,7 +111,7 @@ def test_a_checkpoint_has_everything(tiny_run):
     folder = run.folder.checkpoints / "step-000001"
     assert {p.name for p in folder.iterdir()} == {"model", "trainer.pt", "progress.json", "manifest.json"}
     progress = json.loads((folder / "progress.json").read_text())
-    assert (progress["step"], progress["version"], progress["scheduler"]["cursor"]["position"]) == (1, 1, 2)
+    assert (progress["step"], progress["version"], progress["scheduler"]["tasks"]["position"]) == (1, 1, 2)
     assert progress["metrics_position"] == run.folder.metrics_file.stat().st_size
 
 

@@ -6,6 +6,7 @@ from agentrl.agent_loop import AgentLoop
 from agentrl.assembly.environments import find_environment
 from agentrl.assembly.episodes import build_loop
 from agentrl.assembly.scratch import has_expert
+from agentrl.config.parts import parts_of
 from agentrl.config.schema import Config, LocalEngineConfig, SamplingConfig, ServerEngineConfig
 from agentrl.errors import ConfigError, UsageError
 from agentrl.training.objective import Objective
@@ -57,13 +58,14 @@ async def check_warm_start(config: Config) -> None:
     Raises:
         UsageError: the environment has no expert, or the agent loop cannot be demonstrated.
     """
-    spec = find_environment(config.environment)
-    if not await has_expert(spec, config):
-        raise UsageError(
-            f"environment {spec.name} has no expert to demonstrate",
-            expected="an environment with an expert() method",
-            hint="train from rewards instead: agentrl train",
-        )
-    loop = build_loop(config.agent)
-    if type(loop).demonstrate is AgentLoop.demonstrate:
-        loop.demonstrate("")
+    for part in parts_of(config):
+        spec = find_environment(part.config.sole_environment)
+        if not await has_expert(spec, part.config):
+            raise UsageError(
+                f"environment {spec.name} has no expert to demonstrate",
+                expected="an environment with an expert() method",
+                hint="train from rewards instead: agentrl train",
+            )
+        loop = build_loop(part.config.agent)
+        if type(loop).demonstrate is AgentLoop.demonstrate:
+            loop.demonstrate("")

@@ -1,11 +1,10 @@
-"""Demonstrations: the environment's expert plays through the agent loop, into the ledger of the model to be taught."""
+"""Demonstrations: environments' experts play through the agent loop, into the ledger of the model to be taught."""
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 
-from agentrl.assembly.environments import find_environment, task_source
-from agentrl.assembly.episodes import build_host, build_runner
+from agentrl.assembly.worlds import World, build_mixture, build_worlds, close_worlds
 from agentrl.config.schema import Config
 from agentrl.errors import UsageError
 from agentrl.render.renderer import Renderer
@@ -13,7 +12,7 @@ from agentrl.rollout.counters import RolloutObserver
 from agentrl.rollout.demonstrator import Demonstrator, ScriptedPolicy
 from agentrl.rollout.play import Assignment, play_all
 from agentrl.rollout.seeds import derive_seed
-from agentrl.task import Task, TaskCursor
+from agentrl.task import Task
 from agentrl.trajectory import Trajectory
 
 
@@ -25,7 +24,8 @@ async def collect_demonstrations(
     on_episode: Callable[[Trajectory], None] = lambda _: None,
     on_stall: Callable[[str], None] = lambda _: None,
 ) -> list[Trajectory]:
-    """Let the expert play ``sft.episodes`` tasks of the training split, as the agent would.
+    """Let experts play ``sft.episodes`` tasks of the training splits, as the agent would: several environments in the
+    shares of their weights.
 
     Args:
         config: Environment, agent, and ``sft``.
@@ -38,25 +38,40 @@ async def collect_demonstrations(
         Those that solved their task (all trainable ones where the environment does not tell), in the order of tasks.
 
     Raises:
-        UsageError: the environment has no expert, or it solved nothing.
+        UsageError: an environment has no expert, or it solved nothing.
     """
-    spec = find_environment(config.environment)
-    tasks = TaskCursor(task_source(spec, config.environment), seed=config.run.seed)
-    host = build_host(config, spec=spec)
+    tasks = build_mixture(config)
     speaker = Demonstrator(
         ScriptedPolicy.EXPERT, renderer, max_context=config.agent.max_tokens, mistakes=config.sft.mistakes
     )
-    runner = build_runner(config, host, speaker, observer=observer)
-    assignments = [_assignment(tasks.next(), number, config.run.seed) for number in range(config.sft.episodes)]
-    played: dict[str, Trajectory] = {}
+    worlds = build_worlds(config, speaker, observer=observer)
+    draws = [tasks.next() for _ in range(config.sft.episodes)]
+    played: dict[int, Trajectory] = {}
     try:
-        async with host.waits.watched(config.rollout.stall_report_s, on_stall):
-            async for trajectory in play_all(runner, assignments, concurrency=config.rollout.max_concurrent):
-                played[trajectory.group_id] = trajectory
-                on_episode(trajectory)
+        async with worlds[0].host.waits.watched(config.rollout.stall_report_s, on_stall):
+            for world in worlds:
+                own = {
+                    number: _assignment(draw.task, number, config.run.seed)
+                    for number, draw in enumerate(draws)
+                    if draw.environment == world.label
+                }
+                played |= await _played(world, own, on_episode)
     finally:
-        await host.close()
-    return _worth_learning([played[assignment.group_id] for assignment in assignments])
+        await close_worlds(worlds)
+    return [played[number] for number in sorted(played)]
+
+
+async def _played(
+    world: World, assignments: Mapping[int, Assignment], on_episode: Callable[[Trajectory], None]
+) -> dict[int, Trajectory]:
+    """What can be learnt from among the demonstrations of one environment, by number."""
+    numbers = {assignment.group_id: number for number, assignment in assignments.items()}
+    found: dict[int, Trajectory] = {}
+    concurrency = world.config.rollout.max_concurrent
+    async for trajectory in play_all(world.runner, assignments.values(), concurrency=concurrency):
+        found[numbers[trajectory.group_id]] = trajectory
+        on_episode(trajectory)
+    return _worth_learning(found)
 
 
 def _assignment(task: Task, number: int, seed: int) -> Assignment:
@@ -64,12 +79,16 @@ def _assignment(task: Task, number: int, seed: int) -> Assignment:
     return Assignment(task=task, group_id=group_id, member=0, seed=derive_seed(seed, group_id))
 
 
-def _worth_learning(played: list[Trajectory]) -> list[Trajectory]:
-    good = [t for t in played if t.outcome is not None and t.outcome.is_trainable and t.success is not False]
-    if not good:
-        last = played[-1]
+def _worth_learning(played: Mapping[int, Trajectory]) -> dict[int, Trajectory]:
+    good = {
+        number: t
+        for number, t in played.items()
+        if t.outcome is not None and t.outcome.is_trainable and t.success is not False
+    }
+    if played and not good:
+        last = played[max(played)]
         raise UsageError(
-            "no demonstration can be learnt from",
+            f"no demonstration of {last.environment} can be learnt from",
             got=f"{len(played)} episodes, the last one {last.outcome}: {last.error or 'task not solved'}",
             expected="an expert that solves tasks within the agent's budgets",
         )

@@ -22,7 +22,8 @@ from agentrl.tool import Tool, tool
 
 def build_host(config: Config, *, spec: EnvironmentSpec | None = None, waits: Waits | None = None) -> EnvironmentHost:
     """The environments of a run, as the ``environment`` section says."""
-    return EnvironmentHost.from_config(spec or find_environment(config.environment), config.environment, waits=waits)
+    environment = config.sole_environment
+    return EnvironmentHost.from_config(spec or find_environment(environment), environment, waits=waits)
 
 
 def build_runner(

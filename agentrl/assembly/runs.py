@@ -8,15 +8,18 @@ from pathlib import Path
 from typing import Any
 
 from agentrl.assembly.checks import check_training
+from agentrl.assembly.curriculum_check import check_curriculum
 from agentrl.assembly.environments import find_environment, task_source
 from agentrl.assembly.episodes import build_loop
 from agentrl.assembly.models import resolve_model
 from agentrl.config.loading import dump_config, load_config
+from agentrl.config.parts import parts_of
 from agentrl.config.schema import Config
-from agentrl.env import EnvironmentSpec
 from agentrl.errors import ConfigError
 from agentrl.observe.run_directory import RunDirectory
 
+MIXED = "mixed"
+"""Stands for the environment in the made-up name of a run that has several."""
 _FREE_ON_RESUME = (
     *("trainer", "rollout", "evaluation", "checkpoint", "trackers", "model.device"),
     *("engine.slots", "engine.lanes", "engine.cache_tokens", "engine.prefill_tokens", "engine.timeout_s"),
@@ -48,13 +51,15 @@ def start_run(config: Config, *, kind: str) -> Run:
         UsageError: something that the config names is not there, or the folder holds a run already.
         ConfigError: options that the agent loop does not take, or evaluations of more tasks than their split holds.
     """
-    spec = find_environment(config.environment)
-    task_source(spec, config.environment)
-    build_loop(config.agent)
-    if config.evaluation.every:
-        _check_panel(config, spec)
+    for part in parts_of(config):
+        spec = find_environment(part.config.sole_environment)
+        task_source(spec, part.config.sole_environment)
+        build_loop(part.config.agent)
+    _check_panels(config)
+    check_curriculum(config)
     resolved = resolve_model(config)
-    folder = RunDirectory.create(Path(config.run.directory), config.run.name, prefix=f"{spec.name}-{kind}")
+    prefix = f"{MIXED if config.environments else spec.name}-{kind}"
+    folder = RunDirectory.create(Path(config.run.directory), config.run.name, prefix=prefix)
     folder.save_config(dump_config(resolved))
     return Run(folder, resolved)
 
@@ -66,9 +71,23 @@ def _flat(section: Mapping[str, Any], prefix: str = "") -> dict[str, Any]:
     return found
 
 
-def _check_panel(config: Config, spec: EnvironmentSpec) -> None:
+def _is_free(key: str) -> bool:
+    """Whether a resumed run may change it; what is free of one environment is free of each of several."""
+    section, _, rest = key.partition(".")
+    plain = f"environment.{rest.partition('.')[2]}" if section == "environments" else key
+    return any(f"{plain}.".startswith(f"{free}.") for free in _FREE_ON_RESUME)
+
+
+def _check_panels(config: Config) -> None:
+    if config.evaluation.every:
+        for part in parts_of(config):
+            _check_panel(part.config)
+
+
+def _check_panel(config: Config) -> None:
+    spec = find_environment(config.sole_environment)
     split, asked = config.evaluation.split, config.evaluation.tasks
-    held = len(task_source(spec, config.environment, split=split))
+    held = len(task_source(spec, config.sole_environment, split=split))
     if asked > held:
         raise ConfigError(
             "evaluation.tasks exceeds the split of evaluations",
@@ -93,8 +112,8 @@ def resume_run(path: str | Path, overrides: Sequence[str] = ()) -> Run:
     config = load_config(folder.config_file, overrides)
     _check_same_run(load_config(folder.config_file), config)
     check_training(config)
-    if config.evaluation.every:
-        _check_panel(config, find_environment(config.environment))
+    _check_panels(config)
+    check_curriculum(config)
     folder.save_config(dump_config(config))
     return Run(folder, config)
 
@@ -103,7 +122,7 @@ def _check_same_run(saved: Config, config: Config) -> None:
     """A resumed run may become longer, faster or better watched; it does not become another one."""
     before, after = _flat(saved.model_dump()), _flat(config.model_dump())
     changed = sorted(key for key in before | after if before.get(key) != after.get(key))
-    refused = [key for key in changed if not any(f"{key}.".startswith(f"{free}.") for free in _FREE_ON_RESUME)]
+    refused = [key for key in changed if not _is_free(key)]
     if refused:
         raise ConfigError(
             "a resumed run keeps what it is",

@@ -8,6 +8,7 @@ from pathlib import Path
 from agentrl.agent_loop import Answer, Conversation
 from agentrl.assembly.environments import find_environment, task_source
 from agentrl.assembly.episodes import build_host, build_runner
+from agentrl.config.parts import parts_of
 from agentrl.config.schema import Config, ScratchModelConfig
 from agentrl.env import EnvironmentSpec, optional_part, settled
 from agentrl.message import Message
@@ -22,7 +23,7 @@ from agentrl.training.scratch import build_scratch_model
 from agentrl.trajectory import TokenSequence
 
 EPISODES = 512
-"""Episodes of the corpus; the tokenizer spells what they do not contain."""
+"""Episodes of the corpus, of all environments together; the tokenizer spells what they do not contain."""
 
 
 class Scribe(Speaker):
@@ -83,13 +84,19 @@ async def write_scratch_model(config: Config, folder: Path) -> None:
 
 async def scratch_corpus(config: Config) -> list[str]:
     """Every text of a few episodes, in the order of tasks; the same for the same config."""
-    spec = find_environment(config.environment)
-    tasks = TaskCursor(task_source(spec, config.environment), seed=config.run.seed)
+    parts = parts_of(config)
+    return [text for part in parts for text in await _texts(part.config, max(1, EPISODES // len(parts)))]
+
+
+async def _texts(config: Config, episodes: int) -> list[str]:
+    """What is said in one environment."""
+    spec = find_environment(config.sole_environment)
+    tasks = TaskCursor(task_source(spec, config.sole_environment), seed=config.run.seed)
     scribe = Scribe(ScriptedPolicy.EXPERT if await has_expert(spec, config) else ScriptedPolicy.RANDOM)
     host = build_host(config, spec=spec)
     try:
         runner = build_runner(config, host, scribe)
-        for number in range(EPISODES):
+        for number in range(episodes):
             seed = derive_seed(config.run.seed, "corpus", number)
             await runner.run(tasks.next(), group_id=f"corpus-{number}", member=0, seed=seed)
     finally:
@@ -99,7 +106,7 @@ async def scratch_corpus(config: Config) -> list[str]:
 
 async def has_expert(spec: EnvironmentSpec, config: Config) -> bool:
     """Whether the environment brings an expert."""
-    environment = spec.make(**{**spec.options, **config.environment.options})
+    environment = spec.make(**{**spec.options, **config.sole_environment.options})
     found = optional_part(environment, "expert") is not None
     await settled(environment.close())
     return found

@@ -8,6 +8,8 @@ from collections.abc import Sequence
 from agentrl.assembly.training import TrainingParts
 from agentrl.observe.metrics import TIMING_PREFIX
 from agentrl.observe.step_metrics import trajectory_metrics
+from agentrl.rollout.group import Group
+from agentrl.rollout.group_metrics import environment_metrics
 from agentrl.rollout.stall import WaitKind
 from agentrl.training.step_report import StepReport
 from agentrl.trajectory import Trajectory
@@ -27,7 +29,7 @@ class StepClock:
         self._parts = parts
         self._began = self._phase_began = time.perf_counter()
         self._seconds: dict[str, float] = {}
-        self._waits_before = dict(parts.host.waits.seconds)
+        self._waits_before = dict(parts.waits.seconds)
         self._counts_before = self._counts()
         self._busy_before = parts.engine.metrics().busy_s
 
@@ -38,20 +40,23 @@ class StepClock:
         self._phase_began = now
 
     def metrics(
-        self, trajectories: Sequence[Trajectory], report: StepReport, sync: SyncReport | None, *, version: int
+        self, groups: Sequence[Group], report: StepReport, sync: SyncReport | None, *, version: int
     ) -> dict[str, float]:
         """All numbers of the step: what follows from its data as it is, what a clock measured under ``time/``.
 
         Args:
-            trajectories: What it was trained on.
+            groups: What it was trained on.
             report: Of the trainer.
             sync: Of the weights; ``None`` where it was given up.
             version: Of the new weights.
         """
+        trajectories = [trajectory for group in groups for trajectory in group.trajectories]
         counts = self._counts()
         return {
             **{_name(name): value for name, value in report.metrics.items()},
             **trajectory_metrics(trajectories, version=version - 1),
+            **environment_metrics(groups),
+            **self._parts.scheduler.tasks.metrics(),
             **{f"rollout/{name}": counts[name] - self._counts_before[name] for name in _COUNTED},
             "version": version,
             **_sync_metrics(sync),
@@ -59,13 +64,13 @@ class StepClock:
         }
 
     def _counts(self) -> dict[str, float]:
-        counters = self._parts.runner.counters
+        counters = self._parts.counters
         return {name: float(getattr(counters, name)) for name in _COUNTED}
 
     def _timings(self, trajectories: Sequence[Trajectory]) -> dict[str, float]:
         """Seconds of the phases, their share of the step, seconds that episodes waited, and the speed of sampling."""
         whole = time.perf_counter() - self._began
-        waits = self._parts.host.waits.seconds
+        waits = self._parts.waits.seconds
         sampled = sum(trajectory.sampled_tokens for trajectory in trajectories)
         timings = {f"{name}_s": seconds for name, seconds in self._seconds.items()}
         timings |= {f"share/{name}": seconds / whole for name, seconds in self._seconds.items()}

@@ -10,25 +10,24 @@ from pathlib import Path
 from transformers import PreTrainedModel, PreTrainedTokenizerFast
 
 from agentrl.assembly.checks import check_training
-from agentrl.assembly.environments import find_environment, task_source
-from agentrl.assembly.episodes import build_host, build_runner, sampling_params
+from agentrl.assembly.episodes import sampling_params
 from agentrl.assembly.models import build_renderer, load_tokenizer, pad_id
 from agentrl.assembly.servers import make_transport
+from agentrl.assembly.worlds import World, build_mixture, build_worlds, close_worlds
+from agentrl.config.parts import parts_of
 from agentrl.config.schema import Config, LocalEngineConfig
-from agentrl.env import EnvironmentSpec
+from agentrl.curriculum.mixture import Mixture
 from agentrl.policy import PolicyEngine
 from agentrl.render.check import check_template
 from agentrl.render.renderer import Renderer
-from agentrl.rollout.counters import RolloutObserver
+from agentrl.rollout.counters import RolloutCounters, RolloutObserver
 from agentrl.rollout.engine_speaker import EngineSpeaker
-from agentrl.rollout.environments import EnvironmentHost
 from agentrl.rollout.group import Group
 from agentrl.rollout.loops import make_agent_loop
-from agentrl.rollout.runner import EpisodeRunner
 from agentrl.rollout.scheduler import GroupScheduler
+from agentrl.rollout.stall import Waits
 from agentrl.serving.local import LocalEngine
 from agentrl.serving.pool import ServerPool
-from agentrl.task import TaskCursor, TaskSource
 from agentrl.training.model import load_model
 from agentrl.training.model_weights import ModelWeights
 from agentrl.training.trainer import Trainer
@@ -39,12 +38,10 @@ from agentrl.weights import TOLERANCE, InProcessSync, Probe, RemoteSync, WeightS
 class TrainingParts:
     """The parts of a training run, connected."""
 
-    spec: EnvironmentSpec
+    worlds: tuple[World, ...]
     tokenizer: PreTrainedTokenizerFast
     renderer: Renderer
-    host: EnvironmentHost
     engine: PolicyEngine
-    runner: EpisodeRunner
     scheduler: GroupScheduler
     trainer: Trainer
     sync: WeightSync
@@ -54,10 +51,20 @@ class TrainingParts:
         """An id to fill batches with."""
         return pad_id(self.tokenizer)
 
+    @property
+    def waits(self) -> Waits:
+        """Who waits for what, in all worlds."""
+        return self.worlds[0].host.waits
+
+    @property
+    def counters(self) -> RolloutCounters:
+        """Counts of all worlds together."""
+        return self.worlds[0].runner.counters
+
     async def close(self) -> None:
         """Stop episodes, environments, weight sync and the engine, in this order."""
         await self.scheduler.close()
-        await self.host.close()
+        await close_worlds(self.worlds)
         await self.sync.close()
         await self.engine.close()
 
@@ -89,8 +96,7 @@ def build_training(
         UsageError: a model, an environment or a file that is not there.
     """
     settings = check_training(config)
-    spec = find_environment(config.environment)
-    tasks = task_source(spec, config.environment)
+    tasks = build_mixture(config, curriculum=config.curriculum)
     tokenizer = load_tokenizer(model_path)
     renderer = build_renderer(config, tokenizer)
     check_rendering(config, renderer)
@@ -109,18 +115,15 @@ def build_training(
         engine, sync = pool, RemoteSync(source, pool.group, transport, probe, sleeps=settings.sleep)
     else:
         raise AssertionError("an engine of servers needs its pool")
-    host = build_host(config, spec=spec)
     speaker = EngineSpeaker(engine, renderer, sampling_params(config.sampling))
-    runner = build_runner(config, host, speaker, observer=observer)
+    worlds = build_worlds(config, speaker, observer=observer)
     return TrainingParts(
-        spec=spec,
+        worlds=worlds,
         tokenizer=tokenizer,
         renderer=renderer,
-        host=host,
         engine=engine,
-        runner=runner,
         scheduler=_build_scheduler(
-            config, runner, tasks, version=version, keep=keep, least_members=trainer.least_members
+            config, worlds, tasks, version=version, keep=keep, least_members=trainer.least_members
         ),
         trainer=trainer,
         sync=sync,
@@ -133,11 +136,12 @@ def check_rendering(config: Config, renderer: Renderer) -> None:
     Raises:
         TemplateError: it rewrites history (the two renderings are shown), or cannot call tools where the loop does.
     """
-    loop = make_agent_loop(config.agent.loop, config.agent.options)
-    if loop.offers_tools:
-        renderer.require_tool_parser()
-    if loop.follow_ups:
-        check_template(renderer, roles=loop.follow_ups)
+    for part in parts_of(config):
+        loop = make_agent_loop(part.config.agent.loop, part.config.agent.options)
+        if loop.offers_tools:
+            renderer.require_tool_parser()
+        if loop.follow_ups:
+            check_template(renderer, roles=loop.follow_ups)
 
 
 def _build_trainer(config: Config, model: PreTrainedModel, reference_path: str | None) -> Trainer:
@@ -156,16 +160,16 @@ def _build_trainer(config: Config, model: PreTrainedModel, reference_path: str |
 
 def _build_scheduler(
     config: Config,
-    runner: EpisodeRunner,
-    tasks: TaskSource,
+    worlds: tuple[World, ...],
+    tasks: Mixture,
     *,
     version: int,
     keep: Callable[[Group], bool] | None,
     least_members: int,
 ) -> GroupScheduler:
     return GroupScheduler(
-        runner,
-        TaskCursor(tasks, seed=config.run.seed),
+        {world.label: world.runner for world in worlds},
+        tasks,
         group_size=config.algorithm.group_size,
         batch=config.trainer.tasks_per_step,
         max_staleness=config.rollout.max_staleness,

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
@@ -14,6 +14,7 @@ from rich.table import Table
 from rich.text import Text
 
 from agentrl.cli.console import err, note
+from agentrl.observe.metrics import ENVIRONMENT_PREFIX
 from agentrl.observe.progress import RunStatus, RunWatcher
 
 RECENT = 8
@@ -32,6 +33,7 @@ class Shown:
 COLUMNS = (
     Shown("success/mean", "success", "{:.1%}"),
     Shown("reward/mean", "reward", "{:.3f}"),
+    Shown("curriculum/turns", "horizon", "{:.0f}"),
     Shown("sft/loss", "loss", "{:.3f}"),
     Shown("eval/success", "evaluated", "{:.1%}"),
     Shown("turns/mean", "turns", "{:.1f}"),
@@ -42,13 +44,27 @@ COLUMNS = (
 )
 
 
+def columns_of(metrics: Iterable[str]) -> list[Shown]:
+    """What is shown of a step: the fixed columns, and the success in each of several environments after the first.
+
+    >>> [column.title for column in columns_of(["reward/mean", "env/maze/success", "success/mean"])]
+    ['success', 'maze', 'reward']
+    """
+    names = sorted(metrics)
+    found = [column for column in COLUMNS if column.metric in names]
+    labels = [name for name in names if name.startswith(ENVIRONMENT_PREFIX) and name.endswith("/success")]
+    environments = [Shown(name, name.split("/")[1], "{:.1%}") for name in labels]
+    first = sum(column.metric == "success/mean" for column in found)
+    return [*found[:first], *environments, *found[first:]]
+
+
 def step_words(step: int, steps: int, metrics: Mapping[str, float]) -> str:
     """One training step on one line.
 
     >>> step_words(3, 60, {"success/mean": 0.25, "reward/mean": 0.25, "time/tokens_per_s": 1234.0})
     'step 3/60  success 25.0%  reward 0.250  tokens/s 1,234'
     """
-    parts = [f"{c.title} {c.format.format(metrics[c.metric])}" for c in COLUMNS if c.metric in metrics]
+    parts = [f"{c.title} {c.format.format(metrics[c.metric])}" for c in columns_of(metrics)]
     return "  ".join([f"step {step}/{steps}", *parts])
 
 
@@ -114,7 +130,7 @@ class LiveWatcher(RunWatcher):
         return Group(head, bar, episodes, self._table())
 
     def _table(self) -> Table:
-        columns = [c for c in COLUMNS if any(c.metric in metrics for _, metrics in self._recent)]
+        columns = columns_of({name for _, metrics in self._recent for name in metrics})
         table = Table("step", *(column.title for column in columns), box=None)
         for step, metrics in self._recent:
             cells = (c.format.format(metrics[c.metric]) if c.metric in metrics else "" for c in columns)

@@ -11,6 +11,7 @@ from rich.table import Table
 from rich.text import Text
 
 from agentrl.assembly.checks import check_training
+from agentrl.assembly.curriculum_check import check_curriculum
 from agentrl.assembly.environments import find_environment, task_source
 from agentrl.assembly.runs import Run, resume_run, start_run
 from agentrl.cli.arguments import config_words, read_config, shortcut
@@ -20,6 +21,7 @@ from agentrl.cli.help import examples
 from agentrl.cli.run_watcher import watching
 from agentrl.config import Config, dump_config
 from agentrl.config.arithmetic import Row, rows
+from agentrl.config.parts import Part, parts_of
 from agentrl.errors import UsageError
 from agentrl.orchestrator import RunResult
 from agentrl.orchestrator import train as train_run
@@ -68,23 +70,32 @@ def train(
 
 def print_dry_run(config: Config, amounts: Sequence[Row]) -> None:
     """The resolved config and what it amounts to; the environment and its tasks are looked up too."""
-    spec = find_environment(config.environment)
-    tasks = len(task_source(spec, config.environment))
+    check_curriculum(config)
+    tasks = [_tasks_row(part) for part in parts_of(config)]
     out.print(Text(dump_config(config)))
     table = Table("what", "how many", "from", box=None, pad_edge=False)
-    table.add_row("tasks", f"{tasks:,}", f"{spec.name}/{config.environment.split}")
+    for words in tasks:
+        table.add_row(*words)
     for row in amounts:
         table.add_row(Text(row.name), Text(row.value), Text(row.how))
     out.print(table)
 
 
-def print_run(result: RunResult) -> None:
+def _tasks_row(part: Part) -> tuple[str, str, str]:
+    environment = part.config.sole_environment
+    spec = find_environment(environment)
+    name = f"tasks of {part.label}, weight {part.weight:g}" if part.label else "tasks"
+    return name, f"{len(task_source(spec, environment)):,}", f"{spec.name}/{environment.split}"
+
+
+def print_run(result: RunResult, config: Config) -> None:
     """Where a run ended, and what to do next."""
+    env = f" --env {next(iter(config.environments))}" if config.environments else ""
     note(f"{'stopped' if result.interrupted else 'done'} after step {result.step}: {result.folder}")
     if result.interrupted:
         note(f"go on with: agentrl train --resume {result.folder}")
         raise typer.Exit(ExitCode.INTERRUPTED)
-    note(f"measure it: agentrl eval --model {result.folder}\nread it:    agentrl view {result.folder}")
+    note(f"measure it: agentrl eval --model {result.folder}{env}\nread it:    agentrl view {result.folder}")
 
 
 def _resumed(folder: Path, words: list[str] | None, shortcuts: list[str]) -> Run:
@@ -105,4 +116,4 @@ def _finish(run: Run) -> None:
     except KeyboardInterrupt:
         note(f"ended at once; go on from the newest checkpoint with: agentrl train --resume {run.folder.path}")
         raise
-    print_run(result)
+    print_run(result, run.config)

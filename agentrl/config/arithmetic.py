@@ -6,7 +6,8 @@ import math
 from dataclasses import dataclass
 
 from agentrl.config.model_size import ModelSize, model_size
-from agentrl.config.schema import Config, LocalEngineConfig
+from agentrl.config.parts import parts_of
+from agentrl.config.schema import AgentConfig, Config, LocalEngineConfig
 from agentrl.registry import Kind, lookup
 
 _BYTES = {"float32": 4, "bfloat16": 2}
@@ -86,27 +87,36 @@ def derive(config: Config) -> Arithmetic:
     admitted = (config.rollout.max_staleness + 1) * episodes
     evaluations = trainer.steps // config.evaluation.every if config.evaluation.every else 0
     per_mini_batch = math.ceil(episodes / trainer.mini_batches)
-    sequences = agent.max_turns if lookup(Kind.AGENT_LOOP, agent.loop).sequence_per_turn else 1
+    parts = parts_of(config)
+    environments = [part.config.sole_environment for part in parts]
+    agents = [part.config.agent for part in parts]
+    sequences = max(map(_sequences, agents))
     most_tokens = sequences * agent.max_tokens
     size = model_size(config.model)
     return Arithmetic(
         groups_per_step=trainer.tasks_per_step,
         episodes_per_step=episodes,
         episodes=episodes * trainer.steps,
-        episodes_in_flight=min(config.rollout.max_concurrent, config.environment.max_concurrent, admitted),
+        episodes_in_flight=min(
+            config.rollout.max_concurrent, sum(environment.max_concurrent for environment in environments), admitted
+        ),
         sequences_per_episode=sequences,
         most_tokens_per_episode=most_tokens,
-        most_sampled_tokens_per_episode=min(most_tokens, agent.max_turns * agent.max_answer_tokens),
+        most_sampled_tokens_per_episode=min(most_tokens, max(a.max_turns * a.max_answer_tokens for a in agents)),
         most_tokens_per_step=episodes * most_tokens,
         most_micro_batches=_micro_batches(per_mini_batch * sequences, agent.max_tokens, trainer.tokens_per_micro_batch),
         optimizer_steps_per_step=optimizer_steps,
         optimizer_steps=optimizer_steps * trainer.steps,
         admitted_ahead=admitted,
-        evaluation_episodes=evaluations * config.evaluation.tasks * config.evaluation.samples,
+        evaluation_episodes=evaluations * len(parts) * config.evaluation.tasks * config.evaluation.samples,
         checkpoints=math.ceil(trainer.steps / config.checkpoint.every),
         model=size,
         memory=None if size is None else _memory(config, size),
     )
+
+
+def _sequences(agent: AgentConfig) -> int:
+    return agent.max_turns if lookup(Kind.AGENT_LOOP, agent.loop).sequence_per_turn else 1
 
 
 def _micro_batches(sequences: int, length: int, budget: int) -> int:
@@ -157,7 +167,7 @@ def rows(config: Config) -> list[Row]:
         Row(
             "sampled per episode",
             f"at most {a.most_sampled_tokens_per_episode:,}",
-            f"{config.agent.max_turns} turns x {config.agent.max_answer_tokens}, within that",
+            " or ".join(f"{turns} turns x {tokens}" for turns, tokens in _answers(config)) + ", within that",
         ),
         Row("tokens per step", f"at most {a.most_tokens_per_step:,}", "episodes x tokens per episode"),
         Row(
@@ -193,6 +203,12 @@ def warm_start_rows(config: Config) -> list[Row]:
         ),
         *_model_rows(a.model),
     ]
+
+
+def _answers(config: Config) -> list[tuple[int, int]]:
+    """Turns of an episode and tokens of an answer, as they differ among environments."""
+    agents = [part.config.agent for part in parts_of(config)]
+    return list(dict.fromkeys((agent.max_turns, agent.max_answer_tokens) for agent in agents))
 
 
 def _model_rows(size: ModelSize | None) -> list[Row]:

@@ -26,6 +26,10 @@ _REPLACED: Mapping[str, tuple[str, ...] | None] = {"engine": None, "environment"
 """Another engine, environment or model has other settings: these keys of the old one are dropped (``None``: all)."""
 
 
+_RIVALS: Mapping[str, str] = {"environment": "environments", "environments": "environment"}
+"""Naming one of them anew takes the place of the other."""
+
+
 @dataclass(frozen=True, slots=True)
 class Override:
     """One ``key=value``."""
@@ -53,12 +57,44 @@ def parse_override(text: str) -> Override:
 
 def expand(section: str, value: Any) -> Any:
     """A section given as one word, written out as a mapping; anything else unchanged."""
+    if section == "environments":
+        return _expand_labelled(value)
     if not isinstance(value, str) or section not in MAIN_KEYS:
         return value
     if section == "environment":
         name, split = parse_env_name(value)
         return {"name": name} if split is None else {"name": name, "split": split}
     return {MAIN_KEYS[section]: value}
+
+
+def _expand_labelled(value: Any) -> Any:
+    """Environments under labels, each written out; a list of names labels them by these."""
+    if isinstance(value, list):
+        return _labelled(value)
+    if not isinstance(value, dict):
+        return value
+    return {str(label): {} if entry is None else expand("environment", entry) for label, entry in value.items()}
+
+
+def _labelled(names: list[Any]) -> dict[str, Any]:
+    if not all(isinstance(name, str) for name in names):
+        raise ConfigError(
+            "environments is a list of more than names",
+            got=repr(next(name for name in names if not isinstance(name, str))),
+            expected="settings under labels",
+            hint="environments: {my_label: {name: household, weight: 2}}",
+        )
+    found: dict[str, Any] = {}
+    for text in names:
+        entry = expand("environment", text)
+        if entry["name"] in found:
+            raise ConfigError(
+                f"environments names {entry['name']} twice",
+                expected="a label for each",
+                hint=f"environments: {{one: {{name: {entry['name']}}}, another: {{name: {entry['name']}}}}}",
+            )
+        found[entry["name"]] = entry
+    return found
 
 
 def expand_all(data: Mapping[str, Any]) -> dict[str, Any]:
@@ -76,6 +112,11 @@ def apply(data: dict[str, Any], override: Override) -> None:
     value = override.value
     if not rest:
         value = expand(section, value)
+    if section in _RIVALS and value and rest in ([], [MAIN_KEYS.get(section)]):
+        data.pop(_RIVALS[section], None)
+    if section == "environments" and not rest:  # as a whole: other ones, not more of them
+        data[section] = value
+        return
     if rest == [MAIN_KEYS.get(section)] or (not rest and isinstance(value, dict)):
         _merge(data, section, value if not rest else {rest[0]: value})
         return

@@ -10,10 +10,14 @@ from typing import Any, Union, get_args, get_origin
 from pydantic import BaseModel, ValidationError
 from pydantic_core import ErrorDetails
 
-from agentrl.config.schema import Config
+from agentrl.config.schema import Config, MixedEnvironmentConfig
 from agentrl.config.yaml_source import KeyPath
 from agentrl.errors import ConfigError
 
+LABELLED = "environments"
+"""The section that holds others under labels of the user's."""
+LABEL_WORD = "LABEL"
+"""Stands for such a label."""
 _EXPECTED: Mapping[str, str] = {
     "int_parsing": "a whole number",
     "int_type": "a whole number",
@@ -89,7 +93,7 @@ def _suggestion(path: KeyPath) -> str:
 def section_at(path: KeyPath) -> list[str]:
     """The keys of the section at `path` (of all variants, for a section with a ``type``); empty when there is none."""
     models: list[type[BaseModel]] = [Config]
-    for key in path:
+    for key in (*path[:1], *path[2:]) if path[:1] == (LABELLED,) else path:
         models = [inner for model in models if key in model.model_fields for inner in models_of(_type(model, key))]
     return sorted({name for model in models for name in model.model_fields})
 
@@ -102,12 +106,22 @@ def all_keys() -> list[KeyPath]:
 
 
 def _walk(model: type[BaseModel], path: KeyPath, found: dict[KeyPath, None]) -> None:
-    for name in model.model_fields:
+    for name in own_fields(model):
         inner = models_of(_type(model, name))
         for section in inner:
-            _walk(section, (*path, name), found)
+            _walk(section, (*path, *key_words(name)), found)
         if not inner:
             found[(*path, name)] = None
+
+
+def own_fields(model: type[BaseModel]) -> list[str]:
+    """The keys of a section without those that it has from another one, where they are explained."""
+    return [name for name in model.model_fields if model is not MixedEnvironmentConfig or name in model.__annotations__]
+
+
+def key_words(section: str) -> KeyPath:
+    """A section's name as it stands in paths of keys: with a place for the user's label where it has labels."""
+    return (section, LABEL_WORD) if section == LABELLED else (section,)
 
 
 def _type(model: type[BaseModel], field: str) -> Any:
@@ -115,7 +129,9 @@ def _type(model: type[BaseModel], field: str) -> Any:
 
 
 def models_of(annotation: Any) -> list[type[BaseModel]]:
-    """The sections among the alternatives of a field's type."""
+    """The sections among the alternatives of a field's type, or under its labels."""
+    if get_origin(annotation) is dict:
+        return models_of(get_args(annotation)[1])
     if get_origin(annotation) in (Union, UnionType):
         return [model for part in get_args(annotation) for model in models_of(part)]
     return [annotation] if isinstance(annotation, type) and issubclass(annotation, BaseModel) else []

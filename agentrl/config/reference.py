@@ -9,7 +9,7 @@ from pydantic import BaseModel
 from pydantic.fields import FieldInfo
 from pydantic_core import PydanticUndefined
 
-from agentrl.config.problems import models_of
+from agentrl.config.problems import key_words, models_of, own_fields
 from agentrl.config.schema import Config
 
 
@@ -17,7 +17,11 @@ def config_reference() -> str:
     """One table per section: key, type, default, meaning."""
     lines = ["| key | type | default | meaning |", "|---|---|---|---|"]
     top = [_row("", name, field) for name, field in Config.model_fields.items() if not models_of(field.annotation)]
-    sections = [line for name, field in Config.model_fields.items() for line in _sections(name, field.annotation)]
+    sections = [
+        line
+        for name, field in Config.model_fields.items()
+        for line in _sections(".".join(key_words(name)), field.annotation)
+    ]
     return "\n".join([*sections, "## Other keys", "", *lines, *top, ""])
 
 
@@ -38,7 +42,8 @@ def _table(title: str, path: str, model: type[BaseModel]) -> Iterator[str]:
         yield from (model.__doc__.strip(), "")
     yield "| key | type | default | meaning |"
     yield "|---|---|---|---|"
-    for name, field in model.model_fields.items():
+    for name in own_fields(model):
+        field = model.model_fields[name]
         if not models_of(field.annotation):
             yield _row(f"{path}.", name, field)
     yield ""

@@ -5,15 +5,12 @@ from __future__ import annotations
 import re
 from typing import Annotated, Any, Literal, Self
 
-from pydantic import BaseModel, ConfigDict, Field, field_validator, model_validator
+from pydantic import Field, field_validator, model_validator
 
+from agentrl.config.curriculum import CurriculumConfig
+from agentrl.config.section import Section as Section
 from agentrl.env import Isolation
-
-
-class Section(BaseModel):
-    """Base of all sections: unknown keys are errors, values are checked on assignment, docstrings document fields."""
-
-    model_config = ConfigDict(extra="forbid", use_attribute_docstrings=True, validate_assignment=True)
+from agentrl.errors import ConfigError
 
 
 class RunConfig(Section):
@@ -136,6 +133,35 @@ class AgentConfig(Section):
         return tools
 
 
+class AgentChanges(Section):
+    """What one environment of several changes of the run's ``agent``; what is left out stays as it is there."""
+
+    loop: str | None = None
+    """Another agent loop; it starts without the run's ``agent.options`` and ``agent.tools``."""
+    options: dict[str, Any] | None = None
+    """Instead of ``agent.options``."""
+    tools: list[str] | None = None
+    """Instead of ``agent.tools``."""
+    system_prompt: str | None = None
+    """Replaces this environment's instructions."""
+    max_turns: int | None = Field(None, ge=1)
+    """Turns of its episodes."""
+    max_answer_tokens: int | None = Field(None, ge=1)
+    """Tokens of one answer."""
+    scorer: str | None = None
+    """Another scorer."""
+
+
+class MixedEnvironmentConfig(EnvironmentConfig):
+    """One of several environments, under a label of the user's: the keys of ``environment``, and these."""
+
+    weight: float = Field(1.0, gt=0, allow_inf_nan=False)
+    """Its share of the groups that are played, beside the weights of the others."""
+    evaluation_split: str | None = None
+    """Split of its evaluations; ``evaluation.split`` when left out."""
+    agent: AgentChanges = Field(default_factory=AgentChanges)
+
+
 class SamplingConfig(Section):
     temperature: float = Field(1.0, ge=0)
     """Logits are divided by it; 0 is greedy."""
@@ -147,6 +173,8 @@ class SamplingConfig(Section):
     """Drop tokens below this share of the most probable one."""
 
 
+LABEL = re.compile(r"[\w-]+")
+"""How an environment of several may be called: labels stand in names of metrics, and in overrides."""
 FEWEST_PER_LANE = 8
 """Sequences that are worth a thread of their own."""
 
@@ -523,7 +551,8 @@ class Config(Section):
 
     run: RunConfig = Field(default_factory=RunConfig)
     model: ModelConfig = Field(default_factory=ModelConfig)
-    environment: EnvironmentConfig
+    environment: EnvironmentConfig | None = None
+    environments: dict[str, MixedEnvironmentConfig] = Field(default_factory=dict)
     agent: AgentConfig = Field(default_factory=AgentConfig)
     sampling: SamplingConfig = Field(default_factory=SamplingConfig)
     engine: EngineConfig = Field(default_factory=LocalEngineConfig)
@@ -533,8 +562,68 @@ class Config(Section):
     rollout: RolloutConfig = Field(default_factory=RolloutConfig)
     evaluation: EvaluationConfig = Field(default_factory=EvaluationConfig)
     checkpoint: CheckpointConfig = Field(default_factory=CheckpointConfig)
+    curriculum: CurriculumConfig = Field(default_factory=CurriculumConfig)
     trackers: list[str] = Field(default_factory=list)
     """Registry names: tensorboard, wandb (extra ``agentrl[trackers]``). ``metrics.jsonl`` is always written."""
+
+    @property
+    def sole_environment(self) -> EnvironmentConfig:
+        """The environment of a run that has one, and of each part of a run that has several (`parts_of`).
+
+        Raises:
+            ConfigError: there are several.
+        """
+        if self.environment is None:
+            raise ConfigError(
+                "this needs one environment",
+                got=f"the environments {', '.join(self.environments)}",
+                expected="one of them: environment=NAME",
+            )
+        return self.environment
+
+    @model_validator(mode="before")
+    @classmethod
+    def _labels_are_names(cls, data: Any) -> Any:
+        """An environment of several that has no name is called as its label says."""
+        if not isinstance(data, dict) or not isinstance(data.get("environments"), dict):
+            return data
+        named = {
+            label: {"name": label, **entry} if isinstance(entry, dict) else entry
+            for label, entry in data["environments"].items()
+        }
+        return {**data, "environments": named}
+
+    @field_validator("environments")
+    @classmethod
+    def _labels_can_be_written(
+        cls, environments: dict[str, MixedEnvironmentConfig]
+    ) -> dict[str, MixedEnvironmentConfig]:
+        for label in environments:
+            if not LABEL.fullmatch(label):
+                raise ValueError(
+                    f"environments: {label!r} is no label, which is letters, digits, - and _: "
+                    f"write {{my_label: {{name: {label!r}}}}}"
+                )
+        return environments
+
+    @model_validator(mode="after")
+    def _environments_fit(self) -> Self:
+        if self.environment is None and not self.environments:
+            raise ValueError(
+                "no environment is named: give environment=household/train, or --env NAME on the command line"
+            )
+        if self.environment is not None and self.environments:
+            raise ValueError(
+                f"environment ({self.environment.name}) and environments ({', '.join(self.environments)}) are both "
+                "given: remove one of them"
+            )
+        for label, entry in self.environments.items():
+            if (entry.agent.max_answer_tokens or 0) > self.agent.max_tokens:
+                raise ValueError(
+                    f"environments.{label}.agent.max_answer_tokens ({entry.agent.max_answer_tokens}) exceeds "
+                    f"agent.max_tokens ({self.agent.max_tokens}): an answer could never fit"
+                )
+        return self
 
     @model_validator(mode="after")
     def _sections_fit(self) -> Self:

@@ -2,11 +2,16 @@
 
 from __future__ import annotations
 
+import math
+from collections.abc import Sequence
+
 from transformers import PreTrainedModel
 
-from agentrl.assembly.environments import find_environment, task_source
-from agentrl.assembly.episodes import build_host, build_runner, sampling_params
+from agentrl.assembly.environments import task_source
+from agentrl.assembly.episodes import build_runner, sampling_params
 from agentrl.assembly.training import TrainingParts
+from agentrl.assembly.worlds import World, build_worlds, close_worlds
+from agentrl.config.parts import SOLE
 from agentrl.config.schema import Config, LocalEngineConfig
 from agentrl.errors import UsageError
 from agentrl.evaluation.evaluate import evaluate_panel
@@ -19,7 +24,7 @@ from agentrl.serving.local import LocalEngine
 
 
 async def evaluate_now(parts: TrainingParts, config: Config, *, model: str) -> dict[str, float]:
-    """Play the panel of the ``evaluation`` section.
+    """Play the panel of the ``evaluation`` section, in each environment apart.
 
     Args:
         parts: The training run; its engine answers.
@@ -27,24 +32,33 @@ async def evaluate_now(parts: TrainingParts, config: Config, *, model: str) -> d
         model: Name of the model, for the record.
 
     Returns:
-        Metrics under ``eval/``.
+        Metrics under ``eval/``; of several environments under ``eval/LABEL/``, with the means over them beside.
 
     Raises:
         UsageError: no such split, or not enough tasks in it.
     """
-    settings = config.evaluation
-    source = task_source(parts.spec, config.environment, split=settings.split)
-    speaker = EngineSpeaker(parts.engine, parts.renderer, sampling_params(settings.sampling or config.sampling))
+    sampling = sampling_params(config.evaluation.sampling or config.sampling)
+    speaker = EngineSpeaker(parts.engine, parts.renderer, sampling)
+    found = {world.label: await _evaluate_world(world, speaker, model) for world in parts.worlds}
+    if not config.environments:
+        return _metrics(found[SOLE], "eval/")
+    metrics = {name: value for label, one in found.items() for name, value in _metrics(one, f"eval/{label}/").items()}
+    return metrics | _means(list(found.values()))
+
+
+async def _evaluate_world(world: World, speaker: EngineSpeaker, model: str) -> EvaluationResult:
+    settings = world.config.evaluation
+    source = task_source(world.spec, world.config.sole_environment, split=settings.split)
     panel = Panel(
-        environment=f"{parts.spec.name}/{settings.split}",
+        environment=f"{world.spec.name}/{settings.split}",
         policy="engine",
         model=model,
         n_tasks=settings.tasks,
         samples=settings.samples,
-        seed=config.run.seed,
+        seed=world.config.run.seed,
     )
-    runner = build_runner(config, parts.host, speaker)
-    return _metrics(await evaluate_panel(runner, source, panel, concurrency=config.rollout.max_concurrent))
+    runner = build_runner(world.config, world.host, speaker)
+    return await evaluate_panel(runner, source, panel, concurrency=world.config.rollout.max_concurrent)
 
 
 async def success_now(model: PreTrainedModel, renderer: Renderer, config: Config, *, n_tasks: int) -> float:
@@ -53,54 +67,73 @@ async def success_now(model: PreTrainedModel, renderer: Renderer, config: Config
     Args:
         model: Plays as it is; its weights are not changed.
         renderer: Of this model.
-        config: The run.
-        n_tasks: How many, the same ones every time; all if there are fewer.
+        config: The run; of several environments the mean by their weights is taken.
+        n_tasks: How many in each environment, the same ones every time; all if there are fewer.
 
     Raises:
-        UsageError: the environment does not tell whether a task is solved.
+        UsageError: an environment does not tell whether a task is solved.
     """
-    spec = find_environment(config.environment)
-    source = task_source(spec, config.environment)
     settings = config.engine if isinstance(config.engine, LocalEngineConfig) else LocalEngineConfig()
+    engine = LocalEngine(model, settings)
+    speaker = EngineSpeaker(engine, renderer, sampling_params(config.sampling))
+    worlds = build_worlds(config, speaker)
+    try:
+        shares = [await _success_in(world, n_tasks) for world in worlds]
+    finally:
+        await close_worlds(worlds)
+        await engine.close()
+    weighted = [share * world.weight for share, world in zip(shares, worlds, strict=True)]
+    return math.fsum(weighted) / math.fsum(world.weight for world in worlds)
+
+
+async def _success_in(world: World, n_tasks: int) -> float:
+    environment = world.config.sole_environment
+    source = task_source(world.spec, environment)
     panel = Panel(
-        environment=f"{spec.name}/{config.environment.split}",
+        environment=f"{world.spec.name}/{environment.split}",
         policy="engine",
         model=None,
         n_tasks=min(n_tasks, len(source)),
         samples=1,
-        seed=config.run.seed,
+        seed=world.config.run.seed,
     )
-    engine, host = LocalEngine(model, settings), build_host(config, spec=spec)
-    try:
-        runner = build_runner(config, host, EngineSpeaker(engine, renderer, sampling_params(config.sampling)))
-        result = await evaluate_panel(runner, source, panel, concurrency=config.rollout.max_concurrent)
-    finally:
-        await host.close()
-        await engine.close()
+    result = await evaluate_panel(world.runner, source, panel, concurrency=world.config.rollout.max_concurrent)
     if result.success is None:
         raise UsageError(
-            f"environment {spec.name} does not tell whether a task is solved",
+            f"environment {world.spec.name} does not tell whether a task is solved",
             expected='info["success"] at the end of an episode',
             hint="remove sft.stop_at",
         )
     return result.success.mean
 
 
-def _metrics(result: EvaluationResult) -> dict[str, float]:
+def _means(results: Sequence[EvaluationResult]) -> dict[str, float]:
+    """Success and reward as means over environments, where all of them tell; failures and seconds as sums."""
+    estimates = {"success": [r.success for r in results], "reward": [r.reward for r in results]}
+    means = {
+        f"eval/{name}": math.fsum(e.mean for e in found if e is not None) / len(found)
+        for name, found in estimates.items()
+        if None not in found
+    }
+    failed = float(sum(result.failed for result in results))
+    return {**means, "eval/failed": failed, f"{TIMING_PREFIX}evaluate_s": math.fsum(r.seconds for r in results)}
+
+
+def _metrics(result: EvaluationResult, prefix: str) -> dict[str, float]:
     metrics = {
-        "eval/turns": result.turns,
-        "eval/tokens": result.tokens,
-        "eval/failed": float(result.failed),
+        f"{prefix}turns": result.turns,
+        f"{prefix}tokens": result.tokens,
+        f"{prefix}failed": float(result.failed),
         f"{TIMING_PREFIX}evaluate_s": result.seconds,
     }
     for name, estimate in (("success", result.success), ("reward", result.reward)):
         if estimate is not None:
             metrics |= {
-                f"eval/{name}": estimate.mean,
-                f"eval/{name}_low": estimate.low,
-                f"eval/{name}_high": estimate.high,
+                f"{prefix}{name}": estimate.mean,
+                f"{prefix}{name}_low": estimate.low,
+                f"{prefix}{name}_high": estimate.high,
             }
     for name, found in result.by_task_type.items():
         if found.success is not None:
-            metrics[f"eval/success/{name}"] = found.success.mean
+            metrics[f"{prefix}success/{name}"] = found.success.mean
     return metrics

@@ -75,8 +75,8 @@ async def run_evaluation(
     """
     uses_model = request.policy is PolicyKind.ENGINE and not isinstance(request.config.engine, OpenAIEngineConfig)
     config = resolve_model(request.config) if uses_model else request.config
-    spec = find_environment(config.environment)
-    check_split(spec, config.environment.split)
+    spec = find_environment(config.sole_environment)
+    check_split(spec, config.sole_environment.split)
     panel = describe(request, config)
     folder = request.folder / f"{panel.policy}-{panel.key()}"
     with writing(folder):
@@ -89,7 +89,7 @@ async def run_evaluation(
             with settled_heap():
                 result = await evaluate_panel(
                     build_runner(config, host, speaker),
-                    task_source(spec, config.environment),
+                    task_source(spec, config.sole_environment),
                     panel,
                     concurrency=episodes_at_once(config, request.policy),
                     store=store,
@@ -109,7 +109,7 @@ def default_tasks(config: Config) -> int:
     Raises:
         UsageError: an environment or split that is not there.
     """
-    return min(DEFAULT_TASKS, len(task_source(find_environment(config.environment), config.environment)))
+    return min(DEFAULT_TASKS, len(task_source(find_environment(config.sole_environment), config.sole_environment)))
 
 
 def episodes_at_once(config: Config, policy: PolicyKind) -> int:
@@ -128,7 +128,7 @@ def evaluations_folder(config: Config, model: str | None) -> Path:
 
 def describe(request: EvaluationRequest, config: Config) -> Panel:
     """The panel of a request: whatever would change an episode is part of its key."""
-    environment = config.environment
+    environment = config.sole_environment
     settings: dict[str, Any] = {
         "options": environment.options,
         "tasks": environment.tasks,

@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+import json
 from collections.abc import Sequence
 from pathlib import Path
 
 from agentrl.config import Config, load_config
+from agentrl.config.parts import Part, parts_of
 from agentrl.env_lookup import resolve_environment
 from agentrl.env_name import parse_env_name
 from agentrl.errors import UsageError
@@ -31,7 +33,8 @@ def evaluation_config(
     """The config of an evaluation.
 
     With a run's folder, or anything inside it, as the model, the run's own config is where it starts: the agent, the
-    sampling of evaluations, and, without `env`, the environment and its evaluation split.
+    sampling of evaluations, and, without `env`, the environment and its evaluation split. Of a run with several
+    environments, `env` names one by its label, and the agent is the one that it has there.
 
     Args:
         env: ``name`` or ``name/split``; without a split the first one that is not for training.
@@ -52,8 +55,7 @@ def evaluation_config(
             find_model(model)  # says so when it is a path to nothing
         raise UsageError("nothing says where to evaluate", expected="an environment (--env NAME/SPLIT), or a run")
     told = [
-        *([] if run is None else _run_words(run)),
-        *([] if env is None else [f"environment={_with_split(env)}"]),
+        *_environment_words(env, None if run is None else load_config(run.config_file)),
         *(_engine_words(model, engine, url) if policy is PolicyKind.ENGINE else []),
         *([] if temperature is None else [f"sampling.temperature={temperature}"]),
         *([] if concurrency is None else [f"rollout.max_concurrent={concurrency}"]),
@@ -73,14 +75,51 @@ def run_of(path: str) -> RunDirectory | None:
     return None
 
 
-def _run_words(run: RunDirectory) -> list[str]:
-    """What a run's own config says about its evaluations, as overrides of its training settings."""
-    config = load_config(run.config_file)
-    sampling = config.evaluation.sampling or config.sampling
+def _environment_words(env: str | None, run: Config | None) -> list[str]:
+    """Where to evaluate, and what a run's own config says about its evaluations, as overrides of that config."""
+    if run is None:
+        return [] if env is None else [f"environment={_with_split(env)}"]
+    part = _part(env, run)
+    sampling = run.evaluation.sampling or run.sampling
     words = [f"sampling.{name}={value}" for name, value in sampling.model_dump().items()]
-    splits = resolve_environment(config.environment.name).splits
-    split = config.evaluation.split if config.evaluation.split in splits else _held_out(splits)
-    return ["environment.tasks=null", f"environment.split={split}", *words]
+    if part is not None and part.label:
+        return [*_part_words(part), *_split_words(part, env), *words]
+    if part is not None:
+        words = [*_split_words(part, None), *words]
+    return words if env is None else [*words, f"environment={_with_split(env)}"]
+
+
+def _split_words(part: Part, env: str | None) -> list[str]:
+    """The split that `env` names, or else that of the run's evaluations."""
+    splits = resolve_environment(part.config.sole_environment.name).splits
+    asked = None if env is None else parse_env_name(env).split
+    own = part.config.evaluation.split
+    return ["environment.tasks=null", f"environment.split={asked or (own if own in splits else _held_out(splits))}"]
+
+
+def _part(env: str | None, run: Config) -> Part | None:
+    """The environment of a run that is evaluated: its only one, or the one with this label, or else of this name."""
+    parts = parts_of(run)
+    if not run.environments:
+        return parts[0]
+    if env is None:
+        raise UsageError(
+            "the run has several environments",
+            got="no --env",
+            expected=f"--env {' or --env '.join(run.environments)}",
+        )
+    name = parse_env_name(env).name
+    called = [part for part in parts if part.label == name]
+    same = [part for part in parts if part.config.sole_environment.name == name]
+    return next(iter(called or same), None)
+
+
+def _part_words(part: Part) -> list[str]:
+    """One of several environments as the only one, with its agent."""
+    environment, agent = (
+        json.dumps(section.model_dump(mode="json")) for section in (part.config.sole_environment, part.config.agent)
+    )
+    return [f"environment={environment}", f"agent={agent}"]
 
 
 def _with_split(env: str) -> str:

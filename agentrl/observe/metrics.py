@@ -12,6 +12,9 @@ from agentrl.observe.json_lines import JsonLinesWriter, read_json_lines
 TIMING_PREFIX = "time/"
 """Names under which a run's clock shows; two equal runs differ only there."""
 
+ENVIRONMENT_PREFIX = "env/"
+"""Names of what belongs to one of several environments: ``env/LABEL/success``."""
+
 
 class MetricsFile:
     """One line per step: ``{"step": 3, "reward/mean": 0.25, …}``. Floats keep every bit; non-finite ones are null.

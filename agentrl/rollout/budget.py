@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from agentrl.agent_loop import EpisodeEnd
 from agentrl.config.schema import AgentConfig
 from agentrl.env import EnvironmentSpec
 from agentrl.errors import Outcome
+from agentrl.task import Task
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -44,6 +45,12 @@ class EpisodeLimits:
             answer_timeout_s=answer_timeout_s,
             tool_timeout_s=agent.tool_timeout_s,
         )
+
+    def for_task(self, task: Task) -> EpisodeLimits:
+        """The limits of an episode of `task`, which may allow fewer turns."""
+        if task.max_turns is None or task.max_turns >= self.max_turns:
+            return self
+        return replace(self, max_turns=task.max_turns)
 
 
 class Budget:

@@ -6,6 +6,8 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
+from agentrl.curriculum.mixture import Draw
+from agentrl.curriculum.tally import Tally
 from agentrl.task import Task
 from agentrl.trajectory import Trajectory
 
@@ -15,16 +17,22 @@ class Group:
     """The episodes of one task, complete or still running."""
 
     position: int
-    """Place of the task in the run's endless task order."""
-    task: Task
+    """Of the group among all groups of the run."""
+    draw: Draw
+    """The task, and where it comes from."""
     size: int
     members: dict[int, Trajectory] = field(default_factory=dict)
     """Finished episodes by member number."""
 
     @property
+    def task(self) -> Task:
+        """What all its episodes are about."""
+        return self.draw.task
+
+    @property
     def id(self) -> str:
         """Unique in the run."""
-        return f"{self.position}-{self.task.id}"
+        return "-".join(filter(None, (str(self.position), self.draw.environment, self.task.id)))
 
     @property
     def is_complete(self) -> bool:
@@ -56,13 +64,32 @@ class Group:
         versions = [v for trajectory in self.trainable if (v := trajectory.oldest_version) is not None]
         return min(versions, default=None)
 
+    def tally(self) -> Tally:
+        """How often it solved its task, so far."""
+        told = [trajectory.success for trajectory in self.trainable if trajectory.success is not None]
+        return Tally(
+            position=self.position,
+            environment=self.draw.environment,
+            task_id=self.task.id,
+            task_type=self.task.type,
+            horizon=self.draw.horizon,
+            episodes=len(self.trainable),
+            tries=len(told),
+            successes=sum(told),
+        )
+
     def to_record(self) -> dict[str, Any]:
-        """The group as plain JSON types; the task is found again by its position."""
-        members = [[member, trajectory.to_record()] for member, trajectory in sorted(self.members.items())]
-        return {"position": self.position, "members": members}
+        """The group as plain JSON types; its task is found again by where it comes from."""
+        return {
+            "position": self.position,
+            "environment": self.draw.environment,
+            "place": self.draw.place,
+            "horizon": self.draw.horizon,
+            "members": [[member, trajectory.to_record()] for member, trajectory in sorted(self.members.items())],
+        }
 
     @classmethod
-    def from_record(cls, record: Mapping[str, Any], *, task: Task, size: int) -> Group:
+    def from_record(cls, record: Mapping[str, Any], *, draw: Draw, size: int) -> Group:
         """Restore what `to_record` gave."""
         members = {int(member): Trajectory.from_record(row) for member, row in record["members"]}
-        return cls(position=record["position"], task=task, size=size, members=members)
+        return cls(position=record["position"], draw=draw, size=size, members=members)

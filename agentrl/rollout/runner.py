@@ -137,7 +137,7 @@ class EpisodeRunner:
         async with self.host.borrow(trajectory.id) as environment:
             stack = AsyncExitStack()
             recorders = Recorders(waits=self.waits, counters=self.counters, observer=self.observer)
-            turns = TurnLog(trajectory, self.limits, recorders, seed)
+            turns = TurnLog(trajectory, self.limits.for_task(task), recorders, seed)
             episode = self._episode(task, environment, turns, stack)
             try:
                 outcome = await self._run_loop(episode)

@@ -1,10 +1,13 @@
 """Keeps episodes running and hands complete groups to the trainer.
 
-    task cursor ──► admission ──► one asyncio task per episode ──► complete groups ──► next_batch() ──► trainer
+    mixture ──────► admission ──► one asyncio task per episode ──► complete groups ──► next_batch() ──► trainer
                      (staleness,    no lockstep, no barrier:        filtered,                             │
                       capacity)     groups end in any order         too stale dropped                     │
                         ▲                                                                                 │
                         └──────────────────────── set_version(v + 1) ◄────────────────────────────────────┘
+
+A group is of one environment, and is played by that environment's runner. What groups say about their tasks is handed
+to the mixture when a batch is complete, all at once and in the order of groups.
 
 With `max_staleness` 0 a batch is exactly the groups that were started for it, and comes sorted by task order and
 member, so nothing depends on which episode was faster. Sampling seeds follow from the run's seed and the group's
@@ -16,15 +19,17 @@ from __future__ import annotations
 import asyncio
 from collections import deque
 from collections.abc import Callable, Mapping
+from dataclasses import asdict
 from typing import Any
 
+from agentrl.curriculum.mixture import Draw, Mixture
+from agentrl.curriculum.tally import Tally
 from agentrl.errors import TrainingError, UsageError
 from agentrl.rollout.admission import Admission
 from agentrl.rollout.group import Group
 from agentrl.rollout.runner import EpisodeRunner
 from agentrl.rollout.seeds import derive_seed
 from agentrl.rollout.stall import WaitKind
-from agentrl.task import Task, TaskCursor
 
 MAX_WASTED_BATCHES = 20
 """Batches' worth of groups that may be filtered out, or dropped as too stale, in a row before the run gives up."""
@@ -37,8 +42,8 @@ class GroupScheduler:
     """Runs groups of episodes ahead of the trainer, as far as staleness and capacity allow.
 
     Args:
-        runner: Plays episodes.
-        cursor: Gives tasks; owned by the scheduler from now on.
+        runners: Play episodes, by the label of their environment; they share their waits and counters.
+        tasks: Says what is played; owned by the scheduler from now on.
         group_size: Episodes per task.
         batch: Groups per training step.
         max_staleness: Versions that may lie between sampling and training.
@@ -51,8 +56,8 @@ class GroupScheduler:
 
     def __init__(
         self,
-        runner: EpisodeRunner,
-        cursor: TaskCursor,
+        runners: Mapping[str, EpisodeRunner],
+        tasks: Mixture,
         *,
         group_size: int,
         batch: int,
@@ -63,8 +68,10 @@ class GroupScheduler:
         keep: Callable[[Group], bool] | None = None,
         least_members: int = 1,
     ) -> None:
-        self.runner = runner
-        self.cursor = cursor
+        self.tasks = tasks
+        self.runners = runners
+        shared = next(iter(runners.values()))
+        self._waits, self._counters = shared.waits, shared.counters
         self.group_size = group_size
         self.max_concurrent = max_concurrent
         self.admission = Admission(batch=batch, max_staleness=max_staleness, version=version)
@@ -76,6 +83,7 @@ class GroupScheduler:
         self._to_restart: deque[Group] = deque()
         self._running: dict[int, Group] = {}
         self._finished: list[Group] = []
+        self._tallies: list[Tally] = []
         self._episodes: set[asyncio.Task[None]] = set()
         self._failure: BaseException | None = None
         self._failed_in_a_row = 0
@@ -93,7 +101,7 @@ class GroupScheduler:
                 the machinery, or `MAX_WASTED_BATCHES` batches' worth were not worth training on or too stale.
         """
         batch = self.admission.batch
-        with self.runner.waits.on(WaitKind.GROUPS, "trainer", f"{batch} complete groups"):
+        with self._waits.on(WaitKind.GROUPS, "trainer", f"{batch} complete groups"):
             while True:
                 self._changed.clear()
                 self._drop_stale()
@@ -105,7 +113,9 @@ class GroupScheduler:
                 await self._changed.wait()
         taken, self._finished = self._finished[:batch], self._finished[batch:]
         self.admission.use(batch)
-        self.runner.counters.groups_delivered += batch
+        self._counters.groups_delivered += batch
+        tallies, self._tallies = self._tallies, []
+        self.tasks.learn(sorted(tallies, key=lambda tally: tally.position))
         return sorted(taken, key=lambda group: group.position)
 
     def set_version(self, version: int) -> None:
@@ -130,8 +140,8 @@ class GroupScheduler:
         return len(self._finished)
 
     def _next_group(self) -> Group:
-        position = self.cursor.position
-        return Group(position=position, task=self.cursor.next(), size=self.group_size)
+        position = self.tasks.position
+        return Group(position=position, draw=self.tasks.next(), size=self.group_size)
 
     def _start_episode(self, group: Group, member: int) -> None:
         self._unfinished += 1
@@ -148,11 +158,12 @@ class GroupScheduler:
         self._changed.set()
 
     async def _play(self, group: Group, member: int) -> None:
-        with self.runner.waits.on(WaitKind.CAPACITY, f"{group.id}/{member}", "a place among running episodes"):
+        with self._waits.on(WaitKind.CAPACITY, f"{group.id}/{member}", "a place among running episodes"):
             await self._places.acquire()
         try:
             seed = derive_seed(self._seed, "episode", group.position)
-            trajectory = await self.runner.run(group.task, group_id=group.id, member=member, seed=seed)
+            runner = self.runners[group.draw.environment]
+            trajectory = await runner.run(group.task, group_id=group.id, member=member, seed=seed)
         finally:
             self._places.release()
         group.members[member] = trajectory
@@ -161,7 +172,9 @@ class GroupScheduler:
 
     def _complete(self, group: Group) -> None:
         del self._running[group.position]
-        counters = self.runner.counters
+        counters = self._counters
+        if self.tasks.wants_tallies:
+            self._tallies.append(group.tally())
         if len(group.trainable) < self._least_members:
             counters.groups_failed += 1
             self.admission.fail()
@@ -210,7 +223,7 @@ class GroupScheduler:
         self._finished = fresh
 
     def _note_stale(self, oldest: int) -> None:
-        self.runner.counters.groups_stale += 1
+        self._counters.groups_stale += 1
         self._stale_in_a_row += 1
         if self._stale_in_a_row >= MAX_WASTED_BATCHES * self.admission.batch:
             self._failure = TrainingError(
@@ -234,7 +247,8 @@ class GroupScheduler:
         """
         unfinished = [*self._running.values(), *self._to_restart]
         return {
-            "cursor": self.cursor.state_dict(),
+            "tasks": self.tasks.state_dict(),
+            "tallies": [asdict(tally) for tally in self._tallies],
             "version": self.admission.version,
             "group_size": self.group_size,
             "finished": [group.to_record() for group in self._finished],
@@ -253,7 +267,8 @@ class GroupScheduler:
                 got=f"algorithm.group_size {self.group_size}",
                 expected=state["group_size"],
             )
-        self.cursor.load_state_dict(state["cursor"])
+        self.tasks.load_state_dict(state["tasks"])
+        self._tallies = [Tally(**record) for record in state["tallies"]]
         self._finished = [self._restored(record) for record in state["finished"]]
         self._to_restart = deque(self._restored(record) for record in state["unfinished"])
         self.admission.version = state["version"]
@@ -261,9 +276,5 @@ class GroupScheduler:
         self.admission.waiting = len(self._finished)
 
     def _restored(self, record: Mapping[str, Any]) -> Group:
-        return Group.from_record(record, task=self._task_at(record["position"]), size=self.group_size)
-
-    def _task_at(self, position: int) -> Task:
-        cursor = TaskCursor(self.cursor.source, seed=self.cursor.seed, shuffle=self.cursor.shuffle)
-        cursor.position = position
-        return cursor.next()
+        draw: Draw = self.tasks.again(record["environment"], record["place"], record["horizon"])
+        return Group.from_record(record, draw=draw, size=self.group_size)

@@ -17,6 +17,7 @@ _CHECKED: Mapping[str, tuple[type, str]] = {
     "options": (Mapping, "an object"),
     "prompt": (str, "text"),
     "type": (str, "text"),
+    "max_turns": (int, "a whole number"),
 }
 
 
@@ -75,4 +76,6 @@ def _task(row: Mapping[str, Any], place: str, number: int, environment: str) -> 
     for name, (kind, expected) in _CHECKED.items():
         if name in given and (not isinstance(given[name], kind) or isinstance(given[name], bool)):
             raise UsageError(f"{name} of {place} is of a wrong type", got=repr(given[name]), expected=expected)
+    if given.get("max_turns", 1) < 1:
+        raise UsageError(f"max_turns of {place} is too small", got=given["max_turns"], expected="at least 1")
     return Task(**{"environment": environment, **given, "id": str(given.get("id", number))})

@@ -148,8 +148,8 @@ class _Bench:
         return runtime, Played(sessions=runtime.sessions, tokens=tokens, watch=watch)
 
     async def _runtime(self, load: Load) -> Played:
-        config, spec = self._config, find_environment(self._config.environment)
-        tasks = TaskCursor(task_source(spec, config.environment), seed=config.run.seed)
+        config, spec = self._config, find_environment(self._config.sole_environment)
+        tasks = TaskCursor(task_source(spec, config.sole_environment), seed=config.run.seed)
         assignments = [
             Assignment(task=tasks.next(), group_id=f"episode-{number}", member=0, seed=number)
             for number in range(load.episodes)

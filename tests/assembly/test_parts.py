@@ -2,6 +2,7 @@ import json
 
 import pytest
 
+from agentrl.assembly.curriculum_check import check_curriculum
 from agentrl.assembly.demonstrations import collect_demonstrations
 from agentrl.assembly.environments import find_environment, task_source
 from agentrl.assembly.episodes import build_host, build_runner, find_scorer, find_tool
@@ -10,6 +11,8 @@ from agentrl.assembly.runs import resume_run, start_run
 from agentrl.assembly.scratch import has_expert, scratch_corpus
 from agentrl.assembly.training import check_rendering
 from agentrl.config import load_config, shipped_configs
+from agentrl.config.parts import parts_of
+from agentrl.curriculum.mixture import Draw
 from agentrl.errors import ConfigError, Outcome, TemplateError, UnknownNameError, UsageError
 from agentrl.observe.trajectory_store import read_trajectories
 from agentrl.render.renderer import Renderer
@@ -25,10 +28,13 @@ from agentrl.trajectory import Source, Trajectory
 @pytest.mark.parametrize("name", shipped_configs())
 def test_every_shipped_config_names_parts_that_exist(name):
     config = load_config(name)
-    spec = find_environment(config.environment)
-    assert len(task_source(spec, config.environment)) >= config.trainer.tasks_per_step
-    assert len(task_source(spec, config.environment, split=config.evaluation.split)) >= config.evaluation.tasks
-    make_agent_loop(config.agent.loop, config.agent.options)
+    for part in parts_of(config):
+        environment, evaluation = part.config.sole_environment, part.config.evaluation
+        spec = find_environment(environment)
+        assert len(task_source(spec, environment)) >= config.trainer.tasks_per_step
+        assert len(task_source(spec, environment, split=evaluation.split)) >= evaluation.tasks
+        make_agent_loop(part.config.agent.loop, part.config.agent.options)
+    check_curriculum(config)
     Objective(config.algorithm)
 
 
@@ -179,7 +185,8 @@ def group(*rewards):
         )
         for i, reward in enumerate(rewards)
     }
-    return Group(position=0, task=Task(id="t", environment="e"), size=len(rewards), members=members)
+    draw = Draw(environment="", place=0, task=Task(id="t", environment="e"))
+    return Group(position=0, draw=draw, size=len(rewards), members=members)
 
 
 def test_groups_without_a_difference_are_known():

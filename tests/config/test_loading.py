@@ -5,6 +5,7 @@ import pytest
 
 from agentrl.config import Config, config_from, dump_config, load_config, shipped_configs
 from agentrl.config.overrides import parse_override
+from agentrl.config.parts import parts_of
 from agentrl.config.problems import all_keys
 from agentrl.config.reference import config_reference
 from agentrl.env_name import parse_env_name
@@ -118,6 +119,101 @@ def test_a_mistake_is_named_with_its_place(config_file, text, overrides, message
 def test_a_key_that_would_be_ignored_is_an_error(overrides, message):
     with pytest.raises(ConfigError) as caught:
         load_config(None, ["environment=a", *overrides])
+    assert message in str(caught.value)
+
+
+def test_environments_stand_under_labels(config_file):
+    text = (
+        "environments:\n  maze:\n  small: {name: sokoban, weight: 2, options: {size: 5}}\n  unseen: household/valid\n"
+    )
+    config = load_config(config_file(text), ["environments.maze.weight=3"])
+    assert [(e.name, e.split, e.weight) for e in config.environments.values()] == [
+        ("maze", "train", 3),
+        ("sokoban", "train", 2),
+        ("household", "valid", 1),
+    ]
+    assert config.environment is None
+    assert load_config(config_file(dump_config(config))) == config
+    assert list(load_config(None, ["environments=[maze/valid, sokoban]"]).environments) == ["maze", "sokoban"]
+
+
+def test_each_environment_has_the_agent_with_its_changes():
+    agent = "agent={loop: react_text, options: {format: plain}, max_turns: 9, system_prompt: all}"
+    changed = "environments={a: {agent: {max_turns: 5, system_prompt: own}}, b: {agent: {loop: tool_calling}}, c: {}}"
+    config = load_config(None, [agent, changed, "evaluation.split=x", "environments.b.evaluation_split=y"])
+    first, second, third = parts_of(config)
+    assert (first.config.agent.max_turns, first.config.agent.system_prompt) == (5, "own")
+    assert first.config.agent.options == third.config.agent.options == {"format": "plain"}
+    assert (second.config.agent.loop, second.config.agent.options) == ("tool_calling", {})
+    assert third.config.agent == config.agent
+    assert [part.config.evaluation.split for part in (first, second, third)] == ["x", "y", "x"]
+    assert [part.config.sole_environment.name for part in (first, second, third)] == ["a", "b", "c"]
+
+
+def test_one_environment_is_the_config_itself():
+    config = load_config(None, ["environment=a"])
+    (part,) = parts_of(config)
+    assert (part.label, part.config) == ("", config)
+
+
+def test_naming_one_environment_takes_the_place_of_several_and_back():
+    config = load_config(None, ["environments=[a, b]", "environment=c"])
+    assert (config.sole_environment.name, config.environments) == ("c", {})
+    config = load_config(None, ["environment=c", "environments=[x]", "environments=[a, b]"])
+    with pytest.raises(ConfigError, match="this needs one environment: got the environments a, b"):
+        _ = config.sole_environment
+
+
+@pytest.mark.parametrize(
+    ("text", "message"),
+    [
+        ("environment: a\nenvironments: {b: {}, c: {}}", "environment (a) and environments (b, c) are both given"),
+        ("environments:\n  a: {}\n  a: {}\n", "my.yaml line 3: environments.a is given twice"),
+        ("environments: [a, a]", "environments names a twice"),
+        ("environments: [a, {name: b}]", "is a list of more than names: got {'name': 'b'}"),
+        (
+            "environments:\n  a:\n    weight: 0\n",
+            "my.yaml line 3: environments.a.weight: got 0, expected greater than 0",
+        ),
+        ("environments: {a: {weight: -1}}", "environments.a.weight: got -1, expected greater than 0"),
+        ("environments: {a: {weight: .inf}}", "environments.a.weight: got inf, expected a finite number"),
+        ("environments: {'a/b': {}}", "'a/b' is no label"),
+        ("environments: {a: {wieght: 1}}", "unknown key environments.a.wieght; did you mean environments.a.weight?"),
+        ("environments: {a: {splt: x}}", "did you mean environments.a.split?"),
+        ("environments: {a: {agent: {max_turn: 1}}}", "did you mean environments.a.agent.max_turns?"),
+        ("environments: {a: 3}", "environments.a: got 3, expected a section with keys"),
+        ("environments: {a: {agent: {max_answer_tokens: 99999}}}", "exceeds agent.max_tokens (16384)"),
+        ("environments: {}", "no environment is named"),
+    ],
+)
+def test_mistakes_in_environments_are_named(config_file, text, message):
+    with pytest.raises(ConfigError) as caught:
+        load_config(config_file(text))
+    assert message in str(caught.value)
+
+
+@pytest.mark.parametrize(
+    ("override", "message"),
+    [
+        ("curriculum.pools={easy_above: 0.2, hard_below: 0.3}", "hard_below (0.3) must be below"),
+        ("curriculum.pools={revisit: 0}", "curriculum.pools.revisit: got 0, expected greater than 0"),
+        ("curriculum.pools={by: tasks}", "curriculum.pools.by: got 'tasks', expected 'task', 'type' or 'environment'"),
+        ("curriculum.horizon={at_steps: [0, 1]}", "curriculum.horizon.turns is missing"),
+        ("curriculum.horizon={turns: [5, 5], at_steps: [0, 1]}", "give numbers that grow"),
+        ("curriculum.horizon={turns: [0, 5], at_steps: [0, 1]}", "from at least 1"),
+        ("curriculum.horizon={turns: [5], at_steps: [0]}", "curriculum.horizon.turns"),
+        ("curriculum.horizon={turns: [5, 6]}", "set one of them"),
+        ("curriculum.horizon={turns: [5, 6], at_steps: [0, 9], success_above: 0.5}", "set one of them"),
+        ("curriculum.horizon={turns: [5, 6], at_steps: [0, 9], over_steps: 3}", "over_steps is ignored"),
+        ("curriculum.horizon={turns: [5, 6], at_steps: [0]}", "has 1 steps for 2 stages"),
+        ("curriculum.horizon={turns: [5, 6], at_steps: [1, 9]}", "give 0 first"),
+        ("curriculum.horizon={turns: [5, 6], at_steps: [0, 0]}", "numbers that grow"),
+        ("curriculum.horizn={}", "did you mean curriculum.horizon?"),
+    ],
+)
+def test_mistakes_in_a_curriculum_are_named(override, message):
+    with pytest.raises(ConfigError) as caught:
+        load_config(None, ["environment=a", override])
     assert message in str(caught.value)
 
 

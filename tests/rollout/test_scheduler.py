@@ -8,6 +8,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from agentrl.curriculum.mixture import Mixture
 from agentrl.errors import Outcome, TrainingError, UsageError
 from agentrl.rollout.admission import Admission
 from agentrl.rollout.counters import RolloutCounters
@@ -67,8 +68,10 @@ async def make():
     schedulers = []
 
     def build(player=None, *, group_size=2, batch=3, seed=0, size=1000, **options):
-        cursor = TaskCursor(SeedTasks("w", size=size), seed=seed)
-        scheduler = GroupScheduler(player or Player(), cursor, group_size=group_size, batch=batch, seed=seed, **options)
+        tasks = Mixture({"": SeedTasks("w", size=size)}, seed=seed)
+        scheduler = GroupScheduler(
+            {"": player or Player()}, tasks, group_size=group_size, batch=batch, seed=seed, **options
+        )
         schedulers.append(scheduler)
         return scheduler
 
@@ -260,9 +263,9 @@ async def test_a_saved_scheduler_goes_on(make):
     assert sorted(positions(groups)) == list(range(6))
     undisturbed = make(Player(), max_staleness=2, batch=2, group_size=2)
     await undisturbed.next_batch()
-    again = restored.runner.seeds
+    again = restored.runners[""].seeds
     assert again
-    assert again.items() <= undisturbed.runner.seeds.items()
+    assert again.items() <= undisturbed.runners[""].seeds.items()
 
 
 async def train(scheduler, versions):
@@ -270,7 +273,7 @@ async def train(scheduler, versions):
     batches = []
     for version in versions:
         batches.append(positions(await scheduler.next_batch()))
-        scheduler.runner.version = version
+        scheduler.runners[""].version = version
         scheduler.set_version(version)
     return batches
 
@@ -280,7 +283,7 @@ async def test_synchronous_state_is_exact(make):
     batches = await train(whole, [1, 2, 3, 4])
     assert await train(first, [1, 2]) == batches[:2]
     second.load_state_dict(first.state_dict())
-    second.runner.version = 2
+    second.runners[""].version = 2
     assert await train(second, [3, 4]) == batches[2:]
 
 
@@ -289,9 +292,9 @@ async def test_a_run_may_go_on_with_batches_of_another_size(make, batch):
     first, second = make(batch=3), make(batch=batch)
     await train(first, [1, 2])
     second.load_state_dict(first.state_dict())
-    second.runner.version = 2
+    second.runners[""].version = 2
     assert await train(second, [3, 4]) == [list(range(6, 6 + batch)), list(range(6 + batch, 6 + 2 * batch))]
-    assert len(second.runner.seeds) == 2 * batch * second.group_size
+    assert len(second.runners[""].seeds) == 2 * batch * second.group_size
 
 
 async def test_a_run_does_not_go_on_with_groups_of_another_size(make):
@@ -334,10 +337,11 @@ async def test_the_trainers_wait_is_registered(make):
 
 
 def test_a_group_is_restored_exactly():
-    cursor = TaskCursor(SeedTasks("w"), seed=0)
-    group = Group(position=4, task=cursor.next(), size=2)
+    draw = Mixture({"w": SeedTasks("w")}, seed=0).next()
+    group = Group(position=4, draw=draw, size=2)
     group.members[1] = Trajectory(id="a", task_id="t", environment="w", seed=1, group_id="g")
     record = json.loads(json.dumps(group.to_record()))
-    assert Group.from_record(record, task=group.task, size=2) == group
+    assert Group.from_record(record, draw=draw, size=2) == group
+    assert group.id == f"4-w-{draw.task.id}"
     assert not group.is_complete
     assert group.oldest_version is None

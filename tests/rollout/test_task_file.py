@@ -36,6 +36,7 @@ def test_parquet(tmp_path):
         ('{"id": "a"}\n{"id": "a"}', "two rows of one id"),
         ('{"id": 1}\n{"id": "1"}', "two rows of one id"),
         ('{"seed": "3"}', "seed of .* row 1 is of a wrong type: got '3', expected a whole number"),
+        ('{"max_turns": 0}', "max_turns of .* row 1 is too small: got 0"),
         ('{"options": [1]}', "options of .* row 1 is of a wrong type"),
     ],
 )

@@ -70,3 +70,12 @@ class Silent(Letters):
     def step(self, action):
         *result, _ = super().step(action)
         return *result, {}
+
+
+class Digits(Letters):
+    """Another world: digits are wanted, for two turns."""
+
+    def step(self, action):
+        self.turn += 1
+        reward = sum(letter.isdigit() for letter in action) / (1 + len(action))
+        return "Again.", reward, self.turn == 2, False, {"success": reward > 0.1, "task_type": "digits"}

@@ -1,0 +1,146 @@
+"""The order of draws: shares that are kept, every task in its turn, and the same again after saving."""
+
+import json
+from collections import Counter
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from agentrl.config.curriculum import CurriculumConfig
+from agentrl.curriculum.mixture import Mixture
+from agentrl.curriculum.tally import Tally
+from agentrl.errors import UsageError
+from agentrl.task import SeedTasks, Task, TaskCursor
+
+weights = st.dictionaries(st.sampled_from("abcdef"), st.floats(0.05, 20), min_size=1)
+
+
+def sources(labels, size=50):
+    return {label: SeedTasks(label, size=size) for label in labels}
+
+
+@settings(deadline=None, max_examples=50)
+@given(weights=weights, draws=st.integers(1, 300))
+def test_shares_are_kept(weights, draws):
+    mixture = Mixture(sources(weights), seed=0, weights=weights)
+    counts = Counter()
+    for number in range(1, draws + 1):
+        counts[mixture.next().environment] += 1
+        for label, weight in weights.items():
+            share = number * weight / sum(weights.values())
+            assert counts[label] - share < 1 + 1e-9, "nobody is ahead by a turn"
+            assert share - counts[label] < len(weights) - 1 + 1e-9
+
+
+@settings(deadline=None, max_examples=20)
+@given(weights=weights)
+def test_every_environment_walks_its_own_tasks_in_its_own_order(weights):
+    mixture = Mixture(sources(weights, size=7), seed=3, weights=weights)
+    alone = {label: TaskCursor(source, seed=3) for label, source in sources(weights, size=7).items()}
+    for _ in range(30):
+        draw = mixture.next()
+        assert draw.task == alone[draw.environment].next()
+        assert draw.task.environment == draw.environment
+
+
+def test_whole_weights_give_whole_steps():
+    mixture = Mixture(sources("ab"), seed=0, weights={"a": 2, "b": 1})
+    for _ in range(20):
+        assert Counter(mixture.next().environment for _ in range(6)) == {"a": 4, "b": 2}
+
+
+def test_one_environment_is_its_cursor():
+    mixture, cursor = Mixture({"": SeedTasks("w", size=9)}, seed=5), TaskCursor(SeedTasks("w", size=9), seed=5)
+    assert [mixture.next().task for _ in range(30)] == [cursor.next() for _ in range(30)]
+
+
+CURRICULA = [
+    {},
+    {"horizon": {"turns": [3, 5, 9], "at_steps": [0, 2, 4]}},
+    {"horizon": {"turns": [3, 5, 9], "success_above": 0.5, "over_steps": 2}},
+    {"pools": {"by": "task", "easy_above": 0.7, "hard_below": 0.3, "revisit": 0.2, "half_life": 5}},
+    {"pools": {"by": "environment", "revisit": 0.5, "half_life": 3}},
+]
+
+
+def make(curriculum, seed=1):
+    weights = {"a": 2.0, "b": 1.0, "c": 0.5}
+    return Mixture(sources("abc", size=5), seed=seed, weights=weights, curriculum=CurriculumConfig(**curriculum))
+
+
+def step(mixture, rates, size=4):
+    """Draw and learn as a training step does; what is solved follows from the task alone."""
+    draws = [mixture.next() for _ in range(size)]
+    mixture.learn([tally(draw, round(8 * rates[draw.environment])) for draw in draws])
+    return [(draw.environment, draw.task.id, draw.task.max_turns) for draw in draws]
+
+
+def tally(draw, successes, tries=8):
+    return Tally(
+        position=0,
+        environment=draw.environment,
+        task_id=draw.task.id,
+        task_type=draw.task.type,
+        horizon=draw.horizon,
+        episodes=8,
+        tries=tries,
+        successes=successes,
+    )
+
+
+@settings(deadline=None, max_examples=40)
+@given(
+    curriculum=st.sampled_from(CURRICULA),
+    rates=st.fixed_dictionaries({label: st.floats(0, 1) for label in "abc"}),
+    before=st.integers(0, 25),
+)
+def test_what_was_saved_goes_on_as_if_it_had_not_been(curriculum, rates, before):
+    mixture = make(curriculum)
+    for _ in range(before):
+        step(mixture, rates)
+    mixture.next()
+    restored = make(curriculum)
+    restored.load_state_dict(json.loads(json.dumps(mixture.state_dict())))
+    assert restored.position == mixture.position == 4 * before + 1
+    assert [step(restored, rates) for _ in range(10)] == [step(mixture, rates) for _ in range(10)]
+    assert restored.metrics() == mixture.metrics()
+
+
+@settings(deadline=None, max_examples=20)
+@given(seed=st.integers(0, 5), curriculum=st.sampled_from(CURRICULA))
+def test_a_draw_is_found_again(seed, curriculum):
+    mixture = make(curriculum, seed)
+    draws = [mixture.next() for _ in range(20)]
+    fresh = make(curriculum, seed)
+    for draw in reversed(draws):
+        assert fresh.again(draw.environment, draw.place, draw.horizon) == draw
+
+
+def test_the_state_of_other_environments_is_refused():
+    state = make({}).state_dict()
+    with pytest.raises(UsageError, match="other environments"):
+        Mixture(sources("ab"), seed=1).load_state_dict(state)
+
+
+@pytest.mark.parametrize("curriculum", [CURRICULA[2], CURRICULA[3]])
+def test_success_must_be_told_where_it_decides(curriculum):
+    mixture = make(curriculum)
+    assert mixture.wants_tallies
+    with pytest.raises(UsageError, match=r"does not tell whether a task is solved.*[Rr]emove curriculum"):
+        mixture.learn([tally(mixture.next(), 0, tries=0)])
+
+
+@pytest.mark.parametrize("curriculum", CURRICULA[:2])
+def test_where_success_decides_nothing_it_need_not_be_told(curriculum):
+    mixture = make(curriculum)
+    assert not mixture.wants_tallies
+    mixture.learn([])
+    assert mixture.metrics() == {}
+
+
+def test_a_task_of_fewer_turns_keeps_them():
+    tasks = [Task(id="short", environment="a", max_turns=2), Task(id="free", environment="a")]
+    mixture = Mixture({"a": tasks}, seed=0, curriculum=CurriculumConfig(**CURRICULA[1]), shuffle=False)
+    draws = [mixture.next(), mixture.next()]
+    assert [(draw.task.max_turns, draw.horizon) for draw in draws] == [(2, 3), (3, 3)]
