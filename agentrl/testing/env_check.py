@@ -77,9 +77,11 @@ def check_env(
         episodes: How many tasks are played.
 
     Raises:
-        UsageError: no such environment or split, or the options are wrong.
+        UsageError: no such environment or split, the options are wrong, or its package is not installed.
     """
     spec, named_split = _find(environment)
+    if spec.extra is not None:
+        spec.extra.load()
     chosen = check_split(spec, split or named_split or spec.splits[0])
     merged = {**spec.options, **(options or {})}
     source = spec.tasks(chosen, **merged)
