@@ -139,7 +139,7 @@ def _count(space: spaces.Space[Any]) -> int:
 
 
 def _without_colours(text: str) -> str:
-    """The text with its coloured pieces in the form ``{colour:piece}``.
+    r"""The text with its coloured pieces in the form ``{colour:piece}``.
 
     >>> _without_colours("S\x1b[43m\x1b[35mY\x1b[0m\x1b[0mF")
     'S{yellow magenta:Y}F'

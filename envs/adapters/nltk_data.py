@@ -10,10 +10,10 @@ _RESOURCE = re.compile(r"Resource (?:\x1b\[\d+m)?(\w+)")
 
 
 def missing_corpus(what: str, error: LookupError) -> UsageError:
-    r"""What to say where `nltk` looked for a corpus in vain.
+    """What to say where `nltk` looked for a corpus in vain.
 
-    >>> str(missing_corpus("the game X", LookupError("Resource words not found.")))
-    'the game X needs data of nltk: got no words. Get it: python -m nltk.downloader words averaged_perceptron_tagger_eng'
+    >>> missing_corpus("the game X", LookupError("Resource words not found.")).got
+    'no words'
     """
     return UsageError(
         f"{what} needs data of nltk",
