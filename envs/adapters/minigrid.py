@@ -57,7 +57,7 @@ class MiniGrid(TextAdapter):
         self._constants = EXTRA.load("minigrid.core.constants")
         self.world: Any = env.unwrapped
         self.name = env_id
-        names = [action.name for action in self.world.actions][: int(env.action_space.n)]  # type: ignore[attr-defined]
+        names = [action.name for action in self.world.actions][: int(env.action_space.n)]
         super().__init__(env, actions=names, max_steps=self.world.max_steps)
 
     def reset(self, *, seed: int | None = None, options: dict[str, Any] | None = None) -> tuple[str, dict[str, Any]]:
@@ -151,7 +151,7 @@ def _letter(words: str) -> str:
     return LETTERS.get(kind, kind[0])
 
 
-def _world(env_id: str, options: dict[str, Any]) -> gymnasium.Env[Any, Any]:
+def _world(env_id: str, options: dict[str, Any]) -> Any:
     os.environ.setdefault("PYGAME_HIDE_SUPPORT_PROMPT", "1")  # its banner would stand in reports
     EXTRA.load()
     try:

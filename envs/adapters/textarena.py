@@ -126,7 +126,7 @@ def take_listed_move(observation: str, rng: Random) -> str:
     Raises:
         UsageError: it lists none.
     """
-    listed = [_MOVE.findall(line) for line in _MOVES.findall(observation)]
+    listed: list[list[str]] = [_MOVE.findall(line) for line in _MOVES.findall(observation)]
     if not listed or not listed[-1]:
         raise UsageError(
             "the random opponent finds no moves listed in this game",

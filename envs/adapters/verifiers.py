@@ -8,8 +8,11 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import string
 from collections.abc import Mapping
 from typing import Any, TypeAlias
+
+from gymnasium.spaces import Text
 
 from agentrl.env import AsyncEnv, EnvironmentSpec, Isolation
 from agentrl.errors import EnvironmentFailure, UsageError
@@ -38,6 +41,8 @@ class VerifiersEnv(AsyncEnv):
     def __init__(self, *, environment: str | None = None, **arguments: Any) -> None:
         self.environment = load(environment, arguments)
         self.name = environment
+        self.action_space = Text(64, charset=string.ascii_letters + string.digits)
+        """What a random policy says."""
         self._client = client_type()
         self._prompts: asyncio.Queue[Messages] = asyncio.Queue()
         self._answers: asyncio.Queue[str] = asyncio.Queue()
