@@ -50,6 +50,8 @@ class GymnasiumText(TextAdapter):
                 expected=f"at most {MOST_NUMBERS:,}",
                 hint="derive from agentrl.envs.text_adapter.TextAdapter and write describe()",
             )
+        if env.render_mode != "ansi":
+            describe(env.observation_space, env.observation_space.sample())  # what has no text form is refused here
         steps = env.spec.max_episode_steps if env.spec else None
         super().__init__(env, actions=actions or self._known_actions(env), max_steps=steps)
         self._threshold = env.spec.reward_threshold if env.spec else None

@@ -6,6 +6,7 @@ import contextlib
 import functools
 import json
 import signal
+import threading
 from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
@@ -105,6 +106,8 @@ def _load(reference: str, arguments: str) -> Any:
 @contextlib.contextmanager
 def _signal_handlers_kept() -> Iterator[None]:
     """An environment of verifiers takes the handlers of the process for itself."""
+    if threading.current_thread() is not threading.main_thread():
+        raise UsageError("environments of verifiers can be made in the main thread only", got="another thread")
     kept = {number: signal.getsignal(number) for number in (signal.SIGINT, signal.SIGTERM)}
     try:
         yield

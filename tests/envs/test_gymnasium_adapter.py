@@ -68,6 +68,10 @@ class Pictures(gymnasium.Env[Any, Any]):
     action_space = spaces.Discrete(2)
 
 
+class Talking(Pictures):
+    observation_space = spaces.Dict(seen=spaces.Discrete(3), said=spaces.Sequence(spaces.Discrete(2)))
+
+
 class Talker(gymnasium.Env[Any, Any]):
     observation_space = action_space = spaces.Text(9)
 
@@ -76,6 +80,7 @@ class Talker(gymnasium.Env[Any, Any]):
     ("options", "words"),
     [
         ({"env_id": Pictures}, "too large for text: got 12,288 numbers.*TextAdapter"),
+        ({"env_id": Talking}, "has no text form: got Sequence"),
         ({"env_id": Talker, "actions": ["a"]}, "speaks text"),
         ({"env_id": "CartPole-v1", "actions": ["left"]}, "action names do not fit"),
         ({"env_id": "CartPole-v1", "colour": 1}, "CartPole-v1 cannot be made: got .*'colour'"),
