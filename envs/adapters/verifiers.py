@@ -152,6 +152,6 @@ SPEC = EnvironmentSpec(
         " dataset as tasks and their rubric as reward. Option environment: module:load_environment, or the name of an"
         " installed one; other options are its arguments."
     ),
-    isolation=Isolation.THREAD,
+    isolation=Isolation.PROCESS,
     extra=EXTRA,
 )

@@ -12,6 +12,7 @@ import pytest
 
 from agentrl.env_lookup import resolve_environment
 from agentrl.errors import UsageError
+from agentrl.rollout.environments import EnvironmentHost
 from agentrl.testing.env_check import check_env
 
 pytestmark = [pytest.mark.originals, pytest.mark.timeout(600)]
@@ -204,6 +205,28 @@ async def test_verifiers_calls_its_tools_from_text() -> None:
     *_, info = ended = await env.step("It is 3.")
     assert ended[1:4] == (1.0, True, False)
     assert info["reward_components"]["add_calls"] == 1
+
+
+@pytest.mark.parametrize(
+    ("name", "options", "action", "words"),
+    [
+        ("verifiers", {"environment": f"{EXAMPLES}:load_multi_turn"}, "9", "Lower."),
+        ("textarena", {"game": "TicTacToe-v0"}, "[4]", "in cell 4"),
+        ("gem", {}, r"\boxed{99}", "outside the range"),
+    ],
+)
+async def test_adapters_play_in_worker_processes(name: str, options: dict[str, Any], action: str, words: str) -> None:
+    spec = resolve_environment(name)
+    tasks = spec.tasks("train", **options)
+    host = EnvironmentHost(spec, options=options, workers=1, reset_timeout_s=300, step_timeout_s=300)
+    try:
+        async with host.borrow("one") as one, host.borrow("other") as other:
+            await asyncio.gather(one.reset(tasks[0]), other.reset(tasks[0]))
+            told = await asyncio.gather(one.step(action), other.step(action))
+            assert words in str(told[0].result.observation)
+            assert told[0].result.observation == told[1].result.observation
+    finally:
+        await host.close()
 
 
 def test_rows_without_evaluation_data_are_shared_out() -> None:
