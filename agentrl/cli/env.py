@@ -38,8 +38,13 @@ def list_environments() -> None:
     table = Table("name", "splits", "what it is", box=None, pad_edge=False)
     for name in names(Kind.ENVIRONMENT):
         spec = resolve_environment(name)
-        table.add_row(name, " ".join(spec.splits), spec.description.partition(". ")[0])
+        table.add_row(name, " ".join(spec.splits), Text(spec.description.partition(". ")[0] + _needs(spec)))
     out.print(table)
+
+
+def _needs(spec: EnvironmentSpec) -> str:
+    """What is not installed, in words."""
+    return "" if spec.extra is None or spec.extra.is_installed else f" (needs agentrl[{spec.extra.name}])"
 
 
 @app.command(epilog=examples("agentrl env show household", "agentrl env show my_game:GuessNumber-v0"))
@@ -54,6 +59,10 @@ def show(name: Name) -> None:
     table.add_row("steps", f"at most {spec.max_turns}" if spec.max_turns else "no limit of its own")
     table.add_row("return", f"{spec.reward_range[0]:g} to {spec.reward_range[1]:g}")
     table.add_row("code runs", spec.isolation.value)
+    if spec.extra is not None:
+        table.add_row(
+            "needs", Text(f"agentrl[{spec.extra.name}]" + ("" if spec.extra.is_installed else ", not installed"))
+        )
     for option, value in spec.options.items():
         table.add_row(f"option {option}", json.dumps(value, default=str))
     for policy, score in spec.scores.items():

@@ -67,6 +67,8 @@ def _subject(
     thoroughness: Thoroughness,
 ) -> Subject:
     spec, named_split = _find(environment)
+    if spec.extra is not None:
+        spec.extra.load()
     chosen = check_split(spec, split or named_split or spec.splits[0])
     merged = {**spec.options, **options}
     source = spec.tasks(chosen, **merged)

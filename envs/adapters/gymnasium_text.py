@@ -1,0 +1,166 @@
+"""Any Gymnasium environment of numbers, in text: the registry's entry ``gymnasium``, and what plain ids go through."""
+
+from __future__ import annotations
+
+import functools
+import re
+from collections.abc import Sequence
+from typing import Any
+
+import gymnasium
+import numpy as np
+from gymnasium import spaces
+
+from agentrl.env import EnvironmentSpec, Isolation
+from agentrl.errors import UsageError
+from agentrl.task import seed_tasks
+
+from ..text_adapter import TextAdapter, describe
+from .gymnasium_words import WORDS, Words
+
+NUMBERS = (spaces.Box, spaces.Discrete, spaces.MultiBinary, spaces.MultiDiscrete)
+MOST_NUMBERS = 1024
+"""Observations of more are pictures, and no text to read."""
+_CODE = re.compile(r"\x1b\[([1-9]\d?)(?:;\d+)*m")
+_COLOURED = re.compile(rf"((?:{_CODE.pattern})+)([^\x1b]*)(?:\x1b\[0m)+")
+_COLOURS = ("grey", "red", "green", "yellow", "blue", "magenta", "cyan", "white")
+
+
+class GymnasiumText(TextAdapter):
+    """A Gymnasium environment of numbers, with what is known about it in words.
+
+    The first observation begins with the goal, where one is known. An environment that draws itself as text is shown
+    by that drawing, with colours in the form ``{red:S}``.
+
+    Args:
+        env: The environment.
+        actions: Names of a discrete space's actions; where left out, known names, else numbers.
+
+    Raises:
+        UsageError: the spaces have no text form.
+    """
+
+    def __init__(self, env: gymnasium.Env[Any, Any], *, actions: Sequence[str] | None = None) -> None:
+        self.words = WORDS.get(env.spec.name if env.spec else "", Words(goal=""))
+        count = _count(env.observation_space)
+        if count > MOST_NUMBERS:
+            raise UsageError(
+                "these observations are too large for text",
+                got=f"{count:,} numbers",
+                expected=f"at most {MOST_NUMBERS:,}",
+                hint="derive from agentrl.envs.text_adapter.TextAdapter and write describe()",
+            )
+        if env.render_mode != "ansi":
+            describe(env.observation_space, env.observation_space.sample())  # what has no text form is refused here
+        steps = env.spec.max_episode_steps if env.spec else None
+        super().__init__(env, actions=actions or self._known_actions(env), max_steps=steps)
+        self._threshold = env.spec.reward_threshold if env.spec else None
+        self._return = 0.0
+
+    def _known_actions(self, env: gymnasium.Env[Any, Any]) -> Sequence[str] | None:
+        if not isinstance(env.action_space, spaces.Discrete):
+            return None
+        meanings = getattr(env.unwrapped, "get_action_meanings", None)
+        return self.words.actions or (meanings() if callable(meanings) else None)
+
+    def reset(self, *, seed: int | None = None, options: dict[str, Any] | None = None) -> tuple[str, dict[str, Any]]:
+        """Start an episode, with the goal first."""
+        self._return = 0.0
+        text, info = super().reset(seed=seed, options=options)
+        return f"{self.words.goal}\n{text}" if self.words.goal else text, info
+
+    def step(self, action: str) -> tuple[str, float, bool, bool, dict[str, Any]]:
+        """Take the action; with a threshold, the info says whether the episode's return has reached it."""
+        text, reward, terminated, truncated, info = super().step(action)
+        self._return += reward
+        if self._threshold is not None:
+            info.setdefault("success", self._return >= self._threshold)
+        return text, reward, terminated, truncated, info
+
+    def describe(self, observation: Any) -> str:
+        """The environment's drawing, else the numbers, with their names where they are known."""
+        if self.inner.render_mode == "ansi":
+            return _without_colours(str(self.inner.render())).strip("\n")
+        if not self.words.parts:
+            return describe(self.inner.observation_space, observation)
+        numbers = np.asarray(observation).reshape(-1)
+        return "\n".join(f"{part}: {float(number):.4g}" for part, number in zip(self.words.parts, numbers, strict=True))
+
+
+def make(
+    *,
+    env_id: str | type[gymnasium.Env[Any, Any]] = "CartPole-v1",
+    actions: Sequence[str] | None = None,
+    **options: Any,
+) -> gymnasium.Env[Any, Any]:
+    """Make an environment, and put it into text where it speaks numbers.
+
+    Args:
+        env_id: A Gymnasium id (``module:EnvId`` imports the module first), or a class.
+        actions: Names of a discrete space's actions.
+        options: Of the environment, and of `gymnasium.make` for an id.
+
+    Raises:
+        UsageError: it cannot be made, or has no text form.
+    """
+    env = _made(env_id, options)
+    if not _has_numbers(env):
+        if actions is not None:
+            env.close()
+            raise UsageError(f"{env_id} speaks text", got="names of actions", expected="none")
+        return env
+    if isinstance(env_id, str) and "ansi" in env.metadata.get("render_modes", ()) and "render_mode" not in options:
+        env.close()
+        env = _made(env_id, {**options, "render_mode": "ansi"})
+    return GymnasiumText(env, actions=actions)
+
+
+def _made(env_id: str | type[gymnasium.Env[Any, Any]], options: dict[str, Any]) -> gymnasium.Env[Any, Any]:
+    try:
+        if isinstance(env_id, str):
+            return gymnasium.make(env_id, disable_env_checker=True, **options)
+        return env_id(**options)
+    except (gymnasium.error.Error, ModuleNotFoundError, TypeError) as error:
+        raise UsageError(f"the Gymnasium environment {env_id} cannot be made", got=error) from error
+
+
+def _has_numbers(env: gymnasium.Env[Any, Any]) -> bool:
+    found = (getattr(env, f"{what}_space", None) for what in ("observation", "action"))
+    return any(isinstance(space, NUMBERS) for space in found)
+
+
+def _count(space: spaces.Space[Any]) -> int:
+    """How many numbers a value of a space has."""
+    match space:
+        case spaces.Dict():
+            return sum(map(_count, space.spaces.values()))
+        case spaces.Tuple():
+            return sum(map(_count, space.spaces))
+        case _:
+            return int(np.prod(space.shape or ()))
+
+
+def _without_colours(text: str) -> str:
+    r"""The text with its coloured pieces in the form ``{colour:piece}``.
+
+    >>> _without_colours("S\x1b[43m\x1b[35mY\x1b[0m\x1b[0mF")
+    'S{yellow magenta:Y}F'
+    """
+    return _COLOURED.sub(lambda found: f"{{{_names(found[1])}:{found[3]}}}", text)
+
+
+def _names(codes: str) -> str:
+    return " ".join(_COLOURS[int(code) % 10 % len(_COLOURS)] for code in _CODE.findall(codes))
+
+
+SPEC = EnvironmentSpec(
+    name="gymnasium",
+    make=make,
+    tasks=functools.partial(seed_tasks, "gymnasium"),
+    description=(
+        "Any Gymnasium environment with discrete or few numbers as actions, in text. Option env_id: a registered id;"
+        " plain ids such as CartPole-v1 or my_game:MyEnv-v0 go through it, too."
+    ),
+    isolation=Isolation.THREAD,
+    options={"env_id": "CartPole-v1"},
+)
