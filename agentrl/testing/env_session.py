@@ -67,18 +67,18 @@ class EnvSession:
 
     def reset(self, task: Task) -> Content:
         """Start a task's episode; the first observation."""
-        observation: Content = self._settle(self.env.reset(seed=task.seed, options=dict(task.options)))[0]
+        observation: Content = self.settle(self.env.reset(seed=task.seed, options=dict(task.options)))[0]
         return observation
 
     def step(self, action: str) -> StepResult:
         """Take an action."""
-        observation, reward, terminated, truncated, info = self._settle(self.env.step(action))
+        observation, reward, terminated, truncated, info = self.settle(self.env.step(action))
         return StepResult(observation=observation, reward=reward, terminated=terminated, truncated=truncated, info=info)
 
     def call(self, name: str, *arguments: Any) -> Any:
         """Call an optional method; ``None`` when the environment does not have it."""
         method = self.find(name)
-        return None if method is None else self._settle(method(*arguments))
+        return None if method is None else self.settle(method(*arguments))
 
     def find(self, name: str) -> Any:
         """An optional attribute, through Gymnasium's wrappers; ``None`` when the environment does not have it."""
@@ -86,10 +86,11 @@ class EnvSession:
 
     def close(self) -> None:
         """Close the environment."""
-        self._settle(self.env.close())
+        self.settle(self.env.close())
         self._runner.close()
 
-    def _settle(self, value: Any) -> Any:
+    def settle(self, value: Any) -> Any:
+        """What a method gave, awaited where it is a coroutine."""
         return self._runner.run(_wait_for(value)) if inspect.isawaitable(value) else value
 
 
@@ -135,7 +136,7 @@ def random_policy(seed: int) -> Policy:
             return str(generator.choice(admissible))
         space = session.find("action_space")
         space.seed(generator.randrange(2**31))
-        return str(space.sample())
+        return str(session.settle(space.sample()))
 
     return choose
 
@@ -156,8 +157,8 @@ def expert_policy(*, mistakes: float = 0.0, seed: int = 0) -> Policy:
             experts.append(session.call("expert"))
         if put_off:
             return put_off.pop()
-        action = str(experts[0].act(observation))
-        mistake = experts[0].mistake(rng) if rng.random() < mistakes else None
+        action = str(session.settle(experts[0].act(observation)))
+        mistake = session.settle(experts[0].mistake(rng)) if rng.random() < mistakes else None
         if mistake is None:
             return action
         put_off.append(action)
