@@ -90,8 +90,10 @@ class Session:
             self._work.cancel()
             await asyncio.wait({self._work})
             self._failure = RuntimeError("closed in the middle of a request")
-        failure = self._failure
-        await self._stack.__aexit__(failure and type(failure), failure, None)
+        if self._failure is None:
+            await self._stack.aclose()
+        else:
+            await self._stack.__aexit__(type(self._failure), self._failure, None)
 
     async def _carry_out(
         self, before: asyncio.Task[Answer] | None, do: Callable[[], Awaitable[dict[str, Any]]]
