@@ -5,7 +5,7 @@ BIN := $(VENV)/bin
 STAMP := $(VENV)/.installed
 
 .PHONY: setup demo test lint docs engines engine-vllm engine-sglang test-engines originals original-alfworld \
-	test-originals clean
+	original-openenv test-originals clean
 
 setup: $(STAMP)
 
@@ -67,16 +67,29 @@ ALFWORLD = $(ORIGINALS)/alfworld-$(ALFWORLD_VERSION)-$(PYTHON_TAG)
 ALFWORLD_NEEDS := textworld==1.7.0 fast-downward-textworld==20.6.4 tatsu==5.8.3 jericho==3.3.1 mementos==1.3.1 \
 	prompt_toolkit==3.0.53 wcwidth==0.9.4 termcolor==3.3.0 hashids==1.3.1 more-itertools==11.2.1
 
+# OpenEnv's server is a process of its own, and gets an environment of its own: without the web pages and the model
+# clients that it would bring along.
+OPENENV_VERSION := 0.3.0
+OPENENV = $(ORIGINALS)/openenv-core-$(OPENENV_VERSION)-$(PYTHON_TAG)
+OPENENV_NEEDS := fastapi uvicorn websockets requests "fastmcp>=3"
+
 originals:
 	@test -e $(ALFWORLD)/.installed || $(MAKE) --no-print-directory original-alfworld
+	@test -e $(OPENENV)/.installed || $(MAKE) --no-print-directory original-openenv
 
 original-alfworld: setup
 	$(BIN)/pip $(INTO_ENGINE) --no-deps --target $(ALFWORLD) alfworld==$(ALFWORLD_VERSION) $(ALFWORLD_NEEDS)
 	touch $(ALFWORLD)/.installed
 
+original-openenv:
+	test -x $(OPENENV)/bin/pip || $(PYTHON) -m venv $(OPENENV)
+	$(OPENENV)/bin/pip $(INTO_ENGINE) --no-deps openenv-core==$(OPENENV_VERSION)
+	$(OPENENV)/bin/pip $(INTO_ENGINE) $(OPENENV_NEEDS)
+	touch $(OPENENV)/.installed
+
 # A missing original is a failure.
 test-originals: setup originals
-	PYTHONPATH=$(ALFWORLD) $(BIN)/python -m pytest --durations=5 tests/originals
+	PYTHONPATH=$(ALFWORLD) AGENTRL_OPENENV=$(OPENENV) $(BIN)/python -m pytest --durations=5 tests/originals
 
 # mypy sees the package as it is installed: the catalogue folders are mapped into it.
 TYPING ?= .cache/typing

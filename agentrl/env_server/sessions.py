@@ -62,7 +62,7 @@ class Sessions:
             Refusal: there is none of this name.
         """
         opened = self._sessions.get(name)
-        if opened is None or not opened.done():
+        if opened is None or not _is_open(opened):
             hint = f"it was closed, or nobody asked it for {self._lease_s:g} s, or the server was started again"
             raise Refusal(Problem.SESSION, f"there is no session {name}: {hint}")
         return opened.result()
@@ -78,7 +78,7 @@ class Sessions:
     def expire(self) -> None:
         """Close the sessions whose lease is over."""
         for name, opened in list(self._sessions.items()):
-            if opened.done() and opened.result().idle_s > self._lease_s:
+            if _is_open(opened) and opened.result().idle_s > self._lease_s:
                 self.end(name)
 
     async def close(self) -> None:
@@ -94,8 +94,13 @@ class Sessions:
         return Session(environment, stack, tool_timeout_s=self._tool_timeout_s, clock=self._clock)
 
 
+def _is_open(opened: asyncio.Task[Session]) -> bool:
+    """Whether a session is there, and neither still being opened nor could not be."""
+    return opened.done() and not opened.cancelled() and opened.exception() is None
+
+
 async def _close(opened: asyncio.Task[Session]) -> None:
     if not opened.done():
         await asyncio.wait({opened})
-    if opened.exception() is None:
+    if _is_open(opened):
         await opened.result().close()
