@@ -5,7 +5,7 @@ BIN := $(VENV)/bin
 STAMP := $(VENV)/.installed
 
 .PHONY: setup demo test lint docs engines engine-vllm engine-sglang test-engines originals original-alfworld \
-	test-originals clean
+	original-openenv test-originals clean
 
 setup: $(STAMP)
 
@@ -85,8 +85,15 @@ NEEDS_verifiers-0.2.1 := verifiers==0.2.1 aiofiles==25.1.0 aiolimiter==1.3.0 ant
 	pyqwest==0.12.0 python-dotenv==1.2.4 pyzmq==27.3.0 referencing==0.37.0 renderers==0.1.10 rpds-py==2026.9.1 \
 	setproctitle==1.3.8 sse-starlette==3.7.0 starlette==1.10.0 tenacity==9.2.1 uvicorn==0.54.0 xxhash==4.1.0 $(OPENAI)
 
+# OpenEnv's server is a process of its own, and gets an environment of its own: without the web pages and the model
+# clients that it would bring along.
+OPENENV_VERSION := 0.3.0
+OPENENV = $(ORIGINALS)/openenv-core-$(OPENENV_VERSION)-$(PYTHON_TAG)
+OPENENV_NEEDS := fastapi uvicorn websockets requests "fastmcp>=3"
+
 originals:
 	@test -e $(ALFWORLD)/.installed || $(MAKE) --no-print-directory original-alfworld
+	@test -e $(OPENENV)/.installed || $(MAKE) --no-print-directory original-openenv
 	@for name in $(ADAPTED); do test -e $(ORIGINALS)/$$name-$(PYTHON_TAG)/.installed || \
 		$(MAKE) --no-print-directory original-$$name || exit 1; done
 
@@ -94,13 +101,19 @@ original-alfworld: setup
 	$(BIN)/pip $(INTO_ENGINE) --no-deps --target $(ALFWORLD) alfworld==$(ALFWORLD_VERSION) $(ALFWORLD_NEEDS)
 	touch $(ALFWORLD)/.installed
 
+original-openenv:
+	test -x $(OPENENV)/bin/pip || $(PYTHON) -m venv $(OPENENV)
+	$(OPENENV)/bin/pip $(INTO_ENGINE) --no-deps openenv-core==$(OPENENV_VERSION)
+	$(OPENENV)/bin/pip $(INTO_ENGINE) $(OPENENV_NEEDS)
+	touch $(OPENENV)/.installed
+
 original-%: setup
 	$(BIN)/pip $(INTO_ENGINE) --no-deps --target $(ORIGINALS)/$*-$(PYTHON_TAG) $(NEEDS_$*)
 	touch $(ORIGINALS)/$*-$(PYTHON_TAG)/.installed
 
 # A missing original is a failure.
 test-originals: setup originals
-	PYTHONPATH=$(ALFWORLD)$$(printf ':$(ORIGINALS)/%s-$(PYTHON_TAG)' $(ADAPTED)) \
+	PYTHONPATH=$(ALFWORLD)$$(printf ':$(ORIGINALS)/%s-$(PYTHON_TAG)' $(ADAPTED)) AGENTRL_OPENENV=$(OPENENV) \
 		$(BIN)/python -m pytest --durations=5 tests/originals
 
 # mypy sees the package as it is installed: the catalogue folders are mapped into it.

@@ -127,7 +127,7 @@ class Isolation(enum.StrEnum):
     """Where an environment's blocking code runs."""
 
     INLINE = "inline"
-    """In the event loop: for simulators whose steps take well under a millisecond."""
+    """In the event loop: for simulators whose steps take well under a millisecond, and for an `AsyncEnv`."""
     THREAD = "thread"
     PROCESS = "process"
     """In a worker process; a crash costs its own episodes only."""

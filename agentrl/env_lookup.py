@@ -5,6 +5,7 @@
 ``agentrl/Household-v0``       a Gymnasium id; under ``agentrl/`` it is the registry name in CamelCase
 ``my_game:GuessNumber-v0``     a Gymnasium id that ``import my_game`` registers
 ``my_game:GuessNumber``        an environment class, or an `EnvironmentSpec`, in a module
+``http://127.0.0.1:8100``      an environment that `agentrl env serve` serves there
 ============================== ==========================================================================
 
 A split is taken off first, by `parse_env_name`. What is no `EnvironmentSpec` gets a plain one: tasks are seeds
@@ -25,10 +26,11 @@ from gymnasium.envs.registration import EnvSpec, namespace
 
 from agentrl import registry
 from agentrl.env import AnyEnv, AsyncEnv, EnvironmentSpec, Isolation
-from agentrl.env_name import GYMNASIUM_ID
+from agentrl.env_name import ADDRESS, GYMNASIUM_ID
 from agentrl.env_name import parse_env_name as parse_env_name
 from agentrl.errors import UnknownNameError, UsageError
 from agentrl.registry import Kind
+from agentrl.remote.lookup import remote_spec
 from agentrl.task import SeedTasks, seed_tasks
 
 GYMNASIUM_PLUGINS = "gymnasium.envs"
@@ -43,8 +45,10 @@ def resolve_environment(name: str) -> EnvironmentSpec:
 
     Raises:
         UnknownNameError: there is no such environment; the message gives the nearest names.
-        UsageError: a module cannot be imported, or what the name stands for is no environment.
+        UsageError: a module cannot be imported, what the name stands for is no environment, or none is served there.
     """
+    if ADDRESS.fullmatch(name):
+        return remote_spec(name.rstrip("/"))
     if name in registry.names(Kind.ENVIRONMENT):
         return _spec_of(name, registry.lookup(Kind.ENVIRONMENT, name))
     if ":" in name:
@@ -165,7 +169,7 @@ def _unknown(name: str) -> UnknownNameError:
     return UnknownNameError(
         "unknown environment",
         got=repr(name),
-        expected=f"one of {', '.join(known)}, a registered Gymnasium id, or module:EnvId",
+        expected=f"one of {', '.join(known)}, a registered Gymnasium id, module:EnvId, or a server's address",
         hint=f"did you mean {' or '.join(candidates[key] for key in near)}?" if near else None,
     )
 

@@ -1,4 +1,4 @@
-"""`agentrl env`: list, show, check and play environments."""
+"""`agentrl env`: list, show, check, play and serve environments."""
 
 from __future__ import annotations
 
@@ -12,20 +12,26 @@ from rich.text import Text
 from agentrl.cli.arguments import json_pairs
 from agentrl.cli.console import out
 from agentrl.cli.env_check import check_all, check_one
+from agentrl.cli.env_serve import serve_environment
 from agentrl.cli.help import examples
 from agentrl.cli.play import play_in_terminal
 from agentrl.cli.web_play import play_in_browser
 from agentrl.env import EnvironmentSpec
 from agentrl.env_lookup import check_split, resolve_environment
 from agentrl.env_name import parse_env_name
+from agentrl.env_server import ServerSettings
 from agentrl.errors import UsageError
 from agentrl.registry import Kind, names
+from agentrl.remote.wire import TOKEN_VARIABLE
 from agentrl.testing.env_subject import Thoroughness
 
 app = typer.Typer(no_args_is_help=True)
 
 Name = Annotated[
-    str, typer.Argument(help="Registry name, Gymnasium id, module:EnvId or module:attr; /split may follow.")
+    str,
+    typer.Argument(
+        help="Registry name, Gymnasium id, module:EnvId, module:attr or a server's address; /split may follow."
+    ),
 ]
 Options = Annotated[
     list[str] | None, typer.Argument(metavar="[KEY=VALUE]...", help="Options of the environment; values are JSON.")
@@ -114,7 +120,10 @@ def check(
 
 @app.command(
     epilog=examples(
-        "agentrl env play household", "agentrl env play guess_number --task 3", "agentrl env play webshop/test --web"
+        "agentrl env play household",
+        "agentrl env play guess_number --task 3",
+        "agentrl env play webshop/test --web",
+        "agentrl env play http://127.0.0.1:8100",
     )
 )
 def play(
@@ -135,3 +144,53 @@ def play(
         play_in_browser(spec, spec.make(**given), source[task], port=port)
     else:
         play_in_terminal(spec, spec.make(**given), source[task])
+
+
+_DEFAULTS = ServerSettings()
+
+
+@app.command(
+    epilog=examples(
+        "agentrl env serve household --port 8100",
+        "agentrl env serve my_game:GuessNumber-v0 difficulty=3 --host 0.0.0.0 --token SECRET",
+        "agentrl eval --env http://127.0.0.1:8100/valid_unseen --policy expert",
+    )
+)
+def serve(
+    name: Name,
+    options: Options = None,
+    host: Annotated[str, typer.Option(help="Address to listen on; 0.0.0.0 is all of them.")] = _DEFAULTS.host,
+    port: Annotated[int, typer.Option(min=0, max=65535, help="Port to listen on; 0 takes any.")] = _DEFAULTS.port,
+    token: Annotated[
+        str | None,
+        typer.Option(envvar=TOKEN_VARIABLE, help="What clients must send; they take it from the same variable."),
+    ] = None,
+    max_sessions: Annotated[int, typer.Option(min=1, help="Most episodes at once.")] = _DEFAULTS.max_sessions,
+    lease_s: Annotated[
+        float, typer.Option("--lease", min=1, help="Seconds after which an unused session is closed.")
+    ] = _DEFAULTS.lease_s,
+    workers: Annotated[
+        int, typer.Option(min=1, help="Threads or processes, where the environment needs them.")
+    ] = _DEFAULTS.workers,
+    reset_timeout_s: Annotated[
+        float, typer.Option("--reset-timeout", min=0.1, help="Deadline of a reset, in seconds.")
+    ] = _DEFAULTS.reset_timeout_s,
+    step_timeout_s: Annotated[
+        float, typer.Option("--step-timeout", min=0.1, help="Deadline of a step, in seconds.")
+    ] = _DEFAULTS.step_timeout_s,
+) -> None:
+    """Serve an environment over HTTP; Ctrl-C ends it.
+
+    Prints the address, which stands for the environment wherever a name does: env play, eval, train.
+    """
+    settings = ServerSettings(
+        host=host,
+        port=port,
+        token=token,
+        max_sessions=max_sessions,
+        lease_s=lease_s,
+        workers=workers,
+        reset_timeout_s=reset_timeout_s,
+        step_timeout_s=step_timeout_s,
+    )
+    serve_environment(resolve_environment(parse_env_name(name).name), json_pairs(options), settings)

@@ -41,7 +41,7 @@ async def _play(spec: EnvironmentSpec, env: AnyEnv, task: Task) -> None:
             out.print(Text("There is no expert here, or it was not asked from the first turn on."))
             continue
         if action == "!" and expert is not None:
-            action = expert.act(observation)
+            action = str(await settled(expert.act(observation)))
             out.print(Text(f"> {action}", style="cyan"))
         else:
             expert = None  # it has not seen what the person did, and would go on from somewhere else

@@ -19,9 +19,9 @@ from agentrl.config.schema import EnvironmentConfig
 from agentrl.env import EnvironmentSpec, ExpertAction, Isolation
 from agentrl.errors import AgentRLError, EnvironmentFailure, boundary
 from agentrl.message import Content, Message
+from agentrl.remote.tool import RemoteTool
 from agentrl.rollout.places import InlinePlace, Place, ProcessPlace, ThreadPlace
 from agentrl.rollout.process_worker import ProcessWorker
-from agentrl.rollout.remote_tool import RemoteTool
 from agentrl.rollout.resident import ResetResult, Resident, Stepped
 from agentrl.rollout.serial_worker import SerialWorker
 from agentrl.rollout.stall import WaitKind, Waits
@@ -54,53 +54,58 @@ class HostedEnvironment:
     async def reset(self, task: Task) -> ResetResult:
         """Start the task's episode."""
         self._task, self._steps = task.id, 0
-        result: ResetResult = await self._call("reset", task.seed, task.options, deadline_s=self._reset_timeout_s)
+        result: ResetResult = await self.call("reset", task.seed, task.options, deadline_s=self._reset_timeout_s)
         for tool in result.tools:
-            if isinstance(tool, RemoteTool):
-                tool.remote = functools.partial(self._call, "call_tool")
+            if isinstance(tool, RemoteTool) and tool.remote is None:
+                tool.remote = functools.partial(self.call, "call_tool")
         return result
 
     async def step(self, action: str) -> Stepped:
         """Take an action."""
         self._steps += 1
-        stepped: Stepped = await self._call("step", action)
+        stepped: Stepped = await self.call("step", action)
         return stepped
 
     async def admissible_actions(self) -> list[str] | None:
         """The actions that are accepted now; ``None`` when the environment does not tell."""
-        actions: list[str] | None = await self._call("admissible_actions")
+        actions: list[str] | None = await self.call("admissible_actions")
         return actions
 
     async def state_key(self) -> str | None:
         """Key of the environment's state now; ``None`` when it does not tell."""
-        key: str | None = await self._call("state_key")
+        key: str | None = await self.call("state_key")
         return key
 
     async def expert_action(self, observation: Content, *, seed: int = 0, mistakes: float = 0.0) -> ExpertAction:
         """What the environment's own expert does after `observation`; `seed` decides whether, with probability
         `mistakes`, it makes a mistake first.
         """
-        action: ExpertAction = await self._call("expert_action", observation, seed, mistakes)
+        action: ExpertAction = await self.call("expert_action", observation, seed, mistakes)
         return action
 
     async def tool_message(self, action: str) -> Message | None:
         """The message that takes a text action through the environment's own tools; ``None`` where it has none."""
-        message: Message | None = await self._call("tool_message", action)
+        message: Message | None = await self.call("tool_message", action)
         return message
 
     async def random_action(self, seed: int) -> str:
         """A random action; `seed` decides all of an episode's."""
-        action: str = await self._call("random_action", seed)
+        action: str = await self.call("random_action", seed)
         return action
 
     async def close(self) -> None:
         """Release it; a failure is logged, for the episodes are over."""
         try:
-            await self._call("close")
+            await self.call("close")
         except AgentRLError as error:
             logger.warning("%s", error)
 
-    async def _call(self, method: str, *arguments: Any, deadline_s: float | None = None) -> Any:
+    async def call(self, method: str, *arguments: Any, deadline_s: float | None = None) -> Any:
+        """Call any method of the environment's `Resident`.
+
+        Raises:
+            EnvironmentFailure: it raised, returned nonsense, or missed its deadline.
+        """
         where = f"task {self._task}, step {self._steps}" if method == "step" else f"task {self._task}"
         what = f"{method} of environment {self._name} ({where})"
         with self._waits.on(WaitKind.ENVIRONMENT, self._task, f"{method} of {self._name}"):

@@ -15,8 +15,8 @@ from queue import SimpleQueue
 from typing import Any, BinaryIO
 
 from agentrl.errors import AgentRLError, EnvironmentFailure
+from agentrl.remote.tool import RemoteTool
 from agentrl.rollout.process_worker import HEADER, RemoteCall
-from agentrl.rollout.remote_tool import RemoteTool
 from agentrl.rollout.resident import ResetResult, Resident
 
 

@@ -16,7 +16,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from agentrl.env import AnyEnv
-from agentrl.errors import EnvironmentFailure, UsageError
+from agentrl.errors import EnvironmentFailure, ToolError, UsageError
 from agentrl.rollout.serial_worker import Job, SerialWorker
 
 HEADER = struct.Struct("<Q")
@@ -79,7 +79,8 @@ class ProcessWorker(SerialWorker[_Work]):
         succeeded, value = reply
         if not succeeded:
             kind, text = value
-            raise kind(text if issubclass(kind, UsageError) else f"{job.what} failed: {text}")
+            is_for_its_reader = issubclass(kind, UsageError | ToolError)
+            raise kind(text if is_for_its_reader else f"{job.what} failed: {text}")
         return value
 
     async def replace(self) -> None:

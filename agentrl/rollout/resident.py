@@ -5,13 +5,15 @@ from __future__ import annotations
 import math
 import numbers
 import random
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
+from contextlib import AsyncExitStack
 from dataclasses import dataclass
 from typing import Any, cast
 
 from agentrl.env import AnyEnv, AsyncEnv, Expert, ExpertAction, FallibleExpert, StepResult, optional_part, settled
-from agentrl.errors import UsageError
+from agentrl.errors import AgentRLError, ToolError, UsageError
 from agentrl.message import Content, ImagePart, Message, TextPart
+from agentrl.remote.served import Part
 from agentrl.tool import Tool
 
 _NEXT_STEP = "Check the environment with: agentrl env check NAME"
@@ -69,7 +71,7 @@ class Resident:
             observation=observation,
             info=info,
             state_key=await self.state_key(),
-            action_hint=str(self._optional("action_hint") or ""),
+            action_hint=await self.action_hint(),
             tools=tuple(self._optional("tools") or ()),
         )
 
@@ -87,25 +89,21 @@ class Resident:
         """What the environment's own expert does next: with probability `mistakes` a mistake, if it has done none just
         now and there is one to make.
         """
-        if self._expert is None:
-            method = self._optional("expert")
-            if method is None:
-                raise UsageError("the environment has no expert", hint="give it an expert() method, or another policy")
-            self._expert = cast("Expert", await settled(method()))
+        expert = self._expert or await self._begin_expert()
         if self._put_off is not None:
             action, self._put_off = self._put_off, None
             return ExpertAction(text=action)
-        action = str(await settled(self._expert.act(observation)))
+        action = str(await settled(expert.act(observation)))
         rng = random.Random(seed)
         if rng.random() < mistakes:
-            if not hasattr(self._expert, "mistake"):
+            if not hasattr(expert, "mistake"):
                 raise UsageError(
                     "the environment's expert makes no mistakes",
                     got=f"sft.mistakes {mistakes}",
                     expected="an expert with a mistake(rng) method",
                     hint="set sft.mistakes=0",
                 )
-            mistake = await settled(cast("FallibleExpert", self._expert).mistake(rng))
+            mistake = await settled(cast("FallibleExpert", expert).mistake(rng))
             if mistake is not None:
                 self._put_off = action
                 return ExpertAction(text=str(mistake), is_mistake=True)
@@ -129,12 +127,50 @@ class Resident:
         if self._random is None:
             self._random = random.Random(seed)
             space.seed(seed % 2**32)
-        return str(space.sample())
+        return str(await settled(space.sample()))
+
+    async def new_expert(self) -> bool:
+        """Ask the environment for an expert, whom `expert_action` asks then; whether it can make mistakes."""
+        return hasattr(await self._begin_expert(), "mistake")
+
+    async def expert_mistake(self, random_state: Sequence[Any]) -> tuple[str | None, list[Any]]:
+        """The expert's mistake in place of its last action, drawn by a generator in a state, and the state then."""
+        version, numbers, gauss = random_state
+        rng = random.Random()
+        rng.setstate((version, tuple(numbers), gauss))
+        mistake = await settled(cast("FallibleExpert", self._expert).mistake(rng))
+        version, numbers, gauss = rng.getstate()
+        return None if mistake is None else str(mistake), [version, list(numbers), gauss]
+
+    async def sample(self, seed: int | None) -> str:
+        """A sample of the action space, seeded before unless `seed` is ``None``."""
+        space = self._optional("action_space")
+        if seed is not None:
+            space.seed(seed)
+        return str(await settled(space.sample()))
+
+    async def action_hint(self) -> str:
+        """One line for the model; empty when the environment has none."""
+        return str(self._optional("action_hint") or "")
+
+    async def parts(self) -> frozenset[str]:
+        """Which optional parts the environment has."""
+        return frozenset(part for part in Part if self._optional(part) is not None)
+
+    async def optional(self, name: str, *arguments: Any) -> Any:
+        """Call an optional method by its name.
+
+        Raises:
+            UsageError: the environment does not have it.
+        """
+        method = self._optional(name)
+        if method is None:
+            raise UsageError(f"the environment has no {name}()")
+        return await settled(method(*arguments))
 
     async def call_tool(self, name: str, arguments: Mapping[str, Any]) -> str:
         """Call one of the environment's tools; only for worker processes, others hold the tool itself."""
-        tool = next(tool for tool in self._optional("tools") if tool.name == name)
-        return cast("str", await tool.call(tool.target, arguments))
+        return await call_own_tool(next(tool for tool in self._optional("tools") if tool.name == name), arguments)
 
     async def close(self) -> None:
         """Release the environment."""
@@ -145,8 +181,31 @@ class Resident:
         method = self._optional("state_key")
         return None if method is None else str(await settled(method()))
 
+    async def _begin_expert(self) -> Expert:
+        method = self._optional("expert")
+        if method is None:
+            raise UsageError("the environment has no expert", hint="give it an expert() method, or another policy")
+        self._expert, self._put_off = cast("Expert", await settled(method())), None
+        return self._expert
+
     def _optional(self, name: str) -> Any:
         return optional_part(self.env, name)
+
+
+async def call_own_tool(tool: Tool, arguments: Mapping[str, Any]) -> str:
+    """Call a tool beside its environment, for a policy that is elsewhere.
+
+    Raises:
+        ToolError: wrong arguments, or the tool says so, or it failed: as if the policy had called it itself.
+        EnvironmentFailure: the environment is lost.
+    """
+    async with AsyncExitStack() as stack:
+        try:
+            return await tool.call(await tool.open(stack), arguments)
+        except AgentRLError:
+            raise
+        except Exception as error:
+            raise ToolError(f"{tool.name} failed ({type(error).__name__})") from error
 
 
 def _checked_pair(returned: object) -> tuple[Content, Mapping[str, Any]]:

@@ -76,19 +76,19 @@ class EnvSession:
 
     def start(self, task: Task) -> tuple[Content, Mapping[str, Any]]:
         """Start a task's episode; the first observation and the info."""
-        begun: tuple[Content, Mapping[str, Any]] = self._settle(
+        begun: tuple[Content, Mapping[str, Any]] = self.settle(
             self.env.reset(seed=task.seed, options=dict(task.options))
         )
         return begun
 
     def step(self, action: str) -> StepResult:
         """Take an action."""
-        return result_of(self._settle(self.env.step(action)))
+        return result_of(self.settle(self.env.step(action)))
 
     def call(self, name: str, *arguments: Any) -> Any:
         """Call an optional method; ``None`` when the environment does not have it."""
         method = self.find(name)
-        return None if method is None else self._settle(method(*arguments))
+        return None if method is None else self.settle(method(*arguments))
 
     def find(self, name: str) -> Any:
         """An optional attribute, through Gymnasium's wrappers; ``None`` when the environment does not have it."""
@@ -96,10 +96,11 @@ class EnvSession:
 
     def close(self) -> None:
         """Close the environment."""
-        self._settle(self.env.close())
+        self.settle(self.env.close())
         self._runner.close()
 
-    def _settle(self, value: Any) -> Any:
+    def settle(self, value: Any) -> Any:
+        """What a method gave, awaited where it is a coroutine."""
         return self._runner.run(_wait_for(value)) if inspect.isawaitable(value) else value
 
 
@@ -166,7 +167,7 @@ def random_policy(seed: int) -> Policy:
             return str(generator.choice(admissible))
         space = session.find("action_space")
         space.seed(generator.randrange(2**31))
-        return str(space.sample())
+        return str(session.settle(space.sample()))
 
     return choose
 
@@ -187,8 +188,8 @@ def expert_policy(*, mistakes: float = 0.0, seed: int = 0) -> Policy:
             experts.append(session.call("expert"))
         if put_off:
             return put_off.pop()
-        action = str(experts[0].act(observation))
-        mistake = experts[0].mistake(rng) if rng.random() < mistakes else None
+        action = str(session.settle(experts[0].act(observation)))
+        mistake = session.settle(experts[0].mistake(rng)) if rng.random() < mistakes else None
         if mistake is None:
             return action
         put_off.append(action)

@@ -1,4 +1,4 @@
-"""A tool of an environment that lives in a worker process."""
+"""A tool of an environment that lives elsewhere: in a worker process, or behind a server."""
 
 from __future__ import annotations
 
@@ -16,16 +16,17 @@ class RemoteTool(Tool):
 
     Args:
         name: Name that the policy uses.
-        schema: The description that the process made.
+        schema: The description that was made where the function is.
         stop: A call ends the episode.
+        remote: Calls it; ``None`` leaves that to who receives the tool.
     """
 
-    def __init__(self, name: str, schema: dict[str, Any], stop: bool) -> None:
+    def __init__(self, name: str, schema: dict[str, Any], stop: bool, remote: CallTool | None = None) -> None:
         self.name = name
         self.stop = stop
         self.inline = True
         self.schema = schema
-        self.remote: CallTool | None = None
+        self.remote = remote
 
     @classmethod
     def describe(cls, tool: Tool) -> RemoteTool:
@@ -43,6 +44,6 @@ class RemoteTool(Tool):
         return self.remote
 
     async def call(self, bound: Callable[..., Any], arguments: Mapping[str, Any]) -> str:
-        """Call the function in its process, which checks the arguments."""
+        """Call the function where it is, which checks the arguments."""
         result: str = await bound(self.name, arguments)
         return result

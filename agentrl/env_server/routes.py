@@ -1,0 +1,181 @@
+"""The routes of the environment protocol; ``docs/environments/remote.md`` describes them."""
+
+from __future__ import annotations
+
+import functools
+import hmac
+import re
+from collections.abc import Awaitable, Callable, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any, TypeAlias
+
+from aiohttp import web
+
+from agentrl.env_server.methods import METHODS, field
+from agentrl.env_server.refusal import Refusal
+from agentrl.env_server.session import Answer, error_answer
+from agentrl.env_server.sessions import Sessions
+from agentrl.errors import UsageError
+from agentrl.remote.wire import (
+    HEALTH,
+    INFO,
+    LARGEST_REQUEST,
+    PROTOCOL,
+    SESSIONS,
+    TASKS,
+    TASKS_PER_PAGE,
+    VERSION,
+    Problem,
+    from_json,
+    to_json,
+    write_task,
+)
+from agentrl.task import TaskSource
+
+Handler: TypeAlias = Callable[[web.Request], Awaitable[web.StreamResponse]]
+_SESSION_NAME = re.compile(r"[\w-]{8,64}", re.ASCII)
+
+
+def make_application(
+    *,
+    info: Mapping[str, Any],
+    sessions: Sessions,
+    tasks: Callable[[str], TaskSource],
+    splits: Sequence[str],
+    token: str | None,
+) -> web.Application:
+    """The routes as an aiohttp application.
+
+    Args:
+        info: The answer of the info route.
+        sessions: The server's sessions.
+        tasks: The tasks of a split.
+        splits: Their names.
+        token: What clients must send; ``None``: nothing.
+    """
+    routes = _Routes(info, sessions, functools.cache(tasks), splits)
+    application = web.Application(middlewares=[_error_answers, _guard(token)], client_max_size=LARGEST_REQUEST)
+    application.add_routes(
+        [
+            web.get(HEALTH, routes.health),
+            web.get(INFO, routes.info),
+            web.get(TASKS + "/{split}", routes.list_tasks),
+            web.put(SESSIONS + "/{session}", routes.open_session),
+            web.post(SESSIONS + "/{session}/{method}", routes.call),
+            web.delete(SESSIONS + "/{session}", routes.end_session),
+        ]
+    )
+    return application
+
+
+@dataclass(frozen=True, slots=True)
+class _Routes:
+    told: Mapping[str, Any]
+    sessions: Sessions
+    tasks: Callable[[str], TaskSource]
+    splits: Sequence[str]
+
+    async def health(self, _request: web.Request) -> web.Response:
+        """Who this is; needs no token."""
+        return _respond({"protocol": PROTOCOL, "versions": [VERSION], "status": "ok"})
+
+    async def info(self, _request: web.Request) -> web.Response:
+        """The environment."""
+        return _respond(self.told)
+
+    async def list_tasks(self, request: web.Request) -> web.Response:
+        """A page of a split's tasks."""
+        split = request.match_info["split"]
+        if split not in self.splits:
+            raise UsageError(
+                "there is no split of this name", got=repr(split), expected=f"one of {', '.join(self.splits)}"
+            )
+        start, count = _natural(request, "start", 0), _natural(request, "count", TASKS_PER_PAGE)
+        source = self.tasks(split)
+        end = min(start + min(count, TASKS_PER_PAGE), len(source))
+        return _respond({"total": len(source), "tasks": [write_task(source[index]) for index in range(start, end)]})
+
+    async def open_session(self, request: web.Request) -> web.Response:
+        """Open a session under the client's name for it."""
+        name = request.match_info["session"]
+        if not _SESSION_NAME.fullmatch(name):
+            raise Refusal(Problem.REQUEST, f"{name[:80]!r} names no session: 8 to 64 letters, digits, - or _")
+        wanted, served = (await _body(request))[1].get("fingerprint"), self.told["fingerprint"]
+        if wanted not in (None, served):
+            raise UsageError(
+                f"{self.told['spec']['name']} is served with other options or by another version, or is another one",
+                got=f"fingerprint {served}",
+                expected=wanted,
+                hint="start the run again",
+            )
+        await self.sessions.open(name)
+        return _respond({"session": name})
+
+    async def call(self, request: web.Request) -> web.Response:
+        """Carry out a numbered request in a session."""
+        session = self.sessions.find(request.match_info["session"])
+        name = request.match_info["method"]
+        if name not in METHODS:
+            raise Refusal(Problem.REQUEST, f"there is no method {name!r}: expected one of {', '.join(METHODS)}")
+        raw, body = await _body(request)
+        number = field(body, "number", int)
+        return _response(await session.answer(number, name.encode() + raw, lambda: METHODS[name](session, body)))
+
+    async def end_session(self, request: web.Request) -> web.Response:
+        """Close a session."""
+        self.sessions.end(request.match_info["session"])
+        return _respond({})
+
+
+def _guard(token: str | None) -> Any:
+    wanted = None if token is None else f"Bearer {token}".encode()
+
+    @web.middleware
+    async def guard(request: web.Request, handler: Handler) -> web.StreamResponse:
+        given = request.headers.get("Authorization", "").encode(errors="surrogateescape")
+        if wanted is not None and request.path != HEALTH and not hmac.compare_digest(given, wanted):
+            raise Refusal(Problem.TOKEN, "wrong token" if given else "no token")
+        return await handler(request)
+
+    return guard
+
+
+@web.middleware
+async def _error_answers(request: web.Request, handler: Handler) -> web.StreamResponse:
+    """Whatever goes wrong is answered in the protocol's form."""
+    try:
+        return await handler(request)
+    except web.HTTPException as error:
+        answer = error_answer(Refusal(Problem.REQUEST, f"{request.method} {request.path}: {error.reason}"))
+        return _response(Answer(error.status, answer.body))
+    except Exception as error:
+        return _response(error_answer(error))
+
+
+async def _body(request: web.Request) -> tuple[bytes, Mapping[str, Any]]:
+    """A request's bytes, and the JSON object that they are."""
+    if request.content_type != "application/json":  # which pages of other sites cannot send unasked
+        raise Refusal(Problem.REQUEST, f"the request's content is {request.content_type}, expected application/json")
+    raw = await request.read()
+    try:
+        body = from_json(raw)
+    except ValueError as error:
+        raise Refusal(Problem.REQUEST, f"the request is no JSON: {error}") from error
+    if not isinstance(body, dict):
+        raise Refusal(Problem.REQUEST, f"the request is {raw[:80]!r}, expected an object")
+    return raw, body
+
+
+def _natural(request: web.Request, name: str, default: int) -> int:
+    text = request.query.get(name, str(default))
+    if not (text.isascii() and text.isdigit() and len(text) < 16):
+        raise Refusal(Problem.REQUEST, f"{name!r} of the query is {text[:80]!r}, expected a whole number")
+    return int(text)
+
+
+def _respond(value: Any) -> web.Response:
+    return _response(Answer(200, to_json(value)))
+
+
+def _response(answer: Answer) -> web.Response:
+    return web.Response(status=answer.status, body=answer.body, content_type="application/json")

@@ -1,0 +1,204 @@
+"""The environment that plays a served one: it has the parts that the other has, and they do what they do there."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import functools
+import secrets
+from collections.abc import Callable, Mapping
+from typing import Any
+
+from agentrl.env import AsyncEnv
+from agentrl.errors import AgentRLError, EnvironmentFailure
+from agentrl.message import Content, Message
+from agentrl.remote.expert import RemoteActionSpace, RemoteExpert, RemoteFallibleExpert
+from agentrl.remote.link import Link, SessionLost, Unanswered
+from agentrl.remote.links import Links
+from agentrl.remote.served import Part, Served
+from agentrl.remote.tasks import PATIENCE_S
+from agentrl.remote.tool import RemoteTool
+from agentrl.remote.wire import SESSIONS, read_content, read_message
+
+CLOSE_S = 5.0
+"""Seconds that closing may wait for the server, which closes what is left behind by itself."""
+
+
+class RemoteEnvironment(AsyncEnv):
+    """One session of a server, opened by the first reset.
+
+    What the served environment does not offer is not there: `optional_part` finds nothing. A call that was given up
+    (a deadline, a lost connection) is repeated before the next one, so that none is lost and none is done twice.
+
+    Args:
+        served: What the server told.
+        links: Connections to it.
+        patience_s: Seconds for which a lost or full server is asked again.
+    """
+
+    def __init__(self, served: Served, links: Links, *, patience_s: float = PATIENCE_S) -> None:
+        self.served = served
+        self.action_hint = served.action_hint
+        self._links = links
+        self._link: Link | None = None
+        self._patience_s = patience_s
+        self._session: str | None = None
+        self._number = 0
+        self._pending: tuple[str, Mapping[str, Any]] | None = None
+        """The call whose answer is not known."""
+        self._turn = asyncio.Lock()
+        self._state_key: str | None = None
+        self._tools: tuple[RemoteTool, ...] = ()
+        self._space = RemoteActionSpace(self._call)
+        self._parts: Mapping[Part, Callable[[], Any]] = {
+            Part.STATE_KEY: lambda: self._read_state_key,
+            Part.SNAPSHOT: lambda: self._snapshot,
+            Part.RESTORE: lambda: self._restore,
+            Part.EXPERT: lambda: self._begin_expert,
+            Part.ADMISSIBLE_ACTIONS: lambda: functools.partial(self._value_of, "admissible_actions"),
+            Part.WEB_PAGE: lambda: functools.partial(self._value_of, "web_page"),
+            Part.TOOL_MESSAGE: lambda: self._tool_message,
+            Part.TOOLS: lambda: self._tools,
+            Part.ACTION_SPACE: lambda: self._space,
+        }
+
+    def __getattr__(self, name: str) -> Any:
+        """A part of the served environment."""
+        parts = self.__dict__.get("served")
+        if parts is None or name not in parts.parts:
+            raise AttributeError(f"{type(self).__name__} has no {name!r}")
+        return self._parts[Part(name)]()
+
+    async def reset(
+        self, *, seed: int | None = None, options: dict[str, Any] | None = None
+    ) -> tuple[Content, dict[str, Any]]:
+        """Start an episode; in a new session where the old one was closed meanwhile.
+
+        Raises:
+            EnvironmentFailure: the server or its environment failed.
+            UsageError: what the environment or the server refuses.
+        """
+        begin = functools.partial(self._call, "reset", seed=seed, options=options or {})
+        if self._session is None:
+            await self._open_session()
+        try:
+            answer = await begin()
+        except SessionLost:
+            await self._open_session()
+            answer = await begin()
+        self.action_hint = answer["action_hint"]
+        self._tools = tuple(RemoteTool(**tool, remote=self._call_tool) for tool in answer["tools"])
+        return read_content(answer["observation"]), answer["info"]
+
+    async def step(self, action: str) -> tuple[Content, float, bool, bool, dict[str, Any]]:
+        """Take an action.
+
+        Raises:
+            EnvironmentFailure: the server or its environment failed.
+        """
+        answer = await self._call("step", action=action)
+        observation = read_content(answer["observation"])
+        return observation, answer["reward"], answer["terminated"], answer["truncated"], answer["info"]
+
+    async def close(self) -> None:
+        """End the session; one that cannot be ended now ends with its lease."""
+        session, self._session = self._session, None
+        if self._link is None:
+            return
+        if session is not None:
+            with contextlib.suppress(AgentRLError, TimeoutError):
+                async with asyncio.timeout(CLOSE_S):
+                    await self._link.ask("DELETE", f"{SESSIONS}/{session}", patience_s=0.0)
+        self._link = None
+        await self._links.give_back()
+
+    async def _open_session(self) -> None:
+        if self._link is None:
+            self._link = self._links.borrow()
+        session = secrets.token_hex(16)
+        self._number, self._pending, self._session = 0, None, session
+        body = {"fingerprint": self.served.fingerprint}
+        await self._link.ask("PUT", f"{SESSIONS}/{session}", body, patience_s=self._patience_s)
+
+    async def _call(self, method: str, **arguments: Any) -> Any:
+        """Ask the session for something, after what was asked before."""
+        async with self._turn:
+            if self._session is None:
+                raise EnvironmentFailure(f"{method} of {self.served.url} comes before reset")
+            if self._pending is not None:
+                with contextlib.suppress(_Answered):
+                    await self._send(*self._pending)
+            self._number += 1
+            self._pending = method, {"number": self._number, **arguments}
+            try:
+                return await self._send(*self._pending)
+            except _Answered as answered:
+                raise answered.error from answered.error.__cause__
+
+    async def _send(self, method: str, body: Mapping[str, Any]) -> Any:
+        """Send a numbered call; it stays pending until the server has answered it, one way or the other."""
+        assert self._link is not None
+        route = f"{SESSIONS}/{self._session}/{method}"
+        self._state_key = None
+        try:
+            answer = await self._link.ask("POST", route, body, patience_s=self._patience_s)
+        except (SessionLost, Unanswered):
+            raise
+        except AgentRLError as error:
+            self._pending = None
+            raise _Answered(error) from error
+        self._pending = None
+        self._state_key = answer.get("state_key")
+        return answer
+
+    async def _value_of(self, method: str) -> Any:
+        return (await self._call(method))["value"]
+
+    async def _read_state_key(self) -> str:
+        """The key that came with the last answer; asked for where none did."""
+        return self._state_key if self._state_key is not None else str((await self._call("state_key"))["state_key"])
+
+    async def _snapshot(self) -> Any:
+        return await self._value_of("snapshot")
+
+    async def _restore(self, data: Any) -> None:
+        if self._session is None:
+            await self._open_session()
+        await self._call("restore", data=data)
+
+    async def _begin_expert(self) -> RemoteExpert:
+        is_fallible = (await self._call("expert"))["is_fallible"]
+        return (RemoteFallibleExpert if is_fallible else RemoteExpert)(self._call)
+
+    async def _tool_message(self, action: str) -> Message:
+        return read_message((await self._call("tool_message", action=action))["message"])
+
+    async def _call_tool(self, name: str, arguments: Mapping[str, Any]) -> str:
+        return str((await self._call("call_tool", name=name, arguments=dict(arguments)))["text"])
+
+
+class _Answered(Exception):
+    """The server has answered with an error: nothing is pending."""
+
+    def __init__(self, error: AgentRLError) -> None:
+        super().__init__(str(error))
+        self.error = error
+
+
+class MakeRemote:
+    """Makes environments that play a served one; they share connections. Can be sent to worker processes.
+
+    Args:
+        served: What the server told.
+    """
+
+    def __init__(self, served: Served) -> None:
+        self.served = served
+        self._links = Links(served.url)
+
+    def __call__(self, *, patience_s: float = PATIENCE_S) -> RemoteEnvironment:
+        """An environment; the server is asked when it is reset."""
+        return RemoteEnvironment(self.served, self._links, patience_s=patience_s)
+
+    def __reduce__(self) -> tuple[type[MakeRemote], tuple[Served]]:
+        return MakeRemote, (self.served,)

@@ -1,0 +1,168 @@
+"""The words and values of the environment protocol, as JSON; ``docs/environments/remote.md`` describes them.
+
+Python's own `json` writes and reads them: state snapshots hold numbers of more than 64 bits, and a ``nan`` in an
+``info`` stays one. What is not JSON changes on the way as it would in any file: a tuple arrives as a list.
+"""
+
+from __future__ import annotations
+
+import base64
+import enum
+import json
+from collections.abc import Mapping
+from typing import Any
+
+from agentrl.message import Content, ContentPart, ImagePart, Message, TextPart, ToolCall
+from agentrl.task import Task
+
+PROTOCOL = "agentrl-environment"
+VERSION = 1
+HEALTH = "/health"
+"""The only route without a version: it tells which versions a server speaks."""
+INFO = f"/v{VERSION}/info"
+TASKS = f"/v{VERSION}/tasks"
+SESSIONS = f"/v{VERSION}/sessions"
+TOKEN_VARIABLE = "AGENTRL_ENV_TOKEN"
+"""Environment variable with the token that a server asks for and a client sends."""
+LARGEST_REQUEST = 16 * 2**20
+"""Bytes of a request that a server reads."""
+LARGEST_ANSWER = 64 * 2**20
+"""Bytes of an answer that a client reads."""
+TASKS_PER_PAGE = 100
+
+
+class Problem(enum.StrEnum):
+    """What an error answer is about: ``{"error": {"kind": …, "message": …}}``."""
+
+    USAGE = "usage"
+    """The user must change something: an option of the reset, a split, a method that the environment lacks."""
+    ENVIRONMENT = "environment"
+    """The environment raised, hung, or returned what is not allowed."""
+    TOOL = "tool"
+    """The text is for the policy, who called a tool wrongly."""
+    REQUEST = "request"
+    """The request is not understood."""
+    NUMBER = "number"
+    """The request's number is neither the next one nor a repetition of the last."""
+    SESSION = "session"
+    """No session of this id: it was closed, its lease ran out, or the server was started again."""
+    BUSY = "busy"
+    """All sessions are taken."""
+    TOKEN = "token"
+    """The token is missing or wrong."""
+
+    @property
+    def status(self) -> int:
+        """The HTTP status that goes with it."""
+        return _STATUS[self]
+
+
+_STATUS = {
+    Problem.USAGE: 400,
+    Problem.ENVIRONMENT: 500,
+    Problem.TOOL: 422,
+    Problem.REQUEST: 400,
+    Problem.NUMBER: 409,
+    Problem.SESSION: 404,
+    Problem.BUSY: 503,
+    Problem.TOKEN: 401,
+}
+
+
+def to_json(value: Any) -> bytes:
+    """A message's bytes.
+
+    Raises:
+        TypeError: something in it has no JSON form.
+        ValueError: it holds itself.
+    """
+    return json.dumps(value, default=_plain, separators=(",", ":")).encode()
+
+
+def from_json(data: bytes) -> Any:
+    """A message.
+
+    Raises:
+        ValueError: the bytes are not JSON.
+    """
+    return json.loads(data)
+
+
+def _plain(value: Any) -> Any:
+    """NumPy's numbers and arrays, and mappings of other types, as JSON knows them."""
+    if isinstance(value, Mapping):
+        return dict(value)
+    if hasattr(value, "tolist"):
+        return value.tolist()
+    raise TypeError(f"a {type(value).__name__} has no JSON form")
+
+
+def write_content(content: Content) -> Any:
+    """An observation: text, or a list of parts."""
+    if isinstance(content, str):
+        return content
+    return [
+        {"text": part.text}
+        if isinstance(part, TextPart)
+        else {"image": base64.b64encode(part.data).decode(), "media_type": part.media_type}
+        for part in content
+    ]
+
+
+def read_content(data: Any) -> Content:
+    """What `write_content` wrote.
+
+    Raises:
+        TypeError: it is neither text nor a list of parts.
+        KeyError: a part is neither text nor an image.
+        ValueError: an image is not base64.
+    """
+    return data if isinstance(data, str) else tuple(map(_read_part, data))
+
+
+def _read_part(part: Mapping[str, Any]) -> ContentPart:
+    if "text" in part:
+        return TextPart(text=part["text"])
+    return ImagePart(data=base64.b64decode(part["image"], validate=True), media_type=part["media_type"])
+
+
+def write_message(message: Message) -> dict[str, Any]:
+    """A message of a conversation."""
+    calls = [{"name": call.name, "arguments": dict(call.arguments), "id": call.id} for call in message.tool_calls]
+    return {
+        "role": message.role,
+        "content": write_content(message.content),
+        "tool_calls": calls,
+        "tool_call_id": message.tool_call_id,
+        "name": message.name,
+        "reasoning": message.reasoning,
+    }
+
+
+def read_message(data: Mapping[str, Any]) -> Message:
+    """What `write_message` wrote."""
+    return Message(
+        role=data["role"],
+        content=read_content(data["content"]),
+        tool_calls=tuple(ToolCall(**call) for call in data["tool_calls"]),
+        tool_call_id=data["tool_call_id"],
+        name=data["name"],
+        reasoning=data["reasoning"],
+    )
+
+
+def write_task(task: Task) -> dict[str, Any]:
+    """A task; whose it is, its reader knows."""
+    return {
+        "id": task.id,
+        "seed": task.seed,
+        "options": dict(task.options),
+        "prompt": task.prompt,
+        "ground_truth": task.ground_truth,
+        "type": task.type,
+    }
+
+
+def read_task(data: Mapping[str, Any], environment: str) -> Task:
+    """What `write_task` wrote, as a task of `environment`."""
+    return Task(environment=environment, **data)

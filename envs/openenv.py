@@ -1,0 +1,158 @@
+"""Plays environments behind OpenEnv servers (https://github.com/meta-pytorch/OpenEnv, `openenv-core` 0.3).
+
+It speaks as the package's own generic client does, so that nothing of it needs to be installed here. A WebSocket is a
+session: ``{"type": "reset", "data": {…}}`` and ``{"type": "step", "data": ACTION}`` are answered by ``{"type":
+"observation", "data": {"observation": {…}, "reward": …, "done": …}}`` or ``{"type": "error", "data": {"message": …,
+"code": …}}``. Actions and observations are records of the environment's own; here they become text. The servers know
+nothing of repeated requests, so that a lost connection ends the episode.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping
+from typing import Any
+
+import aiohttp
+
+from agentrl.env import AsyncEnv, EnvironmentSpec, Isolation
+from agentrl.errors import EnvironmentFailure, UsageError
+from agentrl.task import SeedTasks, seed_tasks
+
+BAD_ACTION = "VALIDATION_ERROR"
+"""The code of the error that answers an action without the fields that the environment wants."""
+LARGEST_MESSAGE = 100 * 2**20
+"""Bytes, as in the package's client: observations may hold pictures."""
+
+
+class OpenEnvironment(AsyncEnv):
+    """One session of an OpenEnv server.
+
+    An action is a JSON object with the fields of the environment's action; with `action_field`, any other text is the
+    value of this field.
+
+    Args:
+        url: The server's address.
+        action_field: The action's field that takes the policy's text.
+        observation_field: The observation's field that is shown; the whole observation as JSON when left out.
+        max_steps: Steps after which an episode is truncated.
+        success_from: Return from which an episode that ended counts as solved.
+
+    Raises:
+        UsageError: no address.
+    """
+
+    def __init__(
+        self,
+        *,
+        url: str | None = None,
+        action_field: str | None = None,
+        observation_field: str | None = None,
+        max_steps: int = 50,
+        success_from: float = 1.0,
+    ) -> None:
+        if url is None:
+            raise UsageError("which OpenEnv server?", hint="set environment.options={url: http://127.0.0.1:8000}")
+        self._url = url.rstrip("/")
+        self._http: aiohttp.ClientSession | None = None
+        self._socket: aiohttp.ClientWebSocketResponse | None = None
+        self._action_field, self._observation_field = action_field, observation_field
+        self._max_steps, self._success_from = max_steps, success_from
+        self._steps, self._total, self._shown = 0, 0.0, ""
+        self.action_hint = "" if action_field else "a JSON object with the fields of the action"
+
+    async def reset(
+        self, *, seed: int | None = None, options: dict[str, Any] | None = None
+    ) -> tuple[str, dict[str, Any]]:
+        """Start an episode; the seed and the options go to the server, which may ignore them.
+
+        Raises:
+            EnvironmentFailure: the server is lost, or failed.
+            UsageError: the observations have no field of the chosen name.
+        """
+        answer = await self._ask("reset", {"seed": seed, **(options or {})})
+        self._steps, self._total, self._shown = 0, 0.0, self._text(answer["data"]["observation"])
+        return self._shown, {}
+
+    async def step(self, action: str) -> tuple[str, float, bool, bool, dict[str, Any]]:
+        """Take an action.
+
+        Raises:
+            EnvironmentFailure: the server is lost, or failed.
+        """
+        self._steps += 1
+        fields = self._fields(action)
+        answer = None if fields is None else await self._ask("step", fields)
+        if answer is None or answer["type"] == "error":
+            wanted = self.action_hint or "what the environment asks for"
+            text = f"That is no action: answer with {wanted}.\n{self._shown}"
+            return text, 0.0, False, self._steps >= self._max_steps, {"valid": False, "success": False}
+        told = answer["data"]
+        reward, done = float(told["reward"] or 0.0), bool(told["done"])
+        self._total += reward
+        self._shown = self._text(told["observation"])
+        info = {"valid": True, "success": done and self._total >= self._success_from}
+        return self._shown, reward, done, self._steps >= self._max_steps and not done, info
+
+    async def close(self) -> None:
+        """End the session."""
+        socket, self._socket = self._socket, None
+        if socket is not None:
+            await socket.close()
+        http, self._http = self._http, None
+        if http is not None:
+            await http.close()
+
+    def _fields(self, action: str) -> dict[str, Any] | None:
+        try:
+            parsed = json.loads(action)
+        except ValueError:
+            parsed = None
+        if isinstance(parsed, dict):
+            return parsed
+        return None if self._action_field is None else {self._action_field: action}
+
+    def _text(self, observation: Mapping[str, Any]) -> str:
+        name = self._observation_field
+        if name is None:
+            return json.dumps(observation, ensure_ascii=False)
+        if name not in observation:
+            expected = f"observation_field to be one of {', '.join(observation)}"
+            raise UsageError(f"observations of {self._url} have no such field", got=name, expected=expected)
+        return str(observation[name])
+
+    async def _ask(self, kind: str, data: Mapping[str, Any]) -> dict[str, Any]:
+        """The answer to a message: an observation, or the error that says that an action is none."""
+        what = f"{kind} of the OpenEnv server {self._url}"
+        try:
+            socket = self._socket or await self._connect()
+            await socket.send_json({"type": kind, "data": data})
+            answer: dict[str, Any] = await socket.receive_json()
+            refused = answer["data"].get("code") if answer["type"] == "error" else None
+        except (aiohttp.ClientError, OSError, ValueError, TypeError, KeyError) as error:
+            raise EnvironmentFailure(f"{what} failed", got=f"{type(error).__name__}: {error}") from error
+        if refused is not None and not (kind == "step" and refused == BAD_ACTION):
+            raise EnvironmentFailure(f"{what} failed", got=f"{refused}: {answer['data'].get('message')}")
+        return answer
+
+    async def _connect(self) -> aiohttp.ClientWebSocketResponse:
+        if self._http is None:
+            self._http = aiohttp.ClientSession(timeout=aiohttp.ClientTimeout(total=None))
+        self._socket = await self._http.ws_connect(f"{self._url}/ws", max_msg_size=LARGEST_MESSAGE)
+        return self._socket
+
+
+def tasks(split: str, **_options: Any) -> SeedTasks:
+    """Tasks that differ in the seed that a reset sends."""
+    return seed_tasks("openenv", split)
+
+
+SPEC = EnvironmentSpec(
+    name="openenv",
+    make=OpenEnvironment,
+    tasks=tasks,
+    splits=SeedTasks.SPLITS,
+    description="Environments behind OpenEnv servers. The option url says which; tasks are seeds.",
+    instructions="You act in an environment. Each turn, give one action; the environment answers with what you see.",
+    isolation=Isolation.INLINE,
+)

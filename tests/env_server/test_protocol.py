@@ -1,0 +1,242 @@
+"""The protocol on the wire: numbers, repetitions, refusals, leases, tokens."""
+
+from __future__ import annotations
+
+import json
+import urllib.error
+import urllib.request
+from typing import Any, NamedTuple
+
+import pytest
+from served_worlds import STAIRS, Stairs
+
+from agentrl.errors import UsageError
+from agentrl.remote.wire import LARGEST_REQUEST
+
+SESSION = "/v1/sessions/client-0001"
+
+
+class Said(NamedTuple):
+    status: int
+    body: Any
+
+    @property
+    def kind(self) -> str:
+        return str(self.body["error"]["kind"])
+
+    @property
+    def message(self) -> str:
+        return str(self.body["error"]["message"])
+
+
+def ask(url: str, method: str, route: str, body: Any = None, *, token: str | None = None, **headers: str) -> Said:
+    data = body if isinstance(body, bytes) else None if body is None else json.dumps(body).encode()
+    sent = {"Content-Type": "application/json"} if data is not None else {}
+    sent |= {} if token is None else {"Authorization": f"Bearer {token}"}
+    request = urllib.request.Request(url + route, data=data, headers=sent | headers, method=method)
+    try:
+        with urllib.request.build_opener(urllib.request.ProxyHandler({})).open(request, timeout=60) as answer:
+            return Said(answer.status, json.loads(answer.read()))
+    except urllib.error.HTTPError as error:
+        with error:
+            return Said(error.code, json.loads(error.read()))
+
+
+class Client:
+    """A session, call by call."""
+
+    def __init__(self, url: str, session: str = SESSION) -> None:
+        self.url, self.session = url, session
+        self.opened = ask(url, "PUT", session, {})
+
+    def call(self, number: int, method: str, **arguments: Any) -> Said:
+        return ask(self.url, "POST", f"{self.session}/{method}", {"number": number, **arguments})
+
+
+@pytest.fixture
+def client(serve: Any) -> Client:
+    opened = Client(serve(STAIRS).url)
+    assert opened.call(1, "reset", seed=3, options={}).body["observation"] == "stairs 3"
+    return opened
+
+
+def test_a_transcript_as_the_documentation_shows_it(client: Client) -> None:
+    told = ask(client.url, "GET", "/health").body
+    assert told == {"protocol": "agentrl-environment", "versions": [1], "status": "ok"}
+    info = ask(client.url, "GET", "/v1/info").body
+    assert (info["version"], info["spec"]["name"], info["spec"]["reward_range"]) == (1, "stairs", [None, 1.0])
+    assert info["parts"] == ["action_space", "expert", "restore", "snapshot", "state_key", "tools"]
+    page = ask(client.url, "GET", "/v1/tasks/train?start=248&count=100").body
+    assert page["total"] == 250
+    assert [task["id"] for task in page["tasks"]] == ["train-248", "train-249"]
+    stepped = client.call(2, "step", action="up")
+    assert stepped == Said(
+        200,
+        {
+            "observation": "step 1",
+            "reward": 0.0,
+            "terminated": False,
+            "truncated": False,
+            "info": {"success": False, "valid": True},
+            "state_key": "1",
+        },
+    )
+    assert client.call(3, "call_tool", name="look_around", arguments={"far": True}).body == {
+        "text": "1 steps below you"
+    }
+    assert ask(client.url, "DELETE", client.session).status == 200
+    assert ask(client.url, "DELETE", client.session).status == 200
+    assert client.call(4, "step", action="up").kind == "session"
+
+
+def test_a_repeated_request_is_answered_again_and_done_once(client: Client) -> None:
+    before = Stairs.steps
+    first = client.call(2, "step", action="up")
+    assert client.call(2, "step", action="up") == first
+    assert Stairs.steps == before + 1
+    failed = client.call(3, "step", action="fail")
+    assert client.call(3, "step", action="fail") == failed
+    assert Stairs.steps == before + 2
+    assert failed.status == 500
+    assert (
+        failed.message == "step of environment stairs (task seed 3, step 2) failed: got RuntimeError: the stairs broke"
+    )
+
+
+@pytest.mark.parametrize(
+    ("number", "method", "arguments", "words"),
+    [
+        (1, "step", {"action": "up"}, "number 1 was another request before"),
+        (1, "reset", {"seed": 4, "options": {}}, "number 1 was another request before"),
+        (3, "step", {"action": "up"}, "the request has number 3, expected 2, or 1 to repeat the last one"),
+        (0, "step", {"action": "up"}, "the request has number 0"),
+    ],
+)
+def test_a_wrong_number_changes_nothing(
+    client: Client, number: int, method: str, arguments: dict[str, Any], words: str
+) -> None:
+    before = Stairs.steps
+    said = client.call(number, method, **arguments)
+    assert (said.status, said.kind) == (409, "number")
+    assert words in said.message
+    assert Stairs.steps == before
+    assert client.call(2, "step", action="up").body["observation"] == "step 1"
+
+
+@pytest.mark.parametrize(
+    ("method", "arguments", "kind", "words"),
+    [
+        ("step", {}, "request", "'action' of the request is None, expected of type str"),
+        ("step", {"action": 5}, "request", "'action' of the request is 5"),
+        ("reset", {"seed": "x", "options": {}}, "request", "'seed' of the request is 'x'"),
+        ("reset", {"seed": True, "options": {}}, "request", "'seed' of the request is True"),
+        ("reset", {"seed": 1, "options": []}, "request", "expected an object"),
+        ("reset", {"seed": 1, "options": {"impossible": 1}}, "usage", "there are no such stairs: got impossible"),
+        ("expert_action", {"observation": [{}]}, "request", "no content: KeyError('image')"),
+        ("web_page", {}, "usage", "the environment has no web_page()"),
+        (
+            "call_tool",
+            {"name": "fly", "arguments": {}},
+            "tool",
+            "there is no tool 'fly', expected look_around, stumble",
+        ),
+        ("call_tool", {"name": "look_around", "arguments": {}}, "tool", "wrong arguments for look_around"),
+        ("call_tool", {"name": "look_around", "arguments": {"far": False}}, "tool", "there is nothing near"),
+        ("call_tool", {"name": "stumble", "arguments": {}}, "tool", "stumble failed (ValueError)"),
+        ("step", {"action": "unsendable"}, "environment", "TypeError: a object has no JSON form"),
+    ],
+)
+def test_what_cannot_be_done_is_answered_with_its_kind(
+    client: Client, method: str, arguments: dict[str, Any], kind: str, words: str
+) -> None:
+    said = client.call(2, method, **arguments)
+    assert said.kind == kind
+    assert words in said.message
+
+
+def test_requests_that_are_not_understood_are_refused(client: Client) -> None:
+    def refused(method: str, route: str, body: Any = None, **headers: str) -> str:
+        said = ask(client.url, method, route, body, **headers)
+        assert said.status in (400, 404, 405, 413)
+        assert said.kind in ("request", "usage")
+        return said.message
+
+    assert "Not Found" in refused("GET", "/v2/info")
+    assert "Method Not Allowed" in refused("POST", "/v1/info", {})
+    assert "there is no method 'fly'" in refused("POST", f"{SESSION}/fly", {"number": 2})
+    assert "is no JSON" in refused("POST", f"{SESSION}/step", b"{")
+    assert "expected an object" in refused("POST", f"{SESSION}/step", [])
+    assert "expected application/json" in refused("POST", f"{SESSION}/step", b"{}", **{"Content-Type": "text/plain"})
+    assert "'number' of the request is None" in refused("POST", f"{SESSION}/step", {"action": "up"})
+    assert "names no session" in refused("PUT", "/v1/sessions/short", {})
+    assert "'start' of the query is '-1'" in refused("GET", "/v1/tasks/train?start=-1")
+    assert "no split of this name: got 'fall', expected one of train, valid, test" in refused("GET", "/v1/tasks/fall")
+    assert "the test split is not here" in refused("GET", "/v1/tasks/test")
+    assert "Too Large" in refused("POST", f"{SESSION}/step", b" " * (LARGEST_REQUEST + 1))
+
+
+def test_sessions_are_limited_and_opening_one_again_changes_nothing(serve: Any) -> None:
+    running = serve(STAIRS, max_sessions=1)
+    client = Client(running.url)
+    client.call(1, "reset", seed=3, options={})
+    assert ask(running.url, "PUT", SESSION, {}).status == 200
+    full = ask(running.url, "PUT", "/v1/sessions/client-0002", {})
+    assert (full.status, full.kind, full.message) == (503, "busy", "all 1 sessions are taken")
+    assert client.call(2, "step", action="up").status == 200
+    ask(running.url, "DELETE", SESSION)
+    assert ask(running.url, "PUT", "/v1/sessions/client-0002", {}).status == 200
+
+
+def test_an_abandoned_session_is_closed_and_its_environment_used_again(serve: Any) -> None:
+    running = serve(STAIRS)
+    made = Stairs.made
+    client = Client(running.url)
+    client.call(1, "reset", seed=3, options={})
+    running.expire()
+    said = client.call(2, "step", action="up")
+    assert (said.status, said.kind) == (404, "session")
+    assert "nobody asked it for 900 s" in said.message
+    assert running.count() == 0
+    other = Client(running.url, "/v1/sessions/client-0002")
+    assert other.call(1, "reset", seed=4, options={}).status == 200
+    assert Stairs.made == made
+
+
+def test_an_environment_that_failed_is_not_used_again(serve: Any) -> None:
+    running = serve(STAIRS)
+    made, closed = Stairs.made, Stairs.closed
+    client = Client(running.url)
+    client.call(1, "reset", seed=3, options={})
+    client.call(2, "step", action="fail")
+    ask(running.url, "DELETE", SESSION)
+    Client(running.url, "/v1/sessions/client-0002")
+    assert (Stairs.made, Stairs.closed) == (made + 1, closed + 1)
+
+
+def test_a_token_is_asked_for_everywhere_but_for_health(serve: Any) -> None:
+    running = serve(STAIRS, token="secret")
+    assert ask(running.url, "GET", "/health").status == 200
+    for token, words in ((None, "no token"), ("secreu", "wrong token"), ("", "wrong token"), ("\xe9", "wrong token")):
+        said = ask(running.url, "GET", "/v1/info", token=token)
+        assert (said.status, said.kind, said.message) == (401, "token", words)
+    assert ask(running.url, "PUT", SESSION, {}, token="no").status == 401
+    assert ask(running.url, "GET", "/v1/info", token="secret").status == 200
+
+
+def test_the_options_are_the_servers(serve: Any) -> None:
+    running = serve(STAIRS)
+    told = ask(running.url, "PUT", SESSION, {"fingerprint": "of another"})
+    assert told.kind == "usage"
+    assert "is served with other options" in told.message
+    with pytest.raises(UsageError, match=r"cannot listen on 127\.0\.0\.1"):
+        serve(STAIRS, port=int(running.url.rpartition(":")[2]))
+
+
+def test_closing_the_server_closes_its_environments(serve: Any) -> None:
+    made, closed = Stairs.made, Stairs.closed
+    running = serve(STAIRS)
+    for number in range(3):
+        client = Client(running.url, f"/v1/sessions/client-000{number}")
+        client.call(1, "reset", seed=3, options={})
+    running.close()
+    assert Stairs.made - made == Stairs.closed - closed == 3
