@@ -169,4 +169,4 @@ class RetailDesk(gymnasium.Env[str, str]):
         self._desk.database = database
 
     def _info(self) -> dict[str, Any]:
-        return {"success": False, "task_type": self.case.scenario.task_type}
+        return {"success": False, "task_type": self.case.scenario.task_type.value}

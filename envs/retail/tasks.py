@@ -78,7 +78,7 @@ class RetailTasks:
             environment=ENVIRONMENT,
             seed=FIRST_SEED[self.split] + number,
             options={"task_id": task_id},
-            type=case_of(task_id).scenario.task_type,
+            type=case_of(task_id).scenario.task_type.value,
         )
 
 

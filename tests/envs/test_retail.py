@@ -291,6 +291,7 @@ def test_types_and_personas_can_be_chosen() -> None:
     assert len(source) < len(SPEC.tasks("valid"))
     env = SPEC.make(**options)
     assert {env.reset(seed=seed)[1]["task_type"] for seed in range(20)} == {"question", "two_requests"}
+    assert {type(task.type) for task in source} == {type(env.reset(seed=0)[1]["task_type"])} == {str}
     everything = SPEC.tasks("valid", task_types=[*TaskType], personas=[*Persona])
     assert [task.id for task in everything] == [task.id for task in SPEC.tasks("valid")]
 
