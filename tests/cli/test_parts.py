@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import io
 import json
+import re
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -122,3 +123,10 @@ def test_benchmarks_are_found_and_run(agentrl: Cli, workplace: Path) -> None:
     assert json.loads((workplace / "sums.json").read_text())["machine"] == "here"
     assert "no function run()" in agentrl("bench", "empty").err
     assert "expected one of empty, sums" in agentrl("bench", "other").err
+
+
+def test_a_person_is_told_where_a_picture_is(agentrl: Cli, monkeypatch: pytest.MonkeyPatch) -> None:
+    text = play(agentrl, monkeypatch, "!\n", "frozen_lake", "observation=image")
+    first, second = re.findall(r"\[image: (\S+/\d\.png)\]", text)
+    assert Path(first).read_bytes() != Path(second).read_bytes()
+    assert "P F" in text
