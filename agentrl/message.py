@@ -102,9 +102,7 @@ def _template_content(content: Content) -> str | list[dict[str, str]]:
     if isinstance(content, str):
         return content
     return [
-        {"type": "text", "text": part.text}
-        if isinstance(part, TextPart)
-        else {"type": "image", "image": part.data_url}
+        {"type": "text", "text": part.text} if isinstance(part, TextPart) else {"type": "image", "image": part.data_url}
         for part in content
     ]
 

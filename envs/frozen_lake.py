@@ -29,7 +29,9 @@ FIELDS: Fields = {
     "S": Field(legend="the start is a grey frame", ground=Colour.LIGHT_BLUE, shapes=((Shape.FRAME, Colour.GREY),)),
     "F": Field(legend="ice is light blue", ground=Colour.LIGHT_BLUE),
     HOLE: Field(legend="a hole is dark blue", ground=Colour.DARK_BLUE),
-    GOAL: Field(legend="the goal is a yellow square", ground=Colour.LIGHT_BLUE, shapes=((Shape.SQUARE, Colour.YELLOW),)),
+    GOAL: Field(
+        legend="the goal is a yellow square", ground=Colour.LIGHT_BLUE, shapes=((Shape.SQUARE, Colour.YELLOW),)
+    ),
 }
 
 
@@ -44,9 +46,7 @@ class FrozenLake(TextAdapter):
 
     inner: FrozenLakeEnv
 
-    def __init__(
-        self, *, size: int = 4, max_steps: int = MAX_STEPS, observation: str = ObservationForm.TEXT
-    ) -> None:
+    def __init__(self, *, size: int = 4, max_steps: int = MAX_STEPS, observation: str = ObservationForm.TEXT) -> None:
         self.form = observation_form(observation, of="frozen_lake")
         if size < 2:
             raise UsageError("the frozen lake is too small", got=size, expected="a size of at least 2")
@@ -56,7 +56,9 @@ class FrozenLake(TextAdapter):
         if self.form is ObservationForm.IMAGE:
             self.observation_space = ContentSpace(8192)
 
-    def reset(self, *, seed: int | None = None, options: dict[str, Any] | None = None) -> tuple[Content, dict[str, Any]]:
+    def reset(
+        self, *, seed: int | None = None, options: dict[str, Any] | None = None
+    ) -> tuple[Content, dict[str, Any]]:
         """Start on the map that the seed decides."""
         map_seed = int(self.np_random.integers(2**31)) if seed is None else seed
         self.rows = generate_random_map(self.size, seed=map_seed)

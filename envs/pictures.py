@@ -149,7 +149,7 @@ def _mask(shape: Shape) -> npt.NDArray[np.bool_]:
     """Which pixels of a field a shape covers."""
     away = np.abs(np.arange(FIELD) - (FIELD - 2) / 2)
     square, circle = np.maximum.outer(away, away), np.hypot.outer(away, away)
-    masks = {
+    masks: dict[Shape, npt.NDArray[np.bool_]] = {
         Shape.DISC: circle <= 0.25 * FIELD,
         Shape.RING: (circle <= 0.4 * FIELD) & (circle > 0.29 * FIELD),
         Shape.SQUARE: square <= 0.3 * FIELD,

@@ -69,7 +69,9 @@ class TextAdapter(gymnasium.Env[Content, str]):
         text = self.describe(observation)
         return f"{before}\n{text}" if before else text
 
-    def reset(self, *, seed: int | None = None, options: dict[str, Any] | None = None) -> tuple[Content, dict[str, Any]]:
+    def reset(
+        self, *, seed: int | None = None, options: dict[str, Any] | None = None
+    ) -> tuple[Content, dict[str, Any]]:
         """Start an episode of the inner environment."""
         super().reset(seed=seed)
         self._steps = 0

@@ -6,7 +6,13 @@ from agentrl.agent_loop import AgentLoop
 from agentrl.assembly.environments import find_environment
 from agentrl.assembly.episodes import build_loop
 from agentrl.assembly.scratch import has_expert
-from agentrl.config.schema import Config, LocalEngineConfig, SamplingConfig, ServerEngineConfig
+from agentrl.config.schema import (
+    Config,
+    LocalEngineConfig,
+    OpenAIEngineConfig,
+    SamplingConfig,
+    ServerEngineConfig,
+)
 from agentrl.errors import ConfigError, UsageError
 from agentrl.training.objective import Objective
 
@@ -20,8 +26,8 @@ def check_training(config: Config) -> LocalEngineConfig | ServerEngineConfig:
         The engine's settings.
 
     Raises:
-        ConfigError: an engine that takes no weights, sampling from another distribution than the policy's own, or
-            options that the algorithm does not take.
+        ConfigError: an engine that takes no weights, or no images where the environment shows some, sampling from
+            another distribution than the policy's own, or options that the algorithm does not take.
         UnknownNameError: no such estimator or loss.
     """
     if not isinstance(config.engine, LocalEngineConfig | ServerEngineConfig):
@@ -30,9 +36,28 @@ def check_training(config: Config) -> LocalEngineConfig | ServerEngineConfig:
             expected="an engine that takes new weights: local, vllm or sglang",
             hint="set engine=local; other engines evaluate",
         )
+    check_images(config)
     _check_sampling(config.sampling)
     Objective(config.algorithm)
     return config.engine
+
+
+def check_images(config: Config) -> None:
+    """Check that the engine takes images where the environment shows any.
+
+    Raises:
+        ConfigError: it does not.
+    """
+    spec = find_environment(config.environment)
+    if spec.shows_images(config.environment.options) and not isinstance(
+        config.engine, LocalEngineConfig | OpenAIEngineConfig
+    ):
+        raise ConfigError(
+            f"engine {config.engine.type} does not take images",
+            got=f"environment {spec.name}, which shows images under its options",
+            expected="engine=local (or, to evaluate, engine=openai)",
+            hint="or let the environment show text",
+        )
 
 
 def _check_sampling(sampling: SamplingConfig) -> None:

@@ -70,7 +70,8 @@ async def success_now(model: PreTrainedModel, renderer: Renderer, config: Config
         samples=1,
         seed=config.run.seed,
     )
-    engine, host = LocalEngine(model, settings), build_host(config, spec=spec)
+    engine = LocalEngine(model, settings, reader=renderer.images)
+    host = build_host(config, spec=spec)
     try:
         runner = build_runner(config, host, EngineSpeaker(engine, renderer, sampling_params(config.sampling)))
         result = await evaluate_panel(runner, source, panel, concurrency=config.rollout.max_concurrent)

@@ -141,8 +141,10 @@ class LedgerConversation:
             LedgerError: It is not; shows the first differing token, its neighbours and the cause.
         """
         require_prefix(self.sequence, self._prompt_length, sent_ids, self._renderer.encoder)
-        images = [image for image in self.sequence.images if image.end <= self._prompt_length]
-        if list(sent_images) != images:
+        images = self.sequence.images
+        if images:
+            images = tuple(image for image in images if image.end <= self._prompt_length)
+        if images != tuple(sent_images):
             raise LedgerError(
                 "the images sent to the engine are not those of the ledger's prefix",
                 got=[(image.start, image.image.checksum[:8]) for image in sent_images],
@@ -175,11 +177,14 @@ class LedgerConversation:
 
     def _append(self, rendered: Rendered, known: int = 0) -> None:
         """Write what was rendered, of which the first `known` tokens are in the sequence already."""
-        offset = len(self.sequence) - known
-        self.sequence.extend(rendered.ids[known:], rendered.sources[known:])
+        start = len(self.sequence)
+        if known:
+            self.sequence.extend(rendered.ids[known:], rendered.sources[known:])
+        else:
+            self.sequence.extend(rendered.ids, rendered.sources)
         for image in rendered.images:
             if image.start >= known:
-                self.sequence.place(image.moved(offset))
+                self.sequence.place(image.moved(start - known))
 
     def _take_answer_start(self) -> int:
         start, self._answer_start = self._answer_start, None

@@ -54,14 +54,14 @@ class ImageProcessor:
     def _read(self, image: ImagePart) -> Patches:
         try:
             opened = Image.open(io.BytesIO(image.data)).convert("RGB")
-            found = self.processor(images=[opened], return_tensors="np")
+            found = self.processor(images=[opened], return_tensors="pt")
         except (UnidentifiedImageError, OSError, ValueError) as error:
             raise EnvironmentFailure(
                 f"an image of {len(image.data)} bytes ({image.media_type}) cannot be read", got=error
             ) from error
         _, rows, columns = (int(size) for size in found["image_grid_thw"][0])
         merge = int(self.processor.merge_size)
-        values = np.ascontiguousarray(found["pixel_values"], dtype=np.float32)
+        values = np.ascontiguousarray(found["pixel_values"].numpy(), dtype=np.float32)
         return Patches(values=values, rows=rows // merge, columns=columns // merge)
 
 

@@ -11,7 +11,7 @@ from __future__ import annotations
 
 import functools
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from itertools import repeat
 from typing import TYPE_CHECKING, TypeVar
 
@@ -78,7 +78,9 @@ class Renderer:
         self.encoder = TextEncoder(tokenizer)
         self.family: Family | None = detect_family(str(tokenizer.chat_template))
         options = {} if self.family is None else dict(self.family.template_options)
-        self.template = ChatTemplate(tokenizer, {**options, "enable_thinking": enable_thinking}, images=images is not None)
+        self.template = ChatTemplate(
+            tokenizer, {**options, "enable_thinking": enable_thinking}, images=images is not None
+        )
         self.boundary: TurnBoundary = find_boundary(self.after_answer(()), self.encoder, self.family)
         eos = tokenizer.eos_token_id
         self.stop_token_ids: frozenset[int] = self.boundary.stop_ids | ({eos} if isinstance(eos, int) else set())
@@ -114,8 +116,10 @@ class Renderer:
         appended = tuple(messages)
         known = self._known_suffix(appended) if all(map(_is_short, appended)) else self._suffix(appended)
         start = last_id in self.boundary.end_ids
-        images = tuple(image.moved(-start) for image in known.images)
-        return Rendered(known.ids[start:], known.sources[start:], images)
+        rendered = Rendered(known.ids[start:], known.sources[start:])
+        if known.images:
+            return replace(rendered, images=tuple(image.moved(-start) for image in known.images))
+        return rendered
 
     def _suffix(self, messages: tuple[Message, ...]) -> Rendered:
         """What follows an answer of which nothing but the end of its turn is missing."""

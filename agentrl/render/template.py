@@ -101,5 +101,7 @@ def _row(message: Message, *, images: bool) -> dict[str, Any]:
             expected="text",
             hint="give the environment text observations, or train a vision-language model (docs/concepts/vision.md)",
         )
-    parts = [{"type": "text", "text": p.text} if isinstance(p, TextPart) else {"type": "image"} for p in message.content]
+    parts = [
+        {"type": "text", "text": p.text} if isinstance(p, TextPart) else {"type": "image"} for p in message.content
+    ]
     return {**row, "content": parts}

@@ -89,9 +89,7 @@ class PuzzleEnv(gymnasium.Env[Content, str]):
                 expected="at least 1",
             )
         self.observation_space: Space[Content] = (
-            Text(8192, charset=CHARACTERS)
-            if self.form is ObservationForm.TEXT
-            else ContentSpace(8192, charset=CHARACTERS)
+            Text(8192, charset=CHARACTERS) if self.form is ObservationForm.TEXT else ContentSpace(8192)
         )
         self.action_space = ActionSpace(self.game)
         self._steps = 0
@@ -104,7 +102,9 @@ class PuzzleEnv(gymnasium.Env[Content, str]):
             return self.game.action_hint
         return f"{self.game.action_hint}; up to {self.actions_per_turn} actions, separated by {SEPARATOR}"
 
-    def reset(self, *, seed: int | None = None, options: dict[str, Any] | None = None) -> tuple[Content, dict[str, Any]]:
+    def reset(
+        self, *, seed: int | None = None, options: dict[str, Any] | None = None
+    ) -> tuple[Content, dict[str, Any]]:
         """Start on the instance that the seed decides."""
         super().reset(seed=seed)
         if options:

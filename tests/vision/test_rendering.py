@@ -15,10 +15,11 @@ from transformers import ProcessorMixin, Qwen2_5_VLProcessor, Qwen3VLProcessor
 from agentrl.errors import EnvironmentFailure, LedgerError, TemplateError
 from agentrl.message import Content, ImagePart, Message, TextPart, system, user
 from agentrl.policy import Generation, StopReason
+from agentrl.render.check import check_template
 from agentrl.render.conversation import LedgerConversation
 from agentrl.render.images import images_of
 from agentrl.render.renderer import Renderer
-from agentrl.testing.vision import FAMILIES
+from agentrl.testing.vision import FAMILIES, vision_tokenizer
 from agentrl.trajectory import Source, Trajectory
 
 from .conftest import Eyes, eyes_of, noise
@@ -179,3 +180,30 @@ def test_what_is_no_image_fails_its_episode(eyes: Eyes) -> None:
 def test_a_model_that_reads_text_only_refuses_images(eyes: Eyes) -> None:
     with pytest.raises(TemplateError, match="reads text only"):
         Renderer(eyes.tokenizer).prompt([user((noise(30, 30),))])
+
+
+NUMBERED = r"""
+{%- set seen = namespace(count=0) %}
+{%- for message in messages %}
+{{- '<|im_start|>' + message.role + '\n' }}
+{%- for part in ([{'text': message.content}] if message.content is string else message.content) %}
+{%- if part.type == 'image' %}
+{%- set seen.count = seen.count + 1 %}
+{{- 'Picture ' ~ seen.count ~ ': <|image_pad|>' }}
+{%- else %}
+{{- part.text }}
+{%- endif %}
+{%- endfor %}
+{{- '<|im_end|>\n' }}
+{%- endfor %}
+{{- '<|im_start|>assistant\n' if add_generation_prompt else '' }}
+"""
+
+
+def test_a_template_that_numbers_images_is_refused_before_a_run(eyes: Eyes) -> None:
+    assert check_template(eyes.renderer).notes == ()
+    tokenizer = vision_tokenizer()
+    tokenizer.chat_template = NUMBERED
+    with pytest.raises(TemplateError, match="rewrites history"):
+        check_template(Renderer(tokenizer, images=eyes.images))
+    assert check_template(Renderer(tokenizer)).notes == ()
