@@ -143,7 +143,10 @@ SPEC = EnvironmentSpec(
     name="frozen_lake",
     make=FrozenLake,
     tasks=functools.partial(seed_tasks, "frozen_lake"),
-    description="Gymnasium's FrozenLake through the text adapter: find the way over the ice on a new map each time.",
+    description=(
+        "Gymnasium's FrozenLake through the text adapter: find the way over the ice on a new map each time. Options:"
+        " size, observation (text or image)."
+    ),
     instructions=(
         "You walk over a frozen lake. The map shows you (P), your start (S), ice (F), holes (H) and the goal (G)."
         " Each turn, answer with one move: left, down, right or up. A hole ends the walk; reach the goal."

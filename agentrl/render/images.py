@@ -8,9 +8,9 @@ from collections.abc import Iterator, Sequence
 from typing import TYPE_CHECKING
 
 import numpy as np
-from PIL import Image, UnidentifiedImageError
+from PIL import Image
 
-from agentrl.errors import EnvironmentFailure, LedgerError
+from agentrl.errors import EnvironmentFailure, LedgerError, boundary
 from agentrl.image import Patches, PlacedImage
 from agentrl.message import ImagePart, Message
 
@@ -52,13 +52,9 @@ class ImageProcessor:
         return PlacedImage(start=start, rows=patches.rows, columns=patches.columns, image=image)
 
     def _read(self, image: ImagePart) -> Patches:
-        try:
+        with boundary(EnvironmentFailure, f"reading an image of {len(image.data)} bytes ({image.media_type})"):
             opened = Image.open(io.BytesIO(image.data)).convert("RGB")
             found = self.processor(images=[opened], return_tensors="pt")
-        except (UnidentifiedImageError, OSError, ValueError) as error:
-            raise EnvironmentFailure(
-                f"an image of {len(image.data)} bytes ({image.media_type}) cannot be read", got=error
-            ) from error
         _, rows, columns = (int(size) for size in found["image_grid_thw"][0])
         merge = int(self.processor.merge_size)
         values = np.ascontiguousarray(found["pixel_values"].numpy(), dtype=np.float32)
