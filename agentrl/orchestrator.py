@@ -51,8 +51,12 @@ from agentrl.rollout.heap import settled_heap
 from agentrl.serving.pool import ServerPool
 from agentrl.training.step_report import StepReport
 from agentrl.trajectory import Trajectory
+from agentrl.weights import SyncReport
 
 T = TypeVar("T")
+
+SYNC_GRACE_S = 15.0
+"""Seconds that a weight sync gets to end after somebody asked to stop: a healthy one does."""
 
 _log = logging.getLogger(__name__)
 
@@ -98,6 +102,7 @@ class Orchestrator:
 
     def stop(self) -> None:
         """Ask the run to end soon: after what cannot be interrupted, with a checkpoint."""
+        self._say("stopping; asked again, the run ends at once, and goes on from its newest checkpoint")
         self._stop.set()
 
     async def run(self) -> RunResult:
@@ -110,9 +115,7 @@ class Orchestrator:
         with self.folder.in_use(), logging_to(self.folder.logs / "agentrl.log"):
             self._watcher.on_start(self.folder.path, self.status)
             async with AsyncExitStack() as stack:
-                await self._prepare(stack)
-                stack.enter_context(settled_heap())
-                interrupted = await self._train()
+                interrupted = await self._prepare_and_train(stack)
             return RunResult(
                 folder=self.folder.path,
                 step=self.step,
@@ -120,6 +123,15 @@ class Orchestrator:
                 metrics=self._last,
                 interrupted=interrupted,
             )
+
+    async def _prepare_and_train(self, stack: AsyncExitStack) -> bool:
+        """The run's work; whether somebody asked to stop before its end."""
+        try:
+            await self._unless_stopped(self._prepare(stack))
+        except _Interrupted:
+            return True
+        stack.enter_context(settled_heap())
+        return await self._train()
 
     async def _prepare(self, stack: AsyncExitStack) -> None:
         """Build the parts, from the newest checkpoint if there is one, and open the files."""
@@ -201,17 +213,29 @@ class Orchestrator:
         report = await self._update(trajectories)
         clock.phase_ended("train")
         self._enter(Phase.SYNC)
-        synced = await parts.sync.sync(self.step + 1)
+        synced = await self._synced(self.step + 1)
         clock.phase_ended("sync")
-        self.step = synced.version
-        self._pending = clock.metrics(trajectories, report, synced)
-        parts.scheduler.set_version(synced.version)
+        self.step += 1
+        self._pending = clock.metrics(trajectories, report, synced, version=self.step)
+        parts.scheduler.set_version(self.step)
+        self._store.rotate(self.step + 1)
+        if synced is None:
+            raise _Interrupted
         if self.config.rollout.max_staleness:
             parts.scheduler.start_episodes()
-        self._store.rotate(self.step + 1)
         for warning in report.warnings:
             self._say(f"step {self.step}: {warning}")
         await self._finish_step()
+
+    async def _synced(self, version: int) -> SyncReport | None:
+        """Bring the new weights to the engine; ``None`` when somebody asked to stop, and no server took them in time.
+
+        Then the step is done all the same: a run that goes on begins with a sync.
+        """
+        try:
+            return await self._unless_stopped(self._parts.sync.sync(version), grace_s=SYNC_GRACE_S)
+        except _Interrupted:
+            return None
 
     async def _update(self, trajectories: Sequence[Trajectory]) -> StepReport:
         """One step of the trainer, beside the episodes in flight if there may be any, and the watch over servers."""
@@ -253,7 +277,7 @@ class Orchestrator:
         self._store.sync()
         progress = Progress(
             step=self.step,
-            version=self._parts.engine.version,
+            version=self.step,
             metrics_position=self._metrics.position,
             store_position=self._store.position,
             pending=self._pending,
@@ -262,12 +286,14 @@ class Orchestrator:
         self._saved = self._checkpoints.save(self.step, lambda folder: write_checkpoint(folder, self._parts, progress))
         self._watcher.on_checkpoint(self.step, self._saved.path)
 
-    async def _unless_stopped(self, work: Coroutine[Any, Any, T]) -> T:
-        """The result of `work`; when somebody asks to stop first, it is cancelled."""
+    async def _unless_stopped(self, work: Coroutine[Any, Any, T], *, grace_s: float = 0.0) -> T:
+        """The result of `work`; when somebody asks to stop, it is cancelled unless it ends within the grace."""
         task = asyncio.create_task(work)
         stop = asyncio.create_task(self._stop.wait())
         try:
             await asyncio.wait({task, stop}, return_when=asyncio.FIRST_COMPLETED)
+            if not task.done() and grace_s:
+                await asyncio.wait({task}, timeout=grace_s)
         finally:
             stop.cancel()
             if not task.done():

@@ -83,6 +83,7 @@ class Generation:
     queue_s: float = 0.0
     prefill_s: float = 0.0
     decode_s: float = 0.0
+    """Seconds of sampling; with what came before, where an engine does not tell them apart."""
     resubmissions: int = 0
     """How often the request was given to another server because one was lost."""
 

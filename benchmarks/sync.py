@@ -32,7 +32,10 @@ from agentrl.training.model_weights import ModelWeights
 from agentrl.weights import TOLERANCE, FolderTransport, Probe, RemoteSync, SyncReport, write_served_model
 
 ENGINES: dict[str, Callable[..., ServerEngineConfig]] = {"vllm": VLLMEngineConfig, "sglang": SGLangEngineConfig}
-TRANSPORTS = {"vllm": ("shared_memory", "collective"), "sglang": ("shared_memory", "collective", "tensor")}
+TRANSPORTS = {
+    "vllm": ("shared_memory", "collective", "cuda_ipc"),
+    "sglang": ("shared_memory", "collective", "tensor", "cuda_ipc"),
+}
 MAX_CONTEXT = 1024
 ARGUMENTS: dict[str, list[str]] = {"vllm": [], "sglang": ["--max-total-tokens", "4096"]}
 

@@ -5,9 +5,11 @@ agentrl bench webshop
 
 from __future__ import annotations
 
-import multiprocessing
+import json
 import os
 import statistics
+import subprocess
+import sys
 import tempfile
 import time
 from collections.abc import Callable
@@ -23,6 +25,8 @@ from agentrl.envs.webshop.shop import CatalogueSource, open_shop
 SIZES = (1_000, 100_000)
 EPISODES = 400
 INSTANCES = 256
+LONG = (1_000, 5_000, 10_000)
+"""Episodes of one process after which its memory is read."""
 
 
 def run() -> dict[str, Any]:
@@ -38,13 +42,15 @@ def _measure(size: int) -> dict[str, Any]:
         "open_again": _in_new_process(_open, size),
         "play": _in_new_process(_play, size),
         "instances": _in_new_process(_many, size),
+        "long": _in_new_process(_long, size),
     }
 
 
 def _in_new_process(target: Callable[[int], dict[str, float]], size: int) -> dict[str, float]:
     """What a process of its own measures: nothing is warm, and its memory is that of the shop."""
-    with multiprocessing.get_context("spawn").Pool(1) as pool:
-        return pool.apply(target, (size,))
+    command = [sys.executable, __file__, target.__name__, str(size)]
+    figures: dict[str, float] = json.loads(subprocess.run(command, check=True, stdout=subprocess.PIPE).stdout)
+    return figures
 
 
 def _open(size: int) -> dict[str, float]:
@@ -114,6 +120,20 @@ def _many(size: int) -> dict[str, float]:
     return {"count": len(environments), "private_megabytes": private_megabytes() - before}
 
 
+def _long(size: int) -> dict[str, float]:
+    """Whether memory grows: after a thousand random episodes, and after ten thousand."""
+    env, random, megabytes = WebShopEnv(products=size), Random(0), dict[int, float]()
+    for number in range(LONG[-1]):
+        env.reset(options={"goal": number % len(env.goals)})
+        done = False
+        while not done:
+            _, _, terminated, truncated, _ = env.step(random.choice(env.admissible_actions()))
+            done = terminated or truncated
+        if number + 1 in LONG:
+            megabytes[number + 1] = private_megabytes()
+    return {f"private_megabytes_after_{count}": value for count, value in megabytes.items()}
+
+
 def private_megabytes() -> float:
     """Memory of this process that it shares with no other, in MB (Linux)."""
     lines = Path("/proc/self/smaps_rollup").read_text(encoding="utf-8").splitlines()
@@ -121,6 +141,4 @@ def private_megabytes() -> float:
 
 
 if __name__ == "__main__":
-    for size, figures in run().items():
-        for name, values in figures.items():
-            print(size, name, {key: round(value, 3) for key, value in values.items()})
+    print(json.dumps(globals()[sys.argv[1]](int(sys.argv[2]))))

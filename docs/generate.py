@@ -9,19 +9,24 @@ import re
 from collections.abc import Callable, Mapping
 from typing import TYPE_CHECKING, Any
 
+from environment_pages import generated_pages, index_table, page_path, section
 from typer.testing import CliRunner
 
 from agentrl.cli.application import build
 from agentrl.cli.commands import COMMANDS
 from agentrl.config import shipped_configs
 from agentrl.config.reference import config_reference
-from agentrl.env_lookup import resolve_environment
 from agentrl.registry import Kind, lookup, names
+from agentrl.testing.env_rules.catalogue import RULES
 
 if TYPE_CHECKING:
     from mkdocs.structure.files import Files
 
 MARK = re.compile(r"<!-- generated: ([\w ]+) -->")
+ENVIRONMENTS = "Environments"
+"""The section of the navigation."""
+ENVIRONMENT = "environment "
+"""Before a name: what is known of one environment."""
 WIDTH = {"COLUMNS": "100", "NO_COLOR": "1", "TERM": "dumb"}
 
 
@@ -41,14 +46,10 @@ def cli_page() -> str:
     return "\n".join(parts)
 
 
-def environments_table() -> str:
-    """Every installed environment with its splits and the scores of scripted policies."""
-    rows = ["| name | splits | random | expert | what it is |", "|---|---|---|---|---|"]
-    for name in names(Kind.ENVIRONMENT):
-        spec = resolve_environment(name)
-        scores = [f"{spec.scores[policy]:.2f}" if policy in spec.scores else "none" for policy in ("random", "expert")]
-        rows.append(f"| `{name}` | {', '.join(spec.splits)} | {' | '.join(scores)} | {spec.description} |")
-    return "\n".join(rows)
+def rules_table() -> str:
+    """What the environment check demands."""
+    rows = [f"| {rule.name} | {rule.demand} | {rule.mend} |" for rule in RULES]
+    return "\n".join(["| rule | what it demands | what to do where it is broken |", "|---|---|---|", *rows])
 
 
 def tools_table() -> str:
@@ -75,7 +76,8 @@ def configs_table() -> str:
 
 PAGES: Mapping[str, Callable[[], str]] = {"configuration.md": configuration_page, "cli.md": cli_page}
 TABLES: Mapping[str, Callable[[], str]] = {
-    "environments": environments_table,
+    "environments": index_table,
+    "environment rules": rules_table,
     "tools": tools_table,
     "agent loops": lambda: documented_table(Kind.AGENT_LOOP),
     "advantages": lambda: documented_table(Kind.ADVANTAGE),
@@ -86,16 +88,31 @@ TABLES: Mapping[str, Callable[[], str]] = {
 
 def fill(markdown: str) -> str:
     """A page with its tables."""
-    return MARK.sub(lambda mark: TABLES[mark[1]](), markdown)
+    return MARK.sub(lambda mark: _made(mark[1]), markdown)
+
+
+def _made(what: str) -> str:
+    if what in TABLES:
+        return TABLES[what]()
+    return section(what.removeprefix(ENVIRONMENT))
 
 
 def on_files(files: Files, config: Any) -> Files:
     """Add the pages that are made whole."""
     from mkdocs.structure.files import File  # only there when the site is built
 
-    for path, make in PAGES.items():
-        files.append(File.generated(config, path, content=make()))
+    made = {path: make() for path, make in PAGES.items()} | generated_pages()
+    for path, content in made.items():
+        files.append(File.generated(config, path, content=content))
     return files
+
+
+def on_config(config: Any) -> Any:
+    """Put the pages of environments into the navigation, behind those that stand there."""
+    pages = next(part[ENVIRONMENTS] for part in config.nav if ENVIRONMENTS in part)
+    listed = {path for entry in pages for path in (entry.values() if isinstance(entry, dict) else (entry,))}
+    pages += [path for path in map(page_path, names(Kind.ENVIRONMENT)) if path not in listed]
+    return config
 
 
 def on_page_markdown(markdown: str, **_: Any) -> str:

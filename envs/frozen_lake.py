@@ -5,6 +5,7 @@ from __future__ import annotations
 import functools
 import hashlib
 import json
+import random
 from collections import deque
 from collections.abc import Mapping
 from typing import Any
@@ -18,6 +19,7 @@ from agentrl.message import Content, described
 from agentrl.task import seed_tasks
 
 from .pictures import Colour, Field, Fields, ObservationForm, Shape, legend, observation_form, pictured, shows_images
+from .puzzles.environment import SHARES, split_of_seed
 from .text_adapter import TextAdapter
 
 MOVES = {"left": (0, -1), "down": (1, 0), "right": (0, 1), "up": (-1, 0)}
@@ -33,10 +35,15 @@ FIELDS: Fields = {
         legend="the goal is a yellow square", ground=Colour.LIGHT_BLUE, shapes=((Shape.SQUARE, Colour.YELLOW),)
     ),
 }
+_DRAWS = 100
+"""After so many maps there is none of the wanted split: a lake of two by two has three maps in all."""
 
 
 class FrozenLake(TextAdapter):
     """Walk over the ice to the goal without falling into a hole; reward 1 at the goal.
+
+    A map belongs to one split, by its checksum, and a seed draws maps until one belongs to the split of its range
+    (`SeedTasks`): from four fields a side on, no two splits share a map.
 
     Args:
         size: Rows and columns of the map.
@@ -61,7 +68,7 @@ class FrozenLake(TextAdapter):
     ) -> tuple[Content, dict[str, Any]]:
         """Start on the map that the seed decides."""
         map_seed = int(self.np_random.integers(2**31)) if seed is None else seed
-        self.rows = generate_random_map(self.size, seed=map_seed)
+        self.rows = _draw_map(self.size, map_seed)
         self.inner = _lake(self.rows)
         return super().reset(seed=seed, options=options)
 
@@ -133,6 +140,16 @@ class FrozenLakeExpert:
 def _read_map(text: str) -> dict[tuple[int, int], str]:
     rows = [line.split() for line in text.splitlines() if set(line) <= set("PSFHG ")]
     return {(row, column): field for row, fields in enumerate(rows) for column, field in enumerate(fields)}
+
+
+def _draw_map(size: int, seed: int) -> list[str]:
+    rng, split = random.Random(f"frozen_lake/{seed}"), split_of_seed(seed)
+    rows: list[str] = []
+    for _ in range(_DRAWS):
+        rows = generate_random_map(size, seed=rng.randrange(2**31))
+        if SHARES[hashlib.blake2b("".join(rows).encode()).digest()[0] % len(SHARES)] == split:
+            break
+    return rows
 
 
 def _lake(rows: list[str]) -> FrozenLakeEnv:

@@ -7,7 +7,7 @@ import re
 import shlex
 from collections.abc import Iterator
 from pathlib import Path
-from types import ModuleType
+from types import ModuleType, SimpleNamespace
 from typing import Any
 
 import gymnasium
@@ -15,7 +15,7 @@ import pytest
 
 from agentrl.cli import main
 from agentrl.cli.commands import COMMANDS
-from agentrl.registry import Kind, unregister
+from agentrl.registry import Kind, names, unregister
 
 ROOT = Path(__file__).parent.parent
 PAGES = [ROOT / "README.md", ROOT / "CONTRIBUTING.md", *sorted((ROOT / "docs").rglob("*.md"))]
@@ -110,7 +110,9 @@ def generator() -> ModuleType:
     assert spec is not None
     assert spec.loader is not None
     module = importlib.util.module_from_spec(spec)
-    spec.loader.exec_module(module)
+    with pytest.MonkeyPatch.context() as patch:
+        patch.syspath_prepend(ROOT / "docs")  # as mkdocs does for its hooks
+        spec.loader.exec_module(module)
     return module
 
 
@@ -129,4 +131,28 @@ def test_reference_pages_are_made_from_the_code(generator: ModuleType) -> None:
         assert f"## agentrl {name}\n" in page
     assert "### agentrl env check\n" in page
     assert "╭" in page
-    assert "| `household` |" in generator.environments_table()
+    assert "[`household`](environments/household.md)" in generator.fill("<!-- generated: environments -->")
+
+
+def test_every_environment_has_a_page(generator: ModuleType) -> None:
+    made, index = generator.generated_pages(), generator.fill("<!-- generated: environments -->")
+    for name in names(Kind.ENVIRONMENT):
+        path = f"environments/{name}.md"
+        assert f"({path})" in index
+        if path not in made:
+            assert f"\n<!-- generated: environment {name} -->\n" in (ROOT / "docs" / path).read_text()
+
+
+def test_a_made_page_tells_what_can_be_known_without_words(generator: ModuleType) -> None:
+    page = generator.generated_pages()["environments/household.md"]
+    for told in ("| `household/valid_unseen` | 134 |", '| `size` | `"full"` |', "at most 50", "> go to ", "Commands:"):
+        assert told in page
+    assert page == generator.generated_pages()["environments/household.md"]
+    assert "(puzzles.md)" in generator.generated_pages()["environments/sokoban.md"]
+
+
+def test_pages_that_are_made_are_in_the_navigation(generator: ModuleType) -> None:
+    config = SimpleNamespace(nav=[{"Environments": [{"All": "environments.md"}, "environments/sudoku.md"]}])
+    pages = generator.on_config(config).nav[0]["Environments"]
+    assert pages.count("environments/sudoku.md") == 1
+    assert "environments/household.md" in pages

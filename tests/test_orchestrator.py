@@ -15,6 +15,7 @@ from agentrl.observe.trajectory_store import read_trajectories
 from agentrl.orchestrator import Orchestrator, train
 from agentrl.serving.local.runner import ModelRunner
 from agentrl.warm_start import warm_start
+from agentrl.weights import InProcessSync
 
 
 class Recorder(RunWatcher):
@@ -207,7 +208,7 @@ def test_an_engine_that_keeps_old_weights_stops_training(tiny_run, monkeypatch):
         train(tiny_run("rollout.max_staleness=1"))
 
 
-@pytest.mark.parametrize("phase", [Phase.ROLLOUT, Phase.TRAIN, Phase.EVALUATE])
+@pytest.mark.parametrize("phase", [Phase.ROLLOUT, Phase.TRAIN, Phase.SYNC, Phase.EVALUATE])
 @pytest.mark.parametrize("staleness", [0, 2])
 def test_an_interrupted_run_saves_and_goes_on(tiny_run, phase, staleness):
     run = tiny_run(
@@ -232,6 +233,49 @@ def test_an_interrupted_run_saves_and_goes_on(tiny_run, phase, staleness):
     assert [line["step"] for line in lines if "eval/success" in line] == [2, 4]
     stored = [s.trajectory.id for s in read_trajectories(run.folder.trajectories) if s.trajectory.reward is not None]
     assert len(set(stored)) == len(stored)
+
+
+@pytest.mark.parametrize("staleness", [0, 2])
+def test_a_sync_that_does_not_end_is_given_up(tiny_run, monkeypatch, staleness):
+    run = tiny_run(f"rollout.max_staleness={staleness}", "checkpoint.every=100")
+    monkeypatch.setattr("agentrl.orchestrator.SYNC_GRACE_S", 0.01)
+
+    class Interrupting(Recorder):
+        def on_status(self, status):
+            if (status.phase, status.step) == (Phase.SYNC, 1) and not self.messages:
+                os.kill(os.getpid(), signal.SIGINT)
+
+    async def hang(sync, version):
+        if version == 2:
+            await asyncio.Event().wait()
+        return await real(sync, version)
+
+    real = InProcessSync.sync
+    monkeypatch.setattr(InProcessSync, "sync", hang)
+    watcher = Interrupting()
+    first = train(run, watcher=watcher)
+    assert (first.step, first.interrupted) == (2, True)
+    assert [text.partition(";")[0] for text in watcher.messages] == ["stopping"]
+    monkeypatch.setattr(InProcessSync, "sync", real)
+    assert train(resume_run(run.folder.path)).step == 4
+    lines = read_metrics(run.folder.metrics_file)
+    assert [line["step"] for line in lines] == [line["version"] for line in lines] == [1, 2, 3, 4]
+    assert [line["step"] for line in lines if "sync/probe_difference" not in line] == [2]
+    assert max(line["mismatch/prob_abs_mean"] for line in lines) < 1e-4 or staleness
+
+
+def test_a_run_that_is_interrupted_before_its_first_step_goes_on(tiny_run, monkeypatch):
+    run = tiny_run()
+
+    async def hang(sync):
+        os.kill(os.getpid(), signal.SIGINT)
+        await asyncio.Event().wait()
+
+    with monkeypatch.context() as patch:
+        patch.setattr(InProcessSync, "verify", hang)
+        first = train(run)
+    assert (first.step, first.checkpoint, first.interrupted) == (0, "", True)
+    assert train(resume_run(run.folder.path)).step == 4
 
 
 def test_finished_groups_survive_an_interruption(tiny_run):

@@ -79,7 +79,7 @@ async def open_pool(
         model: What launched ones serve.
         folder: Gets the copy of the model that is served, and the servers' logs.
         version: Of the weights that the first sync will bring.
-        say: Is told how far the start is.
+        say: Is told how far the start is, and what happens to the servers.
 
     Raises:
         UsageError: no interpreter with the engine, too few GPUs, a server that cannot work.
@@ -87,7 +87,7 @@ async def open_pool(
     """
     if isinstance(section.servers, list):
         servers = [_server(section, url, model.vocab_size) for url in section.servers]
-        pool = ServerPool(servers, PoolSettings.from_config(section), version=version)
+        pool = ServerPool(servers, PoolSettings.from_config(section), version=version, say=say)
         try:
             await pool.start()
             yield pool
@@ -104,7 +104,7 @@ async def open_pool(
             return server
 
         servers = [_server(section, process.url, model.vocab_size) for process in processes]
-        pool = ServerPool(servers, PoolSettings.from_config(section), restart=restart, version=version)
+        pool = ServerPool(servers, PoolSettings.from_config(section), restart=restart, version=version, say=say)
         try:
             await pool.start()
             yield pool

@@ -37,16 +37,24 @@ class StepClock:
         self._seconds[name] = now - self._phase_began
         self._phase_began = now
 
-    def metrics(self, trajectories: Sequence[Trajectory], report: StepReport, sync: SyncReport) -> dict[str, float]:
-        """All numbers of the step: what follows from its data as it is, what a clock measured under ``time/``."""
+    def metrics(
+        self, trajectories: Sequence[Trajectory], report: StepReport, sync: SyncReport | None, *, version: int
+    ) -> dict[str, float]:
+        """All numbers of the step: what follows from its data as it is, what a clock measured under ``time/``.
+
+        Args:
+            trajectories: What it was trained on.
+            report: Of the trainer.
+            sync: Of the weights; ``None`` where it was given up.
+            version: Of the new weights.
+        """
         counts = self._counts()
         return {
             **{_name(name): value for name, value in report.metrics.items()},
-            **trajectory_metrics(trajectories, version=sync.version - 1),
+            **trajectory_metrics(trajectories, version=version - 1),
             **{f"rollout/{name}": counts[name] - self._counts_before[name] for name in _COUNTED},
-            "version": sync.version,
-            "sync/probe_difference": sync.probe_difference,
-            **({} if sync.released_bytes is None else {"sync/released_bytes": sync.released_bytes}),
+            "version": version,
+            **_sync_metrics(sync),
             **self._timings(trajectories),
         }
 
@@ -68,6 +76,13 @@ class StepClock:
             "engine_busy_s": self._parts.engine.metrics().busy_s - self._busy_before,
         }
         return {TIMING_PREFIX + name: value for name, value in timings.items()}
+
+
+def _sync_metrics(sync: SyncReport | None) -> dict[str, float]:
+    if sync is None:
+        return {}
+    released = {} if sync.released_bytes is None else {"sync/released_bytes": float(sync.released_bytes)}
+    return {"sync/probe_difference": sync.probe_difference, **released}
 
 
 def _name(name: str) -> str:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import ast
 import importlib.util
 import inspect
 import json
@@ -13,6 +14,7 @@ from typing import Annotated, Any
 import typer
 from rich.table import Table
 
+from agentrl.cli.arguments import json_pairs
 from agentrl.cli.console import note, out
 from agentrl.cli.help import examples
 from agentrl.errors import UnknownNameError, UsageError
@@ -27,11 +29,15 @@ FOLDER = "benchmarks"
         "agentrl bench",
         "agentrl bench engine --json engine.json",
         "agentrl bench rollout --engine vllm",
+        "agentrl bench learning environment=sokoban loop=tool_calling",
         "agentrl bench rollout --engine sglang --model runs/latest --url http://127.0.0.1:20000",
     )
 )
 def bench(
     name: Annotated[str | None, typer.Argument(help="Which benchmark; none lists them.")] = None,
+    words: Annotated[
+        list[str] | None, typer.Argument(metavar="[KEY=VALUE]...", help="Its own options; values are JSON.")
+    ] = None,
     engine: Annotated[str | None, typer.Option(help="vllm or sglang, for those that measure a server.")] = None,
     model: Annotated[str | None, typer.Option(help="What it serves: a model folder or name, a run.")] = None,
     url: Annotated[str | None, typer.Option(help="Its address, when it runs already.")] = None,
@@ -41,13 +47,15 @@ def bench(
     """Run a benchmark and print its figures."""
     found = find_benchmarks(folder)
     if name is None:
-        for known in found:
-            out.print(known)
+        table = Table("benchmark", "what it measures", box=None, pad_edge=False)
+        for known, path in found.items():
+            table.add_row(known, _first_line(path))
+        out.print(table)
         return
     if name not in found:
         raise UnknownNameError("unknown benchmark", got=repr(name), expected=f"one of {', '.join(found)}")
     run = load_run(found[name])
-    figures = run(**_chosen(name, run, engine=engine, model=model, url=url))
+    figures = run(**_chosen(name, run, {"engine": engine, "model": model, "url": url}, words))
     table = Table("figure", "value", box=None, pad_edge=False)
     for key, value in flatten(figures):
         table.add_row(key, f"{value:,.4g}" if isinstance(value, float) else str(value))
@@ -57,16 +65,27 @@ def bench(
         note(f"wrote {json_file}")
 
 
-def _chosen(name: str, run: Callable[..., dict[str, Any]], **options: str | None) -> dict[str, str]:
-    """The options that were given.
+def _chosen(
+    name: str, run: Callable[..., dict[str, Any]], named: dict[str, str | None], words: list[str] | None
+) -> dict[str, Any]:
+    """The options that were given, by name or as words.
 
     Raises:
         UsageError: the benchmark does not take one of them.
     """
-    given = {option: value for option, value in options.items() if value is not None}
-    if refused := given.keys() - inspect.signature(run).parameters.keys():
-        raise UsageError(f"benchmark {name} takes no --{min(refused)}")
+    given = {option: value for option, value in named.items() if value is not None} | json_pairs(words)
+    known = inspect.signature(run).parameters.keys()
+    if refused := given.keys() - known:
+        raise UsageError(
+            f"benchmark {name} has no such option", got=min(refused), expected=", ".join(known) or "no options at all"
+        )
     return given
+
+
+def _first_line(path: Path) -> str:
+    """Of the docstring; the module is not run."""
+    told = ast.get_docstring(ast.parse(path.read_text(encoding="utf-8"))) or ""
+    return told.partition("\n")[0]
 
 
 def find_benchmarks(folder: Path) -> dict[str, Path]:

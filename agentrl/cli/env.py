@@ -11,15 +11,16 @@ from rich.text import Text
 
 from agentrl.cli.arguments import json_pairs
 from agentrl.cli.console import out
+from agentrl.cli.env_check import check_all, check_one
 from agentrl.cli.help import examples
 from agentrl.cli.play import play_in_terminal
 from agentrl.cli.web_play import play_in_browser
 from agentrl.env import EnvironmentSpec
 from agentrl.env_lookup import check_split, resolve_environment
 from agentrl.env_name import parse_env_name
-from agentrl.errors import AgentRLError, UsageError
+from agentrl.errors import UsageError
 from agentrl.registry import Kind, names
-from agentrl.testing.env_check import check_env
+from agentrl.testing.env_subject import Thoroughness
 
 app = typer.Typer(no_args_is_help=True)
 
@@ -70,18 +71,36 @@ def _size(spec: EnvironmentSpec, split: str) -> str:
         return str(error.hint or error)
 
 
-@app.command(epilog=examples("agentrl env check household", "agentrl env check my_game:GuessNumber-v0"))
+@app.command(
+    epilog=examples(
+        "agentrl env check household",
+        "agentrl env check my_game:GuessNumber-v0 --skip 'is as fast as it says'",
+        "agentrl env check --all --json -",
+    )
+)
 def check(
-    name: Name,
+    name: Annotated[str | None, typer.Argument(help="As of env show; /split may follow.")] = None,
     options: Options = None,
-    episodes: Annotated[int, typer.Option(min=1, help="How many tasks are played.")] = 8,
+    every: Annotated[bool, typer.Option("--all", help="Check every installed environment.")] = False,
+    episodes: Annotated[int, typer.Option(min=1, help="How many tasks are played, at least.")] = 8,
+    quick: Annotated[bool, typer.Option("--quick", help="Play as little as check_env does in tests.")] = False,
+    only: Annotated[list[str] | None, typer.Option(help="Check this rule only; may be repeated.")] = None,
+    skip: Annotated[list[str] | None, typer.Option(help="Leave this rule out; may be repeated.")] = None,
+    json_file: Annotated[str | None, typer.Option("--json", help="Write the report to this file; - prints it.")] = None,
 ) -> None:
-    """Check that an environment keeps the rules: seeding, types, rewards, experts, snapshots."""
-    report = check_env(name, options=json_pairs(options), episodes=episodes)
-    out.print(Text(str(report)))
-    if not report.passed:
-        broken = ", ".join(row.check for row in report.rows if not row.passed)
-        raise AgentRLError(f"environment {report.environment} breaks rules", got=broken)
+    """Check that an environment keeps the rules: seeding, splits, concurrency, rewards, memory, speed, leaks."""
+    settings = {
+        "episodes": episodes,
+        "thoroughness": Thoroughness.QUICK if quick else Thoroughness.FULL,
+        "only": only or (),
+        "skip": skip or (),
+    }
+    if every == (name is not None):
+        raise UsageError("it is not clear what to check", got=name or "nothing", expected="either a name, or --all")
+    if name is None:
+        check_all(json_file, **settings)
+    else:
+        check_one(name, json_file, options=json_pairs(options), **settings)
 
 
 @app.command(

@@ -8,6 +8,7 @@ import json
 import shutil
 import time
 from collections.abc import Callable, Sequence
+from contextlib import suppress
 from pathlib import Path
 from typing import Annotated
 
@@ -78,19 +79,15 @@ def serve(
         raise UsageError("nothing is to be launched", expected="--engine vllm or sglang, without engine.servers")
     served = find_model(model)
     make_folder(place)
-    launcher = make_launcher(
-        section,
-        served,
-        place,
-        dtype=config.model.dtype,
-        say=note,
-        ports=None if port is None else range(port, port + section.replicas),
-    )
-    note(f"serves {served}, logs: {place / LOGS}")
+    ports = None if port is None else range(port, port + section.replicas)
     try:
+        launcher = make_launcher(section, served, place, dtype=config.model.dtype, say=note, ports=ports)
+        note(f"serves {served}, logs: {place / LOGS}")
         asyncio.run(_serve(launcher))
     finally:
         shutil.rmtree(place / SERVED_MODEL, ignore_errors=True)
+        with suppress(OSError):  # it holds logs
+            place.rmdir()
 
 
 def make_folder(folder: Path) -> None:

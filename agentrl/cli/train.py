@@ -99,6 +99,10 @@ def _resumed(folder: Path, words: list[str] | None, shortcuts: list[str]) -> Run
 
 
 def _finish(run: Run) -> None:
-    with watching() as watcher:
-        result = train_run(run, watcher=watcher)
+    try:
+        with watching() as watcher:
+            result = train_run(run, watcher=watcher)
+    except KeyboardInterrupt:
+        note(f"ended at once; go on from the newest checkpoint with: agentrl train --resume {run.folder.path}")
+        raise
     print_run(result)

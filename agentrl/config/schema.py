@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from typing import Annotated, Any, Literal, Self
 
 from pydantic import BaseModel, ConfigDict, Field, field_validator, model_validator
@@ -188,6 +189,17 @@ class ScriptedEngineConfig(Section):
     """Deadline of one answer."""
 
 
+def _address(text: str) -> str:
+    """An address as servers are told of it.
+
+    Raises:
+        ValueError: it has no scheme, or no host.
+    """
+    if not re.match(r"https?://[^/\s]+", text):
+        raise ValueError(f"{text} is no address: write http://HOST:PORT")
+    return text
+
+
 class OpenAIEngineConfig(Section):
     type: Literal["openai"] = "openai"
     """Any OpenAI-compatible service; evaluation only: it gives text, not tokens."""
@@ -203,6 +215,11 @@ class OpenAIEngineConfig(Section):
     """New attempts after a refused or failed request."""
     max_concurrent: int = Field(32, ge=1)
     """Most requests at once."""
+
+    @field_validator("url")
+    @classmethod
+    def _url_is_an_address(cls, url: str) -> str:
+        return _address(url)
 
 
 class ServerEngineConfig(Section):
@@ -243,6 +260,11 @@ class ServerEngineConfig(Section):
     sleep: bool = False
     """Servers give back their GPU memory while the trainer trains, and wake with the next weights; for servers on the
     trainer's GPUs, with ``rollout.max_staleness`` 0."""
+
+    @field_validator("servers")
+    @classmethod
+    def _servers_have_addresses(cls, servers: str | list[str]) -> str | list[str]:
+        return servers if isinstance(servers, str) else [_address(url) for url in servers]
 
     @model_validator(mode="after")
     def _transport_fits(self) -> Self:

@@ -25,13 +25,28 @@ class Refused(EngineError):
     """The server answered with an error status.
 
     Attributes:
+        url: What was asked.
         status: The HTTP status.
         said: What the server says about it.
     """
 
     def __init__(self, url: str, status: int, said: str) -> None:
         super().__init__(f"{url} refused a request", got=f"{status}, {said!r}")
-        self.status, self.said = status, said
+        self.url, self.status, self.said = url, status, said
+
+    @property
+    def is_of_a_start(self) -> bool:
+        """A server that starts, or a proxy before it, may answer so."""
+        return self.status in (500, 502, 503, 504)
+
+    def of_another_server(self, engine: str) -> UsageError:
+        """What it means that the first route that an engine is asked for is refused."""
+        return UsageError(
+            f"{self.url} is not {engine}'s",
+            got=f"{self.status}, {self.said[:80]!r}",
+            expected=f"{engine} behind this address",
+            hint="check engine.type, and give the address of the server itself, without a path such as /v1",
+        )
 
 
 @dataclass(slots=True)
@@ -100,7 +115,7 @@ class HttpSession:
             status, answer = await self._send(session, method, route, data, headers)
             if status < 400:
                 return answer
-        return self._refuse(status, error_message(answer))
+        return self._refuse(route, status, error_message(answer))
 
     async def _send(
         self, session: aiohttp.ClientSession, method: str, route: str, data: bytes | None, headers: dict[str, str]
@@ -157,13 +172,13 @@ class HttpSession:
                 raise
             raise ServerLost(f"{what} cannot be reached", got=f"{type(error).__name__}: {error}") from error
 
-    def _refuse(self, status: int, said: str) -> bytes:
+    def _refuse(self, route: str, status: int, said: str) -> bytes:
         if status == 401:
             hint = "name the environment variable that holds its key in engine.api_key_variable"
             if self._key_variable is not None:
                 hint = f"put a valid key into the environment variable {self._key_variable}"
             raise UsageError(f"{self.url} refuses the key", got=f"{status}, {said!r}", hint=hint)
-        raise Refused(self.url, status, said)
+        raise Refused(self.url + route, status, said)
 
     def _decode(self, route: str, answer: bytes) -> Any:
         if not answer:

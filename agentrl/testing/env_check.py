@@ -6,59 +6,20 @@ assert report.passed, report
 
 from __future__ import annotations
 
-import enum
-from collections.abc import Callable, Mapping
-from dataclasses import dataclass
+import time
+from collections.abc import Callable, Collection, Mapping
 from typing import Any
 
 from agentrl.env import EnvironmentSpec
 from agentrl.env_lookup import check_split, parse_env_name, resolve_environment
-from agentrl.testing.env_rules import RULES
-from agentrl.testing.env_subject import Broken, Missing, Subject
+from agentrl.testing.env_report import CheckRow, CheckStatus, EnvCheckReport
+from agentrl.testing.env_rules.catalogue import choose_rules
+from agentrl.testing.env_rules.rule import Rule
+from agentrl.testing.env_session import EnvSession
+from agentrl.testing.env_subject import EFFORTS, Broken, Finding, Missing, Subject, Suspect, Thoroughness
 
 ENDLESS = 100
 """Steps after which play stops in environments that state no limit."""
-
-
-class CheckStatus(enum.StrEnum):
-    """What came out of a check."""
-
-    PASSED = "passed"
-    FAILED = "failed"
-    SKIPPED = "skipped"
-    """The environment does not have what would be checked."""
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class CheckRow:
-    """One rule."""
-
-    check: str
-    status: CheckStatus
-    detail: str
-
-    @property
-    def passed(self) -> bool:
-        """The rule is not broken."""
-        return self.status is not CheckStatus.FAILED
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class EnvCheckReport:
-    """What `check_env` found out."""
-
-    environment: str
-    rows: tuple[CheckRow, ...]
-
-    @property
-    def passed(self) -> bool:
-        """No rule is broken."""
-        return all(row.passed for row in self.rows)
-
-    def __str__(self) -> str:
-        width = max(len(row.check) for row in self.rows)
-        lines = [f"{row.status:<8} {row.check:<{width}}  {row.detail}" for row in self.rows]
-        return "\n".join([f"environment {self.environment}", *lines])
 
 
 def check_env(
@@ -67,29 +28,57 @@ def check_env(
     options: Mapping[str, Any] | None = None,
     split: str | None = None,
     episodes: int = 8,
+    thoroughness: Thoroughness = Thoroughness.QUICK,
+    only: Collection[str] = (),
+    skip: Collection[str] = (),
+    watch: Callable[[str], object] | None = None,
 ) -> EnvCheckReport:
-    """Check that an environment keeps the rules of its contract (`agentrl.testing.env_rules`).
+    """Check that an environment keeps the rules of its contract (`agentrl.testing.env_rules.catalogue`).
 
     Args:
         environment: A name (``household``, ``my_game:GuessNumber-v0``, ``household/valid_seen``), or a spec.
         options: Of the environment, put over the spec's own.
         split: Whose tasks are played; the one in the name, else the spec's first.
-        episodes: How many tasks are played.
+        episodes: How many tasks are played, at least.
+        thoroughness: How much more is played, for scores, timing, memory and splits.
+        only: Names of the rules to check; all when empty.
+        skip: Names of rules to leave out.
+        watch: Called with the name of each rule before it is checked.
 
     Raises:
-        UsageError: no such environment or split, or the options are wrong.
+        UsageError: no such environment, split or rule, the options are wrong, or a package or data is missing.
     """
+    rules = choose_rules(only=only, skip=skip)
+    subject = _subject(environment, options or {}, split, episodes, thoroughness)
+    EnvSession(subject.spec.make, subject.options).close()  # what it cannot be made without is missing for all rules
+    rows = []
+    for rule in rules:
+        if watch is not None:
+            watch(rule.name)
+        rows.append(_check(rule, subject))
+    return EnvCheckReport(environment=subject.spec.name, split=subject.split, rows=tuple(rows))
+
+
+def _subject(
+    environment: str | EnvironmentSpec,
+    options: Mapping[str, Any],
+    split: str | None,
+    episodes: int,
+    thoroughness: Thoroughness,
+) -> Subject:
     spec, named_split = _find(environment)
     chosen = check_split(spec, split or named_split or spec.splits[0])
-    merged = {**spec.options, **(options or {})}
+    merged = {**spec.options, **options}
     source = spec.tasks(chosen, **merged)
-    subject = Subject(
+    return Subject(
         spec=spec,
         options=merged,
+        split=chosen,
+        source=source,
         tasks=[source[index] for index in range(min(episodes, len(source)))],
         limit=spec.max_turns or ENDLESS,
+        effort=EFFORTS[thoroughness],
     )
-    return EnvCheckReport(environment=spec.name, rows=tuple(_check(rule, subject) for rule in RULES))
 
 
 def _find(environment: str | EnvironmentSpec) -> tuple[EnvironmentSpec, str | None]:
@@ -99,14 +88,28 @@ def _find(environment: str | EnvironmentSpec) -> tuple[EnvironmentSpec, str | No
     return resolve_environment(name), split
 
 
-def _check(rule: Callable[[Subject], str], subject: Subject) -> CheckRow:
-    """One row; what the environment raises breaks the rule, because nothing may escape from it."""
-    check = rule.__name__.replace("_", " ")
+def _check(rule: Rule, subject: Subject) -> CheckRow:
+    start = time.perf_counter()
+    status, finding = _look(rule, subject)
+    return CheckRow(
+        check=rule.name,
+        status=status,
+        detail=finding.detail,
+        figures=finding.figures,
+        mend=rule.mend if status in (CheckStatus.FAILED, CheckStatus.WARNED) else "",
+        seconds=time.perf_counter() - start,
+    )
+
+
+def _look(rule: Rule, subject: Subject) -> tuple[CheckStatus, Finding]:
+    """What a rule says; what the environment raises breaks the rule, because nothing may escape from it."""
     try:
-        return CheckRow(check=check, status=CheckStatus.PASSED, detail=rule(subject))
+        return CheckStatus.PASSED, rule.look(subject)
     except Missing as missing:
-        return CheckRow(check=check, status=CheckStatus.SKIPPED, detail=str(missing))
+        return CheckStatus.SKIPPED, Finding(detail=str(missing))
+    except Suspect as suspect:
+        return CheckStatus.WARNED, Finding(detail=str(suspect))
     except Broken as broken:
-        return CheckRow(check=check, status=CheckStatus.FAILED, detail=str(broken))
+        return CheckStatus.FAILED, Finding(detail=str(broken))
     except Exception as error:
-        return CheckRow(check=check, status=CheckStatus.FAILED, detail=f"{type(error).__name__}: {error}")
+        return CheckStatus.FAILED, Finding(detail=f"{type(error).__name__}: {error}")

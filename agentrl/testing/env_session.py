@@ -6,11 +6,11 @@ import asyncio
 import hashlib
 import inspect
 import random
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, NamedTuple, TypeAlias
 
-from agentrl.env import EnvironmentSpec, StepResult, optional_part
+from agentrl.env import AnyEnv, EnvironmentSpec, StepResult, optional_part, settled
 from agentrl.message import Content, TextPart
 from agentrl.task import Task
 
@@ -34,6 +34,11 @@ class Played:
     moments: tuple[Moment, ...]
     """The first one is the reset."""
     results: tuple[StepResult, ...]
+
+    @property
+    def actions(self) -> tuple[str, ...]:
+        """What was done."""
+        return tuple(moment.action for moment in self.moments[1:])
 
     @property
     def total(self) -> float:
@@ -67,13 +72,18 @@ class EnvSession:
 
     def reset(self, task: Task) -> Content:
         """Start a task's episode; the first observation."""
-        observation: Content = self._settle(self.env.reset(seed=task.seed, options=dict(task.options)))[0]
-        return observation
+        return self.start(task)[0]
+
+    def start(self, task: Task) -> tuple[Content, Mapping[str, Any]]:
+        """Start a task's episode; the first observation and the info."""
+        begun: tuple[Content, Mapping[str, Any]] = self._settle(
+            self.env.reset(seed=task.seed, options=dict(task.options))
+        )
+        return begun
 
     def step(self, action: str) -> StepResult:
         """Take an action."""
-        observation, reward, terminated, truncated, info = self._settle(self.env.step(action))
-        return StepResult(observation=observation, reward=reward, terminated=terminated, truncated=truncated, info=info)
+        return result_of(self._settle(self.env.step(action)))
 
     def call(self, name: str, *arguments: Any) -> Any:
         """Call an optional method; ``None`` when the environment does not have it."""
@@ -100,7 +110,7 @@ async def _wait_for(value: Any) -> Any:
 def play(session: EnvSession, task: Task, policy: Policy, limit: int) -> Played:
     """One episode of a task, of at most `limit` steps."""
     observation = session.reset(task)
-    moments = [Moment("", plain_text(observation), 0.0, False, False)]
+    moments = [opening_of(observation)]
     results: list[StepResult] = []
     while len(results) < limit and not (results and results[-1].done):
         action = policy(session, observation)
@@ -109,6 +119,27 @@ def play(session: EnvSession, task: Task, policy: Policy, limit: int) -> Played:
         results.append(result)
         moments.append(moment_of(action, result))
     return Played(moments=tuple(moments), results=tuple(results))
+
+
+async def replay(env: AnyEnv, task: Task, actions: Sequence[str]) -> list[Moment]:
+    """Take given actions in a task's episode; other coroutines have their turn before each."""
+    observation, _ = await settled(env.reset(seed=task.seed, options=dict(task.options)))
+    moments = [opening_of(observation)]
+    for action in actions:
+        await asyncio.sleep(0)
+        moments.append(moment_of(action, result_of(await settled(env.step(action)))))
+    return moments
+
+
+def result_of(returned: Any) -> StepResult:
+    """What `step` returned, as a record."""
+    observation, reward, terminated, truncated, info = returned
+    return StepResult(observation=observation, reward=reward, terminated=terminated, truncated=truncated, info=info)
+
+
+def opening_of(observation: Content) -> Moment:
+    """What a reset led to, as plain data."""
+    return Moment("", plain_text(observation), 0.0, False, False)
 
 
 def moment_of(action: str, result: StepResult) -> Moment:

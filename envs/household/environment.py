@@ -8,10 +8,11 @@ from typing import Any
 
 from agentrl.errors import UsageError
 
+from ..choices import choose
 from .game import HouseGame
 from .generator import generate
 from .goals import TaskType
-from .options import MAX_STEPS, choose, parse_options
+from .options import MAX_STEPS, parse_options
 from .scenes import Size
 from .state import House
 from .syntax import PutSyntax

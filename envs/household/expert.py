@@ -9,7 +9,7 @@ from __future__ import annotations
 import random
 import re
 from collections import Counter
-from collections.abc import Generator
+from collections.abc import Generator, Iterable
 
 from agentrl.errors import UsageError
 from agentrl.message import Content
@@ -70,6 +70,18 @@ class HouseholdExpert:
         return None if self._plan is None else self._plan.mistake(rng)
 
 
+def _one_of(kind: str | None, names: Iterable[str]) -> str:
+    """The first name of a kind.
+
+    Raises:
+        UsageError: there is none.
+    """
+    for name in names:
+        if kind_of(name) == kind:
+            return name
+    raise UsageError("the household expert does not find what the goal needs", expected=f"a {kind}")
+
+
 class _Plan:
     """What the expert knows, and its plan: a generator of actions that is sent what each of them led to."""
 
@@ -98,7 +110,7 @@ class _Plan:
         for _ in range(self.goal.needed):
             name = yield from self._fetch(outside=target if self.goal.needed > 1 else None)
             if treatment := self.goal.task_type.treatment:
-                appliance = next(place for place in self.receptacles if kind_of(place) == treatment.appliance)
+                appliance = _one_of(treatment.appliance, self.receptacles)
                 yield from self._go(appliance)
                 yield f"{treatment.verb} {name} with {appliance}"
             yield from self._look_into(target)
@@ -119,16 +131,16 @@ class _Plan:
         yield from self._fetch(outside=None)
         stand = yield from self._find(LAMP, outside=None)
         yield from self._go(stand)
-        yield f"use {next(name for name in self.contents[stand] if kind_of(name) == LAMP)}"
+        yield f"use {_one_of(LAMP, self.contents[stand])}"
 
     def _target(self) -> str:
-        return next(place for place in self.receptacles if kind_of(place) == self.goal.target_type)
+        return _one_of(self.goal.target_type, self.receptacles)
 
     def _fetch(self, *, outside: str | None) -> Generator[str, str, str]:
         """Find an object of the goal's type, take it, and return its name."""
         place = yield from self._find(self.goal.object_type, outside=outside)
         yield from self._look_into(place)
-        name = next(name for name in self.contents[place] if kind_of(name) == self.goal.object_type)
+        name = _one_of(self.goal.object_type, self.contents[place])
         yield f"take {name} from {place}"
         self.contents[place].remove(name)
         return name

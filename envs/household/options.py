@@ -2,20 +2,16 @@
 
 from __future__ import annotations
 
-import difflib
-import enum
 from collections.abc import Iterable
 from dataclasses import dataclass
-from typing import TypeVar
 
 from agentrl.errors import UsageError
 
+from ..choices import choose, choose_all
 from .goals import TaskType
 from .scenes import Size
 from .syntax import PutSyntax
 from .vocabulary import Room
-
-E = TypeVar("E", bound=enum.StrEnum)
 
 MAX_STEPS = 50
 
@@ -60,31 +56,3 @@ def parse_options(
             expected="; ".join(f"{task_type} in {' or '.join(task_type.rooms)}" for task_type in options.task_types),
         )
     return options
-
-
-def choose(kind: type[E], value: str, what: str) -> E:
-    """The member of an enum that `value` names.
-
-    Raises:
-        UsageError: it names none.
-    """
-    names = [member.value for member in kind]
-    if value not in names:
-        near = difflib.get_close_matches(str(value), names, n=1, cutoff=0.5)
-        hint = f"did you mean {near[0]!r}?" if near else None
-        raise UsageError(f"unknown {what}", got=repr(value), expected=f"one of {', '.join(names)}", hint=hint)
-    return kind(value)
-
-
-def choose_all(kind: type[E], values: Iterable[str] | None, what: str) -> tuple[E, ...]:
-    """The members that `values` name, without repetition; all when ``None``.
-
-    Raises:
-        UsageError: a value names none, there are none, or a bare string was given.
-    """
-    if values is None:
-        return tuple(kind)
-    chosen = [] if isinstance(values, str) else list(dict.fromkeys(choose(kind, value, what) for value in values))
-    if not chosen:
-        raise UsageError(f"no {what} given", got=repr(values), expected="a list of names")
-    return tuple(chosen)

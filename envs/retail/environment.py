@@ -5,7 +5,7 @@ from __future__ import annotations
 import contextlib
 import hashlib
 import string
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from random import Random
 from typing import Any
 
@@ -21,9 +21,10 @@ from .customer import Customer
 from .database import Database, Store
 from .desk import Desk
 from .expert import RetailExpert
+from .generator import TRAIN
 from .hearing import says_amount
 from .options import MAX_STEPS, parse_options
-from .tasks import SIZES, Case, case_of
+from .tasks import Case, RetailTasks, case_of
 from .tools import RESPOND, parse_call, tools_of
 
 Step = tuple[str, float, bool, bool, dict[str, Any]]
@@ -39,12 +40,20 @@ class RetailDesk(gymnasium.Env[str, str]):
 
     Args:
         max_steps: Calls and utterances after which an episode is truncated.
+        task_types: Types of tasks that the seed draws among; all when left out.
+        personas: Customers that the seed draws among; all when left out.
     """
 
     action_hint = ""
 
-    def __init__(self, *, max_steps: int = MAX_STEPS) -> None:
-        self.options = parse_options(max_steps=max_steps)
+    def __init__(
+        self,
+        *,
+        max_steps: int = MAX_STEPS,
+        task_types: Iterable[str] | None = None,
+        personas: Iterable[str] | None = None,
+    ) -> None:
+        self.options = parse_options(max_steps=max_steps, task_types=task_types, personas=personas)
         self.observation_space = Text(16384, charset=string.printable)
         self.action_space = Text(512, charset=string.printable)
         self._desk = Desk(Database(Store(users={}, products={}, orders={})))
@@ -73,10 +82,13 @@ class RetailDesk(gymnasium.Env[str, str]):
         if set(options or {}) - {"task_id"}:
             raise UsageError("retail cannot reset with these options", got=", ".join(options or {}), expected="task_id")
         drawn = int(self.np_random.integers(2**31)) if seed is None else seed
-        task_id = (options or {}).get("task_id", f"train-{int(Random(f'task {drawn}').random() * SIZES['train'])}")
-        case = case_of(task_id)
+        case = case_of((options or {}).get("task_id") or self._draw(drawn))
         self._enter(case, Database(case.store), Customer(case.scenario, case.expected), said=[], steps=0)
         return self._customer.open(), self._info()
+
+    def _draw(self, seed: int) -> str:
+        tasks = RetailTasks(TRAIN, self.options)
+        return tasks[int(Random(f"task {seed}").random() * len(tasks))].id
 
     def step(self, action: str) -> Step:
         """Say something, or call a tool.

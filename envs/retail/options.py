@@ -2,9 +2,13 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterable
 from dataclasses import dataclass
 
 from agentrl.errors import UsageError
+
+from ..choices import choose_all
+from .requests import Persona, TaskType
 
 MAX_STEPS = 40
 
@@ -14,9 +18,16 @@ class RetailOptions:
     """What the environment and its task source are made with."""
 
     max_steps: int
+    task_types: tuple[TaskType, ...]
+    personas: tuple[Persona, ...]
 
 
-def parse_options(*, max_steps: int = MAX_STEPS) -> RetailOptions:
+def parse_options(
+    *,
+    max_steps: int = MAX_STEPS,
+    task_types: Iterable[str] | None = None,
+    personas: Iterable[str] | None = None,
+) -> RetailOptions:
     """Check options as they stand in a config.
 
     Raises:
@@ -24,4 +35,8 @@ def parse_options(*, max_steps: int = MAX_STEPS) -> RetailOptions:
     """
     if max_steps < 1:
         raise UsageError("retail's max_steps is too small", got=max_steps, expected="at least 1")
-    return RetailOptions(max_steps=max_steps)
+    return RetailOptions(
+        max_steps=max_steps,
+        task_types=choose_all(TaskType, task_types, "retail task type"),
+        personas=choose_all(Persona, personas, "retail persona"),
+    )

@@ -9,7 +9,7 @@ from typing import Any, NamedTuple
 
 
 class RequestKind(enum.StrEnum):
-    """A kind of request; the type of a task."""
+    """A kind of request."""
 
     CANCEL = "cancel_order"
     ITEMS = "modify_items"
@@ -21,6 +21,21 @@ class RequestKind(enum.StrEnum):
     REFUSED = "refused_cancel"
     """Asks to cancel what was delivered, and must be told no."""
     TRANSFER = "transfer"
+
+
+class TaskType(enum.StrEnum):
+    """The type of a task: the kind of its only request, or that there are two."""
+
+    CANCEL = RequestKind.CANCEL.value
+    ITEMS = RequestKind.ITEMS.value
+    ADDRESS = RequestKind.ADDRESS.value
+    PAYMENT = RequestKind.PAYMENT.value
+    RETURN = RequestKind.RETURN.value
+    EXCHANGE = RequestKind.EXCHANGE.value
+    QUESTION = RequestKind.QUESTION.value
+    REFUSED = RequestKind.REFUSED.value
+    TRANSFER = RequestKind.TRANSFER.value
+    TWO_REQUESTS = "two_requests"
 
 
 class Topic(enum.StrEnum):
@@ -97,8 +112,8 @@ class Scenario:
     requests: tuple[Request, ...]
 
     @property
-    def task_type(self) -> str:
+    def task_type(self) -> TaskType:
         """The kind of the only request; a refused one comes with another."""
         kinds = [request.kind for request in self.requests]
         single = len(kinds) == 1 or kinds[0] is RequestKind.REFUSED
-        return kinds[0].value if single else "two_requests"
+        return TaskType(kinds[0].value) if single else TaskType.TWO_REQUESTS

@@ -30,8 +30,7 @@ Each turn you either call a tool, or answer in plain words: the customer hears w
 
 def tasks(split: str, **options: Any) -> RetailTasks:
     """The task source of a split, under the environment's options."""
-    parse_options(**options)
-    return RetailTasks(split)
+    return RetailTasks(split, parse_options(**options))
 
 
 SPEC = EnvironmentSpec(

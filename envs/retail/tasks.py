@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import functools
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from random import Random
 from typing import Any
@@ -14,7 +14,8 @@ from agentrl.task import Task
 from .database import Database, Store
 from .desk import Desk
 from .generator import SPLITS, TEST, TRAIN, VALID, check_split, store_of
-from .requests import RequestKind, Scenario
+from .options import RetailOptions
+from .requests import Persona, RequestKind, Scenario, TaskType
 from .scenarios import draw_scenario
 
 ENVIRONMENT = "retail"
@@ -45,28 +46,50 @@ class Case:
 class RetailTasks:
     """The tasks of a split.
 
+    Args:
+        split: Which one.
+        options: Which types of tasks and personas of customers.
+
     Raises:
-        UsageError: no such split.
+        UsageError: no such split, or it has no task of these types and personas.
     """
 
-    def __init__(self, split: str) -> None:
+    def __init__(self, split: str, options: RetailOptions) -> None:
         check_split(split)
         self.split = split
+        self._numbers = _numbers(split, options.task_types, options.personas)
+        if not self._numbers:
+            raise UsageError(
+                f"split {split} of retail has no such tasks",
+                got=f"task types {', '.join(options.task_types)}; personas {', '.join(options.personas)}",
+                expected="other task types or personas",
+            )
 
     def __len__(self) -> int:
-        return SIZES[self.split]
+        return len(self._numbers)
 
     def __getitem__(self, index: int) -> Task:
         if not 0 <= index < len(self):
             raise IndexError(index)
-        task_id = f"{self.split}-{index}"
+        number = self._numbers[index]
+        task_id = f"{self.split}-{number}"
         return Task(
             id=task_id,
             environment=ENVIRONMENT,
-            seed=FIRST_SEED[self.split] + index,
+            seed=FIRST_SEED[self.split] + number,
             options={"task_id": task_id},
             type=case_of(task_id).scenario.task_type,
         )
+
+
+@functools.cache
+def _numbers(split: str, task_types: tuple[TaskType, ...], personas: tuple[Persona, ...]) -> Sequence[int]:
+    """The numbers of a split's tasks; only a choice needs to look at each."""
+    numbers = range(SIZES[split])
+    if set(task_types) == set(TaskType) and set(personas) == set(Persona):
+        return numbers
+    scenarios = ((number, case_of(f"{split}-{number}").scenario) for number in numbers)
+    return [number for number, it in scenarios if it.task_type in task_types and it.persona in personas]
 
 
 @functools.lru_cache(maxsize=4096)

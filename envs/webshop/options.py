@@ -2,18 +2,15 @@
 
 from __future__ import annotations
 
-import difflib
 import enum
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TypeVar
 
 from agentrl.errors import UsageError
 
+from ..choices import choose
 from .goals import GoalKind
 from .nouns import NounTagger
-
-E = TypeVar("E", bound=enum.StrEnum)
 
 MAX_STEPS = 15
 GENERATED_PRODUCTS = 6000
@@ -85,17 +82,3 @@ def parse_options(
         max_steps=max_steps,
         pictures=pictures,
     )
-
-
-def choose(kind: type[E], value: str, what: str) -> E:
-    """The member of an enum that `value` names.
-
-    Raises:
-        UsageError: it names none.
-    """
-    names = [member.value for member in kind]
-    if value not in names:
-        near = difflib.get_close_matches(str(value), names, n=1, cutoff=0.5)
-        hint = f"did you mean {near[0]!r}?" if near else None
-        raise UsageError(f"unknown {what}", got=repr(value), expected=f"one of {', '.join(names)}", hint=hint)
-    return kind(value)

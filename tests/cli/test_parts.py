@@ -29,7 +29,9 @@ def test_environments_are_listed_and_shown(agentrl: Cli) -> None:
 def test_checking_prints_each_rule_and_fails_where_one_is_broken(
     agentrl: Cli, workplace: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    assert agentrl("env", "check", "guess_number", "--episodes", "2").code == 0
+    ended = agentrl("env", "check", "guess_number", "--episodes", "2", "--quick")
+    assert ended.code == 0, ended.err
+    assert re.search("passed +is deterministic +", ended.out)
     (workplace / "shaky_world.py").write_text(
         "import gymnasium as gym, itertools\n"
         "counter = itertools.count()\n"
@@ -42,10 +44,40 @@ def test_checking_prints_each_rule_and_fails_where_one_is_broken(
         "        return 'end', 0.0, True, False, {}\n"
     )
     monkeypatch.syspath_prepend(str(workplace))
-    ended = agentrl("env", "check", "shaky_world:Shaky", "--episodes", "2")
+    ended = agentrl("env", "check", "shaky_world:Shaky", "--episodes", "2", "--quick")
     assert ended.code == 1
-    assert "failed   is deterministic" in ended.out
+    assert re.search("failed +is deterministic +", ended.out)
+    assert "→ is deterministic: draw from" in ended.out
     assert "breaks rules" in ended.err
+
+
+RULE = ("--only", "has tasks")
+
+
+def test_a_check_is_written_as_json(agentrl: Cli, workplace: Path) -> None:
+    printed = json.loads(agentrl("env", "check", "guess_number", *RULE, "--json", "-").out)
+    assert [row["status"] for row in printed["rows"]] == ["passed"]
+    assert "100,000" in agentrl("env", "check", "guess_number", *RULE, "--json", "report.json").out
+    assert json.loads((workplace / "report.json").read_text())["environment"] == "guess_number"
+
+
+def test_all_environments_are_checked_and_those_without_their_data_are_left_out(
+    agentrl: Cli, workplace: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("ALFWORLD_DATA", str(workplace))
+    ended = agentrl("env", "check", "--all", *RULE, "--json", "report.json")
+    assert ended.code == 0, ended.err
+    assert re.search("household +passed +1 of 1 ", ended.out)
+    assert re.search("alfworld +skipped +there are no games", ended.out)
+    written = json.loads((workplace / "report.json").read_text())
+    assert {report["environment"] for report in written["environments"]} | {*written["skipped"]} == {
+        *names(Kind.ENVIRONMENT)
+    }
+
+
+@pytest.mark.parametrize("words", [(), ("household", "--all"), ("--all", "--only", "has task")])
+def test_a_check_of_nothing_is_wrong_usage(agentrl: Cli, words: tuple[str, ...]) -> None:
+    assert agentrl("env", "check", *words).code == 2
 
 
 def play(agentrl: Cli, monkeypatch: pytest.MonkeyPatch, typed: str, *words: str) -> str:
@@ -114,13 +146,19 @@ def test_configs_are_listed_and_documented(agentrl: Cli, workplace: Path) -> Non
 def test_benchmarks_are_found_and_run(agentrl: Cli, workplace: Path) -> None:
     folder = workplace / "benchmarks"
     folder.mkdir()
-    (folder / "sums.py").write_text("def run():\n    return {'sum': {'per_s': 12345.0}, 'machine': 'here'}\n")
-    (folder / "empty.py").write_text("")
-    assert agentrl("bench").out.split() == ["empty", "sums"]
+    (folder / "sums.py").write_text(
+        "def run(*, terms=2):\n    return {'sum': {'per_s': 12345.0}, 'machine': 'here', 'terms': terms}\n"
+    )
+    (folder / "empty.py").write_text('"""Measures nothing.\n\nAnd has no end."""')
+    assert [line.split(maxsplit=1)[1:] for line in agentrl("bench").out.splitlines()[1:]] == [["Measures nothing."], []]
     ended = agentrl("bench", "sums", "--json", "sums.json")
     assert ended.code == 0, ended.err
     assert "1.234e+04" in ended.out
     assert json.loads((workplace / "sums.json").read_text())["machine"] == "here"
+    assert re.search(r"terms +\[3, 4\]", agentrl("bench", "sums", "terms=[3, 4]").out)
+    assert (
+        "benchmark sums has no such option: got engine, expected terms" in agentrl("bench", "sums", "engine=vllm").err
+    )
     assert "no function run()" in agentrl("bench", "empty").err
     assert "expected one of empty, sums" in agentrl("bench", "other").err
 

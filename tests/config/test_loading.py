@@ -99,6 +99,8 @@ def test_a_mistake_is_named_with_its_place(config_file, text, overrides, message
         (["environment.isolation=inline", "environment.workers=2"], "environment.workers is ignored"),
         (["sft.check_every=5"], "sft.check_every is ignored without sft.stop_at"),
         (["engine={type: vllm, servers: []}"], "engine.servers is empty"),
+        (["engine={type: vllm, servers: ['localhost:8000']}"], "localhost:8000 is no address: write http://HOST:PORT"),
+        (["engine={type: openai, url: localhost, model: m}"], "localhost is no address"),
         (["engine={type: vllm, transport: tensor}"], "engine.transport tensor is SGLang's"),
         (["engine={type: vllm, transport: cuda_ipc, tensor_parallel: 2}"], "with engine.tensor_parallel 2"),
         (["engine={type: sglang, transport: cuda_ipc, replicas: 2}"], "with 2 engine.replicas"),

@@ -79,12 +79,12 @@ def url(engine, household_model, tmp_path_factory):
     """A server that `agentrl serve` runs, until it is interrupted."""
     folder = tmp_path_factory.mktemp("serve")
     words = ["serve", "--engine", engine, "--model", str(household_model), "--folder", "serve", "engine.max_running=16"]
-    process = subprocess.Popen([PROGRAM, *words], cwd=folder, stdout=subprocess.PIPE, text=True)
-    address = process.stdout.readline().strip()
-    assert address.startswith("http://127.0.0.1:")
-    yield address
-    process.send_signal(signal.SIGINT)
-    assert process.wait(timeout=60) == 0
+    with subprocess.Popen([PROGRAM, *words], cwd=folder, stdout=subprocess.PIPE, text=True) as process:
+        address = process.stdout.readline().strip()
+        assert address.startswith("http://127.0.0.1:")
+        yield address
+        process.send_signal(signal.SIGINT)
+        assert process.wait(timeout=60) == 0
 
 
 def test_a_launched_server_plays_what_the_local_engine_plays(engine, greedy, local):

@@ -17,7 +17,7 @@ from agentrl.envs.retail.environment import RetailDesk
 from agentrl.envs.retail.expert import RetailExpert
 from agentrl.envs.retail.generator import SPLITS, store_of
 from agentrl.envs.retail.phrases import STOP
-from agentrl.envs.retail.requests import Persona, RequestKind
+from agentrl.envs.retail.requests import Persona, RequestKind, TaskType
 from agentrl.envs.retail.spec import SPEC
 from agentrl.envs.retail.tasks import Case, case_of
 from agentrl.envs.retail.tools import call_text, declared_tools, parse_call
@@ -282,6 +282,19 @@ def test_a_seed_draws_a_training_task() -> None:
     env.reset()
 
 
+def test_types_and_personas_can_be_chosen() -> None:
+    options: dict[str, Any] = {"task_types": ["question", "two_requests"], "personas": ["terse"]}
+    source = SPEC.tasks("valid", **options)
+    chosen = [case_of(source[number].id).scenario for number in range(len(source))]
+    assert {scenario.task_type for scenario in chosen} == {"question", "two_requests"}
+    assert {scenario.persona for scenario in chosen} == {Persona.TERSE}
+    assert len(source) < len(SPEC.tasks("valid"))
+    env = SPEC.make(**options)
+    assert {env.reset(seed=seed)[1]["task_type"] for seed in range(20)} == {"question", "two_requests"}
+    everything = SPEC.tasks("valid", task_types=[*TaskType], personas=[*Persona])
+    assert [task.id for task in everything] == [task.id for task in SPEC.tasks("valid")]
+
+
 @pytest.mark.parametrize("options", [{"task": "valid-1"}, {"task_id": "none-1"}, {"task_id": "valid-108"}])
 def test_wrong_reset_options_are_refused(options: dict[str, Any]) -> None:
     with pytest.raises(UsageError, match=r"cannot reset with these options|no such retail task"):
@@ -293,6 +306,12 @@ def test_mistakes_of_the_user_are_named() -> None:
         SPEC.tasks("dev")
     with pytest.raises(UsageError, match="max_steps is too small"):
         SPEC.make(max_steps=0)
+    with pytest.raises(UsageError, match=r"unknown retail task type.*Did you mean 'question'"):
+        SPEC.make(task_types=["questions"])
+    with pytest.raises(UsageError, match="unknown retail persona"):
+        SPEC.tasks("valid", personas=["rude"])
+    with pytest.raises(UsageError, match="split valid of retail has no such tasks"):
+        SPEC.tasks("valid", task_types=["question"], personas=["direct"])
     with pytest.raises(UsageError, match="no episode yet"):
         RetailDesk().step("Hello.")
     expert = RetailExpert()

@@ -29,6 +29,13 @@ def test_frozen_lake_shows_a_map_with_the_agent() -> None:
     assert len({env.reset(seed=seed)[0] for seed in range(10)}) > 5
 
 
+def test_no_two_splits_share_a_lake() -> None:
+    env = FrozenLake()
+    maps = [{env.reset(seed=SPEC.tasks(split)[number].seed)[0] for number in range(60)} for split in SPEC.splits]
+    assert min(map(len, maps)) > 20
+    assert len(set.union(*maps)) == sum(map(len, maps))
+
+
 @pytest.mark.parametrize("size", [2, 4, 8])
 def test_the_frozen_lake_expert_always_arrives(size: int) -> None:
     env = FrozenLake(size=size)

@@ -39,9 +39,9 @@ async def pool_of(folder):
     """Pools over servers of this process, closed in the end."""
     pools = []
 
-    def build(count=2, *, restart=None, version=0, **settings):
+    def build(count=2, *, restart=None, version=0, say=print, **settings):
         servers = [LocalServer(folder, name=str(index)) for index in range(count)]
-        pool = ServerPool(servers, PoolSettings(**(FAST | settings)), restart=restart, version=version)
+        pool = ServerPool(servers, PoolSettings(**(FAST | settings)), restart=restart, version=version, say=say)
         pools.append(pool)
         return pool, servers
 
@@ -147,7 +147,8 @@ async def test_a_killed_server_that_was_launched_comes_back(pool_of, folder, req
 
 
 async def test_a_server_that_hangs_is_lost_and_taken_in_again_when_it_wakes(pool_of, request_of):
-    pool, servers = pool_of()
+    said = []
+    pool, servers = pool_of(say=said.append)
     tasks = await in_flight(pool, servers, long_requests(request_of, 4))
     servers[1].hang()
     answers = await asyncio.gather(*tasks)
@@ -155,7 +156,30 @@ async def test_a_server_that_hangs_is_lost_and_taken_in_again_when_it_wakes(pool
     assert pool.servers == [servers[0]]
     servers[1].wake()
     await until(lambda: state(pool, 1) == "serving")
+    lost, back = said
+    assert f"server {servers[1].url} is lost: its health route did not answer" in lost
+    assert back == f"server {servers[1].url} serves again with weights of version 0"
     assert (await pool.generate(request_of([9], "later", max_tokens=3))).stop_reason is StopReason.LENGTH
+
+
+async def test_long_waits_are_told(pool_of, monkeypatch):
+    said = []
+    monkeypatch.setattr("agentrl.serving.pool.group.SAID_EVERY_S", 0.001)
+    pool, servers = pool_of(1, say=said.append, connect_timeout_s=50)
+    servers[0].hang()
+    starting = asyncio.create_task(pool.start())
+    await until(lambda: len(said) >= 2)
+    assert said[0].startswith(f"waiting for {servers[0].url}: 0 s of at most 50 s")
+    servers[0].wake()
+    await starting
+    servers[0].hang()
+    await until(lambda: not pool.servers)
+    said.clear()
+    returning = asyncio.create_task(pool.group.wait_for_server(deadline_s=50))
+    await until(lambda: said)
+    assert said[0].startswith("no server is there; waiting for one to come back: 0 s of at most 50 s")
+    servers[0].wake()
+    await returning
 
 
 async def test_when_all_servers_hang_requests_wait_and_an_abort_still_ends_them(pool_of, request_of):

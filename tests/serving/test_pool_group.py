@@ -32,7 +32,13 @@ async def group():
     settings = PoolSettings(check_every_s=600, retry_s=600)
     servers = [a_server("a"), a_server("b")]
     group = ServerGroup(
-        servers, settings, restart=None, version=0, on_change=lambda: None, on_failure=lambda error: None
+        servers,
+        settings,
+        restart=None,
+        version=0,
+        on_change=lambda: None,
+        on_failure=lambda error: None,
+        say=lambda text: None,
     )
     await group.start()
     yield group

@@ -40,6 +40,7 @@ class FakeSGLang:
         """Statuses and messages of the next updates; 200 when empty."""
         self.hears_aborts = True
         self.starting = 0
+        self.strange = False
         """How often it says that it is not ready."""
 
     def application(self):
@@ -55,6 +56,8 @@ class FakeSGLang:
     async def control(self, request):
         path = request.path
         self.calls.append(path)
+        if self.strange:
+            return web.json_response({}, status=404)
         if path == "/model_info" and self.starting:
             self.starting -= 1
             return web.json_response({}, status=503)
@@ -158,6 +161,13 @@ async def test_a_version_without_a_route_and_another_vocabulary_are_refused():
         fake.routes.remove("/v1/loads")
         with pytest.raises(UsageError, match="has no /v1/loads"):
             await client.connect(deadline_s=10)
+
+
+async def test_another_program_is_told_at_once():
+    async with serving(connect=False) as (fake, client):
+        fake.strange = True
+        with pytest.raises(UsageError, match=r"/model_info is not SGLang's: got 404.*[Cc]heck engine.type"):
+            await client.connect(deadline_s=600)
 
 
 async def test_a_server_that_does_not_become_ready_is_lost():

@@ -325,6 +325,11 @@ async def test_an_old_vllm_and_another_program_are_told_apart():
         fake.answers["/version"] = web.Response(status=404)
         with pytest.raises(UsageError, match="is not a vLLM server"):
             await server.connect(deadline_s=10)
+        fake.answers["/health"] = web.Response(status=404, text="no such page")
+        with pytest.raises(
+            UsageError, match=r"/health is not vLLM's: got 404, 'no such page'.*without a path such as /v1"
+        ):
+            await server.connect(deadline_s=600)
 
 
 async def test_a_server_that_does_not_become_ready_is_lost():

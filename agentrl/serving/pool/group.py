@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import asyncio
 import time
-from collections.abc import Awaitable, Callable, Mapping, Sequence
+from collections.abc import AsyncIterator, Awaitable, Callable, Mapping, Sequence
+from contextlib import asynccontextmanager
 from typing import Any, TypeAlias
 
 from agentrl.errors import AgentRLError, EngineError, TrainingError, UsageError, async_boundary
@@ -16,6 +17,9 @@ from agentrl.serving.pool.settings import PoolSettings
 
 CLEANING_S = 15.0
 """For how long a call that is given up may clean up after itself before the server is brought back."""
+
+SAID_EVERY_S = 10.0
+"""Between two words about a wait that goes on."""
 
 Action: TypeAlias = Callable[[InferenceServer], Awaitable[object]]
 Deliver: TypeAlias = Callable[[Mapping[str, Any] | None, int], Awaitable[object]]
@@ -31,6 +35,7 @@ class ServerGroup:
         version: Version of the weights that the servers start with.
         on_change: Told when a server comes, goes, or takes more or fewer requests.
         on_failure: Told when nothing can be served any more, and why.
+        say: Told what a person should know: losses, returns, long waits.
 
     Attributes:
         changing: Held while weights change, and while a server comes back.
@@ -47,6 +52,7 @@ class ServerGroup:
         version: int,
         on_change: Callable[[], None],
         on_failure: Callable[[AgentRLError], None],
+        say: Callable[[str], None],
     ) -> None:
         if not servers:
             raise UsageError("a pool needs servers", got="none", expected="at least one")
@@ -58,6 +64,7 @@ class ServerGroup:
         self._initial = list(servers)
         self._on_change = on_change
         self._on_failure = on_failure
+        self._say = say
         self._failure: AgentRLError | None = None
         self._changed = asyncio.Event()
         self._deliver: Deliver | None = None
@@ -70,6 +77,7 @@ class ServerGroup:
             is_paused=lambda: self.is_paused,
             on_change=self.changed,
             on_failure=self.fail,
+            say=say,
         )
 
     @property
@@ -86,8 +94,7 @@ class ServerGroup:
             UsageError: servers of different models, or one that cannot work.
             EngineError: one does not answer.
         """
-        deadline_s = self.settings.connect_timeout_s
-        await asyncio.gather(*(server.connect(deadline_s=deadline_s) for server in self._initial))
+        await asyncio.gather(*map(self._connect, self._initial))
         capabilities = common_capabilities([server.capabilities for server in self._initial])
         self.members = [
             Member.of(index, server, self.settings, time.monotonic) for index, server in enumerate(self._initial)
@@ -97,6 +104,28 @@ class ServerGroup:
             for member in self.members
         ]
         return capabilities
+
+    async def _connect(self, server: InferenceServer) -> None:
+        deadline_s = self.settings.connect_timeout_s
+        async with self._saying(f"waiting for {server.url}", deadline_s):
+            await server.connect(deadline_s=deadline_s)
+
+    @asynccontextmanager
+    async def _saying(self, what: str, deadline_s: float) -> AsyncIterator[None]:
+        """Say now and then that the block still waits, and for how long it will."""
+
+        async def say() -> None:
+            waited_s = 0.0
+            while True:
+                await asyncio.sleep(SAID_EVERY_S)
+                waited_s += SAID_EVERY_S
+                self._say(f"{what}: {waited_s:.0f} s of at most {deadline_s:.0f} s")
+
+        saying = asyncio.create_task(say(), name=what)
+        try:
+            yield
+        finally:
+            saying.cancel()
 
     def changed(self) -> None:
         """Tell everybody that something changed; the end, when no server is left."""
@@ -190,7 +219,11 @@ class ServerGroup:
         Raises:
             EngineError: none does within the deadline, or ever will.
         """
-        async with async_boundary(EngineError, "the return of a server", deadline_s=deadline_s):
+        what = "no server is there; waiting for one to come back"
+        async with (
+            async_boundary(EngineError, "the return of a server", deadline_s=deadline_s),
+            self._saying(what, deadline_s),
+        ):
             while not self.servers:
                 if self._failure is not None:
                     raise self._failure

@@ -54,6 +54,8 @@ class Keeper:
     """A server came, went, or may take more or fewer requests."""
     on_failure: Callable[[TrainingError], None]
     """Training must stop."""
+    say: Callable[[str], None]
+    """Is told of losses and returns."""
     bring_up_to_date: Callable[[InferenceServer], Awaitable[object]] | None = None
     """Gives a server the current weights and verifies them."""
     changes_running: int = field(default=0)
@@ -68,7 +70,7 @@ class Keeper:
     def lose(self, member: Member, why: object) -> None:
         """A server is lost: its requests go elsewhere."""
         if member.state.is_in:
-            _log.warning("server %s is lost: %s", member.server.url, why)
+            self.say(f"server {member.server.url} is lost: {why}")
             member.lose(str(why))
             self.on_change()
 
@@ -158,12 +160,12 @@ class Keeper:
                 self._give_up(member)
                 return
             except AgentRLError as error:
-                _log.warning("server %s could not be brought back: %s", member.server.url, error)
+                self.say(f"server {member.server.url} could not be brought back: {error}")
                 wait_s = min(2 * wait_s, self.settings.longest_retry_s)
             await asyncio.sleep(wait_s)
 
     def _give_up(self, member: Member) -> None:
-        _log.error("server %s is given up after %d attempts", member.server.url, member.attempts)
+        self.say(f"server {member.server.url} is given up after {member.attempts} attempts")
         member.state = MemberState.REMOVED
         self.on_change()
 
@@ -179,7 +181,7 @@ class Keeper:
         async with self.changing:
             await self._prepare(server)
             member.join(server)
-        _log.warning("server %s serves again with weights of version %d", server.url, self.version())
+        self.say(f"server {server.url} serves again with weights of version {self.version()}")
         self.on_change()
         return True
 

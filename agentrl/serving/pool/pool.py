@@ -15,7 +15,8 @@ Weights do not pass through here: weight sync talks to the pool's `group`.
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Mapping, Sequence
+import logging
+from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import replace
 from typing import Any
@@ -32,6 +33,8 @@ from agentrl.serving.pool.settings import PoolSettings
 from agentrl.serving.pool.waiting import PoolRequest
 from agentrl.serving.request import check_is_new
 
+_log = logging.getLogger(__name__)
+
 NOTHING_SAMPLED = Generation(token_ids=[], logprobs=[], versions=[], stop_reason=StopReason.ABORT)
 
 
@@ -43,6 +46,7 @@ class ServerPool(PolicyEngine):
         settings: Deadlines and counts.
         restart: Starts a launched server again; without it, lost servers are waited for.
         version: Version of the weights that the servers start with.
+        say: Is told what a person should know: losses, returns, long waits; the log when left out.
 
     Attributes:
         group: The servers, for weight sync.
@@ -55,6 +59,7 @@ class ServerPool(PolicyEngine):
         *,
         restart: Restart | None = None,
         version: int = 0,
+        say: Callable[[str], None] = _log.warning,
     ) -> None:
         self.settings = settings or PoolSettings()
         self.group = ServerGroup(
@@ -64,6 +69,7 @@ class ServerPool(PolicyEngine):
             version=version,
             on_change=self._place,
             on_failure=self._fail,
+            say=say,
         )
         self._router = Router([ServerPlaces() for _ in servers])
         self._requests: dict[str, PoolRequest] = {}

@@ -26,7 +26,6 @@ from agentrl.serving.sglang.updates import BEGIN
 ATTEMPT_S = 5.0
 """Deadline of one attempt to reach a server that may still be starting."""
 ATTEMPT_EVERY_S = 0.2
-SERVICE_UNAVAILABLE = 503
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -63,8 +62,9 @@ async def _wait_for_model(http: HttpSession, until: float) -> Any:
         try:
             return await http.get("/model_info", deadline_s=max(0.001, min(left, ATTEMPT_S)))
         except (ServerLost, Refused) as error:
-            is_starting = isinstance(error, ServerLost) or error.status == SERVICE_UNAVAILABLE
-            if not is_starting or left <= ATTEMPT_EVERY_S:
+            if isinstance(error, Refused) and not error.is_of_a_start:
+                raise error.of_another_server("SGLang") from error
+            if left <= ATTEMPT_EVERY_S:
                 raise
         await asyncio.sleep(ATTEMPT_EVERY_S)
 

@@ -34,6 +34,7 @@ async def wait_until_healthy(http: HttpSession, *, deadline_s: float) -> None:
     """Ask until the server answers.
 
     Raises:
+        UsageError: something else answers.
         ServerLost: it does not within the deadline; says what happened last.
     """
     end, wait_s = time.monotonic() + deadline_s, FIRST_WAIT_S
@@ -41,6 +42,8 @@ async def wait_until_healthy(http: HttpSession, *, deadline_s: float) -> None:
         try:
             await http.get_text("/health", deadline_s=max(end - time.monotonic(), FIRST_WAIT_S))
         except (ServerLost, Refused) as error:
+            if isinstance(error, Refused) and not error.is_of_a_start:
+                raise error.of_another_server("vLLM") from error
             if time.monotonic() + wait_s >= end:
                 raise ServerLost(f"{http.url} did not become ready in {deadline_s:g} s", got=error) from error
         else:

@@ -4,9 +4,10 @@ from __future__ import annotations
 
 import asyncio
 import itertools
+import time
 import uuid
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
@@ -87,6 +88,7 @@ class VLLMServer(InferenceServer):
         running = _Running(wire_id=f"{request.request_id}-{self._client}-{next(self._numbers)}")
         body = encode_request(request, wire_id=running.wire_id, max_context=self.capabilities.max_context)
         self._running[request.request_id] = running
+        began = time.perf_counter()
         try:
             answer = await self._http.post(GENERATE, body, deadline_s=self._config.timeout_s, late=EngineError)
         except Refused as refused:
@@ -94,7 +96,8 @@ class VLLMServer(InferenceServer):
         finally:
             del self._running[request.request_id]
             running.over.set()
-        return decode_answer(answer, request.params.stop_token_ids)
+        seconds = time.perf_counter() - began  # vLLM does not tell queueing and prefill apart
+        return replace(decode_answer(answer, request.params.stop_token_ids), decode_s=seconds)
 
     async def _meaning(self, refused: Refused) -> EngineError | UsageError:
         """What an error status of a request means: vLLM answers 500 before it ends after a failure of its engine."""

@@ -18,8 +18,8 @@ import numpy
 
 from agentrl.errors import UsageError
 
+from ...choices import choose_all
 from ..goals import TaskType
-from ..options import choose_all
 from .game_file import GAME_FILE, TRAJECTORY_FILE
 
 logger = logging.getLogger(__name__)

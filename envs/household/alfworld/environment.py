@@ -8,8 +8,9 @@ from typing import Any
 
 from agentrl.env import AnyEnv, Isolation
 
+from ...choices import choose
 from ..game import HouseGame
-from ..options import MAX_STEPS, choose
+from ..options import MAX_STEPS
 from .data import Games
 from .game_file import load_house
 from .original import OriginalAlfworldEnv

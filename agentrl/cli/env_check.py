@@ -1,0 +1,153 @@
+"""`agentrl env check`: the conformance check of one environment, or of all that are installed."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from rich.table import Table
+from rich.text import Text
+
+from agentrl.cli.console import err, note, out
+from agentrl.errors import AgentRLError, UsageError
+from agentrl.registry import Kind, names
+from agentrl.testing.env_check import check_env
+from agentrl.testing.env_report import CheckStatus, EnvCheckReport
+from agentrl.testing.env_rules.catalogue import choose_rules
+
+STYLES = {
+    CheckStatus.PASSED: "green",
+    CheckStatus.WARNED: "yellow",
+    CheckStatus.FAILED: "bold red",
+    CheckStatus.SKIPPED: "dim",
+}
+STANDARD_OUTPUT = "-"
+"""As the name of a file."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Checked:
+    """An environment of the registry."""
+
+    name: str
+    report: EnvCheckReport | None
+    reason: str = ""
+    """Why there is no report: a package or data is missing."""
+
+    @property
+    def status(self) -> CheckStatus:
+        """The worst of its rows."""
+        if self.report is None:
+            return CheckStatus.SKIPPED
+        if not self.report.passed:
+            return CheckStatus.FAILED
+        return CheckStatus.WARNED if self.report.with_status(CheckStatus.WARNED) else CheckStatus.PASSED
+
+    @property
+    def remarks(self) -> str:
+        """What is wrong, or why it was skipped."""
+        if self.report is None:
+            return self.reason
+        wrong = (*self.report.with_status(CheckStatus.FAILED), *self.report.with_status(CheckStatus.WARNED))
+        return "; ".join(f"{row.check}: {row.detail}" for row in wrong)
+
+
+def check_one(name: str, json_file: str | None, **settings: Any) -> None:
+    """Check an environment and print its rules.
+
+    Raises:
+        AgentRLError: it breaks rules.
+    """
+    with _watching(name) as watch:
+        report = check_env(name, watch=watch, **settings)
+    if json_file != STANDARD_OUTPUT:
+        _print_report(report)
+    _write(report.to_plain(), json_file)
+    if not report.passed:
+        broken = ", ".join(row.check for row in report.with_status(CheckStatus.FAILED))
+        raise AgentRLError(f"environment {report.environment} breaks rules", got=broken)
+
+
+def check_all(json_file: str | None, **settings: Any) -> None:
+    """Check every installed environment and print a summary; those that miss a package or data are left out.
+
+    Raises:
+        AgentRLError: one breaks rules.
+    """
+    choose_rules(only=settings["only"], skip=settings["skip"])  # wrong names are no reason to skip environments
+    checked = []
+    for name in names(Kind.ENVIRONMENT):
+        checked.append(_check_named(name, settings))
+        note(f"{name}: {checked[-1].status}")
+    if json_file != STANDARD_OUTPUT:
+        out.print(_summary(checked))
+    reports = [one.report.to_plain() for one in checked if one.report is not None]
+    skipped = {one.name: one.reason for one in checked if one.report is None}
+    _write({"environments": reports, "skipped": skipped}, json_file)
+    failed = [one.name for one in checked if one.status is CheckStatus.FAILED]
+    if failed:
+        raise AgentRLError("environments break rules", got=", ".join(failed))
+
+
+def _check_named(name: str, settings: Mapping[str, Any]) -> Checked:
+    with _watching(name) as watch:
+        try:
+            return Checked(name=name, report=check_env(name, watch=watch, **settings))
+        except UsageError as error:  # nothing was given that could be wrong: something is not installed
+            more = error.hint or error.got
+            return Checked(name=name, report=None, reason=error.what if more is None else f"{error.what}: {more}")
+
+
+@contextmanager
+def _watching(name: str) -> Iterator[Callable[[str], object]]:
+    """Show which rule is being checked, where there is a terminal."""
+    if not err.is_terminal:
+        yield lambda _rule: None
+        return
+    with err.status(name) as status:
+        yield lambda rule: status.update(f"{name}: {rule}")
+
+
+def _print_report(report: EnvCheckReport) -> None:
+    out.print(Text(f"environment {report.environment}, split {report.split}", style="bold"))
+    table = Table("", "rule", "found", box=None, pad_edge=False)
+    for row in report.rows:
+        table.add_row(Text(row.status, style=STYLES[row.status]), row.check, Text(row.detail))
+    out.print(table)
+    for row in report.rows:
+        if row.mend:
+            out.print(Text(f"→ {row.check}: {row.mend}", style=STYLES[row.status]))
+    out.print(Text(_counts(report), style="dim"))
+
+
+def _counts(report: EnvCheckReport) -> str:
+    counts = ", ".join(f"{len(report.with_status(status))} {status.lower()}" for status in CheckStatus)
+    return f"{counts}; {report.seconds:.1f} s"
+
+
+def _summary(checked: Sequence[Checked]) -> Table:
+    table = Table("environment", "", "rules kept", "seconds", "remarks", box=None, pad_edge=False)
+    for one in checked:
+        kept = seconds = ""
+        if one.report is not None:
+            looked = len(one.report.rows) - len(one.report.with_status(CheckStatus.SKIPPED))
+            kept = f"{len(one.report.with_status(CheckStatus.PASSED))} of {looked}"
+            seconds = f"{one.report.seconds:.1f}"
+        table.add_row(one.name, Text(one.status, style=STYLES[one.status]), kept, seconds, Text(one.remarks))
+    return table
+
+
+def _write(report: Mapping[str, Any], file: str | None) -> None:
+    """Write a report as JSON; not at all where no file is named."""
+    if file is None:
+        return
+    text = json.dumps(report, indent=2)
+    if file == STANDARD_OUTPUT:
+        out.print(Text(text))
+        return
+    Path(file).write_text(f"{text}\n", encoding="utf-8")
+    note(f"wrote {file}")

@@ -1,0 +1,1 @@
+"""The rules of an environment, by theme; `catalogue` lists them."""

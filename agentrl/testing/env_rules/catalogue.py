@@ -1,0 +1,138 @@
+"""All rules, in the order of the report."""
+
+from __future__ import annotations
+
+import difflib
+from collections.abc import Collection
+
+from agentrl.errors import UnknownNameError
+from agentrl.testing.env_rules import (
+    concurrency,
+    contract,
+    determinism,
+    file_access,
+    resources,
+    scores,
+    secrets_told,
+    snapshots,
+    speed,
+    tasks,
+)
+from agentrl.testing.env_rules.rule import Rule
+
+RULES = (
+    Rule(
+        look=contract.keeps_gymnasium_rules,
+        mend="do what the message says; pass `seed` on with `super().reset(seed=seed)`",
+    ),
+    Rule(
+        look=tasks.has_tasks,
+        mend="make a task from its number alone; leave a split that is empty out of `splits`",
+    ),
+    Rule(
+        look=tasks.keeps_splits_apart,
+        mend="give each split seeds, ids and content of its own, for example by the checksum of the opening state",
+    ),
+    Rule(
+        look=determinism.is_deterministic,
+        mend="draw from `self.np_random` only; no global generator, clock, or order of a set",
+    ),
+    Rule(
+        look=determinism.is_the_same_everywhere,
+        mend="sort what comes from sets, folders and `hash()`; register what `make` is by name in a module",
+    ),
+    Rule(
+        look=determinism.differs_between_tasks,
+        mend="use the seed, or the options, in `reset`; offer fewer tasks where there are no more",
+    ),
+    Rule(look=determinism.resets_completely, mend="set every attribute of an episode anew in `reset`"),
+    Rule(
+        look=concurrency.runs_interleaved,
+        mend="keep an episode's state in the instance, not in the class, the module or a shared file",
+    ),
+    Rule(
+        look=concurrency.runs_in_threads,
+        mend="share nothing that changes, or state `isolation=Isolation.PROCESS`",
+    ),
+    Rule(
+        look=concurrency.survives_cancellation,
+        mend="release in `finally` what was taken before an `await`; let `reset` start from anything",
+    ),
+    Rule(
+        look=contract.speaks_properly,
+        mend="return text, floats and bools; state the true `reward_range`",
+    ),
+    Rule(look=contract.ends_properly, mend="return the last observation of the episode, and wait for `reset`"),
+    Rule(
+        look=contract.accepts_admissible_actions,
+        mend="list only what `step` understands in this state",
+    ),
+    Rule(
+        look=contract.bears_nonsense,
+        mend='answer what is not understood in words, with `info["valid"] = False`',
+    ),
+    Rule(
+        look=snapshots.restores_snapshots,
+        mend="save all of the state, steps and generators included, as JSON types",
+    ),
+    Rule(
+        look=scores.is_solved_by_its_expert,
+        mend="mend the expert, or state the score that it reaches",
+    ),
+    Rule(look=scores.survives_mistakes, mend="let `mistake` return only what changes nothing"),
+    Rule(look=scores.has_a_random_score, mend="measure the random policy again, and state its score"),
+    Rule(
+        look=secrets_told.hides_the_answer,
+        mend="keep answers out of texts, hints and infos; a choice among given answers is no fault",
+    ),
+    Rule(look=secrets_told.hides_the_plan, mend="leave the solution out of the observation"),
+    Rule(
+        look=secrets_told.hides_the_reward,
+        mend="leave the reward to the trainer; a score that belongs to the game is no fault",
+    ),
+    Rule(
+        look=file_access.reads_no_files,
+        mend="let actions and tools work in a sandbox, or in a folder of their own",
+    ),
+    Rule(
+        look=resources.releases_everything,
+        mend="close files, threads and processes in `close`, even without a reset; keep no list of instances",
+    ),
+    Rule(
+        look=resources.keeps_its_memory,
+        mend="drop in `reset` what an episode collected; bound caches",
+    ),
+    Rule(
+        look=speed.is_as_fast_as_it_says,
+        mend="state `isolation=Isolation.THREAD` or `PROCESS`, or make steps faster",
+    ),
+)
+"""In the order of the report."""
+
+
+def choose_rules(*, only: Collection[str] = (), skip: Collection[str] = ()) -> tuple[Rule, ...]:
+    """The rules that are asked for.
+
+    Args:
+        only: Names of the rules to check; all when empty. Blanks may be written as dashes or underscores.
+        skip: Names of rules to leave out.
+
+    Raises:
+        UnknownNameError: there is no such rule.
+    """
+    wanted, unwanted = {_known(name) for name in only}, {_known(name) for name in skip}
+    return tuple(rule for rule in RULES if rule.name not in unwanted and (not wanted or rule.name in wanted))
+
+
+def _known(name: str) -> str:
+    names = [rule.name for rule in RULES]
+    plain = name.replace("-", " ").replace("_", " ").lower()
+    if plain in names:
+        return plain
+    near = difflib.get_close_matches(plain, names, n=1)
+    raise UnknownNameError(
+        "there is no rule of this name",
+        got=repr(name),
+        expected=", ".join(names),
+        hint=f"did you mean {near[0]!r}?" if near else None,
+    )

@@ -1,0 +1,102 @@
+"""The same task is the same episode, wherever and after whatever it is played; another task is another one."""
+
+from __future__ import annotations
+
+import hashlib
+import pickle
+
+from agentrl.env import Isolation
+from agentrl.errors import EnvironmentFailure
+from agentrl.task import Task
+from agentrl.testing.env_rules.comparing import require_equal
+from agentrl.testing.env_session import EnvSession, play, random_policy
+from agentrl.testing.env_subject import Broken, Finding, Missing, Subject, Suspect, until
+from agentrl.testing.env_transcript import transcript, transcript_of_new_process
+
+_TASKS_COMPARED = 32
+"""Not more: a small world may have a hundred different episodes, and that is no fault."""
+_STEPS_COMPARED = 5
+"""Steps in which different tasks may show that they differ; all are played by the same random policy."""
+
+
+def is_deterministic(subject: Subject) -> Finding:
+    """A second environment gives the same episodes."""
+    second = transcript(subject.spec.make, subject.options, subject.tasks, subject.limit)
+    require_equal(subject.transcript, second, "two environments differ")
+    return Finding(detail=f"{len(second)} observations equal")
+
+
+def is_the_same_everywhere(subject: Subject) -> Finding:
+    """Another process gives the same episodes."""
+    try:
+        elsewhere = transcript_of_new_process(subject.spec.make, subject.options, subject.tasks, subject.limit)
+    except EnvironmentFailure as error:
+        if subject.spec.isolation_under(subject.options) is Isolation.PROCESS:
+            raise Broken(f"{error.what}: {error.got}") from error
+        raise Missing(f"{error.what}: {error.got}; name it module:EnvId to run it in worker processes") from error
+    require_equal(subject.transcript, elsewhere, "two processes differ")
+    return Finding(detail=f"{len(elsewhere)} observations equal")
+
+
+def resets_completely(subject: Subject) -> Finding:
+    """Nothing of an episode, finished or abandoned, shows in the next one."""
+    task = subject.tasks[0]
+    with subject.session() as session:
+        fresh = play(session, task, random_policy(task.seed), subject.limit)
+        for number, steps in enumerate((1, 0, 3, subject.limit)):
+            other = subject.tasks[number % len(subject.tasks)]
+            play(session, other, random_policy(other.seed + 1), steps)
+        again = play(session, task, random_policy(task.seed), subject.limit)
+    require_equal(fresh.moments, again.moments, "an episode depends on those before it")
+    return Finding(detail="an episode is the same after others")
+
+
+def differs_between_tasks(subject: Subject) -> Finding:
+    """Different tasks are different episodes: a seed or an option changes what is seen, or what is hidden."""
+    count = min(subject.effort.openings, _TASKS_COMPARED, len(subject.source))
+    if count < 2:
+        raise Missing("one task")
+    seen: set[str] = set()
+    with subject.session() as session:
+        numbers = list(until(subject.effort.openings_s, range(count)))
+        for number in numbers:
+            seen.add(_evidence(session, subject.source[number], min(subject.limit, _STEPS_COMPARED)))
+        if 2 * len(seen) >= len(numbers) > 1:
+            return Finding(detail=f"{len(seen)} different episodes in {len(numbers)} tasks")
+        hidden = {_hidden_state(session, subject.source[number]) for number in numbers}
+    return _judge_hidden(len(numbers), seen, hidden)
+
+
+def _judge_hidden(played: int, seen: set[str], hidden: set[str | None]) -> Finding:
+    """Few tasks look different: what they hide decides."""
+    different = max(len(seen), len(hidden))
+    if None in hidden:
+        raise Suspect(f"{played} tasks look like {len(seen)}, and their state cannot be compared: give it state_key()")
+    if different == 1:
+        raise Broken(f"{played} tasks are one and the same episode: do their seeds or options count?")
+    if 2 * different < played:
+        raise Suspect(f"only {different} different episodes in {played} tasks")
+    return Finding(detail=f"{played} tasks look like {len(seen)}; they hide {len(hidden)} different states")
+
+
+def _evidence(session: EnvSession, task: Task, steps: int) -> str:
+    """What a task shows: its state where it can be told, else its first steps."""
+    observation = session.reset(task)
+    key = session.call("state_key")
+    if key is not None:
+        return repr((observation, key))
+    return repr(play(session, task, random_policy(0), steps).moments)
+
+
+def _hidden_state(session: EnvSession, task: Task) -> str | None:
+    """Checksum of the attributes of an environment that begins a task; ``None`` where they are no plain data.
+
+    Generators are left out: they differ with the seed even where nothing is drawn.
+    """
+    session.reset(task)
+    bare = getattr(session.env, "unwrapped", session.env)
+    state = {name: value for name, value in vars(bare).items() if not name.startswith("_np_random")}
+    try:
+        return hashlib.sha256(pickle.dumps(state)).hexdigest()
+    except Exception:  # whatever an attribute raises: it is no plain data
+        return None

@@ -1,0 +1,53 @@
+"""Whether an action or a tool gives away files of this machine."""
+
+from __future__ import annotations
+
+import asyncio
+import inspect
+import secrets
+import tempfile
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+from agentrl.errors import AgentRLError
+from agentrl.testing.env_session import EnvSession, plain_text
+from agentrl.testing.env_subject import Finding, Subject, Suspect
+
+
+def reads_no_files(subject: Subject) -> Finding:
+    """No action and no tool of the episode shows a file that lies beside it: answers and tests do, too."""
+    mark = secrets.token_hex(16)
+    with tempfile.TemporaryDirectory() as folder, subject.session() as session:
+        path = Path(folder) / "answer.txt"
+        path.write_text(mark, encoding="utf-8")
+        tried = 0
+        for what, shown in _tries(session, subject, str(path)):
+            tried += 1
+            if mark in shown:
+                raise Suspect(f"{what} shows a file of this machine: let it run in a sandbox")
+    return Finding(detail=f"{tried} ways tried")
+
+
+def _tries(session: EnvSession, subject: Subject, path: str) -> Iterator[tuple[str, str]]:
+    """What was tried, and what it showed."""
+    texts = (path, f"cat {path}", f"open({path!r}).read()", f"print(open({path!r}).read())", f"file://{path}")
+    for text in texts:
+        session.reset(subject.tasks[0])
+        yield f"the action {text.replace(path, 'FILE')!r}", plain_text(session.step(text).observation)
+    session.reset(subject.tasks[0])
+    for tool in session.find("tools") or ():
+        if tool.is_stateful:
+            continue
+        for text in texts:
+            yield f"the tool {tool.name}", _called(tool, text)
+
+
+def _called(tool: Any, text: str) -> str:
+    """What a tool says when each of its texts is `text`."""
+    parameters = inspect.signature(tool.target).parameters.values()
+    arguments = {p.name: text for p in parameters if p.annotation in (str, "str")}
+    try:
+        return str(asyncio.run(tool.call(tool.target, arguments)))
+    except AgentRLError as error:
+        return str(error)

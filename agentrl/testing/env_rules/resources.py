@@ -1,0 +1,133 @@
+"""What an environment holds, and gives back."""
+
+from __future__ import annotations
+
+import gc
+import time
+import tracemalloc
+import weakref
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass
+from typing import Any
+
+from agentrl.task import Task
+from agentrl.testing.env_rules.holdings import holdings, resident_bytes, settled_holdings
+from agentrl.testing.env_session import EnvSession, play, random_policy
+from agentrl.testing.env_subject import Broken, Finding, Subject, Suspect
+
+SLACK_BYTES = 4096
+"""Growth that is no leak: of tables that are made larger in leaps."""
+SLACK_RESIDENT_BYTES = 32 << 20
+_STEPS = 10
+_WARM_ROUNDS = 2
+"""Rounds after which what is kept on purpose is there."""
+
+
+def releases_everything(subject: Subject) -> Finding:
+    """After `close`, whenever it is called, no open file, thread or child process is left, and the object is gone."""
+    lives = (None, 2, subject.limit)
+    for steps in lives:  # what all environments of a process share is made once
+        _live(subject, steps)
+    with _new_garbage_only():
+        before = holdings()
+        references = [_live(subject, steps) for steps in lives]
+        gc.collect()
+    if more := settled_holdings(before).over(before):
+        raise Broken(f"left after close of {len(lives)} environments: {more}")
+    kept = sum(reference is not None and reference() is not None for reference in references)
+    if kept:
+        raise Broken(f"{kept} of {len(lives)} closed environments are still in memory: who refers to them?")
+    return Finding(detail=f"nothing left of {len(lives)} environments")
+
+
+def _live(subject: Subject, steps: int | None) -> weakref.ref[Any] | None:
+    """Make an environment, play so many steps (``None``: not even a reset), and close it."""
+    task = subject.tasks[0]
+    with subject.session() as session:
+        if steps is not None:
+            play(session, task, random_policy(task.seed), steps)
+        bare = getattr(session.env, "unwrapped", session.env)
+        return weakref.ref(bare) if hasattr(bare, "__weakref__") else None
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class _Reading:
+    """Memory in use."""
+
+    allocated: int
+    """Bytes of Python's allocator."""
+    resident: int
+    """Bytes of the process."""
+
+
+def keeps_its_memory(subject: Subject) -> Finding:
+    """Memory does not grow over the same episodes again and again: up to 1,000, the first steps of each."""
+    limit = min(subject.limit, _STEPS)
+    with subject.session() as session:
+        scripts = [(task, play(session, task, random_policy(task.seed), limit).actions) for task in subject.tasks]
+    with _new_garbage_only(), _tracing(), subject.session() as session:
+        for _ in range(_WARM_ROUNDS):
+            _round(session, scripts)
+        readings, rounds = [_read()], 0
+        most = max(1, subject.effort.growth_episodes // len(scripts) // 2)
+        end = time.perf_counter() + subject.effort.growth_s / 2
+        while rounds < most and (rounds == 0 or time.perf_counter() < end):
+            _round(session, scripts)
+            rounds += 1
+        readings.append(_read())
+        for _ in range(rounds):
+            _round(session, scripts)
+        readings.append(_read())
+    return _judge(readings, episodes=2 * rounds * len(scripts))
+
+
+def _judge(readings: Sequence[_Reading], *, episodes: int) -> Finding:
+    """Memory leaks when it grows in the first half and in the second, about as much."""
+    start, middle, end = readings
+    allocated, resident = end.allocated - start.allocated, end.resident - start.resident
+    halves = middle.allocated - start.allocated, end.allocated - middle.allocated
+    if min(halves) > SLACK_BYTES:
+        raise Broken(f"{allocated / episodes:,.0f} bytes more with each episode, over {episodes:,} episodes")
+    if min(middle.resident - start.resident, end.resident - middle.resident) > SLACK_RESIDENT_BYTES / 2:
+        raise Suspect(f"the process grew by {resident >> 20} MiB over {episodes:,} episodes, outside Python's memory")
+    figures = {"episodes": float(episodes), "growth_bytes": float(allocated)}
+    return Finding(detail=f"{allocated:+,} bytes over {episodes:,} episodes", figures=figures)
+
+
+def _round(session: EnvSession, scripts: Sequence[tuple[Task, Sequence[str]]]) -> None:
+    for task, actions in scripts:
+        session.reset(task)
+        for action in actions:
+            session.step(action)
+
+
+def _read() -> _Reading:
+    gc.collect()
+    return _Reading(allocated=tracemalloc.get_traced_memory()[0], resident=resident_bytes())
+
+
+@contextmanager
+def _new_garbage_only() -> Iterator[None]:
+    """Leave what is there already out of collections: in a process with large libraries each takes a while."""
+    if gc.get_freeze_count():
+        yield
+        return
+    gc.freeze()
+    try:
+        yield
+    finally:
+        gc.unfreeze()
+
+
+@contextmanager
+def _tracing() -> Iterator[None]:
+    """Trace allocations, unless somebody else does already."""
+    if tracemalloc.is_tracing():
+        yield
+        return
+    tracemalloc.start()
+    try:
+        yield
+    finally:
+        tracemalloc.stop()

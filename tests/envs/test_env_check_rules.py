@@ -1,0 +1,454 @@
+"""Each rule of the environment check finds an environment that breaks it, and no other rule complains of that one."""
+
+from __future__ import annotations
+
+import asyncio
+import itertools
+import os
+import threading
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any, ClassVar
+
+import gymnasium
+import pytest
+
+from agentrl.env import AsyncEnv, EnvironmentSpec, Isolation
+from agentrl.errors import UnknownNameError, UsageError
+from agentrl.task import SeedTasks, Task
+from agentrl.testing import Thoroughness, check_env
+from agentrl.testing.env_report import CheckStatus, EnvCheckReport
+from agentrl.testing.env_rules import scores, speed, tasks
+from agentrl.testing.env_rules.catalogue import RULES
+from agentrl.tool import tool
+
+WAYS = ("north", "east", "south", "west")
+COUNTER = itertools.count()
+Step = tuple[str, float, bool, bool, dict[str, Any]]
+
+
+class Arrows(gymnasium.Env[str, str]):
+    """Six arrows to follow, one after the other. Nothing is wrong with it; the others are made of it."""
+
+    observation_space = action_space = gymnasium.spaces.Text(5000)
+    length = 6
+
+    def reset(self, *, seed: int | None = None, options: dict[str, Any] | None = None) -> tuple[str, dict[str, Any]]:
+        super().reset(seed=seed)
+        self.way = [WAYS[int(turn)] for turn in self.np_random.integers(4, size=self.length)]
+        self.room = int(self.np_random.integers(10_000, 100_000))
+        self.right = self.steps = 0
+        return self.text(), {}
+
+    def step(self, action: str) -> Step:
+        is_right = action == self.way[self.steps]
+        self.steps, self.right = self.steps + 1, self.right + is_right
+        done = self.steps == self.length
+        info = {"success": done and self.right == self.length, "valid": action in WAYS}
+        return self.text(), is_right / self.length, done, False, info
+
+    def text(self) -> str:
+        shown = f"The arrow shows {self.way[self.steps]}." if self.steps < self.length else "The end."
+        return f"Room {self.room}, door {self.steps}. {shown}"
+
+    def admissible_actions(self) -> list[str]:
+        return list(WAYS)
+
+    def snapshot(self) -> dict[str, Any]:
+        return {"way": self.way, "room": self.room, "right": self.right, "steps": self.steps}
+
+    def restore(self, data: dict[str, Any]) -> None:
+        for name, value in data.items():
+            setattr(self, name, value)
+
+    def state_key(self) -> str:
+        return f"{self.way}/{self.room}/{self.right}/{self.steps}"
+
+    def expert(self) -> Reader:
+        return Reader()
+
+
+class Reader:
+    def act(self, observation: object) -> str:
+        return str(observation).rpartition("shows ")[2].rstrip(".")
+
+
+class Forgetting(Arrows):
+    """All instances are in the same room."""
+
+    shared: ClassVar[dict[str, int]] = {}
+
+    def reset(self, *, seed: int | None = None, options: dict[str, Any] | None = None) -> tuple[str, dict[str, Any]]:
+        super().reset(seed=seed)
+        self.shared["room"] = self.room
+        return self.text(), {}
+
+    def step(self, action: str) -> Step:
+        self.room = self.shared.get("room", self.room)
+        return super().step(action)
+
+    def restore(self, data: dict[str, Any]) -> None:
+        super().restore(data)
+        self.shared["room"] = self.room
+
+
+class MainThread(Arrows):
+    local = threading.local()
+
+    def step(self, action: str) -> Step:
+        self.local.steps += 1
+        return super().step(action)
+
+
+MainThread.local.steps = 0
+
+
+class Alike(Arrows):
+    """The seed does not count."""
+
+    state_key = None
+
+    def reset(self, *, seed: int | None = None, options: dict[str, Any] | None = None) -> tuple[str, dict[str, Any]]:
+        super().reset(seed=seed)
+        self.way, self.room = [WAYS[0]] * self.length, 7
+        return self.text(), {}
+
+
+class Unpickled(Alike):
+    def __init__(self) -> None:
+        self.lock = threading.Lock()
+
+
+class FewRooms(Arrows):
+    """Seeds of all splits lead to the same million episodes."""
+
+    def reset(self, *, seed: int | None = None, options: dict[str, Any] | None = None) -> tuple[str, dict[str, Any]]:
+        return super().reset(seed=None if seed is None else seed % 1_000_000)
+
+
+class Strict(Arrows):
+    def step(self, action: str) -> Step:
+        if not action:
+            raise ValueError("say something")
+        return super().step(action)
+
+
+class Telling(Arrows):
+    def text(self) -> str:
+        return f"{super().text()} (answer: {self.room % 10})"
+
+    @property
+    def answer(self) -> int:
+        return self.room
+
+
+class Printing(Arrows):
+    """An attribute that is called so stands in the text."""
+
+    def reset(self, *, seed: int | None = None, options: dict[str, Any] | None = None) -> tuple[str, dict[str, Any]]:
+        super().reset(seed=seed)
+        self.answer = self.room % 100
+        return self.text(), {}
+
+    def restore(self, data: dict[str, Any]) -> None:
+        super().restore(data)
+        self.answer = self.room % 100
+
+    def text(self) -> str:
+        return f"{super().text()} [answer={self.room % 100}]"
+
+
+class Informing(Arrows):
+    """What the task calls its ground truth stands in the info."""
+
+    def reset(self, *, seed: int | None = None, options: dict[str, Any] | None = None) -> tuple[str, dict[str, Any]]:
+        text, _ = super().reset(seed=seed)
+        return text, {"solution": f"id {seed}"}
+
+
+class Helpful(Arrows):
+    """A tool without arguments gives the ground truth away."""
+
+    def __init__(self) -> None:
+        @tool(inline=True)
+        def look_up() -> str:
+            """Looks something up."""
+            return f"The answer is id {self.seed}."
+
+        self.tools = [look_up]
+
+    def reset(self, *, seed: int | None = None, options: dict[str, Any] | None = None) -> tuple[str, dict[str, Any]]:
+        self.seed = seed
+        return super().reset(seed=seed)
+
+
+class Showing(Arrows):
+    def text(self) -> str:
+        return super().text() + (f" The way is {', then '.join(self.way)}." if self.steps == 0 else "")
+
+    def expert(self) -> Reader:
+        return Follower()
+
+
+class Follower(Reader):
+    def act(self, observation: object) -> str:
+        return super().act(str(observation).partition(" The way")[0])
+
+
+class Scoring(Arrows):
+    def step(self, action: str) -> Step:
+        text, reward, *rest = super().step(action)
+        return f"{text} Reward: {reward:.2f}", reward, *rest
+
+
+class Reading(Arrows):
+    def step(self, action: str) -> Step:
+        text, *rest = super().step(action)
+        word, _, path = action.partition(" ")
+        return (Path(path).read_text() if word == "cat" else text), *rest
+
+
+class ReadingTool(Arrows):
+    def __init__(self) -> None:
+        @tool(inline=True)
+        def read(path: str) -> str:
+            """Reads a file.
+
+            Args:
+                path: Which.
+            """
+            return Path(path).read_text() if Path(path).is_file() else "no file"
+
+        self.tools = [read]
+
+
+class Opening(Arrows):
+    files: ClassVar[list[int]] = []
+
+    def __init__(self) -> None:
+        self.files.append(os.open(os.devnull, os.O_RDONLY))
+
+
+class Waiting(Arrows):
+    end = threading.Event()
+
+    def __init__(self) -> None:
+        threading.Thread(target=self.end.wait, daemon=True).start()
+
+
+class Listed(Arrows):
+    instances: ClassVar[list[Any]] = []
+
+    def __init__(self) -> None:
+        self.instances.append(self)
+
+
+class Hoarding(Arrows):
+    episodes: ClassVar[list[bytes]] = []
+
+    def reset(self, *, seed: int | None = None, options: dict[str, Any] | None = None) -> tuple[str, dict[str, Any]]:
+        self.episodes.append(bytes(5000))
+        return super().reset(seed=seed)
+
+
+class Awaited(AsyncEnv):
+    """Arrows whose steps are awaited, behind a lock."""
+
+    def __init__(self) -> None:
+        self.inner = Arrows()
+        self.busy = False
+
+    async def reset(
+        self, *, seed: int | None = None, options: dict[str, Any] | None = None
+    ) -> tuple[str, dict[str, Any]]:
+        await asyncio.sleep(0)
+        return self.inner.reset(seed=seed)
+
+    async def step(self, action: str) -> Step:
+        if self.busy:
+            raise RuntimeError("another step has not ended")
+        self.busy = True
+        try:
+            await asyncio.sleep(0)
+            return self.inner.step(action)
+        finally:
+            self.busy = False
+
+    def admissible_actions(self) -> list[str]:
+        return list(WAYS)
+
+
+class Stuck(Awaited):
+    """Nothing is put back when a step is cancelled."""
+
+    async def step(self, action: str) -> Step:
+        if self.busy:
+            raise RuntimeError("another step has not ended")
+        self.busy = True
+        await asyncio.sleep(0)
+        self.busy = False
+        return self.inner.step(action)
+
+
+@pytest.fixture(autouse=True)
+def _nothing_stays() -> Iterator[None]:
+    Waiting.end.clear()
+    yield
+    Waiting.end.set()
+    while Opening.files:
+        os.close(Opening.files.pop())
+    for kept in (Listed.instances, Hoarding.episodes):
+        kept.clear()
+
+
+def seeds(split: str, **_options: Any) -> SeedTasks:
+    return SeedTasks("arrows", split)
+
+
+class Answered:
+    """Tasks that know their answer."""
+
+    def __init__(self, split: str, **_options: Any) -> None:
+        self.inner = SeedTasks("arrows", split)
+
+    def __len__(self) -> int:
+        return len(self.inner)
+
+    def __getitem__(self, index: int) -> Task:
+        task = self.inner[index]
+        return Task(id=task.id, environment="arrows", seed=task.seed, ground_truth=f"id {task.seed}")
+
+
+class Drawn(Answered):
+    """Tasks that are drawn anew."""
+
+    def __getitem__(self, index: int) -> Task:
+        return Task(id=f"{next(COUNTER)}", environment="arrows", seed=self.inner[index].seed)
+
+
+def spec_of(make: Callable[..., Any], **changes: Any) -> EnvironmentSpec:
+    facts: dict[str, Any] = {"tasks": seeds, "reward_range": (0.0, 1.001), "max_turns": 6, **changes}
+    return EnvironmentSpec(name="arrows", make=make, **facts)
+
+
+def complaints(report: EnvCheckReport) -> dict[str, CheckStatus]:
+    wrong = (*report.with_status(CheckStatus.FAILED), *report.with_status(CheckStatus.WARNED))
+    return {row.check: row.status for row in wrong}
+
+
+def check(spec: EnvironmentSpec, **settings: Any) -> EnvCheckReport:
+    return check_env(spec, skip=("is the same everywhere",), **settings)
+
+
+FAILED, WARNED = CheckStatus.FAILED, CheckStatus.WARNED
+BROKEN = [
+    (spec_of(Forgetting, isolation=Isolation.INLINE), "runs interleaved", FAILED),
+    (spec_of(MainThread), "runs in threads", FAILED),
+    (spec_of(Stuck), "survives cancellation", FAILED),
+    (spec_of(Alike), "differs between tasks", FAILED),
+    (spec_of(Unpickled), "differs between tasks", WARNED),
+    (spec_of(Arrows, tasks=lambda _split, **_: SeedTasks("arrows", "train")), "keeps splits apart", FAILED),
+    (spec_of(FewRooms), "keeps splits apart", WARNED),
+    (spec_of(Arrows, tasks=Drawn), "has tasks", FAILED),
+    (spec_of(Strict), "bears nonsense", FAILED),
+    (spec_of(Arrows, scores={"expert": 0.1}), "is solved by its expert", FAILED),
+    (spec_of(Arrows, scores={"random": 0.9}), "has a random score", FAILED),
+    (spec_of(Printing), "hides the answer", WARNED),
+    (spec_of(Informing, tasks=Answered), "hides the answer", WARNED),
+    (spec_of(Helpful, tasks=Answered), "hides the answer", WARNED),
+    (spec_of(Showing), "hides the plan", WARNED),
+    (spec_of(Scoring), "hides the reward", WARNED),
+    (spec_of(Reading), "reads no files", WARNED),
+    (spec_of(ReadingTool), "reads no files", WARNED),
+    (spec_of(Opening), "releases everything", FAILED),
+    (spec_of(Waiting), "releases everything", FAILED),
+    (spec_of(Listed), "releases everything", FAILED),
+    (spec_of(Hoarding), "keeps its memory", FAILED),
+]
+
+
+def id_of(value: object) -> str:
+    return getattr(value.make, "__name__", "") if isinstance(value, EnvironmentSpec) else str(value)
+
+
+@pytest.mark.parametrize(("spec", "rule", "status"), BROKEN, ids=id_of)
+def test_a_rule_finds_what_breaks_it_and_nothing_else_does(
+    spec: EnvironmentSpec, rule: str, status: CheckStatus
+) -> None:
+    report = check(spec)
+    assert complaints(report) == {rule: status}, report
+    assert report.passed is (status is WARNED)
+
+
+@pytest.mark.parametrize("make", [Arrows, Telling, Awaited])
+def test_nothing_is_said_of_one_that_keeps_the_rules(make: Callable[..., Any]) -> None:
+    """`Telling` says the word "answer" with a number that is none of it."""
+    assert complaints(check(spec_of(make, tasks=Answered, scores={"random": 0.0}))) == {}
+
+
+def test_a_slow_step_may_not_run_in_the_event_loop(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(speed, "INLINE_STEP_MS", 0.0)
+    assert complaints(check(spec_of(Arrows, isolation=Isolation.INLINE))) == {"is as fast as it says": FAILED}
+
+
+def test_all_rules_have_been_broken() -> None:
+    """Here or in `test_env_check`."""
+    elsewhere = {
+        "keeps gymnasium rules",
+        "is deterministic",
+        "is the same everywhere",
+        "resets completely",
+        "speaks properly",
+        "ends properly",
+        "accepts admissible actions",
+        "restores snapshots",
+        "survives mistakes",
+        "is as fast as it says",
+    }
+    assert {rule.name for rule in RULES} == elsewhere | {rule for _, rule, _ in BROKEN}
+
+
+def test_a_score_is_doubted_only_where_chance_cannot_explain_it() -> None:
+    assert scores._chance(0, 8, 0.1) > 0.1
+    assert scores._chance(8, 8, 0.1) < scores.IMPLAUSIBLE
+    assert scores._chance(150, 200, 0.44) < scores.IMPLAUSIBLE < scores._chance(100, 200, 0.44)
+    assert scores._chance(200, 200, 0.97) == pytest.approx(1.0)
+
+
+def test_rules_can_be_chosen_and_left_out() -> None:
+    report = check_env(spec_of(Arrows), only=("has-tasks", "speaks_properly", "is deterministic"), skip=("has tasks",))
+    assert [row.check for row in report.rows] == ["is deterministic", "speaks properly"]
+    with pytest.raises(UnknownNameError, match="Did you mean 'keeps its memory'"):
+        check_env(spec_of(Arrows), only=("keeps memory",))
+
+
+def test_what_cannot_be_made_is_the_users_to_change() -> None:
+    def needs_package() -> Arrows:
+        raise UsageError("no package here")
+
+    with pytest.raises(UsageError, match="no package here"):
+        check_env(spec_of(needs_package))
+
+
+def test_each_rule_is_announced_and_the_report_is_plain_data() -> None:
+    announced: list[str] = []
+    report = check_env(spec_of(Arrows), only=("has tasks", "is as fast as it says"), watch=announced.append)
+    assert announced == ["has tasks", "is as fast as it says"]
+    plain = report.to_plain()
+    assert (plain["environment"], plain["split"], plain["passed"]) == ("arrows", "train", True)
+    assert set(plain["rows"][1]["figures"]) == {"reset_p50_ms", "reset_p99_ms", "step_p50_ms", "step_p99_ms"}
+
+
+def test_a_full_check_plays_more() -> None:
+    (quick,) = check_env(spec_of(Arrows), only=("has a random score",)).rows
+    (full,) = check_env(spec_of(Arrows), only=("has a random score",), thoroughness=Thoroughness.FULL).rows
+    assert quick.figures["episodes"] == 8 < full.figures["episodes"] <= 200
+
+
+def test_splits_are_compared_whole_where_there_is_time_and_at_distances_where_there_is_not() -> None:
+    source = SeedTasks("arrows", size=1000)
+    assert [task.seed for task in tasks._some_tasks(source, 1000)] == list(range(1000))
+    some = [task.seed for task in tasks._some_tasks(source, 100)]
+    assert some[:51] == [*range(50), 50]
+    assert len(some) <= 100
+    assert some[-1] > 950
