@@ -8,6 +8,8 @@ from collections.abc import Sequence
 from agentrl.agent_loop import Episode
 from agentrl.message import Content, Message, TextPart, system, user
 
+IMAGE_MARK = "[image]"
+
 _TASK_SENTENCE = re.compile(r"^.*\byour task is to:?.*$", re.IGNORECASE | re.MULTILINE)
 
 
@@ -16,6 +18,13 @@ def content_text(content: Content) -> str:
     if isinstance(content, str):
         return content
     return "".join(part.text for part in content if isinstance(part, TextPart))
+
+
+def remembered(content: Content) -> str:
+    """An observation as a memory of words keeps it: images by a mark."""
+    if isinstance(content, str):
+        return content
+    return "".join(part.text if isinstance(part, TextPart) else IMAGE_MARK for part in content)
 
 
 def goal_line(first_observation: Content) -> str:

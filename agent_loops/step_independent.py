@@ -15,7 +15,7 @@ from agentrl.errors import ConfigError
 from agentrl.message import Content, Message
 from agentrl.registry import load
 
-from .prompting import action_list, content_text, goal_line, opening, with_lines
+from .prompting import action_list, goal_line, opening, remembered, with_lines
 from .react_text import ReactText
 
 
@@ -104,7 +104,7 @@ class StepIndependent(AgentLoop):
             result = await episode.step(reading.action)
             if result.done:
                 return
-            memory.add(content_text(observation), reading.action)
+            memory.add(remembered(observation), reading.action)
             goal, observation = goal_line(first), result.observation
 
     async def _prompt(self, episode: Episode, past: list[str], observation: Content, problem: str) -> list[Message]:

@@ -47,7 +47,7 @@ class Progress:
 def write_checkpoint(folder: Path, parts: TrainingParts, progress: Progress) -> None:
     """Fill the folder of a checkpoint."""
     trainer = parts.trainer
-    save_model_folder(trainer.model, parts.tokenizer, folder / MODEL)
+    save_model_folder(trainer.model, parts.tokenizer, folder / MODEL, parts.renderer.images)
     state = {name: value for name, value in trainer.state_dict().items() if name != "model"}
     save_state(state, folder / _TRAINER)
     (folder / _PROGRESS).write_bytes(orjson.dumps(asdict(progress)))

@@ -159,6 +159,8 @@ class EnvironmentSpec:
     isolation: Isolation = Isolation.THREAD
     isolation_of: Callable[..., Isolation] | None = None
     """Where the code runs under `options`, for an environment of several engines; `isolation` when left out."""
+    images_of: Callable[..., bool] | None = None
+    """Whether observations hold images under `options`; left out, they hold none."""
     options: Mapping[str, Any] = field(default_factory=dict)
     """Defaults of the options."""
     scores: Mapping[str, float] = field(default_factory=dict)
@@ -169,3 +171,7 @@ class EnvironmentSpec:
     def isolation_under(self, options: Mapping[str, Any]) -> Isolation:
         """Where the code runs under options, which are put over the spec's own."""
         return self.isolation if self.isolation_of is None else self.isolation_of(**{**self.options, **options})
+
+    def shows_images(self, options: Mapping[str, Any]) -> bool:
+        """Whether observations hold images under options, which are put over the spec's own."""
+        return self.images_of is not None and self.images_of(**{**self.options, **options})

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import base64
+import hashlib
 import re
 from collections.abc import Mapping
 from dataclasses import dataclass, field
@@ -24,6 +25,18 @@ class ImagePart:
 
     data: bytes = field(repr=False)
     media_type: str = "image/png"
+    alternative: str = field(default="", compare=False)
+    """What it shows, in words: for experts, logs and people. The policy does not read it."""
+
+    @property
+    def checksum(self) -> str:
+        """SHA-256 of the encoded image, in hexadecimal digits."""
+        return hashlib.sha256(self.data).hexdigest()
+
+    @property
+    def data_url(self) -> str:
+        """The image as a ``data:`` URL."""
+        return f"data:{self.media_type};base64,{base64.b64encode(self.data).decode()}"
 
 
 ContentPart: TypeAlias = TextPart | ImagePart
@@ -89,15 +102,16 @@ def _template_content(content: Content) -> str | list[dict[str, str]]:
     if isinstance(content, str):
         return content
     return [
-        {"type": "text", "text": part.text}
-        if isinstance(part, TextPart)
-        else {"type": "image", "image": _data_url(part)}
+        {"type": "text", "text": part.text} if isinstance(part, TextPart) else {"type": "image", "image": part.data_url}
         for part in content
     ]
 
 
-def _data_url(image: ImagePart) -> str:
-    return f"data:{image.media_type};base64,{base64.b64encode(image.data).decode()}"
+def described(content: Content) -> str:
+    """Content in words: images by their alternative texts."""
+    if isinstance(content, str):
+        return content
+    return "".join(part.text if isinstance(part, TextPart) else part.alternative for part in content)
 
 
 def system(text: str) -> Message:

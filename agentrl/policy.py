@@ -10,6 +10,7 @@ What every engine promises (`agentrl.testing.check_engine` tests it):
 - `pause` holds running requests; after `resume` they go on with the engine's current weights and with a key-value
   cache computed from those weights.
 - Requests with the same `seed` on the same weights sample the same tokens where `capabilities.seeded` says so.
+- A prompt with images is refused with a `UsageError` unless `capabilities.images`; never are images left out.
 - Failures are `EngineError`; an id outside the vocabulary is a `UsageError` and hurts nobody else.
 """
 
@@ -19,9 +20,12 @@ import enum
 from abc import ABC, abstractmethod
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from agentrl.message import Message
+
+if TYPE_CHECKING:
+    from agentrl.image import PlacedImage
 
 
 class StopReason(enum.StrEnum):
@@ -60,6 +64,8 @@ class GenerateRequest:
     session_id: str
     """Turns of one sequence share it; engines keep its key-value cache, pools send it to the same server."""
     request_id: str
+    images: Sequence[PlacedImage] = ()
+    """What placeholders among the ids stand for, in order; only for engines whose `capabilities.images` says so."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -107,6 +113,8 @@ class Capabilities:
     """``False`` for text-only services: they can evaluate, not train."""
     seeded: bool = False
     """Equal seeds give equal samples, whatever else runs."""
+    images: bool = False
+    """Prompts may hold images."""
 
 
 @dataclass(slots=True, kw_only=True)

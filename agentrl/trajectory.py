@@ -33,12 +33,15 @@ import enum
 from array import array
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
+from types import MappingProxyType
 from typing import Any
 
 import numpy as np
 import numpy.typing as npt
 
 from agentrl.errors import LedgerError, Outcome
+from agentrl.image import PlacedImage, image_from_record, image_record, place_from_record, place_record
+from agentrl.message import ImagePart
 
 NOT_SAMPLED = -1
 """The version of a token that no policy sampled."""
@@ -103,7 +106,7 @@ class TokenSequence:
         shared: How many of the parent's first tokens belong to this sequence too.
     """
 
-    __slots__ = ("_ids", "_logprobs", "_sources", "_versions", "parent", "shared", "turns")
+    __slots__ = ("_ids", "_images", "_logprobs", "_sources", "_versions", "parent", "shared", "turns")
 
     def __init__(self, parent: TokenSequence | None = None, shared: int = 0) -> None:
         self.parent = parent
@@ -113,6 +116,7 @@ class TokenSequence:
         self._sources = array("B")
         self._logprobs = array("f")
         self._versions = array("i")
+        self._images: list[PlacedImage] = []
 
     def __len__(self) -> int:
         return self.shared + len(self._ids)
@@ -145,10 +149,35 @@ class TokenSequence:
         self._logprobs.extend(logprobs)
         self._versions.extend(versions)
 
+    def place(self, image: PlacedImage) -> None:
+        """Say that tokens which were appended, and not sampled, stand for an image.
+
+        Raises:
+            LedgerError: there are no such tokens here, or they stand for another image.
+        """
+        free = self._images[-1].end if self._images else self.shared
+        sources = self._sources[image.start - self.shared : image.end - self.shared]
+        if not free <= image.start < image.end <= len(self) or Source.SAMPLED in sources:
+            raise LedgerError(
+                "an image has no tokens of its own",
+                got=f"tokens {image.start} to {image.end}",
+                expected=f"some between {free} and {len(self)} that were not sampled",
+            )
+        self._images.append(image)
+
+    @property
+    def images(self) -> tuple[PlacedImage, ...]:
+        """The images in this sequence, in order."""
+        if self.parent is None:
+            return tuple(self._images)
+        return (*(image for image in self.parent.images if image.end <= self.shared), *self._images)
+
     def fork(self, length: int) -> TokenSequence:
         """A new sequence that starts with this one's first `length` tokens, stored once."""
         if not 0 <= length <= len(self):
             raise LedgerError("fork outside the sequence", got=length, expected=f"0 to {len(self)}")
+        if any(image.start < length < image.end for image in self._images):
+            raise LedgerError("fork inside an image", got=length)
         if length <= self.shared and self.parent is not None:
             return self.parent.fork(length)
         return TokenSequence(parent=self, shared=length)
@@ -196,17 +225,31 @@ class TokenSequence:
     def own_arrays(self, start: int = 0) -> dict[str, list[Any]]:
         """The tokens stored here (not the shared ones) from index `start` of them on, as plain lists for storage.
 
-        NaN becomes ``None``.
+        NaN becomes ``None``. Where there are images among them, ``images`` has their places.
         """
+        images = [place_record(image) for image in self._images if image.start >= self.shared + start]
         return {
+            **({"images": images} if images else {}),
             "token_ids": self._ids[start:].tolist(),
             "sources": self._sources[start:].tolist(),
             "logprobs": [value if value == value else None for value in self._logprobs[start:]],
             "versions": self._versions[start:].tolist(),
         }
 
-    def load_arrays(self, arrays: Mapping[str, Sequence[Any]]) -> None:
-        """Append what `own_arrays` gave."""
+    def own_images(self, start: int = 0) -> list[ImagePart]:
+        """The images among the tokens that `own_arrays` gives."""
+        return [placed.image for placed in self._images if placed.start >= self.shared + start]
+
+    def load_arrays(
+        self, arrays: Mapping[str, Sequence[Any]], images: Mapping[str, ImagePart] = MappingProxyType({})
+    ) -> None:
+        """Append what `own_arrays` gave.
+
+        Args:
+            arrays: The tokens.
+            images: Those that it names, by checksum.
+        """
+        self._images.extend(place_from_record(place, images) for place in arrays.get("images", ()))
         self._ids.extend(arrays["token_ids"])
         self._sources.extend(arrays["sources"])
         self._logprobs.extend(float("nan") if v is None else v for v in arrays["logprobs"])
@@ -264,10 +307,12 @@ class Trajectory:
         return min(versions, default=None)
 
     def to_record(self) -> dict[str, Any]:
-        """This trajectory as plain JSON types; `from_record` restores it exactly."""
+        """This trajectory as plain JSON types; `from_record` restores it exactly. An image stands in it once."""
         index = {id(sequence): i for i, sequence in enumerate(self.sequences)}
+        images = {image.checksum: image_record(image) for s in self.sequences for image in s.own_images()}
         return {
             **{name: getattr(self, name) for name in _PLAIN_FIELDS},
+            **({"images": images} if images else {}),
             "outcome": None if self.outcome is None else self.outcome.value,
             "sequences": [
                 {
@@ -284,10 +329,11 @@ class Trajectory:
     def from_record(cls, record: Mapping[str, Any]) -> Trajectory:
         """Restore a trajectory from `to_record`."""
         sequences: list[TokenSequence] = []
+        images = {checksum: image_from_record(row) for checksum, row in record.get("images", {}).items()}
         for row in record["sequences"]:
             parent = None if row["parent"] is None else sequences[row["parent"]]
             sequence = TokenSequence(parent=parent, shared=row["shared"])
-            sequence.load_arrays(row)
+            sequence.load_arrays(row, images)
             sequence.turns.extend(_turns(row["turns"]))
             sequences.append(sequence)
         outcome = None if record["outcome"] is None else Outcome(record["outcome"])

@@ -65,7 +65,7 @@ class WarmStart:
         """The model's folder, and the episodes to learn from."""
         self._enter(Phase.PREPARE)
         path = await prepare_model(self.config, self.folder)
-        renderer = build_renderer(self.config, load_tokenizer(path))
+        renderer = build_renderer(self.config, path, load_tokenizer(path))
         check_rendering(self.config, renderer)
         self._enter(Phase.DEMONSTRATE)
         self.status.episodes_wanted = self.config.sft.episodes
@@ -81,6 +81,7 @@ class WarmStart:
     def _learn(self, path: str, demonstrations: list[Trajectory]) -> RunResult:
         model = load_model(path, dtype=self.config.model.dtype, device=self.config.model.device)
         tokenizer = load_tokenizer(path)
+        renderer = build_renderer(self.config, path, tokenizer)
         self._enter(Phase.WARM_START)
         with ExitStack() as stack:
             self._open(stack)
@@ -92,12 +93,15 @@ class WarmStart:
                 seed=self.config.run.seed,
                 pad_id=pad_id(tokenizer),
                 progress=self._record,
-                enough=functools.partial(self._is_enough, model, build_renderer(self.config, tokenizer)),
+                enough=functools.partial(self._is_enough, model, renderer),
+                reader=renderer.images,
             )
         self._say_how_it_ended()
         self._enter(Phase.CHECKPOINT)
         checkpoints = Checkpoints(self.folder.checkpoints, keep=self.config.checkpoint.keep)
-        saved = checkpoints.save(final.update, lambda folder: save_model_folder(model, tokenizer, folder / MODEL))
+        saved = checkpoints.save(
+            final.update, lambda folder: save_model_folder(model, tokenizer, folder / MODEL, renderer.images)
+        )
         self._watcher.on_checkpoint(final.update, saved.path)
         return RunResult(
             folder=self.folder.path,

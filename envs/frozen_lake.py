@@ -12,11 +12,13 @@ from typing import Any
 
 from gymnasium.envs.toy_text.frozen_lake import FrozenLakeEnv, generate_random_map
 
+from agentrl.content_space import ContentSpace
 from agentrl.env import EnvironmentSpec, Isolation
 from agentrl.errors import UsageError
-from agentrl.message import Content
+from agentrl.message import Content, described
 from agentrl.task import seed_tasks
 
+from .pictures import Colour, Field, Fields, ObservationForm, Shape, legend, observation_form, pictured, shows_images
 from .puzzles.environment import SHARES, split_of_seed
 from .text_adapter import TextAdapter
 
@@ -24,6 +26,15 @@ MOVES = {"left": (0, -1), "down": (1, 0), "right": (0, 1), "up": (-1, 0)}
 """Name to change of row and column, in the order of FrozenLake's action numbers."""
 AGENT, HOLE, GOAL = "P", "H", "G"
 MAX_STEPS = 40
+FIELDS: Fields = {
+    AGENT: Field(legend="you are a red disc", ground=Colour.LIGHT_BLUE, shapes=((Shape.DISC, Colour.RED),)),
+    "S": Field(legend="the start is a grey frame", ground=Colour.LIGHT_BLUE, shapes=((Shape.FRAME, Colour.GREY),)),
+    "F": Field(legend="ice is light blue", ground=Colour.LIGHT_BLUE),
+    HOLE: Field(legend="a hole is dark blue", ground=Colour.DARK_BLUE),
+    GOAL: Field(
+        legend="the goal is a yellow square", ground=Colour.LIGHT_BLUE, shapes=((Shape.SQUARE, Colour.YELLOW),)
+    ),
+}
 _DRAWS = 100
 """After so many maps there is none of the wanted split: a lake of two by two has three maps in all."""
 
@@ -37,28 +48,34 @@ class FrozenLake(TextAdapter):
     Args:
         size: Rows and columns of the map.
         max_steps: Steps after which an episode is truncated.
+        observation: ``text``, or ``image`` for a picture of the map.
     """
 
     inner: FrozenLakeEnv
 
-    def __init__(self, *, size: int = 4, max_steps: int = MAX_STEPS) -> None:
+    def __init__(self, *, size: int = 4, max_steps: int = MAX_STEPS, observation: str = ObservationForm.TEXT) -> None:
+        self.form = observation_form(observation, of="frozen_lake")
         if size < 2:
             raise UsageError("the frozen lake is too small", got=size, expected="a size of at least 2")
         self.size = size
         self.rows = generate_random_map(size, seed=0)
         super().__init__(_lake(self.rows), actions=tuple(MOVES), max_steps=max_steps)
+        if self.form is ObservationForm.IMAGE:
+            self.observation_space = ContentSpace(8192)
 
-    def reset(self, *, seed: int | None = None, options: dict[str, Any] | None = None) -> tuple[str, dict[str, Any]]:
+    def reset(
+        self, *, seed: int | None = None, options: dict[str, Any] | None = None
+    ) -> tuple[Content, dict[str, Any]]:
         """Start on the map that the seed decides."""
         map_seed = int(self.np_random.integers(2**31)) if seed is None else seed
         self.rows = _draw_map(self.size, map_seed)
         self.inner = _lake(self.rows)
         return super().reset(seed=seed, options=options)
 
-    def step(self, action: str) -> tuple[str, float, bool, bool, dict[str, Any]]:
+    def step(self, action: str) -> tuple[Content, float, bool, bool, dict[str, Any]]:
         """Move one field; the final info says whether the goal was reached."""
-        text, reward, terminated, truncated, info = super().step(action)
-        return text, reward, terminated, truncated, {**info, "success": reward > 0}
+        shown, reward, terminated, truncated, info = super().step(action)
+        return shown, reward, terminated, truncated, {**info, "success": reward > 0}
 
     def describe(self, observation: Any) -> str:
         """The map, with the agent on it."""
@@ -66,6 +83,12 @@ class FrozenLake(TextAdapter):
         row, column = divmod(int(observation), self.size)
         rows[row][column] = AGENT
         return "\n".join(" ".join(row) for row in rows)
+
+    def show(self, observation: Any, *, before: str = "") -> Content:
+        """The map in the chosen form; the first picture comes with a legend."""
+        if self.form is ObservationForm.TEXT:
+            return super().show(observation, before=before)
+        return pictured(before if self._steps else legend(FIELDS), self.describe(observation), FIELDS)
 
     def expert(self) -> FrozenLakeExpert:
         """A policy that takes a shortest way."""
@@ -98,7 +121,7 @@ class FrozenLakeExpert:
         Raises:
             UsageError: the text holds no map, or no way leads to the goal.
         """
-        fields = _read_map(observation if isinstance(observation, str) else "")
+        fields = _read_map(described(observation))
         start = next((place for place, field in fields.items() if field == AGENT), None)
         queue = deque([] if start is None else [(start, "")])
         seen = {start}
@@ -137,7 +160,10 @@ SPEC = EnvironmentSpec(
     name="frozen_lake",
     make=FrozenLake,
     tasks=functools.partial(seed_tasks, "frozen_lake"),
-    description="Gymnasium's FrozenLake through the text adapter: find the way over the ice on a new map each time.",
+    description=(
+        "Gymnasium's FrozenLake through the text adapter: find the way over the ice on a new map each time. Options:"
+        " size, observation (text or image)."
+    ),
     instructions=(
         "You walk over a frozen lake. The map shows you (P), your start (S), ice (F), holes (H) and the goal (G)."
         " Each turn, answer with one move: left, down, right or up. A hole ends the walk; reach the goal."
@@ -146,6 +172,7 @@ SPEC = EnvironmentSpec(
     reward_range=(0.0, 1.0),
     success_threshold=1.0,
     isolation=Isolation.INLINE,
+    images_of=shows_images,
     options={"size": 4},
     scores={"random": 0.1, "expert": 1.0},
 )

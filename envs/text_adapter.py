@@ -20,11 +20,12 @@ import numpy as np
 from gymnasium import spaces
 
 from agentrl.errors import UsageError
+from agentrl.message import Content
 
 _NUMBER = re.compile(r"[-+]?\d+(?:\.\d+)?(?:[eE][-+]?\d+)?")
 
 
-class TextAdapter(gymnasium.Env[str, str]):
+class TextAdapter(gymnasium.Env[Content, str]):
     """An environment whose observations and actions are text, around one whose are not.
 
     Args:
@@ -43,7 +44,7 @@ class TextAdapter(gymnasium.Env[str, str]):
         self.inner = env
         self.max_steps = max_steps
         self.names = _action_names(env.action_space, actions)
-        self.observation_space = spaces.Text(8192, charset=string.printable)
+        self.observation_space: spaces.Space[Content] = spaces.Text(8192, charset=string.printable)
         self.action_space = spaces.Text(256, charset=string.printable)
         self._steps = 0
         self._observation: Any = None
@@ -63,24 +64,31 @@ class TextAdapter(gymnasium.Env[str, str]):
         """The text of an observation; subclasses know better."""
         return describe(self.inner.observation_space, observation)
 
-    def reset(self, *, seed: int | None = None, options: dict[str, Any] | None = None) -> tuple[str, dict[str, Any]]:
+    def show(self, observation: Any, *, before: str = "") -> Content:
+        """What the agent is shown: a line of text where there is something to say first, then the observation."""
+        text = self.describe(observation)
+        return f"{before}\n{text}" if before else text
+
+    def reset(
+        self, *, seed: int | None = None, options: dict[str, Any] | None = None
+    ) -> tuple[Content, dict[str, Any]]:
         """Start an episode of the inner environment."""
         super().reset(seed=seed)
         self._steps = 0
         self._observation, info = self.inner.reset(seed=seed, options=options)
-        return self.describe(self._observation), dict(info)
+        return self.show(self._observation), dict(info)
 
-    def step(self, action: str) -> tuple[str, float, bool, bool, dict[str, Any]]:
+    def step(self, action: str) -> tuple[Content, float, bool, bool, dict[str, Any]]:
         """Take the action that the text names."""
         self._steps += 1
         is_late = self.max_steps is not None and self._steps >= self.max_steps
         parsed = self.parse(action)
         if parsed is None:
-            text = f"{_quote(action)} is no action: answer with {self.action_hint}.\n{self.describe(self._observation)}"
-            return text, 0.0, False, is_late, {"valid": False}
+            problem = f"{_quote(action)} is no action: answer with {self.action_hint}."
+            return self.show(self._observation, before=problem), 0.0, False, is_late, {"valid": False}
         self._observation, reward, terminated, truncated, info = self.inner.step(parsed)
         is_truncated = bool(truncated) or (is_late and not terminated)
-        return self.describe(self._observation), float(reward), bool(terminated), is_truncated, {**info, "valid": True}
+        return self.show(self._observation), float(reward), bool(terminated), is_truncated, {**info, "valid": True}
 
     def parse(self, text: str) -> Any | None:
         """The inner action that `text` means, or ``None`` when that is not clear."""

@@ -7,7 +7,13 @@ from agentrl.assembly.environments import find_environment
 from agentrl.assembly.episodes import build_loop
 from agentrl.assembly.scratch import has_expert
 from agentrl.config.parts import parts_of
-from agentrl.config.schema import Config, LocalEngineConfig, SamplingConfig, ServerEngineConfig
+from agentrl.config.schema import (
+    Config,
+    LocalEngineConfig,
+    OpenAIEngineConfig,
+    SamplingConfig,
+    ServerEngineConfig,
+)
 from agentrl.errors import ConfigError, UsageError
 from agentrl.training.objective import Objective
 
@@ -21,8 +27,8 @@ def check_training(config: Config) -> LocalEngineConfig | ServerEngineConfig:
         The engine's settings.
 
     Raises:
-        ConfigError: an engine that takes no weights, sampling from another distribution than the policy's own, or
-            options that the algorithm does not take.
+        ConfigError: an engine that takes no weights, or no images where the environment shows some, sampling from
+            another distribution than the policy's own, or options that the algorithm does not take.
         UnknownNameError: no such estimator or loss.
     """
     if not isinstance(config.engine, LocalEngineConfig | ServerEngineConfig):
@@ -31,9 +37,29 @@ def check_training(config: Config) -> LocalEngineConfig | ServerEngineConfig:
             expected="an engine that takes new weights: local, vllm or sglang",
             hint="set engine=local; other engines evaluate",
         )
+    check_images(config)
     _check_sampling(config.sampling)
     Objective(config.algorithm)
     return config.engine
+
+
+def check_images(config: Config) -> None:
+    """Check that the engine takes images where an environment shows any.
+
+    Raises:
+        ConfigError: it does not.
+    """
+    if isinstance(config.engine, LocalEngineConfig | OpenAIEngineConfig):
+        return
+    for environment in (part.config.sole_environment for part in parts_of(config)):
+        spec = find_environment(environment)
+        if spec.shows_images(environment.options):
+            raise ConfigError(
+                f"engine {config.engine.type} does not take images",
+                got=f"environment {spec.name}, which shows images under its options",
+                expected="engine=local (or, to evaluate, engine=openai)",
+                hint="or let the environment show text",
+            )
 
 
 def _check_sampling(sampling: SamplingConfig) -> None:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import shutil
 from typing import cast
 
-from transformers import AutoConfig, AutoTokenizer, PreTrainedTokenizerFast
+from transformers import AutoConfig, AutoImageProcessor, AutoTokenizer, PreTrainedTokenizerFast
 
 from agentrl.assembly.scratch import write_scratch_model
 from agentrl.config.schema import Config
@@ -13,8 +13,10 @@ from agentrl.errors import UsageError
 from agentrl.observe.disk import writing
 from agentrl.observe.model_folder import find_model
 from agentrl.observe.run_directory import RunDirectory
+from agentrl.render.images import ImageProcessor
 from agentrl.render.renderer import Renderer
 from agentrl.training.checkpoint import system_errors
+from agentrl.vision_model import MODEL_TYPES
 
 SCRATCH = "scratch"
 """`model.path` of a model that is made from nothing."""
@@ -81,13 +83,36 @@ def embedding_rows(path: str) -> int:
         ) from error
 
 
-def build_renderer(config: Config, tokenizer: PreTrainedTokenizerFast) -> Renderer:
-    """The renderer of a model.
+def load_images(path: str) -> ImageProcessor | None:
+    """The image processor in the folder of a vision-language model; ``None`` for other models.
+
+    Raises:
+        UsageError: it is missing.
+    """
+    try:
+        config = AutoConfig.from_pretrained(path)
+        if config.model_type not in MODEL_TYPES:
+            return None
+        return ImageProcessor(AutoImageProcessor.from_pretrained(path), pad_id=config.image_token_id)
+    except (OSError, ValueError, KeyError, ImportError) as error:
+        raise UsageError(
+            f"cannot load the image processor of {path}",
+            got=str(error).strip().splitlines()[0],
+            expected="a folder with a preprocessor_config.json, or a name on the Hugging Face hub",
+        ) from error
+
+
+def build_renderer(config: Config, path: str, tokenizer: PreTrainedTokenizerFast) -> Renderer:
+    """The renderer of the model at `path`, with its image processor if it has one.
 
     Raises:
         TemplateError: the chat template has no known turn boundary.
+        UsageError: its image processor is missing.
     """
-    return Renderer(tokenizer, enable_thinking=config.agent.enable_thinking, tool_parser=config.agent.tool_parser)
+    agent = config.agent
+    return Renderer(
+        tokenizer, enable_thinking=agent.enable_thinking, tool_parser=agent.tool_parser, images=load_images(path)
+    )
 
 
 def pad_id(tokenizer: PreTrainedTokenizerFast) -> int:

@@ -10,6 +10,7 @@ from pathlib import Path
 from transformers import PreTrainedModel, PreTrainedTokenizerFast
 
 from agentrl.assembly.checks import check_training
+from agentrl.assembly.environments import find_environment
 from agentrl.assembly.episodes import sampling_params
 from agentrl.assembly.models import build_renderer, load_tokenizer, pad_id
 from agentrl.assembly.servers import make_transport
@@ -17,6 +18,8 @@ from agentrl.assembly.worlds import World, build_mixture, build_worlds, close_wo
 from agentrl.config.parts import parts_of
 from agentrl.config.schema import Config, LocalEngineConfig
 from agentrl.curriculum.mixture import Mixture
+from agentrl.errors import UsageError
+from agentrl.image import ImageReader
 from agentrl.policy import PolicyEngine
 from agentrl.render.check import check_template
 from agentrl.render.renderer import Renderer
@@ -31,6 +34,7 @@ from agentrl.serving.pool import ServerPool
 from agentrl.training.model import load_model
 from agentrl.training.model_weights import ModelWeights
 from agentrl.training.trainer import Trainer
+from agentrl.vision_model import MODEL_TYPES
 from agentrl.weights import TOLERANCE, InProcessSync, Probe, RemoteSync, WeightSync
 
 
@@ -98,17 +102,19 @@ def build_training(
     settings = check_training(config)
     tasks = build_mixture(config, curriculum=config.curriculum)
     tokenizer = load_tokenizer(model_path)
-    renderer = build_renderer(config, tokenizer)
+    renderer = build_renderer(config, model_path, tokenizer)
     check_rendering(config, renderer)
     model = load_model(model_path, dtype=config.model.dtype, device=config.model.device)
-    trainer = _build_trainer(config, model, reference_path)
+    trainer = _build_trainer(config, model, reference_path, renderer.images)
     source = ModelWeights(model, chunk=config.trainer.logprob_chunk)
     probe = Probe.random(model.config.get_text_config().vocab_size, tolerance=TOLERANCE[config.model.dtype])
     engine: PolicyEngine
     sync: WeightSync
     if isinstance(settings, LocalEngineConfig):
         shared = config.rollout.max_staleness == 0
-        engine = LocalEngine(model if shared else copy.deepcopy(model), settings, version=version)
+        engine = LocalEngine(
+            model if shared else copy.deepcopy(model), settings, version=version, reader=renderer.images
+        )
         sync = InProcessSync(source, engine, shared=shared, probe=probe)
     elif pool is not None:
         transport = make_transport(settings, Path(config.run.directory))
@@ -135,8 +141,18 @@ def check_rendering(config: Config, renderer: Renderer) -> None:
 
     Raises:
         TemplateError: it rewrites history (the two renderings are shown), or cannot call tools where the loop does.
+        UsageError: the environment shows images to a model that reads text only.
     """
     for part in parts_of(config):
+        environment = part.config.sole_environment
+        spec = find_environment(environment)
+        if renderer.images is None and spec.shows_images(environment.options):
+            raise UsageError(
+                f"environment {spec.name} shows images, and the model reads text only",
+                got=config.model.path,
+                expected=f"a vision-language model ({', '.join(MODEL_TYPES)})",
+                hint="or let the environment show text",
+            )
         loop = make_agent_loop(part.config.agent.loop, part.config.agent.options)
         if loop.offers_tools:
             renderer.require_tool_parser()
@@ -144,7 +160,9 @@ def check_rendering(config: Config, renderer: Renderer) -> None:
             check_template(renderer, roles=loop.follow_ups)
 
 
-def _build_trainer(config: Config, model: PreTrainedModel, reference_path: str | None) -> Trainer:
+def _build_trainer(
+    config: Config, model: PreTrainedModel, reference_path: str | None, reader: ImageReader | None
+) -> Trainer:
     reference = None
     if reference_path is not None and config.algorithm.kl_coef:
         reference = load_model(reference_path, dtype=config.model.dtype, device=config.model.device)
@@ -155,6 +173,7 @@ def _build_trainer(config: Config, model: PreTrainedModel, reference_path: str |
         seed=config.run.seed,
         max_tokens=config.agent.max_tokens,
         reference=reference,
+        reader=reader,
     )
 
 

@@ -3,13 +3,18 @@
 from __future__ import annotations
 
 import asyncio
+import functools
+import itertools
+import tempfile
+from collections.abc import Iterator
+from pathlib import Path
 from typing import Any
 
 from rich.text import Text
 
 from agentrl.cli.console import out
 from agentrl.env import AnyEnv, EnvironmentSpec, optional_part, settled
-from agentrl.message import Content, TextPart
+from agentrl.message import Content, ImagePart, TextPart
 from agentrl.task import Task
 
 KEYS = "? lists the actions, ! lets the expert act if you begin with it, q leaves"
@@ -25,11 +30,12 @@ def play_in_terminal(spec: EnvironmentSpec, env: AnyEnv, task: Task) -> None:
 
 
 async def _play(spec: EnvironmentSpec, env: AnyEnv, task: Task) -> None:
+    show = functools.partial(shown, numbers=itertools.count())
     observation, _ = await settled(env.reset(seed=task.seed, options=dict(task.options)))
     expert = await _expert_of(env)
     total, turns, done = 0.0, 0, False
     out.print(Text(f"{spec.name}, task {task.id} ({KEYS})\n", style="dim"))
-    out.print(Text(readable(observation)))
+    out.print(Text(show(observation)))
     while not done:
         action = _ask()
         if action is None:
@@ -47,7 +53,7 @@ async def _play(spec: EnvironmentSpec, env: AnyEnv, task: Task) -> None:
             expert = None  # it has not seen what the person did, and would go on from somewhere else
         observation, reward, terminated, truncated, info = await settled(env.step(action))
         total, turns, done = total + float(reward), turns + 1, terminated or truncated
-        out.print(Text(readable(observation)))
+        out.print(Text(show(observation)))
     out.print(Text(ending(info, total, turns), style="bold"))
 
 
@@ -78,8 +84,19 @@ async def _expert_of(env: AnyEnv) -> Any:
     return None if method is None else await settled(method())
 
 
-def readable(content: Content) -> str:
-    """The text of an observation; images by their size."""
+def shown(content: Content, numbers: Iterator[int]) -> str:
+    """An observation in the terminal: an image is kept in a file, and told in words where it has any."""
     if isinstance(content, str):
         return content
-    return "\n".join(p.text if isinstance(p, TextPart) else f"[image of {len(p.data)} bytes]" for p in content)
+    return "\n".join(p.text.rstrip() if isinstance(p, TextPart) else _kept(p, next(numbers)) for p in content)
+
+
+def _kept(image: ImagePart, number: int) -> str:
+    path = _folder() / f"{number}.{image.media_type.rpartition('/')[2]}"
+    path.write_bytes(image.data)
+    return f"[image: {path}]\n{image.alternative}".rstrip()
+
+
+@functools.cache
+def _folder() -> Path:
+    return Path(tempfile.mkdtemp(prefix="agentrl-play-"))

@@ -79,7 +79,10 @@ def episode_text(trajectory: Trajectory, decode: Decode) -> Text:
     for sequence in trajectory.sequences:
         for segment in segments(sequence, decode):
             for cell in segment.cells:
-                text.append(cell.text.replace("↵", ""), STYLES[segment.source])
+                shown = (
+                    cell.text if cell.image is None else f"[image]\n{cell.image.alternative}\n".replace("\n\n", "\n")
+                )
+                text.append(shown.replace("↵", ""), STYLES[segment.source])
         text.append("\n")
     return text
 

@@ -8,8 +8,9 @@ from typing import Any
 from aiohttp import web
 
 from agentrl.cli.console import note
-from agentrl.cli.play import ending, readable
+from agentrl.cli.play import ending
 from agentrl.env import AnyEnv, EnvironmentSpec, optional_part, settled
+from agentrl.message import Content, ImagePart, user
 from agentrl.task import Task
 
 HOST = "127.0.0.1"
@@ -47,7 +48,7 @@ class _Game:
         """Begin an episode."""
         observation, _ = await settled(self._env.reset(seed=self._task.seed, options=dict(self._task.options)))
         self._total, self._turns, self._ending = 0.0, 0, ""
-        return await self._view(readable(observation))
+        return await self._view(observation)
 
     async def act(self, request: web.Request) -> web.Response:
         """Take the action in ``{"action": …}``."""
@@ -57,17 +58,18 @@ class _Game:
         observation, reward, terminated, truncated, info = await settled(self._env.step(action))
         self._total, self._turns = self._total + float(reward), self._turns + 1
         self._ending = ending(info, self._total, self._turns) if terminated or truncated else ""
-        return await self._view(readable(observation))
+        return await self._view(observation)
 
     async def close(self, _application: web.Application) -> None:
         """Close the environment."""
         await settled(self._env.close())
 
-    async def _view(self, text: str) -> web.Response:
+    async def _view(self, observation: Content) -> web.Response:
         make_page, list_actions = (optional_part(self._env, name) for name in ("web_page", "admissible_actions"))
         view: dict[str, Any] = {
             "title": f"{self._spec.name}, task {self._task.id}",
-            "text": text,
+            "text": user(observation).text,
+            "images": [part.data_url for part in observation if isinstance(part, ImagePart)],
             "page": None if make_page is None else await settled(make_page()),
             "actions": [] if list_actions is None or self._ending else list(await settled(list_actions())),
             "turns": self._turns,

@@ -74,7 +74,7 @@ async def success_now(model: PreTrainedModel, renderer: Renderer, config: Config
         UsageError: an environment does not tell whether a task is solved.
     """
     settings = config.engine if isinstance(config.engine, LocalEngineConfig) else LocalEngineConfig()
-    engine = LocalEngine(model, settings)
+    engine = LocalEngine(model, settings, reader=renderer.images)
     speaker = EngineSpeaker(engine, renderer, sampling_params(config.sampling))
     worlds = build_worlds(config, speaker)
     try:

@@ -8,6 +8,7 @@ from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 from pathlib import Path
 
+from agentrl.assembly.checks import check_images
 from agentrl.assembly.episodes import sampling_params
 from agentrl.assembly.models import SCRATCH, build_renderer, embedding_rows, load_tokenizer
 from agentrl.assembly.scratch import write_scratch_model
@@ -20,6 +21,7 @@ from agentrl.config.schema import (
     ScriptedEngineConfig,
     ServerEngineConfig,
 )
+from agentrl.image import ImageReader
 from agentrl.policy import PolicyEngine
 from agentrl.rollout.chat_speaker import ChatSpeaker
 from agentrl.rollout.demonstrator import Demonstrator, ScriptedPolicy
@@ -57,6 +59,7 @@ async def open_speaker(config: Config, kind: PolicyKind, folder: Path) -> AsyncI
     if kind is not PolicyKind.ENGINE:
         yield Demonstrator(ScriptedPolicy(kind.value))
         return
+    check_images(config)
     if isinstance(config.engine, OpenAIEngineConfig):
         service = OpenAIEngine(config.engine)
         await service.start()
@@ -66,15 +69,19 @@ async def open_speaker(config: Config, kind: PolicyKind, folder: Path) -> AsyncI
             await service.close()
         return
     path = await _model_path(config, folder)
-    renderer = build_renderer(config, load_tokenizer(path))
+    renderer = build_renderer(config, path, load_tokenizer(path))
     check_rendering(config, renderer)
-    async with _open_engine(config.engine, config, path, folder) as engine:
+    async with _open_engine(config.engine, config, path, folder, renderer.images) as engine:
         yield EngineSpeaker(engine, renderer, sampling_params(config.sampling))
 
 
 @asynccontextmanager
 async def _open_engine(
-    section: LocalEngineConfig | ScriptedEngineConfig | ServerEngineConfig, config: Config, path: str, folder: Path
+    section: LocalEngineConfig | ScriptedEngineConfig | ServerEngineConfig,
+    config: Config,
+    path: str,
+    folder: Path,
+    reader: ImageReader | None,
 ) -> AsyncIterator[PolicyEngine]:
     if isinstance(section, ServerEngineConfig):
         served = ServedModel(path=path, dtype=config.model.dtype, vocab_size=embedding_rows(path))
@@ -86,7 +93,8 @@ async def _open_engine(
     if isinstance(section, ScriptedEngineConfig):
         engine: PolicyEngine = ScriptedEngine(section, vocab_size=len(load_tokenizer(path)), seed=config.run.seed)
     else:
-        engine = LocalEngine(load_model(path, dtype=config.model.dtype, device=config.model.device), section)
+        model = load_model(path, dtype=config.model.dtype, device=config.model.device)
+        engine = LocalEngine(model, section, reader=reader)
     await engine.start()
     try:
         yield engine

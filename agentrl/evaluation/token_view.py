@@ -11,6 +11,8 @@ from typing import TypeAlias
 
 import jinja2
 
+from agentrl.image import PlacedImage
+from agentrl.message import ImagePart
 from agentrl.trajectory import Source, TokenSequence, Trajectory, Turn
 
 Decode: TypeAlias = Callable[[int], str]
@@ -36,6 +38,8 @@ class TokenCell:
     """Position, id, and for sampled tokens log-probability and version."""
     surprise: float
     """0 for a token that was certain, 1 for one that was very unlikely (probability 1 % or less); 0 unless sampled."""
+    image: ImagePart | None = None
+    """What begins with this token; the other tokens of an image have no text."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -101,8 +105,12 @@ def template(name: str) -> jinja2.Template:
 
 
 def _cells(sequence: TokenSequence, decode: Decode) -> Iterator[TokenCell]:
+    seen = {position: image for image in sequence.images for position in range(image.start, image.end)}
     arrays = zip(sequence.token_ids, sequence.sources, sequence.logprobs, sequence.versions, strict=True)
     for position, (token_id, source, logprob, version) in enumerate(arrays):
+        if position in seen:
+            yield _image_cell(position, seen[position], Source(int(source)))
+            continue
         sampled = source == Source.SAMPLED
         hint = f"token {position}, id {token_id}"
         if sampled:
@@ -113,6 +121,12 @@ def _cells(sequence: TokenSequence, decode: Decode) -> Iterator[TokenCell]:
             hint=hint,
             surprise=min(1.0, -float(logprob) / math.log(100)) if sampled else 0.0,
         )
+
+
+def _image_cell(position: int, placed: PlacedImage, source: Source) -> TokenCell:
+    hint = f"tokens {placed.start} to {placed.end - 1}, {placed.rows} rows of {placed.columns}"
+    image = placed.image if position == placed.start else None
+    return TokenCell(text="", source=source, hint=hint, surprise=0.0, image=image)
 
 
 def visible(text: str) -> str:

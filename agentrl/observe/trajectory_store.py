@@ -1,11 +1,13 @@
 """Every episode on disk, turn by turn, while it runs.
 
 Files are append-only JSON lines, ``trajectories/step-000012.jsonl`` for what happened during training step 12. Three
-kinds of records, each with the trajectory's ``id``:
+kinds of records with the trajectory's ``id``:
 
 - ``start``: an attempt begins: task, seed, group, attempt. What was written for the same id before is void.
 - ``turn``: a turn is complete: the tokens that each sequence has gained since the last record.
 - ``end``: outcome, reward, metrics, the table of turns, and the tokens after the last turn.
+
+An ``image`` record has the image's checksum as ``id`` and stands once in a file, before the tokens that stand for it.
 """
 
 from __future__ import annotations
@@ -15,6 +17,8 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from agentrl.image import image_from_record, image_record
+from agentrl.message import ImagePart
 from agentrl.observe.disk import replace_file, writing
 from agentrl.observe.json_lines import JsonLinesWriter, read_json_lines
 from agentrl.trajectory import TokenSequence, Trajectory, Turn
@@ -33,6 +37,7 @@ class TrajectoryStore:
     def __init__(self, folder: Path, *, step: int) -> None:
         self._folder = folder
         self._written: dict[str, list[int]] = {}
+        self._images: set[str] = set()
         self._file = JsonLinesWriter(step_file(folder, step))
 
     def start(self, trajectory: Trajectory) -> None:
@@ -42,7 +47,7 @@ class TrajectoryStore:
             UsageError: the disk is full.
         """
         self._written[trajectory.id] = []
-        self._file.append({"kind": "start", "id": trajectory.id, "trajectory": _without_sequences(trajectory)})
+        self._file.append({"kind": "start", "id": trajectory.id, "trajectory": _header(trajectory.to_record())})
 
     def turn(self, trajectory: Trajectory, turn: Turn) -> None:
         """A turn is complete.
@@ -50,9 +55,8 @@ class TrajectoryStore:
         Raises:
             UsageError: the disk is full.
         """
-        self._file.append(
-            {"kind": "turn", "id": trajectory.id, "turn": turn.index, "sequences": self._new_tokens(trajectory)}
-        )
+        tokens = self._new_tokens(trajectory)
+        self._file.append({"kind": "turn", "id": trajectory.id, "turn": turn.index, "sequences": tokens})
 
     def end(self, trajectory: Trajectory) -> None:
         """An attempt ended.
@@ -62,12 +66,13 @@ class TrajectoryStore:
         """
         tokens = self._new_tokens(trajectory)
         del self._written[trajectory.id]
-        turns = [sequence["turns"] for sequence in trajectory.to_record()["sequences"]]
+        record = trajectory.to_record()
+        turns = [sequence["turns"] for sequence in record["sequences"]]
         self._file.append(
             {
                 "kind": "end",
                 "id": trajectory.id,
-                "trajectory": _without_sequences(trajectory),
+                "trajectory": _header(record),
                 "sequences": tokens,
                 "turns": turns,
             }
@@ -77,6 +82,7 @@ class TrajectoryStore:
         """Go on in the file of another training step; the old one is made durable."""
         self.sync()
         self._file.close()
+        self._images.clear()
         self._file = JsonLinesWriter(step_file(self._folder, step))
 
     def sync(self) -> None:
@@ -102,9 +108,16 @@ class TrajectoryStore:
             own = len(sequence) - sequence.shared
             if own == marks[number]:
                 continue
+            self._write_images(sequence.own_images(marks[number]))
             pieces.append(_piece(trajectory, number, sequence, marks[number]))
             marks[number] = own
         return pieces
+
+    def _write_images(self, images: list[ImagePart]) -> None:
+        for image in images:
+            if image.checksum not in self._images:
+                self._images.add(image.checksum)
+                self._file.append({"kind": "image", "id": image.checksum, "image": image_record(image)})
 
 
 def step_file(folder: Path, step: int) -> Path:
@@ -154,10 +167,8 @@ def _piece(trajectory: Trajectory, number: int, sequence: TokenSequence, start: 
     return piece
 
 
-def _without_sequences(trajectory: Trajectory) -> dict[str, Any]:
-    record = trajectory.to_record()
-    del record["sequences"]
-    return record
+def _header(record: dict[str, Any]) -> dict[str, Any]:
+    return {name: value for name, value in record.items() if name not in ("sequences", "images")}
 
 
 @dataclass(frozen=True, slots=True)
@@ -179,13 +190,17 @@ def read_trajectories(source: Path, *, unfinished: bool = False) -> Iterator[Sto
         unfinished: Whether to give episodes without an end, too.
     """
     running: dict[str, _Parts] = {}
+    images: dict[str, ImagePart] = {}
     step = 0
     for file in sorted(source.glob(_PATTERN)) if source.is_dir() else [source]:
         step = _step_of(file)
         for record in read_json_lines(file):
             identity = record["id"]
             if record["kind"] == "start":
-                running[identity] = _Parts(record["trajectory"])
+                running[identity] = _Parts(record["trajectory"], images)
+                continue
+            if record["kind"] == "image":
+                images[identity] = image_from_record(record["image"])
                 continue
             parts = running.get(identity)
             if parts is None:
@@ -202,8 +217,9 @@ def read_trajectories(source: Path, *, unfinished: bool = False) -> Iterator[Sto
 class _Parts:
     """What the records of one attempt have said so far."""
 
-    def __init__(self, header: Mapping[str, Any]) -> None:
+    def __init__(self, header: Mapping[str, Any], images: Mapping[str, ImagePart]) -> None:
         self.header = header
+        self._images = images
         self._sequences: list[dict[str, Any]] = []
 
     def add(self, pieces: list[dict[str, Any]]) -> None:
@@ -215,6 +231,7 @@ class _Parts:
             row = self._sequences[piece["sequence"]]
             for name in ("token_ids", "sources", "logprobs", "versions"):
                 row[name].extend(piece[name])
+            row.setdefault("images", []).extend(piece.get("images", ()))
             row["parent"] = piece.get("parent", row["parent"])
             row["shared"] = piece.get("shared", row["shared"])
 
@@ -223,4 +240,6 @@ class _Parts:
 
     def restore(self, header: Mapping[str, Any], turns: list[list[Any]]) -> Trajectory:
         rows = [{**row, "turns": turns[i] if i < len(turns) else []} for i, row in enumerate(self._sequences)]
-        return Trajectory.from_record({**header, "sequences": rows})
+        places = (place for row in rows for place in row.get("images", ()))
+        images = {place["checksum"]: image_record(self._images[place["checksum"]]) for place in places}
+        return Trajectory.from_record({**header, "sequences": rows, "images": images})

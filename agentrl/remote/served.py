@@ -62,6 +62,7 @@ def write_served(
     told["splits"] = list(spec.splits)
     told["scores"] = dict(spec.scores)
     told["reward_range"] = [value if math.isfinite(value) else None for value in spec.reward_range]
+    told["shows_images"] = spec.shows_images(options)
     told["options"] = {name: _shown(value) for name, value in options.items()}
     facts = {"spec": told, "parts": sorted(parts), "action_hint": action_hint}
     fingerprint = hashlib.sha256(to_json(facts)).hexdigest()[:16]
@@ -88,7 +89,12 @@ def spec_facts(served: Served) -> dict[str, Any]:
         "splits": tuple(served.spec["splits"]),
         "scores": dict(served.spec["scores"]),
         "reward_range": served.reward_range,
+        "images_of": _always if served.spec["shows_images"] else None,
     }
+
+
+def _always(**options: Any) -> bool:
+    return True
 
 
 def _shown(value: Any) -> Any:

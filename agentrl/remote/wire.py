@@ -104,7 +104,11 @@ def write_content(content: Content) -> Any:
     return [
         {"text": part.text}
         if isinstance(part, TextPart)
-        else {"image": base64.b64encode(part.data).decode(), "media_type": part.media_type}
+        else {
+            "image": base64.b64encode(part.data).decode(),
+            "media_type": part.media_type,
+            "alternative": part.alternative,
+        }
         for part in content
     ]
 
@@ -123,7 +127,8 @@ def read_content(data: Any) -> Content:
 def _read_part(part: Mapping[str, Any]) -> ContentPart:
     if "text" in part:
         return TextPart(text=part["text"])
-    return ImagePart(data=base64.b64decode(part["image"], validate=True), media_type=part["media_type"])
+    data = base64.b64decode(part["image"], validate=True)
+    return ImagePart(data=data, media_type=part["media_type"], alternative=part["alternative"])
 
 
 def write_message(message: Message) -> dict[str, Any]:
@@ -160,6 +165,7 @@ def write_task(task: Task) -> dict[str, Any]:
         "prompt": task.prompt,
         "ground_truth": task.ground_truth,
         "type": task.type,
+        "max_turns": task.max_turns,
     }
 
 

@@ -12,7 +12,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 from agentrl.errors import TemplateError
-from agentrl.message import Message, Role, ToolCall, system, user
+from agentrl.message import Content, ImagePart, Message, Role, TextPart, ToolCall, system, user
 from agentrl.render.answer import THINK_CLOSE
 from agentrl.render.difference import common_prefix
 from agentrl.render.renderer import Renderer
@@ -88,11 +88,12 @@ def check_template(
 
 
 def _compare(renderer: Renderer, probe: _Probe, role: Role | None, tools: Sequence[ToolSchema]) -> str | None:
-    """Render three turns both ways; a note, or ``None`` when nothing differs."""
-    messages = [system("You play."), user("start")]
+    """Render three turns both ways, with images if the model reads them; a note, or ``None`` when nothing differs."""
+    sees = renderer.images is not None
+    messages = [system("You play."), user(_shown("start", image=sees))]
     kept = renderer.template.render(messages, tools=tools, generation_prompt=True)
     for turn in range(_TURNS):
-        follow = _follow_up(role or ("tool", "user")[turn % 2], turn)
+        follow = _follow_up(role or ("tool", "user")[turn % 2], turn, image=sees)
         messages += [probe.message, follow]
         kept += probe.sampled + renderer.after_answer([follow])
         rendered = renderer.template.render(messages, tools=tools, generation_prompt=True)
@@ -101,10 +102,15 @@ def _compare(renderer: Renderer, probe: _Probe, role: Role | None, tools: Sequen
     return None
 
 
-def _follow_up(role: Role, turn: int) -> Message:
+def _follow_up(role: Role, turn: int, *, image: bool) -> Message:
     if role == "tool":
-        return Message(role="tool", content=f"result {turn}", tool_call_id=f"call_{turn}", name="look")
-    return user(f"observation {turn}")
+        content = _shown(f"result {turn}", image=image)
+        return Message(role="tool", content=content, tool_call_id=f"call_{turn}", name="look")
+    return user(_shown(f"observation {turn}", image=image))
+
+
+def _shown(text: str, *, image: bool) -> Content:
+    return (TextPart(text=text), ImagePart(data=b"")) if image else text
 
 
 def _explain(renderer: Renderer, probe: _Probe, kept: str, rendered: str) -> str:

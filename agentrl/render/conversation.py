@@ -7,10 +7,11 @@ from dataclasses import dataclass
 
 from agentrl.agent_loop import Answer
 from agentrl.errors import LedgerError
+from agentrl.image import PlacedImage, common_tokens
 from agentrl.message import Message
 from agentrl.policy import Generation, StopReason
 from agentrl.render.difference import common_prefix, require_prefix
-from agentrl.render.renderer import Renderer
+from agentrl.render.renderer import Rendered, Renderer
 from agentrl.render.template import ToolSchema
 from agentrl.trajectory import Source, TokenSequence, Trajectory, Turn, TurnTimings
 
@@ -133,13 +134,22 @@ class LedgerConversation:
             child._rewritten_from = self.sequence
         return child
 
-    def verify(self, sent_ids: Sequence[int]) -> None:
-        """Check that the ids an engine was sent for the current, or else the latest, answer are the ledger's prefix.
+    def verify(self, sent_ids: Sequence[int], sent_images: Sequence[PlacedImage] = ()) -> None:
+        """Check that what an engine was sent for the current, or else the latest, answer is the ledger's prefix.
 
         Raises:
-            LedgerError: They are not; shows the first differing token, its neighbours and the cause.
+            LedgerError: It is not; shows the first differing token, its neighbours and the cause.
         """
         require_prefix(self.sequence, self._prompt_length, sent_ids, self._renderer.encoder)
+        images = self.sequence.images
+        if images:
+            images = tuple(image for image in images if image.end <= self._prompt_length)
+        if images != tuple(sent_images):
+            raise LedgerError(
+                "the images sent to the engine are not those of the ledger's prefix",
+                got=[(image.start, image.image.checksum[:8]) for image in sent_images],
+                expected=[(image.start, image.image.checksum[:8]) for image in images],
+            )
 
     def _write_pending(self) -> None:
         if self._answers:
@@ -153,14 +163,28 @@ class LedgerConversation:
         rendered = self._renderer.suffix(self.messages[answer.messages :], last_id=answer.last_id)
         if len(self.sequence) > answer.tokens:
             self.sequence = self.sequence.fork(answer.tokens)
-        self.sequence.extend(rendered.ids, rendered.sources)
+        self._append(rendered)
 
     def _write_prompt(self) -> None:
         rendered = self._renderer.prompt(self.messages, self._tools)
-        known = 0 if self._rewritten_from is None else common_prefix(self._rewritten_from.ids_list(), rendered.ids)
-        if self._rewritten_from is not None and known:
-            self.sequence = self._rewritten_from.fork(known)
-        self.sequence.extend(rendered.ids[known:], rendered.sources[known:])
+        known, before = 0, self._rewritten_from
+        if before is not None:
+            same = common_prefix(before.ids_list(), rendered.ids)
+            known = common_tokens(same, before.images, rendered.images)
+        if before is not None and known:
+            self.sequence = before.fork(known)
+        self._append(rendered, known)
+
+    def _append(self, rendered: Rendered, known: int = 0) -> None:
+        """Write what was rendered, of which the first `known` tokens are in the sequence already."""
+        start = len(self.sequence)
+        if known:
+            self.sequence.extend(rendered.ids[known:], rendered.sources[known:])
+        else:
+            self.sequence.extend(rendered.ids, rendered.sources)
+        for image in rendered.images:
+            if image.start >= known:
+                self.sequence.place(image.moved(start - known))
 
     def _take_answer_start(self) -> int:
         start, self._answer_start = self._answer_start, None

@@ -11,17 +11,20 @@ from __future__ import annotations
 
 import functools
 from collections.abc import Sequence
-from dataclasses import dataclass
-from typing import TYPE_CHECKING
+from dataclasses import dataclass, replace
+from itertools import repeat
+from typing import TYPE_CHECKING, TypeVar
 
 from agentrl.agent_loop import Answer
 from agentrl.errors import LedgerError, TemplateError
+from agentrl.image import PlacedImage
 from agentrl.message import Message, user
 from agentrl.policy import StopReason
 from agentrl.render.answer import AnswerReader
 from agentrl.render.boundary import TurnBoundary, find_boundary
 from agentrl.render.encoding import TextEncoder
 from agentrl.render.families import Family, detect_family
+from agentrl.render.images import ImageProcessor, counts, images_of, placed_images
 from agentrl.render.spans import ContentSpans
 from agentrl.render.template import ChatTemplate, ToolSchema
 from agentrl.trajectory import Source
@@ -36,6 +39,8 @@ LONGEST_KNOWN = 500
 """Characters of a message that is kept; long ones seldom come twice."""
 _BEFORE = "x"
 
+T = TypeVar("T")
+
 
 @dataclass(frozen=True, slots=True)
 class Rendered:
@@ -43,6 +48,8 @@ class Rendered:
 
     ids: list[int]
     sources: list[Source]
+    images: tuple[PlacedImage, ...] = ()
+    """Counted from the first of the ids."""
 
 
 class Renderer:
@@ -52,19 +59,28 @@ class Renderer:
         tokenizer: The model's fast tokenizer, with its chat template.
         enable_thinking: Passed to templates that know it.
         tool_parser: Registry name of the way in which tool calls are written; ``auto`` asks the family.
+        images: Prepares images; ``None`` for a model that reads text only.
 
     Raises:
         TemplateError: The template is missing, or nothing in it tells where a turn ends.
     """
 
     def __init__(
-        self, tokenizer: PreTrainedTokenizerFast, *, enable_thinking: bool = False, tool_parser: str = "auto"
+        self,
+        tokenizer: PreTrainedTokenizerFast,
+        *,
+        enable_thinking: bool = False,
+        tool_parser: str = "auto",
+        images: ImageProcessor | None = None,
     ) -> None:
+        self.images = images
         self.enable_thinking = enable_thinking
         self.encoder = TextEncoder(tokenizer)
         self.family: Family | None = detect_family(str(tokenizer.chat_template))
         options = {} if self.family is None else dict(self.family.template_options)
-        self.template = ChatTemplate(tokenizer, {**options, "enable_thinking": enable_thinking})
+        self.template = ChatTemplate(
+            tokenizer, {**options, "enable_thinking": enable_thinking}, images=images is not None
+        )
         self.boundary: TurnBoundary = find_boundary(self.after_answer(()), self.encoder, self.family)
         eos = tokenizer.eos_token_id
         self.stop_token_ids: frozenset[int] = self.boundary.stop_ids | ({eos} if isinstance(eos, int) else set())
@@ -79,9 +95,11 @@ class Renderer:
 
         Raises:
             TemplateError: The template refuses the messages.
+            LedgerError: The template does not show every image.
+            EnvironmentFailure: An image cannot be read.
         """
         ids = self.encoder.encode(self.template.render(messages, tools=tools, generation_prompt=True))
-        return Rendered(ids, [Source.PROMPT] * len(ids))
+        return self._with_images(Rendered(ids, [Source.PROMPT] * len(ids)), messages)
 
     def suffix(self, messages: Sequence[Message], *, last_id: int | None) -> Rendered:
         """What follows an answer: the end of its turn where the model did not write it, messages, the next header.
@@ -92,12 +110,16 @@ class Renderer:
 
         Raises:
             TemplateError: The template refuses the messages.
-            LedgerError: The new text would change tokens before it.
+            LedgerError: The new text would change tokens before it, or the template does not show every image.
+            EnvironmentFailure: An image cannot be read.
         """
         appended = tuple(messages)
         known = self._known_suffix(appended) if all(map(_is_short, appended)) else self._suffix(appended)
         start = last_id in self.boundary.end_ids
-        return Rendered(known.ids[start:], known.sources[start:])
+        rendered = Rendered(known.ids[start:], known.sources[start:])
+        if known.images:
+            return replace(rendered, images=tuple(image.moved(-start) for image in known.images))
+        return rendered
 
     def _suffix(self, messages: tuple[Message, ...]) -> Rendered:
         """What follows an answer of which nothing but the end of its turn is missing."""
@@ -114,7 +136,16 @@ class Renderer:
         for span in self._spans.find(text, messages):
             first, after = encoded.token_span(span.start + len(_BEFORE), span.end + len(_BEFORE))
             sources[first:after] = [span.source] * (after - first)
-        return Rendered(encoded.ids[known:], sources[known:])
+        return self._with_images(Rendered(encoded.ids[known:], sources[known:]), messages)
+
+    def _with_images(self, rendered: Rendered, messages: Sequence[Message]) -> Rendered:
+        """Write out the placeholders of the messages' images."""
+        images = images_of(messages)
+        if not images or self.images is None:
+            return rendered
+        placed = placed_images(rendered.ids, images, self.images)
+        times = list(counts(len(rendered.ids), placed))
+        return Rendered(_written_out(rendered.ids, times), _written_out(rendered.sources, times), tuple(placed))
 
     def after_answer(self, messages: Sequence[Message]) -> str:
         """The text that follows an answer: the end of its turn, the messages, the header of the next answer.
@@ -176,3 +207,7 @@ class Renderer:
 
 def _is_short(message: Message) -> bool:
     return isinstance(message.content, str) and len(message.content) <= LONGEST_KNOWN and not message.tool_calls
+
+
+def _written_out(items: Sequence[T], times: Sequence[int]) -> list[T]:
+    return [item for item, count in zip(items, times, strict=True) for item in repeat(item, count)]

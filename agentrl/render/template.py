@@ -7,7 +7,7 @@ from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
 from agentrl.errors import TemplateError
-from agentrl.message import ImagePart, Message, user
+from agentrl.message import ImagePart, Message, TextPart, user
 
 if TYPE_CHECKING:
     from transformers import PreTrainedTokenizerFast
@@ -22,13 +22,15 @@ class ChatTemplate:
     Args:
         tokenizer: Its chat template is used.
         options: Variables that the template reads, such as ``enable_thinking``.
+        images: Whether the model reads images: the template is then given the parts of a message's content.
 
     Raises:
         TemplateError: the tokenizer has no chat template.
     """
 
-    def __init__(self, tokenizer: PreTrainedTokenizerFast, options: Mapping[str, Any]) -> None:
+    def __init__(self, tokenizer: PreTrainedTokenizerFast, options: Mapping[str, Any], *, images: bool = False) -> None:
         self._tokenizer = tokenizer
+        self._images = images
         self._options = dict(options)
         if not isinstance(tokenizer.chat_template, str):
             raise TemplateError(
@@ -53,7 +55,7 @@ class ChatTemplate:
         return self._apply(messages, tools, generation_prompt)
 
     def _apply(self, messages: Sequence[Message], tools: Sequence[ToolSchema], generation_prompt: bool) -> str:
-        rows = [_row(message) for message in messages]
+        rows = [_row(message, images=self._images) for message in messages]
         try:
             text: str = self._tokenizer.apply_chat_template(
                 rows,
@@ -82,16 +84,24 @@ def fold_system(messages: Sequence[Message]) -> Sequence[Message]:
     """Put a leading system message at the head of the first user message, for templates without a system role."""
     if len(messages) < 2 or messages[0].role != "system" or messages[1].role != "user":
         return messages
-    folded = replace(messages[1], content=f"{messages[0].text}\n\n{messages[1].text}")
-    return [folded, *messages[2:]]
+    opening, content = f"{messages[0].text}\n\n", messages[1].content
+    joined = opening + content if isinstance(content, str) else (TextPart(text=opening), *content)
+    return [replace(messages[1], content=joined), *messages[2:]]
 
 
-def _row(message: Message) -> dict[str, Any]:
-    row = message.to_template()
-    if not isinstance(message.content, str):
-        if any(isinstance(part, ImagePart) for part in message.content):
-            raise TemplateError(
-                "a message holds an image", expected="text only", hint="give the environment text observations"
-            )
-        row["content"] = message.text
-    return row
+def _row(message: Message, *, images: bool) -> dict[str, Any]:
+    if isinstance(message.content, str):
+        return message.to_template()
+    row = replace(message, content=message.text).to_template()
+    if not any(isinstance(part, ImagePart) for part in message.content):
+        return row
+    if not images:
+        raise TemplateError(
+            "a message holds an image, and the model reads text only",
+            expected="text",
+            hint="give the environment text observations, or train a vision-language model (docs/concepts/vision.md)",
+        )
+    parts = [
+        {"type": "text", "text": p.text} if isinstance(p, TextPart) else {"type": "image"} for p in message.content
+    ]
+    return {**row, "content": parts}

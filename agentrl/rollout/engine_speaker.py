@@ -7,7 +7,7 @@ from collections.abc import Sequence
 from dataclasses import replace
 
 from agentrl.agent_loop import Answer, Conversation, EpisodeEnd
-from agentrl.errors import EngineError, Outcome, async_boundary
+from agentrl.errors import EngineError, Outcome, UsageError, async_boundary
 from agentrl.message import Message
 from agentrl.policy import GenerateRequest, Generation, PolicyEngine, SamplingParams, StopReason
 from agentrl.render.conversation import LedgerConversation
@@ -80,9 +80,12 @@ class EngineConversation(Conversation):
             params=params,
             session_id=self._session_id(),
             request_id=f"{self._turns.trajectory.id}/turn-{self._turns.budget.turns - 1}",
+            images=self.ledger.sequence.images,
         )
+        if request.images and not self._speaker.engine.capabilities.images:
+            raise UsageError("the engine does not take images", hint="set engine=local, or give text observations")
         generation = await self._sample(request)
-        self.ledger.verify(request.prompt_ids)
+        self.ledger.verify(request.prompt_ids, request.images)
         answer = self.ledger.accept(generation)
         turn = self.ledger.sequence.turns[-1]
         self._turns.take(turn, prompt_tokens=len(prompt_ids), answer_tokens=len(generation.token_ids))

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import base64
 import json
 from collections.abc import Mapping, Sequence
 from typing import Any
@@ -64,8 +63,7 @@ def _encode_content(content: Content) -> str | list[dict[str, Any]]:
 def _encode_part(part: TextPart | ImagePart) -> dict[str, Any]:
     if isinstance(part, TextPart):
         return {"type": "text", "text": part.text}
-    data = base64.b64encode(part.data).decode()
-    return {"type": "image_url", "image_url": {"url": f"data:{part.media_type};base64,{data}"}}
+    return {"type": "image_url", "image_url": {"url": part.data_url}}
 
 
 def decode_answer(text: str) -> ChatAnswer:

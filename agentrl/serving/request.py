@@ -16,10 +16,14 @@ def check_request(request: GenerateRequest, capabilities: Capabilities, running:
     """Refuse what no engine of these capabilities can serve.
 
     Raises:
-        UsageError: an empty prompt, one that leaves no room for an answer, an id out of the vocabulary, a
-            `max_tokens` below 1, or a request id that is already running.
+        UsageError: images for an engine that takes none or outside the prompt, an empty prompt, one that leaves no room
+            for an answer, an id out of the vocabulary, a `max_tokens` below 1, or a request id that is already running.
     """
     name, prompt = f"request {request.request_id}", request.prompt_ids
+    if request.images and not capabilities.images:
+        raise UsageError(f"{name} holds images", got=len(request.images), expected="an engine that takes images")
+    if any(image.end > len(prompt) for image in request.images):
+        raise UsageError(f"{name} places an image outside its prompt", expected=f"within {len(prompt)} tokens")
     if len(prompt) == 0:
         raise UsageError(f"{name} has an empty prompt", expected="at least one token")
     if len(prompt) >= capabilities.max_context:

@@ -166,3 +166,21 @@ GEMMA = r"""
 {{- '<start_of_turn>model\n' if add_generation_prompt else '' }}
 """
 """Strict alternation of user and model, no system role, no tools, trimmed contents."""
+
+QWEN25_VL = r"""
+{%- macro show(content) %}
+{%- if content is string %}
+{{- content }}
+{%- else %}
+{%- for part in content %}
+{{- '<|vision_start|><|image_pad|><|vision_end|>' if part.type == 'image' else part.text }}
+{%- endfor %}
+{%- endif %}
+{%- endmacro %}
+{%- for message in messages %}
+{{- '<|im_start|>system\nYou are a helpful assistant.<|im_end|>\n' if loop.first and message.role != 'system' else '' }}
+{{- '<|im_start|>' + message.role + '\n' + show(message.content) + '<|im_end|>\n' }}
+{%- endfor %}
+{{- '<|im_start|>assistant\n' if add_generation_prompt else '' }}
+"""
+"""ChatML with a default system message, a placeholder for each image, and no tools."""

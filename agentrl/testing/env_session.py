@@ -11,8 +11,11 @@ from dataclasses import dataclass
 from typing import Any, NamedTuple, TypeAlias
 
 from agentrl.env import AnyEnv, EnvironmentSpec, StepResult, optional_part, settled
+from agentrl.errors import AgentRLError
 from agentrl.message import Content, TextPart
+from agentrl.rollout.resident import call_own_tool
 from agentrl.task import Task
+from agentrl.tool import Tool
 
 Policy: TypeAlias = Callable[["EnvSession", Content], str]
 
@@ -89,6 +92,13 @@ class EnvSession:
         """Call an optional method; ``None`` when the environment does not have it."""
         method = self.find(name)
         return None if method is None else self.settle(method(*arguments))
+
+    def call_tool(self, tool: Tool, arguments: Mapping[str, Any]) -> str:
+        """What a tool of the environment says, to wrong arguments, too."""
+        try:
+            return str(self.settle(call_own_tool(tool, arguments)))
+        except AgentRLError as error:
+            return str(error)
 
     def find(self, name: str) -> Any:
         """An optional attribute, through Gymnasium's wrappers; ``None`` when the environment does not have it."""

@@ -9,7 +9,7 @@ from dataclasses import dataclass
 from tokenizers import AddedToken, Tokenizer, decoders, models, pre_tokenizers, trainers
 from transformers import PreTrainedTokenizerFast
 
-from agentrl.testing.chat_templates import GEMMA, LLAMA3, QWEN3, QWEN3_CODER, QWEN25
+from agentrl.testing.chat_templates import GEMMA, LLAMA3, QWEN3, QWEN3_CODER, QWEN25, QWEN25_VL
 
 DEFAULT_TEXT = (
     "You are in the middle of a room. Looking quickly around you, you see a cabinet 1, a drawer 2 and a countertop 1.",
@@ -34,9 +34,11 @@ class TokenizerFamily:
 _FREQUENT = "aeostn<|>_\u0120\u010a"
 """Letters, and space and newline as byte-level BPE writes them."""
 _CHATML = ("<|endoftext|>", "<|im_start|>", "<|im_end|>")
+_VISION = ("<|vision_start|>", "<|vision_end|>", "<|image_pad|>", "<|video_pad|>")
 _TOOL_TAGS = ("<tool_call>", "</tool_call>")
 TOKENIZER_FAMILIES: Mapping[str, TokenizerFamily] = {
     "qwen2.5": TokenizerFamily(chat_template=QWEN25, special=_CHATML, plain=_TOOL_TAGS, eos="<|im_end|>"),
+    "qwen2.5-vl": TokenizerFamily(chat_template=QWEN25_VL, special=(*_CHATML, *_VISION), eos="<|im_end|>"),
     "qwen3": TokenizerFamily(
         chat_template=QWEN3,
         special=_CHATML,

@@ -14,7 +14,7 @@ def turn_states(trajectories: Sequence[Trajectory]) -> torch.Tensor:
     """Number the states in which the turns of trajectories were taken: int64 [turns], by trajectory, then by time.
 
     A state is the environment's key of it; where the environment gives none, the tokens of the observation that the
-    turn answers. States of different groups are different.
+    turn answers, and its images. States of different groups are different.
     """
     numbers: dict[Hashable, int] = {}
     return torch.tensor(
@@ -40,5 +40,6 @@ def _observed(sequence: TokenSequence) -> Iterator[tuple[int, Hashable]]:
     ids, told, before = sequence.token_ids, np.isin(sequence.sources, (Source.PROMPT, Source.OBSERVATION)), 0
     for turn in sequence.turns:
         if turn.state_key is None:
-            yield turn.index, ids[before : turn.start][told[before : turn.start]].tobytes()
+            seen = tuple(image.image.checksum for image in sequence.images if before <= image.start < turn.start)
+            yield turn.index, (ids[before : turn.start][told[before : turn.start]].tobytes(), seen)
         before = turn.end

@@ -7,6 +7,7 @@ from dataclasses import dataclass
 
 import torch
 
+from agentrl.image import PlacedImage
 from agentrl.training.sequences import ScoredSequence
 
 
@@ -20,6 +21,8 @@ class PaddedBatch:
     """Where the wanted tokens are predicted: int64 [targets], indices into the flattened [sequences * longest]."""
     targets: torch.Tensor
     """int64 [targets], sequence after sequence."""
+    images: tuple[tuple[PlacedImage, ...], ...]
+    """Of each sequence."""
 
 
 def micro_batches(lengths: Sequence[int], budget: int) -> list[list[int]]:
@@ -53,4 +56,5 @@ def pad(sequences: Sequence[ScoredSequence], pad_id: int) -> PaddedBatch:
         input_ids=input_ids,
         positions=torch.cat([row * longest + sequence.positions for row, sequence in enumerate(sequences)]),
         targets=torch.cat([sequence.targets for sequence in sequences]),
+        images=tuple(sequence.images for sequence in sequences),
     )

@@ -13,11 +13,15 @@ import torch
 from safetensors import SafetensorError
 from transformers import PreTrainedModel, PreTrainedTokenizerBase
 
+from agentrl.render.images import ImageProcessor
+
 _SYSTEM_ERROR = re.compile(r"os error (\d+)")
 
 
-def save_model_folder(model: PreTrainedModel, tokenizer: PreTrainedTokenizerBase, folder: Path) -> None:
-    """Write a Hugging Face folder: config, safetensors, tokenizer with its chat template.
+def save_model_folder(
+    model: PreTrainedModel, tokenizer: PreTrainedTokenizerBase, folder: Path, images: ImageProcessor | None = None
+) -> None:
+    """Write a Hugging Face folder: config, safetensors, tokenizer with its chat template, image processor.
 
     Raises:
         OSError: it cannot be written.
@@ -26,6 +30,8 @@ def save_model_folder(model: PreTrainedModel, tokenizer: PreTrainedTokenizerBase
     with system_errors():
         model.save_pretrained(folder)
         tokenizer.save_pretrained(folder)
+        if images is not None:
+            images.processor.save_pretrained(folder)
 
 
 def save_state(state: Mapping[str, Any], path: Path) -> None:

@@ -15,6 +15,7 @@ from transformers import PreTrainedModel
 
 from agentrl.algorithms.loss_input import LossInput, log_ratio
 from agentrl.config.schema import TrainerConfig
+from agentrl.image import ImageReader
 from agentrl.lanes import Lanes
 from agentrl.training.logprobs import TokenScores, score
 from agentrl.training.micro_batch_gradients import MicroBatch, add_gradients, cut
@@ -47,6 +48,7 @@ class GradientPass:
         temperature: At which the tokens were sampled.
         pad_id: Any id of the vocabulary.
         lanes: Compute the micro-batches.
+        reader: Prepares images.
     """
 
     def __init__(
@@ -61,13 +63,14 @@ class GradientPass:
         temperature: float,
         pad_id: int,
         lanes: Lanes,
+        reader: ImageReader | None = None,
     ) -> None:
         self.tally = Tally()
         self._model, self._objective, self._config = model, objective, config
         self._batch, self._values, self._reads = batch, values, reads
         self._temperature, self._pad_id = temperature, pad_id
         self._learning = learning_sequences(objective, batch, values.advantage)
-        self._lanes = lanes
+        self._lanes, self._reader = lanes, reader
 
     def accumulate(self, part: list[int]) -> float:
         """Add the gradient of the loss of some sequences, which are one update; gives the loss."""
@@ -107,6 +110,7 @@ class GradientPass:
             pad_id=self._pad_id,
             chunk=self._config.logprob_chunk,
             entropy_gradient=self._objective.uses_entropy,
+            reader=self._reader,
         )
         where = self._batch.token_index(indices).to(self._model.device)
         tokens = self._loss_input(indices, where, scores)

@@ -11,9 +11,11 @@ from torch.utils.checkpoint import checkpoint
 from transformers import PreTrainedModel
 
 from agentrl.algorithms.entropy import entropy
+from agentrl.image import ImageReader
 from agentrl.lanes import Lanes
 from agentrl.training.batching import micro_batches, pad
 from agentrl.training.sequences import ScoredSequence
+from agentrl.vision_model import hidden_states
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -34,6 +36,7 @@ def score(
     pad_id: int,
     chunk: int,
     entropy_gradient: bool = False,
+    reader: ImageReader | None = None,
 ) -> TokenScores:
     """The wanted tokens of a micro-batch, sequence after sequence; gradients flow unless the caller turned them off.
 
@@ -44,9 +47,10 @@ def score(
         pad_id: Any id of the vocabulary.
         chunk: Tokens whose logits exist at once.
         entropy_gradient: Let gradients flow through the entropy too; without, it is a measurement only.
+        reader: Prepares images; needed where sequences hold any.
     """
     batch = pad(sequences, pad_id)
-    hidden = model.base_model(input_ids=batch.input_ids.to(model.device), use_cache=False).last_hidden_state
+    hidden = hidden_states(model, batch.input_ids.to(model.device), batch.images, reader)
     wanted = hidden.flatten(0, 1)[batch.positions.to(model.device)]
     head = model.get_output_embeddings()
     return chunked_scores(
@@ -69,6 +73,7 @@ def score_all(
     chunk: int,
     budget: int,
     lanes: Lanes,
+    reader: ImageReader | None = None,
 ) -> torch.Tensor:
     """Log-probabilities of the wanted tokens of any number of sequences, without gradients: float32 [targets].
 
@@ -80,13 +85,14 @@ def score_all(
         chunk: Tokens whose logits exist at once.
         budget: Padded tokens of a forward pass.
         lanes: Compute the forward passes.
+        reader: Prepares images.
     """
     batches = micro_batches([len(sequence) for sequence in sequences], budget)
 
     def compute(indices: list[int]) -> dict[int, torch.Tensor]:
         part = [sequences[i] for i in indices]
         with torch.no_grad():
-            scores = score(model, part, temperature=temperature, pad_id=pad_id, chunk=chunk)
+            scores = score(model, part, temperature=temperature, pad_id=pad_id, chunk=chunk, reader=reader)
         return dict(zip(indices, torch.split(scores.logp, [s.targets.numel() for s in part]), strict=True))
 
     found: dict[int, torch.Tensor] = {}

@@ -1,4 +1,4 @@
-"""Loading a causal language model to train."""
+"""Loading a causal language model to train, with or without eyes."""
 
 from __future__ import annotations
 
@@ -6,10 +6,11 @@ from pathlib import Path
 from typing import Literal
 
 import torch
-from transformers import AutoConfig, AutoModelForCausalLM, PreTrainedModel
+from transformers import AutoConfig, AutoModelForCausalLM, AutoModelForImageTextToText, PreTrainedModel
 from transformers.utils import logging as transformers_logging
 
 from agentrl.errors import UsageError
+from agentrl.vision_model import MODEL_TYPES
 
 LOGIT_CHANGES = ("final_logit_softcapping", "logit_scale", "logits_scaling")
 """Config keys of models whose logits are not simply the head's output; log-probabilities here would be wrong."""
@@ -31,9 +32,8 @@ def load_model(path: str | Path, *, dtype: Literal["float32", "bfloat16"], devic
     transformers_logging.disable_progress_bar()
     try:
         config = AutoConfig.from_pretrained(path, attention_dropout=0.0)
-        model = AutoModelForCausalLM.from_pretrained(
-            path, config=config, dtype=getattr(torch, dtype), attn_implementation="sdpa"
-        )
+        kind = AutoModelForImageTextToText if config.model_type in MODEL_TYPES else AutoModelForCausalLM
+        model = kind.from_pretrained(path, config=config, dtype=getattr(torch, dtype), attn_implementation="sdpa")
     except (OSError, ValueError, KeyError) as error:
         raise UsageError(
             "cannot load the model",

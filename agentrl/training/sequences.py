@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 
 import numpy as np
@@ -9,6 +10,7 @@ import numpy.typing as npt
 import torch
 
 from agentrl.errors import LedgerError
+from agentrl.image import PlacedImage
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -29,19 +31,27 @@ class ScoredSequence:
     """Indices into `input_ids` of the hidden states that predict the targets: int64 [targets], rising."""
     targets: torch.Tensor
     """The wanted tokens: int64 [targets]."""
+    images: tuple[PlacedImage, ...] = ()
+    """Among `input_ids`, in order."""
 
     def __len__(self) -> int:
         return self.input_ids.numel()
 
 
-def scored_sequence(token_ids: npt.NDArray[np.generic], wanted: npt.NDArray[np.bool_]) -> ScoredSequence:
+def scored_sequence(
+    token_ids: npt.NDArray[np.generic], wanted: npt.NDArray[np.bool_], images: Sequence[PlacedImage] = ()
+) -> ScoredSequence:
     """The wanted tokens of a sequence; both arrays are [tokens], and at least one token is wanted.
 
     Raises:
-        LedgerError: the first token is wanted; nothing precedes it to predict it from.
+        LedgerError: the first token is wanted, and nothing precedes it to predict it from; or one that stands for an
+            image is, and nobody predicts those.
     """
     ids = torch.from_numpy(token_ids.astype(np.int64))
     index = torch.from_numpy(np.flatnonzero(wanted))
     if index[0] == 0:
         raise LedgerError("the first token of a sequence carries loss", expected="a prompt of one token or more")
-    return ScoredSequence(input_ids=ids[: index[-1]], positions=index - 1, targets=ids[index])
+    if any(wanted[image.start : image.end].any() for image in images):
+        raise LedgerError("a token of an image carries loss", expected="loss on text only")
+    read = tuple(image for image in images if image.start < index[-1])
+    return ScoredSequence(input_ids=ids[: index[-1]], positions=index - 1, targets=ids[index], images=read)

@@ -13,6 +13,7 @@ from transformers import PreTrainedModel
 
 from agentrl.config.schema import SFTConfig, TrainerConfig
 from agentrl.errors import TrainingError
+from agentrl.image import ImageReader
 from agentrl.lanes import Lanes, check_lanes
 from agentrl.training.gradient_mode import gradients_recomputed
 from agentrl.training.logprobs import score
@@ -71,6 +72,7 @@ def train_supervised(
     pad_id: int,
     progress: Callable[[SFTProgress], None] = lambda _: None,
     enough: Callable[[SFTProgress], bool] = lambda _: False,
+    reader: ImageReader | None = None,
 ) -> SFTProgress:
     """Train `model` in place on what somebody else, or a better policy, did.
 
@@ -84,6 +86,7 @@ def train_supervised(
         pad_id: Any id of the vocabulary.
         progress: Called after every optimizer step.
         enough: Asked after every optimizer step whether to stop.
+        reader: Prepares images; needed where demonstrations hold any.
 
     Returns:
         The state after the last step.
@@ -100,7 +103,7 @@ def train_supervised(
     for number, batch in enumerate(batches, start=1):
         observation_weight = settings.observation_weight * (1 - (number - 1) / len(batches))
         with gradients_recomputed(model, enabled=trainer.gradient_checkpointing):
-            loss = _backward(model, lanes, batch, trainer, pad_id, observation_weight)
+            loss = _backward(model, lanes, batch, trainer, pad_id, observation_weight, reader)
         tokens += sum(len(sequence) for sequence in batch)
         latest = _report(optimizer.update(), number, len(batches), loss, tokens, started)
         progress(latest)
@@ -119,8 +122,11 @@ def _lessons(demonstrations: Sequence[Trajectory], *, everything: bool) -> Itera
         if everything:
             wanted[max(sequence.shared, 1) :] = True
             wanted &= sequence.sources != Source.MISTAKE
+            for image in sequence.images:  # nobody can tell what stands for an image
+                wanted[image.start : image.end] = False
         if answers.any():
-            yield Lesson(scored=scored_sequence(sequence.token_ids, wanted), answers=torch.from_numpy(answers[wanted]))
+            scored = scored_sequence(sequence.token_ids, wanted, sequence.images)
+            yield Lesson(scored=scored, answers=torch.from_numpy(answers[wanted]))
 
 
 def _batches(sequences: list[Lesson], settings: SFTConfig, seed: int) -> Iterator[list[Lesson]]:
@@ -153,13 +159,14 @@ def _backward(
     trainer: TrainerConfig,
     pad_id: int,
     observation_weight: float,
+    reader: ImageReader | None,
 ) -> float:
     weight = float(sum(lesson.weights(observation_weight).sum() for lesson in batch))
 
     def loss(indices: list[int]) -> tuple[torch.Tensor, None]:
         part = [batch[i] for i in indices]
         scored = [lesson.scored for lesson in part]
-        scores = score(model, scored, temperature=1.0, pad_id=pad_id, chunk=trainer.logprob_chunk)
+        scores = score(model, scored, temperature=1.0, pad_id=pad_id, chunk=trainer.logprob_chunk, reader=reader)
         weights = torch.cat([lesson.weights(observation_weight) for lesson in part]).to(scores.logp.device)
         return -(weights * scores.logp).sum() / weight, None
 

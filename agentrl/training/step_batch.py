@@ -132,4 +132,5 @@ def _row(
             expected="a finite number",
             hint="use an engine that returns log-probabilities",
         )
-    return _Row(scored=scored_sequence(sequence.token_ids, mask), trajectory=number, logprobs=logprobs, turn=turn[mask])
+    scored = scored_sequence(sequence.token_ids, mask, sequence.images)
+    return _Row(scored=scored, trajectory=number, logprobs=logprobs, turn=turn[mask])

@@ -28,6 +28,7 @@ from transformers import PreTrainedModel
 
 from agentrl.algorithms.mismatch import mismatch
 from agentrl.config.schema import AlgorithmConfig, TrainerConfig
+from agentrl.image import ImageReader
 from agentrl.lanes import Lanes, check_lanes
 from agentrl.training.gradient_mode import gradients_recomputed
 from agentrl.training.gradient_pass import GradientPass, TokenValues, sequences_to_read
@@ -57,6 +58,7 @@ class Trainer:
         max_tokens: Most tokens of a sequence (``agent.max_tokens``), for the overlong penalty.
         reference: The policy that KL is measured from; a frozen copy of `model` as it is now when left out. Only used
             with ``kl_coef``. It is not part of `state_dict`: a resumed run hands in the same reference.
+        reader: Prepares images; needed where trajectories hold any.
 
     Raises:
         ConfigError: the algorithm's options do not fit its functions.
@@ -72,10 +74,12 @@ class Trainer:
         seed: int,
         max_tokens: int,
         reference: PreTrainedModel | None = None,
+        reader: ImageReader | None = None,
     ) -> None:
         self.model = model
         self.steps = 0
         self._algorithm, self._config, self._max_tokens = algorithm, config, max_tokens
+        self._reader = reader
         self._objective = Objective(algorithm)
         self._optimizer = PolicyOptimizer(model, _optimizer_settings(config))
         check_lanes("trainer.lanes", config.lanes, model)
@@ -116,6 +120,7 @@ class Trainer:
             temperature=temperature,
             pad_id=pad_id,
             lanes=self._lanes,
+            reader=self._reader,
         )
         updates, losses = [], []
         with gradients_recomputed(self.model, enabled=self._config.gradient_checkpointing):
@@ -143,7 +148,7 @@ class Trainer:
 
         A fork's list holds its own tokens only; each sequence has one or more.
         """
-        scored = [scored_sequence(sequence.token_ids, sequence.loss_mask) for sequence in sequences]
+        scored = [scored_sequence(s.token_ids, s.loss_mask, s.images) for s in sequences]
         flat = self._score(self.model, scored, temperature, pad_id)
         return list(torch.split(flat, [sequence.targets.numel() for sequence in scored]))
 
@@ -207,6 +212,7 @@ class Trainer:
             chunk=self._config.logprob_chunk,
             budget=self._config.tokens_per_micro_batch,
             lanes=self._lanes,
+            reader=self._reader,
         )
 
 

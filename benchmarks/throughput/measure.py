@@ -160,7 +160,7 @@ class _Bench:
             store = stack.enter_context(closing(TrajectoryStore(self._folder / "trajectories", step=1)))
             opened = open_pool(self._section, self._served, self._folder, version=self._version)
             pool = await stack.enter_async_context(opened)
-            speaker = EngineSpeaker(pool, build_renderer(config, self._tokenizer), self._sampling)
+            speaker = EngineSpeaker(pool, build_renderer(config, self._served.path, self._tokenizer), self._sampling)
             observer = EpisodeRecorder(store, RunStatus(), RunWatcher())
             runner = build_runner(config, host, speaker, observer=observer, retries=0)
             await forget(self._url, self._wire)

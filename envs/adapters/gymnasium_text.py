@@ -13,6 +13,7 @@ from gymnasium import spaces
 
 from agentrl.env import EnvironmentSpec, Isolation
 from agentrl.errors import UsageError
+from agentrl.message import Content
 from agentrl.task import seed_tasks
 
 from ..text_adapter import TextAdapter, describe
@@ -63,13 +64,15 @@ class GymnasiumText(TextAdapter):
         meanings = getattr(env.unwrapped, "get_action_meanings", None)
         return self.words.actions or (meanings() if callable(meanings) else None)
 
-    def reset(self, *, seed: int | None = None, options: dict[str, Any] | None = None) -> tuple[str, dict[str, Any]]:
+    def reset(
+        self, *, seed: int | None = None, options: dict[str, Any] | None = None
+    ) -> tuple[Content, dict[str, Any]]:
         """Start an episode, with the goal first."""
         self._return = 0.0
         text, info = super().reset(seed=seed, options=options)
         return f"{self.words.goal}\n{text}" if self.words.goal else text, info
 
-    def step(self, action: str) -> tuple[str, float, bool, bool, dict[str, Any]]:
+    def step(self, action: str) -> tuple[Content, float, bool, bool, dict[str, Any]]:
         """Take the action; with a threshold, the info says whether the episode's return has reached it."""
         text, reward, terminated, truncated, info = super().step(action)
         self._return += reward

@@ -14,6 +14,7 @@ import numpy as np
 from agentrl.env import EnvironmentSpec, Isolation
 from agentrl.errors import UsageError
 from agentrl.extra import Extra
+from agentrl.message import Content
 from agentrl.task import seed_tasks
 
 from ..text_adapter import TextAdapter
@@ -60,7 +61,9 @@ class MiniGrid(TextAdapter):
         names = [action.name for action in self.world.actions][: int(env.action_space.n)]
         super().__init__(env, actions=names, max_steps=self.world.max_steps)
 
-    def reset(self, *, seed: int | None = None, options: dict[str, Any] | None = None) -> tuple[str, dict[str, Any]]:
+    def reset(
+        self, *, seed: int | None = None, options: dict[str, Any] | None = None
+    ) -> tuple[Content, dict[str, Any]]:
         """Start in the world that the seed decides."""
         text, info = super().reset(seed=seed, options=options)
         self.max_steps = self.world.max_steps  # some worlds set it with the mission
@@ -68,7 +71,7 @@ class MiniGrid(TextAdapter):
             text = f"{text}\n{LEGEND}"
         return text, {**info, "success": False, "task_type": self.name}
 
-    def step(self, action: str) -> tuple[str, float, bool, bool, dict[str, Any]]:
+    def step(self, action: str) -> tuple[Content, float, bool, bool, dict[str, Any]]:
         """Take an action; a reward above 0 means that the mission is done."""
         text, reward, terminated, truncated, info = super().step(action)
         return text, reward, terminated, truncated, {**info, "success": reward > 0, "task_type": self.name}

@@ -121,7 +121,9 @@ class MathEnv(PuzzleEnv):
         super().__init__(MathProblems, **options)
         self.tools: list[Tool] = [calculate]
 
-    def reset(self, *, seed: int | None = None, options: dict[str, Any] | None = None) -> tuple[str, dict[str, Any]]:
+    def reset(
+        self, *, seed: int | None = None, options: dict[str, Any] | None = None
+    ) -> tuple[Content, dict[str, Any]]:
         """Pose a problem.
 
         Raises:

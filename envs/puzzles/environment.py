@@ -13,12 +13,15 @@ from typing import Any, NamedTuple
 
 import gymnasium
 import orjson
-from gymnasium.spaces import Text
+from gymnasium.spaces import Space, Text
 
+from agentrl.content_space import ContentSpace
 from agentrl.env import EnvironmentSpec, Expert, Isolation
 from agentrl.errors import UsageError
+from agentrl.message import Content
 from agentrl.task import SeedTasks, seed_tasks
 
+from ..pictures import ObservationForm, legend, observation_form, pictured, shows_images
 from .rules import Illegal, Played, Puzzle
 
 SEPARATOR = "||"
@@ -49,7 +52,7 @@ class _Turn(NamedTuple):
     last: Played
 
 
-class PuzzleEnv(gymnasium.Env[str, str]):
+class PuzzleEnv(gymnasium.Env[Content, str]):
     """A puzzle as an environment. An episode is a function of the options, the seed and the actions.
 
     An instance belongs to one split, by the checksum of its first state, and a seed draws instances until one belongs
@@ -59,6 +62,7 @@ class PuzzleEnv(gymnasium.Env[str, str]):
         rules: The puzzle.
         max_steps: Actions after which an episode is truncated; the puzzle's own number when left out.
         actions_per_turn: How many actions a turn may hold, separated by ``||``; the puzzle's own number when left out.
+        observation: ``text``, or ``image`` for a picture, of puzzles that can be drawn.
         options: Of the puzzle.
 
     Raises:
@@ -71,8 +75,10 @@ class PuzzleEnv(gymnasium.Env[str, str]):
         *,
         max_steps: int | None = None,
         actions_per_turn: int | None = None,
+        observation: str = ObservationForm.TEXT,
         **options: Any,
     ) -> None:
+        self.form = observation_form(observation, of=rules.name, has_pictures=bool(rules.looks))
         self.game = _make_game(rules, options)
         self.max_steps = rules.max_steps if max_steps is None else max_steps
         self.actions_per_turn = rules.actions_per_turn if actions_per_turn is None else actions_per_turn
@@ -82,7 +88,9 @@ class PuzzleEnv(gymnasium.Env[str, str]):
                 got=f"max_steps {self.max_steps}, actions_per_turn {self.actions_per_turn}",
                 expected="at least 1",
             )
-        self.observation_space = Text(8192, charset=CHARACTERS)
+        self.observation_space: Space[Content] = (
+            Text(8192, charset=CHARACTERS) if self.form is ObservationForm.TEXT else ContentSpace(8192)
+        )
         self.action_space = ActionSpace(self.game)
         self._steps = 0
         self._over = True
@@ -94,16 +102,18 @@ class PuzzleEnv(gymnasium.Env[str, str]):
             return self.game.action_hint
         return f"{self.game.action_hint}; up to {self.actions_per_turn} actions, separated by {SEPARATOR}"
 
-    def reset(self, *, seed: int | None = None, options: dict[str, Any] | None = None) -> tuple[str, dict[str, Any]]:
+    def reset(
+        self, *, seed: int | None = None, options: dict[str, Any] | None = None
+    ) -> tuple[Content, dict[str, Any]]:
         """Start on the instance that the seed decides."""
         super().reset(seed=seed)
         if options:
             raise UsageError(f"{self.game.name} has no options of reset", got=", ".join(options), expected="a seed")
         self._draw_instance(int(self.np_random.integers(SeedTasks.SPLIT_SIZE)) if seed is None else seed)
         self._steps, self._over = 0, False
-        return self.game.introduction(), {"success": False, "task_type": self.game.task_type}
+        return self._introduction(), {"success": False, "task_type": self.game.task_type}
 
-    def step(self, action: str) -> tuple[str, float, bool, bool, dict[str, Any]]:
+    def step(self, action: str) -> tuple[Content, float, bool, bool, dict[str, Any]]:
         """Take the actions of one turn, up to the first that cannot be played.
 
         Raises:
@@ -119,9 +129,8 @@ class PuzzleEnv(gymnasium.Env[str, str]):
         reward = turn.reward + self.game.late_reward() if truncated else turn.reward
         if turn.taken < len(parts):
             turn.notes.append(f"Actions taken: {turn.taken} of {len(parts)}.")
-        turn.notes.append(self.game.text())
         info = {"success": turn.last.won, "task_type": self.game.task_type, "valid": turn.last.legal}
-        return "\n".join(turn.notes), reward, turn.last.over, truncated, info
+        return self._situation(turn.notes), reward, turn.last.over, truncated, info
 
     def admissible_actions(self) -> list[str] | None:
         """The actions that can be played now; ``None`` where they are too many to list."""
@@ -145,6 +154,16 @@ class PuzzleEnv(gymnasium.Env[str, str]):
         """Go on where a snapshot was taken, in this environment or another with the same options."""
         self.game.load(orjson.loads(orjson.dumps(snapshot["game"])))
         self._steps, self._over = snapshot["steps"], snapshot["over"]
+
+    def _introduction(self) -> Content:
+        if self.form is ObservationForm.TEXT:
+            return self.game.introduction()
+        return pictured(legend(self.game.looks), self.game.text(), self.game.looks)
+
+    def _situation(self, notes: list[str]) -> Content:
+        if self.form is ObservationForm.TEXT:
+            return "\n".join([*notes, self.game.text()])
+        return pictured("\n".join(notes), self.game.text(), self.game.looks)
 
     def _take(self, parts: list[str]) -> _Turn:
         reward, taken, notes, played = 0.0, 0, [], Played()
@@ -199,6 +218,7 @@ def puzzle_spec(
         max_turns=rules.max_steps,
         reward_range=reward_range,
         isolation=Isolation.INLINE,
+        images_of=shows_images,
         scores=scores,
     )
 
@@ -210,7 +230,7 @@ def _make_game(rules: type[Puzzle], options: Mapping[str, Any]) -> Puzzle:
             near = difflib.get_close_matches(name, known, n=1)
             raise UsageError(
                 f"{rules.name} has no option {name!r}",
-                expected=", ".join([*known, "max_steps", "actions_per_turn"]),
+                expected=", ".join([*known, "max_steps", "actions_per_turn", "observation"]),
                 hint=f"did you mean {near[0]!r}?" if near else None,
             )
     return rules(**options)

@@ -5,12 +5,19 @@ from __future__ import annotations
 from collections import deque
 from random import Random
 
+from ..pictures import Colour, Field, Fields, Shape
 from .bounds import within
 from .environment import puzzle_spec
 from .planner import Planner
 from .rules import Illegal, Played, Puzzle
 
 WALL, FLOOR, PLAYER, EXIT = "#", ".", "P", "E"
+LOOKS: Fields = {
+    WALL: Field(legend="a wall is dark grey", ground=Colour.DARK_GREY),
+    FLOOR: Field(legend="what is free is white", ground=Colour.WHITE),
+    PLAYER: Field(legend="you are a blue disc", ground=Colour.WHITE, shapes=((Shape.DISC, Colour.BLUE),)),
+    EXIT: Field(legend="the exit is a green square", ground=Colour.WHITE, shapes=((Shape.SQUARE, Colour.GREEN),)),
+}
 
 
 class Maze(Puzzle):
@@ -25,6 +32,7 @@ class Maze(Puzzle):
     action_hint = "one move: up, down, left or right"
     max_steps = 100
     actions_per_turn = 5
+    looks = LOOKS
 
     cells: list[str]
     player: int
@@ -114,7 +122,10 @@ class MazeExpert(Planner):
 
 SPEC = puzzle_spec(
     Maze,
-    description="A maze without loops, all of it in sight. Option: size (3 to 12 rooms along a side).",
+    description=(
+        "A maze without loops, all of it in sight. Options: size (3 to 12 rooms along a side), observation (text or"
+        " image)."
+    ),
     instructions=(
         "You walk through a maze. In its picture # is a wall, a dot is free, P is you and E is the exit, which you have"
         " to reach. Moves are up, down, left and right, one step each. A turn may hold several moves, for example:"

@@ -5,18 +5,19 @@ from __future__ import annotations
 from abc import ABC, abstractmethod
 
 from agentrl.errors import UsageError
-from agentrl.message import Content
+from agentrl.message import Content, described
 
 
 def read(observation: Content) -> str:
-    """The text of an observation.
+    """The text of an observation; of a picture, its alternative text.
 
     Raises:
-        UsageError: it holds images.
+        UsageError: there is none.
     """
-    if not isinstance(observation, str):
+    text = described(observation)
+    if not text:
         raise UsageError("the experts of puzzles read text only", got=type(observation).__name__)
-    return observation
+    return text
 
 
 class Planner(ABC):

@@ -25,6 +25,8 @@ from typing import Any, ClassVar, NamedTuple
 
 from agentrl.env import Expert
 
+from ..pictures import Fields
+
 
 class Illegal(Exception):
     """The action cannot be played, and the player reads why. It never leaves the environment."""
@@ -53,6 +55,8 @@ class Puzzle(ABC):
     actions_per_turn: ClassVar[int] = 1
     """How many actions one turn may hold: ``left || up``."""
     illegal_reward: ClassVar[float] = 0.0
+    looks: ClassVar[Fields] = {}
+    """How the letters of `text` look in a picture; without, the puzzle is shown as text only."""
 
     @abstractmethod
     def start(self, rng: Random) -> None:

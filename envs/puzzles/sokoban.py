@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from random import Random
 
+from ..pictures import Colour, Field, Fields, Shape
 from .bounds import within
 from .environment import puzzle_spec
 from .rules import Illegal, Played, Puzzle
@@ -13,6 +14,20 @@ WALL, FLOOR, TARGET, STORED, BOX, PLAYER, PLAYER_ON_TARGET = "#", "_", "O", "√
 LEFT_BEHIND = {PLAYER: FLOOR, PLAYER_ON_TARGET: TARGET}
 ENTERED = {FLOOR: PLAYER, TARGET: PLAYER_ON_TARGET, BOX: PLAYER, STORED: PLAYER_ON_TARGET}
 PUSHED_ONTO = {FLOOR: BOX, TARGET: STORED}
+_TARGET, _PLAYER = (Shape.RING, Colour.RED), (Shape.DISC, Colour.BLUE)
+LOOKS: Fields = {
+    WALL: Field(legend="a wall is dark grey", ground=Colour.DARK_GREY),
+    FLOOR: Field(legend="floor is white", ground=Colour.WHITE),
+    TARGET: Field(legend="a target is a red ring", ground=Colour.WHITE, shapes=(_TARGET,)),
+    BOX: Field(legend="a box is a brown square", ground=Colour.WHITE, shapes=((Shape.SQUARE, Colour.BROWN),)),
+    STORED: Field(
+        legend="a box on a target is a green square", ground=Colour.WHITE, shapes=((Shape.SQUARE, Colour.GREEN),)
+    ),
+    PLAYER: Field(legend="you are a blue disc", ground=Colour.WHITE, shapes=(_PLAYER,)),
+    PLAYER_ON_TARGET: Field(
+        legend="with a red ring around you, you are on a target", ground=Colour.WHITE, shapes=(_TARGET, _PLAYER)
+    ),
+}
 STEP_REWARD, BOX_REWARD, SOLVED_REWARD = -0.1, 1.0, 10.0
 """As in gym-sokoban: for each action, for a box that comes onto a target (and back for one that leaves), for all."""
 WALL_SHARE = 0.15
@@ -35,6 +50,7 @@ class Sokoban(Puzzle):
     max_steps = 100
     actions_per_turn = 5
     illegal_reward = STEP_REWARD
+    looks = LOOKS
 
     board: list[str]
     player: int
@@ -156,7 +172,7 @@ SPEC = puzzle_spec(
     Sokoban,
     description=(
         "Sokoban on a new room each time, made so that it can be solved, with the rewards of gym-sokoban. Options: size"
-        " (5 to 10), boxes (1 to 4), min_pushes (1 to 6)."
+        " (5 to 10), boxes (1 to 4), min_pushes (1 to 6), observation (text or image)."
     ),
     instructions=(
         "You play Sokoban: push every box onto a target. In the picture of the room # is a wall, _ is floor, X is a"

@@ -11,25 +11,28 @@ from typing import Any
 import gymnasium
 import numpy as np
 import orjson
-from gymnasium.spaces import Text
+from gymnasium.spaces import Space, Text
 
+from agentrl.content_space import ContentSpace
 from agentrl.errors import UsageError
+from agentrl.message import Content, TextPart
 
 from .expert import WebShopExpert, goal_words
 from .goals import GoalKind, purchase_price
 from .nouns import NounTagger, find_tagger
 from .options import MAX_STEPS, Observation, parse_options
 from .pages import Element, done_page
+from .pictures import picture_of
 from .rendering import html_page, plain_text, rich_text
 from .reward import Verdict, judge
-from .session import Session, State
+from .session import Page, Session, State
 from .shop import open_shop
 from .tasks import TRAIN, goal_number, source_of, split_goals
 
 RESET_OPTIONS = ("task_id", "goal")
 
 
-class WebShopEnv(gymnasium.Env[str, str]):
+class WebShopEnv(gymnasium.Env[Content, str]):
     """WebShop: find a product, choose its options, buy it. An episode is a function of (options, task), everywhere.
 
     The reward is 0 until something is bought, which ends the episode: then it is the share of the goal's wishes that
@@ -48,6 +51,7 @@ class WebShopEnv(gymnasium.Env[str, str]):
         compat: The reward has WebShop's quirks.
         nouns: Who finds nouns for the reward: ``auto``, ``spacy`` or ``rule``.
         max_steps: Steps after which an episode is truncated.
+        pictures: A product's page comes with its picture, where `data` names a file of it.
     """
 
     action_hint = "search[words to search for] or click[text of a button, product or option]"
@@ -63,6 +67,7 @@ class WebShopEnv(gymnasium.Env[str, str]):
         compat: bool = True,
         nouns: str = NounTagger.AUTO,
         max_steps: int = MAX_STEPS,
+        pictures: bool = False,
     ) -> None:
         self.options = parse_options(
             data=data,
@@ -73,8 +78,11 @@ class WebShopEnv(gymnasium.Env[str, str]):
             compat=compat,
             nouns=nouns,
             max_steps=max_steps,
+            pictures=pictures,
         )
-        self.observation_space = Text(1 << 20, min_length=0, charset=string.printable)
+        self.observation_space: Space[Content] = (
+            ContentSpace(1 << 20) if pictures else Text(1 << 20, min_length=0, charset=string.printable)
+        )
         self.action_space = Text(256, charset=string.printable)
         self.shop = open_shop(source_of(self.options))
         self.goals = self.shop.goals(self.options.goals)
@@ -97,7 +105,9 @@ class WebShopEnv(gymnasium.Env[str, str]):
             raise UsageError("the webshop environment has no episode yet", expected="reset before anything else")
         return self._session
 
-    def reset(self, *, seed: int | None = None, options: dict[str, Any] | None = None) -> tuple[str, dict[str, Any]]:
+    def reset(
+        self, *, seed: int | None = None, options: dict[str, Any] | None = None
+    ) -> tuple[Content, dict[str, Any]]:
         """Start an episode.
 
         Raises:
@@ -107,7 +117,7 @@ class WebShopEnv(gymnasium.Env[str, str]):
         self._enter(self._choose_goal(seed, options or {}), State(), steps=0)
         return self._observe(None), self._info(None)
 
-    def step(self, action: str) -> tuple[str, float, bool, bool, dict[str, Any]]:
+    def step(self, action: str) -> tuple[Content, float, bool, bool, dict[str, Any]]:
         """Search or click.
 
         Raises:
@@ -208,7 +218,17 @@ class WebShopEnv(gymnasium.Env[str, str]):
         state = self.session.state
         return self.session.elements() if verdict is None else done_page(state.asin, state.options, verdict.reward)
 
-    def _observe(self, verdict: Verdict | None) -> str:
+    def _observe(self, verdict: Verdict | None) -> Content:
+        text = self._page_text(verdict)
+        if not self.options.pictures or self.options.data is None:
+            return text
+        part, session = TextPart(text=text), self.session
+        if session.state.page is not Page.ITEM:
+            return (part,)
+        picture = picture_of(session.product.image, self.options.data, session.product.title)
+        return (part,) if picture is None else (part, picture)
+
+    def _page_text(self, verdict: Verdict | None) -> str:
         session, page = self.session, self._elements(verdict)
         state = session.state
         match self.options.observation:

@@ -14,7 +14,7 @@ from dataclasses import dataclass, field
 from typing import NamedTuple
 
 from agentrl.errors import UsageError
-from agentrl.message import Content
+from agentrl.message import Content, user
 
 from .goals import NO_LIMIT
 from .pages import BACK_TO_SEARCH, BUY_NOW, NEXT, PREVIOUS, SubPage
@@ -120,15 +120,14 @@ class WebShopExpert:
         Raises:
             UsageError: the first observation states no wish, or nothing is left to do.
         """
-        if not isinstance(observation, str):
-            raise UsageError("the webshop expert reads text only", got=type(observation).__name__)
+        text = user(observation).text
         try:
             if self._steps is None:
-                self._steps = _Plan(observation, self._max_steps).steps()
+                self._steps = _Plan(text, self._max_steps).steps()
                 return next(self._steps)
-            return self._steps.send(observation)
+            return self._steps.send(text)
         except StopIteration as stop:
-            raise UsageError("the webshop expert has nothing left to do", got=repr(observation[:80])) from stop
+            raise UsageError("the webshop expert has nothing left to do", got=repr(text[:80])) from stop
 
 
 @dataclass(slots=True)

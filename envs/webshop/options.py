@@ -40,6 +40,7 @@ class ShopOptions:
     compat: bool
     nouns: NounTagger
     max_steps: int
+    pictures: bool
 
 
 def parse_options(
@@ -52,6 +53,7 @@ def parse_options(
     compat: bool = True,
     nouns: str = NounTagger.AUTO,
     max_steps: int = MAX_STEPS,
+    pictures: bool = False,
 ) -> ShopOptions:
     """Check options as they stand in a config.
 
@@ -63,6 +65,12 @@ def parse_options(
             raise UsageError(f"webshop {name} is too small", got=number, expected="at least 1")
     if data is not None and not Path(data).expanduser().is_dir():
         raise UsageError("the webshop data folder is not there", got=data, expected="a folder with WebShop's files")
+    if pictures and (data is None or observation not in (Observation.TEXT, Observation.TEXT_RICH)):
+        raise UsageError(
+            "webshop has no pictures to show with these options",
+            got=f"observation {observation}, and {'the generated catalogue' if data is None else 'data'}",
+            expected="data with files of pictures, shown beside text or text_rich",
+        )
     return ShopOptions(
         data=None if data is None else Path(data).expanduser().resolve(),
         products=GENERATED_PRODUCTS if data is None and products is None else products,
@@ -72,4 +80,5 @@ def parse_options(
         compat=compat,
         nouns=choose(NounTagger, nouns, "webshop nouns"),
         max_steps=max_steps,
+        pictures=pictures,
     )

@@ -8,6 +8,7 @@ from agentrl.env import EnvironmentSpec, Isolation
 
 from .environment import WebShopEnv
 from .options import MAX_STEPS, parse_options
+from .pictures import shows_pictures
 from .tasks import ENVIRONMENT, SPLITS, WebShopTasks
 
 INSTRUCTIONS = """\
@@ -43,5 +44,6 @@ SPEC = EnvironmentSpec(
     reward_range=(0.0, 1.0),
     success_threshold=1.0,
     isolation=Isolation.INLINE,
+    images_of=shows_pictures,
     scores={"random": 0.1, "expert": 1.0},
 )

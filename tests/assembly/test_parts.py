@@ -111,7 +111,8 @@ async def test_a_scratch_model_is_made_once_and_whole(tiny_run):
 
 async def test_demonstrations_are_forced_tokens_of_solved_tasks(tiny_run):
     run = tiny_run("sft.episodes=5")
-    renderer = build_renderer(run.config, load_tokenizer(await prepare_model(run.config, run.folder)))
+    path = await prepare_model(run.config, run.folder)
+    renderer = build_renderer(run.config, path, load_tokenizer(path))
     found = await collect_demonstrations(run.config, renderer)
     assert [t.group_id for t in found] == [f"demonstration-{i}" for i in range(5)]
     for trajectory in found:
@@ -123,7 +124,8 @@ async def test_demonstrations_are_forced_tokens_of_solved_tasks(tiny_run):
 
 async def test_mistakes_need_an_expert_that_makes_them(tiny_run):
     run = tiny_run("sft={episodes: 5, mistakes: 0.9}")
-    renderer = build_renderer(run.config, load_tokenizer(await prepare_model(run.config, run.folder)))
+    path = await prepare_model(run.config, run.folder)
+    renderer = build_renderer(run.config, path, load_tokenizer(path))
     with pytest.raises(UsageError, match=r"makes no mistakes.*sft\.mistakes=0"):
         await collect_demonstrations(run.config, renderer)
 

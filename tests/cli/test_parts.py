@@ -161,3 +161,10 @@ def test_benchmarks_are_found_and_run(agentrl: Cli, workplace: Path) -> None:
     )
     assert "no function run()" in agentrl("bench", "empty").err
     assert "expected one of empty, sums" in agentrl("bench", "other").err
+
+
+def test_a_person_is_told_where_a_picture_is(agentrl: Cli, monkeypatch: pytest.MonkeyPatch) -> None:
+    text = play(agentrl, monkeypatch, "!\n", "frozen_lake", "observation=image")
+    first, second = re.findall(r"\[image: (\S+/\d\.png)\]", text)
+    assert Path(first).read_bytes() != Path(second).read_bytes()
+    assert "P F" in text

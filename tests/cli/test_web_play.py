@@ -76,3 +76,11 @@ def test_the_option_web_opens_the_page(agentrl: Callable[..., Any], monkeypatch:
     assert agentrl("env", "play", "guess_number", "--web", "--port", "0").code == 0
     spec, _, task, port = opened[0]
     assert (spec.name, task.id, port) == ("guess_number", "train-0", 0)
+
+
+async def test_a_page_shows_images(open_game: Open) -> None:
+    post = await open_game("sokoban", observation="image")
+    _, view = await post("/start")
+    assert view["text"].startswith("In the picture a wall is dark grey")
+    assert [address[:22] for address in view["images"]] == ["data:image/png;base64,"]
+    assert (await post("/act", action="up"))[1]["images"] != []

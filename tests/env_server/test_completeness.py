@@ -15,8 +15,14 @@ from agentrl.remote.served import Part, read_served, spec_facts, write_served
 from agentrl.remote.wire import from_json, read_message, read_task, to_json, write_message, write_task
 from agentrl.task import Task
 
-CLIENTS_OWN = {"name", "make", "tasks", "isolation", "isolation_of", "options"}
-"""Facts of a spec that a client decides for itself: its name is the address, its steps wait for the network."""
+CLIENTS_OWN = {"name", "make", "tasks", "isolation", "isolation_of", "options", "extra"}
+"""Facts of a spec that a client decides for itself: its name is the address, its steps wait for the network, and what
+its server has installed is the server's."""
+
+
+def vars_of(part: TextPart | ImagePart) -> dict[str, object]:
+    """All fields, those that comparing leaves out among them."""
+    return {name: getattr(part, name) for name in names(type(part))}
 
 
 def names(record: type) -> set[str]:
@@ -49,14 +55,16 @@ def test_tasks_and_messages_arrive_whole() -> None:
     assert read_task(from_json(to_json(write_task(task))), "there") == dataclasses.replace(task, environment="there")
     message = Message(
         role="assistant",
-        content=(TextPart(text="\ud800"), ImagePart(data=b"\x00\xff", media_type="image/jpeg")),
+        content=(TextPart(text="\ud800"), ImagePart(data=b"\x00\xff", media_type="image/jpeg", alternative="a")),
         tool_calls=(ToolCall(name="look", arguments={"far": True}, id="1"),),
         tool_call_id="2",
         name="n",
         reasoning="because",
     )
     assert set(write_message(message)) == names(Message)
-    assert read_message(from_json(to_json(write_message(message)))) == message
+    arrived = read_message(from_json(to_json(write_message(message))))
+    assert arrived == message
+    assert [vars_of(part) for part in arrived.content] == [vars_of(part) for part in message.content]
 
 
 def test_numbers_of_numpy_arrive_as_numbers() -> None:

@@ -6,8 +6,11 @@ import html
 import math
 import re
 
+from agentrl.cli.view import episode_text
 from agentrl.errors import Outcome
 from agentrl.evaluation.token_view import page_html, segments, trajectory_html
+from agentrl.image import PlacedImage
+from agentrl.message import ImagePart
 from agentrl.trajectory import Source, TokenSequence, Trajectory, Turn
 
 TEXTS = {0: "<s>", 1: "You see ", 2: "a <b>bold</b> box.\n", 3: "open", 4: " it", 5: "\n", 6: "Done."}
@@ -87,3 +90,18 @@ def test_a_page_is_self_contained() -> None:
     assert page.startswith("<!doctype html>")
     assert "sampled by the policy" in page
     assert not re.search(r"(src|href)=", page)
+
+
+def test_an_image_stands_once_at_its_place() -> None:
+    found = episode()
+    sequence = found.sequences[0]
+    sequence.extend([0, 0, 0, 0, 6], Source.OBSERVATION)
+    picture = ImagePart(data=b"png", alternative="P <F>")
+    sequence.place(PlacedImage(start=7, rows=2, columns=2, image=picture))
+    page = trajectory_html(found, TEXTS.__getitem__)
+    assert page.count("<img ") == page.count(picture.data_url) == 1
+    assert 'alt="P &lt;F&gt;"' in page
+    assert page.count("tokens 7 to 10, 2 rows of 2") == 4
+    assert html.escape(TEXTS[0]) in page.split("<img ")[0]
+    assert html.escape(TEXTS[0]) not in page.split("<img ")[1]
+    assert "Done.[image]\nP <F>\nDone." in episode_text(found, TEXTS.__getitem__).plain

@@ -18,6 +18,7 @@ from agentrl.trajectory import Trajectory
 
 ROLES: dict[str, tuple[Role, ...]] = {
     "qwen2.5": ("user", "tool"),
+    "qwen2.5-vl": ("user", "tool"),
     "qwen3": ("user", "tool"),
     "qwen3_coder": ("user", "tool"),
     "llama3": ("user", "tool"),

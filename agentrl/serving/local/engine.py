@@ -26,6 +26,7 @@ from transformers import PreTrainedModel
 
 from agentrl.config.schema import LocalEngineConfig
 from agentrl.errors import EngineError, UsageError, async_boundary
+from agentrl.image import ImageReader
 from agentrl.lanes import Lanes, check_lanes
 from agentrl.policy import Capabilities, EngineMetrics, GenerateRequest, Generation, PolicyEngine, StopReason
 from agentrl.serving.local.lanes import split_pieces
@@ -51,12 +52,20 @@ class LocalEngine(PolicyEngine):
             settings are left alone.
         config: Sizes and deadline.
         version: Version of the weights at the start.
+        reader: Prepares images, for a model that sees them; without, requests hold none.
 
     Raises:
         UsageError: the model or the sizes do not work.
     """
 
-    def __init__(self, model: PreTrainedModel, config: LocalEngineConfig, *, version: int = 0) -> None:
+    def __init__(
+        self,
+        model: PreTrainedModel,
+        config: LocalEngineConfig,
+        *,
+        version: int = 0,
+        reader: ImageReader | None = None,
+    ) -> None:
         self.config = config
         text = model.config.get_text_config()
         max_context = int(config.max_context or text.max_position_embeddings)
@@ -67,8 +76,10 @@ class LocalEngine(PolicyEngine):
                 expected=f"at least the context of {max_context} tokens",
                 hint="set engine.max_context to the longest sequence that you need",
             )
-        self.capabilities = Capabilities(max_context=max_context, vocab_size=int(text.vocab_size), seeded=True)
-        self._runner = ModelRunner(model)
+        self.capabilities = Capabilities(
+            max_context=max_context, vocab_size=int(text.vocab_size), seeded=True, images=reader is not None
+        )
+        self._runner = ModelRunner(model, reader)
         check_lanes("engine.lanes", config.lanes, model)
         self._lanes = Lanes(config.lanes)
         rows = RowStore(max_tokens=config.cache_tokens, max_context=max_context)

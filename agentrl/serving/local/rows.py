@@ -8,11 +8,14 @@ number.
 from __future__ import annotations
 
 import heapq
+from collections.abc import Sequence
 from dataclasses import dataclass, field
 from threading import Lock
 
 import torch
 from torch import Tensor
+
+from agentrl.image import PlacedImage
 
 STEP = 256
 """Smallest capacity, and the distance between capacities of short rows."""
@@ -90,6 +93,8 @@ class Row:
     index: int
     ids: list[int] = field(default_factory=list)
     """The sequence; its first `computed` tokens have keys and values here."""
+    images: Sequence[PlacedImage] = ()
+    """What placeholders among the ids stand for."""
     computed: int = 0
     session_id: str | None = None
     """Whose turns find it again; ``None`` when nobody does."""

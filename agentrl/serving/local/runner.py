@@ -11,7 +11,9 @@ from torch import Tensor
 from transformers import AttentionInterface, PreTrainedModel
 
 from agentrl.errors import EngineError, UsageError
+from agentrl.image import ImageReader
 from agentrl.serving.local.step import Step, step_attention
+from agentrl.vision_model import read
 
 ATTENTION = "agentrl_step"
 AttentionInterface.register(ATTENTION, step_attention)
@@ -25,17 +27,19 @@ class ModelRunner:
 
     Args:
         model: A decoder-only model with rotary positions.
+        reader: Prepares images, for a model that sees them.
 
     Raises:
         UsageError: the model's attention cannot be replaced, or caps its scores.
     """
 
-    def __init__(self, model: PreTrainedModel) -> None:
+    def __init__(self, model: PreTrainedModel, reader: ImageReader | None = None) -> None:
         _check(model)
+        self._reader = reader
         shared = {id(tensor): tensor for tensor in [*model.parameters(), *model.buffers()]}
         self._source = model
         self._module = copy.deepcopy(model, memo=shared).eval()
-        self._module.config._attn_implementation = ATTENTION
+        self._module.config.get_text_config()._attn_implementation = ATTENTION
 
     @property
     def device(self) -> torch.device:
@@ -45,6 +49,9 @@ class ModelRunner:
     @torch.inference_mode()
     def logits(self, step: Step) -> Tensor:
         """Logits after each piece's last token, [pieces, vocabulary]; the pieces' keys and values are stored."""
+        if step.views:
+            hidden = read(self._module, step.input_ids, step.views, step.positions, self._reader, step=step)
+            return cast("Tensor", self._module.get_output_embeddings()(hidden[0, step.last_tokens]))
         output = self._module(
             input_ids=step.input_ids,
             position_ids=step.positions,

@@ -15,6 +15,7 @@ import time
 from collections import deque
 from dataclasses import dataclass, field
 
+from agentrl.image import common_tokens
 from agentrl.policy import GenerateRequest, Generation, StopReason
 from agentrl.serving.local.rows import Row, RowStore
 from agentrl.serving.local.step import Piece
@@ -173,9 +174,10 @@ class Scheduler:
         else:
             row.in_use = True
             row.computed = min(common_prefix(row.ids[: row.computed], job.ids), len(job.ids) - 1)
+            row.computed = common_tokens(row.computed, row.images, job.request.images)
         if job.admitted is None:
             job.admitted, job.cached_tokens = time.perf_counter(), row.computed
-        row.ids, job.row = job.ids, row
+        row.ids, row.images, job.row = job.ids, job.request.images, row
         return True
 
     def _fit(self, job: Job, row: Row) -> bool:

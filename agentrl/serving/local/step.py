@@ -11,11 +11,14 @@ from dataclasses import dataclass, field
 from itertools import groupby
 from typing import Any, cast
 
+import numpy as np
 import torch
 from torch import Tensor
 from torch.nn.functional import scaled_dot_product_attention
 
+from agentrl.image import rope_positions
 from agentrl.serving.local.rows import Row, Shelf
+from agentrl.vision_model import View, views_of
 
 LARGEST_GAP = 4
 """Idle rows between two rows that are still cheaper to attend along than to attend around."""
@@ -118,9 +121,16 @@ class Step:
             starts.append(starts[-1] + piece.count)
         self._device = device
         ids = [token for p in self.pieces for token in p.row.ids[p.start : p.end]]
-        positions = [position for p in self.pieces for position in range(p.start, p.end)]
+        places = [place for p in self.pieces for place in range(p.start, p.end)]
         self.input_ids = torch.tensor([ids], device=device)
-        self.positions = torch.tensor([positions], device=device)
+        self.places = torch.tensor([places], device=device)
+        """Index of each token in its sequence, int64[1, tokens]."""
+        self.positions = self.places
+        """Rotary positions: the same, or int64[3, 1, tokens] where a sequence holds images."""
+        self.views: list[View] = []
+        """Tokens of this step that stand for images."""
+        if any(p.row.images for p in self.pieces):
+            self._see(starts)
         self.last_tokens = torch.tensor(starts[1:], device=device) - 1
         """The last token of each piece, int64[pieces]."""
         self._writes = list(self._plan_writes(starts))
@@ -131,6 +141,12 @@ class Step:
             if p.count > 1
         ]
 
+    def _see(self, starts: list[int]) -> None:
+        positions = [rope_positions(p.row.images, p.start, p.end) for p in self.pieces]
+        self.positions = torch.from_numpy(np.concatenate(positions, axis=1)).to(self._device)[:, None]
+        for piece, start in zip(self.pieces, starts, strict=False):
+            self.views += views_of(piece.row.images, piece.start, piece.end, at=start)
+
     def _plan_writes(self, starts: list[int]) -> Iterator[_Write]:
         by_shelf: dict[Shelf, tuple[list[int], list[int]]] = {}
         for piece, start in zip(self.pieces, starts, strict=False):
@@ -139,7 +155,7 @@ class Step:
             rows += [piece.row.index] * piece.count
         for shelf, (tokens, rows) in by_shelf.items():
             places = torch.tensor(tokens, device=self._device)
-            yield _Write(shelf, places, torch.tensor(rows, device=self._device), self.positions[0, places])
+            yield _Write(shelf, places, torch.tensor(rows, device=self._device), self.places[0, places])
 
     def _plan_together(self, single: list[Piece]) -> Iterator[_Together]:
         token = 0

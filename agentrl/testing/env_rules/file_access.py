@@ -2,17 +2,14 @@
 
 from __future__ import annotations
 
-import asyncio
-import inspect
 import secrets
 import tempfile
 from collections.abc import Iterator
 from pathlib import Path
-from typing import Any
 
-from agentrl.errors import AgentRLError
 from agentrl.testing.env_session import EnvSession, plain_text
 from agentrl.testing.env_subject import Finding, Subject, Suspect
+from agentrl.tool import Tool
 
 
 def reads_no_files(subject: Subject) -> Finding:
@@ -40,14 +37,9 @@ def _tries(session: EnvSession, subject: Subject, path: str) -> Iterator[tuple[s
         if tool.is_stateful:
             continue
         for text in texts:
-            yield f"the tool {tool.name}", _called(tool, text)
+            yield f"the tool {tool.name}", session.call_tool(tool, dict.fromkeys(_text_arguments(tool), text))
 
 
-def _called(tool: Any, text: str) -> str:
-    """What a tool says when each of its texts is `text`."""
-    parameters = inspect.signature(tool.target).parameters.values()
-    arguments = {p.name: text for p in parameters if p.annotation in (str, "str")}
-    try:
-        return str(asyncio.run(tool.call(tool.target, arguments)))
-    except AgentRLError as error:
-        return str(error)
+def _text_arguments(tool: Tool) -> list[str]:
+    parameters = tool.schema["function"]["parameters"]["properties"]
+    return [name for name, described in parameters.items() if described.get("type") == "string"]

@@ -2,18 +2,17 @@
 
 from __future__ import annotations
 
-import asyncio
 import inspect
 import numbers
 import re
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from contextlib import suppress
 from typing import Any
 
-from agentrl.errors import AgentRLError
 from agentrl.task import Task
 from agentrl.testing.env_session import EnvSession, Played, plain_text
 from agentrl.testing.env_subject import Finding, Missing, Subject, Suspect
+from agentrl.tool import Tool
 
 ANSWER = r"answers?|solutions?|secrets?|ground[ _]truth|gold|labels?|passwords?"
 _ANSWER_NAME = re.compile(rf"(?:^|_)(?:{ANSWER}|hidden)$")
@@ -54,20 +53,14 @@ def _first_texts(session: EnvSession, task: Task) -> str:
         plain_text(observation),
         str(session.find("action_hint") or ""),
         *(f"{name}: {value}" for name, value in info.items()),
-        *(inspect.getdoc(tool.target) or "" for tool in tools),
-        *_given_by(tools),
+        *(tool.schema["function"]["description"] for tool in tools),
+        *(session.call_tool(tool, {}) for tool in tools if _needs_nothing(tool)),
     ]
     return "\n".join(parts)
 
 
-def _given_by(tools: Iterable[Any]) -> Iterator[str]:
-    """What tools without arguments say at the start of an episode."""
-    for tool in tools:
-        if not tool.is_stateful and not inspect.signature(tool.target).parameters:
-            try:
-                yield asyncio.run(tool.call(tool.target, {}))
-            except AgentRLError as error:
-                yield str(error)
+def _needs_nothing(tool: Tool) -> bool:
+    return not tool.is_stateful and not tool.schema["function"]["parameters"]["properties"]
 
 
 def _answers(session: EnvSession, task: Task) -> dict[str, list[str]]:

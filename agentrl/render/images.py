@@ -1,0 +1,99 @@
+"""Images as a vision-language model reads them: patches, and placeholder tokens in the text."""
+
+from __future__ import annotations
+
+import functools
+import io
+from collections.abc import Iterator, Sequence
+from typing import TYPE_CHECKING
+
+import numpy as np
+from PIL import Image
+
+from agentrl.errors import EnvironmentFailure, LedgerError, boundary
+from agentrl.image import Patches, PlacedImage
+from agentrl.message import ImagePart, Message
+
+if TYPE_CHECKING:
+    from transformers.image_processing_utils import BaseImageProcessor
+
+KNOWN_IMAGES = 256
+"""Images that are kept prepared: an observation is read by the renderer, the engine and the trainer."""
+
+
+class ImageProcessor:
+    """Prepares images with the processor that belongs to a model.
+
+    Args:
+        processor: Of a family that turns an image into ``pixel_values`` and ``image_grid_thw`` (Qwen2.5-VL, Qwen3-VL).
+        pad_id: The placeholder that the chat template writes once per image.
+    """
+
+    def __init__(self, processor: BaseImageProcessor, *, pad_id: int) -> None:
+        self.processor = processor
+        self.pad_id = pad_id
+        self._prepare = functools.lru_cache(KNOWN_IMAGES)(self._read)
+
+    def __call__(self, image: ImagePart) -> Patches:
+        """The patches of an image.
+
+        Raises:
+            EnvironmentFailure: it is no image that can be read.
+        """
+        return self._prepare(image)
+
+    def place(self, image: ImagePart, start: int) -> PlacedImage:
+        """An image whose tokens begin at `start`.
+
+        Raises:
+            EnvironmentFailure: it is no image that can be read.
+        """
+        patches = self(image)
+        return PlacedImage(start=start, rows=patches.rows, columns=patches.columns, image=image)
+
+    def _read(self, image: ImagePart) -> Patches:
+        with boundary(EnvironmentFailure, f"reading an image of {len(image.data)} bytes ({image.media_type})"):
+            opened = Image.open(io.BytesIO(image.data)).convert("RGB")
+            found = self.processor(images=[opened], return_tensors="pt")
+        _, rows, columns = (int(size) for size in found["image_grid_thw"][0])
+        merge = int(self.processor.merge_size)
+        values = np.ascontiguousarray(found["pixel_values"].numpy(), dtype=np.float32)
+        return Patches(values=values, rows=rows // merge, columns=columns // merge)
+
+
+def images_of(messages: Sequence[Message]) -> list[ImagePart]:
+    """The images of messages, in order."""
+    contents = [message.content for message in messages if not isinstance(message.content, str)]
+    return [part for content in contents for part in content if isinstance(part, ImagePart)]
+
+
+def placed_images(ids: Sequence[int], images: Sequence[ImagePart], processor: ImageProcessor) -> list[PlacedImage]:
+    """The images at their places once each placeholder in `ids` stands there as often as its image has tokens.
+
+    Raises:
+        LedgerError: there are not as many placeholders as images.
+        EnvironmentFailure: an image cannot be read.
+    """
+    places = [index for index, token in enumerate(ids) if token == processor.pad_id]
+    if len(places) != len(images):
+        raise LedgerError(
+            "messages do not hold one placeholder for each of their images",
+            got=f"{len(places)} placeholders for {len(images)} images",
+            expected="a chat template that shows every image, and no text that spells the placeholder",
+        )
+    placed: list[PlacedImage] = []
+    for index, image in zip(places, images, strict=True):
+        added = sum(earlier.tokens - 1 for earlier in placed)
+        placed.append(processor.place(image, index + added))
+    return placed
+
+
+def counts(length: int, placed: Sequence[PlacedImage]) -> Iterator[int]:
+    """How often each of `length` tokens stands there once the placeholders of `placed` are written out."""
+    added, following = 0, 0
+    for index in range(length):
+        count = 1
+        if following < len(placed) and placed[following].start == index + added:
+            count = placed[following].tokens
+            added, following = added + count - 1, following + 1
+        yield count
