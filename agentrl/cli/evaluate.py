@@ -13,7 +13,8 @@ from rich.text import Text
 
 from agentrl.cli.console import note, out
 from agentrl.cli.help import examples
-from agentrl.cli.progress import counting
+from agentrl.cli.interrupt import told_when_interrupted
+from agentrl.cli.progress import EpisodeCounter, counting
 from agentrl.cli.reports import write_evaluation_report
 from agentrl.errors import AgentRLError
 from agentrl.evaluation.policies import PolicyKind
@@ -79,7 +80,7 @@ def evaluate(
         seed=seed,
         folder=evaluations_folder(config, model),
     )
-    with counting(n_tasks * samples) as counter:
+    with counting(n_tasks * samples) as counter, told_when_interrupted(lambda: stopped_words(counter)):
         finished = asyncio.run(
             run_evaluation(request, on_episode=lambda episode: counter.add(episode.trajectory), on_stall=note)
         )
@@ -92,6 +93,11 @@ def evaluate(
         files = write_evaluation_report(finished)
         note(f"wrote {files.markdown} and {files.html}")
     check_measured(finished.result)
+
+
+def stopped_words(counter: EpisodeCounter) -> str:
+    """What an interrupted evaluation leaves behind."""
+    return f"stopped after {counter.line()}: finished episodes are kept, and the same command goes on from there"
 
 
 def print_result(result: EvaluationResult) -> None:
