@@ -15,7 +15,7 @@ from rich.text import Text
 
 from agentrl.cli.console import err, note
 from agentrl.cli.heartbeat import Heartbeat
-from agentrl.observe.progress import Phase, RunStatus, RunWatcher
+from agentrl.observe.progress import RunStatus, RunWatcher
 
 RECENT = 8
 """Steps that the live panel shows."""
@@ -56,8 +56,8 @@ def step_words(step: int, steps: int, metrics: Mapping[str, float]) -> str:
 def status_words(status: RunStatus) -> str:
     """What a run is busy with, on one line.
 
-    >>> status_words(RunStatus(phase=Phase.ROLLOUT, step=3, steps=60, episodes_running=16, episodes_done=2))
-    'rollout, step 3/60, 16 episodes running, 2 done'
+    >>> status_words(RunStatus(step=3, steps=60, episodes_running=16, episodes_done=2))
+    'prepare, step 3/60, 16 episodes running, 2 done'
     """
     parts = [status.phase.value]
     if status.steps:
