@@ -16,7 +16,7 @@ from agentrl.cli.help import examples
 from agentrl.cli.interrupt import told_when_interrupted
 from agentrl.cli.progress import EpisodeCounter, counting
 from agentrl.cli.reports import write_evaluation_report
-from agentrl.errors import AgentRLError
+from agentrl.errors import AgentRLError, Outcome
 from agentrl.evaluation.policies import PolicyKind
 from agentrl.evaluation.report import tables
 from agentrl.evaluation.result import EvaluationResult
@@ -118,9 +118,20 @@ def check_measured(result: EvaluationResult) -> None:
         AgentRLError: the machinery failed them all.
     """
     if result.failed == len(result.episodes):
+        outcome, _ = max(result.outcomes.items(), key=lambda found: found[1])
+        example = next(e.trajectory for e in result.episodes if e.trajectory.outcome is outcome)
         raise AgentRLError(
             "the machinery failed every episode",
-            got=result.episodes[0].trajectory.error,
+            got=f"{outcome}: {example.error}",
             expected="episodes that end",
-            hint=f"try: agentrl env check {result.panel.environment}",
+            hint=_next_step(outcome, result.panel.environment),
         )
+
+
+def _next_step(outcome: Outcome, environment: str) -> str:
+    """What to do about episodes that all failed in the same way."""
+    if outcome is Outcome.ENVIRONMENT_ERROR:
+        return f"try: agentrl env check {environment}"
+    if outcome is Outcome.ENGINE_ERROR:
+        return "the engine's own message says why; the environment is not to blame"
+    return "see the command's warnings above"
