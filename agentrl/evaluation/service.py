@@ -1,4 +1,4 @@
-"""An OpenAI-compatible service under evaluation: checked before the first episode, its refusals told with what to set."""
+"""An OpenAI-compatible service under evaluation: checked before the first episode, with hints in its refusals."""
 
 from __future__ import annotations
 
