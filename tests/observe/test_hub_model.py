@@ -28,7 +28,9 @@ def asked(monkeypatch: pytest.MonkeyPatch) -> list[str]:
 
 
 def test_a_name_that_cannot_be_fetched_is_asked_for_once(asked: list[str]) -> None:
-    with pytest.raises(UsageError, match=r"no model nosuch/model-xyz: got no such folder.*no network, expected") as told:
+    with pytest.raises(
+        UsageError, match=r"no model nosuch/model-xyz: got no such folder.*no network, expected"
+    ) as told:
         check_fetchable("nosuch/model-xyz")
     assert "second line" not in str(told.value)
     assert "only engine openai takes a service's own name of a model" in str(told.value)
