@@ -222,7 +222,7 @@ def _server_rows(config: Config) -> list[Row]:
     if isinstance(engine.servers, list):
         servers = Row("servers", f"{len(engine.servers):,} attached", ", ".join(engine.servers))
     else:
-        how = f"engine.replicas, {engine.tensor_parallel} GPUs each where there are any"
+        how = f"engine.replicas; engine.tensor_parallel {engine.tensor_parallel}"
         servers = Row("servers", f"{engine.replicas:,} {engine.type} launched", how)
     context = "the model's own limit" if engine.max_context is None else f"{engine.max_context:,} tokens"
     return [

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import re
 from collections.abc import Mapping, Sequence
 from typing import Any
 
@@ -110,7 +111,8 @@ class HintingService(ChatPolicy):
 
 
 def _raise_no_chat(config: OpenAIEngineConfig, url: str, status: int, said: str) -> None:
-    if config.model in said:
+    is_named = re.search(rf"(?<!\w){re.escape(config.model)}(?!\w)", said) is not None
+    if status == 404 and is_named and not said.lstrip().startswith("<"):
         raise UsageError(
             f"{config.url} does not know model {config.model!r}",
             got=f"{status}, {said!r}",

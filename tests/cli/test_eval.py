@@ -108,7 +108,7 @@ def test_an_address_that_is_none_is_told(url: str, agentrl: Cli, workplace: Path
 def test_a_server_without_a_chat_is_told_before_any_episode(
     status: int, agentrl: Cli, workplace: Path, service: Callable[..., str]
 ) -> None:
-    url = service(status, "Unsupported", check_status=status)
+    url = service(status, "<html>m</html>", check_status=status)
     ended = agentrl(*OPENAI, "--url", url)
     assert ended.code == 2, ended.err
     assert f"there is no chat service at {url}: got {status}" in ended.err
