@@ -11,6 +11,7 @@ from agentrl.assembly.scratch import write_scratch_model
 from agentrl.config.schema import Config
 from agentrl.errors import UsageError
 from agentrl.observe.disk import writing
+from agentrl.observe.hub_model import check_fetchable
 from agentrl.observe.model_folder import find_model
 from agentrl.observe.run_directory import RunDirectory
 from agentrl.render.images import ImageProcessor
@@ -26,12 +27,13 @@ def resolve_model(config: Config) -> Config:
     """The config with `model.path` as an absolute folder, so that ``runs/latest`` means today's latest for ever.
 
     Raises:
-        UsageError: there is no model where the path points.
+        UsageError: there is no model where the path points, or none of that name can be fetched.
     """
     if config.model.path == SCRATCH:
         return config
-    found = config.model.model_copy(update={"path": find_model(config.model.path)})
-    return config.model_copy(update={"model": found})
+    path = find_model(config.model.path)
+    check_fetchable(path)
+    return config.model_copy(update={"model": config.model.model_copy(update={"path": path})})
 
 
 async def prepare_model(config: Config, run: RunDirectory) -> str:

@@ -132,7 +132,7 @@ async def check_served(pool: ServerPool, model: ServedModel) -> None:
     except TrainingError as error:
         raise UsageError(
             f"the servers do not serve {model.path}",
-            got=str(error),
+            got=f"{error.got}, expected {error.expected}",
             hint="name the model that they serve, or let agentrl launch servers",
         ) from error
 

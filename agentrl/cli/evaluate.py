@@ -13,9 +13,10 @@ from rich.text import Text
 
 from agentrl.cli.console import note, out
 from agentrl.cli.help import examples
-from agentrl.cli.progress import counting
+from agentrl.cli.interrupt import told_when_interrupted
+from agentrl.cli.progress import EpisodeCounter, counting
 from agentrl.cli.reports import write_evaluation_report
-from agentrl.errors import AgentRLError
+from agentrl.errors import AgentRLError, Outcome
 from agentrl.evaluation.policies import PolicyKind
 from agentrl.evaluation.report import tables
 from agentrl.evaluation.result import EvaluationResult
@@ -79,7 +80,7 @@ def evaluate(
         seed=seed,
         folder=evaluations_folder(config, model),
     )
-    with counting(n_tasks * samples) as counter:
+    with counting(n_tasks * samples) as counter, told_when_interrupted(lambda: stopped_words(counter)):
         finished = asyncio.run(
             run_evaluation(request, on_episode=lambda episode: counter.add(episode.trajectory), on_stall=note)
         )
@@ -92,6 +93,11 @@ def evaluate(
         files = write_evaluation_report(finished)
         note(f"wrote {files.markdown} and {files.html}")
     check_measured(finished.result)
+
+
+def stopped_words(counter: EpisodeCounter) -> str:
+    """What an interrupted evaluation leaves behind."""
+    return f"stopped after {counter.line()}: finished episodes are kept, and the same command goes on from there"
 
 
 def print_result(result: EvaluationResult) -> None:
@@ -112,9 +118,20 @@ def check_measured(result: EvaluationResult) -> None:
         AgentRLError: the machinery failed them all.
     """
     if result.failed == len(result.episodes):
+        outcome, _ = max(result.outcomes.items(), key=lambda found: found[1])
+        example = next(e.trajectory for e in result.episodes if e.trajectory.outcome is outcome)
         raise AgentRLError(
             "the machinery failed every episode",
-            got=result.episodes[0].trajectory.error,
+            got=f"{outcome}: {example.error}",
             expected="episodes that end",
-            hint=f"try: agentrl env check {result.panel.environment}",
+            hint=_next_step(outcome, result.panel.environment),
         )
+
+
+def _next_step(outcome: Outcome, environment: str) -> str:
+    """What to do about episodes that all failed in the same way."""
+    if outcome is Outcome.ENVIRONMENT_ERROR:
+        return f"try: agentrl env check {environment}"
+    if outcome is Outcome.ENGINE_ERROR:
+        return "the engine's own message says why; the environment is not to blame"
+    return "see the command's warnings above"

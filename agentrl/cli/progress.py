@@ -1,18 +1,19 @@
-"""Live progress of an evaluation or of demonstrations: a bar in a terminal, a few lines elsewhere."""
+"""Live progress of an evaluation: a bar in a terminal, lines now and then elsewhere."""
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
 
 from agentrl.cli.console import err, note
+from agentrl.cli.heartbeat import Heartbeat
 from agentrl.trajectory import Trajectory
 
 LINES = 10
-"""Lines that a whole evaluation prints where there is no terminal."""
+"""Lines that a quick evaluation prints where there is no terminal; a slow one says now and then how far it is."""
 
 
 @dataclass(slots=True)
@@ -26,6 +27,8 @@ class EpisodeCounter:
     solved: int = 0
     failed: int = 0
     bar: Progress | None = field(default=None, repr=False)
+    on_line: Callable[[], None] = field(default=lambda: None, repr=False)
+    """Called after a line is printed."""
 
     def add(self, trajectory: Trajectory) -> None:
         """An episode ended."""
@@ -38,7 +41,12 @@ class EpisodeCounter:
         if self.bar is not None:
             self.bar.update(self.bar.task_ids[0], completed=self.done, description=self.words())
         elif self.done == self.total or self.done % max(1, self.total // LINES) == 0:
-            note(f"{self.done}/{self.total} episodes, {self.words()}")
+            note(self.line())
+            self.on_line()
+
+    def line(self) -> str:
+        """How far it is, on one line."""
+        return f"{self.done}/{self.total} episodes, {self.words()}"
 
     def words(self) -> str:
         """What is known so far."""
@@ -50,7 +58,11 @@ class EpisodeCounter:
 def counting(total: int) -> Iterator[EpisodeCounter]:
     """Show progress over `total` episodes on standard error."""
     if not err.is_terminal:
-        yield EpisodeCounter(total)
+        counter = EpisodeCounter(total)
+        heartbeat = Heartbeat(counter.line)
+        counter.on_line = heartbeat.heard
+        with heartbeat.beating():
+            yield counter
         return
     columns = (TextColumn("{task.description}"), BarColumn(), MofNCompleteColumn(), TimeRemainingColumn())
     with Progress(*columns, console=err, transient=True) as bar:

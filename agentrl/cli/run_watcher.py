@@ -14,6 +14,7 @@ from rich.table import Table
 from rich.text import Text
 
 from agentrl.cli.console import err, note
+from agentrl.cli.heartbeat import Heartbeat
 from agentrl.observe.metrics import ENVIRONMENT_PREFIX
 from agentrl.observe.progress import RunStatus, RunWatcher
 
@@ -68,30 +69,52 @@ def step_words(step: int, steps: int, metrics: Mapping[str, float]) -> str:
     return "  ".join([f"step {step}/{steps}", *parts])
 
 
+def status_words(status: RunStatus) -> str:
+    """What a run is busy with, on one line.
+
+    >>> status_words(RunStatus(step=3, steps=60, episodes_running=16, episodes_done=2))
+    'prepare, step 3/60, 16 episodes running, 2 done'
+    """
+    parts = [status.phase.value]
+    if status.steps:
+        parts.append(f"step {status.step}/{status.steps}")
+    if status.episodes_running:
+        parts.append(f"{status.episodes_running} episodes running, {status.episodes_done} done")
+    return ", ".join(parts)
+
+
 class LineWatcher(RunWatcher):
-    """Plain lines, for logs."""
+    """Plain lines, for logs.
+
+    Between them `heartbeat` says now and then what the run is busy with.
+    """
 
     def __init__(self) -> None:
         self._status = RunStatus()
+        self.heartbeat = Heartbeat(lambda: status_words(self._status))
 
     def on_start(self, folder: Path, status: RunStatus) -> None:
         """Say where the run lies."""
         self._status = status
-        note(f"run {folder}")
+        self._say(f"run {folder}")
 
     def on_step(self, step: int, metrics: Mapping[str, float]) -> None:
         """One line; of the many short steps of a warm start only some."""
         every = max(1, self._status.steps // 20) if "sft/loss" in metrics else 1
         if step % every == 0 or step == self._status.steps:
-            note(step_words(step, self._status.steps, metrics))
+            self._say(step_words(step, self._status.steps, metrics))
 
     def on_checkpoint(self, step: int, folder: Path) -> None:
         """Say where it is."""
-        note(f"saved {folder}")
+        self._say(f"saved {folder}")
 
     def on_message(self, text: str) -> None:
         """Pass it on."""
+        self._say(text)
+
+    def _say(self, text: str) -> None:
         note(text)
+        self.heartbeat.heard()
 
 
 class LiveWatcher(RunWatcher):
@@ -142,7 +165,9 @@ class LiveWatcher(RunWatcher):
 def watching() -> Iterator[RunWatcher]:
     """A watcher that suits where standard error goes."""
     if not err.is_terminal:
-        yield LineWatcher()
+        lines = LineWatcher()
+        with lines.heartbeat.beating():
+            yield lines
         return
     with Live(console=err, refresh_per_second=4) as live:
         yield LiveWatcher(live)

@@ -22,6 +22,7 @@ from agentrl.cli.help import examples
 from agentrl.config import load_config
 from agentrl.config.schema import ServerEngineConfig
 from agentrl.errors import EngineError, UsageError
+from agentrl.observe.hub_model import check_fetchable
 from agentrl.observe.model_folder import find_model
 from agentrl.serving.launch import Launcher, ServerProcess
 
@@ -78,6 +79,7 @@ def serve(
     if not isinstance(section, ServerEngineConfig) or section.servers != "launch":
         raise UsageError("nothing is to be launched", expected="--engine vllm or sglang, without engine.servers")
     served = find_model(model)
+    check_fetchable(served)
     make_folder(place)
     ports = None if port is None else range(port, port + section.replicas)
     try:

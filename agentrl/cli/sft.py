@@ -8,10 +8,11 @@ from typing import Annotated
 import typer
 
 from agentrl.assembly.checks import check_warm_start
-from agentrl.assembly.runs import start_run
+from agentrl.assembly.runs import Run, start_run
 from agentrl.cli.arguments import read_config, shortcut
 from agentrl.cli.console import note
 from agentrl.cli.help import examples
+from agentrl.cli.interrupt import told_when_interrupted
 from agentrl.cli.run_watcher import watching
 from agentrl.cli.train import Words, print_dry_run
 from agentrl.config.arithmetic import warm_start_rows
@@ -40,6 +41,12 @@ def sft(
     if dry_run:
         print_dry_run(config, warm_start_rows(config))
         return
-    with watching() as watcher:
-        result = warm_start(start_run(config, kind="sft"), watcher=watcher)
+    run = start_run(config, kind="sft")
+    with watching() as watcher, told_when_interrupted(lambda: stopped_words(run)):
+        result = warm_start(run, watcher=watcher)
     note(f"done: {result.folder}\ntrain it: agentrl train … model.path={result.folder}")
+
+
+def stopped_words(run: Run) -> str:
+    """What an interrupted warm start leaves behind."""
+    return f"stopped: {run.folder.path} has no model, for a warm start saves it at its end; begin again"

@@ -7,7 +7,7 @@ from dataclasses import dataclass
 
 from agentrl.config.model_size import ModelSize, model_size
 from agentrl.config.parts import parts_of
-from agentrl.config.schema import AgentConfig, Config, LocalEngineConfig
+from agentrl.config.schema import AgentConfig, Config, LocalEngineConfig, ServerEngineConfig
 from agentrl.registry import Kind, lookup
 
 _BYTES = {"float32": 4, "bfloat16": 2}
@@ -180,7 +180,7 @@ def rows(config: Config) -> list[Row]:
         Row("evaluation episodes", f"{a.evaluation_episodes:,}", "all periodic evaluations together"),
         Row("checkpoints", f"{a.checkpoints:,}", f"newest {config.checkpoint.keep} kept"),
     ]
-    return [*table, *_memory_rows(a)]
+    return [*table, *_memory_rows(a, config), *_server_rows(config)]
 
 
 def warm_start_rows(config: Config) -> list[Row]:
@@ -217,17 +217,35 @@ def _model_rows(size: ModelSize | None) -> list[Row]:
     return [Row("model", f"{size.parameters:,} parameters", f"{size.layers} layers x {size.hidden_size}")]
 
 
-def _memory_rows(arithmetic: Arithmetic) -> list[Row]:
+def _memory_rows(arithmetic: Arithmetic, config: Config) -> list[Row]:
     memory = arithmetic.memory
     if memory is None:
         return _model_rows(arithmetic.model)
     parts = (
         f"weights {_bytes(memory.weights)}, gradients {_bytes(memory.gradients)}, optimizer {_bytes(memory.optimizer)}"
     )
+    found = [*_model_rows(arithmetic.model), Row("memory", f"{_bytes(memory.total)} and activations", parts)]
+    if isinstance(config.engine, LocalEngineConfig):
+        found.append(Row("key-value cache", f"{_bytes(memory.cache)} when full", "engine.cache_tokens"))
+    return found
+
+
+def _server_rows(config: Config) -> list[Row]:
+    """What is known of servers before they run; how much memory they take is their own affair."""
+    engine = config.engine
+    if not isinstance(engine, ServerEngineConfig):
+        return []
+    if isinstance(engine.servers, list):
+        servers = Row("servers", f"{len(engine.servers):,} attached", ", ".join(engine.servers))
+    else:
+        how = f"engine.replicas; engine.tensor_parallel {engine.tensor_parallel}"
+        servers = Row("servers", f"{engine.replicas:,} {engine.type} launched", how)
+    context = "the model's own limit" if engine.max_context is None else f"{engine.max_context:,} tokens"
     return [
-        *_model_rows(arithmetic.model),
-        Row("memory", f"{_bytes(memory.total)} and activations", parts),
-        Row("key-value cache", f"{_bytes(memory.cache)} when full", "engine.cache_tokens"),
+        servers,
+        Row("weights reach them by", engine.transport, "engine.transport"),
+        Row("sampled at once", f"{engine.max_running:,} sequences per server", "engine.max_running"),
+        Row("servers' context", context, "engine.max_context"),
     ]
 
 

@@ -637,6 +637,14 @@ class Config(Section):
                 f"agent.max_answer_tokens ({self.agent.max_answer_tokens}) exceeds agent.max_tokens "
                 f"({self.agent.max_tokens}): an answer could never fit"
             )
+        context = self.engine.max_context if isinstance(self.engine, LocalEngineConfig | ServerEngineConfig) else None
+        # a budget that is the default has not been chosen, and a run's own config.yaml holds the defaults, too
+        is_chosen = self.agent.max_tokens != AgentConfig.model_fields["max_tokens"].default
+        if context is not None and is_chosen and self.agent.max_tokens > context:
+            raise ValueError(
+                f"agent.max_tokens ({self.agent.max_tokens}) exceeds engine.max_context ({context}), where "
+                "episodes end: raise engine.max_context, or lower agent.max_tokens"
+            )
         episodes = self.trainer.tasks_per_step * self.algorithm.group_size
         if self.trainer.mini_batches > episodes:
             raise ValueError(

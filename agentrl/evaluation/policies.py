@@ -21,6 +21,7 @@ from agentrl.config.schema import (
     ScriptedEngineConfig,
     ServerEngineConfig,
 )
+from agentrl.evaluation.service import HintingService, check_service
 from agentrl.image import ImageReader
 from agentrl.policy import PolicyEngine
 from agentrl.rollout.chat_speaker import ChatSpeaker
@@ -53,7 +54,8 @@ async def open_speaker(config: Config, kind: PolicyKind, folder: Path) -> AsyncI
         folder: Where a scratch model is made, if the config asks for one.
 
     Raises:
-        UsageError: the model or the service is not there.
+        UsageError: the model is not there, or there is no chat at the service's address.
+        EngineError: the service or a server cannot be reached.
         TemplateError: the chat template rewrites history.
     """
     if kind is not PolicyKind.ENGINE:
@@ -61,7 +63,8 @@ async def open_speaker(config: Config, kind: PolicyKind, folder: Path) -> AsyncI
         return
     check_images(config)
     if isinstance(config.engine, OpenAIEngineConfig):
-        service = OpenAIEngine(config.engine)
+        await check_service(config.engine)
+        service = HintingService(OpenAIEngine(config.engine), config.engine.url)
         await service.start()
         try:
             yield ChatSpeaker(service, sampling_params(config.sampling))

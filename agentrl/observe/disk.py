@@ -43,8 +43,10 @@ def check_writable(path: Path) -> None:
         path.parent.mkdir(parents=True, exist_ok=True)
         if path.is_dir():
             raise IsADirectoryError(errno.EISDIR, "it is a folder")
-        if not os.access(path if path.exists() else path.parent, os.W_OK):
-            raise PermissionError(errno.EACCES, "permission denied")
+        target = path if path.exists() else path.parent
+        if not os.access(target, os.W_OK):  # says no, and not why
+            reason = errno.EROFS if os.statvfs(target).f_flag & os.ST_RDONLY else errno.EACCES
+            raise OSError(reason, os.strerror(reason))
 
 
 def write_fully(descriptor: int, data: bytes) -> None:

@@ -101,7 +101,7 @@ class OpenAIEngine(ChatPolicy):
 
     def _refused(self, status: int, headers: Mapping[str, str], text: str) -> None:
         said = f"{status}, {error_message(text)!r}"
-        if status == 429 or status >= 500:
+        if status == 429 or (status >= 500 and status != 501):
             raise _Busy(said, _seconds(headers.get("Retry-After")))
         if status in (401, 403):
             variable = self.config.api_key_variable

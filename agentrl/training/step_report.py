@@ -9,10 +9,14 @@ from dataclasses import asdict, dataclass
 import torch
 
 from agentrl.algorithms.mismatch import ALARM_PROB_ABS_MEAN, Mismatch
+from agentrl.errors import Outcome
 from agentrl.training.optimizer import Update
 from agentrl.training.selection import Selection
 from agentrl.training.step_batch import StepBatch
+from agentrl.trajectory import Trajectory
 
+CUT_SHORT_SHARE = 0.9
+"""Share of episodes without room for a second turn from which on something is wrong with the budget."""
 NAMED_PARAMETERS = 5
 """Most parameters that a warning about gradients lists."""
 
@@ -75,7 +79,8 @@ def step_report(
     }
     if applied:
         metrics["train/grad_norm"] = max(update.grad_norm for update in applied)
-    return StepReport(metrics=metrics, warnings=(*_gradient_warnings(updates), *_mismatch_warnings(distance)))
+    warnings = (*_gradient_warnings(updates), *_mismatch_warnings(distance), *_room_warnings(selection.trajectories))
+    return StepReport(metrics=metrics, warnings=warnings)
 
 
 def zero_variance_groups(returns: torch.Tensor, group: torch.Tensor) -> int:
@@ -114,4 +119,14 @@ def _mismatch_warnings(distance: Mismatch) -> list[str]:
     return [
         f"trainer and engine disagree: mean |pi_old - mu| is {distance.prob_abs_mean:.4g}, expected at most "
         f"{ALARM_PROB_ABS_MEAN:g}. Check that both have the same weights, number format and chat template"
+    ]
+
+
+def _room_warnings(trajectories: Sequence[Trajectory]) -> list[str]:
+    cut = sum(t.outcome is Outcome.TRUNCATED_TOKENS and len(t.turns) <= 1 for t in trajectories)
+    if cut < CUT_SHORT_SHARE * len(trajectories):
+        return []
+    return [
+        f"{cut} of {len(trajectories)} episodes ran out of tokens in their first turn, so there is nothing to learn: "
+        "raise agent.max_tokens, and engine.max_context where it is set"
     ]

@@ -149,7 +149,8 @@ class Probe:
                 f"{answer.token_ids[worst]} after {len(prompt) + worst} tokens",
                 got=f"{pairs[worst][0]:.6g} from the engine",
                 expected=f"{pairs[worst][1]:.6g} within {self.tolerance:g}, the trainer's",
-                hint="the update did not reach every tensor, or the two sides compute the model differently",
+                hint="the engine serves another model; or, after an update, that did not reach every tensor; or the "
+                "two sides compute the model differently",
             )
         return difference
 

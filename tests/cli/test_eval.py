@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import http.server
 import json
-from collections.abc import Callable
+import threading
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
@@ -56,14 +58,104 @@ def test_the_same_seed_gives_the_same_episodes(agentrl: Cli, trained_run: Path, 
     assert rewards[0] == rewards[1]
 
 
-def test_a_service_that_is_not_there_fails_every_episode_and_says_so(agentrl: Cli, workplace: Path) -> None:
-    words = ("--engine", "openai", "--url", "http://127.0.0.1:9/v1", "--model", "m", "--tasks", "1")
-    ended = agentrl(
-        "eval", "--env", "guess_number", *words, "engine.retries=0", "engine.timeout_s=5", "rollout.retries=0"
-    )
+OPENAI = ("eval", "--env", "guess_number", "--engine", "openai", "--model", "m", "--tasks", "2")
+
+
+@pytest.fixture
+def service() -> Iterator[Callable[..., str]]:
+    """Starts a server that answers every POST the same, but for the check before the first episode."""
+    running: list[http.server.ThreadingHTTPServer] = []
+
+    def start(status: int, said: str, *, check_status: int = 400) -> str:
+        class Handler(http.server.BaseHTTPRequestHandler):
+            def do_POST(self) -> None:
+                asked = json.loads(self.rfile.read(int(self.headers["Content-Length"])))
+                body = json.dumps({"error": {"message": said}}).encode()
+                self.send_response(status if asked["messages"] else check_status)
+                self.send_header("Content-Length", str(len(body)))
+                self.end_headers()
+                self.wfile.write(body)
+
+            def log_message(self, *_: object) -> None:
+                """Nothing."""
+
+        running.append(http.server.ThreadingHTTPServer(("127.0.0.1", 0), Handler))
+        threading.Thread(target=running[-1].serve_forever, args=(0.01,), daemon=True).start()
+        return f"http://127.0.0.1:{running[-1].server_address[1]}/v1"
+
+    yield start
+    for server in running:
+        server.shutdown()
+        server.server_close()
+
+
+def test_a_service_that_is_not_there_is_told_before_any_episode(agentrl: Cli, workplace: Path) -> None:
+    ended = agentrl(*OPENAI, "--url", "http://127.0.0.1:9/v1")
     assert ended.code == 1
-    assert "error: the machinery failed every episode" in ended.err
-    assert "Traceback" not in ended.err
+    assert "error: the service at http://127.0.0.1:9/v1 cannot be reached" in ended.err
+    assert "up to and with /v1" in ended.err
+    assert "episodes" not in ended.err
+
+
+@pytest.mark.parametrize("url", ["127.0.0.1:9/v1", "localhost", "http:///v1"])
+def test_an_address_that_is_none_is_told(url: str, agentrl: Cli, workplace: Path) -> None:
+    ended = agentrl(*OPENAI, "--url", url)
+    assert ended.code == 2, ended.err
+    assert f"error: this is no address of a service: got {url}. Give the service's base address" in ended.err
+
+
+@pytest.mark.parametrize("status", [404, 405, 501])
+def test_a_server_without_a_chat_is_told_before_any_episode(
+    status: int, agentrl: Cli, workplace: Path, service: Callable[..., str]
+) -> None:
+    url = service(status, "<html>m</html>", check_status=status)
+    ended = agentrl(*OPENAI, "--url", url)
+    assert ended.code == 2, ended.err
+    assert f"there is no chat service at {url}: got {status}" in ended.err
+    assert "up to and with /v1" in ended.err
+
+
+def test_a_model_that_the_service_does_not_know_is_told_before_any_episode(
+    agentrl: Cli, workplace: Path, service: Callable[..., str]
+) -> None:
+    ended = agentrl(*OPENAI, "--url", service(404, "The model `m` does not exist.", check_status=404))
+    assert ended.code == 2, ended.err
+    assert "does not know model 'm'" in ended.err
+    assert "--model is the service's own name of the model" in ended.err
+
+
+def test_a_service_that_takes_no_tools_ends_the_evaluation_with_what_to_set(
+    agentrl: Cli, workplace: Path, service: Callable[..., str]
+) -> None:
+    said = '"auto" tool choice requires --enable-auto-tool-choice and --tool-call-parser to be set'
+    ended = agentrl(*OPENAI, "--url", service(400, said))
+    assert ended.code == 2, ended.err
+    assert "takes no tool calls" in ended.err
+    assert "Set agent.loop=react_text" in ended.err
+    assert "env check" not in ended.err
+
+
+def test_a_context_that_is_too_small_names_the_keys(agentrl: Cli, workplace: Path, service: Callable[..., str]) -> None:
+    said = "This model's maximum context length is 64 tokens. However, your request has 90."
+    ended = agentrl(*OPENAI, "--url", service(400, said), "rollout.retries=0")
+    assert ended.code == 1
+    assert "error: the machinery failed every episode: got engine_error" in ended.err
+    assert "Set agent.max_tokens to its context" in ended.err
+    assert "env check" not in ended.err
+
+
+def test_an_environment_that_fails_every_episode_is_to_be_checked(
+    agentrl: Cli, workplace: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def broken(*_: object, **__: object) -> None:
+        raise RuntimeError("no board")
+
+    monkeypatch.setattr("agentrl.envs.guess_number.GuessNumber.reset", broken)
+    words = ("eval", "--env", "guess_number", "--policy", "random", "--tasks", "1", "rollout.retries=0")
+    ended = agentrl(*words, "environment.isolation=inline")
+    assert ended.code == 1
+    assert "got environment_error" in ended.err
+    assert "try: agentrl env check guess_number" in ended.err
 
 
 def test_from_a_program(trained_run: Path, workplace: Path) -> None:

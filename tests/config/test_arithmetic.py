@@ -71,3 +71,31 @@ def test_an_absent_model_has_no_size():
     config = load_config(None, [*SMALL, "model.path=Qwen/none"])
     assert derive(config).memory is None
     assert "unknown" in rows(config)[-1].value
+
+
+def table(*overrides):
+    return {row.name: row for row in rows(load_config(None, [*SMALL, *overrides]))}
+
+
+def test_launched_servers_are_named_and_no_key_of_another_engine():
+    found = table("engine={type: vllm, replicas: 2, max_running: 32, max_context: 4096}")
+    assert "key-value cache" not in found
+    assert found["servers"].value == "2 vllm launched"
+    assert found["weights reach them by"].value == "shared_memory"
+    assert found["sampled at once"].value == "32 sequences per server"
+    assert found["servers' context"].value == "4,096 tokens"
+    assert not any("cache_tokens" in row.how for row in found.values())
+
+
+def test_attached_servers_are_named_by_their_addresses():
+    found = table("engine={type: sglang, servers: [http://a:1, http://b:2], transport: tensor}")
+    assert (found["servers"].value, found["servers"].how) == ("2 attached", "http://a:1, http://b:2")
+    assert (found["weights reach them by"].value, found["servers' context"].value) == (
+        "tensor",
+        "the model's own limit",
+    )
+
+
+def test_only_the_local_engine_has_a_cache_of_its_own():
+    assert table("engine=local")["key-value cache"].how == "engine.cache_tokens"
+    assert "servers" not in table("engine=local")

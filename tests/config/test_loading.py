@@ -284,3 +284,16 @@ def test_reading_a_config_imports_no_torch():
     code = "import sys, agentrl.config.arithmetic as a; from agentrl.config import load_config; "
     code += "a.rows(load_config('quickstart')); sys.exit('torch' in sys.modules)"
     assert subprocess.run([sys.executable, "-c", code], check=False).returncode == 0
+
+
+@pytest.mark.parametrize("engine", ["local", "vllm", "sglang"])
+def test_a_context_below_the_chosen_budget_is_an_error(engine):
+    words = ["environment=a", f"engine={{type: {engine}, max_context: 100}}", "agent.max_answer_tokens=8"]
+    with pytest.raises(ConfigError, match=r"agent.max_tokens \(1536\) exceeds engine.max_context \(100\)"):
+        load_config(None, [*words, "agent.max_tokens=1536"])
+    assert load_config(None, [*words, "agent.max_tokens=100"])
+
+
+def test_a_context_below_the_budget_that_nobody_chose_survives_a_round_trip(config_file):
+    config = load_config(None, ["environment=a", "engine.max_context=2048"])
+    assert load_config(config_file(dump_config(config))) == config

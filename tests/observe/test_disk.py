@@ -1,8 +1,10 @@
+import os
 import resource
 import subprocess
 import sys
 import textwrap
 from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
 
@@ -23,6 +25,16 @@ def test_where_nothing_can_be_written_is_known_before(tmp_path, name):
     (tmp_path / "taken").mkdir()
     with pytest.raises(UsageError, match="cannot write"):
         check_writable(tmp_path / name)
+
+
+@pytest.mark.parametrize(
+    ("flags", "reason"), [(os.ST_RDONLY, "Read-only file system"), (0, "Permission denied")], ids=["disk", "folder"]
+)
+def test_why_nothing_can_be_written_is_told_in_the_system_s_words(tmp_path, monkeypatch, flags, reason):
+    monkeypatch.setattr(os, "access", lambda *_: False)
+    monkeypatch.setattr(os, "statvfs", lambda _: SimpleNamespace(f_flag=flags))
+    with pytest.raises(UsageError, match=f"cannot write .*: got {reason}, expected a writable folder"):
+        check_writable(tmp_path / "result.json")
 
 
 def test_where_something_can_be_written_nothing_is_written_yet(tmp_path):

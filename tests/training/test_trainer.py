@@ -283,6 +283,22 @@ def test_a_different_engine_is_an_alarm(model, trajectories):
     assert "trainer and engine disagree" in report.warnings[0]
 
 
+def test_episodes_without_room_for_a_second_turn_are_an_alarm(model, trajectories):
+    for trajectory in trajectories:
+        trajectory.outcome = Outcome.TRUNCATED_TOKENS
+        for sequence in trajectory.sequences:
+            sequence.turns[0].end = sequence.turns[-1].end
+            del sequence.turns[1:]
+        del trajectory.sequences[1:]
+    assert any(
+        f"{len(trajectories)} of {len(trajectories)} episodes ran out of tokens in their first turn" in warning
+        for warning in run_step(trainer_for(model), trajectories).warnings
+    )
+    for trajectory in trajectories[: len(trajectories) // 5 + 1]:
+        trajectory.outcome = Outcome.FINISHED
+    assert not any("ran out" in warning for warning in run_step(trainer_for(model), trajectories).warnings)
+
+
 def test_non_finite_gradients_skip_the_update(model, trajectories):
     trainer = trainer_for(model)
     before = {name: p.detach().clone() for name, p in model.named_parameters()}

@@ -45,6 +45,11 @@ async def test_a_drifting_engine_is_named(drift):
         await PROBE.compare(engine(drift=drift), Source())
 
 
+async def test_a_difference_need_not_come_from_an_update():
+    with pytest.raises(TrainingError, match=r"The engine serves another model; or, after an update, "):
+        await PROBE.compare(engine(drift=1), Source())
+
+
 async def test_a_difference_within_rounding_is_reported_and_passes():
     assert (await PROBE.compare(engine(drift=5e-4), Source())).difference == pytest.approx(5e-4)
 

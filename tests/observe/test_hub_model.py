@@ -1,0 +1,63 @@
+"""A model's name that nobody knows is told at once."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from agentrl.assembly.models import resolve_model
+from agentrl.cli import main
+from agentrl.config import load_config
+from agentrl.errors import UsageError
+from agentrl.observe.hub_model import check_fetchable
+
+
+@pytest.fixture
+def asked(monkeypatch: pytest.MonkeyPatch) -> list[str]:
+    """No model is in the cache, and the hub that is asked has none; which addresses it was asked for."""
+    addresses: list[str] = []
+
+    def no_network(url: str, *, timeout: float) -> None:
+        addresses.append(url)
+        raise ConnectionError("no network\nand a second line")
+
+    monkeypatch.setattr("agentrl.observe.hub_model.get_hf_file_metadata", no_network)
+    monkeypatch.setattr("agentrl.observe.hub_model.try_to_load_from_cache", lambda *_: None)
+    return addresses
+
+
+def test_a_name_that_cannot_be_fetched_is_asked_for_once(asked: list[str]) -> None:
+    with pytest.raises(
+        UsageError, match=r"no model nosuch/model-xyz: got no such folder.*no network, expected"
+    ) as told:
+        check_fetchable("nosuch/model-xyz")
+    assert "second line" not in str(told.value)
+    assert "only engine openai takes a service's own name of a model" in str(told.value)
+    assert len(asked) == 1
+
+
+def test_a_name_that_no_model_can_have_is_told() -> None:
+    with pytest.raises(UsageError, match="there is no model a b"):
+        check_fetchable("a b")
+
+
+def test_a_folder_and_a_cached_model_are_not_asked_for(
+    asked: list[str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    check_fetchable(str(tmp_path))
+    monkeypatch.setattr("agentrl.observe.hub_model.try_to_load_from_cache", lambda *_: "cached/config.json")
+    check_fetchable("some/model")
+    assert asked == []
+
+
+def test_runs_and_servers_ask_before_they_begin(
+    asked: list[str], tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    with pytest.raises(UsageError, match="there is no model nosuch/model"):
+        resolve_model(load_config(None, ["environment=a", "model.path=nosuch/model"]))
+    with pytest.raises(SystemExit) as end:
+        main(["serve", "--engine", "vllm", "--model", "nosuch/model", "--folder", str(tmp_path / "serve")])
+    assert end.value.code == 2
+    assert "there is no model nosuch/model" in capsys.readouterr().err
+    assert list(tmp_path.iterdir()) == []
