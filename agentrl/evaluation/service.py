@@ -31,7 +31,7 @@ async def check_service(config: OpenAIEngineConfig) -> None:
         config: Its address and its name of the model.
 
     Raises:
-        UsageError: no address, or something listens there that has no such chat or no such model.
+        UsageError: something listens there that has no such chat or no such model.
         EngineError: nothing listens there.
     """
     timeout = aiohttp.ClientTimeout(total=None, connect=CHECK_S, sock_read=CHECK_S)
@@ -46,8 +46,6 @@ async def check_service(config: OpenAIEngineConfig) -> None:
         ):
             if response.status in NO_CHAT:
                 _raise_no_chat(config, url, response.status, error_message(await response.text(errors="replace")))
-    except (aiohttp.InvalidURL, aiohttp.NonHttpUrlClientError) as error:
-        raise UsageError("this is no address of a service", got=config.url, hint=BASE_ADDRESS) from error
     except (aiohttp.ClientConnectorError, aiohttp.ConnectionTimeoutError) as error:
         raise EngineError(
             f"the service at {config.url} cannot be reached", got=error, hint=f"start it, or {BASE_ADDRESS}"

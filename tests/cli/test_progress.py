@@ -68,9 +68,13 @@ def test_an_interrupted_evaluation_says_that_the_same_command_goes_on(
         if counter.done == 3:
             signal.raise_signal(signal.SIGINT)
 
-    with monkeypatch.context() as patched:
-        patched.setattr(EpisodeCounter, "add", interrupted)
-        ended = agentrl(*words)
+    before = signal.signal(signal.SIGINT, signal.default_int_handler)  # who started the tests may have it ignored
+    try:
+        with monkeypatch.context() as patched:
+            patched.setattr(EpisodeCounter, "add", interrupted)
+            ended = agentrl(*words)
+    finally:
+        signal.signal(signal.SIGINT, before)
     assert ended.code == 130
     assert "stopped after 3/8 episodes" in ended.err
     assert "finished episodes are kept, and the same command goes on from there" in ended.err

@@ -251,7 +251,7 @@ def test_one_that_only_this_process_knows_may_not_ask_for_worker_processes() -> 
 def test_an_asynchronous_environment_is_checked_too() -> None:
     report = check_env(spec_of(Awaited))
     skipped = {row.check for row in report.rows if row.status is CheckStatus.SKIPPED}
-    assert report.passed, report
+    assert report.passed, str(report)
     assert {"keeps gymnasium rules", "is solved by its expert", "restores snapshots"} <= skipped
 
 
@@ -261,7 +261,7 @@ def test_every_shipped_environment_passes(name: str) -> None:
     if extra is not None and (not extra.is_installed or name in WITHOUT_DEFAULT):
         pytest.skip(f"needs agentrl[{extra.name}], and options; see tests/originals")
     report = check_env(name)
-    assert report.passed, report
+    assert report.passed, str(report)
     assert {row.check for row in report.with_status(CheckStatus.WARNED)} == EXPLAINED.get(name, set()), report
     statuses = {row.check: row.status for row in report.rows}
     assert statuses["is the same everywhere"] is CheckStatus.PASSED
@@ -269,7 +269,7 @@ def test_every_shipped_environment_passes(name: str) -> None:
 
 def test_split_and_options_can_be_chosen() -> None:
     report = check_env("household/valid_unseen", options={"size": "tiny"}, episodes=3)
-    assert report.passed, report
+    assert report.passed, str(report)
     assert report.environment == resolve_environment("household").name
     with pytest.raises(UnknownNameError, match="Did you mean household/valid_seen"):
         check_env("household/valid_sen")

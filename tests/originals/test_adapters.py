@@ -45,7 +45,7 @@ def _examples(monkeypatch: pytest.MonkeyPatch) -> None:
 @pytest.mark.parametrize(("name", "options"), PLAYED, ids=lambda value: str(value))
 def test_adapters_keep_the_rules(name: str, options: Mapping[str, Any]) -> None:
     report = check_env(name, options=options, episodes=4)
-    assert report.passed, report
+    assert report.passed, str(report)
     assert resolve_environment(name).extra is not None
 
 
