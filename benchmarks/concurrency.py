@@ -20,7 +20,7 @@ from throughput.bare_client import WIRES, forget
 from throughput.server import open_server, server_version
 
 from agentrl.assembly.servers import ServedModel, open_pool
-from agentrl.config.schema import ServerEngineConfig, SGLangEngineConfig, VLLMEngineConfig
+from agentrl.config.engines import ServerEngineConfig, SGLangEngineConfig, VLLMEngineConfig
 from agentrl.errors import UnknownNameError
 from agentrl.policy import GenerateRequest, SamplingParams
 from agentrl.serving.pool import ServerPool

@@ -21,7 +21,7 @@ import torch
 from throughput.sessions import Session, Turn
 from transformers import PreTrainedModel
 
-from agentrl.config.schema import LocalEngineConfig
+from agentrl.config.engines import LocalEngineConfig
 from agentrl.policy import GenerateRequest, SamplingParams
 from agentrl.serving.local import LocalEngine
 from agentrl.testing.models import tiny_model

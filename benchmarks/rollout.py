@@ -27,7 +27,7 @@ import gymnasium
 from throughput.measure import Load, measure
 
 from agentrl.config import load_config
-from agentrl.config.schema import ServerEngineConfig
+from agentrl.config.engines import ServerEngineConfig
 from agentrl.env import EnvironmentSpec, Isolation
 from agentrl.errors import UsageError
 from agentrl.policy import GenerateRequest, SamplingParams

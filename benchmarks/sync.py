@@ -22,7 +22,7 @@ import torch
 from transformers import PreTrainedModel
 
 from agentrl.assembly.servers import ServedModel, make_transport, open_pool
-from agentrl.config.schema import ServerEngineConfig, SGLangEngineConfig, VLLMEngineConfig
+from agentrl.config.engines import ServerEngineConfig, SGLangEngineConfig, VLLMEngineConfig
 from agentrl.errors import UsageError
 from agentrl.server import InferenceServer
 from agentrl.serving.pool import ServerPool

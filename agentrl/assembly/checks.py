@@ -6,14 +6,9 @@ from agentrl.agent_loop import AgentLoop
 from agentrl.assembly.environments import find_environment
 from agentrl.assembly.episodes import build_loop
 from agentrl.assembly.scratch import has_expert
+from agentrl.config.engines import LocalEngineConfig, OpenAIEngineConfig, ServerEngineConfig
 from agentrl.config.parts import parts_of
-from agentrl.config.schema import (
-    Config,
-    LocalEngineConfig,
-    OpenAIEngineConfig,
-    SamplingConfig,
-    ServerEngineConfig,
-)
+from agentrl.config.schema import Config, SamplingConfig
 from agentrl.errors import ConfigError, UsageError
 from agentrl.training.objective import Objective
 

@@ -4,7 +4,8 @@ from __future__ import annotations
 
 from agentrl.agent_loop import AgentLoop
 from agentrl.assembly.environments import find_environment
-from agentrl.config.schema import AgentConfig, Config, EngineConfig, SamplingConfig, ServerEngineConfig
+from agentrl.config.engines import EngineConfig, ServerEngineConfig
+from agentrl.config.schema import AgentConfig, Config, SamplingConfig
 from agentrl.env import EnvironmentSpec
 from agentrl.errors import ConfigError, UsageError
 from agentrl.policy import SamplingParams

@@ -15,7 +15,7 @@ from pathlib import Path
 from typing import Literal, TypeAlias
 
 from agentrl.assembly.models import load_tokenizer
-from agentrl.config.schema import ServerEngineConfig, SGLangEngineConfig, VLLMEngineConfig
+from agentrl.config.engines import ServerEngineConfig, SGLangEngineConfig, VLLMEngineConfig
 from agentrl.errors import EngineError, TrainingError, UsageError, async_boundary
 from agentrl.server import InferenceServer
 from agentrl.serving.launch import (

@@ -15,8 +15,9 @@ from agentrl.assembly.episodes import sampling_params
 from agentrl.assembly.models import build_renderer, load_tokenizer, pad_id
 from agentrl.assembly.servers import make_transport
 from agentrl.assembly.worlds import World, build_mixture, build_worlds, close_worlds
+from agentrl.config.engines import LocalEngineConfig
 from agentrl.config.parts import parts_of
-from agentrl.config.schema import Config, LocalEngineConfig
+from agentrl.config.schema import Config
 from agentrl.curriculum.mixture import Mixture
 from agentrl.errors import UsageError
 from agentrl.image import ImageReader

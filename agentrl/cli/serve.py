@@ -20,7 +20,7 @@ from agentrl.cli.arguments import shortcut
 from agentrl.cli.console import note, out
 from agentrl.cli.help import examples
 from agentrl.config import load_config
-from agentrl.config.schema import ServerEngineConfig
+from agentrl.config.engines import ServerEngineConfig
 from agentrl.errors import EngineError, UsageError
 from agentrl.observe.hub_model import check_fetchable
 from agentrl.observe.model_folder import find_model

@@ -5,9 +5,10 @@ from __future__ import annotations
 import math
 from dataclasses import dataclass
 
+from agentrl.config.engines import LocalEngineConfig, ServerEngineConfig
 from agentrl.config.model_size import ModelSize, model_size
 from agentrl.config.parts import parts_of
-from agentrl.config.schema import AgentConfig, Config, LocalEngineConfig, ServerEngineConfig
+from agentrl.config.schema import AgentConfig, Config
 from agentrl.registry import Kind, lookup
 
 _BYTES = {"float32": 4, "bfloat16": 2}

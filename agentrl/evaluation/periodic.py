@@ -11,8 +11,9 @@ from agentrl.assembly.environments import task_source
 from agentrl.assembly.episodes import build_runner, sampling_params
 from agentrl.assembly.training import TrainingParts
 from agentrl.assembly.worlds import World, build_worlds, close_worlds
+from agentrl.config.engines import LocalEngineConfig
 from agentrl.config.parts import SOLE
-from agentrl.config.schema import Config, LocalEngineConfig
+from agentrl.config.schema import Config
 from agentrl.errors import UsageError
 from agentrl.evaluation.evaluate import evaluate_panel
 from agentrl.evaluation.panel import Panel

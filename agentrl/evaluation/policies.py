@@ -14,13 +14,8 @@ from agentrl.assembly.models import SCRATCH, build_renderer, embedding_rows, loa
 from agentrl.assembly.scratch import write_scratch_model
 from agentrl.assembly.servers import ServedModel, check_served, open_pool
 from agentrl.assembly.training import check_rendering
-from agentrl.config.schema import (
-    Config,
-    LocalEngineConfig,
-    OpenAIEngineConfig,
-    ScriptedEngineConfig,
-    ServerEngineConfig,
-)
+from agentrl.config.engines import LocalEngineConfig, OpenAIEngineConfig, ScriptedEngineConfig, ServerEngineConfig
+from agentrl.config.schema import Config
 from agentrl.evaluation.service import HintingService, check_service
 from agentrl.image import ImageReader
 from agentrl.policy import PolicyEngine

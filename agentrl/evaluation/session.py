@@ -13,7 +13,8 @@ import orjson
 from agentrl.assembly.environments import find_environment, task_source
 from agentrl.assembly.episodes import build_host, build_runner
 from agentrl.assembly.models import SCRATCH, resolve_model
-from agentrl.config.schema import Config, OpenAIEngineConfig
+from agentrl.config.engines import OpenAIEngineConfig
+from agentrl.config.schema import Config
 from agentrl.env_lookup import check_split
 from agentrl.evaluation.episode import EpisodeStore, EvaluatedEpisode
 from agentrl.evaluation.evaluate import evaluate_panel, unwatched

@@ -9,7 +9,7 @@ from typing import Any
 
 import aiohttp
 
-from agentrl.config.schema import OpenAIEngineConfig
+from agentrl.config.engines import OpenAIEngineConfig
 from agentrl.errors import EngineError, UsageError, async_boundary
 from agentrl.message import Message
 from agentrl.policy import ChatAnswer, ChatPolicy, SamplingParams

@@ -15,7 +15,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
-from agentrl.config.schema import ScriptedEngineConfig
+from agentrl.config.engines import ScriptedEngineConfig
 from agentrl.errors import EngineError, UsageError, async_boundary
 from agentrl.policy import Capabilities, EngineMetrics, GenerateRequest, Generation, PolicyEngine, StopReason
 from agentrl.registry import load

@@ -20,7 +20,7 @@ import torch
 from safetensors.torch import load_file
 from transformers import AutoModelForCausalLM, PreTrainedModel
 
-from agentrl.config.schema import LocalEngineConfig
+from agentrl.config.engines import LocalEngineConfig
 from agentrl.errors import EngineError
 from agentrl.policy import GenerateRequest, Generation
 from agentrl.server import (

@@ -10,7 +10,7 @@ import aiohttp
 
 from agentrl.assembly.servers import ServedModel, make_launcher
 from agentrl.cli.console import note
-from agentrl.config.schema import ServerEngineConfig
+from agentrl.config.engines import ServerEngineConfig
 
 _VERSION_ROUTES = {"vllm": "/version", "sglang": "/server_info"}
 

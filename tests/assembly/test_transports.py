@@ -3,7 +3,7 @@
 import pytest
 
 from agentrl.assembly.servers import make_transport
-from agentrl.config.schema import SGLangEngineConfig
+from agentrl.config.engines import SGLangEngineConfig
 from agentrl.weights import CollectiveTransport, FolderTransport, IpcTransport, TensorTransport
 
 

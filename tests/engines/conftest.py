@@ -16,7 +16,7 @@ from pathlib import Path
 import pytest
 import torch
 
-from agentrl.config.schema import SGLangEngineConfig, VLLMEngineConfig
+from agentrl.config.engines import SGLangEngineConfig, VLLMEngineConfig
 from agentrl.serving.launch import LaunchCommand, ServerProcess, engine_python
 from agentrl.serving.launch.guard import descendants
 from agentrl.serving.launch.ports import reserve_port

@@ -4,7 +4,7 @@ import asyncio
 
 import pytest
 
-from agentrl.config.schema import LocalEngineConfig, ScriptedEngineConfig, SGLangEngineConfig, VLLMEngineConfig
+from agentrl.config.engines import LocalEngineConfig, ScriptedEngineConfig, SGLangEngineConfig, VLLMEngineConfig
 from agentrl.policy import StopReason
 from agentrl.server import ServerLost
 from agentrl.serving.local import LocalEngine

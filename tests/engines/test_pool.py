@@ -14,7 +14,7 @@ import pytest
 import pytest_asyncio
 
 from agentrl.assembly.servers import ServedModel, open_pool
-from agentrl.config.schema import SGLangEngineConfig, VLLMEngineConfig
+from agentrl.config.engines import SGLangEngineConfig, VLLMEngineConfig
 from agentrl.policy import GenerateRequest, SamplingParams, StopReason
 from agentrl.serving.launch.guard import descendants, segments_of, segments_there
 from agentrl.serving.pool import PoolSettings, ServerPool

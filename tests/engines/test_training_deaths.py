@@ -11,7 +11,7 @@ from pathlib import Path
 
 import pytest
 
-from agentrl.config.schema import SGLangEngineConfig
+from agentrl.config.engines import SGLangEngineConfig
 from agentrl.errors import EngineError
 from agentrl.observe.metrics import read_metrics
 from agentrl.observe.trajectory_store import read_trajectories

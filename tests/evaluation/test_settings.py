@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from agentrl.config.schema import ServerEngineConfig
+from agentrl.config.engines import ServerEngineConfig
 from agentrl.evaluation.policies import PolicyKind
 from agentrl.evaluation.session import episodes_at_once
 from agentrl.evaluation.settings import evaluation_config

@@ -6,7 +6,7 @@ from dataclasses import replace
 import pytest
 import torch
 
-from agentrl.config.schema import LocalEngineConfig, ScriptedEngineConfig
+from agentrl.config.engines import LocalEngineConfig, ScriptedEngineConfig
 from agentrl.errors import EngineError
 from agentrl.policy import StopReason
 from agentrl.serving.local import LocalEngine

@@ -4,7 +4,7 @@ import itertools
 import pytest
 import torch
 
-from agentrl.config.schema import LocalEngineConfig
+from agentrl.config.engines import LocalEngineConfig
 from agentrl.errors import EngineError, UsageError
 from agentrl.serving.local import LocalEngine
 from agentrl.testing.models import FAMILIES, tiny_model

@@ -2,7 +2,7 @@
 
 import pytest
 
-from agentrl.config.schema import FEWEST_PER_LANE, LocalEngineConfig
+from agentrl.config.engines import FEWEST_PER_LANE, LocalEngineConfig
 from agentrl.errors import EngineError, UsageError
 from agentrl.serving.local import LocalEngine
 from agentrl.serving.local.lanes import split_pieces

@@ -5,7 +5,7 @@ from contextlib import asynccontextmanager
 import pytest
 from aiohttp import web
 
-from agentrl.config.schema import OpenAIEngineConfig
+from agentrl.config.engines import OpenAIEngineConfig
 from agentrl.errors import EngineError, UsageError
 from agentrl.message import ImagePart, Message, TextPart, ToolCall, system, tool_result, user
 from agentrl.policy import SamplingParams, StopReason

@@ -4,7 +4,7 @@ import asyncio
 
 import pytest
 
-from agentrl.config.schema import VLLMEngineConfig
+from agentrl.config.engines import VLLMEngineConfig
 from agentrl.errors import EngineError, TrainingError, UsageError
 from agentrl.policy import StopReason
 from agentrl.server import ServerLost

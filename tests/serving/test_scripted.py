@@ -3,7 +3,7 @@ import math
 
 import pytest
 
-from agentrl.config.schema import ScriptedEngineConfig
+from agentrl.config.engines import ScriptedEngineConfig
 from agentrl.errors import EngineError, UsageError
 from agentrl.policy import StopReason
 from agentrl.serving.script import Failure, ScriptedAnswer, cut_answer, random_script

@@ -6,7 +6,7 @@ from contextlib import asynccontextmanager
 import pytest
 from aiohttp import web
 
-from agentrl.config.schema import SGLangEngineConfig
+from agentrl.config.engines import SGLangEngineConfig
 from agentrl.errors import EngineError, UsageError
 from agentrl.policy import GenerateRequest, SamplingParams, StopReason
 from agentrl.server import ServerLost

@@ -5,7 +5,7 @@ from pathlib import Path
 
 import pytest
 
-from agentrl.config.schema import SGLangEngineConfig
+from agentrl.config.engines import SGLangEngineConfig
 from agentrl.errors import EngineError, UsageError
 from agentrl.policy import GenerateRequest, SamplingParams, StopReason
 from agentrl.serving.sglang import launch_command, start_with_key

@@ -6,7 +6,7 @@ from contextlib import asynccontextmanager
 import pytest
 from aiohttp import web
 
-from agentrl.config.schema import VLLMEngineConfig
+from agentrl.config.engines import VLLMEngineConfig
 from agentrl.errors import EngineError, UsageError
 from agentrl.policy import StopReason
 from agentrl.server import ServerLost

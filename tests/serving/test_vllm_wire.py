@@ -1,6 +1,6 @@
 import pytest
 
-from agentrl.config.schema import VLLMEngineConfig
+from agentrl.config.engines import VLLMEngineConfig
 from agentrl.errors import EngineError, UsageError
 from agentrl.policy import SamplingParams, StopReason
 from agentrl.serving.version_labels import decode_version

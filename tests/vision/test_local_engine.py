@@ -8,7 +8,7 @@ import pytest
 import torch
 from transformers import PreTrainedModel
 
-from agentrl.config.schema import LocalEngineConfig
+from agentrl.config.engines import LocalEngineConfig
 from agentrl.errors import UsageError
 from agentrl.image import PlacedImage, rope_positions
 from agentrl.message import TextPart, user

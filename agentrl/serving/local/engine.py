@@ -24,7 +24,7 @@ from typing import Any
 import torch
 from transformers import PreTrainedModel
 
-from agentrl.config.schema import LocalEngineConfig
+from agentrl.config.engines import LocalEngineConfig
 from agentrl.errors import EngineError, UsageError, async_boundary
 from agentrl.image import ImageReader
 from agentrl.lanes import Lanes, check_lanes

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from agentrl.config.schema import FEWEST_PER_LANE
+from agentrl.config.engines import FEWEST_PER_LANE
 from agentrl.serving.local.step import Piece
 
 TOKEN_COST = 24

@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Self
 
-from agentrl.config.schema import ServerEngineConfig
+from agentrl.config.engines import ServerEngineConfig
 
 QUEUE_FACTOR = 2
 """A server never has more requests than this many times those that it samples at once."""

@@ -7,7 +7,7 @@ import time
 from dataclasses import dataclass
 from typing import Any
 
-from agentrl.config.schema import ServerEngineConfig
+from agentrl.config.engines import ServerEngineConfig
 from agentrl.policy import Capabilities
 from agentrl.server import ServerLost
 from agentrl.serving.http import HttpSession, Refused

@@ -6,7 +6,7 @@ import os
 from collections.abc import Sequence
 from pathlib import Path
 
-from agentrl.config.schema import SGLangEngineConfig
+from agentrl.config.engines import SGLangEngineConfig
 from agentrl.serving.launch import LaunchCommand
 from agentrl.serving.sglang import start_with_key
 

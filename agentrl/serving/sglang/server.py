@@ -7,7 +7,7 @@ from collections.abc import Awaitable, Callable, Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
 
-from agentrl.config.schema import ServerEngineConfig
+from agentrl.config.engines import ServerEngineConfig
 from agentrl.errors import EngineError, UsageError
 from agentrl.policy import GenerateRequest, Generation, StopReason
 from agentrl.server import (

@@ -6,7 +6,7 @@ import os
 from collections.abc import Sequence
 from pathlib import Path
 
-from agentrl.config.schema import VLLMEngineConfig
+from agentrl.config.engines import VLLMEngineConfig
 from agentrl.serving.launch import LaunchCommand
 from agentrl.serving.vllm.convention import PROCESSED, WORKER_EXTENSION
 

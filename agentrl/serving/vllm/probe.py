@@ -8,7 +8,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
 
-from agentrl.config.schema import ServerEngineConfig
+from agentrl.config.engines import ServerEngineConfig
 from agentrl.errors import EngineError, UsageError
 from agentrl.server import ServerLost
 from agentrl.serving.http import HttpSession, Refused

@@ -11,7 +11,7 @@ from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
-from agentrl.config.schema import ServerEngineConfig
+from agentrl.config.engines import ServerEngineConfig
 from agentrl.errors import EngineError, UsageError
 from agentrl.policy import Capabilities, GenerateRequest, Generation
 from agentrl.server import (
