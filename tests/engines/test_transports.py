@@ -108,7 +108,7 @@ async def test_syncs_with_requests_in_flight_are_exact(world):
         for turn in itertools.count():
             if stop.is_set():
                 return
-            request = a_request(f"c{number}-{turn}", [number + 1, turn % 7, 3], 40 + 20 * number)
+            request = a_request(f"c{number}-{turn}", [number + 1, turn % 7, 3], 150 + 75 * number)
             answers.append((request.prompt_ids, await world.pool.generate(request)))
             answered.set()
 

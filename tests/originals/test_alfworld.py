@@ -18,7 +18,11 @@ from agentrl.envs.household.alfworld.tasks import AlfworldTasks
 
 from agentrl.rollout.environments import EnvironmentHost
 
-pytestmark = [pytest.mark.originals, pytest.mark.timeout(900)]
+pytestmark = [
+    pytest.mark.originals,
+    pytest.mark.timeout(900),
+    pytest.mark.filterwarnings("ignore::ResourceWarning"),  # the original leaves its game files open
+]
 
 GAMES = 8
 """Two of each size of house, one of them odd; docs/environments/alfworld.md has the command that compares 300."""

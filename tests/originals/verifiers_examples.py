@@ -60,7 +60,7 @@ def load_multi_turn(**options: Any) -> Any:
     def found(state: Any) -> float:
         return float(state["final_env_response"] is not None)
 
-    rows = [{"question": "Find my digit.", "answer": secret} for secret in SECRETS]
+    rows = [{"question": f"Find digit {i}.", "answer": SECRETS[i % len(SECRETS)]} for i in range(40)]
     return HotOrCold(dataset=Dataset.from_list(rows), rubric=vf.Rubric(funcs=[found]), max_turns=4, **options)
 
 
