@@ -6,7 +6,6 @@ the planner behind it overwrites ``sys.argv``.
 
 from __future__ import annotations
 
-import gc
 import hashlib
 import importlib
 import string
@@ -105,8 +104,6 @@ class OriginalAlfworldEnv(gymnasium.Env[str, str]):
     def close(self) -> None:
         """Release the planner's library."""
         if self._library is not None:
-            self._engine = self._state = None
-            gc.collect()  # what uses the library goes before it does, or the process ends with a fault
             _package("fast_downward").close_lib(self._library)
             self._library = None
 
