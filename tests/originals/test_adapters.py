@@ -238,4 +238,7 @@ def test_rows_without_evaluation_data_are_shared_out() -> None:
 
 @pytest.mark.parametrize("code", EXAMPLE.findall(PAGE.read_text()))
 def test_examples_of_the_docs_run(code: str) -> None:
-    exec(compile(code, str(PAGE), "exec"), {"__name__": "docs_adapters"})
+    names: dict[str, Any] = {"__name__": "docs_adapters"}
+    exec(compile(code, str(PAGE), "exec"), names)
+    made = names["env"] if "env" in names else names["load_environment"]()
+    assert {"Env", "AsyncEnv", "Environment"} & {base.__name__ for base in type(made).__mro__}
