@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import functools
+from collections.abc import Sequence
 
 from agentrl.agent_loop import AgentLoop, Answer, Conversation, Episode
 from agentrl.errors import ToolError, UsageError
@@ -34,24 +35,36 @@ class ToolCalling(AgentLoop):
         action_name: The name of the tool that takes actions.
         list_actions: List the admissible actions after each observation, where the environment tells them.
         restate_goal: Repeat the goal after each observation (see `ReactText`).
+        offer: Names of the environment's own tools that the policy gets; all when left out. Fewer make a shorter prompt,
+            and a smaller task.
     """
 
     offers_tools = True
     follow_ups = ("tool",)
 
-    def __init__(self, *, action_name: str = "act", list_actions: bool = False, restate_goal: bool = False) -> None:
+    def __init__(
+        self,
+        *,
+        action_name: str = "act",
+        list_actions: bool = False,
+        restate_goal: bool = False,
+        offer: Sequence[str] | None = None,
+    ) -> None:
         self.action_name = action_name
         self.list_actions = list_actions
         self.restate_goal = restate_goal
+        self.offer = offer
 
     async def run(self, episode: Episode) -> None:
         """Play one episode.
 
         Raises:
-            UsageError: a tool is called like the one that takes actions.
+            UsageError: a tool is called like the one that takes actions, or one to offer is not there.
         """
         configured = set(episode.tools)
         first = await episode.reset()
+        if self.offer is not None:
+            self._withhold(episode, configured)
         has_actions = bool(episode.action_hint) or set(episode.tools) == configured
         act = action_tool(self.action_name, episode.action_hint) if has_actions else None
         if act is not None and act.name in episode.tools:
@@ -74,6 +87,19 @@ class ToolCalling(AgentLoop):
                 continue
             if await self._take_turn(episode, conversation, answer, act, goal):
                 return
+
+    def _withhold(self, episode: Episode, configured: set[str]) -> None:
+        """Leave the episode those of the environment's tools that are offered."""
+        own = [name for name in episode.tools if name not in configured]
+        offered = self.offer or ()
+        if unknown := [name for name in offered if name not in own]:
+            raise UsageError(
+                f"environment {episode.spec.name} has no such tools to offer",
+                got=", ".join(unknown),
+                expected=f"some of {', '.join(own)}" if own else "an environment that brings tools",
+                hint="change agent.options.offer",
+            )
+        episode.tools = {name: tool for name, tool in episode.tools.items() if name in configured or name in offered}
 
     async def _take_turn(
         self, episode: Episode, conversation: Conversation, answer: Answer, act: Tool | None, goal: str

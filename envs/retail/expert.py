@@ -74,7 +74,9 @@ class _Conversation:
     def __init__(self, opening: str) -> None:
         self.heard = opening
         """Everything that the customer said about the current request."""
+        self.user_id = ""
         self.user: dict[str, Any] = {}
+        """The records of the customer, once they were needed."""
         self.order: dict[str, Any] = {}
 
     def steps(self) -> _Steps:
@@ -94,12 +96,11 @@ class _Conversation:
         while not (found := phrases.EMAIL.search(self.heard) or phrases.NAME_AND_ZIP.search(self.heard)):
             yield from self._ask("Please tell me your email address, or your name and zip code.")
         if found.re is phrases.EMAIL:
-            user_id = yield call_text("find_user_id_by_email", {"email": found[0]})
+            self.user_id = yield call_text("find_user_id_by_email", {"email": found[0]})
         else:
             first, last, zip_code = found.groups()
             arguments = {"first_name": first, "last_name": last, "zip": zip_code}
-            user_id = yield call_text("find_user_id_by_name_zip", arguments)
-        self.user = yield from self._look("get_user_details", user_id=user_id)
+            self.user_id = yield call_text("find_user_id_by_name_zip", arguments)
 
     def _kind(self) -> RequestKind:
         for kind, openings in phrases.OPENINGS.items():
@@ -157,7 +158,7 @@ class _Conversation:
             place = {"address1": address1, "address2": address2 or "", "city": city, "state": state}
             arguments = {"order_id": order_id, **place, "country": "USA", "zip": zip_code}
             return call_text("modify_pending_order_address", arguments)
-        method = self._method()
+        method = yield from self._method()
         if kind is RequestKind.PAYMENT:
             arguments = {"order_id": order_id, "payment_method_id": method}
             return call_text("modify_pending_order_payment", arguments)
@@ -177,11 +178,16 @@ class _Conversation:
             yield from self._ask(_QUESTIONS[Topic.ORDER])
         named = phrases.ORDER_NUMBER.search(self.heard)
         product = None if named else str(self._last(phrases.FORGOTTEN)[1])
-        for order_id in [named[0]] if named else self.user["orders"]:
+        for order_id in [named[0]] if named else (yield from self._user())["orders"]:
             self.order = yield from self._look("get_order_details", order_id=order_id)
             if product is None or any(item["name"] == product for item in self.order["items"]):
                 return
         raise UsageError("the retail expert cannot find the order", got=repr(self.heard))
+
+    def _user(self) -> _Reading:
+        if not self.user:
+            self.user = yield from self._look("get_user_details", user_id=self.user_id)
+        return self.user
 
     def _items(self) -> list[dict[str, Any]]:
         """The items of the order that the customer described; all of them when that was said."""
@@ -200,10 +206,10 @@ class _Conversation:
             found += [variant["item_id"] for variant in variants if variant["options"] == wished]
         return found
 
-    def _method(self) -> str:
+    def _method(self) -> _Reading:
         source = {"PayPal account": "paypal", "credit card": "credit_card", "gift card": "gift_card"}
         wanted = source[str(self._last(phrases.METHOD)[1])]
-        methods = self.user["payment_methods"].values()
+        methods = (yield from self._user())["payment_methods"].values()
         return str(next(method["id"] for method in methods if method["source"] == wanted))
 
     def _product(self, name: str) -> _Reading:

@@ -14,7 +14,7 @@ from agentrl.errors import UsageError
 from .database import Row, Store
 
 TRAIN, VALID, TEST = SPLITS = ("train", "valid", "test")
-USERS = {TRAIN: 200, VALID: 60, TEST: 100}
+USERS = {TRAIN: 500, VALID: 100, TEST: 100}
 FIRST_NUMBER = {TRAIN: 1, VALID: 5, TEST: 7}
 """Leading digit of a split's numbers of users, orders and items: those of different splits differ."""
 VARIANTS = 8

@@ -28,9 +28,9 @@ from hypothesis import strategies as st
 from agentrl.errors import ToolError, UsageError
 
 PARTS = {
-    "train": (3600, "af920e1908dba77c", "157ec5fe836a6ccd"),
-    "valid": (108, "f0a81fdd24c4f29f", "da4859f5b900fec7"),
-    "test": (180, "e41afac1dfdd5dcd", "bdf3413b8efeb1bd"),
+    "train": (9000, "94364ae9dc896677", "336e4c491ed261bf"),
+    "valid": (900, "9ff6585b29b3f91b", "84456cf069e3f74a"),
+    "test": (900, "e41afac1dfdd5dcd", "bdf3413b8efeb1bd"),
 }
 HASHED = 100
 
@@ -166,7 +166,7 @@ def test_one_change_too_many_costs_the_reward() -> None:
             assert env.step(call_text("modify_user_address", arguments))[4]["valid"]
         return action
 
-    number = next(n for n in range(108) if case_of(f"valid-{n}").scenario.task_type == "cancel_order")
+    number = next(n for n in range(900) if case_of(f"valid-{n}").scenario.task_type == "cancel_order")
     assert not serve(env, f"valid-{number}", also_move)["success"]
 
 
@@ -296,7 +296,7 @@ def test_types_and_personas_can_be_chosen() -> None:
     assert [task.id for task in everything] == [task.id for task in SPEC.tasks("valid")]
 
 
-@pytest.mark.parametrize("options", [{"task": "valid-1"}, {"task_id": "none-1"}, {"task_id": "valid-108"}])
+@pytest.mark.parametrize("options", [{"task": "valid-1"}, {"task_id": "none-1"}, {"task_id": "valid-900"}])
 def test_wrong_reset_options_are_refused(options: dict[str, Any]) -> None:
     with pytest.raises(UsageError, match=r"cannot reset with these options|no such retail task"):
         RetailDesk().reset(options=options)
@@ -311,15 +311,12 @@ def test_mistakes_of_the_user_are_named() -> None:
         SPEC.make(task_types=["questions"])
     with pytest.raises(UsageError, match="unknown retail persona"):
         SPEC.tasks("valid", personas=["rude"])
-    with pytest.raises(UsageError, match="split valid of retail has no such tasks"):
-        SPEC.tasks("valid", task_types=["question"], personas=["direct"])
     with pytest.raises(UsageError, match="no episode yet"):
         RetailDesk().step("Hello.")
     expert = RetailExpert()
     expert.act("Hello. My email address is a.b@example.com. Sing!")
-    expert.act("a_b_1")
     with pytest.raises(UsageError, match="does not know such a request"):
-        expert.act('{"payment_methods": {}}')
+        expert.act("a_b_1")
 
 
 def test_instructions_name_every_tool() -> None:
@@ -333,7 +330,7 @@ def test_instructions_name_every_tool() -> None:
 
 
 def test_desks_of_one_shop_do_not_share_what_they_change() -> None:
-    case = case_of(next(f"valid-{n}" for n in range(108) if case_of(f"valid-{n}").scenario.task_type == "cancel_order"))
+    case = case_of(next(f"valid-{n}" for n in range(900) if case_of(f"valid-{n}").scenario.task_type == "cancel_order"))
     store = json.dumps([dict(case.store.users), dict(case.store.orders)])
     (action,) = case.scenario.requests[0].actions
     desk = Desk(Database(case.store))
