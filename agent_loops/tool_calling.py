@@ -35,8 +35,8 @@ class ToolCalling(AgentLoop):
         action_name: The name of the tool that takes actions.
         list_actions: List the admissible actions after each observation, where the environment tells them.
         restate_goal: Repeat the goal after each observation (see `ReactText`).
-        offer: Names of the environment's own tools that the policy gets; all when left out. Fewer make a shorter prompt,
-            and a smaller task.
+        offer: Names of the environment's own tools that the policy gets; all when left out. Fewer make a shorter
+            prompt, and a smaller task.
     """
 
     offers_tools = True

@@ -42,6 +42,7 @@ class RetailDesk(gymnasium.Env[str, str]):
         max_steps: Calls and utterances after which an episode is truncated.
         task_types: Types of tasks that the seed draws among; all when left out.
         personas: Customers that the seed draws among; all when left out.
+        users: How many users the shop has; all when left out.
     """
 
     action_hint = ""
@@ -52,8 +53,9 @@ class RetailDesk(gymnasium.Env[str, str]):
         max_steps: int = MAX_STEPS,
         task_types: Iterable[str] | None = None,
         personas: Iterable[str] | None = None,
+        users: int | None = None,
     ) -> None:
-        self.options = parse_options(max_steps=max_steps, task_types=task_types, personas=personas)
+        self.options = parse_options(max_steps=max_steps, task_types=task_types, personas=personas, users=users)
         self.observation_space = Text(16384, charset=string.printable)
         self.action_space = Text(512, charset=string.printable)
         self._desk = Desk(Database(Store(users={}, products={}, orders={})))
@@ -82,7 +84,7 @@ class RetailDesk(gymnasium.Env[str, str]):
         if set(options or {}) - {"task_id"}:
             raise UsageError("retail cannot reset with these options", got=", ".join(options or {}), expected="task_id")
         drawn = int(self.np_random.integers(2**31)) if seed is None else seed
-        case = case_of((options or {}).get("task_id") or self._draw(drawn))
+        case = case_of((options or {}).get("task_id") or self._draw(drawn), self.options.users)
         self._enter(case, Database(case.store), Customer(case.scenario, case.expected), said=[], steps=0)
         return self._customer.open(), self._info()
 
@@ -159,7 +161,7 @@ class RetailDesk(gymnasium.Env[str, str]):
 
     def restore(self, snapshot: Mapping[str, Any]) -> None:
         """Go on where a snapshot was taken, in this environment or another with the same options."""
-        case = case_of(snapshot["task_id"])
+        case = case_of(snapshot["task_id"], self.options.users)
         customer = Customer(case.scenario, case.expected, snapshot["customer"])
         database = Database(case.store, snapshot["changes"])
         self._enter(case, database, customer, said=list(snapshot["said"]), steps=snapshot["steps"])

@@ -34,14 +34,18 @@ def check_split(split: str) -> None:
 
 
 @functools.cache
-def store_of(split: str) -> Store:
+def store_of(split: str, users: int | None = None) -> Store:
     """The records of a split, made once per process.
+
+    Args:
+        split: Which one.
+        users: How many users the shop has; all of `USERS` when left out, or when there are not so many.
 
     Raises:
         UsageError: no such split.
     """
     check_split(split)
-    maker = _Maker(split)
+    maker = _Maker(split, min(users or USERS[split], USERS[split]))
     products = maker.products()
     users, orders = maker.users_and_orders(products)
     return Store(users=users, products=products, orders=orders)
@@ -70,11 +74,13 @@ class _Maker:
     """Draws everything from one generator, in one order.
 
     Args:
-        split: Decides everything.
+        split: Decides everything but the number of users.
+        n_users: That.
     """
 
-    def __init__(self, split: str) -> None:
+    def __init__(self, split: str, n_users: int) -> None:
         self._split = split
+        self._n_users = n_users
         self._random = Random(f"retail {split}")
         self._taken: set[str] = set()
 
@@ -101,9 +107,7 @@ class _Maker:
     def users_and_orders(self, products: dict[str, Row]) -> tuple[dict[str, Row], dict[str, Row]]:
         """Users with names of their own, each with two to four orders of different products."""
         words = _words()
-        names = self._random.sample(
-            list(itertools.product(words["first_names"], words["last_names"])), USERS[self._split]
-        )
+        names = self._random.sample(list(itertools.product(words["first_names"], words["last_names"])), self._n_users)
         users, orders = {}, {}
         for first, last in names:
             user = self._user(first, last)

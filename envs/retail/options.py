@@ -20,6 +20,8 @@ class RetailOptions:
     max_steps: int
     task_types: tuple[TaskType, ...]
     personas: tuple[Persona, ...]
+    users: int | None
+    """Of a split's shop; all when ``None``."""
 
 
 def parse_options(
@@ -27,16 +29,19 @@ def parse_options(
     max_steps: int = MAX_STEPS,
     task_types: Iterable[str] | None = None,
     personas: Iterable[str] | None = None,
+    users: int | None = None,
 ) -> RetailOptions:
     """Check options as they stand in a config.
 
     Raises:
         UsageError: a value is not allowed.
     """
-    if max_steps < 1:
-        raise UsageError("retail's max_steps is too small", got=max_steps, expected="at least 1")
+    for name, number in (("max_steps", max_steps), ("users", users)):
+        if number is not None and number < 1:
+            raise UsageError(f"retail's {name} is too small", got=number, expected="at least 1")
     return RetailOptions(
         max_steps=max_steps,
         task_types=choose_all(TaskType, task_types, "retail task type"),
         personas=choose_all(Persona, personas, "retail persona"),
+        users=users,
     )

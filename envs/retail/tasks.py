@@ -48,7 +48,7 @@ class RetailTasks:
 
     Args:
         split: Which one.
-        options: Which types of tasks and personas of customers.
+        options: Which types of tasks, personas and users.
 
     Raises:
         UsageError: no such split.
@@ -57,7 +57,8 @@ class RetailTasks:
     def __init__(self, split: str, options: RetailOptions) -> None:
         check_split(split)
         self.split = split
-        self._numbers = _numbers(split, options.task_types, options.personas)
+        self._users = options.users
+        self._numbers = _numbers(split, options)
 
     def __len__(self) -> int:
         return len(self._numbers)
@@ -72,23 +73,23 @@ class RetailTasks:
             environment=ENVIRONMENT,
             seed=FIRST_SEED[self.split] + number,
             options={"task_id": task_id},
-            type=case_of(task_id).scenario.task_type.value,
+            type=case_of(task_id, self._users).scenario.task_type.value,
         )
 
 
 @functools.cache
-def _numbers(split: str, task_types: tuple[TaskType, ...], personas: tuple[Persona, ...]) -> Sequence[int]:
+def _numbers(split: str, options: RetailOptions) -> Sequence[int]:
     """The numbers of a split's tasks, some of every type and persona; only a choice needs to look at each."""
     numbers = range(SIZES[split])
-    if set(task_types) == set(TaskType) and set(personas) == set(Persona):
+    if set(options.task_types) == set(TaskType) and set(options.personas) == set(Persona):
         return numbers
-    scenarios = ((number, case_of(f"{split}-{number}").scenario) for number in numbers)
-    return [number for number, it in scenarios if it.task_type in task_types and it.persona in personas]
+    scenarios = ((number, case_of(f"{split}-{number}", options.users).scenario) for number in numbers)
+    return [number for number, it in scenarios if it.task_type in options.task_types and it.persona in options.personas]
 
 
 @functools.lru_cache(maxsize=4096)
-def case_of(task_id: str) -> Case:
-    """The case of a task id such as ``valid-17``.
+def case_of(task_id: str, users: int | None = None) -> Case:
+    """The case of a task id such as ``valid-17``, in a shop of so many users.
 
     Raises:
         UsageError: there is no such task.
@@ -98,8 +99,9 @@ def case_of(task_id: str) -> Case:
         last = ", ".join(f"{name}-0 to {name}-{size - 1}" for name, size in SIZES.items())
         raise UsageError("no such retail task", got=repr(task_id), expected=last)
     random, kind = Random(f"retail task {task_id}"), _KINDS[int(number) % len(_KINDS)]
+    store = store_of(split, users)
     while True:
-        case = _solve(task_id, store_of(split), draw_scenario(store_of(split), random, kind))
+        case = _solve(task_id, store, draw_scenario(store, random, kind))
         if case is not None:
             return case
 

@@ -5,7 +5,7 @@ import pytest
 
 import agentrl
 from agentrl.env import EnvironmentSpec, Isolation
-from agentrl.errors import Outcome
+from agentrl.errors import Outcome, UsageError
 from agentrl.message import Message, ToolCall
 from agentrl.rollout.demonstrator import Demonstrator, ScriptedPolicy
 from agentrl.rollout.environments import EnvironmentHost
@@ -117,12 +117,12 @@ async def test_what_goes_wrong_with_tools_is_told_to_the_policy(play, answer, me
 
 
 class Exam(gymnasium.Env):
-    """Brings its tool, and judges the final answer."""
+    """Brings its tools, and judges the final answer."""
 
     observation_space = action_space = gymnasium.spaces.Text(100)
 
     def __init__(self):
-        self.tools = (midpoint,)
+        self.tools = (midpoint, broken)
 
     def reset(self, *, seed=None, options=None):
         return "What is the middle of 2 and 4?", {}
@@ -136,6 +136,21 @@ async def test_an_environment_with_tools_of_its_own_judges_the_final_answer(play
     assert '"name": "act"' not in played.text
     assert played.trajectory.reward == 1.0
     assert played.trajectory.outcome is Outcome.FINISHED
+
+
+async def test_some_of_an_environments_tools_can_be_offered(play):
+    answers = [call("broken"), call("midpoint", low=2, high=4), "It is 3."]
+    played = await play(Exam, "tool_calling", *answers, options={"offer": ["midpoint"]}, tools=[slow])
+    assert '"name": "midpoint"' in played.text
+    assert '"name": "slow"' in played.text
+    assert '"description": "Always fails."' not in played.text
+    assert "names an unknown tool 'broken'" in played.text
+    assert played.trajectory.reward == 1.0
+
+
+async def test_a_tool_to_offer_must_be_there(play):
+    with pytest.raises(UsageError, match="has no such tools to offer: got slow, expected some of midpoint, broken"):
+        await play(Exam, "tool_calling", "It is 3.", options={"offer": ["slow"]}, tools=[slow])
 
 
 async def test_the_goal_and_the_actions_follow_each_observation(play):

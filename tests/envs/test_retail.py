@@ -302,11 +302,27 @@ def test_wrong_reset_options_are_refused(options: dict[str, Any]) -> None:
         RetailDesk().reset(options=options)
 
 
+def test_a_shop_may_have_few_users() -> None:
+    source = SPEC.tasks("train", users=3, task_types=["cancel_order"])
+    users = {case_of(source[number].id, 3).scenario.user_id for number in range(100)}
+    assert 1 < len(users) <= 3 == len(store_of("train", 3).users)
+    env = RetailDesk(users=3)
+    observation, _ = env.reset(options=dict(source[0].options))
+    assert env.case.scenario.user_id in users
+    expert, reward, over = env.expert(), 0.0, False
+    while not over:
+        observation, reward, over, _, _ = env.step(expert.act(observation))
+    assert reward == 1.0
+    assert len(store_of("valid", 1000).users) == len(store_of("valid").users)
+
+
 def test_mistakes_of_the_user_are_named() -> None:
     with pytest.raises(UsageError, match="train or valid or test"):
         SPEC.tasks("dev")
     with pytest.raises(UsageError, match="max_steps is too small"):
         SPEC.make(max_steps=0)
+    with pytest.raises(UsageError, match="users is too small"):
+        SPEC.tasks("train", users=0)
     with pytest.raises(UsageError, match=r"unknown retail task type.*Did you mean 'question'"):
         SPEC.make(task_types=["questions"])
     with pytest.raises(UsageError, match="unknown retail persona"):
