@@ -9,8 +9,11 @@ is shown is that every combination trains, not how good an agent becomes: the ru
 
 from __future__ import annotations
 
+import functools
+import sys
 import tempfile
 import time
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
@@ -22,8 +25,11 @@ from agentrl.assembly.runs import start_run
 from agentrl.config import load_config
 from agentrl.errors import UsageError
 from agentrl.evaluation.result import EvaluationResult
+from agentrl.observe.progress import RunWatcher
 from agentrl.warm_start import warm_start
 
+EVALUATED = 192
+"""Tasks of a measurement."""
 COMMON: dict[str, Any] = {
     "model": {
         "path": "scratch",
@@ -35,7 +41,7 @@ COMMON: dict[str, Any] = {
         "learning_rate": 2.5e-3,
         "warmup_steps": 50,
         "observation_weight": 0.3,
-        "check_every": 25,
+        "check_every": 50,
         "check_tasks": 64,
     },
     "algorithm": {"advantage": "gigpo", "group_size": 8},
@@ -43,7 +49,7 @@ COMMON: dict[str, Any] = {
         "optimizer": "muon",
         "learning_rate": 5e-4,
         "warmup_steps": 3,
-        "tasks_per_step": 16,
+        "tasks_per_step": 8,
         "mini_batches": 2,
         "tokens_per_micro_batch": 4096,
         "lanes": 2,
@@ -66,25 +72,33 @@ ENVIRONMENTS: dict[str, dict[str, Any]] = {
         "sft": {"episodes": 4000, "stop_at": 0.4, "tokens_per_update": 2000},
     },
     "webshop": {
-        "environment": {"name": "webshop", "options": {"products": 1000}},
+        "environment": {"name": "webshop", "options": {"products": 100, "goals": "synthetic"}},
         "evaluation": {"split": "valid"},
-        "model": {"scratch": {"max_context": 6144, "vocab_size": 2048}},
-        "agent": {"max_turns": 6, "max_answer_tokens": 32, "max_tokens": 6144, "options": {"list_actions": True}},
-        "sft": {"episodes": 2000, "stop_at": 0.15, "tokens_per_update": 2500},
+        "model": {"scratch": {"max_context": 4096}},
+        "agent": {"max_turns": 6, "max_refused": 3, "max_answer_tokens": 32, "max_tokens": 4096},
+        "sft": {"episodes": 3000, "stop_at": 0.15},
     },
     "retail": {
-        "environment": {"name": "retail", "options": {"task_types": ["cancel_order", "return_items"]}},
-        "evaluation": {"split": "valid"},
-        "model": {"scratch": {"max_context": 6144, "vocab_size": 2048}},
-        "agent": {"max_turns": 16, "max_answer_tokens": 64, "max_tokens": 6144},
-        "sft": {"episodes": 2000, "stop_at": 0.1},
+        "environment": {"name": "retail", "options": {"task_types": ["cancel_order"], "users": 20}},
+        "evaluation": {"split": "train"},
+        "model": {"scratch": {"max_context": 4096, "vocab_size": 1024}},
+        "agent": {"max_turns": 10, "max_refused": 2, "max_answer_tokens": 64, "max_tokens": 4096},
+        "sft": {"episodes": 3000, "stop_at": 0.15},
     },
 }
+RETAIL_TOOLS = ["find_user_id_by_email", "find_user_id_by_name_zip", "get_user_details", "get_order_details"]
 LOOPS: dict[str, dict[str, Any]] = {
-    "react_text": {"format": "plain", "restate_goal": True, "explain": False},
-    "tool_calling": {"restate_goal": True},
-    "step_independent": {"format": "plain", "history": 2, "explain": False},
+    "react_text": {"agent": {"options": {"format": "plain", "explain": False}}},
+    "tool_calling": {"agent": {"system_prompt": "Act."}, "sft": {"tokens_per_update": 8000}},
+    "step_independent": {"agent": {"options": {"format": "plain", "history": 2, "explain": False}}},
 }
+SPECIAL: dict[tuple[str, str], dict[str, Any]] = {
+    ("household", "react_text"): {"agent": {"options": {"restate_goal": True}}},
+    ("household", "tool_calling"): {"agent": {"options": {"restate_goal": True}}},
+    ("retail", "tool_calling"): {"agent": {"options": {"offer": [*RETAIL_TOOLS, "cancel_pending_order"]}}},
+    ("retail", "step_independent"): {"agent": {"options": {"history": 10}}},
+}
+"""What a combination needs besides: the goal again where it scrolls away, few tools, a longer memory."""
 
 
 def run(
@@ -120,8 +134,8 @@ def _chosen(name: str | None, known: dict[str, Any], what: str) -> list[str]:
 
 
 def _config(environment: str, loop: str) -> dict[str, Any]:
-    merged = _merge(COMMON, ENVIRONMENTS[environment])
-    return _merge(merged, {"agent": {"loop": loop, "options": LOOPS[loop]}})
+    parts = [ENVIRONMENTS[environment], LOOPS[loop], SPECIAL.get((environment, loop), {}), {"agent": {"loop": loop}}]
+    return functools.reduce(_merge, parts, COMMON)
 
 
 def _merge(one: dict[str, Any], other: dict[str, Any]) -> dict[str, Any]:
@@ -132,19 +146,51 @@ def _merge(one: dict[str, Any], other: dict[str, Any]) -> dict[str, Any]:
 
 
 def _learn(folder: Path, config: dict[str, Any], steps: int, seed: int) -> dict[str, Any]:
+    if folder.exists():
+        raise UsageError("the benchmark has been here", got=str(folder), expected="a folder that is not there yet")
     folder.mkdir(parents=True)
     source = folder / "config.yaml"
     source.write_text(yaml.safe_dump(config), encoding="utf-8")
     common = [f"run.seed={seed}", f"run.directory={folder}"]
     began = time.perf_counter()
-    cloned = warm_start(start_run(load_config(source, [*common, "run.name=warm-start"]), kind="sft"))
+    teller = _Teller(folder.name)
+    cloned = warm_start(start_run(load_config(source, [*common, "run.name=warm-start"]), kind="sft"), watcher=teller)
     warm_start_s = time.perf_counter() - began
-    before = agentrl.evaluate(model=cloned.checkpoint, tasks=256, seed=seed)
+    before = agentrl.evaluate(model=cloned.checkpoint, tasks=EVALUATED, seed=seed)
     began = time.perf_counter()
-    trained = agentrl.train(source, model=str(cloned.checkpoint), steps=steps, overrides=[*common, "run.name=train"])
+    overrides = [*common, "run.name=train"]
+    trained = agentrl.train(source, model=str(cloned.checkpoint), steps=steps, overrides=overrides, watcher=teller)
     train_s = time.perf_counter() - began
-    after = agentrl.evaluate(model=trained.checkpoint, tasks=256, seed=seed)
-    return {"before": _shown(before), "after": _shown(after), "warm_start_s": warm_start_s, "train_s": train_s}
+    after = agentrl.evaluate(model=trained.checkpoint, tasks=EVALUATED, seed=seed)
+    return {
+        "before": _shown(before),
+        "after": _shown(after),
+        "training_rewards": teller.rewards,
+        "warm_start_s": warm_start_s,
+        "train_s": train_s,
+    }
+
+
+class _Teller(RunWatcher):
+    """Says how a combination goes, and keeps the mean reward of each training step.
+
+    Args:
+        name: Of the combination.
+    """
+
+    def __init__(self, name: str) -> None:
+        self._name = name
+        self.rewards: list[float] = []
+
+    def on_message(self, text: str) -> None:
+        """Say it."""
+        print(f"{self._name}: {text}", file=sys.stderr)
+
+    def on_step(self, step: int, metrics: Mapping[str, float]) -> None:
+        """Say the mean reward of a training step."""
+        if (reward := metrics.get("reward/mean")) is not None:
+            self.rewards.append(reward)
+            self.on_message(f"step {step}: mean reward {reward:.3f}")
 
 
 def _shown(result: EvaluationResult) -> dict[str, Any]:
