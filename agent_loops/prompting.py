@@ -27,16 +27,28 @@ def remembered(content: Content) -> str:
     return "".join(part.text if isinstance(part, TextPart) else IMAGE_MARK for part in content)
 
 
+def goal_of(episode: Episode, first_observation: Content) -> str:
+    """What to repeat of the goal: as the environment says it, or else what `goal_line` finds."""
+    return goal_line(first_observation) if episode.goal is None else episode.goal
+
+
 def goal_line(first_observation: Content) -> str:
-    r"""The line that states the goal: the one with "Your task is to", or else the last one that is not empty.
+    r"""The line that states the goal: the one with "Your task is to", or else the only one; else there is none.
 
     >>> goal_line("You are in a room.\n\nYour task is to: put a mug in desk.\n")
     'Your task is to: put a mug in desk.'
     """
     text = content_text(first_observation)
-    sentences = _TASK_SENTENCE.findall(text)
-    lines = sentences or [line for line in text.splitlines() if line.strip()]
-    return lines[-1].strip() if lines else ""
+    lines = [line for line in text.splitlines() if line.strip()]
+    found = _TASK_SENTENCE.findall(text) or (lines if len(lines) == 1 else [])
+    return str(found[-1]).strip() if found else ""
+
+
+def after(text: str, content: Content) -> Content:
+    """An observation with text before it."""
+    if not text:
+        return content
+    return text + content if isinstance(content, str) else (TextPart(text=text), *content)
 
 
 def with_lines(content: Content, lines: Sequence[str]) -> Content:

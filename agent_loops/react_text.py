@@ -11,7 +11,7 @@ from agentrl.errors import ConfigError
 from agentrl.message import Content, Message, user
 from agentrl.policy import StopReason
 
-from .prompting import action_list, goal_line, opening, with_lines
+from .prompting import action_list, goal_of, opening, with_lines
 
 _ACTION = re.compile(r"<action>(.*?)</action>", re.DOTALL)
 
@@ -55,8 +55,8 @@ class ReactText(AgentLoop):
     Args:
         format: ``react``, ``action_tag``, ``plain`` or ``free``.
         list_actions: List the admissible actions after each observation, where the environment tells them.
-        restate_goal: Repeat the goal after each observation: the line with "Your task is to" in the first
-            observation, or else its last line.
+        restate_goal: Repeat the goal after each observation: as the environment says it in the info of `reset`, or else
+            the first observation's line with "Your task is to", or its only line.
         explain: Put the environment's instructions, its action hint and the answer's format into a system message;
             off for small models that learn the protocol from demonstrations.
     """
@@ -80,7 +80,7 @@ class ReactText(AgentLoop):
     async def run(self, episode: Episode) -> None:
         """Play one episode."""
         observation = await episode.reset()
-        goal = goal_line(observation) if self.restate_goal else ""
+        goal = goal_of(episode, observation) if self.restate_goal else ""
         actions = await action_list(episode) if self.list_actions else ""
         conversation = episode.open(opening(self.instructions(episode), with_lines(observation, [actions])))
         while True:

@@ -15,7 +15,7 @@ from agentrl.errors import ConfigError
 from agentrl.message import Content, Message
 from agentrl.registry import load
 
-from .prompting import action_list, goal_line, opening, remembered, with_lines
+from .prompting import action_list, after, goal_of, opening, remembered, with_lines
 from .react_text import ReactText
 
 
@@ -105,12 +105,11 @@ class StepIndependent(AgentLoop):
             if result.done:
                 return
             memory.add(remembered(observation), reading.action)
-            goal, observation = goal_line(first), result.observation
+            goal, observation = goal_of(episode, first), result.observation
 
     async def _prompt(self, episode: Episode, past: list[str], observation: Content, problem: str) -> list[Message]:
         actions = await action_list(episode) if self._text.list_actions else ""
-        before = "".join(f"{part}\n\n" for part in past if part)
-        shown = before + observation if isinstance(observation, str) else with_lines(observation, [before])
+        shown = after("".join(f"{part}\n\n" for part in past if part), observation)
         return opening(self._text.instructions(episode), with_lines(shown, [actions, problem]))
 
     def demonstrate(self, action: str) -> Message:

@@ -10,7 +10,7 @@ from agentrl.errors import ToolError, UsageError
 from agentrl.message import Content, Message, ToolCall, tool_result, user
 from agentrl.tool import Tool
 
-from .prompting import action_list, goal_line, opening, with_lines
+from .prompting import action_list, goal_of, opening, with_lines
 
 
 @functools.lru_cache(maxsize=256)
@@ -76,7 +76,7 @@ class ToolCalling(AgentLoop):
             )
         tools = [*episode.tools.values(), *([act] if act else [])]
         conversation = episode.open(opening([_instructions(episode)], await self._shown(episode, first)), tools=tools)
-        goal = goal_line(first) if self.restate_goal else ""
+        goal = goal_of(episode, first) if self.restate_goal else ""
         while True:
             answer = await conversation.generate()
             if not answer.tool_calls and not answer.problems and act is None:

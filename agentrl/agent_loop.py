@@ -97,6 +97,8 @@ class Episode(ABC):
     """The configured tools and the environment's own, by name."""
     action_hint: str
     """What an action looks like, in the environment's words."""
+    goal: str | None
+    """What there is to do, in the environment's words; ``None`` when it does not say so apart."""
 
     @abstractmethod
     async def reset(self) -> Content:

@@ -17,7 +17,8 @@ may offer is found by name, never required:
 ==================== =====================================================================================
 
 The final ``info`` may hold ``success`` (bool) and ``task_type`` (str); each step's may hold ``valid`` (bool, whether
-the action was understood) and ``reward_components`` (numbers by name).
+the action was understood) and ``reward_components`` (numbers by name); that of `reset` ``goal`` (str, what loops repeat
+where the first observation is out of sight; empty when every observation says enough).
 """
 
 from __future__ import annotations
@@ -151,7 +152,8 @@ class EnvironmentSpec:
     tool_instructions: str = ""
     """The same for an agent that calls the environment's own tools; `instructions` when empty."""
     max_turns: int | None = None
-    """The environment's own step limit; the agent's turn budget may be smaller."""
+    """The environment's own step limit, which its option ``max_steps`` replaces where it has one; the agent's turn
+    budget may be smaller."""
     reward_range: tuple[float, float] = (float("-inf"), float("inf"))
     """Least and greatest return of an episode."""
     success_threshold: float | None = None
@@ -167,6 +169,11 @@ class EnvironmentSpec:
     """Success of the ``random`` and ``expert`` policies, as tests assert them."""
     extra: Extra | None = None
     """What must be installed to make it; listing and describing it need nothing."""
+
+    def turns_under(self, options: Mapping[str, Any]) -> int | None:
+        """The environment's own step limit under options, which are put over the spec's own."""
+        told = {**self.options, **options}.get("max_steps")
+        return told if self.max_turns is not None and isinstance(told, int) else self.max_turns
 
     def isolation_under(self, options: Mapping[str, Any]) -> Isolation:
         """Where the code runs under options, which are put over the spec's own."""

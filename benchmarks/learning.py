@@ -28,8 +28,10 @@ from agentrl.evaluation.result import EvaluationResult
 from agentrl.observe.progress import RunWatcher
 from agentrl.warm_start import warm_start
 
-EVALUATED = 192
-"""Tasks of a measurement."""
+EVALUATED = {"tasks": 192, "samples": 1}
+"""A measurement: tasks of the split, and episodes of each."""
+FEW = {"webshop": {"tasks": 170, "samples": 1}}
+"""The same where the split is smaller."""
 COMMON: dict[str, Any] = {
     "model": {
         "path": "scratch",
@@ -49,7 +51,7 @@ COMMON: dict[str, Any] = {
         "optimizer": "muon",
         "learning_rate": 5e-4,
         "warmup_steps": 3,
-        "tasks_per_step": 8,
+        "tasks_per_step": 16,
         "mini_batches": 2,
         "tokens_per_micro_batch": 4096,
         "lanes": 2,
@@ -72,7 +74,7 @@ ENVIRONMENTS: dict[str, dict[str, Any]] = {
         "sft": {"episodes": 4000, "stop_at": 0.4, "tokens_per_update": 2000},
     },
     "webshop": {
-        "environment": {"name": "webshop", "options": {"products": 100, "goals": "synthetic"}},
+        "environment": {"name": "webshop", "options": {"products": 50, "goals": "synthetic"}},
         "evaluation": {"split": "valid"},
         "model": {"scratch": {"max_context": 4096}},
         "agent": {"max_turns": 6, "max_refused": 3, "max_answer_tokens": 32, "max_tokens": 4096},
@@ -106,7 +108,7 @@ def run(
     environment: str | None = None,
     loop: str | None = None,
     folder: str | None = None,
-    steps: int = 30,
+    steps: int = 20,
     seed: int = 0,
 ) -> dict[str, Any]:
     """Success and score before and after training by reward, on unseen tasks.
@@ -156,12 +158,13 @@ def _learn(folder: Path, config: dict[str, Any], steps: int, seed: int) -> dict[
     teller = _Teller(folder.name)
     cloned = warm_start(start_run(load_config(source, [*common, "run.name=warm-start"]), kind="sft"), watcher=teller)
     warm_start_s = time.perf_counter() - began
-    before = agentrl.evaluate(model=cloned.checkpoint, tasks=EVALUATED, seed=seed)
+    measured = FEW.get(config["environment"]["name"], EVALUATED)
+    before = agentrl.evaluate(model=cloned.checkpoint, seed=seed, **measured)
     began = time.perf_counter()
     overrides = [*common, "run.name=train"]
     trained = agentrl.train(source, model=str(cloned.checkpoint), steps=steps, overrides=overrides, watcher=teller)
     train_s = time.perf_counter() - began
-    after = agentrl.evaluate(model=trained.checkpoint, tasks=EVALUATED, seed=seed)
+    after = agentrl.evaluate(model=trained.checkpoint, seed=seed, **measured)
     return {
         "before": _shown(before),
         "after": _shown(after),

@@ -36,7 +36,8 @@ def _check_horizon(config: Config, horizon: HorizonConfig) -> None:
 
 
 def _most_turns(part: Part) -> int:
-    own = find_environment(part.config.sole_environment).max_turns
+    environment = part.config.sole_environment
+    own = find_environment(environment).turns_under(environment.options)
     return min(part.config.agent.max_turns, own or part.config.agent.max_turns)
 
 

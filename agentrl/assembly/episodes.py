@@ -42,11 +42,17 @@ def build_runner(
         ConfigError: see `build_loop`.
         UnknownNameError: no such loop, tool or scorer.
     """
+    limits = EpisodeLimits.from_config(
+        config.agent,
+        host.spec,
+        config.sole_environment.options,
+        answer_timeout_s=_answer_timeout_s(config.engine),
+    )
     return EpisodeRunner(
         host=host,
         loop=build_loop(config.agent),
         speaker=speaker,
-        limits=EpisodeLimits.from_config(config.agent, host.spec, answer_timeout_s=_answer_timeout_s(config.engine)),
+        limits=limits,
         tools=[find_tool(name) for name in config.agent.tools],
         scorer=find_scorer(config.agent.scorer),
         system_prompt=config.agent.system_prompt,

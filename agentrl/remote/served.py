@@ -59,6 +59,7 @@ def write_served(
 ) -> dict[str, Any]:
     """The answer of the info route."""
     told: dict[str, Any] = {name: getattr(spec, name) for name in _TOLD}
+    told["max_turns"] = spec.turns_under(options)
     told["splits"] = list(spec.splits)
     told["scores"] = dict(spec.scores)
     told["reward_range"] = [value if math.isfinite(value) else None for value in spec.reward_range]

@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, replace
+from typing import Any
 
 from agentrl.agent_loop import EpisodeEnd
 from agentrl.config.schema import AgentConfig
@@ -32,10 +33,12 @@ class EpisodeLimits:
     score_timeout_s: float = 60.0
 
     @classmethod
-    def from_config(cls, agent: AgentConfig, spec: EnvironmentSpec, *, answer_timeout_s: float) -> EpisodeLimits:
-        """The limits of a run: the agent's, and the environment's own step limit where it is smaller."""
+    def from_config(
+        cls, agent: AgentConfig, spec: EnvironmentSpec, options: Mapping[str, Any], *, answer_timeout_s: float
+    ) -> EpisodeLimits:
+        """The limits of a run: the agent's, and the environment's step limit under `options` where it is smaller."""
         return cls(
-            max_turns=min(agent.max_turns, spec.max_turns or agent.max_turns),
+            max_turns=min(agent.max_turns, spec.turns_under(options) or agent.max_turns),
             max_answer_tokens=agent.max_answer_tokens,
             max_observation_tokens=agent.max_observation_tokens,
             max_tokens=agent.max_tokens,

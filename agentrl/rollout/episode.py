@@ -55,6 +55,7 @@ class RuntimeEpisode(Episode):
         self._configured = {tool.name: tool for tool in tools}
         self.tools = self._configured
         self.action_hint = ""
+        self.goal: str | None = None
         self.observation: Content = ""
         self.last_result: StepResult | None = None
         """What the latest step led to."""
@@ -73,6 +74,7 @@ class RuntimeEpisode(Episode):
         result = await self.environment.reset(self.task)
         self.tools = {**self._configured, **self._own_tools(result.tools)}
         self.action_hint = result.action_hint
+        self.goal = result.info.get("goal")
         self.turns.state_key = result.state_key
         self.info.update(result.info)
         self.observation = result.observation

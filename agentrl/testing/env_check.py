@@ -78,7 +78,7 @@ def _subject(
         split=chosen,
         source=source,
         tasks=[source[index] for index in range(min(episodes, len(source)))],
-        limit=spec.max_turns or ENDLESS,
+        limit=spec.turns_under(merged) or ENDLESS,
         effort=EFFORTS[thoroughness],
     )
 

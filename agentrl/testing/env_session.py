@@ -20,6 +20,10 @@ from agentrl.tool import Tool
 Policy: TypeAlias = Callable[["EnvSession", Content], str]
 
 
+_WORDS = ("help", "look", "wait", "yes", "no", "1", "2")
+"""What a random policy says to an environment that does not tell what it understands."""
+
+
 class Moment(NamedTuple):
     """What an environment answered, as plain data that can be compared between processes."""
 
@@ -70,8 +74,8 @@ class EnvSession:
     """
 
     def __init__(self, make: Callable[..., Any], options: Mapping[str, Any]) -> None:
-        self._runner = asyncio.Runner()
         self.env = make(**options)
+        self._runner = asyncio.Runner()
 
     def reset(self, task: Task) -> Content:
         """Start a task's episode; the first observation."""
@@ -168,7 +172,7 @@ def plain_text(content: Content) -> str:
 
 
 def random_policy(seed: int) -> Policy:
-    """Chooses among the admissible actions, or samples the action space."""
+    """Chooses among the admissible actions, or samples the action space; says a word where there is neither."""
     generator = random.Random(seed)
 
     def choose(session: EnvSession, _observation: Content) -> str:
@@ -176,6 +180,8 @@ def random_policy(seed: int) -> Policy:
         if admissible:
             return str(generator.choice(admissible))
         space = session.find("action_space")
+        if space is None:
+            return generator.choice(_WORDS)
         space.seed(generator.randrange(2**31))
         return str(session.settle(space.sample()))
 

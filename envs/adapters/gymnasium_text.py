@@ -70,7 +70,7 @@ class GymnasiumText(TextAdapter):
         """Start an episode, with the goal first."""
         self._return = 0.0
         text, info = super().reset(seed=seed, options=options)
-        return f"{self.words.goal}\n{text}" if self.words.goal else text, info
+        return (f"{self.words.goal}\n{text}", {**info, "goal": self.words.goal}) if self.words.goal else (text, info)
 
     def step(self, action: str) -> tuple[Content, float, bool, bool, dict[str, Any]]:
         """Take the action; with a threshold, the info says whether the episode's return has reached it."""

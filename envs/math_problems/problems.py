@@ -129,9 +129,9 @@ class MathEnv(PuzzleEnv):
         Raises:
             UsageError: the options are not those of a problem.
         """
-        observation, info = super().reset(seed=seed)
+        begun = super().reset(seed=seed)
         if not options:
-            return observation, info
+            return begun
         if set(options) != set(Problem._fields):
             raise UsageError(
                 "math_problems cannot reset with these options",
@@ -139,7 +139,7 @@ class MathEnv(PuzzleEnv):
                 expected=", ".join(Problem._fields),
             )
         self.game.load(options)
-        return self.game.introduction(), {**info, "task_type": self.game.task_type}
+        return self.game.introduction(), self._opening_info()
 
 
 class MathExpert:

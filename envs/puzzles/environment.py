@@ -111,7 +111,7 @@ class PuzzleEnv(gymnasium.Env[Content, str]):
             raise UsageError(f"{self.game.name} has no options of reset", got=", ".join(options), expected="a seed")
         self._draw_instance(int(self.np_random.integers(SeedTasks.SPLIT_SIZE)) if seed is None else seed)
         self._steps, self._over = 0, False
-        return self._introduction(), {"success": False, "task_type": self.game.task_type}
+        return self._introduction(), self._opening_info()
 
     def step(self, action: str) -> tuple[Content, float, bool, bool, dict[str, Any]]:
         """Take the actions of one turn, up to the first that cannot be played.
@@ -154,6 +154,10 @@ class PuzzleEnv(gymnasium.Env[Content, str]):
         """Go on where a snapshot was taken, in this environment or another with the same options."""
         self.game.load(orjson.loads(orjson.dumps(snapshot["game"])))
         self._steps, self._over = snapshot["steps"], snapshot["over"]
+
+    def _opening_info(self) -> dict[str, Any]:
+        goal = self.game.introduction().removesuffix(self.game.text()).strip()
+        return {"success": False, "task_type": self.game.task_type, "goal": goal}
 
     def _introduction(self) -> Content:
         if self.form is ObservationForm.TEXT:

@@ -115,7 +115,9 @@ class WebShopEnv(gymnasium.Env[Content, str]):
         """
         super().reset(seed=seed)
         self._enter(self._choose_goal(seed, options or {}), State(), steps=0)
-        return self._observe(None), self._info(None)
+        told_once = self.options.observation is Observation.URL
+        goal = self.session.goal.instruction if told_once else ""  # other pages repeat it
+        return self._observe(None), {**self._info(None), "goal": goal}
 
     def step(self, action: str) -> tuple[Content, float, bool, bool, dict[str, Any]]:
         """Search or click.

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import functools
 import itertools
 import os
 import threading
@@ -20,6 +21,7 @@ from agentrl.testing import Thoroughness, check_env
 from agentrl.testing.env_report import CheckStatus, EnvCheckReport
 from agentrl.testing.env_rules import scores, speed, tasks
 from agentrl.testing.env_rules.catalogue import RULES
+from agentrl.testing.env_rules.rule import Rule
 from agentrl.tool import tool
 
 WAYS = ("north", "east", "south", "west")
@@ -278,6 +280,23 @@ class Awaited(AsyncEnv):
         return list(WAYS)
 
 
+class Wordless(AsyncEnv):
+    """Neither lists its actions nor has a space of them; ends after three words."""
+
+    def __init__(self) -> None:
+        self.heard = ""
+
+    async def reset(
+        self, *, seed: int | None = None, options: dict[str, Any] | None = None
+    ) -> tuple[str, dict[str, Any]]:
+        self.heard = f"{seed}"
+        return f"Say three words about {seed}.", {}
+
+    async def step(self, action: str) -> Step:
+        self.heard += f" {action}"
+        return f"Heard: {self.heard}", 0.0, len(self.heard.split()) > 3, False, {}
+
+
 class Stuck(Awaited):
     """Nothing is put back when a step is cancelled."""
 
@@ -420,6 +439,23 @@ def test_rules_can_be_chosen_and_left_out() -> None:
     assert [row.check for row in report.rows] == ["is deterministic", "speaks properly"]
     with pytest.raises(UnknownNameError, match="Did you mean 'keeps its memory'"):
         check_env(spec_of(Arrows), only=("keeps memory",))
+
+
+@pytest.mark.parametrize("rule", RULES, ids=lambda rule: rule.name)
+def test_a_rule_says_the_same_alone(rule: Rule) -> None:
+    together = {row.check: row.status for row in _checked_awaited().rows}
+    (alone,) = check_env(spec_of(Awaited), only=(rule.name,)).rows
+    assert alone.status is together[rule.name], alone
+
+
+@functools.cache
+def _checked_awaited() -> EnvCheckReport:
+    return check_env(spec_of(Awaited))
+
+
+def test_an_environment_need_not_tell_what_it_understands() -> None:
+    report = check_env(spec_of(Wordless))
+    assert not [row for row in report.rows if row.status is CheckStatus.FAILED], report
 
 
 def test_what_cannot_be_made_is_the_users_to_change() -> None:

@@ -53,10 +53,20 @@ def test_the_last_unusable_answer_allowed_ends_the_episode():
     assert ending(budget.count_invalid) is Outcome.POLICY_ERROR
 
 
-@pytest.mark.parametrize(("own", "turns"), [(None, 50), (20, 20), (80, 50)])
-def test_limits_come_from_the_config_and_the_environment(own, turns):
+@pytest.mark.parametrize(
+    ("own", "options", "turns"),
+    [
+        (None, {}, 50),
+        (20, {}, 20),
+        (80, {}, 50),
+        (20, {"max_steps": 30}, 30),
+        (20, {"max_steps": 80}, 50),
+        (None, {"max_steps": 30}, 50),
+    ],
+)
+def test_limits_come_from_the_config_and_the_environment(own, options, turns):
     spec = EnvironmentSpec(name="w", make=dict, tasks=SeedTasks, max_turns=own)
     agent = AgentConfig(max_seconds=9.0, max_tokens=77, tool_timeout_s=1.5)
-    limits = EpisodeLimits.from_config(agent, spec, answer_timeout_s=12.0)
+    limits = EpisodeLimits.from_config(agent, spec, options, answer_timeout_s=12.0)
     assert (limits.max_turns, limits.max_seconds, limits.max_tokens) == (turns, 9.0, 77)
     assert (limits.tool_timeout_s, limits.answer_timeout_s) == (1.5, 12.0)

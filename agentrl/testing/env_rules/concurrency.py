@@ -97,14 +97,14 @@ def survives_cancellation(subject: Subject) -> Finding:
     with subject.session() as session:
         if not isinstance(session.env, AsyncEnv):
             raise Missing("nothing is awaited, so nothing can be cancelled")
-    cut = asyncio.run(_cut_and_go_on(subject))
+    cut = asyncio.run(_cut_and_go_on(subject, subject.alone[0]))
     if not cut:
         raise Missing("its steps were over before they could be cancelled")
     return Finding(detail=f"an episode is the same after {cut} cancelled calls")
 
 
-async def _cut_and_go_on(subject: Subject) -> int:
-    task, fresh = subject.tasks[0], subject.alone[0]
+async def _cut_and_go_on(subject: Subject, fresh: Played) -> int:
+    task = subject.tasks[0]
     env = cast("AsyncEnv", subject.spec.make(**subject.options))
     cut = 0
     try:

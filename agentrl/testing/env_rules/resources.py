@@ -14,8 +14,10 @@ from typing import Any
 from agentrl.task import Task
 from agentrl.testing.env_rules.holdings import holdings, resident_bytes, settled_holdings
 from agentrl.testing.env_session import EnvSession, play, random_policy
-from agentrl.testing.env_subject import Broken, Finding, Subject, Suspect
+from agentrl.testing.env_subject import Broken, Finding, Missing, Subject, Suspect
 
+FEWEST_EPISODES = 32
+"""With fewer, what is made once looks like a leak."""
 SLACK_BYTES = 4096
 """Growth that is no leak: of tables that are made larger in leaps."""
 SLACK_BYTES_PER_EPISODE = 64
@@ -86,6 +88,8 @@ def keeps_its_memory(subject: Subject) -> Finding:
 
 def _judge(readings: Sequence[_Reading], *, episodes: int) -> Finding:
     """Memory leaks when it grows in the first half and in the second, about as much."""
+    if episodes < FEWEST_EPISODES:
+        raise Missing(f"only {episodes} episodes in the time that there was")
     start, middle, end = readings
     allocated, resident = end.allocated - start.allocated, end.resident - start.resident
     halves = middle.allocated - start.allocated, end.allocated - middle.allocated
