@@ -17,6 +17,7 @@ from __future__ import annotations
 import difflib
 import functools
 import importlib.metadata
+import importlib.util
 import inspect
 from collections.abc import Callable
 from typing import Any
@@ -90,6 +91,10 @@ def make_gymnasium(env: str | type[gymnasium.Env[Any, Any]], **options: Any) -> 
 
 def _resolve_in_module(name: str) -> EnvironmentSpec:
     module_name, _, attribute = name.partition(":")
+    if not attribute:
+        raise UsageError(
+            f"{name!r} names nothing in its module", expected=f"{module_name}:EnvId, or {module_name}:attribute"
+        )
     if not GYMNASIUM_ID.fullmatch(attribute):
         return _spec_of(name, registry.load(name))
     registry.load_module(module_name)
@@ -166,11 +171,14 @@ def _unknown(name: str) -> UnknownNameError:
     known = registry.names(Kind.ENVIRONMENT)
     candidates = {key.lower(): key for key in [*gymnasium.registry, *known]}
     near = difflib.get_close_matches(name.partition(":")[2].lower() or name.lower(), candidates, n=3, cutoff=0.6)
+    hint = f"did you mean {' or '.join(candidates[key] for key in near)}?" if near else None
+    if hint is None and name.isidentifier() and importlib.util.find_spec(name) is not None:
+        hint = f"to name what stands in the module {name}, write {name}:EnvId"
     return UnknownNameError(
         "unknown environment",
         got=repr(name),
         expected=f"one of {', '.join(known)}, a registered Gymnasium id, module:EnvId, or a server's address",
-        hint=f"did you mean {' or '.join(candidates[key] for key in near)}?" if near else None,
+        hint=hint,
     )
 
 

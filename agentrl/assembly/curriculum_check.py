@@ -13,15 +13,15 @@ def check_curriculum(config: Config) -> None:
     """Check that a run reaches what its curriculum says.
 
     Raises:
-        ConfigError: a horizon that no environment allows, or pools that would never change what is played.
+        ConfigError: a horizon that no environment allows, stages or pools that would never change what is played.
     """
     if config.curriculum.horizon is not None:
-        _check_horizon(config, config.curriculum.horizon)
+        _check_horizon(config, config.curriculum.horizon, config.trainer.steps)
     if config.curriculum.pools is not None:
         _check_pools(config, config.curriculum.pools)
 
 
-def _check_horizon(config: Config, horizon: HorizonConfig) -> None:
+def _check_horizon(config: Config, horizon: HorizonConfig, steps: int) -> None:
     limits = {_name(part): _most_turns(part) for part in parts_of(config)}
     most = max(limits.values())
     if horizon.turns[-1] > most:
@@ -32,6 +32,15 @@ def _check_horizon(config: Config, horizon: HorizonConfig) -> None:
             hint="limits: "
             + ", ".join(f"{name} {turns}" for name, turns in limits.items())
             + "; the environment's own, or agent.max_turns where it is smaller",
+        )
+
+    last = max([*(horizon.at_steps or []), horizon.over_steps if horizon.success_above is not None else 0])
+    if last >= steps:
+        raise ConfigError(
+            "curriculum.horizon grows after the end of the run",
+            got=f"step {last}",
+            expected=f"a step before trainer.steps, {steps}",
+            hint="leave the last stage out, or train longer",
         )
 
 

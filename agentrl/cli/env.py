@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import json
-from typing import Annotated
+from collections.abc import Mapping
+from typing import Annotated, Any
 
 import typer
 from rich.table import Table
@@ -53,23 +54,31 @@ def _needs(spec: EnvironmentSpec) -> str:
     return "" if spec.extra is None or spec.extra.is_installed else f" (needs agentrl[{spec.extra.name}])"
 
 
-@app.command(epilog=examples("agentrl env show household", "agentrl env show my_game:GuessNumber-v0"))
-def show(name: Name) -> None:
-    """Tell what an environment is: splits, tasks, limits, options, known scores."""
+@app.command(
+    epilog=examples(
+        "agentrl env show household",
+        "agentrl env show webshop products=1000 max_steps=30",
+        "agentrl env show my_game:GuessNumber-v0",
+    )
+)
+def show(name: Name, options: Options = None) -> None:
+    """Tell what an environment is under its options: splits, tasks, limits, known scores."""
     spec = resolve_environment(parse_env_name(name).name)
+    given = {**spec.options, **json_pairs(options)}
     out.print(Text(spec.name, style="bold"))
     out.print(Text(spec.description or "no description"))
     table = Table(box=None, show_header=False, pad_edge=False)
     for split in spec.splits:
-        table.add_row(f"split {split}", _size(spec, split))
-    table.add_row("steps", f"at most {spec.max_turns}" if spec.max_turns else "no limit of its own")
+        table.add_row(f"split {split}", _size(spec, split, given))
+    limit = spec.turns_under(given)
+    table.add_row("steps", f"at most {limit}" if limit else "no limit of its own")
     table.add_row("return", f"{spec.reward_range[0]:g} to {spec.reward_range[1]:g}")
-    table.add_row("code runs", spec.isolation.value)
+    table.add_row("code runs", spec.isolation_under(given).value)
     if spec.extra is not None:
         table.add_row(
             "needs", Text(f"agentrl[{spec.extra.name}]" + ("" if spec.extra.is_installed else ", not installed"))
         )
-    for option, value in spec.options.items():
+    for option, value in given.items():
         table.add_row(f"option {option}", json.dumps(value, default=str))
     for policy, score in spec.scores.items():
         table.add_row(f"success of {policy}", f"{score:.2f}")
@@ -78,10 +87,10 @@ def show(name: Name) -> None:
         out.print(Text(f"\n{spec.instructions}"))
 
 
-def _size(spec: EnvironmentSpec, split: str) -> str:
+def _size(spec: EnvironmentSpec, split: str, options: Mapping[str, Any]) -> str:
     """How many tasks a split has; where its data is not there, how to get it."""
     try:
-        return f"{len(spec.tasks(split, **spec.options)):,} tasks"
+        return f"{len(spec.tasks(split, **options)):,} tasks"
     except UsageError as error:
         return str(error.hint or error)
 

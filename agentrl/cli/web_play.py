@@ -3,33 +3,56 @@
 from __future__ import annotations
 
 import importlib.resources
+from collections.abc import Awaitable, Callable
 from typing import Any
 
 from aiohttp import web
+from yarl import URL
 
 from agentrl.cli.console import note
 from agentrl.cli.play import ending
 from agentrl.env import AnyEnv, EnvironmentSpec, optional_part, settled
+from agentrl.errors import UsageError
 from agentrl.message import Content, ImagePart, user
 from agentrl.task import Task
 
 HOST = "127.0.0.1"
+LOCAL = (HOST, "localhost")
+Handler = Callable[[web.Request], Awaitable[web.StreamResponse]]
 
 
 def play_in_browser(spec: EnvironmentSpec, env: AnyEnv, task: Task, *, port: int) -> None:
-    """Serve the page until the person stops it with Ctrl-C."""
-    web.run_app(make_application(spec, env, task), host=HOST, port=port, print=lambda text: note(str(text)))
+    """Serve the page until the person stops it with Ctrl-C.
+
+    Raises:
+        UsageError: something else listens on the port.
+    """
+    try:
+        web.run_app(make_application(spec, env, task), host=HOST, port=port, print=lambda text: note(str(text)))
+    except OSError as error:
+        raise UsageError(
+            f"cannot listen on port {port}", got=error, hint="choose another: --port 0 takes any"
+        ) from error
 
 
 def make_application(spec: EnvironmentSpec, env: AnyEnv, task: Task) -> web.Application:
     """The page, and what it asks for: ``POST /start`` and ``POST /act``, both answered with the view as JSON."""
     game = _Game(spec, env, task)
-    application = web.Application()
+    application = web.Application(middlewares=[_own_page_only])
     application.add_routes(
         [web.get("/", _send_page), web.post("/start", game.start), web.post("/act", game.act)],
     )
     application.on_cleanup.append(game.close)
     return application
+
+
+@web.middleware
+async def _own_page_only(request: web.Request, handler: Handler) -> web.StreamResponse:
+    """Answer the page that was served here, not one of another site in the same browser."""
+    origin = request.headers.get("Origin", "")
+    if URL(f"//{request.host}").host not in LOCAL or (origin and URL(origin).host not in LOCAL):
+        raise web.HTTPForbidden(text="this page answers on this machine only")
+    return await handler(request)
 
 
 async def _send_page(_request: web.Request) -> web.Response:
@@ -42,7 +65,9 @@ class _Game:
 
     def __init__(self, spec: EnvironmentSpec, env: AnyEnv, task: Task) -> None:
         self._spec, self._env, self._task = spec, env, task
-        self._total, self._turns, self._ending = 0.0, 0, "not started"
+        self._total, self._turns = 0.0, 0
+        self._ending: str | None = None
+        """How the episode ended; empty while it goes on, ``None`` before the first."""
 
     async def start(self, _request: web.Request) -> web.Response:
         """Begin an episode."""
@@ -52,9 +77,14 @@ class _Game:
 
     async def act(self, request: web.Request) -> web.Response:
         """Take the action in ``{"action": …}``."""
+        if self._ending is None:
+            return web.json_response({"problem": "no episode has begun: POST /start"}, status=409)
         if self._ending:
             return web.json_response({"problem": f"the episode is over: {self._ending}"}, status=409)
-        action = str((await request.json())["action"])
+        try:
+            action = str((await request.json())["action"])
+        except (ValueError, KeyError, TypeError):
+            return web.json_response({"problem": 'expected JSON such as {"action": "look"}'}, status=400)
         observation, reward, terminated, truncated, info = await settled(self._env.step(action))
         self._total, self._turns = self._total + float(reward), self._turns + 1
         self._ending = ending(info, self._total, self._turns) if terminated or truncated else ""

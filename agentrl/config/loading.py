@@ -66,7 +66,7 @@ def _validate(data: dict[str, Any], name: str, parsed: Source, overrides: Sequen
     def origin(path: KeyPath) -> str:
         for override in reversed(overrides):
             shared = min(len(path), len(override.path))
-            if path[:shared] == override.path[:shared]:
+            if shared and path[:shared] == override.path[:shared]:
                 return f"override {override.text!r}"
         line = parsed.lines.get(path) or parsed.lines.get(path[:1])
         return f"{name} line {line}" if line else ""

@@ -10,7 +10,7 @@ from collections.abc import Callable, Mapping
 from typing import Any
 
 from agentrl.env import AsyncEnv
-from agentrl.errors import AgentRLError, EnvironmentFailure
+from agentrl.errors import AgentRLError, EnvironmentFailure, UsageError
 from agentrl.message import Content, Message
 from agentrl.remote.expert import RemoteActionSpace, RemoteExpert, RemoteFallibleExpert
 from agentrl.remote.link import Link, SessionLost, Unanswered
@@ -18,7 +18,7 @@ from agentrl.remote.links import Links
 from agentrl.remote.served import Part, Served
 from agentrl.remote.tasks import PATIENCE_S
 from agentrl.remote.tool import RemoteTool
-from agentrl.remote.wire import SESSIONS, read_content, read_message
+from agentrl.remote.wire import LARGEST_REQUEST, SESSIONS, read_content, read_message, to_json
 
 CLOSE_S = 5.0
 """Seconds that closing may wait for the server, which closes what is left behind by itself."""
@@ -128,8 +128,10 @@ class RemoteEnvironment(AsyncEnv):
             if self._pending is not None:
                 with contextlib.suppress(_Answered):
                     await self._send(*self._pending)
+            body = {"number": self._number + 1, **arguments}
+            _check_size(body, self.served.url)
             self._number += 1
-            self._pending = method, {"number": self._number, **arguments}
+            self._pending = method, body
             try:
                 return await self._send(*self._pending)
             except _Answered as answered:
@@ -202,3 +204,9 @@ class MakeRemote:
 
     def __reduce__(self) -> tuple[type[MakeRemote], tuple[Served]]:
         return MakeRemote, (self.served,)
+
+
+def _check_size(body: Mapping[str, Any], url: str) -> None:
+    """Refuse what the server would refuse, before it counts as a call."""
+    if (size := len(to_json(body))) > LARGEST_REQUEST:
+        raise UsageError(f"this is too much for {url}", got=f"{size} bytes", expected=f"at most {LARGEST_REQUEST}")

@@ -42,6 +42,8 @@ Cli = Callable[..., Any]
         ("view nowhere", "no run in nowhere"),
         ("export nowhere out", "no run or checkpoint"),
         ("env show houshold", "household"),
+        ("env show json", "what stands in the module json, write json:EnvId"),
+        ("env show json:", "names nothing in its module"),
         ("env play guess_number --task 999999999", "no task of this number"),
         ("env play guess_number size", "expected key=value"),
         ("tool show calculater", "calculator"),

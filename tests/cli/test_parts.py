@@ -22,6 +22,8 @@ def test_environments_are_listed_and_shown(agentrl: Cli) -> None:
     listed = agentrl("env", "list").out
     assert all(name in listed for name in names(Kind.ENVIRONMENT))
     shown = agentrl("env", "show", "household").out
+    assert "at most 50" in shown
+    assert "at most 80" in agentrl("env", "show", "household", "max_steps=80").out
     assert "134 tasks" in shown
     assert "go to (receptacle)" in shown
 

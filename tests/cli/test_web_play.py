@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import html
 import re
+import socket
 from collections.abc import AsyncIterator, Callable
 from typing import Any
 
@@ -11,8 +12,9 @@ import pytest
 from aiohttp.test_utils import TestClient, TestServer
 
 from agentrl.cli import env as env_command
-from agentrl.cli.web_play import make_application
+from agentrl.cli.web_play import make_application, play_in_browser
 from agentrl.env_lookup import resolve_environment
+from agentrl.errors import UsageError
 
 Open = Callable[..., Any]
 
@@ -54,6 +56,33 @@ async def test_a_game_is_played_to_its_end_and_again(open_game: Open) -> None:
     assert view["ending"] == "Not solved. Return 0 after 10 turns."
     assert "episode is over" in (await post("/act", action="5"))[1]["problem"]
     assert (await post("/start"))[1]["ending"] == ""
+
+
+@pytest.mark.parametrize("sent", [b"X", b"{}", b"[1]"])
+async def test_what_is_no_action_is_refused(sent: bytes) -> None:
+    spec = resolve_environment("guess_number")
+    async with TestClient(TestServer(make_application(spec, spec.make(), spec.tasks("test")[0]))) as client:
+        assert "no episode has begun" in (await (await client.post("/act", json={"action": "5"})).json())["problem"]
+        assert (await client.post("/start")).status == 200
+        answer = await client.post("/act", data=sent)
+        assert (answer.status, "action" in (await answer.json())["problem"]) == (400, True)
+
+
+@pytest.mark.parametrize("header", ["Host", "Origin"])
+async def test_other_sites_are_refused(header: str) -> None:
+    spec = resolve_environment("guess_number")
+    async with TestClient(TestServer(make_application(spec, spec.make(), spec.tasks("test")[0]))) as client:
+        sites = {"Host": "evil.example", "Origin": "http://evil.example"}
+        assert (await client.post("/start", headers={header: sites[header]})).status == 403
+        assert (await client.post("/start", headers={"Origin": "http://localhost:8089"})).status == 200
+
+
+def test_a_port_that_is_taken_is_named() -> None:
+    spec = resolve_environment("guess_number")
+    with socket.create_server(("127.0.0.1", 0)) as taken:
+        port = taken.getsockname()[1]
+        with pytest.raises(UsageError, match=f"cannot listen on port {port}.*--port 0 takes any"):
+            play_in_browser(spec, spec.make(), spec.tasks("test")[0], port=port)
 
 
 async def test_a_shop_is_a_page_whose_elements_say_what_a_click_means(open_game: Open) -> None:
