@@ -77,7 +77,7 @@ ENVIRONMENTS: dict[str, dict[str, Any]] = {
         "environment": {"name": "webshop", "options": {"products": 50, "goals": "synthetic"}},
         "evaluation": {"split": "valid"},
         "model": {"scratch": {"max_context": 4096}},
-        "agent": {"max_turns": 6, "max_refused": 3, "max_answer_tokens": 32, "max_tokens": 4096},
+        "agent": {"max_turns": 6, "max_answer_tokens": 32, "max_tokens": 4096},
         "sft": {"episodes": 3000, "stop_at": 0.15},
     },
     "retail": {
