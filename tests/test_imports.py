@@ -23,7 +23,7 @@ LEVELS: tuple[frozenset[str], ...] = tuple(
             {"image"},
             {"trajectory"},
             {"content_space", "env", "env_name", "tool", "policy", "task", "reward"},
-            {"agent_loop", "server"},
+            {"agent_loop", "server", "chat_service"},
             {"registry"},
             {"remote"},
             {"env_lookup"},

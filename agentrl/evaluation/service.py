@@ -9,11 +9,11 @@ from typing import Any
 
 import aiohttp
 
+from agentrl.chat_service.wire import error_message
 from agentrl.config.engines import OpenAIEngineConfig
 from agentrl.errors import EngineError, UsageError
 from agentrl.message import Message
 from agentrl.policy import ChatAnswer, ChatPolicy, SamplingParams
-from agentrl.serving.chat_wire import error_message
 
 CHECK_S = 10.0
 """Most seconds until a service has taken the connection of the check, and until it has answered."""

@@ -10,9 +10,9 @@ from collections.abc import Mapping
 from dataclasses import asdict, dataclass, field
 from typing import Any
 
+from . import phrases
 from .database import Database
 from .hearing import Heard, hear, says_amount
-from .phrases import STOP
 from .requests import Fact, Persona, Request, RequestKind, Scenario
 
 PATIENCE = 6
@@ -34,7 +34,6 @@ class Mood:
     replies: int = 0
     spent: int = 0
     """Patience, on this request."""
-    gone: bool = False
 
 
 class Customer:
@@ -73,16 +72,16 @@ class Customer:
         return " ".join(words)
 
     def answer(self, text: str, database: Database) -> str:
-        """The reply to what the agent says; `mood.gone` tells whether it was the last one."""
+        """The reply to what the agent says; the last one ends with `STOP`."""
         self.mood.replies += 1
         heard = hear(text)
         if database.transfers:
-            return self._leave("All right, I will wait for your colleague.")
+            return phrases.HANDED_OVER
         if self._is_met(heard, text, database):
             return self._go_on()
         words = self._reply(heard)
         if self.mood.spent > PATIENCE:
-            return self._leave("I do not have any more time for this. Goodbye.")
+            return phrases.OUT_OF_TIME
         return " ".join(words)
 
     def _is_met(self, heard: Heard, text: str, database: Database) -> bool:
@@ -99,7 +98,7 @@ class Customer:
         """The next request, or goodbye."""
         was_refused = self.request.kind is RequestKind.REFUSED
         if self.mood.request + 1 == len(self.scenario.requests):
-            return self._leave("Thank you, that is all.")
+            return phrases.SERVED
         self.mood.request += 1
         self.mood.told, self.mood.changed_mind, self.mood.spent = [], False, 0
         if was_refused:
@@ -108,10 +107,6 @@ class Customer:
         if self.scenario.persona is Persona.DIRECT:
             words += self._tell(list(self.request.facts))
         return " ".join(words)
-
-    def _leave(self, words: str) -> str:
-        self.mood.gone = True
-        return f"{words} {STOP}"
 
     def _reply(self, heard: Heard) -> list[str]:
         """Who it is if asked, facts that are asked for, a confirmation; else the next fact, or the request again."""
@@ -151,9 +146,7 @@ class Customer:
         return wavering.text
 
     def _wavering_fact(self) -> Fact | None:
-        if self.scenario.persona is not Persona.WAVERING:
-            return None
-        return next((fact for fact in self.request.facts if fact.at_first is not None), None)
+        return self.scenario.wavers_about(self.request)
 
     def _volunteer(self, asked: list[Fact]) -> tuple[list[str], bool]:
         """The next facts that were not told; what was told again, if that was asked for; the request again."""

@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
+from typing import Any
 
 from agentrl.errors import UsageError
 
 from ..choices import choose_all
+from .customer_options import CustomerOptions, parse_customer
 from .requests import Persona, TaskType
 
 MAX_STEPS = 40
@@ -22,6 +24,8 @@ class RetailOptions:
     personas: tuple[Persona, ...]
     users: int | None
     """Of a split's shop; all when ``None``."""
+    customer: CustomerOptions | None
+    """Who plays the customer; ``None``: the script."""
 
 
 def parse_options(
@@ -30,8 +34,16 @@ def parse_options(
     task_types: Iterable[str] | None = None,
     personas: Iterable[str] | None = None,
     users: int | None = None,
+    customer: Mapping[str, Any] | None = None,
 ) -> RetailOptions:
     """Check options as they stand in a config.
+
+    Args:
+        max_steps: Calls and utterances after which an episode is truncated.
+        task_types: Types of tasks that the seed draws among; all when left out.
+        personas: Customers that the seed draws among; all when left out.
+        users: How many users the shop has; all when left out.
+        customer: The service that plays the customer, as `parse_customer` describes it; the script when left out.
 
     Raises:
         UsageError: a value is not allowed.
@@ -44,4 +56,5 @@ def parse_options(
         task_types=choose_all(TaskType, task_types, "retail task type"),
         personas=choose_all(Persona, personas, "retail persona"),
         users=users,
+        customer=None if customer is None else parse_customer(customer),
     )

@@ -10,6 +10,9 @@ from .requests import RequestKind
 
 STOP = "###STOP###"
 """Ends the customer's last words."""
+SERVED = f"Thank you, that is all. {STOP}"
+HANDED_OVER = f"All right, I will wait for your colleague. {STOP}"
+OUT_OF_TIME = f"I do not have any more time for this. Goodbye. {STOP}"
 
 OPENINGS: Mapping[RequestKind, tuple[str, ...]] = {
     RequestKind.CANCEL: ("I want to cancel an order.", "Please cancel an order of mine."),

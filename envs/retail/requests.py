@@ -117,3 +117,9 @@ class Scenario:
         kinds = [request.kind for request in self.requests]
         single = len(kinds) == 1 or kinds[0] is RequestKind.REFUSED
         return TaskType(kinds[0].value) if single else TaskType.TWO_REQUESTS
+
+    def wavers_about(self, request: Request) -> Fact | None:
+        """What a wavering customer first wants otherwise; ``None`` for others, and where nothing is to be chosen."""
+        if self.persona is not Persona.WAVERING:
+            return None
+        return next((fact for fact in request.facts if fact.at_first is not None), None)

@@ -7,7 +7,7 @@ from typing import Any
 
 from agentrl.env import EnvironmentSpec, Isolation
 
-from .environment import RetailDesk
+from .environment import make_retail
 from .generator import SPLITS
 from .options import MAX_STEPS, parse_options
 from .tasks import ENVIRONMENT, RetailTasks
@@ -35,12 +35,13 @@ def tasks(split: str, **options: Any) -> RetailTasks:
 
 SPEC = EnvironmentSpec(
     name=ENVIRONMENT,
-    make=RetailDesk,
+    make=make_retail,
     tasks=tasks,
     splits=SPLITS,
     description=(
-        "The desk of a shop, in the manner of tau-bench: sixteen tools over a database, a policy, and a scripted"
-        " customer who talks. Solved when the database ends as it should and what was asked for was said."
+        "The desk of a shop, in the manner of tau-bench: sixteen tools over a database, a policy, and a customer who"
+        " talks: a script, or any language model. Solved when the database ends as it should and what was asked for was"
+        " said."
     ),
     instructions=INSTRUCTIONS,
     tool_instructions=TOOL_INSTRUCTIONS,

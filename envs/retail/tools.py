@@ -46,17 +46,37 @@ class DeskTool(Tool):
         return self._declared.validate(arguments)
 
 
+class Toolbox:
+    """A desk with its tools, for one episode after another; each gives it a database."""
+
+    def __init__(self) -> None:
+        self.desk = _empty_desk()
+        self.tools = tuple(DeskTool(tool, getattr(self.desk, name)) for name, tool in declared_tools().items())
+        self._named = {tool.name: tool for tool in self.tools}
+
+    def call(self, call: ToolCall) -> str:
+        """What a call that was written as text answers.
+
+        Raises:
+            ToolError: there is no such tool, its arguments are wrong, or the desk refuses.
+        """
+        tool = self._named.get(call.name)
+        if tool is None:
+            raise ToolError(f"there is no tool {call.name!r}", expected=", ".join(self._named))
+        text: str = tool(**tool.validate(call.arguments))
+        return text
+
+
+def _empty_desk() -> Desk:
+    return Desk(Database(Store(users={}, products={}, orders={})))
+
+
 @functools.cache
 def declared_tools() -> dict[str, Tool]:
     """All tools by name, bound to a desk without records."""
-    desk = Desk(Database(Store(users={}, products={}, orders={})))
+    desk = _empty_desk()
     names = [name for name in vars(Desk) if not name.startswith("_")]
     return {name: Tool(getattr(desk, name), inline=True) for name in names}
-
-
-def tools_of(desk: Desk) -> tuple[Tool, ...]:
-    """The tools of a desk."""
-    return tuple(DeskTool(declared, getattr(desk, name)) for name, declared in declared_tools().items())
 
 
 def describe_tools() -> str:

@@ -295,7 +295,6 @@ def test_patience_ends(desk: Desk) -> None:
     caller.open()
     replies = [caller.answer("Hm.", desk.database) for _ in range(PATIENCE + 1)]
     assert [STOP in reply for reply in replies] == [False] * PATIENCE + [True]
-    assert caller.mood.gone
 
 
 def test_a_customer_leaves_when_served(desk: Desk) -> None:

@@ -78,7 +78,7 @@ def decode_answer(text: str) -> ChatAnswer:
         raise EngineError(
             "the service answered something that is not JSON",
             got=repr(text[:200]),
-            hint="check that engine.url is the base address of the API, up to and with /v1",
+            hint="check that the url is the base address of the API, up to and with /v1",
         ) from error
     try:
         choice = body["choices"][0]

@@ -1,0 +1,1 @@
+"""OpenAI-compatible chat services: their wire format, and a client. Policies and environments may talk to one."""

@@ -1,0 +1,95 @@
+"""The options of a customer whom a language model plays."""
+
+from __future__ import annotations
+
+import difflib
+import re
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any
+
+from agentrl.chat_service.client import ServiceSettings
+from agentrl.errors import UsageError
+
+SECTION = "environment.options.customer"
+DEFAULTS: Mapping[str, Any] = {
+    "temperature": 0.0,
+    "api_key_variable": "OPENAI_API_KEY",
+    "timeout_s": 25.0,
+    "max_tokens": 1024,
+    "patience": 30,
+}
+"""What may be left out; `url` and `model` may not."""
+_KEYS = ("url", "model", *DEFAULTS)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class CustomerOptions:
+    """Who plays the customer, and how it is asked."""
+
+    service: ServiceSettings
+    temperature: float
+    max_tokens: int
+    """Most tokens of an answer, thoughts included."""
+    patience: int
+    """Answers after which the customer leaves."""
+
+
+def parse_customer(given: object) -> CustomerOptions:
+    """Check the option ``customer`` as it stands in a config.
+
+    Its keys: ``url``, the service's base address, up to and with ``/v1``; ``model``, the service's name of the model;
+    ``temperature``; ``api_key_variable``, the environment variable that holds the key; ``timeout_s``, the deadline of
+    one answer with all its retries; ``max_tokens`` of one answer; ``patience``, the answers that the customer gives.
+
+    Raises:
+        UsageError: a key is missing or unknown, or a value is not allowed.
+    """
+    if not isinstance(given, Mapping):
+        expected = "{url: http://HOST:PORT/v1, model: NAME}"
+        raise UsageError(f"{SECTION} has no keys", got=repr(given), expected=expected)
+    for name in given:
+        if name not in _KEYS:
+            near = difflib.get_close_matches(str(name), _KEYS, n=1)
+            hint = f"did you mean {near[0]}?" if near else None
+            raise UsageError(f"{SECTION} has no key {name!r}", expected=f"one of {', '.join(_KEYS)}", hint=hint)
+    values = {**DEFAULTS, **given}
+    url = _text(values, "url", expected="the service's base address, such as http://127.0.0.1:8000/v1")
+    if not re.match(r"https?://[^/\s]+", url):
+        raise UsageError(f"{SECTION}.url is no address", got=repr(url), expected="http://HOST:PORT/v1")
+    return CustomerOptions(
+        service=ServiceSettings(
+            url=url,
+            model=_text(values, "model", expected="the service's name of the model"),
+            api_key_variable=_text(values, "api_key_variable", expected="the name of an environment variable"),
+            timeout_s=_number(values, "timeout_s", above=0.0),
+            section=SECTION,
+        ),
+        temperature=_number(values, "temperature"),
+        max_tokens=_count(values, "max_tokens"),
+        patience=_count(values, "patience"),
+    )
+
+
+def _text(values: Mapping[str, Any], name: str, *, expected: str) -> str:
+    value = values.get(name)
+    if not isinstance(value, str) or not value.strip():
+        got = "nothing" if value is None else repr(value)
+        raise UsageError(f"{SECTION}.{name} is missing or no text", got=got, expected=expected)
+    return value
+
+
+def _number(values: Mapping[str, Any], name: str, *, above: float | None = None) -> float:
+    value = values[name]
+    expected = "a number of at least 0" if above is None else f"a number above {above:g}"
+    is_number = isinstance(value, int | float) and not isinstance(value, bool)
+    if not is_number or not 0 <= value < float("inf") or value == above:
+        raise UsageError(f"{SECTION}.{name} is not allowed", got=repr(value), expected=expected)
+    return float(value)
+
+
+def _count(values: Mapping[str, Any], name: str) -> int:
+    value = values[name]
+    if not isinstance(value, int) or isinstance(value, bool) or value < 1:
+        raise UsageError(f"{SECTION}.{name} is not allowed", got=repr(value), expected="a whole number of at least 1")
+    return value

@@ -1,0 +1,141 @@
+"""One episode: what is done at the desk and said to the customer, and what it is worth.
+
+Knows no customer: whoever holds one passes what it answered.
+"""
+
+from __future__ import annotations
+
+import hashlib
+from collections.abc import Mapping
+from random import Random
+from typing import Any, NamedTuple, TypeAlias
+
+import orjson
+
+from agentrl.errors import ToolError, UsageError
+
+from .database import Database
+from .generator import TRAIN
+from .hearing import says_amount
+from .options import RetailOptions
+from .phrases import STOP
+from .tasks import Case, RetailTasks, case_of
+from .tools import RESPOND, Toolbox, parse_call
+
+Step: TypeAlias = tuple[str, float, bool, bool, dict[str, Any]]
+
+
+class Deed(NamedTuple):
+    """What an action came to."""
+
+    words: str | None = None
+    """What was said to the customer, who has to answer; ``None`` when a tool was called."""
+    result: str = ""
+    """What the tool answered."""
+    valid: bool = True
+    """Whether the call was understood, and allowed."""
+
+
+class RetailEpisode:
+    """Carries out calls, hears what is said, judges the end.
+
+    Args:
+        case: Who calls, and what solving it means.
+        options: Of the environment.
+        toolbox: Gets the episode's database.
+        changes: What was changed in the database so far.
+    """
+
+    def __init__(
+        self, case: Case, options: RetailOptions, toolbox: Toolbox, changes: Mapping[str, Any] | None = None
+    ) -> None:
+        self.case = case
+        self.options = options
+        self.database = toolbox.desk.database = Database(case.store, changes)
+        self.said: list[str] = []
+        """Amounts that the customer asked for and heard."""
+        self.steps = 0
+        self.gone = False
+        """The customer has left."""
+        self._toolbox = toolbox
+
+    def take(self, action: str) -> Deed:
+        """Carry out a call that is written as text, or say something; `observe` or `hear` then ends the step.
+
+        Raises:
+            UsageError: the episode is over.
+        """
+        if self.gone or self.steps >= self.options.max_steps:
+            raise UsageError("the retail episode is over", expected="reset before the next step")
+        try:
+            call = parse_call(action)
+            if call is None:
+                return self._say(action)
+            if call.name == RESPOND:
+                return self._say(str(call.arguments.get("content", "")))
+            return Deed(result=self._toolbox.call(call))
+        except ToolError as error:
+            return Deed(result=f"Error: {error}", valid=False)
+
+    def hear(self, reply: str) -> Step:
+        """The step that the customer answered."""
+        self.gone = reply.endswith(STOP)
+        return self.observe(reply)
+
+    def observe(self, text: str, *, valid: bool = True) -> Step:
+        """The step that led to an observation."""
+        self.steps += 1
+        solved = self.gone and self._is_solved()
+        truncated = not self.gone and self.steps >= self.options.max_steps
+        return text, float(solved), self.gone, truncated, {**self.info(), "success": solved, "valid": valid}
+
+    def info(self) -> dict[str, Any]:
+        """What is told from the start on."""
+        return {"success": False, "task_type": self.case.scenario.task_type.value}
+
+    def key(self, customer: Mapping[str, Any]) -> str:
+        """Key of the state: the database, the customer, and what was said."""
+        state = [self.case.task_id, self.database.key(), customer, sorted(set(self.said)), self.gone]
+        return hashlib.blake2b(orjson.dumps(state), digest_size=16).hexdigest()
+
+    def to_plain(self, customer: Mapping[str, Any]) -> dict[str, Any]:
+        """The episode as JSON types, with its customer."""
+        return {
+            "task_id": self.case.task_id,
+            "changes": self.database.changes(),
+            "customer": customer,
+            "said": list(self.said),
+            "steps": self.steps,
+            "gone": self.gone,
+        }
+
+    @classmethod
+    def from_plain(cls, plain: Mapping[str, Any], options: RetailOptions, toolbox: Toolbox) -> RetailEpisode:
+        """The episode that `to_plain` described."""
+        episode = cls(case_of(plain["task_id"], options.users), options, toolbox, plain["changes"])
+        episode.said, episode.steps, episode.gone = list(plain["said"]), plain["steps"], plain["gone"]
+        return episode
+
+    def _say(self, words: str) -> Deed:
+        self.said += [amount for amount in self.case.outputs if says_amount(words, amount)]
+        return Deed(words=words)
+
+    def _is_solved(self) -> bool:
+        return self.database.key() == self.case.gold_key and set(self.case.outputs) <= set(self.said)
+
+
+def begin(options: RetailOptions, toolbox: Toolbox, seed: int, reset_options: Mapping[str, Any]) -> RetailEpisode:
+    """The episode that a reset asks for: of its ``task_id``, or of a training task that the seed draws.
+
+    Raises:
+        UsageError: a reset option is unknown, or names no task.
+    """
+    if set(reset_options) - {"task_id"}:
+        raise UsageError("retail cannot reset with these options", got=", ".join(reset_options), expected="task_id")
+    task_id = reset_options.get("task_id") or _draw(options, seed)
+    return RetailEpisode(case_of(task_id, options.users), options, toolbox)
+
+
+def _draw(options: RetailOptions, seed: int) -> str:
+    tasks = RetailTasks(TRAIN, options)
+    return tasks[int(Random(f"task {seed}").random() * len(tasks))].id

@@ -1,0 +1,124 @@
+"""A customer whom a language model plays, behind any OpenAI-compatible service."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Sequence
+from typing import Any
+
+from agentrl.errors import EngineError, EnvironmentFailure
+from agentrl.message import Message, system, user
+from agentrl.policy import ChatAnswer, ChatPolicy, SamplingParams, StopReason
+
+from . import phrases
+from .briefing import GREETING, brief
+from .customer_options import SECTION, CustomerOptions
+from .database import Database
+from .phrases import STOP
+from .tasks import Case
+
+LONGEST_HEARD = 4000
+"""Characters of one utterance that the customer hears; more would let an agent fill the model's context."""
+SECOND_TEMPERATURE = 0.7
+"""Least temperature of a second attempt: at 0 the same nothing would come again."""
+_NOTHING = "(says nothing)"
+_THOUGHTS = re.compile(r".*</think>|<think>.*", re.DOTALL)
+
+
+class ModelCustomer:
+    """Talks about one scenario. It hears what the agent says, and sees nothing of what the agent does.
+
+    Args:
+        case: Who it is, and what is wanted.
+        options: How the model is asked, and how many answers it gives.
+        service: Answers.
+        seed: Sent with every request.
+        talk: What was said so far, by turns: the customer first, then the agent.
+    """
+
+    def __init__(
+        self, case: Case, options: CustomerOptions, service: ChatPolicy, *, seed: int, talk: Sequence[str] = ()
+    ) -> None:
+        self._options, self._service, self._seed = options, service, seed
+        self._task_id = case.task_id
+        self._part = (system(brief(case.scenario)), user(GREETING))
+        self._talk = list(talk)
+
+    def to_plain(self) -> dict[str, Any]:
+        """The seed and the conversation as JSON types."""
+        return {"seed": self._seed, "talk": list(self._talk)}
+
+    async def open(self) -> str:
+        """The first words.
+
+        Raises:
+            EnvironmentFailure: the service failed, or has nothing to say.
+            UsageError: it refuses the key, or the model's name.
+        """
+        words = await self._ask(self._part)
+        self._talk = [words]
+        return words
+
+    async def answer(self, text: str, database: Database) -> str:
+        """The reply to what the agent says; the last one ends with `STOP`.
+
+        It is the last one without asking the model once the customer was handed over, or is out of patience.
+
+        Raises:
+            EnvironmentFailure: the service failed, or has nothing to say.
+            UsageError: it refuses the key, or the model's name.
+        """
+        heard = _heard(text)
+        if database.transfers:
+            reply = phrases.HANDED_OVER
+        elif len(self._talk) // 2 >= self._options.patience:
+            reply = phrases.OUT_OF_TIME
+        else:
+            said = [Message(role=("assistant", "user")[n % 2], content=words) for n, words in enumerate(self._talk)]
+            reply = await self._ask([*self._part, *said, user(heard)])
+        self._talk += [heard, reply]
+        return reply
+
+    async def _ask(self, messages: Sequence[Message]) -> str:
+        """What the customer says next; a model that says nothing is asked once more."""
+        for attempt in range(2):
+            answer = await self._chat(messages, attempt)
+            words = _spoken(answer.message.text)
+            if words and (self._talk or not words.endswith(STOP)):
+                return words
+        cut = answer.stop_reason is StopReason.LENGTH
+        raise EnvironmentFailure(
+            f"the customer of {self._task_id} has nothing to say",
+            got=f"{answer.message.text[:200]!r}, {answer.answer_tokens} tokens" + (", cut off" if cut else ""),
+            expected="words" if self._talk else f"first words, without {STOP}",
+            hint=f"raise {SECTION}.max_tokens, or let the model think less" if cut else "try another model",
+        )
+
+    async def _chat(self, messages: Sequence[Message], attempt: int) -> ChatAnswer:
+        params = SamplingParams(
+            temperature=max(self._options.temperature, SECOND_TEMPERATURE * attempt),
+            max_tokens=self._options.max_tokens,
+            seed=self._seed + attempt,
+        )
+        try:
+            return await self._service.chat(messages, (), params, f"{self._task_id}, {len(messages)} messages")
+        except EngineError as error:
+            what = f"the customer of {self._task_id} cannot answer: {error.what}"
+            hint = error.hint or f"see {SECTION}.url and {SECTION}.timeout_s"
+            raise EnvironmentFailure(what, got=error.got, expected=error.expected, hint=hint) from error
+
+
+def _heard(text: str) -> str:
+    """What of the agent's words reaches the customer: services refuse empty messages, and endless ones."""
+    words = text.strip() or _NOTHING
+    return words if len(words) <= LONGEST_HEARD else f"{words[:LONGEST_HEARD]} […]"
+
+
+def _spoken(text: str) -> str:
+    """What of a model's answer the customer says: no thoughts, and nothing after the stop mark.
+
+    >>> _spoken("<think>Who am I?</think> Bye. ###STOP### That was it."), _spoken("<think>Hm.")
+    ('Bye. ###STOP###', '')
+    """
+    words, stop, _ = _THOUGHTS.sub("", text).partition(STOP)
+    return f"{words.strip()} {stop}".strip()
