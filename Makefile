@@ -101,7 +101,8 @@ originals:
 original-alfworld: setup
 	@command -v $${CXX:-c++} >/dev/null || \
 		{ echo "the original ALFWorld needs a C++ compiler: apt-get install g++, or set CXX" >&2; exit 1; }
-	PATH="$(CURDIR)/$(BIN):$$PATH" $(BIN)/pip $(INTO_ENGINE) --no-deps --target $(ALFWORLD) alfworld==$(ALFWORLD_VERSION) $(ALFWORLD_NEEDS)
+	PATH="$(CURDIR)/$(BIN):$$PATH" $(BIN)/pip $(INTO_ENGINE) --no-deps --target $(ALFWORLD) \
+		alfworld==$(ALFWORLD_VERSION) $(ALFWORLD_NEEDS)
 	touch $(ALFWORLD)/.installed
 
 original-openenv:

@@ -11,10 +11,11 @@ import functools
 import inspect
 import re
 
-FUNCTIONS = frozenset(
-    "sin cos tan sec csc cot asin acos atan asec acsc acot sinh cosh tanh asinh acosh atanh exp log ln sqrt Abs Rational"
-    " Pow Mul Add Integral erf erfi Ei Si Ci li gamma".split()
-)
+FUNCTIONS = frozenset((
+    "sin", "cos", "tan", "sec", "csc", "cot", "asin", "acos", "atan", "asec", "acsc", "acot", "sinh", "cosh",
+    "tanh", "asinh", "acosh", "atanh", "exp", "log", "ln", "sqrt", "Abs", "Rational", "Pow", "Mul", "Add",
+    "Integral", "erf", "erfi", "Ei", "Si", "Ci", "li", "gamma",
+))  # fmt: skip
 """What a formula may call."""
 _FORMULA = re.compile(r"[\w\s.+\-*/^()!,]*", re.ASCII)
 _CALL = re.compile(r"(\w+|\))\s*\(")
