@@ -97,8 +97,12 @@ originals:
 	@for name in $(ADAPTED); do test -e $(ORIGINALS)/$$name-$(PYTHON_TAG)/.installed || \
 		$(MAKE) --no-print-directory original-$$name || exit 1; done
 
+# fast-downward-textworld comes as source: its build calls `python` and a C++ compiler, and brings cmake along.
 original-alfworld: setup
-	$(BIN)/pip $(INTO_ENGINE) --no-deps --target $(ALFWORLD) alfworld==$(ALFWORLD_VERSION) $(ALFWORLD_NEEDS)
+	@command -v $${CXX:-c++} >/dev/null || \
+		{ echo "the original ALFWorld needs a C++ compiler: apt-get install g++, or set CXX" >&2; exit 1; }
+	PATH="$(CURDIR)/$(BIN):$$PATH" $(BIN)/pip $(INTO_ENGINE) --no-deps --target $(ALFWORLD) \
+		alfworld==$(ALFWORLD_VERSION) $(ALFWORLD_NEEDS)
 	touch $(ALFWORLD)/.installed
 
 original-openenv:

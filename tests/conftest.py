@@ -28,7 +28,7 @@ TINY_RUN = (
 """A run of about a second: a model of 20,000 weights writes letters."""
 
 
-TEARDOWN_LIMIT_S = 60
+TEARDOWN_LIMIT_S = 300
 
 
 @pytest.hookimpl(wrapper=True, tryfirst=True)

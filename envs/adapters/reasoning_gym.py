@@ -17,6 +17,7 @@ from agentrl.errors import UsageError
 from agentrl.extra import Extra
 from agentrl.task import SeedTasks, seed_tasks
 
+from .reasoning_gym_answers import may_be_scored
 from .splits import split_of_seed, split_of_text
 
 EXTRA = Extra(name="reasoning-gym", module="reasoning_gym")
@@ -78,11 +79,13 @@ class ReasoningGym(gymnasium.Env[str, str]):
         if self._over:
             raise UsageError(f"the episode of {self.name} is over", expected="reset before the next step")
         self._over = True
-        answer, valid = self._extract(action) or action.strip(), True
-        try:
-            score = float(self.dataset.score_answer(answer, self.entry))
-        except Exception:  # some score functions parse, and raise what their parser raises
-            score, valid = 0.0, False
+        answer = self._extract(action) or action.strip()
+        score, valid = 0.0, may_be_scored(answer, type(self.dataset))
+        if valid:
+            try:
+                score = float(self.dataset.score_answer(answer, self.entry))
+            except Exception:  # some score functions parse, and raise what their parser raises
+                valid = False
         return f"Score: {score:g}.", score, True, False, {**self._info(solved=score >= 1), "valid": valid}
 
     def state_key(self) -> str:

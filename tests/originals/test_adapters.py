@@ -108,6 +108,39 @@ def test_reasoning_gym_scores_with_its_own_function() -> None:
         env.step(answer)
 
 
+@pytest.mark.parametrize(
+    ("dataset", "answer"),
+    [
+        ("countdown", "open({0!r}, 'w')"),
+        ("countdown", "open({0!r}, 'w')!"),
+        ("puzzle24", "(open)({0!r}, 'w')"),
+        ("puzzle24", 'sin("open({0!r}, chr(119))")'),
+        ("simple_integration", "f\"open{{40:c}}{0!r},'w'{{41:c}}\""),
+        ("polynomial_multiplication", "x.open\f({0!r}, 'w')"),
+        ("n_queens", "[open({0!r}, 'w')]"),
+        ("spiral_matrix", "  [open(name, 'w') for name in [{0!r}]]"),
+        ("string_insertion", "{{open({0!r}, 'w')}}"),
+        ("binary_matrix", "(lambda: open({0!r}, 'w'))()"),
+    ],
+)
+def test_reasoning_gym_runs_no_answer(dataset: str, answer: str, tmp_path: Path) -> None:
+    env: Any = resolve_environment("reasoning_gym").make(dataset=dataset)
+    env.reset(seed=1)
+    written = tmp_path / "written"
+    *_, info = env.step(answer.format(str(written)))
+    assert (written.exists(), info["valid"], info["success"]) == (False, False, False)
+
+
+@pytest.mark.parametrize(
+    "dataset",
+    ["countdown", "simple_integration", "polynomial_multiplication", "n_queens", "spiral_matrix", "string_insertion"],
+)
+def test_reasoning_gym_scores_formulas_and_lists(dataset: str) -> None:
+    env: Any = resolve_environment("reasoning_gym").make(dataset=dataset)
+    env.reset(seed=1)
+    assert env.step(str(env.entry["answer"]))[1] == 1.0
+
+
 def test_reasoning_gyms_splits_share_no_question() -> None:
     spec = resolve_environment("reasoning_gym")
     env: Any = spec.make(dataset="leg_counting", min_animals=1, max_animals=1)

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import subprocess
+import sys
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -20,7 +22,7 @@ from agentrl.rollout.environments import EnvironmentHost
 
 pytestmark = [
     pytest.mark.originals,
-    pytest.mark.timeout(900),
+    pytest.mark.timeout(1800),
     pytest.mark.filterwarnings("ignore::ResourceWarning"),  # the original leaves its game files open
 ]
 
@@ -61,6 +63,16 @@ def test_the_original_keeps_the_contract(data: Path) -> None:
         assert env.state_key() != key
         assert env.reset(options={"game": game})[0] == first
         assert env.state_key() == key
+
+
+def test_a_process_that_closed_several_ends_well(data: Path) -> None:
+    script = f"""
+from {OriginalAlfworldEnv.__module__} import OriginalAlfworldEnv
+envs = [OriginalAlfworldEnv() for _ in range(3)]
+for env in envs:
+    env.close()
+"""
+    assert subprocess.run([sys.executable, "-c", script]).returncode == 0
 
 
 async def test_the_original_plays_in_worker_processes(data: Path) -> None:

@@ -25,6 +25,10 @@ from ..texts import NOTHING_HAPPENS
 from .data import Games, task_type_of
 from .writing import GameRules
 
+_IDLE: list[Any] = []
+"""Engines of closed environments. Each has a copy of the planner's library, which has to stay loaded: the copies share
+a registry, which calls into all of them when the process ends."""
+
 
 class OriginalAlfworldEnv(gymnasium.Env[str, str]):
     """An episode of a game file in the original engine, with names that are not shuffled.
@@ -49,11 +53,7 @@ class OriginalAlfworldEnv(gymnasium.Env[str, str]):
         self.max_steps = max_steps
         self.observation_space = Text(4096, charset=string.printable)
         self.action_space = Text(256, charset=string.printable)
-        textworld, wrappers = _package("textworld"), _package("alfworld.agents.environment.alfred_tw_env")
-        _package("fast_downward")  # textworld imports it only if it is there
-        infos = textworld.EnvInfos(won=True, admissible_commands=True)
-        self._engine = wrappers.AlfredDemangler(textworld.envs.PddlEnv(infos), shuffle=False)
-        self._library = self._engine.unwrapped.downward_lib
+        self._engine: Any = _IDLE.pop() if _IDLE else _new_engine()
         self._path: Path | None = None
         self._state: Any = None
         self._task_type = ""
@@ -102,10 +102,10 @@ class OriginalAlfworldEnv(gymnasium.Env[str, str]):
         return HouseholdExpert()
 
     def close(self) -> None:
-        """Release the planner's library."""
-        if self._library is not None:
-            _package("fast_downward").close_lib(self._library)
-            self._library = None
+        """Leave the engine to the next environment of this process."""
+        if self._engine is not None:
+            _IDLE.append(self._engine)
+            self._engine = None
 
     def _info(self) -> dict[str, Any]:
         return {"success": bool(self._state["won"]), "task_type": self._task_type}
@@ -119,6 +119,13 @@ def package_rules() -> GameRules:
     """
     places = _package("alfworld.info")
     return GameRules(domain=_text_of(places.ALFRED_PDDL_PATH), grammar=_text_of(places.ALFRED_TWL2_PATH))
+
+
+def _new_engine() -> Any:
+    textworld, wrappers = _package("textworld"), _package("alfworld.agents.environment.alfred_tw_env")
+    _package("fast_downward")  # textworld imports it only if it is there
+    infos = textworld.EnvInfos(won=True, admissible_commands=True)
+    return wrappers.AlfredDemangler(textworld.envs.PddlEnv(infos), shuffle=False)
 
 
 def _text_of(path: str) -> str:

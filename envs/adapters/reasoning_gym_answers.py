@@ -1,0 +1,60 @@
+"""Answers that a score function of reasoning-gym would run as Python: only what is a value or a formula may reach it.
+
+Some of these functions hand the answer to `eval`, others to sympy's `parse_expr`, which calls it: either would let the
+policy run anything in the process that trains it.
+"""
+
+from __future__ import annotations
+
+import ast
+import functools
+import inspect
+import re
+
+FUNCTIONS = frozenset((
+    "sin", "cos", "tan", "sec", "csc", "cot", "asin", "acos", "atan", "asec", "acsc", "acot", "sinh", "cosh",
+    "tanh", "asinh", "acosh", "atanh", "exp", "log", "ln", "sqrt", "Abs", "Rational", "Pow", "Mul", "Add",
+    "Integral", "erf", "erfi", "Ei", "Si", "Ci", "li", "gamma",
+))  # fmt: skip
+"""What a formula may call."""
+_FORMULA = re.compile(r"[\w\s.+\-*/^()!,]*", re.ASCII)
+_CALL = re.compile(r"(\w+|\))\s*\(")
+_INERT = (
+    ast.Expression, ast.Constant, ast.List, ast.Tuple, ast.Set, ast.Dict, ast.Name, ast.Load, ast.UnaryOp, ast.unaryop,
+)  # fmt: skip
+
+
+def may_be_scored(answer: str, dataset: type) -> bool:
+    """Whether a dataset's score function can be given an answer without that it runs code.
+
+    Args:
+        answer: What the policy answered.
+        dataset: The dataset's class.
+    """
+    source = _source(dataset)
+    if "parse_expr(" in source and not _is_formula(answer):
+        return False
+    return not re.search(r"\beval\(", source) or _is_inert(answer)
+
+
+@functools.cache
+def _source(dataset: type) -> str:
+    """The text of the module that has the class."""
+    module = inspect.getmodule(dataset)
+    return inspect.getsource(module) if module is not None else "eval("
+
+
+def _is_formula(answer: str) -> bool:
+    """Whether it has nothing but numbers, names, operators and calls of known functions."""
+    return _FORMULA.fullmatch(answer) is not None and FUNCTIONS.issuperset(_CALL.findall(answer))
+
+
+def _is_inert(answer: str) -> bool:
+    """Whether `eval` gives a name, a constant or a list of them, or fails before it runs anything."""
+    try:
+        nodes = list(ast.walk(ast.parse(answer.lstrip(" \t"), mode="eval")))
+    except (SyntaxError, ValueError):
+        return True
+    except (MemoryError, RecursionError):
+        return False
+    return all(isinstance(node, _INERT) for node in nodes)
