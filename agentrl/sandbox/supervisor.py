@@ -314,6 +314,8 @@ class Supervisor:
         for pid in stopped:
             _send(pid, SIGKILL)
         _reap(stopped)
+        while _reap_any(keepers):
+            pass
 
 
 def _parents() -> dict[int, int]:
@@ -363,6 +365,15 @@ def _reap(killed: set[int]) -> None:
     while len(waiting) < before:
         before = len(waiting)
         waiting = {pid for pid in waiting if not _reap_one(pid)}
+
+
+def _reap_any(keepers: set[int]) -> bool:
+    """Reap one dead child; a dead keeper stops this until it has been heard."""
+    try:
+        found = os.waitid(os.P_ALL, 0, os.WEXITED | os.WNOHANG | os.WNOWAIT)
+    except ChildProcessError:
+        return False
+    return found is not None and found.si_pid not in keepers and _reap_one(found.si_pid)
 
 
 def _reap_one(pid: int) -> bool:
