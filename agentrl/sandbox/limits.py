@@ -34,8 +34,8 @@ class Limits:
 
     def __post_init__(self) -> None:
         for name, value in self.given.items():
-            if not value > 0:
-                raise UsageError(f"limit {name} is not positive", got=value, expected="more than 0")
+            if isinstance(value, bool) or not isinstance(value, int | float) or not value > 0:
+                raise UsageError(f"limit {name} is not understood", got=repr(value), expected="a number above 0")
 
     @property
     def given(self) -> dict[str, float]:

@@ -283,8 +283,11 @@ def _read_options(spec: SandboxSpec) -> LocalOptions:
             expected=f"network {NO_NETWORK} or {ANY_NETWORK}",
             hint="use a docker sandbox",
         )
+    readable = spec.options.get("readable", ())
+    if isinstance(readable, str) or not all(isinstance(path, str) for path in readable):
+        raise UsageError("readable folders of a sandbox are not understood", got=repr(readable), expected="a list")
     try:
-        options = LocalOptions(**{**spec.options, "readable": tuple(spec.options.get("readable", ()))})
+        options = LocalOptions(**{**spec.options, "readable": tuple(readable)})
     except TypeError as error:
         raise UsageError(
             "an option of local sandboxes is not understood", got=error, expected="readable, unconfined"

@@ -119,14 +119,14 @@ async def stops_a_memory_bomb(subject: SandboxSubject) -> Finding:
 async def counts_memory_of_all_processes(subject: SandboxSubject) -> Finding:
     """Memory is limited for the whole sandbox, and not for each process alone."""
     async with subject.attacked() as sandbox:
-        result = await run_python(sandbox, _MANY_HANDS)
-        held = int(text(result) or 0)
         most = (TIGHT.memory_bytes or 0) // MIB
-        if held > most:
-            raise Suspect(f"10 processes hold {held} MiB where {most} MiB are allowed: there are no control groups")
         files = await run_python(sandbox, _OUTSIDE_PROCESSES)
         made = int(text(files) or 0)
         require(made <= most, f"{made} MiB fit into files in memory where {most} MiB are allowed")
+        result = await run_python(sandbox, _MANY_HANDS)
+        held = int(text(result) or 0)
+        if held > most:
+            raise Suspect(f"10 processes hold {held} MiB where {most} MiB are allowed: there are no control groups")
     return Finding(detail=f"10 processes of 40 MiB hold {held} MiB")
 
 

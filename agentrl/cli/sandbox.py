@@ -1,0 +1,99 @@
+"""`agentrl sandbox`: check back ends, run a command in a sandbox, serve sandboxes."""
+
+from __future__ import annotations
+
+import asyncio
+import sys
+from typing import Annotated, Any
+
+import typer
+
+from agentrl.cli.arguments import json_pairs
+from agentrl.cli.console import note
+from agentrl.cli.help import examples
+from agentrl.cli.sandbox_check import check_back_ends
+from agentrl.errors import UsageError
+from agentrl.sandbox import ExecResult, SandboxSpec, open_sandbox, read_spec
+
+app = typer.Typer(no_args_is_help=True)
+
+Settings = Annotated[
+    list[str] | None,
+    typer.Option(
+        "--set", metavar="KEY=VALUE", help="A key of the sandbox, like limits.seconds=5 or network=all; repeatable."
+    ),
+]
+Type = Annotated[str, typer.Option("--type", help="The back end: local, docker, http, or one of your own.")]
+
+
+@app.command(
+    epilog=examples(
+        "agentrl sandbox check",
+        "agentrl sandbox check local --json -",
+        "agentrl sandbox check http --set url=http://127.0.0.1:8300",
+        "agentrl sandbox check local --only stops-a-fork-bomb",
+    )
+)
+def check(
+    type_: Annotated[
+        str | None, typer.Argument(metavar="[TYPE]", help="The back end; all that this machine has when left out.")
+    ] = None,
+    settings: Settings = None,
+    only: Annotated[list[str] | None, typer.Option(help="A rule to check; repeatable.")] = None,
+    json_file: Annotated[str | None, typer.Option("--json", help="Write the report to this file; - prints it.")] = None,
+) -> None:
+    """Work in sandboxes, attack them, and see what holds."""
+    specs = None if type_ is None else [spec_of(type_, settings)]
+    if specs is None and settings:
+        raise UsageError("--set is for one back end", hint="name it: agentrl sandbox check local")
+    check_back_ends(specs, only=only or [], json_file=json_file)
+
+
+@app.command(
+    epilog=examples(
+        "agentrl sandbox run -- python3 -c 'print(6 * 7)'",
+        "agentrl sandbox run --set limits.seconds=2 -- sleep 60",
+        "echo hello | agentrl sandbox run --stdin -- tr a-z A-Z",
+    )
+)
+def run(
+    command: Annotated[list[str], typer.Argument(metavar="-- COMMAND...", help="The program and its arguments.")],
+    type_: Type = "local",
+    settings: Settings = None,
+    stdin: Annotated[bool, typer.Option("--stdin", help="Give it this program's standard input.")] = False,
+) -> None:
+    """Run a command in a fresh sandbox; ends with the command's exit code."""
+    data = sys.stdin.buffer.read() if stdin else b""
+    result = asyncio.run(_run(spec_of(type_, settings), command, data))
+    for stream, output in ((sys.stdout, result.stdout), (sys.stderr, result.stderr)):
+        stream.write(output.decode(errors="replace"))
+        stream.flush()
+    for holds, what in (
+        (result.timed_out, f"killed after {result.seconds:.1f} s"),
+        (result.truncated, "output beyond the limit was dropped"),
+        (result.out_of_memory, "out of memory"),
+    ):
+        if holds:
+            note(what)
+    raise typer.Exit(result.exit_code)
+
+
+def spec_of(type_: str, settings: list[str] | None) -> SandboxSpec:
+    """The spec that the options describe; a dot in a key leads into a section.
+
+    Raises:
+        UsageError: an unknown key.
+    """
+    values: dict[str, Any] = {"type": type_}
+    for key, value in json_pairs(settings).items():
+        section, dot, name = key.partition(".")
+        if dot:
+            values.setdefault(section, {})[name] = value
+        else:
+            values[key] = value
+    return read_spec(values)
+
+
+async def _run(spec: SandboxSpec, command: list[str], stdin: bytes) -> ExecResult:
+    async with open_sandbox(spec) as sandbox:
+        return await sandbox.exec(command, stdin=stdin)
