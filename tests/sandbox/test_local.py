@@ -7,6 +7,7 @@ import re
 import signal
 import subprocess
 import sys
+import tempfile
 import time
 from pathlib import Path
 
@@ -114,7 +115,7 @@ async def test_without_walls_only_in_these_words():
         assert (await sandbox.exec("sleep 100", limits=Limits(seconds=0.2))).timed_out
         await sandbox.write("file", b"data")
         assert os.listdir(sandbox.folder) == ["file"]
-    assert not os.path.exists(sandbox.folder)
+    assert Path(sandbox.folder).name not in os.listdir(tempfile.gettempdir())
 
 
 @pytest.mark.parametrize(
