@@ -12,10 +12,14 @@ from agentrl.cli.arguments import json_pairs
 from agentrl.cli.console import note
 from agentrl.cli.help import examples
 from agentrl.cli.sandbox_check import check_back_ends
+from agentrl.cli.sandbox_serve import serve_sandboxes
+from agentrl.env_server import ServerSettings
 from agentrl.errors import UsageError
 from agentrl.sandbox import ExecResult, SandboxSpec, open_sandbox, read_spec
+from agentrl.sandbox.http_wire import TOKEN_VARIABLE
 
 app = typer.Typer(no_args_is_help=True)
+_DEFAULTS = ServerSettings()
 
 Settings = Annotated[
     list[str] | None,
@@ -97,3 +101,33 @@ def spec_of(type_: str, settings: list[str] | None) -> SandboxSpec:
 async def _run(spec: SandboxSpec, command: list[str], stdin: bytes) -> ExecResult:
     async with open_sandbox(spec) as sandbox:
         return await sandbox.exec(command, stdin=stdin)
+
+
+@app.command(
+    epilog=examples(
+        "agentrl sandbox serve --port 8300",
+        "agentrl sandbox serve --host 0.0.0.0 --token SECRET --set limits.memory_bytes=536870912",
+        "agentrl sandbox run --type http --set url=http://127.0.0.1:8300 -- uname -a",
+    )
+)
+def serve(
+    type_: Type = "local",
+    settings: Settings = None,
+    host: Annotated[str, typer.Option(help="Address to listen on; 0.0.0.0 is all of them.")] = _DEFAULTS.host,
+    port: Annotated[int, typer.Option(min=0, max=65535, help="Port to listen on; 0 takes any.")] = _DEFAULTS.port,
+    token: Annotated[
+        str | None,
+        typer.Option(envvar=TOKEN_VARIABLE, help="What clients must send; they take it from the same variable."),
+    ] = None,
+    max_sessions: Annotated[int, typer.Option(min=1, help="Most sandboxes at once.")] = _DEFAULTS.max_sessions,
+    lease_s: Annotated[
+        float, typer.Option("--lease", min=1, help="Seconds after which an unused sandbox is closed.")
+    ] = _DEFAULTS.lease_s,
+) -> None:
+    """Serve sandboxes over HTTP; Ctrl-C ends it.
+
+    Prints the address, which clients give as url of sandboxes of type http. They can ask for lower limits, not for
+    higher ones.
+    """
+    chosen = ServerSettings(host=host, port=port, token=token, max_sessions=max_sessions, lease_s=lease_s)
+    serve_sandboxes(spec_of(type_, settings), chosen)
