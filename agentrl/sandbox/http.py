@@ -145,20 +145,22 @@ class HttpSandbox(Sandbox):
             return await asking
         except asyncio.CancelledError:
             current = asyncio.current_task()
-            if not self._is_open and not (current is not None and current.cancelling()):
+            if current is not None and not current.cancelling():  # it was `close` that cancelled
                 raise SandboxError("the sandbox is closed") from None
-            if self._is_open:
-                self._tell(self._cancel(number))
+            self._tell(self._cancel(number))
             raise
         finally:
             self._asking.discard(asking)
 
     def _tell(self, telling: Coroutine[Any, Any, None]) -> None:
+        """Do this beside other things; `close` does not wait for it."""
         task = asyncio.create_task(telling)
         self._telling.add(task)
         task.add_done_callback(self._telling.discard)
 
     async def _cancel(self, number: str) -> None:
+        if not self._is_open:
+            return
         with contextlib.suppress(SandboxError, UsageError):
             await self._ask("POST", "/cancel", {"id": secrets.token_hex(16), "target": number}, patience_s=1.0)
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 from dataclasses import dataclass
+from typing import Any
 
 from agentrl.errors import UsageError
 
@@ -38,7 +39,7 @@ class Limits:
                 raise UsageError(f"limit {name} is not understood", got=repr(value), expected="a number above 0")
 
     @property
-    def given(self) -> dict[str, float]:
+    def given(self) -> dict[str, Any]:
         """The limits that are not ``None``, by name."""
         values = {field.name: getattr(self, field.name) for field in dataclasses.fields(self)}
         return {name: value for name, value in values.items() if value is not None}

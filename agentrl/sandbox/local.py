@@ -160,12 +160,16 @@ class LocalSandbox(Sandbox):
         self, command: Command, cwd: str | None, env: Mapping[str, str], allowed: Limits, own: Limits | None
     ) -> dict[str, Any]:
         argv = ["/bin/sh", "-c", command] if isinstance(command, str) else list(command)
-        if not argv or any("\0" in word for word in argv):
-            raise UsageError("a command is not understood", got=repr(argv)[:200], expected="words without NUL")
+        variables = self._variables(env)
+        names_are_good = all(name and "=" not in name for name in variables)
+        if not argv or not names_are_good or any("\0" in word for word in (*argv, *variables, *variables.values())):
+            raise UsageError(
+                "a command is not understood", got=repr(argv)[:200], expected="words without NUL, NAME: value"
+            )
         return {
             "action": "exec",
             "argv": argv,
-            "env": self._variables(env),
+            "env": variables,
             "cwd": cwd or self.folder,
             "seconds": allowed.seconds,
             "output": allowed.output_bytes,

@@ -291,8 +291,8 @@ class Supervisor:
             flags=TIMED_OUT * job.timed_out | TRUNCATED * job.truncated,
             code=128 - code if code < 0 else code,
             seconds=time.monotonic() - job.started,
-            out=job.out,
-            err=job.err,
+            out=bytes(job.out),
+            err=bytes(job.err),
         )
         if job.pull:
             self._deliver(job)
@@ -461,6 +461,8 @@ def _become(request: dict[str, Any], settings: dict[str, Any], pipes: tuple[int,
         _complain(error)
     except OSError as error:
         _complain(error)
+    except ValueError as error:  # text that is no text
+        os.write(2, f"{error}\n".encode(errors="backslashreplace"))
     finally:
         os._exit(code)
 

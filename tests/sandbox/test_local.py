@@ -80,6 +80,17 @@ async def test_a_killed_sandbox_is_a_failure_of_the_machinery():
             await sandbox.exec("true")
 
 
+async def test_commands_that_cannot_be_started_say_why():
+    async with open_sandbox() as sandbox:
+        long = await sandbox.exec(["echo", "x" * 3_000_000])
+        assert (long.exit_code, b"Argument list too long" in long.stderr) == (126, True)
+        broken = await sandbox.exec(["echo", "\ud800"])
+        assert (broken.exit_code, b"surrogates not allowed" in broken.stderr) == (126, True)
+        for command, env in (([], {}), (["a\0b"], {}), ("true", {"A=B": "c"}), ("true", {"A": "\0"})):
+            with pytest.raises(UsageError, match="a command is not understood"):
+                await sandbox.exec(command, env=env)
+
+
 async def test_a_closed_sandbox_says_so():
     sandbox = open_sandbox()
     await sandbox.start()
@@ -155,6 +166,7 @@ def test_numbers_of_system_calls_are_the_kernels():
     told = dict(re.findall(r"#define __NR_(\w+) (\d+)", HEADERS.read_text()))
     known = {name: numbers[0] for name, numbers in _DENIED.items()}
     known |= {name: getattr(_MACHINES["x86_64"], name) for name in ("clone", "clone3", "socket", "ioctl")}
+    known["prlimit64"] = _MACHINES["x86_64"].prlimit
     assert {name: number for name, number in known.items() if name in told and int(told[name]) != number} == {}
     assert len(known.keys() & told.keys()) > 40
 

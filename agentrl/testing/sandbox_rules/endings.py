@@ -58,6 +58,15 @@ _HEADLESS = """
 """
 
 
+_LOWER_LIMITS = """
+    import os, resource
+    for pid in (1, os.getppid()):
+        for kind in (resource.RLIMIT_NOFILE, resource.RLIMIT_CPU, resource.RLIMIT_AS, resource.RLIMIT_NPROC):
+            try: resource.prlimit(pid, kind, (0, 0))
+            except OSError: pass
+"""
+
+
 async def kills_at_the_deadline(subject: SandboxSubject) -> Finding:
     """A command that ignores every signal is killed when its time is over; what it wrote is kept."""
     async with subject.attacked() as sandbox:
@@ -100,13 +109,17 @@ async def kills_what_commands_leave(subject: SandboxSubject) -> Finding:
 
 
 async def survives_signals_from_inside(subject: SandboxSubject) -> Finding:
-    """Commands that signal everything they see harm only themselves."""
+    """Commands that signal everything they see, or lower its limits, harm only themselves."""
     async with subject.attacked() as sandbox:
+        lowered = await run_python(sandbox, _LOWER_LIMITS)
+        require(b"Traceback" not in lowered.stderr, told(lowered))
+        result = await sandbox.exec("echo here")
+        require(text(result) == "here", f"after limits were lowered the sandbox says {told(result)}")
         for number in ("STOP", "TERM", "INT", "HUP", "CHLD", "SEGV", "KILL"):
             await sandbox.exec(f"kill -{number} $PPID; kill -{number} 1; kill -{number} -1", limits=Limits(seconds=1.0))
             result = await sandbox.exec("echo here")
             require(text(result) == "here", f"after kill -{number} -1 the sandbox says {told(result)}")
-    return Finding(detail="7 signals")
+    return Finding(detail="7 signals, 4 limits")
 
 
 async def stops_with_its_caller(subject: SandboxSubject) -> Finding:
