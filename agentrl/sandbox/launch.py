@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import functools
 import importlib.machinery
 import importlib.util
 import marshal
@@ -120,11 +121,15 @@ def walled(
 
 def opening(settings: dict[str, Any]) -> bytes:
     """What the supervisor reads first: its code, and its settings."""
+    return b"".join(struct.pack("<I", len(part)) + part for part in (_supervisor_code(), marshal.dumps(settings)))
+
+
+@functools.cache
+def _supervisor_code() -> bytes:
     found = importlib.util.find_spec("agentrl.sandbox.supervisor")
     assert found is not None
     assert isinstance(found.loader, importlib.machinery.SourceFileLoader)
-    parts = (marshal.dumps(found.loader.get_code(found.name)), marshal.dumps(settings))
-    return b"".join(struct.pack("<I", len(part)) + part for part in parts)
+    return marshal.dumps(found.loader.get_code(found.name))
 
 
 def _memory_file(content: bytes, stack: contextlib.ExitStack) -> int:
