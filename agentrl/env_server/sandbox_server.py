@@ -23,6 +23,9 @@ from agentrl.sandbox import Limits, SandboxSpec, open_sandbox
 from agentrl.sandbox.http_wire import LARGEST_REQUEST, PROTOCOL, SANDBOXES, VERSION, read_limits
 from agentrl.sandbox.spec import NO_NETWORK
 
+KEPT_NAMES = 1000
+"""Names of closed sandboxes that are not opened again."""
+
 
 class SandboxServer:
     """Serves sandboxes until it is closed. Lives in one event loop.
@@ -38,6 +41,7 @@ class SandboxServer:
         self._clock = clock
         self._opened: dict[str, asyncio.Task[ServedSandbox]] = {}
         self._closing: set[asyncio.Task[None]] = set()
+        self._ended: dict[str, None] = {}
         self._runner: web.AppRunner | None = None
         self._sweeper: asyncio.Task[None] | None = None
 
@@ -73,12 +77,10 @@ class SandboxServer:
         if self._sweeper is not None:
             self._sweeper.cancel()
             await asyncio.wait({self._sweeper})
-        for name in list(self._opened):
-            self._drop(name)
-        while self._closing:
-            await asyncio.wait(set(self._closing))
+        await self._drop_all()  # which answers the calls that are under way
         if self._runner is not None:
             await self._runner.cleanup()
+        await self._drop_all()  # what was opened meanwhile
 
     def expire(self) -> None:
         """Close the sandboxes whose lease is over."""
@@ -94,6 +96,8 @@ class SandboxServer:
         name = request.match_info["name"]
         if not SESSION_NAME.fullmatch(name):
             raise Refusal(Problem.REQUEST, f"{name[:80]!r} names no sandbox: 8 to 64 letters, digits, - or _")
+        if name in self._ended:  # by a client that did not wait for the answer
+            raise Refusal(Problem.SESSION, f"the sandbox {name} was closed")
         spec = self._narrowed((await read_body(request))[1])
         if name not in self._opened:
             if len(self._opened) >= self.settings.max_sessions:
@@ -150,7 +154,16 @@ class SandboxServer:
         self._drop(request.match_info["name"])
         return respond({})
 
+    async def _drop_all(self) -> None:
+        for name in list(self._opened):
+            self._drop(name)
+        while self._closing:
+            await asyncio.wait(set(self._closing))
+
     def _drop(self, name: str) -> None:
+        self._ended[name] = None
+        for oldest in list(self._ended)[:-KEPT_NAMES]:
+            del self._ended[oldest]
         opened = self._opened.pop(name, None)
         if opened is not None:
             closing = asyncio.create_task(_close(opened))

@@ -84,17 +84,21 @@ class Program:
             return "it is closed"
         return os.pread(self._words, 2000, 0).decode(errors="replace").strip() or "it ended without a word"
 
-    async def end(self) -> None:
-        """Kill the first process, with which the kernel kills all others, and wait for bubblewrap to say so.
-
-        Raises:
-            SandboxError: it goes on.
-        """
+    def kill(self) -> None:
+        """Kill the first process, with which the kernel kills all others. Idempotent."""
         if self._first >= 0:
             with contextlib.suppress(ProcessLookupError):
                 signal.pidfd_send_signal(self._first, signal.SIGKILL)
         elif self._has_walls:
             self._process.kill()
+
+    async def end(self) -> None:
+        """Kill it, and wait until nothing of it is left. Without walls the supervisor ends by itself, at the hang-up.
+
+        Raises:
+            SandboxError: it goes on.
+        """
+        self.kill()
         has_ended = await _has_ended(self._process, END_DEADLINE_S)
         for fd in (self._first, self._told, self._words):
             if fd >= 0:

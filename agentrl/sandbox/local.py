@@ -47,7 +47,7 @@ class LocalOptions:
 
 
 class LocalSandbox(Sandbox):
-    """A sandbox on this machine.
+    """A sandbox on this machine. It dies with the thread that started it, as the kernel has it.
 
     Args:
         spec: Its `options` are `LocalOptions`.
@@ -63,6 +63,7 @@ class LocalSandbox(Sandbox):
         self._program: Program | None = None
         self._group: ControlGroup | None = None
         self._is_open = False  # without walls
+        self._closing = asyncio.Lock()
 
     async def _start(self) -> None:
         ours, theirs = socket.socketpair()
@@ -265,13 +266,17 @@ class LocalSandbox(Sandbox):
 
     async def close(self) -> None:
         """See `Sandbox.close`."""
-        await self._channel.close()
-        program, self._program = self._program, None
-        if program is not None:
-            await program.end()
-        if self._group is not None:
-            await _until(self._group.remove)
-            self._group = None
+        self._channel.hang_up()
+        if self._program is not None:
+            self._program.kill()  # before anything is awaited: closing may be cancelled
+        async with self._closing:
+            await self._channel.close()
+            if self._program is not None:
+                await self._program.end()
+                self._program = None
+            if self._group is not None:
+                await _until(self._group.remove)
+                self._group = None
         if self._is_open:
             shutil.rmtree(self.folder, ignore_errors=True)
 
