@@ -100,7 +100,7 @@ class EpisodeTools:
         """Wait for the tool's turn, then call it within its deadline."""
         trajectory_id, waits = self._turns.trajectory.id, self._turns.recorders.waits
         if tool.needs_sandbox:
-            await self._start_sandbox()
+            await self._start_sandbox(tool.name)
         async with AsyncExitStack() as place:
             if (gate := self._desk.gate(tool)) is not None:
                 with waits.on(WaitKind.CAPACITY, trajectory_id, f"a free place for the tool {tool.name}"):
@@ -144,7 +144,7 @@ class EpisodeTools:
         shared: T = self._shared[key]
         return shared
 
-    async def _start_sandbox(self) -> None:
+    async def _start_sandbox(self, tool: str) -> None:
         """Start the episode's sandbox, if it was not started yet.
 
         Raises:
@@ -155,7 +155,8 @@ class EpisodeTools:
             if self._sandbox is not None:
                 return
             if self._make_sandbox is None:
-                raise UsageError("a tool needs a sandbox, and there is none", hint="set agent.sandbox={type: local}")
+                hint = "set agent.sandbox={type: local}, or --sandbox local where a tool is called by hand"
+                raise UsageError(f"tool {tool} needs a sandbox, and there is none", hint=hint)
             waits, trajectory_id = self._turns.recorders.waits, self._turns.trajectory.id
             with waits.on(WaitKind.TOOL, trajectory_id, "a sandbox"):
                 async with async_boundary(SandboxError, "starting a sandbox", deadline_s=SANDBOX_START_S):

@@ -128,6 +128,7 @@ def test_tools_take_options_and_are_checked(agentrl: Cli, tmp_path: Path) -> Non
     failed = agentrl("tool", "check", "sql", "query=select nothing", *option)
     assert failed.code
     assert "failed   examples succeed" in failed.out
+    assert "tool bash needs a sandbox" in agentrl("tool", "call", "bash", "command=ls").err
     assert "database is missing" in agentrl("tool", "call", "sql", "query=select 1").err
 
 
