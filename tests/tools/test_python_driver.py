@@ -35,8 +35,9 @@ class Driver:
 def driver():
     driver = Driver()
     yield driver
-    driver.process.stdin.close()
-    assert driver.process.wait() == 0
+    with driver.process:  # which closes its pipes
+        driver.process.stdin.close()
+        assert driver.process.wait() == 0
 
 
 @pytest.mark.parametrize(
