@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import functools
-from collections.abc import Sequence
+import itertools
+from collections.abc import Iterable, Sequence
 
 from agentrl.agent_loop import AgentLoop, Answer, Conversation, Episode
 from agentrl.errors import ToolError, UsageError
@@ -104,11 +105,22 @@ class ToolCalling(AgentLoop):
     async def _take_turn(
         self, episode: Episode, conversation: Conversation, answer: Answer, act: Tool | None, goal: str
     ) -> bool:
-        """Carry out an answer's calls in their order; whether the environment ended the episode."""
-        for call in answer.tool_calls:
-            if act is None or call.name != act.name:
-                conversation.add(await episode.call_tool(call))
-                continue
+        """Carry out an answer's calls, tools between actions together; whether the environment ended the episode."""
+        for acts, calls in itertools.groupby(answer.tool_calls, lambda call: act is not None and call.name == act.name):
+            if not acts or act is None:
+                conversation.add(*await episode.call_tools(list(calls)))
+            elif await self._act(episode, conversation, calls, act, goal):
+                return True
+        if problem := self._problem(answer):
+            episode.invalid(problem)
+            conversation.add(user(problem))
+        return False
+
+    async def _act(
+        self, episode: Episode, conversation: Conversation, calls: Iterable[ToolCall], act: Tool, goal: str
+    ) -> bool:
+        """Take actions; whether one of them ended the episode."""
+        for call in calls:
             try:
                 action = act.validate(call.arguments)["action"]
             except ToolError as error:
@@ -119,9 +131,6 @@ class ToolCalling(AgentLoop):
             if result.done:
                 return True
             conversation.add(_answered(call, await self._shown(episode, result.observation, goal)))
-        if problem := self._problem(answer):
-            episode.invalid(problem)
-            conversation.add(user(problem))
         return False
 
     async def _shown(self, episode: Episode, observation: Content, goal: str = "") -> Content:

@@ -14,17 +14,21 @@ if TYPE_CHECKING:
     from agentrl.env import AsyncEnv as AsyncEnv
     from agentrl.errors import ToolError as ToolError
     from agentrl.message import parse_int as parse_int
+    from agentrl.tool import ToolContext as ToolContext
+    from agentrl.tool import ToolResult as ToolResult
 
 _EXPORTS = {
     "AgentLoop": "agentrl.agent_loop",
     "AsyncEnv": "agentrl.env",
+    "ToolContext": "agentrl.tool",
     "ToolError": "agentrl.errors",
+    "ToolResult": "agentrl.tool",
     "evaluate": "agentrl.api",
     "parse_int": "agentrl.message",
     "train": "agentrl.api",
 }
 
-__all__ = ["AgentLoop", "AsyncEnv", "ToolError", "evaluate", "parse_int", "tool", "train"]
+__all__ = ["AgentLoop", "AsyncEnv", "ToolContext", "ToolError", "ToolResult", "evaluate", "parse_int", "tool", "train"]
 
 
 def __getattr__(name: str) -> Any:

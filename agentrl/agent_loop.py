@@ -117,6 +117,17 @@ class Episode(ABC):
         """
 
     @abstractmethod
+    async def call_tools(self, calls: Sequence[ToolCall]) -> list[Message]:
+        """Call several tools of one answer; the results are in the order of the calls.
+
+        Tools that declare it run at the same time as their neighbours; others wait for what comes before them. Nothing
+        is called after a call that ends the episode.
+
+        Raises:
+            EpisodeEnd: a tool ends the episode.
+        """
+
+    @abstractmethod
     def open(self, messages: Sequence[Message], *, tools: Sequence[Tool] = ()) -> Conversation:
         """Start a conversation; the schemas of `tools` are rendered into the prompt and answers searched for calls."""
 

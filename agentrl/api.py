@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Callable, Iterable, Sequence
+import json
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from pathlib import Path
+from typing import Any
 
 from agentrl.assembly.checks import check_training
 from agentrl.assembly.runs import start_run
@@ -30,7 +32,7 @@ def train(
     model: str | None = None,
     engine: str | None = None,
     algorithm: str | None = None,
-    tools: Sequence[Tool | str] = (),
+    tools: Sequence[Tool | str | Mapping[str, Any]] = (),
     steps: int | None = None,
     seed: int | None = None,
     overrides: Sequence[str] = (),
@@ -44,7 +46,7 @@ def train(
         model: ``model``: a folder or name, a run, or ``scratch``.
         engine: ``engine``.
         algorithm: ``algorithm``: name of the advantage estimator.
-        tools: ``agent.tools``: tools, registry names, or ``module:attr``.
+        tools: ``agent.tools``: tools, registry names, ``module:attr``, or a dictionary with ``name`` and options.
         steps: ``trainer.steps``.
         seed: ``run.seed``.
         overrides: Further ``key=value``, put on top.
@@ -82,7 +84,7 @@ def evaluate(
     policy: str = PolicyKind.ENGINE,
     engine: str | None = None,
     url: str | None = None,
-    tools: Sequence[Tool | str] = (),
+    tools: Sequence[Tool | str | Mapping[str, Any]] = (),
     tasks: int | None = None,
     samples: int = 1,
     seed: int = 0,
@@ -146,15 +148,17 @@ def _check_no_event_loop(function: str) -> None:
     )
 
 
-def tool_overrides(tools: Iterable[Tool | str]) -> list[str]:
+def tool_overrides(tools: Iterable[Tool | str | Mapping[str, Any]]) -> list[str]:
     """``agent.tools`` for tools given as objects, which are registered under their names, or by name."""
-    names = [_name(tool) for tool in tools]
-    return [f"agent.tools=[{', '.join(names)}]"] if names else []
+    entries = [_entry(tool) for tool in tools]
+    return [f"agent.tools={json.dumps(entries)}"] if entries else []
 
 
-def _name(tool: Tool | str) -> str:
+def _entry(tool: Tool | str | Mapping[str, Any]) -> str | dict[str, Any]:
     if isinstance(tool, str):
         return tool
+    if isinstance(tool, Mapping):
+        return dict(tool)
     register(Kind.TOOL, tool.name, tool)
     return tool.name
 

@@ -12,27 +12,151 @@ Args:
 
 The JSON schema comes from the signature and the docstring (`transformers.utils.get_json_schema`). A stateful tool is a
 class with ``__call__``; one object is made per episode, and ``async with`` opens and closes it when it defines that.
+The arguments of its constructor are options, which a config gives. A parameter of the type `ToolContext` or
+`agentrl.sandbox.Sandbox` is filled in by the runtime, and hidden from the policy.
+
 What the policy can mend is a `ToolError`, whose text the policy reads; a tool that raises anything else has failed
-itself, and the policy reads a short notice while the error is counted.
+itself, and the policy reads a short notice while the error is counted. Infrastructure errors pass.
 """
 
 from __future__ import annotations
 
 import asyncio
+import copy
+import dataclasses
 import functools
 import inspect
 import json
+import math
 import types
-from collections.abc import Callable, Mapping
+from abc import ABC, abstractmethod
+from collections.abc import Callable, Hashable, Mapping, Sequence
 from contextlib import AbstractAsyncContextManager, AsyncExitStack
-from typing import TYPE_CHECKING, Any, TypeVar, overload
+from dataclasses import dataclass, field
+from typing import Any, ClassVar, TypedDict, TypeVar, Unpack, overload
 
-from agentrl.errors import ToolError, UsageError
-
-if TYPE_CHECKING:
-    from pydantic import BaseModel
+from agentrl.errors import ConfigError, EnvironmentFailure, ToolError, UsageError
+from agentrl.tool_arguments import Arguments, WrongArguments
 
 F = TypeVar("F", bound=Callable[..., Any])
+T = TypeVar("T")
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ToolRules:
+    """How calls of a tool are carried out."""
+
+    stop: bool = False
+    """A call ends the episode (`Outcome.STOPPED_BY_TOOL`)."""
+    inline: bool = False
+    """A synchronous function runs in the event loop instead of a thread; only for code that takes well under a
+    millisecond."""
+    parallel: bool = False
+    """May run while other calls of the same answer run; else calls wait for each other."""
+    pure: bool = False
+    """The result depends on the arguments alone: it is kept, and calls are parallel."""
+    timeout_s: float | None = None
+    """Deadline of a call; ``agent.tool_timeout_s`` when left out."""
+    max_tokens: int | None = None
+    """Most tokens of a result, if fewer than ``agent.max_observation_tokens``; what is longer is cut, visibly."""
+    max_concurrent: int | None = None
+    """Most calls at once, over all episodes of the run."""
+    max_per_second: float | None = None
+    """Most calls that begin in a second, over all episodes of the run."""
+
+    def __post_init__(self) -> None:
+        if self.stop and (self.parallel or self.pure):
+            raise UsageError("a tool that ends the episode cannot be parallel or pure", got="stop=True")
+        for name in ("timeout_s", "max_tokens", "max_concurrent", "max_per_second"):
+            value = getattr(self, name)
+            if value is not None and not value > 0:
+                raise UsageError(f"a tool's {name} is too small", got=value, expected="more than 0")
+
+    @property
+    def is_parallel(self) -> bool:
+        """Whether calls may overlap."""
+        return self.parallel or self.pure
+
+    def changed(self) -> dict[str, Any]:
+        """The rules that are not the default, by name."""
+        told = {rule.name: (getattr(self, rule.name), rule.default) for rule in dataclasses.fields(self)}
+        return {name: value for name, (value, default) in told.items() if value != default}
+
+
+class Declared(TypedDict, total=False):
+    """`ToolRules` as keywords of `tool`."""
+
+    stop: bool
+    inline: bool
+    parallel: bool
+    pure: bool
+    timeout_s: float | None
+    max_tokens: int | None
+    max_concurrent: int | None
+    max_per_second: float | None
+
+
+@dataclass(frozen=True, slots=True)
+class ToolResult:
+    """What a tool may return instead of a plain value: ``ToolResult("3 rows", reward=0.1, metrics={"rows": 3})``."""
+
+    value: Any
+    """What the policy reads: text, or anything that JSON can say."""
+    _: dataclasses.KW_ONLY
+    reward: float = 0.0
+    """Added to the turn that called, and to the reward component ``tool/NAME``."""
+    metrics: Mapping[str, float] = field(default_factory=dict)
+    """Added to the trajectory's metrics as ``tool/NAME/METRIC``."""
+    stop: bool = False
+    """The call ends the episode, whatever the tool's rules say."""
+
+    @property
+    def text(self) -> str:
+        """The value as the policy reads it."""
+        return self.value if isinstance(self.value, str) else json.dumps(self.value, ensure_ascii=False, default=str)
+
+    def checked(self, tool: str) -> ToolResult:
+        """This result, if its numbers are finite.
+
+        Raises:
+            EnvironmentFailure: they are not; nothing that was computed with them may train.
+        """
+        for name, value in {"reward": self.reward, **self.metrics}.items():
+            if isinstance(value, bool) or not isinstance(value, int | float) or not math.isfinite(value):
+                raise EnvironmentFailure(f"{name} of tool {tool} is {value!r}", expected="a finite number")
+        return self
+
+
+class ToolContext(ABC):
+    """What a tool may know and use of the episode that calls it: a parameter of this type is filled in."""
+
+    provided_as: ClassVar[str] = "context"
+    task_id: str
+    seed: int
+    """Of the episode's task."""
+    timeout_s: float
+    """Deadline of a call of this tool."""
+
+    @abstractmethod
+    async def act(self, action: str) -> str:
+        """Take an action in the environment on the policy's behalf; what the environment says.
+
+        Raises:
+            UsageError: there is no environment.
+        """
+
+    @abstractmethod
+    async def shared(self, key: Hashable, make: Callable[[], AbstractAsyncContextManager[T]]) -> T:
+        """What tools of one episode share: entered for the first that asks, left when the episode ends."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Provisions:
+    """What the runtime fills in, by the ``provided_as`` of the parameter's type."""
+
+    context: ToolContext | None = None
+    sandbox: Any = None
+    """An `agentrl.sandbox.Sandbox`."""
 
 
 class Tool:
@@ -41,23 +165,15 @@ class Tool:
     Args:
         target: The function, or the class of a stateful tool.
         name: Name that the policy uses; the function's own by default.
-        stop: A call ends the episode (`Outcome.STOPPED_BY_TOOL`).
-        inline: A synchronous function runs in the event loop instead of a thread; only for code that takes well
-            under a millisecond.
+        declared: See `ToolRules`.
     """
 
-    def __init__(
-        self,
-        target: Callable[..., Any],
-        *,
-        name: str | None = None,
-        stop: bool = False,
-        inline: bool = False,
-    ) -> None:
+    def __init__(self, target: Callable[..., Any], *, name: str | None = None, **declared: Unpack[Declared]) -> None:
         self.target = target
-        self.stop = stop
-        self.inline = inline
+        self.rules = ToolRules(**declared)
         self.name = name or _snake_case(target.__name__)
+        self.options: Mapping[str, Any] = {}
+        """Arguments of a stateful tool's constructor."""
         functools.update_wrapper(self, target, updated=())
         if not inspect.getdoc(self._function):
             raise UsageError(
@@ -65,15 +181,31 @@ class Tool:
                 expected="one sentence, then an Args: section with a line per argument",
                 hint="the policy reads it to learn what the tool does",
             )
+        self._arguments = Arguments(f"tool {self.name}", self._function)
+        if self.rules.pure and self.is_stateful:
+            raise UsageError(f"tool {self.name} has a state, and cannot be pure", expected="a function")
 
     def __call__(self, *args: Any, **kwargs: Any) -> Any:
         """Call the wrapped function, as if it were not a tool."""
         return self.target(*args, **kwargs)
 
+    open_deadline_s: ClassVar[float | None] = None
+    """Deadline of `open` where missing it is the machinery's failure; ``None``: opening is part of the first call."""
+
     @property
     def is_stateful(self) -> bool:
         """Whether each episode gets its own object."""
         return inspect.isclass(self.target)
+
+    @property
+    def stop(self) -> bool:
+        """Whether a call ends the episode."""
+        return self.rules.stop
+
+    @property
+    def needs_sandbox(self) -> bool:
+        """Whether a parameter is the episode's sandbox."""
+        return any("sandbox" in part.provided.values() for part in (self._arguments, self._options) if part)
 
     @functools.cached_property
     def _function(self) -> Callable[..., Any]:
@@ -88,29 +220,47 @@ class Tool:
     @functools.cached_property
     def schema(self) -> dict[str, Any]:
         """The tool as chat templates and OpenAI-style services describe it."""
-        from transformers.utils import get_json_schema  # slow to import, and only needed once a tool is used
-
-        try:
-            described = dict(get_json_schema(self._function))
-        except Exception as error:
-            raise UsageError(
-                f"tool {self.name} cannot be described to a policy",
-                got=error,
-                expected="type hints on all arguments and an Args: section that names each",
-            ) from error
-        described["function"] = {**described["function"], "name": self.name}
-        return described
+        return self._arguments.schema(self.name)
 
     @functools.cached_property
-    def _arguments(self) -> type[BaseModel]:
-        from pydantic import ConfigDict, create_model
+    def _options(self) -> Arguments | None:
+        """The arguments of a stateful tool's constructor."""
+        constructor = inspect.getattr_static(self.target, "__init__", None) if self.is_stateful else None
+        if not inspect.isfunction(constructor):
+            return None
+        return Arguments(f"tool {self.name}", types.MethodType(constructor, self))
 
-        hints = inspect.get_annotations(self._function, eval_str=True)
-        fields: dict[str, Any] = {}
-        for parameter in inspect.signature(self._function).parameters.values():
-            default = ... if parameter.default is parameter.empty else parameter.default
-            fields[parameter.name] = (hints.get(parameter.name, Any), default)
-        return create_model(self.name, __config__=ConfigDict(extra="forbid"), **fields)
+    def with_options(self, options: Mapping[str, Any]) -> Tool:
+        """The tool with arguments for its constructor, beside those that it has. The constructor may look at them.
+
+        Raises:
+            ConfigError: the tool does not take them, or needs more.
+        """
+        if self._options is None and options:
+            raise ConfigError(f"tool {self.name} has no options", got=", ".join(options), expected="its name alone")
+        try:
+            checked = {} if self._options is None else self._options.read({**self.options, **options})
+        except WrongArguments as error:
+            expected = "no options" if self._options is None else self._options.described()
+            raise ConfigError(f"options of tool {self.name} do not fit: {error}", expected=expected) from error
+        if options and self._options is not None and not self._options.provided:
+            self.target(**checked)
+        made = copy.copy(self)
+        made.options = checked
+        return made
+
+    def with_rules(self, changes: Mapping[str, Any]) -> Tool:
+        """The tool with some rules replaced.
+
+        Raises:
+            UsageError: rules that contradict each other, or a limit that is no number.
+        """
+        for name, value in changes.items():
+            if not isinstance(value, int | float) or isinstance(value, bool):
+                raise ConfigError(f"{name} of tool {self.name} is no number", got=repr(value))
+        made = copy.copy(self)
+        made.rules = dataclasses.replace(self.rules, **changes)
+        return made
 
     def validate(self, arguments: Mapping[str, Any]) -> dict[str, Any]:
         """The arguments, coerced to their declared types.
@@ -118,25 +268,49 @@ class Tool:
         Raises:
             ToolError: names each wrong argument, for the policy.
         """
-        from pydantic import ValidationError
-
         try:
-            checked = self._arguments.model_validate(dict(arguments))
-        except ValidationError as error:
-            problems = "; ".join(f"{'.'.join(map(str, e['loc']))}: {e['msg']}" for e in error.errors())
-            names = ", ".join(self._arguments.model_fields) or "no arguments"
-            raise ToolError(f"wrong arguments for {self.name} ({problems})", expected=names) from error
-        return {name: getattr(checked, name) for name in type(checked).model_fields}
+            return self._arguments.read(arguments)
+        except WrongArguments as error:
+            expected = self._arguments.described()
+            raise ToolError(f"wrong arguments for {self.name}: {error}. It takes {expected}") from error
 
-    async def open(self, stack: AsyncExitStack) -> Callable[..., Any]:
-        """What an episode calls: the function, or this episode's own object, entered on `stack`."""
+    async def open(self, stack: AsyncExitStack, provisions: Provisions | None = None) -> Callable[..., Any]:
+        """What an episode calls: the function, or this episode's own object, entered on `stack`.
+
+        Raises:
+            UsageError: the tool needs what is not provided.
+        """
+        provisions = provisions or Provisions()
+        called = self._provide(self._arguments, provisions)
         if not self.is_stateful:
-            return self.target
-        made = self.target()
+            return functools.partial(self.target, **called) if called else self.target
+        made = self.target(**self.options, **(self._provide(self._options, provisions) if self._options else {}))
         if isinstance(made, AbstractAsyncContextManager):
             await stack.enter_async_context(made)
-        bound: Callable[..., Any] = made
-        return bound
+        return functools.partial(made, **called) if called else made
+
+    def _provide(self, arguments: Arguments, provisions: Provisions) -> dict[str, Any]:
+        provided = {name: getattr(provisions, what) for name, what in arguments.provided.items()}
+        for name, what in arguments.provided.items():
+            if provided[name] is None:
+                hint = "set agent.sandbox={type: local}" if what == "sandbox" else "call it in an episode"
+                raise UsageError(f"tool {self.name} needs a {what}, and there is none", hint=hint)
+        return provided
+
+    async def run(self, bound: Callable[..., Any], checked: Mapping[str, Any]) -> ToolResult:
+        """Call what `open` gave with arguments that `validate` gave.
+
+        Raises:
+            ToolError: the tool says so.
+            EnvironmentFailure: its reward or a metric is no finite number.
+        """
+        if inspect.iscoroutinefunction(self._function):
+            value = await bound(**checked)
+        elif self.rules.inline:
+            value = bound(**checked)
+        else:
+            value = await asyncio.to_thread(functools.partial(bound, **checked))
+        return value.checked(self.name) if isinstance(value, ToolResult) else ToolResult(value)
 
     async def call(self, bound: Callable[..., Any], arguments: Mapping[str, Any]) -> str:
         """Validate the arguments, call, and give the result as text for the policy.
@@ -144,31 +318,49 @@ class Tool:
         Raises:
             ToolError: wrong arguments, or the tool says so.
         """
-        checked = self.validate(arguments)
-        if inspect.iscoroutinefunction(self._function):
-            result = await bound(**checked)
-        elif self.inline:
-            result = bound(**checked)
-        else:
-            result = await asyncio.to_thread(functools.partial(bound, **checked))
-        return result if isinstance(result, str) else json.dumps(result, ensure_ascii=False, default=str)
+        return (await self.run(bound, self.validate(arguments))).text
+
+
+class Toolset(ABC):
+    """Several tools that are known only once somebody was asked, such as those of an MCP server.
+
+    One object serves a run; the arguments of the constructor are the options that a config gives.
+    """
+
+    @abstractmethod
+    async def tools(self) -> Sequence[Tool]:
+        """The tools, the same ones each time.
+
+        Raises:
+            UsageError: the options are wrong.
+            EnvironmentFailure: whoever has the tools does not answer.
+        """
+
+    @abstractmethod
+    async def close(self) -> None:
+        """Release what `tools` needed; idempotent. No episode may be running."""
 
 
 @overload
 def tool(target: F, /) -> Tool: ...
 @overload
-def tool(*, name: str | None = None, stop: bool = False, inline: bool = False) -> Callable[[F], Tool]: ...
+def tool(*, name: str | None = None, **declared: Unpack[Declared]) -> Callable[[F], Tool]: ...
 def tool(
-    target: F | None = None, /, *, name: str | None = None, stop: bool = False, inline: bool = False
+    target: F | None = None, /, *, name: str | None = None, **declared: Unpack[Declared]
 ) -> Tool | Callable[[F], Tool]:
     """Make a tool of a typed function (or of a class with ``__call__``) that has a docstring.
 
+    Args:
+        target: The function or class.
+        name: Name that the policy uses; the function's own by default.
+        declared: How calls are carried out: the fields of `ToolRules`.
+
     Raises:
-        UsageError: no docstring.
+        UsageError: no docstring, or rules that contradict each other.
     """
 
     def wrap(function: F) -> Tool:
-        return Tool(function, name=name, stop=stop, inline=inline)
+        return Tool(function, name=name, **declared)
 
     return wrap if target is None else wrap(target)
 

@@ -3,7 +3,7 @@
 Without an engine: CPU time per turn of many concurrent episodes on the scripted engine, in one process. Counted is
 everything between two samples of a model: the agent loop, rendering and the token ledger, the environment host with a
 trivial inline environment, budgets, records, and the scripted engine's own few microseconds. Episodes have as many
-turns and about as many tokens per turn as household episodes.
+turns and about as many tokens per turn as household episodes. With tool_calling each turn is a call of an inline tool.
 
 With vllm or sglang: tokens per second through the whole runtime on a server, beside a bare client of the same server
 that asks for the same numbers of tokens in the same order; household episodes as in the quickstart, answers longer. The
@@ -32,6 +32,7 @@ from agentrl.env import EnvironmentSpec, Isolation
 from agentrl.errors import UsageError
 from agentrl.policy import GenerateRequest, SamplingParams
 from agentrl.render.renderer import Renderer
+from agentrl.rollout.budget import EpisodeLimits
 from agentrl.rollout.engine_speaker import EngineSpeaker
 from agentrl.rollout.environments import EnvironmentHost
 from agentrl.rollout.loops import make_agent_loop
@@ -40,12 +41,15 @@ from agentrl.rollout.runner import EpisodeRunner
 from agentrl.serving.scripted import ScriptedEngine
 from agentrl.task import SeedTasks, Task
 from agentrl.testing.tokenizers import build_tokenizer
+from agentrl.tool import tool
 
 ANSWER_TOKENS = 64
 """Most tokens of an answer on a server."""
 SCRATCH = "model.scratch={layers: 4, hidden_size: 384, heads: 6, kv_heads: 2}"
 """Sizes of the model with random weights that a server gets: 7 M parameters."""
 ANSWERS = ("<think>I have to look further.</think><action>go to cabinet {}</action>", 20)
+CALLS = ('<tool_call>\n{{"name": "look", "arguments": {{"cabinet": {}}}}}\n</tool_call>', 20)
+"""Where the policy calls a tool."""
 
 
 class Cabinets(gymnasium.Env[str, str]):
@@ -81,7 +85,7 @@ def make_runner(loop: str, options: dict[str, Any], turns: int) -> EpisodeRunner
     """A runner whose policy always answers well."""
     tokenizer = build_tokenizer("qwen2.5")
     renderer = Renderer(tokenizer)
-    template, count = ANSWERS
+    template, count = CALLS if loop == "tool_calling" else ANSWERS
     answers = [[*renderer.encoder.encode(template.format(n)), renderer.boundary.end_id] for n in range(count)]
 
     def script(request: GenerateRequest) -> list[int]:
@@ -91,8 +95,21 @@ def make_runner(loop: str, options: dict[str, Any], turns: int) -> EpisodeRunner
     host = EnvironmentHost(spec, options={"turns": turns}, max_concurrent=10_000)
     engine = ScriptedEngine(script=script, vocab_size=len(tokenizer))
     return EpisodeRunner(
-        host=host, loop=make_agent_loop(loop, options), speaker=EngineSpeaker(engine, renderer, SamplingParams())
+        host=host,
+        loop=make_agent_loop(loop, options),
+        speaker=EngineSpeaker(engine, renderer, SamplingParams()),
+        tools=[tool(look, inline=True)] if loop == "tool_calling" else [],
+        limits=EpisodeLimits(max_turns=turns),
     )
+
+
+def look(cabinet: int) -> str:
+    """Look into a cabinet.
+
+    Args:
+        cabinet: Its number.
+    """
+    return f"The cabinet {cabinet} is closed. You see nothing else in this room."
 
 
 async def measure_scripted(loop: str, options: dict[str, Any], *, episodes: int, turns: int) -> dict[str, float]:
@@ -146,7 +163,8 @@ def run(
         raise UsageError("the scripted engine serves no model", expected="--engine vllm or sglang")
     sizes = {"episodes": episodes or 1000, "turns": turns or 20}
     figures: dict[str, Any] = {
-        loop: asyncio.run(measure_scripted(loop, {}, **sizes)) for loop in ("react_text", "step_independent")
+        loop: asyncio.run(measure_scripted(loop, {}, **sizes))
+        for loop in ("react_text", "step_independent", "tool_calling")
     }
     figures["max_memory_mb"] = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss / 1024
     return figures

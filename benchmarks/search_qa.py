@@ -10,10 +10,11 @@ import time
 import tracemalloc
 from typing import Any
 
-from agentrl.envs.search_qa.bm25 import BM25Index
 from agentrl.envs.search_qa.environment import SearchQA
 from agentrl.envs.search_qa.spec import SPEC
 from agentrl.envs.search_qa.world import World
+
+from agentrl.retrieval.bm25 import BM25Index
 
 SPLIT = "train"
 EPISODES = 300

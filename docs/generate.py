@@ -18,6 +18,7 @@ from agentrl.config import shipped_configs
 from agentrl.config.reference import config_reference
 from agentrl.registry import Kind, lookup, names
 from agentrl.testing.env_rules.catalogue import RULES
+from agentrl.tool import Tool
 
 if TYPE_CHECKING:
     from mkdocs.structure.files import Files
@@ -54,10 +55,13 @@ def rules_table() -> str:
 
 def tools_table() -> str:
     """Every installed tool."""
-    tools = {name: lookup(Kind.TOOL, name).schema["function"]["description"] for name in names(Kind.TOOL)}
-    return "\n".join(
-        ["| name | what it does |", "|---|---|", *(f"| `{name}` | {told} |" for name, told in tools.items())]
-    )
+    rows = [f"| `{name}` | {_what_it_does(lookup(Kind.TOOL, name))} |" for name in names(Kind.TOOL)]
+    return "\n".join(["| name | what it does |", "|---|---|", *rows])
+
+
+def _what_it_does(found: Any) -> str:
+    told: str = found.schema["function"]["description"] if isinstance(found, Tool) else str(found.__doc__)
+    return " ".join(told.strip().partition("\n\n")[0].split())
 
 
 def documented_table(kind: Kind) -> str:

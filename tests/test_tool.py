@@ -1,11 +1,14 @@
 from __future__ import annotations
 
+import enum
 from contextlib import AsyncExitStack
+from typing import Annotated, Any
 
 import pytest
+from pydantic import BaseModel, Field
 
 import agentrl
-from agentrl.errors import ToolError, UsageError
+from agentrl.errors import ConfigError, EnvironmentFailure, ToolError, UsageError
 from agentrl.tool import Tool
 
 
@@ -77,13 +80,13 @@ async def test_arguments_are_coerced_and_results_are_text() -> None:
 @pytest.mark.parametrize(
     ("arguments", "words"),
     [
-        ({}, "low: Field required"),
-        ({"low": "many"}, "low: Input should be a valid integer"),
-        ({"low": 1, "hihg": 2}, "hihg: Extra inputs are not permitted"),
+        ({}, "low is missing"),
+        ({"low": "many"}, 'low is "many", expected a whole number'),
+        ({"low": 1, "hihg": 2}, "hihg is no argument (did you mean high?)"),
     ],
 )
 async def test_wrong_arguments_are_told_to_the_policy(arguments: dict[str, object], words: str) -> None:
-    with pytest.raises(ToolError, match="expected low, high") as raised:
+    with pytest.raises(ToolError, match=r"It takes low \(a whole number\), high \(.*may be left out\)") as raised:
         await call(midpoint, **arguments)
     assert words in str(raised.value)
 
@@ -125,3 +128,160 @@ def test_an_argument_without_a_type_is_refused_when_described() -> None:
 
     with pytest.raises(UsageError, match="vague cannot be described"):
         _ = vague.schema
+
+
+class Size(enum.Enum):
+    SMALL = "small"
+    LARGE = "large"
+
+
+class Item(BaseModel):
+    name: str
+    count: int = 1
+
+
+@agentrl.tool
+def order(
+    items: list[Item],
+    size: Size = Size.SMALL,
+    note: str | None = None,
+    copy: Annotated[int, Field(ge=1)] = 1,
+    schema: float = 0.5,
+) -> list[object]:
+    """Order things.
+
+    Args:
+        items: What is ordered.
+        size: Of the box.
+        note: For the packer.
+        copy: How often.
+        schema: A name that pydantic's models have, too.
+    """
+    return [[item.name for item in items], size.value, note, copy, schema]
+
+
+def test_models_enums_and_bounds_are_described() -> None:
+    parameters = order.schema["function"]["parameters"]
+    assert parameters["properties"]["size"]["enum"] == ["small", "large"]
+    assert parameters["properties"]["copy"] == {"type": "integer", "minimum": 1, "description": "How often."}
+    assert parameters["$defs"]["Item"]["required"] == ["name"]
+    assert parameters["required"] == ["items"]
+
+
+@pytest.mark.parametrize(
+    ("arguments", "result"),
+    [
+        ({"items": [{"name": "a"}]}, '[["a"], "small", null, 1, 0.5]'),
+        ({"items": '[{"name": "a"}]', "size": "large"}, '[["a"], "large", null, 1, 0.5]'),
+        ({"items": [], "copy": None, "size": None}, '[[], "small", null, 1, 0.5]'),
+        ({"items": [{"name": "5"}], "note": 7, "copy": "2", "schema": "1"}, '[["5"], "small", "7", 2, 1.0]'),
+    ],
+)
+async def test_what_models_write_is_coerced(arguments: dict[str, object], result: str) -> None:
+    assert await call(order, **arguments) == result
+
+
+@pytest.mark.parametrize(
+    ("arguments", "words"),
+    [
+        ({"items": "a"}, 'items is "a", expected a list'),
+        ({"items": [{"count": 2}]}, "items.0.name is missing"),
+        ({"items": [], "copy": 0}, "copy is 0, expected greater than or equal to 1"),
+        ({"items": [], "size": "huge"}, "size is \"huge\", expected 'small' or 'large'"),
+        ({"items": [], "nte": "x", "schema": "y"}, 'schema is "y", expected a number; nte is no argument'),
+        ({"items": "x" * 500}, "x…, expected a list"),
+    ],
+)
+async def test_each_wrong_argument_is_named(arguments: dict[str, object], words: str) -> None:
+    with pytest.raises(ToolError) as raised:
+        await call(order, **arguments)
+    assert words in str(raised.value)
+
+
+async def test_the_policy_is_told_what_a_tool_takes() -> None:
+    with pytest.raises(ToolError) as raised:
+        await call(order)
+    assert 'size (one of "small", "large", may be left out), note (text or null, may be left out)' in str(raised.value)
+
+
+def test_arguments_without_a_name_are_refused() -> None:
+    def loose(*numbers: int) -> int:
+        """Add."""
+        return sum(numbers)
+
+    with pytest.raises(UsageError, match=r"tool loose has arguments without a name: got \*numbers,"):
+        agentrl.tool(loose)
+
+
+@pytest.mark.parametrize(
+    ("rules", "words"),
+    [
+        ({"stop": True, "pure": True}, "cannot be parallel or pure"),
+        ({"timeout_s": 0}, "timeout_s is too small"),
+        ({"max_concurrent": -1}, "max_concurrent is too small"),
+    ],
+)
+def test_rules_that_make_no_sense_are_refused(rules: Any, words: str) -> None:
+    with pytest.raises(UsageError, match=words):
+        agentrl.tool(**rules)(midpoint.target)
+
+
+def test_a_stateful_tool_is_not_pure() -> None:
+    with pytest.raises(UsageError, match="has a state, and cannot be pure"):
+        agentrl.tool(pure=True)(Counter.target)
+
+
+class Shop:
+    def __init__(self, stock: int, *, context: agentrl.ToolContext, open_late: bool = False) -> None:
+        self.stock, self.context, self.open_late = stock, context, open_late
+
+    def __call__(self, what: str) -> agentrl.ToolResult:
+        """Buy something.
+
+        Args:
+            what: The thing.
+        """
+        return agentrl.ToolResult({"bought": what, "left": self.stock - 1}, reward=0.5, metrics={"sold": 1})
+
+
+def test_what_the_runtime_fills_in_is_hidden_from_the_policy_and_from_configs() -> None:
+    shop = agentrl.tool(Shop)
+    assert list(shop.schema["function"]["parameters"]["properties"]) == ["what"]
+    assert shop.with_options({"stock": "3"}).options == {"stock": 3, "open_late": False}
+    assert not shop.needs_sandbox
+
+
+@pytest.mark.parametrize(
+    ("options", "words"),
+    [
+        ({}, "stock is missing"),
+        ({"stock": 3, "open_lat": True}, r"open_lat is no argument \(did you mean open_late"),
+        ({"stock": "many"}, 'stock is "many", expected a whole number'),
+        ({"stock": 3, "context": 5}, "context is no argument"),
+    ],
+)
+def test_wrong_options_are_errors_of_the_config(options: dict[str, object], words: str) -> None:
+    with pytest.raises(ConfigError, match=words):
+        agentrl.tool(Shop).with_options(options)
+
+
+def test_a_function_has_no_options() -> None:
+    with pytest.raises(ConfigError, match="tool midpoint has no options: got low"):
+        midpoint.with_options({"low": 1})
+
+
+async def test_a_tool_that_needs_an_episode_says_so_outside_of_one() -> None:
+    shop = agentrl.tool(Shop).with_options({"stock": 3})
+    with pytest.raises(UsageError, match="needs a context"):
+        await call(shop, what="tea")
+
+
+@pytest.mark.parametrize("reward", [float("nan"), "much", True])
+async def test_a_reward_that_is_no_number_is_no_reward(reward: Any) -> None:
+    @agentrl.tool
+    def pay() -> agentrl.ToolResult:
+        """Pay."""
+        return agentrl.ToolResult("paid", reward=reward)
+
+    with pytest.raises(EnvironmentFailure, match="reward of tool pay is"):
+        await call(pay)

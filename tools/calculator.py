@@ -43,7 +43,7 @@ _FUNCTIONS: Mapping[str, Callable[..., Number]] = {
 _CONSTANTS: Mapping[str, float] = {"pi": math.pi, "e": math.e}
 
 
-@tool(inline=True)
+@tool(inline=True, parallel=True)
 def calculator(expression: str) -> str:
     """Evaluates an arithmetic expression, for example "(3 + 4) * sqrt(2)".
 

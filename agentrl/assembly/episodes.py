@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from agentrl.agent_loop import AgentLoop
 from agentrl.assembly.environments import find_environment
+from agentrl.assembly.tools import build_tools, sandbox_maker
 from agentrl.config.engines import EngineConfig, ServerEngineConfig
 from agentrl.config.schema import AgentConfig, Config, SamplingConfig
 from agentrl.env import EnvironmentSpec
@@ -18,7 +19,8 @@ from agentrl.rollout.loops import make_agent_loop
 from agentrl.rollout.runner import EpisodeRunner
 from agentrl.rollout.speaker import Speaker
 from agentrl.rollout.stall import Waits
-from agentrl.tool import Tool, tool
+from agentrl.rollout.tool_desk import ToolDesk
+from agentrl.tool import Toolset
 
 
 def build_host(config: Config, *, spec: EnvironmentSpec | None = None, waits: Waits | None = None) -> EnvironmentHost:
@@ -34,9 +36,10 @@ def build_runner(
     *,
     observer: RolloutObserver | None = None,
     counters: RolloutCounters | None = None,
+    desk: ToolDesk | None = None,
     retries: int | None = None,
 ) -> EpisodeRunner:
-    """A runner of episodes, as the ``agent`` section says.
+    """A runner of episodes, as the ``agent`` section says; what its tools opened is closed with the host.
 
     Raises:
         ConfigError: see `build_loop`.
@@ -48,12 +51,18 @@ def build_runner(
         config.sole_environment.options,
         answer_timeout_s=_answer_timeout_s(config.engine),
     )
+    tools = build_tools(config.agent)
+    for one in tools:
+        if isinstance(one, Toolset):
+            host.belongings.push_async_callback(one.close)
     return EpisodeRunner(
         host=host,
         loop=build_loop(config.agent),
         speaker=speaker,
         limits=limits,
-        tools=[find_tool(name) for name in config.agent.tools],
+        tools=tools,
+        desk=desk,
+        make_sandbox=sandbox_maker(config.agent),
         scorer=find_scorer(config.agent.scorer),
         system_prompt=config.agent.system_prompt,
         retries=config.rollout.retries if retries is None else retries,
@@ -75,7 +84,8 @@ def build_loop(config: AgentConfig) -> AgentLoop:
         UnknownNameError: no such loop.
     """
     loop = make_agent_loop(config.loop, config.options)
-    ignored = {"tools": ", ".join(config.tools)} if config.tools else {}
+    named = [entry if isinstance(entry, str) else str(entry["name"]) for entry in config.tools]
+    ignored = {"tools": ", ".join(named)} if named else {}
     if config.tool_parser != AgentConfig.model_fields["tool_parser"].default:
         ignored["tool_parser"] = config.tool_parser
     if ignored and not loop.offers_tools:
@@ -87,12 +97,6 @@ def build_loop(config: AgentConfig) -> AgentLoop:
             hint="a loop of your own that lets the policy call tools says so: offers_tools = True",
         )
     return loop
-
-
-def find_tool(name: str) -> Tool:
-    """A tool by registry name or ``module:attr``; a plain function becomes a tool."""
-    found = lookup(Kind.TOOL, name)
-    return found if isinstance(found, Tool) else tool(found)
 
 
 def find_scorer(name: str) -> Scorer:

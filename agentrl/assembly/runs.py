@@ -12,6 +12,7 @@ from agentrl.assembly.curriculum_check import check_curriculum
 from agentrl.assembly.environments import find_environment, task_source
 from agentrl.assembly.episodes import build_loop
 from agentrl.assembly.models import resolve_model
+from agentrl.assembly.tools import check_tools
 from agentrl.config.loading import dump_config, load_config
 from agentrl.config.parts import parts_of
 from agentrl.config.schema import Config
@@ -49,12 +50,14 @@ def start_run(config: Config, *, kind: str) -> Run:
 
     Raises:
         UsageError: something that the config names is not there, or the folder holds a run already.
-        ConfigError: options that the agent loop does not take, or evaluations of more tasks than their split holds.
+        ConfigError: options that the agent loop or a tool does not take, or evaluations of more tasks than their split
+            holds.
     """
     for part in parts_of(config):
         spec = find_environment(part.config.sole_environment)
         task_source(spec, part.config.sole_environment)
         build_loop(part.config.agent)
+    check_tools(config)
     _check_panels(config)
     check_curriculum(config)
     resolved = resolve_model(config)

@@ -8,6 +8,7 @@ from dataclasses import dataclass
 
 from agentrl.assembly.environments import find_environment, task_source
 from agentrl.assembly.episodes import build_host, build_runner
+from agentrl.assembly.tools import check_tools
 from agentrl.config.curriculum import CurriculumConfig
 from agentrl.config.parts import parts_of
 from agentrl.config.schema import Config
@@ -18,6 +19,7 @@ from agentrl.rollout.environments import EnvironmentHost
 from agentrl.rollout.runner import EpisodeRunner
 from agentrl.rollout.speaker import Speaker
 from agentrl.rollout.stall import Waits
+from agentrl.rollout.tool_desk import ToolDesk
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -39,13 +41,15 @@ def build_worlds(config: Config, speaker: Speaker, *, observer: RolloutObserver 
 
     Raises:
         UsageError: an environment that is not there.
-        ConfigError: options that an agent loop does not take.
+        ConfigError: options that an agent loop or a tool does not take.
     """
+    check_tools(config)
     waits, counters, worlds = Waits(), RolloutCounters(), []
+    desk = ToolDesk(waits.clock)
     for part in parts_of(config):
         spec = find_environment(part.config.sole_environment)
         host = build_host(part.config, spec=spec, waits=waits)
-        runner = build_runner(part.config, host, speaker, observer=observer, counters=counters)
+        runner = build_runner(part.config, host, speaker, observer=observer, counters=counters, desk=desk)
         worlds.append(
             World(label=part.label, weight=part.weight, config=part.config, spec=spec, host=host, runner=runner)
         )

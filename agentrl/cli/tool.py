@@ -1,25 +1,35 @@
-"""`agentrl tool`: list, show and call tools."""
+"""`agentrl tool`: list, show, call and check tools."""
 
 from __future__ import annotations
 
 import asyncio
 import json
-from contextlib import AsyncExitStack
+from collections.abc import Sequence
 from typing import Annotated, Any
 
 import typer
 from rich.table import Table
 
+from agentrl.assembly.tools import find_tool
 from agentrl.cli.arguments import json_pairs
-from agentrl.cli.console import out
+from agentrl.cli.console import note, out
 from agentrl.cli.help import examples
-from agentrl.errors import ToolError, UsageError
+from agentrl.errors import AgentRLError, UnknownNameError, UsageError
+from agentrl.message import ToolCall
 from agentrl.registry import Kind, lookup, names
+from agentrl.rollout.episode_tools import Called
+from agentrl.rollout.tool_session import tool_session
+from agentrl.testing.tool_check import ToolCheckReport, check_tool_here
 from agentrl.tool import Tool
 
 app = typer.Typer(no_args_is_help=True)
 
-Name = Annotated[str, typer.Argument(help="Registry name, or module:attr of your own.")]
+Name = Annotated[str, typer.Argument(help="Registry name, or module:attr of your own; mcp/TOOL for one of several.")]
+Options = Annotated[
+    list[str] | None, typer.Option("--option", "-o", help="key=value: an option of the tool, as in agent.tools.")
+]
+Pairs = Annotated[list[str] | None, typer.Argument(help="key=value pairs; values are JSON, else text.")]
+SandboxWords = Annotated[str | None, typer.Option("--sandbox", help="Where it runs if it needs a sandbox: local.")]
 
 
 @app.command("list", epilog=examples("agentrl tool list"))
@@ -27,43 +37,87 @@ def list_tools() -> None:
     """List the tools that are installed."""
     table = Table("name", "what it does", box=None, pad_edge=False)
     for name in names(Kind.TOOL):
-        table.add_row(name, find_tool(name).schema["function"]["description"].splitlines()[0])
+        table.add_row(name, summary(name))
     out.print(table)
 
 
-@app.command(epilog=examples("agentrl tool show calculator"))
-def show(name: Name) -> None:
-    """Print a tool's JSON schema: what the policy reads."""
-    out.print_json(json.dumps(find_tool(name).schema))
-
-
-@app.command(epilog=examples('agentrl tool call calculator expression="3 * (4 + 5)"'))
-def call(
-    name: Name,
-    arguments: Annotated[list[str] | None, typer.Argument(help="key=value pairs; values are JSON, else text.")] = None,
-) -> None:
-    """Call a tool as an episode would, with its arguments checked."""
-    pairs = json_pairs(arguments)
-    try:
-        out.print(asyncio.run(_call(find_tool(name), pairs)), markup=False)
-    except ToolError as error:
-        raise UsageError(f"the policy would read: {error}") from error
-
-
-def find_tool(name: str) -> Tool:
-    """The tool of that name.
-
-    Raises:
-        UsageError: no such name, or it is not a tool.
-    """
+def summary(name: str) -> str:
+    """What a tool does, in a line."""
     found = lookup(Kind.TOOL, name)
-    if not isinstance(found, Tool):
-        raise UsageError(
-            f"{name} is not a tool", got=type(found).__name__, hint="decorate the function with @agentrl.tool"
-        )
-    return found
+    told = found.schema["function"]["description"] if isinstance(found, Tool) else found.__doc__ or ""
+    return str(told).strip().partition("\n")[0]
 
 
-async def _call(tool: Tool, arguments: dict[str, Any]) -> str:
-    async with AsyncExitStack() as stack:
-        return await tool.call(await tool.open(stack), arguments)
+@app.command(epilog=examples("agentrl tool show calculator"))
+def show(name: Name, option: Options = None) -> None:
+    """Print a tool's JSON schema: what the policy reads."""
+    known = None if option else lookup(Kind.TOOL, name.partition("/")[0])
+    tools = [known] if isinstance(known, Tool) else asyncio.run(_find_all(name, option))  # which may want options
+    schemas = [tool.schema for tool in tools]
+    out.print_json(json.dumps(schemas[0] if len(schemas) == 1 else schemas))
+
+
+@app.command(
+    epilog=examples(
+        'agentrl tool call calculator expression="3 * (4 + 5)"',
+        'agentrl tool call python --sandbox local code="sum(range(10))"',
+    )
+)
+def call(name: Name, arguments: Pairs = None, option: Options = None, sandbox: SandboxWords = None) -> None:
+    """Call a tool as an episode would, with its arguments checked."""
+    called = asyncio.run(_call(name, json_pairs(arguments), option, sandbox))
+    if called.failed:
+        text = called.result.text.removeprefix("Error: ")
+        cause = None if called.cause is None else f"{type(called.cause).__name__}: {called.cause}"
+        raise UsageError(f"the policy would read: {text}", got=cause)
+    out.print(called.result.text, markup=False, highlight=False)
+    numbers = {"reward": called.result.reward, **called.result.metrics}
+    if any(numbers.values()):
+        note(", ".join(f"{key} {value:g}" for key, value in numbers.items()))
+
+
+@app.command(epilog=examples('agentrl tool check calculator expression="2 + 2"'))
+def check(name: Name, arguments: Pairs = None, option: Options = None, sandbox: SandboxWords = None) -> None:
+    """Check that a tool keeps the rules of its contract; the pairs are the arguments of a call that must succeed."""
+    pairs = json_pairs(arguments)
+    reports = asyncio.run(_check(name, [pairs] if pairs else [], option, sandbox))
+    for report in reports:
+        out.print(str(report), markup=False, highlight=False)
+    if broken := [report.tool for report in reports if not report.passed]:
+        raise AgentRLError("tools break rules", got=", ".join(broken))
+
+
+async def _find_all(name: str, option: Sequence[str] | None) -> list[Tool]:
+    """The tools that a name stands for: one, or all of a toolset."""
+    whole, _, single = name.partition("/")
+    found = find_tool({"name": whole, **json_pairs(list(option or []))})
+    if isinstance(found, Tool):
+        return [found]
+    try:
+        tools = list(await found.tools())
+    finally:
+        await found.close()
+    chosen = [tool for tool in tools if single in ("", tool.name)]
+    if not chosen:
+        raise UnknownNameError("unknown tool", got=name, expected=", ".join(tool.name for tool in tools) or "none")
+    return chosen
+
+
+async def _find_one(name: str, option: Sequence[str] | None) -> Tool:
+    tools = await _find_all(name, option)
+    if len(tools) > 1:
+        raise UsageError(f"{name} stands for several tools", expected=f"one: {name}/{tools[0].name}")
+    return tools[0]
+
+
+async def _call(name: str, pairs: dict[str, Any], option: Sequence[str] | None, sandbox: str | None) -> Called:
+    tool = await _find_one(name, option)
+    async with tool_session(sandbox=sandbox) as session:
+        return await session.carry_out(ToolCall(name=tool.name, arguments=pairs), {tool.name: tool})
+
+
+async def _check(
+    name: str, examples: Sequence[dict[str, Any]], option: Sequence[str] | None, sandbox: str | None
+) -> list[ToolCheckReport]:
+    tools = await _find_all(name, option)
+    return [await check_tool_here(tool, examples=examples, sandbox=sandbox) for tool in tools]

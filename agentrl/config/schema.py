@@ -3,9 +3,9 @@
 from __future__ import annotations
 
 import re
-from typing import Any, Literal, Self
+from typing import Annotated, Any, Literal, Self, TypeAlias
 
-from pydantic import Field, field_validator, model_validator
+from pydantic import BeforeValidator, Field, field_validator, model_validator
 
 from agentrl.config.curriculum import CurriculumConfig
 from agentrl.config.engines import EngineConfig, LocalEngineConfig, ServerEngineConfig
@@ -94,13 +94,34 @@ class EnvironmentConfig(Section):
         return self
 
 
+ToolEntry: TypeAlias = str | dict[str, Any]
+"""A tool's name, or its name with options."""
+
+
+def _checked_entries(tools: Any) -> Any:
+    if not isinstance(tools, list):
+        return tools
+    for entry in tools:
+        name = entry.get("name") if isinstance(entry, dict) else entry
+        if not isinstance(name, str):
+            raise ValueError(f"agent.tools: {entry!r} names no tool: write its name, or {{name: sql, database: …}}")
+    if twice := sorted({name for name in tools if isinstance(name, str) and tools.count(name) > 1}):
+        raise ValueError(f"agent.tools names {', '.join(twice)} more than once")
+    return tools
+
+
+ToolEntries: TypeAlias = Annotated[list[ToolEntry], BeforeValidator(_checked_entries)]
+
+
 class AgentConfig(Section):
     loop: str = "tool_calling"
     """Registry name of the agent loop: tool_calling, react_text, step_independent, single_turn, or module:attr."""
     options: dict[str, Any] = Field(default_factory=dict)
     """Passed to the loop's constructor."""
-    tools: list[str] = Field(default_factory=list)
-    """Registry names or module:attr of tools, besides the environment's own."""
+    tools: ToolEntries = Field(default_factory=list)
+    """Registry names or module:attr of tools, besides the environment's own; with options ``{name: sql, …}``."""
+    sandbox: dict[str, Any] | None = None
+    """Where tools such as ``python`` run, one per episode: ``{type: local}``, and what its type takes."""
     tool_parser: str = "auto"
     """How tool calls are written: hermes, qwen3_coder, llama3_json; ``auto`` asks the model's family."""
     tool_timeout_s: float = Field(30.0, gt=0)
@@ -126,13 +147,6 @@ class AgentConfig(Section):
     scorer: str = "environment"
     """Registry name or module:attr of the scorer; ``environment`` sums the environment's rewards."""
 
-    @field_validator("tools")
-    @classmethod
-    def _tools_are_named_once(cls, tools: list[str]) -> list[str]:
-        if twice := sorted({name for name in tools if tools.count(name) > 1}):
-            raise ValueError(f"agent.tools names {', '.join(twice)} more than once")
-        return tools
-
 
 class AgentChanges(Section):
     """What one environment of several changes of the run's ``agent``; what is left out stays as it is there."""
@@ -141,7 +155,7 @@ class AgentChanges(Section):
     """Another agent loop; it starts without the run's ``agent.options`` and ``agent.tools``."""
     options: dict[str, Any] | None = None
     """Instead of ``agent.options``."""
-    tools: list[str] | None = None
+    tools: ToolEntries | None = None
     """Instead of ``agent.tools``."""
     system_prompt: str | None = None
     """Replaces this environment's instructions."""

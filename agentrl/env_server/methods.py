@@ -13,7 +13,7 @@ from agentrl.env_server.refusal import Refusal
 from agentrl.env_server.session import Session
 from agentrl.errors import EnvironmentFailure, ToolError, async_boundary
 from agentrl.remote.tool import RemoteTool
-from agentrl.remote.wire import Problem, read_content, write_content, write_message
+from agentrl.remote.wire import Problem, read_content, write_content, write_message, write_tool_result
 from agentrl.rollout.resident import call_own_tool
 from agentrl.task import Task
 
@@ -47,7 +47,7 @@ async def _reset(session: Session, body: Body) -> dict[str, Any]:
         "info": dict(result.info),
         "state_key": result.state_key,
         "action_hint": result.action_hint,
-        "tools": [{"name": tool.name, "schema": tool.schema, "stop": tool.stop} for tool in described],
+        "tools": [tool.to_plain() for tool in described],
     }
 
 
@@ -70,7 +70,7 @@ async def _call_tool(session: Session, body: Body) -> dict[str, Any]:
         raise ToolError(f"there is no tool {name!r}", expected=", ".join(session.tools) or "none")
     arguments = field(body, "arguments", dict)
     async with async_boundary(EnvironmentFailure, f"tool {name}", deadline_s=session.tool_timeout_s):
-        return {"text": await call_own_tool(session.tools[name], arguments)}
+        return write_tool_result(await call_own_tool(session.tools[name], arguments))
 
 
 async def _state_key(session: Session, _body: Body) -> dict[str, Any]:

@@ -8,7 +8,7 @@ from collections.abc import Sequence
 from transformers import PreTrainedModel
 
 from agentrl.assembly.environments import task_source
-from agentrl.assembly.episodes import build_runner, sampling_params
+from agentrl.assembly.episodes import sampling_params
 from agentrl.assembly.training import TrainingParts
 from agentrl.assembly.worlds import World, build_worlds, close_worlds
 from agentrl.config.engines import LocalEngineConfig
@@ -58,7 +58,7 @@ async def _evaluate_world(world: World, speaker: EngineSpeaker, model: str) -> E
         samples=settings.samples,
         seed=world.config.run.seed,
     )
-    runner = build_runner(world.config, world.host, speaker)
+    runner = world.runner.answered_by(speaker)
     return await evaluate_panel(runner, source, panel, concurrency=world.config.rollout.max_concurrent)
 
 

@@ -13,6 +13,7 @@ import orjson
 from agentrl.assembly.environments import find_environment, task_source
 from agentrl.assembly.episodes import build_host, build_runner
 from agentrl.assembly.models import SCRATCH, resolve_model
+from agentrl.assembly.tools import check_tools
 from agentrl.config.engines import OpenAIEngineConfig
 from agentrl.config.schema import Config
 from agentrl.env_lookup import check_split
@@ -78,6 +79,7 @@ async def run_evaluation(
     config = resolve_model(request.config) if uses_model else request.config
     spec = find_environment(config.sole_environment)
     check_split(spec, config.sole_environment.split)
+    check_tools(config)
     panel = describe(request, config)
     folder = request.folder / f"{panel.policy}-{panel.key()}"
     with writing(folder):

@@ -18,7 +18,8 @@ from agentrl.remote.links import Links
 from agentrl.remote.served import Part, Served
 from agentrl.remote.tasks import PATIENCE_S
 from agentrl.remote.tool import RemoteTool
-from agentrl.remote.wire import LARGEST_REQUEST, SESSIONS, read_content, read_message, to_json
+from agentrl.remote.wire import LARGEST_REQUEST, SESSIONS, read_content, read_message, read_tool_result, to_json
+from agentrl.tool import ToolResult
 
 CLOSE_S = 5.0
 """Seconds that closing may wait for the server, which closes what is left behind by itself."""
@@ -175,8 +176,9 @@ class RemoteEnvironment(AsyncEnv):
     async def _tool_message(self, action: str) -> Message:
         return read_message((await self._call("tool_message", action=action))["message"])
 
-    async def _call_tool(self, name: str, arguments: Mapping[str, Any]) -> str:
-        return str((await self._call("call_tool", name=name, arguments=dict(arguments)))["text"])
+    async def _call_tool(self, name: str, arguments: Mapping[str, Any]) -> ToolResult:
+        answer = await self._call("call_tool", name=name, arguments=dict(arguments))
+        return read_tool_result(answer).checked(name)
 
 
 class _Answered(Exception):

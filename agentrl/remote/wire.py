@@ -14,6 +14,7 @@ from typing import Any
 
 from agentrl.message import Content, ContentPart, ImagePart, Message, TextPart, ToolCall
 from agentrl.task import Task
+from agentrl.tool import ToolResult
 
 PROTOCOL = "agentrl-environment"
 VERSION = 1
@@ -172,3 +173,19 @@ def write_task(task: Task) -> dict[str, Any]:
 def read_task(data: Mapping[str, Any], environment: str) -> Task:
     """What `write_task` wrote, as a task of `environment`."""
     return Task(environment=environment, **data)
+
+
+def write_tool_result(result: ToolResult) -> dict[str, Any]:
+    """What a tool returned; only the text where there is nothing else."""
+    more = {"reward": result.reward, "metrics": dict(result.metrics), "stop": result.stop}
+    return {"text": result.text, **{name: value for name, value in more.items() if value}}
+
+
+def read_tool_result(plain: Mapping[str, Any]) -> ToolResult:
+    """What `write_tool_result` wrote."""
+    return ToolResult(
+        str(plain["text"]),
+        reward=plain.get("reward", 0.0),
+        metrics=plain.get("metrics", {}),
+        stop=bool(plain.get("stop", False)),
+    )

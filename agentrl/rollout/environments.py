@@ -12,7 +12,7 @@ import functools
 import itertools
 import logging
 from collections.abc import AsyncIterator, Mapping
-from contextlib import asynccontextmanager
+from contextlib import AsyncExitStack, asynccontextmanager
 from typing import Any
 
 from agentrl.config.schema import EnvironmentConfig
@@ -145,6 +145,8 @@ class EnvironmentHost:
         self._isolation = isolation or spec.isolation_under(self._options)
         self._reset_timeout_s = reset_timeout_s
         self._step_timeout_s = step_timeout_s
+        self.belongings = AsyncExitStack()
+        """What is closed after the environments: what tools of the run hold."""
         self._free = asyncio.Semaphore(max_concurrent)
         self._idle: list[HostedEnvironment] = []
         self._turn = itertools.count()
@@ -195,6 +197,7 @@ class EnvironmentHost:
         for worker in workers:
             await worker.drain()
             await worker.close()
+        await self.belongings.aclose()
 
     def _take_idle(self) -> HostedEnvironment | None:
         while self._idle:

@@ -2,23 +2,23 @@
 
 from __future__ import annotations
 
-import asyncio
-import difflib
 import itertools
 from collections.abc import Callable, Sequence
-from contextlib import AsyncExitStack
 from typing import Any
 
 from agentrl.agent_loop import AgentLoop, Conversation, Episode, EpisodeEnd
 from agentrl.env import EnvironmentSpec, StepResult
-from agentrl.errors import AgentRLError, Outcome, ToolError, UsageError
-from agentrl.message import Content, ContentPart, Message, TextPart, ToolCall, tool_result
+from agentrl.errors import Outcome, UsageError
+from agentrl.message import Content, ContentPart, Message, TextPart, ToolCall, described, tool_result
 from agentrl.rollout.environments import HostedEnvironment
+from agentrl.rollout.episode_tools import Called, EpisodeTools, all_of, batches
 from agentrl.rollout.speaker import Speaker
-from agentrl.rollout.stall import WaitKind
+from agentrl.rollout.tool_desk import ToolDesk
 from agentrl.rollout.turns import TurnLog
+from agentrl.sandbox import Sandbox
 from agentrl.task import Task
 from agentrl.tool import Tool
+from agentrl.trajectory import Turn
 
 
 class RuntimeEpisode(Episode):
@@ -32,7 +32,8 @@ class RuntimeEpisode(Episode):
         loop: The loop that will run.
         tools: The configured tools.
         turns: The episode's turns and budgets.
-        stack: Closes stateful tools at the end.
+        desk: What calls of tools share over all episodes.
+        make_sandbox: Makes the episode's sandbox.
     """
 
     def __init__(
@@ -45,7 +46,8 @@ class RuntimeEpisode(Episode):
         loop: AgentLoop,
         tools: Sequence[Tool],
         turns: TurnLog,
-        stack: AsyncExitStack,
+        desk: ToolDesk,
+        make_sandbox: Callable[[], Sandbox] | None = None,
     ) -> None:
         self.task = task
         self.spec = spec
@@ -61,9 +63,13 @@ class RuntimeEpisode(Episode):
         """What the latest step led to."""
         self.info: dict[str, Any] = {}
         """Everything that reset and steps told, newest values."""
+        self.tool_reward = 0.0
+        """What tools gave, beside the environment's rewards."""
+        self._ended_by_tool: Outcome | None = None
         self._speaker = speaker
-        self._stack = stack
-        self._bound: dict[str, Callable[..., Any]] = {}
+        self._opened = EpisodeTools(
+            turns, desk, make_sandbox=make_sandbox, task_id=task.id, seed=task.seed, act=self._act_for_tool
+        )
 
     async def reset(self) -> Content:
         """Reset the environment for the task.
@@ -96,8 +102,7 @@ class RuntimeEpisode(Episode):
             self.turns.recorders.counters.invalid_actions += 1
             self.turns.add_metric("invalid_actions", 1)
         for name, value in result.info.get("reward_components", {}).items():
-            components = self.turns.trajectory.reward_components
-            components[name] = components.get(name, 0.0) + float(value)
+            self._add_component(name, float(value))
         self.turns.state_key = stepped.state_key
         self.info.update(result.info)
         self.observation = result.observation
@@ -114,32 +119,75 @@ class RuntimeEpisode(Episode):
 
     async def call_tool(self, call: ToolCall) -> Message:
         """Call a tool; what the policy can mend comes back as text."""
+        (message,) = await self.call_tools([call])
+        return message
+
+    async def call_tools(self, calls: Sequence[ToolCall]) -> list[Message]:
+        """Call tools, those that may at the same time; the answers are in the order of the calls."""
+        return [message for batch in batches(calls, self.tools) for message in await self._call_together(batch)]
+
+    async def _call_together(self, calls: Sequence[ToolCall]) -> list[Message]:
         turn = self.turns.require_latest()
         self.turns.budget.check_time()
         clock = self.turns.recorders.waits.clock
         began = clock()
-        self.turns.recorders.counters.tool_calls += 1
-        self.turns.add_metric("tool_calls", 1)
-        failed = False
+        self.turns.recorders.counters.tool_calls += len(calls)
+        self.turns.add_metric("tool_calls", len(calls))
         try:
-            text = await self._tool_text(call)
-        except ToolError as error:
-            text, failed = f"Error: {error}", True
-            self.turns.recorders.counters.tool_errors += 1
-            self.turns.add_metric("tool_errors", 1)
+            called = await all_of([self._opened.carry_out(call, self.tools) for call in calls])
         finally:
             turn.timings.tool += clock() - began
-        if not failed and self.tools[call.name].stop:
+        return [await self._record(turn, call, one) for call, one in zip(calls, called, strict=True)]
+
+    async def _record(self, turn: Turn, call: ToolCall, called: Called) -> Message:
+        """Put what a call gave where it belongs.
+
+        Raises:
+            EpisodeEnd: the call ends the episode.
+        """
+        result = called.result
+        if called.failed:
+            self.turns.recorders.counters.tool_errors += 1
+            self.turns.add_metric("tool_errors", 1)
+        if called.tool is not None:
+            self._count(called.tool.name, called)
+        if result.reward:
+            turn.reward += result.reward
+            self.tool_reward += result.reward
+            self._add_component(f"tool/{call.name}", result.reward)
+        if self._ended_by_tool is not None:
+            raise EpisodeEnd(self._ended_by_tool)
+        if called.tool is not None and not called.failed and (called.tool.stop or result.stop):
             raise EpisodeEnd(Outcome.STOPPED_BY_TOOL)
         self.turns.state_key = None  # the state that a configured tool leads to is what it says
         if call.name in self.tools and call.name not in self._configured:
-            self.observation = text
+            self.observation = result.text
             self.turns.state_key = await self.environment.state_key()
-        return tool_result(call, self._cut_text(text))
+        text = self._cut_text(result.text, None if called.tool is None else called.tool.rules.max_tokens)
+        if called.tool is not None and text != result.text:
+            self.turns.add_metric(f"tool/{call.name}/cut", 1)
+        return tool_result(call, text)
+
+    def _count(self, name: str, called: Called) -> None:
+        counts = {"calls": 1.0, "errors": float(called.failed), "kept": float(called.was_kept)}
+        for metric, value in {**counts, "seconds": called.seconds, **called.result.metrics}.items():
+            if value or metric in called.result.metrics:
+                self.turns.add_metric(f"tool/{name}/{metric}", value)
+
+    async def _act_for_tool(self, action: str) -> str:
+        """Take an action for a tool; what the environment says. The episode ends with the call if it is over."""
+        result = await self.step(action)
+        if result.done:
+            self._ended_by_tool = ending(result)
+        return described(result.observation)
 
     def open(self, messages: Sequence[Message], *, tools: Sequence[Tool] = ()) -> Conversation:
         """Start a conversation."""
         return self._speaker.open(self, messages, tools)
+
+    async def close_tools(self) -> None:
+        """Close the tools and the sandbox that the episode opened."""
+        await self._opened.close()
 
     def invalid(self, reason: str) -> None:
         """Count an answer that could not be used."""
@@ -160,26 +208,6 @@ class RuntimeEpisode(Episode):
             )
         return own
 
-    async def _tool_text(self, call: ToolCall) -> str:
-        tool = self.tools.get(call.name)
-        if tool is None:
-            near = difflib.get_close_matches(call.name, self.tools, n=1)
-            hint = f"did you mean {near[0]}?" if near else None
-            raise ToolError(f"there is no tool {call.name!r}", expected=", ".join(self.tools), hint=hint)
-        limit = self.turns.limits.tool_timeout_s
-        deadline = asyncio.timeout(limit)
-        try:
-            with self.turns.recorders.waits.on(WaitKind.TOOL, self.turns.trajectory.id, call.name):
-                async with deadline:
-                    if call.name not in self._bound:
-                        self._bound[call.name] = await tool.open(self._stack)
-                    return await tool.call(self._bound[call.name], call.arguments)
-        except (AgentRLError, EpisodeEnd):
-            raise
-        except Exception as error:
-            failed = f"did not answer in {limit:g} s" if deadline.expired() else f"failed ({type(error).__name__})"
-            raise ToolError(f"{call.name} {failed}") from error
-
     def _cut(self, content: Content) -> Content:
         if isinstance(content, str):
             return self._cut_text(content)
@@ -190,8 +218,19 @@ class RuntimeEpisode(Episode):
         same = itertools.takewhile(lambda pair: pair[0] == pair[1], zip(text, shortened, strict=False))
         return _shortened(content, shortened, kept=sum(1 for _ in same))
 
-    def _cut_text(self, text: str) -> str:
-        return self._speaker.cut(text, self.turns.limits.max_observation_tokens)
+    def _cut_text(self, text: str, max_tokens: int | None = None) -> str:
+        most = self.turns.limits.max_observation_tokens
+        return self._speaker.cut(text, most if max_tokens is None else min(most, max_tokens))
+
+    def _add_component(self, name: str, value: float) -> None:
+        components = self.turns.trajectory.reward_components
+        components[name] = components.get(name, 0.0) + value
+
+
+def ending(result: StepResult | None) -> Outcome:
+    """How an episode ended whose latest step led to `result`."""
+    truncated = result is not None and result.truncated and not result.terminated
+    return Outcome.TRUNCATED_TURNS if truncated else Outcome.FINISHED
 
 
 def _shortened(content: tuple[ContentPart, ...], text: str, kept: int) -> Content:

@@ -14,7 +14,7 @@ from agentrl.env import AnyEnv, AsyncEnv, Expert, ExpertAction, FallibleExpert, 
 from agentrl.errors import AgentRLError, ToolError, UsageError
 from agentrl.message import Content, ImagePart, Message, TextPart
 from agentrl.remote.served import Part
-from agentrl.tool import Tool
+from agentrl.tool import Tool, ToolResult
 
 _NEXT_STEP = "Check the environment with: agentrl env check NAME"
 
@@ -168,7 +168,7 @@ class Resident:
             raise UsageError(f"the environment has no {name}()")
         return await settled(method(*arguments))
 
-    async def call_tool(self, name: str, arguments: Mapping[str, Any]) -> str:
+    async def call_tool(self, name: str, arguments: Mapping[str, Any]) -> ToolResult:
         """Call one of the environment's tools; only for worker processes, others hold the tool itself."""
         return await call_own_tool(next(tool for tool in self._optional("tools") if tool.name == name), arguments)
 
@@ -192,7 +192,7 @@ class Resident:
         return optional_part(self.env, name)
 
 
-async def call_own_tool(tool: Tool, arguments: Mapping[str, Any]) -> str:
+async def call_own_tool(tool: Tool, arguments: Mapping[str, Any]) -> ToolResult:
     """Call a tool beside its environment, for a policy that is elsewhere.
 
     Raises:
@@ -201,7 +201,8 @@ async def call_own_tool(tool: Tool, arguments: Mapping[str, Any]) -> str:
     """
     async with AsyncExitStack() as stack:
         try:
-            return await tool.call(await tool.open(stack), arguments)
+            checked = tool.validate(arguments)
+            return await tool.run(await tool.open(stack), checked)
         except AgentRLError:
             raise
         except Exception as error:

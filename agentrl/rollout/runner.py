@@ -7,29 +7,33 @@ must change (`UsageError`) and cancellation leave `EpisodeRunner.run` as excepti
 
 from __future__ import annotations
 
+import copy
 import dataclasses
 import logging
 import math
-from collections.abc import Sequence
-from contextlib import AsyncExitStack
+from collections import Counter
+from collections.abc import Callable, Sequence
 
 from agentrl.agent_loop import AgentLoop, EpisodeEnd
-from agentrl.env import StepResult
-from agentrl.errors import AgentRLError, EnvironmentFailure, Outcome, PolicyError, async_boundary
+from agentrl.errors import AgentRLError, EnvironmentFailure, Outcome, PolicyError, UsageError, async_boundary
 from agentrl.reward import EnvironmentReward, Scorer
 from agentrl.rollout.budget import EpisodeLimits
 from agentrl.rollout.counters import RolloutCounters, RolloutObserver
 from agentrl.rollout.environments import EnvironmentHost, HostedEnvironment
-from agentrl.rollout.episode import RuntimeEpisode
+from agentrl.rollout.episode import RuntimeEpisode, ending
 from agentrl.rollout.seeds import derive_seed
 from agentrl.rollout.speaker import Speaker
 from agentrl.rollout.stall import WaitKind
+from agentrl.rollout.tool_desk import ToolDesk
 from agentrl.rollout.turns import Recorders, TurnLog
+from agentrl.sandbox import Sandbox
 from agentrl.task import Task
-from agentrl.tool import Tool
+from agentrl.tool import Tool, Toolset
 from agentrl.trajectory import Trajectory
 
 logger = logging.getLogger(__name__)
+TOOLSET_S = 120.0
+"""Deadline of asking a toolset for its tools: the first time, it may have to start a server."""
 
 
 class EpisodeRunner:
@@ -46,6 +50,8 @@ class EpisodeRunner:
         retries: New attempts after infrastructure failures.
         observer: Is told about turns and endings.
         counters: Counts of everything; several runners may share one.
+        desk: What calls of tools share; several runners may share one.
+        make_sandbox: Makes the sandbox of an episode whose tools need one.
     """
 
     def __init__(
@@ -55,12 +61,14 @@ class EpisodeRunner:
         loop: AgentLoop,
         speaker: Speaker,
         limits: EpisodeLimits | None = None,
-        tools: Sequence[Tool] = (),
+        tools: Sequence[Tool | Toolset] = (),
         scorer: Scorer | None = None,
         system_prompt: str | None = None,
         retries: int = 0,
         observer: RolloutObserver | None = None,
         counters: RolloutCounters | None = None,
+        desk: ToolDesk | None = None,
+        make_sandbox: Callable[[], Sandbox] | None = None,
     ) -> None:
         self.host = host
         self.loop = loop
@@ -72,9 +80,17 @@ class EpisodeRunner:
         self.waits = host.waits
         self.counters = counters or RolloutCounters()
         self.observer = observer or RolloutObserver()
+        self.desk = desk or ToolDesk(host.waits.clock)
+        self.make_sandbox = make_sandbox
         self.spec = host.spec
         if system_prompt is not None:
             self.spec = dataclasses.replace(host.spec, instructions=system_prompt, tool_instructions="")
+
+    def answered_by(self, speaker: Speaker) -> EpisodeRunner:
+        """A runner of the same episodes, with counts of its own, whose policy is another speaker."""
+        other = copy.copy(self)
+        other.speaker, other.counters, other.observer = speaker, RolloutCounters(), RolloutObserver()
+        return other
 
     async def run(self, task: Task, *, group_id: str, member: int, seed: int) -> Trajectory:
         """Play the task until an attempt is not failed by the machinery, or the attempts are used up.
@@ -135,10 +151,9 @@ class EpisodeRunner:
 
     async def _play(self, trajectory: Trajectory, task: Task, seed: int) -> Outcome:
         async with self.host.borrow(trajectory.id) as environment:
-            stack = AsyncExitStack()
             recorders = Recorders(waits=self.waits, counters=self.counters, observer=self.observer)
             turns = TurnLog(trajectory, self.limits.for_task(task), recorders, seed)
-            episode = self._episode(task, environment, turns, stack)
+            episode = self._episode(task, environment, turns, await self._known_tools())
             try:
                 outcome = await self._run_loop(episode)
             finally:
@@ -146,22 +161,40 @@ class EpisodeRunner:
                     turns.close()
                 finally:
                     await self.speaker.end(episode)
-                    await self._close_tools(stack, trajectory.id)
+                    await self._close_tools(episode)
             self._read_info(trajectory, episode)
             return outcome
 
-    async def _close_tools(self, stack: AsyncExitStack, trajectory_id: str) -> None:
+    async def _close_tools(self, episode: RuntimeEpisode) -> None:
         """Leave the tools that the episode entered; a failure is logged, for the episode is over."""
+        trajectory_id = episode.turns.trajectory.id
         what = f"closing the tools of {trajectory_id}"
         try:
             with self.waits.on(WaitKind.TOOL, trajectory_id, what):
                 async with async_boundary(EnvironmentFailure, what, deadline_s=self.limits.tool_timeout_s):
-                    await stack.aclose()
+                    await episode.close_tools()
         except AgentRLError as error:
             logger.warning("%s", error)
 
+    async def _known_tools(self) -> list[Tool]:
+        """The configured tools, those of toolsets among them.
+
+        Raises:
+            UsageError: two of them have one name.
+        """
+        found: list[Tool] = []
+        for one in self.tools:
+            if isinstance(one, Tool):
+                found.append(one)
+                continue
+            async with async_boundary(EnvironmentFailure, "asking for tools", deadline_s=TOOLSET_S):
+                found += await one.tools()
+        if twice := sorted(name for name, count in Counter(one.name for one in found).items() if count > 1):
+            raise UsageError("two tools have one name", got=", ".join(twice), hint="give one of them a prefix")
+        return found
+
     def _episode(
-        self, task: Task, environment: HostedEnvironment, turns: TurnLog, stack: AsyncExitStack
+        self, task: Task, environment: HostedEnvironment, turns: TurnLog, tools: Sequence[Tool]
     ) -> RuntimeEpisode:
         return RuntimeEpisode(
             task=task,
@@ -169,9 +202,10 @@ class EpisodeRunner:
             environment=environment,
             speaker=self.speaker,
             loop=self.loop,
-            tools=self.tools,
+            tools=tools,
             turns=turns,
-            stack=stack,
+            desk=self.desk,
+            make_sandbox=self.make_sandbox,
         )
 
     async def _run_loop(self, episode: RuntimeEpisode) -> Outcome:
@@ -190,14 +224,14 @@ class EpisodeRunner:
                 f"agent loop {type(self.loop).__name__} failed (task {episode.task.id})",
                 got=f"{type(error).__name__}: {error}",
             ) from error
-        return _ending(episode.last_result)
+        return ending(episode.last_result)
 
     def _read_info(self, trajectory: Trajectory, episode: RuntimeEpisode) -> None:
         trajectory.task_type = episode.info.get("task_type", trajectory.task_type)
         if "success" in episode.info:
             trajectory.success = bool(episode.info["success"])
         elif self.spec.success_threshold is not None:
-            total = sum(turn.reward for turn in trajectory.turns)
+            total = sum(turn.reward for turn in trajectory.turns) - episode.tool_reward
             trajectory.success = total >= self.spec.success_threshold
 
     async def _score(self, trajectory: Trajectory, task: Task) -> None:
@@ -213,8 +247,3 @@ class EpisodeRunner:
             )
         trajectory.reward = score.reward
         trajectory.reward_components.update(score.components)
-
-
-def _ending(result: StepResult | None) -> Outcome:
-    truncated = result is not None and result.truncated and not result.terminated
-    return Outcome.TRUNCATED_TURNS if truncated else Outcome.FINISHED

@@ -6,7 +6,7 @@ from abc import ABC, abstractmethod
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from types import MappingProxyType, TracebackType
-from typing import Self, TypeAlias
+from typing import ClassVar, Self, TypeAlias
 
 from agentrl.errors import ToolError
 from agentrl.sandbox.limits import ExecResult, Limits
@@ -91,6 +91,8 @@ class Sandbox(ABC):
         spec: What it is like.
     """
 
+    provided_as: ClassVar[str] = "sandbox"
+    """A tool's parameter of this type is filled in (see `agentrl.tool`)."""
     folder: str = "/work"
     """Where commands run and relative paths start."""
 

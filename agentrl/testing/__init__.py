@@ -5,5 +5,6 @@ from agentrl.testing.env_check import check_env
 from agentrl.testing.env_subject import Thoroughness
 from agentrl.testing.sandbox_check import check_sandbox
 from agentrl.testing.server_engine import ServerEngine
+from agentrl.testing.tool_check import check_tool
 
-__all__ = ["ServerEngine", "Thoroughness", "check_engine", "check_env", "check_sandbox"]
+__all__ = ["ServerEngine", "Thoroughness", "check_engine", "check_env", "check_sandbox", "check_tool"]

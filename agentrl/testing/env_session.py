@@ -100,7 +100,7 @@ class EnvSession:
     def call_tool(self, tool: Tool, arguments: Mapping[str, Any]) -> str:
         """What a tool of the environment says, to wrong arguments, too."""
         try:
-            return str(self.settle(call_own_tool(tool, arguments)))
+            return str(self.settle(call_own_tool(tool, arguments)).text)
         except AgentRLError as error:
             return str(error)
 

@@ -13,15 +13,16 @@ from gymnasium.spaces import Text
 from agentrl.env import AnyEnv, AsyncEnv
 from agentrl.errors import UsageError
 from agentrl.message import Message, ToolCall
+from agentrl.retrieval.passages import list_passages
+from agentrl.retrieval.service import RetrievalService
 from agentrl.tool import Tool
 
 from .episode import SearchEpisode, Step
 from .expert import SearchExpert
 from .library import index_of
 from .options import SearchOptions, parse_options
-from .protocol import MoveKind, list_passages, read_action
+from .protocol import MoveKind, read_action
 from .questions import questions_of
-from .retriever import RetrievalService
 from .tasks import question_of, split_of
 from .vocabulary import TRAIN
 

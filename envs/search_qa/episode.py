@@ -9,9 +9,9 @@ from typing import Any, TypeAlias
 import orjson
 
 from agentrl.errors import ToolError, UsageError
+from agentrl.retrieval.passages import Passage
 
 from .options import RewardKind, SearchOptions
-from .passages import Passage
 from .protocol import RULE, Move, MoveKind, read_action, show_passages
 from .questions import Question
 from .scoring import exact_match, f1

@@ -4,9 +4,10 @@ from __future__ import annotations
 
 import functools
 
-from .bm25 import BM25Index
+from agentrl.retrieval.bm25 import BM25Index
+from agentrl.retrieval.passages import load_corpus
+
 from .options import SearchOptions
-from .passages import load_corpus
 from .world import world_of
 
 

@@ -7,7 +7,7 @@ import re
 from collections.abc import Sequence
 from typing import NamedTuple
 
-from .passages import Passage
+from agentrl.retrieval.passages import Passage, list_passages
 
 _TAGGED = re.compile(r"<(search|answer)>(.*?)</\1>", re.DOTALL)
 
@@ -56,12 +56,6 @@ def answer_action(answer: str) -> str:
 def show_passages(passages: Sequence[Passage]) -> str:
     """What a search found, in the tags of the text protocol."""
     return f"<information>{list_passages(passages)}</information>"
-
-
-def list_passages(passages: Sequence[Passage]) -> str:
-    """What a search found, a numbered passage per line."""
-    lines = [f'Doc {number}(Title: "{title}") {text}' for number, (title, text) in enumerate(passages, start=1)]
-    return "\n".join(lines) or "Nothing was found."
 
 
 _LISTED = re.compile(r'^(?:<information>)?Doc \d+\(Title: "(.*?)"\) (.*?)(?:</information>)?$', re.MULTILINE)

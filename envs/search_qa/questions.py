@@ -8,9 +8,9 @@ from random import Random
 from typing import Any, NamedTuple
 
 from agentrl.errors import UsageError
+from agentrl.retrieval.passages import read_rows
 
 from .options import HOPS, SearchOptions
-from .passages import read_rows
 from .relations import Chain
 from .vocabulary import SPLITS, TEST, TRAIN, VALID
 from .world import World, world_of

@@ -5,7 +5,8 @@ from __future__ import annotations
 import functools
 from random import Random
 
-from .passages import Passage
+from agentrl.retrieval.passages import Passage
+
 from .relations import RELATIONS, Chain, Relation
 from .vocabulary import Kind, names
 

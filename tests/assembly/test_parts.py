@@ -5,10 +5,11 @@ import pytest
 from agentrl.assembly.curriculum_check import check_curriculum
 from agentrl.assembly.demonstrations import collect_demonstrations
 from agentrl.assembly.environments import find_environment, task_source
-from agentrl.assembly.episodes import build_host, build_runner, find_scorer, find_tool
+from agentrl.assembly.episodes import build_host, build_runner, find_scorer
 from agentrl.assembly.models import build_renderer, load_tokenizer, prepare_model, resolve_model
 from agentrl.assembly.runs import resume_run, start_run
 from agentrl.assembly.scratch import has_expert, scratch_corpus
+from agentrl.assembly.tools import find_tool
 from agentrl.assembly.training import check_rendering
 from agentrl.config import load_config, shipped_configs
 from agentrl.config.parts import parts_of

@@ -5,6 +5,7 @@ from __future__ import annotations
 import io
 import json
 import re
+import sqlite3
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -112,6 +113,25 @@ def test_tools_are_listed_shown_and_called(agentrl: Cli) -> None:
     assert "calculator" in agentrl("tool", "list").out
     assert json.loads(agentrl("tool", "show", "calculator").out)["function"]["name"] == "calculator"
     assert agentrl("tool", "call", "calculator", "expression=6 * 7").out == "42\n"
+    refused = agentrl("tool", "call", "calculator", "expresion=1")
+    assert refused.code
+    assert "the policy would read: wrong arguments for calculator: expression is missing" in refused.err
+
+
+def test_tools_take_options_and_are_checked(agentrl: Cli, tmp_path: Path) -> None:
+    with sqlite3.connect(tmp_path / "a.db") as connection:
+        connection.execute("create table t as select 7 as x")
+    connection.close()
+    option = ("-o", f"database={tmp_path / 'a.db'}")
+    assert json.loads(agentrl("tool", "show", "sql").out)["function"]["parameters"]["required"] == ["query"]
+    assert agentrl("tool", "call", "sql", "query=select x from t", *option).out == "x\n7\n"
+    checked = agentrl("tool", "check", "sql", "query=select x from t", *option).out
+    assert "passed   wrong arguments are told" in checked
+    failed = agentrl("tool", "check", "sql", "query=select nothing", *option)
+    assert failed.code
+    assert "failed   examples succeed" in failed.out
+    assert "tool bash needs a sandbox" in agentrl("tool", "call", "bash", "command=ls").err
+    assert "database is missing" in agentrl("tool", "call", "sql", "query=select 1").err
 
 
 def test_the_doctor_tells_versions_machine_and_next_step(agentrl: Cli) -> None:

@@ -11,10 +11,8 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from agentrl.envs.search_qa.bm25 import BM25Index, words
 from agentrl.envs.search_qa.environment import RemoteSearchQA, SearchQA, make_search_qa
-from agentrl.envs.search_qa.passages import Passage, load_corpus
-from agentrl.envs.search_qa.protocol import MoveKind, list_passages, read_action, read_passages, show_passages
+from agentrl.envs.search_qa.protocol import MoveKind, read_action, read_passages, show_passages
 from agentrl.envs.search_qa.scoring import exact_match, f1, normalise
 from agentrl.envs.search_qa.spec import SPEC
 from aiohttp import web
@@ -23,6 +21,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from agentrl.errors import EnvironmentFailure, UsageError
+from agentrl.retrieval.bm25 import BM25Index, words
+from agentrl.retrieval.passages import Passage, list_passages, load_corpus
 
 WORDS = st.lists(st.sampled_from(["ash", "birch", "cedar", "elm", "fir", "oak", "pine", "yew"]), max_size=8).map(
     " ".join

@@ -133,6 +133,22 @@ class Whispering(Faulty):
     tools = (whisper,)
 
 
+@agentrl.tool(max_tokens=9)
+def tip(amount: float) -> agentrl.ToolResult:
+    """Leave something.
+
+    Args:
+        amount: How much.
+    """
+    return agentrl.ToolResult("thanks", reward=-amount, metrics={"tips": 1})
+
+
+class Tipping(Corridor):
+    """Brings a tool that gives rewards."""
+
+    tools = (tip,)
+
+
 class Stairs(Corridor):
     """A corridor that is walked with a tool."""
 

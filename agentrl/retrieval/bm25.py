@@ -10,7 +10,7 @@ from collections.abc import Sequence
 import numpy as np
 import numpy.typing as npt
 
-from .passages import Passage
+from agentrl.retrieval.passages import Passage
 
 K1 = 0.9
 B = 0.4

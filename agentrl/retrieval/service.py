@@ -11,11 +11,10 @@ from typing import Any
 import aiohttp
 
 from agentrl.errors import EnvironmentFailure
-
-from .passages import Passage, parse_passage
+from agentrl.retrieval.passages import Passage, parse_passage
 
 _PATH = "/retrieve"
-_HINT = "the retriever must answer POST /retrieve {queries, topk, return_scores}; see the page of search_qa"
+_HINT = "the retriever must answer POST /retrieve {queries, topk, return_scores}"
 
 
 class RetrievalService:

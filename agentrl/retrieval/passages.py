@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -78,3 +78,9 @@ def _read_row(line: bytes, where: str) -> Mapping[str, Any]:
     if not isinstance(row, dict):
         raise UsageError(f"{where} is no object", got=type(row).__name__, expected="a JSON object")
     return row
+
+
+def list_passages(passages: Sequence[Passage]) -> str:
+    """What a search found, a numbered passage per line."""
+    lines = [f'Doc {number}(Title: "{title}") {text}' for number, (title, text) in enumerate(passages, start=1)]
+    return "\n".join(lines) or "Nothing was found."

@@ -1,0 +1,1 @@
+"""Finding passages: a corpus in memory, or a retriever behind HTTP. For tools and environments alike."""

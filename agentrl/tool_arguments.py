@@ -1,0 +1,289 @@
+"""The arguments of a tool: described as a JSON schema, and read from what a policy or a config wrote."""
+
+from __future__ import annotations
+
+import difflib
+import enum
+import functools
+import inspect
+import json
+import types
+from collections.abc import Callable, Mapping, Sequence
+from typing import TYPE_CHECKING, Annotated, Any, Literal, Union, get_args, get_origin
+
+from agentrl.errors import UsageError
+
+if TYPE_CHECKING:
+    from pydantic import BaseModel
+    from pydantic_core import ErrorDetails
+
+LONGEST_SHOWN = 80
+"""Characters of a wrong value that are shown."""
+_WORDS = {
+    "integer": "a whole number",
+    "number": "a number",
+    "boolean": "true or false",
+    "string": "text",
+    "array": "a list",
+    "object": "a JSON object",
+    "null": "null",
+}
+_EXPECTED = {
+    "int_parsing": "a whole number",
+    "int_type": "a whole number",
+    "int_from_float": "a whole number",
+    "float_parsing": "a number",
+    "float_type": "a number",
+    "bool_parsing": "true or false",
+    "bool_type": "true or false",
+    "string_type": "text",
+    "list_type": "a list",
+    "tuple_type": "a list",
+    "set_type": "a list",
+    "dict_type": "a JSON object",
+    "model_type": "a JSON object",
+    "model_attributes_type": "a JSON object",
+    "dataclass_type": "a JSON object",
+    "none_required": "null",
+}
+
+
+class WrongArguments(Exception):
+    """Values that do not fit; the message names each of them and what would be right."""
+
+
+class Arguments:
+    """The parameters of a function, without those that the runtime fills in.
+
+    Args:
+        owner: Whose arguments they are, for messages: ``tool midpoint``.
+        function: What is called; a bound method stands for its function without ``self``.
+
+    Raises:
+        UsageError: the function takes any number of arguments, or some by position only.
+    """
+
+    def __init__(self, owner: str, function: Callable[..., Any]) -> None:
+        self.owner = owner
+        self._function = function
+        loose = [parameter for parameter in _parameters(function) if parameter.kind in _LOOSE]
+        if loose:
+            raise UsageError(
+                f"{owner} has arguments without a name",
+                got=", ".join(_STARS.get(one.kind, "") + one.name for one in loose),
+                expected="arguments that can be given by name: no *args, **kwargs or /",
+            )
+
+    @functools.cached_property
+    def hints(self) -> Mapping[str, Any]:
+        """The type of every parameter that has one.
+
+        Raises:
+            UsageError: a type cannot be found.
+        """
+        try:
+            return inspect.get_annotations(self._function, eval_str=True)
+        except Exception as error:
+            raise UsageError(
+                f"{self.owner}: a type hint cannot be read",
+                got=f"{type(error).__name__}: {error}",
+                expected="types that are imported when the module runs, not only for type checkers",
+            ) from error
+
+    @functools.cached_property
+    def provided(self) -> Mapping[str, str]:
+        """What the runtime fills in, by parameter: the ``provided_as`` of its type."""
+        found = {name: getattr(hint, "provided_as", None) for name, hint in self.hints.items()}
+        return {name: what for name, what in found.items() if isinstance(what, str)}
+
+    @functools.cached_property
+    def _own(self) -> tuple[inspect.Parameter, ...]:
+        return tuple(p for p in _parameters(self._function) if p.name not in self.provided)
+
+    @property
+    def names(self) -> list[str]:
+        """The arguments that may be given."""
+        return [parameter.name for parameter in self._own]
+
+    @functools.cached_property
+    def _model(self) -> type[BaseModel]:
+        from pydantic import ConfigDict, Field, create_model
+
+        fields: dict[str, Any] = {}
+        for number, parameter in enumerate(self._own):
+            default = ... if parameter.default is parameter.empty else parameter.default
+            # a name of the user's could be one of the model's own: it is only an alias
+            fields[f"argument_{number}"] = (
+                self.hints.get(parameter.name, Any),
+                Field(default, alias=parameter.name),
+            )
+        settings = ConfigDict(extra="forbid", coerce_numbers_to_str=True, arbitrary_types_allowed=True)
+        return create_model("Arguments", __config__=settings, **fields)
+
+    def read(self, values: Mapping[str, Any]) -> dict[str, Any]:
+        """The arguments with their types, defaults included.
+
+        A list or an object may come as JSON text, a number as text or text as a number; ``null`` for an argument that
+        may be left out, and does not take it, leaves it out.
+
+        Raises:
+            WrongArguments: some do not fit.
+        """
+        from pydantic import ValidationError
+
+        try:
+            return self._checked(values)
+        except ValidationError as error:
+            first = error
+        try:
+            return self._checked(self._mended(values, first))
+        except ValidationError as error:
+            problems = "; ".join(self._problem(details) for details in _one_each(error.errors()))
+            raise WrongArguments(problems) from error
+
+    def _checked(self, values: Mapping[str, Any]) -> dict[str, Any]:
+        checked = self._model.model_validate(dict(values))
+        return {parameter.name: getattr(checked, f"argument_{n}") for n, parameter in enumerate(self._own)}
+
+    def _mended(self, values: Mapping[str, Any], error: Any) -> dict[str, Any]:
+        wrong = {details["loc"][0] for details in error.errors() if details["loc"]}
+        optional = {parameter.name for parameter in self._own if parameter.default is not parameter.empty}
+        left_out = {name for name in wrong & optional if values.get(name) is None}
+        kept = {name: value for name, value in values.items() if name not in left_out}
+        return {name: _from_json(value) if name in wrong else value for name, value in kept.items()}
+
+    def _problem(self, details: ErrorDetails) -> str:
+        where = ".".join(str(part) for part in details["loc"]) or "the arguments"
+        if details["type"] == "missing":
+            return f"{where} is missing"
+        if details["type"] == "extra_forbidden":
+            near = difflib.get_close_matches(where, self.names, n=1)
+            return f"{where} is no argument" + (f" (did you mean {near[0]}?)" if near else "")
+        expected = _EXPECTED.get(details["type"]) or _plain(details["msg"])
+        return f"{where} is {shown(details['input'])}, expected {expected}"
+
+    def described(self) -> str:
+        """The arguments in words, for whoever gave wrong ones."""
+        schema = self._model.model_json_schema(by_alias=True)
+        properties, definitions = schema.get("properties", {}), schema.get("$defs", {})
+        parts = []
+        for parameter in self._own:
+            kind = _in_words(properties.get(parameter.name, {}), definitions)
+            optional = "" if parameter.default is parameter.empty else ", may be left out"
+            parts.append(f"{parameter.name} ({kind}{optional})")
+        return ", ".join(parts) or "no arguments"
+
+    def schema(self, name: str) -> dict[str, Any]:
+        """The function as chat templates and OpenAI-style services describe it, under `name`.
+
+        Raises:
+            UsageError: a type hint or the description of an argument is missing.
+        """
+        from transformers.utils import get_json_schema  # slow to import, and only needed once a tool is used
+
+        try:
+            described: dict[str, Any] = dict(get_json_schema(self._stand_in()))
+            function = {**described["function"], "name": name}
+            function["parameters"] = self._with_rich_types(function.get("parameters", {"properties": {}}))
+        except Exception as error:
+            raise UsageError(
+                f"{self.owner} cannot be described to a policy",
+                got=error,
+                expected="type hints on all arguments and an Args: section that names each",
+            ) from error
+        return {**described, "function": function}
+
+    def _stand_in(self) -> Callable[..., Any]:
+        """A function with the same arguments, in types that `get_json_schema` knows."""
+
+        def stand_in() -> None: ...
+
+        hints = {parameter.name: self.hints.get(parameter.name) for parameter in self._own}
+        given = {name: hint for name, hint in hints.items() if hint is not None}
+        stand_in.__annotations__ = {name: hint if _is_plain(hint) else Any for name, hint in given.items()}
+        stand_in.__signature__ = inspect.Signature(self._own)  # type: ignore[attr-defined]
+        stand_in.__doc__ = inspect.getdoc(self._function)
+        return stand_in
+
+    def _with_rich_types(self, parameters: dict[str, Any]) -> dict[str, Any]:
+        """Describe by pydantic what `get_json_schema` does not know: models, dataclasses, bounds."""
+        rich = {name for name in self.names if not _is_plain(self.hints[name])}
+        if not rich:
+            return parameters
+        known = self._model.model_json_schema(by_alias=True)
+        properties = {
+            name: {**_without_title(known["properties"][name]), **told} if name in rich else told
+            for name, told in parameters["properties"].items()
+        }
+        definitions = {"$defs": known["$defs"]} if "$defs" in known else {}
+        return {**parameters, "properties": properties, **definitions}
+
+
+_LOOSE = (
+    inspect.Parameter.VAR_POSITIONAL,
+    inspect.Parameter.VAR_KEYWORD,
+    inspect.Parameter.POSITIONAL_ONLY,
+)
+
+
+_STARS: Mapping[Any, str] = {inspect.Parameter.VAR_POSITIONAL: "*", inspect.Parameter.VAR_KEYWORD: "**"}
+
+
+def _parameters(function: Callable[..., Any]) -> list[inspect.Parameter]:
+    return list(inspect.signature(function).parameters.values())
+
+
+def _is_plain(hint: Any) -> bool:
+    """Whether `get_json_schema` knows the type."""
+    origin, inner = get_origin(hint), get_args(hint)
+    if origin is Annotated:
+        return False
+    if origin is Literal:
+        return True
+    if origin in (Union, types.UnionType) or (origin in (list, dict, tuple) and inner):
+        return all(_is_plain(part) for part in inner if part is not ...)
+    if isinstance(hint, type) and issubclass(hint, enum.Enum):
+        return True
+    return hint in (int, float, str, bool, list, dict, tuple, Any, None, type(None))
+
+
+def _one_each(details: Sequence[ErrorDetails]) -> list[ErrorDetails]:
+    """The first problem of each argument: a union tells one per alternative."""
+    found: dict[Any, ErrorDetails] = {}
+    for one in details:
+        found.setdefault(one["loc"][:1], one)
+    return list(found.values())
+
+
+def _from_json(value: Any) -> Any:
+    """A list or an object that was written as text."""
+    if not isinstance(value, str) or value.lstrip()[:1] not in ("[", "{"):
+        return value
+    try:
+        return json.loads(value)
+    except json.JSONDecodeError:
+        return value
+
+
+def shown(value: Any) -> str:
+    """A value as JSON, shortened."""
+    text = json.dumps(value, ensure_ascii=False, default=str)
+    return text if len(text) <= LONGEST_SHOWN else f"{text[:LONGEST_SHOWN]}…"
+
+
+def _plain(message: str) -> str:
+    return message.removeprefix("Input should be ").removeprefix("Value error, ")
+
+
+def _in_words(schema: Mapping[str, Any], definitions: Mapping[str, Any]) -> str:
+    if "$ref" in schema:
+        return _in_words(definitions.get(schema["$ref"].rpartition("/")[2], {"type": "object"}), {})
+    if "enum" in schema:
+        return "one of " + ", ".join(map(shown, schema["enum"]))
+    if "anyOf" in schema:
+        return " or ".join(dict.fromkeys(_in_words(part, definitions) for part in schema["anyOf"]))
+    return _WORDS.get(schema.get("type", ""), "anything")
+
+
+def _without_title(schema: Mapping[str, Any]) -> dict[str, Any]:
+    return {key: value for key, value in schema.items() if key not in ("title", "default")}

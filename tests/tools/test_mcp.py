@@ -1,0 +1,174 @@
+"""The tools of a real MCP server. Needs the extra: skipped where it is not installed."""
+
+from __future__ import annotations
+
+import os
+import socket
+import subprocess
+import sys
+
+import pytest
+
+from agentrl.assembly.tools import find_tool
+from agentrl.errors import EnvironmentFailure, UsageError
+from agentrl.message import ToolCall
+from agentrl.rollout.tool_session import tool_session
+
+pytest.importorskip("mcp")
+
+SERVER = '''
+import os, sys
+from mcp.server.mcpserver import MCPServer
+from mcp.types import ToolAnnotations
+
+server = MCPServer("shelf")
+kept = []
+
+@server.tool(annotations=ToolAnnotations(read_only_hint=True))
+def add(a: int, b: int = 1) -> int:
+    """Add two numbers."""
+    return a + b
+
+@server.tool()
+def keep(thing: str) -> str:
+    """Keep a thing."""
+    kept.append(thing)
+    return ", ".join(kept) + os.environ.get("SHELF_MARK", "")
+
+@server.tool()
+def fail() -> str:
+    """Always fails."""
+    raise ValueError("the shelf is full")
+
+@server.tool()
+def die() -> str:
+    """Ends the server."""
+    os._exit(3)
+
+if len(sys.argv) > 1:
+    server.run(transport="streamable-http", port=int(sys.argv[1]))
+else:
+    server.run()
+'''
+
+
+PATHS = {"PYTHONPATH": os.pathsep.join(path for path in sys.path if path)}
+"""Servers get few variables of this process."""
+
+
+def entry_of(program, **options):
+    return {"name": "mcp", "command": [sys.executable, program], "env": PATHS, **options}
+
+
+@pytest.fixture
+def program(tmp_path):
+    path = tmp_path / "server.py"
+    path.write_text(SERVER)
+    return str(path)
+
+
+async def opened(entry):
+    toolset = find_tool(entry)
+    return toolset, {tool.name: tool for tool in await toolset.tools()}
+
+
+async def said(session, tools, name, **arguments):
+    return (await session.carry_out(ToolCall(name=name, arguments=arguments), tools)).result.text
+
+
+async def test_a_server_over_standard_input_and_output(program, monkeypatch):
+    monkeypatch.setenv("MARK_OF_TEST", "!")
+    entry = entry_of(program, env={**PATHS, "SHELF_MARK": "$MARK_OF_TEST"})
+    toolset, tools = await opened(entry)
+    assert list(tools) == ["add", "keep", "fail", "die"]
+    assert tools["add"].rules.parallel
+    assert not tools["keep"].rules.parallel
+    assert tools["add"].schema["function"]["parameters"]["required"] == ["a"]
+    for _ in range(2):  # each episode has a server of its own, which remembers nothing of others
+        async with tool_session() as session:
+            assert await said(session, tools, "add", a=2, b=3) == "5"
+            assert await said(session, tools, "keep", thing="fern") == "fern!"
+            assert await said(session, tools, "keep", thing="moss") == "fern, moss!"
+            assert await said(session, tools, "fail") == "Error: Error executing tool fail"
+            told = await said(session, tools, "add", a="x", c=1)
+            assert told == (
+                "Error: wrong arguments for add: c is no argument; a: 'x' is not of type 'integer'. It takes a, b"
+            )
+    await toolset.close()
+
+
+async def test_a_server_that_dies_is_a_failure_of_the_machinery(program):
+    toolset, tools = await opened(entry_of(program))
+    async with tool_session() as session:
+        with pytest.raises(EnvironmentFailure, match=r"the MCP server .*server\.py failed"):
+            await said(session, tools, "die")
+    async with tool_session() as session:
+        assert await said(session, tools, "add", a=1) == "2"
+    await toolset.close()
+
+
+async def test_some_tools_under_other_names_in_a_session_of_all(program):
+    entry = entry_of(program, tools=["keep"], prefix="shelf_", shared=True)
+    toolset, tools = await opened(entry)
+    assert list(tools) == ["shelf_keep"]
+    for expected in ("fern", "fern, fern"):
+        async with tool_session() as session:
+            assert await said(session, tools, "shelf_keep", thing="fern") == expected
+    await toolset.close()
+
+
+@pytest.fixture
+def address(program):
+    """Of a server over HTTP, that is ready."""
+    with socket.socket() as free:
+        free.bind(("127.0.0.1", 0))
+        port = free.getsockname()[1]
+    with subprocess.Popen([sys.executable, program, str(port)], stderr=subprocess.PIPE, text=True) as process:
+        while "running on" not in process.stderr.readline():
+            assert process.poll() is None
+        yield f"http://127.0.0.1:{port}/mcp"
+        process.kill()
+
+
+async def test_a_server_over_http(address):
+    toolset, tools = await opened({"name": "mcp", "url": address})
+    async with tool_session() as session:
+        assert await said(session, tools, "add", a=20, b=22) == "42"
+    await toolset.close()
+
+
+async def test_an_address_without_a_server():
+    with socket.socket() as free:
+        free.bind(("127.0.0.1", 0))
+        url = f"http://127.0.0.1:{free.getsockname()[1]}/mcp"
+        with pytest.raises(EnvironmentFailure, match="does not start"):
+            await find_tool({"name": "mcp", "url": url}).tools()
+
+
+@pytest.mark.parametrize(
+    ("options", "words"),
+    [
+        ({}, "reached in one way"),
+        ({"command": "python x.py", "url": "http://x"}, "expected a list"),
+        ({"command": ["a"], "headers": {"a": "b"}}, "option headers of tools mcp is ignored"),
+        ({"command": ["a"], "env": {"A": "$NO_SUCH_VARIABLE"}}, r"is not set: got \$NO_SUCH_VARIABLE"),
+        ({"comand": ["a"]}, r"comand is no argument \(did you mean command"),
+    ],
+)
+def test_wrong_options_are_found_before_the_run(options, words):
+    with pytest.raises(UsageError, match=words):
+        find_tool({"name": "mcp", **options})
+
+
+async def test_a_command_that_is_no_server_says_what_it_wrote(program):
+    entry = {"name": "mcp", "command": [sys.executable, "-c", "raise SystemExit('no shelf here')"]}
+    with pytest.raises(EnvironmentFailure, match=r"does not start: got .*It said: no shelf here"):
+        await find_tool(entry).tools()
+    with pytest.raises(EnvironmentFailure, match="does not start"):
+        await find_tool({"name": "mcp", "command": ["/nowhere/server"]}).tools()
+
+
+async def test_tools_that_the_server_does_not_have_are_refused(program):
+    entry = entry_of(program, tools=["ad"])
+    with pytest.raises(UsageError, match="has no such tools: got ad, expected add, keep, fail, die"):
+        await find_tool(entry).tools()

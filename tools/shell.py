@@ -1,0 +1,35 @@
+"""Shell commands in the episode's sandbox."""
+
+from __future__ import annotations
+
+from agentrl import ToolContext, ToolResult, tool
+from agentrl.sandbox import Limits, Sandbox
+
+SHARE = 0.8
+"""Of the call's deadline: the command's own; what it wrote until then is shown."""
+OUTPUT_BYTES = 64 * 1024
+_ONE_STREAM = 'exec 2>&1; if command -v bash >/dev/null; then exec bash -c "$0"; else exec sh -c "$0"; fi'
+
+
+@tool
+async def bash(command: str, *, sandbox: Sandbox, context: ToolContext) -> ToolResult:
+    """Runs a shell command and shows what it writes. Each call is a new shell in the working folder; files stay.
+
+    Args:
+        command: One or more lines for bash.
+    """
+    limits = Limits(seconds=SHARE * context.timeout_s, output_bytes=OUTPUT_BYTES)
+    ended = await sandbox.exec(["/bin/sh", "-c", _ONE_STREAM, command], limits=limits)
+    text = ended.stdout.decode(errors="replace")
+    notes = []
+    if ended.truncated:
+        notes.append("[the output was cut]")
+    if ended.timed_out:
+        notes.append(f"[killed after {SHARE * context.timeout_s:g} s]")
+    elif ended.out_of_memory:
+        notes.append("[killed: out of memory]")
+    elif ended.exit_code:
+        notes.append(f"[exit code {ended.exit_code}]")
+    if text and not text.endswith("\n") and notes:
+        text += "\n"
+    return ToolResult(text + "\n".join(notes) or "[no output]", metrics={"failed": float(not ended.succeeded)})
