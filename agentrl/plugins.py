@@ -26,6 +26,10 @@ PLUGINS: dict[str, dict[str, str]] = {
         "llama3_json": "agentrl.render.tool_parsers.llama3_json:parse",
         "qwen3_coder": "agentrl.render.tool_parsers.qwen3_coder:parse",
     },
+    "sandbox": {
+        "local": "agentrl.sandbox.local:LocalSandbox",
+        "http": "agentrl.sandbox.http:HttpSandbox",
+    },
     "scorer": {"environment": "agentrl.reward:EnvironmentReward"},
     "loss": {
         "ppo": "agentrl.algorithms.policy_losses:ppo",

@@ -30,6 +30,7 @@ class Kind(enum.StrEnum):
 
     ENVIRONMENT = "environment"
     TOOL = "tool"
+    SANDBOX = "sandbox"
     AGENT_LOOP = "agent_loop"
     ENGINE = "engine"
     SCORER = "scorer"

@@ -1,53 +1,40 @@
-"""The contract of a sandbox: where code that nobody vouches for runs."""
+"""Sandboxes: where code that nobody vouches for runs. `open_sandbox` makes one from a spec.
+
+A back end is a subclass of `Sandbox` that is made with a `SandboxSpec`, registered under its name
+(`agentrl.registry.Kind.SANDBOX`, or a plugin's table).
+"""
 
 from __future__ import annotations
 
-from abc import ABC, abstractmethod
-from collections.abc import Sequence
-from dataclasses import dataclass
+from collections.abc import Mapping
+from typing import Any
+
+from agentrl.errors import UsageError
+from agentrl.registry import Kind, lookup
+from agentrl.sandbox.contract import Command as Command
+from agentrl.sandbox.contract import Entry as Entry
+from agentrl.sandbox.contract import Sandbox as Sandbox
+from agentrl.sandbox.contract import SandboxFileError as SandboxFileError
+from agentrl.sandbox.contract import SandboxProcess as SandboxProcess
+from agentrl.sandbox.limits import DEFAULT_LIMITS as DEFAULT_LIMITS
+from agentrl.sandbox.limits import ExecResult as ExecResult
+from agentrl.sandbox.limits import Limits as Limits
+from agentrl.sandbox.spec import SandboxSpec as SandboxSpec
+from agentrl.sandbox.spec import read_spec as read_spec
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Limits:
-    """What a command may use; ``None`` leaves the sandbox's own limit."""
+def open_sandbox(spec: SandboxSpec | Mapping[str, Any] | str = "local") -> Sandbox:
+    """The sandbox that a spec describes, to be entered with ``async with`` (or started and closed by hand).
 
-    seconds: float | None = None
-    memory_bytes: int | None = None
-    processes: int | None = None
-    output_bytes: int | None = None
+    Args:
+        spec: A `SandboxSpec`, the same as plain data, or a back end's name.
 
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class ExecResult:
-    """How a command ended."""
-
-    exit_code: int
-    stdout: bytes
-    stderr: bytes
-    timed_out: bool = False
-    truncated: bool = False
-    """Output beyond the limit was dropped."""
-
-
-class Sandbox(ABC):
-    """One isolated place, used by one episode. Its own failures are `SandboxError`, never a command's exit code."""
-
-    @abstractmethod
-    async def start(self) -> None:
-        """Make it ready."""
-
-    @abstractmethod
-    async def exec(self, argv: Sequence[str], *, stdin: bytes = b"", limits: Limits | None = None) -> ExecResult:
-        """Run a command to its end or to a limit; whatever it started dies with it."""
-
-    @abstractmethod
-    async def read(self, path: str) -> bytes:
-        """A file's content; paths that leave the sandbox are refused."""
-
-    @abstractmethod
-    async def write(self, path: str, data: bytes) -> None:
-        """Create or replace a file."""
-
-    @abstractmethod
-    async def close(self) -> None:
-        """Kill everything and leave nothing behind; idempotent."""
+    Raises:
+        UsageError: the spec is not understood, or asks for what the back end cannot give.
+    """
+    told = read_spec(spec)
+    make = lookup(Kind.SANDBOX, told.type)
+    sandbox = make(told) if callable(make) else make
+    if not isinstance(sandbox, Sandbox):
+        raise UsageError(f"{told.type} makes no sandbox", got=type(sandbox).__name__, expected="a Sandbox")
+    return sandbox

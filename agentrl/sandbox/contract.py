@@ -1,0 +1,215 @@
+"""The contract of a sandbox: where code that nobody vouches for runs."""
+
+from __future__ import annotations
+
+from abc import ABC, abstractmethod
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from types import MappingProxyType, TracebackType
+from typing import Self, TypeAlias
+
+from agentrl.errors import ToolError
+from agentrl.sandbox.limits import ExecResult, Limits
+from agentrl.sandbox.spec import SandboxSpec
+
+Command: TypeAlias = str | Sequence[str]
+"""A text for ``/bin/sh -c``, or a program and its arguments."""
+NO_VARIABLES: Mapping[str, str] = MappingProxyType({})
+
+
+class SandboxFileError(ToolError):
+    """A file of a sandbox cannot be read or written: missing, a folder, no room, no permission. Whoever works there can
+    mend it, so it is text for the model.
+    """
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Entry:
+    """What a folder holds."""
+
+    name: str
+    is_folder: bool
+
+
+class SandboxProcess(ABC):
+    """A program that goes on running in a sandbox, spoken to over pipes. It dies with its sandbox at the latest.
+
+    One task at a time reads, and one writes. A reader that is cancelled loses nothing.
+    """
+
+    @abstractmethod
+    async def write(self, data: bytes) -> None:
+        """Send to its standard input, waiting for room.
+
+        Raises:
+            BrokenPipeError: it ended, or closed its input.
+            SandboxError: the sandbox is gone.
+        """
+
+    @abstractmethod
+    async def read(self) -> bytes:
+        """The next piece of its standard output; empty at the end. What is not read makes it wait.
+
+        Raises:
+            SandboxError: the sandbox is gone.
+        """
+
+    @abstractmethod
+    async def read_line(self, *, longest: int = 2**20) -> bytes:
+        """The next line of its standard output with its line feed; without one at the end, and empty after that.
+
+        Args:
+            longest: Bytes after which a line is cut into several.
+
+        Raises:
+            SandboxError: the sandbox is gone.
+        """
+
+    @abstractmethod
+    async def wait(self) -> ExecResult:
+        """Wait for its end. The result's `stdout` is empty, and its `stderr` the beginning of what it wrote there."""
+
+    @abstractmethod
+    async def interrupt(self) -> None:
+        """Send SIGINT to it and to what it started, as Ctrl-C does; nothing when it has ended."""
+
+    @abstractmethod
+    async def kill(self) -> None:
+        """Kill it and all that it started; idempotent."""
+
+
+class Sandbox(ABC):
+    """One isolated place, used by one episode. Its own failures are `SandboxError`, never a command's exit code.
+
+        async with open_sandbox({"type": "local"}) as sandbox:
+            await sandbox.write("main.py", b"print(6 * 7)")
+            result = await sandbox.exec(["python3", "main.py"])
+
+    Relative paths start at `folder`. Several commands may run at the same time.
+
+    Args:
+        spec: What it is like.
+    """
+
+    folder: str = "/work"
+    """Where commands run and relative paths start."""
+
+    def __init__(self, spec: SandboxSpec) -> None:
+        self.spec = spec
+
+    async def start(self) -> None:
+        """Make it ready, with the spec's files in it.
+
+        Raises:
+            SandboxError: it does not start.
+            UsageError: this machine lacks what it needs.
+        """
+        try:
+            await self._start()
+            for path, content in self.spec.files.items():
+                await self.write(path, content)
+        except BaseException:
+            await self.close()
+            raise
+
+    @abstractmethod
+    async def _start(self) -> None:
+        """Make it ready, with nothing in it."""
+
+    @abstractmethod
+    async def exec(
+        self,
+        command: Command,
+        *,
+        stdin: bytes = b"",
+        cwd: str | None = None,
+        env: Mapping[str, str] = NO_VARIABLES,
+        limits: Limits | None = None,
+    ) -> ExecResult:
+        """Run a command to its end or to a limit; whatever it started dies with it, daemons too.
+
+        Args:
+            command: A text for the shell, or a program and its arguments.
+            stdin: Its standard input.
+            cwd: The folder in which it runs.
+            env: Environment variables besides the sandbox's own.
+            limits: What it may use, within the sandbox's own limits.
+
+        Raises:
+            SandboxError: the sandbox is gone.
+        """
+
+    @abstractmethod
+    async def spawn(
+        self,
+        command: Command,
+        *,
+        cwd: str | None = None,
+        env: Mapping[str, str] = NO_VARIABLES,
+        limits: Limits | None = None,
+    ) -> SandboxProcess:
+        """Start a program that goes on running, like an interpreter; arguments as in `exec`.
+
+        Only limits that are given count for its time: without `seconds` it may live as long as its sandbox.
+
+        Raises:
+            SandboxError: the sandbox is gone.
+        """
+
+    @abstractmethod
+    async def read(self, path: str, *, most: int = 16 * 2**20) -> bytes:
+        """A file's content, seen with the eyes of the code in the sandbox: no path leads out.
+
+        Raises:
+            SandboxFileError: no such file, not a plain file, or larger than `most` bytes.
+            SandboxError: the sandbox is gone.
+        """
+
+    @abstractmethod
+    async def write(self, path: str, data: bytes, *, executable: bool = False) -> None:
+        """Create or replace a file; missing folders are made.
+
+        Raises:
+            SandboxFileError: it cannot be written there.
+            SandboxError: the sandbox is gone.
+        """
+
+    @abstractmethod
+    async def list(self, path: str = ".") -> list[Entry]:
+        """What a folder holds, sorted by name.
+
+        Raises:
+            SandboxFileError: no such folder.
+            SandboxError: the sandbox is gone.
+        """
+
+    @abstractmethod
+    async def snapshot(self) -> bytes:
+        """The content of `folder`, for `restore`; running programs are not in it.
+
+        Raises:
+            SandboxFileError: it holds too much.
+            SandboxError: the sandbox is gone.
+        """
+
+    @abstractmethod
+    async def restore(self, snapshot: bytes) -> None:
+        """Make `folder` what it was, in this sandbox or in another of the same spec; running programs are killed.
+
+        Raises:
+            SandboxFileError: there is no room.
+            SandboxError: the sandbox is gone.
+        """
+
+    @abstractmethod
+    async def close(self) -> None:
+        """Kill everything and leave nothing behind; idempotent."""
+
+    async def __aenter__(self) -> Self:
+        await self.start()
+        return self
+
+    async def __aexit__(
+        self, error_type: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        await self.close()
