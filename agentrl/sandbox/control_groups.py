@@ -1,0 +1,172 @@
+"""Control groups (cgroups v1 and v2): they count the memory and the processes of a whole sandbox.
+
+A sandbox's commands get a group of their own below this process's; its first process stays outside, so that it
+survives what they do. Groups that a killed process left behind are removed when the next one starts.
+"""
+
+from __future__ import annotations
+
+import functools
+import itertools
+import os
+import time
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass
+from pathlib import Path
+
+from agentrl.sandbox.limits import Limits
+
+PREFIX = "agentrl-"
+_CONTROLLERS = ("memory", "pids", "cpu")
+_NEEDED = ("memory", "pids")
+_numbers = itertools.count()
+
+
+@dataclass(frozen=True, slots=True)
+class Hierarchy:
+    """Where groups can be made."""
+
+    folders: Mapping[str, Path]
+    """This process's group, by controller; one folder for all of them under v2."""
+    version: int
+
+
+class ControlGroup:
+    """A group for the commands of one sandbox.
+
+    Args:
+        hierarchy: Where.
+        limits: What is counted: memory and processes.
+
+    Raises:
+        OSError: the kernel refuses.
+    """
+
+    def __init__(self, hierarchy: Hierarchy, limits: Limits) -> None:
+        name = f"{PREFIX}{os.getpid()}-{_started(os.getpid())}-{next(_numbers)}"
+        self._version = hierarchy.version
+        self._folders = {controller: folder / name for controller, folder in hierarchy.folders.items()}
+        try:
+            for folder in self._all():
+                folder.mkdir()
+            self._limit(limits)
+        except OSError:
+            self.remove()
+            raise
+
+    def open(self) -> list[int]:
+        """File descriptors to which a process writes ``0`` to join."""
+        return [os.open(folder / "cgroup.procs", os.O_WRONLY | os.O_CLOEXEC) for folder in self._all()]
+
+    def memory_kills(self) -> int:
+        """How many processes the kernel has killed here for want of memory."""
+        file = "memory.events" if self._version == 2 else "memory.oom_control"
+        for line in (self._folders["memory"] / file).read_text().splitlines():
+            name, _, value = line.partition(" ")
+            if name == "oom_kill":
+                return int(value)
+        return 0
+
+    def remove(self) -> bool:
+        """Remove it; whether nothing is left, which takes until its last process has ended."""
+        left = [folder for folder in self._all() if not _remove(folder)]
+        return not left
+
+    def _all(self) -> list[Path]:
+        return list(dict.fromkeys(self._folders.values()))
+
+    def _limit(self, limits: Limits) -> None:
+        names = ("memory.max",) if self._version == 2 else ("memory.limit_in_bytes", "memory.memsw.limit_in_bytes")
+        memory = self._folders["memory"]
+        for name in names:
+            if name == names[0] or (memory / name).exists():
+                (memory / name).write_text(str(limits.memory_bytes))
+        if (memory / "memory.swap.max").exists():
+            (memory / "memory.swap.max").write_text("0")
+        if (memory / "memory.oom.group").exists():
+            (memory / "memory.oom.group").write_text("0")
+        (self._folders["pids"] / "pids.max").write_text(str(limits.processes))
+
+
+@functools.cache
+def find_hierarchy() -> Hierarchy | None:
+    """Where this process may make groups; ``None`` where it may not. Looks once, and removes what dead ones left."""
+    for found in (_version_2(), _version_1()):
+        if found is not None and _works(found):
+            return found
+    return None
+
+
+def _works(hierarchy: Hierarchy) -> bool:
+    for folder in set(hierarchy.folders.values()):
+        _sweep(folder)
+    try:
+        return ControlGroup(hierarchy, Limits(memory_bytes=2**26, processes=8)).remove()
+    except OSError:
+        return False
+
+
+def _version_1() -> Hierarchy | None:
+    mounts = {option: path for kind, options, path in _mounts() if kind == "cgroup" for option in options.split(",")}
+    folders = {
+        controller: _own_group(mounts[controller], controller) for controller in _CONTROLLERS if controller in mounts
+    }
+    return Hierarchy(folders, 1) if set(_NEEDED) <= set(folders) else None
+
+
+def _version_2() -> Hierarchy | None:
+    mounted = next((path for kind, _, path in _mounts() if kind == "cgroup2"), None)
+    if mounted is None:
+        return None
+    folder = _own_group(mounted, "")
+    try:
+        (folder / "cgroup.subtree_control").write_text("+memory +pids")
+    except OSError:
+        return None
+    return Hierarchy(dict.fromkeys(_NEEDED, folder), 2)
+
+
+def _mounts() -> Iterator[tuple[str, str, Path]]:
+    """Type, options and place of each mount."""
+    for line in Path("/proc/self/mounts").read_text().splitlines():
+        _, place, kind, options, *_ = line.split(" ")
+        yield kind, options, Path(place)
+
+
+def _own_group(mounted: Path, controller: str) -> Path:
+    """This process's group; the top where it is not to be seen, as in containers."""
+    for line in Path("/proc/self/cgroup").read_text().splitlines():
+        _, controllers, path = line.split(":", 2)
+        if controller in controllers.split(","):
+            own = mounted / path.lstrip("/")
+            return own if own.is_dir() else mounted
+    return mounted
+
+
+def _sweep(folder: Path) -> None:
+    """Remove groups whose makers are dead."""
+    for group in folder.glob(f"{PREFIX}*"):
+        pid, started, _ = group.name.removeprefix(PREFIX).split("-")
+        if _started(int(pid)) != int(started):
+            _remove(group)
+
+
+def _started(pid: int) -> int:
+    """When a process started, in the kernel's ticks; -1 where there is none. Its number may be used again."""
+    try:
+        return int(Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[19])
+    except OSError:
+        return -1
+
+
+def _remove(group: Path) -> bool:
+    for _ in range(5):
+        try:
+            group.rmdir()
+        except FileNotFoundError:
+            return True
+        except OSError:
+            time.sleep(0.001)
+        else:
+            return True
+    return False
