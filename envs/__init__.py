@@ -8,6 +8,7 @@ PLUGINS: dict[str, dict[str, str]] = {
         "alfworld": "agentrl.envs.household.alfworld.spec:SPEC",
         "bandit": "agentrl.envs.puzzles.bandit:SPEC",
         "blackjack": "agentrl.envs.puzzles.blackjack:SPEC",
+        "code": "agentrl.envs.code.spec:SPEC",
         "countdown": "agentrl.envs.puzzles.countdown:SPEC",
         "crafting": "agentrl.envs.puzzles.crafting:SPEC",
         "fifteen_puzzle": "agentrl.envs.puzzles.fifteen_puzzle:SPEC",
