@@ -66,10 +66,18 @@ def _first_steps() -> Iterator[tuple[Line, bool, tuple[str, str]]]:
 def _second_steps(first: Line, is_loose: bool, operands: tuple[str, str]) -> Iterator[Line]:
     for operation in OPERATIONS:
         for y in (*PARAMETERS, *_NUMBERS):
-            if y not in operands:
+            if y not in operands and not _is_constant(first.code, operands[1], operation.code, y):
                 inner = f"({first.code})" if is_loose and operation is _TIMES else first.code
                 words = f"{first.words}, then {operation.then.format(y=y)}"
                 yield Line(words, operation.code.format(x=inner, y=y), 2)
+
+
+def _is_constant(first: str, x: str, then: str, y: str) -> bool:
+    """Whether nothing is left to choose, as in ``max(min(a, 3), 5)``."""
+    if x in PARAMETERS or y in PARAMETERS:
+        return False
+    clipped = first[:3], then[:3]
+    return (clipped == ("min", "max") and int(y) >= int(x)) or (clipped == ("max", "min") and int(y) <= int(x))
 
 
 def problem_of(line: Line, task_id: str) -> Problem:
@@ -87,12 +95,13 @@ def problem_of(line: Line, task_id: str) -> Problem:
 
 
 def _cases(line: Line, random: Random) -> tuple[Case, ...]:
-    """Cases that no parameter and no number passes by itself."""
+    """Cases that no parameter and no number passes by itself, of as many values as may be."""
     function: Any = eval(f"lambda {', '.join(PARAMETERS)}: {line.code}", {"max": max, "min": min})
-    while True:
+    for wanted in itertools.chain(range(HIDDEN, 2, -1), itertools.repeat(2)):
         drawn = [tuple(random.randint(LOWEST, HIGHEST) for _ in PARAMETERS) for _ in range(HIDDEN)]
         values = [function(*arguments) for arguments in drawn]
         columns = [list(column) for column in zip(*drawn, strict=True)]
-        if len(set(values)) > HIDDEN // 2 and values not in columns:
-            cases = zip(drawn, values, strict=True)
-            return tuple(Case(call=FUNCTION, arguments=arguments, value=value) for arguments, value in cases)
+        if len(set(values)) >= wanted and values not in columns:
+            break
+    cases = zip(drawn, values, strict=True)
+    return tuple(Case(call=FUNCTION, arguments=arguments, value=value) for arguments, value in cases)

@@ -8,6 +8,8 @@ from collections.abc import Awaitable, Callable
 from agentrl.errors import SandboxError
 from agentrl.sandbox import Command, ExecResult, Limits, Sandbox, SandboxSpec, open_sandbox
 
+from .pipes import begin
+
 CLOSE_S = 20.0
 GRACE_S = 8.0
 """How much longer than a command's own limit a sandbox may take to answer before it counts as lost."""
@@ -37,9 +39,7 @@ class ActingSandbox:
             if self._sandbox is None:
                 sandbox = open_sandbox(self.spec)
                 try:
-                    await sandbox.start()
-                    if self.prepare is not None:
-                        await self.prepare(sandbox)
+                    await begin(sandbox, self.prepare)
                 except BaseException:
                     await sandbox.close()
                     raise

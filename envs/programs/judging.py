@@ -20,7 +20,7 @@ from agentrl.sandbox import Limits, Sandbox, SandboxSpec, open_sandbox
 from agentrl.sandbox.spec import NO_NETWORK
 
 from .inside.values import encode
-from .pipes import Deadline, Ended, Late, Pipe, send_programs
+from .pipes import Deadline, Ended, Late, Pipe, begin, send_programs
 from .sameness import is_same, show
 
 MOST_SOURCE = 64 * 1024
@@ -91,8 +91,7 @@ async def fresh_sandbox(spec: SandboxSpec) -> AsyncIterator[Sandbox]:
     """
     sandbox = open_sandbox(dataclasses.replace(spec, network=NO_NETWORK))
     try:
-        await sandbox.start()
-        await send_programs(sandbox)
+        await begin(sandbox, send_programs)
         yield sandbox
     finally:
         await asyncio.shield(asyncio.wait_for(sandbox.close(), CLOSE_S))
@@ -125,12 +124,14 @@ async def judge(
     async with fresh_sandbox(spec) as sandbox:
         if fill is not None:
             await fill(sandbox)
-        called = await run_cases(sandbox, solution, cases, seconds=seconds) if cases or not tests else Verdict(problems=())
-        if not tests:
-            return called
-        async with fresh_sandbox(spec) as aside:
-            tested = await run_tests(sandbox, aside, solution, tests, setup=setup, seconds=seconds)
-    return Verdict(problems=called.problems + tested.problems)
+        problems: tuple[str, ...] = ()
+        if cases:
+            problems += (await run_cases(sandbox, solution, cases, seconds=seconds)).problems
+        if tests:
+            async with fresh_sandbox(spec) as aside:
+                tested = await run_tests(sandbox, aside, solution, tests, setup=setup, seconds=seconds)
+            problems += tested.problems
+    return Verdict(problems=problems)
 
 
 async def run_cases(

@@ -4,11 +4,12 @@ from __future__ import annotations
 
 import asyncio
 import json
+from collections.abc import Awaitable, Callable
 from importlib.resources import files
 from types import TracebackType
 from typing import Any, Self
 
-from agentrl.errors import SandboxError
+from agentrl.errors import SandboxError, async_boundary
 from agentrl.sandbox import Limits, Sandbox, SandboxProcess
 
 from . import inside
@@ -17,9 +18,11 @@ JUDGE = ".judge"
 """The folder of a sandbox that holds the programs of `inside`."""
 LONGEST = 512 * 1024
 """Bytes of a line; a longer one is no answer."""
-SIGN_OF_LIFE_S = 8.0
-"""How long a sandbox may take to run nothing before it counts as lost."""
+SIGN_OF_LIFE_S = 3.0
+"""How long a sandbox may take to run nothing before it counts as lost, or its machine as too busy to judge by."""
 STOP_S = 5.0
+START_S = 20.0
+"""Until a sandbox is ready, with all that it needs in it."""
 
 
 class Ended(Exception):
@@ -37,11 +40,23 @@ async def send_programs(sandbox: Sandbox) -> None:
             await sandbox.write(f"{JUDGE}/inside/{file.name}", file.read_bytes())
 
 
-async def require_life(sandbox: Sandbox) -> None:
-    """Ask a sandbox for a sign of life: only then is a program to blame for its silence.
+async def begin(sandbox: Sandbox, prepare: Callable[[Sandbox], Awaitable[None]] | None) -> None:
+    """Start a sandbox and fill it.
 
     Raises:
-        SandboxError: there is none.
+        SandboxError: it does not start, or takes too long.
+    """
+    async with async_boundary(SandboxError, "starting a sandbox", deadline_s=START_S):
+        await sandbox.start()
+        if prepare is not None:
+            await prepare(sandbox)
+
+
+async def require_life(sandbox: Sandbox) -> None:
+    """Ask a sandbox for a sign of life: only a quick one makes a program to blame for its silence.
+
+    Raises:
+        SandboxError: there is none, or it takes so long that the program may have waited for the machine, too.
     """
     try:
         async with asyncio.timeout(SIGN_OF_LIFE_S):
@@ -69,7 +84,12 @@ class Pipe:
 
     async def __aenter__(self) -> Self:
         command = ["python3", "-B", "-m", f"inside.{self._program}"]
-        self._process = await self.sandbox.spawn(command, cwd=JUDGE, limits=self._limits)
+        async with async_boundary(SandboxError, "starting Python in a sandbox", deadline_s=START_S):
+            self._process = await self.sandbox.spawn(command, cwd=JUDGE, limits=self._limits)
+            if not (await self._process.read_line()).endswith(b"\n"):
+                ended = await self._process.wait()
+                said = ended.stderr.decode(errors="replace")[-300:].strip()
+                raise SandboxError("Python does not start in a sandbox", got=f"exit code {ended.exit_code} {said}")
         return self
 
     async def __aexit__(
@@ -77,7 +97,7 @@ class Pipe:
     ) -> None:
         if self._process is not None:
             process, self._process = self._process, None
-            async with asyncio.timeout(STOP_S):
+            async with async_boundary(SandboxError, "stopping a program in a sandbox", deadline_s=STOP_S):
                 await process.kill()
 
     async def tell(self, message: dict[str, Any]) -> None:

@@ -86,6 +86,8 @@ def line_of(answer: dict[str, Any]) -> bytes:
 def serve(requests: BinaryIO, answers: BinaryIO) -> None:
     """Answer until there are no more requests."""
     server = Server()
+    answers.write(b'{"ready": true}\n')
+    answers.flush()
     for line in requests:
         request = json.loads(line)
         answers.write(line_of({**server.answer(request), "id": request["id"]}))

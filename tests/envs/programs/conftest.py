@@ -8,11 +8,11 @@ from pathlib import Path
 
 import pytest
 
-sys.path.append(str(Path(__file__).parents[2] / "worlds"))
+from agentrl.registry import Kind, register, unregister
+
+sys.path.append(str(Path(__file__).parent))
 
 from plain_sandbox import OPEN, PlainSandbox  # noqa: E402
-
-from agentrl.registry import Kind, register, unregister  # noqa: E402
 
 
 @pytest.fixture(autouse=True)
