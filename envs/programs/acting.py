@@ -3,10 +3,11 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Awaitable, Callable
+from collections.abc import Awaitable, Callable, Mapping
 
 from agentrl.errors import SandboxError
 from agentrl.sandbox import Command, ExecResult, Limits, Sandbox, SandboxSpec, open_sandbox
+from agentrl.sandbox.contract import NO_VARIABLES
 
 from .pipes import begin
 
@@ -54,7 +55,12 @@ class ActingSandbox:
 
 
 async def run_command(
-    sandbox: Sandbox, command: Command, *, seconds: float, stdin: bytes = b"", cwd: str | None = None
+    sandbox: Sandbox,
+    command: Command,
+    *,
+    seconds: float,
+    stdin: bytes = b"",
+    env: Mapping[str, str] = NO_VARIABLES,
 ) -> ExecResult:
     """Run a command to its end or its limit.
 
@@ -64,7 +70,7 @@ async def run_command(
     limits = Limits(seconds=seconds)
     try:
         async with asyncio.timeout(seconds + GRACE_S):
-            return await sandbox.exec(command, stdin=stdin, cwd=cwd, limits=limits)
+            return await sandbox.exec(command, stdin=stdin, env=env, limits=limits)
     except TimeoutError as error:
         raise SandboxError("a sandbox hangs", got=f"no end of a command in {seconds + GRACE_S:g} s") from error
 

@@ -370,7 +370,7 @@ def difference(one, other):
 ''',
         calls={
             "add": lambda r: (_shelf(r), r.choice("abc"), r.randint(-1, 4)),
-            "take": lambda r: (_shelf(r), r.choice("abc"), r.randint(0, 4)),
+            "take": lambda r: (_shelf(r), r.choice("abc"), r.randint(1, 4)),
             "low": lambda r: (_shelf(r), r.randint(1, 5)),
             "difference": lambda r: (_shelf(r), _shelf(r)),
         },

@@ -43,7 +43,7 @@ def mutations(source: str) -> Iterator[Mutation]:
 
 def tidy(source: str) -> str:
     """A module in the same form whether it was changed or not."""
-    return ast.unparse(ast.parse(source)).replace("\ndef ", "\n\n\ndef ").strip() + "\n"
+    return ast.unparse(ast.parse(source)).replace("\n\ndef ", "\n\n\ndef ").strip() + "\n"
 
 
 def _places(tree: ast.Module) -> Iterator[tuple[str, ast.AST, int]]:
