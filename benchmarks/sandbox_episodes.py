@@ -22,7 +22,7 @@ import time
 from collections import Counter
 from collections.abc import Mapping
 from pathlib import Path
-from typing import Any
+from typing import Any, ClassVar
 
 from agentrl.env import EnvironmentSpec
 from agentrl.env_lookup import resolve_environment
@@ -46,8 +46,8 @@ HOPELESS = (
     "import sys\nsys.exit(0)",
     "import os\nos._exit(0)",
     "import time\ndef solve(items):\n    time.sleep(1e6)",
-    "import os, time\nif os.fork() == 0:\n    os.setsid()\n    if os.fork() == 0:\n        time.sleep(1e6)\n    os._exit(0)\n"
-    "def solve(items):\n    return None",
+    "import os, time\nif os.fork() == 0:\n    os.setsid()\n    if os.fork() == 0:\n        time.sleep(1e6)\n"
+    "    os._exit(0)\ndef solve(items):\n    return None",
     "def solve(items):\n    return [bytearray(2**28) for _ in range(64)]",
 )
 
@@ -59,9 +59,10 @@ class Troubled(LocalSandbox):
         spec: Its options ``share`` and ``seed`` decide to which.
     """
 
-    happened: Counter[str] = collections.Counter()
+    happened: ClassVar[Counter[str]] = collections.Counter()
     """What happened, in this process."""
-    draws: dict[int, random.Random] = {}  # noqa: RUF012 (one generator per seed, shared by all)
+    draws: ClassVar[dict[int, random.Random]] = {}
+    """One generator per seed, shared by all."""
 
     def __init__(self, spec: SandboxSpec) -> None:
         options = dict(spec.options)

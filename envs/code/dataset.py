@@ -33,9 +33,7 @@ def read_problems(path: str, split: str, shown: int) -> Mapping[str, Problem]:
     numbered = [(number, line) for number, line in enumerate(lines, start=1) if line.strip()]
     if not numbered:
         raise UsageError("the file of problems is empty", got=path)
-    problems = (
-        _problem(line, f"{split}-{n}", shown, f"{path}:{number}") for n, (number, line) in enumerate(numbered)
-    )
+    problems = (_problem(line, f"{split}-{n}", shown, f"{path}:{number}") for n, (number, line) in enumerate(numbered))
     return {problem.id: problem for problem in problems}
 
 

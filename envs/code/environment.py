@@ -15,7 +15,7 @@ from agentrl.errors import UsageError
 from agentrl.message import Content, Message
 from agentrl.tool import Tool
 
-from ..programs.acting import ActingSandbox, cut, run_command, show_result
+from ..programs.acting import ActingSandbox, cut, run_command, show_result, visible
 from ..programs.judging import MOST_SOURCE, Solution, Verdict, judge, run_cases, run_tests
 from ..programs.pipes import JUDGE, send_programs
 from .options import RewardKind, parse_options
@@ -194,6 +194,15 @@ class CodeEnv(AsyncEnv):
     def state_key(self) -> str:
         """Key of the problem and of what was tried."""
         return hashlib.blake2b(repr([self.problem.id, self._tried]).encode(), digest_size=16).hexdigest()
+
+    async def visible(self) -> dict[str, str]:
+        """What the policy's own sandbox shows, for reports on the reward's integrity."""
+        return await visible(await self._acting.get(), seconds=self.options.seconds)
+
+    def secrets(self) -> list[str]:
+        """What must not stand there: hidden tests, and the solution."""
+        problem = self.problem
+        return [*map(str, problem.hidden), *problem.hidden_tests, problem.solution]
 
     async def close(self) -> None:
         """Close the sandbox."""

@@ -15,9 +15,36 @@ VARIED = 3
 """Values that the hidden cases have at least."""
 NUMBERS, WORDS, END = "numbers", "words", "end"
 WORD_LIST = (
-    "apple river stone cloud maple tiger ocean eagle lemon piano amber zebra ivory otter usher queen kayak level noon"
-    " ant bee oak sky elm yak gnu ice urn fox"
-).split()
+    "apple",
+    "river",
+    "stone",
+    "cloud",
+    "maple",
+    "tiger",
+    "ocean",
+    "eagle",
+    "lemon",
+    "piano",
+    "amber",
+    "zebra",
+    "ivory",
+    "otter",
+    "usher",
+    "queen",
+    "kayak",
+    "level",
+    "noon",
+    "ant",
+    "bee",
+    "oak",
+    "sky",
+    "elm",
+    "yak",
+    "gnu",
+    "ice",
+    "urn",
+    "fox",
+)
 
 
 class Step(NamedTuple):

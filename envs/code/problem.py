@@ -50,10 +50,10 @@ class Problem:
 
 
 def read_code(action: str) -> str | None:
-    """The code of an action: its last block, or all of it where that begins like code.
+    r"""The code of an action: its last block, or all of it where that begins like code.
 
-    >>> read_code("I add them.\\n```python\\nreturn a + b\\n```")
-    'return a + b\\n'
+    >>> read_code("I add them.\n```python\nreturn a + b\n```")
+    'return a + b\n'
     >>> read_code("return a")
     'return a'
     """

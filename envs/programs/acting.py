@@ -75,6 +75,17 @@ async def run_command(
         raise SandboxError("a sandbox hangs", got=f"no end of a command in {seconds + GRACE_S:g} s") from error
 
 
+async def visible(sandbox: Sandbox, *, seconds: float) -> dict[str, str]:
+    """What code in a sandbox can read that is not the system's: files, variables, arguments of processes."""
+    script = (
+        'find . /tmp -type f -size -64k 2>/dev/null | while read -r path; do echo "@@ $path"; cat "$path"; done;'
+        " echo '@@ variables'; env; echo '@@ processes'; cat /proc/[0-9]*/cmdline 2>/dev/null | tr '\\0' ' '"
+    )
+    result = await run_command(sandbox, script, seconds=seconds)
+    parts = result.stdout.decode(errors="replace").split("@@ ")[1:]
+    return {place: text for place, _, text in (part.partition("\n") for part in parts)}
+
+
 def show_result(result: ExecResult, *, seconds: float, most: int = 4000) -> str:
     """What a command said, for the policy: output, errors, and how it ended unless all is well."""
     text = result.stdout.decode(errors="replace") + result.stderr.decode(errors="replace")
@@ -89,10 +100,10 @@ def show_result(result: ExecResult, *, seconds: float, most: int = 4000) -> str:
 
 
 def cut(text: str, most: int) -> str:
-    """A text with its middle left out, visibly, if it is longer than `most` characters.
+    r"""A text with its middle left out, visibly, if it is longer than `most` characters.
 
     >>> cut("abcdefghij", 4)
-    'ab\\n[6 characters left out]\\nij'
+    'ab\n[6 characters left out]\nij'
     """
     if len(text) <= most:
         return text

@@ -16,7 +16,7 @@ from agentrl.message import Content, Message, ToolCall
 from agentrl.sandbox import Sandbox, SandboxSpec
 from agentrl.tool import Tool
 
-from .acting import ActingSandbox, run_command, show_result
+from .acting import ActingSandbox, run_command, show_result, visible
 from .judging import Verdict
 
 Step = tuple[str, float, bool, bool, dict[str, Any]]
@@ -28,9 +28,9 @@ FENCED = "Each turn, write one command in a block, and you read what it prints:\
 
 
 def read_command(action: str) -> str | None:
-    """The command of an action: its first block, or ``submit``; ``None`` where there is neither.
+    r"""The command of an action: its first block, or ``submit``; ``None`` where there is neither.
 
-    >>> read_command("I look.\\n```bash\\nls -l\\n```"), read_command("Submit."), read_command("Done!")
+    >>> read_command("I look.\n```bash\nls -l\n```"), read_command("Submit."), read_command("Done!")
     ('ls -l', 'submit', None)
     """
     if found := _BLOCK.search(action):
@@ -73,10 +73,16 @@ class ShellEnv(AsyncEnv):
         self._done: list[str] | None = None
         """What was done; ``None`` before the first reset."""
         self._over = False
+        self._content = ""
+        """What makes the task the one it is; set by `_pose`."""
 
     @abstractmethod
-    def _pose(self, seed: int, options: dict[str, Any]) -> str:
-        """Choose a task; what the policy reads."""
+    def _draw(self, seed: int) -> str:
+        """The id of a training task."""
+
+    @abstractmethod
+    def _pose(self, task_id: str) -> str:
+        """Begin a task; what the policy reads."""
 
     @abstractmethod
     async def _prepare(self, sandbox: Sandbox) -> None:
@@ -104,10 +110,12 @@ class ShellEnv(AsyncEnv):
         """
         if set(options or {}) - {"task_id"}:
             expected = "task_id"
-            raise UsageError(f"{self.name} cannot reset with these options", got=", ".join(options or {}), expected=expected)
+            raise UsageError(
+                f"{self.name} cannot reset with these options", got=", ".join(options or {}), expected=expected
+            )
         await self._acting.close()
         self._done, self._over = [], False
-        return self._pose(seed or 0, options or {}), self._info()
+        return self._pose((options or {}).get("task_id") or self._draw(seed or 0)), self._info()
 
     async def step(self, action: str) -> Step:
         """Run a command, or judge what was done.
@@ -183,7 +191,15 @@ class ShellEnv(AsyncEnv):
 
     def state_key(self) -> str:
         """Key of the task and of what was done."""
-        return hashlib.blake2b(repr([self._info(), self._done]).encode(), digest_size=16).hexdigest()
+        return hashlib.blake2b(repr([self._content, self._done]).encode(), digest_size=16).hexdigest()
+
+    async def visible(self) -> dict[str, str]:
+        """What the policy's own sandbox shows, for reports on the reward's integrity."""
+        return await visible(await self._acting.get(), seconds=self.seconds)
+
+    @abstractmethod
+    def secrets(self) -> list[str]:
+        """What must not stand there."""
 
     async def close(self) -> None:
         """Close the sandbox."""

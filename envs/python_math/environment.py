@@ -227,9 +227,9 @@ SPEC = EnvironmentSpec(
         " kinds, or those of JSONL files in the form of GSM8K or MATH."
     ),
     instructions=(
-        "You solve a problem of mathematics with Python. Each turn, either write code in a block, and you read what it"
-        " prints:\n\n```python\nprint(2 ** 10)\n```\n\nor give the answer, which ends the episode: \\boxed{1024}. What the"
-        " code defines stays defined. Give fractions as 7/5."
+        "You solve a problem of mathematics with Python. Each turn, either write code in a block, and you read what"
+        " it prints:\n\n```python\nprint(2 ** 10)\n```\n\nor give the answer, which ends the episode: \\boxed{1024}."
+        " What the code defines stays defined. Give fractions as 7/5."
     ),
     tool_instructions=(
         "You solve a problem of mathematics with the tool python; what the code defines stays defined. To give the"

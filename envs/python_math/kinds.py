@@ -46,16 +46,19 @@ KINDS = (
     ),
     Coded(
         name="pairs",
-        text="How many pairs of whole numbers x and y with 1 <= x < y <= {a} have a product that leaves the rest {b} when"
-        " it is divided by {c}?",
+        text="How many pairs of whole numbers x and y with 1 <= x < y <= {a} have a product that leaves the rest {b}"
+        " when it is divided by {c}?",
         working="sum(1 for y in range(1, {a} + 1) for x in range(1, y) if x * y % {c} == {b})",
         numbers={"a": (20, 90), "b": (0, 4), "c": (5, 13)},
     ),
     Coded(
         name="recurrence",
-        text="A sequence begins with {a} and {b}. Each further number is the one before it plus {c} times the one before"
-        " that, modulo {d}. What is the {e}th number of the sequence?",
-        working="__import__('functools').reduce(lambda p, _: (p[1], (p[1] + {c} * p[0]) % {d}), range({e} - 1), ({a}, {b}))[0]",
+        text="A sequence begins with {a} and {b}. Each further number is the one before it plus {c} times the one"
+        " before that, modulo {d}. What is the {e}th number of the sequence?",
+        working=(
+            "__import__('functools').reduce("
+            "lambda p, _: (p[1], (p[1] + {c} * p[0]) % {d}), range({e} - 1), ({a}, {b}))[0]"
+        ),
         numbers={"a": (1, 9), "b": (1, 9), "c": (2, 9), "d": (90, 999), "e": (24, 94)},
     ),
     Coded(

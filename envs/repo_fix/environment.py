@@ -57,10 +57,13 @@ class RepoFix(ShellEnv):
             raise UsageError("the repo_fix environment has no episode yet", expected="reset before anything else")
         return self._fault
 
-    def _pose(self, seed: int, options: dict[str, Any]) -> str:
+    def _draw(self, seed: int) -> str:
         source = RepoTasks(TRAIN, self.mistakes)
-        drawn = source[int(Random(f"task {seed}").random() * len(source))].id if "task_id" not in options else ""
-        self._fault = fault_of(options.get("task_id") or drawn)
+        return source[int(Random(f"task {seed}").random() * len(source))].id
+
+    def _pose(self, task_id: str) -> str:
+        self._fault = fault_of(task_id)
+        self._content = self._fault.source
         library, failing = self._fault.library, ", ".join(f"test_{name}" for name in self._fault.failing)
         return (
             f"The repository in the current folder holds the Python package {library.package}. {library.about}\n"
@@ -101,6 +104,11 @@ class RepoFix(ShellEnv):
         body = "\n".join([f"lines = open({path!r}).read().splitlines()", *edits])
         mend = f"python3 - <<'END'\n{body}\nopen({path!r}, 'w').write('\\n'.join(lines) + '\\n')\nEND"
         return [f"cat {path}", mend, "python3 -m unittest discover tests"]
+
+    def secrets(self) -> list[str]:
+        """The hidden calls, and the module as it should be."""
+        cases = cases_of(self.fault.library).values()
+        return [*(str(case) for found in cases for case in found[SHOWN:]), tidy(self.fault.library.source)]
 
     def _info(self) -> dict[str, Any]:
         return {"success": False, "task_type": self.fault.type}

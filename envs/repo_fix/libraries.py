@@ -34,9 +34,30 @@ def _list(low: int, high: int, *, least: int = 0, most: int = 8) -> Callable[[Ra
     return lambda random: [random.randint(low, high) for _ in range(random.randint(least, most))]
 
 
+WORDS = (
+    "a",
+    "red",
+    "fox",
+    "sees",
+    "two",
+    "small",
+    "birds",
+    "near",
+    "the",
+    "old",
+    "mill",
+    "and",
+    "waits",
+    "until",
+    "night",
+    "falls",
+    "over",
+    "it",
+)
+
+
 def _words(random: Random) -> str:
-    words = ("a red fox sees two small birds near the old mill and waits until night falls over it").split()
-    return " ".join(random.choice(words) for _ in range(random.randint(0, 12)))
+    return " ".join(random.choice(WORDS) for _ in range(random.randint(0, 12)))
 
 
 def _orders(random: Random) -> list[list[Any]]:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 import math
 import secrets
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 
 from agentrl.sandbox import Limits, Sandbox, SandboxFileError, SandboxSpec
@@ -53,7 +53,9 @@ async def _content(sandbox: Sandbox, path: str) -> str | None:
 async def _printed(sandbox: Sandbox, check: Check) -> str | None:
     try:
         async with Deadline(sandbox, RUN_SECONDS + GRACE_S):
-            result = await sandbox.exec(check.command or "", stdin=check.stdin.encode(), limits=Limits(seconds=RUN_SECONDS))
+            result = await sandbox.exec(
+                check.command or "", stdin=check.stdin.encode(), limits=Limits(seconds=RUN_SECONDS)
+            )
     except Late:
         return None
     return _plain(result.stdout.decode(errors="replace")) if result.succeeded else None
@@ -111,7 +113,12 @@ async def _reward(sandbox: Sandbox, folder: str) -> float | None:
 
 async def write_folder(sandbox: Sandbox, folder: Path, place: str = ".") -> None:
     """Copy a folder of this machine into a sandbox."""
+    for path, content, executable in _files(folder):
+        await sandbox.write(f"{place}/{path}", content, executable=executable)
+
+
+def _files(folder: Path) -> Iterator[tuple[Path, bytes, bool]]:
+    """Path below the folder, content, and whether it can be executed."""
     for path in sorted(folder.rglob("*")):
         if path.is_file():
-            executable = bool(path.stat().st_mode & 0o100)
-            await sandbox.write(f"{place}/{path.relative_to(folder)}", path.read_bytes(), executable=executable)
+            yield path.relative_to(folder), path.read_bytes(), bool(path.stat().st_mode & 0o100)

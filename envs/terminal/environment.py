@@ -62,8 +62,7 @@ class Terminal(ShellEnv):
             raise UsageError("the terminal environment has no episode yet", expected="reset before anything else")
         return self._task
 
-    def _pose(self, seed: int, options: dict[str, Any]) -> str:
-        task_id = options.get("task_id") or self._draw(seed)
+    def _pose(self, task_id: str) -> str:
         if self.folders is None:
             self._task = errand_of(task_id)
         else:
@@ -71,6 +70,7 @@ class Terminal(ShellEnv):
             if self._task.image is not None and self._spec.type != "local":
                 spec = dataclasses.replace(self._spec, image=self._spec.image or self._task.image)
                 self._acting = ActingSandbox(spec, self._prepare)
+        self._content = repr(self._task)
         return self._task.instruction
 
     def _draw(self, seed: int) -> str:
@@ -101,6 +101,12 @@ class Terminal(ShellEnv):
             raise UsageError(f"task {self.task.name} brings no solution", hint="give it solution/solve.sh")
         return [self.task.solution]
 
+    def secrets(self) -> list[str]:
+        """The solution, and the tests of a task folder."""
+        if isinstance(self.task, Errand):
+            return [*self.task.commands, *(check.stdin for check in self.task.checks if check.stdin)]
+        return [self.task.script.read_text(encoding="utf-8"), *filter(None, [self.task.solution])]
+
     def _info(self) -> dict[str, Any]:
         return {"success": False, "task_type": self.task.kind if isinstance(self.task, Errand) else self.task.name}
 
@@ -119,9 +125,7 @@ SPEC = EnvironmentSpec(
         "Tasks for a shell in a sandbox, checked on a copy in a second one: generated ones of eight kinds, or task"
         " folders in the form of Harbor and terminal-bench."
     ),
-    instructions=(
-        "You work in a shell. " + FENCED + "When the task is done, answer with the single word submit."
-    ),
+    instructions=("You work in a shell. " + FENCED + "When the task is done, answer with the single word submit."),
     tool_instructions=(
         "You work with tools: bash, read_file and write_file. When the task is done, call no tool and answer with the"
         " single word submit."

@@ -7,9 +7,9 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from random import Random
 
-NAMES = "ada ben cleo dora emil finn gina hugo ida jan kim lena".split()
-FRUIT = "apple pear plum cherry quince fig lemon".split()
-TOPICS = "red green blue north south east west".split()
+NAMES = ["ada", "ben", "cleo", "dora", "emil", "finn", "gina", "hugo", "ida", "jan", "kim", "lena"]
+FRUIT = ["apple", "pear", "plum", "cherry", "quince", "fig", "lemon"]
+TOPICS = ["red", "green", "blue", "north", "south", "east", "west"]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -103,7 +103,7 @@ def unique_names(random: Random) -> Errand:
     names = sorted({name for found in lists.values() for name in found})
     return Errand(
         kind="merge",
-        instruction="Write all names in the files of the folder lists to names.txt: each once, a name per line, sorted.",
+        instruction="Write all names in the files of the folder lists to names.txt, sorted: each once, one per line.",
         files={path: _text(found) for path, found in lists.items()},
         commands=["cat lists/*.txt | sort -u > names.txt"],
         checks=[Check(what="the names", path="names.txt", text=_text(names))],
@@ -113,7 +113,9 @@ def unique_names(random: Random) -> Errand:
 def replace_word(random: Random) -> Errand:
     """Replace a value in all settings of a tree."""
     old, new = random.sample(range(1000, 9999), 2)
-    paths = [f"{topic}/{name}.conf" for topic, name in zip(random.sample(TOPICS, 4), random.sample(NAMES, 4), strict=True)]
+    paths = [
+        f"{topic}/{name}.conf" for topic, name in zip(random.sample(TOPICS, 4), random.sample(NAMES, 4), strict=True)
+    ]
     ports = {path: random.choice((old, old, random.randint(1, 999))) for path in paths} | {paths[0]: old}
     files = {path: f"name = {path[:3]}\nport = {port}\nlimit = {old}\n" for path, port in ports.items()}
     after = {path: text.replace(f"port = {old}", f"port = {new}") for path, text in files.items()}
@@ -153,7 +155,7 @@ def table_to_json(random: Random) -> Errand:
     return Errand(
         kind="convert",
         instruction=(
-            f"Write people.json from people.csv: a JSON object from name to age (a number), on one line with sorted keys,"
+            f"Write people.json from people.csv: a JSON object from name to age (a number), on one line, keys sorted,"
             f" a blank after each colon and comma. Only people of at least {least} years."
         ),
         files={"people.csv": _text(["name,age", *(f"{name},{age}" for name, age in people.items())])},

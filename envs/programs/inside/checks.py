@@ -80,9 +80,9 @@ class Line:
 
 
 def foreign_names(trees: Iterable[ast.AST]) -> set[str]:
-    """Names that code uses and does not define.
+    r"""Names that code uses and does not define.
 
-    >>> sorted(foreign_names([ast.parse("import math\\nassert math.isclose(area(2), sum([1]))")]))
+    >>> sorted(foreign_names([ast.parse("import math\nassert math.isclose(area(2), sum([1]))")]))
     ['area']
     """
     used, own = set(), set(dir(builtins))

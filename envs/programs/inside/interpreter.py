@@ -31,11 +31,11 @@ class Printed(io.TextIOBase):
 
 
 def run(code: str, space: dict[str, Any]) -> str:
-    """Run some code; what it prints, the value of its last line, and its error.
+    r"""Run some code; what it prints, the value of its last line, and its error.
 
     >>> space = {}
     >>> run("x = 6", space), run("x * 7", space), run("1 / 0", space).splitlines()[-1]
-    ('', '42\\n', 'ZeroDivisionError: division by zero')
+    ('', '42\n', 'ZeroDivisionError: division by zero')
     """
     printed = Printed()
     before = sys.stdout, sys.stderr

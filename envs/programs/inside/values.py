@@ -7,7 +7,8 @@ plain data stay where they are; others hold a number that stands for them.
 from __future__ import annotations
 
 import types
-from typing import Any, Callable
+from collections.abc import Callable
+from typing import Any
 
 DEEPEST = 60
 

@@ -12,7 +12,7 @@ from agentrl.registry import Kind, register, unregister
 
 sys.path.append(str(Path(__file__).parent))
 
-from plain_sandbox import OPEN, PlainSandbox  # noqa: E402
+from plain_sandbox import OPEN, PlainSandbox
 
 
 @pytest.fixture(autouse=True)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import os
 import shutil
 import signal
@@ -23,6 +24,7 @@ from agentrl.sandbox import (
     SandboxProcess,
     SandboxSpec,
 )
+from agentrl.sandbox.contract import NO_VARIABLES
 
 OPEN: set[PlainSandbox] = set()
 """Those that were started and not closed."""
@@ -55,10 +57,8 @@ class PlainProcess(SandboxProcess):
         self._process.send_signal(signal.SIGINT)
 
     async def kill(self) -> None:
-        try:
+        with contextlib.suppress(ProcessLookupError):
             os.killpg(self._process.pid, signal.SIGKILL)
-        except ProcessLookupError:
-            pass
         self._in.close()
         await self._process.wait()
         while await self._out.read(65536):
@@ -87,7 +87,7 @@ class PlainSandbox(Sandbox):
         *,
         stdin: bytes = b"",
         cwd: str | None = None,
-        env: Mapping[str, str] = {},  # noqa: B006
+        env: Mapping[str, str] = NO_VARIABLES,
         limits: Limits | None = None,
     ) -> ExecResult:
         began = time.monotonic()
@@ -129,7 +129,7 @@ class PlainSandbox(Sandbox):
         command: Command,
         *,
         cwd: str | None = None,
-        env: Mapping[str, str] = {},  # noqa: B006
+        env: Mapping[str, str] = NO_VARIABLES,
         limits: Limits | None = None,
     ) -> SandboxProcess:
         process = PlainProcess(await self._popen(command, cwd, env, asyncio.subprocess.DEVNULL))

@@ -35,7 +35,8 @@ HUMAN_EVAL = {
     "prompt": 'from typing import List\n\n\ndef total(numbers: List[int]) -> int:\n    """The sum of numbers."""\n',
     "entry_point": "total",
     "canonical_solution": "    return sum(numbers)\n",
-    "test": "METADATA = {}\n\n\ndef check(candidate):\n    assert candidate([1, 2]) == 3\n    assert candidate([]) == 0\n",
+    "test": "METADATA = {}\n\n\ndef check(candidate):\n    assert candidate([1, 2]) == 3\n"
+    "    assert candidate([]) == 0\n",
 }
 
 
@@ -59,8 +60,7 @@ def test_splits_are_what_they_were(size: str) -> None:
 def test_no_function_is_in_two_splits(size: str) -> None:
     texts: list[str] = []
     for split in SPLITS:
-        options = parse_options(size=size)
-        texts += {problem_of(task.id, options).solution for task in tasks(split, size=size)}
+        texts += [str(task.ground_truth) for task in tasks(split, size=size)]
     assert len(texts) == len(set(texts))
 
 

@@ -106,13 +106,17 @@ async def test_what_a_solution_prints_is_nobodys_answer() -> None:
 
 async def test_objects_stay_with_the_solution() -> None:
     source = "class Pair:\n    def __init__(self, a, b): self.a, self.b = a, b\ndef swap(p): return Pair(p.b, p.a)"
-    judged = await verdict(source, tests=("p = swap(Pair(1, 2))\nassert (p.a, p.b) == (2, 1)", "assert swap(Pair(1, 2)).a == 1"))
+    judged = await verdict(
+        source, tests=("p = swap(Pair(1, 2))\nassert (p.a, p.b) == (2, 1)", "assert swap(Pair(1, 2)).a == 1")
+    )
     assert judged.problems == ("", "AssertionError: ")
 
 
 async def test_errors_of_the_solution_reach_the_tests() -> None:
     source = "def root(n):\n    if n < 0: raise ValueError('negative')\n    return n ** 0.5"
-    test = "try:\n    root(-1)\nexcept ValueError as error:\n    assert 'negative' in str(error)\nelse:\n    assert False"
+    test = (
+        "try:\n    root(-1)\nexcept ValueError as error:\n    assert 'negative' in str(error)\nelse:\n    assert False"
+    )
     assert (await verdict(source, tests=(test, "assert root(4) == 2"))).is_right
 
 
