@@ -4,7 +4,7 @@ VENV := .venv
 BIN := $(VENV)/bin
 STAMP := $(VENV)/.installed
 
-.PHONY: setup demo test lint docs engines engine-vllm engine-sglang test-engines originals original-alfworld \
+.PHONY: setup demo test bubblewrap lint docs engines engine-vllm engine-sglang test-engines originals original-alfworld \
 	original-openenv test-originals clean
 
 setup: $(STAMP)
@@ -20,6 +20,11 @@ demo: setup
 
 test: setup
 	$(BIN)/python -m pytest --numprocesses 2 --dist worksteal --ignore tests/engines --ignore tests/originals tests
+
+# Local sandboxes run behind bubblewrap; where it is missing, their tests are skipped.
+bubblewrap:
+	@command -v bwrap >/dev/null || { test "$$(id -u)" = 0 && apt-get install -y -qq bubblewrap >/dev/null; } || \
+		echo "NO BUBBLEWRAP: local sandboxes are not tested; install it: apt-get install bubblewrap"
 
 # vLLM and SGLang pin libraries of their own: each gets an environment outside the checkout, named after its version, and
 # complete once it holds .installed (see agentrl/serving/launch/environments.py). These are builds for the CPU.

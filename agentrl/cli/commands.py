@@ -30,6 +30,7 @@ COMMANDS: dict[str, CommandEntry] = {
     "export": CommandEntry("agentrl.cli.export", "Write a run's model as a Hugging Face checkpoint.", RUNS),
     "env": CommandEntry("agentrl.cli.env", "List, show, check, play and serve environments.", PARTS, is_group=True),
     "tool": CommandEntry("agentrl.cli.tool", "List, show and call tools.", PARTS, is_group=True),
+    "sandbox": CommandEntry("agentrl.cli.sandbox", "Check, use and serve sandboxes.", PARTS, is_group=True),
     "init": CommandEntry("agentrl.cli.init", "Start a project with an environment and a tool of your own.", PARTS),
     "doctor": CommandEntry("agentrl.cli.doctor", "See what this machine has, and what to do next.", HELP),
     "config": CommandEntry("agentrl.cli.config", "Show a resolved config, or every key there is.", HELP, is_group=True),

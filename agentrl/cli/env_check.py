@@ -66,7 +66,7 @@ def check_one(name: str, json_file: str | None, **settings: Any) -> None:
         report = check_env(name, watch=watch, **settings)
     if json_file != STANDARD_OUTPUT:
         _print_report(report)
-    _write(report.to_plain(), json_file)
+    write_report(report.to_plain(), json_file)
     if not report.passed:
         broken = ", ".join(row.check for row in report.with_status(CheckStatus.FAILED))
         raise AgentRLError(f"environment {report.environment} breaks rules", got=broken)
@@ -87,7 +87,7 @@ def check_all(json_file: str | None, **settings: Any) -> None:
         out.print(_summary(checked))
     reports = [one.report.to_plain() for one in checked if one.report is not None]
     skipped = {one.name: one.reason for one in checked if one.report is None}
-    _write({"environments": reports, "skipped": skipped}, json_file)
+    write_report({"environments": reports, "skipped": skipped}, json_file)
     failed = [one.name for one in checked if one.status is CheckStatus.FAILED]
     if failed:
         raise AgentRLError("environments break rules", got=", ".join(failed))
@@ -141,7 +141,7 @@ def _summary(checked: Sequence[Checked]) -> Table:
     return table
 
 
-def _write(report: Mapping[str, Any], file: str | None) -> None:
+def write_report(report: Mapping[str, Any], file: str | None) -> None:
     """Write a report as JSON; not at all where no file is named."""
     if file is None:
         return

@@ -33,7 +33,7 @@ from agentrl.remote.wire import (
 from agentrl.task import TaskSource
 
 Handler: TypeAlias = Callable[[web.Request], Awaitable[web.StreamResponse]]
-_SESSION_NAME = re.compile(r"[\w-]{8,64}", re.ASCII)
+SESSION_NAME = re.compile(r"[\w-]{8,64}", re.ASCII)
 
 
 def make_application(
@@ -54,7 +54,7 @@ def make_application(
         token: What clients must send; ``None``: nothing.
     """
     routes = _Routes(info, sessions, functools.cache(tasks), splits)
-    application = web.Application(middlewares=[_error_answers, _guard(token)], client_max_size=LARGEST_REQUEST)
+    application = web.Application(middlewares=[error_answers, guard(token)], client_max_size=LARGEST_REQUEST)
     application.add_routes(
         [
             web.get(HEALTH, routes.health),
@@ -77,11 +77,11 @@ class _Routes:
 
     async def health(self, _request: web.Request) -> web.Response:
         """Who this is; needs no token."""
-        return _respond({"protocol": PROTOCOL, "versions": [VERSION], "status": "ok"})
+        return respond({"protocol": PROTOCOL, "versions": [VERSION], "status": "ok"})
 
     async def info(self, _request: web.Request) -> web.Response:
         """The environment."""
-        return _respond(self.told)
+        return respond(self.told)
 
     async def list_tasks(self, request: web.Request) -> web.Response:
         """A page of a split's tasks."""
@@ -93,14 +93,14 @@ class _Routes:
         start, count = _natural(request, "start", 0), _natural(request, "count", TASKS_PER_PAGE)
         source = self.tasks(split)
         end = min(start + min(count, TASKS_PER_PAGE), len(source))
-        return _respond({"total": len(source), "tasks": [write_task(source[index]) for index in range(start, end)]})
+        return respond({"total": len(source), "tasks": [write_task(source[index]) for index in range(start, end)]})
 
     async def open_session(self, request: web.Request) -> web.Response:
         """Open a session under the client's name for it."""
         name = request.match_info["session"]
-        if not _SESSION_NAME.fullmatch(name):
+        if not SESSION_NAME.fullmatch(name):
             raise Refusal(Problem.REQUEST, f"{name[:80]!r} names no session: 8 to 64 letters, digits, - or _")
-        wanted, served = (await _body(request))[1].get("fingerprint"), self.told["fingerprint"]
+        wanted, served = (await read_body(request))[1].get("fingerprint"), self.told["fingerprint"]
         if wanted not in (None, served):
             raise UsageError(
                 f"{self.told['spec']['name']} is served with other options or by another version, or is another one",
@@ -109,7 +109,7 @@ class _Routes:
                 hint="start the run again",
             )
         await self.sessions.open(name)
-        return _respond({"session": name})
+        return respond({"session": name})
 
     async def call(self, request: web.Request) -> web.Response:
         """Carry out a numbered request in a session."""
@@ -117,42 +117,43 @@ class _Routes:
         name = request.match_info["method"]
         if name not in METHODS:
             raise Refusal(Problem.REQUEST, f"there is no method {name!r}: expected one of {', '.join(METHODS)}")
-        raw, body = await _body(request)
+        raw, body = await read_body(request)
         number = field(body, "number", int)
-        return _response(await session.answer(number, name.encode() + raw, lambda: METHODS[name](session, body)))
+        return to_response(await session.answer(number, name.encode() + raw, lambda: METHODS[name](session, body)))
 
     async def end_session(self, request: web.Request) -> web.Response:
         """Close a session."""
         self.sessions.end(request.match_info["session"])
-        return _respond({})
+        return respond({})
 
 
-def _guard(token: str | None) -> Any:
+def guard(token: str | None) -> Any:
+    """Lets only requests with the token pass; all when there is none."""
     wanted = None if token is None else f"Bearer {token}".encode()
 
     @web.middleware
-    async def guard(request: web.Request, handler: Handler) -> web.StreamResponse:
+    async def check(request: web.Request, handler: Handler) -> web.StreamResponse:
         given = request.headers.get("Authorization", "").encode(errors="surrogateescape")
         if wanted is not None and request.path != HEALTH and not hmac.compare_digest(given, wanted):
             raise Refusal(Problem.TOKEN, "wrong token" if given else "no token")
         return await handler(request)
 
-    return guard
+    return check
 
 
 @web.middleware
-async def _error_answers(request: web.Request, handler: Handler) -> web.StreamResponse:
+async def error_answers(request: web.Request, handler: Handler) -> web.StreamResponse:
     """Whatever goes wrong is answered in the protocol's form."""
     try:
         return await handler(request)
     except web.HTTPException as error:
         answer = error_answer(Refusal(Problem.REQUEST, f"{request.method} {request.path}: {error.reason}"))
-        return _response(Answer(error.status, answer.body))
+        return to_response(Answer(error.status, answer.body))
     except Exception as error:
-        return _response(error_answer(error))
+        return to_response(error_answer(error))
 
 
-async def _body(request: web.Request) -> tuple[bytes, Mapping[str, Any]]:
+async def read_body(request: web.Request) -> tuple[bytes, Mapping[str, Any]]:
     """A request's bytes, and the JSON object that they are."""
     if request.content_type != "application/json":  # which pages of other sites cannot send unasked
         raise Refusal(Problem.REQUEST, f"the request's content is {request.content_type}, expected application/json")
@@ -173,9 +174,11 @@ def _natural(request: web.Request, name: str, default: int) -> int:
     return int(text)
 
 
-def _respond(value: Any) -> web.Response:
-    return _response(Answer(200, to_json(value)))
+def respond(value: Any) -> web.Response:
+    """A result as JSON."""
+    return to_response(Answer(200, to_json(value)))
 
 
-def _response(answer: Answer) -> web.Response:
+def to_response(answer: Answer) -> web.Response:
+    """An answer as aiohttp sends it."""
     return web.Response(status=answer.status, body=answer.body, content_type="application/json")

@@ -98,17 +98,7 @@ class EnvironmentServer:
             token=self.settings.token,
         )
         self._runner = web.AppRunner(application, access_log=None, shutdown_timeout=1.0)
-        await self._runner.setup()
-        site = web.TCPSite(self._runner, self.settings.host, self.settings.port)
-        try:
-            await site.start()
-        except OSError as error:
-            where = f"{self.settings.host}:{self.settings.port}"
-            raise UsageError(
-                f"cannot listen on {where}", got=error.strerror, expected="another --host or --port"
-            ) from error
-        host, port = self._runner.addresses[0][:2]
-        self.url = f"http://[{host}]:{port}" if ":" in host else f"http://{host}:{port}"
+        self.url = await listen(self._runner, self.settings.host, self.settings.port)
         self._sweeper = asyncio.create_task(self._sweep())
 
     async def close(self) -> None:
@@ -132,3 +122,21 @@ class EnvironmentServer:
         while True:
             await asyncio.sleep(self.settings.lease_s / SWEEPS_PER_LEASE)
             self.sessions.expire()
+
+
+async def listen(runner: web.AppRunner, host: str, port: int) -> str:
+    """Begin to answer requests; the address.
+
+    Raises:
+        UsageError: the port is taken.
+    """
+    await runner.setup()
+    site = web.TCPSite(runner, host, port)
+    try:
+        await site.start()
+    except OSError as error:
+        raise UsageError(
+            f"cannot listen on {host}:{port}", got=error.strerror, expected="another --host or --port"
+        ) from error
+    found, number = runner.addresses[0][:2]
+    return f"http://[{found}]:{number}" if ":" in found else f"http://{found}:{number}"

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import io
 import os
 from typing import Any
 
@@ -39,10 +40,13 @@ class Link:
 
     Args:
         url: The server's address, without a slash at its end.
+        service: What it is called in messages.
+        token_variable: Environment variable with the token that is sent.
     """
 
-    def __init__(self, url: str) -> None:
+    def __init__(self, url: str, *, service: str = "environment server", token_variable: str = TOKEN_VARIABLE) -> None:
         self.url = url
+        self._service, self._token_variable = service, token_variable
         self._session: aiohttp.ClientSession | None = None
 
     async def ask(self, method: str, route: str, body: Any = None, *, patience_s: float) -> Any:
@@ -89,7 +93,11 @@ class Link:
         headers = {} if data is None else {"Content-Type": "application/json"}
         try:
             async with self._open().request(
-                method, self.url + route, data=data, headers=headers, allow_redirects=False
+                method,
+                self.url + route,
+                data=None if data is None else io.BytesIO(data),
+                headers=headers,
+                allow_redirects=False,
             ) as response:
                 if (response.content_length or 0) > LARGEST_ANSWER:
                     return NoProtocol(f"{self.url}{route} answers too much", got=f"{response.content_length} bytes")
@@ -97,14 +105,14 @@ class Link:
         except aiohttp.InvalidURL as error:
             return UsageError(f"{self.url} is no address", got=error)
         except (aiohttp.ClientError, OSError) as error:
-            lost = Unanswered(f"the environment server {self.url} is lost", got=f"{type(error).__name__}: {error}")
+            lost = Unanswered(f"the {self._service} {self.url} is lost", got=f"{type(error).__name__}: {error}")
             lost.__cause__ = error
             return lost
         return self._read(route, status, answer)
 
     def _open(self) -> aiohttp.ClientSession:
         if self._session is None:
-            token = os.environ.get(TOKEN_VARIABLE)
+            token = os.environ.get(self._token_variable)
             self._session = aiohttp.ClientSession(
                 connector=aiohttp.TCPConnector(limit=0),
                 timeout=aiohttp.ClientTimeout(total=None, sock_connect=CONNECT_S),
@@ -121,7 +129,7 @@ class Link:
         except (ValueError, KeyError, TypeError):
             got = f"status {status}, {answer[:_LONGEST_QUOTE].decode(errors='replace')!r}"
             kind_of = Unanswered if status in _PASSING else NoProtocol
-            return kind_of(f"{self.url}{route} does not answer as an environment server does", got=got)
+            return kind_of(f"{self.url}{route} is no {self._service}", got=got)
         return self._error(kind, message)
 
     def _error(self, kind: Problem, message: str) -> AgentRLError:
@@ -129,14 +137,16 @@ class Link:
             case Problem.TOOL:
                 return ToolError(message)
             case Problem.USAGE:
-                return UsageError(f"the environment server {self.url} refuses: {message}")
+                return UsageError(f"the {self._service} {self.url} refuses: {message}")
             case Problem.TOKEN:
-                hint = f"put its token into the environment variable {TOKEN_VARIABLE}"
-                return UsageError(f"the environment server {self.url} refuses the token", got=message, hint=hint)
+                hint = f"put its token into the environment variable {self._token_variable}"
+                return UsageError(f"the {self._service} {self.url} refuses the token", got=message, hint=hint)
             case Problem.BUSY:
                 hint = "raise --max-sessions there, or lower environment.max_concurrent here"
-                return Unanswered(f"the environment server {self.url} is full", got=message, hint=hint)
+                return Unanswered(f"the {self._service} {self.url} is full", got=message, hint=hint)
             case Problem.SESSION:
-                return SessionLost(f"the environment server {self.url} lost a session", got=message)
+                return SessionLost(f"the {self._service} {self.url} lost a session", got=message)
             case _:
-                return EnvironmentFailure(f"the environment at {self.url} failed", got=message)
+                return EnvironmentFailure(
+                    f"the {self._service.removesuffix(' server')} at {self.url} failed", got=message
+                )

@@ -90,7 +90,8 @@ def arguments(walls: Walls) -> list[str]:
         words += ["--cap-drop", "ALL", *(word for name in _CAPABILITIES for word in ("--cap-add", name))]
     else:
         words += ["--unshare-user", "--uid", str(_PLAIN_USER), "--gid", str(_PLAIN_USER)]
-    return [*words, *_system(walls), *_kernel_files(), *_writable(walls), "--remount-ro", "/", "--chdir", HOME]
+    words += [*_system(walls), *_kernel_files(), *_writable(walls), *_read_only(walls.readable)]
+    return [*words, "--remount-ro", "/", "--chdir", HOME]
 
 
 def account_files(user: int) -> dict[str, bytes]:
@@ -115,13 +116,13 @@ def _system(walls: Walls) -> list[str]:
     shared = [path for path in settings if os.path.exists(path)]
     if not PREFIX.is_relative_to("/usr"):
         shared.append(str(PREFIX))
-    return words + _read_only([*shared, *walls.readable])
+    return words + _read_only(shared)
 
 
 def _read_only(paths: Sequence[str]) -> list[str]:
     """Parents are made by hand: bubblewrap would let only root pass."""
     parents = dict.fromkeys(str(parent) for path in paths for parent in reversed(Path(path).parents[:-1]))
-    made = [word for path in parents if path != "/usr" for word in ("--perms", "0755", "--dir", path)]
+    made = [word for path in parents if path not in ("/usr", "/tmp") for word in ("--perms", "0755", "--dir", path)]
     return [*made, *(word for path in paths for word in ("--ro-bind", path, path))]
 
 

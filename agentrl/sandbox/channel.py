@@ -96,14 +96,18 @@ class Channel:
         if self._loss is None and self._writer is not None:
             self._write({"method": method, "number": self.next_number(), **header}, b"")
 
+    def hang_up(self) -> None:
+        """Whoever waits, or asks for more, gets a `SandboxError`."""
+        self._lose(SandboxError("the sandbox is closed"))
+
     async def close(self) -> None:
-        """Hang up; whoever waits gets a `SandboxError`."""
+        """Close the socket. Idempotent."""
+        self.hang_up()
         if self._reading is not None:
             self._reading.cancel()
             await asyncio.wait([self._reading])
         if self._writer is not None:
             self._writer.close()
-        self._lose(SandboxError("the sandbox is closed"))
 
     def _expect(self, number: int) -> asyncio.Future[Answer]:
         if self._loss is not None:

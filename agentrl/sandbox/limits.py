@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 from dataclasses import dataclass
+from typing import Any
 
 from agentrl.errors import UsageError
 
@@ -34,11 +35,11 @@ class Limits:
 
     def __post_init__(self) -> None:
         for name, value in self.given.items():
-            if not value > 0:
-                raise UsageError(f"limit {name} is not positive", got=value, expected="more than 0")
+            if isinstance(value, bool) or not isinstance(value, int | float) or not value > 0:
+                raise UsageError(f"limit {name} is not understood", got=repr(value), expected="a number above 0")
 
     @property
-    def given(self) -> dict[str, float]:
+    def given(self) -> dict[str, Any]:
         """The limits that are not ``None``, by name."""
         values = {field.name: getattr(self, field.name) for field in dataclasses.fields(self)}
         return {name: value for name, value in values.items() if value is not None}

@@ -8,27 +8,22 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
-import importlib.machinery
-import importlib.util
-import marshal
 import os
 import resource
 import shutil
 import signal
 import socket
-import struct
-import subprocess
 import tempfile
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from typing import Any
 
 from agentrl.errors import SandboxError, UsageError
-from agentrl.sandbox.bubblewrap import HOME, PREFIX, PYTHON, USER_NAME, Walls, account_files, arguments
-from agentrl.sandbox.bubblewrap import find_bubblewrap, new_user
+from agentrl.sandbox.bubblewrap import PREFIX, USER_NAME, Walls, find_bubblewrap, new_user
 from agentrl.sandbox.channel import Answer, Channel
 from agentrl.sandbox.contract import NO_VARIABLES, Command, Entry, Sandbox, SandboxFileError, SandboxProcess
 from agentrl.sandbox.control_groups import ControlGroup, find_hierarchy
+from agentrl.sandbox.launch import Program, opening, walled
 from agentrl.sandbox.limits import ExecResult, Limits
 from agentrl.sandbox.local_process import LocalProcess
 from agentrl.sandbox.seccomp import filter_program
@@ -36,19 +31,9 @@ from agentrl.sandbox.spec import ANY_NETWORK, NO_NETWORK, SandboxSpec
 
 UNCONFINED = "i-accept-that-commands-can-do-anything-that-i-can"
 START_DEADLINE_S = 60.0
-END_DEADLINE_S = 30.0
 GRACE_S = 30.0
 """How much later than its deadline a command's answer may come before the sandbox counts as broken."""
 FILE_SECONDS = 60.0
-_BOOT = """
-import marshal, os
-def read(size):
-    data = b""
-    while len(data) < size:
-        data += os.read(0, size - len(data)) or os._exit(0)
-    return data
-exec(marshal.loads(read(int.from_bytes(read(4), "little"))), {"__name__": "__main__"})
-"""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -62,7 +47,7 @@ class LocalOptions:
 
 
 class LocalSandbox(Sandbox):
-    """A sandbox on this machine.
+    """A sandbox on this machine. It dies with the thread that started it, as the kernel has it.
 
     Args:
         spec: Its `options` are `LocalOptions`.
@@ -74,67 +59,55 @@ class LocalSandbox(Sandbox):
     def __init__(self, spec: SandboxSpec) -> None:
         super().__init__(spec)
         self._options = _read_options(spec)
-        self._channel = Channel(self._last_words)
-        self._program: subprocess.Popen[bytes] | None = None
-        self._words: Any = None
-        self._first = -1
+        self._channel = Channel(self._why_lost)
+        self._program: Program | None = None
         self._group: ControlGroup | None = None
-        self._unwalled: str | None = None
+        self._is_open = False  # without walls
+        self._closing = asyncio.Lock()
 
     async def _start(self) -> None:
-        user = 0 if self._options.unconfined else new_user()
-        hierarchy = None if self._options.unconfined else find_hierarchy()
-        bubblewrap = None if self._options.unconfined else find_bubblewrap()
         ours, theirs = socket.socketpair()
         with theirs, contextlib.ExitStack() as stack:
-            groups: list[int] = []
             try:
-                if hierarchy is not None:
-                    self._group = ControlGroup(hierarchy, self.spec.limits)
-                    groups = [_until_left(stack, fd) for fd in self._group.open()]
-                command, passed = self._walled(bubblewrap, user, stack)
-                told, tell = os.pipe() if bubblewrap else (-1, -1)
-                if bubblewrap:
-                    _until_left(stack, tell)
-                    command[1:1] = ["--info-fd", str(tell)]
-                    passed = [*passed, tell]
-                self._words = tempfile.TemporaryFile()
-                self._program = subprocess.Popen(
-                    command,
-                    stdin=theirs,
-                    stdout=subprocess.DEVNULL,
-                    stderr=self._words,
-                    pass_fds=[*passed, *groups],
-                    cwd="/",
-                    env={} if bubblewrap else self._variables(NO_VARIABLES),
-                )
+                settings = self._launch(theirs, stack)
             except OSError as error:
                 ours.close()
                 raise SandboxError("a sandbox does not start", got=error) from error
-        settings = {"user": user, "groups": groups, "folder": self.folder}
-        await self._channel.open(ours, _opening(settings), deadline_s=START_DEADLINE_S)
-        if told >= 0:
-            self._first = _open_first(told)
+            except UsageError:
+                ours.close()
+                raise
+        await self._channel.open(ours, opening(settings), deadline_s=START_DEADLINE_S)
+        assert self._program is not None
+        self._program.started()
 
-    def _walled(self, bubblewrap: str | None, user: int, stack: contextlib.ExitStack) -> tuple[list[str], list[int]]:
-        """The command that starts the supervisor, and the file descriptors that it needs."""
-        boot = [str(PYTHON), "-I", "-S", "-B", "-c", _BOOT]
-        if bubblewrap is None:
-            self._unwalled = self.folder = tempfile.mkdtemp(prefix="agentrl-unconfined-")
-            return boot, []
+    def _launch(self, control: socket.socket, stack: contextlib.ExitStack) -> dict[str, Any]:
+        """Start the program; the settings that it is to be sent."""
+        if self._options.unconfined:
+            self._is_open, self.folder = True, tempfile.mkdtemp(prefix="agentrl-unconfined-")
+            self._program = Program(control.fileno(), [], passed=[], variables=self._variables())
+            return {"user": 0, "groups": [], "folder": self.folder}
+        bubblewrap, hierarchy = find_bubblewrap(), find_hierarchy()
+        groups: list[int] = []
+        if hierarchy is not None:
+            self._group = ControlGroup(hierarchy, self.spec.limits)
+            groups = self._group.open()
+            for fd in groups:
+                stack.callback(os.close, fd)
         walls = Walls(
-            user=user, network=str(self.spec.network), limits=self.spec.limits, readable=self._options.readable
+            user=new_user(),
+            network=str(self.spec.network),
+            limits=self.spec.limits,
+            readable=self._options.readable,
         )
-        filters = _until_left(stack, _memory_file(filter_program(is_memory_counted=self._group is not None)))
-        words, passed = ["--seccomp", str(filters)], [filters]
-        for path, content in account_files(user).items():
-            passed.append(_until_left(stack, _memory_file(content)))
-            words += ["--perms", "0444", "--ro-bind-data", str(passed[-1]), path]
-        for name, value in self._variables(NO_VARIABLES).items():
-            words += ["--setenv", name, value]
-        return [bubblewrap, *words, *arguments(walls), *boot], passed
+        filters = filter_program(is_memory_counted=self._group is not None)
+        command, passed = walled(bubblewrap, walls, filters=filters, variables=self._variables(), stack=stack)
+        self._program = Program(control.fileno(), command, passed=[*passed, *groups], variables={})
+        return {"user": walls.user, "groups": groups, "folder": self.folder}
 
-    def _variables(self, more: Mapping[str, str]) -> dict[str, str]:
+    def _why_lost(self) -> str:
+        return "it is closed" if self._program is None else self._program.last_words()
+
+    def _variables(self, more: Mapping[str, str] = NO_VARIABLES) -> dict[str, str]:
         return {
             "PATH": f"{PREFIX}/bin:/usr/local/bin:/usr/bin:/bin",
             "HOME": self.folder,
@@ -188,12 +161,16 @@ class LocalSandbox(Sandbox):
         self, command: Command, cwd: str | None, env: Mapping[str, str], allowed: Limits, own: Limits | None
     ) -> dict[str, Any]:
         argv = ["/bin/sh", "-c", command] if isinstance(command, str) else list(command)
-        if not argv or any("\0" in word for word in argv):
-            raise UsageError("a command is not understood", got=repr(argv)[:200], expected="words without NUL")
+        variables = self._variables(env)
+        names_are_good = all(name and "=" not in name for name in variables)
+        if not argv or not names_are_good or any("\0" in word for word in (*argv, *variables, *variables.values())):
+            raise UsageError(
+                "a command is not understood", got=repr(argv)[:200], expected="words without NUL, NAME: value"
+            )
         return {
             "action": "exec",
             "argv": argv,
-            "env": self._variables(env),
+            "env": variables,
             "cwd": cwd or self.folder,
             "seconds": allowed.seconds,
             "output": allowed.output_bytes,
@@ -211,7 +188,7 @@ class LocalSandbox(Sandbox):
         memory = allowed.memory_bytes if self._group is None else (own or Limits()).memory_bytes
         if memory is not None:
             found.append((resource.RLIMIT_AS, memory))
-        if allowed.processes is not None and self._unwalled is None:  # there it would count all of the user's
+        if allowed.processes is not None and not self._is_open:  # there it would count all of the user's
             found.append((resource.RLIMIT_NPROC, allowed.processes))
         return found
 
@@ -289,38 +266,19 @@ class LocalSandbox(Sandbox):
 
     async def close(self) -> None:
         """See `Sandbox.close`."""
-        await self._channel.close()
-        program, self._program = self._program, None
-        if program is not None:
-            await self._end(program)
-        if self._group is not None:
-            await _until(self._group.remove)
-            self._group = None
-        if self._words is not None:
-            self._words.close()
-            self._words = None
-        if self._unwalled is not None:
-            shutil.rmtree(self._unwalled, ignore_errors=True)
-
-    async def _end(self, program: subprocess.Popen[bytes]) -> None:
-        """Kill the first process, with which the kernel kills all others, and wait for bubblewrap to say so."""
-        if self._first >= 0:
-            with contextlib.suppress(ProcessLookupError):
-                signal.pidfd_send_signal(self._first, signal.SIGKILL)
-            os.close(self._first)
-            self._first = -1
-        elif self._unwalled is None:
-            program.kill()
-        if not await _has_ended(program, END_DEADLINE_S):
-            program.kill()
-            raise SandboxError("a sandbox cannot be killed", got=f"process {program.pid} goes on")
-
-    def _last_words(self) -> str:
-        """What the supervisor, or bubblewrap, complained about."""
-        if self._words is None:
-            return "it is closed"
-        self._words.seek(0)
-        return self._words.read(2000).decode(errors="replace").strip() or "it ended without a word"
+        self._channel.hang_up()
+        if self._program is not None:
+            self._program.kill()  # before anything is awaited: closing may be cancelled
+        async with self._closing:
+            await self._channel.close()
+            if self._program is not None:
+                await self._program.end()
+                self._program = None
+            if self._group is not None:
+                await _until(self._group.remove)
+                self._group = None
+        if self._is_open:
+            shutil.rmtree(self.folder, ignore_errors=True)
 
 
 def _read_options(spec: SandboxSpec) -> LocalOptions:
@@ -334,8 +292,11 @@ def _read_options(spec: SandboxSpec) -> LocalOptions:
             expected=f"network {NO_NETWORK} or {ANY_NETWORK}",
             hint="use a docker sandbox",
         )
+    readable = spec.options.get("readable", ())
+    if isinstance(readable, str) or not all(isinstance(path, str) for path in readable):
+        raise UsageError("readable folders of a sandbox are not understood", got=repr(readable), expected="a list")
     try:
-        options = LocalOptions(**{**spec.options, "readable": tuple(spec.options.get("readable", ()))})
+        options = LocalOptions(**{**spec.options, "readable": tuple(readable)})
     except TypeError as error:
         raise UsageError(
             "an option of local sandboxes is not understood", got=error, expected="readable, unconfined"
@@ -348,54 +309,6 @@ def _read_options(spec: SandboxSpec) -> LocalOptions:
         if not (path.startswith("/") and os.path.exists(path)):
             raise UsageError("a readable folder of a sandbox is not there", got=path, expected="an absolute path")
     return options
-
-
-def _opening(settings: dict[str, Any]) -> bytes:
-    """What the supervisor reads first: its code, and its settings."""
-    found = importlib.util.find_spec("agentrl.sandbox.supervisor")
-    assert found is not None
-    assert isinstance(found.loader, importlib.machinery.SourceFileLoader)
-    parts = (marshal.dumps(found.loader.get_code(found.name)), marshal.dumps(settings))
-    return b"".join(struct.pack("<I", len(part)) + part for part in parts)
-
-
-def _memory_file(content: bytes) -> int:
-    """A file descriptor from which `content` can be read."""
-    fd = os.memfd_create("agentrl")
-    os.write(fd, content)
-    os.lseek(fd, 0, os.SEEK_SET)
-    return fd
-
-
-def _until_left(stack: contextlib.ExitStack, fd: int) -> int:
-    stack.callback(os.close, fd)
-    return fd
-
-
-def _open_first(told: int) -> int:
-    """A handle of the sandbox's first process, of which bubblewrap tells."""
-    with open(told, "rb") as file:
-        text = file.read()
-    pid = int(text.rpartition(b'"child-pid": ')[2].split(b",")[0].strip(b" \n}"))
-    return os.pidfd_open(pid)
-
-
-async def _has_ended(program: subprocess.Popen[bytes], deadline_s: float) -> bool:
-    if program.poll() is not None:
-        return True
-    loop, ended = asyncio.get_running_loop(), asyncio.Event()
-    handle = os.pidfd_open(program.pid)
-    loop.add_reader(handle, ended.set)
-    try:
-        async with asyncio.timeout(deadline_s):
-            await ended.wait()
-    except TimeoutError:
-        return False
-    finally:
-        loop.remove_reader(handle)
-        os.close(handle)
-    program.wait()
-    return True
 
 
 async def _until(is_done: Callable[[], bool]) -> None:

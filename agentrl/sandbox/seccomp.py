@@ -31,6 +31,7 @@ class _Machine:
     clone3: int
     socket: int
     ioctl: int
+    prlimit: int
     denied: tuple[int, ...]
     unaccounted: tuple[int, ...]
     """Calls whose memory belongs to no process: ``memfd_create``, ``memfd_secret``, ``shmget``."""
@@ -91,8 +92,8 @@ def _numbers(column: int) -> tuple[int, ...]:
 
 
 _MACHINES = {
-    "x86_64": _Machine(0xC000003E, 56, 435, 41, 16, _numbers(0), (319, 447, 29)),
-    "aarch64": _Machine(0xC00000B7, 220, 435, 198, 29, _numbers(1), (279, 447, 194)),
+    "x86_64": _Machine(0xC000003E, 56, 435, 41, 16, 302, _numbers(0), (319, 447, 29)),
+    "aarch64": _Machine(0xC00000B7, 220, 435, 198, 29, 261, _numbers(1), (279, 447, 194)),
 }
 
 
@@ -129,6 +130,7 @@ def filter_program(*, is_memory_counted: bool, machine: str | None = None) -> by
         *_for_call(known.clone, 0, [_step(_IF_ANY_BIT, _NAMESPACES, 0, 1), _step(_RETURN, _ERROR | errno.EPERM)]),
         *_for_call(known.socket, 0, [*map(_allow, _FAMILIES), _step(_RETURN, _ERROR | errno.EAFNOSUPPORT)]),
         *_for_call(known.ioctl, 1, [step for request in _TERMINAL_REQUESTS for step in _refuse(request, errno.EPERM)]),
+        *_for_call(known.prlimit, 0, [_allow(0), _step(_RETURN, _ERROR | errno.EPERM)]),  # only a process's own limits
         _step(_RETURN, _ALLOW),
     ]
     return b"".join(program)

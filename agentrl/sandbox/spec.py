@@ -56,8 +56,15 @@ def read_spec(given: SandboxSpec | Mapping[str, Any] | str) -> SandboxSpec:
     values = dict(_known(given, SandboxSpec, "sandbox"))
     if "limits" in values and not isinstance(values["limits"], Limits):
         values["limits"] = Limits(**_known(values["limits"], Limits, "sandbox.limits"))
+    for name in ("env", "files", "options"):
+        if not isinstance(values.get(name, {}), Mapping):
+            raise UsageError(f"sandbox.{name} is not understood", got=repr(values[name]), expected="keys and values")
+    for name in ("type", "image", "url"):
+        if not isinstance(values.get(name, ""), str | None):
+            raise UsageError(f"sandbox.{name} is not understood", got=repr(values[name]), expected="text")
     if not isinstance(values.get("network", ""), str):
-        values["network"] = tuple(values["network"])
+        values["network"] = tuple(map(str, values["network"]))
+    values["env"] = {str(name): str(value) for name, value in values.get("env", {}).items()}
     values["files"] = {
         path: content.encode() if isinstance(content, str) else content
         for path, content in values.get("files", {}).items()

@@ -291,8 +291,8 @@ class Supervisor:
             flags=TIMED_OUT * job.timed_out | TRUNCATED * job.truncated,
             code=128 - code if code < 0 else code,
             seconds=time.monotonic() - job.started,
-            out=job.out,
-            err=job.err,
+            out=bytes(job.out),
+            err=bytes(job.err),
         )
         if job.pull:
             self._deliver(job)
@@ -314,6 +314,8 @@ class Supervisor:
         for pid in stopped:
             _send(pid, SIGKILL)
         _reap(stopped)
+        while _reap_any(keepers):
+            pass
 
 
 def _parents() -> dict[int, int]:
@@ -363,6 +365,15 @@ def _reap(killed: set[int]) -> None:
     while len(waiting) < before:
         before = len(waiting)
         waiting = {pid for pid in waiting if not _reap_one(pid)}
+
+
+def _reap_any(keepers: set[int]) -> bool:
+    """Reap one dead child; a dead keeper stops this until it has been heard."""
+    try:
+        found = os.waitid(os.P_ALL, 0, os.WEXITED | os.WNOHANG | os.WNOWAIT)
+    except ChildProcessError:
+        return False
+    return found is not None and found.si_pid not in keepers and _reap_one(found.si_pid)
 
 
 def _reap_one(pid: int) -> bool:
@@ -450,6 +461,8 @@ def _become(request: dict[str, Any], settings: dict[str, Any], pipes: tuple[int,
         _complain(error)
     except OSError as error:
         _complain(error)
+    except ValueError as error:  # text that is no text
+        os.write(2, f"{error}\n".encode(errors="backslashreplace"))
     finally:
         os._exit(code)
 

@@ -1,0 +1,133 @@
+"""`agentrl sandbox`: check back ends, run a command in a sandbox, serve sandboxes."""
+
+from __future__ import annotations
+
+import asyncio
+import sys
+from typing import Annotated, Any
+
+import typer
+
+from agentrl.cli.arguments import json_pairs
+from agentrl.cli.console import note
+from agentrl.cli.help import examples
+from agentrl.cli.sandbox_check import check_back_ends
+from agentrl.cli.sandbox_serve import serve_sandboxes
+from agentrl.env_server import ServerSettings
+from agentrl.errors import UsageError
+from agentrl.sandbox import ExecResult, SandboxSpec, open_sandbox, read_spec
+from agentrl.sandbox.http_wire import TOKEN_VARIABLE
+
+app = typer.Typer(no_args_is_help=True)
+_DEFAULTS = ServerSettings()
+
+Settings = Annotated[
+    list[str] | None,
+    typer.Option(
+        "--set", metavar="KEY=VALUE", help="A key of the sandbox, like limits.seconds=5 or network=all; repeatable."
+    ),
+]
+Type = Annotated[str, typer.Option("--type", help="The back end: local, docker, http, or one of your own.")]
+
+
+@app.command(
+    epilog=examples(
+        "agentrl sandbox check",
+        "agentrl sandbox check local --json -",
+        "agentrl sandbox check http --set url=http://127.0.0.1:8300",
+        "agentrl sandbox check local --only stops-a-fork-bomb",
+    )
+)
+def check(
+    type_: Annotated[
+        str | None, typer.Argument(metavar="[TYPE]", help="The back end; all that this machine has when left out.")
+    ] = None,
+    settings: Settings = None,
+    only: Annotated[list[str] | None, typer.Option(help="A rule to check; repeatable.")] = None,
+    json_file: Annotated[str | None, typer.Option("--json", help="Write the report to this file; - prints it.")] = None,
+) -> None:
+    """Work in sandboxes, attack them, and see what holds."""
+    specs = None if type_ is None else [spec_of(type_, settings)]
+    if specs is None and settings:
+        raise UsageError("--set is for one back end", hint="name it: agentrl sandbox check local")
+    check_back_ends(specs, only=only or [], json_file=json_file)
+
+
+@app.command(
+    epilog=examples(
+        "agentrl sandbox run -- python3 -c 'print(6 * 7)'",
+        "agentrl sandbox run --set limits.seconds=2 -- sleep 60",
+        "echo hello | agentrl sandbox run --stdin -- tr a-z A-Z",
+    )
+)
+def run(
+    command: Annotated[list[str], typer.Argument(metavar="-- COMMAND...", help="The program and its arguments.")],
+    type_: Type = "local",
+    settings: Settings = None,
+    stdin: Annotated[bool, typer.Option("--stdin", help="Give it this program's standard input.")] = False,
+) -> None:
+    """Run a command in a fresh sandbox; ends with the command's exit code."""
+    data = sys.stdin.buffer.read() if stdin else b""
+    result = asyncio.run(_run(spec_of(type_, settings), command, data))
+    for stream, output in ((sys.stdout, result.stdout), (sys.stderr, result.stderr)):
+        stream.write(output.decode(errors="replace"))
+        stream.flush()
+    for holds, what in (
+        (result.timed_out, f"killed after {result.seconds:.1f} s"),
+        (result.truncated, "output beyond the limit was dropped"),
+        (result.out_of_memory, "out of memory"),
+    ):
+        if holds:
+            note(what)
+    raise typer.Exit(result.exit_code)
+
+
+def spec_of(type_: str, settings: list[str] | None) -> SandboxSpec:
+    """The spec that the options describe; a dot in a key leads into a section.
+
+    Raises:
+        UsageError: an unknown key.
+    """
+    values: dict[str, Any] = {"type": type_}
+    for key, value in json_pairs(settings).items():
+        section, dot, name = key.partition(".")
+        if dot:
+            values.setdefault(section, {})[name] = value
+        else:
+            values[key] = value
+    return read_spec(values)
+
+
+async def _run(spec: SandboxSpec, command: list[str], stdin: bytes) -> ExecResult:
+    async with open_sandbox(spec) as sandbox:
+        return await sandbox.exec(command, stdin=stdin)
+
+
+@app.command(
+    epilog=examples(
+        "agentrl sandbox serve --port 8300",
+        "agentrl sandbox serve --host 0.0.0.0 --token SECRET --set limits.memory_bytes=536870912",
+        "agentrl sandbox run --type http --set url=http://127.0.0.1:8300 -- uname -a",
+    )
+)
+def serve(
+    type_: Type = "local",
+    settings: Settings = None,
+    host: Annotated[str, typer.Option(help="Address to listen on; 0.0.0.0 is all of them.")] = _DEFAULTS.host,
+    port: Annotated[int, typer.Option(min=0, max=65535, help="Port to listen on; 0 takes any.")] = _DEFAULTS.port,
+    token: Annotated[
+        str | None,
+        typer.Option(envvar=TOKEN_VARIABLE, help="What clients must send; they take it from the same variable."),
+    ] = None,
+    max_sessions: Annotated[int, typer.Option(min=1, help="Most sandboxes at once.")] = _DEFAULTS.max_sessions,
+    lease_s: Annotated[
+        float, typer.Option("--lease", min=1, help="Seconds after which an unused sandbox is closed.")
+    ] = _DEFAULTS.lease_s,
+) -> None:
+    """Serve sandboxes over HTTP; Ctrl-C ends it.
+
+    Prints the address, which clients give as url of sandboxes of type http. They can ask for lower limits, not for
+    higher ones.
+    """
+    chosen = ServerSettings(host=host, port=port, token=token, max_sessions=max_sessions, lease_s=lease_s)
+    serve_sandboxes(spec_of(type_, settings), chosen)

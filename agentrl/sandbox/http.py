@@ -1,0 +1,213 @@
+"""The back end ``http``: a sandbox of another machine, behind `agentrl sandbox serve`.
+
+Each call has an id, and the server does it once: a call that is repeated after a lost connection gets the answer of the
+first. The token comes from the environment variable `TOKEN_VARIABLE`.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import secrets
+from collections.abc import Coroutine, Mapping
+from typing import Any
+
+from agentrl.errors import EnvironmentFailure, SandboxError, ToolError, UsageError
+from agentrl.remote.link import Link
+from agentrl.sandbox.contract import NO_VARIABLES, Command, Entry, Sandbox, SandboxFileError, SandboxProcess
+from agentrl.sandbox.http_wire import (
+    SANDBOXES,
+    TOKEN_VARIABLE,
+    read_bytes,
+    read_result,
+    write_bytes,
+    write_limits,
+)
+from agentrl.sandbox.limits import ExecResult, Limits
+from agentrl.sandbox.pulled_process import PulledProcess
+from agentrl.sandbox.spec import SandboxSpec
+
+PATIENCE_S = 20.0
+"""Seconds for which a lost or full server is asked again, unless the option ``patience_s`` says otherwise."""
+CLOSE_S = 5.0
+"""Seconds that closing may wait for the server, which closes what is left behind by itself."""
+
+
+class HttpSandbox(Sandbox):
+    """A sandbox behind a server.
+
+    Args:
+        spec: With `url`; the server decides what cannot be asked of it.
+
+    Raises:
+        UsageError: there is no address, or an unknown option.
+    """
+
+    def __init__(self, spec: SandboxSpec) -> None:
+        super().__init__(spec)
+        if spec.url is None:
+            raise UsageError(
+                "an http sandbox needs an address",
+                expected="url: http://HOST:PORT",
+                hint="start a server there: agentrl sandbox serve --port PORT",
+            )
+        unknown = spec.options.keys() - {"patience_s"}
+        if unknown:
+            raise UsageError("an option of http sandboxes is not understood", got=min(unknown), expected="patience_s")
+        self._patience_s = float(spec.options.get("patience_s", PATIENCE_S))
+        self._link = Link(spec.url.rstrip("/"), service="sandbox server", token_variable=TOKEN_VARIABLE)
+        self._route = f"{SANDBOXES}/{secrets.token_hex(16)}"
+        self._is_open = False
+        self._asking: set[asyncio.Task[Any]] = set()
+        self._telling: set[asyncio.Task[None]] = set()
+
+    async def _start(self) -> None:
+        self._is_open = True
+        wanted = {
+            "limits": write_limits(self.spec.limits),
+            "env": dict(self.spec.env),
+            "network": self.spec.network,
+            "image": self.spec.image,
+        }
+        self.folder = (await self._ask("PUT", "", wanted))["folder"]
+
+    async def exec(
+        self,
+        command: Command,
+        *,
+        stdin: bytes = b"",
+        cwd: str | None = None,
+        env: Mapping[str, str] = NO_VARIABLES,
+        limits: Limits | None = None,
+    ) -> ExecResult:
+        """See `Sandbox.exec`."""
+        asked = _asked(command, cwd, env, limits)
+        return read_result(await self.call("exec", stdin=write_bytes(stdin), **asked))
+
+    async def spawn(
+        self,
+        command: Command,
+        *,
+        cwd: str | None = None,
+        env: Mapping[str, str] = NO_VARIABLES,
+        limits: Limits | None = None,
+    ) -> SandboxProcess:
+        """See `Sandbox.spawn`."""
+        return HttpProcess(self, (await self.call("spawn", **_asked(command, cwd, env, limits)))["process"])
+
+    async def read(self, path: str, *, most: int = 16 * 2**20) -> bytes:
+        """See `Sandbox.read`."""
+        return read_bytes((await self.call("read", path=path, most=most))["data"])
+
+    async def write(self, path: str, data: bytes, *, executable: bool = False) -> None:
+        """See `Sandbox.write`."""
+        await self.call("write", path=path, data=write_bytes(data), executable=executable)
+
+    async def list(self, path: str = ".") -> list[Entry]:
+        """See `Sandbox.list`."""
+        return [Entry(**entry) for entry in (await self.call("list", path=path))["entries"]]
+
+    async def snapshot(self) -> bytes:
+        """See `Sandbox.snapshot`."""
+        return read_bytes((await self.call("snapshot"))["data"])
+
+    async def restore(self, snapshot: bytes) -> None:
+        """See `Sandbox.restore`."""
+        await self.call("restore", data=write_bytes(snapshot))
+
+    async def close(self) -> None:
+        """See `Sandbox.close`."""
+        is_open, self._is_open = self._is_open, False
+        if is_open:
+            with contextlib.suppress(SandboxError, UsageError, TimeoutError):
+                async with asyncio.timeout(CLOSE_S):
+                    await self._ask("DELETE", "", None, patience_s=0.0)
+        unanswered = {*self._asking, *self._telling}
+        for task in unanswered:
+            task.cancel()
+        if unanswered:
+            await asyncio.wait(unanswered)
+        await self._link.close()
+
+    async def call(self, method: str, **arguments: Any) -> Any:
+        """Have the server do something; whoever stops waiting stops it.
+
+        Raises:
+            SandboxError: the server or its sandbox is lost.
+            SandboxFileError: as the method says.
+        """
+        if not self._is_open:
+            raise SandboxError("the sandbox is closed")
+        number = secrets.token_hex(16)
+        asking = asyncio.create_task(self._ask("POST", f"/{method}", {"id": number, **arguments}))
+        self._asking.add(asking)
+        try:
+            return await asking
+        except asyncio.CancelledError:
+            current = asyncio.current_task()
+            if current is not None and not current.cancelling():  # it was `close` that cancelled
+                raise SandboxError("the sandbox is closed") from None
+            self._tell(self._cancel(number))
+            raise
+        finally:
+            self._asking.discard(asking)
+
+    def _tell(self, telling: Coroutine[Any, Any, None]) -> None:
+        """Do this beside other things; `close` does not wait for it."""
+        task = asyncio.create_task(telling)
+        self._telling.add(task)
+        task.add_done_callback(self._telling.discard)
+
+    async def _cancel(self, number: str) -> None:
+        if not self._is_open:
+            return
+        with contextlib.suppress(SandboxError, UsageError):
+            await self._ask("POST", "/cancel", {"id": secrets.token_hex(16), "target": number}, patience_s=1.0)
+
+    async def _ask(self, method: str, route: str, body: Any, *, patience_s: float | None = None) -> Any:
+        patience = self._patience_s if patience_s is None else patience_s
+        try:
+            return await self._link.ask(method, self._route + route, body, patience_s=patience)
+        except EnvironmentFailure as failure:
+            raise SandboxError(failure.what, got=failure.got, hint=failure.hint) from failure
+        except ToolError as refused:
+            raise SandboxFileError(str(refused)) from refused
+
+
+class HttpProcess(PulledProcess):
+    """See `SandboxProcess`.
+
+    Args:
+        sandbox: Where it runs.
+        number: The server's, for it.
+    """
+
+    def __init__(self, sandbox: HttpSandbox, number: int) -> None:
+        super().__init__()
+        self._sandbox, self._number = sandbox, number
+
+    async def _next_piece(self) -> bytes:
+        return read_bytes((await self._sandbox.call("process_read", process=self._number))["data"])
+
+    async def write(self, data: bytes) -> None:
+        """See `SandboxProcess.write`."""
+        told = await self._sandbox.call("process_write", process=self._number, data=write_bytes(data))
+        if told["is_broken"]:
+            raise BrokenPipeError("the program in the sandbox reads no more")
+
+    async def wait(self) -> ExecResult:
+        """See `SandboxProcess.wait`."""
+        return read_result(await self._sandbox.call("process_wait", process=self._number))
+
+    async def interrupt(self) -> None:
+        """See `SandboxProcess.interrupt`."""
+        await self._sandbox.call("process_interrupt", process=self._number)
+
+    async def kill(self) -> None:
+        """See `SandboxProcess.kill`."""
+        await self._sandbox.call("process_kill", process=self._number)
+
+
+def _asked(command: Command, cwd: str | None, env: Mapping[str, str], limits: Limits | None) -> dict[str, Any]:
+    words = command if isinstance(command, str) else list(command)
+    return {"command": words, "cwd": cwd, "env": dict(env), "limits": write_limits(limits)}

@@ -1,0 +1,1 @@
+"""The rules of a sandbox, by theme; `catalogue` lists them."""

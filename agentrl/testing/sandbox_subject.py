@@ -1,0 +1,178 @@
+"""What the sandbox check is about: sandboxes with tight limits, and this machine as it is before and after."""
+
+from __future__ import annotations
+
+import asyncio
+import dataclasses
+import os
+import subprocess
+import tempfile
+import textwrap
+from collections.abc import AsyncIterator, Iterator
+from contextlib import asynccontextmanager, contextmanager
+from dataclasses import dataclass, field
+from pathlib import Path
+
+from agentrl.sandbox import ExecResult, Limits, Sandbox, SandboxSpec, open_sandbox
+from agentrl.sandbox.control_groups import PREFIX, find_hierarchy
+from agentrl.testing.env_subject import Broken, Missing
+
+MIB = 2**20
+TIGHT = Limits(
+    seconds=4.0,
+    cpu_seconds=4.0,
+    memory_bytes=128 * MIB,
+    processes=32,
+    file_bytes=8 * MIB,
+    disk_bytes=16 * MIB,
+    output_bytes=MIB // 16,
+)
+"""The limits of attacked sandboxes."""
+GRACE_S = 8.0
+"""How much later than its limit a command may end, on a busy machine."""
+_LOOKS = 500
+
+
+@dataclass(frozen=True, slots=True)
+class Host:
+    """What of this machine a sandbox may not change for good."""
+
+    processes: frozenset[int]
+    """Those that descend from this one."""
+    handles: int
+    folders: frozenset[str]
+
+    @classmethod
+    def now(cls) -> Host:
+        """As it is."""
+        hierarchy = find_hierarchy()
+        places = {Path(tempfile.gettempdir()), *(hierarchy.folders.values() if hierarchy is not None else ())}
+        folders = frozenset(str(path) for place in places for path in place.glob(f"{PREFIX}*"))
+        return cls(frozenset(_descendants(os.getpid())), len(os.listdir("/proc/self/fd")), folders)
+
+    def changes(self, later: Host) -> str:
+        """What there is more; empty when nothing is."""
+        more = []
+        if left := later.processes - self.processes:
+            more.append(f"processes {', '.join(map(str, sorted(left)))}")
+        if later.handles > self.handles:
+            more.append(f"{later.handles - self.handles} open files")
+        if folders := later.folders - self.folders:
+            more.append(", ".join(sorted(folders)))
+        return " and ".join(more)
+
+
+@dataclass(slots=True)
+class SandboxSubject:
+    """The back end that is checked."""
+
+    spec: SandboxSpec
+    _has_python: bool | None = field(default=None, init=False)
+
+    def open(self, limits: Limits = TIGHT) -> Sandbox:
+        """One more sandbox, not started."""
+        return open_sandbox(dataclasses.replace(self.spec, limits=limits, files={}))
+
+    @asynccontextmanager
+    async def attacked(self, limits: Limits = TIGHT) -> AsyncIterator[Sandbox]:
+        """A sandbox to be attacked: afterwards it and its neighbour must still work, and leave nothing behind.
+
+        Raises:
+            Broken: they do not, or do.
+        """
+        before = Host.now()
+        async with self.open() as neighbour:
+            async with self.open(limits) as sandbox:
+                yield sandbox
+                await _require_alive(sandbox, "after the attack the sandbox does not work")
+            await _require_alive(neighbour, "after the attack another sandbox does not work")
+        await require_nothing_left(before)
+
+
+async def require_nothing_left(before: Host) -> None:
+    """Wait until the machine is as it was.
+
+    Raises:
+        Broken: it does not get there.
+    """
+    for _ in range(_LOOKS):
+        left = before.changes(Host.now())
+        if not left:
+            return
+        await asyncio.sleep(0.02)
+    raise Broken(f"after close there are {left}")
+
+
+@contextmanager
+def host_file(content: str) -> Iterator[Path]:
+    """A file of this machine that everybody may read and write, alone in a temporary folder."""
+    with tempfile.TemporaryDirectory() as folder:
+        file = Path(folder) / "secret.txt"
+        file.write_text(content)
+        Path(folder).chmod(0o777)
+        file.chmod(0o666)
+        yield file
+
+
+@contextmanager
+def bystander(**variables: str) -> Iterator[subprocess.Popen[bytes]]:
+    """A process of this machine that does nothing for a while, with these environment variables."""
+    process = subprocess.Popen(["/bin/sleep", "543"], env=variables)
+    try:
+        yield process
+    finally:
+        process.kill()
+        process.wait()
+
+
+async def run_python(sandbox: Sandbox, program: str, *words: str, limits: Limits | None = None) -> ExecResult:
+    """Run an attack that is written in Python.
+
+    Raises:
+        Missing: the sandbox has no Python.
+    """
+    result = await sandbox.exec(["python3", "-c", textwrap.dedent(program), *words], limits=limits)
+    if result.exit_code == 127:
+        raise Missing("there is no python3 in the sandbox")
+    return result
+
+
+def text(result: ExecResult) -> str:
+    """Its standard output, without the last line feed."""
+    return result.stdout.decode(errors="replace").strip()
+
+
+def told(result: ExecResult) -> str:
+    """How it ended, for messages."""
+    return f"exit {result.exit_code}, {result.stdout[-200:]!r}, {result.stderr[-300:]!r}"
+
+
+def require(holds: bool, otherwise: str) -> None:
+    """Go on.
+
+    Raises:
+        Broken: it does not hold.
+    """
+    if not holds:
+        raise Broken(otherwise)
+
+
+async def _require_alive(sandbox: Sandbox, otherwise: str) -> None:
+    result = await sandbox.exec("echo here")
+    require(result.stdout == b"here\n", f"{otherwise}: {told(result)}")
+
+
+def _descendants(root: int) -> set[int]:
+    parents = {}
+    for name in os.listdir("/proc"):
+        if name.isdigit():
+            try:
+                parents[int(name)] = int(Path(f"/proc/{name}/stat").read_text().rpartition(")")[2].split()[1])
+            except OSError:
+                continue
+    found, more = {root}, True
+    while more:
+        children = {pid for pid, parent in parents.items() if parent in found} - found
+        found |= children
+        more = bool(children)
+    return found

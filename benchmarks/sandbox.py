@@ -1,0 +1,135 @@
+"""Local sandboxes: start, exec, a Python round trip, 64 at once; beside what the machine itself takes, in one run.
+
+agentrl bench sandbox
+agentrl bench sandbox starts=100 at_once=64
+"""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import statistics
+import subprocess
+import time
+from collections.abc import Awaitable, Callable
+from typing import Any
+
+from agentrl.sandbox import Sandbox, SandboxSpec, open_sandbox
+from agentrl.sandbox.bubblewrap import Walls, arguments, find_bubblewrap
+from agentrl.sandbox.launch import SUPERVISOR
+from agentrl.sandbox.limits import DEFAULT_LIMITS
+
+ECHO = "import sys\nfor line in sys.stdin: print(eval(line), flush=True)"
+COMMANDS_EACH = 5
+
+
+def run(type: str = "local", starts: int = 50, execs: int = 200, at_once: int = 64) -> dict[str, Any]:
+    """Milliseconds of each step.
+
+    Args:
+        type: The back end.
+        starts: Sandboxes that are started one after the other.
+        execs: Commands, and Python round trips, in one sandbox.
+        at_once: Sandboxes beside each other, each with five commands.
+    """
+    return {
+        "machine": {"cores": os.cpu_count(), "load": os.getloadavg()[0]},
+        "limits_ms": _physical_limits(execs),
+        **asyncio.run(_measure(SandboxSpec(type=type), starts, execs)),
+        "together": asyncio.run(_together(SandboxSpec(type=type), at_once)),
+    }
+
+
+def _physical_limits(count: int) -> dict[str, Any]:
+    """What no sandbox can be quicker than."""
+    walls = Walls(user=0, network="none", limits=DEFAULT_LIMITS, readable=())
+    bubblewrap = [find_bubblewrap(), *arguments(walls)]
+    python = [*SUPERVISOR[:-1], "pass"]
+    programs = {
+        "fork_and_exec": ["/bin/true"],
+        "python": python,
+        "bubblewrap": [*bubblewrap, "/bin/true"],
+        "bubblewrap_with_python": [*bubblewrap, *python],
+    }
+    return {name: _figures([_time_program(words) for _ in range(count // 4)]) for name, words in programs.items()}
+
+
+def _time_program(words: list[str]) -> float:
+    began = time.perf_counter()
+    subprocess.run(words, check=True)
+    return time.perf_counter() - began
+
+
+async def _measure(spec: SandboxSpec, starts: int, execs: int) -> dict[str, Any]:
+    starting, closing = [], []
+    for _ in range(starts):
+        sandbox = open_sandbox(spec)
+        starting.append(await _time(sandbox.start))
+        closing.append(await _time(sandbox.close))
+    async with open_sandbox(spec) as sandbox:
+        commands = [await _time(lambda: sandbox.exec(["/bin/true"])) for _ in range(execs)]
+        python = [await _time(lambda: sandbox.exec(["python3", "-c", "pass"])) for _ in range(execs // 4)]
+        files = [await _time(lambda: _write_and_read(sandbox)) for _ in range(execs // 4)]
+        turns = await _round_trips(sandbox, execs)
+    return {
+        "start_ms": _figures(starting),
+        "close_ms": _figures(closing),
+        "exec_ms": _figures(commands),
+        "exec_python_ms": _figures(python),
+        "write_and_read_ms": _figures(files),
+        "python_round_trip_ms": _figures(turns),
+    }
+
+
+async def _round_trips(sandbox: Sandbox, count: int) -> list[float]:
+    """A warm interpreter that is asked line by line."""
+    program = await sandbox.spawn(["python3", "-c", ECHO])
+
+    async def turn() -> None:
+        await program.write(b"6 * 7\n")
+        assert await program.read_line() == b"42\n"
+
+    await turn()
+    return [await _time(turn) for _ in range(count)]
+
+
+async def _write_and_read(sandbox: Sandbox) -> None:
+    await sandbox.write("file", b"x" * 1000)
+    assert len(await sandbox.read("file")) == 1000
+
+
+async def _together(spec: SandboxSpec, count: int) -> dict[str, Any]:
+    """Many sandboxes at once, open at the same time."""
+    all_open = asyncio.Barrier(count)
+
+    async def one() -> list[float]:
+        async with open_sandbox(spec) as sandbox:
+            await all_open.wait()
+            times = [await _time(lambda: sandbox.exec(["/bin/true"])) for _ in range(COMMANDS_EACH)]
+            await all_open.wait()
+            return times
+
+    began = time.perf_counter()
+    results = await asyncio.gather(*(one() for _ in range(count)), return_exceptions=True)
+    seconds = time.perf_counter() - began
+    failed = [result for result in results if isinstance(result, BaseException)]
+    times = [value for result in results if not isinstance(result, BaseException) for value in result]
+    return {
+        "sandboxes": count,
+        "failures": len(failed),
+        "seconds": seconds,
+        "exec_ms": _figures(times) if times else repr(failed[0]),
+    }
+
+
+async def _time(do: Callable[[], Awaitable[object]]) -> float:
+    began = time.perf_counter()
+    await do()
+    return time.perf_counter() - began
+
+
+def _figures(seconds: list[float]) -> dict[str, float]:
+    """Milliseconds: the median, and that which 1 in 100 exceeds."""
+    ordered = sorted(seconds)
+    last = ordered[min(len(ordered) - 1, round(0.99 * len(ordered)))]
+    return {"median": 1000 * statistics.median(ordered), "p99": 1000 * last, "least": 1000 * ordered[0]}

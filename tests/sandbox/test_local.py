@@ -1,0 +1,223 @@
+"""What only local sandboxes have: their walls, their supervisor, their control groups."""
+
+import asyncio
+import json
+import os
+import re
+import signal
+import subprocess
+import sys
+import tempfile
+import time
+from pathlib import Path
+
+import pytest
+
+from agentrl.errors import SandboxError, UsageError
+from agentrl.sandbox import Limits, SandboxSpec, open_sandbox
+from agentrl.sandbox.bubblewrap import find_bubblewrap
+from agentrl.sandbox.control_groups import PREFIX, ControlGroup, Hierarchy, find_hierarchy
+from agentrl.sandbox.local import UNCONFINED
+from agentrl.sandbox.seccomp import _DENIED, _MACHINES, filter_program
+
+HEADERS = Path("/usr/include/x86_64-linux-gnu/asm/unistd_64.h")
+AGENTRL = (sys.executable, "-c", "from agentrl.cli import main; main()")
+OWNER = """
+import asyncio, json, os, sys
+from agentrl.sandbox import open_sandbox
+async def main():
+    sandbox = open_sandbox()
+    await sandbox.start()
+    program = await sandbox.spawn("echo ready; exec sleep 987")
+    await program.read_line()
+    print("ready", flush=True)
+    await asyncio.sleep(60)
+asyncio.run(main())
+"""
+
+
+def processes_with(word: str) -> list[int]:
+    found = []
+    for entry in Path("/proc").iterdir():
+        if entry.name.isdigit():
+            try:
+                if word.encode() in (entry / "cmdline").read_bytes().split(b"\0"):
+                    found.append(int(entry.name))
+            except OSError:
+                continue
+    return found
+
+
+def test_a_sandbox_dies_with_the_process_that_made_it():
+    owner = subprocess.Popen([sys.executable, "-c", OWNER], stdout=subprocess.PIPE, text=True)
+    assert owner.stdout is not None
+    assert owner.stdout.readline() == "ready\n"
+    assert processes_with("987")
+    owner.send_signal(signal.SIGKILL)
+    owner.wait()
+    owner.stdout.close()
+    for _ in range(500):
+        if not processes_with("987"):
+            break
+        time.sleep(0.01)
+    assert processes_with("987") == []
+    find_hierarchy.cache_clear()
+    hierarchy = find_hierarchy()
+    folders = hierarchy.folders.values() if hierarchy is not None else ()
+    assert [group for folder in folders for group in folder.glob(f"{PREFIX}{owner.pid}-*")] == []
+
+
+async def test_a_killed_sandbox_is_a_failure_of_the_machinery():
+    async with open_sandbox() as sandbox:
+        program = await sandbox.spawn("sleep 100")
+        call = asyncio.create_task(sandbox.exec("sleep 100"))
+        await sandbox.exec("true")
+        os.kill(sandbox._program._process.pid, signal.SIGKILL)
+        for waiting in (call, program.wait(), program.read()):
+            with pytest.raises(SandboxError, match="the sandbox is gone"):
+                await waiting
+        with pytest.raises(SandboxError, match="the sandbox is gone"):
+            await sandbox.exec("true")
+
+
+async def test_commands_that_cannot_be_started_say_why():
+    async with open_sandbox() as sandbox:
+        long = await sandbox.exec(["echo", "x" * 3_000_000])
+        assert (long.exit_code, b"Argument list too long" in long.stderr) == (126, True)
+        broken = await sandbox.exec(["echo", "\ud800"])
+        assert (broken.exit_code, b"surrogates not allowed" in broken.stderr) == (126, True)
+        for command, env in (([], {}), (["a\0b"], {}), ("true", {"A=B": "c"}), ("true", {"A": "\0"})):
+            with pytest.raises(UsageError, match="a command is not understood"):
+                await sandbox.exec(command, env=env)
+
+
+async def test_a_closed_sandbox_says_so():
+    sandbox = open_sandbox()
+    await sandbox.start()
+    await sandbox.close()
+    with pytest.raises(SandboxError, match="the sandbox is closed"):
+        await sandbox.read("file")
+
+
+@pytest.fixture
+def shared(tmp_path: Path) -> Path:
+    """A folder that everybody may read."""
+    (tmp_path / "data.txt").write_text("host data")
+    tmp_path.chmod(0o755)
+    return tmp_path
+
+
+async def test_the_specs_files_variables_and_folders_are_there(shared: Path):
+    options = {"readable": [str(shared)]}
+    spec = {"type": "local", "files": {"in/a.txt": "text"}, "env": {"WHO": "me"}, "options": options}
+    async with open_sandbox(spec) as sandbox:
+        seen = await sandbox.exec(["sh", "-c", 'cat in/a.txt "$0"/data.txt; echo " $WHO"; touch "$0/x"', str(shared)])
+    assert seen.stdout == b"texthost data me\n"
+    assert os.listdir(shared) == ["data.txt"]
+
+
+async def test_without_walls_only_in_these_words():
+    for words in ("yes", "true", UNCONFINED[:-1]):
+        with pytest.raises(UsageError, match="asked for in these words"):
+            open_sandbox({"options": {"unconfined": words}})
+    async with open_sandbox({"options": {"unconfined": UNCONFINED}}) as sandbox:
+        result = await sandbox.exec("pwd; sleep 100 & echo done")
+        assert result.stdout.decode().split() == [sandbox.folder, "done"]
+        assert (await sandbox.exec("sleep 100", limits=Limits(seconds=0.2))).timed_out
+        await sandbox.write("file", b"data")
+        assert os.listdir(sandbox.folder) == ["file"]
+    assert Path(sandbox.folder).name not in os.listdir(tempfile.gettempdir())
+
+
+@pytest.mark.parametrize(
+    ("spec", "message"),
+    [
+        ({"image": "debian"}, "has no image"),
+        ({"url": "http://127.0.0.1"}, "has no url"),
+        ({"network": ["pypi.org"]}, "cannot tell hosts apart"),
+        ({"options": {"readible": ["/usr"]}}, "option of local sandboxes is not understood"),
+        ({"options": {"readable": ["no/such"]}}, "is not there"),
+        ({"options": {"readable": "/usr"}}, "expected a list"),
+        ({"limit": {}}, "Did you mean 'limits'"),
+        ({"limits": {"second": 5}}, "Did you mean 'seconds'"),
+        ({"limits": {"seconds": "5"}}, "expected a number above 0"),
+        ({"limits": 5}, "expected keys and values"),
+        ({"env": ["A"]}, "expected keys and values"),
+        ({"type": "locl"}, "Did you mean 'local'"),
+    ],
+)
+def test_a_spec_that_needs_nothing_is_refused(spec, message):
+    with pytest.raises(UsageError, match=message):
+        open_sandbox(spec)
+
+
+def test_a_machine_that_needs_nothing_but_bubblewrap_hears_of_it(monkeypatch: pytest.MonkeyPatch, tmp_path: Path):
+    monkeypatch.setenv("PATH", str(tmp_path))
+    with pytest.raises(UsageError, match="apt-get install bubblewrap"):
+        find_bubblewrap()
+    (tmp_path / "bwrap").write_text("#!/bin/sh\necho 'bwrap: No permissions to create new namespace' >&2\nexit 1\n")
+    (tmp_path / "bwrap").chmod(0o755)
+    with pytest.raises(UsageError, match=r"No permissions to create new namespace.*docker run --privileged"):
+        find_bubblewrap()
+
+
+@pytest.mark.skipif(not HEADERS.exists(), reason="no kernel headers here")
+def test_numbers_of_system_calls_are_the_kernels():
+    told = dict(re.findall(r"#define __NR_(\w+) (\d+)", HEADERS.read_text()))
+    known = {name: numbers[0] for name, numbers in _DENIED.items()}
+    known |= {name: getattr(_MACHINES["x86_64"], name) for name in ("clone", "clone3", "socket", "ioctl")}
+    known["prlimit64"] = _MACHINES["x86_64"].prlimit
+    assert {name: number for name, number in known.items() if name in told and int(told[name]) != number} == {}
+    assert len(known.keys() & told.keys()) > 40
+
+
+def test_the_filter_needs_nothing_but_a_known_processor():
+    assert len(filter_program(is_memory_counted=False, machine="aarch64")) % 8 == 0
+    with pytest.raises(UsageError, match="expected x86_64 or aarch64"):
+        filter_program(is_memory_counted=True, machine="riscv64")
+
+
+def test_a_group_of_version_2_needs_nothing_else(tmp_path: Path):
+    group = ControlGroup(Hierarchy({"memory": tmp_path, "pids": tmp_path}, 2), Limits(memory_bytes=5, processes=7))
+    (folder,) = tmp_path.iterdir()
+    written = {path.name: path.read_text() for path in folder.iterdir()}
+    assert written == {"memory.max": "5", "pids.max": "7"}
+    (folder / "memory.events").write_text("low 0\nmax 9\noom 4\noom_kill 3\n")
+    assert group.memory_kills() == 3
+
+
+async def test_many_commands_leave_no_open_files_in_the_supervisor():
+    async with open_sandbox() as sandbox:
+        count = "ls /proc/1/fd | wc -l" if os.geteuid() else "true"
+        for _ in range(20):
+            await sandbox.exec(count)
+            program = await sandbox.spawn("echo a; sleep 50")
+            await program.read_line()
+            await program.kill()
+        pid = sandbox._program._process.pid
+        assert len(os.listdir(f"/proc/{child_of(pid)}/fd")) < 12
+
+
+def child_of(pid: int) -> int:
+    return int(Path(f"/proc/{pid}/task/{pid}/children").read_text().split()[0])
+
+
+def test_run_prints_the_output_and_ends_with_the_commands_code():
+    words = [sys.executable, "-c", "from agentrl.cli import main; main()", "sandbox", "run", "--stdin", "--"]
+    ended = subprocess.run(
+        [*words, "sh", "-c", "cat; exit 9"], input="text", capture_output=True, text=True, check=False
+    )
+    assert (ended.returncode, ended.stdout) == (9, "text")
+
+
+def test_check_writes_its_report(tmp_path: Path):
+    words = [*AGENTRL, "sandbox", "check", "local", "--json", "-"]
+    ended = subprocess.run([*words, "--only", "runs-commands"], capture_output=True, text=True, check=False)
+    assert ended.returncode == 0, ended.stderr
+    (back_end,) = json.loads(ended.stdout)["back_ends"]
+    assert (back_end["passed"], back_end["rows"][0]["check"]) == (True, "runs commands")
+
+
+def test_a_ready_spec_needs_nothing_more():
+    spec = SandboxSpec(limits=Limits(seconds=3.0))
+    assert (spec.limits.seconds, spec.limits.processes) == (3.0, 128)

@@ -1,0 +1,45 @@
+"""The conformance kit on the local back end, rule by rule, and the kit itself on a sandbox that holds nothing back."""
+
+import pytest
+
+from agentrl.errors import UnknownNameError, UsageError
+from agentrl.sandbox import SandboxSpec
+from agentrl.sandbox.local import UNCONFINED
+from agentrl.testing.env_report import CheckStatus
+from agentrl.testing.env_subject import Broken
+from agentrl.testing.sandbox_check import check_sandbox
+from agentrl.testing.sandbox_rules import escapes, files, network, secrets_kept
+from agentrl.testing.sandbox_rules.catalogue import RULES
+from agentrl.testing.sandbox_subject import SandboxSubject
+
+
+@pytest.mark.parametrize("rule", [rule.name for rule in RULES])
+async def test_local_sandboxes_keep_every_rule(rule):
+    report = await check_sandbox("local", only=[rule])
+    (row,) = report.rows
+    assert row.status in (CheckStatus.PASSED, CheckStatus.WARNED), report
+
+
+@pytest.mark.parametrize(
+    "harmless", [escapes.writes_only_where_it_may, files.lets_no_path_lead_out, secrets_kept.hides_files_of_the_host]
+)
+async def test_rules_notice_a_sandbox_without_walls(harmless):
+    subject = SandboxSubject(SandboxSpec(options={"unconfined": UNCONFINED}))
+    with pytest.raises(Broken):
+        await harmless(subject)
+
+
+async def test_the_rule_about_the_network_notices_one():
+    subject = SandboxSubject(SandboxSpec(options={"unconfined": UNCONFINED}))
+    with pytest.raises(Broken, match="TCP to 127"):
+        await network.reaches_no_network(subject)
+
+
+async def test_a_sandbox_without_walls_is_not_attacked():
+    with pytest.raises(UsageError, match="would hit this machine"):
+        await check_sandbox({"type": "local", "options": {"unconfined": UNCONFINED}})
+
+
+async def test_an_unknown_rule_gets_the_nearest_name():
+    with pytest.raises(UnknownNameError, match="Did you mean 'stops a fork bomb'"):
+        await check_sandbox("local", only=["stops a fork bom"])
