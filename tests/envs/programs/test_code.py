@@ -18,8 +18,8 @@ from agentrl.envs.code.tasks import SPLITS, problem_of
 from agentrl.errors import SandboxError, UsageError
 
 DIGESTS = {
-    "tiny": {"train": "", "valid": "", "test": ""},
-    "small": {"train": "", "valid": "", "test": ""},
+    "tiny": {"train": "ad167090ba09195a", "valid": "89d0cacaab9cde9c", "test": "439d0c43182bdf0d"},
+    "small": {"train": "dfd20ef00994deb8", "valid": "e3d396b4a5ef5ada", "test": "8256945cdf3f1827"},
 }
 """Of all task ids, statements and hidden tests of a split: a change of the generator is a change of the benchmark."""
 MBPP = {
