@@ -1,0 +1,219 @@
+"""Whether episodes with sandboxes survive what happens to sandboxes: they fail to start, are killed, and hang.
+
+Episodes of `code`, with real sandboxes on this machine. A scripted policy hands in right solutions and, in every third
+episode, one that exits, sleeps for ever, or leaves a daemon behind. Meanwhile a share of all sandboxes is refused,
+killed or stopped from outside. Right solutions must get reward 1 and others 0, or the episode counts as the
+machinery's failure and has no reward; at the end no process, folder or handle may be left.
+
+    agentrl bench sandbox_episodes
+    agentrl bench sandbox_episodes episodes=100 trouble=0.5 --json soak.json
+"""
+
+from __future__ import annotations
+
+import asyncio
+import collections
+import dataclasses
+import os
+import random
+import signal
+import tempfile
+import time
+from collections import Counter
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any, ClassVar
+
+from agentrl.env import EnvironmentSpec
+from agentrl.env_lookup import resolve_environment
+from agentrl.errors import Outcome, SandboxError
+from agentrl.message import Content
+from agentrl.registry import Kind, register, unregister
+from agentrl.rollout.demonstrator import Demonstrator, ScriptedPolicy
+from agentrl.rollout.environments import EnvironmentHost
+from agentrl.rollout.loops import make_agent_loop
+from agentrl.rollout.play import Assignment, play_all
+from agentrl.rollout.runner import EpisodeRunner
+from agentrl.sandbox import Command, Limits, SandboxProcess, SandboxSpec
+from agentrl.sandbox.contract import NO_VARIABLES
+from agentrl.sandbox.local import LocalSandbox
+
+NAME = "troubled"
+KINDS = ("refused", "killed", "stopped")
+LATEST_CALL = 8
+"""Trouble comes before one of the first calls of a sandbox."""
+HOPELESS = (
+    "import sys\nsys.exit(0)",
+    "import os\nos._exit(0)",
+    "import time\ndef solve(items):\n    time.sleep(1e6)",
+    "import os, time\nif os.fork() == 0:\n    os.setsid()\n    if os.fork() == 0:\n        time.sleep(1e6)\n"
+    "    os._exit(0)\ndef solve(items):\n    return None",
+    "def solve(items):\n    return [bytearray(2**28) for _ in range(64)]",
+)
+
+
+class Troubled(LocalSandbox):
+    """A local sandbox to which something may happen.
+
+    Args:
+        spec: Its options ``share`` and ``seed`` decide to which.
+    """
+
+    happened: ClassVar[Counter[str]] = collections.Counter()
+    """What happened, in this process."""
+    draws: ClassVar[dict[int, random.Random]] = {}
+    """One generator per seed, shared by all."""
+
+    def __init__(self, spec: SandboxSpec) -> None:
+        options = dict(spec.options)
+        share, seed = options.pop("share"), options.pop("seed")
+        super().__init__(dataclasses.replace(spec, options=options))
+        draw = self.draws.setdefault(seed, random.Random(seed))
+        self._trouble = draw.choice(KINDS) if draw.random() < share else ""
+        self._calls = draw.randint(0, LATEST_CALL)
+
+    async def _start(self) -> None:
+        if self._trouble == "refused":
+            self._happen()
+            raise SandboxError("there is no room for a sandbox")
+        await super()._start()
+
+    async def write(self, path: str, data: bytes, *, executable: bool = False) -> None:
+        """See `LocalSandbox`."""
+        self._call()
+        await super().write(path, data, executable=executable)
+
+    async def spawn(
+        self,
+        command: Command,
+        *,
+        cwd: str | None = None,
+        env: Mapping[str, str] = NO_VARIABLES,
+        limits: Limits | None = None,
+    ) -> SandboxProcess:
+        """See `LocalSandbox`."""
+        process = await super().spawn(command, cwd=cwd, env=env, limits=limits)
+        self._calls = 0
+        self._call()
+        return process
+
+    def _call(self) -> None:
+        self._calls -= 1
+        if self._calls >= 0 or self._program is None:
+            return
+        if self._trouble == "killed":
+            self._happen()
+            self._program.kill()
+        elif self._trouble == "stopped":
+            self._happen()
+            signal.pidfd_send_signal(self._first, signal.SIGSTOP)
+
+    def _happen(self) -> None:
+        self.happened[self._trouble] += 1
+        self._trouble = ""
+
+
+class Sometimes:
+    """An expert, or somebody who does harm: always the same."""
+
+    def __init__(self, answer: str) -> None:
+        self._answer = answer
+
+    def act(self, observation: Content) -> str:
+        """What it always does."""
+        return self._answer
+
+
+def make(**options: Any) -> Any:
+    """The environment, whose expert hands in hopeless code in every third task."""
+    world: Any = resolve_environment("code").make(**options)
+    expert = world.expert
+
+    def choose() -> Any:
+        number = int(world.problem.id.rpartition("-")[2])
+        if is_hopeless(number):
+            return Sometimes(f"```python\n{HOPELESS[number // 3 % len(HOPELESS)]}\n```")
+        return expert()
+
+    world.expert = choose
+    return world
+
+
+def is_hopeless(number: int) -> bool:
+    """Whether the policy does harm in a task."""
+    return number % 3 == 2
+
+
+def run(
+    *,
+    episodes: int = 1000,
+    concurrency: int = 16,
+    trouble: float = 0.15,
+    retries: int = 2,
+    seconds: float = 3.0,
+    seed: int = 0,
+) -> dict[str, Any]:
+    """Outcomes, and what was left over.
+
+    Args:
+        episodes: How many are played.
+        concurrency: At the same time.
+        trouble: Share of sandboxes to which something happens.
+        retries: New attempts after failures of the machinery.
+        seconds: For the tests of one solution.
+        seed: Decides what happens.
+    """
+    register(Kind.SANDBOX, NAME, Troubled)
+    Troubled.happened.clear()
+    try:
+        return asyncio.run(_soak(episodes, concurrency, retries, _options(trouble, seconds, seed)))
+    finally:
+        unregister(Kind.SANDBOX, NAME)
+
+
+def _options(trouble: float, seconds: float, seed: int) -> dict[str, Any]:
+    sandbox = {"type": NAME, "options": {"share": trouble, "seed": seed}, "limits": {"memory_bytes": 2**28}}
+    return {"max_steps": 2, "seconds": seconds, "sandbox": sandbox}
+
+
+async def _soak(episodes: int, concurrency: int, retries: int, options: dict[str, Any]) -> dict[str, Any]:
+    spec: EnvironmentSpec = dataclasses.replace(resolve_environment("code"), make=make)
+    host = EnvironmentHost(spec, options=options, max_concurrent=concurrency)
+    loop = make_agent_loop("react_text", {"format": "free"})
+    runner = EpisodeRunner(host=host, loop=loop, speaker=Demonstrator(ScriptedPolicy.EXPERT), retries=retries)
+    source = spec.tasks("train", **options)
+    tasks = [source[number % len(source)] for number in range(episodes)]
+    work = [Assignment(task=task, group_id=str(n), member=0, seed=n) for n, task in enumerate(tasks)]
+    before, began = _held(), time.perf_counter()
+    outcomes: Counter[str] = collections.Counter()
+    wrong: list[str] = []
+    async for trajectory in play_all(runner, work, concurrency=concurrency):
+        outcomes[trajectory.outcome or "none"] += 1
+        fair = 0.0 if is_hopeless(int(trajectory.task_id.rpartition("-")[2])) else 1.0
+        failed = trajectory.outcome is not None and trajectory.outcome.is_infrastructure
+        if trajectory.reward != (None if failed else fair):
+            wrong.append(f"{trajectory.task_id}: {trajectory.outcome}, reward {trajectory.reward}")
+    await host.close()
+    return {
+        "episodes": episodes,
+        "finished": outcomes[Outcome.FINISHED],
+        "sandbox_errors": outcomes[Outcome.SANDBOX_ERROR],
+        "other_outcomes": episodes - outcomes[Outcome.FINISHED] - outcomes[Outcome.SANDBOX_ERROR],
+        "retries": runner.counters.retries,
+        "happened": dict(Troubled.happened),
+        "wrong_rewards": len(wrong),
+        "first_wrong_rewards": "; ".join(wrong[:3]),
+        "left": {name: count - before[name] for name, count in _held().items()},
+        "seconds": time.perf_counter() - began,
+    }
+
+
+def _held() -> dict[str, int]:
+    """What this process holds now."""
+    children = [path.read_text().split() for path in Path("/proc/self/task").glob("*/children")]
+    return {
+        "processes": sum(map(len, children)),
+        "handles": len(os.listdir("/proc/self/fd")),
+        "folders": sum("agentrl" in name for name in os.listdir(tempfile.gettempdir())),
+        "tasks": len(asyncio.all_tasks()),
+    }

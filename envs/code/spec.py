@@ -1,0 +1,56 @@
+"""The code environment's entry in the registry."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from agentrl.env import EnvironmentSpec, Isolation
+
+from .environment import CodeEnv
+from .options import MAX_STEPS, parse_options
+from .tasks import ENVIRONMENT, SPLITS, CodeTasks
+
+INSTRUCTIONS = """\
+You write Python. Your answer holds the code in a block:
+
+```python
+def name(arguments):
+    ...
+```
+
+It is run on the examples, and you read what went wrong. Once the examples are right it is graded by tests that you do
+not see, which ends the episode. The last attempt is graded in any case."""
+TOOL_INSTRUCTIONS = """\
+You write Python. With the tool run_python you can run a program, and with run_tests you can try a solution on the
+examples. To hand in your solution, call no tool and answer with the code in a block:
+
+```python
+def name(arguments):
+    ...
+```
+
+Once the examples are right it is graded by tests that you do not see, which ends the episode."""
+
+
+def tasks(split: str, **options: Any) -> CodeTasks:
+    """The task source of a split, under the environment's options."""
+    return CodeTasks(split, parse_options(**options))
+
+
+SPEC = EnvironmentSpec(
+    name=ENVIRONMENT,
+    make=CodeEnv,
+    tasks=tasks,
+    splits=SPLITS,
+    description=(
+        "Writing Python functions, with examples to try them on in a sandbox and hidden tests in a second one:"
+        " generated functions of one line or of some steps, or problems of JSONL files in the form of MBPP and"
+        " HumanEval."
+    ),
+    instructions=INSTRUCTIONS,
+    tool_instructions=TOOL_INSTRUCTIONS,
+    max_turns=MAX_STEPS,
+    reward_range=(0.0, 1.0),
+    isolation=Isolation.INLINE,
+    scores={"random": 0.0, "expert": 1.0},
+)

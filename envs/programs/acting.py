@@ -1,0 +1,110 @@
+"""The sandbox in which a policy acts: opened when it is first needed, gone at the end of the episode."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Awaitable, Callable, Mapping
+
+from agentrl.errors import SandboxError
+from agentrl.sandbox import Command, ExecResult, Limits, Sandbox, SandboxSpec, open_sandbox
+from agentrl.sandbox.contract import NO_VARIABLES
+
+from .pipes import begin
+
+CLOSE_S = 20.0
+GRACE_S = 8.0
+"""How much longer than a command's own limit a sandbox may take to answer before it counts as lost."""
+
+
+class ActingSandbox:
+    """One sandbox per episode.
+
+    Args:
+        spec: What it is like.
+        prepare: A coroutine function that fills a new one.
+    """
+
+    def __init__(self, spec: SandboxSpec, prepare: Callable[[Sandbox], Awaitable[None]] | None = None) -> None:
+        self.spec = spec
+        self.prepare = prepare
+        self._sandbox: Sandbox | None = None
+        self._opening = asyncio.Lock()
+
+    async def get(self) -> Sandbox:
+        """The episode's sandbox.
+
+        Raises:
+            SandboxError: it does not start.
+        """
+        async with self._opening:
+            if self._sandbox is None:
+                sandbox = open_sandbox(self.spec)
+                try:
+                    await begin(sandbox, self.prepare)
+                except BaseException:
+                    await sandbox.close()
+                    raise
+                self._sandbox = sandbox
+        return self._sandbox
+
+    async def close(self) -> None:
+        """Forget the episode's sandbox; the next one is new."""
+        sandbox, self._sandbox, self._opening = self._sandbox, None, asyncio.Lock()
+        if sandbox is not None:
+            await asyncio.shield(asyncio.wait_for(sandbox.close(), CLOSE_S))
+
+
+async def run_command(
+    sandbox: Sandbox,
+    command: Command,
+    *,
+    seconds: float,
+    stdin: bytes = b"",
+    env: Mapping[str, str] = NO_VARIABLES,
+) -> ExecResult:
+    """Run a command to its end or its limit.
+
+    Raises:
+        SandboxError: the sandbox is gone, or did not keep to the limit.
+    """
+    limits = Limits(seconds=seconds)
+    try:
+        async with asyncio.timeout(seconds + GRACE_S):
+            return await sandbox.exec(command, stdin=stdin, env=env, limits=limits)
+    except TimeoutError as error:
+        raise SandboxError("a sandbox hangs", got=f"no end of a command in {seconds + GRACE_S:g} s") from error
+
+
+async def visible(sandbox: Sandbox, *, seconds: float) -> dict[str, str]:
+    """What code in a sandbox can read that is not the system's: files, variables, arguments of processes."""
+    script = (
+        'find . /tmp -type f -size -64k 2>/dev/null | while read -r path; do echo "@@ $path"; cat "$path"; done;'
+        " echo '@@ variables'; env; echo '@@ processes'; cat /proc/[0-9]*/cmdline 2>/dev/null | tr '\\0' ' '"
+    )
+    result = await run_command(sandbox, script, seconds=seconds)
+    parts = result.stdout.decode(errors="replace").split("@@ ")[1:]
+    return {place: text for place, _, text in (part.partition("\n") for part in parts)}
+
+
+def show_result(result: ExecResult, *, seconds: float, most: int = 4000) -> str:
+    """What a command said, for the policy: output, errors, and how it ended unless all is well."""
+    text = result.stdout.decode(errors="replace") + result.stderr.decode(errors="replace")
+    parts = [cut(text.rstrip(), most)]
+    if result.timed_out:
+        parts.append(f"[stopped after {seconds:g} seconds]")
+    elif result.out_of_memory:
+        parts.append("[killed: too much memory]")
+    elif result.exit_code:
+        parts.append(f"[exit code {result.exit_code}]")
+    return "\n".join(part for part in parts if part) or "[no output]"
+
+
+def cut(text: str, most: int) -> str:
+    r"""A text with its middle left out, visibly, if it is longer than `most` characters.
+
+    >>> cut("abcdefghij", 4)
+    'ab\n[6 characters left out]\nij'
+    """
+    if len(text) <= most:
+        return text
+    return f"{text[: most // 2]}\n[{len(text) - most} characters left out]\n{text[len(text) - most + most // 2 :]}"

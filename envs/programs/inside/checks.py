@@ -1,0 +1,130 @@
+"""Runs tests that are Python code, against a solution that is elsewhere.
+
+Names that the tests use and do not define are the solution's: calling one sends the arguments out as data, and what
+comes back is data. No line of the solution runs beside the tests.
+"""
+
+from __future__ import annotations
+
+import ast
+import builtins
+import json
+import os
+from collections.abc import Iterable
+from typing import Any, BinaryIO
+
+from .values import Untold, decode, encode
+
+TOLD = 400
+
+
+class Remote:
+    """A function, class or object of the solution."""
+
+    def __init__(self, line: Line, where: dict[str, Any]) -> None:
+        self._line = line
+        self._where = where
+
+    def __call__(self, *arguments: Any, **named: Any) -> Any:
+        """Call it."""
+        return self._line.ask(
+            {
+                **self._where,
+                "arguments": encode(arguments, number_of),
+                "named": {name: encode(value, number_of) for name, value in named.items()},
+            }
+        )
+
+    def __getattr__(self, name: str) -> Any:
+        """An attribute of it."""
+        if name.startswith("__"):
+            raise AttributeError(name)
+        return self._line.ask({**self._where, "attribute": name})
+
+
+def number_of(value: Any) -> int:
+    """The number that stands for an object of the solution."""
+    if isinstance(value, Remote) and "object" in value._where:
+        return int(value._where["object"])
+    raise Untold(f"an argument of type {type(value).__name__} is no plain data")
+
+
+class Line:
+    """The line to the solution, through whoever runs both."""
+
+    def __init__(self, answers: BinaryIO, requests: BinaryIO) -> None:
+        self._in, self._out = answers, requests
+
+    def tell(self, message: dict[str, Any]) -> None:
+        """Send a message."""
+        self._out.write(json.dumps(message).encode() + b"\n")
+        self._out.flush()
+
+    def hear(self) -> Any:
+        """The next message."""
+        line = self._in.readline()
+        if not line:
+            os._exit(1)
+        return json.loads(line)
+
+    def ask(self, request: dict[str, Any]) -> Any:
+        """What the solution says to a request; what it raised is raised again."""
+        self.tell({"ask": request})
+        answer = self.hear()
+        if "value" in answer:
+            return decode(answer["value"], lambda number: Remote(self, {"object": number}))
+        kind = getattr(builtins, str(answer.get("raised")), None)
+        is_error = isinstance(kind, type) and issubclass(kind, Exception) and kind is not AssertionError
+        said = str(answer.get("said", ""))
+        raise kind(said) if is_error else RuntimeError(f"{answer.get('raised')}: {said}")
+
+
+def foreign_names(trees: Iterable[ast.AST]) -> set[str]:
+    r"""Names that code uses and does not define.
+
+    >>> sorted(foreign_names([ast.parse("import math\nassert math.isclose(area(2), sum([1]))")]))
+    ['area']
+    """
+    used, own = set(), set(dir(builtins))
+    for node in (node for tree in trees for node in ast.walk(tree)):
+        match node:
+            case ast.Name(id=name, ctx=ast.Load()):
+                used.add(name)
+            case ast.Name(id=name) | ast.arg(arg=name) | ast.FunctionDef(name=name) | ast.ClassDef(name=name):
+                own.add(name)
+            case ast.Import(names=aliases) | ast.ImportFrom(names=aliases):
+                own |= {(alias.asname or alias.name).partition(".")[0] for alias in aliases}
+            case ast.ExceptHandler(name=str(name)):
+                own.add(name)
+    return used - own
+
+
+def check(line: Line, setup: str, tests: list[str]) -> list[str]:
+    """Run the tests, each by itself; what was wrong with each, empty where nothing was."""
+    trees = [ast.parse(text) for text in (setup, *tests)]
+    space: dict[str, Any] = {"__name__": "tests"}
+    space |= {name: Remote(line, {"call": name}) for name in foreign_names(trees)}
+    exec(compile(trees[0], "<setup>", "exec"), space)
+    problems = []
+    for number, tree in enumerate(trees[1:]):
+        try:
+            exec(compile(tree, f"<test {number}>", "exec"), space)
+            problems.append("")
+        except BaseException as error:
+            problems.append(f"{type(error).__name__}: {str(error)[:TOLD]}")
+    return problems
+
+
+if __name__ == "__main__":
+    answers, requests = os.fdopen(os.dup(0), "rb"), os.fdopen(os.dup(1), "wb")
+    nothing = os.open(os.devnull, os.O_RDWR)
+    for number in (0, 1, 2):
+        os.dup2(nothing, number)
+    line = Line(answers, requests)
+    line.tell({"ready": True})
+    told = line.hear()
+    try:
+        line.tell({"problems": check(line, told["setup"], told["tests"])})
+    except Exception as error:
+        line.tell({"broken": f"{type(error).__name__}: {error}"})
+    os._exit(0)

@@ -1,0 +1,102 @@
+"""Plain Python values as JSON and back, so that they cross the wall of a sandbox as data.
+
+Every value is a list: what it is, and its content. Whole numbers are hexadecimal and floats exact. Objects that are no
+plain data stay where they are; others hold a number that stands for them.
+"""
+
+from __future__ import annotations
+
+import types
+from collections.abc import Callable
+from typing import Any
+
+DEEPEST = 60
+
+
+class Untold(Exception):
+    """The value cannot be told: it is no plain data, or too deep."""
+
+
+def encode(value: Any, keep: Callable[[Any], Any] | None = None, depth: int = 0) -> list[Any]:
+    """A value as JSON types.
+
+    Args:
+        value: What to tell.
+        keep: Keeps what is no plain data, and gives the number that stands for it.
+        depth: How deep the value lies in another.
+
+    Raises:
+        Untold: it cannot be told.
+    """
+    if depth > DEEPEST:
+        raise Untold("the value is too deep")
+    kind = type(value)
+    if value is None:
+        return ["none"]
+    if kind is bool:
+        return ["bool", int(value)]
+    if kind is int:
+        return ["int", hex(value)]
+    if kind is float:
+        return ["float", value.hex()]
+    if kind is complex:
+        return ["complex", value.real.hex(), value.imag.hex()]
+    if kind is str:
+        return ["str", value.encode("utf-8", "surrogatepass").decode("latin-1")]
+    if kind in (bytes, bytearray):
+        return ["bytes", bytes(value).decode("latin-1")]
+    if kind in (list, tuple, set, frozenset):
+        return [kind.__name__, [encode(item, keep, depth + 1) for item in value]]
+    if kind is dict:
+        return ["dict", [[encode(k, keep, depth + 1), encode(v, keep, depth + 1)] for k, v in value.items()]]
+    plain = plainer(value)
+    if plain is not value:
+        return encode(plain, keep, depth + 1)
+    if keep is None:
+        raise Untold(f"a value of type {kind.__name__} is no plain data")
+    return ["object", keep(value)]
+
+
+def plainer(value: Any) -> Any:
+    """A subclass of a plain type as that type, an iterator as a list; anything else as it is."""
+    if isinstance(value, (types.GeneratorType, map, filter, zip, range, type({}.keys()), type({}.values()))):
+        return list(value)
+    for kind in (int, float, str, bytes, tuple, list, dict, frozenset, set):
+        if isinstance(value, kind):
+            return kind(value)
+    return value
+
+
+def decode(told: Any, find: Callable[[int], Any] | None = None) -> Any:
+    """The value that `encode` told.
+
+    Args:
+        told: What it gave.
+        find: What stands for a kept object's number.
+
+    Raises:
+        Untold: this is nothing that it gives.
+    """
+    match told:
+        case ["none"]:
+            return None
+        case ["bool", number]:
+            return bool(number)
+        case ["int", text]:
+            return int(text, 16)
+        case ["float", text]:
+            return float.fromhex(text)
+        case ["complex", real, imaginary]:
+            return complex(float.fromhex(real), float.fromhex(imaginary))
+        case ["str", text]:
+            return text.encode("latin-1").decode("utf-8", "surrogatepass")
+        case ["bytes", text]:
+            return text.encode("latin-1")
+        case ["list" | "tuple" | "set" | "frozenset" as kind, items]:
+            made = {"list": list, "tuple": tuple, "set": set, "frozenset": frozenset}[kind]
+            return made([decode(item, find) for item in items])
+        case ["dict", pairs]:
+            return {decode(key, find): decode(value, find) for key, value in pairs}
+        case ["object", number] if find is not None:
+            return find(number)
+    raise Untold("a value cannot be read")

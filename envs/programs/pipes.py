@@ -1,0 +1,169 @@
+"""Lines of JSON to and from a program in a sandbox."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+from collections.abc import Awaitable, Callable
+from importlib.resources import files
+from types import TracebackType
+from typing import Any, Self
+
+from agentrl.errors import SandboxError, async_boundary
+from agentrl.sandbox import Limits, Sandbox, SandboxProcess
+
+from . import inside
+
+JUDGE = ".judge"
+"""The folder of a sandbox that holds the programs of `inside`."""
+LONGEST = 512 * 1024
+"""Bytes of a line; a longer one is no answer."""
+SIGN_OF_LIFE_S = 3.0
+"""How long a sandbox may take to run nothing before it counts as lost, or its machine as too busy to judge by."""
+STOP_S = 5.0
+START_S = 20.0
+"""Until a sandbox is ready, with all that it needs in it."""
+
+
+class Ended(Exception):
+    """The program ended, was killed, or talks nonsense: whoever wrote it is to blame. The message says how."""
+
+
+class Late(Exception):
+    """The program took too long, and the sandbox is alive: whoever wrote the program is to blame."""
+
+
+async def send_programs(sandbox: Sandbox) -> None:
+    """Write the programs of `inside` into a sandbox."""
+    for file in files(inside).iterdir():
+        if file.name.endswith(".py"):
+            await sandbox.write(f"{JUDGE}/inside/{file.name}", file.read_bytes())
+
+
+async def begin(sandbox: Sandbox, prepare: Callable[[Sandbox], Awaitable[None]] | None) -> None:
+    """Start a sandbox and fill it.
+
+    Raises:
+        SandboxError: it does not start, or takes too long.
+    """
+    async with async_boundary(SandboxError, "starting a sandbox", deadline_s=START_S):
+        await sandbox.start()
+        if prepare is not None:
+            await prepare(sandbox)
+
+
+async def require_life(sandbox: Sandbox) -> None:
+    """Ask a sandbox for a sign of life: only a quick one makes a program to blame for its silence.
+
+    Raises:
+        SandboxError: there is none, or it takes so long that the program may have waited for the machine, too.
+    """
+    try:
+        async with asyncio.timeout(SIGN_OF_LIFE_S):
+            result = await sandbox.exec(["true"])
+    except TimeoutError as error:
+        raise SandboxError("a sandbox hangs", got=f"no sign of life in {SIGN_OF_LIFE_S:g} s") from error
+    if not result.succeeded:
+        raise SandboxError("a sandbox cannot run anything", got=f"exit code {result.exit_code} of true")
+
+
+class Pipe:
+    """A program of `inside` that runs in a sandbox.
+
+    Args:
+        sandbox: Where; it was started, and the programs were sent.
+        program: Name of its module.
+        limits: What the program may use.
+    """
+
+    def __init__(self, sandbox: Sandbox, program: str, limits: Limits | None = None) -> None:
+        self.sandbox = sandbox
+        self._program = program
+        self._limits = limits
+        self._process: SandboxProcess | None = None
+
+    async def __aenter__(self) -> Self:
+        command = ["python3", "-B", "-m", f"inside.{self._program}"]
+        async with async_boundary(SandboxError, "starting Python in a sandbox", deadline_s=START_S):
+            self._process = await self.sandbox.spawn(command, cwd=JUDGE, limits=self._limits)
+            if not (await self._process.read_line()).endswith(b"\n"):
+                ended = await self._process.wait()
+                said = ended.stderr.decode(errors="replace")[-300:].strip()
+                raise SandboxError("Python does not start in a sandbox", got=f"exit code {ended.exit_code} {said}")
+        return self
+
+    async def __aexit__(
+        self, error_type: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        if self._process is not None:
+            process, self._process = self._process, None
+            async with async_boundary(SandboxError, "stopping a program in a sandbox", deadline_s=STOP_S):
+                await process.kill()
+
+    async def tell(self, message: dict[str, Any]) -> None:
+        """Send a message.
+
+        Raises:
+            Ended: it does not listen any more.
+            SandboxError: the sandbox is gone.
+        """
+        try:
+            await self._running.write(json.dumps(message).encode() + b"\n")
+        except BrokenPipeError as error:
+            await require_life(self.sandbox)
+            raise Ended("the program ended early") from error
+
+    async def hear(self) -> dict[str, Any]:
+        """The next message.
+
+        Raises:
+            Ended: there is none, or it is none.
+            SandboxError: the sandbox is gone.
+        """
+        line = await self._running.read_line(longest=LONGEST)
+        if not line.endswith(b"\n"):
+            await require_life(self.sandbox)
+            raise Ended("the program ended early")
+        try:
+            message = json.loads(line)
+        except (ValueError, RecursionError) as error:
+            raise Ended("the program's answer cannot be read") from error
+        if not isinstance(message, dict):
+            raise Ended("the program's answer cannot be read")
+        return message
+
+    @property
+    def _running(self) -> SandboxProcess:
+        if self._process is None:
+            raise RuntimeError("enter the pipe before it is used")
+        return self._process
+
+
+class Deadline:
+    """Bounds what a program does inside an ``async with`` block; in time, and the sandbox's answer decides who is late.
+
+    Args:
+        sandbox: Where the program runs.
+        seconds: For the whole block.
+
+    Raises:
+        Late: the time is over, and the sandbox lives.
+        SandboxError: the time is over, and the sandbox does not answer.
+    """
+
+    def __init__(self, sandbox: Sandbox, seconds: float) -> None:
+        self._sandbox = sandbox
+        self._seconds = seconds
+        self._scope = asyncio.timeout(seconds)
+
+    async def __aenter__(self) -> None:
+        await self._scope.__aenter__()
+
+    async def __aexit__(
+        self, error_type: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        try:
+            await self._scope.__aexit__(error_type, error, trace)
+        except TimeoutError as late:
+            await require_life(self._sandbox)
+            raise Late(f"it did not end within {self._seconds:g} seconds") from late

@@ -1,0 +1,217 @@
+"""Environments in which the policy works in a shell, until it submits what it has done."""
+
+from __future__ import annotations
+
+import hashlib
+import re
+import string
+from abc import abstractmethod
+from typing import Any
+
+from gymnasium.spaces import Text
+
+from agentrl.env import AsyncEnv
+from agentrl.errors import UsageError
+from agentrl.message import Content, Message, ToolCall
+from agentrl.sandbox import Sandbox, SandboxSpec
+from agentrl.tool import Tool
+
+from .acting import ActingSandbox, run_command, show_result, visible
+from .judging import Verdict
+
+Step = tuple[str, float, bool, bool, dict[str, Any]]
+SUBMIT = "submit"
+MOST_COMMAND = 32 * 1024
+_BLOCK = re.compile(r"```[ \t]*(?:bash|sh|shell)?[ \t]*\n(.*?)```", re.DOTALL)
+RULE = "Write a command in a block that begins with ```bash and ends with ```, or the single word submit."
+FENCED = "Each turn, write one command in a block, and you read what it prints:\n\n```bash\nls\n```\n\n"
+
+
+def read_command(action: str) -> str | None:
+    r"""The command of an action: its first block, or ``submit``; ``None`` where there is neither.
+
+    >>> read_command("I look.\n```bash\nls -l\n```"), read_command("Submit."), read_command("Done!")
+    ('ls -l', 'submit', None)
+    """
+    if found := _BLOCK.search(action):
+        return found[1].strip() or None
+    return SUBMIT if action.strip().rstrip(".").lower() == SUBMIT else None
+
+
+def write_command(command: str) -> str:
+    """The action that runs a command."""
+    return command if command == SUBMIT else f"```bash\n{command}\n```"
+
+
+class ShellEnv(AsyncEnv):
+    """What environments with a shell share: the sandbox, the commands, the end.
+
+    Args:
+        name: Of the environment, for messages.
+        sandbox: What sandboxes are like.
+        seconds: For a command.
+        max_steps: Commands after which an episode is judged as it stands.
+    """
+
+    action_hint = ""
+
+    def __init__(self, *, name: str, sandbox: SandboxSpec, seconds: float, max_steps: int) -> None:
+        if not 0 < seconds <= 25:
+            raise UsageError(f"{name}'s seconds are not allowed", got=seconds, expected="more than 0, up to 25")
+        if max_steps < 1:
+            raise UsageError(f"{name}'s max_steps is too small", got=max_steps, expected="at least 1")
+        self.name = name
+        self.seconds = seconds
+        self.max_steps = max_steps
+        self.action_space = Text(256, charset=string.printable)
+        self.tools = (
+            Tool(self.bash, name="bash"),
+            Tool(self.read_file, name="read_file"),
+            Tool(self.write_file, name="write_file"),
+        )
+        self._acting = ActingSandbox(sandbox, self._prepare)
+        self._done: list[str] | None = None
+        """What was done; ``None`` before the first reset."""
+        self._over = False
+        self._content = ""
+        """What makes the task the one it is; set by `_pose`."""
+
+    @abstractmethod
+    def _draw(self, seed: int) -> str:
+        """The id of a training task."""
+
+    @abstractmethod
+    def _pose(self, task_id: str) -> str:
+        """Begin a task; what the policy reads."""
+
+    @abstractmethod
+    async def _prepare(self, sandbox: Sandbox) -> None:
+        """Fill the sandbox in which the policy works."""
+
+    @abstractmethod
+    async def _judge(self, sandbox: Sandbox) -> Verdict:
+        """Judge what the policy has left, elsewhere."""
+
+    @abstractmethod
+    def _info(self) -> dict[str, Any]:
+        """What every step tells."""
+
+    @abstractmethod
+    def _expert_commands(self) -> list[str]:
+        """Commands that solve the task."""
+
+    async def reset(
+        self, *, seed: int | None = None, options: dict[str, Any] | None = None
+    ) -> tuple[Content, dict[str, Any]]:
+        """Give a task.
+
+        Raises:
+            UsageError: an option is unknown, or names no task.
+        """
+        if set(options or {}) - {"task_id"}:
+            expected = "task_id"
+            raise UsageError(
+                f"{self.name} cannot reset with these options", got=", ".join(options or {}), expected=expected
+            )
+        await self._acting.close()
+        self._done, self._over = [], False
+        return self._pose((options or {}).get("task_id") or self._draw(seed or 0)), self._info()
+
+    async def step(self, action: str) -> Step:
+        """Run a command, or judge what was done.
+
+        Raises:
+            UsageError: there is no episode.
+            SandboxError: a sandbox failed.
+        """
+        if self._done is None or self._over:
+            raise UsageError(f"the {self.name} episode is over", expected="reset before the next step")
+        command = read_command(action)
+        valid = command is not None and len(command) <= MOST_COMMAND
+        self._done.append(command or "")
+        is_last = len(self._done) >= self.max_steps
+        said = f"This is no command. {RULE}"
+        if command is not None and command != SUBMIT:
+            said = await self._run(command) if valid else f"Your command is longer than {MOST_COMMAND} characters."
+        if command == SUBMIT or is_last:
+            return await self._end(said, is_submitted=command == SUBMIT, valid=valid)
+        return said, 0.0, False, False, {**self._info(), "valid": valid}
+
+    async def _run(self, command: str) -> str:
+        result = await run_command(await self._acting.get(), command, seconds=self.seconds)
+        return show_result(result, seconds=self.seconds)
+
+    async def _end(self, said: str, *, is_submitted: bool, valid: bool) -> Step:
+        """Judge what there is; the last command's output is shown where nothing was submitted."""
+        verdict = await self._judge(await self._acting.get())
+        await self._acting.close()
+        self._over = True
+        right = "It is done." if verdict.is_right else "It is not done."
+        components = {"checks": verdict.share}
+        info = {**self._info(), "success": verdict.is_right, "valid": valid, "reward_components": components}
+        text = right if is_submitted else f"{said}\n{right}"
+        return text, float(verdict.is_right), is_submitted, not is_submitted, info
+
+    async def bash(self, command: str) -> str:
+        """Runs a shell command and gives back what it prints.
+
+        Args:
+            command: The command, of one or more lines.
+        """
+        return await self._run(command)
+
+    async def read_file(self, path: str) -> str:
+        """Reads a file.
+
+        Args:
+            path: Where it is.
+        """
+        return (await (await self._acting.get()).read(path, most=64 * 1024)).decode(errors="replace")
+
+    async def write_file(self, path: str, content: str) -> str:
+        """Writes a file, in place of what was there.
+
+        Args:
+            path: Where it goes.
+            content: All of it.
+        """
+        await (await self._acting.get()).write(path, content.encode(errors="replace"))
+        return f"{path} is written."
+
+    def tool_message(self, action: str) -> Message:
+        """The assistant message that takes a text action: a command is a call of bash, the rest is said."""
+        command = read_command(action)
+        if command is None or command == SUBMIT:
+            return Message(role="assistant", content=action)
+        return Message(role="assistant", tool_calls=(ToolCall(name="bash", arguments={"command": command}),))
+
+    def expert(self) -> ShellExpert:
+        """A policy that knows the commands."""
+        return ShellExpert([*self._expert_commands(), SUBMIT])
+
+    def state_key(self) -> str:
+        """Key of the task and of what was done."""
+        return hashlib.blake2b(repr([self._content, self._done]).encode(), digest_size=16).hexdigest()
+
+    async def visible(self) -> dict[str, str]:
+        """What the policy's own sandbox shows, for reports on the reward's integrity."""
+        return await visible(await self._acting.get(), seconds=self.seconds)
+
+    @abstractmethod
+    def secrets(self) -> list[str]:
+        """What must not stand there."""
+
+    async def close(self) -> None:
+        """Close the sandbox."""
+        await self._acting.close()
+
+
+class ShellExpert:
+    """Runs given commands, one after the other."""
+
+    def __init__(self, commands: list[str]) -> None:
+        self._left = commands
+
+    def act(self, observation: Content) -> str:
+        """The next one."""
+        return write_command(self._left.pop(0) if self._left else SUBMIT)

@@ -1,0 +1,1 @@
+"""Problems of mathematics with a Python interpreter that remembers."""

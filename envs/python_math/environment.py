@@ -1,0 +1,242 @@
+"""The environment: a problem, a Python interpreter in a sandbox, and one answer that is compared outside."""
+
+from __future__ import annotations
+
+import hashlib
+import re
+import string
+from collections.abc import Mapping
+from random import Random
+from typing import Any
+
+from gymnasium.spaces import Text
+
+from agentrl.env import AsyncEnv, EnvironmentSpec, Isolation
+from agentrl.errors import UsageError
+from agentrl.message import Content, Message, ToolCall
+from agentrl.sandbox import read_spec
+from agentrl.task import SeedTasks, TaskSource, seed_tasks
+from agentrl.tool import Tool
+
+from ..math_problems.answers import stated_answer
+from ..math_problems.dataset import FileTasks, Problem
+from ..math_problems.judges import Judge, judge_named
+from ..programs.acting import ActingSandbox
+from ..programs.interpreter import Interpreter
+from ..programs.pipes import send_programs
+from .kinds import CODED, TOLD, draw
+
+NAME = "python_math"
+MAX_STEPS = 8
+MOST_CODE = 32 * 1024
+MOST_ANSWER = 2000
+_BLOCK = re.compile(r"```[ \t]*(?:python3?|py)?[ \t]*\n(.*?)```", re.DOTALL | re.IGNORECASE)
+_TOLD = re.compile(r"\\boxed\{|####|\banswer\b", re.IGNORECASE)
+_TENTHS = (range(8), range(8, 9), range(9, 10))
+"""Of the checksums of questions, by split."""
+RULE = "Write code in a block that begins with ```python, or the answer as \\boxed{answer}."
+Step = tuple[str, float, bool, bool, dict[str, Any]]
+
+
+class PythonMath(AsyncEnv):
+    """Solve a problem of mathematics with a Python interpreter that remembers: code in the action's text, or as the
+    episode's tool ``python``. One answer, compared outside of the sandbox, ends the episode.
+
+    `reset` takes a seed for a generated problem, or the options ``question``, ``answer`` and ``kind``, as the tasks of
+    a file have them.
+
+    Args:
+        kinds: ``coded`` for problems that need a program, ``told`` for those of math_problems; all when left out.
+        files: Split to JSONL file in the form of GSM8K or MATH, for the task source.
+        judge: How answers are compared: exact, or math_verify.
+        max_steps: Pieces of code and answers after which an episode is truncated.
+        seconds: For a piece of code.
+        sandbox: What the sandbox is like: a back end's name, or its settings.
+    """
+
+    action_hint = ""
+
+    def __init__(
+        self,
+        *,
+        kinds: str | None = None,
+        files: Mapping[str, str] | None = None,
+        judge: str = Judge.EXACT,
+        max_steps: int = MAX_STEPS,
+        seconds: float = 6.0,
+        sandbox: Any = "local",
+    ) -> None:
+        if kinds not in (None, CODED, TOLD):
+            raise UsageError("unknown kinds of python_math", got=repr(kinds), expected=f"{CODED} or {TOLD}")
+        if max_steps < 1:
+            raise UsageError("python_math's max_steps is too small", got=max_steps, expected="at least 1")
+        if not 0 < seconds <= 20:
+            raise UsageError("python_math's seconds are not allowed", got=seconds, expected="more than 0, up to 20")
+        self.kinds = kinds
+        self.max_steps = max_steps
+        self.action_space = Text(256, charset=string.printable)
+        self.tools = (Tool(self.python, name="python"),)
+        self._judge = judge_named(judge)
+        self._acting = ActingSandbox(read_spec(sandbox), send_programs)
+        self._interpreter = Interpreter(self._acting, seconds=seconds)
+        self._problem: Problem | None = None
+        self._program = ""
+        self._done: list[str] = []
+        self._over = False
+
+    @property
+    def problem(self) -> Problem:
+        """The current problem.
+
+        Raises:
+            UsageError: `reset` was not called yet.
+        """
+        if self._problem is None:
+            raise UsageError("the python_math environment has no episode yet", expected="reset before anything else")
+        return self._problem
+
+    async def reset(
+        self, *, seed: int | None = None, options: dict[str, Any] | None = None
+    ) -> tuple[Content, dict[str, Any]]:
+        """Pose a problem.
+
+        Raises:
+            UsageError: the options are not those of a problem.
+        """
+        await self.close()
+        if options and set(options) != set(Problem._fields):
+            expected = ", ".join(Problem._fields)
+            raise UsageError("python_math cannot reset with these options", got=", ".join(options), expected=expected)
+        if options:
+            self._problem, self._program = Problem(**options), ""
+        else:
+            self._problem, self._program = _generated(seed or 0, self.kinds)
+        self._done, self._over = [], False
+        return f"Problem: {self._problem.question}", self._info()
+
+    async def step(self, action: str) -> Step:
+        """Run code, or compare the answer.
+
+        Raises:
+            UsageError: the episode is over.
+            SandboxError: the sandbox failed.
+        """
+        if self._over or self._problem is None:
+            raise UsageError("the python_math episode is over", expected="reset before the next step")
+        self._done.append(action)
+        block, is_last = _BLOCK.search(action), len(self._done) >= self.max_steps
+        if block is None and _TOLD.search(action):
+            return await self._answer(action)
+        said = f"This is neither code nor an answer. {RULE}"
+        if block is not None:
+            said = await self._interpreter.run(block[1][:MOST_CODE])
+        if is_last:
+            await self._end()
+        return said, 0.0, False, is_last, {**self._info(), "valid": block is not None}
+
+    async def _answer(self, action: str) -> Step:
+        await self._end()
+        won = self._judge(stated_answer(action[-MOST_ANSWER:]), self.problem.answer)
+        info = {**self._info(), "success": won, "valid": True}
+        return "Right." if won else "That is wrong.", float(won), True, False, info
+
+    async def _end(self) -> None:
+        await self.close()
+        self._over = True
+
+    async def python(self, code: str) -> str:
+        """Runs Python code and gives back what it prints. What it defines is there for the next call.
+
+        Args:
+            code: The code; the value of a last line that is an expression is printed.
+        """
+        return await self._interpreter.run(code[:MOST_CODE])
+
+    def tool_message(self, action: str) -> Message:
+        """The assistant message that takes a text action: code is a call of python, an answer is said."""
+        block = _BLOCK.search(action)
+        if block is None:
+            return Message(role="assistant", content=action)
+        return Message(role="assistant", tool_calls=(ToolCall(name="python", arguments={"code": block[1]}),))
+
+    def expert(self) -> MathCoder:
+        """A policy that knows a program for every generated problem."""
+        return MathCoder(self._program, self.problem.answer)
+
+    def state_key(self) -> str:
+        """Key of the problem and of what was done."""
+        return hashlib.blake2b(repr([self.problem, self._done]).encode(), digest_size=16).hexdigest()
+
+    async def close(self) -> None:
+        """Close the sandbox."""
+        self._interpreter.forget()
+        await self._acting.close()
+
+    def _info(self) -> dict[str, Any]:
+        return {"success": False, "task_type": self.problem.kind}
+
+
+class MathCoder:
+    """Runs a program and answers with what it prints; without one, with what is known.
+
+    Args:
+        program: Code that prints the answer.
+        answer: The answer of a problem without a program.
+    """
+
+    def __init__(self, program: str, answer: str) -> None:
+        self._program, self._answer = program, answer
+
+    def act(self, observation: Content) -> str:
+        """The program, then the answer."""
+        if self._program:
+            program, self._program, self._answer = self._program, "", ""
+            return f"```python\n{program}\n```"
+        return f"\\boxed{{{self._answer or str(observation).strip()}}}"
+
+
+def _generated(seed: int, kinds: str | None) -> tuple[Problem, str]:
+    """A problem that only the seeds of its split lead to."""
+    split = min(seed // SeedTasks.SPLIT_SIZE, len(_TENTHS) - 1)
+    random = Random(f"python_math {seed} {kinds}")
+    while True:
+        drawn = draw(random, kinds)
+        if hashlib.blake2b(drawn.question.encode(), digest_size=8).digest()[0] % 10 in _TENTHS[split]:
+            return Problem(question=drawn.question, answer=drawn.answer, kind=drawn.kind), drawn.program
+
+
+def tasks(split: str, *, files: Mapping[str, str] | None = None, **options: Any) -> TaskSource:
+    """The task source of a split: generated problems, or the split's file.
+
+    Raises:
+        UsageError: there is no file for the split.
+    """
+    if not files:
+        return seed_tasks(NAME, split, **options)
+    if split not in files:
+        raise UsageError(f"python_math has no file for split {split}", got=", ".join(files), expected=split)
+    return FileTasks(NAME, split, files[split])
+
+
+SPEC = EnvironmentSpec(
+    name=NAME,
+    make=PythonMath,
+    tasks=tasks,
+    description=(
+        "Problems of mathematics with a Python interpreter that remembers, in a sandbox: generated ones of seventeen"
+        " kinds, or those of JSONL files in the form of GSM8K or MATH."
+    ),
+    instructions=(
+        "You solve a problem of mathematics with Python. Each turn, either write code in a block, and you read what"
+        " it prints:\n\n```python\nprint(2 ** 10)\n```\n\nor give the answer, which ends the episode: \\boxed{1024}."
+        " What the code defines stays defined. Give fractions as 7/5."
+    ),
+    tool_instructions=(
+        "You solve a problem of mathematics with the tool python; what the code defines stays defined. To give the"
+        " answer, which ends the episode, call no tool and write: \\boxed{1024}. Give fractions as 7/5."
+    ),
+    max_turns=MAX_STEPS,
+    reward_range=(0.0, 1.0),
+    isolation=Isolation.INLINE,
+    scores={"random": 0.0, "expert": 1.0},
+)

@@ -1,0 +1,202 @@
+"""The environment: a shell in a small repository, and its package judged elsewhere by calls that nobody saw."""
+
+from __future__ import annotations
+
+from random import Random
+from typing import Any
+
+from agentrl.env import EnvironmentSpec, Isolation
+from agentrl.errors import UsageError
+from agentrl.sandbox import Sandbox, SandboxFileError, read_spec
+
+from ..programs.acting import run_command
+from ..programs.judging import SECONDS, Solution, Verdict, judge
+from ..programs.shell import FENCED, ShellEnv
+from .mutations import tidy
+from .tasks import ENVIRONMENT, SHOWN, SPLITS, TRAIN, Fault, RepoTasks, cases_of, fault_of
+
+MAX_STEPS = 15
+REPOSITORY = "repository"
+"""The folder of the judging sandbox that the package is copied to."""
+MOST_FILES = 20
+MOST_BYTES = 64 * 1024
+_COMMIT = (
+    "command -v git >/dev/null || exit 0; git init -q . && git add -A && git -c user.name=agent"
+    " -c user.email=agent@localhost commit -q -m 'Begin' --date 2020-01-01T00:00:00Z"
+)
+
+
+class RepoFix(ShellEnv):
+    """Mend a small repository whose tests fail. What the policy leaves in the package's folder is copied into a new
+    sandbox, where its functions are called with arguments that the policy never saw. Its tests are not looked at.
+
+    `reset` takes the option ``task_id``; without it the seed draws a training task.
+
+    Args:
+        mistakes: 1 or 2 in each repository, or 0 for both kinds.
+        max_steps: Commands after which the repository is judged as it stands.
+        seconds: For a command.
+        sandbox: What sandboxes are like: a back end's name, or its settings.
+    """
+
+    def __init__(
+        self, *, mistakes: int = 0, max_steps: int = MAX_STEPS, seconds: float = 10.0, sandbox: Any = "local"
+    ) -> None:
+        super().__init__(name=ENVIRONMENT, sandbox=read_spec(sandbox), seconds=seconds, max_steps=max_steps)
+        self.mistakes = check_mistakes(mistakes)
+        self._fault: Fault | None = None
+
+    @property
+    def fault(self) -> Fault:
+        """The current repository.
+
+        Raises:
+            UsageError: `reset` was not called yet.
+        """
+        if self._fault is None:
+            raise UsageError("the repo_fix environment has no episode yet", expected="reset before anything else")
+        return self._fault
+
+    def _draw(self, seed: int) -> str:
+        source = RepoTasks(TRAIN, self.mistakes)
+        return source[int(Random(f"task {seed}").random() * len(source))].id
+
+    def _pose(self, task_id: str) -> str:
+        self._fault = fault_of(task_id)
+        self._content = self._fault.source
+        library, failing = self._fault.library, ", ".join(f"test_{name}" for name in self._fault.failing)
+        return (
+            f"The repository in the current folder holds the Python package {library.package}. {library.about}\n"
+            f"Tests fail in tests/test_{library.module}.py: {failing}.\n"
+            f"Run them with: python3 -m unittest discover tests\n"
+            f"The tests are right. Mend {library.package}/{library.module}.py, then submit."
+        )
+
+    async def _prepare(self, sandbox: Sandbox) -> None:
+        library = self.fault.library
+        for path, text in repository_files(self.fault).items():
+            await sandbox.write(path, text.encode())
+        await run_command(sandbox, _COMMIT, seconds=self.seconds)
+        await sandbox.list(library.package)
+
+    async def _judge(self, sandbox: Sandbox) -> Verdict:
+        library = self.fault.library
+        package = await _python_files(sandbox, library.package)
+
+        async def fill(fresh: Sandbox) -> None:
+            for path, content in package.items():
+                await fresh.write(f"{REPOSITORY}/{path}", content)
+
+        return await judge(
+            self._acting.spec,
+            Solution(path=(REPOSITORY,)),
+            cases=[case for cases in cases_of(library).values() for case in cases[SHOWN:]],
+            fill=fill,
+            seconds=SECONDS,
+        )
+
+    def _expert_commands(self) -> list[str]:
+        library = self.fault.library
+        path = f"{library.package}/{library.module}.py"
+        wrong, right = self.fault.source.splitlines(), tidy(library.source).splitlines()
+        lines = [number for number, (one, other) in enumerate(zip(wrong, right, strict=True), 1) if one != other]
+        edits = [f"lines[{number - 1}] = {right[number - 1]!r}" for number in lines]
+        body = "\n".join([f"lines = open({path!r}).read().splitlines()", *edits])
+        mend = f"python3 - <<'END'\n{body}\nopen({path!r}, 'w').write('\\n'.join(lines) + '\\n')\nEND"
+        return [f"cat {path}", mend, "python3 -m unittest discover tests"]
+
+    def secrets(self) -> list[str]:
+        """The hidden calls, and the module as it should be."""
+        cases = cases_of(self.fault.library).values()
+        return [*(str(case) for found in cases for case in found[SHOWN:]), tidy(self.fault.library.source)]
+
+    def _info(self) -> dict[str, Any]:
+        return {"success": False, "task_type": self.fault.type}
+
+
+def repository_files(fault: Fault) -> dict[str, str]:
+    """The files of a repository, by path."""
+    library = fault.library
+    return {
+        "README.md": f"# {library.package}\n{library.about}\n\nTests: `python3 -m unittest discover tests`\n",
+        f"{library.package}/__init__.py": "",
+        f"{library.package}/{library.module}.py": fault.source,
+        f"tests/test_{library.module}.py": _tests(fault),
+    }
+
+
+def _tests(fault: Fault) -> str:
+    library = fault.library
+    lines = [
+        "import sys",
+        "import unittest",
+        "",
+        "sys.path.insert(0, '.')",
+        f"from {library.package} import {library.module}",
+        "",
+        "",
+        f"class {library.module.capitalize()}Test(unittest.TestCase):",
+    ]
+    for name, cases in cases_of(library).items():
+        lines.append(f"    def test_{name}(self):")
+        for case in cases[:SHOWN]:
+            call = f"{library.module}.{name}({', '.join(map(repr, case.arguments))})"
+            lines.append(f"        self.assertEqual({call}, {case.value!r})")
+        lines.append("")
+    return "\n".join([*lines, "", "if __name__ == '__main__':", "    unittest.main()", ""])
+
+
+async def _python_files(sandbox: Sandbox, folder: str) -> dict[str, bytes]:
+    """What is judged, as data: the Python files of a folder, few and small; others do not count."""
+    found: dict[str, bytes] = {}
+    try:
+        entries = [entry for entry in await sandbox.list(folder) if entry.name.endswith(".py")]
+    except SandboxFileError:
+        return found
+    for entry in entries[:MOST_FILES]:
+        try:
+            found[f"{folder}/{entry.name}"] = await sandbox.read(f"{folder}/{entry.name}", most=MOST_BYTES)
+        except SandboxFileError:  # a folder, a link to nowhere, too large: as if it were not there
+            continue
+    return found
+
+
+def check_mistakes(mistakes: int) -> int:
+    """The option, if it is allowed.
+
+    Raises:
+        UsageError: it is not.
+    """
+    if mistakes not in (0, 1, 2):
+        raise UsageError("unknown number of mistakes in repo_fix", got=mistakes, expected="1, 2, or 0 for both")
+    return mistakes
+
+
+def tasks(split: str, *, mistakes: int = 0, **_options: Any) -> RepoTasks:
+    """The task source of a split."""
+    return RepoTasks(split, check_mistakes(mistakes))
+
+
+SPEC = EnvironmentSpec(
+    name=ENVIRONMENT,
+    make=RepoFix,
+    tasks=tasks,
+    splits=SPLITS,
+    description=(
+        "Small git repositories with a failing test, made by mutating code: a shell in a sandbox, and hidden calls in a"
+        " second one. Each split has repositories of its own."
+    ),
+    instructions=(
+        "You mend a small Python repository in a shell. "
+        + FENCED
+        + "When the tests pass, answer with the single word submit. Further tests, which you do not see, then decide."
+    ),
+    tool_instructions=(
+        "You mend a small Python repository with tools: bash, read_file and write_file. When the tests pass, call no"
+        " tool and answer with the single word submit. Further tests, which you do not see, then decide."
+    ),
+    max_turns=MAX_STEPS,
+    reward_range=(0.0, 1.0),
+    isolation=Isolation.INLINE,
+    scores={"random": 0.0, "expert": 1.0},
+)

@@ -1,0 +1,174 @@
+"""The tasks: repositories with one mistake, or with two. Each split has repositories of its own."""
+
+from __future__ import annotations
+
+import ast
+import copy
+import functools
+import itertools
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from random import Random
+from typing import Any
+
+from agentrl.errors import UsageError
+from agentrl.task import Task
+
+from ..programs.judging import Case
+from .libraries import LIBRARIES, Library
+from .mutations import Mutation, mutations, tidy
+
+ENVIRONMENT = "repo_fix"
+TRAIN, VALID, TEST = "train", "valid", "test"
+SPLITS = (TRAIN, VALID, TEST)
+PACKAGES = {
+    TRAIN: ("shop", "textkit", "grids", "spans", "school", "clock"),
+    VALID: ("stock",),
+    TEST: ("codes",),
+}
+FIRST_SEED = {TRAIN: 0, VALID: 1_000_000, TEST: 2_000_000}
+SHOWN, HIDDEN = 4, 12
+"""Cases of each function: in the repository's tests, and kept back."""
+PAIRS = 60
+"""Tasks of a repository with two mistakes."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Fault:
+    """A repository with something wrong in it."""
+
+    library: Library
+    source: str
+    """The module with the mistakes."""
+    failing: tuple[str, ...]
+    """Functions whose tests fail."""
+    count: int
+    """Mistakes."""
+
+    @property
+    def type(self) -> str:
+        """How many mistakes, in words."""
+        return "one mistake" if self.count == 1 else "two mistakes"
+
+
+class RepoTasks:
+    """The tasks of a split.
+
+    Args:
+        split: Which one.
+        mistakes: 1 or 2 in each repository, or 0 for both kinds.
+
+    Raises:
+        UsageError: there is no such split.
+    """
+
+    def __init__(self, split: str, mistakes: int = 0) -> None:
+        if split not in SPLITS:
+            raise UsageError("repo_fix has no split of this name", got=split, expected=" or ".join(SPLITS))
+        self.split = split
+        self._numbers = [n for n, fault in enumerate(faults_of(split)) if mistakes in (0, fault.count)]
+
+    def __len__(self) -> int:
+        return len(self._numbers)
+
+    def __getitem__(self, index: int) -> Task:
+        if not 0 <= index < len(self):
+            raise IndexError(index)
+        number = self._numbers[index]
+        task_id = f"{self.split}-{number}"
+        return Task(
+            id=task_id,
+            environment=ENVIRONMENT,
+            seed=FIRST_SEED[self.split] + number,
+            options={"task_id": task_id},
+            type=faults_of(self.split)[number].type,
+        )
+
+
+def fault_of(task_id: str) -> Fault:
+    """The repository of a task id such as ``valid-17``.
+
+    Raises:
+        UsageError: there is no such task.
+    """
+    split, _, number = task_id.rpartition("-")
+    if split not in SPLITS or not number.isdecimal() or int(number) >= len(faults_of(split)):
+        raise UsageError("no such repo_fix task", got=repr(task_id), expected=f"{TRAIN}-0 and so on")
+    return faults_of(split)[int(number)]
+
+
+@functools.cache
+def faults_of(split: str) -> Sequence[Fault]:
+    """All faults of a split, in an order without meaning."""
+    found = [fault for library in LIBRARIES if library.package in PACKAGES[split] for fault in _faults(library)]
+    Random(f"repo_fix {split}").shuffle(found)
+    return found
+
+
+def _faults(library: Library) -> list[Fault]:
+    """Single mistakes that the tests of their function notice, and pairs of them in two functions."""
+    known = cases_of(library)
+    noticed = [one for one in mutations(library.source) if _is_noticed(one, known[one.function])]
+    pairs = [pair for pair in itertools.combinations(noticed, 2) if pair[0].function != pair[1].function]
+    chosen = Random(f"repo_fix pairs {library.package}").sample(pairs, min(PAIRS, len(pairs)))
+    sources = [(one.source, 1) for one in noticed] + [(_both(*pair), 2) for pair in chosen]
+    return [
+        Fault(library=library, source=source, failing=_failing(source, known), count=count) for source, count in sources
+    ]
+
+
+def _is_noticed(mutation: Mutation, cases: Sequence[Case]) -> bool:
+    module = load(mutation.source)
+    wrong = [not _is_right(module, case) for case in cases]
+    return any(wrong[:SHOWN]) and any(wrong[SHOWN:])
+
+
+def _both(one: Mutation, other: Mutation) -> str:
+    tree, more = ast.parse(one.source), ast.parse(other.source)
+    changed = {node.name: node for node in more.body if isinstance(node, ast.FunctionDef)}
+    is_other = [isinstance(node, ast.FunctionDef) and node.name == other.function for node in tree.body]
+    tree.body = [changed[other.function] if take else node for take, node in zip(is_other, tree.body, strict=True)]
+    return tidy(ast.unparse(tree))
+
+
+def _failing(source: str, known: Mapping[str, Sequence[Case]]) -> tuple[str, ...]:
+    module = load(source)
+    return tuple(n for n, cases in known.items() if not all(_is_right(module, case) for case in cases[:SHOWN]))
+
+
+def _is_right(module: Mapping[str, Callable[..., Any]], case: Case) -> bool:
+    try:
+        return bool(module[case.call](*copy.deepcopy(case.arguments)) == case.value)
+    except Exception:  # a mistake may raise anything
+        return False
+
+
+@functools.lru_cache(maxsize=64)
+def _cases(package: str) -> Mapping[str, tuple[Case, ...]]:
+    library = next(one for one in LIBRARIES if one.package == package)
+    module = load(library.source)
+    return {name: _drawn(library, name, module[name]) for name in library.calls}
+
+
+def cases_of(library: Library) -> Mapping[str, tuple[Case, ...]]:
+    """By function, the cases of the repository's tests and then those that are kept back; all differ."""
+    return _cases(library.package)
+
+
+def _drawn(library: Library, name: str, function: Callable[..., Any]) -> tuple[Case, ...]:
+    random, found = Random(f"repo_fix {library.package} {name}"), dict[str, Case]()
+    for _ in range(2000):
+        arguments = library.calls[name](random)
+        module = f"{library.package}.{library.module}"
+        value = function(*copy.deepcopy(arguments))
+        found.setdefault(repr(arguments), Case(call=name, arguments=arguments, value=value, module=module))
+        if len(found) == SHOWN + HIDDEN:
+            break
+    return tuple(found.values())
+
+
+def load(source: str) -> dict[str, Any]:
+    """The functions of a module of ours."""
+    space: dict[str, Any] = {}
+    exec(source, space)
+    return space

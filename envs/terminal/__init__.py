@@ -1,0 +1,1 @@
+"""Tasks for a shell: generated ones, and folders in the forms of Harbor and terminal-bench."""
