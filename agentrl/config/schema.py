@@ -102,7 +102,8 @@ class AgentConfig(Section):
     tools: list[str] = Field(default_factory=list)
     """Registry names or module:attr of tools, besides the environment's own."""
     tool_parser: str = "auto"
-    """How tool calls are written: hermes, qwen3_coder, llama3_json; ``auto`` asks the model's family."""
+    """How tool calls are written: hermes, mistral, harmony, … (docs/concepts/model-families.md); ``auto`` asks the
+    model's family."""
     tool_timeout_s: float = Field(30.0, gt=0)
     """Deadline of a tool call."""
     system_prompt: str | None = None

@@ -23,14 +23,23 @@ class ChatTemplate:
         tokenizer: Its chat template is used.
         options: Variables that the template reads, such as ``enable_thinking``.
         images: Whether the model reads images: the template is then given the parts of a message's content.
+        reasoning_key: Under which name the template looks for a message's thinking.
 
     Raises:
         TemplateError: the tokenizer has no chat template.
     """
 
-    def __init__(self, tokenizer: PreTrainedTokenizerFast, options: Mapping[str, Any], *, images: bool = False) -> None:
+    def __init__(
+        self,
+        tokenizer: PreTrainedTokenizerFast,
+        options: Mapping[str, Any],
+        *,
+        images: bool = False,
+        reasoning_key: str = "reasoning_content",
+    ) -> None:
         self._tokenizer = tokenizer
         self._images = images
+        self._reasoning_key = reasoning_key
         self._options = dict(options)
         if not isinstance(tokenizer.chat_template, str):
             raise TemplateError(
@@ -56,6 +65,9 @@ class ChatTemplate:
 
     def _apply(self, messages: Sequence[Message], tools: Sequence[ToolSchema], generation_prompt: bool) -> str:
         rows = [_row(message, images=self._images) for message in messages]
+        for row in rows:
+            if "reasoning_content" in row:
+                row[self._reasoning_key] = row.pop("reasoning_content")
         try:
             text: str = self._tokenizer.apply_chat_template(
                 rows,
