@@ -47,12 +47,11 @@ class _Probe:
 
 
 def _text_probe(renderer: Renderer, what: str, text: str) -> _Probe:
-    return _Probe(what=what, message=Message(role="assistant", content=text), sampled=renderer.plain_answer(text))
-
-
-def _thinking_probe(renderer: Renderer) -> _Probe:
-    message = Message(role="assistant", content=_MOVE, reasoning=_THOUGHT)
-    sampled = renderer.thinking.written(_THOUGHT, renderer.header) + renderer.plain_answer(_MOVE)
+    answer = renderer.plain_answer(text)
+    if not renderer.thinks:
+        return _Probe(what=what, message=Message(role="assistant", content=text), sampled=answer)
+    message = Message(role="assistant", content=text, reasoning=_THOUGHT)
+    sampled = renderer.thinking.written(_THOUGHT, renderer.header) + answer
     return _Probe(what="answers with thinking", message=message, sampled=sampled)
 
 
@@ -82,7 +81,6 @@ def check_template(
     probes = [
         _text_probe(renderer, "plain answers", _MOVE),
         _text_probe(renderer, "answers with white space around them", f"  {_MOVE} \n"),
-        *([_thinking_probe(renderer)] if renderer.thinks else []),
         *([_call_probe(renderer, tools[0], thinks=renderer.thinks)] if tools else []),
     ]
     notes = [
@@ -173,7 +171,7 @@ def _hint(renderer: Renderer, probe: _Probe) -> str:
         "use the agent loop step_independent, whose turns have a prompt each",
         "use a chat template that only appends",
     ]
-    if probe.message.reasoning is not None:
+    if probe.message.reasoning is not None and renderer.enable_thinking and not renderer.thinking.always:
         ways.insert(0, "set agent.enable_thinking to false")
     return "; or ".join(ways)
 

@@ -8,7 +8,6 @@ how it thinks and calls tools. `tests/render` holds golden renderings for each f
 
 from __future__ import annotations
 
-import datetime
 from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
 from typing import Any
@@ -70,23 +69,20 @@ class Family:
     """The id of a call in a message that somebody else than the model writes; knows ``name``, ``number`` (from 1 on)
     and ``index`` (from 0 on)."""
     results_follow_calls: bool = False
-    """The template shows a tool's result only after the call that it answers."""
+    """The template shows a tool's result rightly only after the call that it answers."""
     marks_answers: bool = False
     """A plain answer is more than its text: the model writes a header before it."""
     template_options: Mapping[str, Any] = field(default_factory=dict)
     """Variables passed to the template so that a prompt does not depend on the day it is rendered."""
+    template_opening: str = ""
+    """Put before the template to the same end, where it asks for the day itself."""
     thinking_option: str = "enable_thinking"
     """The template's variable that switches thinking on and off."""
 
 
 
 
-def _fixed_day(form: str) -> str:
-    """Stands for ``strftime_now`` in templates."""
-    return _DAY.strftime(form)
-
-
-_DAY = datetime.date(2024, 7, 26)
+_FIXED_DAY = "{%- macro strftime_now(form) -%}2024-07-26{%- endmacro -%}"
 _DEEPSEEK_CALLS = (
     "<｜tool▁calls▁begin｜>",
     "<｜tool▁calls▁end｜>",
@@ -118,7 +114,7 @@ FAMILIES = (
         tool_parser="harmony",
         results_follow_calls=True,
         marks_answers=True,
-        template_options={"strftime_now": _fixed_day},
+        template_opening=_FIXED_DAY,
     ),
     Family(
         name="deepseek_v3.2",
@@ -134,7 +130,6 @@ FAMILIES = (
         template_marks=("<｜tool▁calls▁begin｜>", "```json"),
         end_of_turn=(_END_OF_SENTENCE,),
         markup=_DEEPSEEK_CALLS,
-        thinking=replace(THINK_TAGS, always=True),
         tool_parser="deepseek_v3",
     ),
     Family(
@@ -161,6 +156,7 @@ FAMILIES = (
         thinking=replace(_BARE_THINK_TAGS, always=True),
         tool_parser="kimi_k2",
         call_id="functions.{name}:{index}",
+        results_follow_calls=True,
     ),
     Family(
         name="glm",
@@ -178,7 +174,6 @@ FAMILIES = (
         template_marks=("]~b]", "<minimax:tool_call>"),
         end_of_turn=("[e~[",),
         after_end="\n",
-        thinking=replace(THINK_TAGS, always=True),
         tool_parser="minimax_m2",
     ),
     Family(
@@ -186,7 +181,7 @@ FAMILIES = (
         template_marks=("[INST]", "[/INST]"),
         end_of_turn=("</s>",),
         markup=("[TOOL_CALLS]", "[ARGS]", "[CALL_ID]", "[THINK]", "[/THINK]"),
-        thinking=ThinkingMarks(open="[THINK]", close="[/THINK]", form="[THINK]{}[/THINK]", always=True),
+        thinking=ThinkingMarks(open="[THINK]", close="[/THINK]", form="[THINK]{}[/THINK]"),
         tool_parser="mistral",
         call_id="call{number:05d}",
     ),

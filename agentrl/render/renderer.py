@@ -83,7 +83,11 @@ class Renderer:
         self.thinking: ThinkingMarks = THINK_TAGS if self.family is None else self.family.thinking
         """How the model thinks."""
         self.template = ChatTemplate(
-            tokenizer, options, images=images is not None, reasoning_key=self.thinking.key
+            tokenizer,
+            options,
+            images=images is not None,
+            reasoning_key=self.thinking.key,
+            opening="" if self.family is None else self.family.template_opening,
         )
         self.boundary: TurnBoundary = find_boundary(self.after_answer(()), self.encoder, self.family)
         eos = tokenizer.eos_token_id
@@ -100,7 +104,8 @@ class Renderer:
     @property
     def thinks(self) -> bool:
         """Whether answers hold thinking: the template knows it, and it is switched on or cannot be switched off."""
-        return self.thinking.close in self.template.source and (self.enable_thinking or self.thinking.always)
+        opened = self.header.rstrip().endswith(self.thinking.open)
+        return self.thinking.close in self.template.source and (self.enable_thinking or self.thinking.always or opened)
 
     def prompt(self, messages: Sequence[Message], tools: Sequence[ToolSchema] = ()) -> Rendered:
         """The first prompt of a sequence, with the header of the answer.

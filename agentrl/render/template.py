@@ -24,6 +24,7 @@ class ChatTemplate:
         options: Variables that the template reads, such as ``enable_thinking``.
         images: Whether the model reads images: the template is then given the parts of a message's content.
         reasoning_key: Under which name the template looks for a message's thinking.
+        opening: Put before the template.
 
     Raises:
         TemplateError: the tokenizer has no chat template.
@@ -36,6 +37,7 @@ class ChatTemplate:
         *,
         images: bool = False,
         reasoning_key: str = "reasoning_content",
+        opening: str = "",
     ) -> None:
         self._tokenizer = tokenizer
         self._images = images
@@ -49,6 +51,7 @@ class ChatTemplate:
                 hint="use the model's instruction-tuned variant, or set tokenizer.chat_template",
             )
         self.source: str = tokenizer.chat_template
+        self._whole = opening + self.source
         self._has_system_role = self._accepts_system()
 
     def render(
@@ -71,6 +74,7 @@ class ChatTemplate:
         try:
             text: str = self._tokenizer.apply_chat_template(
                 rows,
+                chat_template=self._whole,
                 tools=[dict(tool) for tool in tools] or None,
                 tokenize=False,
                 add_generation_prompt=generation_prompt,

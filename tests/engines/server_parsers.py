@@ -8,6 +8,7 @@ JSON arguments as the server wrote them, and the content; or what the parser rai
 import json
 import logging
 import sys
+import time
 import warnings
 from pathlib import Path
 
@@ -95,10 +96,11 @@ def main(folder):
     server = asked["server"]
     open_job = {"vllm": vllm_parsers, "sglang": sglang_parsers}[server](asked["tools"])
     logging.disable(logging.CRITICAL)
-    answers = {}
+    answers, started = {}, time.monotonic()
     for family, job in asked["jobs"].items():
         parse = open_job(job)
         answers[family] = [guarded(parse, text) for text in job["outputs"]]
+        print(f"{family}: {time.monotonic() - started:.1f} s", file=sys.stderr)
     (folder / f"{server}.json").write_text(json.dumps(answers), encoding="utf-8")
 
 
