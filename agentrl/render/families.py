@@ -80,8 +80,6 @@ class Family:
     """The template's variable that switches thinking on and off."""
 
 
-
-
 _FIXED_DAY = "{%- macro strftime_now(form) -%}2024-07-26{%- endmacro -%}"
 _DEEPSEEK_CALLS = (
     "<｜tool▁calls▁begin｜>",

@@ -44,13 +44,23 @@ _DEEPSEEK_ROLES = ("<｜User｜>", "<｜Assistant｜>", *_THINK_TAGS)
 _DEEPSEEK_TOOLS = tuple(
     f"<｜tool▁{name}｜>"
     for name in (
-        "calls▁begin calls▁end call▁begin call▁end sep outputs▁begin outputs▁end output▁begin output▁end".split()
+        [
+            "calls▁begin",
+            "calls▁end",
+            "call▁begin",
+            "call▁end",
+            "sep",
+            "outputs▁begin",
+            "outputs▁end",
+            "output▁begin",
+            "output▁end",
+        ]
     )
 )
 _KIMI = ("[BOS]", "[EOS]", "<|im_system|>", "<|im_user|>", "<|im_assistant|>", "<|im_middle|>", "<|im_end|>")
 _KIMI_TOOLS = tuple(
     f"<|tool_{name}|>"
-    for name in "calls_section_begin calls_section_end call_begin call_argument_begin call_end".split()
+    for name in ["calls_section_begin", "calls_section_end", "call_begin", "call_argument_begin", "call_end"]
 )
 TOKENIZER_FAMILIES: Mapping[str, TokenizerFamily] = {
     "qwen2.5": TokenizerFamily(chat_template=QWEN25, special=_CHATML, plain=_TOOL_TAGS, eos="<|im_end|>"),

@@ -76,7 +76,7 @@ _MISTYPED_JSON = '["{}"]'
 
 
 def _each(form: str, between: str = "", around: str = "{}") -> Callable[[Sequence[tuple[str, str]]], str]:
-    """Calls written one after the other; ``%NAME``, ``%ARGS`` and ``%INDEX`` are filled in, ``{}`` in `around` is them."""
+    """Calls written one after the other: ``%NAME``, ``%ARGS``, ``%INDEX`` are filled in; ``{}`` in `around` is them."""
 
     def write(calls: Sequence[tuple[str, str]]) -> str:
         written = [
@@ -112,9 +112,7 @@ _GLM_ARGUMENT = "<arg_key>%KEY</arg_key>\n<arg_value>%VALUE</arg_value>"
 _CODER_PARAMETER = "<parameter=%KEY>\n%VALUE\n</parameter>"
 _MINIMAX_PARAMETER = '<parameter name="%KEY">%VALUE</parameter>'
 _THOUGHT = "<|channel|>analysis<|message|>I think.<|end|>"
-_HARMONY_CALL = (
-    "<|start|>assistant<|channel|>commentary to=functions.%NAME <|constrain|>json<|message|>%ARGS<|call|>"
-)
+_HARMONY_CALL = "<|start|>assistant<|channel|>commentary to=functions.%NAME <|constrain|>json<|message|>%ARGS<|call|>"
 
 NOTATIONS: Mapping[str, Notation] = {
     "hermes": Notation(

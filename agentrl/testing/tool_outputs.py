@@ -33,7 +33,7 @@ TOOLS = (
     ),
 )
 """The offered tools."""
-_WORDS = "mug cup drawer cabinet lamp desk shelf apple knife window garden river".split()
+_WORDS = ["mug", "cup", "drawer", "cabinet", "lamp", "desk", "shelf", "apple", "knife", "window", "garden", "river"]
 _FOREIGN = ("Тихо, пожалуйста", "杭州の天気", "Zürich – Ωμέγα", "🍎 and 🥐", "naïve café", "مرحبا", "한국어 문장")
 _ODD = ('say "hi"', "it's", "a\nb", "C:\\temp\\x", "{braces} [brackets]", "a; b, c", "50% & <b>", "tab\there")
 _LIKE_OTHER_TYPES = ("123", "4.5", "true", "[1, 2]", '{"a": 1}', "-7")

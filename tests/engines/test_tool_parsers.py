@@ -14,8 +14,8 @@ from typing import Any
 
 import pytest
 
-from agentrl.render.answer import split_channels
 from agentrl.registry import Kind, lookup
+from agentrl.render.answer import split_channels
 from agentrl.serving.launch import engine_python
 from agentrl.serving.launch.environments import engines_folder
 from agentrl.serving.sglang.launch import CPU_MODULES

@@ -255,7 +255,9 @@ def test_where_answers_stop_and_how_demonstrated_ones_end(
     assert {renderer.encoder.decode([i]) for i in renderer.stop_token_ids} == stops
     reasoning = "Hm." if family == "minimax_m2" else None
     called = renderer.answer_text(Message(role="assistant", tool_calls=(LOOK,), reasoning=reasoning))
-    ends = [renderer.encoder.decode(renderer.demonstration(text)[-1:]) for text in (called, renderer.plain_answer("go"))]
+    ends = [
+        renderer.encoder.decode(renderer.demonstration(text)[-1:]) for text in (called, renderer.plain_answer("go"))
+    ]
     assert ends == [call_end, plain_end]
     answer = renderer.read(renderer.demonstration(called), tools=[TOOL])
     assert [(call.name, call.arguments) for call in answer.tool_calls] == [("look", {"direction": "north"})]
@@ -294,6 +296,8 @@ def test_a_family_that_marks_answers_marks_demonstrated_ones(renderer_of) -> Non
 
 def test_special_tokens_besides_the_markup_are_left_out_of_an_answers_text() -> None:
     renderer = Renderer(build_tokenizer("mistral"))
-    answer = renderer.read(renderer.encoder.encode('a</s>[INST][TOOL_CALLS]look[ARGS]{"direction": ""}</s>'), tools=[TOOL])
+    answer = renderer.read(
+        renderer.encoder.encode('a</s>[INST][TOOL_CALLS]look[ARGS]{"direction": ""}</s>'), tools=[TOOL]
+    )
     assert answer.raw_text == 'a[TOOL_CALLS]look[ARGS]{"direction": ""}'
     assert answer.text == "a"

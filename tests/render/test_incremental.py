@@ -74,7 +74,9 @@ def test_incremental_rendering_equals_the_whole_where_the_model_writes_what_the_
     for _ in range(data.draw(st.integers(1, 4))):
         prompt = conversation.prepare()
         reply, role = data.draw(answers), data.draw(st.sampled_from(ROLES[family]))
-        observation = Message(role=role, content=data.draw(contents), tool_call_id=renderer.call_id("look", 0), name="look")
+        observation = Message(
+            role=role, content=data.draw(contents), tool_call_id=renderer.call_id("look", 0), name="look"
+        )
         messages += [Message(role="assistant", content=reply), observation]
         whole = encode(template.render(messages, generation_prompt=True))
         answer = template_answer(renderer, prompt, whole)

@@ -66,8 +66,23 @@ def test_what_is_malformed_is_a_problem(family: str) -> None:
 
 
 PIECES = [
-    *("[TOOL_CALLS]", "[ARGS]", "<tool_call>", "</tool_call>", "<arg_key>", "</arg_key>", "<arg_value>", "</arg_value>"),
-    *("<｜tool▁calls▁begin｜>", "<｜tool▁calls▁end｜>", "<｜tool▁call▁begin｜>", "<｜tool▁call▁end｜>", "<｜tool▁sep｜>"),
+    *(
+        "[TOOL_CALLS]",
+        "[ARGS]",
+        "<tool_call>",
+        "</tool_call>",
+        "<arg_key>",
+        "</arg_key>",
+        "<arg_value>",
+        "</arg_value>",
+    ),
+    *(
+        "<｜tool▁calls▁begin｜>",
+        "<｜tool▁calls▁end｜>",
+        "<｜tool▁call▁begin｜>",
+        "<｜tool▁call▁end｜>",
+        "<｜tool▁sep｜>",
+    ),
     *("```json\n", "\n```", "look", "put", '{"count": 1}', "{}", "[", "]", "{", "}", '"', "(", ")", "=", ",", "\n"),
     *("<｜DSML｜function_calls>", "</｜DSML｜function_calls>", '<｜DSML｜invoke name="put">', "</｜DSML｜invoke>"),
     *('<｜DSML｜parameter name="count" string="false">', "</｜DSML｜parameter>", "<minimax:tool_call>"),

@@ -48,9 +48,7 @@ def parse_v31(text: str, tools: ToolSchemas) -> ParsedCalls:
     return parse_sections(text, V31, read)
 
 
-def _read_arguments(
-    text: str, start: int, name: str, tools: ToolSchemas, number: int, marks: SectionMarks
-) -> ReadCall:
+def _read_arguments(text: str, start: int, name: str, tools: ToolSchemas, number: int, marks: SectionMarks) -> ReadCall:
     try:
         body = read_json(text, start, f"The arguments of tool call {number}")
     except Malformed as problem:
