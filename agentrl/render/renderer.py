@@ -174,7 +174,7 @@ class Renderer:
         if self.family is not None and self.family.results_follow_calls:
             answer = replace(answer, tool_calls=tuple(self._answered_calls(messages)))
         text = self.template.render([user(_BEFORE), answer, *messages], generation_prompt=True)
-        before, found, after = text.rpartition(STAND_IN)
+        _, found, after = text.rpartition(STAND_IN)
         if not found:
             raise TemplateError("the chat template leaves out what the assistant said", got=text)
         return after[_first_of(after, self._ends()) :] if answer.tool_calls else after

@@ -5,7 +5,7 @@ from __future__ import annotations
 MISTRAL = r"""
 {{- bos_token }}
 {%- set turns = messages[1:] if messages[0].role == 'system' else messages %}
-{%- if messages[0].role == 'system' %}{{- '[SYSTEM_PROMPT]' + messages[0].content + '[/SYSTEM_PROMPT]' }}{%- endif %}
+{{- '[SYSTEM_PROMPT]' + messages[0].content + '[/SYSTEM_PROMPT]' if messages[0].role == 'system' else '' }}
 {{- '[AVAILABLE_TOOLS]' + (tools | tojson) + '[/AVAILABLE_TOOLS]' if tools else '' }}
 {%- for message in turns %}
 {%- if message.role == 'user' %}
@@ -21,14 +21,16 @@ MISTRAL = r"""
 {%- endif %}
 {%- endfor %}
 """
-"""Version 13 of Mistral's format: a system prompt and tools first, calls as name and arguments, no header of answers."""
+"""Version 13 of Mistral's format: system prompt and tools first, calls as name and arguments, no header of answers."""
 
 MISTRAL_V3 = r"""
 {{- bos_token }}
 {%- set opening = messages[0].content + '\n\n' if messages[0].role == 'system' else '' %}
 {%- set turns = messages[1:] if messages[0].role == 'system' else messages %}
 {%- set memory = namespace(last_user=-1) %}
-{%- for message in turns %}{%- if message.role == 'user' %}{%- set memory.last_user = loop.index0 %}{%- endif %}{%- endfor %}
+{%- for message in turns %}
+{%- if message.role == 'user' %}{%- set memory.last_user = loop.index0 %}{%- endif %}
+{%- endfor %}
 {%- for message in turns %}
 {%- if message.role == 'user' %}
 {%- set last = loop.index0 == memory.last_user %}

@@ -7,12 +7,15 @@ JSON arguments as the server wrote them, and the content; or what the parser rai
 
 import json
 import logging
+import signal
 import sys
 import time
 import warnings
 from pathlib import Path
 
 warnings.simplefilter("ignore")
+LIMIT_S = 1.0
+"""Processor time that a parser may take for one output: some search with patterns that take exponential time."""
 
 
 def vllm_parsers(tools):
@@ -84,11 +87,24 @@ def sglang_parsers(tools):
 
 
 def guarded(parse, text):
-    """What the parser found, or raised."""
+    """What the parser found, or raised, or that it took too long."""
+    signal.setitimer(signal.ITIMER_VIRTUAL, LIMIT_S)
     try:
         return parse(text)
+    except TooLong:
+        return {"raised": "TooLong"}
     except Exception as error:
         return {"raised": f"{type(error).__name__}: {error}"[:300]}
+    finally:
+        signal.setitimer(signal.ITIMER_VIRTUAL, 0)
+
+
+class TooLong(BaseException):
+    """The time is over; no handler of a parser's own catches it."""
+
+
+def stop(*_):
+    raise TooLong
 
 
 def main(folder):
@@ -96,6 +112,7 @@ def main(folder):
     server = asked["server"]
     open_job = {"vllm": vllm_parsers, "sglang": sglang_parsers}[server](asked["tools"])
     logging.disable(logging.CRITICAL)
+    signal.signal(signal.SIGVTALRM, stop)
     answers, started = {}, time.monotonic()
     for family, job in asked["jobs"].items():
         parse = open_job(job)

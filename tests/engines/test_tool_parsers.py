@@ -131,7 +131,7 @@ def read_ours(family: str, output: Output) -> Reading:
 def difference(ours: Reading, theirs: Reading, text: str) -> str:
     """In words, how `theirs` differs from `ours`; empty when it does not."""
     if theirs.raised:
-        return "it raises"
+        return "it takes too long" if theirs.raised == "TooLong" else "it raises"
     found = (_calls_difference(ours.calls, theirs.calls), _content_difference(ours, theirs, text))
     return ", ".join(part for part in found if part)
 

@@ -13,7 +13,7 @@ from agentrl.message import ToolCall
 from agentrl.render.tool_parsers.collected import Collected
 from agentrl.render.tool_parsers.contract import Malformed, ParsedCalls, ToolSchemas, make_call
 
-FORM = "Answer with [tool(argument=value)] and nothing else; put , between several calls, and give every argument its name."
+FORM = "Answer with [tool(argument=value)] and nothing else; put , between several calls, and name every argument."
 _START, _END = "<|python_start|>", "<|python_end|>"
 _CALLS = re.compile(r"\[\s*[A-Za-z_]\w*\(")
 _JSON_NAMES = {"true": True, "false": False, "null": None}
@@ -72,8 +72,9 @@ def _literal(node: ast.expr, what: str) -> Any:
     if isinstance(node, ast.Name) and node.id in _JSON_NAMES:
         return _JSON_NAMES[node.id]
     if isinstance(node, ast.UnaryOp) and isinstance(node.op, ast.USub) and isinstance(node.operand, ast.Constant):
-        if isinstance(node.operand.value, int | float) and not isinstance(node.operand.value, bool):
-            return -node.operand.value
+        number = node.operand.value
+        if isinstance(number, int | float):
+            return -number
     if isinstance(node, ast.List):
         return [_literal(item, what) for item in node.elts]
     if isinstance(node, ast.Dict):
