@@ -47,11 +47,11 @@ class _Probe:
 
 
 def _text_probe(renderer: Renderer, what: str, text: str) -> _Probe:
-    answer = renderer.plain_answer(text)
     if not renderer.thinks:
-        return _Probe(what=what, message=Message(role="assistant", content=text), sampled=answer)
+        message = Message(role="assistant", content=text)
+        return _Probe(what=what, message=message, sampled=renderer.plain_answer(text))
     message = Message(role="assistant", content=text, reasoning=_THOUGHT)
-    sampled = renderer.thinking.written(_THOUGHT, renderer.header) + answer
+    sampled = renderer.plain_answer(text, thought=_THOUGHT)
     return _Probe(what="answers with thinking", message=message, sampled=sampled)
 
 

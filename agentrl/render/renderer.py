@@ -104,8 +104,13 @@ class Renderer:
     @property
     def thinks(self) -> bool:
         """Whether answers hold thinking: the template knows it, and it is switched on or cannot be switched off."""
-        opened = self.header.rstrip().endswith(self.thinking.open)
-        return self.thinking.close in self.template.source and (self.enable_thinking or self.thinking.always or opened)
+        switched_on = self.enable_thinking or self.thinking.always or self._opened
+        return self.thinking.close in self.template.source and switched_on
+
+    @property
+    def _opened(self) -> bool:
+        """Whether the template opens the thinking of an answer."""
+        return self.header.rstrip().endswith(self.thinking.open)
 
     def prompt(self, messages: Sequence[Message], tools: Sequence[ToolSchema] = ()) -> Rendered:
         """The first prompt of a sequence, with the header of the answer.
@@ -215,6 +220,8 @@ class Renderer:
         numbered = enumerate(message.tool_calls, start=earlier_calls)
         calls = tuple(replace(call, id=self.call_id(call.name, index)) for index, call in numbered)
         told = self.template.render([user(_BEFORE), replace(message, tool_calls=calls)])
+        if self._opened and not told.startswith(asked):
+            told = self._with_empty_thought(told)
         text = told.removeprefix(asked)
         end = len(text) if self.boundary.opens_message else max(map(text.rfind, self._ends()))
         if not told.startswith(asked) or end < 0:
@@ -226,11 +233,22 @@ class Renderer:
             )
         return text[:end]
 
-    def plain_answer(self, text: str) -> str:
-        """What the model would write to say no more than `text`."""
+    def _with_empty_thought(self, told: str) -> str:
+        """A conversation whose answer has no thinking, as if the thinking that the header opens were closed at once."""
+        closed = self.thinking.written("", self.header)
+        before = self.header[: self.header.rindex(self.thinking.open)]
+        answer = told.removeprefix(before)
+        if not told.startswith(before):
+            return told
+        return self.header + (answer if answer.startswith(self.thinking.close) else closed + answer)
+
+    def plain_answer(self, text: str, *, thought: str | None = None) -> str:
+        """What the model would write to say no more than `text`, after a thought if there is one."""
         if self.family is not None and self.family.marks_answers:
-            return self.answer_text(Message(role="assistant", content=text))
-        return text
+            text = self.answer_text(Message(role="assistant", content=text))
+        if thought is None and not self._opened:
+            return text
+        return self.thinking.written(thought or "", self.header) + text
 
     def demonstration(self, text: str) -> list[int]:
         """Tokens of a whole answer that somebody else wrote, with the end of its turn."""
