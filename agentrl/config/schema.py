@@ -123,7 +123,8 @@ class AgentConfig(Section):
     sandbox: dict[str, Any] | None = None
     """Where tools such as ``python`` run, one per episode: ``{type: local}``, and what its type takes."""
     tool_parser: str = "auto"
-    """How tool calls are written: hermes, qwen3_coder, llama3_json; ``auto`` asks the model's family."""
+    """How tool calls are written: hermes, mistral, harmony, … (docs/concepts/model-families.md); ``auto`` asks the
+    model's family."""
     tool_timeout_s: float = Field(30.0, gt=0)
     """Deadline of a tool call."""
     system_prompt: str | None = None

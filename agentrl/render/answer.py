@@ -11,11 +11,11 @@ from agentrl.errors import TemplateError
 from agentrl.message import Message
 from agentrl.policy import StopReason
 from agentrl.registry import Kind, lookup
-from agentrl.render.families import Family
+from agentrl.render.families import THINK_TAGS, Family, ThinkingMarks
 from agentrl.render.template import ToolSchema
+from agentrl.render.tool_parsers import harmony
 from agentrl.render.tool_parsers.contract import ParsedCalls, ToolParser
 
-THINK_OPEN, THINK_CLOSE = "<think>", "</think>"
 _PARSER_MARKS = {"qwen3_coder": "<function=", "hermes": "<tool_call>"}
 
 
@@ -28,17 +28,30 @@ class Thinking:
     closed: bool = True
 
 
-def split_thinking(text: str, *, opened: bool = False) -> Thinking:
-    """Take ``<think>…</think>`` off the front of `text`; `opened` when the prompt has already written ``<think>``."""
+def split_thinking(text: str, marks: ThinkingMarks = THINK_TAGS, *, opened: bool = False) -> Thinking:
+    """Take the thinking off the front of `text`; `opened` when the prompt has already written its opening mark."""
     stripped = text.lstrip()
-    if stripped.startswith(THINK_OPEN):
-        inside = stripped.removeprefix(THINK_OPEN)
+    if stripped.startswith(marks.open):
+        inside = stripped.removeprefix(marks.open)
     elif opened:
         inside = text
     else:
         return Thinking(reasoning=None, rest=text)
-    reasoning, closing, rest = inside.partition(THINK_CLOSE)
+    reasoning, closing, rest = inside.partition(marks.close)
     return Thinking(reasoning=reasoning.strip(), rest=rest, closed=bool(closing))
+
+
+def split_channels(text: str) -> Thinking:
+    """Take the messages of the analysis channel out of an answer in harmony's notation."""
+    thoughts: list[harmony.ChannelMessage] = []
+    others: list[str] = []
+    for message in harmony.split_messages(text):
+        if harmony.is_thinking(message):
+            thoughts.append(message)
+        else:
+            others.append(message.text)
+    reasoning = "\n".join(message.body.strip() for message in thoughts) if thoughts else None
+    return Thinking(reasoning=reasoning, rest="".join(others), closed=not thoughts or bool(thoughts[-1].end))
 
 
 class AnswerReader:
@@ -54,21 +67,23 @@ class AnswerReader:
     def __init__(self, family: Family | None, chat_template: str, tool_parser: str, header: str) -> None:
         name = _parser_name(family, chat_template) if tool_parser == "auto" else tool_parser
         self._parser = None if name is None else cast(ToolParser, lookup(Kind.TOOL_PARSER, name))
-        self._opened = header.rstrip().endswith(THINK_OPEN)
+        self._marks = THINK_TAGS if family is None else family.thinking
+        self._channels = family is not None and family.marks_answers
+        self._opened = header.rstrip().endswith(self._marks.open)
 
     def read(self, text: str, stop_reason: StopReason, tools: Sequence[ToolSchema]) -> Answer:
         """The parts of an answer.
 
         Args:
-            text: The whole answer, special tokens left out.
+            text: The whole answer, special tokens left out but for those with which the family thinks and calls tools.
             stop_reason: Why the engine stopped.
             tools: The tools that the policy was offered; without any, calls are not looked for.
         """
-        thinking = split_thinking(text, opened=self._opened)
+        thinking = split_channels(text) if self._channels else split_thinking(text, self._marks, opened=self._opened)
         parsed = ParsedCalls(content=thinking.rest.strip())
-        if tools:
+        if tools or self._channels:
             parsed = self.require_parser()(thinking.rest, {tool["function"]["name"]: tool for tool in tools})
-        unclosed = () if thinking.closed else (f"The thinking was not closed with {THINK_CLOSE}.",)
+        unclosed = () if thinking.closed else (f"The thinking was not closed with {self._marks.close}.",)
         message = Message(
             role="assistant", content=parsed.content, tool_calls=parsed.calls, reasoning=thinking.reasoning
         )

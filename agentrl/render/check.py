@@ -13,7 +13,6 @@ from dataclasses import dataclass
 
 from agentrl.errors import TemplateError
 from agentrl.message import Content, ImagePart, Message, Role, TextPart, ToolCall, system, user
-from agentrl.render.answer import THINK_CLOSE
 from agentrl.render.difference import common_prefix
 from agentrl.render.renderer import Renderer
 from agentrl.render.template import ToolSchema
@@ -22,6 +21,10 @@ _AROUND = 60
 _TURNS = 3
 _MOVE = "go north"
 _THOUGHT = "it is cold here"
+_LOOK: ToolSchema = {
+    "type": "function",
+    "function": {"name": "look", "description": "Look.", "parameters": {"type": "object", "properties": {}}},
+}
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -43,19 +46,18 @@ class _Probe:
     """The answer as the model writes it."""
 
 
-def _text_probe(what: str, text: str) -> _Probe:
-    return _Probe(what=what, message=Message(role="assistant", content=text), sampled=text)
-
-
-def _thinking_probe() -> _Probe:
-    message = Message(role="assistant", content=_MOVE, reasoning=_THOUGHT)
-    return _Probe(
-        what="answers with thinking", message=message, sampled=f"<think>\n{_THOUGHT}\n{THINK_CLOSE}\n\n{_MOVE}"
-    )
+def _text_probe(renderer: Renderer, what: str, text: str) -> _Probe:
+    if not renderer.thinks:
+        message = Message(role="assistant", content=text)
+        return _Probe(what=what, message=message, sampled=renderer.plain_answer(text))
+    message = Message(role="assistant", content=text, reasoning=_THOUGHT)
+    sampled = renderer.plain_answer(text, thought=_THOUGHT)
+    return _Probe(what="answers with thinking", message=message, sampled=sampled)
 
 
 def _call_probe(renderer: Renderer, tool: ToolSchema, *, thinks: bool) -> _Probe:
-    call = ToolCall(name=tool["function"]["name"], arguments={"direction": "north"}, id="call_1")
+    name = tool["function"]["name"]
+    call = ToolCall(name=name, arguments={"direction": "north"}, id=renderer.call_id(name, 0))
     message = Message(role="assistant", tool_calls=(call,), reasoning=_THOUGHT if thinks else None)
     return _Probe(what="tool calls", message=message, sampled=renderer.answer_text(message))
 
@@ -74,17 +76,31 @@ def check_template(
         TemplateError: Something that the model sampled would be changed or dropped; shows the two renderings around
             the first difference and what to do.
     """
-    thinks = renderer.enable_thinking and THINK_CLOSE in renderer.template.source
+    if not tools and "tool" in roles and _results_follow_calls(renderer):
+        tools = [_LOOK]
     probes = [
-        _text_probe("plain answers", _MOVE),
-        _text_probe("answers with white space around them", f"  {_MOVE} \n"),
-        *([_thinking_probe()] if thinks else []),
-        *([_call_probe(renderer, tools[0], thinks=thinks)] if tools else []),
+        _text_probe(renderer, "plain answers", _MOVE),
+        _text_probe(renderer, "answers with white space around them", f"  {_MOVE} \n"),
+        *([_call_probe(renderer, tools[0], thinks=renderer.thinks)] if tools else []),
     ]
-    notes = [note for probe in probes for role in roles if (note := _compare(renderer, probe, role, tools))]
-    if len(set(roles)) > 1:
+    notes = [
+        note
+        for probe in probes
+        for role in roles
+        if _can_be_followed(renderer, probe, role) and (note := _compare(renderer, probe, role, tools))
+    ]
+    if len(set(roles)) > 1 and not _results_follow_calls(renderer):
         notes += [note for probe in probes if (note := _compare(renderer, probe, None, tools))]
     return TemplateReport(notes=tuple(dict.fromkeys(notes)))
+
+
+def _results_follow_calls(renderer: Renderer) -> bool:
+    return renderer.family is not None and renderer.family.results_follow_calls
+
+
+def _can_be_followed(renderer: Renderer, probe: _Probe, role: Role) -> bool:
+    """Whether the template shows a message of `role` after the probe."""
+    return role != "tool" or bool(probe.message.tool_calls) or not _results_follow_calls(renderer)
 
 
 def _compare(renderer: Renderer, probe: _Probe, role: Role | None, tools: Sequence[ToolSchema]) -> str | None:
@@ -93,7 +109,7 @@ def _compare(renderer: Renderer, probe: _Probe, role: Role | None, tools: Sequen
     messages = [system("You play."), user(_shown("start", image=sees))]
     kept = renderer.template.render(messages, tools=tools, generation_prompt=True)
     for turn in range(_TURNS):
-        follow = _follow_up(role or ("tool", "user")[turn % 2], turn, image=sees)
+        follow = _follow_up(renderer, role or ("tool", "user")[turn % 2], turn, image=sees)
         messages += [probe.message, follow]
         kept += probe.sampled + renderer.after_answer([follow])
         rendered = renderer.template.render(messages, tools=tools, generation_prompt=True)
@@ -102,10 +118,10 @@ def _compare(renderer: Renderer, probe: _Probe, role: Role | None, tools: Sequen
     return None
 
 
-def _follow_up(role: Role, turn: int, *, image: bool) -> Message:
+def _follow_up(renderer: Renderer, role: Role, turn: int, *, image: bool) -> Message:
     if role == "tool":
         content = _shown(f"result {turn}", image=image)
-        return Message(role="tool", content=content, tool_call_id=f"call_{turn}", name="look")
+        return Message(role="tool", content=content, tool_call_id=renderer.call_id("look", turn), name="look")
     return user(_shown(f"observation {turn}", image=image))
 
 
@@ -155,7 +171,7 @@ def _hint(renderer: Renderer, probe: _Probe) -> str:
         "use the agent loop step_independent, whose turns have a prompt each",
         "use a chat template that only appends",
     ]
-    if probe.message.reasoning is not None:
+    if probe.message.reasoning is not None and renderer.enable_thinking and not renderer.thinking.always:
         ways.insert(0, "set agent.enable_thinking to false")
     return "; or ".join(ways)
 

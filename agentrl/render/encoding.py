@@ -54,7 +54,9 @@ class TextEncoder:
         self._backend = tokenizer.backend_tokenizer
         self._backend.no_truncation()
         self._backend.no_padding()
-        self._added: dict[str, int] = {t.content: i for i, t in self._backend.get_added_tokens_decoder().items()}
+        added = self._backend.get_added_tokens_decoder()
+        self._added: dict[str, int] = {t.content: i for i, t in added.items()}
+        self._special = frozenset(i for i, token in added.items() if token.special)
         names = sorted(self._added, key=len, reverse=True)
         self._split = re.compile(f"({'|'.join(map(re.escape, names))})") if names else None
         self._segment = functools.lru_cache(_SEGMENT_CACHE)(self._encode_whole)
@@ -86,10 +88,15 @@ class TextEncoder:
         """Whether an id stands for an added token, which text never merges with."""
         return token_id in self._added.values()
 
-    def decode(self, ids: Sequence[int], *, skip_special: bool = False) -> str:
+    def decode(self, ids: Sequence[int]) -> str:
         """Text of token ids, exactly."""
-        text: str = self._backend.decode(list(ids), skip_special_tokens=skip_special)
+        text: str = self._backend.decode(list(ids), skip_special_tokens=False)
         return text
+
+    def decode_plain(self, ids: Sequence[int], *, keep: frozenset[int] = frozenset()) -> str:
+        """Text of token ids, special tokens left out but for those in `keep`."""
+        left_out = self._special - keep
+        return self.decode([i for i in ids if i not in left_out])
 
     def cut(self, text: str, max_tokens: int) -> str:
         """The beginning of `text` that fits `max_tokens` tokens with a mark that tells how many were left out.

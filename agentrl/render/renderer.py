@@ -10,20 +10,20 @@ encoded again.
 from __future__ import annotations
 
 import functools
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
-from itertools import repeat
-from typing import TYPE_CHECKING, TypeVar
+from itertools import repeat, takewhile
+from typing import TYPE_CHECKING, Any, TypeVar
 
 from agentrl.agent_loop import Answer
 from agentrl.errors import LedgerError, TemplateError
 from agentrl.image import PlacedImage
-from agentrl.message import Message, user
+from agentrl.message import Message, ToolCall, user
 from agentrl.policy import StopReason
 from agentrl.render.answer import AnswerReader
 from agentrl.render.boundary import TurnBoundary, find_boundary
 from agentrl.render.encoding import TextEncoder
-from agentrl.render.families import Family, detect_family
+from agentrl.render.families import THINK_TAGS, Family, ThinkingMarks, detect_family
 from agentrl.render.images import ImageProcessor, counts, images_of, placed_images
 from agentrl.render.spans import ContentSpans
 from agentrl.render.template import ChatTemplate, ToolSchema
@@ -77,9 +77,17 @@ class Renderer:
         self.enable_thinking = enable_thinking
         self.encoder = TextEncoder(tokenizer)
         self.family: Family | None = detect_family(str(tokenizer.chat_template))
-        options = {} if self.family is None else dict(self.family.template_options)
+        options: dict[str, Any] = {"enable_thinking": enable_thinking}
+        if self.family is not None:
+            options |= {**self.family.template_options, self.family.thinking_option: enable_thinking}
+        self.thinking: ThinkingMarks = THINK_TAGS if self.family is None else self.family.thinking
+        """How the model thinks."""
         self.template = ChatTemplate(
-            tokenizer, {**options, "enable_thinking": enable_thinking}, images=images is not None
+            tokenizer,
+            options,
+            images=images is not None,
+            reasoning_key=self.thinking.key,
+            opening="" if self.family is None else self.family.template_opening,
         )
         self.boundary: TurnBoundary = find_boundary(self.after_answer(()), self.encoder, self.family)
         eos = tokenizer.eos_token_id
@@ -87,8 +95,22 @@ class Renderer:
         self._before_ids = self.encoder.encode(_BEFORE)
         self._spans = ContentSpans(self.after_answer)
         self._known_suffix = functools.lru_cache(KNOWN_SUFFIXES)(self._suffix)
-        header = self.template.render([user("x")], generation_prompt=True)
-        self._reader = AnswerReader(self.family, self.template.source, tool_parser, header)
+        markup = () if self.family is None else self.family.markup
+        self._markup = frozenset(i for token in markup if (i := self.encoder.added_id(token)) is not None)
+        self.header: str = self.template.render([user("x")], generation_prompt=True)
+        """A short prompt, up to and with what the template writes before an answer."""
+        self._reader = AnswerReader(self.family, self.template.source, tool_parser, self.header)
+
+    @property
+    def thinks(self) -> bool:
+        """Whether answers hold thinking: the template knows it, and it is switched on or cannot be switched off."""
+        switched_on = self.enable_thinking or self.thinking.always or self._opened
+        return self.thinking.close in self.template.source and switched_on
+
+    @property
+    def _opened(self) -> bool:
+        """Whether the template opens the thinking of an answer."""
+        return self.header.rstrip().endswith(self.thinking.open)
 
     def prompt(self, messages: Sequence[Message], tools: Sequence[ToolSchema] = ()) -> Rendered:
         """The first prompt of a sequence, with the header of the answer.
@@ -115,7 +137,7 @@ class Renderer:
         """
         appended = tuple(messages)
         known = self._known_suffix(appended) if all(map(_is_short, appended)) else self._suffix(appended)
-        start = last_id in self.boundary.end_ids
+        start = bool(known.ids) and self.boundary.is_written(last_id, known.ids[0])
         rendered = Rendered(known.ids[start:], known.sources[start:])
         if known.images:
             return replace(rendered, images=tuple(image.moved(-start) for image in known.images))
@@ -154,43 +176,99 @@ class Renderer:
             TemplateError: The template refuses the messages, or leaves out what the assistant said.
         """
         answer = Message(role="assistant", content=STAND_IN)
+        if self.family is not None and self.family.results_follow_calls:
+            answer = replace(answer, tool_calls=tuple(self._answered_calls(messages)))
         text = self.template.render([user(_BEFORE), answer, *messages], generation_prompt=True)
-        _, found, after = text.partition(STAND_IN)
+        _, found, after = text.rpartition(STAND_IN)
         if not found:
             raise TemplateError("the chat template leaves out what the assistant said", got=text)
-        return after
+        return after[_first_of(after, self._ends()) :] if answer.tool_calls else after
+
+    def _answered_calls(self, messages: Sequence[Message]) -> Iterator[ToolCall]:
+        """Stand-ins for the calls that the leading tool results among `messages` answer."""
+        for index, message in enumerate(takewhile(lambda message: message.role == "tool", messages)):
+            name = message.name or "tool"
+            call_id = message.tool_call_id or self.call_id(name, index)
+            yield ToolCall(name=name, arguments={"value": STAND_IN}, id=call_id)
+
+    def call_id(self, name: str, index: int) -> str:
+        """The id of a conversation's call number `index`, from 0 on, in the family's form."""
+        form = "call_{number}" if self.family is None else self.family.call_id
+        return form.format(name=name, index=index, number=index + 1)
+
+    def _ends(self) -> list[str]:
+        """The texts that end a turn."""
+        if self.family is not None and any(map(self.encoder.added_id, self.family.end_of_turn)):
+            return list(self.family.end_of_turn)
+        return [self.encoder.decode([self.boundary.end_id])]
 
     def prefill(self, text: str) -> list[int]:
         """Tokens of text that is put in the policy's mouth at the start of its answer."""
         return self.encoder.encode(text)
 
-    def answer_text(self, message: Message) -> str:
+    def answer_text(self, message: Message, *, earlier_calls: int = 0) -> str:
         """What the model would write to say `message`, its tool calls included, as the template shows it.
+
+        Args:
+            message: Its calls get ids in the family's form.
+            earlier_calls: Tool calls that the conversation holds already.
 
         Raises:
             TemplateError: The template refuses the message, or does not write it right after the header of an answer.
         """
-        asked = self.template.render([user(_BEFORE)], generation_prompt=True)
-        told = self.template.render([user(_BEFORE), message])
-        text, end, _ = told.removeprefix(asked).rpartition(self.encoder.decode([self.boundary.end_id]))
-        if not told.startswith(asked) or not end:
+        asked = self.header
+        numbered = enumerate(message.tool_calls, start=earlier_calls)
+        calls = tuple(replace(call, id=self.call_id(call.name, index)) for index, call in numbered)
+        told = self.template.render([user(_BEFORE), replace(message, tool_calls=calls)])
+        if self._opened and not told.startswith(asked):
+            told = self._with_empty_thought(told)
+        text = told.removeprefix(asked)
+        end = len(text) if self.boundary.opens_message else max(map(text.rfind, self._ends()))
+        if not told.startswith(asked) or end < 0:
             raise TemplateError(
                 "the chat template begins an answer in another way when it is given than when it is asked for",
                 got=repr(told),
                 expected=f"a text that starts with {asked!r}",
                 hint="set agent.enable_thinking to what the answers hold, or use another chat template",
             )
-        return text
+        return text[:end]
+
+    def _with_empty_thought(self, told: str) -> str:
+        """A conversation whose answer has no thinking, as if the thinking that the header opens were closed at once."""
+        closed = self.thinking.written("", self.header)
+        before = self.header[: self.header.rindex(self.thinking.open)]
+        answer = told.removeprefix(before)
+        if not told.startswith(before):
+            return told
+        return self.header + (answer if answer.startswith(self.thinking.close) else closed + answer)
+
+    def plain_answer(self, text: str, *, thought: str | None = None) -> str:
+        """What the model would write to say no more than `text`, after a thought if there is one."""
+        if self.family is not None and self.family.marks_answers:
+            text = self.answer_text(Message(role="assistant", content=text))
+        if thought is None and not self._opened:
+            return text
+        return self.thinking.written(thought or "", self.header) + text
 
     def demonstration(self, text: str) -> list[int]:
         """Tokens of a whole answer that somebody else wrote, with the end of its turn."""
-        return [*self.encoder.encode(text), self.boundary.end_id]
+        return [*self.encoder.encode(text), self._demonstrated_end(text)]
+
+    def _demonstrated_end(self, text: str) -> int:
+        """The token with which the model should end an answer."""
+        family = self.family
+        if family is None:
+            return self.boundary.end_id
+        calls = family.call_end is not None and family.call_mark in text
+        end = self.encoder.added_id((family.call_end if calls else family.answer_end) or "")
+        return self.boundary.end_id if end is None else end
 
     def read(
         self, token_ids: Sequence[int], *, stop_reason: StopReason = StopReason.STOP, tools: Sequence[ToolSchema] = ()
     ) -> Answer:
         """The answer that tokens stand for: content, thinking and tool calls apart, problems in words. Never raises."""
-        return self._reader.read(self.encoder.decode(token_ids, skip_special=True), stop_reason, tools)
+        text = self.encoder.decode_plain(token_ids, keep=self._markup)
+        return self._reader.read(text, stop_reason, tools)
 
     def require_tool_parser(self) -> None:
         """Check that tool calls of this model can be read.
@@ -207,6 +285,11 @@ class Renderer:
 
 def _is_short(message: Message) -> bool:
     return isinstance(message.content, str) and len(message.content) <= LONGEST_KNOWN and not message.tool_calls
+
+
+def _first_of(text: str, marks: Sequence[str]) -> int:
+    """Where the first of `marks` stands in `text`; its end where none does."""
+    return min((place for mark in marks if (place := text.find(mark)) >= 0), default=len(text))
 
 
 def _written_out(items: Sequence[T], times: Sequence[int]) -> list[T]:

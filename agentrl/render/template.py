@@ -23,14 +23,25 @@ class ChatTemplate:
         tokenizer: Its chat template is used.
         options: Variables that the template reads, such as ``enable_thinking``.
         images: Whether the model reads images: the template is then given the parts of a message's content.
+        reasoning_key: Under which name the template looks for a message's thinking.
+        opening: Put before the template.
 
     Raises:
         TemplateError: the tokenizer has no chat template.
     """
 
-    def __init__(self, tokenizer: PreTrainedTokenizerFast, options: Mapping[str, Any], *, images: bool = False) -> None:
+    def __init__(
+        self,
+        tokenizer: PreTrainedTokenizerFast,
+        options: Mapping[str, Any],
+        *,
+        images: bool = False,
+        reasoning_key: str = "reasoning_content",
+        opening: str = "",
+    ) -> None:
         self._tokenizer = tokenizer
         self._images = images
+        self._reasoning_key = reasoning_key
         self._options = dict(options)
         if not isinstance(tokenizer.chat_template, str):
             raise TemplateError(
@@ -40,6 +51,7 @@ class ChatTemplate:
                 hint="use the model's instruction-tuned variant, or set tokenizer.chat_template",
             )
         self.source: str = tokenizer.chat_template
+        self._whole = opening + self.source
         self._has_system_role = self._accepts_system()
 
     def render(
@@ -56,9 +68,13 @@ class ChatTemplate:
 
     def _apply(self, messages: Sequence[Message], tools: Sequence[ToolSchema], generation_prompt: bool) -> str:
         rows = [_row(message, images=self._images) for message in messages]
+        for row in rows:
+            if "reasoning_content" in row:
+                row[self._reasoning_key] = row.pop("reasoning_content")
         try:
             text: str = self._tokenizer.apply_chat_template(
                 rows,
+                chat_template=self._whole,
                 tools=[dict(tool) for tool in tools] or None,
                 tokenize=False,
                 add_generation_prompt=generation_prompt,

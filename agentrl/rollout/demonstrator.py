@@ -120,11 +120,18 @@ class LedgerDemonstration(Conversation):
         message, source = await demonstration(
             self._speaker.policy, self._situation, seed, mistakes=self._speaker.mistakes
         )
-        text = self._renderer.answer_text(message) if message.tool_calls else message.text
+        text = self._written(message)
         answer = self.ledger.demonstrate(text, source=source)
         turn = self.ledger.sequence.turns[-1]
         turns.take(turn, prompt_tokens=prompt_tokens, answer_tokens=turn.end - turn.start)
         return answer
+
+    def _written(self, message: Message) -> str:
+        """What the model would write to say `message` now."""
+        if not message.tool_calls:
+            return self._renderer.plain_answer(message.text)
+        earlier = sum(len(said.tool_calls) for said in self.ledger.messages)
+        return self._renderer.answer_text(message, earlier_calls=earlier)
 
 
 async def demonstration(

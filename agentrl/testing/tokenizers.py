@@ -9,6 +9,7 @@ from dataclasses import dataclass
 from tokenizers import AddedToken, Tokenizer, decoders, models, pre_tokenizers, trainers
 from transformers import PreTrainedTokenizerFast
 
+from agentrl.testing import family_templates as templates
 from agentrl.testing.chat_templates import GEMMA, LLAMA3, QWEN3, QWEN3_CODER, QWEN25, QWEN25_VL
 
 DEFAULT_TEXT = (
@@ -36,6 +37,31 @@ _FREQUENT = "aeostn<|>_\u0120\u010a"
 _CHATML = ("<|endoftext|>", "<|im_start|>", "<|im_end|>")
 _VISION = ("<|vision_start|>", "<|vision_end|>", "<|image_pad|>", "<|video_pad|>")
 _TOOL_TAGS = ("<tool_call>", "</tool_call>")
+_THINK_TAGS = ("<think>", "</think>")
+_MISTRAL = ("<unk>", "<s>", "</s>", "[INST]", "[/INST]", "[AVAILABLE_TOOLS]", "[/AVAILABLE_TOOLS]", "[TOOL_RESULTS]")
+_DEEPSEEK = ("<｜begin▁of▁sentence｜>", "<｜end▁of▁sentence｜>")
+_DEEPSEEK_ROLES = ("<｜User｜>", "<｜Assistant｜>", *_THINK_TAGS)
+_DEEPSEEK_TOOLS = tuple(
+    f"<｜tool▁{name}｜>"
+    for name in (
+        [
+            "calls▁begin",
+            "calls▁end",
+            "call▁begin",
+            "call▁end",
+            "sep",
+            "outputs▁begin",
+            "outputs▁end",
+            "output▁begin",
+            "output▁end",
+        ]
+    )
+)
+_KIMI = ("[BOS]", "[EOS]", "<|im_system|>", "<|im_user|>", "<|im_assistant|>", "<|im_middle|>", "<|im_end|>")
+_KIMI_TOOLS = tuple(
+    f"<|tool_{name}|>"
+    for name in ["calls_section_begin", "calls_section_end", "call_begin", "call_argument_begin", "call_end"]
+)
 TOKENIZER_FAMILIES: Mapping[str, TokenizerFamily] = {
     "qwen2.5": TokenizerFamily(chat_template=QWEN25, special=_CHATML, plain=_TOOL_TAGS, eos="<|im_end|>"),
     "qwen2.5-vl": TokenizerFamily(chat_template=QWEN25_VL, special=(*_CHATML, *_VISION), eos="<|im_end|>"),
@@ -70,6 +96,87 @@ TOKENIZER_FAMILIES: Mapping[str, TokenizerFamily] = {
         special=("<pad>", "<eos>", "<bos>", "<start_of_turn>", "<end_of_turn>"),
         eos="<eos>",
         bos="<bos>",
+    ),
+    "mistral": TokenizerFamily(
+        chat_template=templates.MISTRAL,
+        special=(
+            *_MISTRAL,
+            *("[/TOOL_RESULTS]", "[TOOL_CALLS]", "[SYSTEM_PROMPT]", "[/SYSTEM_PROMPT]"),
+            *("[ARGS]", "[CALL_ID]", "[THINK]", "[/THINK]"),
+        ),
+        eos="</s>",
+        bos="<s>",
+    ),
+    "mistral_v3": TokenizerFamily(
+        chat_template=templates.MISTRAL_V3,
+        special=(*_MISTRAL, "[/TOOL_RESULTS]", "[TOOL_CALLS]"),
+        eos="</s>",
+        bos="<s>",
+    ),
+    "glm": TokenizerFamily(
+        chat_template=templates.GLM45,
+        special=("<|endoftext|>", "[gMASK]", "<sop>", "<|system|>", "<|user|>", "<|assistant|>", "<|observation|>"),
+        plain=(
+            *(*_TOOL_TAGS, *_THINK_TAGS, "<tool_response>", "</tool_response>"),
+            *("<arg_key>", "</arg_key>", "<arg_value>", "</arg_value>"),
+        ),
+        eos="<|endoftext|>",
+    ),
+    "deepseek_v3": TokenizerFamily(
+        chat_template=templates.DEEPSEEK_V3,
+        special=_DEEPSEEK,
+        plain=(*_DEEPSEEK_ROLES, *_DEEPSEEK_TOOLS),
+        eos="<｜end▁of▁sentence｜>",
+        bos="<｜begin▁of▁sentence｜>",
+    ),
+    "deepseek_v3.1": TokenizerFamily(
+        chat_template=templates.DEEPSEEK_V31,
+        special=_DEEPSEEK,
+        plain=(*_DEEPSEEK_ROLES, *_DEEPSEEK_TOOLS),
+        eos="<｜end▁of▁sentence｜>",
+        bos="<｜begin▁of▁sentence｜>",
+    ),
+    "deepseek_v3.2": TokenizerFamily(
+        chat_template=templates.DEEPSEEK_V32,
+        special=_DEEPSEEK,
+        plain=(*_DEEPSEEK_ROLES, "｜DSML｜"),
+        eos="<｜end▁of▁sentence｜>",
+        bos="<｜begin▁of▁sentence｜>",
+    ),
+    "kimi_k2": TokenizerFamily(
+        chat_template=templates.KIMI_K2, special=(*_KIMI, *_KIMI_TOOLS), eos="<|im_end|>", bos="[BOS]"
+    ),
+    "kimi_k2_thinking": TokenizerFamily(
+        chat_template=templates.KIMI_K2_THINKING,
+        special=(*_KIMI, *_KIMI_TOOLS),
+        plain=_THINK_TAGS,
+        eos="<|im_end|>",
+        bos="[BOS]",
+    ),
+    "gpt_oss": TokenizerFamily(
+        chat_template=templates.GPT_OSS,
+        special=(
+            *("<|startoftext|>", "<|endoftext|>", "<|return|>", "<|constrain|>", "<|channel|>"),
+            *("<|start|>", "<|end|>", "<|message|>", "<|call|>"),
+        ),
+        eos="<|return|>",
+        bos="<|startoftext|>",
+    ),
+    "minimax_m2": TokenizerFamily(
+        chat_template=templates.MINIMAX_M2,
+        special=("]~!b[", "]~b]", "[e~["),
+        plain=(*_THINK_TAGS, "<minimax:tool_call>", "</minimax:tool_call>"),
+        eos="[e~[",
+        bos="]~!b[",
+    ),
+    "llama4": TokenizerFamily(
+        chat_template=templates.LLAMA4,
+        special=(
+            *("<|begin_of_text|>", "<|end_of_text|>", "<|header_start|>", "<|header_end|>"),
+            *("<|eom|>", "<|eot|>", "<|python_start|>", "<|python_end|>"),
+        ),
+        eos="<|eot|>",
+        bos="<|begin_of_text|>",
     ),
 }
 """Families by name."""

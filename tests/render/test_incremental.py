@@ -23,14 +23,27 @@ ROLES: dict[str, tuple[Role, ...]] = {
     "qwen3_coder": ("user", "tool"),
     "llama3": ("user", "tool"),
     "gemma": ("user",),
+    "mistral": ("user", "tool"),
+    "mistral_v3": ("user", "tool"),
+    "glm": ("user", "tool"),
+    "deepseek_v3": ("user", "tool"),
+    "deepseek_v3.1": ("user", "tool"),
+    "deepseek_v3.2": ("user",),
+    "kimi_k2": ("user", "tool"),
+    "kimi_k2_thinking": ("user", "tool"),
+    "gpt_oss": ("user",),
+    "llama4": ("user", "tool"),
 }
+ANSWERS_AS_HISTORY = sorted(set(TOKENIZER_FAMILIES) - {"minimax_m2"})
+"""Families whose answers begin in a history as they are asked for; MiniMax M2 asks for thinking."""
 contents = st.text(st.sampled_from("aest\n >_é…<|"), max_size=12)
 answers = st.text(st.sampled_from("aest >_é"), min_size=1, max_size=12).map(str.strip).filter(bool)
 
 
 @functools.cache
 def random_renderer(family: str, seed: int, words: bool) -> Renderer:
-    return Renderer(assemble_tokenizer(family, random_bpe(seed, words=words)), enable_thinking=True)
+    thinks = not family.startswith("deepseek")
+    return Renderer(assemble_tokenizer(family, random_bpe(seed, words=words)), enable_thinking=thinks)
 
 
 def generation(ids: list[int]) -> Generation:
@@ -48,9 +61,9 @@ def template_answer(renderer: Renderer, prompt: list[int], whole: list[int]) -> 
     return whole[len(prompt) : end + 1]
 
 
-@settings(max_examples=120, deadline=None, derandomize=True)
+@settings(max_examples=60, deadline=None, derandomize=True)
 @given(data=st.data())
-@pytest.mark.parametrize("family", sorted(TOKENIZER_FAMILIES))
+@pytest.mark.parametrize("family", ANSWERS_AS_HISTORY)
 def test_incremental_rendering_equals_the_whole_where_the_model_writes_what_the_template_would(
     family: str, data: st.DataObject
 ) -> None:
@@ -61,7 +74,9 @@ def test_incremental_rendering_equals_the_whole_where_the_model_writes_what_the_
     for _ in range(data.draw(st.integers(1, 4))):
         prompt = conversation.prepare()
         reply, role = data.draw(answers), data.draw(st.sampled_from(ROLES[family]))
-        observation = Message(role=role, content=data.draw(contents), tool_call_id="call_1", name="look")
+        observation = Message(
+            role=role, content=data.draw(contents), tool_call_id=renderer.call_id("look", 0), name="look"
+        )
         messages += [Message(role="assistant", content=reply), observation]
         whole = encode(template.render(messages, generation_prompt=True))
         answer = template_answer(renderer, prompt, whole)
@@ -73,7 +88,7 @@ def test_incremental_rendering_equals_the_whole_where_the_model_writes_what_the_
 
 
 @pytest.mark.parametrize("family", sorted(TOKENIZER_FAMILIES))
-@settings(max_examples=60, deadline=None, derandomize=True)
+@settings(max_examples=25, deadline=None, derandomize=True)
 @given(text=st.text(max_size=60), seed=st.integers(0, 3), words=st.booleans())
 def test_cached_pieces_encode_like_the_whole(family: str, text: str, seed: int, words: bool) -> None:
     encoder = random_renderer(family, seed, words).encoder

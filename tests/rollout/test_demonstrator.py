@@ -25,7 +25,7 @@ async def test_a_demonstration_is_what_a_perfect_policy_would_write(make_runner,
     speaker = Demonstrator(ScriptedPolicy.EXPERT, renderer)
     shown = await play(make_runner(worlds.Corridor, speaker=speaker, loop=loop, options=options))
     message = make_runner(worlds.Corridor, loop=loop, options=options).loop.demonstrate("forward")
-    text = renderer.answer_text(message) if message.tool_calls else message.text
+    text = renderer.answer_text(message) if message.tool_calls else renderer.plain_answer(message.text)
     end = renderer.boundary.end_id
     perfect = [*renderer.encoder.encode(text), end]
     from agentrl.serving.scripted import ScriptedEngine

@@ -40,8 +40,15 @@ class Malformed(Exception):
     """A call that cannot be used; its message is a problem for the model. Raised and caught inside parsers."""
 
 
-def make_call(name: object, arguments: object, tools: ToolSchemas, number: int) -> ToolCall:
+def make_call(name: object, arguments: object, tools: ToolSchemas, number: int, call_id: str | None = None) -> ToolCall:
     """A call of a known tool with an object of arguments.
+
+    Args:
+        name: As the model wrote it.
+        arguments: As the model wrote them.
+        tools: The offered tools.
+        number: Of the call within the answer, from 1 on.
+        call_id: The id that the model gave the call, where its notation has ids.
 
     Raises:
         Malformed: says what is missing, unknown or of a wrong type.
@@ -58,4 +65,4 @@ def make_call(name: object, arguments: object, tools: ToolSchemas, number: int) 
         raise Malformed(
             f"The arguments of {name} (tool call {number}) must be a JSON object, not {type(arguments).__name__}."
         )
-    return ToolCall(name=name, arguments=dict(arguments), id=f"call_{number}")
+    return ToolCall(name=name, arguments=dict(arguments), id=call_id or f"call_{number}")

@@ -7,8 +7,7 @@ from typing import Any
 
 from agentrl.message import ToolCall
 from agentrl.render.tool_parsers.contract import Malformed, ParsedCalls, ToolSchemas, make_call
-from agentrl.render.tool_parsers.json_value import read_json
-from agentrl.render.tool_parsers.schema_types import json_types
+from agentrl.render.tool_parsers.typed_value import typed_value
 
 OPEN, CLOSE = "<tool_call>", "</tool_call>"
 FORM = (
@@ -51,32 +50,14 @@ def _read_block(body: str, tools: ToolSchemas, number: int) -> ToolCall:
 
 
 def _read_parameters(body: str, name: str, tools: ToolSchemas, number: int) -> dict[str, Any]:
-    properties = tools[name].get("function", {}).get("parameters", {}).get("properties", {})
     arguments: dict[str, Any] = {}
     cursor = 0
     while parameter := _PARAMETER.match(body, cursor):
         key, value = parameter[1], parameter[2].removeprefix("\n").removesuffix("\n")
         if key in arguments:
             raise Malformed(f"Tool call {number} gives {key!r} of {name} twice.")
-        arguments[key] = _value(value, json_types(properties.get(key, {})), f"{key!r} of {name} (tool call {number})")
+        arguments[key] = typed_value(value, key, name, tools, number)
         cursor = parameter.end()
     if body[cursor:].strip():
         raise Malformed(f"Tool call {number} has text outside its parameter tags. {FORM}")
     return arguments
-
-
-def _value(text: str, types: frozenset[str], what: str) -> Any:
-    if not types - {"string", "null"}:
-        return None if "null" in types and text.strip().lower() in ("null", "none") else text
-    plain = text.strip()
-    if plain.lower() in ("true", "false", "null", "none"):
-        plain = plain.lower().replace("none", "null")
-    try:
-        value = read_json(plain, 0, what)
-        if value.end != len(plain):
-            raise Malformed(f"{what} goes on after its value.")
-    except Malformed as problem:
-        if "string" in types:
-            return text
-        raise Malformed(f"{problem} It must be of type {' or '.join(sorted(types))}.") from problem
-    return value.value

@@ -1,0 +1,96 @@
+"""Messages of gpt-oss (harmony): channels for thinking, tool calls and the answer, between special tokens."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterator
+from dataclasses import dataclass
+from functools import partial
+
+from agentrl.message import ToolCall
+from agentrl.render.tool_parsers.collected import Collected
+from agentrl.render.tool_parsers.contract import Malformed, ParsedCalls, ToolSchemas, make_call
+from agentrl.render.tool_parsers.json_value import read_json
+
+FORM = "Write <|channel|>commentary to=functions.tool <|constrain|>json<|message|>{...}<|call|>."
+FINAL_FORM = "Write <|channel|>final<|message|> before an answer."
+_FUNCTIONS = "functions."
+_MESSAGE = re.compile(
+    r"(?P<header>.*?)<\|message\|>(?P<body>.*?)"
+    r"(?P<end><\|end\|>|<\|call\|>|<\|return\|>|(?=<\|start\|>)|(?=<\|channel\|>)|\Z)",
+    re.DOTALL,
+)
+_CHANNEL = re.compile(r"<\|channel\|>\s*(\w+)")
+_RECIPIENT = re.compile(r"\bto=([^\s<]+)")
+_MARKS = re.compile(r"<\|(?:start|channel|constrain|message|end|call|return)\|>")
+
+
+@dataclass(frozen=True, slots=True)
+class ChannelMessage:
+    """One message of an answer."""
+
+    channel: str | None
+    recipient: str | None
+    body: str
+    end: str
+    """The token that ended it; empty when it was cut."""
+    text: str
+    """All of it, as it was written."""
+
+    @property
+    def is_unfinished(self) -> bool:
+        """Whether it ends in its header."""
+        return self.body == self.text and self.text.startswith(("<|start|>", "<|channel|>"))
+
+
+def split_messages(text: str) -> Iterator[ChannelMessage]:
+    """The messages of an answer; text that belongs to none comes last, without a channel."""
+    cursor = 0
+    while match := _MESSAGE.match(text, cursor):
+        channel, recipient = _CHANNEL.search(match["header"]), _RECIPIENT.search(match["header"])
+        yield ChannelMessage(
+            channel[1] if channel else None, recipient[1] if recipient else None, match["body"], match["end"], match[0]
+        )
+        cursor = match.end()
+    if rest := text[cursor:]:
+        yield ChannelMessage(None, None, rest, "", rest)
+
+
+def is_thinking(message: ChannelMessage) -> bool:
+    """Whether a message is thinking: on the analysis channel, to nobody."""
+    return message.channel == "analysis" and message.recipient is None
+
+
+def parse(text: str, tools: ToolSchemas) -> ParsedCalls:
+    """Read the messages to tools, and those on other channels as content; thinking has been taken out before."""
+    found = Collected()
+    said: list[str] = []
+    for message in split_messages(text):
+        if message.recipient is not None:
+            found.take(partial(_call, message, tools, found.number))
+        elif message.channel in ("final", "commentary"):
+            said.append(message.body.strip())
+        elif message.is_unfinished:
+            found.problems.append(f"A message ends before its <|message|>. {FINAL_FORM}")
+        elif bare := _MARKS.sub("", message.body).strip():
+            said.append(bare)
+            named = f"is on the channel {message.channel!r}" if message.channel else "names no channel"
+            found.problems.append(f"A part of the answer {named}. {FINAL_FORM}")
+    found.content.append("\n".join(part for part in said if part))
+    return found.result()
+
+
+def _call(message: ChannelMessage, tools: ToolSchemas, number: int) -> ToolCall:
+    recipient = str(message.recipient)
+    if not message.end:
+        raise Malformed(f"Tool call {number} was not closed with <|call|>. {FORM}")
+    if not recipient.startswith(_FUNCTIONS):
+        raise Malformed(f"Tool call {number} is to {recipient!r}, not to functions. {FORM}")
+    what = f"The arguments of tool call {number}"
+    try:
+        arguments = read_json(message.body, 0, what)
+        if arguments.end != len(message.body):
+            raise Malformed(f"{what} go on after their JSON object.")
+    except Malformed as problem:
+        raise Malformed(f"{problem} {FORM}") from problem
+    return make_call(recipient.removeprefix(_FUNCTIONS), arguments.value, tools, number)

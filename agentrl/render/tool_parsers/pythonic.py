@@ -1,0 +1,88 @@
+"""Tool calls as a Python list of calls that makes up the whole answer (Llama 4, Llama 3.2): ``[f(a=1), g(b='x')]``."""
+
+from __future__ import annotations
+
+import ast
+import json
+import re
+import warnings
+from functools import partial
+from typing import Any
+
+from agentrl.message import ToolCall
+from agentrl.render.tool_parsers.collected import Collected
+from agentrl.render.tool_parsers.contract import Malformed, ParsedCalls, ToolSchemas, make_call
+
+FORM = "Answer with [tool(argument=value)] and nothing else; put , between several calls, and name every argument."
+_START, _END = "<|python_start|>", "<|python_end|>"
+_CALLS = re.compile(r"\[\s*[A-Za-z_]\w*\(")
+_JSON_NAMES = {"true": True, "false": False, "null": None}
+
+
+def parse(text: str, tools: ToolSchemas) -> ParsedCalls:
+    """Read an answer that is a list of calls; see `agentrl.render.tool_parsers.contract`."""
+    body = text.strip().removeprefix(_START).removesuffix(_END).strip()
+    begins = _CALLS.match(body)
+    if begins is None:
+        stray = _CALLS.search(body)
+        problems = (f"A tool call stands next to other text. {FORM}",) if stray else ()
+        return ParsedCalls(content=body, problems=problems)
+    found = Collected()
+    try:
+        items = _items(body)
+    except Malformed as problem:
+        return ParsedCalls(content="", problems=(str(problem),))
+    for item in items:
+        found.take(partial(_call, item, tools, found.number))
+    return found.result()
+
+
+def _items(body: str) -> list[ast.expr]:
+    try:
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore", SyntaxWarning)
+            tree = ast.parse(body, mode="eval").body
+    except (SyntaxError, ValueError, RecursionError, MemoryError) as error:
+        reason = error.msg if isinstance(error, SyntaxError) else "it cannot be read"
+        raise Malformed(f"The list of tool calls is not valid Python: {reason}. {FORM}") from error
+    if not isinstance(tree, ast.List):
+        raise Malformed(f"The tool calls are not one list. {FORM}")
+    return tree.elts
+
+
+def _call(item: ast.expr, tools: ToolSchemas, number: int) -> ToolCall:
+    if not isinstance(item, ast.Call) or not isinstance(item.func, ast.Name):
+        raise Malformed(f"Item {number} of the list is not the call of a tool. {FORM}")
+    name = item.func.id
+    if item.args or any(keyword.arg is None for keyword in item.keywords):
+        raise Malformed(f"Tool call {number} gives {name} an argument without its name. {FORM}")
+    what = f"of {name} (tool call {number})"
+    arguments = {str(k.arg): _literal(k.value, f"{k.arg!r} {what}") for k in item.keywords}
+    try:
+        json.dumps(arguments, ensure_ascii=False, allow_nan=False).encode()
+    except ValueError as error:
+        raise Malformed(f"The arguments {what} cannot be written as JSON: {error}.") from error
+    return make_call(name, arguments, tools, number)
+
+
+def _literal(node: ast.expr, what: str) -> Any:
+    """A number, string, truth value, nothing, list or dictionary of such."""
+    if isinstance(node, ast.Constant) and isinstance(node.value, str | int | float | None):
+        return node.value
+    if isinstance(node, ast.Name) and node.id in _JSON_NAMES:
+        return _JSON_NAMES[node.id]
+    if isinstance(node, ast.UnaryOp) and isinstance(node.op, ast.USub) and isinstance(node.operand, ast.Constant):
+        number = node.operand.value
+        if isinstance(number, int | float):
+            return -number
+    if isinstance(node, ast.List):
+        return [_literal(item, what) for item in node.elts]
+    if isinstance(node, ast.Dict):
+        return {_key(k, what): _literal(v, what) for k, v in zip(node.keys, node.values, strict=True)}
+    raise Malformed(f"{what} must be a literal value, not {ast.unparse(node)[:40]!r}. {FORM}")
+
+
+def _key(node: ast.expr | None, what: str) -> str:
+    if isinstance(node, ast.Constant) and isinstance(node.value, str):
+        return node.value
+    raise Malformed(f"A key in {what} must be a string. {FORM}")

@@ -1,0 +1,182 @@
+"""Our parsers of tool calls against the servers' own, on the same outputs of models.
+
+Where they differ, ``tool_parser_differences.json`` says how, by family, server and kind of output; every difference is
+listed there, and every listed one is there. docs/concepts/model-families.md explains them.
+"""
+
+import json
+import os
+import subprocess
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from agentrl.registry import Kind, lookup
+from agentrl.render.answer import split_channels
+from agentrl.serving.launch import engine_python
+from agentrl.serving.launch.environments import engines_folder
+from agentrl.serving.sglang.launch import CPU_MODULES
+from agentrl.testing.tokenizers import build_tokenizer
+from agentrl.testing.tool_notations import NOTATIONS
+from agentrl.testing.tool_outputs import TOOLS, Output, tool_outputs
+
+SCRIPT = Path(__file__).with_name("server_parsers.py")
+DIFFERENCES = json.loads(Path(__file__).with_name("tool_parser_differences.json").read_text(encoding="utf-8"))
+OFFERED = {tool["function"]["name"]: tool for tool in TOOLS}
+SERVERS = ("vllm", "sglang")
+VOCABULARY = "o200k_base.tiktoken"
+
+
+@dataclass(frozen=True)
+class Parsers:
+    """The names of a family's parsers, and of a tokenizer with its tokens."""
+
+    tokenizer: str
+    ours: str
+    vllm: str
+    sglang: str
+
+
+FAMILIES = {
+    "hermes": Parsers("qwen2.5", "hermes", "hermes", "hermes"),
+    "llama3_json": Parsers("llama3", "llama3_json", "llama3_json", "llama3"),
+    "qwen3_coder": Parsers("qwen3_coder", "qwen3_coder", "qwen3_coder", "qwen3_coder"),
+    "mistral": Parsers("mistral", "mistral", "mistral", "mistral"),
+    "mistral_v3": Parsers("mistral_v3", "mistral", "mistral", "mistral"),
+    "glm": Parsers("glm", "glm", "glm45", "glm45"),
+    "deepseek_v3": Parsers("deepseek_v3", "deepseek_v3", "deepseek_v3", "deepseekv3"),
+    "deepseek_v3.1": Parsers("deepseek_v3.1", "deepseek_v31", "deepseek_v31", "deepseekv31"),
+    "deepseek_v3.2": Parsers("deepseek_v3.2", "deepseek_v32", "deepseek_v32", "deepseekv32"),
+    "kimi_k2": Parsers("kimi_k2", "kimi_k2", "kimi_k2", "kimi_k2"),
+    "gpt_oss": Parsers("gpt_oss", "harmony", "openai", "gpt-oss"),
+    "minimax_m2": Parsers("minimax_m2", "minimax_m2", "minimax_m2", "minimax-m2"),
+    "llama4": Parsers("llama4", "pythonic", "llama4_pythonic", "pythonic"),
+}
+
+
+@dataclass(frozen=True)
+class Reading:
+    """What a parser made of an output."""
+
+    calls: list[tuple[str, Any]]
+    content: str
+    raised: str = ""
+
+
+Answers = Mapping[str, Sequence[Mapping[str, Any]]]
+
+
+@pytest.fixture(scope="session")
+def server_answers(tmp_path_factory) -> Callable[[str], Answers]:
+    """What a server's parsers make of all outputs; each server is asked once, in its own environment."""
+    known: dict[str, Answers] = {}
+
+    def ask(server: str) -> Answers:
+        if server not in known:
+            known[server] = _ask(server, tmp_path_factory.mktemp(server))
+        return known[server]
+
+    return ask
+
+
+def _ask(server: str, folder: Path) -> Answers:
+    jobs = {}
+    for family, parsers in FAMILIES.items():
+        build_tokenizer(parsers.tokenizer).save_pretrained(folder / parsers.tokenizer)
+        outputs = [output.text for output in tool_outputs(family)]
+        name, tokenizer = getattr(parsers, server), str(folder / parsers.tokenizer)
+        jobs[family] = {"parser": name, "tokenizer": tokenizer, "outputs": outputs}
+    asked = {"server": server, "tools": TOOLS, "jobs": jobs}
+    (folder / "jobs.json").write_text(json.dumps(asked), encoding="utf-8")
+    variables = {"TIKTOKEN_ENCODINGS_BASE": str(_harmony_folder()), "HF_HUB_OFFLINE": "1", "CUDA_VISIBLE_DEVICES": ""}
+    if server == "sglang":
+        variables |= {"PYTHONPATH": str(CPU_MODULES), "SGLANG_USE_CPU_ENGINE": "1"}
+    done = subprocess.run(
+        [engine_python(server, None), SCRIPT, folder], env={**os.environ, **variables}, capture_output=True, text=True
+    )
+    assert done.returncode == 0, done.stderr[-2000:]
+    return json.loads((folder / f"{server}.json").read_text(encoding="utf-8"))
+
+
+def _harmony_folder() -> Path:
+    """Where ``make engines`` has put the vocabulary without which OpenAI's library does not parse."""
+    folders = [path.parent for path in engines_folder(os.environ).glob(f"harmony-*/{VOCABULARY}")]
+    assert folders, f"no harmony-*/{VOCABULARY} in {engines_folder(os.environ)}: run make engines"
+    return folders[0]
+
+
+def read_theirs(answer: Mapping[str, Any]) -> Reading:
+    if "raised" in answer:
+        return Reading([], "", raised=answer["raised"])
+    calls = [(name, _loaded(arguments)) for name, arguments in answer["calls"]]
+    return Reading(calls, answer["content"].strip())
+
+
+def _loaded(arguments: str) -> Any:
+    try:
+        return json.loads(arguments)
+    except json.JSONDecodeError:
+        return f"not JSON: {arguments}"
+
+
+def read_ours(family: str, output: Output) -> Reading:
+    text = split_channels(output.text).rest if family == "gpt_oss" else output.text
+    parsed = lookup(Kind.TOOL_PARSER, FAMILIES[family].ours)(text, OFFERED)
+    return Reading([(call.name, dict(call.arguments)) for call in parsed.calls], parsed.content)
+
+
+def difference(ours: Reading, theirs: Reading, text: str) -> str:
+    """In words, how `theirs` differs from `ours`; empty when it does not."""
+    if theirs.raised:
+        return "it takes too long" if theirs.raised == "TooLong" else "it raises"
+    found = (_calls_difference(ours.calls, theirs.calls), _content_difference(ours, theirs, text))
+    return ", ".join(part for part in found if part)
+
+
+def _calls_difference(ours: list[tuple[str, Any]], theirs: list[tuple[str, Any]]) -> str:
+    if theirs == ours:
+        return ""
+    if [call for call in theirs if call[0] in OFFERED] == ours:
+        return "it calls tools that are not offered"
+    if not theirs:
+        return "it drops good calls"
+    if _holds(theirs, ours):
+        return "it calls with arguments that we refuse"
+    return "it drops some good calls" if _holds(ours, theirs) else "it reads other arguments"
+
+
+def _holds(longer: list[tuple[str, Any]], shorter: list[tuple[str, Any]]) -> bool:
+    rest = iter(longer)
+    return all(any(call == other for other in rest) for call in shorter)
+
+
+def _content_difference(ours: Reading, theirs: Reading, text: str) -> str:
+    if theirs.content == ours.content:
+        return ""
+    if theirs.content == text.strip():
+        return "the output is its content"
+    if not theirs.content:
+        return "it leaves text out"
+    return "its content holds parts of calls" if theirs.content in text else "its content is another"
+
+
+@pytest.mark.parametrize("family", sorted(FAMILIES))
+@pytest.mark.parametrize("server", SERVERS)
+@pytest.mark.timeout(900)
+def test_the_servers_parsers_agree_with_ours_but_for_what_is_listed(server: str, family: str, server_answers) -> None:
+    outputs, answers = tool_outputs(family), server_answers(server)[family]
+    assert len(outputs) == len(answers) >= 300
+    found: dict[str, set[str]] = {}
+    for output, answer in zip(outputs, answers, strict=True):
+        found.setdefault(output.kind, set()).add(
+            difference(read_ours(family, output), read_theirs(answer), output.text)
+        )
+    differing = {kind: sorted(ways) for kind, ways in found.items() if ways != {""}}
+    assert differing == DIFFERENCES[family][server]
+
+
+def test_every_notation_is_compared() -> None:
+    assert set(FAMILIES) == set(NOTATIONS) == set(DIFFERENCES)

@@ -1,0 +1,303 @@
+"""The families with notations of their own: their conversations source by source, thinking apart, calls both ways."""
+
+from __future__ import annotations
+
+import itertools
+
+import pytest
+
+from agentrl.errors import TemplateError
+from agentrl.message import Message, ToolCall, system, tool_result, user
+from agentrl.policy import Generation, StopReason
+from agentrl.render.check import check_template
+from agentrl.render.conversation import LedgerConversation
+from agentrl.render.renderer import Renderer
+from agentrl.testing.tokenizers import build_tokenizer
+from agentrl.trajectory import Source, Trajectory
+
+TOOL = {
+    "type": "function",
+    "function": {
+        "name": "look",
+        "description": "Look.",
+        "parameters": {"type": "object", "properties": {"direction": {"type": "string"}}},
+    },
+}
+FAMILIES = {
+    "mistral": "mistral",
+    "mistral_v3": "mistral",
+    "glm": "glm",
+    "deepseek_v3": "deepseek_v3",
+    "deepseek_v3.1": "deepseek_v3.1",
+    "deepseek_v3.2": "deepseek_v3.2",
+    "kimi_k2": "kimi_k2",
+    "kimi_k2_thinking": "kimi_k2",
+    "gpt_oss": "gpt_oss",
+    "minimax_m2": "minimax_m2",
+    "llama4": "llama4",
+}
+LOOK = ToolCall(name="look", arguments={"direction": "north"}, id="call_1")
+DSML = "｜DSML｜"
+
+
+def conversation_of(renderer: Renderer) -> LedgerConversation:
+    trajectory = Trajectory(id="t", task_id="t", environment="e", seed=0, group_id="g")
+    return LedgerConversation(renderer, trajectory, [user("start")], tools=[TOOL])
+
+
+def sampled(renderer: Renderer, text: str) -> Generation:
+    ids = renderer.encoder.encode(text)
+    return Generation(token_ids=ids, logprobs=[-0.5] * len(ids), versions=[0] * len(ids), stop_reason=StopReason.STOP)
+
+
+def runs(conversation: LedgerConversation, renderer: Renderer) -> list[tuple[str, str]]:
+    pairs = zip(conversation.sequence.sources.tolist(), conversation.sequence.token_ids.tolist(), strict=True)
+    return [
+        (Source(source).name, renderer.encoder.decode([token for _, token in group]))
+        for source, group in itertools.groupby(pairs, key=lambda pair: pair[0])
+    ]
+
+
+CALLS = {
+    "mistral": (
+        '[TOOL_CALLS]look[ARGS]{"direction": "north"}</s>',
+        [("TEMPLATE", "[TOOL_RESULTS]"), ("OBSERVATION", "dark"), ("TEMPLATE", "[/TOOL_RESULTS]")],
+    ),
+    "mistral_v3": (
+        '[TOOL_CALLS] [{"name": "look", "arguments": {"direction": "north"}}]</s>',
+        [
+            ("TEMPLATE", '[TOOL_RESULTS] {"content": "'),
+            ("OBSERVATION", "dark"),
+            ("TEMPLATE", '", "call_id": "call00001"}[/TOOL_RESULTS]'),
+        ],
+    ),
+    "glm": (
+        "\n<tool_call>look\n<arg_key>direction</arg_key>\n<arg_value>north</arg_value>\n</tool_call><|observation|>",
+        [
+            ("TEMPLATE", "\n<tool_response>\n"),
+            ("OBSERVATION", "dark"),
+            ("TEMPLATE", "\n</tool_response><|assistant|>\n<think></think>"),
+        ],
+    ),
+    "deepseek_v3": (
+        "<｜tool▁calls▁begin｜><｜tool▁call▁begin｜>function<｜tool▁sep｜>look\n```json\n"
+        '{"direction": "north"}\n```<｜tool▁call▁end｜><｜tool▁calls▁end｜><｜end▁of▁sentence｜>',
+        [
+            ("TEMPLATE", "<｜tool▁outputs▁begin｜><｜tool▁output▁begin｜>"),
+            ("OBSERVATION", "dark"),
+            ("TEMPLATE", "<｜tool▁output▁end｜><｜tool▁outputs▁end｜>"),
+        ],
+    ),
+    "deepseek_v3.1": (
+        '<｜tool▁calls▁begin｜><｜tool▁call▁begin｜>look<｜tool▁sep｜>{"direction": "north"}<｜tool▁call▁end｜>'
+        "<｜tool▁calls▁end｜><｜end▁of▁sentence｜>",
+        [("TEMPLATE", "<｜tool▁output▁begin｜>"), ("OBSERVATION", "dark"), ("TEMPLATE", "<｜tool▁output▁end｜>")],
+    ),
+    "deepseek_v3.2": (
+        f'\n\n<{DSML}function_calls>\n<{DSML}invoke name="look">\n'
+        f'<{DSML}parameter name="direction" string="true">north</{DSML}parameter>\n'
+        f"</{DSML}invoke>\n</{DSML}function_calls><｜end▁of▁sentence｜>",
+        [
+            ("TEMPLATE", "\n\n<function_results>\n<result>"),
+            ("OBSERVATION", "dark"),
+            ("TEMPLATE", "</result>\n</function_results>\n\n</think>"),
+        ],
+    ),
+    "kimi_k2": (
+        "<|tool_calls_section_begin|><|tool_call_begin|>functions.look:0<|tool_call_argument_begin|>"
+        '{"direction": "north"}<|tool_call_end|><|tool_calls_section_end|><|im_end|>',
+        [
+            ("TEMPLATE", "<|im_system|>look<|im_middle|>## Return of functions.look:0\n"),
+            ("OBSERVATION", "dark"),
+            ("TEMPLATE", "<|im_end|><|im_assistant|>assistant<|im_middle|>"),
+        ],
+    ),
+    "gpt_oss": (
+        "<|channel|>analysis<|message|>Hm.<|end|><|start|>assistant<|channel|>commentary to=functions.look "
+        '<|constrain|>json<|message|>{"direction": "north"}<|call|>',
+        [
+            ("TEMPLATE", '<|start|>functions.look to=assistant<|channel|>commentary<|message|>"'),
+            ("OBSERVATION", "dark"),
+            ("TEMPLATE", '"<|end|><|start|>assistant'),
+        ],
+    ),
+    "minimax_m2": (
+        'Hm.\n</think>\n\n<minimax:tool_call>\n<invoke name="look">\n<parameter name="direction">north</parameter>\n'
+        "</invoke>\n</minimax:tool_call>[e~[",
+        [
+            ("TEMPLATE", "\n]~b]tool\n<response>"),
+            ("OBSERVATION", "dark"),
+            ("TEMPLATE", "</response>[e~[\n]~b]ai\n<think>\n"),
+        ],
+    ),
+    "llama4": (
+        "[look(direction='north')]<|eot|>",
+        [
+            ("TEMPLATE", '<|header_start|>ipython<|header_end|>\n\n"'),
+            ("OBSERVATION", "dark"),
+            ("TEMPLATE", '"<|eot|><|header_start|>assistant<|header_end|>\n\n'),
+        ],
+    ),
+}
+
+
+@pytest.mark.parametrize("family", CALLS)
+def test_a_call_and_its_result_by_source(renderer_of, family: str) -> None:
+    renderer = renderer_of(family)
+    conversation = conversation_of(renderer)
+    conversation.prepare()
+    text, expected = CALLS[family]
+    answer = conversation.accept(sampled(renderer, text))
+    assert [(call.name, call.arguments) for call in answer.tool_calls] == [("look", {"direction": "north"})]
+    assert (answer.text, answer.problems) == ("", ())
+    conversation.add([tool_result(answer.tool_calls[0], "dark")])
+    ids = conversation.prepare()
+    conversation.verify(ids)
+    assert runs(conversation, renderer)[1:] == [("SAMPLED", text), *expected]
+
+
+@pytest.mark.parametrize("family", FAMILIES)
+def test_the_family_is_known_by_its_template(renderer_of, family: str) -> None:
+    assert renderer_of(family).family.name == FAMILIES[family]
+
+
+@pytest.mark.parametrize("family", FAMILIES)
+def test_tool_results_can_be_appended(renderer_of, family: str) -> None:
+    notes = check_template(renderer_of(family), roles=("tool",), tools=[TOOL]).notes
+    assert all("white space" in note for note in notes)
+
+
+@pytest.mark.parametrize("family", ["glm", "deepseek_v3.2", "kimi_k2_thinking", "gpt_oss", "minimax_m2"])
+def test_thinking_is_kept_between_tool_results_and_dropped_once_a_user_speaks(renderer_of, family: str) -> None:
+    renderer = renderer_of(family, enable_thinking=True)
+    check_template(renderer, roles=("tool",), tools=[TOOL])
+    with pytest.raises(TemplateError, match=r"answers with thinking come back changed"):
+        check_template(renderer, roles=("user",))
+
+
+@pytest.mark.parametrize("family", ["gpt_oss", "kimi_k2_thinking", "minimax_m2"])
+def test_families_that_always_think_are_refused_where_their_thinking_is_dropped(renderer_of, family: str) -> None:
+    with pytest.raises(TemplateError, match="rewrites history") as caught:
+        check_template(renderer_of(family), roles=("user",))
+    assert "enable_thinking" not in str(caught.value)
+    assert "step_independent" in str(caught.value)
+
+
+@pytest.mark.parametrize("family", ["mistral", "glm", "deepseek_v3", "deepseek_v3.1", "deepseek_v3.2", "kimi_k2"])
+def test_plain_conversations_can_be_appended(renderer_of, family: str) -> None:
+    notes = check_template(renderer_of(family)).notes
+    assert all("white space" in note for note in notes)
+
+
+def test_a_system_prompt_that_moves_is_refused(renderer_of) -> None:
+    with pytest.raises(TemplateError, match=r"rewrites history.*You play"):
+        check_template(renderer_of("mistral_v3"))
+
+
+@pytest.mark.parametrize(
+    ("family", "thinks", "text", "reasoning", "content"),
+    [
+        ("glm", True, "\n<think>Hm.</think>\ngo", "Hm.", "go"),
+        ("deepseek_v3.1", True, "Hm.</think>go", "Hm.", "go"),
+        ("deepseek_v3.2", True, "Hm.</think>go", "Hm.", "go"),
+        ("kimi_k2_thinking", True, "<think>Hm.</think>go", "Hm.", "go"),
+        ("minimax_m2", True, "Hm.\n</think>\n\ngo", "Hm.", "go"),
+        ("mistral", True, "[THINK]Hm.[/THINK]go", "Hm.", "go"),
+        (
+            "gpt_oss",
+            True,
+            "<|channel|>analysis<|message|>Hm.<|end|><|start|>assistant<|channel|>final<|message|>go<|return|>",
+            "Hm.",
+            "go",
+        ),
+        ("gpt_oss", True, "<|channel|>final<|message|>go", None, "go"),
+        ("deepseek_v3.1", False, "go", None, "go"),
+    ],
+)
+def test_thinking_is_kept_apart(
+    renderer_of, family: str, thinks: bool, text: str, reasoning: str | None, content: str
+) -> None:
+    renderer = renderer_of(family, enable_thinking=thinks)
+    answer = renderer.read(renderer.encoder.encode(text))
+    assert (answer.message.reasoning, answer.text, answer.problems) == (reasoning, content, ())
+
+
+@pytest.mark.parametrize(
+    ("family", "text", "problem"),
+    [
+        ("gpt_oss", "<|channel|>analysis<|message|>Hm", "The thinking was not closed with <|end|>."),
+        ("mistral", "[THINK]Hm", "The thinking was not closed with [/THINK]."),
+        ("gpt_oss", "go", "A part of the answer names no channel. Write <|channel|>final<|message|> before an answer."),
+        ("gpt_oss", "<|channel|>fin", "A message ends before its <|message|>."),
+        ("gpt_oss", "<|channel|>secret<|message|>go<|end|>", "A part of the answer is on the channel 'secret'."),
+    ],
+)
+def test_unfinished_answers_are_problems(renderer_of, family: str, text: str, problem: str) -> None:
+    renderer = renderer_of(family, enable_thinking=True)
+    (found,) = renderer.read(renderer.encoder.encode(text), stop_reason=StopReason.LENGTH).problems
+    assert problem in found
+
+
+@pytest.mark.parametrize(
+    ("family", "stops", "call_end", "plain_end"),
+    [
+        ("glm", {"<|user|>", "<|observation|>", "<|endoftext|>"}, "<|observation|>", "<|user|>"),
+        ("gpt_oss", {"<|return|>", "<|call|>", "<|endoftext|>"}, "<|call|>", "<|return|>"),
+        ("kimi_k2", {"<|im_end|>", "[EOS]"}, "<|im_end|>", "<|im_end|>"),
+        ("minimax_m2", {"[e~["}, "[e~[", "[e~["),
+        ("llama4", {"<|eot|>", "<|eom|>", "<|end_of_text|>"}, "<|eot|>", "<|eot|>"),
+    ],
+)
+def test_where_answers_stop_and_how_demonstrated_ones_end(
+    renderer_of, family: str, stops: set[str], call_end: str, plain_end: str
+) -> None:
+    renderer = renderer_of(family)
+    assert {renderer.encoder.decode([i]) for i in renderer.stop_token_ids} == stops
+    reasoning = "Hm." if family == "minimax_m2" else None
+    called = renderer.answer_text(Message(role="assistant", tool_calls=(LOOK,), reasoning=reasoning))
+    ends = [
+        renderer.encoder.decode(renderer.demonstration(text)[-1:]) for text in (called, renderer.plain_answer("go"))
+    ]
+    assert ends == [call_end, plain_end]
+    answer = renderer.read(renderer.demonstration(called), tools=[TOOL])
+    assert [(call.name, call.arguments) for call in answer.tool_calls] == [("look", {"direction": "north"})]
+    assert answer.problems == ()
+
+
+def test_a_head_that_another_message_follows_is_kept(renderer_of) -> None:
+    renderer = renderer_of("glm")
+    head = renderer.encoder.added_id("<|user|>")
+    said = renderer.suffix([user("on")], last_id=head)
+    told = renderer.suffix([tool_result(LOOK, "dark")], last_id=head)
+    assert renderer.encoder.decode(said.ids).startswith("\non")
+    assert renderer.encoder.decode(told.ids).startswith("<|observation|>\n<tool_response>")
+
+
+def test_ids_of_demonstrated_calls_count_through_a_conversation(renderer_of) -> None:
+    message = Message(role="assistant", tool_calls=(LOOK, LOOK))
+    text = renderer_of("kimi_k2").answer_text(message, earlier_calls=3)
+    assert "functions.look:3<" in text
+    assert "functions.look:4<" in text
+
+
+def test_the_prompt_does_not_depend_on_the_day(renderer_of) -> None:
+    assert "Current date: 2024-07-26\n" in renderer_of("gpt_oss").header
+
+
+def test_a_family_that_marks_answers_marks_demonstrated_ones(renderer_of) -> None:
+    assert renderer_of("gpt_oss").plain_answer("go") == "<|channel|>final<|message|>go"
+    conversation = LedgerConversation(
+        renderer_of("gpt_oss"),
+        Trajectory(id="t", task_id="t", environment="e", seed=0, group_id="g"),
+        [system("Play."), user("x")],
+    )
+    assert conversation.demonstrate(renderer_of("gpt_oss").plain_answer("go")).text == "go"
+
+
+def test_special_tokens_besides_the_markup_are_left_out_of_an_answers_text() -> None:
+    renderer = Renderer(build_tokenizer("mistral"))
+    answer = renderer.read(
+        renderer.encoder.encode('a</s>[INST][TOOL_CALLS]look[ARGS]{"direction": ""}</s>'), tools=[TOOL]
+    )
+    assert answer.raw_text == 'a[TOOL_CALLS]look[ARGS]{"direction": ""}'
+    assert answer.text == "a"
