@@ -23,7 +23,7 @@ test: setup
 
 # Local sandboxes run behind bubblewrap; where it is missing, their tests are skipped.
 bubblewrap:
-	@command -v bwrap >/dev/null || { test "$$(id -u)" = 0 && apt-get install -y -qq bubblewrap >/dev/null; } || \
+	@command -v bwrap >/dev/null || { test "$$(id -u)" = 0 && apt-get update -qq && apt-get install -y -qq bubblewrap >/dev/null; } || \
 		echo "NO BUBBLEWRAP: local sandboxes are not tested; install it: apt-get install bubblewrap"
 
 # vLLM and SGLang pin libraries of their own: each gets an environment outside the checkout, named after its version, and
