@@ -47,8 +47,8 @@ def store_of(split: str, users: int | None = None) -> Store:
     check_split(split)
     maker = _Maker(split, min(users or USERS[split], USERS[split]))
     products = maker.products()
-    users, orders = maker.users_and_orders(products)
-    return Store(users=users, products=products, orders=orders)
+    people, orders = maker.users_and_orders(products)
+    return Store(users=people, products=products, orders=orders)
 
 
 def new_address(random: Random) -> Row:
