@@ -41,13 +41,14 @@ class Host:
     """Those that descend from this one."""
     handles: int
     folders: frozenset[str]
+    """Control groups and temporary folders that are named after this process."""
 
     @classmethod
     def now(cls) -> Host:
         """As it is."""
         hierarchy = find_hierarchy()
         places = {Path(tempfile.gettempdir()), *(hierarchy.folders.values() if hierarchy is not None else ())}
-        folders = frozenset(str(path) for place in places for path in place.glob(f"{PREFIX}*"))
+        folders = frozenset(str(path) for place in places for path in place.glob(f"{PREFIX}{os.getpid()}-*"))
         return cls(frozenset(_descendants(os.getpid())), len(os.listdir("/proc/self/fd")), folders)
 
     def changes(self, later: Host) -> str:
