@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import json
 from pathlib import Path
 from types import TracebackType
@@ -61,7 +62,7 @@ class Python:
         try:
             reply = await self._run(self._process, code)
         except (_Gone, BrokenPipeError) as gone:
-            return self._lost(gone, await self._end())
+            return self._lost(gone, await self._end(grace_s=0.0 if isinstance(gone, _TooLong) else GRACE_S))
         except BaseException:  # cancelled while it runs: it cannot be asked again
             await self._end()
             raise
@@ -84,10 +85,14 @@ class Python:
         note = f"[stopped after {self._seconds:g} s; variables are kept]"
         return {**reply, "output": f"{reply['output']}{note}", "raised": True}
 
-    async def _end(self) -> ExecResult | None:
+    async def _end(self, *, grace_s: float = 0.0) -> ExecResult | None:
+        """End the interpreter; one that is ending by itself gets some seconds, so that its own exit code is told."""
         process, self._process = self._process, None
         if process is None:
             return None
+        with contextlib.suppress(TimeoutError):
+            async with asyncio.timeout(grace_s):
+                await process.wait()
         await process.kill()
         return await process.wait()
 
