@@ -106,7 +106,7 @@ class Troubled(LocalSandbox):
             self._program.kill()
         elif self._trouble == "stopped":
             self._happen()
-            signal.pidfd_send_signal(self._first, signal.SIGSTOP)
+            signal.pidfd_send_signal(self._program._first, signal.SIGSTOP)
 
     def _happen(self) -> None:
         self.happened[self._trouble] += 1

@@ -62,7 +62,7 @@ def sum_column(random: Random) -> Errand:
     """Add up a column of a table."""
     column = random.choice(("price", "count"))
     rows = [(random.choice(FRUIT), random.randint(1, 90), random.randint(1, 9)) for _ in range(random.randint(8, 20))]
-    total = sum(row[1 if column == "price" else 2] for row in rows)
+    total = sum(price if column == "price" else count for _, price, count in rows)
     place = 2 if column == "price" else 3
     return Errand(
         kind="add up",

@@ -73,7 +73,7 @@ class Line:
         answer = self.hear()
         if "value" in answer:
             return decode(answer["value"], lambda number: Remote(self, {"object": number}))
-        kind = getattr(builtins, str(answer.get("raised")), None)
+        kind: Any = getattr(builtins, str(answer.get("raised")), None)
         is_error = isinstance(kind, type) and issubclass(kind, Exception) and kind is not AssertionError
         said = str(answer.get("said", ""))
         raise kind(said) if is_error else RuntimeError(f"{answer.get('raised')}: {said}")

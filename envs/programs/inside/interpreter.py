@@ -39,7 +39,7 @@ def run(code: str, space: dict[str, Any]) -> str:
     """
     printed = Printed()
     before = sys.stdout, sys.stderr
-    sys.stdout = sys.stderr = printed  # type: ignore[assignment]
+    sys.stdout = sys.stderr = printed
     try:
         tree = ast.parse(code, "<code>")
         last = tree.body.pop() if tree.body and isinstance(tree.body[-1], ast.Expr) else None

@@ -61,7 +61,8 @@ def plainer(value: Any) -> Any:
     """A subclass of a plain type as that type, an iterator as a list; anything else as it is."""
     if isinstance(value, (types.GeneratorType, map, filter, zip, range, type({}.keys()), type({}.values()))):
         return list(value)
-    for kind in (int, float, str, bytes, tuple, list, dict, frozenset, set):
+    kinds: tuple[Any, ...] = (int, float, str, bytes, tuple, list, dict, frozenset, set)
+    for kind in kinds:
         if isinstance(value, kind):
             return kind(value)
     return value
