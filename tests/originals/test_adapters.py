@@ -15,7 +15,7 @@ from agentrl.errors import UsageError
 from agentrl.rollout.environments import EnvironmentHost
 from agentrl.testing.env_check import check_env
 
-pytestmark = [pytest.mark.originals, pytest.mark.timeout(600)]
+pytestmark = [pytest.mark.originals, pytest.mark.timeout(1800)]
 PAGE = Path(__file__).parent.parent.parent / "docs" / "environments" / "adapters.md"
 EXAMPLE = re.compile(r"^```py\n(.*?)^```", re.MULTILINE | re.DOTALL)
 
