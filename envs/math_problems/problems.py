@@ -174,6 +174,11 @@ def tasks(split: str, *, files: Mapping[str, str] | None = None, **options: Any)
     return FileTasks(MathProblems.name, split, files[split])
 
 
+def isolation_of(*, judge: str = Judge.EXACT, **_options: Any) -> Isolation:
+    """Where the code runs: whoever compares formulas waits for another process, up to seconds."""
+    return Isolation.INLINE if judge == Judge.EXACT else Isolation.PROCESS
+
+
 SPEC = EnvironmentSpec(
     name=MathProblems.name,
     make=MathEnv,
@@ -191,5 +196,6 @@ SPEC = EnvironmentSpec(
     max_turns=MathProblems.max_steps,
     reward_range=(0.0, 1.0),
     isolation=Isolation.INLINE,
+    isolation_of=isolation_of,
     scores={"random": 0.01, "expert": 1.0},
 )
