@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import json
 import signal
 import subprocess
@@ -78,8 +79,6 @@ def _ended(process: subprocess.Popen[str]) -> int:
     assert process.stdin is not None
     assert process.stdout is not None
     process.stdout.close()
-    try:
+    with contextlib.suppress(BrokenPipeError):  # it ended with a question half read
         process.stdin.close()
-    except BrokenPipeError:
-        pass  # it ended with a question half read
     return process.wait()

@@ -5,9 +5,10 @@ Rows are read as the original reads them: no product without a proper id, none t
 
 from __future__ import annotations
 
+import itertools
 import math
 import re
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -15,6 +16,7 @@ import orjson
 
 from agentrl.errors import UsageError
 
+from .json_rows import read_json_rows
 from .records import Annotation, Product
 
 PRODUCTS = "items_shuffle*.json"
@@ -56,8 +58,8 @@ def read_products(folder: Path, limit: int | None) -> Iterator[Product]:
     annotations = [_read_optional(folder, pattern) for pattern in (SYNTHETIC, HUMAN)]
     if not any(annotations):
         raise UsageError(f"no goals in {folder}", expected=f"a file {SYNTHETIC} or {HUMAN}")
-    rows = orjson.loads(find_file(folder, PRODUCTS).read_bytes())
-    yield from products_of(rows if limit is None else rows[:limit], *annotations)
+    rows = read_json_rows(find_file(folder, PRODUCTS))
+    yield from products_of(itertools.islice(rows, limit), *annotations)
 
 
 def _read_optional(folder: Path, pattern: str) -> Mapping[str, Any]:
@@ -68,7 +70,7 @@ def _read_optional(folder: Path, pattern: str) -> Mapping[str, Any]:
 
 
 def products_of(
-    rows: Sequence[Mapping[str, Any]], synthetic: Mapping[str, Any], human: Mapping[str, Any]
+    rows: Iterable[Mapping[str, Any]], synthetic: Mapping[str, Any], human: Mapping[str, Any]
 ) -> Iterator[Product]:
     """The products of rows as they stand in the files; annotations are by product id."""
     seen: set[str] = set()

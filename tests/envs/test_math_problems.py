@@ -207,8 +207,20 @@ def test_tasks_of_files_are_played(files: dict[str, str]) -> None:
     assert (observation, info["task_type"]) == ("Problem: half?", "Algebra")
     assert env.step("answer 0.5")[1] == 1.0
     assert SPEC.tasks("train", **options)[1].options["answer"] == "-1"
-    with pytest.raises(UsageError, match="no file for split valid"):
+    with pytest.raises(UsageError, match="no file with problems of math_problems for split valid"):
         SPEC.tasks("valid", **options)
+    with pytest.raises(UsageError, match="train and test share the problems"):
+        SPEC.tasks("test", files={"train": files["gsm8k"], "test": files["gsm8k"]})
+    with pytest.raises(UsageError, match="all splits would share"):
+        SPEC.tasks("test", files=files["gsm8k"])
+
+
+def test_bars_in_an_answer_are_no_separators() -> None:
+    assert posed(answer="|x||y|").step("answer |x||y|")[1:3] == (1.0, True)
+
+
+def test_an_agent_with_tools_is_told_of_them() -> None:
+    assert "tool calculate" in SPEC.tool_instructions
 
 
 @pytest.mark.parametrize(
