@@ -15,6 +15,15 @@ from .splits import split_of_seed, split_of_text
 
 MAX_STEPS = 10
 NUMBERS = range(1, 101)
+CHARACTERS = frozenset(map(chr, range(32, 127)))
+
+
+class Guesses(gymnasium.spaces.Text):
+    """Texts; a sample is a number."""
+
+    def sample(self, mask: Any = None, probability: Any = None) -> str:
+        """One of the numbers."""
+        return str(self.np_random.choice(NUMBERS))
 
 
 class GuessNumber(gymnasium.Env[str, str]):
@@ -23,8 +32,11 @@ class GuessNumber(gymnasium.Env[str, str]):
     A number belongs to one split, and a seed draws numbers until one belongs to the split of its range.
     """
 
-    observation_space = action_space = gymnasium.spaces.Text(200, charset=frozenset(map(chr, range(32, 127))))
+    observation_space = gymnasium.spaces.Text(200, charset=CHARACTERS)
     action_hint = "a whole number"
+
+    def __init__(self) -> None:
+        self.action_space = Guesses(200, charset=CHARACTERS)
 
     def reset(self, *, seed: int | None = None, options: object = None) -> tuple[str, dict[str, object]]:
         """Think of a number."""
@@ -48,10 +60,6 @@ class GuessNumber(gymnasium.Env[str, str]):
             self.turns >= MAX_STEPS and not won,
             {"success": won, "valid": guess is not None},
         )
-
-    def admissible_actions(self) -> list[str]:
-        """All numbers."""
-        return [str(number) for number in NUMBERS]
 
     def expert(self) -> "Halving":
         """A policy that needs seven guesses at most."""

@@ -16,7 +16,7 @@ from agentrl.envs.webshop import json_rows
 from agentrl.envs.webshop import shop as shop_module
 from agentrl.envs.webshop.cache import made_folder
 from agentrl.envs.webshop.goals import GoalKind, Goals, make_goals, price_limit, purchase_price
-from agentrl.envs.webshop.json_rows import read_json_rows
+from agentrl.envs.webshop.json_rows import read_json_members, read_json_rows
 from agentrl.envs.webshop.manifest import build_manifest
 from agentrl.envs.webshop.official import read_products
 from agentrl.envs.webshop.options import GENERATED_PRODUCTS, parse_options
@@ -52,6 +52,10 @@ def test_rows_are_read_one_by_one(tmp_path: Path, monkeypatch: pytest.MonkeyPatc
         file = tmp_path / f"{number}.json"
         file.write_text(text, encoding="utf-8")
         assert list(read_json_rows(file)) == json.loads(text)
+    named = {"a": rows, 'b"': {}, "c": []}
+    for text in (json.dumps(named), json.dumps(named, indent=1), "{ }"):
+        (tmp_path / "named.json").write_text(text)
+        assert dict(read_json_members(tmp_path / "named.json")) == json.loads(text)
 
 
 @pytest.mark.parametrize("text", ["", "{}", '[{"a": 1}', '[{"a": 1} {"b": 2}]', '[{"a": 1}, 3]', '[{"a": '])
@@ -61,6 +65,13 @@ def test_a_file_that_is_no_array_of_objects_is_refused(tmp_path: Path, text: str
         list(read_json_rows(tmp_path / "rows.json"))
 
 
+@pytest.mark.parametrize("text", ["", "[]", '{"a": 1', '{"a" 1}', '{"a": 1 "b": 2}', '{"a": '])
+def test_a_file_that_is_no_object_is_refused(tmp_path: Path, text: str) -> None:
+    (tmp_path / "rows.json").write_text(text)
+    with pytest.raises(UsageError, match="expected a JSON object"):
+        list(read_json_members(tmp_path / "rows.json"))
+
+
 def test_a_few_products_are_read_without_the_rest(
     official_folder: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -68,8 +79,9 @@ def test_a_few_products_are_read_without_the_rest(
     (tmp_path / "items_shuffle.json").write_text(
         (official_folder / "items_shuffle.json").read_text()[:-1] + ", what follows is broken"
     )
-    (tmp_path / "items_human_ins.json").write_text('{"B0": []}')
-    assert [product.asin for product in read_products(tmp_path, 2)] == ["B000AAAAA1", "B000AAAAA2"]
+    (tmp_path / "items_human_ins.json").write_text((official_folder / "items_human_ins.json").read_text())
+    few = list(read_products(tmp_path, 2))
+    assert [(product.asin, len(product.human)) for product in few] == [("B000AAAAA1", 2), ("B000AAAAA2", 1)]
     with pytest.raises(UsageError, match="cannot be read"):
         list(read_products(tmp_path, None))
 
