@@ -5,8 +5,10 @@ agentrl bench webshop
 
 from __future__ import annotations
 
+import contextlib
 import json
 import os
+import resource
 import statistics
 import subprocess
 import sys
@@ -19,6 +21,7 @@ from typing import Any
 
 from agentrl.envs.webshop.cache import ENVIRONMENT_VARIABLE
 from agentrl.envs.webshop.environment import WebShopEnv
+from agentrl.envs.webshop.generator import generate_product
 from agentrl.envs.webshop.goals import GoalKind
 from agentrl.envs.webshop.shop import CatalogueSource, open_shop
 
@@ -33,7 +36,8 @@ def run() -> dict[str, Any]:
     """Figures for a small and a large generated catalogue."""
     with tempfile.TemporaryDirectory() as folder:
         os.environ[ENVIRONMENT_VARIABLE] = folder
-        return {f"{size} products": _measure(size) for size in SIZES}
+        figures = {f"{size} products": _measure(size) for size in SIZES}
+        return {**figures, "official": {str(limit): _in_new_process(_official, limit) for limit in SIZES}}
 
 
 def _measure(size: int) -> dict[str, Any]:
@@ -63,6 +67,36 @@ def _open(size: int) -> dict[str, float]:
         "private_megabytes": private_megabytes() - before,
         "goals": goals,
     }
+
+
+def _official(limit: int) -> dict[str, float]:
+    """The first use of files in WebShop's format, of which only some products are wanted: time and peak of memory."""
+    with tempfile.TemporaryDirectory() as folder:
+        _write_official(Path(folder), SIZES[-1])
+        before, cpu = _peak_megabytes(), time.process_time()
+        shop = open_shop(CatalogueSource(data=Path(folder), products=limit))
+        shop.goals(GoalKind.HUMAN)
+        return {"cpu_seconds": time.process_time() - cpu, "peak_megabytes": _peak_megabytes(), "peak_before": before}
+
+
+def _write_official(folder: Path, size: int) -> None:
+    names = ("items_shuffle.json", "items_ins_v2.json", "items_human_ins.json")
+    with contextlib.ExitStack() as stack:
+        products, synthetic, human = (stack.enter_context((folder / name).open("w")) for name in names)
+        for file, first in ((products, "["), (synthetic, "{"), (human, "{")):
+            file.write(first)
+        for number in range(size):
+            made, comma = generate_product(number), "," if number else ""
+            asin = json.dumps(made.row["asin"])
+            products.write(comma + json.dumps(made.row))
+            synthetic.write(f"{comma}{asin}:{json.dumps(made.synthetic)}")
+            human.write(f"{comma}{asin}:{json.dumps(list(made.human))}")
+        for file, last in ((products, "]"), (synthetic, "}"), (human, "}")):
+            file.write(last)
+
+
+def _peak_megabytes() -> float:
+    return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss / 1024
 
 
 def _play(size: int) -> dict[str, float]:

@@ -5,6 +5,7 @@ if __name__ != "agentrl.envs":
 
 PLUGINS: dict[str, dict[str, str]] = {
     "environment": {
+        "agentgym": "agentrl.envs.agentgym:SPEC",
         "alfworld": "agentrl.envs.household.alfworld.spec:SPEC",
         "bandit": "agentrl.envs.puzzles.bandit:SPEC",
         "blackjack": "agentrl.envs.puzzles.blackjack:SPEC",
@@ -24,6 +25,7 @@ PLUGINS: dict[str, dict[str, str]] = {
         "maze": "agentrl.envs.puzzles.maze:SPEC",
         "minesweeper": "agentrl.envs.puzzles.minesweeper:SPEC",
         "minigrid": "agentrl.envs.adapters.minigrid:SPEC",
+        "openenv": "agentrl.envs.openenv:SPEC",
         "points24": "agentrl.envs.puzzles.points24:SPEC",
         "python_math": "agentrl.envs.python_math.environment:SPEC",
         "reasoning_gym": "agentrl.envs.adapters.reasoning_gym:SPEC",

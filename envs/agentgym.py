@@ -68,7 +68,8 @@ class AgentGymEnv(AsyncEnv):
         url: Its address.
         max_steps: Steps after which an episode is truncated.
         success_from: Return from which an episode counts as solved.
-        ranges: Of the tasks; for the task source.
+        train: Range of the training tasks, for the task source.
+        test: The same of the test tasks.
 
     Raises:
         UsageError: an unknown world, or no address.
@@ -81,8 +82,10 @@ class AgentGymEnv(AsyncEnv):
         url: str | None = None,
         max_steps: int = 30,
         success_from: float = 1.0,
-        **ranges: Any,
+        train: Sequence[int] = (),
+        test: Sequence[int] = (),
     ) -> None:
+        del train, test
         if world is None or world not in WORLDS or url is None:
             got = f"world {world}, url {url}"
             raise UsageError("which AgentGym server?", got=got, expected=f"one of {', '.join(WORLDS)}", hint=HINT)
@@ -200,12 +203,24 @@ class IndexTasks:
         return Task(id=f"{self.split}-{index}", environment="agentgym", seed=index, options={"index": index})
 
 
-def tasks(split: str, *, train: Sequence[int] = (), test: Sequence[int] = (), **_options: Any) -> IndexTasks:
+def tasks(
+    split: str,
+    *,
+    train: Sequence[int] = (),
+    test: Sequence[int] = (),
+    world: str | None = None,
+    url: str | None = None,
+    max_steps: int = 30,
+    success_from: float = 1.0,
+) -> IndexTasks:
     """The tasks of a split, whose range the options give: the servers do not tell how many they have.
+
+    The other options are those of `AgentGymEnv`, and have no part in it.
 
     Raises:
         UsageError: the range is missing, empty, or shares tasks with the other one.
     """
+    del world, url, max_steps, success_from
     chosen, other = (train, test) if split == "train" else (test, train)
     if len(chosen) != 2 or not 0 <= chosen[0] < chosen[1]:
         raise UsageError(f"which tasks are in {split}?", got=list(chosen), expected="[first, end]", hint=HINT)

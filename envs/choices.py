@@ -1,4 +1,4 @@
-"""Checks the options of environments whose values are the names of an enum."""
+"""Checks options of environments whose values are names."""
 
 from __future__ import annotations
 
@@ -20,10 +20,15 @@ def choose(kind: type[E], value: str, what: str) -> E:
     """
     names = [member.value for member in kind]
     if value not in names:
-        near = difflib.get_close_matches(str(value), names, n=1, cutoff=0.5)
-        hint = f"did you mean {near[0]!r}?" if near else None
-        raise UsageError(f"unknown {what}", got=repr(value), expected=f"one of {', '.join(names)}", hint=hint)
+        expected = f"one of {', '.join(names)}"
+        raise UsageError(f"unknown {what}", got=repr(value), expected=expected, hint=did_you_mean(value, names))
     return kind(value)
+
+
+def did_you_mean(name: object, known: Iterable[str]) -> str | None:
+    """A question after the nearest of the known names; ``None`` where none is near."""
+    near = difflib.get_close_matches(str(name), list(known), n=1, cutoff=0.5)
+    return f"did you mean {near[0]!r}?" if near else None
 
 
 def choose_all(kind: type[E], values: Iterable[str] | None, what: str) -> tuple[E, ...]:

@@ -19,7 +19,7 @@ from agentrl.message import Content, described
 from agentrl.task import seed_tasks
 
 from .pictures import Colour, Field, Fields, ObservationForm, Shape, legend, observation_form, pictured, shows_images
-from .puzzles.environment import SHARES, split_of_seed
+from .splits import split_of_checksum, split_of_seed
 from .text_adapter import TextAdapter
 
 MOVES = {"left": (0, -1), "down": (1, 0), "right": (0, 1), "up": (-1, 0)}
@@ -147,7 +147,7 @@ def _draw_map(size: int, seed: int) -> list[str]:
     rows: list[str] = []
     for _ in range(_DRAWS):
         rows = generate_random_map(size, seed=rng.randrange(2**31))
-        if SHARES[hashlib.blake2b("".join(rows).encode()).digest()[0] % len(SHARES)] == split:
+        if split_of_checksum(hashlib.blake2b("".join(rows).encode()).digest()[0]) == split:
             break
     return rows
 

@@ -1,38 +1,109 @@
 """Guess a number from 1 to 100 in ten turns: the smallest environment."""
 
+import functools
+from collections.abc import Mapping
+from random import Random
+from typing import Any
+
 import gymnasium
 
 from agentrl.env import EnvironmentSpec, Isolation
-from agentrl.message import parse_int
-from agentrl.task import SeedTasks
+from agentrl.message import Content, described, parse_int
+from agentrl.task import seed_tasks
+
+from .splits import split_of_seed, split_of_text
+
+MAX_STEPS = 10
+NUMBERS = range(1, 101)
+CHARACTERS = frozenset(map(chr, range(32, 127)))
+
+
+class Guesses(gymnasium.spaces.Text):
+    """Texts; a sample is a number."""
+
+    def sample(self, mask: Any = None, probability: Any = None) -> str:
+        """One of the numbers."""
+        return str(self.np_random.choice(NUMBERS))
 
 
 class GuessNumber(gymnasium.Env[str, str]):
-    """Guess a number; each wrong guess is answered by "Higher." or "Lower."."""
+    """Guess a number; each wrong guess is answered by "Higher." or "Lower.".
 
-    observation_space = action_space = gymnasium.spaces.Text(200, charset=frozenset(map(chr, range(32, 127))))
+    A number belongs to one split, and a seed draws numbers until one belongs to the split of its range.
+    """
+
+    observation_space = gymnasium.spaces.Text(200, charset=CHARACTERS)
+    action_hint = "a whole number"
+
+    def __init__(self) -> None:
+        self.action_space = Guesses(200, charset=CHARACTERS)
 
     def reset(self, *, seed: int | None = None, options: object = None) -> tuple[str, dict[str, object]]:
         """Think of a number."""
         super().reset(seed=seed)
-        self.secret, self.turns = int(self.np_random.integers(1, 101)), 0
-        return "I think of a number from 1 to 100. Guess.", {}
+        drawn = int(self.np_random.integers(2**31)) if seed is None else seed
+        rng, split = Random(f"guess_number/{drawn}"), split_of_seed(drawn)
+        own = [number for number in NUMBERS if split_of_text(str(number)) == split]
+        self.secret, self.turns = rng.choice(own), 0
+        return "I think of a number from 1 to 100. Guess.", {"success": False}
 
     def step(self, action: str) -> tuple[str, float, bool, bool, dict[str, object]]:
         """Answer a guess."""
         guess, self.turns = parse_int(action), self.turns + 1
         won = guess == self.secret
         answer = "Answer with a number." if guess is None else "Higher." if guess < self.secret else "Lower."
-        return answer, float(won), won, self.turns >= 10 and not won, {"success": won, "valid": guess is not None}
+        answer = "Right." if won else answer
+        return (
+            answer,
+            float(won),
+            won,
+            self.turns >= MAX_STEPS and not won,
+            {"success": won, "valid": guess is not None},
+        )
+
+    def expert(self) -> "Halving":
+        """A policy that needs seven guesses at most."""
+        return Halving()
+
+    def state_key(self) -> str:
+        """The number: no guess changes anything."""
+        return str(self.secret)
+
+    def snapshot(self) -> dict[str, int]:
+        """The episode as JSON types."""
+        return {"secret": self.secret, "turns": self.turns}
+
+    def restore(self, snapshot: Mapping[str, Any]) -> None:
+        """Go on where a snapshot was taken."""
+        self.secret, self.turns = snapshot["secret"], snapshot["turns"]
+
+
+class Halving:
+    """Guesses the middle of what is left."""
+
+    def __init__(self) -> None:
+        self.low, self.high, self.guess = NUMBERS[0], NUMBERS[-1], 0
+
+    def act(self, observation: Content) -> str:
+        """The next guess."""
+        match described(observation):
+            case "Higher.":
+                self.low = self.guess + 1
+            case "Lower.":
+                self.high = self.guess - 1
+        self.guess = (self.low + self.high) // 2
+        return str(self.guess)
 
 
 SPEC = EnvironmentSpec(
     name="guess_number",
     make=GuessNumber,
-    tasks=lambda split, **_: SeedTasks("guess_number", split),
+    tasks=functools.partial(seed_tasks, "guess_number"),
     description="Guess a number from 1 to 100 in ten turns, told higher or lower: the smallest environment.",
     instructions="Guess the number that I think of. Each turn, answer with one whole number.",
+    max_turns=MAX_STEPS,
     reward_range=(0.0, 1.0),
     success_threshold=1.0,
     isolation=Isolation.INLINE,
+    scores={"random": 0.1, "expert": 1.0},
 )

@@ -8,6 +8,10 @@ from __future__ import annotations
 
 import gymnasium
 
+from agentrl.registry import load
+
+from . import PLUGINS
+
 ENTRY_POINTS = {
     "agentrl/Alfworld-v0": "agentrl.envs.household.alfworld.environment:make_alfworld",
     "agentrl/Bandit-v0": "agentrl.envs.puzzles.bandit:make",
@@ -40,10 +44,16 @@ ENTRY_POINTS = {
 
 
 def register_all() -> None:
-    """Register every id that is not registered yet; also the entry point of the group ``gymnasium.envs``."""
+    """Register every id that is not registered yet; also the entry point of the group ``gymnasium.envs``.
+
+    The threshold is the spec's, where it has one. The environments keep their own limits of steps, which are options:
+    Gymnasium is given none, whose wrapper would cut longer ones off.
+    """
+    specs = {name.replace("_", ""): reference for name, reference in PLUGINS["environment"].items()}
     for env_id, entry_point in ENTRY_POINTS.items():
         if env_id not in gymnasium.registry:
-            gymnasium.register(env_id, entry_point=entry_point, reward_threshold=1.0)
+            spec = load(specs[env_id.removeprefix("agentrl/").removesuffix("-v0").lower()])
+            gymnasium.register(env_id, entry_point=entry_point, reward_threshold=spec.success_threshold)
 
 
 register_all()

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import difflib
 import functools
 import string
 from collections.abc import Callable
@@ -16,6 +15,7 @@ from agentrl.errors import UsageError
 from agentrl.extra import Extra
 from agentrl.task import seed_tasks
 
+from ..choices import did_you_mean
 from .global_random import GlobalRandom
 from .nltk_data import missing_corpus
 
@@ -104,12 +104,11 @@ def _made(name: str, options: dict[str, Any]) -> Any:
     gem = EXTRA.load()
     games = EXTRA.load("gem.envs.registration").ENV_REGISTRY
     if name not in games:
-        near = difflib.get_close_matches(name, games, n=1)
         raise UsageError(
             "gem has no environment of this name",
             got=repr(name),
             expected=f"one of its {len(games)}",
-            hint=f"did you mean {near[0]!r}?" if near else None,
+            hint=did_you_mean(name, games),
         )
     try:
         return gem.make(name, **options)

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import difflib
 import functools
 import hashlib
 import string
@@ -17,8 +16,9 @@ from agentrl.errors import UsageError
 from agentrl.extra import Extra
 from agentrl.task import SeedTasks, seed_tasks
 
+from ..choices import did_you_mean
+from ..splits import split_of_seed, split_of_text
 from .reasoning_gym_answers import may_be_scored
-from .splits import split_of_seed, split_of_text
 
 EXTRA = Extra(name="reasoning-gym", module="reasoning_gym")
 STRIDE = len(SeedTasks.SPLITS) * SeedTasks.SPLIT_SIZE
@@ -115,12 +115,11 @@ def _dataset(name: str, config: Mapping[str, Any]) -> Any:
     EXTRA.load()  # registers the datasets
     known = [known for known in factory.DATASETS if known != "composite"]
     if name not in known:
-        near = difflib.get_close_matches(name, known, n=1)
         raise UsageError(
             "reasoning-gym has no dataset of this name",
             got=repr(name),
             expected=f"one of its {len(known)}",
-            hint=f"did you mean {near[0]!r}?" if near else None,
+            hint=did_you_mean(name, known),
         )
     try:
         return factory.create_dataset(name, **config)

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import difflib
 import functools
 import re
 import string
@@ -19,6 +18,7 @@ from agentrl.errors import UsageError
 from agentrl.extra import Extra
 from agentrl.task import seed_tasks
 
+from ..choices import did_you_mean
 from .global_random import GlobalRandom
 from .nltk_data import missing_corpus
 
@@ -141,12 +141,11 @@ def _made(name: str, options: dict[str, Any]) -> Any:
     textarena = EXTRA.load()
     games = EXTRA.load("textarena.envs.registration").ENV_REGISTRY
     if name not in games:
-        near = difflib.get_close_matches(name, games, n=1)
         raise UsageError(
             "textarena has no game of this name",
             got=repr(name),
             expected=f"one of its {len(games)}",
-            hint=f"did you mean {near[0]!r}?" if near else None,
+            hint=did_you_mean(name, games),
         )
     brackets = textarena.wrappers.ActionFormattingWrapper
     try:

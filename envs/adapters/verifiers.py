@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import random
 import string
 from collections.abc import Mapping
 from typing import Any, TypeAlias
@@ -28,7 +29,7 @@ class VerifiersEnv(AsyncEnv):
 
     An answer is text. Where the environment has tools, a call of one is a JSON object, ``{"name": …, "arguments":
     {…}}``, or a list of them, and nothing else. `reset` takes the options ``split`` and ``row``; without them the seed
-    draws a row of the training split.
+    is the number of a row of the training split, which starts again after its last one. An unseeded reset draws one.
 
     Args:
         environment: ``module:load_environment``, or the name of an installed environment of verifiers.
@@ -48,6 +49,7 @@ class VerifiersEnv(AsyncEnv):
         self._answers: asyncio.Queue[str] = asyncio.Queue()
         self._rollout: asyncio.Task[dict[str, Any]] | None = None
         self._shown: Messages = ()
+        self._rows = random.Random()
 
     async def reset(
         self, *, seed: int | None = None, options: dict[str, Any] | None = None
@@ -58,7 +60,9 @@ class VerifiersEnv(AsyncEnv):
             UsageError: the options name no row.
         """
         await self.close()
-        row = self._row(seed or 0, options or {})
+        if seed is not None:
+            self._rows = random.Random(seed)
+        row = self._row(self._rows.randrange(2**31) if seed is None else seed, options or {})
         self._prompts, self._answers, self._shown = asyncio.Queue(), asyncio.Queue(), ()
         self._rollout = asyncio.create_task(self._play(row))
         prompt = await self._next_prompt()
@@ -90,13 +94,10 @@ class VerifiersEnv(AsyncEnv):
         self._rollout = None
 
     async def _play(self, row: Mapping[str, Any]) -> dict[str, Any]:
-        """The library's rollout and score."""
         client = self._client(self._prompts, self._answers)
-        state: dict[str, Any] = await self.environment.rollout(dict(row), client, "policy", {})
+        state = await scored_rollout(self.environment, row, client)
         if state["error"] is not None:
             raise EnvironmentFailure(f"a rollout of {self.name} failed", got=repr(state["error"]))
-        await self.environment.rubric.score_rollout(state)
-        await self.environment.rubric.cleanup(state)
         return state
 
     async def _next_prompt(self) -> Messages | None:
@@ -140,6 +141,17 @@ class VerifiersEnv(AsyncEnv):
     def _type(self, row: Mapping[str, Any]) -> str:
         task = row.get("task")
         return task if isinstance(task, str) else str(self.name)
+
+
+async def scored_rollout(environment: Any, row: Mapping[str, Any], client: Any) -> dict[str, Any]:
+    """The library's rollout, scored unless it recorded an error; the rubric cleans up whatever happened to it."""
+    state: dict[str, Any] = await environment.rollout(dict(row), client, "policy", {})
+    try:
+        if state["error"] is None:
+            await environment.rubric.score_rollout(state)
+    finally:
+        await environment.rubric.cleanup(state)
+    return state
 
 
 SPEC = EnvironmentSpec(

@@ -5,13 +5,11 @@ The manifest is made by ``python -m agentrl.envs.household.manifest``; a test co
 
 from __future__ import annotations
 
-import hashlib
-import importlib.resources
 import json
 from collections import Counter
-from collections.abc import Iterable
 from typing import Any
 
+from ..manifests import checksum
 from .engine import World
 from .generator import generate
 from .scenes import Size
@@ -19,13 +17,6 @@ from .tasks import FIRST_SEED, SPLITS, Row, rows_of
 
 HASHED_TASKS = 512
 """Of a split only so many houses, the first, are hashed."""
-
-
-def load_manifest() -> dict[str, Any]:
-    """The manifest that is shipped with the package."""
-    text = importlib.resources.files(__package__).joinpath("data/manifest.json").read_text(encoding="utf-8")
-    manifest: dict[str, Any] = json.loads(text)
-    return manifest
 
 
 def build_manifest() -> dict[str, Any]:
@@ -44,10 +35,10 @@ def _describe(split: str) -> dict[str, Any]:
         "by_task_type": dict(sorted(Counter(row.task_type.value for row in rows).items())),
         "scenes": sorted({row.scene for row in rows}),
         "first_seed": FIRST_SEED[split],
-        "rows_sha256": _digest(map(_line, rows)),
+        "rows_sha256": checksum(map(_line, rows)),
         "hashed_tasks": len(hashed),
-        "observations_sha256": _digest(map(first_observation, hashed)),
-        "houses_sha256": _digest(map(whole_house, hashed)),
+        "observations_sha256": checksum(map(first_observation, hashed)),
+        "houses_sha256": checksum(map(whole_house, hashed)),
     }
     return described if len(hashed) < len(rows) else {**described, "rows": [_line(row) for row in rows]}
 
@@ -65,13 +56,6 @@ def whole_house(row: Row) -> str:
 
 def _line(row: Row) -> str:
     return f"{row.task_id} {row.scene} {row.task_type} {row.seed}"
-
-
-def _digest(texts: Iterable[str]) -> str:
-    digest = hashlib.sha256()
-    for text in texts:
-        digest.update(text.encode() + b"\n")
-    return digest.hexdigest()
 
 
 if __name__ == "__main__":

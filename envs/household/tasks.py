@@ -13,6 +13,7 @@ from typing import NamedTuple
 from agentrl.errors import UsageError
 from agentrl.task import Task
 
+from ..task_ids import parse_task_id
 from .goals import TaskType
 from .options import HouseholdOptions
 from .scenes import HELD_OUT, SCENES_PER_ROOM, room_of, scenes
@@ -99,11 +100,9 @@ def row_of(task_id: str) -> Row:
     Raises:
         UsageError: there is no such task.
     """
-    split, _, number = task_id.rpartition("-")
-    if split not in SPLITS or not number.isdecimal() or int(number) >= len(rows_of(split)):
-        last = ", ".join(f"{name}-0 to {name}-{len(rows_of(name)) - 1}" for name in SPLITS)
-        raise UsageError("no such household task", got=repr(task_id), expected=last)
-    return rows_of(split)[int(number)]
+    sizes = {split: sum(counts.values()) for split, counts in COUNTS.items()}
+    split, number = parse_task_id(task_id, sizes, ENVIRONMENT)
+    return rows_of(split)[number]
 
 
 @functools.cache

@@ -9,7 +9,7 @@ from typing import Any
 from agentrl.env import EnvironmentSpec, Isolation
 from agentrl.errors import ToolError, UsageError
 from agentrl.message import Content
-from agentrl.task import TaskSource, seed_tasks
+from agentrl.task import SeedTasks, TaskSource, seed_tasks
 from agentrl.tool import Tool, tool
 
 from ..puzzles.arithmetic import NotArithmetic, compute
@@ -17,6 +17,7 @@ from ..puzzles.bounds import within
 from ..puzzles.environment import PuzzleEnv
 from ..puzzles.planner import read
 from ..puzzles.rules import Illegal, Played, Puzzle
+from ..split_files import file_of, files_by_split
 from .answers import number_of
 from .dataset import FileTasks, Problem
 from .judges import Judge, judge_named
@@ -111,13 +112,14 @@ class MathEnv(PuzzleEnv):
     a file have them.
 
     Args:
-        files: Split to JSONL file, for the task source; problems are generated when left out.
+        files: JSONL files, by split or as one name with ``{split}`` in it, for the task source; problems are generated
+            when left out.
         options: As of `MathProblems` and `PuzzleEnv`.
     """
 
     game: MathProblems
 
-    def __init__(self, *, files: Mapping[str, str] | None = None, **options: Any) -> None:
+    def __init__(self, *, files: str | Mapping[str, str] | None = None, **options: Any) -> None:
         super().__init__(MathProblems, **options)
         self.tools: list[Tool] = [calculate]
 
@@ -161,17 +163,22 @@ class MathExpert:
         raise UsageError("the expert knows generated problems only", got=repr(question))
 
 
-def tasks(split: str, *, files: Mapping[str, str] | None = None, **options: Any) -> TaskSource:
+def tasks(split: str, *, files: str | Mapping[str, str] | None = None, **options: Any) -> TaskSource:
     """The task source of a split: generated problems, or the split's file.
 
     Raises:
-        UsageError: there is no file for the split.
+        UsageError: there is no file for the split, or two splits share one.
     """
     if not files:
         return seed_tasks(MathProblems.name, split, **options)
-    if split not in files:
-        raise UsageError(f"math_problems has no file for split {split}", got=", ".join(files), expected=split)
-    return FileTasks(MathProblems.name, split, files[split])
+    what = "problems of math_problems"
+    chosen = files_by_split(files, SeedTasks.SPLITS, what)
+    return FileTasks(MathProblems.name, split, file_of(chosen, split, what))
+
+
+def isolation_of(*, judge: str = Judge.EXACT, **_options: Any) -> Isolation:
+    """Where the code runs: whoever compares formulas waits for another process, up to seconds."""
+    return Isolation.INLINE if judge == Judge.EXACT else Isolation.PROCESS
 
 
 SPEC = EnvironmentSpec(
@@ -188,8 +195,14 @@ SPEC = EnvironmentSpec(
         " or give the answer, for example: answer 7/5. Calculations are exact; there is one answer, which ends the"
         " episode. Give numbers as digits, fractions as 7/5 or decimals."
     ),
+    tool_instructions=(
+        "You solve a problem of mathematics. Each turn, either call the tool calculate, for example with"
+        " (3 + 4) / 5, or call no tool and give the answer, for example: answer 7/5. Calculations are exact; there is"
+        " one answer, which ends the episode. Give numbers as digits, fractions as 7/5 or decimals."
+    ),
     max_turns=MathProblems.max_steps,
     reward_range=(0.0, 1.0),
     isolation=Isolation.INLINE,
+    isolation_of=isolation_of,
     scores={"random": 0.01, "expert": 1.0},
 )

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import difflib
 import functools
 import hashlib
 import inspect
@@ -21,12 +20,12 @@ from agentrl.errors import UsageError
 from agentrl.message import Content
 from agentrl.task import SeedTasks, seed_tasks
 
+from ..choices import did_you_mean
 from ..pictures import ObservationForm, legend, observation_form, pictured, shows_images
+from ..splits import split_of_checksum, split_of_seed
 from .rules import Illegal, Played, Puzzle
 
 SEPARATOR = "||"
-SHARES = (SeedTasks.SPLITS[0], *SeedTasks.SPLITS)
-"""Instances fall into four equal parts by their checksum: two for training, one each for validation and test."""
 MAX_DRAWS = 1000
 CHARACTERS = frozenset(string.printable + "√")
 
@@ -121,7 +120,7 @@ class PuzzleEnv(gymnasium.Env[Content, str]):
         """
         if self._over:
             raise UsageError(f"the episode of {self.game.name} is over", expected="reset before the next step")
-        parts = action.split(SEPARATOR) if SEPARATOR in action else [action]
+        parts = action.split(SEPARATOR) if self.actions_per_turn > 1 else [action]
         turn = self._take(parts)
         self._steps += turn.taken
         truncated = not turn.last.over and self._steps >= self.max_steps
@@ -190,18 +189,12 @@ class PuzzleEnv(gymnasium.Env[Content, str]):
         rng, split = Random(f"{self.game.name}/{seed}"), split_of_seed(seed)
         for _ in range(MAX_DRAWS):
             self.game.start(rng)
-            if SHARES[int(self.state_key()[:8], 16) % len(SHARES)] == split:
+            if split_of_checksum(int(self.state_key()[:8], 16)) == split:
                 return
         raise UsageError(
             f"{self.game.name} has too few instances with these options to fill split {split}",
             expected="options that allow more instances",
         )
-
-
-def split_of_seed(seed: int) -> str:
-    """The split whose range of seeds holds `seed`; training where none does."""
-    number = seed // SeedTasks.SPLIT_SIZE
-    return SeedTasks.SPLITS[number] if 0 <= number < len(SeedTasks.SPLITS) else SeedTasks.SPLITS[0]
 
 
 def puzzle_spec(
@@ -231,10 +224,9 @@ def _make_game(rules: type[Puzzle], options: Mapping[str, Any]) -> Puzzle:
     known = list(inspect.signature(rules).parameters)
     for name in options:
         if name not in known:
-            near = difflib.get_close_matches(name, known, n=1)
             raise UsageError(
                 f"{rules.name} has no option {name!r}",
                 expected=", ".join([*known, "max_steps", "actions_per_turn", "observation"]),
-                hint=f"did you mean {near[0]!r}?" if near else None,
+                hint=did_you_mean(name, known),
             )
     return rules(**options)

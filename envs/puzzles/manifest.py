@@ -6,7 +6,6 @@ The manifest is made by ``python -m agentrl.envs.puzzles.manifest``; a test comp
 from __future__ import annotations
 
 import hashlib
-import importlib.resources
 import json
 from typing import Any
 
@@ -19,13 +18,6 @@ from .. import PLUGINS
 PACKAGES = (f"{__package__}.", "agentrl.envs.math_problems.")
 HASHED_TASKS = 16
 """Of each split so many instances, the first, are hashed."""
-
-
-def load_manifest() -> dict[str, Any]:
-    """The manifest that is shipped with the package."""
-    text = importlib.resources.files(__package__).joinpath("data/manifest.json").read_text(encoding="utf-8")
-    manifest: dict[str, Any] = json.loads(text)
-    return manifest
 
 
 def puzzle_names() -> list[str]:

@@ -3,10 +3,13 @@
 from __future__ import annotations
 
 import enum
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 
 from agentrl.errors import UsageError
+
+from ..split_files import files_by_split
+from .vocabulary import SPLITS
 
 HOPS = (1, 2, 3)
 MAX_STEPS = 8
@@ -26,7 +29,8 @@ class SearchOptions:
     """What the environment and its task source are made with."""
 
     hops: tuple[int, ...]
-    questions: str | None
+    questions: Mapping[str, str] | None
+    """File by split, in a form that can be hashed."""
     corpus: str | None
     url: str | None
     topk: int
@@ -38,11 +42,11 @@ class SearchOptions:
 def parse_options(
     *,
     hops: Iterable[int] = HOPS,
-    questions: str | None = None,
+    questions: str | Mapping[str, str] | None = None,
     corpus: str | None = None,
     url: str | None = None,
     topk: int = TOPK,
-    timeout_s: float = TIMEOUT_S,
+    timeout_s: float | None = None,
     reward: str = RewardKind.EXACT_MATCH,
     max_steps: int = MAX_STEPS,
 ) -> SearchOptions:
@@ -50,11 +54,12 @@ def parse_options(
 
     Args:
         hops: Numbers of hops of the generated questions that are asked.
-        questions: A JSONL file with ``question`` and ``golden_answers``; ``{split}`` in its name is the split's.
+        questions: JSONL files with ``question`` and ``golden_answers``: a name in which ``{split}`` stands for the
+            split, or the file of each split.
         corpus: A JSONL file with passages, for the built-in retriever.
         url: Address of a retriever that answers ``POST /retrieve``.
         topk: Passages that a search returns.
-        timeout_s: Seconds after which the retriever at `url` counts as failed.
+        timeout_s: Seconds after which the retriever at `url` counts as failed; 20 when left out.
         reward: ``exact_match`` or ``f1``.
         max_steps: Searches and answers after which an episode is truncated.
 
@@ -69,27 +74,29 @@ def parse_options(
     for name, value in (("topk", topk), ("max_steps", max_steps)):
         if value < 1:
             raise UsageError(f"search_qa's {name} is too small", got=value, expected="at least 1")
-    if timeout_s <= 0:
+    if timeout_s is not None and url is None:
+        raise UsageError("search_qa's timeout_s is ignored without url", got=timeout_s, hint="leave timeout_s out")
+    if timeout_s is not None and timeout_s <= 0:
         raise UsageError("search_qa's timeout_s is too small", got=timeout_s, expected="more than 0 seconds")
-    _check_sources(questions, corpus, url, chosen)
+    _check_sources(questions is not None, corpus, url, chosen)
     return SearchOptions(
         hops=chosen,
-        questions=questions,
+        questions=None if questions is None else files_by_split(questions, SPLITS, "questions of search_qa"),
         corpus=corpus,
         url=url,
         topk=topk,
-        timeout_s=timeout_s,
+        timeout_s=TIMEOUT_S if timeout_s is None else timeout_s,
         reward=RewardKind(reward),
         max_steps=max_steps,
     )
 
 
-def _check_sources(questions: str | None, corpus: str | None, url: str | None, hops: tuple[int, ...]) -> None:
+def _check_sources(has_questions: bool, corpus: str | None, url: str | None, hops: tuple[int, ...]) -> None:
     if corpus is not None and url is not None:
         raise UsageError("search_qa has two retrievers", got="corpus and url", expected="one of them")
-    if questions is not None and corpus is None and url is None:
+    if has_questions and corpus is None and url is None:
         raise UsageError("search_qa has questions and nothing to search in", expected="corpus, or url")
-    if corpus is not None and questions is None:
+    if corpus is not None and not has_questions:
         raise UsageError("search_qa has a corpus and no questions about it", expected="questions, a JSONL file")
-    if questions is not None and hops != HOPS:
+    if has_questions and hops != HOPS:
         raise UsageError("search_qa's hops are ignored with a question file", got=hops, hint="leave hops out")

@@ -10,6 +10,7 @@ from typing import Any, NamedTuple
 from agentrl.errors import UsageError
 from agentrl.retrieval.passages import read_rows
 
+from ..split_files import file_of
 from .options import HOPS, SearchOptions
 from .relations import Chain
 from .vocabulary import SPLITS, TEST, TRAIN, VALID
@@ -41,7 +42,7 @@ def questions_of(split: str, options: SearchOptions) -> tuple[Question, ...]:
     """
     _check_split(split)
     if options.questions is not None:
-        return _load(options.questions.replace("{split}", split), split)
+        return _load(file_of(options.questions, split, "questions of search_qa"), split)
     allowed = {TYPES[hops] for hops in options.hops}
     return tuple(question for question in generated(split) if question.type in allowed)
 

@@ -3,13 +3,11 @@
 from __future__ import annotations
 
 import hashlib
-import random
 import string
 from collections.abc import Mapping
 from typing import Any
 
 import gymnasium
-import numpy as np
 import orjson
 from gymnasium.spaces import Space, Text
 
@@ -27,9 +25,9 @@ from .rendering import html_page, plain_text, rich_text
 from .reward import Verdict, judge
 from .session import Page, Session, State
 from .shop import open_shop
-from .tasks import TRAIN, goal_number, source_of, split_goals
+from .tasks import chosen_goal, draw_goal, source_of
 
-RESET_OPTIONS = ("task_id", "goal")
+PLACEHOLDER = "<your query>"
 
 
 class WebShopEnv(gymnasium.Env[Content, str]):
@@ -49,9 +47,12 @@ class WebShopEnv(gymnasium.Env[Content, str]):
         observation: ``text``, ``text_rich``, ``html`` or ``url``.
         show_attributes: Products have a page with their attributes.
         compat: The reward has WebShop's quirks.
-        nouns: Who finds nouns for the reward: ``auto``, ``spacy`` or ``rule``.
+        nouns: Who finds nouns for the reward: ``spacy``, ``rule`` or ``auto``: spaCy for `data`, else the rule. The
+            last info tells it.
         max_steps: Steps after which an episode is truncated.
         pictures: A product's page comes with its picture, where `data` names a file of it.
+        placeholder: The first page's admissible action is ``search[<your query>]``, which finds nothing, instead of a
+            search with the words of the instruction.
     """
 
     action_hint = "search[words to search for] or click[text of a button, product or option]"
@@ -68,6 +69,7 @@ class WebShopEnv(gymnasium.Env[Content, str]):
         nouns: str = NounTagger.AUTO,
         max_steps: int = MAX_STEPS,
         pictures: bool = False,
+        placeholder: bool = False,
     ) -> None:
         self.options = parse_options(
             data=data,
@@ -79,6 +81,7 @@ class WebShopEnv(gymnasium.Env[Content, str]):
             nouns=nouns,
             max_steps=max_steps,
             pictures=pictures,
+            placeholder=placeholder,
         )
         self.observation_space: Space[Content] = (
             ContentSpace(1 << 20) if pictures else Text(1 << 20, min_length=0, charset=string.printable)
@@ -86,10 +89,7 @@ class WebShopEnv(gymnasium.Env[Content, str]):
         self.action_space = Text(256, charset=string.printable)
         self.shop = open_shop(source_of(self.options))
         self.goals = self.shop.goals(self.options.goals)
-        is_generated = self.options.data is None
-        self._nouns = find_tagger(
-            NounTagger.RULE if is_generated and self.options.nouns is NounTagger.AUTO else self.options.nouns
-        )
+        self._nouns = find_tagger(self.options.nouns)
         self._session: Session | None = None
         self._goal_number = 0
         self._steps = 0
@@ -114,7 +114,10 @@ class WebShopEnv(gymnasium.Env[Content, str]):
             UsageError: an option is unknown, or names no goal.
         """
         super().reset(seed=seed)
-        self._enter(self._choose_goal(seed, options or {}), State(), steps=0)
+        number = chosen_goal(options or {}, len(self.goals))
+        if number is None:
+            number = draw_goal(self.goals, int(self.np_random.integers(2**31)) if seed is None else seed)
+        self._enter(number, State(), steps=0)
         told_once = self.options.observation is Observation.URL
         goal = self.session.goal.instruction if told_once else ""  # other pages repeat it
         return self._observe(None), {**self._info(None), "goal": goal}
@@ -136,11 +139,12 @@ class WebShopEnv(gymnasium.Env[Content, str]):
         return self._observe(verdict), verdict.reward if verdict else 0.0, verdict is not None, truncated, info
 
     def admissible_actions(self) -> list[str]:
-        """What can be clicked now; on the first page one search, with the words of the instruction."""
+        """What can be clicked now; on the first page one search."""
         session = self.session
-        if session.has_search_bar:
-            return [f"search[{goal_words(session.goal.instruction)}]"]
-        return [f"click[{text}]" for text in session.clickables() if text != "search"]
+        if not session.has_search_bar:
+            return session.clicks()
+        words = PLACEHOLDER if self.options.placeholder else goal_words(session.goal.instruction)
+        return [f"search[{words}]"]
 
     def expert(self) -> WebShopExpert:
         """A policy that reads text pages, and reaches reward 1 for every goal of the generated catalogue.
@@ -175,26 +179,6 @@ class WebShopEnv(gymnasium.Env[Content, str]):
         show = self.options.show_attributes
         self._session = Session(self.shop, goal, name=str(goal_number), show_attributes=show, state=state)
 
-    def _choose_goal(self, seed: int | None, options: Mapping[str, Any]) -> int:
-        if len(options) > 1 or not options.keys() <= set(RESET_OPTIONS):
-            raise UsageError(
-                "webshop cannot reset with these options", got=", ".join(options), expected="task_id, or goal, or none"
-            )
-        if "task_id" in options:
-            return goal_number(options["task_id"], len(self.goals))
-        if "goal" in options:
-            if not 0 <= options["goal"] < len(self.goals):
-                raise UsageError("no such webshop goal", got=options["goal"], expected=f"0 to {len(self.goals) - 1}")
-            return int(options["goal"])
-        drawn = int(self.np_random.integers(2**31)) if seed is None else seed
-        return self._draw(random.Random(f"goal {drawn}").random())
-
-    def _draw(self, share: float) -> int:
-        """The training goal below which `share` of the weight lies."""
-        train = split_goals(TRAIN, len(self.goals))
-        sums = np.cumsum(self.goals.weights[train.start :])
-        return train[min(int(np.searchsorted(sums, share * sums[-1], side="right")), len(train) - 1)]
-
     def _judge(self) -> Verdict:
         session = self.session
         return judge(
@@ -208,7 +192,9 @@ class WebShopEnv(gymnasium.Env[Content, str]):
 
     def _info(self, verdict: Verdict | None) -> dict[str, Any]:
         info = {"success": verdict is not None and verdict.reward == 1.0, "task_type": self.session.goal.category}
-        return info if verdict is None else {**info, "reward_components": verdict.components()}
+        if verdict is None:
+            return info
+        return {**info, "reward_components": verdict.components(), "nouns": self.options.nouns.value}
 
     def web_page(self) -> str:
         """The page for a person with a browser: HTML in which ``data-action`` says what a click means."""

@@ -5,24 +5,15 @@ The manifest is made by ``python -m agentrl.envs.webshop.manifest``; a test comp
 
 from __future__ import annotations
 
-import hashlib
-import importlib.resources
 import json
 from collections import Counter
-from collections.abc import Iterable
 from typing import Any
 
+from ..manifests import checksum
 from .goals import GoalKind
 from .options import GENERATED_PRODUCTS
 from .shop import CatalogueSource, open_shop
 from .tasks import SPLITS, split_goals
-
-
-def load_manifest() -> dict[str, Any]:
-    """The manifest that is shipped with the package."""
-    text = importlib.resources.files(__package__).joinpath("data/manifest.json").read_text(encoding="utf-8")
-    manifest: dict[str, Any] = json.loads(text)
-    return manifest
 
 
 def build_manifest() -> dict[str, Any]:
@@ -35,24 +26,17 @@ def build_manifest() -> dict[str, Any]:
     return {
         "products": len(shop),
         "categories": dict(sorted(Counter(product.category for product in shop.products()).items())),
-        "products_sha256": _digest(json.dumps(product.to_plain()) for product in shop.products()),
+        "products_sha256": checksum(json.dumps(product.to_plain()) for product in shop.products()),
         "splits": {
             split: {
                 "tasks": len(numbers),
                 "first_goal": numbers.start,
                 "by_category": dict(sorted(Counter(told[number].category for number in numbers).items())),
-                "goals_sha256": _digest(lines[number] for number in numbers),
+                "goals_sha256": checksum(lines[number] for number in numbers),
             }
             for split, numbers in ranges.items()
         },
     }
-
-
-def _digest(texts: Iterable[str]) -> str:
-    digest = hashlib.sha256()
-    for text in texts:
-        digest.update(text.encode() + b"\n")
-    return digest.hexdigest()
 
 
 if __name__ == "__main__":

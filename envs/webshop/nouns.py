@@ -42,7 +42,7 @@ class NounTagger(enum.StrEnum):
     """Who finds nouns."""
 
     AUTO = "auto"
-    """spaCy for official data where it is installed with its model, else the rule."""
+    """spaCy for official data, as in WebShop; the rule for the generated catalogue."""
     SPACY = "spacy"
     RULE = "rule"
 
@@ -63,19 +63,19 @@ def _is_noun(word: str) -> bool:
 
 
 def find_tagger(wanted: NounTagger) -> Tagger:
-    """The tagger of that kind.
+    """The tagger of that kind; `NounTagger.AUTO` is settled before.
 
     Raises:
         UsageError: spaCy is asked for and not installed.
     """
-    if wanted is NounTagger.RULE or (wanted is NounTagger.AUTO and not is_spacy_installed()):
+    if wanted is NounTagger.RULE:
         return nouns_by_rule
     if not is_spacy_installed():
         raise UsageError(
             "spaCy cannot find nouns",
             got="no package spacy, or no model",
             expected=f"both installed: spacy, and its model {SPACY_MODEL}",
-            hint="or leave the option nouns out",
+            hint="or set the option nouns to rule: rewards then differ from WebShop's where titles decide",
         )
     return _spacy_tagger()
 

@@ -5,9 +5,10 @@ Rows are read as the original reads them: no product without a proper id, none t
 
 from __future__ import annotations
 
+import itertools
 import math
 import re
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Container, Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -15,6 +16,7 @@ import orjson
 
 from agentrl.errors import UsageError
 
+from .json_rows import read_json_members, read_json_rows
 from .records import Annotation, Product
 
 PRODUCTS = "items_shuffle*.json"
@@ -53,22 +55,29 @@ def read_products(folder: Path, limit: int | None) -> Iterator[Product]:
     Raises:
         UsageError: a file is missing.
     """
-    annotations = [_read_optional(folder, pattern) for pattern in (SYNTHETIC, HUMAN)]
-    if not any(annotations):
+    if not any(any(folder.glob(pattern)) for pattern in (SYNTHETIC, HUMAN)):
         raise UsageError(f"no goals in {folder}", expected=f"a file {SYNTHETIC} or {HUMAN}")
-    rows = orjson.loads(find_file(folder, PRODUCTS).read_bytes())
-    yield from products_of(rows if limit is None else rows[:limit], *annotations)
+    rows: Iterable[dict[str, Any]] = read_json_rows(find_file(folder, PRODUCTS))
+    wanted = None
+    if limit is not None:
+        rows = list(itertools.islice(rows, limit))
+        wanted = {row["asin"] for row in rows}
+    yield from products_of(rows, *(_annotations(folder, pattern, wanted) for pattern in (SYNTHETIC, HUMAN)))
 
 
-def _read_optional(folder: Path, pattern: str) -> Mapping[str, Any]:
+def _annotations(folder: Path, pattern: str, wanted: Container[str] | None) -> Mapping[str, Any]:
+    """The annotations of a file that may be missing, by product id; of the wanted products, or of all."""
     if not any(folder.glob(pattern)):
         return {}
-    rows: dict[str, Any] = orjson.loads(find_file(folder, pattern).read_bytes())
-    return rows
+    file = find_file(folder, pattern)
+    if wanted is None:
+        rows: dict[str, Any] = orjson.loads(file.read_bytes())
+        return rows
+    return {member.name: member.value for member in read_json_members(file) if member.name in wanted}
 
 
 def products_of(
-    rows: Sequence[Mapping[str, Any]], synthetic: Mapping[str, Any], human: Mapping[str, Any]
+    rows: Iterable[Mapping[str, Any]], synthetic: Mapping[str, Any], human: Mapping[str, Any]
 ) -> Iterator[Product]:
     """The products of rows as they stand in the files; annotations are by product id."""
     seen: set[str] = set()

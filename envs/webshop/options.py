@@ -39,8 +39,10 @@ class ShopOptions:
     show_attributes: bool
     compat: bool
     nouns: NounTagger
+    """Never `NounTagger.AUTO`."""
     max_steps: int
     pictures: bool
+    placeholder: bool
 
 
 def parse_options(
@@ -54,6 +56,7 @@ def parse_options(
     nouns: str = NounTagger.AUTO,
     max_steps: int = MAX_STEPS,
     pictures: bool = False,
+    placeholder: bool = False,
 ) -> ShopOptions:
     """Check options as they stand in a config.
 
@@ -78,7 +81,15 @@ def parse_options(
         observation=choose(Observation, observation, "webshop observation"),
         show_attributes=show_attributes,
         compat=compat,
-        nouns=choose(NounTagger, nouns, "webshop nouns"),
+        nouns=_tagger(choose(NounTagger, nouns, "webshop nouns"), is_generated=data is None),
         max_steps=max_steps,
         pictures=pictures,
+        placeholder=placeholder,
     )
+
+
+def _tagger(wanted: NounTagger, *, is_generated: bool) -> NounTagger:
+    """Who finds nouns. What is installed has no part in it: rewards are the same everywhere."""
+    if wanted is not NounTagger.AUTO:
+        return wanted
+    return NounTagger.RULE if is_generated else NounTagger.SPACY

@@ -7,7 +7,7 @@ import json
 import re
 from collections.abc import Mapping
 from dataclasses import dataclass, field, fields
-from typing import Any
+from typing import Any, NamedTuple
 
 from . import pages
 from .pages import CLICKABLE, Element, Part, SubPage
@@ -17,6 +17,8 @@ from .tables import Rows
 
 ADDRESS = "http://127.0.0.1:3000"
 _ACTION = re.compile(r"(.+)\[(.+)\]")
+_NOT_CLICKED = "search"
+"""A button that only a search presses."""
 _SUB_PAGES = {page.lower(): page for page in SubPage}
 
 
@@ -59,6 +61,24 @@ class State:
 
 def _copy(value: Any) -> Any:
     return dict(value) if isinstance(value, dict) else list(value) if isinstance(value, list) else value
+
+
+class Action(NamedTuple):
+    """What an action says."""
+
+    name: str
+    argument: str
+    """In lower case."""
+
+
+def parse_action(text: str) -> Action | None:
+    """Read ``name[argument]`` as WebShop does, which takes the last opening bracket; ``None`` for other texts.
+
+    >>> parse_action("click[Buy Now]"), parse_action("click[m [40]]")
+    (Action(name='click', argument='buy now'), Action(name='click[m ', argument='40]'))
+    """
+    parsed = _ACTION.match(text)
+    return None if parsed is None else Action(parsed[1], parsed[2].lower())
 
 
 class Session:
@@ -147,20 +167,25 @@ class Session:
         elements.sort(key=lambda element: CLICKABLE.index(element.part))
         return {element.text if element.part is Part.OPTION else element.text.lower(): element for element in elements}
 
+    def clicks(self) -> list[str]:
+        """The actions that click something. Options whose values have brackets have none, in WebShop as well."""
+        texts = [text for text in self.clickables() if text != _NOT_CLICKED]
+        return [f"click[{text}]" for text in texts if parse_action(f"click[{text}]") == ("click", text)]
+
     def act(self, action: str) -> bool:
         """Do what an action says: ``search[words]`` or ``click[text]``.
 
         Returns:
             Whether it was understood; if not, nothing has changed.
         """
-        parsed = _ACTION.match(action)
+        parsed = parse_action(action)
         if parsed is None:
             return False
-        name, argument = parsed[1], parsed[2].lower()
+        name, argument = parsed
         if name == "search":
             self._show_results(argument.split(" "), 1)
         else:
-            clicked = self.clickables().get(argument) if name == "click" and argument != "search" else None
+            clicked = self.clickables().get(argument) if name == "click" and argument != _NOT_CLICKED else None
             if clicked is None:
                 return False
             self._click(argument, clicked)

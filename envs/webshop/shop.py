@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import functools
 import hashlib
+import importlib.resources
 import random
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
@@ -22,8 +23,11 @@ from .tables import Groups, Rows, Texts
 
 BY_CHANCE, BY_ATTRIBUTE, BY_CATEGORY, BY_QUERY = "<r>", "<a>", "<c>", "<q>"
 """First keywords of special searches."""
-FORMAT = 1
-"""Of the tables on disk; what was written in another one is made again."""
+SHAPING = (
+    *("analysis", "generator", "goals", "json_rows", "official", "porter", "records", "search_index", "shop", "tables"),
+    *("vocabulary",),
+)
+"""Modules that decide what the tables on disk hold: what was written by another version of them is made again."""
 _SAMPLED_BYTES = 1 << 20
 
 
@@ -39,7 +43,7 @@ class CatalogueSource:
     @property
     def key(self) -> str:
         """Changes when the catalogue does: files by size, time of change, first and last MiB."""
-        digest = hashlib.blake2b(repr((FORMAT, self.products)).encode(), digest_size=12)
+        digest = hashlib.blake2b(repr((_code(), self.products)).encode(), digest_size=12)
         if self.data is None:
             digest.update(GENERATOR)
         else:
@@ -53,6 +57,15 @@ class CatalogueSource:
         if self.data is not None:
             return read_products(self.data, self.products)
         return generate_products(self.products or 0)
+
+
+@functools.cache
+def _code() -> str:
+    """Checksum of the code that shapes the tables."""
+    folder, digest = importlib.resources.files(__package__), hashlib.blake2b(digest_size=12)
+    for module in SHAPING:
+        digest.update(folder.joinpath(f"{module}.py").read_bytes())
+    return digest.hexdigest()
 
 
 def _fingerprint(path: Path) -> bytes:

@@ -7,10 +7,17 @@ for validation, the rest for training. Of fewer than 3,000 goals a sixth and a t
 from __future__ import annotations
 
 import functools
+import random
+from collections.abc import Mapping
+from typing import Any
+
+import numpy as np
 
 from agentrl.errors import UsageError
 from agentrl.task import Task
 
+from ..task_ids import parse_task_id
+from .goals import Goals
 from .options import ShopOptions
 from .shop import CatalogueSource, open_shop
 
@@ -18,6 +25,7 @@ ENVIRONMENT = "webshop"
 TRAIN, VALID, TEST = SPLITS = ("train", "valid", "test")
 TEST_GOALS = 500
 VALID_GOALS = 1000
+RESET_OPTIONS = ("task_id", "goal")
 
 
 def source_of(options: ShopOptions) -> CatalogueSource:
@@ -54,11 +62,40 @@ def goal_number(task_id: str, goals: int) -> int:
     Raises:
         UsageError: there is no such task.
     """
-    split, _, number = str(task_id).rpartition("-")
-    if split not in SPLITS or not number.isdecimal() or int(number) >= len(split_goals(split, goals)):
-        last = ", ".join(f"{name}-0 to {name}-{len(split_goals(name, goals)) - 1}" for name in SPLITS)
-        raise UsageError("no such webshop task", got=repr(task_id), expected=last)
-    return split_goals(split, goals)[int(number)]
+    sizes = {split: len(split_goals(split, goals)) for split in SPLITS}
+    split, number = parse_task_id(task_id, sizes, ENVIRONMENT)
+    return split_goals(split, goals)[number]
+
+
+def chosen_goal(options: Mapping[str, Any], goals: int) -> int | None:
+    """The goal that options of a reset choose; ``None`` where they leave it open.
+
+    Args:
+        options: ``task_id``, or ``goal``, or none.
+        goals: How many goals there are in all.
+
+    Raises:
+        UsageError: an option is unknown, or names no goal.
+    """
+    if len(options) > 1 or not options.keys() <= set(RESET_OPTIONS):
+        raise UsageError(
+            "webshop cannot reset with these options", got=", ".join(options), expected="task_id, or goal, or none"
+        )
+    if "task_id" in options:
+        return goal_number(options["task_id"], goals)
+    if "goal" not in options:
+        return None
+    if not 0 <= options["goal"] < goals:
+        raise UsageError("no such webshop goal", got=options["goal"], expected=f"0 to {goals - 1}")
+    return int(options["goal"])
+
+
+def draw_goal(goals: Goals, seed: int) -> int:
+    """A training goal, drawn by weight."""
+    train = split_goals(TRAIN, len(goals))
+    sums = np.cumsum(goals.weights[train.start :])
+    share = random.Random(f"goal {seed}").random()
+    return train[min(int(np.searchsorted(sums, share * sums[-1], side="right")), len(train) - 1)]
 
 
 class WebShopTasks:

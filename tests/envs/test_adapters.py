@@ -11,10 +11,10 @@ import numpy as np
 import pytest
 from agentrl.envs.adapters.global_random import GlobalRandom
 from agentrl.envs.adapters.reasoning_gym import MAX_DRAWS, STRIDE
-from agentrl.envs.adapters.splits import split_of_seed, split_of_text
 from agentrl.envs.adapters.textarena import take_listed_move
-from agentrl.envs.adapters.verifiers import VerifiersEnv
+from agentrl.envs.adapters.verifiers import VerifiersEnv, scored_rollout
 from agentrl.envs.adapters.verifiers_client import read_calls
+from agentrl.envs.splits import split_of_seed, split_of_text
 
 from agentrl import registry
 from agentrl.cli import main
@@ -100,6 +100,34 @@ def test_an_extra_that_lacks_something_itself_says_what() -> None:
 def test_gymnasium_ids_stand_for_the_registry_names(env_id: str) -> None:
     assert f"agentrl/{env_id}-v0" in agentrl.envs.registration.ENTRY_POINTS
     assert resolve_environment(f"agentrl/{env_id}-v0").name in registry.names(Kind.ENVIRONMENT)
+
+
+class Rollouts:
+    """What `scored_rollout` needs of an environment of verifiers."""
+
+    def __init__(self, *, error: object = None, breaks: bool = False) -> None:
+        self.rubric, self.error, self.breaks, self.done = self, error, breaks, list[str]()
+
+    async def rollout(self, row: dict[str, Any], _client: Any, _model: str, _sampling: Any) -> dict[str, Any]:
+        return {**row, "error": self.error}
+
+    async def score_rollout(self, state: dict[str, Any]) -> None:
+        self.done.append("score")
+        if self.breaks:
+            raise ValueError("no score")
+        state["reward"] = 1.0
+
+    async def cleanup(self, _state: dict[str, Any]) -> None:
+        self.done.append("cleanup")
+
+
+async def test_a_rubric_of_verifiers_cleans_up_whatever_happens() -> None:
+    good, failed, broken = Rollouts(), Rollouts(error="lost"), Rollouts(breaks=True)
+    assert (await scored_rollout(good, {"row": 1}, None))["reward"] == 1.0
+    assert "reward" not in await scored_rollout(failed, {}, None)
+    with pytest.raises(ValueError, match="no score"):
+        await scored_rollout(broken, {}, None)
+    assert [one.done for one in (good, failed, broken)] == [["score", "cleanup"], ["cleanup"], ["score", "cleanup"]]
 
 
 def test_verifiers_asks_for_an_environment() -> None:

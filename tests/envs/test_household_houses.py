@@ -13,7 +13,7 @@ from agentrl.envs.household.environment import HouseholdEnv
 from agentrl.envs.household.expert import HouseholdExpert
 from agentrl.envs.household.generator import generate
 from agentrl.envs.household.goals import TaskType
-from agentrl.envs.household.manifest import HASHED_TASKS, build_manifest, first_observation, load_manifest
+from agentrl.envs.household.manifest import HASHED_TASKS, build_manifest, first_observation
 from agentrl.envs.household.options import MAX_STEPS, parse_options
 from agentrl.envs.household.scenes import EXTENTS, HELD_OUT, MAX_SEARCH_COST, Size, layout_of, room_of, scenes
 from agentrl.envs.household.spec import SPEC
@@ -21,6 +21,7 @@ from agentrl.envs.household.state import House
 from agentrl.envs.household.tasks import SPLITS, UNSEEN, HouseholdTasks, row_of, rows_of, scenes_of
 from agentrl.envs.household.texts import introduction, room_view
 from agentrl.envs.household.vocabulary import CONTENTS, LAMP, LAMP_STANDS, Room
+from agentrl.envs.manifests import load_manifest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
@@ -182,13 +183,13 @@ def test_no_house_is_in_both_unseen_splits_or_twice_in_one(size: Size) -> None:
 
 
 def test_the_manifest_writes_out_only_splits_that_are_hashed_whole() -> None:
-    for described in load_manifest()["splits"].values():
+    for described in load_manifest("agentrl.envs.household")["splits"].values():
         assert described["hashed_tasks"] == min(described["tasks"], HASHED_TASKS)
         assert ("rows" in described) == (described["hashed_tasks"] == described["tasks"])
 
 
 def test_the_shipped_manifest_is_what_the_code_makes() -> None:
-    assert build_manifest() == load_manifest()
+    assert build_manifest() == load_manifest("agentrl.envs.household")
 
 
 def test_task_types_and_rooms_choose_tasks() -> None:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import importlib.util
 import json
+import sys
 from fractions import Fraction
 from pathlib import Path
 from random import Random
@@ -12,13 +13,15 @@ from typing import Any
 import pytest
 from agentrl.envs.math_problems.answers import number_of, same_answer, stated_answer
 from agentrl.envs.math_problems.dataset import read_problems
-from agentrl.envs.math_problems.judges import Judge, judge_named
+from agentrl.envs.math_problems.judges import Judge, is_small, judge_named
 from agentrl.envs.math_problems.kinds import KINDS, Kind
 from agentrl.envs.math_problems.problems import SPEC, MathEnv, MathExpert, calculate
+from agentrl.envs.math_problems.verifier import Verifier
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from agentrl.errors import ToolError, UsageError
+from agentrl.env import Isolation
+from agentrl.errors import EnvironmentFailure, ToolError, UsageError
 
 PROBLEM = {"question": "What is 6 * 7?", "answer": "42", "kind": "product"}
 HAS_MATH_VERIFY = importlib.util.find_spec("math_verify") is not None
@@ -204,8 +207,20 @@ def test_tasks_of_files_are_played(files: dict[str, str]) -> None:
     assert (observation, info["task_type"]) == ("Problem: half?", "Algebra")
     assert env.step("answer 0.5")[1] == 1.0
     assert SPEC.tasks("train", **options)[1].options["answer"] == "-1"
-    with pytest.raises(UsageError, match="no file for split valid"):
+    with pytest.raises(UsageError, match="no file with problems of math_problems for split valid"):
         SPEC.tasks("valid", **options)
+    with pytest.raises(UsageError, match="train and test share the problems"):
+        SPEC.tasks("test", files={"train": files["gsm8k"], "test": files["gsm8k"]})
+    with pytest.raises(UsageError, match="all splits would share"):
+        SPEC.tasks("test", files=files["gsm8k"])
+
+
+def test_bars_in_an_answer_are_no_separators() -> None:
+    assert posed(answer="|x||y|").step("answer |x||y|")[1:3] == (1.0, True)
+
+
+def test_an_agent_with_tools_is_told_of_them() -> None:
+    assert "tool calculate" in SPEC.tool_instructions
 
 
 @pytest.mark.parametrize(
@@ -242,8 +257,65 @@ def test_a_judge_that_is_not_installed_says_how_to_get_it() -> None:
         judge_named(Judge.MATH_VERIFY)
 
 
+FAKE_JUDGE = """
+import json, signal, sys
+print("ready", flush=True)
+for line in sys.stdin:
+    right, said = json.loads(line)
+    if said == "hang":
+        signal.setitimer(signal.ITIMER_PROF, 0.01)
+        while True: pass
+    if said == "die":
+        sys.exit(3)
+    print(json.dumps(right == said), flush=True)
+"""
+
+
+def test_a_formula_that_takes_too_long_is_wrong_and_the_next_one_is_judged() -> None:
+    verifier = Verifier([sys.executable, "-c", FAKE_JUDGE])
+    try:
+        assert [verifier.is_same("x", said) for said in ("x", "y", "hang", "x")] == [True, False, False, True]
+        with pytest.raises(EnvironmentFailure, match="exit code 3"):
+            verifier.is_same("x", "die")
+        assert verifier.is_same("x", "x")
+    finally:
+        verifier.close()
+
+
+def test_a_judge_that_does_not_start_is_a_failure_of_the_environment() -> None:
+    with pytest.raises(EnvironmentFailure, match="does not start"):
+        Verifier([sys.executable, "-c", "import sys; sys.exit(7)"]).is_same("x", "x")
+
+
+@pytest.mark.parametrize(
+    ("formula", "is_worked_out"),
+    [
+        ("x^{2} + 2^{10}", True),
+        ("e^{x^{2}}", True),
+        ("2^{-3}", True),
+        ("9^{9^{9^{9}}}", False),
+        ("9^9^9", False),
+        ("9**9**9", False),
+        ("10^{100000000}", False),
+        ("2^{10!}", False),
+        ("1 + " * 200 + "1", False),
+    ],
+)
+def test_huge_formulas_are_not_worked_out(formula: str, is_worked_out: bool) -> None:
+    assert is_small(formula) == is_worked_out
+
+
+def test_only_the_exact_judge_runs_in_the_event_loop() -> None:
+    assert SPEC.isolation_under({}) is Isolation.INLINE
+    assert SPEC.isolation_under({"level": 2, "judge": "exact"}) is Isolation.INLINE
+    assert SPEC.isolation_under({"judge": "math_verify"}) is Isolation.PROCESS
+
+
 @pytest.mark.skipif(not HAS_MATH_VERIFY, reason="needs the optional package math-verify")
-def test_math_verify_knows_formulas() -> None:
+def test_math_verify_knows_formulas_and_gives_up_on_some() -> None:
     judge = judge_named(Judge.MATH_VERIFY)
     assert judge("answer 1 + x", "x + 1")
     assert not judge("answer 2 + x", "x + 1")
+    assert not judge("\\boxed{9^{9^{9^{9}}}}", "3")
+    assert not judge("\\boxed{(100000000)!}", "3")
+    assert judge("\\boxed{(3, 1 + x)}", "(3, x + 1)")

@@ -71,7 +71,7 @@ def test_the_game_may_end_within_a_turn() -> None:
 
 def test_actions_beyond_the_number_of_a_turn_are_not_taken() -> None:
     assert stairs().step("up || up || up || up")[0].endswith("Actions taken: 3 of 4.\n1 to go")
-    assert stairs(actions_per_turn=1).step("up || up")[0] == "Step 1.\nActions taken: 1 of 2.\n3 to go"
+    assert stairs(actions_per_turn=1).step("up || up")[0] == "Stairs go up.\n4 to go"  # no action
 
 
 def test_what_follows_an_illegal_action_is_not_taken() -> None:

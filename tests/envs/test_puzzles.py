@@ -10,8 +10,10 @@ from typing import Any
 import agentrl.envs.registration
 import gymnasium
 import pytest
-from agentrl.envs.puzzles.environment import PuzzleEnv, split_of_seed
-from agentrl.envs.puzzles.manifest import build_manifest, load_manifest, puzzle_names, puzzle_spec_of
+from agentrl.envs.manifests import load_manifest
+from agentrl.envs.puzzles.environment import PuzzleEnv
+from agentrl.envs.puzzles.manifest import build_manifest, puzzle_names, puzzle_spec_of
+from agentrl.envs.splits import split_of_seed
 from gymnasium.utils.env_checker import check_env
 from hypothesis import given, settings
 from hypothesis import strategies as st
@@ -195,4 +197,4 @@ def test_seeds_belong_to_splits() -> None:
 
 
 def test_the_shipped_manifest_is_what_the_code_makes() -> None:
-    assert load_manifest() == build_manifest()
+    assert load_manifest("agentrl.envs.puzzles") == build_manifest()

@@ -202,11 +202,12 @@ def test_seeds_draw_training_questions_of_the_chosen_hops() -> None:
         ({"reward": "bleu"}, "exact_match or f1"),
         ({"topk": 0}, "topk is too small"),
         ({"max_steps": 0}, "max_steps is too small"),
-        ({"timeout_s": 0}, "timeout_s is too small"),
+        ({"timeout_s": 0, "url": "http://127.0.0.1:1"}, "timeout_s is too small"),
         ({"corpus": "a", "url": "b"}, "two retrievers"),
+        ({"timeout_s": 3.0}, "timeout_s is ignored without url"),
         ({"questions": "a"}, "nothing to search in"),
         ({"corpus": "a"}, "no questions about it"),
-        ({"corpus": "a", "questions": "b", "hops": [1]}, "hops are ignored"),
+        ({"corpus": "a", "questions": "b/{split}", "hops": [1]}, "hops are ignored"),
     ],
 )
 def test_wrong_options_are_refused(options: dict[str, Any], message: str) -> None:

@@ -151,9 +151,24 @@ def test_broken_question_files_are_named(tmp_path: Path) -> None:
     path = tmp_path / "questions.jsonl"
     path.write_text('{"question": "Why?", "golden_answers": []}')
     with pytest.raises(UsageError, match='"golden_answers", a list of texts'):
-        SPEC.tasks("train", questions=str(path), url="http://127.0.0.1:1")
+        SPEC.tasks("train", questions={"train": str(path)}, url="http://127.0.0.1:1")
     with pytest.raises(UsageError, match="cannot read the question file"):
-        SPEC.tasks("train", questions=str(tmp_path / "none.jsonl"), url="http://127.0.0.1:1")
+        SPEC.tasks("train", questions=str(tmp_path / "{split}.jsonl"), url="http://127.0.0.1:1")
+
+
+@pytest.mark.parametrize(
+    ("questions", "message"),
+    [
+        ("q.jsonl", "all splits would share the questions of search_qa: got q.jsonl"),
+        ({"train": "q.jsonl", "test": "./q.jsonl"}, "train and test share the questions"),
+        ({"dev": "q.jsonl"}, "of no such split: got dev, expected train, valid, test"),
+        ({}, "of no such split"),
+        ({"valid": "q.jsonl"}, "no file with questions of search_qa for split train: got valid"),
+    ],
+)
+def test_no_two_splits_share_a_file_of_questions(questions: Any, message: str) -> None:
+    with pytest.raises(UsageError, match=message):
+        SPEC.tasks("train", questions=questions, url="http://127.0.0.1:1")
 
 
 Answer = Callable[[web.Request], Any]

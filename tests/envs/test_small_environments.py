@@ -5,6 +5,7 @@ from typing import Any
 
 import pytest
 from agentrl.envs.frozen_lake import SPEC, FrozenLake, FrozenLakeExpert
+from agentrl.envs.guess_number import SPEC as GUESSING
 from agentrl.envs.guess_number import GuessNumber
 from gymnasium.utils.env_checker import check_env
 
@@ -105,6 +106,37 @@ def test_guesses_are_answered() -> None:
             break
         low, high = (middle + 1, high) if answer[0] == "Higher." else (low, middle - 1)
     assert answer[1:] == (1.0, True, False, {"success": True, "valid": True})
+
+
+def test_halving_finds_every_number() -> None:
+    env = GuessNumber()
+    for secret in range(1, 101):
+        env.restore({"secret": secret, "turns": 0})
+        expert, answer = env.expert(), ("", 0.0, False, False, {})
+        for _ in range(7):
+            if not answer[2]:
+                answer = env.step(expert.act(answer[0]))
+        assert answer[1:3] == (1.0, True)
+
+
+def test_no_two_splits_share_a_number() -> None:
+    env, secrets = GuessNumber(), []
+    for split in GUESSING.splits:
+        secrets.append(set())
+        for index in range(300):
+            env.reset(seed=GUESSING.tasks(split)[index].seed)
+            secrets[-1].add(env.secret)
+    assert len(set.union(*secrets)) == sum(map(len, secrets)) > 90
+
+
+def test_guessing_goes_on_from_a_snapshot() -> None:
+    env, other = GuessNumber(), GuessNumber()
+    env.reset(seed=3)
+    for _ in range(9):
+        env.step("0")
+    other.restore(json.loads(json.dumps(env.snapshot())))
+    assert other.state_key() == env.state_key()
+    assert other.step("0") == env.step("0") == ("Higher.", 0.0, False, True, {"success": False, "valid": True})
 
 
 def test_ten_guesses_are_all() -> None:

@@ -119,7 +119,7 @@ class PlainSandbox(Sandbox):
             stdout=asyncio.subprocess.PIPE,
             stderr=stderr,
             cwd=self.path / (cwd or "."),
-            env={"PATH": os.environ["PATH"], "HOME": str(self.path), **self.spec.env, **env},
+            env={"PATH": os.environ["PATH"], "HOME": str(self.path), "TMPDIR": str(self.path), **self.spec.env, **env},
             start_new_session=True,
             limit=2**20,
         )

@@ -92,7 +92,7 @@ def official_rows() -> list[dict[str, Any]]:
             "product_category": "Shoes › Athletic › Running",
             "customization_options": {
                 "Color": [{"value": "Red/White"}, {"value": "Features"}],
-                "Fit": [{"value": "Wide"}],
+                "Fit": [{"value": "Wide"}, {"value": "M [40]"}],
             },
         },
     ]

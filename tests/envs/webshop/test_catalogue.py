@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import json
+import re
 import subprocess
 import sys
 from collections.abc import Callable
@@ -9,9 +11,13 @@ from pathlib import Path
 
 import orjson
 import pytest
+from agentrl.envs.manifests import load_manifest
+from agentrl.envs.webshop import json_rows
+from agentrl.envs.webshop import shop as shop_module
 from agentrl.envs.webshop.cache import made_folder
 from agentrl.envs.webshop.goals import GoalKind, Goals, make_goals, price_limit, purchase_price
-from agentrl.envs.webshop.manifest import build_manifest, load_manifest
+from agentrl.envs.webshop.json_rows import read_json_members, read_json_rows
+from agentrl.envs.webshop.manifest import build_manifest
 from agentrl.envs.webshop.official import read_products
 from agentrl.envs.webshop.options import GENERATED_PRODUCTS, parse_options
 from agentrl.envs.webshop.records import Product
@@ -29,13 +35,72 @@ def test_rows_are_read_as_webshop_reads_them(official_folder: Path) -> None:
     assert (other.prices, other.bullets, other.options) == ((3.0, 4.25), ("One text",), {})
     assert other.attributes == ("DUMMY_ATTR",)
     assert (shoes.prices, shoes.price_tag) == ((100.0,), "$100.0")
-    assert shoes.options == {"color": ("red | white", "features"), "fit": ("wide",)}
+    assert shoes.options == {"color": ("red | white", "features"), "fit": ("wide", "m [40]")}
     assert [product.asin for product in read_products(official_folder, 1)] == [lotion.asin]
 
 
 def test_a_product_survives_its_plain_form(official_folder: Path) -> None:
     for product in read_products(official_folder, None):
         assert Product.from_plain(orjson.loads(orjson.dumps(product.to_plain()))) == product
+
+
+@pytest.mark.parametrize("chunk", [1, 7, 1 << 20])
+def test_rows_are_read_one_by_one(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, chunk: int) -> None:
+    monkeypatch.setattr(json_rows, "CHUNK", chunk)
+    rows = [{"a": "] ,[{é"}, {}, {"b": [1.5, {"c": None}]}]
+    for number, text in enumerate((json.dumps(rows), json.dumps(rows, indent=2, ensure_ascii=False), " [ ] ")):
+        file = tmp_path / f"{number}.json"
+        file.write_text(text, encoding="utf-8")
+        assert list(read_json_rows(file)) == json.loads(text)
+    named = {"a": rows, 'b"': {}, "c": []}
+    for text in (json.dumps(named), json.dumps(named, indent=1), "{ }"):
+        (tmp_path / "named.json").write_text(text)
+        assert dict(read_json_members(tmp_path / "named.json")) == json.loads(text)
+
+
+@pytest.mark.parametrize("text", ["", "{}", '[{"a": 1}', '[{"a": 1} {"b": 2}]', '[{"a": 1}, 3]', '[{"a": '])
+def test_a_file_that_is_no_array_of_objects_is_refused(tmp_path: Path, text: str) -> None:
+    (tmp_path / "rows.json").write_text(text)
+    with pytest.raises(UsageError, match="expected a JSON array of objects"):
+        list(read_json_rows(tmp_path / "rows.json"))
+
+
+@pytest.mark.parametrize("text", ["", "[]", '{"a": 1', '{"a" 1}', '{"a": 1 "b": 2}', '{"a": '])
+def test_a_file_that_is_no_object_is_refused(tmp_path: Path, text: str) -> None:
+    (tmp_path / "rows.json").write_text(text)
+    with pytest.raises(UsageError, match="expected a JSON object"):
+        list(read_json_members(tmp_path / "rows.json"))
+
+
+def test_a_few_products_are_read_without_the_rest(
+    official_folder: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(json_rows, "CHUNK", 64)
+    (tmp_path / "items_shuffle.json").write_text(
+        (official_folder / "items_shuffle.json").read_text()[:-1] + ", what follows is broken"
+    )
+    (tmp_path / "items_human_ins.json").write_text((official_folder / "items_human_ins.json").read_text())
+    few = list(read_products(tmp_path, 2))
+    assert [(product.asin, len(product.human)) for product in few] == [("B000AAAAA1", 2), ("B000AAAAA2", 1)]
+    with pytest.raises(UsageError, match="cannot be read"):
+        list(read_products(tmp_path, None))
+
+
+def test_every_module_that_shapes_the_tables_is_in_their_key() -> None:
+    folder, waiting, found = Path(shop_module.__file__).parent, ["shop"], set[str]()
+    while waiting:
+        module = waiting.pop()
+        if module not in found | {"cache"}:  # where the tables are, not what they hold
+            found.add(module)
+            waiting += re.findall(r"^from \.(\w+) import", (folder / f"{module}.py").read_text(), re.MULTILINE)
+    assert found == set(shop_module.SHAPING)
+
+
+def test_another_version_of_the_code_makes_other_tables(monkeypatch: pytest.MonkeyPatch) -> None:
+    source = CatalogueSource(data=None, products=80)
+    key = source.key
+    monkeypatch.setattr(shop_module, "_code", lambda: "another")
+    assert source.key != key
 
 
 def test_a_folder_without_the_files_is_refused(tmp_path: Path) -> None:
@@ -66,8 +131,9 @@ def test_synthetic_goals_are_all_choices_of_options(official_folder: Path) -> No
     told = [shop.goal(goals, i) for i in range(len(goals))]
     shoes = {goal.instruction.partition(", and price")[0] for goal in told if goal.asin == "B000AAAAA3"}
     assert shoes == {
-        "find me shoes with color: red | white, and fit: wide",
-        "find me shoes with color: features, and fit: wide",
+        f"find me shoes with color: {color}, and fit: {fit}"
+        for color in ("red | white", "features")
+        for fit in ("wide", "m [40]")
     }
     lotion = next(goal for goal in told if goal.asin == "B000AAAAA1")
     assert lotion.options[0].name == "size"
@@ -124,7 +190,7 @@ def test_unknown_tasks_are_refused(task_id: str) -> None:
 
 
 def test_the_manifest_tells_what_the_code_makes() -> None:
-    manifest = load_manifest()
+    manifest = load_manifest("agentrl.envs.webshop")
     assert manifest == build_manifest()
     assert manifest["products"] == GENERATED_PRODUCTS >= 5000
     assert len(manifest["categories"]) == 5

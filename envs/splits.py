@@ -1,4 +1,4 @@
-"""Which split a generated problem belongs to: decided by its text, so that no two splits share one."""
+"""Which split a generated instance belongs to: decided by its checksum, so that no two splits share one."""
 
 from __future__ import annotations
 
@@ -7,12 +7,17 @@ import hashlib
 from agentrl.task import SeedTasks
 
 _SHARES = (SeedTasks.SPLITS[0], *SeedTasks.SPLITS)
-"""Problems fall into four equal parts by their checksum: two for training, one each for validation and test."""
+"""Instances fall into four equal parts by their checksum: two for training, one each for validation and test."""
+
+
+def split_of_checksum(checksum: int) -> str:
+    """The split that owns what has this checksum."""
+    return _SHARES[checksum % len(_SHARES)]
 
 
 def split_of_text(text: str) -> str:
     """The split that owns a problem."""
-    return _SHARES[hashlib.blake2b(text.encode(), digest_size=1).digest()[0] % len(_SHARES)]
+    return split_of_checksum(hashlib.blake2b(text.encode(), digest_size=1).digest()[0])
 
 
 def split_of_seed(seed: int) -> str:
