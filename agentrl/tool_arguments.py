@@ -230,6 +230,8 @@ _STARS: Mapping[Any, str] = {inspect.Parameter.VAR_POSITIONAL: "*", inspect.Para
 
 
 def _parameters(function: Callable[..., Any]) -> list[inspect.Parameter]:
+    if getattr(function, "__func__", function) is object.__init__:  # its signature claims to take anything
+        return []
     return list(inspect.signature(function).parameters.values())
 
 

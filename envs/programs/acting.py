@@ -78,7 +78,8 @@ async def run_command(
 async def visible(sandbox: Sandbox, *, seconds: float) -> dict[str, str]:
     """What code in a sandbox can read that is not the system's: files, variables, arguments of processes."""
     script = (
-        'find . "${TMPDIR:-/tmp}" -type f -size -64k 2>/dev/null | while read -r path; do echo "@@ $path"; cat "$path"; done;'
+        'find . "${TMPDIR:-/tmp}" -type f -size -64k 2>/dev/null |'
+        ' while read -r path; do echo "@@ $path"; cat "$path"; done;'
         " echo '@@ variables'; env; echo '@@ processes'; cat /proc/[0-9]*/cmdline 2>/dev/null | tr '\\0' ' '"
     )
     result = await run_command(sandbox, script, seconds=seconds)
