@@ -8,18 +8,29 @@ import threading
 from collections.abc import Iterator
 from contextlib import contextmanager, redirect_stdout
 
-from agentrl.cli.console import print_error
+import typer
+
+from agentrl.cli.console import note, print_error
 from agentrl.cli.exit_code import ExitCode
 from agentrl.errors import AgentRLError, UsageError
 
 
 @contextmanager
 def left_for_sure() -> Iterator[None]:
-    """End the process after the block when the block started threads for which Python would wait, and they run on."""
+    """End the process after the block when the block started threads for which Python would wait, and they run on.
+
+    Raises:
+        typer.Exit: the block was interrupted.
+    """
     before = set(threading.enumerate())
     code = ExitCode.DONE
     try:
         yield
+    except KeyboardInterrupt:
+        note("interrupted")
+        code = ExitCode.INTERRUPTED
+        if not _waits_for_others_than(before):
+            raise typer.Exit(code) from None
     except AgentRLError as error:
         if not _waits_for_others_than(before):
             raise

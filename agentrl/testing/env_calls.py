@@ -33,8 +33,8 @@ class Calls:
     """By call: its name, its limit, and the time at which it is over it."""
     processes: list[subprocess.Popen[bytes]] = field(default_factory=list)
     """Killed when the watch ends."""
-    last: str = ""
-    """The name of the call that was begun last."""
+    raised: str = ""
+    """The name of the call that raised something last."""
     is_over: bool = False
     """Nobody waits any more: nothing may be asked."""
 
@@ -68,7 +68,6 @@ def asking(name: str, times: int = 1) -> Iterator[None]:
     if calls.is_over:
         raise CallFailed("the check has ended")
     limit_s = times * calls.limit_s
-    calls.last = name
     calls.under_way[key] = (name, limit_s, time.monotonic() + limit_s)
     try:
         yield
@@ -76,6 +75,9 @@ def asking(name: str, times: int = 1) -> Iterator[None]:
         if isinstance(error, KeyboardInterrupt) and threading.current_thread() is threading.main_thread():
             raise  # the user's: only the main thread is interrupted from outside
         raise CallFailed(f"{name} ended the process ({type(error).__name__})") from error
+    except Exception:
+        calls.raised = name
+        raise
     finally:
         calls.under_way.pop(key, None)
 
@@ -112,3 +114,4 @@ def run_watched(work: Callable[[], T], limit_s: float) -> T:
         calls.is_over = True
         for process in calls.processes:
             process.kill()
+            process.wait()

@@ -170,7 +170,7 @@ class Awaited(AsyncEnv):
 
 
 def spec_of(make: Callable[..., Any], **changes: Any) -> EnvironmentSpec:
-    facts: dict[str, Any] = {"reward_range": (0.0, 1.001), "scores": {"expert": 1.0}, **changes}
+    facts: dict[str, Any] = {"reward_range": (0.0, 1.001), "scores": {"expert": 1.0, "random": 1.0}, **changes}
     return EnvironmentSpec(name="corridor", make=make, tasks=lambda split, **_: SeedTasks("corridor", split), **facts)
 
 
@@ -210,8 +210,8 @@ def test_a_broken_environment_fails_where_it_is_broken(make: Callable[..., Any],
 @pytest.mark.parametrize(
     ("make", "rule", "words"),
     [
-        (Speechless, "speaks properly", "an observation is a int, not text or parts"),
-        (Raising, "is deterministic", "RuntimeError: the door is stuck"),
+        (Speechless, "speaks properly", "observation of step is not what an environment may return: got int 7"),
+        (Raising, "plays an episode", "step raised RuntimeError: the door is stuck"),
     ],
 )
 def test_what_an_environment_raises_is_reported(make: Callable[..., Any], rule: str, words: str) -> None:
@@ -260,7 +260,7 @@ def test_every_shipped_environment_passes(name: str) -> None:
     extra = resolve_environment(name).extra
     if extra is not None and (not extra.is_installed or name in WITHOUT_DEFAULT):
         pytest.skip(f"needs agentrl[{extra.name}], and options; see tests/originals")
-    report = check_env(name)
+    report = check_env(name, call_timeout_s=60)  # tests may run beside others
     assert report.passed, str(report)
     assert {row.check for row in report.with_status(CheckStatus.WARNED)} == EXPLAINED.get(name, set()), report
     statuses = {row.check: row.status for row in report.rows}

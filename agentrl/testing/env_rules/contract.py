@@ -82,7 +82,7 @@ def plays_an_episode(subject: Subject) -> Finding:
     except (Broken, CallFailed, UsageError, WrongReturn):
         raise
     except Exception as error:
-        raise Broken(f"{watched_calls().last} raised {type(error).__name__}: {error}") from error
+        raise Broken(f"{watched_calls().raised} raised {type(error).__name__}: {error}") from error
     return Finding(detail=f"{len(played.results)} steps")
 
 
