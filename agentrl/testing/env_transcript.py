@@ -66,7 +66,7 @@ def transcript_of_new_process(
         asked.write(request)
         asked.seek(0)
         child = subprocess.Popen(
-            [sys.executable, "-m", "agentrl.testing.env_transcript"],
+            [sys.executable, "-c", f"from {__name__} import main; main()"],
             stdin=asked,
             stdout=subprocess.PIPE,
             stderr=errors,
@@ -95,6 +95,8 @@ def main() -> None:
             found = run_watched(lambda: _play_requested(request, tasks, steps), limit_s)
         except CallFailed as failed:
             found = {"end": str(failed)}
+        except KeyboardInterrupt:
+            os._exit(1)
         with suppress(ValueError):  # the environment may have closed it
             sys.stdout.flush()
         found["said"] = os.pread(said.fileno(), _SAID, 0).decode(errors="replace")
@@ -118,10 +120,3 @@ def _play_requested(request: bytes, tasks: Sequence[Task], steps: int) -> dict[s
         raise
     except Exception as error:
         return {"failure": f"{type(error).__name__}: {error}"}
-
-
-if __name__ == "__main__":
-    try:
-        main()
-    except KeyboardInterrupt:
-        os._exit(1)

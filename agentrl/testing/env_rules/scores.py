@@ -22,7 +22,7 @@ def is_solved_by_its_expert(subject: Subject) -> Finding:
     played = [*subject.expert_episodes, *_more(subject, lambda _task: expert_policy())]
     found = _score(subject, "expert", played)
     if "expert" not in subject.spec.scores:
-        _doubt_expert(found, _score(subject, "random", subject.random_episodes))
+        _doubt_expert(found, _measured(subject, subject.random_episodes))
     return found
 
 
@@ -79,6 +79,22 @@ def _more(subject: Subject, policy_of: Callable[[Task], Policy]) -> list[Played]
 
 
 def _score(subject: Subject, policy: str, played: Sequence[Played]) -> Finding:
+    """What a policy reached, compared with what is stated of it."""
+    found = _measured(subject, played)
+    stated, success = subject.spec.scores.get(policy), found.figures.get("success")
+    if stated is None or success is None:
+        return found
+    solved = round(success * len(played))
+    if stated == 1 and solved < len(played):
+        verdicts = [episode.is_solved(subject.spec) for episode in played]
+        failed = [subject.source[number].id for number, verdict in enumerate(verdicts) if not verdict]
+        raise Broken(f"the {policy} is said to solve everything, but not {', '.join(failed[:3])}")
+    if _chance(solved, len(played), stated) < IMPLAUSIBLE:
+        raise Broken(f"the {policy} solved {solved} of {len(played)}, which a score of {stated:g} does not explain")
+    return Finding(detail=found.detail.replace(" solved;", f" solved, stated {stated:g};"), figures=found.figures)
+
+
+def _measured(subject: Subject, played: Sequence[Played]) -> Finding:
     verdicts = [episode.is_solved(subject.spec) for episode in played]
     steps = statistics.fmean(len(episode.results) for episode in played)
     total = statistics.fmean(episode.total for episode in played)
@@ -86,14 +102,7 @@ def _score(subject: Subject, policy: str, played: Sequence[Played]) -> Finding:
     if None in verdicts:
         return Finding(detail=f"mean return {total:g}, {steps:.1f} steps; no success to tell", figures=figures)
     solved = sum(map(bool, verdicts))
-    stated = subject.spec.scores.get(policy)
-    if stated == 1 and solved < len(played):
-        failed = [subject.source[number].id for number, verdict in enumerate(verdicts) if not verdict]
-        raise Broken(f"the {policy} is said to solve everything, but not {', '.join(failed[:3])}")
-    if stated is not None and _chance(solved, len(played), stated) < IMPLAUSIBLE:
-        raise Broken(f"the {policy} solved {solved} of {len(played)}, which a score of {stated:g} does not explain")
-    said = "" if stated is None else f", stated {stated:g}"
-    detail = f"{solved} of {len(played)} solved{said}; {steps:.1f} steps on average"
+    detail = f"{solved} of {len(played)} solved; {steps:.1f} steps on average"
     return Finding(detail=detail, figures={**figures, "success": solved / len(played)})
 
 
