@@ -41,7 +41,8 @@ def checked_step(returned: object) -> StepResult:
     result = unpacked_step(returned)
     _check_components(result.info.get("reward_components", {}))
     _check_facts(result.info)
-    for name, flag in (("terminated", result.terminated), ("truncated", result.truncated)):
+    flags: dict[str, Any] = {"terminated": result.terminated, "truncated": result.truncated}
+    for name, flag in flags.items():
         if not (isinstance(flag, bool) or type(flag).__name__ == "bool"):  # numpy's own bool has this name too
             raise _wrong(f"{name} of step", flag, "True or False")
     return StepResult(
@@ -77,7 +78,7 @@ def unpacked_step(returned: object) -> StepResult:
     observation, reward, terminated, truncated, info = returned
     if not isinstance(info, Mapping):
         raise _wrong("info of step", info, "a dictionary")
-    if not isinstance(reward, numbers.Real):
+    if not _is_number(reward):
         raise _wrong("reward", reward, "a finite number")
     return StepResult(observation=observation, reward=reward, terminated=terminated, truncated=truncated, info=info)
 
@@ -114,6 +115,10 @@ def _check_components(components: object) -> None:
     for name, value in components.items():
         if not isinstance(value, numbers.Real) or not math.isfinite(value):
             raise _wrong(f"reward component {name}", value, "a finite number")
+
+
+def _is_number(value: object) -> bool:
+    return isinstance(value, numbers.Real)
 
 
 def _checked_reward(reward: float) -> float:

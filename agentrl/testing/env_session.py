@@ -145,6 +145,7 @@ def play(session: EnvSession, task: Task, policy: Policy, limit: int) -> Played:
 
 async def replay(env: AnyEnv, task: Task, actions: Sequence[str]) -> list[Moment]:
     """Take given actions in a task's episode; other coroutines have their turn before each."""
+    returned: Any
     with asking("reset"):
         returned = await settled(env.reset(seed=task.seed, options=dict(task.options)))
     observation, _ = unpacked_pair(returned)

@@ -100,8 +100,9 @@ class OneThread(Arrows):
     threads: ClassVar[list[int]] = []
 
     def step(self, action: str) -> Step:
-        self.threads.append(threading.get_ident())
-        if self.threads[-1] != self.threads[0]:
+        if not self.threads:
+            self.threads.append(threading.get_ident())
+        if threading.get_ident() not in self.threads:
             raise RuntimeError("another thread")
         return super().step(action)
 
