@@ -50,6 +50,10 @@ class _Asked(gymnasium.Wrapper[Any, Any, Any, Any]):
         """The environment's own."""
         return self.env.spec
 
+    @spec.setter
+    def spec(self, value: Any) -> None:
+        """Nothing: the spec is the environment's."""
+
     @property
     def _np_random(self) -> Any:
         return getattr(self.env, "_np_random", None)
@@ -60,7 +64,9 @@ class _Asked(gymnasium.Wrapper[Any, Any, Any, Any]):
 
     def reset(self, *, seed: int | None = None, options: dict[str, Any] | None = None) -> Any:
         """Ask for an episode as it was asked here: without what is left out."""
-        given = {name: value for name, value in (("seed", seed), ("options", options)) if value is not None}
+        given: dict[str, Any] = {
+            name: value for name, value in (("seed", seed), ("options", options)) if value is not None
+        }
         with asking("reset"):
             return self.env.reset(**given)
 
