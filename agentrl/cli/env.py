@@ -110,6 +110,10 @@ def check(
     quick: Annotated[bool, typer.Option("--quick", help="Play as little as check_env does in tests.")] = False,
     only: Annotated[list[str] | None, typer.Option(help="Check this rule only; may be repeated.")] = None,
     skip: Annotated[list[str] | None, typer.Option(help="Leave this rule out; may be repeated.")] = None,
+    call_timeout_s: Annotated[
+        float | None,
+        typer.Option("--call-timeout", min=0.1, help="Seconds for each call of it; 30, and with --quick 10."),
+    ] = None,
     json_file: Annotated[str | None, typer.Option("--json", help="Write the report to this file; - prints it.")] = None,
 ) -> None:
     """Check that an environment keeps the rules: seeding, splits, concurrency, rewards, memory, speed, leaks."""
@@ -118,6 +122,7 @@ def check(
         "thoroughness": Thoroughness.QUICK if quick else Thoroughness.FULL,
         "only": only or (),
         "skip": skip or (),
+        "call_timeout_s": call_timeout_s,
     }
     if every == (name is not None):
         raise UsageError("it is not clear what to check", got=name or "nothing", expected="either a name, or --all")

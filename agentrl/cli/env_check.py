@@ -13,6 +13,7 @@ from rich.table import Table
 from rich.text import Text
 
 from agentrl.cli.console import err, note, out
+from agentrl.cli.leaving import left_for_sure, standard_output_closed
 from agentrl.errors import AgentRLError, UsageError
 from agentrl.registry import Kind, names
 from agentrl.testing.env_check import check_env
@@ -62,7 +63,12 @@ def check_one(name: str, json_file: str | None, **settings: Any) -> None:
     Raises:
         AgentRLError: it breaks rules.
     """
-    with _watching(name) as watch:
+    with left_for_sure():
+        _check_and_print(name, json_file, settings)
+
+
+def _check_and_print(name: str, json_file: str | None, settings: Mapping[str, Any]) -> None:
+    with _watching(name) as watch, standard_output_closed():
         report = check_env(name, watch=watch, **settings)
     if json_file != STANDARD_OUTPUT:
         _print_report(report)
@@ -79,6 +85,11 @@ def check_all(json_file: str | None, **settings: Any) -> None:
         AgentRLError: one breaks rules.
     """
     choose_rules(only=settings["only"], skip=settings["skip"])  # wrong names are no reason to skip environments
+    with left_for_sure():
+        _check_and_print_all(json_file, settings)
+
+
+def _check_and_print_all(json_file: str | None, settings: Mapping[str, Any]) -> None:
     checked = []
     for name in names(Kind.ENVIRONMENT):
         checked.append(_check_named(name, settings))
@@ -94,7 +105,7 @@ def check_all(json_file: str | None, **settings: Any) -> None:
 
 
 def _check_named(name: str, settings: Mapping[str, Any]) -> Checked:
-    with _watching(name) as watch:
+    with _watching(name) as watch, standard_output_closed():
         try:
             return Checked(name=name, report=check_env(name, watch=watch, **settings))
         except UsageError as error:  # nothing was given that could be wrong: something is not installed

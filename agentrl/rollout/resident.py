@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import math
-import numbers
 import random
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import AsyncExitStack
@@ -12,11 +10,10 @@ from typing import Any, cast
 
 from agentrl.env import AnyEnv, AsyncEnv, Expert, ExpertAction, FallibleExpert, StepResult, optional_part, settled
 from agentrl.errors import AgentRLError, ToolError, UsageError
-from agentrl.message import Content, ImagePart, Message, TextPart
+from agentrl.message import Content, Message
 from agentrl.remote.served import Part
+from agentrl.rollout.returned import checked_pair, checked_step
 from agentrl.tool import Tool, ToolResult
-
-_NEXT_STEP = "Check the environment with: agentrl env check NAME"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -66,7 +63,7 @@ class Resident:
         """Start an episode."""
         self._expert = self._random = self._put_off = None
         returned = await settled(self.env.reset(seed=seed, options=dict(options)))
-        observation, info = _checked_pair(returned)
+        observation, info = checked_pair(returned)
         return ResetResult(
             observation=observation,
             info=info,
@@ -77,13 +74,14 @@ class Resident:
 
     async def step(self, action: str) -> Stepped:
         """Take an action."""
-        result = _checked_step(await settled(self.env.step(action)))
+        result = checked_step(await settled(self.env.step(action)))
         return Stepped(result=result, state_key=await self.state_key())
 
     async def admissible_actions(self) -> list[str] | None:
         """The actions that are accepted now; ``None`` when the environment does not tell."""
         method = self._optional("admissible_actions")
-        return None if method is None else list(await settled(method()))
+        actions = None if method is None else await settled(method())
+        return None if actions is None else list(actions)
 
     async def expert_action(self, observation: Content, seed: int, mistakes: float) -> ExpertAction:
         """What the environment's own expert does next: with probability `mistakes` a mistake, if it has done none just
@@ -207,77 +205,3 @@ async def call_own_tool(tool: Tool, arguments: Mapping[str, Any]) -> ToolResult:
             raise
         except Exception as error:
             raise ToolError(f"{tool.name} failed ({type(error).__name__})") from error
-
-
-def _checked_pair(returned: object) -> tuple[Content, Mapping[str, Any]]:
-    if not (isinstance(returned, tuple) and len(returned) == 2 and isinstance(returned[1], Mapping)):
-        raise _wrong("reset", returned, "(observation, info dictionary)")
-    _check_facts(returned[1])
-    return _checked_observation("reset", returned[0]), returned[1]
-
-
-def _checked_step(returned: object) -> StepResult:
-    if not (isinstance(returned, tuple) and len(returned) == 5):
-        raise _wrong("step", returned, "(observation, reward, terminated, truncated, info)")
-    observation, reward, terminated, truncated, info = returned
-    if not isinstance(info, Mapping):
-        raise _wrong("info of step", info, "a dictionary")
-    _check_components(info.get("reward_components", {}))
-    _check_facts(info)
-    for name, flag in (("terminated", terminated), ("truncated", truncated)):
-        if not (isinstance(flag, bool) or type(flag).__name__ == "bool"):  # numpy's own bool has this name too
-            raise _wrong(f"{name} of step", flag, "True or False")
-    return StepResult(
-        observation=_checked_observation("step", observation),
-        reward=_checked_reward(reward),
-        terminated=bool(terminated),
-        truncated=bool(truncated),
-        info=info,
-    )
-
-
-def _checked_observation(where: str, observation: object) -> Content:
-    if isinstance(observation, str):
-        if not observation.isascii():
-            _check_text(where, observation)
-        return observation
-    if isinstance(observation, tuple) and all(isinstance(part, TextPart | ImagePart) for part in observation):
-        return observation
-    raise _wrong(f"observation of {where}", observation, "text, or a tuple of TextPart and ImagePart")
-
-
-def _check_text(where: str, observation: str) -> None:
-    try:
-        observation.encode()
-    except UnicodeEncodeError:
-        raise _wrong(f"observation of {where}", observation, "text without lone surrogates") from None
-
-
-def _check_facts(info: Mapping[str, Any]) -> None:
-    """What the runtime itself reads from an info dictionary."""
-    success, task_type = info.get("success", False), info.get("task_type")
-    if type(success).__name__ != "bool" and not (isinstance(success, numbers.Real) and success in (0, 1)):
-        raise _wrong("success of info", success, "True or False")
-    if not isinstance(task_type, str | None):
-        raise _wrong("task_type of info", task_type, "text")
-
-
-def _check_components(components: object) -> None:
-    if not isinstance(components, Mapping):
-        raise _wrong("reward_components of info", components, "a dictionary of numbers by name")
-    for name, value in components.items():
-        if not isinstance(value, numbers.Real) or not math.isfinite(value):
-            raise _wrong(f"reward component {name}", value, "a finite number")
-
-
-def _checked_reward(reward: object) -> float:
-    if not isinstance(reward, numbers.Real):
-        raise _wrong("reward", reward, "a finite number")
-    if not math.isfinite(reward):
-        raise ValueError(f"the reward is {float(reward)}, expected a finite number. {_NEXT_STEP}")
-    return float(reward)
-
-
-def _wrong(what: str, got: object, expected: str) -> ValueError:
-    shown = f"{type(got).__name__} {repr(got)[:80]}"
-    return ValueError(f"{what} is not what an environment may return: got {shown}, expected {expected}. {_NEXT_STEP}")

@@ -14,7 +14,9 @@ from agentrl.env import AnyEnv, EnvironmentSpec, StepResult, optional_part, sett
 from agentrl.errors import AgentRLError
 from agentrl.message import Content, TextPart
 from agentrl.rollout.resident import call_own_tool
+from agentrl.rollout.returned import unpacked_pair, unpacked_step
 from agentrl.task import Task
+from agentrl.testing.env_calls import LONG_CALL, asking
 from agentrl.tool import Tool
 
 Policy: TypeAlias = Callable[["EnvSession", Content], str]
@@ -74,7 +76,7 @@ class EnvSession:
     """
 
     def __init__(self, make: Callable[..., Any], options: Mapping[str, Any]) -> None:
-        self.env = make(**options)
+        self.env = made(make, options)
         self._runner = asyncio.Runner()
 
     def reset(self, task: Task) -> Content:
@@ -83,24 +85,21 @@ class EnvSession:
 
     def start(self, task: Task) -> tuple[Content, Mapping[str, Any]]:
         """Start a task's episode; the first observation and the info."""
-        begun: tuple[Content, Mapping[str, Any]] = self.settle(
-            self.env.reset(seed=task.seed, options=dict(task.options))
-        )
-        return begun
+        return unpacked_pair(self.ask("reset", self.env.reset, seed=task.seed, options=dict(task.options)))
 
     def step(self, action: str) -> StepResult:
         """Take an action."""
-        return result_of(self.settle(self.env.step(action)))
+        return unpacked_step(self.ask("step", self.env.step, action))
 
     def call(self, name: str, *arguments: Any) -> Any:
         """Call an optional method; ``None`` when the environment does not have it."""
         method = self.find(name)
-        return None if method is None else self.settle(method(*arguments))
+        return None if method is None else self.ask(name, method, *arguments)
 
     def call_tool(self, tool: Tool, arguments: Mapping[str, Any]) -> str:
         """What a tool of the environment says, to wrong arguments, too."""
         try:
-            return str(self.settle(call_own_tool(tool, arguments)).text)
+            return str(self.ask(f"tool {tool.name}", call_own_tool, tool, arguments).text)
         except AgentRLError as error:
             return str(error)
 
@@ -110,12 +109,20 @@ class EnvSession:
 
     def close(self) -> None:
         """Close the environment."""
-        self.settle(self.env.close())
+        self.ask("close", self.env.close)
         self._runner.close()
 
-    def settle(self, value: Any) -> Any:
-        """What a method gave, awaited where it is a coroutine."""
-        return self._runner.run(_wait_for(value)) if inspect.isawaitable(value) else value
+    def ask(self, name: str, method: Callable[..., Any], *arguments: Any, **named: Any) -> Any:
+        """What a method gives, awaited where it is a coroutine."""
+        with asking(name):
+            value = method(*arguments, **named)
+            return self._runner.run(_wait_for(value)) if inspect.isawaitable(value) else value
+
+
+def made(make: Callable[..., Any], options: Mapping[str, Any]) -> Any:
+    """A new environment."""
+    with asking("making the environment", times=LONG_CALL):
+        return make(**options)
 
 
 async def _wait_for(value: Any) -> Any:
@@ -138,18 +145,17 @@ def play(session: EnvSession, task: Task, policy: Policy, limit: int) -> Played:
 
 async def replay(env: AnyEnv, task: Task, actions: Sequence[str]) -> list[Moment]:
     """Take given actions in a task's episode; other coroutines have their turn before each."""
-    observation, _ = await settled(env.reset(seed=task.seed, options=dict(task.options)))
+    returned: Any
+    with asking("reset"):
+        returned = await settled(env.reset(seed=task.seed, options=dict(task.options)))
+    observation, _ = unpacked_pair(returned)
     moments = [opening_of(observation)]
     for action in actions:
         await asyncio.sleep(0)
-        moments.append(moment_of(action, result_of(await settled(env.step(action)))))
+        with asking("step"):
+            returned = await settled(env.step(action))
+        moments.append(moment_of(action, unpacked_step(returned)))
     return moments
-
-
-def result_of(returned: Any) -> StepResult:
-    """What `step` returned, as a record."""
-    observation, reward, terminated, truncated, info = returned
-    return StepResult(observation=observation, reward=reward, terminated=terminated, truncated=truncated, info=info)
 
 
 def opening_of(observation: Content) -> Moment:
@@ -183,7 +189,7 @@ def random_policy(seed: int) -> Policy:
         if space is None:
             return generator.choice(_WORDS)
         space.seed(generator.randrange(2**31))
-        return str(session.settle(space.sample()))
+        return str(session.ask("sample of the action space", space.sample))
 
     return choose
 
@@ -204,8 +210,8 @@ def expert_policy(*, mistakes: float = 0.0, seed: int = 0) -> Policy:
             experts.append(session.call("expert"))
         if put_off:
             return put_off.pop()
-        action = str(session.settle(experts[0].act(observation)))
-        mistake = session.settle(experts[0].mistake(rng)) if rng.random() < mistakes else None
+        action = str(session.ask("act of the expert", experts[0].act, observation))
+        mistake = session.ask("mistake of the expert", experts[0].mistake, rng) if rng.random() < mistakes else None
         if mistake is None:
             return action
         put_off.append(action)

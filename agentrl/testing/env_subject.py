@@ -13,7 +13,7 @@ from typing import Any
 from agentrl.env import EnvironmentSpec
 from agentrl.task import Task, TaskSource
 from agentrl.testing.env_session import EnvSession, Moment, Played, Policy, expert_policy, play, random_policy
-from agentrl.testing.env_transcript import transcript
+from agentrl.testing.env_transcript import Elsewhere, transcript, transcript_of_new_process
 
 
 class Broken(Exception):
@@ -64,6 +64,8 @@ class Effort:
     growth_episodes: int
     """Episodes over which memory is watched."""
     growth_s: float
+    call_s: float
+    """Seconds within which a call of the environment must return."""
 
 
 EFFORTS: Mapping[Thoroughness, Effort] = {
@@ -77,6 +79,7 @@ EFFORTS: Mapping[Thoroughness, Effort] = {
         timed_s=0.1,
         growth_episodes=1000,
         growth_s=0.2,
+        call_s=10.0,
     ),
     Thoroughness.FULL: Effort(
         split_tasks=100_000,
@@ -88,6 +91,7 @@ EFFORTS: Mapping[Thoroughness, Effort] = {
         timed_s=3.0,
         growth_episodes=1000,
         growth_s=15.0,
+        call_s=30.0,
     ),
 }
 SIDE_BY_SIDE = 4
@@ -109,6 +113,8 @@ class Subject:
     limit: int
     """Steps after which play stops."""
     effort: Effort
+    plays_elsewhere: bool
+    """Whether a rule looks at what a new process plays; that one plays first, so that it ends if one must."""
 
     @contextmanager
     def session(self) -> Iterator[EnvSession]:
@@ -148,6 +154,11 @@ class Subject:
     def transcript(self) -> list[Moment]:
         """What random play of the tasks shows, one after the other."""
         return transcript(self.spec.make, self.options, self.tasks, self.limit)
+
+    @cached_property
+    def elsewhere(self) -> Elsewhere:
+        """What the same play shows in a new process."""
+        return transcript_of_new_process(self.spec.make, self.options, self.tasks, self.limit)
 
     @cached_property
     def alone(self) -> list[Played]:

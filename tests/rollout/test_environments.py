@@ -78,7 +78,7 @@ async def test_tools_of_an_environment_run_beside_it(make_host, worlds, isolatio
     [
         ("raise", "step of environment world (task t, step 1) failed.*ValueError: boom"),
         ("nan", "step of environment world (task t, step 1) failed.*the reward is nan, expected a finite number"),
-        ("four", "step of environment world (task t, step 1) failed.*expected (observation, reward"),
+        ("four", "step of environment world (task t, step 1) failed.*step returned 4 values, expected 5: observation"),
         (
             "success",
             "failed.*success of info is not what an environment may return: got str 'no', expected True or False",

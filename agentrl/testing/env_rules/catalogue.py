@@ -20,7 +20,24 @@ from agentrl.testing.env_rules import (
 )
 from agentrl.testing.env_rules.rule import Rule
 
+PLAYS = Rule(
+    look=contract.plays_an_episode,
+    mend="mend what the message names; every other rule needs an episode",
+)
+"""Looked at first, whatever was asked for."""
+ELSEWHERE = (
+    Rule(
+        look=determinism.is_the_same_everywhere,
+        mend="sort what comes from sets, folders and `hash()`; register what `make` is by name in a module",
+    ),
+    Rule(
+        look=contract.keeps_standard_output_clean,
+        mend="print to standard error, or log; standard output belongs to the results of commands",
+    ),
+)
+"""Those that look at what a new process plays."""
 RULES = (
+    PLAYS,
     Rule(
         look=contract.keeps_gymnasium_rules,
         mend="do what the message says; pass `seed` on with `super().reset(seed=seed)`",
@@ -37,10 +54,7 @@ RULES = (
         look=determinism.is_deterministic,
         mend="draw from `self.np_random` only; no global generator, clock, or order of a set",
     ),
-    Rule(
-        look=determinism.is_the_same_everywhere,
-        mend="sort what comes from sets, folders and `hash()`; register what `make` is by name in a module",
-    ),
+    *ELSEWHERE,
     Rule(
         look=determinism.differs_between_tasks,
         mend="use the seed, or the options, in `reset`; offer fewer tasks where there are no more",
@@ -60,16 +74,23 @@ RULES = (
     ),
     Rule(
         look=contract.speaks_properly,
-        mend="return text, floats and bools; state the true `reward_range`",
+        mend="return what the message expects: every run refuses the rest; state the true `reward_range`",
     ),
-    Rule(look=contract.ends_properly, mend="return the last observation of the episode, and wait for `reset`"),
+    Rule(
+        look=contract.ends_properly,
+        mend="return the last observation of the episode, and wait for `reset`; state `max_turns` if nothing ends it",
+    ),
     Rule(
         look=contract.accepts_admissible_actions,
-        mend="list only what `step` understands in this state",
+        mend="list only what `step` understands in this state, and something as long as the episode goes on",
     ),
     Rule(
         look=contract.bears_nonsense,
         mend='answer what is not understood in words, with `info["valid"] = False`',
+    ),
+    Rule(
+        look=snapshots.has_keys_of_its_states,
+        mend="make the key from the state alone, as text: of sorted plain data, or its checksum",
     ),
     Rule(
         look=snapshots.restores_snapshots,
@@ -77,9 +98,13 @@ RULES = (
     ),
     Rule(
         look=scores.is_solved_by_its_expert,
-        mend="mend the expert, or state the score that it reaches",
+        mend="mend the expert, or state in `scores` what it reaches",
     ),
     Rule(look=scores.survives_mistakes, mend="let `mistake` return only what changes nothing"),
+    Rule(
+        look=scores.rewards_success,
+        mend="let what is called success be what is rewarded; state the true `reward_range`",
+    ),
     Rule(look=scores.has_a_random_score, mend="measure the random policy again, and state its score"),
     Rule(
         look=secrets_told.hides_the_answer,

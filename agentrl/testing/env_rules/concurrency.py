@@ -10,8 +10,9 @@ from typing import Any, cast
 
 from agentrl.env import AsyncEnv, Isolation, settled
 from agentrl.task import Task
+from agentrl.testing.env_calls import LONG_CALL, asking
 from agentrl.testing.env_rules.comparing import require_equal
-from agentrl.testing.env_session import Moment, Played, replay
+from agentrl.testing.env_session import Moment, Played, made, replay
 from agentrl.testing.env_subject import Broken, Finding, Missing, Subject
 
 DEADLINE_S = 60.0
@@ -30,7 +31,7 @@ def runs_interleaved(subject: Subject) -> Finding:
 
 
 async def _take_turns(subject: Subject, alone: Sequence[Played]) -> list[list[Moment]]:
-    envs = [subject.spec.make(**subject.options) for _ in alone]
+    envs = [made(subject.spec.make, subject.options) for _ in alone]
     try:
         plays = (replay(*played) for played in zip(envs, subject.tasks, (e.actions for e in alone), strict=False))
         return list(await asyncio.gather(*plays))
@@ -58,7 +59,7 @@ def _play_in_threads(subject: Subject, alone: Sequence[Played]) -> list[list[Mom
 
     def run(number: int, task: Task, actions: Sequence[str]) -> None:
         try:
-            env = subject.spec.make(**subject.options)
+            env = made(subject.spec.make, subject.options)
             start.wait(DEADLINE_S)
             try:
                 ended[number] = asyncio.run(replay(env, task, actions))
@@ -97,7 +98,9 @@ def survives_cancellation(subject: Subject) -> Finding:
     with subject.session() as session:
         if not isinstance(session.env, AsyncEnv):
             raise Missing("nothing is awaited, so nothing can be cancelled")
-    cut = asyncio.run(_cut_and_go_on(subject, subject.alone[0]))
+    fresh = subject.alone[0]
+    with asking("a call after a cancelled one", times=LONG_CALL):
+        cut = asyncio.run(_cut_and_go_on(subject, fresh))
     if not cut:
         raise Missing("its steps were over before they could be cancelled")
     return Finding(detail=f"an episode is the same after {cut} cancelled calls")
@@ -105,7 +108,7 @@ def survives_cancellation(subject: Subject) -> Finding:
 
 async def _cut_and_go_on(subject: Subject, fresh: Played) -> int:
     task = subject.tasks[0]
-    env = cast("AsyncEnv", subject.spec.make(**subject.options))
+    env = cast("AsyncEnv", made(subject.spec.make, subject.options))
     cut = 0
     try:
         for pauses in range(1, 4):

@@ -2,17 +2,23 @@
 
 from __future__ import annotations
 
-import math
+import random
 import re
 import warnings
+from collections.abc import Sequence
+from contextlib import suppress
 from typing import Any
 
 import gymnasium
 from gymnasium.spaces import Text
 from gymnasium.utils.env_checker import check_env as check_gymnasium
 
-from agentrl.testing.env_session import EnvSession, random_policy
-from agentrl.testing.env_subject import Broken, Finding, Missing, Subject
+from agentrl.env import StepResult
+from agentrl.errors import UsageError
+from agentrl.rollout.returned import WrongReturn, checked_pair, checked_step, unpacked_step
+from agentrl.testing.env_calls import CallFailed, asking, watched_calls
+from agentrl.testing.env_session import EnvSession, made, play, random_policy
+from agentrl.testing.env_subject import Broken, Finding, Missing, Subject, Suspect
 
 _COLOUR = re.compile(r"\x1b\[\d+m")
 _STATES_TRIED = 10
@@ -28,37 +34,102 @@ class _AnyText(Text):
         return isinstance(x, str) and len(x) <= self.max_length
 
 
+class _Asked(gymnasium.Wrapper[Any, Any, Any, Any]):
+    """What Gymnasium's checker sees: an environment whose calls are watched over, and no more than it means to judge.
+
+    It takes numpy's ``False`` for a truncation, and finds ``seed`` in ``reset(**kwargs)`` only under that very name.
+    """
+
+    @property
+    def unwrapped(self) -> Any:
+        """This object: the checker complains of wrappers."""
+        return self
+
+    @property
+    def spec(self) -> Any:
+        """The environment's own."""
+        return self.env.spec
+
+    @spec.setter
+    def spec(self, value: Any) -> None:
+        """Nothing: the spec is the environment's."""
+
+    @property
+    def _np_random(self) -> Any:
+        return getattr(self.env, "_np_random", None)
+
+    @_np_random.setter
+    def _np_random(self, value: Any) -> None:
+        """Nothing: the generator is the environment's."""
+
+    def reset(self, *, seed: int | None = None, options: dict[str, Any] | None = None) -> Any:
+        """Ask for an episode as it was asked here: without what is left out."""
+        given: dict[str, Any] = {
+            name: value for name, value in (("seed", seed), ("options", options)) if value is not None
+        }
+        with asking("reset"):
+            return self.env.reset(**given)
+
+    def step(self, action: Any) -> Any:
+        """Take an action; numpy's truth values become Python's."""
+        with asking("step"):
+            result = unpacked_step(self.env.step(action))
+        flags = (bool(result.terminated), bool(result.truncated))
+        return result.observation, result.reward, *flags, result.info
+
+
+def plays_an_episode(subject: Subject) -> Finding:
+    """`reset(seed=..., options=...)` and `step` return what they should, in time, and the process goes on."""
+    try:
+        with subject.session() as session:
+            if subject.plays_elsewhere and subject.elsewhere.end:
+                raise Broken(subject.elsewhere.end)
+            played = play(session, subject.tasks[0], random_policy(subject.tasks[0].seed), subject.limit)
+    except (Broken, CallFailed, UsageError, WrongReturn):
+        raise
+    except Exception as error:
+        raise Broken(f"{watched_calls().raised} raised {type(error).__name__}: {error}") from error
+    return Finding(detail=f"{len(played.results)} steps")
+
+
+def keeps_standard_output_clean(subject: Subject) -> Finding:
+    """Nothing is written to standard output: there, commands write their results."""
+    elsewhere = subject.elsewhere
+    if elsewhere.said:
+        raise Suspect(f"playing writes {elsewhere.said.splitlines()[0][:60]!r} to standard output")
+    if elsewhere.unknown:
+        raise Missing(elsewhere.unknown)
+    return Finding(detail="nothing written")
+
+
 def keeps_gymnasium_rules(subject: Subject) -> Finding:
     """Gymnasium's own checker finds nothing; `Text` spaces may hold any characters."""
-    env = subject.spec.make(**subject.options)
+    env = made(subject.spec.make, subject.options)
     if not isinstance(env, gymnasium.Env):
         raise Missing("an AsyncEnv is no gymnasium.Env")
-    bare = env.unwrapped
+    asked = _Asked(env.unwrapped)
     for name in ("observation_space", "action_space"):
-        space = getattr(bare, name, None)
+        space = getattr(asked, name, None)
         if isinstance(space, Text):
-            setattr(bare, name, _AnyText(space.max_length))
+            setattr(asked, name, _AnyText(space.max_length))
     with warnings.catch_warnings(record=True) as caught:
         warnings.simplefilter("always")
         try:
-            check_gymnasium(bare, skip_render_check=True)
+            check_gymnasium(asked, skip_render_check=True)
         except AssertionError as error:
             raise Broken(str(error)) from error
     return Finding(detail="; ".join(_COLOUR.sub("", str(warning.message)) for warning in caught) or "no complaints")
 
 
 def speaks_properly(subject: Subject) -> Finding:
-    """Observations are text or parts, flags are booleans, rewards are finite, returns are in the stated range."""
+    """Runs accept what `reset` and `step` return, and returns are in the stated range."""
     low, high = subject.spec.reward_range
     played = subject.random_episodes
+    with subject.session() as session:
+        checked_pair(session.start(subject.tasks[0]))
     for episode in played:
         for result in episode.results:
-            if not isinstance(result.observation, str | tuple):
-                raise Broken(f"an observation is a {type(result.observation).__name__}, not text or parts")
-            if not math.isfinite(result.reward):
-                raise Broken(f"a reward is {result.reward}")
-            if type(result.terminated).__name__ != "bool" or type(result.truncated).__name__ != "bool":
-                raise Broken("terminated and truncated must be True or False")
+            checked_step((result.observation, result.reward, result.terminated, result.truncated, result.info))
         if episode.done and not low <= episode.total <= high:
             raise Broken(f"a return is {episode.total:g}, outside {low:g} to {high:g}")
     return Finding(detail=f"returns {min(e.total for e in played):g} to {max(e.total for e in played):g}")
@@ -67,6 +138,8 @@ def speaks_properly(subject: Subject) -> Finding:
 def ends_properly(subject: Subject) -> Finding:
     """The last observation belongs to the episode that ended, not to a next one."""
     ended = [episode for episode in subject.random_episodes if episode.done]
+    if not ended and subject.spec.turns_under(subject.options) is None and not _expert_ends(subject):
+        raise Suspect(f"no episode ended within {subject.limit} steps, and no limit is stated: does it ever end?")
     if not ended:
         raise Missing(f"no random episode ended within {subject.limit} steps")
     told_apart = [episode for episode in ended if len(episode.moments) > 2]
@@ -75,32 +148,57 @@ def ends_properly(subject: Subject) -> Finding:
     return Finding(detail=f"{len(ended)} episodes ended with an observation of their own")
 
 
+def _expert_ends(subject: Subject) -> bool:
+    with suppress(Missing):
+        return any(episode.done for episode in subject.expert_episodes)
+    return False
+
+
 def accepts_admissible_actions(subject: Subject) -> Finding:
-    """Every action that is called admissible is understood."""
+    """Every action that is called admissible is understood, and there is one as long as the episode goes on."""
     tried = 0
     with subject.session() as session:
+        takes_back = session.find("snapshot") is not None and session.find("restore") is not None
         for task in subject.tasks:
             session.reset(task)
-            walk = random_policy(task.seed)
+            rng = random.Random(task.seed)
             for _ in range(min(subject.limit, _STATES_TRIED)):
-                tried += _try_admissible(session)
-                if session.step(walk(session, "")).done:
+                actions = _admissible(session)
+                tried += _try_all(session, actions) if takes_back else 1
+                if _take(session, rng.choice(actions)).done:
                     break
-    return Finding(detail=f"{tried} actions accepted")
+    how = (
+        "accepted" if takes_back else "accepted, one in each state: without snapshot() and restore() not all are tried"
+    )
+    return Finding(detail=f"{tried} actions {how}")
 
 
-def _try_admissible(session: EnvSession) -> int:
+def _admissible(session: EnvSession) -> list[str]:
+    if session.find("admissible_actions") is None:
+        raise Missing("no admissible_actions()")
     actions = session.call("admissible_actions")
     if actions is None:
-        raise Missing("no admissible_actions()")
-    if session.find("restore") is None:
-        raise Missing("no snapshot() and restore() to try them all from one state")
+        raise Missing("admissible_actions() returns None: it lists nothing")
+    if isinstance(actions, str) or not all(isinstance(action, str) for action in actions):
+        raise Broken(f"admissible_actions() returns {actions!r:.60}, expected a list of texts")
+    if not actions:
+        raise Broken("admissible_actions() is empty while the episode goes on")
+    return list(actions)
+
+
+def _try_all(session: EnvSession, actions: Sequence[str]) -> int:
     here = session.call("snapshot")
     for action in actions:
-        if session.step(action).info.get("valid") is False:
-            raise Broken(f"{action!r} is called admissible, but not accepted")
+        _take(session, action)
         session.call("restore", here)
     return len(actions)
+
+
+def _take(session: EnvSession, action: str) -> StepResult:
+    result = session.step(action)
+    if result.info.get("valid") is False:
+        raise Broken(f"{action!r} is called admissible, but not accepted")
+    return result
 
 
 def bears_nonsense(subject: Subject) -> Finding:
@@ -110,6 +208,8 @@ def bears_nonsense(subject: Subject) -> Finding:
             session.reset(subject.tasks[0])
             try:
                 result = session.step(text)
+            except (CallFailed, WrongReturn):
+                raise
             except Exception as error:
                 raise Broken(f"the action {text[:20]!r} raises {type(error).__name__}: {error}") from error
             if not isinstance(result.observation, str | tuple):

@@ -6,12 +6,11 @@ import hashlib
 import pickle
 
 from agentrl.env import Isolation
-from agentrl.errors import EnvironmentFailure
 from agentrl.task import Task
 from agentrl.testing.env_rules.comparing import require_equal
 from agentrl.testing.env_session import EnvSession, play, random_policy
 from agentrl.testing.env_subject import Broken, Finding, Missing, Subject, Suspect, until
-from agentrl.testing.env_transcript import transcript, transcript_of_new_process
+from agentrl.testing.env_transcript import transcript
 
 _TASKS_COMPARED = 32
 """Not more: a small world may have a hundred different episodes, and that is no fault."""
@@ -28,14 +27,14 @@ def is_deterministic(subject: Subject) -> Finding:
 
 def is_the_same_everywhere(subject: Subject) -> Finding:
     """Another process gives the same episodes."""
-    try:
-        elsewhere = transcript_of_new_process(subject.spec.make, subject.options, subject.tasks, subject.limit)
-    except EnvironmentFailure as error:
-        if subject.spec.isolation_under(subject.options) is Isolation.PROCESS:
-            raise Broken(f"{error.what}: {error.got}") from error
-        raise Missing(f"{error.what}: {error.got}; name it module:EnvId to run it in worker processes") from error
-    require_equal(subject.transcript, elsewhere, "two processes differ")
-    return Finding(detail=f"{len(elsewhere)} observations equal")
+    elsewhere = subject.elsewhere
+    if elsewhere.unknown and subject.spec.isolation_under(subject.options) is not Isolation.PROCESS:
+        hint = "" if ":" in subject.spec.name else "; name it module:EnvId to run it in worker processes"
+        raise Missing(f"{elsewhere.unknown}{hint}")
+    if problem := elsewhere.unknown or elsewhere.failure or elsewhere.end:
+        raise Broken(problem)
+    require_equal(subject.transcript, elsewhere.moments, "two processes differ")
+    return Finding(detail=f"{len(elsewhere.moments)} observations equal")
 
 
 def resets_completely(subject: Subject) -> Finding:

@@ -1,4 +1,4 @@
-"""Snapshots."""
+"""Snapshots, and keys of states."""
 
 from __future__ import annotations
 
@@ -9,6 +9,34 @@ from agentrl.testing.env_session import EnvSession, Moment, moment_of, play, ran
 from agentrl.testing.env_subject import Broken, Finding, Missing, Subject
 
 _STEPS_AFTER = 10
+
+
+def has_keys_of_its_states(subject: Subject) -> Finding:
+    """`state_key()` is text, and the same for the same state: asked twice, and in another environment."""
+    compared = 0
+    with subject.session() as session, subject.session() as other:
+        if session.find("state_key") is None:
+            raise Missing("no state_key()")
+        for task, played in zip(subject.tasks, subject.alone, strict=False):
+            is_same = session.reset(task) == other.reset(task)
+            _require_equal_keys(session, other)
+            for action in played.actions:
+                is_same = is_same and session.step(action).observation == other.step(action).observation
+                if not is_same:  # another rule's finding
+                    break
+                _require_equal_keys(session, other)
+                compared += 1
+    return Finding(detail=f"{compared} states have the same key twice")
+
+
+def _require_equal_keys(session: EnvSession, other: EnvSession) -> None:
+    key = session.call("state_key")
+    if not isinstance(key, str):
+        raise Broken(f"state_key() gave a {type(key).__name__}, expected text")
+    if session.call("state_key") != key:
+        raise Broken("state_key() gives another key when it is asked twice")
+    if other.call("state_key") != key:
+        raise Broken("state_key() differs between two environments after the same actions")
 
 
 def restores_snapshots(subject: Subject) -> Finding:

@@ -1,0 +1,60 @@
+"""Ending a command that ran foreign code, whatever that code left running."""
+
+from __future__ import annotations
+
+import os
+import sys
+import threading
+from collections.abc import Iterator
+from contextlib import contextmanager, redirect_stdout
+
+import typer
+
+from agentrl.cli.console import note, print_error
+from agentrl.cli.exit_code import ExitCode
+from agentrl.errors import AgentRLError, UsageError
+
+
+@contextmanager
+def left_for_sure() -> Iterator[None]:
+    """End the process after the block when the block started threads for which Python would wait, and they run on.
+
+    Raises:
+        typer.Exit: the block was interrupted.
+    """
+    before = set(threading.enumerate())
+    code = ExitCode.DONE
+    try:
+        yield
+    except KeyboardInterrupt:
+        note("interrupted")
+        code = ExitCode.INTERRUPTED
+        if not _waits_for_others_than(before):
+            raise typer.Exit(code) from None
+    except AgentRLError as error:
+        if not _waits_for_others_than(before):
+            raise
+        print_error(error)
+        code = ExitCode.USAGE if isinstance(error, UsageError) else ExitCode.FAILED
+    if _waits_for_others_than(before):
+        sys.stdout.flush()
+        sys.stderr.flush()
+        os._exit(code)
+
+
+def _waits_for_others_than(known: set[threading.Thread]) -> bool:
+    return any(not thread.daemon for thread in set(threading.enumerate()) - known)
+
+
+@contextmanager
+def standard_output_closed() -> Iterator[None]:
+    """Let nothing that is written to standard output inside the block come out, by whatever way it is written."""
+    sys.stdout.flush()
+    kept = os.dup(1)
+    with open(os.devnull, "w", encoding="utf-8") as nowhere, redirect_stdout(nowhere):
+        os.dup2(nowhere.fileno(), 1)
+        try:
+            yield
+        finally:
+            os.dup2(kept, 1)
+            os.close(kept)
