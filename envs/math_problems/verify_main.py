@@ -12,8 +12,6 @@ import resource
 import signal
 import sys
 
-from math_verify import parse, verify
-
 CPU_S = 1.0
 """Processor time of one comparison; answers of people take a few hundredths of a second."""
 MOST_BYTES = 2 << 30
@@ -21,6 +19,8 @@ MOST_BYTES = 2 << 30
 
 def is_same(right: str, said: str) -> bool:
     """Whether two formulas are the same."""
+    from math_verify import parse, verify
+
     try:
         gold = parse(f"\\boxed{{{right}}}", parsing_timeout=None)
         answer = parse(f"\\boxed{{{said}}}", parsing_timeout=None)

@@ -49,7 +49,7 @@ class Hanging(Letters):
 
     def step(self, action):
         if next(Hanging.count) % 5 == 0:
-            time.sleep(1)
+            time.sleep(0.3)
         return super().step(action)
 
 
