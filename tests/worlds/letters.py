@@ -43,12 +43,12 @@ class Raising(Letters):
 
 
 class Hanging(Letters):
-    """Every fifth step answers only after anybody stopped waiting."""
+    """Now and then a step answers only after anybody stopped waiting."""
 
     count = itertools.count(1)
 
     def step(self, action):
-        if next(Hanging.count) % 5 == 0:
+        if next(Hanging.count) % 23 == 0:
             time.sleep(0.3)
         return super().step(action)
 
