@@ -30,6 +30,7 @@ EXTRAS = {
     "sglang": "sglang",
     "ray": "ray",
     "docker": "docker",
+    "mcp": "mcp",
     "alfworld": "alfworld",
     "trackers": "tensorboard",
     "gpu": "liger_kernel",
@@ -37,6 +38,7 @@ EXTRAS = {
     "dev": "pytest",
 }
 """Each extra with a module that it brings."""
+NO_BUBBLEWRAP = "no bubblewrap; to install: apt-get install bubblewrap, or your system's package"
 LEAST_MEMORY = 4 * GIB
 LEAST_DISK = 2 * GIB
 CGROUP_LIMIT = Path("/sys/fs/cgroup/memory.max")
@@ -71,6 +73,7 @@ def doctor() -> None:
     table.add_row("engines", ", ".join(names(Kind.ENGINE)))
     for engine in ENGINES:
         table.add_row(f"{engine} servers", servers_from(engine, has_gpu=bool(machine.gpus)))
+    table.add_row("local sandboxes", shutil.which("bwrap") or NO_BUBBLEWRAP)
     table.add_row("environments", ", ".join(names(Kind.ENVIRONMENT)) or "none")
     table.add_row("extras installed", ", ".join(installed_extras()) or "none")
     out.print(table)

@@ -1,6 +1,7 @@
 """The AgentGym adapter, against exchanges in the form of AgentGym's own servers (which need their data).
 
-The exchanges are written out for each world, from the project's own clients; nothing is taken from the adapter.
+The exchanges are written out for each world: five from what the project says in its clients, the others in the shapes
+that the adapter expects. Nothing is imported from the adapter.
 """
 
 from __future__ import annotations
