@@ -61,7 +61,7 @@ def read_products(folder: Path, limit: int | None) -> Iterator[Product]:
     wanted = None
     if limit is not None:
         rows = list(itertools.islice(rows, limit))
-        wanted = {row["asin"] for row in rows}
+        wanted = {str(row.get("asin")) for row in rows}
     yield from products_of(rows, *(_annotations(folder, pattern, wanted) for pattern in (SYNTHETIC, HUMAN)))
 
 
@@ -71,22 +71,48 @@ def _annotations(folder: Path, pattern: str, wanted: Container[str] | None) -> M
         return {}
     file = find_file(folder, pattern)
     if wanted is None:
-        rows: dict[str, Any] = orjson.loads(file.read_bytes())
-        return rows
+        return _read_object(file)
     return {member.name: member.value for member in read_json_members(file) if member.name in wanted}
+
+
+def _read_object(file: Path) -> dict[str, Any]:
+    try:
+        read = orjson.loads(file.read_bytes())
+    except (orjson.JSONDecodeError, OSError) as error:
+        raise UsageError(
+            f"{file} cannot be read", got=error, expected="a JSON object", hint="download it again"
+        ) from error
+    if not isinstance(read, dict):
+        raise UsageError(f"{file} cannot be read", got=type(read).__name__, expected="a JSON object")
+    return read
 
 
 def products_of(
     rows: Iterable[Mapping[str, Any]], synthetic: Mapping[str, Any], human: Mapping[str, Any]
 ) -> Iterator[Product]:
-    """The products of rows as they stand in the files; annotations are by product id."""
+    """The products of rows as they stand in the files; annotations are by product id.
+
+    Raises:
+        UsageError: a row, or what is said of its product, is not of WebShop's form.
+    """
     seen: set[str] = set()
     for row in rows:
-        asin = row["asin"]
+        asin = row.get("asin")
+        if not isinstance(asin, str):
+            raise UsageError("a product of WebShop's files has no id", got=repr(dict(row))[:80], expected="a text asin")
         if asin == "nan" or len(asin) > LONGEST_ASIN or asin in seen:
             continue
         seen.add(asin)
-        yield _product(row, synthetic.get(asin, {}), human.get(asin, ()))
+        try:
+            product = _product(row, synthetic.get(asin, {}), human.get(asin, ()))
+        except (KeyError, TypeError, ValueError, AttributeError, IndexError) as error:
+            raise UsageError(
+                f"product {asin} of WebShop's files cannot be read",
+                got=f"{type(error).__name__}: {error}",
+                expected=f"the fields of {PRODUCTS}, {SYNTHETIC} and {HUMAN}",
+                hint="download the files again",
+            ) from error
+        yield product
 
 
 def _product(row: Mapping[str, Any], synthetic: Mapping[str, Any], human: Sequence[Mapping[str, Any]]) -> Product:

@@ -10,6 +10,8 @@ from typing import Any, NamedTuple, TypeAlias, overload
 import numpy as np
 from numpy.typing import NDArray
 
+from agentrl.errors import UsageError
+
 Rows: TypeAlias = NDArray[np.int32]
 
 
@@ -19,8 +21,16 @@ def save_array(folder: Path, name: str, array: NDArray[Any]) -> None:
 
 
 def map_array(folder: Path, name: str) -> NDArray[Any]:
-    """An array that `save_array` wrote."""
-    return np.asarray(np.load(folder / f"{name}.npy", mmap_mode="r"))  # np.memmap itself is slow to index
+    """An array that `save_array` wrote.
+
+    Raises:
+        UsageError: its file is broken.
+    """
+    path = folder / f"{name}.npy"
+    try:
+        return np.asarray(np.load(path, mmap_mode="r"))  # np.memmap itself is slow to index
+    except (ValueError, EOFError, OSError) as error:
+        raise UsageError(f"{path} cannot be read", got=error, hint=f"delete {folder}: it is made again") from error
 
 
 class Texts(Sequence[bytes]):

@@ -189,8 +189,8 @@ def test_show_tells_what_it_is_without_data(
     assert "alfworld-download" in capsys.readouterr().out
 
 
-@pytest.mark.parametrize("game", ["train/none/trial_1", "../../elsewhere", ""])
-def test_an_unknown_game_is_refused(game: str) -> None:
+@pytest.mark.parametrize("game", ["train/none/trial_1", "../../elsewhere", "", "/etc", 17])
+def test_an_unknown_game_is_refused(game: Any) -> None:
     with pytest.raises(UsageError, match="no such ALFWorld game"):
         AlfworldEnv().reset(options={"game": game})
     with pytest.raises(UsageError, match="cannot reset with these options"):
@@ -212,6 +212,15 @@ def test_a_game_that_would_be_played_differently_is_refused(
     file = change(write_game(tmp_path / "trial", house), **values)
     with pytest.raises(UsageError, match=words):
         load_house(file)
+
+
+def test_games_may_lie_behind_links(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, house: House) -> None:
+    write_game(tmp_path / "disk" / "valid_seen" / "look_at" / "trial", house)
+    (tmp_path / "data" / "json_2.1.1").mkdir(parents=True)
+    (tmp_path / "data" / "json_2.1.1" / "valid_seen").symlink_to(tmp_path / "disk" / "valid_seen")
+    monkeypatch.setenv(VARIABLE, str(tmp_path / "data"))
+    (row,) = Games().rows("valid_seen")
+    assert AlfworldEnv().reset(options={"game": row.game})[0].startswith("-= Welcome")
 
 
 def test_what_is_no_game_is_refused(tmp_path: Path) -> None:

@@ -86,8 +86,9 @@ class Games:
             UsageError: there is no such game.
         """
         root = self.folder / RELEASE
-        path = root / game / GAME_FILE
-        if not path.resolve().is_relative_to(root.resolve()) or not path.is_file():
+        inside = isinstance(game, str) and not Path(game).is_absolute() and ".." not in Path(game).parts
+        path = root / str(game) / GAME_FILE
+        if not inside or not path.is_file():
             raise UsageError(
                 "there is no such ALFWorld game",
                 got=repr(game),

@@ -4,10 +4,12 @@ from __future__ import annotations
 
 import json
 import re
+import shutil
 import subprocess
 import sys
 from collections.abc import Callable
 from pathlib import Path
+from typing import Any
 
 import orjson
 import pytest
@@ -18,10 +20,11 @@ from agentrl.envs.webshop.cache import made_folder
 from agentrl.envs.webshop.goals import GoalKind, Goals, make_goals, price_limit, purchase_price
 from agentrl.envs.webshop.json_rows import read_json_members, read_json_rows
 from agentrl.envs.webshop.manifest import build_manifest
-from agentrl.envs.webshop.official import read_products
+from agentrl.envs.webshop.official import products_of, read_products
 from agentrl.envs.webshop.options import GENERATED_PRODUCTS, parse_options
 from agentrl.envs.webshop.records import Product
 from agentrl.envs.webshop.shop import CatalogueSource, open_shop
+from agentrl.envs.webshop.tables import Texts
 from agentrl.envs.webshop.tasks import SPLITS, WebShopTasks, goal_number, split_goals
 
 from agentrl.errors import UsageError
@@ -111,6 +114,42 @@ def test_a_folder_without_the_files_is_refused(tmp_path: Path) -> None:
         list(read_products(tmp_path, None))
     with pytest.raises(UsageError, match="data folder is not there"):
         parse_options(data=str(tmp_path / "none"))
+
+
+@pytest.mark.parametrize(
+    ("change", "message"),
+    [
+        ({"category": None}, None),
+        ({"asin": 7}, "a product of WebShop's files has no id"),
+        ({"query": None}, "product B0 of WebShop's files cannot be read: got AttributeError"),
+        ({"name": ...}, "product B0 of WebShop's files cannot be read: got KeyError: 'name'"),
+    ],
+)
+def test_a_row_of_another_form_is_named(change: dict[str, Any], message: str | None) -> None:
+    fields = ["name", "full_description", "small_description", "category", "query", "product_category"]
+    row = {"asin": "B0", **dict.fromkeys(fields, "words"), **change}
+    row = {name: value for name, value in row.items() if value is not ...}
+    if message is None:
+        assert len(list(products_of([row], {}, {}))) == 1
+        return
+    with pytest.raises(UsageError, match=message):
+        list(products_of([row], {}, {}))
+
+
+@pytest.mark.parametrize("text", ["<html>", "[]", "", '{"B0": {'])
+def test_annotations_that_are_no_object_are_named(official_folder: Path, tmp_path: Path, text: str) -> None:
+    shutil.copytree(official_folder, tmp_path / "data")
+    (tmp_path / "data" / "items_human_ins.json").write_text(text)
+    with pytest.raises(UsageError, match=r"items_human_ins\.json cannot be read.*a JSON object"):
+        list(read_products(tmp_path / "data", None))
+
+
+def test_a_broken_table_names_its_file_and_the_cure(tmp_path: Path) -> None:
+    Texts.save(tmp_path, "words", [b"one", b"two"])
+    for content in (b"", (tmp_path / "words.bytes.npy").read_bytes()[:-2]):
+        (tmp_path / "words.bytes.npy").write_bytes(content)
+        with pytest.raises(UsageError, match=rf"words\.bytes\.npy cannot be read.*[Dd]elete {tmp_path}"):
+            Texts(tmp_path, "words")
 
 
 def test_human_goals_are_annotations_that_have_attributes(official_folder: Path) -> None:
