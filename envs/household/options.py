@@ -8,6 +8,7 @@ from dataclasses import dataclass
 from agentrl.errors import UsageError
 
 from ..choices import choose, choose_all
+from ..option_types import typed_options
 from .goals import TaskType
 from .scenes import Size
 from .syntax import PutSyntax
@@ -27,6 +28,7 @@ class HouseholdOptions:
     put_syntax: PutSyntax
 
 
+@typed_options("household")
 def parse_options(
     *,
     size: str = Size.FULL,

@@ -9,6 +9,7 @@ from typing import Any
 from agentrl.errors import UsageError
 
 from ..choices import choose_all
+from ..option_types import typed_options
 from .customer_options import CustomerOptions, parse_customer
 from .requests import Persona, TaskType
 
@@ -28,6 +29,7 @@ class RetailOptions:
     """Who plays the customer; ``None``: the script."""
 
 
+@typed_options("retail")
 def parse_options(
     *,
     max_steps: int = MAX_STEPS,

@@ -8,6 +8,7 @@ from dataclasses import dataclass
 
 from agentrl.errors import UsageError
 
+from ..option_types import typed_options
 from ..split_files import files_by_split
 from .vocabulary import SPLITS
 
@@ -39,6 +40,7 @@ class SearchOptions:
     max_steps: int
 
 
+@typed_options("search_qa")
 def parse_options(
     *,
     hops: Iterable[int] = HOPS,

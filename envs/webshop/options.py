@@ -9,6 +9,7 @@ from pathlib import Path
 from agentrl.errors import UsageError
 
 from ..choices import choose
+from ..option_types import typed_options
 from .goals import GoalKind
 from .nouns import NounTagger
 
@@ -45,6 +46,7 @@ class ShopOptions:
     placeholder: bool
 
 
+@typed_options("webshop")
 def parse_options(
     *,
     data: str | None = None,

@@ -7,8 +7,10 @@ from collections.abc import Iterable
 from typing import Any
 
 from agentrl.env import AnyEnv, Isolation
+from agentrl.errors import UsageError
 
 from ...choices import choose
+from ...option_types import typed_options
 from ..game import HouseGame
 from ..options import MAX_STEPS
 from .data import Games
@@ -36,9 +38,12 @@ class AlfworldEnv(HouseGame):
         max_steps: Steps after which an episode is truncated.
     """
 
+    @typed_options("alfworld")
     def __init__(
         self, *, data: str | None = None, task_types: Iterable[str] | None = None, max_steps: int = MAX_STEPS
     ) -> None:
+        if max_steps < 1:
+            raise UsageError("alfworld max_steps is too small", got=max_steps, expected="at least 1")
         super().__init__(max_steps=max_steps)
         self.games = Games(data, task_types)
 

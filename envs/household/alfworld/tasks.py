@@ -7,6 +7,7 @@ from typing import Any
 
 from agentrl.task import Task
 
+from ...option_types import typed_options
 from .data import Games
 
 ENVIRONMENT = "alfworld"
@@ -30,6 +31,7 @@ class AlfworldTasks:
         return Task(id=row.game, environment=ENVIRONMENT, options={"game": row.game}, type=row.task_type)
 
 
+@typed_options("alfworld")
 def alfworld_tasks(
     split: str, *, data: str | None = None, task_types: Iterable[str] | None = None, **_options: Any
 ) -> AlfworldTasks:
