@@ -15,6 +15,7 @@ from agentrl.env import EnvironmentSpec
 from agentrl.env_lookup import check_split, parse_env_name, resolve_environment
 from agentrl.errors import UsageError
 from agentrl.rollout.returned import WrongReturn
+from agentrl.task import TaskSource
 from agentrl.testing.env_calls import LONG_CALL, CallFailed, asking, run_watched
 from agentrl.testing.env_report import CheckRow, CheckStatus, EnvCheckReport
 from agentrl.testing.env_rules.catalogue import ELSEWHERE, PLAYS, choose_rules
@@ -58,11 +59,15 @@ def check_env(
     inspection = _Inspection(
         rules=choose_rules(only=only, skip=skip), must_play=PLAYS in choose_rules(skip=skip), watch=watch
     )
-    chosen = split or named_split or spec.splits[0]
+    if spec.extra is not None:
+        spec.extra.load()
+    chosen = check_split(spec, split or named_split or spec.splits[0])
+    merged = {**spec.options, **(options or {})}
+    source = spec.tasks(chosen, **merged)  # in this thread: some libraries can be loaded in the main one only
 
     def inspect() -> None:
         with asking("listing the tasks", times=LONG_CALL):
-            subject = _subject(spec, options or {}, chosen, episodes, thoroughness, inspection.rules)
+            subject = _subject(spec, merged, chosen, source, episodes, thoroughness, inspection.rules)
         inspection.look_at(subject)
 
     try:
@@ -121,22 +126,18 @@ def _subject(
     spec: EnvironmentSpec,
     options: Mapping[str, Any],
     split: str,
+    source: TaskSource,
     episodes: int,
     thoroughness: Thoroughness,
     rules: Sequence[Rule],
 ) -> Subject:
-    if spec.extra is not None:
-        spec.extra.load()
-    chosen = check_split(spec, split)
-    merged = {**spec.options, **options}
-    source = spec.tasks(chosen, **merged)
     return Subject(
         spec=spec,
-        options=merged,
-        split=chosen,
+        options=options,
+        split=split,
         source=source,
         tasks=[source[index] for index in range(min(episodes, len(source)))],
-        limit=spec.turns_under(merged) or ENDLESS,
+        limit=spec.turns_under(options) or ENDLESS,
         effort=EFFORTS[thoroughness],
         plays_elsewhere=any(rule in ELSEWHERE for rule in rules),
     )

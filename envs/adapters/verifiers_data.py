@@ -9,6 +9,7 @@ import signal
 import threading
 from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
+from unittest import mock
 
 from agentrl import registry
 from agentrl.errors import UsageError
@@ -105,9 +106,13 @@ def _load(reference: str, arguments: str) -> Any:
 
 @contextlib.contextmanager
 def _signal_handlers_kept() -> Iterator[None]:
-    """An environment of verifiers takes the handlers of the process for itself."""
+    """An environment of verifiers takes the handlers of the process for itself: they are put back, and in a thread that
+    may set none, the attempt comes to nothing.
+    """
     if threading.current_thread() is not threading.main_thread():
-        raise UsageError("environments of verifiers can be made in the main thread only", got="another thread")
+        with mock.patch.object(signal, "signal"):
+            yield
+        return
     kept = {number: signal.getsignal(number) for number in (signal.SIGINT, signal.SIGTERM)}
     try:
         yield
