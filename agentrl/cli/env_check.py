@@ -68,7 +68,7 @@ def check_one(name: str, json_file: str | None, **settings: Any) -> None:
 
 
 def _check_and_print(name: str, json_file: str | None, settings: Mapping[str, Any]) -> None:
-    with _watching(name) as watch, standard_output_closed():
+    with watching(name) as watch, standard_output_closed():
         report = check_env(name, watch=watch, **settings)
     if json_file != STANDARD_OUTPUT:
         _print_report(report)
@@ -105,7 +105,7 @@ def _check_and_print_all(json_file: str | None, settings: Mapping[str, Any]) -> 
 
 
 def _check_named(name: str, settings: Mapping[str, Any]) -> Checked:
-    with _watching(name) as watch, standard_output_closed():
+    with watching(name) as watch, standard_output_closed():
         try:
             return Checked(name=name, report=check_env(name, watch=watch, **settings))
         except UsageError as error:  # nothing was given that could be wrong: something is not installed
@@ -114,7 +114,7 @@ def _check_named(name: str, settings: Mapping[str, Any]) -> Checked:
 
 
 @contextmanager
-def _watching(name: str) -> Iterator[Callable[[str], object]]:
+def watching(name: str) -> Iterator[Callable[[str], object]]:
     """Show which rule is being checked, where there is a terminal."""
     if not err.is_terminal:
         yield lambda _rule: None

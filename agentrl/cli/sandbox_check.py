@@ -3,14 +3,13 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager
+from collections.abc import Sequence
 
 from rich.table import Table
 from rich.text import Text
 
-from agentrl.cli.console import err, note, out
-from agentrl.cli.env_check import STANDARD_OUTPUT, STYLES, write_report
+from agentrl.cli.console import note, out
+from agentrl.cli.env_check import STANDARD_OUTPUT, STYLES, watching, write_report
 from agentrl.errors import AgentRLError, UsageError
 from agentrl.registry import Kind, names
 from agentrl.sandbox import SandboxSpec
@@ -51,18 +50,8 @@ def check_back_ends(specs: Sequence[SandboxSpec] | None, *, only: Sequence[str],
 
 
 def _check(spec: SandboxSpec, only: Sequence[str]) -> SandboxReport:
-    with _watching(spec.type) as watch:
+    with watching(spec.type) as watch:
         return asyncio.run(check_sandbox(spec, only=only, watch=watch))
-
-
-@contextmanager
-def _watching(name: str) -> Iterator[Callable[[str], object]]:
-    """Show which rule is being checked, where there is a terminal."""
-    if not err.is_terminal:
-        yield lambda _rule: None
-        return
-    with err.status(name) as status:
-        yield lambda rule: status.update(f"{name}: {rule}")
 
 
 def _print_report(report: SandboxReport) -> None:
