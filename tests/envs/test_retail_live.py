@@ -362,7 +362,7 @@ GOOD = {"url": "http://127.0.0.1:1/v1", "model": "m"}
 @pytest.mark.parametrize(
     ("customer", "message"),
     [
-        ("gpt", "customer has no keys: got 'gpt'"),
+        ("gpt", "customer of retail has another type: got 'gpt'"),
         ({"model": "m"}, r"customer\.url is missing"),
         ({"url": GOOD["url"]}, r"customer\.model is missing"),
         ({**GOOD, "url": "127.0.0.1:8000"}, r"customer\.url is no address"),
