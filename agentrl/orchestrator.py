@@ -102,8 +102,8 @@ class Orchestrator:
 
     def stop(self) -> None:
         """Ask the run to end soon: after what cannot be interrupted, with a checkpoint."""
+        self._stop.set()  # first: what is said goes to a file too, which may be gone
         self._say("stopping; asked again, the run ends at once, and goes on from its newest checkpoint")
-        self._stop.set()
 
     async def run(self) -> RunResult:
         """Train.
