@@ -123,8 +123,19 @@ class LedgerDemonstration(Conversation):
         text = self._written(message)
         answer = self.ledger.demonstrate(text, source=source)
         turn = self.ledger.sequence.turns[-1]
+        self._check_length(text, turn.end - turn.start)
         turns.take(turn, prompt_tokens=prompt_tokens, answer_tokens=turn.end - turn.start)
         return answer
+
+    def _check_length(self, text: str, tokens: int) -> None:
+        most = self._situation.turns.budget.limits.max_answer_tokens
+        if tokens > most:
+            raise UsageError(
+                "the expert's answer is longer than the agent's may be, which could never learn it",
+                got=f"{tokens} tokens: {text}",
+                expected=f"at most agent.max_answer_tokens={most}",
+                hint=f"set agent.max_answer_tokens={tokens} or more",
+            )
 
     def _written(self, message: Message) -> str:
         """What the model would write to say `message` now."""

@@ -136,6 +136,14 @@ async def test_mistakes_need_an_expert_that_makes_them(tiny_run):
         await collect_demonstrations(run.config, renderer)
 
 
+async def test_answers_that_the_agent_could_not_give_are_not_demonstrated(tiny_run):
+    run = tiny_run("sft.episodes=5", "agent.max_answer_tokens=1")
+    path = await prepare_model(run.config, run.folder)
+    renderer = build_renderer(run.config, path, load_tokenizer(path))
+    with pytest.raises(UsageError, match=r"2 tokens: .*, expected at most agent\.max_answer_tokens=1\. Set agent"):
+        await collect_demonstrations(run.config, renderer)
+
+
 def test_latest_is_resolved_before_a_new_run_becomes_the_latest(tiny_run, tmp_path):
     first = tiny_run(name="first")
     first.folder.model.mkdir()
