@@ -37,19 +37,26 @@ class Image:
     id: str
     env: Mapping[str, str]
     folder: str
-    """Its working folder; empty: none."""
+    """Where commands start."""
     volumes: tuple[str, ...]
     """Folders that the daemon would make writable, on disk."""
+    content: bytes = b""
+    """What it holds in `folder`, as a tar file that begins with the folder's name; empty: nothing."""
 
     @classmethod
-    def read(cls, told: Mapping[str, Any]) -> Image:
-        """As the daemon describes it."""
+    def read(cls, told: Mapping[str, Any], folder: str | None) -> Image:
+        """As the daemon describes it, without content.
+
+        Args:
+            told: The daemon's words.
+            folder: Where commands are to start; the image's own working folder when ``None``.
+        """
         config = told.get("Config") or {}
         variables = [line.partition("=") for line in config.get("Env") or ()]
         return cls(
             id=told["Id"],
             env={name: value for name, _, value in variables},
-            folder=(config.get("WorkingDir") or "").rstrip("/"),
+            folder=(folder or config.get("WorkingDir") or "").rstrip("/") or FOLDER,
             volumes=tuple(config.get("Volumes") or ()),
         )
 
@@ -60,9 +67,7 @@ class Plan:
 
     config: Mapping[str, Any]
     """As the API wants it, without labels and user."""
-    folder: str
-    env: Mapping[str, str]
-    """The image's environment variables."""
+    image: Image
     options: DockerOptions
     is_mapped: bool
     """The daemon maps users, so that only some numbers exist."""
@@ -70,7 +75,7 @@ class Plan:
     @property
     def key(self) -> str:
         """Equal for containers that can stand in for each other."""
-        return json.dumps([self.config, self.folder, self.options.user], sort_keys=True)
+        return json.dumps([self.config, self.image.folder, self.options.user], sort_keys=True)
 
     def new_user(self) -> int:
         """For the commands of one more container: numbers of processes are limited by user."""
@@ -90,7 +95,7 @@ class Plan:
         return {
             "user": user,
             "groups": [],
-            "folder": self.folder,
+            "folder": self.image.folder,
             "answers": _ANSWERS,
             "life": WARM_S,
             "filters": all_filter_programs(),
@@ -103,9 +108,8 @@ def plan(spec: SandboxSpec, options: DockerOptions, image: Image, *, is_mapped: 
     Raises:
         UsageError: folders are in each other's way.
     """
-    folder = (options.folder or image.folder).rstrip("/") or FOLDER
     for path in options.readable:
-        if any(_is_below(path, place) for place in (folder, *options.writable, "/tmp")):
+        if any(_is_below(path, place) for place in (image.folder, *options.writable, "/tmp")):
             raise UsageError("a readable folder of a docker sandbox is one that can be written", got=path)
     config = {
         "Image": image.id,
@@ -121,12 +125,12 @@ def plan(spec: SandboxSpec, options: DockerOptions, image: Image, *, is_mapped: 
         "AttachStderr": True,
         "Tty": False,
         "Healthcheck": {"Test": ["NONE"]},
-        "HostConfig": _host(spec, options, folder, image),
+        "HostConfig": _host(spec, options, image),
     }
-    return Plan(config=config, folder=folder, env=image.env, options=options, is_mapped=is_mapped)
+    return Plan(config=config, image=image, options=options, is_mapped=is_mapped)
 
 
-def _host(spec: SandboxSpec, options: DockerOptions, folder: str, image: Image) -> dict[str, Any]:
+def _host(spec: SandboxSpec, options: DockerOptions, image: Image) -> dict[str, Any]:
     memory = spec.limits.memory_bytes or 0
     runtime = {"Runtime": options.runtime} if options.runtime is not None else {}
     return {
@@ -145,7 +149,7 @@ def _host(spec: SandboxSpec, options: DockerOptions, folder: str, image: Image) 
         "Ulimits": [{"Name": "core", "Soft": 0, "Hard": 0}, {"Name": "msgqueue", "Soft": 0, "Hard": 0}],
         "LogConfig": {"Type": "none", "Config": {}},
         "Binds": [f"{path}:{path}:ro" for path in options.readable],
-        "Tmpfs": _writable(spec.limits, folder, (*options.writable, *image.volumes)),
+        "Tmpfs": _writable(spec.limits, image.folder, (*options.writable, *image.volumes)),
     }
 
 

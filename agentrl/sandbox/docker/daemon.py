@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import contextlib
+import dataclasses
 import logging
 import os
+import select
 import socket
 import threading
 import time
@@ -15,6 +17,7 @@ from typing import Any
 from agentrl.errors import SandboxError, UsageError
 from agentrl.extra import Extra
 from agentrl.sandbox.docker.container import WARM_S, Image, Plan
+from agentrl.sandbox.docker.options import DockerOptions
 from agentrl.sandbox.docker.owner import OWNER, is_left_behind, labels
 from agentrl.sandbox.opening import opening
 
@@ -22,9 +25,11 @@ _log = logging.getLogger(__name__)
 EXTRA = Extra(name="docker", module="docker")
 TIMEOUT_S = 60.0
 """For each answer of the daemon."""
+_PLAIN = ("unix://", "tcp://", "http://")
 _ATTACHED = {"stdin": 1, "stdout": 1, "stderr": 1, "stream": 1}
 _PROGRESS_EVERY_S = 5.0
 _REMOVALS = 600
+_MOST_CONTENT = 2**30
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -40,13 +45,9 @@ class Container:
     @property
     def can_be_used(self) -> bool:
         """Whether it is there, and has not nearly waited for too long."""
-        try:
-            has_ended = self.end.recv(1, socket.MSG_PEEK | socket.MSG_DONTWAIT) == b""
-        except BlockingIOError:
-            has_ended = False
-        except OSError:
-            has_ended = True
-        return not has_ended and time.monotonic() < self.started + WARM_S / 2
+        watch = select.poll()
+        watch.register(self.end, select.POLLRDHUP)
+        return not watch.poll(0) and time.monotonic() < self.started + WARM_S / 2
 
     def remove(self) -> None:
         """Kill it, and wait until nothing of it is left. Idempotent.
@@ -69,23 +70,24 @@ class Daemon:
     """
 
     def __init__(self, url: str) -> None:
-        self.url, self._version, self._images = url, "", dict[str, Image]()
+        if not url.startswith(_PLAIN):
+            raise UsageError(
+                "docker sandboxes need a daemon on a plain socket",
+                got=url,
+                expected="unix://… or tcp://…",
+                hint="lead it to a socket here: ssh -N -L /tmp/docker.sock:/var/run/docker.sock HOST",
+            )
+        self.url, self._version, self._images = url, "", dict[tuple[str, str | None], Image]()
         self._pulling = threading.Lock()
         self._pace, self._next_start = threading.Lock(), 0.0
         try:
+            _try_socket(url)
             with self._client("asking a daemon for its version") as api:
-                if not api.base_url.startswith(("http+docker://local", "http://")):
-                    raise UsageError(
-                        "docker sandboxes need a daemon on a plain socket",
-                        got=url,
-                        expected="unix://… or tcp://…",
-                        hint="lead it to a socket here: ssh -L /tmp/docker.sock:/var/run/docker.sock HOST",
-                    )
                 about = api.version(api_version=False)
                 self.name = f"{about.get('Version', '?')} at {url}"
                 self._version = str(about["ApiVersion"])
                 self.is_mapped = _maps_users(api.info())
-        except (SandboxError, KeyError) as error:
+        except (SandboxError, KeyError, OSError) as error:
             raise UsageError("a daemon of Docker or Podman does not answer", got=error) from error
 
     @contextlib.contextmanager
@@ -105,36 +107,62 @@ class Daemon:
         except (sdk.errors.DockerException, requests.RequestException, OSError) as error:
             raise SandboxError(f"{doing} failed", got=_short(error)) from error
 
-    def known_image(self, name: str) -> Image | None:
+    def known_image(self, name: str, options: DockerOptions) -> Image | None:
         """An image that was looked at before."""
-        return self._images.get(name)
+        return self._images.get((name, options.folder))
 
-    def image(self, name: str, *, pull: bool) -> Image:
-        """An image; it is pulled when it is not there.
+    def image(self, name: str, options: DockerOptions) -> Image:
+        """An image; it is pulled when it is not there, and may be.
 
         Raises:
-            UsageError: there is no such image.
+            UsageError: there is no such image, or its folder holds too much.
             SandboxError: the daemon fails.
         """
         with self._pulling:
-            if name not in self._images:
+            known = self.known_image(name, options)
+            if known is not None:
+                return known
+            found = self._inspect(name)
+            if found is None and options.pull == "never":
+                raise UsageError("an image is not there", got=name, hint=f"get it: docker pull {name}")
+            if found is None:
+                self._pull(name)
                 found = self._inspect(name)
-                if found is None and not pull:
-                    raise UsageError("an image is not there", got=name, hint=f"get it: docker pull {name}")
-                if found is None:
-                    self._pull(name)
-                    found = self._inspect(name)
-                if found is None:
-                    raise SandboxError("an image is not there after it was pulled", got=name)
-                self._images[name] = found
-            return self._images[name]
+            if found is None:
+                raise SandboxError("an image is not there after it was pulled", got=name)
+            image = Image.read(found, options.folder)
+            image = dataclasses.replace(image, content=self._content(image))
+            self._images[name, options.folder] = image
+            return image
 
-    def _inspect(self, name: str) -> Image | None:
+    def _inspect(self, name: str) -> Mapping[str, Any] | None:
         with self._client("looking at an image") as api:
             try:
-                return Image.read(api.inspect_image(name))
+                found: Mapping[str, Any] = api.inspect_image(name)
             except EXTRA.load().errors.NotFound:
                 return None
+        return found
+
+    def _content(self, image: Image) -> bytes:
+        """What an image holds in a folder, seen in a container that is never started."""
+        with self._client("looking into an image") as api:
+            config = {"Image": image.id, "Cmd": ["true"], "NetworkDisabled": True, "Labels": labels(0, time.time())}
+            identity = str(api.create_container_from_config(config)["Id"])
+            content = bytearray()
+            try:
+                for piece in api.get_archive(identity, image.folder)[0]:
+                    content += piece
+                    if len(content) > _MOST_CONTENT:
+                        raise UsageError(
+                            f"the folder {image.folder} of an image holds too much",
+                            expected=f"{_MOST_CONTENT // 2**20} MiB at most",
+                            hint="name another one, which may be empty: options.folder=/work",
+                        )
+            except EXTRA.load().errors.NotFound:
+                return b""
+            finally:
+                self.remove(identity)
+        return bytes(content)
 
     def _pull(self, name: str) -> None:
         sdk = EXTRA.load()
@@ -211,6 +239,7 @@ class Daemon:
             for _ in range(_REMOVALS):
                 try:
                     api.remove_container(identity, v=True, force=True)
+                    return
                 except errors.NotFound:
                     return
                 except errors.APIError as error:
@@ -276,6 +305,14 @@ def find_daemon(url: str | None) -> Daemon:
         got="; ".join(complaints) or "no socket where they are looked for",
         hint="start one, or name its address: url=unix:///run/docker.sock, or the variable DOCKER_HOST",
     )
+
+
+def _try_socket(url: str) -> None:
+    """Connect once without the library, which forgets to close a socket that nobody listens at."""
+    if url.startswith("unix://"):
+        with socket.socket(socket.AF_UNIX) as end:
+            end.settimeout(TIMEOUT_S)
+            end.connect(url.removeprefix("unix://"))
 
 
 def _attach(api: Any, identity: str) -> socket.socket:

@@ -19,7 +19,7 @@ class DockerOptions:
     python: str = "python3"
     """The image's Python, from 3.10 on, which runs the supervisor: a name in the image's ``PATH``, or a path."""
     folder: str | None = None
-    """Where commands start; the image's working folder when left out, and ``/work`` where it has none."""
+    """Where commands start, with what the image holds there: its own working folder when left out, else ``/work``."""
     readable: tuple[str, ...] = ()
     """Folders of the daemon's machine that can be read inside, under the same names."""
     writable: tuple[str, ...] = ()

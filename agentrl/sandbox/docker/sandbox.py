@@ -18,6 +18,7 @@ from agentrl.sandbox.docker.supply import SUPPLY
 from agentrl.sandbox.opening import TOO_OLD
 from agentrl.sandbox.spec import SandboxSpec
 from agentrl.sandbox.supervised import SupervisedSandbox
+from agentrl.sandbox.supervisor import NOT_FOUND
 
 _log = logging.getLogger(__name__)
 START_DEADLINE_S = 60.0
@@ -47,7 +48,7 @@ class DockerSandbox(SupervisedSandbox):
 
     async def _start(self) -> None:
         self._container, plan = await SUPPLY.obtain(self.spec, self._options)
-        self.folder, self._image_env = plan.folder, plan.env
+        self.folder, self._image_env = plan.image.folder, plan.image.env
         self.counts_processes = self._options.user is None
         try:
             await self._channel.open(self._container.end, b"", deadline_s=START_DEADLINE_S, unwrap=self._unwrap)
@@ -62,6 +63,20 @@ class DockerSandbox(SupervisedSandbox):
             raise
         self._channel.tell("live", seconds=self._options.life_s)
         self._lives_until = time.monotonic() + self._options.life_s
+        if plan.image.content:
+            await self._unpack(plan.image.content)
+
+    async def _unpack(self, content: bytes) -> None:
+        """Fill the working folder, which hides the image's own, with what that holds."""
+        unpacked = await self.exec(["/bin/tar", "-xpf", "-", "--strip-components=1"], stdin=content)
+        if unpacked.exit_code == NOT_FOUND:
+            raise UsageError("an image has no /bin/tar", got=self.spec.image, hint="add it: apt-get install tar")
+        if not unpacked.succeeded:
+            raise UsageError(
+                f"what an image holds in {self.folder} does not fit into a sandbox",
+                got=unpacked.stderr.decode(errors="replace")[-300:],
+                hint="raise limits.disk_bytes and limits.memory_bytes, or name another folder: options.folder=/work",
+            )
 
     def _unwrap(self, stream: asyncio.StreamReader) -> Reader:
         self._frames = Frames(stream)

@@ -45,7 +45,7 @@ class Supply:
             SandboxError: the daemon fails.
         """
         daemon = self._daemons.get(spec.url)
-        image = daemon.known_image(spec.image or DEFAULT_IMAGE) if daemon is not None else None
+        image = daemon.known_image(spec.image or DEFAULT_IMAGE, options) if daemon is not None else None
         if daemon is not None and image is not None:
             wanted = plan(spec, options, image, is_mapped=daemon.is_mapped)
             if (container := self._take(daemon, wanted)) is not None:
@@ -62,7 +62,10 @@ class Supply:
 
     def close(self) -> None:
         """Remove the warm containers, and what else of this process is still there. For the end of the process."""
-        self._warm.clear()
+        for executor in (self._starts, self._ends):
+            executor.shutdown(cancel_futures=True)
+        for container in (one for kept in self._warm.values() for one in kept):
+            container.end.close()
         for daemon in self._daemons.values():
             try:
                 for identity in daemon.owned(str(Owner.this())):
@@ -72,7 +75,7 @@ class Supply:
 
     def _start(self, spec: SandboxSpec, options: DockerOptions) -> tuple[Container, Plan]:
         daemon = self._daemon(spec.url)
-        image = daemon.image(spec.image or DEFAULT_IMAGE, pull=options.pull == "missing")
+        image = daemon.image(spec.image or DEFAULT_IMAGE, options)
         wanted = plan(spec, options, image, is_mapped=daemon.is_mapped)
         container = daemon.start(wanted)
         self._refill(daemon, wanted)
