@@ -110,7 +110,7 @@ class Supervisor:
 
     def _patience(self) -> float | None:
         deadlines = [job.deadline for job in self.jobs.values() if not job.ended and not job.timed_out]
-        least = min([*deadlines, self.end])
+        least: float = min([*deadlines, self.end])
         if least == float("inf"):
             return None
         return min(max(0.0, least - time.monotonic()), LONGEST_WAIT_S) * 1000 + 1

@@ -128,7 +128,7 @@ async def test_a_warm_container_is_taken_and_replaced(opened, daemon, supply):
     sandboxes = [opened(warm=2) for _ in range(3)]
     await sandboxes[0].start()
     await until(lambda: len(daemon.running) == 3)
-    await until(lambda: not any(supply._coming.values()))
+    await supply.settle()
     started = len(daemon.containers)
     daemon.hold.clear()
     await sandboxes[1].start()  # while the daemon answers nobody
@@ -144,7 +144,7 @@ async def test_a_warm_container_that_ended_is_not_taken(opened, daemon, supply):
     first, second = opened(warm=1), opened(warm=1)
     await first.start()
     await until(lambda: len(daemon.running) == 2)
-    await until(lambda: not any(supply._coming.values()))
+    await supply.settle()
     list(daemon.containers.values())[-1].end()
     (kept,) = next(iter(supply._warm.values()))
     await until(lambda: not kept.can_be_used)

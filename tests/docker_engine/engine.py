@@ -19,8 +19,8 @@ import docker
 IMAGE = "agentrl-test:latest"
 """Made without a registry: empty folders and links, to be run with this machine's ``/usr`` in it."""
 WAIT_S = 60
-_FOLDERS = ("usr", "tmp", "proc", "sys", "dev", "etc", "run", "var/tmp", "root", "home", "opt", "app/deep")
-_LINKS = {"bin": "usr/bin", "sbin": "usr/sbin", "lib": "usr/lib", "lib64": "usr/lib64", "app/link": "deep/file"}
+_FOLDERS = ("usr", "tmp", "proc", "sys", "dev", "etc", "run", "var/tmp", "root", "home", "opt", "app/kept")
+_LINKS = {"bin": "usr/bin", "sbin": "usr/sbin", "lib": "usr/lib", "lib64": "usr/lib64", "app/link": "kept/file"}
 
 
 class NoEngineError(Exception):
@@ -147,7 +147,7 @@ def _tar() -> bytes:
             link = tarfile.TarInfo(name)
             link.type, link.linkname = tarfile.SYMTYPE, target
             archive.addfile(link)
-        file = tarfile.TarInfo("app/deep/file")
+        file = tarfile.TarInfo("app/kept/file")
         file.size, file.mode = 5, 0o755
         archive.addfile(file, io.BytesIO(b"image"))
     return data.getvalue()

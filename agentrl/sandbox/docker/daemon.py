@@ -307,6 +307,14 @@ def find_daemon(url: str | None) -> Daemon:
     )
 
 
+def describe_daemon() -> str:
+    """The daemon that sandboxes would take; else why there is none."""
+    try:
+        return find_daemon(None).name
+    except UsageError as lacking:
+        return f"{lacking.what}; {lacking.hint}"
+
+
 def _try_socket(url: str) -> None:
     """Connect once without the library, which forgets to close a socket that nobody listens at."""
     if url.startswith("unix://"):

@@ -55,7 +55,9 @@ def read_options(spec: SandboxSpec) -> DockerOptions:
     for name in spec.options:
         if name not in known:
             raise UsageError(f"docker sandboxes have no option {name!r}", expected=", ".join(known))
-    values = {name: _list(name, value) if name in _LIST_NAMES else value for name, value in spec.options.items()}
+    values: dict[str, Any] = {
+        name: _list(name, value) if name in _LIST_NAMES else value for name, value in spec.options.items()
+    }
     options = DockerOptions(**values)
     _require("python", options.python, isinstance(options.python, str) and options.python != "", "a program")
     _require("pull", options.pull, options.pull in ("missing", "never"), "missing or never")

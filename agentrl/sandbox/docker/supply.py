@@ -33,6 +33,7 @@ class Supply:
         self._finding = threading.Lock()
         self._warm: dict[str, deque[Container]] = defaultdict(deque)
         self._coming: dict[str, int] = defaultdict(int)
+        self._filling: set[Future[None]] = set()
         self._counting = threading.Lock()
         self._starts = ThreadPoolExecutor(STARTS, "agentrl-docker-start")
         self._ends = ThreadPoolExecutor(ENDS, "agentrl-docker-end")
@@ -50,7 +51,7 @@ class Supply:
             wanted = plan(spec, options, image, is_mapped=daemon.is_mapped)
             if (container := self._take(daemon, wanted)) is not None:
                 return container, wanted
-        return await _in_thread(self._starts, lambda: self._start(spec, options), _throw_away)
+        return await _in_thread(self._starts, lambda: self._start(spec, options), lambda made: _throw_away(made[0]))
 
     async def remove(self, container: Container) -> None:
         """End a container; that goes on when nobody waits any more.
@@ -60,18 +61,29 @@ class Supply:
         """
         await _in_thread(self._ends, container.remove, lambda _: None)
 
+    async def settle(self) -> None:
+        """Wait until all warm containers that are to be there are there, or failed."""
+        while self._filling:
+            await asyncio.wait([asyncio.wrap_future(one) for one in list(self._filling)])
+
+    def drain(self) -> None:
+        """Remove the warm containers."""
+        for kept in list(self._warm.values()):
+            while kept:
+                _throw_away(kept.popleft())
+
     def close(self) -> None:
         """Remove the warm containers, and what else of this process is still there. For the end of the process."""
         for executor in (self._starts, self._ends):
             executor.shutdown(cancel_futures=True)
-        for container in (one for kept in self._warm.values() for one in kept):
-            container.end.close()
+        self.drain()
         for daemon in self._daemons.values():
             try:
                 for identity in daemon.owned(str(Owner.this())):
                     daemon.remove(identity)
             except SandboxError as failure:
                 _log.warning("containers may be left, until their time is over: %s", failure)
+        self._daemons.clear()
 
     def _start(self, spec: SandboxSpec, options: DockerOptions) -> tuple[Container, Plan]:
         daemon = self._daemon(spec.url)
@@ -102,7 +114,7 @@ class Supply:
             if container.can_be_used:
                 self._refill(daemon, wanted)
                 return container
-            self._ends.submit(_throw_away, (container, wanted))
+            self._ends.submit(_throw_away, container)
 
     def _refill(self, daemon: Daemon, wanted: Plan) -> None:
         key = f"{daemon.url} {wanted.key}"
@@ -110,7 +122,9 @@ class Supply:
             lacking = wanted.options.warm - len(self._warm[key]) - self._coming[key]
             self._coming[key] += max(lacking, 0)
         for _ in range(lacking):
-            self._starts.submit(self._warm_up, daemon, wanted, key)
+            filling = self._starts.submit(self._warm_up, daemon, wanted, key)
+            self._filling.add(filling)
+            filling.add_done_callback(self._filling.discard)
 
     def _warm_up(self, daemon: Daemon, wanted: Plan, key: str) -> None:
         try:
@@ -138,9 +152,9 @@ def _undo(done: Future[T], undo: Callable[[T], object]) -> None:
         undo(done.result())
 
 
-def _throw_away(given: tuple[Container, Plan]) -> None:
+def _throw_away(container: Container) -> None:
     try:
-        given[0].remove()
+        container.remove()
     except SandboxError as failure:
         _log.warning("a container may be left, until its time is over: %s", failure)
 
