@@ -18,7 +18,7 @@ from typing import Any
 
 from agentrl.sandbox import Sandbox, SandboxSpec, open_sandbox
 from agentrl.sandbox.bubblewrap import Walls, arguments, find_bubblewrap
-from agentrl.sandbox.docker.container import Image, plan
+from agentrl.sandbox.docker.container import Image, Traits, plan
 from agentrl.sandbox.docker.daemon import EXTRA
 from agentrl.sandbox.docker.options import DEFAULT_IMAGE, read_options
 from agentrl.sandbox.docker.supply import SUPPLY
@@ -69,9 +69,8 @@ def _daemon_limits(spec: SandboxSpec, count: int) -> dict[str, Any]:
     """Containers of the same kind that run nothing, as Docker's library starts and removes them."""
     api = EXTRA.load().APIClient(base_url=spec.url, version="1.40")
     starting, removing = [], []
-    options = read_options(spec)
-    wanted = plan(spec, options, Image.read(api.inspect_image(spec.image or DEFAULT_IMAGE), None), is_mapped=False)
-    config = {**wanted.create(wanted.new_user(), {}), "OpenStdin": True, "StdinOnce": False}
+    image = Image.read(api.inspect_image(spec.image or DEFAULT_IMAGE), None)
+    config = {**plan(spec, read_options(spec), image, Traits()).create({}), "StdinOnce": False}
     for _ in range(count):
         began = time.perf_counter()
         identity = api.create_container_from_config(config)["Id"]

@@ -563,8 +563,8 @@ def main() -> NoReturn:
     settings = marshal.loads(b"".join(_exactly(size)))
     for fd in settings["groups"]:
         os.set_inheritable(fd, False)
-    if settings["user"]:
-        os.chown(settings["folder"], settings["user"], settings["user"])
+    for folder in settings.get("owned", [settings["folder"]]) if settings["user"] else []:
+        os.chown(folder, settings["user"], settings["user"])
     for known in [settings["filters"]] if "filters" in settings else []:
         if os.uname().machine not in known:
             os.write(2, f"no filter of system calls for {os.uname().machine}".encode())

@@ -25,6 +25,9 @@ _RESERVE = 32 * MIB
 """Of the memory, what files cannot fill, so that the supervisor can still start something."""
 _SUPERVISORS = 64
 """Processes of the supervisor, besides those of commands: one for each running command."""
+_ULIMITS = {"core": 0, "msgqueue": 0}
+_PODMAN_ULIMITS = {"nofile": 1024, "nproc": 4096}
+"""What Podman else raises as far as the kernel goes, which needs rights that it may lack."""
 _FIRST_USER, _FIRST_MAPPED_USER = 1_000_000_000, 10_000
 _ANSWERS = 1
 """The supervisor's file descriptor for answers: standard output."""
@@ -62,15 +65,32 @@ class Image:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class Traits:
+    """How a daemon differs from others."""
+
+    is_mapped: bool = False
+    """It maps users, so that only some numbers exist."""
+    is_podman: bool = False
+
+    @classmethod
+    def read(cls, version: Mapping[str, Any], info: Mapping[str, Any]) -> Traits:
+        """As the daemon describes itself."""
+        security, parts = str(info.get("SecurityOptions")), version.get("Components") or ()
+        return cls(
+            is_mapped="name=userns" in security or "name=rootless" in security,
+            is_podman=any("Podman" in str(part.get("Name")) for part in parts),
+        )
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class Plan:
     """A container that is to be started."""
 
     config: Mapping[str, Any]
-    """As the API wants it, without labels and user."""
+    """As the API wants it, without labels."""
     image: Image
     options: DockerOptions
-    is_mapped: bool
-    """The daemon maps users, so that only some numbers exist."""
+    traits: Traits
 
     @property
     def key(self) -> str:
@@ -81,14 +101,12 @@ class Plan:
         """For the commands of one more container: numbers of processes are limited by user."""
         if self.options.user is not None:
             return self.options.user
-        first = _FIRST_MAPPED_USER if self.is_mapped else _FIRST_USER
-        return first + secrets.randbelow(50_000 if self.is_mapped else _FIRST_USER)
+        first = _FIRST_MAPPED_USER if self.traits.is_mapped else _FIRST_USER
+        return first + secrets.randbelow(50_000 if self.traits.is_mapped else _FIRST_USER)
 
-    def create(self, user: int, labels: Mapping[str, str]) -> dict[str, Any]:
+    def create(self, labels: Mapping[str, str]) -> dict[str, Any]:
         """What the daemon is told."""
-        host = dict(self.config["HostConfig"])
-        host["Tmpfs"] = {path: options.format(user=user) for path, options in host["Tmpfs"].items()}
-        return {**self.config, "HostConfig": host, "Labels": dict(labels)}
+        return {**self.config, "Labels": dict(labels)}
 
     def settings(self, user: int) -> dict[str, Any]:
         """What the supervisor is told."""
@@ -96,13 +114,14 @@ class Plan:
             "user": user,
             "groups": [],
             "folder": self.image.folder,
+            "owned": [path for path in self.config["HostConfig"]["Tmpfs"] if path != "/tmp"],
             "answers": _ANSWERS,
             "life": WARM_S,
             "filters": all_filter_programs(),
         }
 
 
-def plan(spec: SandboxSpec, options: DockerOptions, image: Image, *, is_mapped: bool) -> Plan:
+def plan(spec: SandboxSpec, options: DockerOptions, image: Image, traits: Traits) -> Plan:
     """The container of a spec.
 
     Raises:
@@ -124,13 +143,13 @@ def plan(spec: SandboxSpec, options: DockerOptions, image: Image, *, is_mapped: 
         "AttachStdout": True,
         "AttachStderr": True,
         "Tty": False,
-        "Healthcheck": {"Test": ["NONE"]},
-        "HostConfig": _host(spec, options, image),
+        **({} if traits.is_podman else {"Healthcheck": {"Test": ["NONE"]}}),
+        "HostConfig": _host(spec, options, image, traits),
     }
-    return Plan(config=config, image=image, options=options, is_mapped=is_mapped)
+    return Plan(config=config, image=image, options=options, traits=traits)
 
 
-def _host(spec: SandboxSpec, options: DockerOptions, image: Image) -> dict[str, Any]:
+def _host(spec: SandboxSpec, options: DockerOptions, image: Image, traits: Traits) -> dict[str, Any]:
     memory = spec.limits.memory_bytes or 0
     runtime = {"Runtime": options.runtime} if options.runtime is not None else {}
     return {
@@ -146,18 +165,21 @@ def _host(spec: SandboxSpec, options: DockerOptions, image: Image) -> dict[str, 
         "MemorySwap": memory,
         "PidsLimit": (spec.limits.processes or 0) + _SUPERVISORS,
         "ShmSize": min(_SHARED_MEMORY, _room(spec.limits)),
-        "Ulimits": [{"Name": "core", "Soft": 0, "Hard": 0}, {"Name": "msgqueue", "Soft": 0, "Hard": 0}],
+        "Ulimits": [
+            {"Name": name, "Soft": most, "Hard": most}
+            for name, most in (_ULIMITS | _PODMAN_ULIMITS if traits.is_podman else _ULIMITS).items()
+        ],
         "LogConfig": {"Type": "none", "Config": {}},
         "Binds": [f"{path}:{path}:ro" for path in options.readable],
-        "Tmpfs": _writable(spec.limits, image.folder, (*options.writable, *image.volumes)),
+        "Tmpfs": _writable(spec.limits, (*options.writable, *image.volumes, image.folder), traits),
     }
 
 
-def _writable(limits: Limits, folder: str, more: tuple[str, ...]) -> dict[str, str]:
-    """Memory file systems; ``{user}`` stands for the commands' user."""
-    room = f"rw,exec,nosuid,nodev,size={_room(limits)}"
-    owned = f"{room},mode=0755,uid={{user}},gid={{user}}"
-    return {**dict.fromkeys(more, owned), "/tmp": f"{room},mode=1777", folder: owned}
+def _writable(limits: Limits, folders: tuple[str, ...], traits: Traits) -> dict[str, str]:
+    """Memory file systems, which are empty at first; the supervisor gives all but ``/tmp`` to the commands' user."""
+    empty = ",notmpcopyup" if traits.is_podman else ""
+    room = f"rw,exec,nosuid,nodev,size={_room(limits)}{empty}"
+    return {**dict.fromkeys(folders, f"{room},mode=0755"), "/tmp": f"{room},mode=1777"}
 
 
 def _room(limits: Limits) -> int:

@@ -16,7 +16,7 @@ from typing import Any
 
 from agentrl.errors import SandboxError, UsageError
 from agentrl.extra import Extra
-from agentrl.sandbox.docker.container import WARM_S, Image, Plan
+from agentrl.sandbox.docker.container import WARM_S, Image, Plan, Traits
 from agentrl.sandbox.docker.options import DockerOptions
 from agentrl.sandbox.docker.owner import OWNER, is_left_behind, labels
 from agentrl.sandbox.opening import opening
@@ -86,7 +86,7 @@ class Daemon:
                 about = api.version(api_version=False)
                 self.name = f"{about.get('Version', '?')} at {url}"
                 self._version = str(about["ApiVersion"])
-                self.is_mapped = _maps_users(api.info())
+                self.traits = Traits.read(about, api.info())
         except (SandboxError, KeyError, OSError) as error:
             raise UsageError("a daemon of Docker or Podman does not answer", got=error) from error
 
@@ -199,7 +199,7 @@ class Daemon:
         told = labels(WARM_S + plan.options.life_s, time.time())
         with self._client("starting a container") as api:
             try:
-                identity = str(api.create_container_from_config(plan.create(user, told))["Id"])
+                identity = str(api.create_container_from_config(plan.create(told))["Id"])
             except EXTRA.load().errors.NotFound:
                 self._images.clear()  # it was there before
                 raise
@@ -347,10 +347,6 @@ def _complaint(error: BaseException, plan: Plan) -> BaseException:
             " (options.readable)",
         )
     return error
-
-
-def _maps_users(about: Mapping[str, Any]) -> bool:
-    return any(word in str(about.get("SecurityOptions")) for word in ("name=userns", "name=rootless"))
 
 
 def _progress(layers: Mapping[str, tuple[int, int]], status: str) -> str:

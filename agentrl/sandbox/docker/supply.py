@@ -48,7 +48,7 @@ class Supply:
         daemon = self._daemons.get(spec.url)
         image = daemon.known_image(spec.image or DEFAULT_IMAGE, options) if daemon is not None else None
         if daemon is not None and image is not None:
-            wanted = plan(spec, options, image, is_mapped=daemon.is_mapped)
+            wanted = plan(spec, options, image, daemon.traits)
             if (container := self._take(daemon, wanted)) is not None:
                 return container, wanted
         return await _in_thread(self._starts, lambda: self._start(spec, options), lambda made: _throw_away(made[0]))
@@ -88,7 +88,7 @@ class Supply:
     def _start(self, spec: SandboxSpec, options: DockerOptions) -> tuple[Container, Plan]:
         daemon = self._daemon(spec.url)
         image = daemon.image(spec.image or DEFAULT_IMAGE, options)
-        wanted = plan(spec, options, image, is_mapped=daemon.is_mapped)
+        wanted = plan(spec, options, image, daemon.traits)
         container = daemon.start(wanted)
         self._refill(daemon, wanted)
         return container, wanted
