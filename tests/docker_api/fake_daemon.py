@@ -55,6 +55,7 @@ class FakeDaemon:
         self.hold.set()
         self.content: bytes | None = None
         """Of the images' working folders, as a tar file."""
+        self.component = "Engine"
         self.security: list[str] = ["name=seccomp"]
         self.first_words: Callable[[FakeContainer], None] = lambda container: None
         self._numbers = itertools.count()
@@ -117,7 +118,7 @@ class FakeDaemon:
         words = path.strip("/").split("/")
         match method, words[0], words[-1]:
             case "GET", "version", _:
-                return 200, {"Version": "fake", "ApiVersion": "1.41"}
+                return 200, {"Version": "fake", "ApiVersion": "1.41", "Components": [{"Name": self.component}]}
             case "GET", "info", _:
                 return 200, {"SecurityOptions": self.security}
             case "GET", "images", _:

@@ -65,6 +65,14 @@ async def test_users_are_few_where_the_daemon_maps_them(opened, daemon):
         assert 10_000 <= daemon.running[0].settings["user"] < 60_000
 
 
+async def test_podman_is_asked_for_what_docker_does_anyway(opened, daemon):
+    daemon.component = "Podman Engine"
+    async with opened():
+        (container,) = daemon.running
+    assert all(told.split(",")[5] == "notmpcopyup" for told in container.config["HostConfig"]["Tmpfs"].values())
+    assert {"Name": "nofile", "Soft": 1024, "Hard": 1024} in container.config["HostConfig"]["Ulimits"]
+
+
 async def test_commands_have_the_variables_of_the_image(opened, daemon):
     async with opened(env={"COLOUR": "red"}) as sandbox:
         result = await sandbox.exec(["print", "this"], stdin=b"!")

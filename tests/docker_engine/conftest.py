@@ -49,6 +49,6 @@ def spec(url):
 def containers(url):
     client = docker.APIClient(base_url=url, version="1.40")
     try:
-        return client.containers(all=True, filters={"label": "agentrl.owner"})
+        return client.containers(all=True, filters={"ancestor": IMAGE})
     finally:
         client.close()

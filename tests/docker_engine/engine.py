@@ -75,7 +75,7 @@ def _podman(folder: Path) -> tuple[subprocess.Popen[bytes], str]:
     settings = folder / "containers.conf"
     runtime = 'runtime="runc"\n' if shutil.which("runc") else ""
     settings.write_text(
-        f'[engine]\n{runtime}cgroup_manager="cgroupfs"\nevents_logger="file"\n'
+        f'[engine]\n{runtime}cgroup_manager="cgroupfs"\nevents_logger="file"\ntmp_dir="{folder}/tmp"\n'
         '[containers]\ndefault_ulimits=["nofile=1024:1024","nproc=4096:4096"]\n'
     )
     places = ["--root", str(folder / "data"), "--runroot", str(folder / "exec")]
@@ -131,8 +131,10 @@ def _image(url: str, name: str) -> Iterator[None]:
         repository, _, tag = name.partition(":")
         client.import_image_from_data(_tar(), repository=repository, tag=tag, changes=["WORKDIR /app"])
         yield
-        client.remove_image(name, force=True)
     finally:
+        for one in client.containers(all=True, filters={"ancestor": name}):  # of an interrupted run
+            client.remove_container(one["Id"], force=True)
+        client.remove_image(name, force=True)
         client.close()
 
 

@@ -8,6 +8,7 @@ import time
 
 import docker
 import pytest
+from engine import IMAGE
 
 from agentrl.errors import SandboxError, UsageError
 from agentrl.sandbox import Limits, open_sandbox
@@ -31,7 +32,7 @@ asyncio.run(main())
 def listed(url, *, with_ended=True):
     client = docker.APIClient(base_url=url, version="1.40")
     try:
-        return [(one["Id"], one["Status"]) for one in client.containers(all=with_ended, filters={"label": OWNER})]
+        return [(one["Id"], one["Status"]) for one in client.containers(all=with_ended, filters={"ancestor": IMAGE})]
     finally:
         client.close()
 
