@@ -4,8 +4,8 @@ VENV := .venv
 BIN := $(VENV)/bin
 STAMP := $(VENV)/.installed
 
-.PHONY: setup demo test bubblewrap lint docs engines engine-vllm engine-sglang engine-harmony test-engines originals \
-	original-alfworld original-openenv test-originals clean
+.PHONY: setup demo test bubblewrap docker-daemon test-docker lint docs engines engine-vllm engine-sglang \
+	engine-harmony test-engines originals original-alfworld original-openenv test-originals clean
 
 setup: $(STAMP)
 
@@ -19,12 +19,24 @@ demo: setup
 	$(BIN)/agentrl demo
 
 test: setup
-	$(BIN)/python -m pytest --numprocesses 2 --dist worksteal --ignore tests/engines --ignore tests/originals tests
+	$(BIN)/python -m pytest --numprocesses 2 --dist worksteal --ignore tests/docker_engine --ignore tests/engines \
+		--ignore tests/originals tests
 
 # Local sandboxes run behind bubblewrap; where it is missing, their tests are skipped.
 bubblewrap:
 	@command -v bwrap >/dev/null || { test "$$(id -u)" = 0 && apt-get update -qq && apt-get install -y -qq bubblewrap >/dev/null; } || \
 		echo "NO BUBBLEWRAP: local sandboxes are not tested; install it: apt-get install bubblewrap"
+
+# Containers need Docker or Podman. The tests take a daemon that answers, else they start one of their own, which root can;
+# where there is none, they are skipped and say why.
+docker-daemon:
+	@command -v dockerd >/dev/null || command -v podman >/dev/null || test -S /var/run/docker.sock || \
+		{ test "$$(id -u)" = 0 && apt-get update -qq && DEBIAN_FRONTEND=noninteractive \
+		apt-get install -y -qq --no-install-recommends docker.io >/dev/null; } || \
+		echo "NO DOCKER: its sandboxes are not tested on a real daemon; install it: apt-get install docker.io"
+
+test-docker: setup docker-daemon
+	$(BIN)/python -m pytest -rs --durations=5 tests/docker_engine
 
 # vLLM and SGLang pin libraries of their own: each gets an environment outside the checkout, named after its version, and
 # complete once it holds .installed (see agentrl/serving/launch/environments.py). These are builds for the CPU.

@@ -37,6 +37,7 @@ PLUGINS: dict[str, dict[str, str]] = {
     },
     "sandbox": {
         "local": "agentrl.sandbox.local:LocalSandbox",
+        "docker": "agentrl.sandbox.docker:DockerSandbox",
         "http": "agentrl.sandbox.http:HttpSandbox",
     },
     "scorer": {"environment": "agentrl.reward:EnvironmentReward"},

@@ -1,12 +1,14 @@
-"""Local sandboxes: start, exec, a Python round trip, 64 at once; beside what the machine itself takes, in one run.
+"""Sandboxes: start, exec, a Python round trip, 64 at once; beside what the machine itself takes, in one run.
 
 agentrl bench sandbox
 agentrl bench sandbox starts=100 at_once=64
+agentrl bench sandbox backend=docker image=python:3.12-slim at_once=16
 """
 
 from __future__ import annotations
 
 import asyncio
+import dataclasses
 import os
 import statistics
 import subprocess
@@ -16,6 +18,10 @@ from typing import Any
 
 from agentrl.sandbox import Sandbox, SandboxSpec, open_sandbox
 from agentrl.sandbox.bubblewrap import Walls, arguments, find_bubblewrap
+from agentrl.sandbox.docker.container import Image, Traits, plan
+from agentrl.sandbox.docker.daemon import EXTRA
+from agentrl.sandbox.docker.options import DEFAULT_IMAGE, read_options
+from agentrl.sandbox.docker.supply import SUPPLY
 from agentrl.sandbox.launch import SUPERVISOR
 from agentrl.sandbox.limits import DEFAULT_LIMITS
 
@@ -23,24 +29,76 @@ ECHO = "import sys\nfor line in sys.stdin: print(eval(line), flush=True)"
 COMMANDS_EACH = 5
 
 
-def run(type: str = "local", starts: int = 50, execs: int = 200, at_once: int = 64) -> dict[str, Any]:
+def run(
+    backend: str = "local",
+    starts: int = 50,
+    execs: int = 200,
+    at_once: int = 64,
+    image: str | None = None,
+    url: str | None = None,
+    env: dict[str, str] | None = None,
+    options: dict[str, Any] | None = None,
+) -> dict[str, Any]:
     """Milliseconds of each step.
 
     Args:
-        type: The back end.
+        backend: The back end.
         starts: Sandboxes that are started one after the other.
         execs: Commands, and Python round trips, in one sandbox.
         at_once: Sandboxes beside each other, each with five commands.
+        image: Of containers.
+        url: Of a server or daemon.
+        env: Environment variables of commands.
+        options: The back end's own.
     """
+    spec = SandboxSpec(type=backend, image=image, url=url, env=env or {}, options=options or {})
     return {
         "machine": {"cores": os.cpu_count(), "load": os.getloadavg()[0]},
-        "limits_ms": _physical_limits(execs),
-        **asyncio.run(_measure(SandboxSpec(type=type), starts, execs)),
-        "together": asyncio.run(_together(SandboxSpec(type=type), at_once)),
+        "limits_ms": {"local": _physical_limits, "docker": _daemon_limits}.get(backend, _none)(spec, execs // 4),
+        **asyncio.run(_measure(spec, starts, execs)),
+        **(asyncio.run(_warm_starts(spec, starts)) if backend == "docker" else {}),
+        "together": asyncio.run(_together(spec, at_once)),
     }
 
 
-def _physical_limits(count: int) -> dict[str, Any]:
+def _none(_spec: SandboxSpec, _count: int) -> dict[str, Any]:
+    return {}
+
+
+def _daemon_limits(spec: SandboxSpec, count: int) -> dict[str, Any]:
+    """Containers of the same kind that run nothing, as Docker's library starts and removes them."""
+    api = EXTRA.load().APIClient(base_url=spec.url, version="1.40")
+    starting, removing = [], []
+    image = Image.read(api.inspect_image(spec.image or DEFAULT_IMAGE), None)
+    config = {**plan(spec, read_options(spec), image, Traits()).create({}), "StdinOnce": False}
+    for _ in range(count):
+        began = time.perf_counter()
+        identity = api.create_container_from_config(config)["Id"]
+        api.start(identity)
+        starting.append(time.perf_counter() - began)
+        began = time.perf_counter()
+        api.remove_container(identity, force=True, v=True)
+        removing.append(time.perf_counter() - began)
+    api.close()
+    return {"create_and_start": _figures(starting), "remove": _figures(removing)}
+
+
+async def _warm_starts(spec: SandboxSpec, count: int) -> dict[str, Any]:
+    """Starts while another container is ready."""
+    warm = dataclasses.replace(spec, options={**spec.options, "warm": 1})
+    times = []
+    async with open_sandbox(warm):
+        for _ in range(count):
+            await SUPPLY.settle()
+            sandbox = open_sandbox(warm)
+            times.append(await _time(sandbox.start))
+            await sandbox.close()
+    await SUPPLY.settle()
+    await asyncio.to_thread(SUPPLY.drain)
+    return {"warm_start_ms": _figures(times)}
+
+
+def _physical_limits(_spec: SandboxSpec, count: int) -> dict[str, Any]:
     """What no sandbox can be quicker than."""
     walls = Walls(user=0, network="none", limits=DEFAULT_LIMITS, readable=())
     bubblewrap = [find_bubblewrap(), *arguments(walls)]
@@ -51,7 +109,7 @@ def _physical_limits(count: int) -> dict[str, Any]:
         "bubblewrap": [*bubblewrap, "/bin/true"],
         "bubblewrap_with_python": [*bubblewrap, *python],
     }
-    return {name: _figures([_time_program(words) for _ in range(count // 4)]) for name, words in programs.items()}
+    return {name: _figures([_time_program(words) for _ in range(count)]) for name, words in programs.items()}
 
 
 def _time_program(words: list[str]) -> float:

@@ -69,7 +69,7 @@ ROOMS: dict[str, tuple[str, ...]] = {
         "benchmarks/",
     ),
     "ray": ("agentrl/cluster/",),
-    "docker": ("agentrl/sandbox/docker.py",),
+    "docker": ("agentrl/sandbox/docker/",),
     "typer": ("agentrl/cli/", "tests/cli/"),
     "rich": ("agentrl/cli/", "tests/cli/"),
     "pyarrow": ("agentrl/observe/", "tests/", "agentrl/rollout/task_file.py", "agentrl/task_file.py"),

@@ -18,6 +18,7 @@ from rich.text import Text
 from agentrl.cli.console import out
 from agentrl.cli.help import examples
 from agentrl.registry import Kind, names
+from agentrl.sandbox.docker.daemon import describe_daemon
 from agentrl.serving.launch.environments import ENGINES, engines_folder, find_environments, how_to_make
 from agentrl.training.accelerators import Accelerator, accelerators, torch_build
 
@@ -74,6 +75,7 @@ def doctor() -> None:
     for engine in ENGINES:
         table.add_row(f"{engine} servers", servers_from(engine, has_gpu=bool(machine.gpus)))
     table.add_row("local sandboxes", shutil.which("bwrap") or NO_BUBBLEWRAP)
+    table.add_row("docker sandboxes", describe_daemon())
     table.add_row("environments", ", ".join(names(Kind.ENVIRONMENT)) or "none")
     table.add_row("extras installed", ", ".join(installed_extras()) or "none")
     out.print(table)

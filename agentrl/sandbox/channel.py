@@ -8,10 +8,10 @@ import marshal
 import socket
 from collections.abc import Callable
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, Protocol
 
 from agentrl.errors import SandboxError
-from agentrl.sandbox.supervisor import ANSWER, BROKEN, REQUEST, TIMED_OUT, TRUNCATED
+from agentrl.sandbox.supervisor import ANSWER, BROKEN, OUT_OF_MEMORY, REQUEST, TIMED_OUT, TRUNCATED
 
 READY = 0
 """The number under which the supervisor says that it is ready."""
@@ -38,6 +38,22 @@ class Answer:
         """Output was dropped."""
         return bool(self.flags & TRUNCATED)
 
+    @property
+    def out_of_memory(self) -> bool:
+        """The supervisor saw a process killed for want of memory."""
+        return bool(self.flags & OUT_OF_MEMORY)
+
+
+class Reader(Protocol):
+    """Where answers come from."""
+
+    async def readexactly(self, size: int, /) -> bytes:
+        """The next bytes.
+
+        Raises:
+            asyncio.IncompleteReadError: it ended before.
+        """
+
 
 class Channel:
     """The host's end.
@@ -54,15 +70,28 @@ class Channel:
         self._writer: asyncio.StreamWriter | None = None
         self._reading: asyncio.Task[None] | None = None
 
-    async def open(self, end: socket.socket, opening: bytes, *, deadline_s: float) -> None:
+    async def open(
+        self,
+        end: socket.socket,
+        opening: bytes,
+        *,
+        deadline_s: float,
+        unwrap: Callable[[asyncio.StreamReader], Reader] = lambda reader: reader,
+    ) -> None:
         """Send the opening and wait until the supervisor is ready.
+
+        Args:
+            end: The host's end of the socket.
+            opening: As `agentrl.sandbox.opening` makes it; empty when it was sent already.
+            deadline_s: Seconds to get ready in.
+            unwrap: Takes what comes out of the wrapping in which something between here and there puts it.
 
         Raises:
             SandboxError: it did not get ready.
         """
-        reader, self._writer = await asyncio.open_unix_connection(sock=end, limit=2**20)
+        reader, self._writer = await asyncio.open_connection(sock=end, limit=2**20)
         ready = self._expect(READY)
-        self._reading = asyncio.create_task(self._read(reader))
+        self._reading = asyncio.create_task(self._read(unwrap(reader)))
         self._writer.write(opening)
         try:
             async with asyncio.timeout(deadline_s):
@@ -128,7 +157,7 @@ class Channel:
         except ConnectionError:
             self._lose(SandboxError("the sandbox is gone", got=self._why_lost()))
 
-    async def _read(self, reader: asyncio.StreamReader) -> None:
+    async def _read(self, reader: Reader) -> None:
         try:
             while True:
                 number, answer = await _next_answer(reader)
@@ -150,7 +179,7 @@ class Channel:
         self._waiting.clear()
 
 
-async def _next_answer(reader: asyncio.StreamReader) -> tuple[int, Answer]:
+async def _next_answer(reader: Reader) -> tuple[int, Answer]:
     number, flags, code, seconds, out, err = ANSWER.unpack(await reader.readexactly(ANSWER.size))
     if max(out, err) > LARGEST_PAYLOAD:
         raise SandboxError("a sandbox sends nonsense", got=f"a payload of {max(out, err)} bytes")

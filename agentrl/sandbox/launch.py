@@ -4,31 +4,17 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
-import functools
-import importlib.machinery
-import importlib.util
-import marshal
 import os
 import signal
-import struct
 import subprocess
 from collections.abc import Mapping, Sequence
-from typing import Any
 
 from agentrl.errors import SandboxError
 from agentrl.sandbox.bubblewrap import PYTHON, Walls, account_files, arguments
+from agentrl.sandbox.opening import BOOT
 
 END_DEADLINE_S = 30.0
-_BOOT = """
-import marshal, os
-def read(size):
-    data = b""
-    while len(data) < size:
-        data += os.read(0, size - len(data)) or os._exit(0)
-    return data
-exec(marshal.loads(read(int.from_bytes(read(4), "little"))), {"__name__": "__main__"})
-"""
-SUPERVISOR = (str(PYTHON), "-I", "-S", "-B", "-c", _BOOT)
+SUPERVISOR = (str(PYTHON), *BOOT)
 
 
 class Program:
@@ -121,19 +107,6 @@ def walled(
     for name, value in variables.items():
         words += ["--setenv", name, value]
     return [bubblewrap, *words, *arguments(walls)], passed
-
-
-def opening(settings: dict[str, Any]) -> bytes:
-    """What the supervisor reads first: its code, and its settings."""
-    return b"".join(struct.pack("<I", len(part)) + part for part in (_supervisor_code(), marshal.dumps(settings)))
-
-
-@functools.cache
-def _supervisor_code() -> bytes:
-    found = importlib.util.find_spec("agentrl.sandbox.supervisor")
-    assert found is not None
-    assert isinstance(found.loader, importlib.machinery.SourceFileLoader)
-    return marshal.dumps(found.loader.get_code(found.name))
 
 
 def _memory_file(content: bytes, stack: contextlib.ExitStack) -> int:

@@ -97,6 +97,11 @@ _MACHINES = {
 }
 
 
+def all_filter_programs() -> dict[str, bytes]:
+    """The filter for each kind of machine that is known, where control groups count memory."""
+    return {machine: filter_program(is_memory_counted=True, machine=machine) for machine in _MACHINES}
+
+
 def filter_program(*, is_memory_counted: bool, machine: str | None = None) -> bytes:
     """The filter as the kernel reads it (classic BPF, as in ``seccomp(2)``).
 

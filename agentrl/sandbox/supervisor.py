@@ -1,4 +1,4 @@
-"""The first process inside a local sandbox: runs commands for the host, which speaks to it over a socket.
+"""The first process inside a sandbox: runs commands for the host, which speaks to it over a socket or two pipes.
 
 It is sent there as compiled code and imports only what starts quickly. Each command runs below a keeper, a process that
 adopts what the command leaves behind. When the keeper ends, by itself or killed at the deadline, all that was below
@@ -16,9 +16,10 @@ import marshal
 import os
 import resource
 import select
-import stat
 import struct
 import time
+
+from agentrl.sandbox.supervisor_files import ACTIONS, PIECE
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:  # importing these takes as long as starting Python
@@ -27,15 +28,19 @@ if TYPE_CHECKING:  # importing these takes as long as starting Python
 
 REQUEST = struct.Struct("<II")
 ANSWER = struct.Struct("<IBidII")
-TIMED_OUT, TRUNCATED, BROKEN = 1, 2, 4
-PIECE = 65536
+TIMED_OUT, TRUNCATED, BROKEN, OUT_OF_MEMORY = 1, 2, 4, 8
 HIGHEST_FD = 1 << 20
 PR_SET_PDEATHSIG, PR_SET_DUMPABLE, PR_SET_CHILD_SUBREAPER = 1, 4, 36
+PR_SET_SECCOMP, PR_SET_NO_NEW_PRIVS, SECCOMP_MODE_FILTER = 22, 38, 2
 CANNOT_RUN, NOT_FOUND = 126, 127
 FILE_ERROR = 1
 THREADS = 17
 """The field of ``/proc/PID/stat``, counted after the name."""
 ROUNDS = 100
+LONGEST_WAIT_S = 1e6
+MEMORY_EVENTS = ("/sys/fs/cgroup/memory.events", "/sys/fs/cgroup/memory/memory.oom_control")
+"""Where a container sees its own control group, under v2 and v1."""
+FIRST_TO_DIE = b"1000"
 
 SIGINT, SIGKILL, SIGTERM, SIGSTOP = 2, 9, 15, 19
 SIGHUP, SIGPIPE, SIGXFSZ = 1, 13, 25
@@ -60,6 +65,7 @@ class Job:
         self.out, self.err = bytearray(), bytearray()
         self.to_write: list[tuple[int, bytes]] = [(0, stdin)] if stdin else []
         self.pull = 0
+        self.kills = 0
         for fd in pipes:
             os.set_blocking(fd, False)
 
@@ -74,11 +80,14 @@ class Supervisor:
     """Serves requests until the socket closes; then everything in the sandbox dies with it.
 
     Args:
-        settings: Sent by the host: the user to become, control groups to join, the writable folder.
+        settings: Sent by the host: the user to become, control groups to join, the writable folder, the file descriptor
+            for answers. In a container, where no host kills it, also seconds to live and filters of system calls.
     """
 
     def __init__(self, settings: dict[str, Any]) -> None:
         self.settings = settings
+        self.is_in_container = "life" in settings
+        self.end = time.monotonic() + settings.get("life", float("inf"))
         self.jobs: dict[int, Job] = {}
         self.received = bytearray()
         self.poll = select.poll()
@@ -92,6 +101,8 @@ class Supervisor:
                 if fd in self.on_event:
                     self.on_event[fd]()
             now = time.monotonic()
+            if now >= self.end:
+                os._exit(0)
             for job in list(self.jobs.values()):
                 if now >= job.deadline and not job.ended and not job.timed_out:
                     job.timed_out = True
@@ -99,8 +110,10 @@ class Supervisor:
 
     def _patience(self) -> float | None:
         deadlines = [job.deadline for job in self.jobs.values() if not job.ended and not job.timed_out]
-        least = min(deadlines, default=float("inf"))
-        return None if least == float("inf") else max(0.0, least - time.monotonic()) * 1000 + 1
+        least: float = min([*deadlines, self.end])
+        if least == float("inf"):
+            return None
+        return min(max(0.0, least - time.monotonic()), LONGEST_WAIT_S) * 1000 + 1
 
     def _watch(self, fd: int, events: int, action: Callable[[], None]) -> None:
         self.poll.register(fd, events)
@@ -149,13 +162,15 @@ class Supervisor:
                 self._answer(request["number"])
             case "release":
                 self._release(target)
+            case "live":
+                self.end = time.monotonic() + request["seconds"]
 
     def _answer(
         self, number: int, *, flags: int = 0, code: int = 0, seconds: float = 0.0, out: bytes = b"", err: bytes = b""
     ) -> None:
         data = ANSWER.pack(number, flags, code, seconds, len(out), len(err)) + out + err
         while data:
-            data = data[os.write(0, data) :]
+            data = data[os.write(self.settings["answers"], data) :]
 
     # commands
 
@@ -171,6 +186,7 @@ class Supervisor:
         for fd in theirs:
             os.close(fd)
         job = Job(request, stdin, keeper, ours)
+        job.kills = self._memory_kills()
         self.jobs[job.number] = job
         self._watch(job.handle, select.POLLIN, lambda: self._end(job))
         self._watch(job.stderr, select.POLLIN, lambda: self._read_error(job))
@@ -288,7 +304,9 @@ class Supervisor:
         self._refuse_input(job)
         self._answer(
             job.number,
-            flags=TIMED_OUT * job.timed_out | TRUNCATED * job.truncated,
+            flags=TIMED_OUT * job.timed_out
+            | TRUNCATED * job.truncated
+            | OUT_OF_MEMORY * (self._memory_kills() > job.kills),
             code=128 - code if code < 0 else code,
             seconds=time.monotonic() - job.started,
             out=bytes(job.out),
@@ -296,6 +314,17 @@ class Supervisor:
         )
         if job.pull:
             self._deliver(job)
+
+    def _memory_kills(self) -> int:
+        """How many processes of this container the kernel has killed for want of memory."""
+        for path in MEMORY_EVENTS if self.is_in_container else ():
+            try:
+                with open(path, "rb") as file:
+                    words = file.read().split()
+            except OSError:
+                continue
+            return int(words[words.index(b"oom_kill") + 1]) if b"oom_kill" in words else 0
+        return 0
 
     def _kill_strays(self) -> None:
         """Kill every process below this one that is below no keeper of a running job."""
@@ -442,6 +471,9 @@ def _become(request: dict[str, Any], settings: dict[str, Any], pipes: tuple[int,
         for group in settings["groups"]:
             os.write(group, b"0")
         os.closerange(3, HIGHEST_FD)
+        if "life" in settings:
+            with open("/proc/self/oom_score_adj", "wb") as file:
+                file.write(FIRST_TO_DIE)  # rather than the supervisor, which is counted with the commands here
         for number in (SIGPIPE, SIGXFSZ, SIGINT, SIGTERM, SIGHUP):
             _libc.signal(number, DEFAULT)
         for kind, most in request["limits"]:
@@ -452,6 +484,8 @@ def _become(request: dict[str, Any], settings: dict[str, Any], pipes: tuple[int,
             os.setgroups([])
             os.setresgid(settings["user"], settings["user"], settings["user"])
             os.setresuid(settings["user"], settings["user"], settings["user"])
+        if "filters" in settings:
+            _filter(settings["filters"][os.uname().machine])
         os.umask(0o022)
         os.chdir(settings["folder"])
         os.chdir(request["cwd"])
@@ -465,6 +499,15 @@ def _become(request: dict[str, Any], settings: dict[str, Any], pipes: tuple[int,
         os.write(2, f"{error}\n".encode(errors="backslashreplace"))
     finally:
         os._exit(code)
+
+
+def _filter(program: bytes) -> None:
+    """Have the kernel refuse system calls, from here on and to all that is started."""
+    steps = ctypes.create_string_buffer(program, len(program))
+    told = struct.pack("HP", len(program) // 8, ctypes.addressof(steps))
+    _libc.prctl(PR_SET_NO_NEW_PRIVS, 1, 0, 0, 0)
+    if _libc.prctl(PR_SET_SECCOMP, SECCOMP_MODE_FILTER, ctypes.c_char_p(told), 0, 0) != 0:
+        raise OSError("system calls cannot be filtered")
 
 
 def _complain(error: OSError) -> None:
@@ -501,65 +544,6 @@ def _execute(argv: list[str], env: dict[str, str]) -> NoReturn:
     raise refused
 
 
-# files
-
-
-def _read_file(request: dict[str, Any]) -> None:
-    path, most = request["path"], request["most"]
-    fd = os.open(path, os.O_RDONLY | os.O_NONBLOCK | os.O_NOCTTY)
-    _require_plain(fd, path)
-    if os.fstat(fd).st_size > most:
-        raise OSError(errno.EFBIG, f"larger than {most} bytes", path)
-    while data := os.read(fd, PIECE):
-        most -= len(data)
-        if most < 0:
-            raise OSError(errno.EFBIG, f"larger than {request['most']} bytes", path)
-        _write_all(1, data)
-
-
-def _write_file(request: dict[str, Any]) -> None:
-    path = request["path"]
-    os.makedirs(os.path.dirname(path) or ".", exist_ok=True)
-    fd = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_NONBLOCK | os.O_NOCTTY, 0o644)
-    _require_plain(fd, path)
-    os.ftruncate(fd, 0)
-    try:
-        while data := os.read(0, PIECE):
-            _write_all(fd, data)
-    except OSError as error:
-        error.filename = path
-        raise
-    if request["executable"]:
-        os.fchmod(fd, 0o755)
-
-
-def _list_folder(request: dict[str, Any]) -> None:
-    with os.scandir(request["path"]) as entries:
-        for entry in entries:
-            kind = b"d" if entry.is_dir() else b"f"
-            _write_all(1, kind + os.fsencode(entry.name) + b"\0")
-
-
-def _require_plain(fd: int, path: str) -> None:
-    mode = os.fstat(fd).st_mode
-    if stat.S_ISDIR(mode):
-        raise IsADirectoryError(errno.EISDIR, "is a folder", path)
-    if not stat.S_ISREG(mode):
-        raise OSError(errno.EINVAL, "not a plain file", path)
-
-
-def _write_all(fd: int, data: bytes) -> None:
-    while data:
-        data = data[os.write(fd, data) :]
-
-
-ACTIONS: dict[str, Callable[[dict[str, Any]], None]] = {
-    "read": _read_file,
-    "write": _write_file,
-    "list": _list_folder,
-}
-
-
 def _exactly(size: int) -> Iterator[bytes]:
     while size > 0:
         data = os.read(0, size)
@@ -579,12 +563,12 @@ def main() -> NoReturn:
     settings = marshal.loads(b"".join(_exactly(size)))
     for fd in settings["groups"]:
         os.set_inheritable(fd, False)
-    if settings["user"]:
-        os.chown(settings["folder"], settings["user"], settings["user"])
+    for folder in settings.get("owned", [settings["folder"]]) if settings["user"] else []:
+        os.chown(folder, settings["user"], settings["user"])
+    for known in [settings["filters"]] if "filters" in settings else []:
+        if os.uname().machine not in known:
+            os.write(2, f"no filter of system calls for {os.uname().machine}".encode())
+            os._exit(1)
     supervisor = Supervisor(settings)
     supervisor._answer(0)
     supervisor.serve()
-
-
-if __name__ == "__main__":
-    main()

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import json
 import math
 import secrets
@@ -79,7 +80,7 @@ async def check_folder(spec: SandboxSpec, acted: Sandbox, task: FolderTask) -> V
         left = await acted.snapshot()
     except SandboxFileError as error:
         return Verdict(problems=(str(error),))
-    async with fresh_sandbox(spec) as fresh:
+    async with fresh_sandbox(_with_places(spec)) as fresh:
         try:
             await fresh.restore(left)
         except SandboxFileError as error:
@@ -94,6 +95,14 @@ async def check_folder(spec: SandboxSpec, acted: Sandbox, task: FolderTask) -> V
         reward = await _reward(fresh, f"{place}/logs/verifier")
     solved = result.succeeded if reward is None else reward >= 1
     return Verdict(problems=("" if solved else "the checking script does not agree",))
+
+
+def _with_places(spec: SandboxSpec) -> SandboxSpec:
+    """Where the system is read-only, the folders of the script are asked for."""
+    if spec.type != "docker" or spec.image is None:
+        return spec
+    places = [*spec.options.get("writable", ()), "/tests", "/logs"]
+    return dataclasses.replace(spec, options={**spec.options, "writable": places})
 
 
 async def _reward(sandbox: Sandbox, folder: str) -> float | None:

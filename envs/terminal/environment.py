@@ -35,7 +35,8 @@ class Terminal(ShellEnv):
             left out.
         max_steps: Commands after which what there is is checked.
         seconds: For a command.
-        sandbox: What sandboxes are like: a back end's name, or its settings. A back end with images takes the task's.
+        sandbox: What sandboxes are like: a back end's name, or its settings. A back end with images takes the task's
+            own, where it names one.
     """
 
     def __init__(
@@ -67,8 +68,8 @@ class Terminal(ShellEnv):
             self._task = errand_of(task_id)
         else:
             self._task = folder_task_of(task_id, self.folders)
-            if self._task.image is not None and self._spec.type != "local":
-                spec = dataclasses.replace(self._spec, image=self._spec.image or self._task.image)
+            if self._spec.type != "local":
+                spec = dataclasses.replace(self._spec, image=self._task.image or self._spec.image)
                 self._acting = ActingSandbox(spec, self._prepare)
         self._content = repr(self._task)
         return self._task.instruction

@@ -78,6 +78,7 @@ async def lets_no_path_lead_out(subject: SandboxSubject) -> Finding:
 async def keeps_snapshots(subject: SandboxSubject) -> Finding:
     """A snapshot restores the folder, links and modes included, here and in another sandbox."""
     async with subject.open() as sandbox, subject.open() as other:
+        await sandbox.exec("find . -mindepth 1 -delete")  # what an image may bring along
         await sandbox.exec("mkdir -p a/b; echo one > a/b/c; ln -s b a/link; chmod 755 a/b/c; echo .x > .hidden")
         snapshot = await sandbox.snapshot()
         await sandbox.exec("rm -rf a; echo later > later; mkdir .more")

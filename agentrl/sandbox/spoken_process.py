@@ -1,4 +1,4 @@
-"""A program that goes on running in a local sandbox."""
+"""A program that goes on running in a sandbox with a supervisor."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from agentrl.sandbox.limits import ExecResult
 from agentrl.sandbox.pulled_process import PulledProcess, seen
 
 
-class LocalProcess(PulledProcess):
+class SpokenProcess(PulledProcess):
     """See `SandboxProcess`.
 
     Args:

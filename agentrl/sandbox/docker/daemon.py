@@ -1,0 +1,358 @@
+"""The daemon, spoken to with Docker's Python library. All calls here block: they are made in threads."""
+
+from __future__ import annotations
+
+import contextlib
+import dataclasses
+import logging
+import os
+import select
+import socket
+import threading
+import time
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass, field
+from typing import Any
+
+from agentrl.errors import SandboxError, UsageError
+from agentrl.extra import Extra
+from agentrl.sandbox.docker.container import WARM_S, Image, Plan, Traits
+from agentrl.sandbox.docker.options import DockerOptions
+from agentrl.sandbox.docker.owner import OWNER, is_left_behind, labels
+from agentrl.sandbox.opening import opening
+
+_log = logging.getLogger(__name__)
+EXTRA = Extra(name="docker", module="docker")
+TIMEOUT_S = 60.0
+"""For each answer of the daemon."""
+_PLAIN = ("unix://", "tcp://", "http://")
+_ATTACHED = {"stdin": 1, "stdout": 1, "stderr": 1, "stream": 1}
+_PROGRESS_EVERY_S = 5.0
+_REMOVALS = 600
+_MOST_CONTENT = 2**30
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Container:
+    """A started container, whose supervisor has been sent its opening."""
+
+    id: str
+    end: socket.socket
+    """To its standard input and from its output."""
+    daemon: Daemon
+    started: float = field(default_factory=time.monotonic)
+
+    @property
+    def can_be_used(self) -> bool:
+        """Whether it is there, and has not nearly waited for too long."""
+        watch = select.poll()
+        watch.register(self.end, select.POLLRDHUP)
+        return not watch.poll(0) and time.monotonic() < self.started + WARM_S / 2
+
+    def remove(self) -> None:
+        """Kill it, and wait until nothing of it is left. Idempotent.
+
+        Raises:
+            SandboxError: the daemon does not do it.
+        """
+        self.end.close()
+        self.daemon.remove(self.id)
+
+
+class Daemon:
+    """A daemon that has answered.
+
+    Args:
+        url: Its address.
+
+    Raises:
+        UsageError: it does not answer, or the extra is not installed.
+    """
+
+    def __init__(self, url: str) -> None:
+        if not url.startswith(_PLAIN):
+            raise UsageError(
+                "docker sandboxes need a daemon on a plain socket",
+                got=url,
+                expected="unix://… or tcp://…",
+                hint="lead it to a socket here: ssh -N -L /tmp/docker.sock:/var/run/docker.sock HOST",
+            )
+        self.url, self._version, self._images = url, "", dict[tuple[str, str | None], Image]()
+        self._pulling = threading.Lock()
+        self._pace, self._next_start = threading.Lock(), 0.0
+        try:
+            _try_socket(url)
+            with self._client("asking a daemon for its version") as api:
+                about = api.version(api_version=False)
+                self.name = f"{about.get('Version', '?')} at {url}"
+                self._version = str(about["ApiVersion"])
+                self.traits = Traits.read(about, api.info())
+        except (SandboxError, KeyError, OSError) as error:
+            raise UsageError("a daemon of Docker or Podman does not answer", got=error) from error
+
+    @contextlib.contextmanager
+    def _client(self, doing: str) -> Iterator[Any]:
+        """A connection of one's own, which is gone afterwards; its errors are the sandbox's.
+
+        Raises:
+            SandboxError: the daemon fails, or cannot be reached.
+        """
+        sdk, requests = EXTRA.load(), EXTRA.load("requests")
+        try:
+            api = sdk.APIClient(base_url=self.url, version=self._version or "1.40", timeout=TIMEOUT_S)
+            try:
+                yield api
+            finally:
+                api.close()
+        except (sdk.errors.DockerException, requests.RequestException, OSError) as error:
+            raise SandboxError(f"{doing} failed", got=_short(error)) from error
+
+    def known_image(self, name: str, options: DockerOptions) -> Image | None:
+        """An image that was looked at before."""
+        return self._images.get((name, options.folder))
+
+    def image(self, name: str, options: DockerOptions) -> Image:
+        """An image; it is pulled when it is not there, and may be.
+
+        Raises:
+            UsageError: there is no such image, or its folder holds too much.
+            SandboxError: the daemon fails.
+        """
+        with self._pulling:
+            known = self.known_image(name, options)
+            if known is not None:
+                return known
+            found = self._inspect(name)
+            if found is None and options.pull == "never":
+                raise UsageError("an image is not there", got=name, hint=f"get it: docker pull {name}")
+            if found is None:
+                self._pull(name)
+                found = self._inspect(name)
+            if found is None:
+                raise SandboxError("an image is not there after it was pulled", got=name)
+            image = Image.read(found, options.folder)
+            image = dataclasses.replace(image, content=self._content(image))
+            self._images[name, options.folder] = image
+            return image
+
+    def _inspect(self, name: str) -> Mapping[str, Any] | None:
+        with self._client("looking at an image") as api:
+            try:
+                found: Mapping[str, Any] = api.inspect_image(name)
+            except EXTRA.load().errors.NotFound:
+                return None
+        return found
+
+    def _content(self, image: Image) -> bytes:
+        """What an image holds in a folder, seen in a container that is never started."""
+        with self._client("looking into an image") as api:
+            config = {"Image": image.id, "Cmd": ["true"], "NetworkDisabled": True, "Labels": labels(0, time.time())}
+            identity = str(api.create_container_from_config(config)["Id"])
+            content = bytearray()
+            try:
+                for piece in api.get_archive(identity, image.folder)[0]:
+                    content += piece
+                    if len(content) > _MOST_CONTENT:
+                        raise UsageError(
+                            f"the folder {image.folder} of an image holds too much",
+                            expected=f"{_MOST_CONTENT // 2**20} MiB at most",
+                            hint="name another one, which may be empty: options.folder=/work",
+                        )
+            except EXTRA.load().errors.NotFound:
+                return b""
+            finally:
+                self.remove(identity)
+        return bytes(content)
+
+    def _pull(self, name: str) -> None:
+        sdk = EXTRA.load()
+        _log.info("image %s is not there: pulling it", name)
+        layers: dict[str, tuple[int, int]] = {}
+        told = time.monotonic()
+        with self._client(f"pulling image {name}") as api:
+            repository, tag = sdk.utils.parse_repository_tag(name)
+            try:
+                for line in api.pull(repository, tag=tag or "latest", stream=True, decode=True):
+                    if "error" in line:
+                        raise SandboxError(f"pulling image {name} failed", got=line["error"])
+                    detail = line.get("progressDetail") or {}
+                    if line.get("status") == "Downloading" and "total" in detail:
+                        layers[line.get("id", "")] = (detail.get("current", 0), detail["total"])
+                    if time.monotonic() > told + _PROGRESS_EVERY_S:
+                        told = time.monotonic()
+                        _log.info("pulling image %s: %s", name, _progress(layers, line.get("status", "")))
+            except sdk.errors.NotFound as missing:
+                raise UsageError(
+                    "there is no such image", got=_short(missing), expected="an image that can be pulled", hint=name
+                ) from missing
+        _log.info("image %s is there", name)
+
+    def start(self, plan: Plan) -> Container:
+        """Start a container and send its supervisor the opening.
+
+        Raises:
+            UsageError: the image has no Python.
+            SandboxError: the daemon fails.
+        """
+        self._wait_for_turn(plan.options.starts_per_s)
+        user = plan.new_user()
+        told = labels(WARM_S + plan.options.life_s, time.time())
+        with self._client("starting a container") as api:
+            try:
+                identity = str(api.create_container_from_config(plan.create(told))["Id"])
+            except EXTRA.load().errors.NotFound:
+                self._images.clear()  # it was there before
+                raise
+            try:
+                end = self._run(api, identity, opening(plan.settings(user)))
+            except BaseException as error:
+                self.remove(identity)
+                raise _complaint(error, plan) from error
+        return Container(id=identity, end=end, daemon=self)
+
+    def _run(self, api: Any, identity: str, words: bytes) -> socket.socket:
+        end = _attach(api, identity)
+        try:
+            api.start(identity)
+            end.sendall(words)
+        except BaseException:
+            end.close()
+            raise
+        end.setblocking(False)
+        return end
+
+    def _wait_for_turn(self, per_s: float) -> None:
+        with self._pace:
+            now = time.monotonic()
+            turn = max(now, self._next_start)
+            self._next_start = turn + 1 / per_s
+        time.sleep(turn - now)
+
+    def remove(self, identity: str) -> None:
+        """Kill a container, and wait until it is gone. Idempotent.
+
+        Raises:
+            SandboxError: the daemon does not do it.
+        """
+        errors = EXTRA.load().errors
+        with self._client("removing a container") as api:
+            for _ in range(_REMOVALS):
+                try:
+                    api.remove_container(identity, v=True, force=True)
+                    return
+                except errors.NotFound:
+                    return
+                except errors.APIError as error:
+                    if error.status_code != 409:  # the daemon is removing it already
+                        raise
+                time.sleep(0.02)
+        raise SandboxError("a container cannot be removed", got=identity)
+
+    def sweep(self) -> int:
+        """Remove what processes that are no more have left behind; how many containers that were.
+
+        Raises:
+            SandboxError: the daemon fails.
+        """
+        left = [identity for identity, told in self._labelled(OWNER) if is_left_behind(told, time.time())]
+        for identity in left:
+            self.remove(identity)
+        if left:
+            _log.info("removed %d containers that were left behind", len(left))
+        return len(left)
+
+    def owned(self, owner: str) -> list[str]:
+        """The containers that a process made.
+
+        Raises:
+            SandboxError: the daemon fails.
+        """
+        return [identity for identity, _ in self._labelled(f"{OWNER}={owner}")]
+
+    def _labelled(self, label: str) -> list[tuple[str, Mapping[str, str]]]:
+        with self._client("listing containers") as api:
+            found = api.containers(all=True, filters={"label": label})
+        return [(one["Id"], one.get("Labels") or {}) for one in found]
+
+
+def addresses() -> list[str]:
+    """Where a daemon may be, the likeliest first."""
+    if told := os.environ.get("DOCKER_HOST"):
+        return [told]
+    runtime = os.environ.get("XDG_RUNTIME_DIR", "")
+    places = ["/var/run/docker.sock", "/run/podman/podman.sock", f"{runtime}/docker.sock"]
+    places.append(f"{runtime}/podman/podman.sock")
+    return [f"unix://{place}" for place in places if os.path.exists(place)]
+
+
+def find_daemon(url: str | None) -> Daemon:
+    """A daemon that answers.
+
+    Raises:
+        UsageError: none does, or the extra is not installed.
+    """
+    EXTRA.load()
+    if url is not None:
+        return Daemon(url)
+    complaints = []
+    for address in addresses():
+        try:
+            return Daemon(address)
+        except UsageError as complaint:
+            complaints.append(f"{address}: {complaint}")
+    raise UsageError(
+        "no daemon of Docker or Podman answers",
+        got="; ".join(complaints) or "no socket where they are looked for",
+        hint="start one, or name its address: url=unix:///run/docker.sock, or the variable DOCKER_HOST",
+    )
+
+
+def describe_daemon() -> str:
+    """The daemon that sandboxes would take; else why there is none."""
+    try:
+        return find_daemon(None).name
+    except UsageError as lacking:
+        return f"{lacking.what}; {lacking.hint}"
+
+
+def _try_socket(url: str) -> None:
+    """Connect once without the library, which forgets to close a socket that nobody listens at."""
+    if url.startswith("unix://"):
+        with socket.socket(socket.AF_UNIX) as end:
+            end.settimeout(TIMEOUT_S)
+            end.connect(url.removeprefix("unix://"))
+
+
+def _attach(api: Any, identity: str) -> socket.socket:
+    """A socket of our own to a container that is not started yet, taken from under the library."""
+    raw = api.attach_socket(identity, params=_ATTACHED)
+    try:
+        end = socket.socket(fileno=os.dup(raw.fileno()))
+    finally:
+        getattr(raw, "_response", raw).close()
+        raw.close()
+    end.settimeout(TIMEOUT_S)
+    return end
+
+
+def _complaint(error: BaseException, plan: Plan) -> BaseException:
+    """A failed start; an image that lacks what is needed is for the user to change."""
+    text = str(error)
+    if "executable file not found" in text or ("no such file or directory" in text.lower() and "exec:" in text):
+        return UsageError(
+            "an image has no Python, which docker sandboxes need",
+            got=f"{plan.options.python} in {plan.config['Image']}",
+            expected="Python 3.10 or newer",
+            hint="take another image, name the program (options.python), or show the image one of the daemon's machine"
+            " (options.readable)",
+        )
+    return error
+
+
+def _progress(layers: Mapping[str, tuple[int, int]], status: str) -> str:
+    have, total = (sum(sizes) / 1e6 for sizes in zip(*layers.values(), strict=True)) if layers else (0.0, 0.0)
+    return f"{have:.0f} of {total:.0f} MB" if total else status
+
+
+def _short(error: Exception) -> str:
+    return f"{type(error).__name__}: {str(getattr(error, 'explanation', None) or error)[:500]}"

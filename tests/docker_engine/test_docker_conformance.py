@@ -1,0 +1,14 @@
+"""The conformance kit on real containers, rule by rule."""
+
+import pytest
+
+from agentrl.testing.env_report import CheckStatus
+from agentrl.testing.sandbox_check import check_sandbox
+from agentrl.testing.sandbox_rules.catalogue import RULES
+
+
+@pytest.mark.parametrize("rule", [rule.name for rule in RULES])
+async def test_docker_sandboxes_keep_every_rule(rule, spec):
+    report = await check_sandbox(spec, only=[rule])
+    (row,) = report.rows
+    assert row.status is CheckStatus.PASSED, report
