@@ -21,6 +21,7 @@ from agentrl.envs.terminal.kinds import KINDS
 from agentrl.envs.terminal.tasks import errand_of
 
 from agentrl.errors import UsageError
+from agentrl.testing.env_report import CheckStatus
 from agentrl.testing.reward_integrity import reward_integrity
 
 REPO_DIGESTS = {"train": "b9ba0d20f39c78bf", "valid": "7057f05bb73a700f", "test": "98fe75762ce16d43"}
@@ -265,12 +266,12 @@ def test_commands_are_read_from_answers() -> None:
 
 @pytest.mark.parametrize("name", ["code", "repo_fix", "terminal"])
 def test_nothing_that_a_policy_reads_goes_with_the_reward(name: str) -> None:
-    report = reward_integrity(name, options={"sandbox": "plain"}, episodes=2)
-    assert report.returns["expert"] == 1.0
-    assert report.returns["prints success"] == report.returns["hands in at once"] == 0.0
-    assert report.seen == []
-    assert report.sandbox_files is not None
-    assert "mean return    1.000  expert" in str(report)
+    report = reward_integrity(name, options={"sandbox": "plain"}, episodes=2, skip=["reads no files"])
+    wrong = report.with_status(CheckStatus.FAILED) + report.with_status(CheckStatus.WARNED)
+    assert wrong == (), report
+    rows = {row.check: row for row in report.rows}
+    assert rows["printed success earns nothing"].detail == "mean return 0, of a solution 1"
+    assert rows["keeps secrets out of the sandbox"].figures["read"] > 10
 
 
 async def test_the_report_sees_what_lies_open() -> None:
