@@ -12,7 +12,7 @@ from agentrl.sandbox import Sandbox, SandboxFileError, read_spec
 from ..programs.acting import run_command
 from ..programs.judging import SECONDS, Solution, Verdict, judge
 from ..programs.shell import FENCED, ShellEnv
-from .mutations import tidy
+from .mutations import with_mistakes
 from .tasks import ENVIRONMENT, SHOWN, SPLITS, TRAIN, Fault, RepoTasks, cases_of, fault_of
 
 MAX_STEPS = 15
@@ -98,7 +98,7 @@ class RepoFix(ShellEnv):
     def _expert_commands(self) -> list[str]:
         library = self.fault.library
         path = f"{library.package}/{library.module}.py"
-        wrong, right = self.fault.source.splitlines(), tidy(library.source).splitlines()
+        wrong, right = self.fault.source.splitlines(), with_mistakes(library.source, ()).splitlines()
         lines = [number for number, (one, other) in enumerate(zip(wrong, right, strict=True), 1) if one != other]
         edits = [f"lines[{number - 1}] = {right[number - 1]!r}" for number in lines]
         body = "\n".join([f"lines = open({path!r}).read().splitlines()", *edits])
@@ -108,7 +108,7 @@ class RepoFix(ShellEnv):
     def secrets(self) -> list[str]:
         """The hidden calls, and the module as it should be."""
         cases = cases_of(self.fault.library).values()
-        return [*(str(case) for found in cases for case in found[SHOWN:]), tidy(self.fault.library.source)]
+        return [*(str(case) for found in cases for case in found[SHOWN:]), with_mistakes(self.fault.library.source, ())]
 
     def _info(self) -> dict[str, Any]:
         return {"success": False, "task_type": self.fault.type}

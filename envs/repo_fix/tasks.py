@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
-import ast
 import copy
 import functools
 import itertools
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from random import Random
+from types import CodeType
 from typing import Any
 
 from agentrl.errors import UsageError
@@ -16,7 +16,7 @@ from agentrl.task import Task
 
 from ..programs.judging import Case
 from .libraries import LIBRARIES, Library
-from .mutations import Mutation, mutations, tidy
+from .mutations import Mutation, mutations, with_mistakes
 
 ENVIRONMENT = "repo_fix"
 TRAIN, VALID, TEST = "train", "valid", "test"
@@ -108,32 +108,23 @@ def faults_of(split: str) -> Sequence[Fault]:
 def _faults(library: Library) -> list[Fault]:
     """Single mistakes that the tests of their function notice, and pairs of them in two functions."""
     known = cases_of(library)
-    noticed = [one for one in mutations(library.source) if _is_noticed(one, known[one.function])]
+    noticed = [one for one in mutations(library.source) if _is_noticed(library, one, known[one.function])]
     pairs = [pair for pair in itertools.combinations(noticed, 2) if pair[0].function != pair[1].function]
     chosen = Random(f"repo_fix pairs {library.package}").sample(pairs, min(PAIRS, len(pairs)))
-    sources = [(one.source, 1) for one in noticed] + [(_both(*pair), 2) for pair in chosen]
-    return [
-        Fault(library=library, source=source, failing=_failing(source, known), count=count) for source, count in sources
-    ]
+    return [_fault(library, mistakes, known) for mistakes in [*((one,) for one in noticed), *chosen]]
 
 
-def _is_noticed(mutation: Mutation, cases: Sequence[Case]) -> bool:
-    module = load(mutation.source)
+def _is_noticed(library: Library, mistake: Mutation, cases: Sequence[Case]) -> bool:
+    module = _module(library, [mistake])
     wrong = [not _is_right(module, case) for case in cases]
     return any(wrong[:SHOWN]) and any(wrong[SHOWN:])
 
 
-def _both(one: Mutation, other: Mutation) -> str:
-    tree, more = ast.parse(one.source), ast.parse(other.source)
-    changed = {node.name: node for node in more.body if isinstance(node, ast.FunctionDef)}
-    is_other = [isinstance(node, ast.FunctionDef) and node.name == other.function for node in tree.body]
-    tree.body = [changed[other.function] if take else node for take, node in zip(is_other, tree.body, strict=True)]
-    return tidy(ast.unparse(tree))
-
-
-def _failing(source: str, known: Mapping[str, Sequence[Case]]) -> tuple[str, ...]:
-    module = load(source)
-    return tuple(n for n, cases in known.items() if not all(_is_right(module, case) for case in cases[:SHOWN]))
+def _fault(library: Library, mistakes: Sequence[Mutation], known: Mapping[str, Sequence[Case]]) -> Fault:
+    module = _module(library, mistakes)
+    failing = [n for n, cases in known.items() if not all(_is_right(module, case) for case in cases[:SHOWN])]
+    source = with_mistakes(library.source, mistakes)
+    return Fault(library=library, source=source, failing=tuple(failing), count=len(mistakes))
 
 
 def _is_right(module: Mapping[str, Callable[..., Any]], case: Case) -> bool:
@@ -146,7 +137,7 @@ def _is_right(module: Mapping[str, Callable[..., Any]], case: Case) -> bool:
 @functools.lru_cache(maxsize=64)
 def _cases(package: str) -> Mapping[str, tuple[Case, ...]]:
     library = next(one for one in LIBRARIES if one.package == package)
-    module = load(library.source)
+    module = _module(library)
     return {name: _drawn(library, name, module[name]) for name in library.calls}
 
 
@@ -167,8 +158,15 @@ def _drawn(library: Library, name: str, function: Callable[..., Any]) -> tuple[C
     return tuple(found.values())
 
 
-def load(source: str) -> dict[str, Any]:
-    """The functions of a module of ours."""
+def _module(library: Library, mistakes: Sequence[Mutation] = ()) -> dict[str, Any]:
+    """The functions of a library, with mistakes in some of them."""
     space: dict[str, Any] = {}
-    exec(source, space)
+    exec(_compiled(library.source), space)
+    for mistake in mistakes:
+        exec(_compiled(mistake.code), space)
     return space
+
+
+@functools.lru_cache(maxsize=1024)
+def _compiled(source: str) -> CodeType:
+    return compile(source, "<repository>", "exec")

@@ -71,7 +71,7 @@ def test_splits_have_repositories_of_their_own() -> None:
 
 def test_a_mutation_changes_one_place() -> None:
     source = "def f(a):\n    return a + 1 if a < 3 else 0\n"
-    changed = {mutation.source.splitlines()[1].strip() for mutation in mutations(source)}
+    changed = {mutation.code.splitlines()[1].strip() for mutation in mutations(source)}
     assert changed == {
         "return a - 1 if a < 3 else 0",
         "return a + 2 if a < 3 else 0",
