@@ -13,14 +13,14 @@ from rich.text import Text
 from agentrl.cli.arguments import json_pairs
 from agentrl.cli.console import out
 from agentrl.cli.env_check import Look, check_all, check_one
-from agentrl.cli.env_serve import serve_environment
 from agentrl.cli.help import examples
 from agentrl.cli.play import play_in_terminal
+from agentrl.cli.until_stopped import serve_until_stopped
 from agentrl.cli.web_play import play_in_browser
 from agentrl.env import EnvironmentSpec
 from agentrl.env_lookup import check_split, resolve_environment
 from agentrl.env_name import parse_env_name
-from agentrl.env_server import ServerSettings
+from agentrl.env_server import EnvironmentServer, ServerSettings
 from agentrl.errors import UsageError
 from agentrl.registry import Kind, names
 from agentrl.remote.wire import TOKEN_VARIABLE
@@ -264,4 +264,10 @@ def serve(
         reset_timeout_s=reset_timeout_s,
         step_timeout_s=step_timeout_s,
     )
-    serve_environment(resolve_environment(parse_env_name(name).name), json_pairs(options), settings)
+    spec = resolve_environment(parse_env_name(name).name)
+    serve_until_stopped(
+        EnvironmentServer(spec, json_pairs(options), settings),
+        settings,
+        open_to_all="use this server",
+        usage=f"{spec.name} is served: agentrl env play {{url}}",
+    )
