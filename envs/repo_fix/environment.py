@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from random import Random
 from typing import Any
 
 from agentrl.env import EnvironmentSpec, Isolation
@@ -12,8 +11,9 @@ from agentrl.sandbox import Sandbox, SandboxFileError, read_spec
 from ..programs.acting import run_command
 from ..programs.judging import SECONDS, Solution, Verdict, judge
 from ..programs.shell import FENCED, ShellEnv
+from ..task_ids import SPLITS, TRAIN
 from .mutations import with_mistakes
-from .tasks import ENVIRONMENT, SHOWN, SPLITS, TRAIN, Fault, RepoTasks, cases_of, fault_of
+from .tasks import ENVIRONMENT, SHOWN, Fault, RepoTasks, cases_of, fault_of
 
 MAX_STEPS = 15
 REPOSITORY = "repository"
@@ -58,8 +58,7 @@ class RepoFix(ShellEnv):
         return self._fault
 
     def _draw(self, seed: int) -> str:
-        source = RepoTasks(TRAIN, self.mistakes)
-        return source[int(Random(f"task {seed}").random() * len(source))].id
+        return RepoTasks(TRAIN, self.mistakes).draw(seed)
 
     def _pose(self, task_id: str) -> str:
         self._fault = fault_of(task_id)

@@ -11,22 +11,17 @@ from random import Random
 from types import CodeType
 from typing import Any
 
-from agentrl.errors import UsageError
-from agentrl.task import Task
-
 from ..programs.judging import Case
+from ..task_ids import TEST, TRAIN, VALID, NumberedTasks, check_split, parse_task_id
 from .libraries import LIBRARIES, Library
 from .mutations import Mutation, mutations, with_mistakes
 
 ENVIRONMENT = "repo_fix"
-TRAIN, VALID, TEST = "train", "valid", "test"
-SPLITS = (TRAIN, VALID, TEST)
 PACKAGES = {
     TRAIN: ("shop", "textkit", "grids", "spans", "school", "clock"),
     VALID: ("stock",),
     TEST: ("codes",),
 }
-FIRST_SEED = {TRAIN: 0, VALID: 1_000_000, TEST: 2_000_000}
 SHOWN, HIDDEN = 4, 12
 """Cases of each function: in the repository's tests, and kept back."""
 PAIRS = 60
@@ -51,7 +46,7 @@ class Fault:
         return "one mistake" if self.count == 1 else "two mistakes"
 
 
-class RepoTasks:
+class RepoTasks(NumberedTasks):
     """The tasks of a split.
 
     Args:
@@ -63,26 +58,11 @@ class RepoTasks:
     """
 
     def __init__(self, split: str, mistakes: int = 0) -> None:
-        if split not in SPLITS:
-            raise UsageError("repo_fix has no split of this name", got=split, expected=" or ".join(SPLITS))
-        self.split = split
-        self._numbers = [n for n, fault in enumerate(faults_of(split)) if mistakes in (0, fault.count)]
+        known = enumerate(faults_of(check_split(split, ENVIRONMENT)))
+        super().__init__(ENVIRONMENT, split, [n for n, fault in known if mistakes in (0, fault.count)])
 
-    def __len__(self) -> int:
-        return len(self._numbers)
-
-    def __getitem__(self, index: int) -> Task:
-        if not 0 <= index < len(self):
-            raise IndexError(index)
-        number = self._numbers[index]
-        task_id = f"{self.split}-{number}"
-        return Task(
-            id=task_id,
-            environment=ENVIRONMENT,
-            seed=FIRST_SEED[self.split] + number,
-            options={"task_id": task_id},
-            type=faults_of(self.split)[number].type,
-        )
+    def _told(self, task_id: str) -> Mapping[str, Any]:
+        return {"type": fault_of(task_id).type}
 
 
 def fault_of(task_id: str) -> Fault:
@@ -91,10 +71,8 @@ def fault_of(task_id: str) -> Fault:
     Raises:
         UsageError: there is no such task.
     """
-    split, _, number = task_id.rpartition("-")
-    if split not in SPLITS or not number.isdecimal() or int(number) >= len(faults_of(split)):
-        raise UsageError("no such repo_fix task", got=repr(task_id), expected=f"{TRAIN}-0 and so on")
-    return faults_of(split)[int(number)]
+    split, number = parse_task_id(task_id, ENVIRONMENT, lambda split: len(faults_of(split)))
+    return faults_of(split)[number]
 
 
 @functools.cache

@@ -13,7 +13,8 @@ from agentrl.envs.code.environment import CodeEnv
 from agentrl.envs.code.options import parse_options
 from agentrl.envs.code.problem import read_code
 from agentrl.envs.code.spec import tasks
-from agentrl.envs.code.tasks import SPLITS, problem_of
+from agentrl.envs.code.tasks import problem_of
+from agentrl.envs.task_ids import SPLITS
 
 from agentrl.errors import SandboxError, UsageError
 

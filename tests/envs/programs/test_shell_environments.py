@@ -13,7 +13,8 @@ from agentrl.envs.python_math.environment import PythonMath
 from agentrl.envs.repo_fix import environment as repo_fix
 from agentrl.envs.repo_fix.environment import RepoFix
 from agentrl.envs.repo_fix.mutations import mutations
-from agentrl.envs.repo_fix.tasks import SPLITS, cases_of, faults_of
+from agentrl.envs.repo_fix.tasks import cases_of, faults_of
+from agentrl.envs.task_ids import SPLITS
 from agentrl.envs.terminal import environment as terminal
 from agentrl.envs.terminal.environment import Terminal
 from agentrl.envs.terminal.folders import read_folder
