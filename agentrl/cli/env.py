@@ -27,7 +27,7 @@ from agentrl.remote.wire import TOKEN_VARIABLE
 from agentrl.testing.env_check import check_env
 from agentrl.testing.env_rules.catalogue import INTEGRITY, RULES, choose_rules
 from agentrl.testing.env_subject import Thoroughness
-from agentrl.testing.reward_integrity import reward_integrity
+from agentrl.testing.integrity import reward_integrity
 
 app = typer.Typer(no_args_is_help=True)
 

@@ -23,7 +23,7 @@ from agentrl.envs.terminal.tasks import errand_of
 
 from agentrl.errors import UsageError
 from agentrl.testing.env_report import CheckStatus
-from agentrl.testing.reward_integrity import reward_integrity
+from agentrl.testing.integrity import reward_integrity
 
 REPO_DIGESTS = {"train": "b9ba0d20f39c78bf", "valid": "7057f05bb73a700f", "test": "98fe75762ce16d43"}
 TERMINAL_DIGESTS = {"train": "2eaa1e728a3e9534", "valid": "00c6cce7fbfc701a", "test": "143a688a3093ea05"}
