@@ -6,7 +6,7 @@ A page asks for a table with a line ``<!-- generated: NAME -->``; the reference 
 from __future__ import annotations
 
 import re
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
 from environment_pages import generated_pages, index_table, page_path, section
@@ -17,7 +17,8 @@ from agentrl.cli.commands import COMMANDS
 from agentrl.config import shipped_configs
 from agentrl.config.reference import config_reference
 from agentrl.registry import Kind, lookup, names
-from agentrl.testing.env_rules.catalogue import RULES
+from agentrl.testing.env_rules.catalogue import INTEGRITY, RULES
+from agentrl.testing.env_rules.rule import Rule
 from agentrl.tool import Tool
 
 if TYPE_CHECKING:
@@ -47,9 +48,9 @@ def cli_page() -> str:
     return "\n".join(parts)
 
 
-def rules_table() -> str:
-    """What the environment check demands."""
-    rows = [f"| {rule.name} | {rule.demand} | {rule.mend} |" for rule in RULES]
+def rules_table(rules: Sequence[Rule]) -> str:
+    """What rules demand of environments."""
+    rows = [f"| {rule.name} | {rule.demand} | {rule.mend} |" for rule in rules]
     return "\n".join(["| rule | what it demands | what to do where it is broken |", "|---|---|---|", *rows])
 
 
@@ -81,7 +82,8 @@ def configs_table() -> str:
 PAGES: Mapping[str, Callable[[], str]] = {"configuration.md": configuration_page, "cli.md": cli_page}
 TABLES: Mapping[str, Callable[[], str]] = {
     "environments": index_table,
-    "environment rules": rules_table,
+    "environment rules": lambda: rules_table(RULES),
+    "integrity rules": lambda: rules_table(INTEGRITY),
     "tools": tools_table,
     "agent loops": lambda: documented_table(Kind.AGENT_LOOP),
     "advantages": lambda: documented_table(Kind.ADVANTAGE),

@@ -1,11 +1,18 @@
-"""Task ids of the form ``split-number``."""
+"""Tasks that are numbered in their splits, with ids of the form ``split-number``."""
 
 from __future__ import annotations
 
-from collections.abc import Mapping
-from typing import NamedTuple
+from abc import ABC, abstractmethod
+from collections.abc import Callable, Mapping, Sequence
+from random import Random
+from typing import Any, NamedTuple
 
 from agentrl.errors import UsageError
+from agentrl.task import Task
+
+TRAIN, VALID, TEST = SPLITS = ("train", "valid", "test")
+FIRST_SEED = {TRAIN: 0, VALID: 1_000_000, TEST: 2_000_000}
+"""The seed of a split's task of number 0; the next tasks have the next seeds."""
 
 
 class TaskNumber(NamedTuple):
@@ -15,19 +22,89 @@ class TaskNumber(NamedTuple):
     number: int
 
 
-def parse_task_id(task_id: object, sizes: Mapping[str, int], environment: str) -> TaskNumber:
+def parse_task_id(
+    task_id: object, environment: str, size_of: Callable[[str], int], splits: Sequence[str] = SPLITS
+) -> TaskNumber:
     """Split and number of a task id such as ``valid-17``.
 
     Args:
         task_id: The id.
-        sizes: How many tasks each split has.
         environment: For the message.
+        size_of: How many tasks a split has.
+        splits: Of the environment.
 
     Raises:
         UsageError: there is no such task.
     """
     split, _, number = str(task_id).rpartition("-")
-    if split not in sizes or not number.isdecimal() or int(number) >= sizes[split]:
-        every = ", ".join(f"{name}-0 to {name}-{size - 1}" for name, size in sizes.items())
-        raise UsageError(f"no such {environment} task", got=repr(task_id), expected=every)
+    size = size_of(split) if split in splits else 0
+    if not number.isdecimal() or int(number) >= size:
+        expected = f"{split}-0 to {split}-{size - 1}" if size else " or ".join(f"{name}-0" for name in splits)
+        raise UsageError(f"no such {environment} task", got=repr(task_id), expected=expected)
     return TaskNumber(split, int(number))
+
+
+def asked_task(options: Mapping[str, Any] | None, environment: str) -> str | None:
+    """The task that options of a reset name; ``None`` where they leave it open.
+
+    Raises:
+        UsageError: there are other options.
+    """
+    given = dict(options or {})
+    task_id = given.pop("task_id", None)
+    if given:
+        raise UsageError(f"{environment} cannot reset with these options", got=", ".join(given), expected="task_id")
+    return None if task_id is None else str(task_id)
+
+
+def check_split(split: str, environment: str) -> str:
+    """`split`, if it is one of `SPLITS`.
+
+    Raises:
+        UsageError: it is none.
+    """
+    if split not in SPLITS:
+        expected = " or ".join(SPLITS)
+        raise UsageError(f"environment {environment} has no split of this name", got=split, expected=expected)
+    return split
+
+
+class NumberedTasks(ABC):
+    """Those of a split's tasks that have certain numbers.
+
+    Args:
+        environment: Whose tasks they are.
+        split: One of `SPLITS`.
+        numbers: In the order of the tasks.
+    """
+
+    def __init__(self, environment: str, split: str, numbers: Sequence[int]) -> None:
+        self.environment = environment
+        self.split = split
+        self._numbers = numbers
+
+    def __len__(self) -> int:
+        return len(self._numbers)
+
+    def __getitem__(self, index: int) -> Task:
+        task_id = self._id(index)
+        return Task(
+            id=task_id,
+            environment=self.environment,
+            seed=FIRST_SEED[self.split] + self._numbers[index],
+            options={"task_id": task_id},
+            **self._told(task_id),
+        )
+
+    def draw(self, seed: int) -> str:
+        """The id of one of the tasks, each as likely as another."""
+        return self._id(int(Random(f"task {seed}").random() * len(self)))
+
+    def _id(self, index: int) -> str:
+        if not 0 <= index < len(self):
+            raise IndexError(index)
+        return f"{self.split}-{self._numbers[index]}"
+
+    @abstractmethod
+    def _told(self, task_id: str) -> Mapping[str, Any]:
+        """What else a task tells: its type, its ground truth."""

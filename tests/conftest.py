@@ -1,6 +1,7 @@
 """What tests of engines and of whole runs share, and a limit on what failed tests leave behind."""
 
 import faulthandler
+import gc
 import sys
 from collections.abc import Callable, Sequence
 from pathlib import Path
@@ -8,6 +9,7 @@ from pathlib import Path
 import pytest
 import torch
 
+from agentrl.assembly import scratch
 from agentrl.assembly.runs import start_run
 from agentrl.config import load_config
 from agentrl.policy import GenerateRequest, SamplingParams
@@ -15,8 +17,9 @@ from agentrl.testing.reference import model_reference
 
 WORLDS = Path(__file__).parent / "worlds"
 
+LETTERS = "letters:Letters"
 TINY_RUN = (
-    "environment={name: letters:Letters, isolation: inline}",
+    f"environment={{name: {LETTERS}, isolation: inline}}",
     "agent={loop: react_text, options: {format: plain, explain: false}, max_answer_tokens: 8, max_tokens: 256}",
     "model.scratch={layers: 1, hidden_size: 32, heads: 2, kv_heads: 1, vocab_size: 300, max_context: 256}",
     "model.scratch.initializer_range=0.2",
@@ -41,6 +44,12 @@ def pytest_runtest_teardown():
         faulthandler.cancel_dump_traceback_later()
 
 
+def pytest_collection_finish():
+    """Garbage collections leave out the libraries, which runs otherwise look at one by one when they start."""
+    gc.collect()
+    gc.freeze()
+
+
 def pytest_sessionfinish():
     """Nor may such a thread keep the process from ending."""
     faulthandler.dump_traceback_later(TEARDOWN_LIMIT_S, exit=True)
@@ -51,6 +60,25 @@ def _own_cache(tmp_path_factory):
     """What environments would keep in the user's cache folder goes into a folder of the tests."""
     with pytest.MonkeyPatch.context() as patch:
         patch.setenv("AGENTRL_CACHE", str(tmp_path_factory.mktemp("cache")))
+        yield
+
+
+@pytest.fixture(scope="session", autouse=True)
+def _corpora_are_written_once():
+    """What a new model's tokenizer is trained on takes 512 episodes; many tests have the same world."""
+    write, written = scratch.scratch_corpus, {}
+
+    async def corpus(config):
+        name = "" if config.environments else config.sole_environment.name
+        if ":" in name and name != LETTERS:  # a test may have a world of this name for itself
+            return await write(config)
+        key = (config.run.seed, config.model_dump_json(include={"environment", "environments", "agent"}))
+        if key not in written:
+            written[key] = await write(config)
+        return written[key]
+
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(scratch, "scratch_corpus", corpus)
         yield
 
 

@@ -12,19 +12,22 @@ from rich.text import Text
 
 from agentrl.cli.arguments import json_pairs
 from agentrl.cli.console import out
-from agentrl.cli.env_check import check_all, check_one
-from agentrl.cli.env_serve import serve_environment
+from agentrl.cli.env_check import Look, check_all, check_one
 from agentrl.cli.help import examples
 from agentrl.cli.play import play_in_terminal
+from agentrl.cli.until_stopped import serve_until_stopped
 from agentrl.cli.web_play import play_in_browser
 from agentrl.env import EnvironmentSpec
 from agentrl.env_lookup import check_split, resolve_environment
 from agentrl.env_name import parse_env_name
-from agentrl.env_server import ServerSettings
+from agentrl.env_server import EnvironmentServer, ServerSettings
 from agentrl.errors import UsageError
 from agentrl.registry import Kind, names
 from agentrl.remote.wire import TOKEN_VARIABLE
+from agentrl.testing.env_check import check_env
+from agentrl.testing.env_rules.catalogue import INTEGRITY, RULES, choose_rules
 from agentrl.testing.env_subject import Thoroughness
+from agentrl.testing.integrity import reward_integrity
 
 app = typer.Typer(no_args_is_help=True)
 
@@ -95,6 +98,13 @@ def _size(spec: EnvironmentSpec, split: str, options: Mapping[str, Any]) -> str:
         return str(error.hint or error)
 
 
+Checked = Annotated[str | None, typer.Argument(help="As of env show; /split may follow.")]
+Every = Annotated[bool, typer.Option("--all", help="Look at every installed environment.")]
+Only = Annotated[list[str] | None, typer.Option(help="Look at this rule only; may be repeated.")]
+Skip = Annotated[list[str] | None, typer.Option(help="Leave this rule out; may be repeated.")]
+JsonFile = Annotated[str | None, typer.Option("--json", help="Write the report to this file; - prints it.")]
+
+
 @app.command(
     epilog=examples(
         "agentrl env check household",
@@ -103,20 +113,21 @@ def _size(spec: EnvironmentSpec, split: str, options: Mapping[str, Any]) -> str:
     )
 )
 def check(
-    name: Annotated[str | None, typer.Argument(help="As of env show; /split may follow.")] = None,
+    name: Checked = None,
     options: Options = None,
-    every: Annotated[bool, typer.Option("--all", help="Check every installed environment.")] = False,
+    every: Every = False,
     episodes: Annotated[int, typer.Option(min=1, help="How many tasks are played, at least.")] = 8,
     quick: Annotated[bool, typer.Option("--quick", help="Play as little as check_env does in tests.")] = False,
-    only: Annotated[list[str] | None, typer.Option(help="Check this rule only; may be repeated.")] = None,
-    skip: Annotated[list[str] | None, typer.Option(help="Leave this rule out; may be repeated.")] = None,
+    only: Only = None,
+    skip: Skip = None,
     call_timeout_s: Annotated[
         float | None,
         typer.Option("--call-timeout", min=0.1, help="Seconds for each call of it; 30, and with --quick 10."),
     ] = None,
-    json_file: Annotated[str | None, typer.Option("--json", help="Write the report to this file; - prints it.")] = None,
+    json_file: JsonFile = None,
 ) -> None:
     """Check that an environment keeps the rules: seeding, splits, concurrency, rewards, memory, speed, leaks."""
+    choose_rules(RULES, only=only or (), skip=skip or ())  # wrong names are no reason to leave environments out
     settings = {
         "episodes": episodes,
         "thoroughness": Thoroughness.QUICK if quick else Thoroughness.FULL,
@@ -124,12 +135,58 @@ def check(
         "skip": skip or (),
         "call_timeout_s": call_timeout_s,
     }
+    _look(check_env, name, options, every, json_file, settings)
+
+
+@app.command(
+    epilog=examples(
+        "agentrl env integrity code size=tiny",
+        "agentrl env integrity my_game:GuessNumber-v0 --episodes 64",
+        "agentrl env integrity terminal/valid --episodes 4 --json report.json",
+    )
+)
+def integrity(
+    name: Checked = None,
+    options: Options = None,
+    every: Every = False,
+    episodes: Annotated[int, typer.Option(min=1, help="How many tasks every policy plays.")] = 16,
+    only: Only = None,
+    skip: Skip = None,
+    call_timeout_s: Annotated[
+        float | None, typer.Option("--call-timeout", min=0.1, help="Seconds for each call of it; 30.")
+    ] = None,
+    json_file: JsonFile = None,
+) -> None:
+    """Report what goes with an environment's reward and is no solution.
+
+    Answers that can be read, what play that solves nothing earns, words that predict the reward, what lies in the
+    policy's sandbox.
+    """
+    choose_rules(INTEGRITY, only=only or (), skip=skip or ())  # as above
+    settings = {"episodes": episodes, "only": only or (), "skip": skip or (), "call_timeout_s": call_timeout_s}
+    _look(reward_integrity, name, options, every, json_file, settings)
+
+
+def _look(
+    look: Look,
+    name: str | None,
+    options: list[str] | None,
+    every: bool,
+    json_file: str | None,
+    settings: Mapping[str, Any],
+) -> None:
+    """Look at one environment, or at all.
+
+    Raises:
+        UsageError: neither or both are asked for.
+        AgentRLError: one breaks rules.
+    """
     if every == (name is not None):
         raise UsageError("it is not clear what to check", got=name or "nothing", expected="either a name, or --all")
     if name is None:
-        check_all(json_file, **settings)
+        check_all(look, json_file, **settings)
     else:
-        check_one(name, json_file, options=json_pairs(options), **settings)
+        check_one(look, name, json_file, options=json_pairs(options), **settings)
 
 
 @app.command(
@@ -207,4 +264,10 @@ def serve(
         reset_timeout_s=reset_timeout_s,
         step_timeout_s=step_timeout_s,
     )
-    serve_environment(resolve_environment(parse_env_name(name).name), json_pairs(options), settings)
+    spec = resolve_environment(parse_env_name(name).name)
+    serve_until_stopped(
+        EnvironmentServer(spec, json_pairs(options), settings),
+        settings,
+        open_to_all="use this server",
+        usage=f"{spec.name} is served: agentrl env play {{url}}",
+    )

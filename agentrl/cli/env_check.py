@@ -1,4 +1,4 @@
-"""`agentrl env check`: the conformance check of one environment, or of all that are installed."""
+"""`agentrl env check` and `env integrity`: look at one environment by rules, or at all that are installed."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeAlias
 
 from rich.table import Table
 from rich.text import Text
@@ -16,9 +16,7 @@ from agentrl.cli.console import err, note, out
 from agentrl.cli.leaving import left_for_sure, standard_output_closed
 from agentrl.errors import AgentRLError, UsageError
 from agentrl.registry import Kind, names
-from agentrl.testing.env_check import check_env
 from agentrl.testing.env_report import CheckStatus, EnvCheckReport
-from agentrl.testing.env_rules.catalogue import choose_rules
 
 STYLES = {
     CheckStatus.PASSED: "green",
@@ -26,6 +24,8 @@ STYLES = {
     CheckStatus.FAILED: "bold red",
     CheckStatus.SKIPPED: "dim",
 }
+Look: TypeAlias = Callable[..., EnvCheckReport]
+"""`check_env` or `reward_integrity`."""
 STANDARD_OUTPUT = "-"
 """As the name of a file."""
 
@@ -57,19 +57,19 @@ class Checked:
         return "; ".join(f"{row.check}: {row.detail}" for row in wrong)
 
 
-def check_one(name: str, json_file: str | None, **settings: Any) -> None:
-    """Check an environment and print its rules.
+def check_one(look: Look, name: str, json_file: str | None, **settings: Any) -> None:
+    """Look at an environment and print what the rules say.
 
     Raises:
         AgentRLError: it breaks rules.
     """
     with left_for_sure():
-        _check_and_print(name, json_file, settings)
+        _check_and_print(look, name, json_file, settings)
 
 
-def _check_and_print(name: str, json_file: str | None, settings: Mapping[str, Any]) -> None:
+def _check_and_print(look: Look, name: str, json_file: str | None, settings: Mapping[str, Any]) -> None:
     with watching(name) as watch, standard_output_closed():
-        report = check_env(name, watch=watch, **settings)
+        report = look(name, watch=watch, **settings)
     if json_file != STANDARD_OUTPUT:
         _print_report(report)
     write_report(report.to_plain(), json_file)
@@ -78,21 +78,20 @@ def _check_and_print(name: str, json_file: str | None, settings: Mapping[str, An
         raise AgentRLError(f"environment {report.environment} breaks rules", got=broken)
 
 
-def check_all(json_file: str | None, **settings: Any) -> None:
-    """Check every installed environment and print a summary; those that miss a package or data are left out.
+def check_all(look: Look, json_file: str | None, **settings: Any) -> None:
+    """Look at every installed environment and print a summary; those that miss a package or data are left out.
 
     Raises:
         AgentRLError: one breaks rules.
     """
-    choose_rules(only=settings["only"], skip=settings["skip"])  # wrong names are no reason to skip environments
     with left_for_sure():
-        _check_and_print_all(json_file, settings)
+        _check_and_print_all(look, json_file, settings)
 
 
-def _check_and_print_all(json_file: str | None, settings: Mapping[str, Any]) -> None:
+def _check_and_print_all(look: Look, json_file: str | None, settings: Mapping[str, Any]) -> None:
     checked = []
     for name in names(Kind.ENVIRONMENT):
-        checked.append(_check_named(name, settings))
+        checked.append(_check_named(look, name, settings))
         note(f"{name}: {checked[-1].status}")
     if json_file != STANDARD_OUTPUT:
         out.print(_summary(checked))
@@ -104,10 +103,10 @@ def _check_and_print_all(json_file: str | None, settings: Mapping[str, Any]) -> 
         raise AgentRLError("environments break rules", got=", ".join(failed))
 
 
-def _check_named(name: str, settings: Mapping[str, Any]) -> Checked:
+def _check_named(look: Look, name: str, settings: Mapping[str, Any]) -> Checked:
     with watching(name) as watch, standard_output_closed():
         try:
-            return Checked(name=name, report=check_env(name, watch=watch, **settings))
+            return Checked(name=name, report=look(name, watch=watch, **settings))
         except UsageError as error:  # nothing was given that could be wrong: something is not installed
             more = error.hint or error.got
             return Checked(name=name, report=None, reason=error.what if more is None else f"{error.what}: {more}")

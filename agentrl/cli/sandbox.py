@@ -12,8 +12,9 @@ from agentrl.cli.arguments import json_pairs
 from agentrl.cli.console import note
 from agentrl.cli.help import examples
 from agentrl.cli.sandbox_check import check_back_ends
-from agentrl.cli.sandbox_serve import serve_sandboxes
+from agentrl.cli.until_stopped import serve_until_stopped
 from agentrl.env_server import ServerSettings
+from agentrl.env_server.sandbox_server import SandboxServer
 from agentrl.errors import UsageError
 from agentrl.sandbox import ExecResult, SandboxSpec, open_sandbox, read_spec
 from agentrl.sandbox.http_wire import TOKEN_VARIABLE
@@ -130,4 +131,10 @@ def serve(
     higher ones.
     """
     chosen = ServerSettings(host=host, port=port, token=token, max_sessions=max_sessions, lease_s=lease_s)
-    serve_sandboxes(spec_of(type_, settings), chosen)
+    spec = spec_of(type_, settings)
+    serve_until_stopped(
+        SandboxServer(spec, chosen),
+        chosen,
+        open_to_all="run programs here",
+        usage=f"{spec.type} sandboxes are served: type http, url {{url}}",
+    )

@@ -1,10 +1,42 @@
 """Conformance kits and small models, for the tests of users and of agentrl."""
 
-from agentrl.testing.engine_check import check_engine
-from agentrl.testing.env_check import check_env
-from agentrl.testing.env_subject import Thoroughness
-from agentrl.testing.sandbox_check import check_sandbox
-from agentrl.testing.server_engine import ServerEngine
-from agentrl.testing.tool_check import check_tool
+from __future__ import annotations
 
-__all__ = ["ServerEngine", "Thoroughness", "check_engine", "check_env", "check_sandbox", "check_tool"]
+import importlib
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    from agentrl.testing.engine_check import check_engine as check_engine
+    from agentrl.testing.env_check import check_env as check_env
+    from agentrl.testing.env_subject import Thoroughness as Thoroughness
+    from agentrl.testing.integrity import reward_integrity as reward_integrity
+    from agentrl.testing.sandbox_check import check_sandbox as check_sandbox
+    from agentrl.testing.server_engine import ServerEngine as ServerEngine
+    from agentrl.testing.tool_check import check_tool as check_tool
+
+_EXPORTS = {
+    "ServerEngine": "agentrl.testing.server_engine",
+    "Thoroughness": "agentrl.testing.env_subject",
+    "check_engine": "agentrl.testing.engine_check",
+    "check_env": "agentrl.testing.env_check",
+    "check_sandbox": "agentrl.testing.sandbox_check",
+    "check_tool": "agentrl.testing.tool_check",
+    "reward_integrity": "agentrl.testing.integrity",
+}
+
+__all__ = [
+    "ServerEngine",
+    "Thoroughness",
+    "check_engine",
+    "check_env",
+    "check_sandbox",
+    "check_tool",
+    "reward_integrity",
+]
+
+
+def __getattr__(name: str) -> Any:
+    """Import a public name when it is first used: the processes of the environment check need few of them."""
+    if name not in _EXPORTS:
+        raise AttributeError(f"module 'agentrl.testing' has no attribute {name!r}")
+    return getattr(importlib.import_module(_EXPORTS[name]), name)

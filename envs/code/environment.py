@@ -5,7 +5,6 @@ from __future__ import annotations
 import hashlib
 import string
 from collections.abc import Mapping
-from random import Random
 from typing import Any
 
 from gymnasium.spaces import Text
@@ -18,9 +17,10 @@ from agentrl.tool import Tool
 from ..programs.acting import ActingSandbox, cut, run_command, show_result, visible
 from ..programs.judging import MOST_SOURCE, Solution, Verdict, judge, run_cases, run_tests
 from ..programs.pipes import JUDGE, send_programs
+from ..task_ids import TRAIN, asked_task
 from .options import RewardKind, parse_options
 from .problem import Problem, read_code, write_code
-from .tasks import TRAIN, CodeTasks, problem_of
+from .tasks import ENVIRONMENT, CodeTasks, problem_of
 
 Step = tuple[str, float, bool, bool, dict[str, Any]]
 MOST_SHOWN = 1500
@@ -96,16 +96,11 @@ class CodeEnv(AsyncEnv):
         Raises:
             UsageError: an option is unknown, or names no task.
         """
-        if set(options or {}) - {"task_id"}:
-            raise UsageError("code cannot reset with these options", got=", ".join(options or {}), expected="task_id")
+        task_id = asked_task(options, ENVIRONMENT) or CodeTasks(TRAIN, self.options).draw(seed or 0)
         await self._acting.close()
-        self._problem = problem_of((options or {}).get("task_id") or self._draw(seed or 0), self.options)
+        self._problem = problem_of(task_id, self.options)
         self._tried, self._over = [], False
         return self._problem.statement, self._info()
-
-    def _draw(self, seed: int) -> str:
-        tasks = CodeTasks(TRAIN, self.options)
-        return tasks[int(Random(f"task {seed}").random() * len(tasks))].id
 
     async def step(self, action: str) -> Step:
         """Try, and grade, the code of an action.

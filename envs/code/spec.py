@@ -6,9 +6,10 @@ from typing import Any
 
 from agentrl.env import EnvironmentSpec, Isolation
 
+from ..task_ids import SPLITS
 from .environment import CodeEnv
 from .options import MAX_STEPS, parse_options
-from .tasks import ENVIRONMENT, SPLITS, CodeTasks
+from .tasks import ENVIRONMENT, CodeTasks
 
 INSTRUCTIONS = """\
 You write Python. Your answer holds the code in a block:

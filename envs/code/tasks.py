@@ -7,27 +7,25 @@ from __future__ import annotations
 
 import functools
 import hashlib
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from random import Random
+from typing import Any
 
 from agentrl.errors import UsageError
-from agentrl.task import Task
 
+from ..task_ids import TEST, TRAIN, VALID, NumberedTasks, check_split, parse_task_id
 from . import pipelines, tiny
 from .dataset import read_problems
 from .options import MAX_LEVEL, CodeOptions, Size
 from .problem import Problem
 
 ENVIRONMENT = "code"
-TRAIN, VALID, TEST = "train", "valid", "test"
-SPLITS = (TRAIN, VALID, TEST)
-FIRST_SEED = {TRAIN: 0, VALID: 1_000_000, TEST: 2_000_000}
 PLANS = {TRAIN: 2400, VALID: 240, TEST: 240}
 """Generated small functions of a split; levels take turns."""
 _TENTHS = {TRAIN: range(8), VALID: range(8, 9), TEST: range(9, 10)}
 
 
-class CodeTasks:
+class CodeTasks(NumberedTasks):
     """The tasks of a split that the options allow.
 
     Raises:
@@ -35,28 +33,12 @@ class CodeTasks:
     """
 
     def __init__(self, split: str, options: CodeOptions) -> None:
-        if split not in SPLITS:
-            raise UsageError("code has no split of this name", got=split, expected=" or ".join(SPLITS))
-        self.split = split
-        self.options = options
-        self._numbers = _numbers(split, options)
+        super().__init__(ENVIRONMENT, split, _numbers(check_split(split, ENVIRONMENT), options))
+        self._options = options
 
-    def __len__(self) -> int:
-        return len(self._numbers)
-
-    def __getitem__(self, index: int) -> Task:
-        if not 0 <= index < len(self):
-            raise IndexError(index)
-        number = self._numbers[index]
-        problem = problem_of(f"{self.split}-{number}", self.options)
-        return Task(
-            id=problem.id,
-            environment=ENVIRONMENT,
-            seed=FIRST_SEED[self.split] + number,
-            options={"task_id": problem.id},
-            ground_truth=problem.solution,
-            type=problem.type,
-        )
+    def _told(self, task_id: str) -> Mapping[str, Any]:
+        problem = problem_of(task_id, self._options)
+        return {"ground_truth": problem.solution, "type": problem.type}
 
 
 def problem_of(task_id: str, options: CodeOptions) -> Problem:
@@ -65,15 +47,17 @@ def problem_of(task_id: str, options: CodeOptions) -> Problem:
     Raises:
         UsageError: there is no such task.
     """
-    split, _, number = task_id.rpartition("-")
-    if split not in SPLITS or not number.isdecimal():
-        raise UsageError("no such code task", got=repr(task_id), expected=f"{TRAIN}-0 and so on")
+    split, number = parse_task_id(task_id, ENVIRONMENT, lambda split: _size(split, options))
     if options.files is not None:
-        problems = read_problems(_file(split, options), split, options.shown)
-        if task_id not in problems:
-            raise UsageError("no such code task", got=repr(task_id), expected=f"up to {split}-{len(problems) - 1}")
-        return problems[task_id]
-    return _generated(task_id, split, int(number), options.size)
+        return read_problems(_file(split, options), split, options.shown)[task_id]
+    return _generated(task_id, split, number, options.size)
+
+
+def _size(split: str, options: CodeOptions) -> int:
+    """How many problems there are in a split, of all levels."""
+    if options.files is not None:
+        return len(read_problems(_file(split, options), split, options.shown))
+    return len(_lines(split) if options.size is Size.TINY else _plans(split))
 
 
 def _file(split: str, options: CodeOptions) -> str:
@@ -85,9 +69,6 @@ def _file(split: str, options: CodeOptions) -> str:
 
 @functools.lru_cache(maxsize=8192)
 def _generated(task_id: str, split: str, number: int, size: Size) -> Problem:
-    known: Sequence[object] = _lines(split) if size is Size.TINY else _plans(split)
-    if number >= len(known):
-        raise UsageError("no such code task", got=repr(task_id), expected=f"up to {split}-{len(known) - 1}")
     if size is Size.TINY:
         return tiny.problem_of(_lines(split)[number], task_id)
     return pipelines.problem_of(_plans(split)[number], task_id)
@@ -96,7 +77,7 @@ def _generated(task_id: str, split: str, number: int, size: Size) -> Problem:
 def _numbers(split: str, options: CodeOptions) -> Sequence[int]:
     """Numbers of the tasks of a level."""
     if options.files is not None:
-        return range(len(read_problems(_file(split, options), split, options.shown)))
+        return range(_size(split, options))
     levels = [item.level for item in (_lines(split) if options.size is Size.TINY else _plans(split))]
     chosen = [number for number, level in enumerate(levels) if options.level in (0, level)]
     if not chosen:

@@ -100,8 +100,7 @@ def row_of(task_id: str) -> Row:
     Raises:
         UsageError: there is no such task.
     """
-    sizes = {split: sum(counts.values()) for split, counts in COUNTS.items()}
-    split, number = parse_task_id(task_id, sizes, ENVIRONMENT)
+    split, number = parse_task_id(task_id, ENVIRONMENT, lambda split: sum(COUNTS[split].values()), SPLITS)
     return rows_of(split)[number]
 
 

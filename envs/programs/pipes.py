@@ -11,6 +11,7 @@ from typing import Any, Self
 
 from agentrl.errors import SandboxError, async_boundary
 from agentrl.sandbox import Limits, Sandbox, SandboxProcess
+from agentrl.sandbox.life import require_life
 
 from . import inside
 
@@ -18,8 +19,6 @@ JUDGE = ".judge"
 """The folder of a sandbox that holds the programs of `inside`."""
 LONGEST = 512 * 1024
 """Bytes of a line; a longer one is no answer."""
-SIGN_OF_LIFE_S = 3.0
-"""How long a sandbox may take to run nothing before it counts as lost, or its machine as too busy to judge by."""
 STOP_S = 5.0
 START_S = 20.0
 """Until a sandbox is ready, with all that it needs in it."""
@@ -50,21 +49,6 @@ async def begin(sandbox: Sandbox, prepare: Callable[[Sandbox], Awaitable[None]] 
         await sandbox.start()
         if prepare is not None:
             await prepare(sandbox)
-
-
-async def require_life(sandbox: Sandbox) -> None:
-    """Ask a sandbox for a sign of life: only a quick one makes a program to blame for its silence.
-
-    Raises:
-        SandboxError: there is none, or it takes so long that the program may have waited for the machine, too.
-    """
-    try:
-        async with asyncio.timeout(SIGN_OF_LIFE_S):
-            result = await sandbox.exec(["true"])
-    except TimeoutError as error:
-        raise SandboxError("a sandbox hangs", got=f"no sign of life in {SIGN_OF_LIFE_S:g} s") from error
-    if not result.succeeded:
-        raise SandboxError("a sandbox cannot run anything", got=f"exit code {result.exit_code} of true")
 
 
 class Pipe:

@@ -16,6 +16,7 @@ from agentrl.message import Content, Message, ToolCall
 from agentrl.sandbox import Sandbox, SandboxSpec
 from agentrl.tool import Tool
 
+from ..task_ids import asked_task
 from .acting import ActingSandbox, run_command, show_result, visible
 from .judging import Verdict
 
@@ -108,14 +109,10 @@ class ShellEnv(AsyncEnv):
         Raises:
             UsageError: an option is unknown, or names no task.
         """
-        if set(options or {}) - {"task_id"}:
-            expected = "task_id"
-            raise UsageError(
-                f"{self.name} cannot reset with these options", got=", ".join(options or {}), expected=expected
-            )
+        task_id = asked_task(options, self.name) or self._draw(seed or 0)
         await self._acting.close()
         self._done, self._over = [], False
-        return self._pose((options or {}).get("task_id") or self._draw(seed or 0)), self._info()
+        return self._pose(task_id), self._info()
 
     async def step(self, action: str) -> Step:
         """Run a command, or judge what was done.

@@ -14,22 +14,27 @@ from gymnasium.spaces import Text
 from agentrl.env import AsyncEnv, EnvironmentSpec, Isolation
 from agentrl.errors import UsageError
 from agentrl.message import Content, Message, ToolCall
-from agentrl.sandbox import read_spec
+from agentrl.sandbox import Limits, read_spec
+from agentrl.sandbox.interpreter import Interpreter
 from agentrl.task import SeedTasks, TaskSource, seed_tasks
 from agentrl.tool import Tool
 
 from ..math_problems.answers import stated_answer
 from ..math_problems.dataset import FileTasks, Problem
 from ..math_problems.judges import Judge, judge_named
-from ..programs.acting import ActingSandbox
-from ..programs.interpreter import Interpreter
-from ..programs.pipes import send_programs
+from ..programs.acting import ActingSandbox, cut
 from .kinds import CODED, TOLD, draw
 
 NAME = "python_math"
 MAX_STEPS = 8
 MOST_CODE = 32 * 1024
 MOST_ANSWER = 2000
+MOST_SHOWN = 4000
+"""Characters of what code prints."""
+GRACE_S = 2.0
+"""What interrupted code has to end."""
+LIMITS = Limits(memory_bytes=512 * 2**20)
+"""Of the interpreter."""
 _BLOCK = re.compile(r"```[ \t]*(?:python3?|py)?[ \t]*\n(.*?)```", re.DOTALL | re.IGNORECASE)
 _TOLD = re.compile(r"\\boxed\{|####|\banswer\b", re.IGNORECASE)
 _TENTHS = (range(8), range(8, 9), range(9, 10))
@@ -77,8 +82,9 @@ class PythonMath(AsyncEnv):
         self.action_space = Text(256, charset=string.printable)
         self.tools = (Tool(self.python, name="python"),)
         self._judge = judge_named(judge)
-        self._acting = ActingSandbox(read_spec(sandbox), send_programs)
-        self._interpreter = Interpreter(self._acting, seconds=seconds)
+        self.seconds = seconds
+        self._acting = ActingSandbox(read_spec(sandbox))
+        self._interpreter: Interpreter | None = None
         self._problem: Problem | None = None
         self._program = ""
         self._done: list[str] = []
@@ -129,10 +135,22 @@ class PythonMath(AsyncEnv):
             return await self._answer(action)
         said = f"This is neither code nor an answer. {RULE}"
         if block is not None:
-            said = await self._interpreter.run(block[1][:MOST_CODE])
+            said = await self._run(block[1])
         if is_last:
             await self._end()
         return said, 0.0, False, is_last, {**self._info(), "valid": block is not None}
+
+    async def _run(self, code: str) -> str:
+        """What code prints, for the policy."""
+        if len(code) > MOST_CODE:
+            return f"Your code is longer than {MOST_CODE} characters."
+        if self._interpreter is None:
+            sandbox = await self._acting.get()
+            self._interpreter = Interpreter(sandbox, seconds=self.seconds, grace_s=GRACE_S, limits=LIMITS)
+        ran = await self._interpreter.run(code)
+        if ran.lost:
+            return f"{ran.lost} The interpreter begins anew."
+        return cut(ran.output.rstrip(), MOST_SHOWN) or "[no output]"
 
     async def _answer(self, action: str) -> Step:
         await self._end()
@@ -150,7 +168,7 @@ class PythonMath(AsyncEnv):
         Args:
             code: The code; the value of a last line that is an expression is printed.
         """
-        return await self._interpreter.run(code[:MOST_CODE])
+        return await self._run(code)
 
     def tool_message(self, action: str) -> Message:
         """The assistant message that takes a text action: code is a call of python, an answer is said."""
@@ -169,7 +187,7 @@ class PythonMath(AsyncEnv):
 
     async def close(self) -> None:
         """Close the sandbox."""
-        self._interpreter.forget()
+        self._interpreter = None
         await self._acting.close()
 
     def _info(self) -> dict[str, Any]:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from random import Random
 from typing import Any
 
 from agentrl.env import EnvironmentSpec, Isolation
@@ -12,8 +11,9 @@ from agentrl.sandbox import Sandbox, SandboxFileError, read_spec
 from ..programs.acting import run_command
 from ..programs.judging import SECONDS, Solution, Verdict, judge
 from ..programs.shell import FENCED, ShellEnv
-from .mutations import tidy
-from .tasks import ENVIRONMENT, SHOWN, SPLITS, TRAIN, Fault, RepoTasks, cases_of, fault_of
+from ..task_ids import SPLITS, TRAIN
+from .mutations import with_mistakes
+from .tasks import ENVIRONMENT, SHOWN, Fault, RepoTasks, cases_of, fault_of
 
 MAX_STEPS = 15
 REPOSITORY = "repository"
@@ -58,8 +58,7 @@ class RepoFix(ShellEnv):
         return self._fault
 
     def _draw(self, seed: int) -> str:
-        source = RepoTasks(TRAIN, self.mistakes)
-        return source[int(Random(f"task {seed}").random() * len(source))].id
+        return RepoTasks(TRAIN, self.mistakes).draw(seed)
 
     def _pose(self, task_id: str) -> str:
         self._fault = fault_of(task_id)
@@ -98,7 +97,7 @@ class RepoFix(ShellEnv):
     def _expert_commands(self) -> list[str]:
         library = self.fault.library
         path = f"{library.package}/{library.module}.py"
-        wrong, right = self.fault.source.splitlines(), tidy(library.source).splitlines()
+        wrong, right = self.fault.source.splitlines(), with_mistakes(library.source, ()).splitlines()
         lines = [number for number, (one, other) in enumerate(zip(wrong, right, strict=True), 1) if one != other]
         edits = [f"lines[{number - 1}] = {right[number - 1]!r}" for number in lines]
         body = "\n".join([f"lines = open({path!r}).read().splitlines()", *edits])
@@ -108,7 +107,7 @@ class RepoFix(ShellEnv):
     def secrets(self) -> list[str]:
         """The hidden calls, and the module as it should be."""
         cases = cases_of(self.fault.library).values()
-        return [*(str(case) for found in cases for case in found[SHOWN:]), tidy(self.fault.library.source)]
+        return [*(str(case) for found in cases for case in found[SHOWN:]), with_mistakes(self.fault.library.source, ())]
 
     def _info(self) -> dict[str, Any]:
         return {"success": False, "task_type": self.fault.type}

@@ -3,7 +3,10 @@
 from __future__ import annotations
 
 import ast
-from collections.abc import Iterator
+import copy
+import functools
+import itertools
+from collections.abc import Iterable, Iterator
 from typing import NamedTuple
 
 _COMPARED: dict[type[ast.cmpop], type[ast.cmpop]] = {
@@ -26,32 +29,44 @@ _CALLED = {"min": "max", "max": "min"}
 
 
 class Mutation(NamedTuple):
-    """A module with a mistake in one of its functions."""
+    """A mistake in one of a module's functions."""
 
     function: str
-    source: str
+    place: int
+    """Of the function among the module's statements."""
+    code: str
+    """The function with the mistake."""
 
 
 def mutations(source: str) -> Iterator[Mutation]:
-    """Every single mistake, in the order of the source; what is left of the source is as `ast.unparse` writes it."""
-    for number in range(sum(1 for _ in _places(ast.parse(source)))):
-        tree = ast.parse(source)
-        function, node, kind = list(_places(tree))[number]
-        _change(node, kind)
-        yield Mutation(function, tidy(ast.unparse(tree)))
+    """Every single mistake, in the order of the source."""
+    for place, node in enumerate(ast.parse(source).body):
+        if isinstance(node, ast.FunctionDef):
+            for number in range(sum(1 for _ in _places(node))):
+                function = copy.deepcopy(node)
+                changed, kind = next(itertools.islice(_places(function), number, None))
+                _change(changed, kind)
+                yield Mutation(node.name, place, ast.unparse(function))
 
 
-def tidy(source: str) -> str:
-    """A module in the same form whether it was changed or not."""
-    return ast.unparse(ast.parse(source)).replace("\n\ndef ", "\n\n\ndef ").strip() + "\n"
+def with_mistakes(source: str, mistakes: Iterable[Mutation]) -> str:
+    """A module with mistakes in some of its functions, in one form whether there are any or not: `ast.unparse`'s."""
+    statements = [*_statements(source)]
+    for mistake in mistakes:
+        statements[mistake.place] = mistake.code
+    return "\n".join(f"\n\n{code}" if code.startswith("def ") else code for code in statements).strip() + "\n"
 
 
-def _places(tree: ast.Module) -> Iterator[tuple[str, ast.AST, int]]:
-    """Where something can be changed: the function, the node, and which of the node's changes."""
-    for function in (node for node in tree.body if isinstance(node, ast.FunctionDef)):
-        for node in ast.walk(function):
-            for kind in range(_changes(node)):
-                yield function.name, node, kind
+@functools.lru_cache(maxsize=64)
+def _statements(source: str) -> tuple[str, ...]:
+    return tuple(map(ast.unparse, ast.parse(source).body))
+
+
+def _places(function: ast.FunctionDef) -> Iterator[tuple[ast.AST, int]]:
+    """Where a function can be changed: the node, and which of the node's changes."""
+    for node in ast.walk(function):
+        for kind in range(_changes(node)):
+            yield node, kind
 
 
 def _changes(node: ast.AST) -> int:

@@ -2,31 +2,26 @@
 
 from __future__ import annotations
 
-import ast
 import copy
 import functools
 import itertools
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from random import Random
+from types import CodeType
 from typing import Any
 
-from agentrl.errors import UsageError
-from agentrl.task import Task
-
 from ..programs.judging import Case
+from ..task_ids import TEST, TRAIN, VALID, NumberedTasks, check_split, parse_task_id
 from .libraries import LIBRARIES, Library
-from .mutations import Mutation, mutations, tidy
+from .mutations import Mutation, mutations, with_mistakes
 
 ENVIRONMENT = "repo_fix"
-TRAIN, VALID, TEST = "train", "valid", "test"
-SPLITS = (TRAIN, VALID, TEST)
 PACKAGES = {
     TRAIN: ("shop", "textkit", "grids", "spans", "school", "clock"),
     VALID: ("stock",),
     TEST: ("codes",),
 }
-FIRST_SEED = {TRAIN: 0, VALID: 1_000_000, TEST: 2_000_000}
 SHOWN, HIDDEN = 4, 12
 """Cases of each function: in the repository's tests, and kept back."""
 PAIRS = 60
@@ -51,7 +46,7 @@ class Fault:
         return "one mistake" if self.count == 1 else "two mistakes"
 
 
-class RepoTasks:
+class RepoTasks(NumberedTasks):
     """The tasks of a split.
 
     Args:
@@ -63,26 +58,11 @@ class RepoTasks:
     """
 
     def __init__(self, split: str, mistakes: int = 0) -> None:
-        if split not in SPLITS:
-            raise UsageError("repo_fix has no split of this name", got=split, expected=" or ".join(SPLITS))
-        self.split = split
-        self._numbers = [n for n, fault in enumerate(faults_of(split)) if mistakes in (0, fault.count)]
+        known = enumerate(faults_of(check_split(split, ENVIRONMENT)))
+        super().__init__(ENVIRONMENT, split, [n for n, fault in known if mistakes in (0, fault.count)])
 
-    def __len__(self) -> int:
-        return len(self._numbers)
-
-    def __getitem__(self, index: int) -> Task:
-        if not 0 <= index < len(self):
-            raise IndexError(index)
-        number = self._numbers[index]
-        task_id = f"{self.split}-{number}"
-        return Task(
-            id=task_id,
-            environment=ENVIRONMENT,
-            seed=FIRST_SEED[self.split] + number,
-            options={"task_id": task_id},
-            type=faults_of(self.split)[number].type,
-        )
+    def _told(self, task_id: str) -> Mapping[str, Any]:
+        return {"type": fault_of(task_id).type}
 
 
 def fault_of(task_id: str) -> Fault:
@@ -91,10 +71,8 @@ def fault_of(task_id: str) -> Fault:
     Raises:
         UsageError: there is no such task.
     """
-    split, _, number = task_id.rpartition("-")
-    if split not in SPLITS or not number.isdecimal() or int(number) >= len(faults_of(split)):
-        raise UsageError("no such repo_fix task", got=repr(task_id), expected=f"{TRAIN}-0 and so on")
-    return faults_of(split)[int(number)]
+    split, number = parse_task_id(task_id, ENVIRONMENT, lambda split: len(faults_of(split)))
+    return faults_of(split)[number]
 
 
 @functools.cache
@@ -108,32 +86,23 @@ def faults_of(split: str) -> Sequence[Fault]:
 def _faults(library: Library) -> list[Fault]:
     """Single mistakes that the tests of their function notice, and pairs of them in two functions."""
     known = cases_of(library)
-    noticed = [one for one in mutations(library.source) if _is_noticed(one, known[one.function])]
+    noticed = [one for one in mutations(library.source) if _is_noticed(library, one, known[one.function])]
     pairs = [pair for pair in itertools.combinations(noticed, 2) if pair[0].function != pair[1].function]
     chosen = Random(f"repo_fix pairs {library.package}").sample(pairs, min(PAIRS, len(pairs)))
-    sources = [(one.source, 1) for one in noticed] + [(_both(*pair), 2) for pair in chosen]
-    return [
-        Fault(library=library, source=source, failing=_failing(source, known), count=count) for source, count in sources
-    ]
+    return [_fault(library, mistakes, known) for mistakes in [*((one,) for one in noticed), *chosen]]
 
 
-def _is_noticed(mutation: Mutation, cases: Sequence[Case]) -> bool:
-    module = load(mutation.source)
+def _is_noticed(library: Library, mistake: Mutation, cases: Sequence[Case]) -> bool:
+    module = _module(library, [mistake])
     wrong = [not _is_right(module, case) for case in cases]
     return any(wrong[:SHOWN]) and any(wrong[SHOWN:])
 
 
-def _both(one: Mutation, other: Mutation) -> str:
-    tree, more = ast.parse(one.source), ast.parse(other.source)
-    changed = {node.name: node for node in more.body if isinstance(node, ast.FunctionDef)}
-    is_other = [isinstance(node, ast.FunctionDef) and node.name == other.function for node in tree.body]
-    tree.body = [changed[other.function] if take else node for take, node in zip(is_other, tree.body, strict=True)]
-    return tidy(ast.unparse(tree))
-
-
-def _failing(source: str, known: Mapping[str, Sequence[Case]]) -> tuple[str, ...]:
-    module = load(source)
-    return tuple(n for n, cases in known.items() if not all(_is_right(module, case) for case in cases[:SHOWN]))
+def _fault(library: Library, mistakes: Sequence[Mutation], known: Mapping[str, Sequence[Case]]) -> Fault:
+    module = _module(library, mistakes)
+    failing = [n for n, cases in known.items() if not all(_is_right(module, case) for case in cases[:SHOWN])]
+    source = with_mistakes(library.source, mistakes)
+    return Fault(library=library, source=source, failing=tuple(failing), count=len(mistakes))
 
 
 def _is_right(module: Mapping[str, Callable[..., Any]], case: Case) -> bool:
@@ -146,7 +115,7 @@ def _is_right(module: Mapping[str, Callable[..., Any]], case: Case) -> bool:
 @functools.lru_cache(maxsize=64)
 def _cases(package: str) -> Mapping[str, tuple[Case, ...]]:
     library = next(one for one in LIBRARIES if one.package == package)
-    module = load(library.source)
+    module = _module(library)
     return {name: _drawn(library, name, module[name]) for name in library.calls}
 
 
@@ -167,8 +136,15 @@ def _drawn(library: Library, name: str, function: Callable[..., Any]) -> tuple[C
     return tuple(found.values())
 
 
-def load(source: str) -> dict[str, Any]:
-    """The functions of a module of ours."""
+def _module(library: Library, mistakes: Sequence[Mutation] = ()) -> dict[str, Any]:
+    """The functions of a library, with mistakes in some of them."""
     space: dict[str, Any] = {}
-    exec(source, space)
+    exec(_compiled(library.source), space)
+    for mistake in mistakes:
+        exec(_compiled(mistake.code), space)
     return space
+
+
+@functools.lru_cache(maxsize=1024)
+def _compiled(source: str) -> CodeType:
+    return compile(source, "<repository>", "exec")

@@ -7,19 +7,18 @@ from __future__ import annotations
 
 import hashlib
 from collections.abc import Mapping
-from random import Random
 from typing import Any, NamedTuple, TypeAlias
 
 import orjson
 
 from agentrl.errors import ToolError, UsageError
 
+from ..task_ids import TRAIN, asked_task
 from .database import Database
-from .generator import TRAIN
 from .hearing import says_amount
 from .options import RetailOptions
 from .phrases import STOP
-from .tasks import Case, RetailTasks, case_of
+from .tasks import ENVIRONMENT, Case, RetailTasks, case_of
 from .tools import RESPOND, Toolbox, parse_call
 
 Step: TypeAlias = tuple[str, float, bool, bool, dict[str, Any]]
@@ -130,12 +129,5 @@ def begin(options: RetailOptions, toolbox: Toolbox, seed: int, reset_options: Ma
     Raises:
         UsageError: a reset option is unknown, or names no task.
     """
-    if set(reset_options) - {"task_id"}:
-        raise UsageError("retail cannot reset with these options", got=", ".join(reset_options), expected="task_id")
-    task_id = reset_options.get("task_id") or _draw(options, seed)
+    task_id = asked_task(reset_options, ENVIRONMENT) or RetailTasks(TRAIN, options).draw(seed)
     return RetailEpisode(case_of(task_id, options.users), options, toolbox)
-
-
-def _draw(options: RetailOptions, seed: int) -> str:
-    tasks = RetailTasks(TRAIN, options)
-    return tasks[int(Random(f"task {seed}").random() * len(tasks))].id

@@ -9,11 +9,9 @@ import json
 from random import Random
 from typing import Any
 
-from agentrl.errors import UsageError
-
+from ..task_ids import TEST, TRAIN, VALID, check_split
 from .database import Row, Store
 
-TRAIN, VALID, TEST = SPLITS = ("train", "valid", "test")
 USERS = {TRAIN: 500, VALID: 100, TEST: 100}
 FIRST_NUMBER = {TRAIN: 1, VALID: 5, TEST: 7}
 """Leading digit of a split's numbers of users, orders and items: those of different splits differ."""
@@ -21,16 +19,6 @@ VARIANTS = 8
 """Most options of a product that the shop has."""
 GIFT_CARD, CREDIT_CARD, PAYPAL = SOURCES = ("gift_card", "credit_card", "paypal")
 _SHARE_IN_STOCK = 0.8
-
-
-def check_split(split: str) -> None:
-    """Refuse what is no split.
-
-    Raises:
-        UsageError: no such split.
-    """
-    if split not in SPLITS:
-        raise UsageError("environment retail has no split of this name", got=split, expected=" or ".join(SPLITS))
 
 
 @functools.cache
@@ -44,7 +32,7 @@ def store_of(split: str, users: int | None = None) -> Store:
     Raises:
         UsageError: no such split.
     """
-    check_split(split)
+    check_split(split, "retail")
     maker = _Maker(split, min(users or USERS[split], USERS[split]))
     products = maker.products()
     people, orders = maker.users_and_orders(products)

@@ -7,8 +7,8 @@ from typing import Any
 
 from agentrl.env import EnvironmentSpec, Isolation
 
+from ..task_ids import SPLITS
 from .environment import make_retail
-from .generator import SPLITS
 from .options import MAX_STEPS, parse_options
 from .tasks import ENVIRONMENT, RetailTasks
 from .tools import call_text, describe_tools

@@ -8,12 +8,12 @@ from dataclasses import dataclass
 from random import Random
 from typing import Any
 
-from agentrl.errors import ToolError, UsageError
-from agentrl.task import Task
+from agentrl.errors import ToolError
 
+from ..task_ids import TEST, TRAIN, VALID, NumberedTasks, check_split, parse_task_id
 from .database import Database, Store
 from .desk import Desk
-from .generator import SPLITS, TEST, TRAIN, VALID, check_split, store_of
+from .generator import store_of
 from .options import RetailOptions
 from .requests import Persona, RequestKind, Scenario, TaskType
 from .scenarios import draw_scenario
@@ -21,7 +21,6 @@ from .scenarios import draw_scenario
 ENVIRONMENT = "retail"
 SIZES = {TRAIN: 9000, VALID: 900, TEST: 900}
 """Tasks of a split; the kinds of the first request take turns."""
-FIRST_SEED = {TRAIN: 0, VALID: 1_000_000, TEST: 2_000_000}
 _KINDS = tuple(RequestKind)
 
 
@@ -43,7 +42,7 @@ class Case:
         return tuple(output for request in self.scenario.requests for output in request.outputs)
 
 
-class RetailTasks:
+class RetailTasks(NumberedTasks):
     """The tasks of a split.
 
     Args:
@@ -55,26 +54,11 @@ class RetailTasks:
     """
 
     def __init__(self, split: str, options: RetailOptions) -> None:
-        check_split(split)
-        self.split = split
+        super().__init__(ENVIRONMENT, split, _numbers(check_split(split, ENVIRONMENT), options))
         self._users = options.users
-        self._numbers = _numbers(split, options)
 
-    def __len__(self) -> int:
-        return len(self._numbers)
-
-    def __getitem__(self, index: int) -> Task:
-        if not 0 <= index < len(self):
-            raise IndexError(index)
-        number = self._numbers[index]
-        task_id = f"{self.split}-{number}"
-        return Task(
-            id=task_id,
-            environment=ENVIRONMENT,
-            seed=FIRST_SEED[self.split] + number,
-            options={"task_id": task_id},
-            type=case_of(task_id, self._users).scenario.task_type.value,
-        )
+    def _told(self, task_id: str) -> Mapping[str, Any]:
+        return {"type": case_of(task_id, self._users).scenario.task_type.value}
 
 
 @functools.cache
@@ -94,11 +78,8 @@ def case_of(task_id: str, users: int | None = None) -> Case:
     Raises:
         UsageError: there is no such task.
     """
-    split, _, number = task_id.rpartition("-")
-    if split not in SPLITS or not number.isdecimal() or int(number) >= SIZES[split]:
-        last = ", ".join(f"{name}-0 to {name}-{size - 1}" for name, size in SIZES.items())
-        raise UsageError("no such retail task", got=repr(task_id), expected=last)
-    random, kind = Random(f"retail task {task_id}"), _KINDS[int(number) % len(_KINDS)]
+    split, number = parse_task_id(task_id, ENVIRONMENT, SIZES.__getitem__)
+    random, kind = Random(f"retail task {task_id}"), _KINDS[number % len(_KINDS)]
     store = store_of(split, users)
     while True:
         case = _solve(task_id, store, draw_scenario(store, random, kind))

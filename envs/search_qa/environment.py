@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import string
 from collections.abc import Mapping
-from random import Random
 from typing import Any
 
 import gymnasium
@@ -17,14 +16,13 @@ from agentrl.retrieval.passages import list_passages
 from agentrl.retrieval.service import RetrievalService
 from agentrl.tool import Tool
 
+from ..task_ids import TRAIN, asked_task
 from .episode import SearchEpisode, Step
 from .expert import SearchExpert
 from .library import index_of
-from .options import SearchOptions, parse_options
+from .options import ENVIRONMENT, SearchOptions, parse_options
 from .protocol import MoveKind, read_action
-from .questions import questions_of
-from .tasks import question_of, split_of
-from .vocabulary import TRAIN
+from .tasks import SearchTasks, question_of, split_of
 
 
 def make_search_qa(**options: Any) -> AnyEnv:
@@ -206,12 +204,8 @@ def _begun(episode: SearchEpisode | None) -> SearchEpisode:
 
 
 def _begin(environment: SearchOptions, seed: int, options: Mapping[str, Any]) -> SearchEpisode:
-    if set(options) - {"task_id"}:
-        raise UsageError("search_qa cannot reset with these options", got=", ".join(options), expected="task_id")
-    if "task_id" in options:
-        return SearchEpisode(question_of(options["task_id"], environment), environment)
-    questions = questions_of(TRAIN, environment)
-    return SearchEpisode(questions[int(Random(f"task {seed}").random() * len(questions))], environment)
+    task_id = asked_task(options, ENVIRONMENT) or SearchTasks(TRAIN, environment).draw(seed)
+    return SearchEpisode(question_of(task_id, environment), environment)
 
 
 def _first_texts(episode: SearchEpisode) -> tuple[str, dict[str, Any]]:

@@ -10,8 +10,9 @@ from agentrl.errors import UsageError
 
 from ..option_types import typed_options
 from ..split_files import files_by_split
-from .vocabulary import SPLITS
+from ..task_ids import SPLITS
 
+ENVIRONMENT = "search_qa"
 HOPS = (1, 2, 3)
 MAX_STEPS = 8
 TOPK = 3

@@ -11,9 +11,9 @@ from agentrl.errors import UsageError
 from agentrl.retrieval.passages import read_rows
 
 from ..split_files import file_of
-from .options import HOPS, SearchOptions
+from ..task_ids import TEST, TRAIN, VALID, check_split
+from .options import ENVIRONMENT, HOPS, SearchOptions
 from .relations import Chain
-from .vocabulary import SPLITS, TEST, TRAIN, VALID
 from .world import World, world_of
 
 QUESTIONS_PER_HOPS = {TRAIN: 3000, VALID: 100, TEST: 300}
@@ -21,7 +21,6 @@ QUESTIONS_PER_HOPS = {TRAIN: 3000, VALID: 100, TEST: 300}
 TYPES = {1: "one_hop", 2: "two_hops", 3: "three_hops"}
 FROM_FILE = "file"
 """Type of a question whose file gives none."""
-FIRST_SEED = {TRAIN: 0, VALID: 1_000_000, TEST: 2_000_000}
 
 
 class Question(NamedTuple):
@@ -40,7 +39,7 @@ def questions_of(split: str, options: SearchOptions) -> tuple[Question, ...]:
     Raises:
         UsageError: no such split, an unreadable file, or nothing is left.
     """
-    _check_split(split)
+    check_split(split, ENVIRONMENT)
     if options.questions is not None:
         return _load(file_of(options.questions, split, "questions of search_qa"), split)
     allowed = {TYPES[hops] for hops in options.hops}
@@ -60,7 +59,7 @@ def generated(split: str) -> tuple[Question, ...]:
     Raises:
         UsageError: no such split.
     """
-    _check_split(split)
+    check_split(split, ENVIRONMENT)
     world, random = world_of(split), Random(f"questions {split}")
     drawn = {hops: _draw(world, random, hops, QUESTIONS_PER_HOPS[split]) for hops in HOPS}
     turns = range(QUESTIONS_PER_HOPS[split])
@@ -99,8 +98,3 @@ def _read(row: Mapping[str, Any], question_id: str, path: str) -> Question:
             expected='"question" and "golden_answers", a list of texts',
         )
     return Question(question_id, text.strip(), tuple(map(str, answers)), str(row.get("type", FROM_FILE)))
-
-
-def _check_split(split: str) -> None:
-    if split not in SPLITS:
-        raise UsageError("environment search_qa has no split of this name", got=split, expected=" or ".join(SPLITS))

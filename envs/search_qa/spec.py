@@ -6,10 +6,10 @@ from typing import Any
 
 from agentrl.env import EnvironmentSpec, Isolation
 
+from ..task_ids import SPLITS
 from .environment import make_search_qa
 from .options import MAX_STEPS, TOPK, parse_options
 from .tasks import ENVIRONMENT, SearchTasks
-from .vocabulary import SPLITS
 
 INSTRUCTIONS = """\
 Answer a question. Think inside <think> </think> whenever you have learnt something new. What you do not know you can

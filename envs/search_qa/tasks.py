@@ -6,17 +6,17 @@ compare checksums of what the rule makes.
 
 from __future__ import annotations
 
+from collections.abc import Mapping
+from typing import Any
+
 from agentrl.errors import UsageError
-from agentrl.task import Task
 
-from .options import SearchOptions
-from .questions import FIRST_SEED, Question, by_id, questions_of
-from .vocabulary import SPLITS
-
-ENVIRONMENT = "search_qa"
+from ..task_ids import SPLITS, NumberedTasks
+from .options import ENVIRONMENT, SearchOptions
+from .questions import Question, by_id, questions_of
 
 
-class SearchTasks:
+class SearchTasks(NumberedTasks):
     """The questions of a split that the options allow.
 
     Raises:
@@ -24,23 +24,13 @@ class SearchTasks:
     """
 
     def __init__(self, split: str, options: SearchOptions) -> None:
-        self.split = split
         self.questions = questions_of(split, options)
+        super().__init__(ENVIRONMENT, split, [int(question.id.rpartition("-")[2]) for question in self.questions])
+        self._options = options
 
-    def __len__(self) -> int:
-        return len(self.questions)
-
-    def __getitem__(self, index: int) -> Task:
-        question = self.questions[index]
-        number = int(question.id.rpartition("-")[2])
-        return Task(
-            id=question.id,
-            environment=ENVIRONMENT,
-            seed=FIRST_SEED[self.split] + number,
-            options={"task_id": question.id},
-            ground_truth=list(question.golden),
-            type=question.type,
-        )
+    def _told(self, task_id: str) -> Mapping[str, Any]:
+        question = question_of(task_id, self._options)
+        return {"ground_truth": list(question.golden), "type": question.type}
 
 
 def split_of(task_id: str) -> str:
@@ -51,7 +41,7 @@ def split_of(task_id: str) -> str:
     """
     split = task_id.rpartition("-")[0]
     if split not in SPLITS:
-        raise UsageError("no such search_qa task", got=repr(task_id), expected=f"{SPLITS[0]}-0 and so on")
+        raise UsageError(f"no such {ENVIRONMENT} task", got=repr(task_id), expected=f"{SPLITS[0]}-0 and so on")
     return split
 
 

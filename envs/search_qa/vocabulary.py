@@ -9,7 +9,7 @@ import itertools
 import json
 from random import Random
 
-from agentrl.errors import UsageError
+from ..task_ids import SPLITS, check_split
 
 
 class Kind(enum.StrEnum):
@@ -25,7 +25,6 @@ class Kind(enum.StrEnum):
     LANGUAGE = "language"
 
 
-TRAIN, VALID, TEST = SPLITS = ("train", "valid", "test")
 COUNTS: dict[Kind, tuple[int, int, int]] = {
     Kind.PERSON: (1200, 300, 1200),
     Kind.CITY: (300, 80, 300),
@@ -46,8 +45,7 @@ def names(kind: Kind, split: str) -> tuple[str, ...]:
     Raises:
         UsageError: no such split.
     """
-    if split not in SPLITS:
-        raise UsageError("environment search_qa has no split of this name", got=split, expected=" or ".join(SPLITS))
+    check_split(split, "search_qa")
     everything = ["".join(parts) for parts in itertools.product(*_parts()[kind.value])]
     Random(f"names of {kind}").shuffle(everything)
     number = SPLITS.index(split)

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import dataclasses
 from collections.abc import Mapping
-from random import Random
 from typing import Any
 
 from agentrl.env import EnvironmentSpec, Isolation
@@ -14,10 +13,11 @@ from agentrl.sandbox import Sandbox, read_spec
 from ..programs.acting import ActingSandbox, run_command
 from ..programs.judging import Verdict
 from ..programs.shell import FENCED, ShellEnv
+from ..task_ids import SPLITS, TRAIN
 from .checking import check_errand, check_folder, write_folder
 from .folders import FolderTask
 from .kinds import Errand
-from .tasks import ENVIRONMENT, SPLITS, TRAIN, TerminalTasks, errand_of, folder_task_of
+from .tasks import ENVIRONMENT, TerminalTasks, errand_of, folder_task_of
 
 MAX_STEPS = 12
 SETUP = "setup.sh"
@@ -75,8 +75,7 @@ class Terminal(ShellEnv):
         return self._task.instruction
 
     def _draw(self, seed: int) -> str:
-        source = TerminalTasks(TRAIN, self.folders)
-        return source[int(Random(f"task {seed}").random() * len(source))].id
+        return TerminalTasks(TRAIN, self.folders).draw(seed)
 
     async def _prepare(self, sandbox: Sandbox) -> None:
         if isinstance(self.task, Errand):

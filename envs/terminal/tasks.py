@@ -5,22 +5,20 @@ from __future__ import annotations
 import functools
 from collections.abc import Mapping
 from random import Random
+from typing import Any
 
 from agentrl.errors import UsageError
-from agentrl.task import Task
 
+from ..task_ids import TEST, TRAIN, VALID, NumberedTasks, check_split, parse_task_id
 from .folders import FolderTask, read_folder
 from .kinds import KINDS, Errand
 
 ENVIRONMENT = "terminal"
-TRAIN, VALID, TEST = "train", "valid", "test"
-SPLITS = (TRAIN, VALID, TEST)
 SIZES = {TRAIN: 800, VALID: 80, TEST: 80}
 """Generated tasks of a split; the kinds take turns."""
-FIRST_SEED = {TRAIN: 0, VALID: 1_000_000, TEST: 2_000_000}
 
 
-class TerminalTasks:
+class TerminalTasks(NumberedTasks):
     """The tasks of a split.
 
     Args:
@@ -32,27 +30,13 @@ class TerminalTasks:
     """
 
     def __init__(self, split: str, folders: Mapping[str, str] | None) -> None:
-        if split not in SPLITS:
-            raise UsageError("terminal has no split of this name", got=split, expected=" or ".join(SPLITS))
-        self.split = split
-        self.folders = folders
-        self._size = SIZES[split] if not folders else len(read_folder(folder_of(split, folders)))
+        check_split(split, ENVIRONMENT)
+        self._is_generated = not folders
+        size = len(read_folder(folder_of(split, folders))) if folders else SIZES[split]
+        super().__init__(ENVIRONMENT, split, range(size))
 
-    def __len__(self) -> int:
-        return self._size
-
-    def __getitem__(self, index: int) -> Task:
-        if not 0 <= index < self._size:
-            raise IndexError(index)
-        task_id = f"{self.split}-{index}"
-        kind = None if self.folders else errand_of(task_id).kind
-        return Task(
-            id=task_id,
-            environment=ENVIRONMENT,
-            seed=FIRST_SEED[self.split] + index,
-            options={"task_id": task_id},
-            type=kind,
-        )
+    def _told(self, task_id: str) -> Mapping[str, Any]:
+        return {"type": errand_of(task_id).kind} if self._is_generated else {}
 
 
 def folder_of(split: str, folders: Mapping[str, str]) -> str:
@@ -66,27 +50,22 @@ def folder_of(split: str, folders: Mapping[str, str]) -> str:
     return folders[split]
 
 
-def number_of(task_id: str, size: int | None = None) -> tuple[str, int]:
-    """The split and the number of a task id such as ``valid-17``.
+@functools.lru_cache(maxsize=2048)
+def errand_of(task_id: str) -> Errand:
+    """The generated task of an id.
 
     Raises:
         UsageError: there is no such task.
     """
-    split, _, number = task_id.rpartition("-")
-    if split not in SPLITS or not number.isdecimal() or int(number) >= (SIZES[split] if size is None else size):
-        raise UsageError("no such terminal task", got=repr(task_id), expected=f"{TRAIN}-0 and so on")
-    return split, int(number)
-
-
-@functools.lru_cache(maxsize=2048)
-def errand_of(task_id: str) -> Errand:
-    """The generated task of an id."""
-    _, number = number_of(task_id)
+    number = parse_task_id(task_id, ENVIRONMENT, SIZES.__getitem__).number
     return KINDS[number % len(KINDS)](Random(f"terminal {task_id}"))
 
 
 def folder_task_of(task_id: str, folders: Mapping[str, str]) -> FolderTask:
-    """The task folder of an id."""
-    split = task_id.rpartition("-")[0]
-    found = read_folder(folder_of(split, folders))
-    return found[number_of(task_id, len(found))[1]]
+    """The task folder of an id.
+
+    Raises:
+        UsageError: there is no such task.
+    """
+    split, number = parse_task_id(task_id, ENVIRONMENT, lambda split: len(read_folder(folder_of(split, folders))))
+    return read_folder(folder_of(split, folders))[number]

@@ -8,14 +8,24 @@ import tempfile
 from collections.abc import Callable
 from pathlib import Path
 
+from agentrl.errors import UsageError
+
 ENVIRONMENT_VARIABLE = "AGENTRL_CACHE"
 """Names another folder for what can be made again."""
+_HINT = f"set {ENVIRONMENT_VARIABLE} to a folder that can be written"
 
 
 def cache_folder() -> Path:
-    """Where the shop's tables are kept: ``~/.cache/agentrl/webshop``, or under `ENVIRONMENT_VARIABLE`."""
+    """Where the shop's tables are kept: ``~/.cache/agentrl/webshop``, or under `ENVIRONMENT_VARIABLE`.
+
+    Raises:
+        UsageError: nobody says where the user's home is.
+    """
     root = os.environ.get(ENVIRONMENT_VARIABLE)
-    return (Path(root) if root else Path.home() / ".cache" / "agentrl") / "webshop"
+    try:
+        return (Path(root) if root else Path.home() / ".cache" / "agentrl") / "webshop"
+    except RuntimeError as error:
+        raise UsageError("there is no home folder for the shop's tables", got=error, hint=_HINT) from error
 
 
 def made_folder(folder: Path, make: Callable[[Path], None]) -> Path:
@@ -24,11 +34,17 @@ def made_folder(folder: Path, make: Callable[[Path], None]) -> Path:
     Args:
         folder: Where it shall be.
         make: Fills the empty folder that it is given.
+
+    Raises:
+        UsageError: nothing can be written there.
     """
     if folder.is_dir():
         return folder
-    folder.parent.mkdir(parents=True, exist_ok=True)
-    building = Path(tempfile.mkdtemp(prefix=f".{folder.name}-", dir=folder.parent))
+    try:
+        folder.parent.mkdir(parents=True, exist_ok=True)
+        building = Path(tempfile.mkdtemp(prefix=f".{folder.name}-", dir=folder.parent))
+    except OSError as error:
+        raise UsageError(f"the cache folder {folder.parent} cannot be written", got=error, hint=_HINT) from error
     try:
         make(building)
         building.rename(folder)

@@ -62,8 +62,7 @@ def goal_number(task_id: str, goals: int) -> int:
     Raises:
         UsageError: there is no such task.
     """
-    sizes = {split: len(split_goals(split, goals)) for split in SPLITS}
-    split, number = parse_task_id(task_id, sizes, ENVIRONMENT)
+    split, number = parse_task_id(task_id, ENVIRONMENT, lambda split: len(split_goals(split, goals)))
     return split_goals(split, goals)[number]
 
 

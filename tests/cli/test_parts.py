@@ -64,6 +64,34 @@ def test_a_check_is_written_as_json(agentrl: Cli, workplace: Path) -> None:
     assert json.loads((workplace / "report.json").read_text())["environment"] == "guess_number"
 
 
+def test_the_integrity_of_a_reward_is_reported(agentrl: Cli, workplace: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    ended = agentrl("env", "integrity", "guess_number/valid", "--episodes", "3", "--json", "report.json")
+    assert ended.code == 0, ended.err
+    assert re.search("passed +silence earns nothing +mean return 0, of a solution 1", ended.out)
+    written = json.loads((workplace / "report.json").read_text())
+    assert (written["split"], written["rows"][0]["check"]) == ("valid", "hides the answer")
+    (workplace / "generous_world.py").write_text(
+        "import gymnasium as gym\n"
+        "class Generous(gym.Env):\n"
+        "    observation_space = action_space = gym.spaces.Text(50)\n"
+        "    def reset(self, *, seed=None, options=None):\n"
+        "        super().reset(seed=seed)\n"
+        "        return 'Do your best.', {}\n"
+        "    def step(self, action):\n"
+        "        return 'end', 1.0, True, False, {}\n"
+        "    def expert(self):\n"
+        "        return self\n"
+        "    def act(self, observation):\n"
+        "        return 'my best'\n"
+    )
+    monkeypatch.syspath_prepend(str(workplace))
+    ended = agentrl("env", "integrity", "generous_world:Generous", "--episodes", "2")
+    assert ended.code == 1
+    assert re.search("failed +silence earns nothing +mean return 1, of a solution 1", ended.out)
+    assert "→ silence earns nothing: reward what was done" in ended.out
+    assert agentrl("env", "integrity", "guess_number", "--only", "silence").code == 2
+
+
 def test_all_environments_are_checked_and_those_without_their_data_are_left_out(
     agentrl: Cli, workplace: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -25,6 +25,9 @@ GYMNASIUM = "keeps gymnasium rules"
 LEAKS = {"resets completely", "restores snapshots"}
 EXPLAINED = {"alfworld": {"keeps splits apart"}}
 """Warnings that have a reason, by shipped environment. The games that the tests write are the same in each split."""
+FEW = 3
+IN_SANDBOXES = {"code", "python_math", "repo_fix", "terminal"}
+"""Each of their episodes takes a tenth of a second; `FEW` of them are enough for every rule."""
 WITHOUT_DEFAULT = {"agentgym", "openenv", "verifiers"}
 """Adapters that play nothing unless told what."""
 
@@ -261,7 +264,8 @@ def test_every_shipped_environment_passes(name: str) -> None:
     extra = resolve_environment(name).extra
     if name in WITHOUT_DEFAULT or (extra is not None and not extra.is_installed):
         pytest.skip("needs a package, or options; see tests/originals")
-    report = check_env(name, call_timeout_s=60)  # tests may run beside others
+    episodes = FEW if name in IN_SANDBOXES else 8
+    report = check_env(name, episodes=episodes, call_timeout_s=60)  # tests may run beside others
     assert report.passed, str(report)
     assert {row.check for row in report.with_status(CheckStatus.WARNED)} == EXPLAINED.get(name, set()), report
     statuses = {row.check: row.status for row in report.rows}

@@ -6,6 +6,7 @@ import asyncio
 import functools
 import itertools
 import os
+import subprocess
 import threading
 from collections.abc import Callable, Iterator
 from pathlib import Path
@@ -20,7 +21,7 @@ from agentrl.task import SeedTasks, Task
 from agentrl.testing import Thoroughness, check_env
 from agentrl.testing.env_report import CheckStatus, EnvCheckReport
 from agentrl.testing.env_rules import scores, speed, tasks
-from agentrl.testing.env_rules.catalogue import RULES
+from agentrl.testing.env_rules.catalogue import ELSEWHERE, RULES
 from agentrl.testing.env_rules.rule import Rule
 from agentrl.tool import tool
 
@@ -212,6 +213,15 @@ class Reading(Arrows):
         return (Path(path).read_text() if word == "cat" else text), *rest
 
 
+class Running(Arrows):
+    """Runs what it is given, where the tests lie, and shows nothing of it."""
+
+    def step(self, action: str) -> Step:
+        if action.startswith("```bash"):
+            subprocess.run(action.strip("`").removeprefix("bash"), shell=True, stdout=subprocess.DEVNULL, check=False)
+        return super().step(action)
+
+
 class ReadingTool(Arrows):
     def __init__(self) -> None:
         @tool(inline=True)
@@ -358,7 +368,7 @@ def complaints(report: EnvCheckReport) -> dict[str, CheckStatus]:
 
 
 def check(spec: EnvironmentSpec, **settings: Any) -> EnvCheckReport:
-    return check_env(spec, skip=("is the same everywhere",), **settings)
+    return check_env(spec, skip=[rule.name for rule in ELSEWHERE], **settings)
 
 
 FAILED, WARNED = CheckStatus.FAILED, CheckStatus.WARNED
@@ -381,6 +391,7 @@ BROKEN = [
     (spec_of(Scoring), "hides the reward", WARNED),
     (spec_of(Reading), "reads no files", WARNED),
     (spec_of(ReadingTool), "reads no files", WARNED),
+    (spec_of(Running), "reads no files", WARNED),
     (spec_of(Opening), "releases everything", FAILED),
     (spec_of(Waiting), "releases everything", FAILED),
     (spec_of(Listed), "releases everything", FAILED),

@@ -15,12 +15,13 @@ from agentrl.envs.retail.database import Database
 from agentrl.envs.retail.desk import Desk
 from agentrl.envs.retail.environment import RetailDesk
 from agentrl.envs.retail.expert import RetailExpert
-from agentrl.envs.retail.generator import SPLITS, store_of
+from agentrl.envs.retail.generator import store_of
 from agentrl.envs.retail.phrases import STOP
 from agentrl.envs.retail.requests import Persona, RequestKind, TaskType
 from agentrl.envs.retail.spec import SPEC
 from agentrl.envs.retail.tasks import Case, case_of
 from agentrl.envs.retail.tools import call_text, declared_tools, parse_call
+from agentrl.envs.task_ids import SPLITS
 from gymnasium.utils.env_checker import check_env
 from hypothesis import given, settings
 from hypothesis import strategies as st

@@ -15,8 +15,9 @@ from agentrl.envs.search_qa.expert import SearchExpert
 from agentrl.envs.search_qa.relations import RELATIONS, parse_chain
 from agentrl.envs.search_qa.scoring import normalise
 from agentrl.envs.search_qa.spec import SPEC
-from agentrl.envs.search_qa.vocabulary import SPLITS, Kind, names
+from agentrl.envs.search_qa.vocabulary import Kind, names
 from agentrl.envs.search_qa.world import world_of
+from agentrl.envs.task_ids import SPLITS
 from gymnasium.utils.env_checker import check_env
 
 from agentrl.errors import ToolError, UsageError

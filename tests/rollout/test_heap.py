@@ -3,7 +3,17 @@
 import gc
 import weakref
 
+import pytest
+
 from agentrl.rollout.heap import settled_heap
+
+
+@pytest.fixture(autouse=True)
+def _nothing_is_left_out():
+    """Tests begin with libraries left out."""
+    gc.unfreeze()
+    yield
+    gc.freeze()
 
 
 class Node:

@@ -18,16 +18,8 @@ async def test_python_keeps_variables_and_shares_files_with_the_other_tools(desk
         assert raised.result.metrics == {"raised": 1.0}
 
 
-async def test_code_that_takes_too_long_is_stopped_and_variables_stay(desk):
-    async with desk("local", timeout_s=1.0) as tools:
-        await tools.text("python", code="x = 1")
-        told = await tools.text("python", code="while True: pass")
-        assert told.endswith("KeyboardInterrupt\n[stopped after 0.8 s; variables are kept]")
-        assert await tools.text("python", code="x") == "1\n"
-
-
 async def test_an_interpreter_that_is_lost_is_started_again_and_the_policy_is_told(desk):
-    async with desk("local") as tools:
+    async with desk("local", timeout_s=300.0) as tools:
         await tools.text("python", code="x = 1")
         lost = await tools.call("python", code="import os; os._exit(3)")
         assert lost.result.text.startswith("The interpreter ended with exit code 3. The interpreter was started again")
@@ -36,10 +28,10 @@ async def test_an_interpreter_that_is_lost_is_started_again_and_the_policy_is_to
 
 
 async def test_shell_commands_say_how_they_ended(desk):
-    async with desk("local", timeout_s=1.0) as tools:
+    async with desk("local", timeout_s=2.5) as tools:
         assert await tools.text("bash", command="echo a; echo b >&2; exit 3") == "a\nb\n[exit code 3]"
         assert await tools.text("bash", command="true") == "[no output]"
-        assert await tools.text("bash", command="echo begun; sleep 60") == "begun\n[killed after 0.8 s]"
+        assert await tools.text("bash", command="echo begun; sleep 60") == "begun\n[killed after 2 s]"
         assert await tools.text("bash", command="printf '%s' \"it's\"") == "it's"
 
 

@@ -1,17 +1,19 @@
-"""All rules, in the order of the report."""
+"""All rules, of the check and of the report on the reward's integrity, in the order of the reports."""
 
 from __future__ import annotations
 
 import difflib
-from collections.abc import Collection
+from collections.abc import Collection, Sequence
 
 from agentrl.errors import UnknownNameError
 from agentrl.testing.env_rules import (
+    cheap_play,
     concurrency,
     contract,
     determinism,
     file_access,
     resources,
+    sandbox_view,
     scores,
     secrets_told,
     snapshots,
@@ -36,6 +38,22 @@ ELSEWHERE = (
     ),
 )
 """Those that look at what a new process plays."""
+LEAKS = (
+    Rule(
+        look=secrets_told.hides_the_answer,
+        mend="keep answers out of texts, hints and infos; a choice among given answers is no fault",
+    ),
+    Rule(look=secrets_told.hides_the_plan, mend="leave the solution out of the observation"),
+    Rule(
+        look=secrets_told.hides_the_reward,
+        mend="leave the reward to the trainer; a score that belongs to the game is no fault",
+    ),
+    Rule(
+        look=file_access.reads_no_files,
+        mend="let actions and tools work in a sandbox, or in a folder of their own",
+    ),
+)
+"""Those about what must not be told."""
 RULES = (
     PLAYS,
     Rule(
@@ -106,19 +124,7 @@ RULES = (
         mend="let what is called success be what is rewarded; state the true `reward_range`",
     ),
     Rule(look=scores.has_a_random_score, mend="measure the random policy again, and state its score"),
-    Rule(
-        look=secrets_told.hides_the_answer,
-        mend="keep answers out of texts, hints and infos; a choice among given answers is no fault",
-    ),
-    Rule(look=secrets_told.hides_the_plan, mend="leave the solution out of the observation"),
-    Rule(
-        look=secrets_told.hides_the_reward,
-        mend="leave the reward to the trainer; a score that belongs to the game is no fault",
-    ),
-    Rule(
-        look=file_access.reads_no_files,
-        mend="let actions and tools work in a sandbox, or in a folder of their own",
-    ),
+    *LEAKS,
     Rule(
         look=resources.releases_everything,
         mend="close files, threads and processes in `close`, even without a reset; keep no list of instances",
@@ -132,25 +138,53 @@ RULES = (
         mend="state `isolation=Isolation.THREAD` or `PROCESS`, or make steps faster",
     ),
 )
-"""In the order of the report."""
+"""Those of `agentrl.testing.check_env`."""
+INTEGRITY = (
+    *LEAKS,
+    Rule(look=cheap_play.silence_earns_nothing, mend="reward what was done, not that the episode went on"),
+    Rule(look=cheap_play.handing_in_earns_nothing, mend="let the task begin unsolved, and judge its result"),
+    Rule(
+        look=cheap_play.printed_success_earns_nothing,
+        mend="judge values that the program returns, elsewhere than where it ran; not its exit code and not its words",
+    ),
+    Rule(
+        look=cheap_play.echoed_success_earns_nothing,
+        mend="judge the state that the command left, elsewhere than where it ran; not its exit code and not its words",
+    ),
+    Rule(look=cheap_play.repeating_earns_nothing, mend="keep answers out of what the policy reads"),
+    Rule(
+        look=cheap_play.another_solution_earns_nothing,
+        mend="let tasks differ in their solutions; a world of one task is no fault",
+    ),
+    Rule(
+        look=cheap_play.openings_tell_no_luck,
+        mend="look which tasks the words stand in; that such a task is easier is no fault",
+    ),
+    Rule(
+        look=sandbox_view.keeps_secrets_out_of_the_sandbox,
+        mend="judge in another sandbox than the one in which the policy acts",
+    ),
+)
+"""Those of `agentrl.testing.reward_integrity`."""
 
 
-def choose_rules(*, only: Collection[str] = (), skip: Collection[str] = ()) -> tuple[Rule, ...]:
+def choose_rules(rules: Sequence[Rule], *, only: Collection[str] = (), skip: Collection[str] = ()) -> tuple[Rule, ...]:
     """The rules that are asked for.
 
     Args:
+        rules: To choose among.
         only: Names of the rules to check; all when empty. Blanks may be written as dashes or underscores.
         skip: Names of rules to leave out.
 
     Raises:
         UnknownNameError: there is no such rule.
     """
-    wanted, unwanted = {_known(name) for name in only}, {_known(name) for name in skip}
-    return tuple(rule for rule in RULES if rule.name not in unwanted and (not wanted or rule.name in wanted))
+    names = [rule.name for rule in rules]
+    wanted, unwanted = {_known(name, names) for name in only}, {_known(name, names) for name in skip}
+    return tuple(rule for rule in rules if rule.name not in unwanted and (not wanted or rule.name in wanted))
 
 
-def _known(name: str) -> str:
-    names = [rule.name for rule in RULES]
+def _known(name: str, names: Sequence[str]) -> str:
     plain = name.replace("-", " ").replace("_", " ").lower()
     if plain in names:
         return plain

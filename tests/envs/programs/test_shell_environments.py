@@ -13,7 +13,8 @@ from agentrl.envs.python_math.environment import PythonMath
 from agentrl.envs.repo_fix import environment as repo_fix
 from agentrl.envs.repo_fix.environment import RepoFix
 from agentrl.envs.repo_fix.mutations import mutations
-from agentrl.envs.repo_fix.tasks import SPLITS, cases_of, faults_of
+from agentrl.envs.repo_fix.tasks import cases_of, faults_of
+from agentrl.envs.task_ids import SPLITS
 from agentrl.envs.terminal import environment as terminal
 from agentrl.envs.terminal.environment import Terminal
 from agentrl.envs.terminal.folders import read_folder
@@ -21,7 +22,8 @@ from agentrl.envs.terminal.kinds import KINDS
 from agentrl.envs.terminal.tasks import errand_of
 
 from agentrl.errors import UsageError
-from agentrl.testing.reward_integrity import reward_integrity
+from agentrl.testing.env_report import CheckStatus
+from agentrl.testing.integrity import reward_integrity
 
 REPO_DIGESTS = {"train": "b9ba0d20f39c78bf", "valid": "7057f05bb73a700f", "test": "98fe75762ce16d43"}
 TERMINAL_DIGESTS = {"train": "2eaa1e728a3e9534", "valid": "00c6cce7fbfc701a", "test": "143a688a3093ea05"}
@@ -70,7 +72,7 @@ def test_splits_have_repositories_of_their_own() -> None:
 
 def test_a_mutation_changes_one_place() -> None:
     source = "def f(a):\n    return a + 1 if a < 3 else 0\n"
-    changed = {mutation.source.splitlines()[1].strip() for mutation in mutations(source)}
+    changed = {mutation.code.splitlines()[1].strip() for mutation in mutations(source)}
     assert changed == {
         "return a - 1 if a < 3 else 0",
         "return a + 2 if a < 3 else 0",
@@ -214,11 +216,13 @@ async def test_the_interpreter_remembers_until_it_ends() -> None:
     assert await world.python("x = 6") == "[no output]"
     assert (await world.step("```python\nprint(x * 7)\n```"))[0] == "42"
     assert (await world.python("x.y")).endswith("AttributeError: 'int' object has no attribute 'y'")
-    assert await world.python("raise SystemExit(0)") != ""
+    assert (await world.python("while True: pass")).endswith("[stopped after 1 s; variables are kept]")
     assert await world.python("x") == "6"
-    assert await world.python("import os; os._exit(0)") == "[the interpreter ended, and begins anew]"
-    assert await world.python("while True: pass") == "[stopped after 1 seconds; the interpreter begins anew]"
+    assert await world.python("import os; os._exit(0)") == (
+        "The interpreter ended with exit code 0. The interpreter begins anew."
+    )
     assert (await world.python("x")).endswith("NameError: name 'x' is not defined")
+    assert await world.python("#" * 40_000) == "Your code is longer than 32768 characters."
     await world.close()
 
 
@@ -265,12 +269,12 @@ def test_commands_are_read_from_answers() -> None:
 
 @pytest.mark.parametrize("name", ["code", "repo_fix", "terminal"])
 def test_nothing_that_a_policy_reads_goes_with_the_reward(name: str) -> None:
-    report = reward_integrity(name, options={"sandbox": "plain"}, episodes=2)
-    assert report.returns["expert"] == 1.0
-    assert report.returns["prints success"] == report.returns["hands in at once"] == 0.0
-    assert report.seen == []
-    assert report.sandbox_files is not None
-    assert "mean return    1.000  expert" in str(report)
+    report = reward_integrity(name, options={"sandbox": "plain"}, episodes=2, skip=["reads no files"])
+    wrong = report.with_status(CheckStatus.FAILED) + report.with_status(CheckStatus.WARNED)
+    assert wrong == (), report
+    rows = {row.check: row for row in report.rows}
+    assert rows["printed success earns nothing"].detail == "mean return 0, of a solution 1"
+    assert rows["keeps secrets out of the sandbox"].figures["read"] > 10
 
 
 async def test_the_report_sees_what_lies_open() -> None:

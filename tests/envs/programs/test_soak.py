@@ -9,13 +9,15 @@ from agentrl.envs.programs import pipes
 
 from agentrl.cli.bench import load_run
 from agentrl.errors import UsageError
+from agentrl.sandbox import life
 from agentrl.sandbox.bubblewrap import find_bubblewrap
 
 
 @pytest.fixture(autouse=True)
 def _short_patience(monkeypatch: pytest.MonkeyPatch) -> None:
-    for name, seconds in (("SIGN_OF_LIFE_S", 1.0), ("START_S", 3.0), ("STOP_S", 1.0)):
-        monkeypatch.setattr(pipes, name, seconds)
+    monkeypatch.setattr(life, "SIGN_OF_LIFE_S", 1.0)
+    monkeypatch.setattr(pipes, "START_S", 3.0)
+    monkeypatch.setattr(pipes, "STOP_S", 1.0)
 
 
 def test_trouble_leaves_nothing_behind() -> None:

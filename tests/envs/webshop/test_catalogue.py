@@ -16,7 +16,7 @@ import pytest
 from agentrl.envs.manifests import load_manifest
 from agentrl.envs.webshop import json_rows
 from agentrl.envs.webshop import shop as shop_module
-from agentrl.envs.webshop.cache import made_folder
+from agentrl.envs.webshop.cache import cache_folder, made_folder
 from agentrl.envs.webshop.goals import GoalKind, Goals, make_goals, price_limit, purchase_price
 from agentrl.envs.webshop.json_rows import read_json_members, read_json_rows
 from agentrl.envs.webshop.manifest import build_manifest
@@ -255,6 +255,16 @@ def test_a_folder_that_another_process_made_first_is_used(tmp_path: Path) -> Non
 
     assert (made_folder(tmp_path / "made", make) / "file").read_text() == "theirs"
     assert [path.name for path in tmp_path.iterdir()] == ["made"]
+
+
+def test_a_cache_that_cannot_be_written_says_what_to_set(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    (tmp_path / "file").touch()
+    with pytest.raises(UsageError, match=r"cannot be written.*AGENTRL_CACHE to a folder"):
+        made_folder(tmp_path / "file" / "made", lambda _: None)
+    monkeypatch.delenv("AGENTRL_CACHE")
+    monkeypatch.setattr(Path, "home", lambda: Path("~nobody-of-this-name").expanduser())
+    with pytest.raises(UsageError, match=r"no home folder.*AGENTRL_CACHE to a folder"):
+        cache_folder()
 
 
 SCRIPT = """

@@ -1,7 +1,8 @@
-"""The program inside the sandbox behind the tool ``python``: runs pieces of code in one namespace.
+"""The program inside a sandbox behind `agentrl.sandbox.interpreter`: runs pieces of code in one namespace.
 
 Needs nothing but the standard library. Requests come by what was standard input, a line of JSON each
-(``{"id": 1, "code": "…"}``); replies go to what was standard output (``{"id": 1, "output": "…", "raised": false}``).
+(``{"id": 1, "code": "…"}``); replies go to what was standard output
+(``{"id": 1, "output": "…", "raised": false}``), the first one unasked and with the number 0, once the program is ready.
 The code sees neither: it reads from an empty input, and what it and its children write goes into a file that is read
 after each piece.
 """
@@ -116,12 +117,15 @@ def main() -> None:
         if interpreter.is_running:
             raise KeyboardInterrupt
 
+    def reply(number: int, output: str, raised: bool) -> None:
+        replies.write(json.dumps({"id": number, "output": output, "raised": raised}) + "\n")
+        replies.flush()
+
     signal.signal(signal.SIGINT, interrupted)
+    reply(0, "", False)
     for line in requests:
         request = json.loads(line)
-        output, raised = interpreter.run(request["code"])
-        replies.write(json.dumps({"id": request["id"], "output": output, "raised": raised}) + "\n")
-        replies.flush()
+        reply(request["id"], *interpreter.run(request["code"]))
 
 
 if __name__ == "__main__":

@@ -1,4 +1,4 @@
-"""The program behind the tool python, in a process of its own."""
+"""The program behind the interpreter, in a process of its own."""
 
 from __future__ import annotations
 
@@ -8,14 +8,16 @@ import subprocess
 import sys
 
 import pytest
-from agentrl.tools.python import DRIVER
-from agentrl.tools.python_driver import HEAD, TAIL
+
+from agentrl.sandbox.interpreter import PROGRAM
+from agentrl.sandbox.interpreter_main import HEAD, TAIL
 
 
-class Driver:
+class Program:
     def __init__(self):
         pipes = {"stdin": subprocess.PIPE, "stdout": subprocess.PIPE}
-        self.process = subprocess.Popen([sys.executable, "-u", "-c", DRIVER], text=True, **pipes)
+        self.process = subprocess.Popen([sys.executable, "-u", "-c", PROGRAM], text=True, **pipes)
+        assert json.loads(self.process.stdout.readline()) == {"id": 0, "output": "", "raised": False}
 
     def send(self, code):
         self.process.stdin.write(json.dumps({"id": 7, "code": code}) + "\n")
@@ -32,12 +34,12 @@ class Driver:
 
 
 @pytest.fixture(scope="module")
-def driver():
-    driver = Driver()
-    yield driver
-    with driver.process:  # which closes its pipes
-        driver.process.stdin.close()
-        assert driver.process.wait() == 0
+def program():
+    program = Program()
+    yield program
+    with program.process:  # which closes its pipes
+        program.process.stdin.close()
+        assert program.process.wait() == 0
 
 
 @pytest.mark.parametrize(
@@ -59,41 +61,41 @@ def driver():
         ("import sys; sys.stdin.read()", "''\n"),
     ],
 )
-def test_what_code_shows(driver, code, output):
-    assert driver.run(code) == output
+def test_what_code_shows(program, code, output):
+    assert program.run(code) == output
 
 
-def test_variables_stay(driver):
-    driver.run("def twice(n):\n    return 2 * n\nkept = twice(4)")
-    assert driver.run("kept") == "8\n"
-    assert driver.run("_ + 1") == "9\n"
+def test_variables_stay(program):
+    program.run("def twice(n):\n    return 2 * n\nkept = twice(4)")
+    assert program.run("kept") == "8\n"
+    assert program.run("_ + 1") == "9\n"
 
 
-def test_tracebacks_show_the_users_code_alone(driver):
-    driver.run("import json\ndef load(text):\n    return json.loads(text)")
-    output = driver.run("load('{')")
+def test_tracebacks_show_the_users_code_alone(program):
+    program.run("import json\ndef load(text):\n    return json.loads(text)")
+    output = program.run("load('{')")
     assert output.startswith('Traceback (most recent call last):\n  File "<cell ')
     assert "return json.loads(text)" in output
     assert "decoder.py" not in output
     assert output.endswith("Expecting property name enclosed in double quotes: line 1 column 2 (char 1)\n")
-    assert driver.run("def (").endswith("SyntaxError: invalid syntax\n")
-    assert "ZeroDivisionError" in driver.run(
+    assert program.run("def (").endswith("SyntaxError: invalid syntax\n")
+    assert "ZeroDivisionError" in program.run(
         "try:\n    1 / 0\nexcept ZeroDivisionError as e:\n    raise KeyError from e"
     )
 
 
-def test_floods_are_cut_in_the_middle(driver):
-    output = driver.run("print('begin'); print('x' * 200_000); print('end')")
+def test_floods_are_cut_in_the_middle(program):
+    output = program.run("print('begin'); print('x' * 200_000); print('end')")
     assert output.startswith("begin\nxx")
     assert output.endswith("xx\nend\n")
     assert "bytes left out …]" in output
     assert len(output) < HEAD + TAIL + 100
-    assert driver.run("1") == "1\n"
+    assert program.run("1") == "1\n"
 
 
-def test_an_interrupt_stops_code_and_nothing_else(driver):
-    driver.process.send_signal(signal.SIGINT)
-    assert driver.run("kept = 5; kept") == "5\n"
-    driver.send("import os, signal\nos.kill(os.getpid(), signal.SIGINT)\nwhile True: pass")
-    assert driver.receive().endswith("KeyboardInterrupt\n")
-    assert driver.run("kept") == "5\n"
+def test_an_interrupt_stops_code_and_nothing_else(program):
+    program.process.send_signal(signal.SIGINT)
+    assert program.run("kept = 5; kept") == "5\n"
+    program.send("import os, signal\nos.kill(os.getpid(), signal.SIGINT)\nwhile True: pass")
+    assert program.receive().endswith("KeyboardInterrupt\n")
+    assert program.run("kept") == "5\n"

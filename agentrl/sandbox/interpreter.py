@@ -1,0 +1,153 @@
+"""A Python interpreter in a sandbox, which keeps its variables from one piece of code to the next."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import json
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from agentrl.errors import SandboxError, UsageError, async_boundary
+from agentrl.sandbox.contract import Sandbox, SandboxProcess
+from agentrl.sandbox.life import require_life
+from agentrl.sandbox.limits import ExecResult, Limits
+
+PROGRAM = Path(__file__).with_name("interpreter_main.py").read_text(encoding="utf-8")
+START_S = 20.0
+STOP_S = 5.0
+LONGEST_REPLY = 2**20
+"""Bytes."""
+CANNOT_RUN = (126, 127)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Ran:
+    """What became of a piece of code."""
+
+    output: str = ""
+    """What it wrote, and the value of its last line."""
+    raised: bool = False
+    """It raised, or had to be stopped."""
+    lost: str = ""
+    """Why the interpreter is gone with all its variables, in a sentence; the next piece gets a new one. Empty where it
+    goes on."""
+
+
+class _Gone(Exception):
+    """The interpreter cannot be asked again; the message says why."""
+
+
+class _Closed(_Gone):
+    """It closed its output: it is about to end, or has ended."""
+
+
+class Interpreter:
+    """Starts with the first piece of code, and anew after it was lost. One piece runs at a time.
+
+    Args:
+        sandbox: Where.
+        seconds: For a piece of code; then it is interrupted, as by Ctrl-C.
+        grace_s: Seconds that interrupted code has to end, before its interpreter is killed.
+        limits: Of the interpreter.
+    """
+
+    def __init__(self, sandbox: Sandbox, *, seconds: float, grace_s: float, limits: Limits | None = None) -> None:
+        self._sandbox = sandbox
+        self._seconds, self._grace_s = seconds, grace_s
+        self._limits = limits
+        self._process: SandboxProcess | None = None
+        self._number = 0
+
+    async def run(self, code: str) -> Ran:
+        """Run a piece of code. Whatever it does is what became of it, and no error.
+
+        Raises:
+            SandboxError: the sandbox failed; nothing is said about the code.
+            UsageError: the sandbox has no Python.
+        """
+        process = self._process or await self._start()
+        self._number += 1
+        try:
+            return await self._ask(process, code)
+        except _Gone as gone:
+            ended = await self._end(grace_s=self._grace_s if isinstance(gone, _Closed) else 0.0)
+            await require_life(self._sandbox)
+            return Ran(raised=True, lost=str(gone) if ended is None else _told(ended))
+        except BaseException:  # cancelled while it runs, or the sandbox is gone: it cannot be asked again
+            with contextlib.suppress(SandboxError):
+                await self._end()
+            raise
+
+    async def close(self) -> None:
+        """End it."""
+        await self._end()
+
+    async def _start(self) -> SandboxProcess:
+        async with async_boundary(SandboxError, "starting Python in a sandbox", deadline_s=START_S):
+            process = await self._sandbox.spawn(["python3", "-u", "-c", PROGRAM], limits=self._limits)
+            if (await process.read_line()).endswith(b"\n"):
+                self._process, self._number = process, 0
+                return process
+            ended = await process.wait()
+        said = ended.stderr.decode(errors="replace")[-300:].strip()
+        if ended.exit_code in CANNOT_RUN:
+            raise UsageError("the sandbox has no python3", got=said, hint="use another image")
+        raise SandboxError("Python does not start in a sandbox", got=f"exit code {ended.exit_code} {said}")
+
+    async def _ask(self, process: SandboxProcess, code: str) -> Ran:
+        request = json.dumps({"id": self._number, "code": code}) + "\n"
+        try:
+            async with asyncio.timeout(self._seconds):
+                await process.write(request.encode())
+                return await self._reply(process)
+        except BrokenPipeError as broken:
+            raise _Closed("The interpreter does not listen any more.") from broken
+        except TimeoutError:
+            await process.interrupt()
+        try:
+            async with asyncio.timeout(self._grace_s):
+                reply = await self._reply(process)
+        except TimeoutError as late:
+            raise _Gone(f"The code ran for more than {self._seconds:g} s and did not stop.") from late
+        note = f"[stopped after {self._seconds:g} s; variables are kept]"
+        return Ran(output=f"{reply.output}{note}", raised=True)
+
+    async def _reply(self, process: SandboxProcess) -> Ran:
+        line = await process.read_line(longest=LONGEST_REPLY)
+        if not line.endswith(b"\n") and len(line) < LONGEST_REPLY:
+            raise _Closed("The interpreter closed its output.")
+        reply = _read(line)
+        if reply.get("id") != self._number or not isinstance(reply.get("output"), str):
+            raise _Gone("The interpreter answered what it was not asked.")
+        return Ran(output=reply["output"], raised=bool(reply.get("raised")))
+
+    async def _end(self, *, grace_s: float = 0.0) -> ExecResult | None:
+        """End it. How it ended where it did so by itself, within `grace_s`."""
+        process, self._process = self._process, None
+        if process is None:
+            return None
+        try:
+            async with asyncio.timeout(grace_s):
+                return await process.wait()
+        except TimeoutError:
+            return None
+        finally:
+            async with async_boundary(SandboxError, "stopping Python in a sandbox", deadline_s=STOP_S):
+                await process.kill()
+
+
+def _read(line: bytes) -> dict[str, Any]:
+    """A reply; empty where it is none."""
+    try:
+        reply = json.loads(line)
+    except (ValueError, RecursionError):
+        return {}
+    return reply if isinstance(reply, dict) else {}
+
+
+def _told(ended: ExecResult) -> str:
+    if ended.out_of_memory:
+        return "The code used too much memory."
+    return f"The interpreter ended with exit code {ended.exit_code}."
