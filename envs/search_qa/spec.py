@@ -8,8 +8,8 @@ from agentrl.env import EnvironmentSpec, Isolation
 
 from ..task_ids import SPLITS
 from .environment import make_search_qa
-from .options import MAX_STEPS, TOPK, parse_options
-from .tasks import ENVIRONMENT, SearchTasks
+from .options import ENVIRONMENT, MAX_STEPS, TOPK, parse_options
+from .tasks import SearchTasks
 
 INSTRUCTIONS = """\
 Answer a question. Think inside <think> </think> whenever you have learnt something new. What you do not know you can
