@@ -12,13 +12,17 @@ import torch
 from agentrl.algorithms.aggregation import Aggregation, TokenOwners, token_weights
 from agentrl.algorithms.correction import Correction, CorrectionMode, correction
 from agentrl.algorithms.divergence import KLEstimator, kl_divergence
-from agentrl.algorithms.episodes import EpisodeBatch
+from agentrl.algorithms.episodes import EpisodeBatch, Estimate
 from agentrl.algorithms.loss_input import LossInput, TokenLoss
-from agentrl.algorithms.marks import is_advantage_weighted, requires_group
+from agentrl.algorithms.marks import Input, is_advantage_weighted, needed_inputs, requires_group
 from agentrl.algorithms.options import check_options
 from agentrl.config.schema import AlgorithmConfig
 from agentrl.errors import ConfigError, TrainingError
 from agentrl.registry import Kind, lookup
+
+
+PROVIDED = frozenset({Input.COMPONENTS, Input.REFERENCE, Input.ENTROPY})
+"""What `agentrl.training.trainer.Trainer` can give to estimators and losses."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -42,15 +46,17 @@ class Objective:
         config: The algorithm.
 
     Raises:
-        ConfigError: an option that the chosen functions do not take, or that conflicts with another, or groups of one
-            for an estimator that compares members.
+        ConfigError: an option that the chosen functions do not take, or that conflicts with another, groups of one
+            for an estimator that compares members, or functions that need what nobody provides.
         UnknownNameError: no such estimator or loss.
     """
 
     def __init__(self, config: AlgorithmConfig) -> None:
         estimator, loss = lookup(Kind.ADVANTAGE, config.advantage), lookup(Kind.LOSS, config.loss)
         self._config = config
-        self._estimate: Callable[[EpisodeBatch], torch.Tensor] = _bind(estimator, config.advantage_options)
+        _check_needs("advantage estimator", config.advantage, estimator)
+        _check_needs("loss", config.loss, loss)
+        self._estimate: Callable[[EpisodeBatch], torch.Tensor | Estimate] = _bind(estimator, config.advantage_options)
         self._loss: Callable[[LossInput], TokenLoss] = _bind(loss, config.loss_options)
         self._mode = CorrectionMode(config.correction.mode)
         self.compares_groups = requires_group(estimator)
@@ -73,7 +79,8 @@ class Objective:
         Raises:
             TrainingError: the estimator gave another shape, or numbers that are not finite.
         """
-        values = self._estimate(episodes)
+        found = self._estimate(episodes)
+        values = found.advantage if isinstance(found, Estimate) else found
         if values.shape != episodes.token_turn.shape or not bool(values.isfinite().all()):
             raise TrainingError(
                 f"the advantage estimator {self._config.advantage} gave unusable numbers",
@@ -103,6 +110,15 @@ class Objective:
         if self.uses_entropy:
             values = values - self._config.entropy_coef * entropy
         return TokenObjective(values=values, clipped=policy.clipped, truncated=corrected.truncated, kl=kl)
+
+
+def _check_needs(kind: str, name: str, function: Callable[..., Any]) -> None:
+    if missing := sorted(needed_inputs(function) - PROVIDED):
+        raise ConfigError(
+            f"the {kind} {name} needs what this trainer does not have",
+            got=" and ".join(missing),
+            expected=f"one without, or {name} called as a function: see docs/algorithms.md",
+        )
 
 
 def _bind(function: Callable[..., Any], options: dict[str, Any]) -> Callable[..., Any]:
