@@ -84,9 +84,7 @@ def vapo(episodes: EpisodeBatch, *, gamma: float = 1.0, alpha: float = 0.05) -> 
     return Estimate(advantage=whiten(sums), value_target=target)
 
 
-def _token_sums(
-    episodes: EpisodeBatch, values: torch.Tensor, gamma: float, gae_lambda: torch.Tensor
-) -> torch.Tensor:
+def _token_sums(episodes: EpisodeBatch, values: torch.Tensor, gamma: float, gae_lambda: torch.Tensor) -> torch.Tensor:
     """L_t: [tokens]; gae_lambda [tokens]."""
     order = episodes.time_order
     owner, ordered = episodes.token_episode[order], values[order]

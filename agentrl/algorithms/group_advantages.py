@@ -49,7 +49,10 @@ def reinforce_plus_plus_baseline(episodes: EpisodeBatch) -> torch.Tensor:
 
 @compares_group
 def opo(episodes: EpisodeBatch) -> torch.Tensor:
-    """A = R - sum_i(len_i R_i) / sum_i(len_i) over the group, len in sampled tokens: [tokens] (OPO, arXiv 2505.23585)."""
+    """A = R - sum_i(len_i R_i) / sum_i(len_i) over the group: [tokens] (OPO, arXiv 2505.23585).
+
+    len is the number of an episode's sampled tokens.
+    """
     length = episodes.episode_tokens.to(episodes.returns.dtype)
     weighted = segment_sum(length * episodes.returns, episodes.group, episodes.groups)
     baseline = weighted / segment_sum(length, episodes.group, episodes.groups).clamp(min=1)
@@ -108,17 +111,24 @@ def gdpo(episodes: EpisodeBatch, *, weights: Mapping[str, float] | None = None) 
         TrainingError: there are no components, or a weight is given to one that does not exist.
     """
     given, named = episodes.components, dict(weights or {})
-    if not given or named.keys() - given.keys():
-        raise TrainingError(
-            "gdpo normalises every component of the reward",
-            got=f"the components {', '.join(sorted(given)) or '(none)'}",
-            expected=f"one named {sorted(named.keys() - given.keys())[0]!r}" if named.keys() - given.keys() else "some",
-            hint="a scorer names the parts of its reward in reward_components",
-        )
+    _check_components(given, named)
     total = torch.zeros_like(episodes.returns)
     for name, values in given.items():
         total = total + named.get(name, 1.0) * standardize(values, episodes.group, episodes.groups)
     return episodes.to_tokens(whiten(total))
+
+
+def _check_components(given: Mapping[str, torch.Tensor], weights: Mapping[str, float]) -> None:
+    unknown = sorted(weights.keys() - given.keys())
+    partial = sorted(name for name, values in given.items() if not bool(values.isfinite().all()))
+    if given and not unknown and not partial:
+        return
+    raise TrainingError(
+        "gdpo normalises every component of the reward",
+        got=f"episodes without {partial[0]!r}" if partial else f"the components {', '.join(given) or '(none)'}",
+        expected=f"one named {unknown[0]!r}" if unknown else "the same components in every episode, one or more",
+        hint="a scorer names the parts of its reward in reward_components",
+    )
 
 
 def centred_returns(episodes: EpisodeBatch) -> torch.Tensor:

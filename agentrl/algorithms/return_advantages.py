@@ -32,16 +32,12 @@ def remax(episodes: EpisodeBatch) -> torch.Tensor:
 
 def turn_returns(episodes: EpisodeBatch, gamma: float) -> torch.Tensor:
     """G_k = s_k + gamma G_{k+1} within each episode: [turns]."""
-    return backward_sums(
-        episodes.turn_reward, torch.full_like(episodes.turn_reward, gamma), episodes.turn_episode
-    )
+    return backward_sums(episodes.turn_reward, torch.full_like(episodes.turn_reward, gamma), episodes.turn_episode)
 
 
 def token_returns(episodes: EpisodeBatch, rewards: torch.Tensor, gamma: float) -> torch.Tensor:
     """G_t = r_t + gamma G_{t+1} within each episode, in the order of time: [tokens] from rewards [tokens]."""
     order = episodes.time_order
     returns = torch.empty_like(rewards)
-    returns[order] = backward_sums(
-        rewards[order], torch.full_like(rewards, gamma), episodes.token_episode[order]
-    )
+    returns[order] = backward_sums(rewards[order], torch.full_like(rewards, gamma), episodes.token_episode[order])
     return returns

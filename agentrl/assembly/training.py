@@ -165,7 +165,7 @@ def _build_trainer(
     config: Config, model: PreTrainedModel, reference_path: str | None, reader: ImageReader | None
 ) -> Trainer:
     reference = None
-    if reference_path is not None and config.algorithm.kl_coef:
+    if reference_path is not None and config.algorithm.keeps_reference:
         reference = load_model(reference_path, dtype=config.model.dtype, device=config.model.device)
     return Trainer(
         model,

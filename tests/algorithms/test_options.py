@@ -1,10 +1,8 @@
 """Options are the keyword-only parameters of a function."""
 
 import pytest
-import torch
 
 from agentrl.algorithms.options import check_options
-from agentrl.algorithms.shaping import invalid_penalty, overlong_penalty
 from agentrl.errors import ConfigError
 from agentrl.registry import Kind, lookup
 
@@ -55,12 +53,3 @@ def test_missing_option_of_a_users_function():
 def test_conflicting_clips():
     with pytest.raises(ConfigError, match="symmetric and an asymmetric"):
         check_options(ppo(), {"clip": 0.2, "clip_high": 0.28})
-
-
-def test_invalid_penalty():
-    assert invalid_penalty(torch.tensor([True, False, False]), -0.1).tolist() == [0.0, -0.1, -0.1]
-
-
-def test_overlong_penalty():
-    lengths = torch.tensor([50, 80, 90, 100])
-    assert overlong_penalty(lengths, longest=100, buffer=20, factor=0.5).tolist() == [0.0, 0.0, -0.25, -0.5]
