@@ -85,7 +85,7 @@ def sapo(tokens: LossInput, *, tau_positive: float = 1.0, tau_negative: float = 
 
     A ratio of 1 has the gradient of PPO; distant ratios fade instead of being cut off.
     """
-    tau = torch.where(tokens.advantage > 0, tau_positive, tau_negative).to(tokens.logp.dtype)
+    tau = torch.full_like(tokens.logp, tau_negative).masked_fill(tokens.advantage > 0, tau_positive)
     ratio = log_ratio(tokens.logp, tokens.old_logp).exp()
     return unclipped(-tokens.advantage * (4 / tau) * (tau * (ratio - 1)).sigmoid())
 

@@ -278,7 +278,9 @@ def m2po(tokens, share):
 
 
 def test_kl_cov_equals_the_reference(inputs):
-    for tokens in inputs:
+    for parts in inputs:
+        distinct = torch.linspace(0, 0.1, parts.logp.numel(), dtype=torch.float64)
+        tokens = dataclasses.replace(parts, advantage=parts.advantage + distinct)
         flat = [token for sequence in sequences_of(tokens) for token in sequence]
         assert_equal("kl_cov", tokens, kl_cov(flat, 0.3), share=0.3)
 
