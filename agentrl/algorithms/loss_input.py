@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 from dataclasses import dataclass
+from typing import Any
 
 import torch
 
@@ -40,10 +41,9 @@ class LossInput:
 
     def select(self, index: torch.Tensor) -> LossInput:
         """Some of the tokens: index int64 [selected], or bool [tokens]."""
-        own = {part.name: getattr(self, part.name) for part in dataclasses.fields(self)}
-        return LossInput(
-            **{name: part[index] if isinstance(part, torch.Tensor) else part for name, part in own.items()}
-        )
+        parts: dict[str, Any] = {part.name: getattr(self, part.name) for part in dataclasses.fields(self)}
+        chosen = {name: part[index] for name, part in parts.items() if isinstance(part, torch.Tensor)}
+        return LossInput(**{**parts, **chosen})
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

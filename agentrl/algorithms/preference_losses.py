@@ -32,7 +32,7 @@ def dpo(pairs: PreferencePairs, *, beta: float = 0.1) -> torch.Tensor:
 
 @takes("pairs of a demonstration and the previous policy's own trajectory (PreferencePairs)")
 def spin(pairs: PreferencePairs, *, beta: float = 0.1) -> torch.Tensor:
-    """`dpo` of demonstrations against what the previous policy, the reference, did: [pairs] (SPIN, arXiv 2401.01335)."""
+    """`dpo` of demonstrations against what the previous policy, the reference, did: [pairs] (arXiv 2401.01335)."""
     return dpo(pairs, beta=beta)
 
 
@@ -44,7 +44,7 @@ def best_and_worst(returns: torch.Tensor, group: torch.Tensor) -> torch.Tensor:
         group: int64 [episodes].
     """
     pairs = []
-    for name in group.unique().tolist():
+    for name in sorted(set(group.tolist())):
         members = (group == name).nonzero().squeeze(-1)
         own = returns[members]
         if bool(own.max() > own.min()):

@@ -130,10 +130,9 @@ def among(step, returns, key):
     for e, own in enumerate(returns):
         for k, number in enumerate(own):
             pools.setdefault(key(e, k), []).append(number)
-    return [
-        [(x - mean(pools[key(e, k)])) / (std(pools[key(e, k)]) + EPSILON) for k, x in enumerate(own)]
-        for e, own in enumerate(returns)
-    ]
+    centre = {name: mean(pool) for name, pool in pools.items()}
+    scale = {name: std(pool) + EPSILON for name, pool in pools.items()}
+    return [[(x - centre[key(e, k)]) / scale[key(e, k)] for k, x in enumerate(own)] for e, own in enumerate(returns)]
 
 
 def state_context(step, e, k, depth):

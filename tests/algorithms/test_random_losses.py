@@ -260,7 +260,8 @@ def covariances(tokens):
 
 
 def kl_cov(tokens, share):
-    ranked = sorted(range(len(tokens)), key=lambda i: -covariances(tokens)[i])[: max(1, int(share * len(tokens)))]
+    by = covariances(tokens)
+    ranked = sorted(range(len(tokens)), key=lambda i: -by[i])[: max(1, int(share * len(tokens)))]
     return [
         (-t.a * t.r + abs(t.d) * (i in ranked), (-t.a * t.r + math.copysign(1, t.d) * (i in ranked)) * t.moves)
         for i, t in enumerate(tokens)

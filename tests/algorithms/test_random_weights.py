@@ -124,7 +124,7 @@ K = {
 }
 
 
-@pytest.mark.parametrize(("name", "of"), itertools.product(K, ["token", "sequence"]))
+@pytest.mark.parametrize(("name", "of"), list(itertools.product(K, ["token", "sequence"])))
 def test_rejection_equals_the_loop(batches, name, of):
     for rows in batches:
         kept = lookup(Kind.FILTER, name)(loss_input(rows), limit=0.25, of=of).tolist()

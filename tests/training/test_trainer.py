@@ -217,7 +217,17 @@ def test_failed_and_unscored_members_change_nothing(model, trajectories, make_tr
     assert report.metrics["trajectories/trained"] == len(trajectories)
 
 
-def test_icepop_drops_tokens_from_the_counts(model, trajectories):
+@pytest.mark.parametrize(
+    "dropping",
+    [
+        {"correction": {"mode": "icepop"}},
+        {"correction": {"mode": "off"}, "filters": {"k1": {"limit": 1.0}}},
+        {"correction": {"mode": "off"}, "filters": {"k3": {"limit": 1.0}, "k2": {"limit": 1.0}}},
+        {"correction": {"mode": "off"}, "loss": "m2po"},
+    ],
+    ids=["icepop", "k1", "k2 and k3", "m2po"],
+)
+def test_dropped_tokens_are_not_counted(model, trajectories, dropping):
     """Dropped tokens: the same gradient as if they were observations, with the group's rewards as they are."""
     trainer = trainer_for(copy.deepcopy(model))
     kept_sequences = 0
@@ -228,13 +238,13 @@ def test_icepop_drops_tokens_from_the_counts(model, trajectories):
             for k, t in enumerate(own):
                 sequence._logprobs[int(t)] = float(exact[k]) - (2.0 if k % 2 else 0.0)
             kept_sequences += 1
-    report, found = gradient_of_step(model, trajectories, algorithm(correction={"mode": "icepop"}))
+    report, found = gradient_of_step(model, trajectories, algorithm(**dropping))
     for trajectory in trajectories:
         for sequence in trajectory.sequences:
             _forget_every_second(sequence)
     _, expected = gradient_of_step(model, trajectories, algorithm(correction={"mode": "off"}))
     assert_same_gradient(found, expected)
-    assert report.metrics["mismatch/clip_share"] > 0.2
+    assert report.metrics["train/dropped_share"] > 0.2
     assert kept_sequences > 7
 
 
@@ -349,7 +359,7 @@ def nan_advantages(episodes):
 
 def test_wrong_names_and_options_are_found_before_training(model):
     with pytest.raises(UnknownNameError, match="'grpo'"):
-        trainer_for(model, algorithm(advantage="gpro"))
+        trainer_for(model, algorithm(advantage="grpoo"))
     with pytest.raises(ConfigError, match="clip_high"):
         trainer_for(model, algorithm(loss_options={"clip_hi": 0.3}))
     with pytest.raises(ConfigError, match="symmetric"):
