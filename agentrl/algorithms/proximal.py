@@ -19,5 +19,5 @@ def loglinear(
         version: v_mu of each token: [tokens].
         old_version: v_old.
     """
-    share = (old_version - version) / (old_version + 1 - version)
-    return (behaviour_logp + share.to(logp.dtype) * (logp - behaviour_logp)).detach()
+    age = (old_version - version).to(logp.dtype)
+    return (behaviour_logp + age / (age + 1) * (logp - behaviour_logp)).detach()

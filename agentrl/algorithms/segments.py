@@ -48,5 +48,7 @@ def backward_sums(values: torch.Tensor, factors: torch.Tensor, segment: torch.Te
 
 def standardize(values: torch.Tensor, segment: torch.Tensor, count: int) -> torch.Tensor:
     """Values minus the mean of their segment, over its unbiased standard deviation: [n]; 0 in a segment of one."""
-    deviation = values - segment_mean(values, segment, count)[segment]
-    return deviation / (segment_std(values, segment, count)[segment] + STD_EPSILON)
+    sizes = segment_sizes(segment, count)
+    deviation = values - (segment_sum(values, segment, count) / sizes.clamp(min=1))[segment]
+    variance = segment_sum(deviation.square(), segment, count) / (sizes - 1).clamp(min=1)
+    return deviation / (variance.sqrt()[segment] + STD_EPSILON)

@@ -37,9 +37,13 @@ def kl_cov(tokens: LossInput, *, share: float = 2e-4, coef: float = 1.0) -> Toke
 def random_in_band(
     tokens: LossInput, *, share: float = 2e-4, cov_low: float = 1.0, cov_high: float = 5.0, seed: int = 0
 ) -> torch.Tensor:
-    """A random share of the tokens, at least one if any, with a covariance in [cov_low, cov_high]: bool [tokens]."""
+    """A random share of the tokens, at least one if any, with a covariance in [cov_low, cov_high]: bool [tokens].
+
+    Drawn from the band in the order of covariance, so that the order of the tokens does not matter.
+    """
     covariance = token_covariance(tokens)
     inside = ((covariance >= cov_low) & (covariance <= cov_high)).nonzero().squeeze(-1)
+    inside = inside[covariance[inside].argsort()]
     order = torch.randperm(inside.numel(), generator=torch.Generator().manual_seed(seed)).to(inside.device)
     chosen = torch.zeros_like(covariance, dtype=torch.bool)
     chosen[inside[order[: _count(share, covariance)]]] = True

@@ -47,8 +47,9 @@ def test_pair_losses_equal_the_formula(generator, name):
     )
     loss = lookup(Kind.LOSS, name)(pairs, beta=0.2)
     (gradient,) = torch.autograd.grad(loss.sum(), chosen)
+    margins = 0.2 * (chosen.detach() - chosen_reference - rejected + rejected_reference)
     for row in range(ROWS):
-        margin = 0.2 * float((chosen - chosen_reference - rejected + rejected_reference)[row])
+        margin = float(margins[row])
         assert loss[row].item() == pytest.approx(math.log1p(math.exp(-margin)))
         assert gradient[row].item() == pytest.approx(-0.2 / (1 + math.exp(margin)))
 
@@ -67,7 +68,7 @@ def test_reward_model_of_prime_equals_the_formula(generator):
     loss = lookup(Kind.LOSS, "prime")(answers)
     (gradient,) = torch.autograd.grad(loss.sum(), logp)
     for e in range(ROWS // 4):
-        logit = 0.05 * float((logp - reference)[4 * e : 4 * e + 4].sum())
+        logit = 0.05 * float((logp.detach() - reference)[4 * e : 4 * e + 4].sum())
         chance = 1 / (1 + math.exp(-logit))
         assert loss[e].item() == pytest.approx(-math.log(chance if success[e] else 1 - chance))
         assert gradient[4 * e].item() == pytest.approx(0.05 * (chance - float(success[e])))

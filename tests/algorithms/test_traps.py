@@ -197,13 +197,13 @@ def test_topr_weighs_failures_only():
 
 def test_dppo_bounds_probabilities_not_ratios():
     """A rare token may triple; a frequent one may not gain a quarter."""
-    rare = loss_input([1.1], [1.0])
-    assert gradient("dppo", rare).item() == pytest.approx(-torch.tensor(1.1, dtype=torch.float64).exp().item())
-    frequent = dataclasses.replace(
-        rare,
-        logp=torch.tensor([0.9], dtype=torch.float64).log().requires_grad_(),
-        old_logp=torch.tensor([0.65], dtype=torch.float64).log(),
-        behaviour_logp=torch.tensor([0.65], dtype=torch.float64).log(),
-    )
-    assert gradient("dppo", frequent).item() == 0.0
-    assert gradient("dppo_binary_kl", frequent).item() == 0.0
+    rare, frequent = moved(0.005, 0.015), moved(0.65, 0.9)
+    for name in ("dppo", "dppo_binary_kl"):
+        assert gradient(name, rare).item() == pytest.approx(-3.0)
+        assert gradient(name, frequent).item() == 0.0
+
+
+def moved(before, now):
+    old = torch.tensor([before], dtype=torch.float64).log()
+    logp = torch.tensor([now], dtype=torch.float64).log().requires_grad_()
+    return dataclasses.replace(loss_input([0.0], [1.0]), logp=logp, old_logp=old, behaviour_logp=old)
