@@ -108,10 +108,12 @@ class Objective:
         return correction(self._mode, old_logp, behaviour_logp, sequence, cap=settings.cap, band=settings.band)
 
     def kept(self, tokens: LossInput) -> torch.Tensor:
-        """Which tokens of an update train: bool [tokens], from all of them."""
+        """Which tokens of an update train: bool [tokens], from all of them; nobody knows how far an expert's are."""
         kept = self.correction(tokens.old_logp, tokens.behaviour_logp, tokens.sequence).kept
         for keep in self._filters:
             kept = kept & keep(tokens)
+        if tokens.expert is not None:
+            kept = kept | tokens.expert
         if self._choice is None or not self._choice.drops:
             return kept
         return kept.masked_scatter(kept, self._choose(tokens.select(kept)))
@@ -128,7 +130,10 @@ class Objective:
         """Loss of the tokens of whole sequences, before aggregation."""
         policy = self._loss(tokens)
         corrected = self.correction(tokens.old_logp, tokens.behaviour_logp, tokens.sequence)
-        values = policy.values * corrected.weights
+        weights = corrected.weights
+        if tokens.expert is not None:
+            weights = torch.where(tokens.expert, 1.0, weights)
+        values = policy.values * weights
         kl = None
         if self._config.kl_coef and tokens.reference_logp is not None:
             kl = kl_divergence(KLEstimator(self._config.kl_estimator), tokens.logp, tokens.reference_logp)

@@ -2,7 +2,7 @@
 
 One step, in order:
 
-    trajectories ─► select ─► step_batch ─► advantages
+    trajectories ─► select ─► step_batch (shaped rewards) ─► advantages
                                   │
           pi_old and reference ◄──┤   (no gradient; pi_old only where the training forward cannot give it)
                                   ▼

@@ -196,3 +196,30 @@ def test_unknown_filters_and_shapings_name_the_nearest():
 def test_the_config_knows_which_losses_keep_a_reference():
     found = {name for name in names(Kind.LOSS) if Input.REFERENCE in needed_inputs(lookup(Kind.LOSS, name))}
     assert found == REFERENCE_LOSSES
+
+
+def first_half(tokens, *, share: float = 0.5):
+    return torch.arange(tokens.logp.numel()) < share * tokens.logp.numel()
+
+
+def doubled(rewards, *, times: float = 2.0):
+    return rewards.with_episodes((times - 1) * rewards.returns)
+
+
+def test_a_users_own_filter_and_shaping_by_import_path(model, trajectories):
+    config = AlgorithmConfig(
+        filters={f"{__name__}:first_half": {"share": 0.25}}, shaping={f"{__name__}:doubled": {"times": 3.0}}
+    )
+    report, _ = weights_after(model, trajectories, config)
+    assert report.metrics["train/dropped_share"] == pytest.approx(0.75, abs=0.02)
+    assert report.metrics["reward/shaped_mean"] == pytest.approx(3 * report.metrics["reward/mean"])
+
+
+@pytest.mark.parametrize("settings", [{}, {"loss": "m2po"}, {"loss": "kl_cov"}, {"loss": "clip_cov"}])
+def test_an_update_without_a_token_left_changes_nothing(model, trajectories, settings):
+    before = copy.deepcopy(model.state_dict())
+    config = AlgorithmConfig(filters={"k1": {"limit": 0.0}}, **settings)
+    report, after = weights_after(model, trajectories, config)
+    assert report.metrics["train/dropped_share"] == 1.0
+    assert report.metrics["train/loss"] == 0.0
+    assert all(torch.equal(after[name], tensor) for name, tensor in before.items())
