@@ -11,11 +11,12 @@ import torch
 from agentrl.algorithms.episodes import EpisodeBatch, Estimate
 from agentrl.algorithms.given import given
 from agentrl.algorithms.marks import Input, needs
+from agentrl.algorithms.ranges import Discount, Positive
 from agentrl.algorithms.segments import backward_sums, segment_sum, whiten
 
 
 @needs(Input.VALUES)
-def gae(episodes: EpisodeBatch, *, gamma: float = 1.0, gae_lambda: float = 0.95) -> Estimate:
+def gae(episodes: EpisodeBatch, *, gamma: Discount = 1.0, gae_lambda: Discount = 0.95) -> Estimate:
     """A = whitened L_t = delta_t + gamma lambda L_{t+1}, delta_t = r_t + gamma V_{t+1} - V_t (arXiv 1506.02438).
 
     The critic learns L + V, before whitening.
@@ -26,7 +27,7 @@ def gae(episodes: EpisodeBatch, *, gamma: float = 1.0, gae_lambda: float = 0.95)
 
 
 @needs(Input.VALUES)
-def gae_turn(episodes: EpisodeBatch, *, gamma_turn: float = 1.0, lambda_turn: float = 0.95) -> Estimate:
+def gae_turn(episodes: EpisodeBatch, *, gamma_turn: Discount = 1.0, lambda_turn: Discount = 0.95) -> Estimate:
     """`gae` over turns: one value per turn, at its first token, and its reward s_k (VAGEN, arXiv 2510.16907).
 
     Every token of a turn gets the turn's advantage; whitening is over tokens. The critic learns at the first tokens.
@@ -44,10 +45,10 @@ def gae_turn(episodes: EpisodeBatch, *, gamma_turn: float = 1.0, lambda_turn: fl
 def bi_level(
     episodes: EpisodeBatch,
     *,
-    gamma: float = 1.0,
-    gae_lambda: float = 0.95,
-    gamma_turn: float = 1.0,
-    lambda_turn: float = 0.95,
+    gamma: Discount = 1.0,
+    gae_lambda: Discount = 0.95,
+    gamma_turn: Discount = 1.0,
+    lambda_turn: Discount = 0.95,
 ) -> Estimate:
     """`gae` over turns gives L at the last token of each, and `gae` over tokens leads it back to the turn's first.
 
@@ -71,7 +72,7 @@ def bi_level(
 
 
 @needs(Input.VALUES)
-def vapo(episodes: EpisodeBatch, *, gamma: float = 1.0, alpha: float = 0.05) -> Estimate:
+def vapo(episodes: EpisodeBatch, *, gamma: Discount = 1.0, alpha: Positive = 0.05) -> Estimate:
     """`gae` with lambda = 1 - 1 / (alpha len) for the policy and lambda = 1 for the critic (VAPO, arXiv 2504.05118).
 
     len is the number of the episode's sampled tokens; below 1 / alpha of them lambda is 0.

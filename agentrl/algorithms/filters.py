@@ -13,6 +13,7 @@ import torch
 from agentrl.algorithms.given import given
 from agentrl.algorithms.loss_input import LossInput, log_ratio
 from agentrl.algorithms.marks import Input, needs
+from agentrl.algorithms.ranges import NotNegative, Share
 from agentrl.algorithms.segments import segment_mean
 from agentrl.errors import ConfigError
 
@@ -20,7 +21,7 @@ GEOMETRIC_BAND = (0.99, 1.01)
 Unit = Literal["token", "sequence"]
 
 
-def k1(tokens: LossInput, *, limit: float, of: Unit = "token") -> torch.Tensor:
+def k1(tokens: LossInput, *, limit: NotNegative, of: Unit = "token") -> torch.Tensor:
     """abs(q) at most `limit`, or abs(mean q) for whole sequences: bool [tokens].
 
     Args:
@@ -31,12 +32,12 @@ def k1(tokens: LossInput, *, limit: float, of: Unit = "token") -> torch.Tensor:
     return _distance(tokens, -_log_rho(tokens), of).abs() <= limit
 
 
-def k2(tokens: LossInput, *, limit: float, of: Unit = "token") -> torch.Tensor:
+def k2(tokens: LossInput, *, limit: NotNegative, of: Unit = "token") -> torch.Tensor:
     """q^2 / 2 at most `limit`, or its mean for whole sequences: bool [tokens]."""
     return _distance(tokens, _log_rho(tokens).square() / 2, of) <= limit
 
 
-def k3(tokens: LossInput, *, limit: float, of: Unit = "token") -> torch.Tensor:
+def k3(tokens: LossInput, *, limit: NotNegative, of: Unit = "token") -> torch.Tensor:
     """exp(q) - q - 1 at most `limit`, or its mean for whole sequences: bool [tokens]."""
     log_rho = _log_rho(tokens)
     return _distance(tokens, log_rho.exp() - log_rho - 1, of) <= limit
@@ -56,7 +57,7 @@ def geometric(tokens: LossInput, *, band: tuple[float, float] = GEOMETRIC_BAND) 
 
 
 @needs(Input.ENTROPY)
-def top_entropy(tokens: LossInput, *, share: float = 0.2) -> torch.Tensor:
+def top_entropy(tokens: LossInput, *, share: Share = 0.2) -> torch.Tensor:
     """The share of tokens, 20 %, at which the proximal policy was most uncertain: bool [tokens] (arXiv 2506.01939)."""
     entropy = given(tokens.entropy, Input.ENTROPY)
     kept = torch.zeros_like(entropy, dtype=torch.bool)

@@ -8,6 +8,7 @@ from agentrl.algorithms.given import given
 from agentrl.algorithms.loss_input import LossInput, TokenLoss, log_ratio, unclipped
 from agentrl.algorithms.marks import Input, advantage_weighted, ignores_advantage, needs
 from agentrl.algorithms.policy_losses import ppo
+from agentrl.algorithms.ranges import Positive
 from agentrl.algorithms.segments import segment_sum
 
 
@@ -20,7 +21,7 @@ def topr(tokens: LossInput) -> TokenLoss:
     return TokenLoss(values=-weight * tokens.advantage * tokens.logp, clipped=~good & (ratio > 1.0))
 
 
-def kimi(tokens: LossInput, *, tau: float = 0.1) -> TokenLoss:
+def kimi(tokens: LossInput, *, tau: Positive = 0.1) -> TokenLoss:
     """-A log pi + (tau / 2)(log pi - log pi_old)^2, tau = 0.1 (Kimi k1.5, arXiv 2501.12599, section 2.3.2)."""
     penalty = log_ratio(tokens.logp, tokens.old_logp).square()
     return unclipped(-tokens.advantage * tokens.logp + tau / 2 * penalty)
@@ -35,7 +36,7 @@ def luffy(
     clip_low: float | None = None,
     clip_high: float | None = None,
     dual_clip: float | None = 3.0,
-    shaping: float = 0.1,
+    shaping: Positive = 0.1,
 ) -> TokenLoss:
     """-A f(pi), f(x) = x / (x + 0.1), at an expert's tokens, without a clip; `ppo` at the policy's own.
 
@@ -58,7 +59,7 @@ def luffy(
 
 @needs(Input.REFERENCE)
 @ignores_advantage
-def sppo(tokens: LossInput, *, eta: float = 1.0) -> TokenLoss:
+def sppo(tokens: LossInput, *, eta: Positive = 1.0) -> TokenLoss:
     """(log pi / pi_ref - eta (R - 1/2))^2 of whole sequences, R the share of opponents beaten (SPPO, arXiv 2405.00675).
 
     Every token carries its sequence's value; meant for aggregation seq-mean-token-mean.

@@ -7,6 +7,7 @@ import torch
 from agentrl.algorithms.clip import ClipRange, clip_range
 from agentrl.algorithms.loss_input import LossInput, TokenLoss, log_ratio, unclipped
 from agentrl.algorithms.marks import advantage_weighted, weighs_behaviour
+from agentrl.algorithms.ranges import NotNegative, Positive
 from agentrl.algorithms.segments import segment_mean
 
 PPO_CLIP = ClipRange(low=0.2, high=0.2)
@@ -80,7 +81,7 @@ def reinforce(tokens: LossInput) -> TokenLoss:
 
 
 @advantage_weighted
-def sapo(tokens: LossInput, *, tau_positive: float = 1.0, tau_negative: float = 1.05) -> TokenLoss:
+def sapo(tokens: LossInput, *, tau_positive: Positive = 1.0, tau_negative: Positive = 1.05) -> TokenLoss:
     """-A (4 / tau) sigmoid(tau (r - 1)), tau by the sign of A: 1.0 for A > 0, 1.05 for A < 0 (SAPO, arXiv 2511.20347).
 
     A ratio of 1 has the gradient of PPO; distant ratios fade instead of being cut off.
@@ -114,7 +115,7 @@ def decoupled_ppo(
     clip_low: float | None = None,
     clip_high: float | None = None,
     dual_clip: float | None = 3.0,
-    cap: float = 5.0,
+    cap: Positive = 5.0,
 ) -> TokenLoss:
     """min(rho, 5) times `ppo`, rho = pi_old / mu: always weighted (arXiv 2110.00641; AReaL, arXiv 2505.24298).
 
@@ -137,7 +138,7 @@ def vapo(
     clip_low: float | None = None,
     clip_high: float | None = None,
     dual_clip: float | None = 3.0,
-    positive_weight: float = 0.1,
+    positive_weight: NotNegative = 0.1,
 ) -> TokenLoss:
     """`dapo`, and 0.1 times -log pi at tokens of episodes with R > 0 (VAPO, arXiv 2504.05118, section 4.3).
 

@@ -8,6 +8,7 @@ import torch
 from torch.nn import functional
 
 from agentrl.algorithms.marks import takes
+from agentrl.algorithms.ranges import Positive
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -23,7 +24,7 @@ class PreferencePairs:
 
 
 @takes("pairs of trajectories (PreferencePairs)")
-def dpo(pairs: PreferencePairs, *, beta: float = 0.1) -> torch.Tensor:
+def dpo(pairs: PreferencePairs, *, beta: Positive = 0.1) -> torch.Tensor:
     """-log sigmoid(beta (log pi / pi_ref of the better - that of the worse)): [pairs] (DPO, arXiv 2305.18290)."""
     better = pairs.chosen_logp - pairs.chosen_reference_logp
     worse = pairs.rejected_logp - pairs.rejected_reference_logp
@@ -31,7 +32,7 @@ def dpo(pairs: PreferencePairs, *, beta: float = 0.1) -> torch.Tensor:
 
 
 @takes("pairs of a demonstration and the previous policy's own trajectory (PreferencePairs)")
-def spin(pairs: PreferencePairs, *, beta: float = 0.1) -> torch.Tensor:
+def spin(pairs: PreferencePairs, *, beta: Positive = 0.1) -> torch.Tensor:
     """`dpo` of demonstrations against what the previous policy, the reference, did: [pairs] (arXiv 2401.01335)."""
     return dpo(pairs, beta=beta)
 

@@ -15,13 +15,14 @@ from agentrl.algorithms.episodes import EpisodeBatch
 from agentrl.algorithms.given import given
 from agentrl.algorithms.group_advantages import against_others, rloo
 from agentrl.algorithms.marks import Input, compares_group, needs, takes
+from agentrl.algorithms.ranges import Discount, Positive
 from agentrl.algorithms.return_advantages import token_returns
 from agentrl.algorithms.segments import segment_mean, segment_sum
 
 
 @needs(Input.PROCESS_REWARD)
 @compares_group
-def prime(episodes: EpisodeBatch, *, gamma: float = 1.0) -> torch.Tensor:
+def prime(episodes: EpisodeBatch, *, gamma: Discount = 1.0) -> torch.Tensor:
     """A = `rloo` of R + return-to-go of (p_t - the others' mean p): [tokens] (PRIME, arXiv 2502.01456, equation 5).
 
     p_t is the implicit process reward of a token; each other member counts by the mean over its tokens, whatever its
@@ -33,7 +34,7 @@ def prime(episodes: EpisodeBatch, *, gamma: float = 1.0) -> torch.Tensor:
     return rloo(episodes) + token_returns(episodes, process - episodes.to_tokens(others), gamma)
 
 
-def implicit_reward(rm_logp: torch.Tensor, reference_logp: torch.Tensor, *, beta: float = 0.05) -> torch.Tensor:
+def implicit_reward(rm_logp: torch.Tensor, reference_logp: torch.Tensor, *, beta: Positive = 0.05) -> torch.Tensor:
     """p_t = beta log(pi_rm / pi_ref): [tokens] from log-probabilities [tokens]."""
     return beta * (rm_logp - reference_logp)
 
@@ -53,7 +54,7 @@ class ScoredAnswers:
 
 
 @takes("the answers that a reward model has scored (ScoredAnswers)")
-def prime_reward_model(answers: ScoredAnswers, *, beta: float = 0.05) -> torch.Tensor:
+def prime_reward_model(answers: ScoredAnswers, *, beta: Positive = 0.05) -> torch.Tensor:
     """-log sigmoid of the outcome's logit sum_t p_t: [episodes] (PRIME, arXiv 2502.01456, equation 4)."""
     reward = implicit_reward(answers.rm_logp, answers.reference_logp, beta=beta)
     logit = segment_sum(reward, answers.episode, answers.success.numel())

@@ -4,8 +4,10 @@ from __future__ import annotations
 
 import torch
 
+from agentrl.algorithms.ranges import Positive
 
-def pf_ppo(returns: torch.Tensor, seed: int, *, power: float = 2.0) -> torch.Tensor:
+
+def pf_ppo(returns: torch.Tensor, seed: int, *, power: Positive = 2.0) -> torch.Tensor:
     """Episodes drawn with replacement, each with weight abs(R)^p, as many as there are: int64 [episodes] indices.
 
     PF-PPO, arXiv 2409.06957. Where all weights are 0 every episode is drawn once.

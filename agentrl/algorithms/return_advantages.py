@@ -7,15 +7,16 @@ import torch
 from agentrl.algorithms.episodes import EpisodeBatch
 from agentrl.algorithms.given import given
 from agentrl.algorithms.marks import Input, needs
+from agentrl.algorithms.ranges import Discount
 from agentrl.algorithms.segments import backward_sums, whiten
 
 
-def reinforce(episodes: EpisodeBatch, *, gamma: float = 1.0) -> torch.Tensor:
+def reinforce(episodes: EpisodeBatch, *, gamma: Discount = 1.0) -> torch.Tensor:
     """A = G_k = s_k + gamma G_{k+1}, the return-to-go over turns, the same for each token of turn k: [tokens]."""
     return turn_returns(episodes, gamma)[episodes.token_turn]
 
 
-def reinforce_plus_plus(episodes: EpisodeBatch, *, gamma: float = 1.0) -> torch.Tensor:
+def reinforce_plus_plus(episodes: EpisodeBatch, *, gamma: Discount = 1.0) -> torch.Tensor:
     """A = whitened G_t = r_t + gamma G_{t+1} over sampled tokens: [tokens] (REINFORCE++, arXiv 2501.03262).
 
     A turn's reward falls on its last token. Whitening is over the sampled tokens of the batch.

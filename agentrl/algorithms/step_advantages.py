@@ -9,12 +9,15 @@ import torch
 from agentrl.algorithms.episodes import EpisodeBatch
 from agentrl.algorithms.group_advantages import dr_grpo, grpo
 from agentrl.algorithms.marks import compares_group
+from agentrl.algorithms.ranges import Depth, Discount, NotNegative
 from agentrl.algorithms.return_advantages import turn_returns
 from agentrl.algorithms.segments import segment_mean, standardize
 
 
 @compares_group
-def gigpo(episodes: EpisodeBatch, *, omega: float = 1.0, gamma: float = 0.95, normalize: bool = True) -> torch.Tensor:
+def gigpo(
+    episodes: EpisodeBatch, *, omega: NotNegative = 1.0, gamma: Discount = 0.95, normalize: bool = True
+) -> torch.Tensor:
     """A = A_episode + omega A_step: [tokens] (GiGPO, arXiv 2505.10978, section 4).
 
     A_episode is that of `grpo`. A_step compares the discounted return G_k = s_k + gamma G_{k+1} of a turn with those of
@@ -30,10 +33,10 @@ def gigpo(episodes: EpisodeBatch, *, omega: float = 1.0, gamma: float = 0.95, no
 def hgpo(
     episodes: EpisodeBatch,
     *,
-    depth: int = 2,
-    alpha: float = 1.0,
-    omega: float = 1.0,
-    gamma: float = 0.95,
+    depth: Depth = 2,
+    alpha: NotNegative = 1.0,
+    omega: NotNegative = 1.0,
+    gamma: Discount = 0.95,
     normalize: bool = True,
 ) -> torch.Tensor:
     """`gigpo` with A_step averaged over step groups of depth h = 0..H, weight (h + 1)^alpha (HGPO, arXiv 2602.22817).
@@ -62,7 +65,7 @@ def hgpo(
 def turn_discounted(
     episodes: EpisodeBatch,
     *,
-    gamma: float = 0.95,
+    gamma: Discount = 0.95,
     normalize_over: Literal["turn_index", "all_turns"] = "turn_index",
 ) -> torch.Tensor:
     """A = (G_k - mean) / (std + 1e-6), G_k = s_k + gamma G_{k+1}: [tokens].

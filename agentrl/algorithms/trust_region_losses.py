@@ -8,11 +8,12 @@ from agentrl.algorithms.clip import clip_range
 from agentrl.algorithms.loss_input import LossInput, TokenLoss, log_ratio, unclipped
 from agentrl.algorithms.marks import advantage_weighted, chooses
 from agentrl.algorithms.policy_losses import PPO_CLIP, clipped_surrogate
+from agentrl.algorithms.ranges import NotNegative, Positive, Share
 
 SMALLEST_PROBABILITY = 1e-7
 
 
-def top_covariance(tokens: LossInput, *, share: float = 2e-4) -> torch.Tensor:
+def top_covariance(tokens: LossInput, *, share: Share = 2e-4) -> torch.Tensor:
     """The top share of tokens, at least one, by (A - mean A)(log pi - mean log pi): bool [tokens]."""
     covariance = token_covariance(tokens)
     chosen = torch.zeros_like(covariance, dtype=torch.bool)
@@ -21,7 +22,7 @@ def top_covariance(tokens: LossInput, *, share: float = 2e-4) -> torch.Tensor:
 
 
 @chooses(top_covariance, drops=False)
-def kl_cov(tokens: LossInput, *, share: float = 2e-4, coef: float = 1.0) -> TokenLoss:
+def kl_cov(tokens: LossInput, *, share: Share = 2e-4, coef: NotNegative = 1.0) -> TokenLoss:
     """-A r, plus coef abs(d) at the top share of tokens by covariance (KL-Cov, arXiv 2505.22617, section 4.2).
 
     Args:
@@ -35,7 +36,7 @@ def kl_cov(tokens: LossInput, *, share: float = 2e-4, coef: float = 1.0) -> Toke
 
 
 def random_in_band(
-    tokens: LossInput, *, share: float = 2e-4, cov_low: float = 1.0, cov_high: float = 5.0, seed: int = 0
+    tokens: LossInput, *, share: Share = 2e-4, cov_low: float = 1.0, cov_high: float = 5.0, seed: int = 0
 ) -> torch.Tensor:
     """A random share of the tokens, at least one if any, with a covariance in [cov_low, cov_high]: bool [tokens].
 
@@ -59,7 +60,7 @@ def clip_cov(
     clip_low: float | None = None,
     clip_high: float | None = None,
     dual_clip: float | None = 3.0,
-    share: float = 2e-4,
+    share: Share = 2e-4,
     cov_low: float = 1.0,
     cov_high: float = 5.0,
     seed: int = 0,
@@ -86,7 +87,7 @@ def clip_cov(
 
 
 @advantage_weighted
-def dppo(tokens: LossInput, *, delta_low: float = 0.2, delta_high: float = 0.2) -> TokenLoss:
+def dppo(tokens: LossInput, *, delta_low: NotNegative = 0.2, delta_high: NotNegative = 0.2) -> TokenLoss:
     """-A r, 0 where (A > 0 and pi - mu > delta_high) or (A < 0 and mu - pi > delta_low) (DPPO, arXiv 2602.04879).
 
     A rare token may then gain many times its probability, and a frequent one no more than delta.
@@ -96,7 +97,7 @@ def dppo(tokens: LossInput, *, delta_low: float = 0.2, delta_high: float = 0.2) 
 
 
 @advantage_weighted
-def dppo_binary_kl(tokens: LossInput, *, delta_low: float = 0.05, delta_high: float = 0.05) -> TokenLoss:
+def dppo_binary_kl(tokens: LossInput, *, delta_low: NotNegative = 0.05, delta_high: NotNegative = 0.05) -> TokenLoss:
     """`dppo` by KL(mu, pi) of "this token or another": dropped where it is above 0.05 in A's direction."""
     pi, mu = (
         logp.exp().clamp(SMALLEST_PROBABILITY, 1 - SMALLEST_PROBABILITY)
@@ -106,7 +107,7 @@ def dppo_binary_kl(tokens: LossInput, *, delta_low: float = 0.05, delta_high: fl
     return _kept_inside(tokens, (pi > mu) & (divergence > delta_high), (pi < mu) & (divergence > delta_low))
 
 
-def low_second_moment(tokens: LossInput, *, tau: float = 0.04) -> torch.Tensor:
+def low_second_moment(tokens: LossInput, *, tau: Positive = 0.04) -> torch.Tensor:
     """The most tokens whose mean of (log pi_old - log mu)^2 is below tau, smallest first: bool [tokens]."""
     moment = log_ratio(tokens.old_logp, tokens.behaviour_logp).square()
     ordered, order = moment.sort(stable=True)
@@ -118,7 +119,7 @@ def low_second_moment(tokens: LossInput, *, tau: float = 0.04) -> torch.Tensor:
 
 @chooses(low_second_moment, drops=True)
 @advantage_weighted
-def m2po(tokens: LossInput, *, tau: float = 0.04) -> TokenLoss:
+def m2po(tokens: LossInput, *, tau: Positive = 0.04) -> TokenLoss:
     """-A r, without the tokens of the largest (log pi_old - log mu)^2: the mean of the rest is below tau = 0.04.
 
     M2PO, arXiv 2510.01161. What is dropped is in no denominator. With correction ``token`` the ratio is pi / mu, as in

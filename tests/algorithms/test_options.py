@@ -41,6 +41,25 @@ def test_wrong_type():
         check_options(ppo(), {"clip_low": "small"})
 
 
+@pytest.mark.parametrize(
+    ("kind", "name", "options", "message"),
+    [
+        (Kind.ADVANTAGE, "gigpo", {"gamma": 1.5}, "gamma is out of range: got 1.5, expected less than or equal to 1"),
+        (Kind.ADVANTAGE, "vapo", {"alpha": 0}, "alpha is out of range: got 0, expected greater than 0"),
+        (Kind.ADVANTAGE, "hgpo", {"depth": -1}, "expected greater than or equal to 0"),
+        (Kind.LOSS, "kl_cov", {"share": 2}, "share is out of range"),
+        (Kind.LOSS, "m2po", {"tau": float("inf")}, "expected a finite number"),
+        (Kind.LOSS, "m2po", {"tau": "low"}, "tau is of a wrong type: got 'low', expected float"),
+        (Kind.FILTER, "k3", {"limit": -0.1}, "limit is out of range"),
+        (Kind.SHAPING, "pf_ppo", {"power": 0}, "power is out of range"),
+    ],
+)
+def test_options_out_of_range(kind, name, options, message):
+    with pytest.raises(ConfigError) as caught:
+        check_options(lookup(kind, name), options)
+    assert message in str(caught.value)
+
+
 def test_missing_option_of_a_users_function():
     def estimator(episodes, *, alpha: float, beta=1):
         raise NotImplementedError
