@@ -36,6 +36,8 @@ class Kind(enum.StrEnum):
     SCORER = "scorer"
     ADVANTAGE = "advantage"
     LOSS = "loss"
+    FILTER = "filter"
+    SHAPING = "shaping"
     TOOL_PARSER = "tool_parser"
     TRACKER = "tracker"
 

@@ -5,6 +5,7 @@ A page asks for a table with a line ``<!-- generated: NAME -->``; the reference 
 
 from __future__ import annotations
 
+import inspect
 import re
 from collections.abc import Callable, Mapping, Sequence
 from typing import TYPE_CHECKING, Any
@@ -12,6 +13,7 @@ from typing import TYPE_CHECKING, Any
 from environment_pages import generated_pages, index_table, page_path, section
 from typer.testing import CliRunner
 
+from agentrl.algorithms.marks import needed_inputs, other_input
 from agentrl.cli.application import build
 from agentrl.cli.commands import COMMANDS
 from agentrl.config import shipped_configs
@@ -20,6 +22,7 @@ from agentrl.registry import Kind, lookup, names
 from agentrl.testing.env_rules.catalogue import INTEGRITY, RULES
 from agentrl.testing.env_rules.rule import Rule
 from agentrl.tool import Tool
+from agentrl.training.objective_checks import PROVIDED
 
 if TYPE_CHECKING:
     from mkdocs.structure.files import Files
@@ -74,6 +77,30 @@ def documented_table(kind: Kind) -> str:
     return "\n".join(rows)
 
 
+def algorithms_table(kind: Kind) -> str:
+    """The functions of a kind: the first line of each docstring, its options, and what it needs beside episodes."""
+    rows = ["| name | what it is | options | needs |", "|---|---|---|---|"]
+    for name in names(kind):
+        function = lookup(kind, name)
+        summary = (function.__doc__ or "").strip().partition("\n")[0]
+        missing = other_input(function) or ", ".join(sorted(needed_inputs(function) - PROVIDED))
+        rows.append(f"| `{name}` | {summary} | {_options(function)} | {missing} |")
+    return "\n".join(rows)
+
+
+def _options(function: Any) -> str:
+    found = [p for p in inspect.signature(function).parameters.values() if p.kind is inspect.Parameter.KEYWORD_ONLY]
+    return ", ".join(
+        f"`{p.name}`" if p.default is inspect.Parameter.empty else f"`{p.name}: {_yaml(p.default)}`" for p in found
+    )
+
+
+def _yaml(value: Any) -> str:
+    if isinstance(value, tuple):
+        return f"[{', '.join(map(_yaml, value))}]"
+    return str(value).lower() if isinstance(value, bool) else "null" if value is None else str(value)
+
+
 def configs_table() -> str:
     """The configs that are installed."""
     return "\n".join(f"- `{name}`" for name in shipped_configs())
@@ -86,8 +113,10 @@ TABLES: Mapping[str, Callable[[], str]] = {
     "integrity rules": lambda: rules_table(INTEGRITY),
     "tools": tools_table,
     "agent loops": lambda: documented_table(Kind.AGENT_LOOP),
-    "advantages": lambda: documented_table(Kind.ADVANTAGE),
-    "losses": lambda: documented_table(Kind.LOSS),
+    "advantages": lambda: algorithms_table(Kind.ADVANTAGE),
+    "losses": lambda: algorithms_table(Kind.LOSS),
+    "filters": lambda: algorithms_table(Kind.FILTER),
+    "shapings": lambda: algorithms_table(Kind.SHAPING),
     "configs": configs_table,
 }
 

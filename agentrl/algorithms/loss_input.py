@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import dataclasses
 from dataclasses import dataclass
+from typing import Any
 
 import torch
 
@@ -20,9 +22,28 @@ class LossInput:
     behaviour_logp: torch.Tensor
     """log mu of the behaviour policy: what the engine returned when it sampled."""
     advantage: torch.Tensor
+    episode_return: torch.Tensor
+    """R of the episode that the token belongs to, after shaping."""
     sequence: torch.Tensor
     """Sequence of each token: int64, from 0 to `sequences` - 1; no sequence is split over two inputs."""
     sequences: int
+    reference_logp: torch.Tensor | None = None
+    """log pi_ref of a frozen policy."""
+    teacher_logp: torch.Tensor | None = None
+    """log-probability that a teacher gives the token."""
+    expert: torch.Tensor | None = None
+    """Bool: an expert wrote the token; its log mu and log pi_old mean nothing."""
+    entropy: torch.Tensor | None = None
+    """Entropy of the proximal policy at the token, in nats; filters read it."""
+    chosen: torch.Tensor | None = None
+    """Bool: the loss's own choice among all tokens of the update (`agentrl.algorithms.marks.chooses`). Without it the
+    tokens given are taken for all."""
+
+    def select(self, index: torch.Tensor) -> LossInput:
+        """Some of the tokens: index int64 [selected], or bool [tokens]."""
+        parts: dict[str, Any] = {part.name: getattr(self, part.name) for part in dataclasses.fields(self)}
+        chosen = {name: part[index] for name, part in parts.items() if isinstance(part, torch.Tensor)}
+        return LossInput(**{**parts, **chosen})
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -38,3 +59,8 @@ class TokenLoss:
 def log_ratio(numerator: torch.Tensor, denominator: torch.Tensor) -> torch.Tensor:
     """Log of a ratio of probabilities, clamped to [-20, 20] so that its exponential is finite."""
     return (numerator - denominator).clamp(-LOG_RATIO_LIMIT, LOG_RATIO_LIMIT)
+
+
+def unclipped(values: torch.Tensor) -> TokenLoss:
+    """A loss without a clip."""
+    return TokenLoss(values=values, clipped=torch.zeros_like(values, dtype=torch.bool))

@@ -2,10 +2,35 @@
 
 from __future__ import annotations
 
+import enum
 from collections.abc import Callable
+from dataclasses import dataclass
 from typing import Any, TypeVar
 
 Marked = TypeVar("Marked", bound=Callable[..., Any])
+
+
+class Input(enum.StrEnum):
+    """What a step has only where something provides it; the value says so to people."""
+
+    VALUES = "a critic's values"
+    GREEDY_RETURN = "a greedy rollout of each task"
+    COMPONENTS = "named reward components"
+    PROCESS_REWARD = "the rewards of an implicit process reward model"
+    REFERENCE = "a reference policy"
+    TEACHER = "a teacher's log-probabilities"
+    EXPERT = "episodes of an expert"
+    ENTROPY = "the entropy at each token"
+
+
+@dataclass(frozen=True, slots=True)
+class Choice:
+    """How a loss chooses among all tokens of an update, before it is computed."""
+
+    choose: Callable[..., Any]
+    """Bool [tokens] from a `LossInput` of the whole update; its options are some of the loss's."""
+    drops: bool
+    """What is not chosen leaves the loss and its denominators. The choice then reads no current policy."""
 
 
 def compares_group(estimator: Marked) -> Marked:
@@ -20,7 +45,7 @@ def requires_group(estimator: Callable[..., Any]) -> bool:
 
 
 def advantage_weighted(loss: Marked) -> Marked:
-    """Mark a loss that is 0, with gradient 0, where the advantage is; the trainer may then skip such tokens."""
+    """Mark a loss that is 0, with gradient 0, where the advantage is; the trainer may then skip such sequences."""
     loss.__dict__["advantage_weighted"] = True
     return loss
 
@@ -28,3 +53,70 @@ def advantage_weighted(loss: Marked) -> Marked:
 def is_advantage_weighted(loss: Callable[..., Any]) -> bool:
     """Whether a loss was marked with `advantage_weighted`."""
     return getattr(loss, "advantage_weighted", False)
+
+
+def ignores_advantage(loss: Marked) -> Marked:
+    """Mark a loss that reads no advantage, so that an estimator's options would be ignored."""
+    loss.__dict__["ignores_advantage"] = True
+    return loss
+
+
+def is_blind_to_advantage(loss: Callable[..., Any]) -> bool:
+    """Whether a loss was marked with `ignores_advantage`."""
+    return getattr(loss, "ignores_advantage", False)
+
+
+def weighs_behaviour(loss: Marked) -> Marked:
+    """Mark a loss that holds the weight pi_old / mu itself, so that a correction would apply it twice."""
+    loss.__dict__["weighs_behaviour"] = True
+    return loss
+
+
+def corrects_itself(loss: Callable[..., Any]) -> bool:
+    """Whether a loss was marked with `weighs_behaviour`."""
+    return getattr(loss, "weighs_behaviour", False)
+
+
+def needs(*inputs: Input) -> Callable[[Marked], Marked]:
+    """Mark a function that cannot do without optional parts of its input."""
+
+    def mark(function: Marked) -> Marked:
+        function.__dict__["needs"] = frozenset(inputs)
+        return function
+
+    return mark
+
+
+def needed_inputs(function: Callable[..., Any]) -> frozenset[Input]:
+    """What a function was marked with `needs` for."""
+    return getattr(function, "needs", frozenset())
+
+
+def chooses(choose: Callable[..., Any], *, drops: bool) -> Callable[[Marked], Marked]:
+    """Mark a loss that chooses among all tokens of an update; see `Choice`."""
+
+    def mark(loss: Marked) -> Marked:
+        loss.__dict__["choice"] = Choice(choose, drops)
+        return loss
+
+    return mark
+
+
+def choice_of(loss: Callable[..., Any]) -> Choice | None:
+    """How a loss chooses, if it was marked with `chooses`."""
+    return getattr(loss, "choice", None)
+
+
+def takes(what: str) -> Callable[[Marked], Marked]:
+    """Mark a loss that is no function of a `LossInput`: of what, in words."""
+
+    def mark(loss: Marked) -> Marked:
+        loss.__dict__["takes"] = what
+        return loss
+
+    return mark
+
+
+def other_input(loss: Callable[..., Any]) -> str | None:
+    """What a loss takes instead of a `LossInput`, if it was marked with `takes`."""
+    return getattr(loss, "takes", None)

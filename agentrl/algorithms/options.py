@@ -5,12 +5,15 @@ from __future__ import annotations
 import difflib
 import inspect
 from collections.abc import Callable, Mapping
-from typing import Any
+from typing import Annotated, Any, get_args, get_origin
 
 from pydantic import TypeAdapter, ValidationError
 
 from agentrl.algorithms.clip import ClipRange, clip_range
 from agentrl.errors import ConfigError
+
+OUT_OF_RANGE = frozenset({"greater_than", "greater_than_equal", "less_than", "less_than_equal", "finite_number"})
+"""Errors of pydantic at numbers that are numbers."""
 
 
 def check_options(function: Callable[..., Any], options: Mapping[str, Any]) -> dict[str, Any]:
@@ -58,7 +61,18 @@ def _convert(function: str, option: str, value: Any, parameter: inspect.Paramete
     try:
         return TypeAdapter(parameter.annotation).validate_python(value)
     except ValidationError as error:
-        wanted = inspect.formatannotation(parameter.annotation)
+        first = error.errors()[0]
+        if first["type"] in OUT_OF_RANGE:
+            raise ConfigError(
+                f"{function}: option {option} is out of range",
+                got=repr(value),
+                expected=first["msg"].removeprefix("Input should be "),
+            ) from error
         raise ConfigError(
-            f"{function}: option {option} is of a wrong type", got=repr(value), expected=wanted
+            f"{function}: option {option} is of a wrong type", got=repr(value), expected=_named(parameter.annotation)
         ) from error
+
+
+def _named(annotation: Any) -> str:
+    plain = get_args(annotation)[0] if get_origin(annotation) is Annotated else annotation
+    return inspect.formatannotation(plain)

@@ -5,14 +5,16 @@ from __future__ import annotations
 import torch
 
 from agentrl.algorithms.clip import ClipRange, clip_range
-from agentrl.algorithms.loss_input import LossInput, TokenLoss, log_ratio
-from agentrl.algorithms.marks import advantage_weighted
+from agentrl.algorithms.loss_input import LossInput, TokenLoss, log_ratio, unclipped
+from agentrl.algorithms.marks import advantage_weighted, weighs_behaviour
+from agentrl.algorithms.ranges import NotNegative, Positive
 from agentrl.algorithms.segments import segment_mean
 
 PPO_CLIP = ClipRange(low=0.2, high=0.2)
 DAPO_CLIP = ClipRange(low=0.2, high=0.28)
 GSPO_CLIP = ClipRange(low=3e-4, high=4e-4)
 CISPO_CLIP = ClipRange(low=1.0, high=0.28)
+GMPO_CLIP = ClipRange(low=0.4, high=0.4)
 
 
 @advantage_weighted
@@ -74,8 +76,82 @@ def cispo(tokens: LossInput, *, clip_low: float | None = None, clip_high: float 
 
 @advantage_weighted
 def reinforce(tokens: LossInput) -> TokenLoss:
-    """-A log pi."""
-    return TokenLoss(values=-tokens.advantage * tokens.logp, clipped=torch.zeros_like(tokens.logp, dtype=torch.bool))
+    """-A log pi (Williams, 1992; also the loss of GPG, arXiv 2504.02546)."""
+    return unclipped(-tokens.advantage * tokens.logp)
+
+
+@advantage_weighted
+def sapo(tokens: LossInput, *, tau_positive: Positive = 1.0, tau_negative: Positive = 1.05) -> TokenLoss:
+    """-A (4 / tau) sigmoid(tau (r - 1)), tau by the sign of A: 1.0 for A > 0, 1.05 for A < 0 (SAPO, arXiv 2511.20347).
+
+    A ratio of 1 has the gradient of PPO; distant ratios fade instead of being cut off.
+    """
+    tau = torch.full_like(tokens.logp, tau_negative).masked_fill(tokens.advantage > 0, tau_positive)
+    ratio = log_ratio(tokens.logp, tokens.old_logp).exp()
+    return unclipped(-tokens.advantage * (4 / tau) * (tau * (ratio - 1)).sigmoid())
+
+
+@advantage_weighted
+def gmpo(tokens: LossInput, *, clip_low: float | None = None, clip_high: float | None = None) -> TokenLoss:
+    """-A s, s = exp(mean_t c_t), c_t = d_t clipped to at most hi where A > 0, at least -lo where A < 0; both 0.4.
+
+    GMPO, arXiv 2507.20673. Each token keeps its own advantage, and its gradient goes through sg(s) exp(c - sg(c)): with
+    one advantage in a sequence that is the gradient of -A s, and with several none is averaged away.
+    """
+    bounds = clip_range(None, clip_low, clip_high, default=GMPO_CLIP)
+    difference = log_ratio(tokens.logp, tokens.old_logp)
+    bounded = torch.where(tokens.advantage > 0, difference.clamp(max=bounds.high), difference.clamp(min=-bounds.low))
+    mean = segment_mean(bounded, tokens.sequence, tokens.sequences).detach()
+    ratio = (mean[tokens.sequence] + bounded - bounded.detach()).exp()
+    return TokenLoss(values=-tokens.advantage * ratio, clipped=bounded != difference)
+
+
+@weighs_behaviour
+@advantage_weighted
+def decoupled_ppo(
+    tokens: LossInput,
+    *,
+    clip: float | None = None,
+    clip_low: float | None = None,
+    clip_high: float | None = None,
+    dual_clip: float | None = 3.0,
+    cap: Positive = 5.0,
+) -> TokenLoss:
+    """min(rho, 5) times `ppo`, rho = pi_old / mu: always weighted (arXiv 2110.00641; AReaL, arXiv 2505.24298).
+
+    Args:
+        tokens: The tokens.
+        clip: As for `ppo`, also the next three.
+        clip_low: lo.
+        clip_high: hi.
+        dual_clip: c.
+        cap: The greatest weight.
+    """
+    loss = ppo(tokens, clip=clip, clip_low=clip_low, clip_high=clip_high, dual_clip=dual_clip)
+    rho = log_ratio(tokens.old_logp, tokens.behaviour_logp).exp().detach()
+    return TokenLoss(values=rho.clamp(max=cap) * loss.values, clipped=loss.clipped | (rho > cap))
+
+
+def vapo(
+    tokens: LossInput,
+    *,
+    clip_low: float | None = None,
+    clip_high: float | None = None,
+    dual_clip: float | None = 3.0,
+    positive_weight: NotNegative = 0.1,
+) -> TokenLoss:
+    """`dapo`, and 0.1 times -log pi at tokens of episodes with R > 0 (VAPO, arXiv 2504.05118, section 4.3).
+
+    Args:
+        tokens: The tokens.
+        clip_low: As for `dapo`, also the next two.
+        clip_high: hi.
+        dual_clip: c.
+        positive_weight: Weight of the language-modelling loss, counted over all tokens.
+    """
+    loss = dapo(tokens, clip_low=clip_low, clip_high=clip_high, dual_clip=dual_clip)
+    imitation = torch.where(tokens.episode_return > 0, -tokens.logp, 0.0)
+    return TokenLoss(values=loss.values + positive_weight * imitation, clipped=loss.clipped)
 
 
 def clipped_surrogate(

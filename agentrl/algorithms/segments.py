@@ -35,3 +35,20 @@ def whiten(values: torch.Tensor) -> torch.Tensor:
     if values.numel() < 2:
         return torch.zeros_like(values)
     return (values - values.mean()) / (values.std() + STD_EPSILON)
+
+
+def backward_sums(values: torch.Tensor, factors: torch.Tensor, segment: torch.Tensor) -> torch.Tensor:
+    """x_k = values_k + factors_k x_{k+1} within each segment: all [n], the members of a segment neighbours."""
+    sums, owners, scales = values.tolist(), segment.tolist(), factors.tolist()
+    for k in range(len(sums) - 2, -1, -1):
+        if owners[k] == owners[k + 1]:
+            sums[k] += scales[k] * sums[k + 1]
+    return values.new_tensor(sums)
+
+
+def standardize(values: torch.Tensor, segment: torch.Tensor, count: int) -> torch.Tensor:
+    """Values minus the mean of their segment, over its unbiased standard deviation: [n]; 0 in a segment of one."""
+    sizes = segment_sizes(segment, count)
+    deviation = values - (segment_sum(values, segment, count) / sizes.clamp(min=1))[segment]
+    variance = segment_sum(deviation.square(), segment, count) / (sizes - 1).clamp(min=1)
+    return deviation / (variance.sqrt()[segment] + STD_EPSILON)

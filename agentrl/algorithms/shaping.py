@@ -1,19 +1,89 @@
-"""Penalties that are added to rewards before advantages are estimated."""
+"""What is added to rewards before advantages are estimated.
+
+A shaping is a function of `EpisodeRewards`; its keyword-only parameters are the config's options. What is given to a
+whole episode falls on its last turn.
+"""
 
 from __future__ import annotations
 
+import dataclasses
+from dataclasses import dataclass
+
 import torch
 
-
-def invalid_penalty(valid: torch.Tensor, penalty: float) -> torch.Tensor:
-    """`penalty` (zero or negative) for each turn that was not valid, else 0: bool [turns] to float64 [turns]."""
-    return (~valid).double() * penalty
+from agentrl.algorithms.segments import segment_sum
+from agentrl.errors import ConfigError
 
 
-def overlong_penalty(length: torch.Tensor, *, longest: int, buffer: int, factor: float) -> torch.Tensor:
-    """min(-(length - (longest - buffer)) / buffer * factor, 0): tokens [episodes] to float64 [episodes].
+@dataclass(frozen=True, slots=True, kw_only=True)
+class EpisodeRewards:
+    """The rewards of a step's episodes, float64; an episode's turns and its `final` add up to its return."""
 
-    DAPO (arXiv 2503.14476), equation 13.
+    turn_reward: torch.Tensor
+    """[turns], ordered by episode, then by time."""
+    turn_episode: torch.Tensor
+    """Episode of each turn: int64 [turns]."""
+    turn_valid: torch.Tensor
+    """Bool [turns]: the answer could be parsed and the environment accepted the action."""
+    final: torch.Tensor
+    """What the whole episode was given beside its turns: [episodes]."""
+    sampled: torch.Tensor
+    """Sampled tokens: int64 [episodes]."""
+    longest: torch.Tensor
+    """Tokens of the longest sequence: int64 [episodes]."""
+    max_tokens: int
+    """Most tokens of a sequence (``agent.max_tokens``)."""
+
+    @property
+    def returns(self) -> torch.Tensor:
+        """R: [episodes]."""
+        return self.final + segment_sum(self.turn_reward, self.turn_episode, self.final.numel())
+
+    def with_turns(self, added: torch.Tensor) -> EpisodeRewards:
+        """More reward for turns: [turns]."""
+        return dataclasses.replace(self, turn_reward=self.turn_reward + added)
+
+    def with_episodes(self, added: torch.Tensor) -> EpisodeRewards:
+        """More reward for whole episodes: [episodes]."""
+        return dataclasses.replace(self, final=self.final + added)
+
+
+def invalid(rewards: EpisodeRewards, *, penalty: float) -> EpisodeRewards:
+    """Each turn that was not valid is given `penalty`, zero or negative."""
+    _check("invalid", penalty <= 0, "penalty", penalty, "0 or less")
+    return rewards.with_turns((~rewards.turn_valid).double() * penalty)
+
+
+def format_reward(rewards: EpisodeRewards, *, bonus: float) -> EpisodeRewards:
+    """An episode whose turns were all valid is given `bonus`."""
+    wrong = segment_sum((~rewards.turn_valid).double(), rewards.turn_episode, rewards.final.numel())
+    turns = torch.bincount(rewards.turn_episode, minlength=rewards.final.numel())
+    return rewards.with_episodes(((wrong == 0) & (turns > 0)).double() * bonus)
+
+
+def length(rewards: EpisodeRewards, *, factor: float) -> EpisodeRewards:
+    """An episode is given -factor times its sampled tokens, over ``agent.max_tokens``."""
+    return rewards.with_episodes(-factor * rewards.sampled.double() / rewards.max_tokens)
+
+
+def overlong(rewards: EpisodeRewards, *, buffer: int, factor: float = 1.0) -> EpisodeRewards:
+    """An episode is given min(-(len - (max - buffer)) / buffer * factor, 0) (DAPO, arXiv 2503.14476, equation 13).
+
+    len is the length of its longest sequence, max is ``agent.max_tokens``.
     """
-    excess = length.double() - (longest - buffer)
-    return (-excess / buffer * factor).clamp(max=0.0)
+    _check("overlong", 0 < buffer < rewards.max_tokens, "buffer", buffer, "above 0 and below agent.max_tokens")
+    _check("overlong", factor >= 0, "factor", factor, "0 or more")
+    excess = rewards.longest.double() - (rewards.max_tokens - buffer)
+    return rewards.with_episodes((-excess / buffer * factor).clamp(max=0.0))
+
+
+def clip(rewards: EpisodeRewards, *, low: float = -1.0, high: float = 1.0) -> EpisodeRewards:
+    """The return is kept in [low, high]; what it loses, the last turn loses."""
+    _check("clip", low < high, "low and high", (low, high), "low < high")
+    returns = rewards.returns
+    return rewards.with_episodes(returns.clamp(low, high) - returns)
+
+
+def _check(name: str, holds: bool, option: str, got: object, expected: str) -> None:
+    if not holds:
+        raise ConfigError(f"shaping {name}: {option} is out of range", got=got, expected=expected)

@@ -1,28 +1,105 @@
-"""Advantages of a turn against other turns that were taken in the same state."""
+"""Advantages of a turn against other turns: those taken in the same state, or those of the same group."""
 
 from __future__ import annotations
+
+from typing import Literal
 
 import torch
 
 from agentrl.algorithms.episodes import EpisodeBatch
-from agentrl.algorithms.group_advantages import centred_returns, grpo
+from agentrl.algorithms.group_advantages import dr_grpo, grpo
 from agentrl.algorithms.marks import compares_group
+from agentrl.algorithms.ranges import Depth, Discount, NotNegative
 from agentrl.algorithms.return_advantages import turn_returns
-from agentrl.algorithms.segments import STD_EPSILON, segment_mean, segment_std
+from agentrl.algorithms.segments import segment_mean, standardize
 
 
 @compares_group
-def gigpo(episodes: EpisodeBatch, *, omega: float = 1.0, gamma: float = 0.95, normalize: bool = True) -> torch.Tensor:
+def gigpo(
+    episodes: EpisodeBatch, *, omega: NotNegative = 1.0, gamma: Discount = 0.95, normalize: bool = True
+) -> torch.Tensor:
     """A = A_episode + omega A_step: [tokens] (GiGPO, arXiv 2505.10978, section 4).
 
     A_episode is that of `grpo`. A_step compares the discounted return G_k = s_k + gamma G_{k+1} of a turn with those of
     all turns of its group that were taken in the same state: G_k minus their mean, over their standard deviation. A
     state that was seen once gives 0. Without ``normalize`` neither part is divided by a deviation.
     """
-    returns = turn_returns(episodes, discount=torch.full_like(episodes.turn_reward, gamma))
-    states = int(episodes.turn_state.max()) + 1
-    step = returns - segment_mean(returns, episodes.turn_state, states)[episodes.turn_state]
-    if normalize:
-        step = step / (segment_std(returns, episodes.turn_state, states)[episodes.turn_state] + STD_EPSILON)
-    whole = grpo(episodes) if normalize else episodes.to_tokens(centred_returns(episodes))
+    step = _among(turn_returns(episodes, gamma), episodes.turn_state, normalize)
+    whole = grpo(episodes) if normalize else dr_grpo(episodes)
     return whole + omega * step[episodes.token_turn]
+
+
+@compares_group
+def hgpo(
+    episodes: EpisodeBatch,
+    *,
+    depth: Depth = 2,
+    alpha: NotNegative = 1.0,
+    omega: NotNegative = 1.0,
+    gamma: Discount = 0.95,
+    normalize: bool = True,
+) -> torch.Tensor:
+    """`gigpo` with A_step averaged over step groups of depth h = 0..H, weight (h + 1)^alpha (HGPO, arXiv 2602.22817).
+
+    At depth h turns are compared that were taken in the same state after the same h states before it, or as many as
+    there were.
+
+    Args:
+        episodes: The step.
+        depth: H.
+        alpha: How much more a longer common past counts; 0 not at all.
+        omega: Weight of A_step.
+        gamma: Discount of the returns, per turn.
+        normalize: Divide by standard deviations.
+    """
+    returns = turn_returns(episodes, gamma)
+    weights = [(h + 1) ** alpha for h in range(depth + 1)]
+    step = torch.zeros_like(returns)
+    for weight, context in zip(weights, contexts(episodes, depth), strict=True):
+        step = step + weight / sum(weights) * _among(returns, context, normalize)
+    whole = grpo(episodes) if normalize else dr_grpo(episodes)
+    return whole + omega * step[episodes.token_turn]
+
+
+@compares_group
+def turn_discounted(
+    episodes: EpisodeBatch,
+    *,
+    gamma: Discount = 0.95,
+    normalize_over: Literal["turn_index", "all_turns"] = "turn_index",
+) -> torch.Tensor:
+    """A = (G_k - mean) / (std + 1e-6), G_k = s_k + gamma G_{k+1}: [tokens].
+
+    Mean and deviation are over the turns of the group with the same number (``turn_index``), or over all turns of the
+    group (``all_turns``).
+    """
+    group = episodes.group[episodes.turn_episode]
+    if normalize_over == "turn_index":
+        number = turn_numbers(episodes)
+        group = group * (int(number.max()) + 1) + number
+    return _among(turn_returns(episodes, gamma), group, normalize=True)[episodes.token_turn]
+
+
+def contexts(episodes: EpisodeBatch, depth: int) -> list[torch.Tensor]:
+    """For h = 0..depth, the number of the last h + 1 states at each turn, equal where they are: int64 [turns] each."""
+    found, number = [episodes.turn_state], turn_numbers(episodes)
+    for h in range(1, depth + 1):
+        earlier = torch.where(number >= h, episodes.turn_state.roll(h), -1)
+        pairs = torch.stack([found[-1], earlier], dim=1)
+        found.append(torch.unique(pairs, dim=0, return_inverse=True)[1])
+    return found
+
+
+def turn_numbers(episodes: EpisodeBatch) -> torch.Tensor:
+    """Number of each turn within its episode, from 0: int64 [turns]."""
+    index = torch.arange(episodes.turn_episode.numel(), device=episodes.turn_episode.device)
+    sizes = torch.bincount(episodes.turn_episode, minlength=episodes.returns.numel())
+    return index - (sizes.cumsum(0) - sizes)[episodes.turn_episode]
+
+
+def _among(returns: torch.Tensor, segment: torch.Tensor, normalize: bool) -> torch.Tensor:
+    """Returns against those of their segment: [turns]."""
+    count = int(segment.max()) + 1
+    if normalize:
+        return standardize(returns, segment, count)
+    return returns - segment_mean(returns, segment, count)[segment]

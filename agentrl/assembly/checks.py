@@ -11,6 +11,7 @@ from agentrl.config.parts import parts_of
 from agentrl.config.schema import Config, SamplingConfig
 from agentrl.errors import ConfigError, UsageError
 from agentrl.training.objective import Objective
+from agentrl.training.rewards import RewardShaping
 
 _WHOLE = SamplingConfig().model_dump()
 
@@ -24,7 +25,7 @@ def check_training(config: Config) -> LocalEngineConfig | ServerEngineConfig:
     Raises:
         ConfigError: an engine that takes no weights, or no images where the environment shows some, sampling from
             another distribution than the policy's own, or options that the algorithm does not take.
-        UnknownNameError: no such estimator or loss.
+        UnknownNameError: no such estimator, loss, filter or shaping.
     """
     if not isinstance(config.engine, LocalEngineConfig | ServerEngineConfig):
         raise ConfigError(
@@ -35,6 +36,7 @@ def check_training(config: Config) -> LocalEngineConfig | ServerEngineConfig:
     check_images(config)
     _check_sampling(config.sampling)
     Objective(config.algorithm)
+    RewardShaping(config.algorithm.shaping, max_tokens=config.agent.max_tokens)
     return config.engine
 
 

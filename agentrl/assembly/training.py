@@ -34,6 +34,7 @@ from agentrl.serving.local import LocalEngine
 from agentrl.serving.pool import ServerPool
 from agentrl.training.model import load_model
 from agentrl.training.model_weights import ModelWeights
+from agentrl.training.objective import Objective
 from agentrl.training.trainer import Trainer
 from agentrl.vision_model import MODEL_TYPES
 from agentrl.weights import TOLERANCE, InProcessSync, Probe, RemoteSync, WeightSync
@@ -165,7 +166,7 @@ def _build_trainer(
     config: Config, model: PreTrainedModel, reference_path: str | None, reader: ImageReader | None
 ) -> Trainer:
     reference = None
-    if reference_path is not None and config.algorithm.kl_coef:
+    if reference_path is not None and Objective(config.algorithm).uses_reference:
         reference = load_model(reference_path, dtype=config.model.dtype, device=config.model.device)
     return Trainer(
         model,

@@ -132,7 +132,7 @@ def _memory(config: Config, size: ModelSize) -> Memory:
         weights=weights,
         gradients=weights,
         optimizer=size.parameters * _OPTIMIZER_BYTES,
-        reference=weights if config.algorithm.kl_coef else 0,
+        reference=weights if config.algorithm.keeps_reference else 0,
         engine_copy=weights if local and config.rollout.max_staleness else 0,
         cache=config.engine.cache_tokens * size.cache_values_per_token * width
         if isinstance(config.engine, LocalEngineConfig)

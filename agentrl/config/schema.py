@@ -202,6 +202,9 @@ class CorrectionConfig(Section):
     """Truncation; 2 for token, 5 for sequence when left out. Not used by icepop and off."""
     band: tuple[float, float] | None = None
     """Range of rho that icepop keeps; [0.5, 2] when left out. Only icepop."""
+    proximal: Literal["trainer", "behaviour", "loglinear"] = "trainer"
+    """Where pi_old comes from: computed by the trainer, the engine's mu itself, or between mu and pi by their versions.
+    The latter two save a forward pass where a step has several mini-batches."""
 
     @model_validator(mode="after")
     def _keys_are_used(self) -> Self:
@@ -213,7 +216,21 @@ class CorrectionConfig(Section):
             raise ValueError(f"algorithm.correction.band is ignored with mode {self.mode}: remove it, or use icepop")
         if self.band is not None and not 0 <= self.band[0] < self.band[1]:
             raise ValueError(f"algorithm.correction.band is {list(self.band)}: give [low, high] with 0 <= low < high")
+        if self.proximal == "behaviour" and (self.cap is not None or self.mode == "icepop"):
+            raise ValueError(
+                "algorithm.correction.proximal behaviour makes pi_old / mu 1, so that "
+                f"{'mode icepop' if self.mode == 'icepop' else 'cap'} is ignored: remove one of them"
+            )
+        if self.proximal == "loglinear" and self.mode == "icepop":
+            raise ValueError(
+                "algorithm.correction.proximal loglinear saves the forward pass that mode icepop needs: "
+                "use mode token or sequence"
+            )
         return self
+
+
+REFERENCE_LOSSES = frozenset({"sppo"})
+"""Shipped losses that compare with a reference policy; a test holds this against their marks."""
 
 
 class AlgorithmConfig(Section):
@@ -245,14 +262,18 @@ class AlgorithmConfig(Section):
     """Estimator of that KL; with a plus, its value with the gradient of k2."""
     entropy_coef: float = 0.0
     """Weight of the entropy bonus."""
-    invalid_penalty: float = Field(0.0, le=0)
-    """Added to a turn's reward when its answer or action was invalid (zero or negative)."""
-    overlong_buffer: int | None = Field(None, ge=1)
-    """DAPO's soft penalty: tokens before ``agent.max_tokens`` over which the reward falls by ``overlong_factor``."""
-    overlong_factor: float | None = Field(None, ge=0)
-    """Greatest soft penalty."""
+    shaping: dict[str, dict[str, Any]] = Field(default_factory=dict)
+    """What happens to rewards, in this order: registry names or module:attr with options, ``{invalid: {penalty:
+    -0.1}}``; see the algorithms page."""
+    filters: dict[str, dict[str, Any]] = Field(default_factory=dict)
+    """Which tokens train: registry names or module:attr with options, ``{geometric: {band: [0.99, 1.01]}}``."""
     dynamic_sampling: bool = False
     """Replace groups in which all returns are equal by fresh ones; gigpo would learn from those, too."""
+
+    @property
+    def keeps_reference(self) -> bool:
+        """A frozen copy of the model is held."""
+        return self.kl_coef != 0 or "kl" in self.shaping or self.loss in REFERENCE_LOSSES
 
     @model_validator(mode="after")
     def _keys_are_used(self) -> Self:
@@ -267,10 +288,6 @@ class AlgorithmConfig(Section):
         if self.kl_estimator != "k3" and self.kl_coef == 0:
             raise ValueError(
                 "algorithm.kl_estimator is ignored while algorithm.kl_coef is 0: set kl_coef, or remove it"
-            )
-        if (self.overlong_buffer is None) != (self.overlong_factor is None):
-            raise ValueError(
-                "algorithm.overlong_buffer and algorithm.overlong_factor belong together: set both or none"
             )
         return self
 
@@ -471,11 +488,6 @@ class Config(Section):
 
     @model_validator(mode="after")
     def _sections_fit(self) -> Self:
-        buffer = self.algorithm.overlong_buffer
-        if buffer is not None and buffer >= self.agent.max_tokens:
-            raise ValueError(
-                f"algorithm.overlong_buffer ({buffer}) must be below agent.max_tokens ({self.agent.max_tokens})"
-            )
         if self.agent.max_answer_tokens > self.agent.max_tokens:
             raise ValueError(
                 f"agent.max_answer_tokens ({self.agent.max_answer_tokens}) exceeds agent.max_tokens "

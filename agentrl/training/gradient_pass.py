@@ -14,14 +14,16 @@ import torch
 from transformers import PreTrainedModel
 
 from agentrl.algorithms.loss_input import LossInput, log_ratio
+from agentrl.algorithms.proximal import loglinear
 from agentrl.config.schema import TrainerConfig
 from agentrl.image import ImageReader
 from agentrl.lanes import Lanes
-from agentrl.training.logprobs import TokenScores, score
+from agentrl.training.logprobs import score, score_all
 from agentrl.training.micro_batch_gradients import MicroBatch, add_gradients, cut
 from agentrl.training.objective import Objective
 from agentrl.training.step_batch import StepBatch
 from agentrl.training.tally import Tally
+from agentrl.training.token_shares import token_shares
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -29,10 +31,19 @@ class TokenValues:
     """What is known about a step's sampled tokens besides the batch, on the model's device; float32 [tokens] each."""
 
     advantage: torch.Tensor
+    episode_return: torch.Tensor
     behaviour_logp: torch.Tensor
-    old_logp: torch.Tensor
-    """NaN where the first forward pass will fill it in."""
-    reference_logp: torch.Tensor | None
+    trainer_logp: torch.Tensor
+    """log-probabilities of the trainer before the first update; NaN where the first forward pass will fill it in."""
+    version: torch.Tensor
+    """Weight version that sampled each token: int32."""
+    step_version: int
+    """Weight version at the start of the step."""
+    reference_logp: torch.Tensor | None = None
+    entropy: torch.Tensor | None = None
+    """Before the first update; only where something looks ahead."""
+    draws: torch.Tensor | None = None
+    """How often each trajectory was drawn: int64 [trajectories], on the CPU; once when left out."""
 
 
 class GradientPass:
@@ -43,7 +54,7 @@ class GradientPass:
         objective: The algorithm.
         config: Sizes of micro-batches and chunks.
         batch: The step.
-        values: Of the batch's tokens; `old_logp` is filled in by the first update.
+        values: Of the batch's tokens; `trainer_logp` is filled in by the first update.
         reads: Whether each sequence is read; see `sequences_to_read`.
         temperature: At which the tokens were sampled.
         pad_id: Any id of the vocabulary.
@@ -71,15 +82,19 @@ class GradientPass:
         self._temperature, self._pad_id = temperature, pad_id
         self._learning = learning_sequences(objective, batch, values.advantage)
         self._lanes, self._reader = lanes, reader
+        self._updates = 0
+        self._chosen: torch.Tensor | None = None
 
     def accumulate(self, part: list[int]) -> float:
         """Add the gradient of the loss of some sequences, which are one update; gives the loss."""
-        weights = self._weights(part)
+        index = self._looked_over(part) if self._objective.looks_ahead else self._batch.token_index(part)
+        weights = token_shares(self._objective, self._batch.owners, index, self._values.draws).to(self._model.device)
         work = [micro_batch for learns in (True, False) for micro_batch in self._micro_batches(part, learns=learns)]
         total = 0.0
         for loss, tally in add_gradients(self._model, self._lanes, work, functools.partial(self._loss, weights)):
             total += loss
             self.tally.merge(tally)
+        self._updates += 1
         return total
 
     def _micro_batches(self, part: list[int], *, learns: bool) -> list[MicroBatch]:
@@ -87,20 +102,32 @@ class GradientPass:
         lengths = [len(self._batch.sequences[i]) for i in members]
         return cut(members, lengths, budget=self._config.tokens_per_micro_batch, learns=learns)
 
-    def _weights(self, part: list[int]) -> torch.Tensor:
-        """Share of every token of the step in this update's loss, from the tokens that the loss uses: [tokens]."""
+    def _looked_over(self, part: list[int]) -> torch.Tensor:
+        """The tokens of an update that train, after everything that is decided over all of them: int64 [selected]."""
         index = self._batch.token_index(part)
-        if self._objective.drops_tokens:
-            index = index[self._kept(index)]
-        weights = torch.zeros(self._batch.tokens)
-        weights[index] = self._objective.weights(self._batch.owners.select(index)).float()
-        return weights.to(self._model.device)
+        tokens = self._loss_input(part, index.to(self._model.device), self._current(part))
+        kept = self._objective.kept(tokens)
+        self.tally.add("train/dropped_share", ~kept)
+        self._chosen = torch.zeros(self._batch.tokens, dtype=torch.bool, device=self._model.device)
+        chosen = self._objective.chosen(tokens.select(kept))
+        self._chosen[index.to(kept.device)[kept]] = True if chosen is None else chosen
+        return index[kept.cpu()]
 
-    def _kept(self, index: torch.Tensor) -> torch.Tensor:
-        where = index.to(self._model.device)
-        sequence = self._batch.owners.sequence[index].to(self._model.device)
-        old_logp, behaviour_logp = self._values.old_logp[where], self._values.behaviour_logp[where]
-        return self._objective.correction(old_logp, behaviour_logp, sequence).kept.cpu()
+    def _current(self, part: list[int]) -> torch.Tensor:
+        """Log pi of the current policy, without gradient: [tokens of the part]."""
+        where = self._batch.token_index(part).to(self._model.device)
+        if self._updates == 0 or not self._objective.chooses_tokens:
+            return self._values.trainer_logp[where]
+        return score_all(
+            self._model,
+            [self._batch.sequences[i] for i in part],
+            temperature=self._temperature,
+            pad_id=self._pad_id,
+            chunk=self._config.logprob_chunk,
+            budget=self._config.tokens_per_micro_batch,
+            lanes=self._lanes,
+            reader=self._reader,
+        ).logp
 
     def _loss(self, weights: torch.Tensor, indices: list[int]) -> tuple[torch.Tensor, Tally]:
         scores = score(
@@ -113,9 +140,8 @@ class GradientPass:
             reader=self._reader,
         )
         where = self._batch.token_index(indices).to(self._model.device)
-        tokens = self._loss_input(indices, where, scores)
-        reference = None if self._values.reference_logp is None else self._values.reference_logp[where]
-        objective = self._objective.loss(tokens, scores.entropy, reference)
+        tokens = self._loss_input(indices, where, scores.logp)
+        objective = self._objective.loss(tokens, scores.entropy)
         tally = Tally()
         tally.add("train/entropy", scores.entropy)
         tally.add("train/clip_share", objective.clipped)
@@ -126,19 +152,36 @@ class GradientPass:
             tally.add("train/kl_reference", objective.kl)
         return (weights[where] * objective.values).sum(), tally
 
-    def _loss_input(self, indices: list[int], where: torch.Tensor, scores: TokenScores) -> LossInput:
-        old_logp = self._values.old_logp[where]
-        old_logp = torch.where(old_logp.isnan(), scores.logp.detach(), old_logp)
-        self._values.old_logp[where] = old_logp
+    def _loss_input(self, indices: list[int], where: torch.Tensor, logp: torch.Tensor) -> LossInput:
+        values = self._values
         counts = torch.tensor([self._batch.lengths[i] for i in indices], device=where.device)
         return LossInput(
-            logp=scores.logp,
-            old_logp=old_logp,
-            behaviour_logp=self._values.behaviour_logp[where],
-            advantage=self._values.advantage[where],
+            logp=logp,
+            old_logp=self._old_logp(where, logp.detach()),
+            behaviour_logp=values.behaviour_logp[where],
+            advantage=values.advantage[where],
+            episode_return=values.episode_return[where],
             sequence=torch.arange(len(indices), device=where.device).repeat_interleave(counts),
             sequences=len(indices),
+            reference_logp=None if values.reference_logp is None else values.reference_logp[where],
+            entropy=None if values.entropy is None else values.entropy[where],
+            chosen=None if self._chosen is None else self._chosen[where],
         )
+
+    def _old_logp(self, where: torch.Tensor, logp: torch.Tensor) -> torch.Tensor:
+        """Log pi_old of some tokens, and the trainer's own filled in where this forward pass is the first."""
+        values = self._values
+        own = values.trainer_logp[where]
+        own = torch.where(own.isnan(), logp, own)
+        values.trainer_logp[where] = own
+        match self._objective.proximal:
+            case "trainer":
+                return own
+            case "behaviour":
+                return values.behaviour_logp[where]
+            case "loglinear":
+                mu = values.behaviour_logp[where]
+                return loglinear(logp, mu, values.version[where], old_version=values.step_version)
 
 
 def learning_sequences(objective: Objective, batch: StepBatch, advantage: torch.Tensor) -> list[bool]:
@@ -153,4 +196,4 @@ def sequences_to_read(objective: Objective, batch: StepBatch, advantage: torch.T
     among the tokens of all of them.
     """
     learning = learning_sequences(objective, batch, advantage)
-    return learning if any(learning) and not objective.drops_tokens else [True] * len(learning)
+    return learning if any(learning) and not objective.looks_ahead else [True] * len(learning)

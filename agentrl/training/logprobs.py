@@ -74,8 +74,8 @@ def score_all(
     budget: int,
     lanes: Lanes,
     reader: ImageReader | None = None,
-) -> torch.Tensor:
-    """Log-probabilities of the wanted tokens of any number of sequences, without gradients: float32 [targets].
+) -> TokenScores:
+    """The wanted tokens of any number of sequences, without gradients.
 
     Args:
         model: See `score`, also for the other arguments.
@@ -89,16 +89,19 @@ def score_all(
     """
     batches = micro_batches([len(sequence) for sequence in sequences], budget)
 
-    def compute(indices: list[int]) -> dict[int, torch.Tensor]:
+    def compute(indices: list[int]) -> dict[int, TokenScores]:
         part = [sequences[i] for i in indices]
         with torch.no_grad():
             scores = score(model, part, temperature=temperature, pad_id=pad_id, chunk=chunk, reader=reader)
-        return dict(zip(indices, torch.split(scores.logp, [s.targets.numel() for s in part]), strict=True))
+        counts = [s.targets.numel() for s in part]
+        own = zip(indices, torch.split(scores.logp, counts), torch.split(scores.entropy, counts), strict=True)
+        return {index: TokenScores(logp=logp, entropy=uncertainty) for index, logp, uncertainty in own}
 
-    found: dict[int, torch.Tensor] = {}
+    found: dict[int, TokenScores] = {}
     for scores in lanes.run(compute, batches):
         found.update(scores)
-    return torch.cat([found[i] for i in range(len(sequences))])
+    ordered = [found[i] for i in range(len(sequences))]
+    return TokenScores(logp=torch.cat([s.logp for s in ordered]), entropy=torch.cat([s.entropy for s in ordered]))
 
 
 def chunked_scores(

@@ -1,24 +1,26 @@
-"""The configured algorithm as two functions: advantages of a step, and the loss of some of its tokens."""
+"""The configured algorithm as functions: advantages of a step, which tokens train, and the loss of some of them."""
 
 from __future__ import annotations
 
 import functools
+import inspect
 from collections.abc import Callable
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, Literal
 
 import torch
 
 from agentrl.algorithms.aggregation import Aggregation, TokenOwners, token_weights
 from agentrl.algorithms.correction import Correction, CorrectionMode, correction
 from agentrl.algorithms.divergence import KLEstimator, kl_divergence
-from agentrl.algorithms.episodes import EpisodeBatch
+from agentrl.algorithms.episodes import EpisodeBatch, Estimate
 from agentrl.algorithms.loss_input import LossInput, TokenLoss
-from agentrl.algorithms.marks import is_advantage_weighted, requires_group
+from agentrl.algorithms.marks import Input, choice_of, is_advantage_weighted, needed_inputs, requires_group
 from agentrl.algorithms.options import check_options
 from agentrl.config.schema import AlgorithmConfig
-from agentrl.errors import ConfigError, TrainingError
+from agentrl.errors import TrainingError
 from agentrl.registry import Kind, lookup
+from agentrl.training.objective_checks import check_estimator, check_loss, check_needs, check_proximal
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -32,73 +34,109 @@ class TokenObjective:
     truncated: torch.Tensor
     """Bool: by the correction."""
     kl: torch.Tensor | None
-    """To the reference; ``None`` without one."""
+    """To the reference; ``None`` without ``kl_coef``."""
 
 
 class Objective:
-    """Estimator, loss, correction and regularisers of a config, with their options checked.
+    """Estimator, loss, correction, filters and regularisers of a config, with their options checked.
 
     Args:
         config: The algorithm.
 
     Raises:
-        ConfigError: an option that the chosen functions do not take, or that conflicts with another, or groups of one
-            for an estimator that compares members.
-        UnknownNameError: no such estimator or loss.
+        ConfigError: an option that the chosen functions do not take, or that conflicts with another, or that another
+            part would ignore; functions that need what the trainer does not have.
+        UnknownNameError: no such estimator, loss or filter.
     """
 
     def __init__(self, config: AlgorithmConfig) -> None:
         estimator, loss = lookup(Kind.ADVANTAGE, config.advantage), lookup(Kind.LOSS, config.loss)
+        filters = {name: lookup(Kind.FILTER, name) for name in config.filters}
+        check_estimator(config, estimator)
+        check_loss(config, loss)
+        check_proximal(config, loss, filters.values())
+        for name, function in filters.items():
+            check_needs("filter", name, function)
         self._config = config
-        self._estimate: Callable[[EpisodeBatch], torch.Tensor] = _bind(estimator, config.advantage_options)
+        self._estimate: Callable[[EpisodeBatch], torch.Tensor | Estimate] = _bind(estimator, config.advantage_options)
         self._loss: Callable[[LossInput], TokenLoss] = _bind(loss, config.loss_options)
+        self._filters: list[Callable[[LossInput], torch.Tensor]] = [
+            _bind(function, config.filters[name]) for name, function in filters.items()
+        ]
+        self._choice, self._choose = choice_of(loss), _bound_choice(loss, config.loss_options)
         self._mode = CorrectionMode(config.correction.mode)
+        self.proximal: Literal["trainer", "behaviour", "loglinear"] = config.correction.proximal
+        """Where pi_old comes from."""
         self.compares_groups = requires_group(estimator)
-        if self.compares_groups and config.group_size < 2:
-            raise ConfigError(
-                f"the advantage estimator {config.advantage} compares the members of a group",
-                got=f"algorithm.group_size {config.group_size}",
-                expected="at least 2",
-                hint="reinforce and reinforce++ compare nothing",
-            )
-        self.drops_tokens = self._mode.drops_tokens
-        self.uses_reference = config.kl_coef != 0
+        self.drops_tokens = bool(
+            self._mode.drops_tokens or self._filters or (self._choice is not None and self._choice.drops)
+        )
+        """Tokens may leave the loss, so that pi_old must be known before anything is counted."""
+        self.chooses_tokens = self._choice is not None and not self._choice.drops
+        """The loss looks at all tokens of an update, under the current policy, before it is computed."""
+        self.uses_reference = config.keeps_reference or Input.REFERENCE in needed_inputs(loss)
         self.uses_entropy = config.entropy_coef != 0
-        self.zero_advantage_is_idle = is_advantage_weighted(loss) and not self.uses_reference and not self.uses_entropy
-        """A token with an advantage of exactly 0 has no gradient."""
+        regularised = config.kl_coef != 0 or self.uses_entropy
+        self.zero_advantage_is_idle = is_advantage_weighted(loss) and not regularised
+        """A sequence whose advantages are exactly 0 has no gradient."""
 
-    def advantages(self, episodes: EpisodeBatch) -> torch.Tensor:
-        """Advantage of every sampled token: float32 [tokens].
+    @property
+    def looks_ahead(self) -> bool:
+        """Something is decided over all tokens of an update before its loss."""
+        return self.drops_tokens or self.chooses_tokens
+
+    def estimate(self, episodes: EpisodeBatch) -> Estimate:
+        """Advantage of every sampled token, float32 [tokens], and what a critic learns, if there is one.
 
         Raises:
             TrainingError: the estimator gave another shape, or numbers that are not finite.
         """
-        values = self._estimate(episodes)
+        found = self._estimate(episodes)
+        values = found.advantage if isinstance(found, Estimate) else found
         if values.shape != episodes.token_turn.shape or not bool(values.isfinite().all()):
             raise TrainingError(
                 f"the advantage estimator {self._config.advantage} gave unusable numbers",
                 got=f"shape {tuple(values.shape)}, {int((~values.isfinite()).sum())} not finite",
                 expected=f"{episodes.token_turn.numel()} finite numbers, one for each sampled token",
             )
-        return values.float()
+        target = found.value_target if isinstance(found, Estimate) else None
+        return Estimate(advantage=values.float(), value_target=None if target is None else target.float())
 
     def correction(self, old_logp: torch.Tensor, behaviour_logp: torch.Tensor, sequence: torch.Tensor) -> Correction:
         """Train/inference correction of tokens of whole sequences: see `agentrl.algorithms.correction`."""
         settings = self._config.correction
         return correction(self._mode, old_logp, behaviour_logp, sequence, cap=settings.cap, band=settings.band)
 
+    def kept(self, tokens: LossInput) -> torch.Tensor:
+        """Which tokens of an update train: bool [tokens], from all of them; nobody knows how far an expert's are."""
+        kept = self.correction(tokens.old_logp, tokens.behaviour_logp, tokens.sequence).kept
+        for keep in self._filters:
+            kept = kept & keep(tokens)
+        if tokens.expert is not None:
+            kept = kept | tokens.expert
+        if self._choice is None or not self._choice.drops:
+            return kept
+        return kept.masked_scatter(kept, self._choose(tokens.select(kept)))
+
+    def chosen(self, tokens: LossInput) -> torch.Tensor | None:
+        """What the loss chooses among the tokens that train: bool [tokens]; ``None`` when it chooses nothing."""
+        return self._choose(tokens) if self.chooses_tokens else None
+
     def weights(self, owners: TokenOwners) -> torch.Tensor:
         """Share of each token in the loss of an optimizer step, from all of its tokens: float64 [tokens]."""
         return token_weights(Aggregation(self._config.aggregation), owners, norm_length=self._config.norm_length)
 
-    def loss(self, tokens: LossInput, entropy: torch.Tensor, reference_logp: torch.Tensor | None) -> TokenObjective:
+    def loss(self, tokens: LossInput, entropy: torch.Tensor) -> TokenObjective:
         """Loss of the tokens of whole sequences, before aggregation."""
         policy = self._loss(tokens)
         corrected = self.correction(tokens.old_logp, tokens.behaviour_logp, tokens.sequence)
-        values = policy.values * corrected.weights
+        weights = corrected.weights
+        if tokens.expert is not None:
+            weights = torch.where(tokens.expert, 1.0, weights)
+        values = policy.values * weights
         kl = None
-        if reference_logp is not None:
-            kl = kl_divergence(KLEstimator(self._config.kl_estimator), tokens.logp, reference_logp)
+        if self._config.kl_coef and tokens.reference_logp is not None:
+            kl = kl_divergence(KLEstimator(self._config.kl_estimator), tokens.logp, tokens.reference_logp)
             values = values + self._config.kl_coef * kl
         if self.uses_entropy:
             values = values - self._config.entropy_coef * entropy
@@ -107,3 +145,13 @@ class Objective:
 
 def _bind(function: Callable[..., Any], options: dict[str, Any]) -> Callable[..., Any]:
     return functools.partial(function, **check_options(function, options))
+
+
+def _bound_choice(loss: Callable[..., Any], options: dict[str, Any]) -> Callable[[LossInput], torch.Tensor]:
+    """The loss's choice, with those of the loss's options that it takes."""
+    choice = choice_of(loss)
+    if choice is None:
+        return lambda tokens: torch.ones_like(tokens.logp, dtype=torch.bool)
+    known = inspect.signature(choice.choose).parameters
+    own = {name: value for name, value in check_options(loss, options).items() if name in known}
+    return functools.partial(choice.choose, **own)

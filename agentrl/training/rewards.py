@@ -1,15 +1,20 @@
-"""Rewards of turns as estimators see them: the environment's, the scorer's, and penalties."""
+"""Rewards of turns as estimators see them: the environment's and the scorer's, after ``algorithm.shaping``."""
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+import functools
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
+from typing import Any
 
 import torch
 
+from agentrl.algorithms.options import check_options
+from agentrl.algorithms.resampling import pf_ppo
+from agentrl.algorithms.reward_kl import RewardKL
 from agentrl.algorithms.segments import segment_sum
-from agentrl.algorithms.shaping import invalid_penalty, overlong_penalty
-from agentrl.config.schema import AlgorithmConfig
+from agentrl.algorithms.shaping import EpisodeRewards
+from agentrl.registry import Kind, lookup
 from agentrl.trajectory import Trajectory
 
 
@@ -25,29 +30,66 @@ class ShapedRewards:
     """int64 [turns]."""
 
 
-def shaped_rewards(trajectories: Sequence[Trajectory], algorithm: AlgorithmConfig, *, max_tokens: int) -> ShapedRewards:
-    """Turn rewards of trajectories that all have a reward.
+class RewardShaping:
+    """The shapings of a config, with their options checked.
 
-    What the scorer gave beyond the sum of the environment's turn rewards belongs to the last turn, and so does the
-    penalty for a trajectory whose longest sequence comes near `max_tokens`.
+    Args:
+        shaping: Names with options, in the order in which they are applied.
+        max_tokens: Most tokens of a sequence (``agent.max_tokens``).
+
+    Raises:
+        ConfigError: an option that a shaping does not take, or out of its range.
+        UnknownNameError: no such shaping.
     """
+
+    def __init__(self, shaping: Mapping[str, Mapping[str, Any]], *, max_tokens: int) -> None:
+        self.kl: RewardKL | None = None
+        """KL to the reference as a part of the reward."""
+        self.resample: Callable[[torch.Tensor, int], torch.Tensor] | None = None
+        """Draws episodes by their returns [episodes], with a seed."""
+        self._max_tokens = max_tokens
+        self._steps: list[Callable[[EpisodeRewards], EpisodeRewards]] = []
+        for name, options in shaping.items():
+            target = lookup(Kind.SHAPING, name)
+            bound = functools.partial(target, **check_options(target, options))
+            if target is RewardKL:
+                self.kl = bound()
+            elif target is pf_ppo:
+                self.resample = bound
+            else:
+                self._steps.append(bound)
+        self([])  # options are looked at before the first episode is played
+
+    def __call__(self, trajectories: Sequence[Trajectory]) -> ShapedRewards:
+        """Rewards of trajectories that all have one.
+
+        What the scorer gave beyond the sum of the environment's turn rewards belongs to the last turn, and so does
+        what shapings give to whole episodes.
+        """
+        rewards = _unshaped(trajectories, self._max_tokens)
+        for step in self._steps:
+            rewards = step(rewards)
+        turns = torch.bincount(rewards.turn_episode, minlength=len(trajectories))
+        last, has_turns = turns.cumsum(0) - 1, turns > 0
+        return ShapedRewards(
+            returns=rewards.returns,
+            turn_reward=rewards.turn_reward.index_add(0, last[has_turns], rewards.final[has_turns]),
+            turn_episode=rewards.turn_episode,
+        )
+
+
+def _unshaped(trajectories: Sequence[Trajectory], max_tokens: int) -> EpisodeRewards:
     turns = [trajectory.turns for trajectory in trajectories]
     owner = torch.tensor([e for e, own in enumerate(turns) for _ in own], dtype=torch.int64)
     reward = torch.tensor([turn.reward for own in turns for turn in own], dtype=torch.float64)
-    final = torch.tensor([trajectory.reward for trajectory in trajectories], dtype=torch.float64)
-    extra = final - segment_sum(reward, owner, len(turns))
-    if algorithm.overlong_buffer is not None and algorithm.overlong_factor is not None:
-        length = torch.tensor([max((len(s) for s in t.sequences), default=0) for t in trajectories])
-        extra = extra + overlong_penalty(
-            length, longest=max_tokens, buffer=algorithm.overlong_buffer, factor=algorithm.overlong_factor
-        )
-    valid = torch.tensor([turn.valid for own in turns for turn in own], dtype=torch.bool)
-    shaped = reward + invalid_penalty(valid, algorithm.invalid_penalty)
-    returns = extra + segment_sum(shaped, owner, len(turns))
-    last = torch.tensor([len(own) for own in turns]).cumsum(0) - 1
-    has_turns = torch.tensor([bool(own) for own in turns])
-    return ShapedRewards(
-        returns=returns,
-        turn_reward=shaped.index_add(0, last[has_turns], extra[has_turns]),
+    verdict = torch.tensor([trajectory.reward for trajectory in trajectories], dtype=torch.float64)
+    lengths = [max((len(s) for s in t.sequences), default=0) for t in trajectories]
+    return EpisodeRewards(
+        turn_reward=reward,
         turn_episode=owner,
+        turn_valid=torch.tensor([turn.valid for own in turns for turn in own], dtype=torch.bool),
+        final=verdict - segment_sum(reward, owner, len(turns)),
+        sampled=torch.tensor([t.sampled_tokens for t in trajectories], dtype=torch.int64),
+        longest=torch.tensor(lengths, dtype=torch.int64),
+        max_tokens=max_tokens,
     )

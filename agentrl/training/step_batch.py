@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import itertools
+import math
 from collections.abc import Sequence
 from dataclasses import dataclass
 
@@ -12,10 +13,9 @@ import torch
 
 from agentrl.algorithms.aggregation import TokenOwners
 from agentrl.algorithms.episodes import EpisodeBatch
-from agentrl.config.schema import AlgorithmConfig
 from agentrl.errors import LedgerError, TrainingError
 from agentrl.training.anchor_states import turn_states
-from agentrl.training.rewards import shaped_rewards
+from agentrl.training.rewards import RewardShaping
 from agentrl.training.sequences import ScoredSequence, scored_sequence
 from agentrl.trajectory import TokenSequence, Trajectory
 
@@ -34,6 +34,8 @@ class StepBatch:
     """Group of each trajectory."""
     behaviour_logp: torch.Tensor
     """log mu: float32 [tokens]."""
+    version: torch.Tensor
+    """Weight version that sampled each token: int32 [tokens]."""
     owners: TokenOwners
     episodes: EpisodeBatch
     """What advantage estimators read."""
@@ -53,14 +55,14 @@ class StepBatch:
         return torch.cat([torch.arange(self.starts[i], self.starts[i + 1]) for i in sequences])
 
 
-def step_batch(trajectories: Sequence[Trajectory], algorithm: AlgorithmConfig, *, max_tokens: int) -> StepBatch:
+def step_batch(trajectories: Sequence[Trajectory], shaping: RewardShaping) -> StepBatch:
     """Lay out trajectories that `agentrl.training.selection.select` has kept.
 
     Raises:
         LedgerError: a sampled token belongs to no turn.
         TrainingError: a sampled token has no log-probability.
     """
-    rewards = shaped_rewards(trajectories, algorithm, max_tokens=max_tokens)
+    rewards = shaping(trajectories)
     rows = [row for e, trajectory in enumerate(trajectories) for row in _rows(trajectory, e)]
     groups = {group: i for i, group in enumerate(dict.fromkeys(t.group_id for t in trajectories))}
     trajectory_group = torch.tensor([groups[t.group_id] for t in trajectories])
@@ -76,6 +78,7 @@ def step_batch(trajectories: Sequence[Trajectory], algorithm: AlgorithmConfig, *
         sequence_trajectory=tuple(trajectory.tolist()),
         trajectory_group=tuple(trajectory_group.tolist()),
         behaviour_logp=torch.from_numpy(np.concatenate([row.logprobs for row in rows])),
+        version=torch.from_numpy(np.concatenate([row.versions for row in rows])),
         owners=TokenOwners(
             sequence=torch.arange(len(rows)).repeat_interleave(counts),
             trajectory=token_trajectory,
@@ -89,8 +92,18 @@ def step_batch(trajectories: Sequence[Trajectory], algorithm: AlgorithmConfig, *
             turn_state=turn_states(trajectories),
             token_turn=torch.from_numpy(np.concatenate([row.turn for row in rows]))
             + first_turn.long()[token_trajectory],
+            components=_components(trajectories),
         ),
     )
+
+
+def _components(trajectories: Sequence[Trajectory]) -> dict[str, torch.Tensor]:
+    """Reward components by name: float64 [episodes]; NaN where an episode lacks one."""
+    names = dict.fromkeys(name for t in trajectories for name in t.reward_components)
+    return {
+        name: torch.tensor([t.reward_components.get(name, math.nan) for t in trajectories], dtype=torch.float64)
+        for name in names
+    }
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -98,6 +111,7 @@ class _Row:
     scored: ScoredSequence
     trajectory: int
     logprobs: npt.NDArray[np.float32]
+    versions: npt.NDArray[np.int32]
     turn: npt.NDArray[np.int64]
     """Of each sampled token, counted within the trajectory."""
 
@@ -133,4 +147,5 @@ def _row(
             hint="use an engine that returns log-probabilities",
         )
     scored = scored_sequence(sequence.token_ids, mask, sequence.images)
-    return _Row(scored=scored, trajectory=number, logprobs=logprobs, turn=turn[mask])
+    versions = sequence.versions[mask]
+    return _Row(scored=scored, trajectory=number, logprobs=logprobs, versions=versions, turn=turn[mask])

@@ -2,7 +2,7 @@
 
 One step, in order:
 
-    trajectories ─► select ─► step_batch ─► advantages
+    trajectories ─► select ─► step_batch (shaped rewards) ─► advantages
                                   │
           pi_old and reference ◄──┤   (no gradient; pi_old only where the training forward cannot give it)
                                   ▼
@@ -18,6 +18,7 @@ takes it from its own forward pass; the others are scored before that update.
 from __future__ import annotations
 
 import copy
+import dataclasses
 import math
 import time
 from collections.abc import Sequence
@@ -32,10 +33,11 @@ from agentrl.image import ImageReader
 from agentrl.lanes import Lanes, check_lanes
 from agentrl.training.gradient_mode import gradients_recomputed
 from agentrl.training.gradient_pass import GradientPass, TokenValues, sequences_to_read
-from agentrl.training.logprobs import score_all
+from agentrl.training.logprobs import TokenScores, score_all
 from agentrl.training.mini_batches import mini_batches
 from agentrl.training.objective import Objective
 from agentrl.training.optimizer import OptimizerSettings, PolicyOptimizer
+from agentrl.training.rewards import RewardShaping
 from agentrl.training.selection import select
 from agentrl.training.sequences import ScoredSequence, scored_sequence
 from agentrl.training.step_batch import StepBatch, step_batch
@@ -57,7 +59,8 @@ class Trainer:
         seed: Seed of the mini-batches.
         max_tokens: Most tokens of a sequence (``agent.max_tokens``), for the overlong penalty.
         reference: The policy that KL is measured from; a frozen copy of `model` as it is now when left out. Only used
-            with ``kl_coef``. It is not part of `state_dict`: a resumed run hands in the same reference.
+            where the algorithm has a KL, or a loss that compares with it. It is not part of `state_dict`: a resumed run
+            hands in the same reference.
         reader: Prepares images; needed where trajectories hold any.
 
     Raises:
@@ -78,9 +81,9 @@ class Trainer:
     ) -> None:
         self.model = model
         self.steps = 0
-        self._algorithm, self._config, self._max_tokens = algorithm, config, max_tokens
-        self._reader = reader
+        self._config, self._reader = config, reader
         self._objective = Objective(algorithm)
+        self._shaping = RewardShaping(algorithm.shaping, max_tokens=max_tokens)
         self._optimizer = PolicyOptimizer(model, _optimizer_settings(config))
         check_lanes("trainer.lanes", config.lanes, model)
         self._lanes = Lanes(config.lanes)
@@ -105,11 +108,13 @@ class Trainer:
         """
         started = time.perf_counter()
         selection = select(trajectories, compare_groups=self._objective.compares_groups)
-        batch = step_batch(selection.trajectories, self._algorithm, max_tokens=self._max_tokens)
+        batch = step_batch(selection.trajectories, self._shaping)
         parts = self._parts(batch)
-        advantage = self._objective.advantages(batch.episodes)
+        reference = self._reference_logp(batch, temperature, pad_id)
+        batch = self._with_reward_kl(batch, reference)
+        advantage = self._objective.estimate(batch.episodes).advantage
         reads = sequences_to_read(self._objective, batch, advantage)
-        tokens = self._token_values(batch, advantage, reads, parts[0], temperature, pad_id)
+        tokens = self._token_values(batch, advantage, reference, reads, parts[0], temperature, pad_id)
         gradient = GradientPass(
             self.model,
             self._objective,
@@ -136,7 +141,7 @@ class Trainer:
             losses=losses,
             means=gradient.tally.means(),
             advantage_abs_mean=float(tokens.advantage.abs().mean()),
-            distance=mismatch(tokens.old_logp[read], tokens.behaviour_logp[read]),
+            distance=mismatch(tokens.trainer_logp[read], tokens.behaviour_logp[read]),
             reads=reads,
             seconds=time.perf_counter() - started,
         )
@@ -150,7 +155,7 @@ class Trainer:
         """
         scored = [scored_sequence(s.token_ids, s.loss_mask, s.images) for s in sequences]
         flat = self._score(self.model, scored, temperature, pad_id)
-        return list(torch.split(flat, [sequence.targets.numel() for sequence in scored]))
+        return list(torch.split(flat.logp, [sequence.targets.numel() for sequence in scored]))
 
     def state_dict(self) -> dict[str, Any]:
         """Everything that a resumed run needs to go on bit for bit: weights, optimizer, schedule, generator.
@@ -162,6 +167,7 @@ class Trainer:
             "optimizer": self._optimizer.state_dict(),
             "generator": self._generator.get_state(),
             "steps": self.steps,
+            **({} if self._shaping.kl is None else {"reward_kl_coef": self._shaping.kl.coef}),
         }
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
@@ -170,40 +176,77 @@ class Trainer:
         self._optimizer.load_state_dict(state["optimizer"])
         self._generator.set_state(state["generator"])
         self.steps = state["steps"]
+        if self._shaping.kl is not None:
+            self._shaping.kl.coef = state.get("reward_kl_coef", self._shaping.kl.coef)
 
     def _parts(self, batch: StepBatch) -> list[list[int]]:
         """The sequences of every update of the step."""
         epochs = range(self._config.epochs)
         return [part for _ in epochs for part in mini_batches(batch, self._config.mini_batches, self._generator)]
 
+    def _reference_logp(self, batch: StepBatch, temperature: float, pad_id: int) -> torch.Tensor | None:
+        if self._reference is None:
+            return None
+        return self._score(self._reference, batch.sequences, temperature, pad_id).logp
+
+    def _with_reward_kl(self, batch: StepBatch, reference_logp: torch.Tensor | None) -> StepBatch:
+        """The batch with KL to the reference in its rewards, if the algorithm wants that."""
+        kl = self._shaping.kl
+        if kl is None or reference_logp is None:
+            return batch
+        reference = reference_logp.cpu()
+        episodes = batch.episodes.with_token_reward(kl.penalty(batch.behaviour_logp, reference))
+        kl.adapt(float(kl.divergence(batch.behaviour_logp, reference).mean()), episodes.returns.numel())
+        return dataclasses.replace(batch, episodes=episodes)
+
     def _token_values(
         self,
         batch: StepBatch,
         advantage: torch.Tensor,
+        reference_logp: torch.Tensor | None,
         reads: Sequence[bool],
         first: list[int],
         temperature: float,
         pad_id: int,
     ) -> TokenValues:
-        """Log-probabilities beside the advantages; pi_old only where the first update's forward pass cannot give it."""
-        device = self.model.device
-        old_logp = torch.full((batch.tokens,), math.nan, device=device)
-        free = set() if self._objective.drops_tokens else set(first)
-        needed = [i for i in range(len(batch.sequences)) if reads[i] and i not in free]
-        if needed:
-            sequences = [batch.sequences[i] for i in needed]
-            old_logp[batch.token_index(needed).to(device)] = self._score(self.model, sequences, temperature, pad_id)
-        reference = self._reference
+        """What losses read; pi_old only where the first update's forward pass cannot give it."""
+        device, episodes = self.model.device, batch.episodes
+        trainer_logp = torch.full((batch.tokens,), math.nan, device=device)
+        entropy = torch.full_like(trainer_logp, math.nan) if self._objective.looks_ahead else None
+        if needed := self._scored_before(batch, reads, first):
+            scores = self._score(self.model, [batch.sequences[i] for i in needed], temperature, pad_id)
+            where = batch.token_index(needed).to(device)
+            trainer_logp[where] = scores.logp
+            if entropy is not None:
+                entropy[where] = scores.entropy
         return TokenValues(
             advantage=advantage.to(device),
+            episode_return=episodes.to_tokens(episodes.returns).float().to(device),
             behaviour_logp=batch.behaviour_logp.to(device),
-            old_logp=old_logp,
-            reference_logp=None if reference is None else self._score(reference, batch.sequences, temperature, pad_id),
+            trainer_logp=trainer_logp,
+            version=batch.version.to(device),
+            step_version=self.steps,
+            reference_logp=reference_logp,
+            entropy=entropy,
+            draws=self._draws(episodes.returns),
         )
+
+    def _scored_before(self, batch: StepBatch, reads: Sequence[bool], first: list[int]) -> list[int]:
+        """The sequences whose log-probabilities must be known before the first update."""
+        if not self._objective.looks_ahead and self._objective.proximal != "trainer":
+            return []
+        free = set() if self._objective.looks_ahead else set(first)
+        return [i for i in range(len(batch.sequences)) if reads[i] and i not in free]
+
+    def _draws(self, returns: torch.Tensor) -> torch.Tensor | None:
+        """How often each trajectory counts: int64 [trajectories], where the algorithm resamples them."""
+        if self._shaping.resample is None:
+            return None
+        return torch.bincount(self._shaping.resample(returns, self.steps), minlength=returns.numel())
 
     def _score(
         self, model: PreTrainedModel, sequences: Sequence[ScoredSequence], temperature: float, pad_id: int
-    ) -> torch.Tensor:
+    ) -> TokenScores:
         return score_all(
             model,
             sequences,

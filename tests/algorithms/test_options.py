@@ -1,10 +1,8 @@
 """Options are the keyword-only parameters of a function."""
 
 import pytest
-import torch
 
 from agentrl.algorithms.options import check_options
-from agentrl.algorithms.shaping import invalid_penalty, overlong_penalty
 from agentrl.errors import ConfigError
 from agentrl.registry import Kind, lookup
 
@@ -43,6 +41,25 @@ def test_wrong_type():
         check_options(ppo(), {"clip_low": "small"})
 
 
+@pytest.mark.parametrize(
+    ("kind", "name", "options", "message"),
+    [
+        (Kind.ADVANTAGE, "gigpo", {"gamma": 1.5}, "gamma is out of range: got 1.5, expected less than or equal to 1"),
+        (Kind.ADVANTAGE, "vapo", {"alpha": 0}, "alpha is out of range: got 0, expected greater than 0"),
+        (Kind.ADVANTAGE, "hgpo", {"depth": -1}, "expected greater than or equal to 0"),
+        (Kind.LOSS, "kl_cov", {"share": 2}, "share is out of range"),
+        (Kind.LOSS, "m2po", {"tau": float("inf")}, "expected a finite number"),
+        (Kind.LOSS, "m2po", {"tau": "low"}, "tau is of a wrong type: got 'low', expected float"),
+        (Kind.FILTER, "k3", {"limit": -0.1}, "limit is out of range"),
+        (Kind.SHAPING, "pf_ppo", {"power": 0}, "power is out of range"),
+    ],
+)
+def test_options_out_of_range(kind, name, options, message):
+    with pytest.raises(ConfigError) as caught:
+        check_options(lookup(kind, name), options)
+    assert message in str(caught.value)
+
+
 def test_missing_option_of_a_users_function():
     def estimator(episodes, *, alpha: float, beta=1):
         raise NotImplementedError
@@ -55,12 +72,3 @@ def test_missing_option_of_a_users_function():
 def test_conflicting_clips():
     with pytest.raises(ConfigError, match="symmetric and an asymmetric"):
         check_options(ppo(), {"clip": 0.2, "clip_high": 0.28})
-
-
-def test_invalid_penalty():
-    assert invalid_penalty(torch.tensor([True, False, False]), -0.1).tolist() == [0.0, -0.1, -0.1]
-
-
-def test_overlong_penalty():
-    lengths = torch.tensor([50, 80, 90, 100])
-    assert overlong_penalty(lengths, longest=100, buffer=20, factor=0.5).tolist() == [0.0, 0.0, -0.25, -0.5]

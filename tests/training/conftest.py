@@ -61,6 +61,7 @@ def build_trajectory(rng, group, member, *, turns=2, reward=0.0, outcome=Outcome
     )
     add_sequence(rng, trajectory, turns=turns)
     trajectory.turns[-1].reward = trajectory.reward = reward
+    trajectory.reward_components = {"right": reward, "short": rng.random()}
     return trajectory
 
 

@@ -5,9 +5,8 @@ import random
 
 import pytest
 
-from agentrl.config.schema import AlgorithmConfig
 from agentrl.errors import Outcome, TrainingError
-from agentrl.training.rewards import shaped_rewards
+from agentrl.training.rewards import RewardShaping
 from agentrl.training.selection import select
 
 
@@ -80,7 +79,7 @@ def test_turns_add_up_to_the_scorers_verdict(group):
     members = group("a", [0.5, 1.0], turns=3)
     members[0].turns[0].reward = 0.25
     members[0].reward = 2.0
-    found = shaped_rewards(members, AlgorithmConfig(), max_tokens=100)
+    found = RewardShaping({}, max_tokens=100)(members)
     assert found.returns.tolist() == [2.0, 1.0]
     assert found.turn_reward.tolist() == [0.25, 0.0, 1.75, 0.0, 0.0, 1.0]
     assert found.turn_episode.tolist() == [0, 0, 0, 1, 1, 1]
@@ -89,7 +88,7 @@ def test_turns_add_up_to_the_scorers_verdict(group):
 def test_invalid_turns_are_penalised(group):
     members = group("a", [0.0, 1.0], turns=2)
     members[1].turns[0].valid = False
-    found = shaped_rewards(members, AlgorithmConfig(invalid_penalty=-0.1), max_tokens=100)
+    found = RewardShaping({"invalid": {"penalty": -0.1}}, max_tokens=100)(members)
     assert found.turn_reward.tolist() == [0.0, 0.0, -0.1, 1.0]
     assert found.returns.tolist() == [0.0, 0.9]
 
@@ -97,8 +96,7 @@ def test_invalid_turns_are_penalised(group):
 def test_long_trajectories_are_penalised(group):
     members = group("a", [0.0, 1.0], turns=2)
     longest = max(len(s) for t in members for s in t.sequences)
-    config = AlgorithmConfig(overlong_buffer=10, overlong_factor=0.5)
-    found = shaped_rewards(members, config, max_tokens=longest)
+    found = RewardShaping({"overlong": {"buffer": 10, "factor": 0.5}}, max_tokens=longest)(members)
     expected = [t.reward - 0.5 * max(max(len(s) for s in t.sequences) - (longest - 10), 0) / 10 for t in members]
     assert found.returns.tolist() == pytest.approx(expected)
     assert min(e - t.reward for e, t in zip(expected, members, strict=True)) == pytest.approx(-0.5)

@@ -3,9 +3,9 @@
 import pytest
 import torch
 
-from agentrl.config.schema import AlgorithmConfig
 from agentrl.errors import LedgerError, Outcome, TrainingError
 from agentrl.training.mini_batches import mini_batches
+from agentrl.training.rewards import RewardShaping
 from agentrl.training.step_batch import step_batch
 from agentrl.trajectory import Source, TokenSequence, Trajectory, Turn
 
@@ -35,8 +35,8 @@ def worked_example():
     )
 
 
-def build(*trajectories, **settings):
-    return step_batch(trajectories, AlgorithmConfig(**settings), max_tokens=100)
+def build(*trajectories, **shaping):
+    return step_batch(trajectories, RewardShaping(shaping, max_tokens=100))
 
 
 def test_worked_example():
@@ -45,6 +45,7 @@ def test_worked_example():
     assert [s.input_ids.tolist() for s in batch.sequences[:2]] == [[5, 6, 7, 8, 2, 9], [5, 6, 7, 8, 2, 9, 9, 3, 11]]
     assert [s.targets.tolist() for s in batch.sequences[:2]] == [[8, 2, 4], [11, 12]]
     assert batch.behaviour_logp.tolist() == [-0.5, -0.25, -1.0, -2.0, -3.0] * 2
+    assert batch.version.tolist() == [3, 3, 4, 4, 4] * 2
     assert batch.owners.sequence.tolist() == [0, 0, 0, 1, 1, 2, 2, 2, 3, 3]
     assert batch.owners.trajectory.tolist() == [0] * 5 + [1] * 5
     assert batch.owners.group.tolist() == [0] * 10

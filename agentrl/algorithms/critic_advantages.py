@@ -1,0 +1,128 @@
+"""Advantages from a critic's values: generalized advantage estimation over tokens, over turns, and over both.
+
+Observation tokens are not among the tokens here, so that discounts count what was sampled. Rewards and values of a turn
+without sampled tokens go to the turn before it; see `EpisodeBatch.token_rewards`. An episode ends with a value of 0.
+"""
+
+from __future__ import annotations
+
+import torch
+
+from agentrl.algorithms.episodes import EpisodeBatch, Estimate
+from agentrl.algorithms.given import given
+from agentrl.algorithms.marks import Input, needs
+from agentrl.algorithms.ranges import Discount, Positive
+from agentrl.algorithms.segments import backward_sums, segment_sum, whiten
+
+
+@needs(Input.VALUES)
+def gae(episodes: EpisodeBatch, *, gamma: Discount = 1.0, gae_lambda: Discount = 0.95) -> Estimate:
+    """A = whitened L_t = delta_t + gamma lambda L_{t+1}, delta_t = r_t + gamma V_{t+1} - V_t (arXiv 1506.02438).
+
+    The critic learns L + V, before whitening.
+    """
+    values = given(episodes.values, Input.VALUES)
+    sums = _token_sums(episodes, values, gamma, torch.full_like(values, gae_lambda))
+    return Estimate(advantage=whiten(sums), value_target=sums + values)
+
+
+@needs(Input.VALUES)
+def gae_turn(episodes: EpisodeBatch, *, gamma_turn: Discount = 1.0, lambda_turn: Discount = 0.95) -> Estimate:
+    """`gae` over turns: one value per turn, at its first token, and its reward s_k (VAGEN, arXiv 2510.16907).
+
+    Every token of a turn gets the turn's advantage; whitening is over tokens. The critic learns at the first tokens.
+    """
+    values = given(episodes.values, Input.VALUES)
+    turns = _SpokenTurns(episodes)
+    before = values[turns.first]
+    sums = turns.sums(turns.rewards, before, gamma_turn, lambda_turn)
+    target = torch.full_like(values, torch.nan)
+    target[turns.first] = sums + before
+    return Estimate(advantage=whiten(sums[turns.of_token]), value_target=target)
+
+
+@needs(Input.VALUES)
+def bi_level(
+    episodes: EpisodeBatch,
+    *,
+    gamma: Discount = 1.0,
+    gae_lambda: Discount = 0.95,
+    gamma_turn: Discount = 1.0,
+    lambda_turn: Discount = 0.95,
+) -> Estimate:
+    """`gae` over turns gives L at the last token of each, and `gae` over tokens leads it back to the turn's first.
+
+    A turn's value is that at its last token, so that with discounts of 1 the advantage of every token is the return
+    from there on minus its own value (bi-level GAE of VAGEN, arXiv 2510.16907). Whitened over tokens; the critic learns
+    L + V.
+    """
+    values = given(episodes.values, Input.VALUES)
+    turns, rewards = _SpokenTurns(episodes), episodes.token_rewards()
+    last = rewards[turns.last]
+    between = last + turns.following(turns.rewards - last)
+    ends = turns.sums(between, values[turns.last], gamma_turn, lambda_turn)
+    order = episodes.time_order
+    owner = turns.of_token[order]
+    delta = rewards[order] + gamma * _following(values[order], owner) - values[order]
+    is_last = torch.zeros_like(rewards, dtype=torch.bool).index_fill(0, turns.last, True)[order]
+    delta[is_last] = ends[owner[is_last]]
+    sums = torch.empty_like(values)
+    sums[order] = backward_sums(delta, torch.full_like(delta, gamma * gae_lambda), owner)
+    return Estimate(advantage=whiten(sums), value_target=sums + values)
+
+
+@needs(Input.VALUES)
+def vapo(episodes: EpisodeBatch, *, gamma: Discount = 1.0, alpha: Positive = 0.05) -> Estimate:
+    """`gae` with lambda = 1 - 1 / (alpha len) for the policy and lambda = 1 for the critic (VAPO, arXiv 2504.05118).
+
+    len is the number of the episode's sampled tokens; below 1 / alpha of them lambda is 0.
+    """
+    values = given(episodes.values, Input.VALUES)
+    length = episodes.to_tokens(episodes.episode_tokens).to(values.dtype)
+    adaptive = (1 - 1 / (alpha * length)).clamp(min=0.0)
+    sums = _token_sums(episodes, values, gamma, adaptive)
+    target = _token_sums(episodes, values, gamma, torch.ones_like(values)) + values
+    return Estimate(advantage=whiten(sums), value_target=target)
+
+
+def _token_sums(episodes: EpisodeBatch, values: torch.Tensor, gamma: float, gae_lambda: torch.Tensor) -> torch.Tensor:
+    """L_t: [tokens]; gae_lambda [tokens]."""
+    order = episodes.time_order
+    owner, ordered = episodes.token_episode[order], values[order]
+    delta = episodes.token_rewards()[order] + gamma * _following(ordered, owner) - ordered
+    sums = torch.empty_like(values)
+    sums[order] = backward_sums(delta, gamma * gae_lambda[order], owner)
+    return sums
+
+
+def _following(values: torch.Tensor, segment: torch.Tensor) -> torch.Tensor:
+    """The value after each one within its segment, 0 after the last: [n]."""
+    following = values.roll(-1)
+    ends = segment != segment.roll(-1)
+    ends[-1] = True
+    return torch.where(ends, 0.0, following)
+
+
+class _SpokenTurns:
+    """The turns that have sampled tokens, numbered from 0 in the order of time; those without are as if never taken."""
+
+    def __init__(self, episodes: EpisodeBatch) -> None:
+        lengths, last = episodes.turn_tokens, episodes.last_tokens()
+        spoken = lengths > 0
+        self.last = last[spoken]
+        """Index of the last token: int64 [spoken]."""
+        self.first = (last - lengths + 1)[spoken]
+        self.episode = episodes.turn_episode[spoken]
+        self.of_token = (spoken.cumsum(0) - 1)[episodes.token_turn]
+        """Turn of each token: int64 [tokens]."""
+        self.rewards = segment_sum(episodes.token_rewards(), self.of_token, self.last.numel())
+        """[spoken]"""
+
+    def following(self, values: torch.Tensor) -> torch.Tensor:
+        """What the next turn of the episode has, 0 after the last: [spoken]."""
+        return _following(values, self.episode)
+
+    def sums(self, rewards: torch.Tensor, values: torch.Tensor, gamma: float, gae_lambda: float) -> torch.Tensor:
+        """L_k = delta_k + gamma lambda L_{k+1}: [spoken]."""
+        delta = rewards + gamma * self.following(values) - values
+        return backward_sums(delta, torch.full_like(delta, gamma * gae_lambda), self.episode)

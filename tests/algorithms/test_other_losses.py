@@ -1,0 +1,94 @@
+"""Losses that are no function of a `LossInput`: the critic's, pairs, a reward model's, a teacher's."""
+
+import math
+
+import pytest
+import torch
+
+from agentrl.algorithms.preference_losses import PreferencePairs, best_and_worst
+from agentrl.algorithms.prime import ScoredAnswers, implicit_reward
+from agentrl.algorithms.proximal import loglinear
+from agentrl.algorithms.value_loss import ValueInput
+from agentrl.registry import Kind, lookup
+
+ROWS = 1000
+
+
+@pytest.fixture
+def generator():
+    return torch.Generator().manual_seed(4)
+
+
+def draw(generator, *size):
+    return torch.randn(*size, generator=generator, dtype=torch.float64)
+
+
+@pytest.mark.parametrize("clip", [0.5, None])
+def test_value_loss_equals_the_formula(generator, clip):
+    v, old, target = draw(generator, ROWS).requires_grad_(), draw(generator, ROWS), draw(generator, ROWS)
+    loss = lookup(Kind.LOSS, "value")(ValueInput(values=v, old_values=old, targets=target), clip=clip)
+    (gradient,) = torch.autograd.grad(loss.values.sum(), v)
+    for row, (a, b, g) in enumerate(zip(v.tolist(), old.tolist(), target.tolist(), strict=True)):
+        bounded = a if clip is None else min(max(a, b - clip), b + clip)
+        worse = (bounded - g) ** 2 > (a - g) ** 2
+        assert loss.values[row].item() == pytest.approx(0.5 * max((a - g) ** 2, (bounded - g) ** 2))
+        assert gradient[row].item() == pytest.approx(0.0 if worse else a - g)
+
+
+@pytest.mark.parametrize("name", ["dpo", "spin"])
+def test_pair_losses_equal_the_formula(generator, name):
+    chosen, rejected, chosen_reference, rejected_reference = (draw(generator, ROWS) * 5 for _ in range(4))
+    chosen.requires_grad_()
+    pairs = PreferencePairs(
+        chosen_logp=chosen,
+        rejected_logp=rejected,
+        chosen_reference_logp=chosen_reference,
+        rejected_reference_logp=rejected_reference,
+    )
+    loss = lookup(Kind.LOSS, name)(pairs, beta=0.2)
+    (gradient,) = torch.autograd.grad(loss.sum(), chosen)
+    margins = 0.2 * (chosen.detach() - chosen_reference - rejected + rejected_reference)
+    for row in range(ROWS):
+        margin = float(margins[row])
+        assert loss[row].item() == pytest.approx(math.log1p(math.exp(-margin)))
+        assert gradient[row].item() == pytest.approx(-0.2 / (1 + math.exp(margin)))
+
+
+def test_pairs_are_the_best_and_the_worst_of_groups_that_differ():
+    returns, group = torch.tensor([0.0, 1.0, 0.5, 2.0, 2.0, 3.0]), torch.tensor([0, 0, 0, 1, 1, 2])
+    assert best_and_worst(returns, group).tolist() == [[1, 0]]
+    assert best_and_worst(returns[3:], group[3:]).tolist() == []
+
+
+def test_reward_model_of_prime_equals_the_formula(generator):
+    logp, reference = draw(generator, ROWS).requires_grad_(), draw(generator, ROWS)
+    episode = torch.arange(ROWS) // 4
+    success = (draw(generator, ROWS // 4) > 0).double()
+    answers = ScoredAnswers(rm_logp=logp, reference_logp=reference, episode=episode, success=success)
+    loss = lookup(Kind.LOSS, "prime")(answers)
+    (gradient,) = torch.autograd.grad(loss.sum(), logp)
+    for e in range(ROWS // 4):
+        logit = 0.05 * float((logp.detach() - reference)[4 * e : 4 * e + 4].sum())
+        chance = 1 / (1 + math.exp(-logit))
+        assert loss[e].item() == pytest.approx(-math.log(chance if success[e] else 1 - chance))
+        assert gradient[4 * e].item() == pytest.approx(0.05 * (chance - float(success[e])))
+    assert implicit_reward(logp.detach(), reference).tolist() == pytest.approx(
+        (0.05 * (logp.detach() - reference)).tolist()
+    )
+
+
+def test_distillation_from_the_top_k(generator):
+    student, teacher = draw(generator, ROWS, 5).log_softmax(-1), draw(generator, ROWS, 5).log_softmax(-1)
+    found = lookup(Kind.LOSS, "distill_top_k")(student, teacher).values
+    for row in range(ROWS):
+        rows = zip(student[row].tolist(), teacher[row].tolist(), strict=True)
+        assert found[row].item() == pytest.approx(sum(math.exp(t) * (t - s) for s, t in rows))
+
+
+def test_the_proximal_policy_between_versions(generator):
+    logp, mu, version = draw(generator, ROWS), draw(generator, ROWS), torch.arange(ROWS) % 6
+    found = loglinear(logp, mu, version, old_version=5)
+    for row in range(ROWS):
+        a = (5 - int(version[row])) / (6 - int(version[row]))
+        assert found[row].item() == pytest.approx(float(mu[row] + a * (logp[row] - mu[row])))
+    assert found[version == 5].tolist() == mu[version == 5].tolist()  # just sampled: mu itself

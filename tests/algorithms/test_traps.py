@@ -1,0 +1,209 @@
+"""Mistakes that are easy to make in these formulas, each once."""
+
+import dataclasses
+
+import pytest
+import torch
+
+from agentrl.algorithms.clip import clip_range
+from agentrl.algorithms.episodes import EpisodeBatch, Estimate
+from agentrl.algorithms.loss_input import LossInput
+from agentrl.algorithms.options import check_options
+from agentrl.algorithms.policy_losses import PPO_CLIP
+from agentrl.errors import ConfigError, TrainingError
+from agentrl.registry import Kind, lookup
+
+
+def loss_input(distances, advantages, *, sequence=None, mu=0.0):
+    d = torch.tensor(distances, dtype=torch.float64)
+    old = torch.full_like(d, -2.0)
+    return LossInput(
+        logp=(old + d).requires_grad_(),
+        old_logp=old,
+        behaviour_logp=old - mu,
+        advantage=torch.tensor(advantages, dtype=torch.float64),
+        episode_return=torch.ones_like(d),
+        sequence=torch.zeros(d.numel(), dtype=torch.int64) if sequence is None else torch.tensor(sequence),
+        sequences=1 if sequence is None else max(sequence) + 1,
+    )
+
+
+def gradient(name, tokens, weights=None, **options):
+    loss = lookup(Kind.LOSS, name)(tokens, **options)
+    total = loss.values if weights is None else loss.values * weights
+    return torch.autograd.grad(total.sum(), tokens.logp)[0]
+
+
+def episodes(**parts):
+    """Two episodes of group 0 and two of group 1, each of two turns of one token."""
+    defaults = {
+        "returns": torch.tensor([1.0, 0.0, 3.0, 2.0], dtype=torch.float64),
+        "group": torch.tensor([0, 0, 1, 1]),
+        "turn_reward": torch.tensor([0.0, 1.0, 0.0, 0.0, 0.0, 3.0, 0.0, 2.0], dtype=torch.float64),
+        "turn_episode": torch.tensor([0, 0, 1, 1, 2, 2, 3, 3]),
+        "turn_state": torch.tensor([0, 1, 0, 2, 3, 4, 3, 5]),
+        "token_turn": torch.arange(8),
+    }
+    return EpisodeBatch(**{**defaults, **parts})
+
+
+def test_a_symmetric_clip_beside_asymmetric_ones_is_an_error_even_where_they_agree():
+    with pytest.raises(ConfigError, match="symmetric and an asymmetric clip"):
+        clip_range(0.2, 0.2, None, default=PPO_CLIP)
+    for name in ("ppo", "decoupled_ppo", "clip_cov", "luffy"):
+        with pytest.raises(ConfigError, match="symmetric and an asymmetric clip"):
+            check_options(lookup(Kind.LOSS, name), {"clip": 0.2, "clip_high": 0.28})
+
+
+def test_the_behaviour_weight_of_decoupled_ppo_is_always_applied():
+    tokens = loss_input([0.1, -0.1], [1.0, -1.0], mu=0.5)
+    plain, weighted = gradient("ppo", tokens), gradient("decoupled_ppo", tokens)
+    assert (weighted / plain).tolist() == pytest.approx([torch.tensor(0.5).exp().item()] * 2)
+    capped = gradient("decoupled_ppo", loss_input([0.1], [1.0], mu=9.0), cap=3.0)
+    assert capped.item() == pytest.approx(3 * plain[0].item())
+
+
+@pytest.mark.parametrize("name", ["gspo", "gmpo"])
+def test_sequence_losses_keep_the_credit_of_turns(name):
+    """Opposite advantages of two turns in one sequence do not cancel, and change signs token by token."""
+    found = gradient(name, loss_input([0.0] * 4, [1.0, 1.0, -1.0, -1.0]))
+    assert found.tolist() == pytest.approx([-1.0, -1.0, 1.0, 1.0])
+
+
+def test_the_cap_of_cispo_is_one_plus_epsilon():
+    found = gradient("cispo", loss_input([1.0], [1.0]), clip_high=0.28)
+    assert found.item() == pytest.approx(-1.28)
+
+
+def test_a_ratio_of_a_sequence_is_clamped():
+    tokens = loss_input([19.0] * 50, [1.0] * 50)
+    assert lookup(Kind.LOSS, "gspo")(tokens).values.isfinite().all()
+    assert lookup(Kind.LOSS, "gmpo")(tokens).values.isfinite().all()
+
+
+@pytest.mark.parametrize("name", ["k1", "k2", "k3"])
+def test_a_filter_of_tokens_drops_single_tokens_and_one_of_sequences_all(name):
+    tokens = dataclasses.replace(loss_input([0.0] * 4, [1.0] * 4, sequence=[0, 0, 1, 1]))
+    far = tokens.old_logp - torch.tensor([0.0, 2.0, 0.0, 0.0], dtype=torch.float64)
+    tokens = dataclasses.replace(tokens, behaviour_logp=far)
+    keep = lookup(Kind.FILTER, name)
+    assert keep(tokens, limit=0.4).tolist() == [True, False, True, True]
+    assert keep(tokens, limit=0.4, of="sequence").tolist() == [False, False, True, True]
+
+
+def test_step_groups_are_of_one_task_and_of_one_state_not_of_a_step_number():
+    """All episodes take their first turn in a state of their task; the second in one that nobody shares."""
+    gigpo, hgpo = lookup(Kind.ADVANTAGE, "gigpo"), lookup(Kind.ADVANTAGE, "hgpo")
+    for estimate in (gigpo, hgpo):
+        step = estimate(episodes(), normalize=False, gamma=1.0, omega=1e6) / 1e6
+        shared = [0.5, -0.5, 0.5, -0.5]
+        assert step[::2].tolist() == pytest.approx(shared, abs=1e-5)
+        assert step[1::2].tolist() == pytest.approx([0.0] * 4, abs=1e-5)
+
+
+def test_hgpo_weighs_a_common_past():
+    """Both first episodes reach state 9; only their common start puts them into one group at depth 1."""
+    same = episodes(turn_state=torch.tensor([0, 9, 0, 9, 3, 4, 3, 5]))
+    other = episodes(turn_state=torch.tensor([0, 9, 1, 9, 3, 4, 3, 5]))
+    hgpo, options = lookup(Kind.ADVANTAGE, "hgpo"), {"depth": 1, "normalize": False, "gamma": 1.0}
+    whole = lookup(Kind.ADVANTAGE, "dr_grpo")(same)
+    assert (hgpo(same, **options) - whole)[1].item() == pytest.approx(0.5)
+    assert (hgpo(other, **options) - whole)[1].item() == pytest.approx(0.5 / 3)  # weights 1/3 and 2/3
+
+
+def advantage_of(name, batch, **options):
+    found = lookup(Kind.ADVANTAGE, name)(batch, **options)
+    return found if isinstance(found, Estimate) else Estimate(advantage=found)
+
+
+@pytest.mark.parametrize("name", ["gae", "gae_turn", "bi_level", "vapo"])
+def test_a_reward_without_a_token_is_not_lost(name):
+    """The second turn of each episode says nothing; its reward reaches the token before it."""
+    values = torch.zeros(4, dtype=torch.float64)
+    silent = episodes(token_turn=torch.tensor([0, 2, 4, 6]), values=values)
+    target = advantage_of(name, silent).value_target
+    assert target.tolist() == pytest.approx([1.0, 0.0, 3.0, 2.0])
+
+
+def test_values_are_carried_over_observations_undiscounted():
+    """gamma counts sampled tokens: what lies between two of them costs nothing."""
+    values = torch.tensor([0.5] * 8, dtype=torch.float64)
+    found = advantage_of("gae", episodes(values=values), gamma=0.5, gae_lambda=1.0)
+    assert found.value_target[:4].tolist() == pytest.approx([0.5, 1.0, 0.0, 0.0])
+
+
+def test_the_targets_of_a_critic_are_not_whitened():
+    values = torch.full((8,), 10.0, dtype=torch.float64)
+    found = advantage_of("gae", episodes(values=values), gae_lambda=1.0)
+    assert found.value_target[::2].tolist() == pytest.approx([1.0, 0.0, 3.0, 2.0])
+    assert found.advantage.mean().item() == pytest.approx(0.0, abs=1e-9)
+
+
+def test_gae_turn_teaches_the_first_token_of_a_turn_only():
+    pairs = episodes(token_turn=torch.arange(8).repeat_interleave(2), values=torch.zeros(16, dtype=torch.float64))
+    target = advantage_of("gae_turn", pairs).value_target
+    assert target[::2].isfinite().all()
+    assert target[1::2].isnan().all()
+
+
+def test_lambda_of_vapo_grows_with_the_length():
+    """With 40 tokens lambda is 1 - 1/2; below 20 tokens it is 0: the temporal difference alone."""
+    long = episodes(
+        token_turn=torch.tensor([0] * 39 + [1, 2, 3, 4, 5, 6, 7]),
+        values=torch.zeros(46, dtype=torch.float64),
+    )
+    advantage = advantage_of("vapo", long).advantage
+    assert (advantage[38] - advantage[40]) / (advantage[39] - advantage[40]) == pytest.approx(0.5)
+    assert advantage[42] == advantage[40]  # 2 tokens: nothing of the reward one token later
+
+
+@pytest.mark.parametrize("name", ["gae", "remax", "prime", "gdpo"])
+def test_what_nobody_gave_is_an_error(name):
+    with pytest.raises(TrainingError, match=r"missing that the algorithm needs|normalises every component"):
+        lookup(Kind.ADVANTAGE, name)(episodes())
+
+
+@pytest.mark.parametrize("name", ["luffy", "sppo", "distill"])
+def test_what_nobody_gave_to_a_loss_is_an_error(name):
+    with pytest.raises(TrainingError, match="missing that the algorithm needs"):
+        lookup(Kind.LOSS, name)(loss_input([0.0], [1.0]))
+
+
+def test_gdpo_wants_every_component_in_every_episode():
+    nan = torch.tensor([1.0, torch.nan, 0.0, 0.0], dtype=torch.float64)
+    with pytest.raises(TrainingError, match="episodes without 'right'"):
+        lookup(Kind.ADVANTAGE, "gdpo")(episodes(components={"right": nan}))
+    with pytest.raises(TrainingError, match="got the components right, expected one named 'wrong'"):
+        lookup(Kind.ADVANTAGE, "gdpo")(episodes(components={"right": nan.nan_to_num()}), weights={"wrong": 1.0})
+
+
+def test_maxrl_wants_returns_that_are_not_negative():
+    with pytest.raises(TrainingError, match="got a return of -1"):
+        lookup(Kind.ADVANTAGE, "maxrl")(episodes(returns=torch.tensor([-1.0, 0.0, 1.0, 1.0], dtype=torch.float64)))
+
+
+@pytest.mark.parametrize("name", ["grpo", "dr_grpo", "rloo", "opo", "gpg", "maxrl", "grpo_passk"])
+def test_a_group_of_one_or_of_equals_has_no_advantage(name):
+    """Never the raw reward."""
+    lone = episodes(group=torch.tensor([0, 0, 0, 1]), returns=torch.tensor([0.1, 0.1, 0.1, 5.0], dtype=torch.float64))
+    assert lookup(Kind.ADVANTAGE, name)(lone).abs().max().item() < 1e-6
+
+
+def test_topr_weighs_failures_only():
+    tokens = loss_input([1.0, -1.0, 1.0, -1.0], [1.0] * 4, sequence=[0, 0, 1, 1])
+    tokens = dataclasses.replace(tokens, episode_return=torch.tensor([1.0, 1.0, 0.0, 0.0], dtype=torch.float64))
+    assert gradient("topr", tokens).tolist() == pytest.approx([-1.0, -1.0, -1.0, -torch.tensor(-1.0).exp().item()])
+
+
+def test_dppo_bounds_probabilities_not_ratios():
+    """A rare token may triple; a frequent one may not gain a quarter."""
+    rare, frequent = moved(0.005, 0.015), moved(0.65, 0.9)
+    for name in ("dppo", "dppo_binary_kl"):
+        assert gradient(name, rare).item() == pytest.approx(-3.0)
+        assert gradient(name, frequent).item() == 0.0
+
+
+def moved(before, now):
+    old = torch.tensor([before], dtype=torch.float64).log()
+    logp = torch.tensor([now], dtype=torch.float64).log().requires_grad_()
+    return dataclasses.replace(loss_input([0.0], [1.0]), logp=logp, old_logp=old, behaviour_logp=old)

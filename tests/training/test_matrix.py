@@ -1,0 +1,161 @@
+"""Every estimator with every loss, in every mode of sampling: finite gradients that are not 0."""
+
+import dataclasses
+import math
+import random
+
+import pytest
+import torch
+
+from agentrl.algorithms.loss_input import LossInput
+from agentrl.algorithms.marks import Input, corrects_itself, needed_inputs, other_input
+from agentrl.config.schema import AlgorithmConfig, TrainerConfig
+from agentrl.errors import Outcome
+from agentrl.registry import Kind, lookup, names
+from agentrl.training.objective import Objective
+from agentrl.training.objective_checks import PROVIDED
+from agentrl.training.rewards import RewardShaping
+from agentrl.training.step_batch import step_batch
+from agentrl.training.trainer import Trainer
+from agentrl.trajectory import Source, TokenSequence, Trajectory, Turn
+
+STALENESS = (0, 1, 4)
+SHAPES = ("one sequence", "several sequences")
+WORDS, WIDTH = 5, 6
+ESTIMATORS = [name for name in names(Kind.ADVANTAGE) if ":" not in name]
+LOSSES = [name for name in names(Kind.LOSS) if ":" not in name and other_input(lookup(Kind.LOSS, name)) is None]
+
+
+def trajectories_of(staleness, shape):
+    """Two groups of 3 and 2; every second episode was sampled `staleness` versions ago."""
+    rng = random.Random(staleness)
+    found = []
+    for number, group in enumerate("aaabb"):
+        reward = [0.0, 1.0, 0.5, 0.25, 1.0][number]
+        trajectory = Trajectory(
+            id=str(number),
+            task_id=group,
+            environment="maze",
+            seed=0,
+            group_id=group,
+            outcome=Outcome.FINISHED,
+            reward=reward,
+            reward_components={"right": reward, "short": rng.random()},
+        )
+        version = 10 - staleness if number % 2 else 10
+        for index in range(3):
+            if index == 0 or shape == "several sequences":
+                trajectory.sequences.append(TokenSequence())
+                trajectory.sequences[-1].extend([2, 3, 2], Source.PROMPT)
+            add_turn(rng, trajectory.sequences[-1], index, version)
+        trajectory.turns[-1].reward = reward
+        found.append(trajectory)
+    return found
+
+
+def add_turn(rng, sequence, index, version):
+    count, start = rng.randint(1, 4), len(sequence)
+    logprobs = [rng.uniform(-3, -1) for _ in range(count)]
+    sequence.extend_sampled([rng.randrange(WORDS) for _ in range(count)], logprobs=logprobs, versions=[version] * count)
+    sequence.turns.append(Turn(index=index, start=start, end=len(sequence), state_key=rng.choice("xy")))
+    sequence.extend([4, 2], Source.OBSERVATION)
+
+
+def settings(estimator, loss):
+    correction = {"mode": "off"} if corrects_itself(lookup(Kind.LOSS, loss)) else {}
+    return AlgorithmConfig(advantage=estimator, loss=loss, correction=correction)
+
+
+class Policy:
+    """log pi of every token from a few weights, as if each token had its own context."""
+
+    def __init__(self, batch, seed, staleness):
+        generator = torch.Generator().manual_seed(seed)
+
+        def draw(*size):
+            return torch.randn(*size, generator=generator, dtype=torch.float64)
+
+        self.batch = batch
+        self.weights = draw(WIDTH).requires_grad_()
+        self.context = draw(batch.tokens, WORDS, WIDTH)
+        self.word = torch.cat([sequence.targets for sequence in batch.sequences])
+        self.old = self.logp(self.weights + 0.05 * draw(WIDTH)).detach()
+        self.behaviour = self.logp(self.weights + 0.1 * staleness * draw(WIDTH)).detach() if staleness else self.old
+        self.reference, self.teacher = self.logp(draw(WIDTH)).detach(), self.logp(draw(WIDTH)).detach()
+
+    def logp(self, weights):
+        return (self.context @ weights).log_softmax(-1).gather(-1, self.word[:, None]).squeeze(-1)
+
+    def loss_input(self, advantage):
+        batch = self.batch
+        return LossInput(
+            logp=self.logp(self.weights),
+            old_logp=self.old,
+            behaviour_logp=self.behaviour,
+            advantage=advantage.double(),
+            episode_return=batch.episodes.to_tokens(batch.episodes.returns),
+            sequence=batch.owners.sequence,
+            sequences=len(batch.sequences),
+            reference_logp=self.reference,
+            teacher_logp=self.teacher,
+            expert=batch.owners.trajectory == 1,
+        )
+
+
+@pytest.fixture(autouse=True)
+def _everything_is_provided(request, monkeypatch):
+    """As if there were a critic, a teacher, an expert and a process reward model."""
+    if "everything" in request.keywords or "whole" in request.node.name:
+        monkeypatch.setattr("agentrl.training.objective_checks.PROVIDED", frozenset(Input))
+
+
+@pytest.mark.parametrize("shape", SHAPES)
+@pytest.mark.parametrize("staleness", STALENESS)
+@pytest.mark.parametrize("estimator", ESTIMATORS)
+def test_whole_matrix(estimator, staleness, shape):
+    batch = step_batch(trajectories_of(staleness, shape), RewardShaping({}, max_tokens=100))
+    policy = Policy(batch, seed=staleness, staleness=staleness)
+    episodes = dataclasses.replace(
+        batch.episodes,
+        values=policy.reference.exp(),
+        process_reward=policy.teacher / 20,
+        greedy_return=torch.tensor([0.5, 0.25], dtype=torch.float64),
+    )
+    for loss in LOSSES:
+        objective = Objective(settings(estimator, loss))
+        tokens = policy.loss_input(objective.estimate(episodes).advantage)
+        look = dataclasses.replace(tokens, logp=tokens.logp.detach())
+        kept = objective.kept(look)
+        chosen = kept if objective.chosen(look) is None else objective.chosen(look)
+        objective_of_tokens = objective.loss(dataclasses.replace(tokens, chosen=chosen), torch.zeros(batch.tokens))
+        index = kept.nonzero().squeeze(-1)
+        total = (objective.weights(batch.owners.select(index)) * objective_of_tokens.values[index]).sum()
+        (gradient,) = torch.autograd.grad(total, policy.weights)
+        assert bool(gradient.isfinite().all()), loss
+        assert float(gradient.norm()) > 1e-6, loss
+
+
+TRAINABLE = [name for name in ESTIMATORS if needed_inputs(lookup(Kind.ADVANTAGE, name)) <= PROVIDED]
+TRAINABLE_LOSSES = [name for name in LOSSES if needed_inputs(lookup(Kind.LOSS, name)) <= PROVIDED]
+
+
+def step(model, staleness, shape, config):
+    trainer = Trainer(model, config, TrainerConfig(learning_rate=1e-4), seed=0, max_tokens=100)
+    trainer.steps = 10
+    metrics = trainer.step(trajectories_of(staleness, shape), temperature=1.0, pad_id=0).metrics
+    assert all(math.isfinite(value) for value in metrics.values())
+    assert metrics["train/updates"] == 1
+    assert metrics["train/grad_norm"] > 1e-6
+
+
+@pytest.mark.parametrize("estimator", TRAINABLE)
+def test_trainer_steps_with_every_estimator_and_loss(model, estimator):
+    for loss in TRAINABLE_LOSSES:
+        step(model, 1, "several sequences", settings(estimator, loss))
+
+
+@pytest.mark.parametrize("shape", SHAPES)
+@pytest.mark.parametrize("staleness", STALENESS)
+@pytest.mark.parametrize("proximal", ["trainer", "behaviour", "loglinear"])
+def test_trainer_steps_in_every_mode(model, proximal, staleness, shape):
+    step(model, staleness, shape, AlgorithmConfig(correction={"proximal": proximal}))

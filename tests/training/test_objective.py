@@ -1,0 +1,225 @@
+"""What is decided over whole updates, where pi_old comes from, shaped rewards in a step, and settings that clash."""
+
+import copy
+import itertools
+
+import pytest
+import torch
+
+from agentrl.algorithms.aggregation import Aggregation, TokenOwners
+from agentrl.algorithms.marks import Input, needed_inputs
+from agentrl.config.schema import REFERENCE_LOSSES, AlgorithmConfig, TrainerConfig
+from agentrl.errors import ConfigError, UnknownNameError
+from agentrl.registry import Kind, lookup, names
+from agentrl.training.objective import Objective
+from agentrl.training.rewards import RewardShaping
+from agentrl.training.token_shares import token_shares
+from agentrl.training.trainer import Trainer
+
+OFF = {"mode": "off"}
+
+
+def trainer_for(model, config, *, reference=None, **settings):
+    settings = {"learning_rate": 1e-2, "max_grad_norm": 1e9, **settings}
+    return Trainer(model, config, TrainerConfig(**settings), seed=0, max_tokens=100, reference=reference)
+
+
+def weights_after(model, trajectories, config, *, steps=0, **settings):
+    own = copy.deepcopy(model)
+    trainer = trainer_for(own, config, **settings)
+    trainer.steps = steps
+    report = trainer.step(trajectories, temperature=1.0, pad_id=0)
+    return report, own.state_dict()
+
+
+def assert_same(found, expected):
+    for name, tensor in expected.items():
+        torch.testing.assert_close(found[name], tensor, atol=2e-5, rtol=1e-4, msg=name)
+
+
+@pytest.mark.parametrize(
+    "settings",
+    [
+        {"filters": {"top_entropy": {}}},
+        {"filters": {"top_entropy": {"share": 0.5}, "k3": {"limit": 2.0}}},
+        {"filters": {"geometric": {"band": [0.2, 5.0]}}},
+        {"loss": "kl_cov", "loss_options": {"share": 0.2}},
+        {"loss": "clip_cov", "loss_options": {"share": 0.2, "cov_low": 0.0, "cov_high": 9.0}},
+        {"loss": "m2po", "loss_options": {"tau": 2.0}},
+        {"loss": "sft", "loss_options": {"above": 0.55}},
+        {"loss": "gmpo"},
+        {"loss": "sppo", "aggregation": "seq-mean-token-mean"},
+        {"shaping": {"pf_ppo": {}}},
+    ],
+    ids=lambda settings: str(next(iter(settings.values()))),
+)
+def test_cutting_updates_into_micro_batches_changes_nothing(model, trajectories, settings):
+    """Two updates: what looks over all tokens of the second one reads the policy after the first."""
+    config = AlgorithmConfig(**settings)
+    report, expected = weights_after(model, trajectories, config, epochs=2)
+    for budget, order in ((120, reversed(trajectories)), (60, trajectories)):
+        if "pf_ppo" in config.shaping:
+            order = trajectories  # draws go by position
+        other, found = weights_after(model, list(order), config, epochs=2, tokens_per_micro_batch=budget)
+        assert_same(found, expected)
+        assert other.metrics["train/loss"] == pytest.approx(report.metrics["train/loss"], abs=1e-5)
+
+
+def test_the_engines_own_probabilities_as_proximal_policy(model, trajectories):
+    """PPO on pi / mu is REINFORCE weighted by pi / mu as long as nothing is clipped."""
+    wide = {"clip_low": 1.0, "clip_high": 1e9, "dual_clip": None}
+    bypass = AlgorithmConfig(loss_options=wide, correction={"proximal": "behaviour"})
+    weighted = AlgorithmConfig(loss_options=wide, correction={"cap": 1e9})
+    report, found = weights_after(model, trajectories, bypass)
+    other, expected = weights_after(model, trajectories, weighted)
+    assert_same(found, expected)
+    assert report.metrics["mismatch/prob_abs_mean"] == pytest.approx(other.metrics["mismatch/prob_abs_mean"])
+
+
+def test_between_versions_a_fresh_token_has_mu_as_proximal_policy(model, trajectories):
+    config = AlgorithmConfig(correction={"proximal": "loglinear"})
+    _, found = weights_after(model, trajectories, config, steps=0)
+    _, expected = weights_after(model, trajectories, AlgorithmConfig(correction={"proximal": "behaviour"}))
+    assert_same(found, expected)
+    _, stale = weights_after(model, trajectories, config, steps=4)
+    assert any(not torch.equal(stale[name], found[name]) for name in found)
+
+
+@pytest.mark.parametrize(("proximal", "passes"), [("trainer", 1), ("behaviour", 0), ("loglinear", 0)])
+def test_another_proximal_policy_saves_the_forward_pass(model, trajectories, monkeypatch, proximal, passes):
+    trainer = trainer_for(model, AlgorithmConfig(correction={"proximal": proximal}), mini_batches=2)
+    calls, score = [], trainer._score
+    monkeypatch.setattr(trainer, "_score", lambda *arguments: calls.append(1) or score(*arguments))
+    trainer.step(trajectories, temperature=1.0, pad_id=0)
+    assert len(calls) == passes
+
+
+def test_kl_in_the_reward_moves_the_return_and_adapts_over_a_resume(model, trajectories):
+    reference = copy.deepcopy(model)
+    with torch.no_grad():
+        for parameter in reference.parameters():
+            parameter.mul_(1.1)
+    shaping = {"kl": {"coef": 0.5, "target": 1e-6, "horizon": 70.0}}
+    trainer = trainer_for(model, AlgorithmConfig(advantage="reinforce", shaping=shaping), reference=reference)
+    report = trainer.step(trajectories, temperature=1.0, pad_id=0)
+    scores = trainer_for(copy.deepcopy(reference), AlgorithmConfig())
+    penalty = 0.0
+    for sequence in itertools.chain.from_iterable(t.sequences for t in trajectories):
+        (exact,) = scores.compute_logprobs([sequence], temperature=1.0, pad_id=0)
+        mu = torch.from_numpy(sequence.logprobs[sequence.loss_mask])
+        penalty -= 0.5 * float((mu - exact).sum())
+    expected = report.metrics["reward/mean"] + penalty / len(trajectories)
+    assert report.metrics["reward/shaped_mean"] == pytest.approx(expected, abs=1e-5)
+    coef = trainer.state_dict()["reward_kl_coef"]
+    assert abs(coef / 0.5 - 1) == pytest.approx(0.2 * 7 / 70)
+    resumed = trainer_for(copy.deepcopy(model), AlgorithmConfig(shaping=shaping), reference=reference)
+    resumed.load_state_dict(trainer.state_dict())
+    assert resumed.state_dict()["reward_kl_coef"] == coef
+
+
+def test_an_episode_that_is_drawn_twice_counts_as_two():
+    owners = TokenOwners(
+        sequence=torch.tensor([0, 0, 1, 2, 2]),
+        trajectory=torch.tensor([0, 0, 0, 1, 1]),
+        group=torch.tensor([0, 0, 0, 0, 0]),
+    )
+    for aggregation in Aggregation:
+        norm = 10 if aggregation is Aggregation.SEQ_MEAN_TOKEN_SUM_NORM else None
+        objective = Objective(AlgorithmConfig(aggregation=aggregation.value, norm_length=norm))
+        index = torch.arange(5)
+        found = token_shares(objective, owners, index, torch.tensor([2, 0]))
+        twice = TokenOwners(
+            sequence=torch.tensor([0, 0, 1, 2, 2, 3]),
+            trajectory=torch.tensor([0, 0, 0, 1, 1, 1]),
+            group=torch.zeros(6, dtype=torch.int64),
+        )
+        expected = 2 * objective.weights(twice)[:3].float()
+        assert found.tolist() == pytest.approx([*expected.tolist(), 0.0, 0.0])
+        once = token_shares(objective, owners, index, None)
+        assert token_shares(objective, owners, index, torch.tensor([1, 1])).tolist() == once.tolist()
+
+
+@pytest.mark.parametrize(
+    ("settings", "message"),
+    [
+        ({"advantage": "gae"}, r"estimator gae needs what this trainer does not have: got no values"),
+        ({"advantage": "remax"}, "expected a greedy rollout of each task"),
+        ({"advantage": "prime"}, "implicit process reward model"),
+        ({"loss": "luffy"}, "episodes of an expert"),
+        ({"loss": "distill"}, "a teacher's log-probabilities"),
+        ({"loss": "dpo"}, r"the loss dpo does not learn from episodes: got pairs of trajectories"),
+        ({"loss": "value"}, "a critic's values"),
+        ({"loss": "decoupled_ppo"}, r"apply it twice: got algorithm\.correction\.mode token"),
+        (
+            {"loss": "decoupled_ppo", "correction": {"mode": "off", "proximal": "behaviour"}},
+            "decoupled_ppo compares pi_old of the trainer with mu",
+        ),
+        ({"loss": "m2po", "correction": {"proximal": "loglinear"}}, "m2po compares pi_old of the trainer with mu"),
+        ({"filters": {"k1": {"limit": 1.0}}, "correction": {"proximal": "behaviour"}}, "k1 compares pi_old"),
+        (
+            {"loss": "sft", "advantage": "reinforce", "advantage_options": {"gamma": 0.5}},
+            "advantage_options are ignored",
+        ),
+        ({"filters": {"k1": {}}}, "k1 needs the option limit"),
+        ({"filters": {"k1": {"limit": 1.0, "off": "token"}}}, r"Did you mean 'of'"),
+        ({"filters": {"k1": {"limit": 1.0, "of": "turn"}}}, "option of is of a wrong type: got 'turn'"),
+        ({"advantage": "turn_discounted", "advantage_options": {"normalize_over": "turns"}}, "wrong type: got 'turns'"),
+    ],
+)
+def test_settings_that_clash_are_found_before_training(settings, message):
+    with pytest.raises(ConfigError, match=message):
+        Objective(AlgorithmConfig(**settings))
+
+
+@pytest.mark.parametrize(
+    ("shaping", "message"),
+    [
+        ({"overlong": {"buffer": 100}}, "buffer is out of range: got 100"),
+        ({"invalid": {}}, "invalid needs the option penalty"),
+        ({"invalid": {"penalti": -1}}, "Did you mean 'penalty'"),
+        ({"kl": {"coef": 0.1, "target": 1.0}}, "target and horizon belong together"),
+        ({"pf_ppo": {"seed": 1}}, "pf_ppo does not take this option"),
+    ],
+)
+def test_shapings_are_checked_before_training(shaping, message):
+    with pytest.raises(ConfigError, match=message):
+        RewardShaping(shaping, max_tokens=100)
+
+
+def test_unknown_filters_and_shapings_name_the_nearest():
+    with pytest.raises(UnknownNameError, match="'geometric'"):
+        Objective(AlgorithmConfig(filters={"geometrik": {}}))
+    with pytest.raises(UnknownNameError, match="'overlong'"):
+        RewardShaping({"overlogn": {}}, max_tokens=100)
+
+
+def test_the_config_knows_which_losses_keep_a_reference():
+    found = {name for name in names(Kind.LOSS) if Input.REFERENCE in needed_inputs(lookup(Kind.LOSS, name))}
+    assert found == REFERENCE_LOSSES
+
+
+def first_half(tokens, *, share: float = 0.5):
+    return torch.arange(tokens.logp.numel()) < share * tokens.logp.numel()
+
+
+def doubled(rewards, *, times: float = 2.0):
+    return rewards.with_episodes((times - 1) * rewards.returns)
+
+
+def test_a_users_own_filter_and_shaping_by_import_path(model, trajectories):
+    config = AlgorithmConfig(
+        filters={f"{__name__}:first_half": {"share": 0.25}}, shaping={f"{__name__}:doubled": {"times": 3.0}}
+    )
+    report, _ = weights_after(model, trajectories, config)
+    assert report.metrics["train/dropped_share"] == pytest.approx(0.75, abs=0.02)
+    assert report.metrics["reward/shaped_mean"] == pytest.approx(3 * report.metrics["reward/mean"])
+
+
+@pytest.mark.parametrize("settings", [{}, {"loss": "m2po"}, {"loss": "kl_cov"}, {"loss": "clip_cov"}])
+def test_an_update_without_a_token_left_changes_nothing(model, trajectories, settings):
+    before = copy.deepcopy(model.state_dict())
+    config = AlgorithmConfig(filters={"k1": {"limit": 0.0}}, **settings)
+    report, after = weights_after(model, trajectories, config)
+    assert report.metrics["train/dropped_share"] == 1.0
+    assert report.metrics["train/loss"] == 0.0
+    assert all(torch.equal(after[name], tensor) for name, tensor in before.items())
