@@ -108,7 +108,11 @@ ENVIRONMENTS: dict[str, dict[str, Any]] = {
 RETAIL_TOOLS = ["find_user_id_by_email", "find_user_id_by_name_zip", "get_user_details", "get_order_details"]
 LOOPS: dict[str, dict[str, Any]] = {
     "react_text": {"agent": {"options": {"format": "plain", "explain": False}}},
-    "tool_calling": {"agent": {"system_prompt": "Act.", "max_answer_tokens": 64}, "sft": {"tokens_per_update": 8000}},
+    "tool_calling": {
+        "model": {"scratch": {"max_context": 4096}},
+        "agent": {"system_prompt": "Act.", "max_answer_tokens": 64, "max_tokens": 4096},
+        "sft": {"tokens_per_update": 8000},
+    },
     "step_independent": {"agent": {"options": {"format": "plain", "history": 2, "explain": False}}},
 }
 SPECIAL: dict[tuple[str, str], dict[str, Any]] = {
