@@ -9,6 +9,7 @@ import subprocess
 import sys
 import tempfile
 import time
+from collections.abc import Callable
 from pathlib import Path
 
 import pytest
@@ -48,19 +49,22 @@ def processes_with(word: str) -> list[int]:
     return found
 
 
-def test_a_sandbox_dies_with_the_process_that_made_it():
-    owner = subprocess.Popen([sys.executable, "-c", OWNER], stdout=subprocess.PIPE, text=True)
-    assert owner.stdout is not None
-    assert owner.stdout.readline() == "ready\n"
-    assert processes_with("987")
-    owner.send_signal(signal.SIGKILL)
-    owner.wait()
-    owner.stdout.close()
-    for _ in range(500):
-        if not processes_with("987"):
-            break
+def wait_until(holds: Callable[[], bool]) -> bool:
+    end = time.monotonic() + 10
+    while not holds() and time.monotonic() < end:
         time.sleep(0.01)
-    assert processes_with("987") == []
+    return holds()
+
+
+def test_a_sandbox_dies_with_the_process_that_made_it():
+    with subprocess.Popen([sys.executable, "-c", OWNER], stdout=subprocess.PIPE, text=True) as owner:
+        assert owner.stdout is not None
+        try:
+            assert owner.stdout.readline() == "ready\n"
+            assert wait_until(lambda: processes_with("987") != [])
+        finally:
+            owner.send_signal(signal.SIGKILL)
+    assert wait_until(lambda: processes_with("987") == [])
     find_hierarchy.cache_clear()
     hierarchy = find_hierarchy()
     folders = hierarchy.folders.values() if hierarchy is not None else ()
