@@ -14,10 +14,11 @@ import torch
 from transformers import PreTrainedModel
 
 from agentrl.algorithms.loss_input import LossInput, log_ratio
-from agentrl.config.schema import TrainerConfig
 from agentrl.image import ImageReader
 from agentrl.lanes import Lanes
-from agentrl.training.logprobs import TokenScores, score
+from agentrl.training.head_scores import TokenScores
+from agentrl.training.layout import Layout
+from agentrl.training.logprobs import score
 from agentrl.training.micro_batch_gradients import MicroBatch, add_gradients, cut
 from agentrl.training.objective import Objective
 from agentrl.training.step_batch import StepBatch
@@ -41,7 +42,7 @@ class GradientPass:
     Args:
         model: The policy.
         objective: The algorithm.
-        config: Sizes of micro-batches and chunks.
+        layout: How sequences go through the model.
         batch: The step.
         values: Of the batch's tokens; `old_logp` is filled in by the first update.
         reads: Whether each sequence is read; see `sequences_to_read`.
@@ -55,7 +56,7 @@ class GradientPass:
         self,
         model: PreTrainedModel,
         objective: Objective,
-        config: TrainerConfig,
+        layout: Layout,
         batch: StepBatch,
         values: TokenValues,
         *,
@@ -66,7 +67,8 @@ class GradientPass:
         reader: ImageReader | None = None,
     ) -> None:
         self.tally = Tally()
-        self._model, self._objective, self._config = model, objective, config
+        self._computed_tokens = self._read_tokens = 0
+        self._model, self._objective, self._layout = model, objective, layout
         self._batch, self._values, self._reads = batch, values, reads
         self._temperature, self._pad_id = temperature, pad_id
         self._learning = learning_sequences(objective, batch, values.advantage)
@@ -76,16 +78,23 @@ class GradientPass:
         """Add the gradient of the loss of some sequences, which are one update; gives the loss."""
         weights = self._weights(part)
         work = [micro_batch for learns in (True, False) for micro_batch in self._micro_batches(part, learns=learns)]
+        self._computed_tokens += sum(micro_batch.tokens for micro_batch in work)
+        self._read_tokens += sum(len(self._batch.sequences[i]) for micro_batch in work for i in micro_batch.sequences)
         total = 0.0
         for loss, tally in add_gradients(self._model, self._lanes, work, functools.partial(self._loss, weights)):
             total += loss
             self.tally.merge(tally)
         return total
 
+    def means(self) -> dict[str, float]:
+        """Means over tokens under their final names, and the share of tokens that common prefixes saved; padding counts
+        below 0.
+        """
+        return {**self.tally.means(), "train/tokens_saved": 1 - self._computed_tokens / self._read_tokens}
+
     def _micro_batches(self, part: list[int], *, learns: bool) -> list[MicroBatch]:
         members = [i for i in part if self._reads[i] and self._learning[i] == learns]
-        lengths = [len(self._batch.sequences[i]) for i in members]
-        return cut(members, lengths, budget=self._config.tokens_per_micro_batch, learns=learns)
+        return cut(members, [self._batch.sequences[i] for i in members], layout=self._layout, learns=learns)
 
     def _weights(self, part: list[int]) -> torch.Tensor:
         """Share of every token of the step in this update's loss, from the tokens that the loss uses: [tokens]."""
@@ -108,7 +117,7 @@ class GradientPass:
             [self._batch.sequences[i] for i in indices],
             temperature=self._temperature,
             pad_id=self._pad_id,
-            chunk=self._config.logprob_chunk,
+            layout=self._layout,
             entropy_gradient=self._objective.uses_entropy,
             reader=self._reader,
         )

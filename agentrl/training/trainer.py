@@ -32,6 +32,7 @@ from agentrl.image import ImageReader
 from agentrl.lanes import Lanes, check_lanes
 from agentrl.training.gradient_mode import gradients_recomputed
 from agentrl.training.gradient_pass import GradientPass, TokenValues, sequences_to_read
+from agentrl.training.layout import choose_layout
 from agentrl.training.logprobs import score_all
 from agentrl.training.mini_batches import mini_batches
 from agentrl.training.objective import Objective
@@ -84,6 +85,9 @@ class Trainer:
         self._optimizer = PolicyOptimizer(model, _optimizer_settings(config))
         check_lanes("trainer.lanes", config.lanes, model)
         self._lanes = Lanes(config.lanes)
+        self._layout = choose_layout(model, config)
+        if reference is not None:
+            choose_layout(reference, config)
         self._generator = torch.Generator().manual_seed(seed)
         self._reference = (reference or _frozen(model)) if self._objective.uses_reference else None
 
@@ -113,7 +117,7 @@ class Trainer:
         gradient = GradientPass(
             self.model,
             self._objective,
-            self._config,
+            self._layout,
             batch,
             tokens,
             reads=reads,
@@ -134,7 +138,7 @@ class Trainer:
             batch=batch,
             updates=updates,
             losses=losses,
-            means=gradient.tally.means(),
+            means=gradient.means(),
             advantage_abs_mean=float(tokens.advantage.abs().mean()),
             distance=mismatch(tokens.old_logp[read], tokens.behaviour_logp[read]),
             reads=reads,
@@ -209,8 +213,7 @@ class Trainer:
             sequences,
             temperature=temperature,
             pad_id=pad_id,
-            chunk=self._config.logprob_chunk,
-            budget=self._config.tokens_per_micro_batch,
+            layout=self._layout,
             lanes=self._lanes,
             reader=self._reader,
         )

@@ -124,7 +124,7 @@ def test_micro_batches_and_order_change_nothing(model, trajectories, aggregation
     report, expected = gradient_of_step(model, trajectories, config, reference=scaled(model))
     for budget, order in ((10_000, reversed(trajectories)), (120, trajectories), (1, trajectories)):
         other, found = gradient_of_step(
-            model, list(order), config, reference=scaled(model), tokens_per_micro_batch=budget, logprob_chunk=3
+            model, list(order), config, reference=scaled(model), tokens_per_micro_batch=budget
         )
         assert_same_gradient(found, expected)
         assert other.metrics["train/loss"] == pytest.approx(report.metrics["train/loss"], abs=1e-6)
