@@ -304,8 +304,8 @@ class TrainerConfig(Section):
     tokens_per_micro_batch: int = Field(8192, ge=1)
     """Tokens of a forward and backward pass, padding included."""
     share_prefixes: bool = False
-    """Compute what sequences begin with in common once: the prompt of a group, the history of branches. The gradients are
-    the same; it pays where much is shared."""
+    """Compute what sequences begin with in common once: the prompt of a group, the history of branches. The gradients
+    are the same; it pays where much is shared."""
     lanes: int = Field(1, ge=1)
     """Micro-batches that are computed at the same time, each on its share of torch's threads; on the CPU, for models so
     small that their operations cannot keep several cores busy."""

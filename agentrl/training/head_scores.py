@@ -4,8 +4,8 @@ With logits z = (W h + b) / temperature, p = softmax(z) and H = -sum(p log p), f
 
     d log p_t / dz = onehot(t) - p          d H / dz = -p (log p + H)
 
-The forward pass keeps log(sum(exp(z))) and H of each token; the backward pass computes each chunk's logits once more and
-adds up what they give. Where everything fits into one chunk, its probabilities are kept instead.
+The forward pass keeps log(sum(exp(z))) and H of each token; the backward pass computes each chunk's logits once more
+and adds up what they give. Where everything fits into one chunk, its probabilities are kept instead.
 """
 
 from __future__ import annotations

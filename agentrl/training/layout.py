@@ -16,9 +16,8 @@ from agentrl.lanes import BATCH_DEPENDENT
 from agentrl.training.batching import micro_batches, pad
 from agentrl.training.prefix_tree import pack, shared_rows
 from agentrl.training.sequences import ScoredSequence
-from agentrl.training.tree_attention import ATTENTION, AttentionTree
+from agentrl.training.tree_attention import ATTENTION, AttentionTree, has_flash
 from agentrl.vision_model import MODEL_TYPES, hidden_states
-
 
 FEWEST_SHARED = 16
 """Tokens in common, beyond those that stand once already, for which a node of the trie is worth while."""
@@ -88,8 +87,8 @@ def choose_layout(model: PreTrainedModel, config: TrainerConfig) -> Layout:
     Raises:
         UsageError: prefixes are to be shared, and the model cannot do it.
     """
-    obstacle = _obstacle(model)
-    if obstacle is None:
+    obstacle, packed = _obstacle(model), config.share_prefixes or _packs_well(model)
+    if packed and obstacle is None:
         obstacle = _difference(model)
     if obstacle is not None and config.share_prefixes:
         raise UsageError(
@@ -98,13 +97,22 @@ def choose_layout(model: PreTrainedModel, config: TrainerConfig) -> Layout:
             expected="a causal language model whose tokens meet in attention only",
             hint="set trainer.share_prefixes=false",
         )
-    packed = obstacle is None
+    packed = packed and obstacle is None
     return Layout(
         budget=config.tokens_per_micro_batch,
         logits_megabytes=config.logits_megabytes,
         packed=packed,
         share=FEWEST_SHARED if packed and config.share_prefixes else 0,
     )
+
+
+def _packs_well(model: PreTrainedModel) -> bool:
+    """Whether the device has a kernel for packed rows that needs no dense mask, in all layers."""
+    if model.device.type == "cuda":
+        return has_flash(model.dtype)
+    text = model.config.get_text_config()
+    kinds = getattr(text, "layer_types", None) or ["sliding_attention" if getattr(text, "sliding_window", None) else ""]
+    return model.device.type == "cpu" and "sliding_attention" not in kinds
 
 
 def _obstacle(model: PreTrainedModel) -> str | None:

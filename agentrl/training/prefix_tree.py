@@ -6,9 +6,9 @@ The sequences form a trie over token ids. Its nodes, runs of tokens without a br
     A B X Y            depth: 0 1 | 2 3 4 | 2 3
                        end:   7 7 | 5 5 5 | 7 7
 
-A token's position in its sequences is its depth. `end` is where the subtree of its node ends in the row, so that token i
-may look at token j if and only if j <= i < end[j]: attention needs nothing else. Sequences that share nothing are trees of
-one node each.
+A token's position in its sequences is its depth. `end` is where the subtree of its node ends in the row, so that token
+i may look at token j if and only if j <= i < end[j]: attention needs nothing else. Sequences that share nothing are
+trees of one node each.
 """
 
 from __future__ import annotations
@@ -74,7 +74,7 @@ def pack(sequences: Sequence[ScoredSequence], *, share: int) -> PackedRow:
 
 
 def shared_rows(sequences: Sequence[ScoredSequence], budget: int, *, share: int) -> list[list[int]]:
-    """Indices of sequences in rows of at most `budget` tokens when packed with common prefixes of `share` tokens once.
+    """Indices of sequences in rows of at most `budget` tokens with prefixes of `share` tokens once.
 
     Neighbours in the order of their tokens stay together. Where a trie does not fit, it is cut where least is shared,
     within the last half of what fits, and the prefix is repeated. A sequence longer than the budget is a row of its own.

@@ -1,10 +1,10 @@
-"""Attention over a row of sequences with common prefixes (`agentrl.training.prefix_tree`), by what the device does best.
+"""Attention over a packed row of sequences (`agentrl.training.prefix_tree`), by what the device does best.
 
 On the CPU each node of the trie attends to itself causally, and everything below it attends to the node as a whole: no
 mask is built and nothing is computed twice. The parts of a token's attention are merged by their log-sum-exp as in
 https://arxiv.org/abs/2205.14135; the gradient of each part follows from the merged output and log-sum-exp alone. On
-CUDA, FlashAttention takes rows in which nothing is shared, if it is installed, and flex_attention the others. Layers with
-a sliding window that is shorter than the sequences, and other devices, get a dense mask.
+CUDA, FlashAttention takes rows in which nothing is shared, if it is installed, and flex_attention the others. Layers
+with a sliding window that is shorter than the sequences, and other devices, get a dense mask.
 """
 
 from __future__ import annotations
@@ -72,7 +72,7 @@ class AttentionTree:
         if query.device.type == "cpu" and window is None:
             return cast("Tensor", _NodeAttention.apply(query, key, value, self._blocks, scale))
         if query.device.type == "cuda":
-            if len(self._starts) == len(self.nodes) and _has_flash(query):
+            if len(self._starts) == len(self.nodes) and has_flash(query.dtype):
                 return self._flash(query, key, value, scale, window)
             mask = self.block_mask(window)
             return cast("Tensor", _compiled_flex()(query, key, value, block_mask=mask, scale=scale, enable_gqa=True))
@@ -123,7 +123,9 @@ class _NodeAttention(torch.autograd.Function):
     """Node by node, with torch's fused kernels for the CPU."""
 
     @staticmethod
-    def forward(ctx: Any, query: Tensor, key: Tensor, value: Tensor, blocks: tuple[_Block, ...], scale: float) -> Tensor:
+    def forward(
+        ctx: Any, query: Tensor, key: Tensor, value: Tensor, blocks: tuple[_Block, ...], scale: float
+    ) -> Tensor:
         rows, heads, tokens, _ = query.shape
         merged = query.new_empty(rows, tokens, heads, value.shape[-1]).transpose(1, 2)
         total = query.new_empty(query.shape[:-1], dtype=torch.promote_types(query.dtype, torch.float32))
@@ -182,8 +184,9 @@ def _compiled_flex() -> Any:
     return torch.compile(flex_attention)
 
 
-def _has_flash(query: Tensor) -> bool:
-    return query.dtype in (torch.float16, torch.bfloat16) and importlib.util.find_spec("flash_attn") is not None
+def has_flash(dtype: torch.dtype) -> bool:
+    """Whether FlashAttention is installed, and takes this format."""
+    return dtype in (torch.float16, torch.bfloat16) and importlib.util.find_spec("flash_attn") is not None
 
 
 def tree_attention(
