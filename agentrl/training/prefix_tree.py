@@ -74,10 +74,10 @@ def pack(sequences: Sequence[ScoredSequence], *, share: int) -> PackedRow:
 
 
 def shared_rows(sequences: Sequence[ScoredSequence], budget: int, *, share: int) -> list[list[int]]:
-    """Indices of sequences in rows of at most `budget` tokens with prefixes of `share` tokens once.
+    """Indices of sequences in rows of at most `budget` tokens, in which prefixes of `share` tokens or more stand once.
 
     Neighbours in the order of their tokens stay together. Where a trie does not fit, it is cut where least is shared,
-    within the last half of what fits, and the prefix is repeated. A sequence longer than the budget is a row of its own.
+    within the last half of what fits, and the prefix is repeated. A sequence longer than the budget is a row alone.
     """
     order, common = sorted_prefixes(sequences)
     rows = []

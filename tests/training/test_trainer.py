@@ -11,7 +11,7 @@ from agentrl.config.schema import AlgorithmConfig, TrainerConfig
 from agentrl.errors import ConfigError, Outcome, TrainingError, UnknownNameError
 from agentrl.registry import Kind, names
 from agentrl.training.trainer import Trainer
-from agentrl.trajectory import TokenSequence
+from agentrl.trajectory import Source, TokenSequence, Turn
 
 AGGREGATIONS = [
     "token-mean",
@@ -394,3 +394,33 @@ def test_resume_is_exact(model, trajectories, tmp_path):
 
 def _without_time(metrics):
     return {name: value for name, value in metrics.items() if name not in ("train/seconds", "train/tokens_per_s")}
+
+
+@pytest.mark.parametrize(("budget", "checkpointing"), [(10_000, False), (10_000, True), (45, False)])
+def test_shared_prefixes_change_no_gradient(model, make_trajectory, monkeypatch, budget, checkpointing):
+    """The members of a group have sampled the same until some of them stopped; one of them has a branch."""
+    monkeypatch.setattr("agentrl.training.layout.FEWEST_SHARED", 2)
+    trajectories = [
+        make_trajectory(random.Random(group), group, member, turns=member + 1, reward=float(member))
+        for group in ("a", "b")
+        for member in range(3)
+    ]
+    branch = trajectories[2].sequences[0].fork(trajectories[2].turns[0].end)
+    branch.extend([3, 4], Source.OBSERVATION)
+    branch.extend_sampled([5, 6], logprobs=[-1.0, -2.0], versions=[0, 0])
+    branch.turns.append(Turn(index=3, start=len(branch) - 2, end=len(branch)))
+    trajectories[2].sequences.append(branch)
+    config = algorithm(entropy_coef=0.1)
+    alone, expected = gradient_of_step(model, trajectories, config, tokens_per_micro_batch=1)
+    report, found = gradient_of_step(
+        model,
+        trajectories,
+        config,
+        tokens_per_micro_batch=budget,
+        share_prefixes=True,
+        gradient_checkpointing=checkpointing,
+    )
+    assert_same_gradient(found, expected)
+    assert report.metrics["train/loss"] == pytest.approx(alone.metrics["train/loss"], abs=1e-6)
+    assert report.metrics["train/tokens_saved"] > 0.2
+    assert alone.metrics["train/tokens_saved"] == 0
