@@ -2,8 +2,8 @@
 
 Both take GRPO steps (token-mean, no reference model, AdamW) by turns in one process, on two loads: multi-turn groups
 of unequal lengths, and groups with long common prompts, for which prefixes are shared. A token counts as often as it
-stands in a trajectory, whether it is computed once, twice or beside padding. TRL gets the size of micro-batch with
-which it is fastest. The gradients of both are compared first.
+stands in a trajectory, whether it is computed once, twice or beside padding. TRL gets the size of micro-batch, out
+of `batches`, with which it is fastest. The gradients of both are compared first.
 
     agentrl bench train --versus trl --json train.json
 """

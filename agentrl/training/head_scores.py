@@ -61,7 +61,8 @@ def head_scores(
         chunk: Tokens whose logits exist at once.
         entropy_gradient: Let gradients flow through the entropy too; without, it is a measurement only.
     """
-    logp, entropy = _HeadScores.apply(hidden, weight, bias, targets, temperature, chunk, entropy_gradient)
+    function: Any = _HeadScores
+    logp, entropy = function.apply(hidden, weight, bias, targets, temperature, chunk, entropy_gradient)
     return TokenScores(logp=logp, entropy=entropy)
 
 

@@ -34,8 +34,8 @@ UNKNOWN_TERMS = ("softcap", "s_aux", "position_bias")
 """Arguments of attention functions that change the scores."""
 
 
-_FORWARD = torch.ops.aten._scaled_dot_product_flash_attention_for_cpu
-_BACKWARD = torch.ops.aten._scaled_dot_product_flash_attention_for_cpu_backward
+_FORWARD: Any = torch.ops.aten._scaled_dot_product_flash_attention_for_cpu
+_BACKWARD: Any = torch.ops.aten._scaled_dot_product_flash_attention_for_cpu_backward
 
 
 @dataclass(frozen=True, slots=True)
@@ -70,7 +70,8 @@ class AttentionTree:
         """Attention of a layer: query [1, heads, tokens, size], key and value [1, key-value heads, tokens, size]."""
         window = None if window is None or window >= self._longest else window
         if query.device.type == "cpu" and window is None:
-            return cast("Tensor", _NodeAttention.apply(query, key, value, self._blocks, scale))
+            function: Any = _NodeAttention
+            return cast("Tensor", function.apply(query, key, value, self._blocks, scale))
         if query.device.type == "cuda":
             if len(self._starts) == len(self.nodes) and has_flash(query.dtype):
                 return self._flash(query, key, value, scale, window)
