@@ -109,7 +109,7 @@ def test_images_without_a_reader_and_loss_on_images_are_refused(eyes: Eyes) -> N
     sequence = sequence_of(eyes, (60, 60))
     scored = scored_sequence(sequence.token_ids, sequence.sources == Source.FORCED, sequence.images)
     with pytest.raises(UsageError, match="cannot read images"):
-        score(eyes.model, [scored], temperature=1.0, pad_id=0, chunk=8)
+        score(eyes.model, [scored], temperature=1.0, pad_id=0)
     everything = np.ones(len(sequence), dtype=bool)
     everything[0] = False
     with pytest.raises(LedgerError, match="image carries loss"):
