@@ -75,8 +75,8 @@ class AttentionTree:
         if query.device.type == "cuda":
             if len(self._starts) == len(self.nodes) and has_flash(query.dtype):
                 return self._flash(query, key, value, scale, window)
-            mask = self.block_mask(window)
-            return cast("Tensor", _compiled_flex()(query, key, value, block_mask=mask, scale=scale, enable_gqa=True))
+            blocks = self.block_mask(window)
+            return cast("Tensor", _compiled_flex()(query, key, value, block_mask=blocks, scale=scale, enable_gqa=True))
         mask = self.mask(window)
         return scaled_dot_product_attention(query, key, value, attn_mask=mask, scale=scale, enable_gqa=True)
 
