@@ -108,7 +108,7 @@ def build_training(
     check_rendering(config, renderer)
     model = load_model(model_path, dtype=config.model.dtype, device=config.model.device)
     trainer = _build_trainer(config, model, reference_path, renderer.images)
-    source = ModelWeights(model, chunk=config.trainer.logprob_chunk)
+    source = ModelWeights(model)
     probe = Probe.random(model.config.get_text_config().vocab_size, tolerance=TOLERANCE[config.model.dtype])
     engine: PolicyEngine
     sync: WeightSync

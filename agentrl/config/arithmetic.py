@@ -126,6 +126,7 @@ def _micro_batches(sequences: int, length: int, budget: int) -> int:
 
 def _memory(config: Config, size: ModelSize) -> Memory:
     width = _BYTES[config.model.dtype]
+    trainer = config.trainer
     weights = size.parameters * width
     local = isinstance(config.engine, LocalEngineConfig)
     return Memory(
@@ -137,7 +138,7 @@ def _memory(config: Config, size: ModelSize) -> Memory:
         cache=config.engine.cache_tokens * size.cache_values_per_token * width
         if isinstance(config.engine, LocalEngineConfig)
         else 0,
-        logits=2 * config.trainer.logprob_chunk * size.vocab_size * _LOGIT_BYTES,
+        logits=2 * min(trainer.logits_megabytes << 20, trainer.tokens_per_micro_batch * size.vocab_size * _LOGIT_BYTES),
     )
 
 

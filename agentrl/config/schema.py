@@ -319,12 +319,15 @@ class TrainerConfig(Section):
     mini_batches: int = Field(1, ge=1)
     """Optimizer steps per pass."""
     tokens_per_micro_batch: int = Field(8192, ge=1)
-    """Padded tokens of a forward and backward pass."""
+    """Tokens of a forward and backward pass, padding included."""
+    share_prefixes: bool = False
+    """Compute what sequences begin with in common once: the prompt of a group, the history of branches. The gradients
+    are the same; it pays where much is shared."""
     lanes: int = Field(1, ge=1)
     """Micro-batches that are computed at the same time, each on its share of torch's threads; on the CPU, for models so
     small that their operations cannot keep several cores busy."""
-    logprob_chunk: int = Field(2048, ge=1)
-    """Tokens whose logits exist at once."""
+    logits_megabytes: int = Field(256, ge=1)
+    """Memory, in MiB, of the logits that exist at once; twice as much at the peak."""
     gradient_checkpointing: bool = False
     """Recompute activations in the backward pass: less memory, more time."""
 

@@ -15,9 +15,9 @@ from transformers import PreTrainedModel
 
 from agentrl.algorithms.loss_input import LossInput, log_ratio
 from agentrl.algorithms.proximal import loglinear
-from agentrl.config.schema import TrainerConfig
 from agentrl.image import ImageReader
 from agentrl.lanes import Lanes
+from agentrl.training.layout import Layout
 from agentrl.training.logprobs import score, score_all
 from agentrl.training.micro_batch_gradients import MicroBatch, add_gradients, cut
 from agentrl.training.objective import Objective
@@ -52,7 +52,7 @@ class GradientPass:
     Args:
         model: The policy.
         objective: The algorithm.
-        config: Sizes of micro-batches and chunks.
+        layout: How sequences go through the model.
         batch: The step.
         values: Of the batch's tokens; `trainer_logp` is filled in by the first update.
         reads: Whether each sequence is read; see `sequences_to_read`.
@@ -66,7 +66,7 @@ class GradientPass:
         self,
         model: PreTrainedModel,
         objective: Objective,
-        config: TrainerConfig,
+        layout: Layout,
         batch: StepBatch,
         values: TokenValues,
         *,
@@ -77,7 +77,8 @@ class GradientPass:
         reader: ImageReader | None = None,
     ) -> None:
         self.tally = Tally()
-        self._model, self._objective, self._config = model, objective, config
+        self._computed_tokens = self._read_tokens = 0
+        self._model, self._objective, self._layout = model, objective, layout
         self._batch, self._values, self._reads = batch, values, reads
         self._temperature, self._pad_id = temperature, pad_id
         self._learning = learning_sequences(objective, batch, values.advantage)
@@ -90,6 +91,8 @@ class GradientPass:
         index = self._looked_over(part) if self._objective.looks_ahead else self._batch.token_index(part)
         weights = token_shares(self._objective, self._batch.owners, index, self._values.draws).to(self._model.device)
         work = [micro_batch for learns in (True, False) for micro_batch in self._micro_batches(part, learns=learns)]
+        self._computed_tokens += sum(micro_batch.tokens for micro_batch in work)
+        self._read_tokens += sum(len(self._batch.sequences[i]) for micro_batch in work for i in micro_batch.sequences)
         total = 0.0
         for loss, tally in add_gradients(self._model, self._lanes, work, functools.partial(self._loss, weights)):
             total += loss
@@ -97,10 +100,16 @@ class GradientPass:
         self._updates += 1
         return total
 
+    def means(self) -> dict[str, float]:
+        """Means over tokens under their final names, and the share of tokens that common prefixes saved; padding counts
+        below 0.
+        """
+        return {**self.tally.means(), "train/tokens_saved": 1 - self._computed_tokens / self._read_tokens}
+
     def _micro_batches(self, part: list[int], *, learns: bool) -> list[MicroBatch]:
         members = [i for i in part if self._reads[i] and self._learning[i] == learns]
-        lengths = [len(self._batch.sequences[i]) for i in members]
-        return cut(members, lengths, budget=self._config.tokens_per_micro_batch, learns=learns)
+        sequences = [self._batch.sequences[i] for i in members]
+        return cut(members, sequences, layout=self._layout, lanes=self._lanes.count, learns=learns)
 
     def _looked_over(self, part: list[int]) -> torch.Tensor:
         """The tokens of an update that train, after everything that is decided over all of them: int64 [selected]."""
@@ -123,8 +132,7 @@ class GradientPass:
             [self._batch.sequences[i] for i in part],
             temperature=self._temperature,
             pad_id=self._pad_id,
-            chunk=self._config.logprob_chunk,
-            budget=self._config.tokens_per_micro_batch,
+            layout=self._layout,
             lanes=self._lanes,
             reader=self._reader,
         ).logp
@@ -135,7 +143,7 @@ class GradientPass:
             [self._batch.sequences[i] for i in indices],
             temperature=self._temperature,
             pad_id=self._pad_id,
-            chunk=self._config.logprob_chunk,
+            layout=self._layout,
             entropy_gradient=self._objective.uses_entropy,
             reader=self._reader,
         )

@@ -10,7 +10,8 @@ import torch
 from transformers import PreTrainedModel
 
 from agentrl.lanes import Lanes
-from agentrl.training.batching import micro_batches
+from agentrl.training.layout import Layout
+from agentrl.training.sequences import ScoredSequence
 
 BACKWARD_COST = 3
 """A forward and a backward pass, in forward passes."""
@@ -25,24 +26,31 @@ class MicroBatch:
     sequences: list[int]
     learns: bool
     """Whether it has a gradient."""
-    cost: int
-    """Relative to others."""
+    tokens: int
+    """That go through the model, padding included."""
+
+    @property
+    def cost(self) -> int:
+        """Relative to others."""
+        return self.tokens * (BACKWARD_COST if self.learns else 1)
 
 
-def cut(sequences: Sequence[int], lengths: Sequence[int], *, budget: int, learns: bool) -> list[MicroBatch]:
+def cut(
+    numbers: Sequence[int], sequences: Sequence[ScoredSequence], *, layout: Layout, lanes: int, learns: bool
+) -> list[MicroBatch]:
     """Micro-batches of some sequences.
 
     Args:
-        sequences: Their numbers.
-        lengths: Tokens of each.
-        budget: Padded tokens of a micro-batch.
+        numbers: Of the sequences.
+        sequences: The sequences.
+        layout: How they go through the model.
+        lanes: How many there are to compute them.
         learns: Whether they have a gradient.
     """
+    layout = layout.for_lanes(sequences, lanes)
     return [
-        MicroBatch(
-            [sequences[k] for k in chosen], learns, len(chosen) * lengths[chosen[0]] * (BACKWARD_COST if learns else 1)
-        )
-        for chosen in micro_batches(lengths, budget)
+        MicroBatch([numbers[k] for k in chosen], learns, layout.tokens([sequences[k] for k in chosen]))
+        for chosen in layout.micro_batches(sequences)
     ]
 
 

@@ -17,12 +17,10 @@ class ModelWeights:
 
     Args:
         model: Changed in place by the trainer.
-        chunk: Tokens whose logits exist at once.
     """
 
-    def __init__(self, model: PreTrainedModel, *, chunk: int = 2048) -> None:
+    def __init__(self, model: PreTrainedModel) -> None:
         self._model = model
-        self._chunk = chunk
 
     def weights(self) -> Mapping[str, torch.Tensor]:
         """The tensors by parameter name, not copied."""
@@ -33,5 +31,5 @@ class ModelWeights:
         """Log-probability of each answer token after the prompt and the tokens before it, at temperature 1."""
         ids = np.array([*prompt_ids, *answer_ids])
         wanted = np.arange(len(ids)) >= len(prompt_ids)
-        scores = score(self._model, [scored_sequence(ids, wanted)], temperature=1.0, pad_id=0, chunk=self._chunk)
+        scores = score(self._model, [scored_sequence(ids, wanted)], temperature=1.0, pad_id=0)
         return [float(value) for value in scores.logp]

@@ -33,7 +33,9 @@ from agentrl.image import ImageReader
 from agentrl.lanes import Lanes, check_lanes
 from agentrl.training.gradient_mode import gradients_recomputed
 from agentrl.training.gradient_pass import GradientPass, TokenValues, sequences_to_read
-from agentrl.training.logprobs import TokenScores, score_all
+from agentrl.training.head_scores import TokenScores
+from agentrl.training.layout import Layout, choose_layout
+from agentrl.training.logprobs import score_all
 from agentrl.training.mini_batches import mini_batches
 from agentrl.training.objective import Objective
 from agentrl.training.optimizer import OptimizerSettings, PolicyOptimizer
@@ -87,8 +89,11 @@ class Trainer:
         self._optimizer = PolicyOptimizer(model, _optimizer_settings(config))
         check_lanes("trainer.lanes", config.lanes, model)
         self._lanes = Lanes(config.lanes)
+        self._layout = self._reference_layout = choose_layout(model, config)
         self._generator = torch.Generator().manual_seed(seed)
         self._reference = (reference or _frozen(model)) if self._objective.uses_reference else None
+        if reference is not None and self._reference is not None:
+            self._reference_layout = choose_layout(reference, config)
 
     @property
     def least_members(self) -> int:
@@ -118,7 +123,7 @@ class Trainer:
         gradient = GradientPass(
             self.model,
             self._objective,
-            self._config,
+            self._layout,
             batch,
             tokens,
             reads=reads,
@@ -139,7 +144,7 @@ class Trainer:
             batch=batch,
             updates=updates,
             losses=losses,
-            means=gradient.tally.means(),
+            means=gradient.means(),
             advantage_abs_mean=float(tokens.advantage.abs().mean()),
             distance=mismatch(tokens.trainer_logp[read], tokens.behaviour_logp[read]),
             reads=reads,
@@ -154,7 +159,7 @@ class Trainer:
         A fork's list holds its own tokens only; each sequence has one or more.
         """
         scored = [scored_sequence(s.token_ids, s.loss_mask, s.images) for s in sequences]
-        flat = self._score(self.model, scored, temperature, pad_id)
+        flat = self._score(self.model, self._layout, scored, temperature, pad_id)
         return list(torch.split(flat.logp, [sequence.targets.numel() for sequence in scored]))
 
     def state_dict(self) -> dict[str, Any]:
@@ -187,7 +192,7 @@ class Trainer:
     def _reference_logp(self, batch: StepBatch, temperature: float, pad_id: int) -> torch.Tensor | None:
         if self._reference is None:
             return None
-        return self._score(self._reference, batch.sequences, temperature, pad_id).logp
+        return self._score(self._reference, self._reference_layout, batch.sequences, temperature, pad_id).logp
 
     def _with_reward_kl(self, batch: StepBatch, reference_logp: torch.Tensor | None) -> StepBatch:
         """The batch with KL to the reference in its rewards, if the algorithm wants that."""
@@ -214,7 +219,8 @@ class Trainer:
         trainer_logp = torch.full((batch.tokens,), math.nan, device=device)
         entropy = torch.full_like(trainer_logp, math.nan) if self._objective.looks_ahead else None
         if needed := self._scored_before(batch, reads, first):
-            scores = self._score(self.model, [batch.sequences[i] for i in needed], temperature, pad_id)
+            sequences = [batch.sequences[i] for i in needed]
+            scores = self._score(self.model, self._layout, sequences, temperature, pad_id)
             where = batch.token_index(needed).to(device)
             trainer_logp[where] = scores.logp
             if entropy is not None:
@@ -245,15 +251,19 @@ class Trainer:
         return torch.bincount(self._shaping.resample(returns, self.steps), minlength=returns.numel())
 
     def _score(
-        self, model: PreTrainedModel, sequences: Sequence[ScoredSequence], temperature: float, pad_id: int
+        self,
+        model: PreTrainedModel,
+        layout: Layout,
+        sequences: Sequence[ScoredSequence],
+        temperature: float,
+        pad_id: int,
     ) -> TokenScores:
         return score_all(
             model,
             sequences,
             temperature=temperature,
             pad_id=pad_id,
-            chunk=self._config.logprob_chunk,
-            budget=self._config.tokens_per_micro_batch,
+            layout=layout,
             lanes=self._lanes,
             reader=self._reader,
         )
