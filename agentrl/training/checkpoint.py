@@ -11,27 +11,100 @@ from typing import Any
 
 import torch
 from safetensors import SafetensorError
+from torch.distributed import checkpoint as dcp
 from transformers import PreTrainedModel, PreTrainedTokenizerBase
 
 from agentrl.render.images import ImageProcessor
+from agentrl.training.optimizer import PolicyOptimizer
+from agentrl.training.ranks import Ranks
+
+ALONE = "trainer.pt"
+"""The state of a trainer without other ranks, in a checkpoint."""
+SHARED = "trainer"
+"""The folder of one that several ranks have written."""
+_PROGRESS = "progress"
+"""Stands before the names of what is no part of the optimizer."""
 
 _SYSTEM_ERROR = re.compile(r"os error (\d+)")
 
 
 def save_model_folder(
-    model: PreTrainedModel, tokenizer: PreTrainedTokenizerBase, folder: Path, images: ImageProcessor | None = None
+    model: PreTrainedModel,
+    tokenizer: PreTrainedTokenizerBase,
+    folder: Path,
+    images: ImageProcessor | None = None,
+    *,
+    weights: Mapping[str, torch.Tensor] | None = None,
 ) -> None:
     """Write a Hugging Face folder: config, safetensors, tokenizer with its chat template, image processor.
+
+    Args:
+        model: What is written.
+        tokenizer: Its own.
+        folder: Made if needed.
+        images: The image processor of a model that sees.
+        weights: Its tensors, where the model itself holds a part of them only.
 
     Raises:
         OSError: it cannot be written.
     """
     folder.mkdir(parents=True, exist_ok=True)
     with system_errors():
-        model.save_pretrained(folder)
+        model.save_pretrained(folder, state_dict=None if weights is None else _on_cpu(weights))
         tokenizer.save_pretrained(folder)
         if images is not None:
             images.processor.save_pretrained(folder)
+
+
+def _on_cpu(weights: Mapping[str, torch.Tensor]) -> dict[str, torch.Tensor]:
+    return {name: tensor.cpu() for name, tensor in weights.items()}
+
+
+def save_trainer(optimizer: PolicyOptimizer, progress: Mapping[str, Any], folder: Path, ranks: Ranks) -> None:
+    """Write the state of a trainer; every rank writes its own part.
+
+    Raises:
+        OSError: it cannot be written.
+    """
+    if not ranks.are_many:
+        save_state({"optimizer": optimizer.state_dict(), **progress}, folder / ALONE)
+        return
+    values = {f"{_PROGRESS}/{name}": torch.as_tensor(value) for name, value in progress.items()}
+    with system_errors():
+        dcp.save(
+            {**optimizer.named_state(), **values},
+            storage_writer=dcp.FileSystemWriter(folder / SHARED),
+            process_group=ranks.control,
+        )
+
+
+def load_trainer(optimizer: PolicyOptimizer, progress: Mapping[str, Any], folder: Path, ranks: Ranks) -> dict[str, Any]:
+    """Read what `save_trainer` wrote with any number of ranks into the optimizer.
+
+    Args:
+        optimizer: Restored in place.
+        progress: As it was given to `save_trainer`, with any values.
+        folder: Of the checkpoint.
+        ranks: Read together.
+
+    Returns:
+        The progress.
+
+    Raises:
+        UsageError: the state is of another optimizer.
+    """
+    if (folder / ALONE).is_file():
+        state = load_state(folder / ALONE)
+        optimizer.load_state_dict(state["optimizer"])
+        return {name: state[name] for name in progress}
+    reader = dcp.FileSystemReader(folder / SHARED)
+    found = [name for name in reader.read_metadata().state_dict_metadata if not name.startswith(f"{_PROGRESS}/")]
+    state = optimizer.room_for(found)
+    values = {f"{_PROGRESS}/{name}": torch.as_tensor(value).clone() for name, value in progress.items()}
+    whole = {**state, **values}
+    dcp.load(whole, storage_reader=reader, process_group=ranks.control, no_dist=not ranks.are_many)
+    optimizer.load_named_state(state)
+    return {name: values[f"{_PROGRESS}/{name}"] for name in progress}
 
 
 def save_state(state: Mapping[str, Any], path: Path) -> None:

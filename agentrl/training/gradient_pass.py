@@ -20,6 +20,9 @@ from agentrl.lanes import Lanes
 from agentrl.training.logprobs import TokenScores, score
 from agentrl.training.micro_batch_gradients import MicroBatch, add_gradients, cut
 from agentrl.training.objective import Objective
+from agentrl.training.ranks import Ranks
+from agentrl.training.ranks.shares import share_of
+from agentrl.training.ranks.sharding import reshard
 from agentrl.training.step_batch import StepBatch
 from agentrl.training.tally import Tally
 
@@ -48,6 +51,7 @@ class GradientPass:
         temperature: At which the tokens were sampled.
         pad_id: Any id of the vocabulary.
         lanes: Compute the micro-batches.
+        ranks: Share the micro-batches out.
         reader: Prepares images.
     """
 
@@ -63,6 +67,7 @@ class GradientPass:
         temperature: float,
         pad_id: int,
         lanes: Lanes,
+        ranks: Ranks,
         reader: ImageReader | None = None,
     ) -> None:
         self.tally = Tally()
@@ -70,14 +75,19 @@ class GradientPass:
         self._batch, self._values, self._reads = batch, values, reads
         self._temperature, self._pad_id = temperature, pad_id
         self._learning = learning_sequences(objective, batch, values.advantage)
-        self._lanes, self._reader = lanes, reader
+        self._lanes, self._ranks, self._reader = lanes, ranks, reader
 
     def accumulate(self, part: list[int]) -> float:
         """Add the gradient of the loss of some sequences, which are one update; gives the loss."""
         weights = self._weights(part)
         work = [micro_batch for learns in (True, False) for micro_batch in self._micro_batches(part, learns=learns)]
+        own = share_of(work, rank=self._ranks.rank, ranks=self._ranks.count)
+        compute, every_time = functools.partial(self._loss, weights), self._config.fsdp.reduce
+        found = add_gradients(self._model, self._lanes, own, compute, every_time=every_time)
+        reshard(self._model)
+        self._values.old_logp.copy_(self._ranks.filled(self._values.old_logp))
         total = 0.0
-        for loss, tally in add_gradients(self._model, self._lanes, work, functools.partial(self._loss, weights)):
+        for loss, tally in self._ranks.collect(found):
             total += loss
             self.tally.merge(tally)
         return total

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Sequence
 from dataclasses import dataclass
 
@@ -13,7 +14,11 @@ from transformers import PreTrainedModel
 from agentrl.algorithms.entropy import entropy
 from agentrl.image import ImageReader
 from agentrl.lanes import Lanes
-from agentrl.training.batching import micro_batches, pad
+from agentrl.training.batching import pad
+from agentrl.training.micro_batch_gradients import cut
+from agentrl.training.ranks import Ranks
+from agentrl.training.ranks.shares import share_of
+from agentrl.training.ranks.sharding import reshard, within_forward
 from agentrl.training.sequences import ScoredSequence
 from agentrl.vision_model import hidden_states
 
@@ -49,11 +54,34 @@ def score(
         entropy_gradient: Let gradients flow through the entropy too; without, it is a measurement only.
         reader: Prepares images; needed where sequences hold any.
     """
+    logp, entropies = within_forward(
+        model,
+        _read,
+        sequences,
+        temperature=temperature,
+        pad_id=pad_id,
+        chunk=chunk,
+        entropy_gradient=entropy_gradient,
+        reader=reader,
+    )
+    return TokenScores(logp=logp, entropy=entropies)
+
+
+def _read(
+    model: PreTrainedModel,
+    sequences: Sequence[ScoredSequence],
+    *,
+    temperature: float,
+    pad_id: int,
+    chunk: int,
+    entropy_gradient: bool,
+    reader: ImageReader | None,
+) -> tuple[torch.Tensor, torch.Tensor]:
     batch = pad(sequences, pad_id)
     hidden = hidden_states(model, batch.input_ids.to(model.device), batch.images, reader)
     wanted = hidden.flatten(0, 1)[batch.positions.to(model.device)]
     head = model.get_output_embeddings()
-    return chunked_scores(
+    scores = chunked_scores(
         wanted,
         head.weight,
         head.bias,
@@ -62,6 +90,7 @@ def score(
         chunk=chunk,
         entropy_gradient=entropy_gradient,
     )
+    return scores.logp, scores.entropy
 
 
 def score_all(
@@ -73,6 +102,7 @@ def score_all(
     chunk: int,
     budget: int,
     lanes: Lanes,
+    ranks: Ranks | None = None,
     reader: ImageReader | None = None,
 ) -> torch.Tensor:
     """Log-probabilities of the wanted tokens of any number of sequences, without gradients: float32 [targets].
@@ -85,9 +115,12 @@ def score_all(
         chunk: Tokens whose logits exist at once.
         budget: Padded tokens of a forward pass.
         lanes: Compute the forward passes.
+        ranks: Share them out; all get the result.
         reader: Prepares images.
     """
-    batches = micro_batches([len(sequence) for sequence in sequences], budget)
+    ranks = ranks or Ranks()
+    work = cut(range(len(sequences)), [len(sequence) for sequence in sequences], budget=budget, learns=False)
+    own = share_of(work, rank=ranks.rank, ranks=ranks.count)
 
     def compute(indices: list[int]) -> dict[int, torch.Tensor]:
         part = [sequences[i] for i in indices]
@@ -96,9 +129,11 @@ def score_all(
         return dict(zip(indices, torch.split(scores.logp, [s.targets.numel() for s in part]), strict=True))
 
     found: dict[int, torch.Tensor] = {}
-    for scores in lanes.run(compute, batches):
+    for scores in lanes.run(compute, [micro_batch.sequences for micro_batch in own]):
         found.update(scores)
-    return torch.cat([found[i] for i in range(len(sequences))])
+    reshard(model)
+    unknown = [torch.full(sequence.targets.shape, math.nan, device=model.device) for sequence in sequences]
+    return ranks.filled(torch.cat([found.get(i, unknown[i]) for i in range(len(sequences))]))
 
 
 def chunked_scores(

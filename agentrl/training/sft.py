@@ -198,7 +198,6 @@ def _optimizer_settings(settings: SFTConfig, trainer: TrainerConfig, *, updates:
         total_updates=updates,
         warmup_updates=settings.warmup_steps,
         schedule=settings.schedule,
-        min_lr_ratio=settings.min_lr_ratio,
         optimizer=trainer.optimizer,
         betas=trainer.betas,
         weight_decay=trainer.weight_decay,

@@ -1,4 +1,4 @@
-"""The trainer of one machine: trajectories in, new weights out.
+"""The trainer: trajectories in, new weights out.
 
 One step, in order:
 
@@ -13,6 +13,9 @@ One step, in order:
 
 pi_old is the policy at the start of the step. Until the first update the policy *is* pi_old, so the first mini-batch
 takes it from its own forward pass; the others are scored before that update.
+
+With several ranks (`agentrl.training.ranks`), each has a trainer of its own, and what rank 0 is asked for all of them
+do: they agree on the batch, the advantages and the micro-batches, and each computes its share of these.
 """
 
 from __future__ import annotations
@@ -20,7 +23,8 @@ from __future__ import annotations
 import copy
 import math
 import time
-from collections.abc import Sequence
+from collections.abc import Callable, Mapping, Sequence
+from pathlib import Path
 from typing import Any
 
 import torch
@@ -30,12 +34,14 @@ from agentrl.algorithms.mismatch import mismatch
 from agentrl.config.schema import AlgorithmConfig, TrainerConfig
 from agentrl.image import ImageReader
 from agentrl.lanes import Lanes, check_lanes
+from agentrl.training.checkpoint import load_trainer, save_trainer
 from agentrl.training.gradient_mode import gradients_recomputed
 from agentrl.training.gradient_pass import GradientPass, TokenValues, sequences_to_read
 from agentrl.training.logprobs import score_all
 from agentrl.training.mini_batches import mini_batches
 from agentrl.training.objective import Objective
 from agentrl.training.optimizer import OptimizerSettings, PolicyOptimizer
+from agentrl.training.ranks import Ranks
 from agentrl.training.selection import select
 from agentrl.training.sequences import ScoredSequence, scored_sequence
 from agentrl.training.step_batch import StepBatch, step_batch
@@ -59,6 +65,7 @@ class Trainer:
         reference: The policy that KL is measured from; a frozen copy of `model` as it is now when left out. Only used
             with ``kl_coef``. It is not part of `state_dict`: a resumed run hands in the same reference.
         reader: Prepares images; needed where trajectories hold any.
+        ranks: Train together; a model and a reference that several ranks share are in shards.
 
     Raises:
         ConfigError: the algorithm's options do not fit its functions.
@@ -75,8 +82,10 @@ class Trainer:
         max_tokens: int,
         reference: PreTrainedModel | None = None,
         reader: ImageReader | None = None,
+        ranks: Ranks | None = None,
     ) -> None:
         self.model = model
+        self.ranks = ranks or Ranks()
         self.steps = 0
         self._algorithm, self._config, self._max_tokens = algorithm, config, max_tokens
         self._reader = reader
@@ -101,8 +110,12 @@ class Trainer:
             pad_id: Any id of the vocabulary.
 
         Raises:
-            TrainingError: a reward or an advantage is not finite, or no trajectory can train.
+            TrainingError: a reward or an advantage is not finite, no trajectory can train, or a rank was lost.
         """
+        with self.ranks.led("step", trajectories, temperature, pad_id):
+            return self._step(trajectories, temperature, pad_id)
+
+    def _step(self, trajectories: Sequence[Trajectory], temperature: float, pad_id: int) -> StepReport:
         started = time.perf_counter()
         selection = select(trajectories, compare_groups=self._objective.compares_groups)
         batch = step_batch(selection.trajectories, self._algorithm, max_tokens=self._max_tokens)
@@ -120,6 +133,7 @@ class Trainer:
             temperature=temperature,
             pad_id=pad_id,
             lanes=self._lanes,
+            ranks=self.ranks,
             reader=self._reader,
         )
         updates, losses = [], []
@@ -148,20 +162,65 @@ class Trainer:
 
         A fork's list holds its own tokens only; each sequence has one or more.
         """
+        with self.ranks.led("compute_logprobs", sequences, temperature, pad_id):
+            return self._compute_logprobs(sequences, temperature, pad_id)
+
+    def _compute_logprobs(
+        self, sequences: Sequence[TokenSequence], temperature: float, pad_id: int
+    ) -> list[torch.Tensor]:
         scored = [scored_sequence(s.token_ids, s.loss_mask, s.images) for s in sequences]
         flat = self._score(self.model, scored, temperature, pad_id)
         return list(torch.split(flat, [sequence.targets.numel() for sequence in scored]))
 
+    def calls(self) -> Mapping[str, Callable[..., object]]:
+        """What rank 0 asks of the trainers of other ranks, by name."""
+        return {
+            "step": self._step,
+            "compute_logprobs": self._compute_logprobs,
+            "save": self._save,
+            "load": self._load,
+        }
+
+    def save(self, folder: Path) -> None:
+        """Write, into an existing folder, what a resumed run needs beside the weights to go on bit for bit.
+
+        Raises:
+            OSError: it cannot be written.
+            TrainingError: a rank was lost.
+        """
+        with self.ranks.led("save", folder):
+            self._save(folder)
+
+    def _save(self, folder: Path) -> None:
+        save_trainer(self._optimizer, self._progress(), folder, self.ranks)
+
+    def load(self, folder: Path) -> None:
+        """Restore what `save` wrote with any number of ranks, after the weights were loaded.
+
+        Raises:
+            UsageError: the state is of another optimizer.
+            TrainingError: a rank was lost.
+        """
+        with self.ranks.led("load", folder):
+            self._load(folder)
+
+    def _load(self, folder: Path) -> None:
+        progress = load_trainer(self._optimizer, self._progress(), folder, self.ranks)
+        self._generator.set_state(progress["generator"])
+        self.steps = int(progress["steps"])
+
+    def _progress(self) -> dict[str, Any]:
+        return {"generator": self._generator.get_state(), "steps": self.steps}
+
     def state_dict(self) -> dict[str, Any]:
-        """Everything that a resumed run needs to go on bit for bit: weights, optimizer, schedule, generator.
+        """Everything that a trainer without other ranks needs to go on: weights, optimizer, schedule, generator.
 
         Tensors are the live ones, not copies: save them before the next step.
         """
         return {
             "model": self.model.state_dict(),
             "optimizer": self._optimizer.state_dict(),
-            "generator": self._generator.get_state(),
-            "steps": self.steps,
+            **self._progress(),
         }
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
@@ -212,6 +271,7 @@ class Trainer:
             chunk=self._config.logprob_chunk,
             budget=self._config.tokens_per_micro_batch,
             lanes=self._lanes,
+            ranks=self.ranks,
             reader=self._reader,
         )
 

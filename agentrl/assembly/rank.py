@@ -1,0 +1,90 @@
+"""Ranks 1, 2, … of a trainer: they do what rank 0 says until it says that this was all, or is gone.
+
+    python -m agentrl.assembly.rank
+
+is how a run with ``trainer.processes`` starts them; under torchrun every process runs the same command line, and those
+that are not rank 0 come here.
+"""
+
+from __future__ import annotations
+
+import os
+import sys
+import threading
+import traceback
+from collections.abc import Callable, Mapping
+from datetime import timedelta
+from typing import Any
+
+from torch import distributed
+
+from agentrl.assembly.models import load_images
+from agentrl.assembly.trainers import BUILD, build_trainer
+from agentrl.config.schema import Config
+from agentrl.errors import AgentRLError
+from agentrl.image import ImageReader
+from agentrl.training.ranks import Ranks, join
+from agentrl.training.ranks.group import leave
+from agentrl.training.ranks.processes import HOST, START_S, STORE_VARIABLE, launched_ranks, there
+
+
+def follows_launcher() -> bool:
+    """Whether torchrun has started this process as another rank than 0."""
+    return launched_ranks() > 1 and int(os.environ["RANK"]) > 0
+
+
+def follow_launcher() -> None:
+    """Be that rank, to its end."""
+    serve(join(None, rank=int(os.environ["RANK"]), count=launched_ranks()))
+    leave()
+
+
+def serve(ranks: Ranks) -> None:
+    """Do what rank 0 says.
+
+    An error that all ranks have alike is rank 0's to tell: it ends the run, or calls again.
+    """
+    calls: Mapping[str, Callable[..., object]] = {}
+    while (call := ranks.receive()) is not None:
+        try:
+            if call.name == BUILD:
+                calls = {}  # what was built before is gone before there is more
+                calls = _build(ranks, *call.arguments)
+            else:
+                calls[call.name](*call.arguments)
+        except AgentRLError:
+            traceback.print_exc()
+
+
+def _build(
+    ranks: Ranks, config: Mapping[str, Any], model_path: str, reference_path: str | None
+) -> Mapping[str, Callable[..., object]]:
+    parts = build_trainer(
+        Config.model_validate(config),
+        model_path=model_path,
+        reference_path=reference_path,
+        reader=load_images(model_path),
+        ranks=ranks,
+    )
+    return parts.calls()
+
+
+def main() -> None:
+    """A rank that `agentrl.training.ranks.processes` has started."""
+    threading.Thread(target=_end_with_standard_input, name="end", daemon=True).start()
+    rank, count = int(os.environ["RANK"]), int(os.environ["WORLD_SIZE"])
+    patience = timedelta(seconds=START_S)
+    store = distributed.TCPStore(HOST, int(os.environ[STORE_VARIABLE]), is_master=False, timeout=patience)
+    store.set(there(rank), "there")
+    serve(join(store, rank=rank, count=count))
+    leave()
+
+
+def _end_with_standard_input() -> None:
+    """Whoever has started this process holds the other end, however it ends."""
+    sys.stdin.buffer.read()
+    os._exit(1)
+
+
+if __name__ == "__main__":
+    main()
