@@ -183,9 +183,7 @@ class Orchestrator:
             with suppress(RuntimeError):  # the loop has ended meanwhile
                 loop.call_soon_threadsafe(self.fail, error)
 
-        return stack.enter_context(
-            open_ranks(self.config.trainer.processes, logs=self.folder.logs, on_loss=lost)
-        )
+        return stack.enter_context(open_ranks(self.config.trainer.processes, logs=self.folder.logs, on_loss=lost))
 
     async def _open_servers(self, stack: AsyncExitStack, model_path: str, version: int) -> ServerPool | None:
         """The servers that the config asks for; ``None`` for an engine in this process."""

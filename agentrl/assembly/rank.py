@@ -13,19 +13,15 @@ import sys
 import threading
 import traceback
 from collections.abc import Callable, Mapping
-from datetime import timedelta
 from typing import Any
-
-from torch import distributed
 
 from agentrl.assembly.models import load_images
 from agentrl.assembly.trainers import BUILD, build_trainer
 from agentrl.config.schema import Config
 from agentrl.errors import AgentRLError
-from agentrl.image import ImageReader
 from agentrl.training.ranks import Ranks, join
 from agentrl.training.ranks.group import leave
-from agentrl.training.ranks.processes import HOST, START_S, STORE_VARIABLE, launched_ranks, there
+from agentrl.training.ranks.processes import launched_ranks, meet_starter
 
 
 def follows_launcher() -> bool:
@@ -72,17 +68,14 @@ def _build(
 def main() -> None:
     """A rank that `agentrl.training.ranks.processes` has started."""
     threading.Thread(target=_end_with_standard_input, name="end", daemon=True).start()
-    rank, count = int(os.environ["RANK"]), int(os.environ["WORLD_SIZE"])
-    patience = timedelta(seconds=START_S)
-    store = distributed.TCPStore(HOST, int(os.environ[STORE_VARIABLE]), is_master=False, timeout=patience)
-    store.set(there(rank), "there")
-    serve(join(store, rank=rank, count=count))
+    serve(meet_starter())
     leave()
 
 
 def _end_with_standard_input() -> None:
     """Whoever has started this process holds the other end, however it ends."""
-    sys.stdin.buffer.read()
+    while os.read(sys.stdin.fileno(), 1):
+        pass
     os._exit(1)
 
 

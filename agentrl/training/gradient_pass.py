@@ -21,8 +21,8 @@ from agentrl.training.logprobs import TokenScores, score
 from agentrl.training.micro_batch_gradients import MicroBatch, add_gradients, cut
 from agentrl.training.objective import Objective
 from agentrl.training.ranks import Ranks
-from agentrl.training.ranks.shares import share_of
 from agentrl.training.ranks.sharding import reshard
+from agentrl.training.ranks.shares import share_of
 from agentrl.training.step_batch import StepBatch
 from agentrl.training.tally import Tally
 

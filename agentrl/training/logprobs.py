@@ -17,8 +17,8 @@ from agentrl.lanes import Lanes
 from agentrl.training.batching import pad
 from agentrl.training.micro_batch_gradients import cut
 from agentrl.training.ranks import Ranks
-from agentrl.training.ranks.shares import share_of
 from agentrl.training.ranks.sharding import reshard, within_forward
+from agentrl.training.ranks.shares import share_of
 from agentrl.training.sequences import ScoredSequence
 from agentrl.vision_model import hidden_states
 

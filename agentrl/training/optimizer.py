@@ -19,7 +19,6 @@ from torch import nn
 from agentrl.errors import TrainingError, UsageError
 from agentrl.training.ranks.sharding import sharded_like, whole
 
-
 MASTERS, UPDATES, STEP = "masters", "updates", "step"
 """Names in a saved state: float32 copies, number of updates, and, of each parameter, torch's own count of them."""
 

@@ -21,7 +21,7 @@ from pathlib import Path
 
 from torch import distributed
 
-from agentrl.errors import TrainingError
+from agentrl.errors import ConfigError, TrainingError
 from agentrl.training.ranks.group import Ranks, join, leave
 
 PROGRAM = "agentrl.assembly.rank"
@@ -76,7 +76,7 @@ class RankProcesses:
         for rank in range(1, self.count):
             self._start_rank(rank, store.port)
         began = time.monotonic()
-        while not store.check([there(rank) for rank in self._processes]):
+        while not store.check([_there(rank) for rank in self._processes]):
             if (lost := self.lost()) is not None:
                 raise lost
             if time.monotonic() - began > START_S:
@@ -97,6 +97,7 @@ class RankProcesses:
             "RANK": str(rank),
             "WORLD_SIZE": str(self.count),
             "OMP_NUM_THREADS": str(threads),
+            "OMP_WAIT_POLICY": "PASSIVE",
             STORE_VARIABLE: str(port),
         }
         with log.open("ab") as output:
@@ -116,7 +117,9 @@ class RankProcesses:
     def lost(self) -> TrainingError | None:
         """Which rank has ended by itself, and what it said; always the first one that was found."""
         if self._lost is None and not self._closing.is_set():
-            ended = {rank: process.returncode for rank, process in self._processes.items() if process.poll() is not None}
+            ended = {
+                rank: process.returncode for rank, process in self._processes.items() if process.poll() is not None
+            }
             if ended:
                 self._lost = self._loss(ended)
         return self._lost
@@ -178,9 +181,7 @@ class RankProcesses:
 
 
 @contextmanager
-def open_ranks(
-    count: int, *, logs: Path, on_loss: Callable[[TrainingError], None] = lambda _: None
-) -> Iterator[Ranks]:
+def open_ranks(count: int, *, logs: Path, on_loss: Callable[[TrainingError], None] = lambda _: None) -> Iterator[Ranks]:
     """The ranks of a run: this process alone, those of the launcher that has started it (torchrun), or new ones.
 
     Args:
@@ -189,9 +190,16 @@ def open_ranks(
         on_loss: Called from a thread when one has ended by itself.
 
     Raises:
+        ConfigError: a launcher has started another number.
         TrainingError: one does not start.
     """
     launched = launched_ranks()
+    if launched > 1 and count not in (1, launched):
+        raise ConfigError(
+            "trainer.processes is another number than that of the processes which were launched",
+            got=count,
+            expected=f"{launched}, or nothing",
+        )
     if launched > 1:
         with _joined(join(None, rank=0, count=launched), None) as ranks:
             yield ranks
@@ -222,7 +230,16 @@ def launched_ranks() -> int:
     return int(os.environ["WORLD_SIZE"]) if "TORCHELASTIC_RUN_ID" in os.environ else 0
 
 
-def there(rank: int) -> str:
+def meet_starter() -> Ranks:
+    """Meet the others, as a process that `RankProcesses` has started."""
+    rank, count = int(os.environ["RANK"]), int(os.environ["WORLD_SIZE"])
+    patience = timedelta(seconds=START_S)
+    store = distributed.TCPStore(HOST, int(os.environ[STORE_VARIABLE]), is_master=False, timeout=patience)
+    store.set(_there(rank), "there")
+    return join(store, rank=rank, count=count)
+
+
+def _there(rank: int) -> str:
     """The key under which a rank says that it is there."""
     return f"rank-{rank}"
 

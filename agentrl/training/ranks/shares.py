@@ -53,7 +53,7 @@ def balanced(costs: Sequence[int], parts: int) -> list[list[int]]:
     """Items in parts of equal numbers and nearly equal sums: the differencing of Karmarkar and Karp (1982).
 
     >>> balanced([8, 7, 6, 5, 4, 2], parts=2)
-    [[0, 3, 5], [1, 2, 4]]
+    [[0, 2, 5], [1, 3, 4]]
 
     Args:
         costs: A multiple of `parts` of them.
