@@ -45,7 +45,8 @@ class Progress:
 
 def write_checkpoint(folder: Path, parts: TrainingParts, progress: Progress) -> None:
     """Fill the folder of a checkpoint."""
-    model, weights = parts.trainer.model, parts.source.weights()
+    model = parts.trainer.model
+    weights = parts.source.weights() if parts.trainer.ranks.are_many else None
     save_model_folder(model, parts.tokenizer, folder / MODEL, parts.renderer.images, weights=weights)
     parts.trainer.save(folder)
     (folder / _PROGRESS).write_bytes(orjson.dumps(asdict(progress)))

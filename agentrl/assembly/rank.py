@@ -48,7 +48,7 @@ def serve(ranks: Ranks) -> None:
                 calls = _build(ranks, *call.arguments)
             else:
                 calls[call.name](*call.arguments)
-        except AgentRLError:
+        except (AgentRLError, OSError):
             traceback.print_exc()
 
 

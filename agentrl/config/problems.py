@@ -58,6 +58,8 @@ def _problem(details: ErrorDetails, origin: Callable[[KeyPath], str]) -> str:
 def _explain(details: ErrorDetails, path: KeyPath) -> str:
     key = ".".join(path)
     match details["type"]:
+        case "unexpected_keyword_argument":
+            return f"unknown key {key}"
         case "extra_forbidden":
             return f"unknown key {key}{_suggestion(path)}"
         case "missing" if path[:1] == ("environment",):

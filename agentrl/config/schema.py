@@ -374,6 +374,14 @@ class SFTConfig(Section):
     check_tasks: int = Field(128, ge=1)
     """Tasks of such a measurement."""
 
+    @model_validator(mode="before")
+    @classmethod
+    def _without_what_was_a_key(cls, data: Any) -> Any:
+        """The config.yaml of an older run holds ``min_lr_ratio``, which nobody but its default ever set."""
+        if isinstance(data, dict) and data.get("min_lr_ratio") == 0.1:
+            return {name: value for name, value in data.items() if name != "min_lr_ratio"}
+        return data
+
     @model_validator(mode="after")
     def _keys_are_used(self) -> Self:
         for name in ("check_every", "check_tasks"):

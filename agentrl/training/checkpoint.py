@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import re
+import warnings
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from pathlib import Path
@@ -12,6 +13,7 @@ from typing import Any
 import torch
 from safetensors import SafetensorError
 from torch.distributed import checkpoint as dcp
+from torch.distributed.checkpoint.api import CheckpointException
 from transformers import PreTrainedModel, PreTrainedTokenizerBase
 
 from agentrl.render.images import ImageProcessor
@@ -50,14 +52,16 @@ def save_model_folder(
     """
     folder.mkdir(parents=True, exist_ok=True)
     with system_errors():
-        model.save_pretrained(folder, state_dict=None if weights is None else _on_cpu(weights))
+        model.save_pretrained(folder, state_dict=None if weights is None else _once_on_cpu(model, weights))
         tokenizer.save_pretrained(folder)
         if images is not None:
             images.processor.save_pretrained(folder)
 
 
-def _on_cpu(weights: Mapping[str, torch.Tensor]) -> dict[str, torch.Tensor]:
-    return {name: tensor.cpu() for name, tensor in weights.items()}
+def _once_on_cpu(model: PreTrainedModel, weights: Mapping[str, torch.Tensor]) -> dict[str, torch.Tensor]:
+    """Whole tensors; an embedding that is the head under one name only, as loaders expect."""
+    first, every = dict(model.named_parameters()), dict(model.named_parameters(remove_duplicate=False))
+    return {name: weights[name].cpu() for name in weights if name in first or name not in every}
 
 
 def save_trainer(optimizer: PolicyOptimizer, progress: Mapping[str, Any], folder: Path, ranks: Ranks) -> None:
@@ -70,12 +74,17 @@ def save_trainer(optimizer: PolicyOptimizer, progress: Mapping[str, Any], folder
         save_state({"optimizer": optimizer.state_dict(), **progress}, folder / ALONE)
         return
     values = {f"{_PROGRESS}/{name}": torch.as_tensor(value) for name, value in progress.items()}
-    with system_errors():
+    try:
         dcp.save(
             {**optimizer.named_state(), **values},
             storage_writer=dcp.FileSystemWriter(folder / SHARED),
             process_group=ranks.control,
         )
+    except CheckpointException as error:  # on all ranks, with what each of them met
+        for failure, _ in error.failures.values():
+            if isinstance(failure, OSError):
+                raise failure from error
+        raise
 
 
 def load_trainer(optimizer: PolicyOptimizer, progress: Mapping[str, Any], folder: Path, ranks: Ranks) -> dict[str, Any]:
@@ -101,8 +110,9 @@ def load_trainer(optimizer: PolicyOptimizer, progress: Mapping[str, Any], folder
     found = [name for name in reader.read_metadata().state_dict_metadata if not name.startswith(f"{_PROGRESS}/")]
     state = optimizer.room_for(found)
     values = {f"{_PROGRESS}/{name}": torch.as_tensor(value).clone() for name, value in progress.items()}
-    whole = {**state, **values}
-    dcp.load(whole, storage_reader=reader, process_group=ranks.control, no_dist=not ranks.are_many)
+    with warnings.catch_warnings():
+        warnings.filterwarnings("ignore", "torch.distributed is disabled")  # which is meant, in one process
+        dcp.load({**state, **values}, storage_reader=reader, process_group=ranks.control, no_dist=not ranks.are_many)
     optimizer.load_named_state(state)
     return {name: values[f"{_PROGRESS}/{name}"] for name in progress}
 

@@ -37,6 +37,7 @@ class ModelWeights:
         self._chunk = chunk
         self._ranks = ranks or Ranks()
         self._dtype: torch.dtype = getattr(torch, dtype)
+        self._parameters = dict(model.named_parameters(remove_duplicate=False))
 
     def calls(self) -> Mapping[str, Callable[..., object]]:
         """What rank 0 asks of the other ranks, by name."""
@@ -53,9 +54,10 @@ class ModelWeights:
 
     @torch.no_grad()
     def _gather(self, name: str) -> torch.Tensor:
-        tensor = self._model.state_dict()[name].detach()
-        is_parameter = tensor.is_floating_point() and name not in dict(self._model.named_buffers())
-        return whole(tensor.to(self._dtype) if is_parameter else tensor)
+        if name in self._parameters:
+            return whole(self._parameters[name].detach().to(self._dtype))
+        tensor: torch.Tensor = self._model.state_dict()[name]
+        return tensor
 
     def token_logprobs(self, prompt_ids: Sequence[int], answer_ids: Sequence[int]) -> list[float]:
         """Log-probability of each answer token after the prompt and the tokens before it, at temperature 1."""

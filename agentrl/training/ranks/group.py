@@ -95,7 +95,9 @@ class Ranks:
         """
         if self.count % replicas:
             raise ConfigError(
-                "trainer.fsdp.replicas must divide the number of ranks", got=replicas, expected=f"{self.count} % it = 0"
+                "trainer.fsdp.replicas must divide the number of ranks",
+                got=replicas,
+                expected=f"a divisor of {self.count}",
             )
         if replicas == 1:
             return init_device_mesh(device.type, (self.count,), mesh_dim_names=("shard",))
@@ -116,7 +118,7 @@ class Ranks:
             try:
                 self._broadcast(Call(name, arguments))
                 yield
-            except AgentRLError:  # all ranks have it
+            except (AgentRLError, OSError):  # all ranks have it
                 raise
             except Exception as error:
                 raise self._explain() or TrainingError(

@@ -162,6 +162,10 @@ class RankProcesses:
             with contextlib.suppress(ProcessLookupError):
                 process.send_signal(signal.SIGKILL)
 
+    def expect_end(self) -> None:
+        """From now on a rank that ends is not lost."""
+        self._closing.set()
+
     def close(self, *, at_once: bool) -> None:
         """Wait for ranks that were dismissed, and kill what is left; idempotent.
 
@@ -218,6 +222,8 @@ def open_ranks(count: int, *, logs: Path, on_loss: Callable[[TrainingError], Non
 def _joined(ranks: Ranks, processes: RankProcesses | None) -> Iterator[Ranks]:
     try:
         yield ranks
+        if processes is not None:
+            processes.expect_end()
         ranks.dismiss()
         if processes is not None:
             processes.close(at_once=False)
