@@ -12,8 +12,10 @@ from typing import Any
 
 import torch
 from safetensors import SafetensorError
-from torch.distributed import checkpoint as dcp
 from torch.distributed.checkpoint.api import CheckpointException
+from torch.distributed.checkpoint.filesystem import FileSystemReader, FileSystemWriter
+from torch.distributed.checkpoint.state_dict_loader import load
+from torch.distributed.checkpoint.state_dict_saver import save
 from transformers import PreTrainedModel, PreTrainedTokenizerBase
 
 from agentrl.render.images import ImageProcessor
@@ -75,9 +77,9 @@ def save_trainer(optimizer: PolicyOptimizer, progress: Mapping[str, Any], folder
         return
     values = {f"{_PROGRESS}/{name}": torch.as_tensor(value) for name, value in progress.items()}
     try:
-        dcp.save(
+        save(
             {**optimizer.named_state(), **values},
-            storage_writer=dcp.FileSystemWriter(folder / SHARED),
+            storage_writer=FileSystemWriter(folder / SHARED),
             process_group=ranks.control,
         )
     except CheckpointException as error:  # on all ranks, with what each of them met
@@ -106,13 +108,13 @@ def load_trainer(optimizer: PolicyOptimizer, progress: Mapping[str, Any], folder
         state = load_state(folder / ALONE)
         optimizer.load_state_dict(state["optimizer"])
         return {name: state[name] for name in progress}
-    reader = dcp.FileSystemReader(folder / SHARED)
+    reader = FileSystemReader(folder / SHARED)
     found = [name for name in reader.read_metadata().state_dict_metadata if not name.startswith(f"{_PROGRESS}/")]
     state = optimizer.room_for(found)
     values = {f"{_PROGRESS}/{name}": torch.as_tensor(value).clone() for name, value in progress.items()}
     with warnings.catch_warnings():
         warnings.filterwarnings("ignore", "torch.distributed is disabled")  # which is meant, in one process
-        dcp.load({**state, **values}, storage_reader=reader, process_group=ranks.control, no_dist=not ranks.are_many)
+        load({**state, **values}, storage_reader=reader, process_group=ranks.control, no_dist=not ranks.are_many)
     optimizer.load_named_state(state)
     return {name: values[f"{_PROGRESS}/{name}"] for name in progress}
 

@@ -13,6 +13,7 @@ from typing import Any, TypeVar
 
 import torch
 from torch import distributed
+from torch.distributed import TCPStore  # type: ignore[attr-defined]
 from torch.distributed.device_mesh import DeviceMesh, init_device_mesh
 
 from agentrl.errors import AgentRLError, ConfigError, TrainingError
@@ -157,7 +158,7 @@ class Ranks:
 
 
 def join(
-    store: distributed.Store | None,
+    store: TCPStore | None,
     *,
     rank: int,
     count: int,

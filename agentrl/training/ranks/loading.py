@@ -172,7 +172,7 @@ def _parameters_without_memory() -> Iterator[None]:
             parameter = nn.Parameter(parameter.to("meta"), requires_grad=parameter.requires_grad)
         register(module, name, parameter)
 
-    nn.Module.register_parameter = register_shape  # type: ignore[method-assign]
+    nn.Module.register_parameter = register_shape  # type: ignore[method-assign, assignment]
     try:
         yield
     finally:

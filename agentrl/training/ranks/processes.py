@@ -19,7 +19,7 @@ from contextlib import contextmanager
 from datetime import timedelta
 from pathlib import Path
 
-from torch import distributed
+from torch.distributed import TCPStore  # type: ignore[attr-defined]
 
 from agentrl.errors import ConfigError, TrainingError
 from agentrl.training.ranks.group import Ranks, join, leave
@@ -71,7 +71,7 @@ class RankProcesses:
             TrainingError: one ended, or was not there in time.
         """
         patience = timedelta(seconds=START_S)
-        store = distributed.TCPStore(HOST, 0, is_master=True, wait_for_workers=False, timeout=patience)
+        store = TCPStore(HOST, 0, is_master=True, wait_for_workers=False, timeout=patience)
         self._logs.mkdir(parents=True, exist_ok=True)
         for rank in range(1, self.count):
             self._start_rank(rank, store.port)
@@ -240,7 +240,7 @@ def meet_starter() -> Ranks:
     """Meet the others, as a process that `RankProcesses` has started."""
     rank, count = int(os.environ["RANK"]), int(os.environ["WORLD_SIZE"])
     patience = timedelta(seconds=START_S)
-    store = distributed.TCPStore(HOST, int(os.environ[STORE_VARIABLE]), is_master=False, timeout=patience)
+    store = TCPStore(HOST, int(os.environ[STORE_VARIABLE]), is_master=False, timeout=patience)
     store.set(_there(rank), "there")
     return join(store, rank=rank, count=count)
 

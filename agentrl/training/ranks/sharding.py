@@ -69,7 +69,7 @@ class Sharder:
         setattr(model, _WITHIN, MethodType(_apply, model))
         register_fsdp_forward_method(model, _WITHIN)
         # shards may wait in the CPU's memory: what a model reads must go to where it computes
-        type(model).device = property(lambda self: device)  # type: ignore[assignment, method-assign, misc]
+        type(model).device = property(lambda self: device)
 
 
 def _apply(model: PreTrainedModel, read: Callable[..., Any], *arguments: Any, **options: Any) -> Any:
