@@ -11,14 +11,12 @@ from __future__ import annotations
 import os
 import sys
 import threading
-import traceback
 from collections.abc import Callable, Mapping
 from typing import Any
 
 from agentrl.assembly.models import load_images
 from agentrl.assembly.trainers import BUILD, build_trainer
 from agentrl.config.schema import Config
-from agentrl.errors import AgentRLError
 from agentrl.training.ranks import Ranks, join
 from agentrl.training.ranks.group import leave
 from agentrl.training.ranks.processes import launched_ranks, meet_starter
@@ -36,20 +34,14 @@ def follow_launcher() -> None:
 
 
 def serve(ranks: Ranks) -> None:
-    """Do what rank 0 says.
-
-    An error that all ranks have alike is rank 0's to tell: it ends the run, or calls again.
-    """
+    """Do what rank 0 says; an error ends this rank, and with it the run: rank 0 tells its own, or this one's."""
     calls: Mapping[str, Callable[..., object]] = {}
     while (call := ranks.receive()) is not None:
-        try:
-            if call.name == BUILD:
-                calls = {}  # what was built before is gone before there is more
-                calls = _build(ranks, *call.arguments)
-            else:
-                calls[call.name](*call.arguments)
-        except (AgentRLError, OSError):
-            traceback.print_exc()
+        if call.name == BUILD:
+            calls = {}  # what was built before is gone before there is more
+            calls = _build(ranks, *call.arguments)
+        else:
+            calls[call.name](*call.arguments)
 
 
 def _build(

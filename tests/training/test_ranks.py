@@ -16,7 +16,6 @@ from transformers import Qwen3Config, Qwen3ForCausalLM
 
 from agentrl.assembly.trainers import BUILD, build_trainer
 from agentrl.config.schema import Config
-from agentrl.errors import TrainingError, UsageError
 from agentrl.training.checkpoint import save_model_folder
 from agentrl.training.ranks import Ranks, join
 from agentrl.training.ranks.group import leave
@@ -279,12 +278,3 @@ def test_gradients_that_are_not_finite_are_found_by_all(path, processes, module_
         report = parts.trainer.step(module_trajectories, temperature=1.0, pad_id=0)
     assert report.metrics["train/updates_skipped"] == 1
     assert "gradients are not finite in" in report.warnings[0]
-
-
-def test_rank_0_tells_errors_that_all_have(path, processes):
-    with group_of(2, processes) as group:
-        with pytest.raises(UsageError, match="there is no such model folder"):
-            group.build(settings("", "/no/such/model", 2))
-        with pytest.raises(TrainingError):
-            group.build(settings("", path, 2)).trainer.step([], temperature=1.0, pad_id=0)
-        assert len(group.build(settings("", path, 2)).source.weights()) == 25

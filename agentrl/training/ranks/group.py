@@ -78,15 +78,15 @@ class Ranks:
                 got=asked,
                 expected="auto, cpu or cuda: every rank takes the GPU of its number",
             )
-        local = int(os.environ.get("LOCAL_RANK", self.rank))
-        if local >= torch.cuda.device_count():
+        here = int(os.environ.get("LOCAL_WORLD_SIZE", self.count))
+        if here > torch.cuda.device_count():
             raise ConfigError(
                 "there are more ranks than GPUs",
                 got=f"{torch.cuda.device_count()} GPUs on the machine of rank {self.rank}",
-                expected=f"at least {local + 1}",
+                expected=f"at least {here}",
                 hint="lower trainer.processes",
             )
-        return torch.device("cuda", local)
+        return torch.device("cuda", int(os.environ.get("LOCAL_RANK", self.rank)))
 
     def mesh(self, device: torch.device, *, replicas: int) -> DeviceMesh:
         """The ranks as rows of shards: parameters are sharded within a row, and each row holds all of them.
@@ -119,7 +119,7 @@ class Ranks:
             try:
                 self._broadcast(Call(name, arguments))
                 yield
-            except (AgentRLError, OSError):  # all ranks have it
+            except (AgentRLError, OSError):  # says more than what it did to other ranks
                 raise
             except Exception as error:
                 raise self._explain() or TrainingError(
