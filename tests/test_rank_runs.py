@@ -71,17 +71,16 @@ def test_a_run_of_two_processes_trains_dies_with_one_and_goes_on_with_one(tiny_r
     assert (folder.checkpoints / "step-000004" / "trainer.pt").is_file()
 
 
-def test_what_a_rank_failed_of_is_shown_with_its_number(tmp_path):
+def test_what_a_rank_failed_of_is_shown_with_its_number(tmp_path, monkeypatch):
+    monkeypatch.setattr("agentrl.training.ranks.processes.PROGRAM", "json.no_such_program")
     processes = RankProcesses(2, logs=tmp_path)
     try:
-        ranks = processes.start()
-        with (
-            pytest.raises(TrainingError, match=r"(?s)rank 1 of the trainer ended.*exit code 1.*KeyError: 'nonsense'"),
-            ranks.led("nonsense"),
-        ):
-            ranks.collect([0])
+        said = r"(?s)rank 1 of the trainer ended.*exit code 1, after it said:.*No module named json.no_such_program"
+        with pytest.raises(TrainingError, match=said):
+            processes.start()
     finally:
         processes.close(at_once=True)
+    assert list(tmp_path.iterdir()) == [tmp_path / "rank-1.log"]
 
 
 def test_torchrun_and_the_config_must_agree(tmp_path, monkeypatch):

@@ -21,7 +21,6 @@ from agentrl.training.ranks import Ranks, join
 from agentrl.training.ranks.group import leave
 
 PROGRAM = Path(__file__).parent / "rank_program.py"
-COUNTS = (2, 4)
 RESUMED = {(1, 2), (2, 2), (4, 2), (4, 4)}
 """Ranks that saved, and ranks that went on."""
 SETTINGS = {
@@ -32,6 +31,10 @@ SETTINGS = {
         "algorithm": {"kl_coef": 0.0, "correction": {"mode": "icepop"}},
     },
 }
+
+
+CASES = [("many micro-batches", 2), ("one micro-batch", 2), ("one micro-batch", 4), ("rows of ranks", 4)]
+"""Settings, and numbers of ranks that are compared with one."""
 
 
 def settings(name, path, count, **trainer):
@@ -174,17 +177,18 @@ def steps(path, processes, tmp_path_factory, module_trajectories):
     alone = Group(Ranks())
     for name in SETTINGS:
         both(name, 1, alone)
-    for count in reversed(COUNTS):
+    for count in (4, 2):
         with group_of(count, processes) as group:
             for name in SETTINGS:
-                both(name, count, group)
+                if (name, count) in CASES:
+                    both(name, count, group)
             for before in (1, 2, 4):
                 if (before, count) in RESUMED:
                     parts = load(count, group, "one micro-batch", found["one micro-batch", before]["saved"])
                     numbers = step(parts, module_trajectories)
                     found["resumed", before, count] = {"second": numbers, "weights": weights(parts)}
     for name in SETTINGS:
-        for count in (1, *COUNTS):
+        for count in [1, *(ranks for case, ranks in CASES if case == name)]:
             parts = load(1, alone, name, found[name, count]["saved"])
             found[name, count]["gradients"] = gradients(parts)
             if name == "one micro-batch":
@@ -192,8 +196,7 @@ def steps(path, processes, tmp_path_factory, module_trajectories):
     return found
 
 
-@pytest.mark.parametrize("count", COUNTS)
-@pytest.mark.parametrize("name", SETTINGS)
+@pytest.mark.parametrize(("name", "count"), CASES)
 def test_ranks_compute_what_one_computes(steps, name, count):
     one, many = steps[name, 1], steps[name, count]
     assert_same_numbers(many["first"], one["first"])
@@ -201,8 +204,7 @@ def test_ranks_compute_what_one_computes(steps, name, count):
     assert_same_tensors(many["weights"], one["weights"], rtol=1e-5, atol=1e-5)
 
 
-@pytest.mark.parametrize("count", COUNTS)
-@pytest.mark.parametrize("name", ["many micro-batches", "rows of ranks"])
+@pytest.mark.parametrize(("name", "count"), [case for case in CASES if case[0] != "one micro-batch"])
 def test_gradients_are_those_of_one_rank(steps, name, count):
     """Relative to the largest of a parameter's: sums in another order differ in the last digits."""
     expected = steps[name, 1]["gradients"]
@@ -220,7 +222,7 @@ def test_a_checkpoint_goes_on_with_any_number_of_ranks(steps, before, after):
     assert_same_tensors(resumed["weights"], expected["weights"], rtol=1e-5, atol=1e-5)
 
 
-@pytest.mark.parametrize("count", [1, *COUNTS])
+@pytest.mark.parametrize("count", [1, 2, 4])
 def test_the_same_number_of_ranks_goes_on_bit_for_bit(steps, count):
     expected, resumed = steps["one micro-batch", count], steps["resumed", count, count]
     assert resumed["second"]["train/loss"] == expected["second"]["train/loss"]
