@@ -21,6 +21,9 @@ from agentrl.training.layout import Layout
 from agentrl.training.logprobs import score, score_all
 from agentrl.training.micro_batch_gradients import MicroBatch, add_gradients, cut
 from agentrl.training.objective import Objective
+from agentrl.training.ranks import Ranks
+from agentrl.training.ranks.sharding import reshard
+from agentrl.training.ranks.shares import share_of
 from agentrl.training.step_batch import StepBatch
 from agentrl.training.tally import Tally
 from agentrl.training.token_shares import token_shares
@@ -59,6 +62,8 @@ class GradientPass:
         temperature: At which the tokens were sampled.
         pad_id: Any id of the vocabulary.
         lanes: Compute the micro-batches.
+        ranks: Share the micro-batches out.
+        every_time: See `add_gradients`.
         reader: Prepares images.
     """
 
@@ -74,6 +79,8 @@ class GradientPass:
         temperature: float,
         pad_id: int,
         lanes: Lanes,
+        ranks: Ranks,
+        every_time: bool = False,
         reader: ImageReader | None = None,
     ) -> None:
         self.tally = Tally()
@@ -82,7 +89,8 @@ class GradientPass:
         self._batch, self._values, self._reads = batch, values, reads
         self._temperature, self._pad_id = temperature, pad_id
         self._learning = learning_sequences(objective, batch, values.advantage)
-        self._lanes, self._reader = lanes, reader
+        self._lanes, self._ranks, self._reader = lanes, ranks, reader
+        self._every_time = every_time
         self._updates = 0
         self._chosen: torch.Tensor | None = None
 
@@ -93,8 +101,13 @@ class GradientPass:
         work = [micro_batch for learns in (True, False) for micro_batch in self._micro_batches(part, learns=learns)]
         self._computed_tokens += sum(micro_batch.tokens for micro_batch in work)
         self._read_tokens += sum(len(self._batch.sequences[i]) for micro_batch in work for i in micro_batch.sequences)
+        own = share_of(work, rank=self._ranks.rank, ranks=self._ranks.count)
+        compute = functools.partial(self._loss, weights)
+        found = add_gradients(self._model, self._lanes, own, compute, every_time=self._every_time)
+        reshard(self._model)
+        self._values.trainer_logp.copy_(self._ranks.filled(self._values.trainer_logp))
         total = 0.0
-        for loss, tally in add_gradients(self._model, self._lanes, work, functools.partial(self._loss, weights)):
+        for loss, tally in self._ranks.collect(found):
             total += loss
             self.tally.merge(tally)
         self._updates += 1
@@ -109,7 +122,8 @@ class GradientPass:
     def _micro_batches(self, part: list[int], *, learns: bool) -> list[MicroBatch]:
         members = [i for i in part if self._reads[i] and self._learning[i] == learns]
         sequences = [self._batch.sequences[i] for i in members]
-        return cut(members, sequences, layout=self._layout, lanes=self._lanes.count, learns=learns)
+        workers = self._lanes.count * self._ranks.count
+        return cut(members, sequences, layout=self._layout, workers=workers, learns=learns)
 
     def _looked_over(self, part: list[int]) -> torch.Tensor:
         """The tokens of an update that train, after everything that is decided over all of them: int64 [selected]."""
@@ -134,6 +148,7 @@ class GradientPass:
             pad_id=self._pad_id,
             layout=self._layout,
             lanes=self._lanes,
+            ranks=self._ranks,
             reader=self._reader,
         ).logp
 

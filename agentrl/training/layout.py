@@ -10,12 +10,14 @@ from typing import cast
 import torch
 from transformers import PreTrainedModel
 
-from agentrl.config.schema import TrainerConfig
+from agentrl.config.schema import LOGITS_MEGABYTES, TrainerConfig
 from agentrl.errors import UsageError
 from agentrl.image import ImageReader
 from agentrl.lanes import BATCH_DEPENDENT
 from agentrl.training.batching import micro_batches, pad
 from agentrl.training.prefix_tree import pack, shared_rows, sorted_prefixes
+from agentrl.training.ranks import Ranks
+from agentrl.training.ranks.sharding import computing_dtype, reshard, within_forward
 from agentrl.training.sequences import ScoredSequence
 from agentrl.training.tree_attention import ATTENTION, AttentionTree, has_flash
 from agentrl.vision_model import MODEL_TYPES, hidden_states
@@ -34,7 +36,7 @@ class Layout:
 
     budget: int = 8192
     """Tokens of a forward pass, padding included."""
-    logits_megabytes: int = 256
+    logits_megabytes: int = LOGITS_MEGABYTES
     """Memory of the logits that exist at once, in MiB."""
     packed: bool = False
     """One row without padding."""
@@ -47,18 +49,18 @@ class Layout:
             return shared_rows(sequences, self.budget, share=self.share)
         return micro_batches([len(sequence) for sequence in sequences], self.budget, padded=not self.packed)
 
-    def for_lanes(self, sequences: Sequence[ScoredSequence], lanes: int) -> Layout:
-        """With forward passes so short that every lane has one, as far as the sequences can be divided.
+    def for_workers(self, sequences: Sequence[ScoredSequence], workers: int) -> Layout:
+        """With forward passes so short that every lane or rank has one, as far as the sequences can be divided.
 
         Where a trie is divided, a prefix is computed in both parts: there is room for the longest.
         """
-        if lanes == 1:
+        if workers == 1:
             return self
         tokens = sum(len(sequence) for sequence in sequences)
         if self.share:
             _, common = sorted_prefixes(sequences)
-            tokens = self.tokens(sequences) + (lanes - 1) * max(common, default=0)
-        return replace(self, budget=min(self.budget, math.ceil(tokens / lanes)))
+            tokens = self.tokens(sequences) + (workers - 1) * max(common, default=0)
+        return replace(self, budget=min(self.budget, math.ceil(tokens / workers)))
 
     def tokens(self, sequences: Sequence[ScoredSequence]) -> int:
         """Tokens that a micro-batch of these sequences computes."""
@@ -66,6 +68,15 @@ class Layout:
             return pack(sequences, share=self.share).input_ids.numel()
         lengths = [len(sequence) for sequence in sequences]
         return sum(lengths) if self.packed else max(lengths) * len(lengths)
+
+    def pairs(self, sequences: Sequence[ScoredSequence]) -> int:
+        """Pairs of a token and an earlier one that it attends to, in such a micro-batch, padding included."""
+        if self.share:
+            return int(pack(sequences, share=self.share).depths.sum())
+        lengths = [len(sequence) for sequence in sequences]
+        if not self.packed:
+            lengths = [max(lengths)] * len(lengths)
+        return sum(length * length for length in lengths) // 2
 
     def read(
         self, model: PreTrainedModel, sequences: Sequence[ScoredSequence], pad_id: int, reader: ImageReader | None
@@ -91,19 +102,21 @@ class Layout:
 PADDED = Layout()
 
 
-def choose_layout(model: PreTrainedModel, config: TrainerConfig) -> Layout:
+def choose_layout(model: PreTrainedModel, config: TrainerConfig, ranks: Ranks | None = None) -> Layout:
     """The fastest layout that is exact for a model, whose attention is made ready for it.
 
     Args:
         model: As `agentrl.training.model.load_model` gives it.
         config: Sizes, and whether to share prefixes.
+        ranks: Share the model, and come to one decision.
 
     Raises:
         UsageError: prefixes are to be shared, and the model cannot do it.
     """
-    obstacle, packed = _obstacle(model), config.share_prefixes or _packs_well(model)
+    ranks = ranks or Ranks()
+    obstacle, packed = _obstacle(model), config.share_prefixes or all(ranks.collect([_packs_well(model)]))
     if packed and obstacle is None:
-        obstacle = _difference(model)
+        obstacle = next(filter(None, ranks.collect([_difference(model)])), None)
     if obstacle is not None and config.share_prefixes:
         raise UsageError(
             "this model cannot share prefixes",
@@ -114,7 +127,6 @@ def choose_layout(model: PreTrainedModel, config: TrainerConfig) -> Layout:
     packed = packed and obstacle is None
     return Layout(
         budget=config.tokens_per_micro_batch,
-        logits_megabytes=config.logits_megabytes,
         packed=packed,
         share=FEWEST_SHARED if packed and config.share_prefixes else 0,
     )
@@ -123,7 +135,7 @@ def choose_layout(model: PreTrainedModel, config: TrainerConfig) -> Layout:
 def _packs_well(model: PreTrainedModel) -> bool:
     """Whether the device has a kernel for packed rows that needs no dense mask, in all layers."""
     if model.device.type == "cuda":
-        return has_flash(model.dtype)
+        return has_flash(computing_dtype(model))
     text = model.config.get_text_config()
     kinds = getattr(text, "layer_types", None) or ["sliding_attention" if getattr(text, "sliding_window", None) else ""]
     return model.device.type == "cpu" and "sliding_attention" not in kinds
@@ -152,16 +164,18 @@ def _difference(model: PreTrainedModel) -> str | None:
         ScoredSequence(input_ids=own, positions=torch.arange(len(own)), targets=own)
         for own in (ids, torch.cat([ids[:9], ids[:5]]), ids.flip(0))
     ]
-    expected = Layout().read(model, sequences, 0, None).float()
+    expected = within_forward(model, Layout().read, sequences, 0, None)
     before = model.config._attn_implementation
     model.config._attn_implementation = ATTENTION
     try:
-        found = Layout(packed=True, share=2).read(model, sequences, 0, None).float()
+        found = within_forward(model, Layout(packed=True, share=2).read, sequences, 0, None)
     except TypeError as error:
         model.config._attn_implementation = before
         return f"its layers take no arguments for attention ({error})"
-    apart = float((found - expected).norm() / expected.norm())
-    if apart <= TOLERANCE.get(model.dtype, 0.0):
+    finally:
+        reshard(model)
+    apart = float((found.float() - expected.float()).norm() / expected.float().norm())
+    if apart <= TOLERANCE.get(expected.dtype, 0.0):
         return None
     model.config._attn_implementation = before
     return f"hidden states of a packed row that are {apart:.2g} apart from those of its sequences"

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Sequence
 
 import torch
@@ -11,6 +12,10 @@ from agentrl.image import ImageReader
 from agentrl.lanes import Lanes
 from agentrl.training.head_scores import TokenScores, chunk_tokens, head_scores
 from agentrl.training.layout import PADDED, Layout
+from agentrl.training.micro_batch_gradients import cut
+from agentrl.training.ranks import Ranks
+from agentrl.training.ranks.sharding import reshard, within_forward
+from agentrl.training.ranks.shares import share_of
 from agentrl.training.sequences import ScoredSequence
 
 
@@ -35,10 +40,33 @@ def score(
         entropy_gradient: Let gradients flow through the entropy too; without, it is a measurement only.
         reader: Prepares images; needed where sequences hold any.
     """
+    logp, entropy = within_forward(
+        model,
+        _read,
+        sequences,
+        temperature=temperature,
+        pad_id=pad_id,
+        layout=layout,
+        entropy_gradient=entropy_gradient,
+        reader=reader,
+    )
+    return TokenScores(logp=logp, entropy=entropy)
+
+
+def _read(
+    model: PreTrainedModel,
+    sequences: Sequence[ScoredSequence],
+    *,
+    temperature: float,
+    pad_id: int,
+    layout: Layout,
+    entropy_gradient: bool,
+    reader: ImageReader | None,
+) -> tuple[torch.Tensor, torch.Tensor]:
     hidden = layout.read(model, sequences, pad_id, reader)
     targets = torch.cat([sequence.targets for sequence in sequences]).to(model.device)
     head = model.get_output_embeddings()
-    return head_scores(
+    scores = head_scores(
         hidden,
         head.weight,
         head.bias,
@@ -47,6 +75,7 @@ def score(
         chunk=chunk_tokens(head.weight.shape[0], layout.logits_megabytes),
         entropy_gradient=entropy_gradient,
     )
+    return scores.logp, scores.entropy
 
 
 def score_all(
@@ -57,6 +86,7 @@ def score_all(
     pad_id: int,
     layout: Layout,
     lanes: Lanes,
+    ranks: Ranks | None = None,
     reader: ImageReader | None = None,
 ) -> TokenScores:
     """The wanted tokens of any number of sequences, without gradients.
@@ -68,20 +98,24 @@ def score_all(
         pad_id: Any id of the vocabulary.
         layout: How the sequences lie in the forward passes.
         lanes: Compute the forward passes.
+        ranks: Share them out; all get the result.
         reader: Prepares images.
     """
-    batches = layout.for_lanes(sequences, lanes.count).micro_batches(sequences)
+    ranks = ranks or Ranks()
+    work = cut(range(len(sequences)), sequences, layout=layout, workers=lanes.count * ranks.count, learns=False)
+    own = share_of(work, rank=ranks.rank, ranks=ranks.count)
 
-    def compute(indices: list[int]) -> dict[int, TokenScores]:
+    def compute(indices: list[int]) -> dict[int, torch.Tensor]:
         part = [sequences[i] for i in indices]
         with torch.no_grad():
             scores = score(model, part, temperature=temperature, pad_id=pad_id, layout=layout, reader=reader)
-        counts = [s.targets.numel() for s in part]
-        own = zip(indices, torch.split(scores.logp, counts), torch.split(scores.entropy, counts), strict=True)
-        return {index: TokenScores(logp=logp, entropy=entropy) for index, logp, entropy in own}
+        both = torch.stack([scores.logp, scores.entropy])
+        return dict(zip(indices, torch.split(both, [s.targets.numel() for s in part], dim=1), strict=True))
 
-    found: dict[int, TokenScores] = {}
-    for scores in lanes.run(compute, batches):
+    found: dict[int, torch.Tensor] = {}
+    for scores in lanes.run(compute, [micro_batch.sequences for micro_batch in own]):
         found.update(scores)
-    ordered = [found[i] for i in range(len(sequences))]
-    return TokenScores(logp=torch.cat([s.logp for s in ordered]), entropy=torch.cat([s.entropy for s in ordered]))
+    reshard(model)
+    unknown = [torch.full((2, sequence.targets.numel()), math.nan, device=model.device) for sequence in sequences]
+    logp, entropy = ranks.filled(torch.cat([found.get(i, unknown[i]) for i in range(len(sequences))], dim=1))
+    return TokenScores(logp=logp, entropy=entropy)

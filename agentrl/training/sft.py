@@ -172,7 +172,7 @@ def _backward(
         return -(weights * scores.logp).sum() / weight, None
 
     scored = [lesson.scored for lesson in batch]
-    work = cut(range(len(batch)), scored, layout=layout, lanes=lanes.count, learns=True)
+    work = cut(range(len(batch)), scored, layout=layout, workers=lanes.count, learns=True)
     total = sum(value for value, _ in add_gradients(model, lanes, work, loss))
     if not math.isfinite(total):
         raise TrainingError("the warm start's loss is not finite", got=total, hint="try a smaller sft.learning_rate")
@@ -198,7 +198,6 @@ def _optimizer_settings(settings: SFTConfig, trainer: TrainerConfig, *, updates:
         total_updates=updates,
         warmup_updates=settings.warmup_steps,
         schedule=settings.schedule,
-        min_lr_ratio=settings.min_lr_ratio,
         optimizer=trainer.optimizer,
         betas=trainer.betas,
         weight_decay=trainer.weight_decay,

@@ -1,4 +1,4 @@
-"""The trainer of one machine: trajectories in, new weights out.
+"""The trainer: trajectories in, new weights out.
 
 One step, in order:
 
@@ -13,6 +13,9 @@ One step, in order:
 
 pi_old is the policy at the start of the step. Until the first update the policy *is* pi_old, so the first mini-batch
 takes it from its own forward pass; the others are scored before that update.
+
+With several ranks (`agentrl.training.ranks`), each has a trainer of its own, and what rank 0 is asked for all of them
+do: they agree on the batch, the advantages and the micro-batches, and each computes its share of these.
 """
 
 from __future__ import annotations
@@ -21,7 +24,8 @@ import copy
 import dataclasses
 import math
 import time
-from collections.abc import Sequence
+from collections.abc import Callable, Mapping, Sequence
+from pathlib import Path
 from typing import Any
 
 import torch
@@ -31,6 +35,7 @@ from agentrl.algorithms.mismatch import mismatch
 from agentrl.config.schema import AlgorithmConfig, TrainerConfig
 from agentrl.image import ImageReader
 from agentrl.lanes import Lanes, check_lanes
+from agentrl.training.checkpoint import load_trainer, save_trainer
 from agentrl.training.gradient_mode import gradients_recomputed
 from agentrl.training.gradient_pass import GradientPass, TokenValues, sequences_to_read
 from agentrl.training.head_scores import TokenScores
@@ -39,6 +44,7 @@ from agentrl.training.logprobs import score_all
 from agentrl.training.mini_batches import mini_batches
 from agentrl.training.objective import Objective
 from agentrl.training.optimizer import OptimizerSettings, PolicyOptimizer
+from agentrl.training.ranks import Ranks
 from agentrl.training.rewards import RewardShaping
 from agentrl.training.selection import select
 from agentrl.training.sequences import ScoredSequence, scored_sequence
@@ -64,6 +70,7 @@ class Trainer:
             where the algorithm has a KL, or a loss that compares with it. It is not part of `state_dict`: a resumed run
             hands in the same reference.
         reader: Prepares images; needed where trajectories hold any.
+        ranks: Train together; a model and a reference that several ranks share are in shards.
 
     Raises:
         ConfigError: the algorithm's options do not fit its functions.
@@ -80,8 +87,10 @@ class Trainer:
         max_tokens: int,
         reference: PreTrainedModel | None = None,
         reader: ImageReader | None = None,
+        ranks: Ranks | None = None,
     ) -> None:
         self.model = model
+        self.ranks = ranks or Ranks()
         self.steps = 0
         self._config, self._reader = config, reader
         self._objective = Objective(algorithm)
@@ -89,11 +98,11 @@ class Trainer:
         self._optimizer = PolicyOptimizer(model, _optimizer_settings(config))
         check_lanes("trainer.lanes", config.lanes, model)
         self._lanes = Lanes(config.lanes)
-        self._layout = self._reference_layout = choose_layout(model, config)
+        self._layout = self._reference_layout = choose_layout(model, config, self.ranks)
         self._generator = torch.Generator().manual_seed(seed)
         self._reference = (reference or _frozen(model)) if self._objective.uses_reference else None
         if reference is not None and self._reference is not None:
-            self._reference_layout = choose_layout(reference, config)
+            self._reference_layout = choose_layout(reference, config, self.ranks)
 
     @property
     def least_members(self) -> int:
@@ -109,8 +118,12 @@ class Trainer:
             pad_id: Any id of the vocabulary.
 
         Raises:
-            TrainingError: a reward or an advantage is not finite, or no trajectory can train.
+            TrainingError: a reward or an advantage is not finite, no trajectory can train, or a rank was lost.
         """
+        with self.ranks.led("step", trajectories, temperature, pad_id):
+            return self._step(trajectories, temperature, pad_id)
+
+    def _step(self, trajectories: Sequence[Trajectory], temperature: float, pad_id: int) -> StepReport:
         started = time.perf_counter()
         selection = select(trajectories, compare_groups=self._objective.compares_groups)
         batch = step_batch(selection.trajectories, self._shaping)
@@ -130,6 +143,8 @@ class Trainer:
             temperature=temperature,
             pad_id=pad_id,
             lanes=self._lanes,
+            ranks=self.ranks,
+            every_time=self._config.fsdp.reduce,
             reader=self._reader,
         )
         updates, losses = [], []
@@ -158,31 +173,78 @@ class Trainer:
 
         A fork's list holds its own tokens only; each sequence has one or more.
         """
+        with self.ranks.led("compute_logprobs", sequences, temperature, pad_id):
+            return self._compute_logprobs(sequences, temperature, pad_id)
+
+    def _compute_logprobs(
+        self, sequences: Sequence[TokenSequence], temperature: float, pad_id: int
+    ) -> list[torch.Tensor]:
         scored = [scored_sequence(s.token_ids, s.loss_mask, s.images) for s in sequences]
         flat = self._score(self.model, self._layout, scored, temperature, pad_id)
         return list(torch.split(flat.logp, [sequence.targets.numel() for sequence in scored]))
 
+    def calls(self) -> Mapping[str, Callable[..., object]]:
+        """What rank 0 asks of the trainers of other ranks, by name."""
+        return {
+            "step": self._step,
+            "compute_logprobs": self._compute_logprobs,
+            "save": self._save,
+            "load": self._load,
+        }
+
+    def save(self, folder: Path) -> None:
+        """Write, into an existing folder, what a resumed run needs beside the weights to go on bit for bit.
+
+        Raises:
+            OSError: it cannot be written.
+            TrainingError: a rank was lost.
+        """
+        with self.ranks.led("save", folder):
+            self._save(folder)
+
+    def _save(self, folder: Path) -> None:
+        save_trainer(self._optimizer, self._progress(), folder, self.ranks)
+
+    def load(self, folder: Path) -> None:
+        """Restore what `save` wrote with any number of ranks, after the weights were loaded.
+
+        Raises:
+            UsageError: the state is of another optimizer.
+            TrainingError: a rank was lost.
+        """
+        with self.ranks.led("load", folder):
+            self._load(folder)
+
+    def _load(self, folder: Path) -> None:
+        self._restore_progress(load_trainer(self._optimizer, self._progress(), folder, self.ranks))
+
+    def _progress(self) -> dict[str, Any]:
+        kl = self._shaping.kl
+        coefficient = {} if kl is None else {"reward_kl_coef": torch.tensor(kl.coef, dtype=torch.float64)}
+        return {"generator": self._generator.get_state(), "steps": self.steps, **coefficient}
+
+    def _restore_progress(self, progress: Mapping[str, Any]) -> None:
+        self._generator.set_state(progress["generator"])
+        self.steps = int(progress["steps"])
+        if self._shaping.kl is not None:
+            self._shaping.kl.coef = float(progress.get("reward_kl_coef", self._shaping.kl.coef))
+
     def state_dict(self) -> dict[str, Any]:
-        """Everything that a resumed run needs to go on bit for bit: weights, optimizer, schedule, generator.
+        """Everything that a trainer without other ranks needs to go on: weights, optimizer, schedule, generator.
 
         Tensors are the live ones, not copies: save them before the next step.
         """
         return {
             "model": self.model.state_dict(),
             "optimizer": self._optimizer.state_dict(),
-            "generator": self._generator.get_state(),
-            "steps": self.steps,
-            **({} if self._shaping.kl is None else {"reward_kl_coef": self._shaping.kl.coef}),
+            **self._progress(),
         }
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
         """Restore what `state_dict` gave; the model's tensors are overwritten in place."""
         self.model.load_state_dict(state["model"])
         self._optimizer.load_state_dict(state["optimizer"])
-        self._generator.set_state(state["generator"])
-        self.steps = state["steps"]
-        if self._shaping.kl is not None:
-            self._shaping.kl.coef = state.get("reward_kl_coef", self._shaping.kl.coef)
+        self._restore_progress(state)
 
     def _parts(self, batch: StepBatch) -> list[list[int]]:
         """The sequences of every update of the step."""
@@ -265,6 +327,7 @@ class Trainer:
             pad_id=pad_id,
             layout=layout,
             lanes=self._lanes,
+            ranks=self.ranks,
             reader=self._reader,
         )
 

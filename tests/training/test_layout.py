@@ -71,24 +71,24 @@ def test_what_is_shared_is_computed_once():
     assert PADDED.tokens(sequences) == max(map(len, sequences)) * len(sequences)
 
 
-def tokens_of_rows(sequences, layout, lanes):
-    return [row.tokens for row in cut(range(len(sequences)), sequences, layout=layout, lanes=lanes, learns=True)]
+def tokens_of_rows(sequences, layout, workers):
+    return [row.tokens for row in cut(range(len(sequences)), sequences, layout=layout, workers=workers, learns=True)]
 
 
-@pytest.mark.parametrize("lanes", [2, 3])
-def test_a_row_is_divided_where_there_are_lanes(lanes):
+@pytest.mark.parametrize("workers", [2, 3])
+def test_a_row_is_divided_where_there_are_lanes(workers):
     sequences, layout = forest(), LAYOUTS["packed"]
-    assert len(tokens_of_rows(sequences, layout, lanes=1)) == 1
-    found = tokens_of_rows(sequences, layout, lanes)
-    assert len(found) >= lanes
-    assert max(found) <= layout.tokens(sequences) / lanes + 1
+    assert len(tokens_of_rows(sequences, layout, workers=1)) == 1
+    found = tokens_of_rows(sequences, layout, workers)
+    assert len(found) >= workers
+    assert max(found) <= layout.tokens(sequences) / workers + 1
 
 
 def test_a_long_prefix_is_repeated_once_per_lane_and_not_once_per_sequence():
     prompt = torch.arange(100) % 40 + 3
     sequences = [scored(torch.cat([prompt, torch.arange(first, first + 10)])) for first in range(3, 11)]
-    assert tokens_of_rows(sequences, LAYOUTS["shared"], lanes=1) == [100 + 8 * 9]
-    assert tokens_of_rows(sequences, LAYOUTS["shared"], lanes=2) == [100 + 4 * 9, 100 + 4 * 9]
+    assert tokens_of_rows(sequences, LAYOUTS["shared"], workers=1) == [100 + 8 * 9]
+    assert tokens_of_rows(sequences, LAYOUTS["shared"], workers=2) == [100 + 4 * 9, 100 + 4 * 9]
 
 
 @pytest.mark.parametrize("window", [None, 5])
