@@ -6,8 +6,12 @@ from datetime import timedelta
 from torch import distributed
 
 from agentrl.assembly.rank import serve
+from agentrl.training import logprobs
 from agentrl.training.ranks import join
 from agentrl.training.ranks.group import leave
+
+chunk = int(sys.argv[1])
+logprobs.chunk_tokens = lambda vocabulary, megabytes: chunk
 
 for line in sys.stdin:
     port, rank, count = map(int, line.split())
