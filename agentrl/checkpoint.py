@@ -2,7 +2,7 @@
 
 checkpoints/step-000010/
 model/            Hugging Face folder: the policy's weights, exactly, and its tokenizer
-trainer.pt        optimizer, schedule, generators
+trainer.pt        optimizer, schedule, generators; trainer/ where several ranks have written it
 progress.json     step, version, task order and curriculum, finished unused trajectories, position in metrics.jsonl
 manifest.json     sizes and checksums
 """
@@ -20,9 +20,8 @@ from agentrl.assembly.training import TrainingParts
 from agentrl.errors import UsageError
 from agentrl.observe.checkpoints import Checkpoint
 from agentrl.observe.model_folder import MODEL
-from agentrl.training.checkpoint import load_state, save_model_folder, save_state
+from agentrl.training.checkpoint import save_model_folder
 
-_TRAINER = "trainer.pt"
 _PROGRESS = "progress.json"
 
 
@@ -46,10 +45,10 @@ class Progress:
 
 def write_checkpoint(folder: Path, parts: TrainingParts, progress: Progress) -> None:
     """Fill the folder of a checkpoint."""
-    trainer = parts.trainer
-    save_model_folder(trainer.model, parts.tokenizer, folder / MODEL, parts.renderer.images)
-    state = {name: value for name, value in trainer.state_dict().items() if name != "model"}
-    save_state(state, folder / _TRAINER)
+    model = parts.trainer.model
+    weights = parts.source.weights() if parts.trainer.ranks.are_many else None
+    save_model_folder(model, parts.tokenizer, folder / MODEL, parts.renderer.images, weights=weights)
+    parts.trainer.save(folder)
     (folder / _PROGRESS).write_bytes(orjson.dumps(asdict(progress)))
 
 
@@ -72,6 +71,5 @@ def read_progress(checkpoint: Checkpoint) -> Progress:
 
 def restore(checkpoint: Checkpoint, parts: TrainingParts, progress: Progress) -> None:
     """Put trainer and scheduler back; the model's weights were loaded from the checkpoint when it was built."""
-    state = load_state(checkpoint.path / _TRAINER)
-    parts.trainer.load_state_dict({**state, "model": parts.trainer.model.state_dict()})
+    parts.trainer.load(checkpoint.path)
     parts.scheduler.load_state_dict(progress.scheduler)

@@ -25,7 +25,7 @@ from __future__ import annotations
 import asyncio
 import logging
 from collections.abc import Coroutine, Mapping, Sequence
-from contextlib import AsyncExitStack
+from contextlib import AsyncExitStack, suppress
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, TypeVar
@@ -39,6 +39,7 @@ from agentrl.assembly.step_clock import StepClock
 from agentrl.assembly.training import build_training
 from agentrl.checkpoint import Progress, read_progress, restore, write_checkpoint
 from agentrl.config.engines import ServerEngineConfig
+from agentrl.errors import TrainingError
 from agentrl.evaluation.periodic import evaluate_now
 from agentrl.observe.checkpoints import Checkpoint, Checkpoints
 from agentrl.observe.metrics import MetricsFile
@@ -49,6 +50,8 @@ from agentrl.observe.trackers import Trackers
 from agentrl.observe.trajectory_store import TrajectoryStore, void_after
 from agentrl.rollout.heap import settled_heap
 from agentrl.serving.pool import ServerPool
+from agentrl.training.ranks import Ranks
+from agentrl.training.ranks.processes import open_ranks
 from agentrl.training.step_report import StepReport
 from agentrl.trajectory import Trajectory
 from agentrl.weights import SyncReport
@@ -99,18 +102,24 @@ class Orchestrator:
         self._pending: dict[str, float] | None = None
         self._last: Mapping[str, float] = {}
         self._stop = asyncio.Event()
+        self._failure: TrainingError | None = None
 
     def stop(self) -> None:
         """Ask the run to end soon: after what cannot be interrupted, with a checkpoint."""
         self._stop.set()  # first: what is said goes to a file too, which may be gone
         self._say("stopping; asked again, the run ends at once, and goes on from its newest checkpoint")
 
+    def fail(self, error: TrainingError) -> None:
+        """End the run soon, with this error: after what cannot be interrupted, without a checkpoint."""
+        self._failure = error
+        self._stop.set()
+
     async def run(self) -> RunResult:
         """Train.
 
         Raises:
             UsageError: something that the user must change: a missing model, a full disk.
-            TrainingError: numbers that are not finite, a failed weight sync, nothing to train on.
+            TrainingError: numbers that are not finite, a failed weight sync, nothing to train on, a rank that was lost.
         """
         with self.folder.in_use(), logging_to(self.folder.logs / "agentrl.log"):
             self._watcher.on_start(self.folder.path, self.status)
@@ -145,6 +154,7 @@ class Orchestrator:
         stack.callback(self._store.close)
         model_path = start if self._saved is None else str(self._saved.path / MODEL)
         version = 0 if progress is None else progress.version
+        ranks = self._open_ranks(stack)
         self._parts = build_training(
             self.config,
             model_path=model_path,
@@ -153,6 +163,7 @@ class Orchestrator:
             pool=await self._open_servers(stack, model_path, version),
             observer=EpisodeRecorder(self._store, self.status, self._watcher),
             keep=(lambda group: group.returns_differ) if self.config.algorithm.dynamic_sampling else None,
+            ranks=ranks,
         )
         stack.push_async_callback(self._parts.close)
         if self._saved is not None and progress is not None:
@@ -163,6 +174,16 @@ class Orchestrator:
         await stack.enter_async_context(watched)
         await self._parts.engine.start()
         await self._parts.sync.verify()
+
+    def _open_ranks(self, stack: AsyncExitStack) -> Ranks:
+        """The processes that train; the loss of one ends the run."""
+        loop = asyncio.get_running_loop()
+
+        def lost(error: TrainingError) -> None:
+            with suppress(RuntimeError):  # the loop has ended meanwhile
+                loop.call_soon_threadsafe(self.fail, error)
+
+        return stack.enter_context(open_ranks(self.config.trainer.processes, logs=self.folder.logs, on_loss=lost))
 
     async def _open_servers(self, stack: AsyncExitStack, model_path: str, version: int) -> ServerPool | None:
         """The servers that the config asks for; ``None`` for an engine in this process."""
@@ -239,7 +260,8 @@ class Orchestrator:
     async def _update(self, trajectories: Sequence[Trajectory]) -> StepReport:
         """One step of the trainer, beside the episodes in flight if there may be any, and the watch over servers."""
         trainer, temperature = self._parts.trainer, self.config.sampling.temperature
-        if self.config.rollout.max_staleness == 0 and self.config.engine.type == "local":
+        idle = self.config.rollout.max_staleness == 0 and self.config.engine.type == "local"
+        if idle and not trainer.ranks.are_many:
             return trainer.step(trajectories, temperature=temperature, pad_id=self._parts.pad_id)
         return await asyncio.to_thread(trainer.step, trajectories, temperature=temperature, pad_id=self._parts.pad_id)
 
@@ -299,12 +321,12 @@ class Orchestrator:
                 task.cancel()
                 await asyncio.gather(task, return_exceptions=True)
         if task.cancelled():
-            raise _Interrupted
+            raise self._failure or _Interrupted
         return task.result()
 
     def _raise_if_stopped(self) -> None:
         if self._stop.is_set():
-            raise _Interrupted
+            raise self._failure or _Interrupted
 
     def _enter(self, phase: Phase) -> None:
         self.status.phase = phase

@@ -7,13 +7,14 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
 
-from transformers import PreTrainedModel, PreTrainedTokenizerFast
+from transformers import PreTrainedTokenizerFast
 
 from agentrl.assembly.checks import check_training
 from agentrl.assembly.environments import find_environment
 from agentrl.assembly.episodes import sampling_params
 from agentrl.assembly.models import build_renderer, load_tokenizer, pad_id
 from agentrl.assembly.servers import make_transport
+from agentrl.assembly.trainers import BUILD, TrainerParts, build_trainer
 from agentrl.assembly.worlds import World, build_mixture, build_worlds, close_worlds
 from agentrl.config.engines import LocalEngineConfig
 from agentrl.config.parts import parts_of
@@ -34,7 +35,7 @@ from agentrl.serving.local import LocalEngine
 from agentrl.serving.pool import ServerPool
 from agentrl.training.model import load_model
 from agentrl.training.model_weights import ModelWeights
-from agentrl.training.objective import Objective
+from agentrl.training.ranks import Ranks
 from agentrl.training.trainer import Trainer
 from agentrl.vision_model import MODEL_TYPES
 from agentrl.weights import TOLERANCE, InProcessSync, Probe, RemoteSync, WeightSync
@@ -50,6 +51,7 @@ class TrainingParts:
     engine: PolicyEngine
     scheduler: GroupScheduler
     trainer: Trainer
+    source: ModelWeights
     sync: WeightSync
 
     @property
@@ -84,6 +86,7 @@ def build_training(
     observer: RolloutObserver,
     keep: Callable[[Group], bool] | None = None,
     pool: ServerPool | None = None,
+    ranks: Ranks | None = None,
 ) -> TrainingParts:
     """Build the parts. Nothing runs yet.
 
@@ -95,6 +98,7 @@ def build_training(
         observer: Is told of every turn.
         keep: Says whether a group is worth training on.
         pool: The engine, where the config asks for servers.
+        ranks: Train together.
 
     Raises:
         ConfigError: options that do not fit, or an engine or sampling that cannot be trained with.
@@ -106,17 +110,19 @@ def build_training(
     tokenizer = load_tokenizer(model_path)
     renderer = build_renderer(config, model_path, tokenizer)
     check_rendering(config, renderer)
-    model = load_model(model_path, dtype=config.model.dtype, device=config.model.device)
-    trainer = _build_trainer(config, model, reference_path, renderer.images)
-    source = ModelWeights(model, chunk=config.trainer.logprob_chunk)
+    ranks = ranks or Ranks()
+    built = _build_trainer(config, model_path, reference_path, renderer.images, ranks)
+    trainer, source, model = built.trainer, built.source, built.trainer.model
     probe = Probe.random(model.config.get_text_config().vocab_size, tolerance=TOLERANCE[config.model.dtype])
     engine: PolicyEngine
     sync: WeightSync
     if isinstance(settings, LocalEngineConfig):
-        shared = config.rollout.max_staleness == 0
-        engine = LocalEngine(
-            model if shared else copy.deepcopy(model), settings, version=version, reader=renderer.images
-        )
+        shared = config.rollout.max_staleness == 0 and not ranks.are_many
+        if ranks.are_many:
+            own = load_model(model_path, dtype=config.model.dtype, device=str(ranks.device(config.model.device)))
+        else:
+            own = model if shared else copy.deepcopy(model)
+        engine = LocalEngine(own, settings, version=version, reader=renderer.images)
         sync = InProcessSync(source, engine, shared=shared, probe=probe)
     elif pool is not None:
         transport = make_transport(settings, Path(config.run.directory))
@@ -134,6 +140,7 @@ def build_training(
             config, worlds, tasks, version=version, keep=keep, least_members=trainer.least_members
         ),
         trainer=trainer,
+        source=source,
         sync=sync,
     )
 
@@ -163,20 +170,10 @@ def check_rendering(config: Config, renderer: Renderer) -> None:
 
 
 def _build_trainer(
-    config: Config, model: PreTrainedModel, reference_path: str | None, reader: ImageReader | None
-) -> Trainer:
-    reference = None
-    if reference_path is not None and Objective(config.algorithm).uses_reference:
-        reference = load_model(reference_path, dtype=config.model.dtype, device=config.model.device)
-    return Trainer(
-        model,
-        config.algorithm,
-        config.trainer,
-        seed=config.run.seed,
-        max_tokens=config.agent.max_tokens,
-        reference=reference,
-        reader=reader,
-    )
+    config: Config, model_path: str, reference_path: str | None, reader: ImageReader | None, ranks: Ranks
+) -> TrainerParts:
+    with ranks.led(BUILD, config.model_dump(mode="json"), model_path, reference_path):
+        return build_trainer(config, model_path=model_path, reference_path=reference_path, reader=reader, ranks=ranks)
 
 
 def _build_scheduler(

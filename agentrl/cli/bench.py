@@ -29,6 +29,7 @@ FOLDER = "benchmarks"
         "agentrl bench",
         "agentrl bench engine --json engine.json",
         "agentrl bench rollout --engine vllm",
+        "agentrl bench train --versus trl",
         "agentrl bench learning environment=sokoban loop=tool_calling",
         "agentrl bench rollout --engine sglang --model runs/latest --url http://127.0.0.1:20000",
     )
@@ -41,6 +42,7 @@ def bench(
     engine: Annotated[str | None, typer.Option(help="vllm or sglang, for those that measure a server.")] = None,
     model: Annotated[str | None, typer.Option(help="What it serves: a model folder or name, a run.")] = None,
     url: Annotated[str | None, typer.Option(help="Its address, when it runs already.")] = None,
+    versus: Annotated[str | None, typer.Option(help="What it is compared with, for those that ask: trl.")] = None,
     json_file: Annotated[Path | None, typer.Option("--json", help="Write the figures to this file.")] = None,
     folder: Annotated[Path, typer.Option(help="Where the benchmarks are.")] = Path(FOLDER),
 ) -> None:
@@ -55,7 +57,7 @@ def bench(
     if name not in found:
         raise UnknownNameError("unknown benchmark", got=repr(name), expected=f"one of {', '.join(found)}")
     run = load_run(found[name])
-    figures = run(**_chosen(name, run, {"engine": engine, "model": model, "url": url}, words))
+    figures = run(**_chosen(name, run, {"engine": engine, "model": model, "url": url, "versus": versus}, words))
     table = Table("figure", "value", box=None, pad_edge=False)
     for key, value in flatten(figures):
         table.add_row(key, f"{value:,.4g}" if isinstance(value, float) else str(value))

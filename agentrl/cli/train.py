@@ -13,6 +13,7 @@ from rich.text import Text
 from agentrl.assembly.checks import check_training
 from agentrl.assembly.curriculum_check import check_curriculum
 from agentrl.assembly.environments import find_environment, task_source
+from agentrl.assembly.rank import follow_launcher, follows_launcher
 from agentrl.assembly.runs import Run, resume_run, start_run
 from agentrl.cli.arguments import config_words, read_config, shortcut
 from agentrl.cli.console import note, out
@@ -56,6 +57,9 @@ def train(
 
     Ctrl-C saves a checkpoint; --resume goes on from it exactly.
     """
+    if follows_launcher():  # one of torchrun's processes, and not the one that runs the command
+        follow_launcher()
+        return
     shortcuts = [*shortcut("environment", env), *shortcut("model", model)]
     if resume is not None:
         _finish(_resumed(resume, words, shortcuts))

@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from agentrl.config.engines import LocalEngineConfig, ServerEngineConfig
 from agentrl.config.model_size import ModelSize, model_size
 from agentrl.config.parts import parts_of
-from agentrl.config.schema import AgentConfig, Config
+from agentrl.config.schema import LOGITS_MEGABYTES, AgentConfig, Config
 from agentrl.registry import Kind, lookup
 
 _BYTES = {"float32": 4, "bfloat16": 2}
@@ -126,6 +126,7 @@ def _micro_batches(sequences: int, length: int, budget: int) -> int:
 
 def _memory(config: Config, size: ModelSize) -> Memory:
     width = _BYTES[config.model.dtype]
+    trainer = config.trainer
     weights = size.parameters * width
     local = isinstance(config.engine, LocalEngineConfig)
     return Memory(
@@ -137,7 +138,7 @@ def _memory(config: Config, size: ModelSize) -> Memory:
         cache=config.engine.cache_tokens * size.cache_values_per_token * width
         if isinstance(config.engine, LocalEngineConfig)
         else 0,
-        logits=2 * config.trainer.logprob_chunk * size.vocab_size * _LOGIT_BYTES,
+        logits=2 * min(LOGITS_MEGABYTES << 20, trainer.tokens_per_micro_batch * size.vocab_size * _LOGIT_BYTES),
     )
 
 

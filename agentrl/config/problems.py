@@ -4,12 +4,14 @@ from __future__ import annotations
 
 import difflib
 from collections.abc import Callable, Mapping, Sequence
+from dataclasses import fields
 from types import UnionType
 from typing import Any, Union, get_args, get_origin
 
 from pydantic import BaseModel, ValidationError
 from pydantic_core import ErrorDetails
 
+from agentrl.config.fsdp import FSDPOptions
 from agentrl.config.schema import Config, MixedEnvironmentConfig
 from agentrl.config.yaml_source import KeyPath
 from agentrl.errors import ConfigError
@@ -30,6 +32,7 @@ _EXPECTED: Mapping[str, str] = {
     "list_type": "a list",
     "tuple_type": "a list",
     "dict_type": "a mapping",
+    "dataclass_type": "a mapping",
     "model_type": "a section with keys",
     "model_attributes_type": "a section with keys",
 }
@@ -58,6 +61,8 @@ def _problem(details: ErrorDetails, origin: Callable[[KeyPath], str]) -> str:
 def _explain(details: ErrorDetails, path: KeyPath) -> str:
     key = ".".join(path)
     match details["type"]:
+        case "unexpected_keyword_argument":
+            return f"unknown key {key}; known keys here: {', '.join(field.name for field in fields(FSDPOptions))}"
         case "extra_forbidden":
             return f"unknown key {key}{_suggestion(path)}"
         case "missing" if path[:1] == ("environment",):

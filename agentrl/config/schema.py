@@ -9,6 +9,7 @@ from pydantic import BeforeValidator, Field, field_validator, model_validator
 
 from agentrl.config.curriculum import CurriculumConfig
 from agentrl.config.engines import EngineConfig, LocalEngineConfig, ServerEngineConfig
+from agentrl.config.fsdp import FSDPOptions
 from agentrl.config.section import Section
 from agentrl.env import Isolation
 from agentrl.errors import ConfigError
@@ -189,8 +190,18 @@ class SamplingConfig(Section):
     """Drop tokens below this share of the most probable one."""
 
 
+LOGITS_MEGABYTES = 256
+"""Memory, in MiB, of the logits that the trainer keeps at once; twice as much at the peak."""
+
 LABEL = re.compile(r"[\w-]+")
 """How an environment of several may be called: labels stand in names of metrics, and in overrides."""
+
+
+def _without(data: Any, key: str, default: Any) -> Any:
+    """A section without a key that is no more, if it has its old default."""
+    if isinstance(data, dict) and data.get(key) == default:
+        return {name: value for name, value in data.items() if name != key}
+    return data
 
 
 class CorrectionConfig(Section):
@@ -319,14 +330,47 @@ class TrainerConfig(Section):
     mini_batches: int = Field(1, ge=1)
     """Optimizer steps per pass."""
     tokens_per_micro_batch: int = Field(8192, ge=1)
-    """Padded tokens of a forward and backward pass."""
+    """Tokens of a forward and backward pass, padding included."""
+    share_prefixes: bool = False
+    """Compute what sequences begin with in common once: the prompt of a group, the history of branches. The gradients
+    are the same; it pays where much is shared."""
     lanes: int = Field(1, ge=1)
     """Micro-batches that are computed at the same time, each on its share of torch's threads; on the CPU, for models so
     small that their operations cannot keep several cores busy."""
-    logprob_chunk: int = Field(2048, ge=1)
-    """Tokens whose logits exist at once."""
     gradient_checkpointing: bool = False
     """Recompute activations in the backward pass: less memory, more time."""
+    processes: int = Field(1, ge=1)
+    """Processes (ranks) that share the model's parameters and a step's work, each with a GPU of its own where there are
+    any; see docs/distributed.md."""
+    fsdp: FSDPOptions = Field(default_factory=FSDPOptions)
+    """How they share, as ``{reshard: false, …}``. ``replicas`` (1): rows of processes that hold the whole model each.
+    ``reshard`` (true): a layer's parameters are given up between its forward and its backward pass. ``offload``
+    (false): parameters and moments wait in the CPU's memory, where updates are computed. ``reduce`` (false): gradients
+    are added up over the processes after every micro-batch instead of once per update, and never kept whole."""
+
+    @model_validator(mode="before")
+    @classmethod
+    def _without_what_was_a_key(cls, data: Any) -> Any:
+        """The config.yaml of an older run holds ``logprob_chunk``, of which nobody needed another value."""
+        return _without(data, "logprob_chunk", 2048)
+
+    @model_validator(mode="after")
+    def _ranks_fit(self) -> Self:
+        if self.processes > 1 and self.lanes > 1:
+            raise ValueError(
+                f"trainer.lanes ({self.lanes}) are threads of one process, and trainer.processes is {self.processes}: "
+                "set one of them to 1"
+            )
+        if self.processes % self.fsdp.replicas:
+            raise ValueError(
+                f"trainer.fsdp.replicas ({self.fsdp.replicas}) must divide trainer.processes ({self.processes})"
+            )
+        if self.processes > 1 and self.optimizer == "muon":
+            raise ValueError(
+                "trainer.optimizer muon needs whole matrices, which no process holds with trainer.processes "
+                f"{self.processes}: use adamw, or one process"
+            )
+        return self
 
     @model_validator(mode="after")
     def _keys_are_used(self) -> Self:
@@ -349,9 +393,7 @@ class SFTConfig(Section):
     warmup_steps: int = Field(0, ge=0)
     """Optimizer steps of linear warm-up."""
     schedule: Literal["constant", "cosine"] = "cosine"
-    """Learning rate after the warm-up."""
-    min_lr_ratio: float = Field(0.1, ge=0, le=1)
-    """Where cosine ends, as a share of the learning rate."""
+    """Learning rate after the warm-up; cosine ends at a tenth of it."""
     mistakes: float = Field(0.0, ge=0, lt=1)
     """Share of the expert's actions before which it makes a mistake that changes nothing. Mistakes are not learnt; what
     to do after one is, which demonstrations without them never show."""
@@ -366,13 +408,17 @@ class SFTConfig(Section):
     check_tasks: int = Field(128, ge=1)
     """Tasks of such a measurement."""
 
+    @model_validator(mode="before")
+    @classmethod
+    def _without_what_was_a_key(cls, data: Any) -> Any:
+        """The config.yaml of an older run holds ``min_lr_ratio``, which nobody but its default ever set."""
+        return _without(data, "min_lr_ratio", 0.1)
+
     @model_validator(mode="after")
     def _keys_are_used(self) -> Self:
         for name in ("check_every", "check_tasks"):
             if self.stop_at is None and getattr(self, name) != type(self).model_fields[name].default:
                 raise ValueError(f"sft.{name} is ignored without sft.stop_at: set that, or remove it")
-        if self.schedule == "constant" and self.min_lr_ratio != 0.1:
-            raise ValueError("sft.min_lr_ratio is ignored with schedule constant: remove it, or use cosine")
         return self
 
 

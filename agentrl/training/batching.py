@@ -25,18 +25,37 @@ class PaddedBatch:
     """Of each sequence."""
 
 
-def micro_batches(lengths: Sequence[int], budget: int) -> list[list[int]]:
-    """Indices of sequences, longest first, in batches of at most `budget` padded tokens.
+def micro_batches(lengths: Sequence[int], budget: int, *, padded: bool = True) -> list[list[int]]:
+    """Indices of sequences, longest first, in batches of at most `budget` tokens.
 
-    A batch ends early where more than half of the next row would be padding. A sequence longer than the budget is a
-    batch of its own. Equal lengths keep their order.
+    Where padding counts, a batch ends early if more than half of the next row would be padding. A sequence longer than
+    the budget is a batch of its own. Equal lengths keep their order.
 
     >>> micro_batches([3, 9, 4, 1], budget=8)
     [[1], [2, 0], [3]]
+    >>> micro_batches([3, 9, 4, 1], budget=8, padded=False)
+    [[1], [2, 0, 3]]
     """
+    order = sorted(range(len(lengths)), key=lambda i: -lengths[i])
+    return _padded(order, lengths, budget) if padded else _filled(order, lengths, budget)
+
+
+def _filled(order: Sequence[int], lengths: Sequence[int], budget: int) -> list[list[int]]:
+    batches: list[list[int]] = []
+    room = 0
+    for index in order:
+        if not batches or lengths[index] > room:
+            batches.append([])
+            room = budget
+        batches[-1].append(index)
+        room -= lengths[index]
+    return batches
+
+
+def _padded(order: Sequence[int], lengths: Sequence[int], budget: int) -> list[list[int]]:
     batches: list[list[int]] = []
     longest = room = 0
-    for index in sorted(range(len(lengths)), key=lambda i: -lengths[i]):
+    for index in order:
         if room == 0 or 2 * lengths[index] < longest:
             batches.append([])
             longest = lengths[index]

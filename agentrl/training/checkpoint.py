@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import re
+import warnings
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from pathlib import Path
@@ -11,27 +12,112 @@ from typing import Any
 
 import torch
 from safetensors import SafetensorError
+from torch.distributed.checkpoint.api import CheckpointException
+from torch.distributed.checkpoint.filesystem import FileSystemReader, FileSystemWriter
+from torch.distributed.checkpoint.state_dict_loader import load
+from torch.distributed.checkpoint.state_dict_saver import save
 from transformers import PreTrainedModel, PreTrainedTokenizerBase
 
 from agentrl.render.images import ImageProcessor
+from agentrl.training.optimizer import PolicyOptimizer
+from agentrl.training.ranks import Ranks
+
+ALONE = "trainer.pt"
+"""The state of a trainer without other ranks, in a checkpoint."""
+SHARED = "trainer"
+"""The folder of one that several ranks have written."""
+_PROGRESS = "progress"
+"""Stands before the names of what is no part of the optimizer."""
 
 _SYSTEM_ERROR = re.compile(r"os error (\d+)")
 
 
 def save_model_folder(
-    model: PreTrainedModel, tokenizer: PreTrainedTokenizerBase, folder: Path, images: ImageProcessor | None = None
+    model: PreTrainedModel,
+    tokenizer: PreTrainedTokenizerBase,
+    folder: Path,
+    images: ImageProcessor | None = None,
+    *,
+    weights: Mapping[str, torch.Tensor] | None = None,
 ) -> None:
     """Write a Hugging Face folder: config, safetensors, tokenizer with its chat template, image processor.
+
+    Args:
+        model: What is written.
+        tokenizer: Its own.
+        folder: Made if needed.
+        images: The image processor of a model that sees.
+        weights: Its tensors, where the model itself holds a part of them only.
 
     Raises:
         OSError: it cannot be written.
     """
     folder.mkdir(parents=True, exist_ok=True)
     with system_errors():
-        model.save_pretrained(folder)
+        model.save_pretrained(folder, state_dict=None if weights is None else _once_on_cpu(model, weights))
         tokenizer.save_pretrained(folder)
         if images is not None:
             images.processor.save_pretrained(folder)
+
+
+def _once_on_cpu(model: PreTrainedModel, weights: Mapping[str, torch.Tensor]) -> dict[str, torch.Tensor]:
+    """Whole tensors; an embedding that is the head under one name only, as loaders expect."""
+    first, every = dict(model.named_parameters()), dict(model.named_parameters(remove_duplicate=False))
+    return {name: weights[name].cpu() for name in weights if name in first or name not in every}
+
+
+def save_trainer(optimizer: PolicyOptimizer, progress: Mapping[str, Any], folder: Path, ranks: Ranks) -> None:
+    """Write the state of a trainer; every rank writes its own part.
+
+    Raises:
+        OSError: it cannot be written.
+    """
+    if not ranks.are_many:
+        save_state({"optimizer": optimizer.state_dict(), **progress}, folder / ALONE)
+        return
+    values = {f"{_PROGRESS}/{name}": torch.as_tensor(value) for name, value in progress.items()}
+    try:
+        save(
+            {**optimizer.named_state(), **values},
+            storage_writer=FileSystemWriter(folder / SHARED),
+            process_group=ranks.control,
+        )
+    except CheckpointException as error:  # on all ranks, with what each of them met
+        for failure, _ in error.failures.values():
+            if isinstance(failure, OSError):
+                raise failure from error
+        raise
+
+
+def load_trainer(optimizer: PolicyOptimizer, progress: Mapping[str, Any], folder: Path, ranks: Ranks) -> dict[str, Any]:
+    """Read what `save_trainer` wrote with any number of ranks into the optimizer.
+
+    Args:
+        optimizer: Restored in place.
+        progress: As it was given to `save_trainer`, with any values.
+        folder: Of the checkpoint.
+        ranks: Read together.
+
+    Returns:
+        The progress, as far as it was saved.
+
+    Raises:
+        UsageError: the state is of another optimizer.
+    """
+    if (folder / ALONE).is_file():
+        state = load_state(folder / ALONE)
+        optimizer.load_state_dict(state["optimizer"])
+        return {name: state[name] for name in progress if name in state}
+    reader = FileSystemReader(folder / SHARED)
+    saved = reader.read_metadata().state_dict_metadata
+    state = optimizer.room_for(name for name in saved if not name.startswith(f"{_PROGRESS}/"))
+    room = {f"{_PROGRESS}/{name}": torch.as_tensor(value).clone() for name, value in progress.items()}
+    values = {name: value for name, value in room.items() if name in saved}
+    with warnings.catch_warnings():
+        warnings.filterwarnings("ignore", "torch.distributed is disabled")  # which is meant, in one process
+        load({**state, **values}, storage_reader=reader, process_group=ranks.control, no_dist=not ranks.are_many)
+    optimizer.load_named_state(state)
+    return {name.removeprefix(f"{_PROGRESS}/"): value for name, value in values.items()}
 
 
 def save_state(state: Mapping[str, Any], path: Path) -> None:

@@ -15,12 +15,15 @@ from transformers import PreTrainedModel
 
 from agentrl.algorithms.loss_input import LossInput, log_ratio
 from agentrl.algorithms.proximal import loglinear
-from agentrl.config.schema import TrainerConfig
 from agentrl.image import ImageReader
 from agentrl.lanes import Lanes
+from agentrl.training.layout import Layout
 from agentrl.training.logprobs import score, score_all
 from agentrl.training.micro_batch_gradients import MicroBatch, add_gradients, cut
 from agentrl.training.objective import Objective
+from agentrl.training.ranks import Ranks
+from agentrl.training.ranks.sharding import reshard
+from agentrl.training.ranks.shares import share_of
 from agentrl.training.step_batch import StepBatch
 from agentrl.training.tally import Tally
 from agentrl.training.token_shares import token_shares
@@ -52,13 +55,15 @@ class GradientPass:
     Args:
         model: The policy.
         objective: The algorithm.
-        config: Sizes of micro-batches and chunks.
+        layout: How sequences go through the model.
         batch: The step.
         values: Of the batch's tokens; `trainer_logp` is filled in by the first update.
         reads: Whether each sequence is read; see `sequences_to_read`.
         temperature: At which the tokens were sampled.
         pad_id: Any id of the vocabulary.
         lanes: Compute the micro-batches.
+        ranks: Share the micro-batches out.
+        every_time: See `add_gradients`.
         reader: Prepares images.
     """
 
@@ -66,7 +71,7 @@ class GradientPass:
         self,
         model: PreTrainedModel,
         objective: Objective,
-        config: TrainerConfig,
+        layout: Layout,
         batch: StepBatch,
         values: TokenValues,
         *,
@@ -74,14 +79,18 @@ class GradientPass:
         temperature: float,
         pad_id: int,
         lanes: Lanes,
+        ranks: Ranks,
+        every_time: bool = False,
         reader: ImageReader | None = None,
     ) -> None:
         self.tally = Tally()
-        self._model, self._objective, self._config = model, objective, config
+        self._computed_tokens = self._read_tokens = 0
+        self._model, self._objective, self._layout = model, objective, layout
         self._batch, self._values, self._reads = batch, values, reads
         self._temperature, self._pad_id = temperature, pad_id
         self._learning = learning_sequences(objective, batch, values.advantage)
-        self._lanes, self._reader = lanes, reader
+        self._lanes, self._ranks, self._reader = lanes, ranks, reader
+        self._every_time = every_time
         self._updates = 0
         self._chosen: torch.Tensor | None = None
 
@@ -90,17 +99,31 @@ class GradientPass:
         index = self._looked_over(part) if self._objective.looks_ahead else self._batch.token_index(part)
         weights = token_shares(self._objective, self._batch.owners, index, self._values.draws).to(self._model.device)
         work = [micro_batch for learns in (True, False) for micro_batch in self._micro_batches(part, learns=learns)]
+        self._computed_tokens += sum(micro_batch.tokens for micro_batch in work)
+        self._read_tokens += sum(len(self._batch.sequences[i]) for micro_batch in work for i in micro_batch.sequences)
+        own = share_of(work, rank=self._ranks.rank, ranks=self._ranks.count)
+        compute = functools.partial(self._loss, weights)
+        found = add_gradients(self._model, self._lanes, own, compute, every_time=self._every_time)
+        reshard(self._model)
+        self._values.trainer_logp.copy_(self._ranks.filled(self._values.trainer_logp))
         total = 0.0
-        for loss, tally in add_gradients(self._model, self._lanes, work, functools.partial(self._loss, weights)):
+        for loss, tally in self._ranks.collect(found):
             total += loss
             self.tally.merge(tally)
         self._updates += 1
         return total
 
+    def means(self) -> dict[str, float]:
+        """Means over tokens under their final names, and the share of tokens that common prefixes saved; padding counts
+        below 0.
+        """
+        return {**self.tally.means(), "train/tokens_saved": 1 - self._computed_tokens / self._read_tokens}
+
     def _micro_batches(self, part: list[int], *, learns: bool) -> list[MicroBatch]:
         members = [i for i in part if self._reads[i] and self._learning[i] == learns]
-        lengths = [len(self._batch.sequences[i]) for i in members]
-        return cut(members, lengths, budget=self._config.tokens_per_micro_batch, learns=learns)
+        sequences = [self._batch.sequences[i] for i in members]
+        workers = self._lanes.count * self._ranks.count
+        return cut(members, sequences, layout=self._layout, workers=workers, learns=learns)
 
     def _looked_over(self, part: list[int]) -> torch.Tensor:
         """The tokens of an update that train, after everything that is decided over all of them: int64 [selected]."""
@@ -123,9 +146,9 @@ class GradientPass:
             [self._batch.sequences[i] for i in part],
             temperature=self._temperature,
             pad_id=self._pad_id,
-            chunk=self._config.logprob_chunk,
-            budget=self._config.tokens_per_micro_batch,
+            layout=self._layout,
             lanes=self._lanes,
+            ranks=self._ranks,
             reader=self._reader,
         ).logp
 
@@ -135,7 +158,7 @@ class GradientPass:
             [self._batch.sequences[i] for i in indices],
             temperature=self._temperature,
             pad_id=self._pad_id,
-            chunk=self._config.logprob_chunk,
+            layout=self._layout,
             entropy_gradient=self._objective.uses_entropy,
             reader=self._reader,
         )

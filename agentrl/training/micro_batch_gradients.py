@@ -10,10 +10,15 @@ import torch
 from transformers import PreTrainedModel
 
 from agentrl.lanes import Lanes
-from agentrl.training.batching import micro_batches
+from agentrl.training.layout import Layout
+from agentrl.training.ranks.sharding import add_up_gradients
+from agentrl.training.sequences import ScoredSequence
 
 BACKWARD_COST = 3
 """A forward and a backward pass, in forward passes."""
+
+ATTENTION_COSTS_AS_MUCH = 16_384
+"""Length of a sequence at which attention costs as much as all the rest: about 12 times the width of a model."""
 
 Extra = TypeVar("Extra")
 
@@ -25,25 +30,43 @@ class MicroBatch:
     sequences: list[int]
     learns: bool
     """Whether it has a gradient."""
+    tokens: int
+    """That go through the model, padding included."""
     cost: int
     """Relative to others."""
+    counts: bool = True
+    """Whether its loss does: one that does not only keeps a rank in step with the others."""
 
 
-def cut(sequences: Sequence[int], lengths: Sequence[int], *, budget: int, learns: bool) -> list[MicroBatch]:
+def cut(
+    numbers: Sequence[int], sequences: Sequence[ScoredSequence], *, layout: Layout, workers: int, learns: bool
+) -> list[MicroBatch]:
     """Micro-batches of some sequences.
 
     Args:
-        sequences: Their numbers.
-        lengths: Tokens of each.
-        budget: Padded tokens of a micro-batch.
+        numbers: Of the sequences.
+        sequences: The sequences.
+        layout: How they go through the model.
+        workers: How many lanes or ranks there are to compute them.
         learns: Whether they have a gradient.
     """
-    return [
-        MicroBatch(
-            [sequences[k] for k in chosen], learns, len(chosen) * lengths[chosen[0]] * (BACKWARD_COST if learns else 1)
-        )
-        for chosen in micro_batches(lengths, budget)
-    ]
+    passes = BACKWARD_COST if learns else 1
+    work = []
+    for chosen in layout.for_workers(sequences, workers).micro_batches(sequences):
+        part = [sequences[k] for k in chosen]
+        tokens = layout.tokens(part)
+        cost = forward_cost(tokens, layout.pairs(part)) * passes
+        work.append(MicroBatch([numbers[k] for k in chosen], learns, tokens, cost))
+    return work
+
+
+def forward_cost(tokens: int, pairs: int) -> int:
+    """Cost of a forward pass, in tokens: attention grows with the pairs of tokens that attend to each other.
+
+    >>> forward_cost(1000, 1000 * 500), forward_cost(16_384, 16_384 * 8192)
+    (1061, 32768)
+    """
+    return tokens + 2 * pairs // ATTENTION_COSTS_AS_MUCH
 
 
 def add_gradients(
@@ -51,20 +74,25 @@ def add_gradients(
     lanes: Lanes,
     work: Sequence[MicroBatch],
     loss: Callable[[list[int]], tuple[torch.Tensor, Extra]],
+    *,
+    every_time: bool = False,
 ) -> list[tuple[float, Extra]]:
     """Add the gradients of all micro-batches to those of the model's parameters.
 
     Args:
         model: Its parameters that require a gradient get one.
         lanes: Compute the micro-batches.
-        work: What to compute.
+        work: What to compute, in this order where there is one lane.
         loss: Of some sequences, and anything else that the caller wants back; called in the lanes' threads.
+        every_time: Add the gradients of a model in shards up over the ranks after every micro-batch, not in the end.
 
     Returns:
-        The losses, with what came with them, in the order of `work`.
+        The losses, with what came with them, in the order of `work`, of what counts.
     """
     parameters = [p for p in model.parameters() if p.requires_grad]
-    shares = share_out([micro_batch.cost for micro_batch in work], lanes.count)
+    costs = [micro_batch.cost for micro_batch in work]
+    shares = [list(range(len(work)))] if lanes.count == 1 else share_out(costs, lanes.count)
+    last = max((index for index, micro_batch in enumerate(work) if micro_batch.learns), default=None)
     alone = len(shares) == 1
 
     def compute(share: list[int]) -> tuple[dict[int, tuple[float, Extra]], list[torch.Tensor | None]]:
@@ -73,7 +101,10 @@ def add_gradients(
         for index in share:
             with torch.set_grad_enabled(work[index].learns):
                 value, extra = loss(work[index].sequences)
+            if not work[index].counts:
+                value = value * 0.0
             if work[index].learns and alone:
+                add_up_gradients(model, over_ranks=every_time or index == last)
                 torch.autograd.backward(value)
             elif work[index].learns:
                 new = torch.autograd.grad(value, parameters, allow_unused=True)
@@ -86,7 +117,7 @@ def add_gradients(
         results.update(found)
         for parameter, gradient in zip(parameters, gradients, strict=True):
             parameter.grad = _sum(parameter.grad, gradient)
-    return [results[index] for index in range(len(work))]
+    return [results[index] for index, micro_batch in enumerate(work) if micro_batch.counts]
 
 
 def share_out(costs: Sequence[int], lanes: int) -> list[list[int]]:

@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
-from typing import Literal
+from typing import Any, Literal
 
 import torch
 from transformers import AutoConfig, AutoModelForCausalLM, AutoModelForImageTextToText, PreTrainedModel
@@ -27,24 +29,54 @@ def load_model(path: str | Path, *, dtype: Literal["float32", "bfloat16"], devic
     Raises:
         UsageError: no such folder or name, not a causal language model, or a device that is not there.
     """
+    with _loading(path):
+        target, config = _device(device), _config(path)
+        model: PreTrainedModel = _kind(config).from_pretrained(
+            path, config=config, dtype=getattr(torch, dtype), attn_implementation="sdpa"
+        )
+    return _prepared(path, model).to(target)
+
+
+def make_model(path: str | Path) -> PreTrainedModel:
+    """The model that `load_model` loads, in float32 and with whatever values its parameters begin with.
+
+    Raises:
+        UsageError: as `load_model`.
+    """
+    with _loading(path):
+        config = _config(path)
+        model: PreTrainedModel = _kind(config).from_config(config, dtype=torch.float32, attn_implementation="sdpa")
+    return _prepared(path, model)
+
+
+@contextmanager
+def _loading(path: str | Path) -> Iterator[None]:
     _check_folder(path)
-    target = _device(device)
     transformers_logging.disable_progress_bar()
     try:
-        config = AutoConfig.from_pretrained(path, attention_dropout=0.0)
-        kind = AutoModelForImageTextToText if config.model_type in MODEL_TYPES else AutoModelForCausalLM
-        model = kind.from_pretrained(path, config=config, dtype=getattr(torch, dtype), attn_implementation="sdpa")
+        yield
     except (OSError, ValueError, KeyError) as error:
         raise UsageError(
             "cannot load the model",
             got=f"{path} ({str(error).strip().splitlines()[0]})",
             expected="a folder with a Hugging Face causal language model, or a name on the hub that can be reached",
         ) from error
+
+
+def _config(path: str | Path) -> Any:
+    return AutoConfig.from_pretrained(path, attention_dropout=0.0)
+
+
+def _kind(config: Any) -> Any:
+    return AutoModelForImageTextToText if config.model_type in MODEL_TYPES else AutoModelForCausalLM
+
+
+def _prepared(path: str | Path, model: PreTrainedModel) -> PreTrainedModel:
     _check_logits(path, model)
     for module in model.modules():
         if isinstance(module, torch.nn.Dropout):
             module.p = 0.0
-    return model.to(target).eval()
+    return model.eval()
 
 
 def _check_folder(path: str | Path) -> None:

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import copy
 import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, Literal
 
@@ -17,6 +17,10 @@ import torch
 from torch import nn
 
 from agentrl.errors import TrainingError, UsageError
+from agentrl.training.ranks.sharding import sharded_like, whole
+
+MASTERS, UPDATES, STEP = "masters", "updates", "step"
+"""Names in a saved state: float32 copies, number of updates, and, of each parameter, torch's own count of them."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -78,14 +82,14 @@ class PolicyOptimizer:
     def update(self) -> Update:
         """Apply the accumulated gradients and clear them; non-finite ones change nothing and are named."""
         gradients = {name: p.grad for name, p in self._parameters.items() if p.grad is not None}
-        norm = float(torch.nn.utils.get_total_norm(list(gradients.values())))
+        norm = float(whole(torch.nn.utils.get_total_norm(list(gradients.values()))))
         learning_rate = self.settings.learning_rate_at(self.updates)
         self.updates += 1
         non_finite: tuple[str, ...] = ()
         if math.isfinite(norm):
             self._apply(learning_rate, scale=min(1.0, self.settings.max_grad_norm / (norm + 1e-6)))
         else:
-            broken = [name for name, grad in gradients.items() if not bool(grad.isfinite().all())]
+            broken = [name for name, grad in gradients.items() if not bool(whole(grad.isfinite().all()))]
             non_finite = tuple(broken or gradients)  # finite gradients whose squares overflow are of no use either
         for parameter in self._parameters.values():
             parameter.grad = None
@@ -111,15 +115,72 @@ class PolicyOptimizer:
         """Moments by optimizer, the float32 copies where there are any, and the number of updates."""
         copies = {name: m for name, m in self._masters.items() if m is not self._parameters[name]}
         moments = {name: optimizer.state_dict() for name, optimizer in self._optimizers.items()}
-        return {**moments, "masters": copies, "updates": self.updates}
+        return {**moments, MASTERS: copies, UPDATES: self.updates}
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
-        """Restore what `state_dict` gave; the tensors are copied.
+        """Restore what `state_dict` gave; the tensors are copied, and sharded as the model is.
 
         Raises:
             UsageError: the state is of another optimizer.
         """
-        saved = sorted(name for name in state if name not in ("masters", "updates"))
+        self._check_optimizers(name for name in state if name not in (MASTERS, UPDATES))
+        for name, optimizer in self._optimizers.items():
+            optimizer.load_state_dict(copy.deepcopy(state[name]))
+            for master, moments in optimizer.state.items():
+                optimizer.state[master] = {k: _beside(moment, master) for k, moment in moments.items()}
+        with torch.no_grad():
+            for name, master in state[MASTERS].items():
+                self._masters[name].copy_(sharded_like(master, self._masters[name]))
+        self.updates = state[UPDATES]
+
+    def named_state(self) -> dict[str, torch.Tensor]:
+        """The same as tensors by name, which is what ranks write: ``adamw/NAME/exp_avg``, ``masters/NAME``.
+
+        A model in bfloat16 is written as its float32 copies, whether it computes from copies or from shards.
+        """
+        names = {id(master): name for name, master in self._masters.items()}
+        state = {
+            f"{kind}/{names[id(master)]}/{key}": moment
+            for kind, optimizer in self._optimizers.items()
+            for master, moments in optimizer.state.items()
+            for key, moment in moments.items()
+        }
+        masters = {f"{MASTERS}/{name}": master.detach() for name, master in self._masters.items()}
+        return {**state, **masters, UPDATES: torch.tensor(self.updates)}
+
+    def room_for(self, names: Iterable[str]) -> dict[str, torch.Tensor]:
+        """Tensors into which a state of these names can be read.
+
+        Raises:
+            UsageError: it is the state of another optimizer.
+        """
+        state: dict[str, torch.Tensor] = {}
+        for name in names:
+            kind, _, rest = name.partition("/")
+            parameter, _, key = rest.rpartition("/") if kind in self._optimizers else (rest, "", "")
+            like = self._masters.get(parameter)
+            is_scalar = name == UPDATES or key == STEP
+            if like is None and not is_scalar:
+                raise UsageError("the checkpoint is of another model or optimizer", got=f"a state of {name}")
+            state[name] = torch.tensor(0.0 if key else 0) if like is None or is_scalar else torch.zeros_like(like)
+        if kinds := {name.partition("/")[0] for name in state} - {MASTERS, UPDATES}:
+            self._check_optimizers(kinds)
+        return state
+
+    def load_named_state(self, state: Mapping[str, torch.Tensor]) -> None:
+        """Take what `room_for` made, filled."""
+        self.updates = int(state[UPDATES])
+        for kind, optimizer in self._optimizers.items():
+            for name, master in self._masters.items():
+                prefix = f"{kind}/{name}/"
+                if moments := {k.removeprefix(prefix): v for k, v in state.items() if k.startswith(prefix)}:
+                    optimizer.state[master] = moments
+        with torch.no_grad():
+            for name, master in self._masters.items():
+                master.copy_(state[f"{MASTERS}/{name}"])
+
+    def _check_optimizers(self, names: Iterable[str]) -> None:
+        saved = sorted(names)
         if saved != sorted(self._optimizers):
             raise UsageError(
                 "the checkpoint is of another optimizer",
@@ -127,12 +188,10 @@ class PolicyOptimizer:
                 expected=f"of {', '.join(sorted(self._optimizers))}",
                 hint="set trainer.optimizer as the run had it",
             )
-        for name, optimizer in self._optimizers.items():
-            optimizer.load_state_dict(copy.deepcopy(state[name]))
-        with torch.no_grad():
-            for name, master in state["masters"].items():
-                self._masters[name].copy_(master)
-        self.updates = state["updates"]
+
+
+def _beside(moment: torch.Tensor, master: torch.Tensor) -> torch.Tensor:
+    return sharded_like(moment, master) if moment.shape == master.shape else moment
 
 
 def _optimizers(

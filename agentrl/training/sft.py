@@ -16,6 +16,7 @@ from agentrl.errors import TrainingError
 from agentrl.image import ImageReader
 from agentrl.lanes import Lanes, check_lanes
 from agentrl.training.gradient_mode import gradients_recomputed
+from agentrl.training.layout import Layout, choose_layout
 from agentrl.training.logprobs import score
 from agentrl.training.micro_batch_gradients import add_gradients, cut
 from agentrl.training.optimizer import OptimizerSettings, PolicyOptimizer, Update
@@ -98,12 +99,12 @@ def train_supervised(
     batches = list(_batches(lessons, settings, seed))
     optimizer = PolicyOptimizer(model, _optimizer_settings(settings, trainer, updates=len(batches)))
     check_lanes("trainer.lanes", trainer.lanes, model)
-    lanes = Lanes(trainer.lanes)
+    lanes, layout = Lanes(trainer.lanes), choose_layout(model, trainer)
     started, tokens, latest = time.perf_counter(), 0, None
     for number, batch in enumerate(batches, start=1):
         observation_weight = settings.observation_weight * (1 - (number - 1) / len(batches))
         with gradients_recomputed(model, enabled=trainer.gradient_checkpointing):
-            loss = _backward(model, lanes, batch, trainer, pad_id, observation_weight, reader)
+            loss = _backward(model, lanes, batch, layout, pad_id, observation_weight, reader)
         tokens += sum(len(sequence) for sequence in batch)
         latest = _report(optimizer.update(), number, len(batches), loss, tokens, started)
         progress(latest)
@@ -156,7 +157,7 @@ def _backward(
     model: PreTrainedModel,
     lanes: Lanes,
     batch: list[Lesson],
-    trainer: TrainerConfig,
+    layout: Layout,
     pad_id: int,
     observation_weight: float,
     reader: ImageReader | None,
@@ -165,14 +166,13 @@ def _backward(
 
     def loss(indices: list[int]) -> tuple[torch.Tensor, None]:
         part = [batch[i] for i in indices]
-        scored = [lesson.scored for lesson in part]
-        scores = score(model, scored, temperature=1.0, pad_id=pad_id, chunk=trainer.logprob_chunk, reader=reader)
+        own = [lesson.scored for lesson in part]
+        scores = score(model, own, temperature=1.0, pad_id=pad_id, layout=layout, reader=reader)
         weights = torch.cat([lesson.weights(observation_weight) for lesson in part]).to(scores.logp.device)
         return -(weights * scores.logp).sum() / weight, None
 
-    lengths = [len(sequence) for sequence in batch]
-    budget = min(trainer.tokens_per_micro_batch, math.ceil(sum(lengths) / lanes.count))
-    work = cut(range(len(batch)), lengths, budget=budget, learns=True)
+    scored = [lesson.scored for lesson in batch]
+    work = cut(range(len(batch)), scored, layout=layout, workers=lanes.count, learns=True)
     total = sum(value for value, _ in add_gradients(model, lanes, work, loss))
     if not math.isfinite(total):
         raise TrainingError("the warm start's loss is not finite", got=total, hint="try a smaller sft.learning_rate")
@@ -198,7 +198,6 @@ def _optimizer_settings(settings: SFTConfig, trainer: TrainerConfig, *, updates:
         total_updates=updates,
         warmup_updates=settings.warmup_steps,
         schedule=settings.schedule,
-        min_lr_ratio=settings.min_lr_ratio,
         optimizer=trainer.optimizer,
         betas=trainer.betas,
         weight_decay=trainer.weight_decay,

@@ -1,4 +1,4 @@
-"""The trainer of one machine: trajectories in, new weights out.
+"""The trainer: trajectories in, new weights out.
 
 One step, in order:
 
@@ -13,6 +13,9 @@ One step, in order:
 
 pi_old is the policy at the start of the step. Until the first update the policy *is* pi_old, so the first mini-batch
 takes it from its own forward pass; the others are scored before that update.
+
+With several ranks (`agentrl.training.ranks`), each has a trainer of its own, and what rank 0 is asked for all of them
+do: they agree on the batch, the advantages and the micro-batches, and each computes its share of these.
 """
 
 from __future__ import annotations
@@ -21,7 +24,8 @@ import copy
 import dataclasses
 import math
 import time
-from collections.abc import Sequence
+from collections.abc import Callable, Mapping, Sequence
+from pathlib import Path
 from typing import Any
 
 import torch
@@ -31,12 +35,16 @@ from agentrl.algorithms.mismatch import mismatch
 from agentrl.config.schema import AlgorithmConfig, TrainerConfig
 from agentrl.image import ImageReader
 from agentrl.lanes import Lanes, check_lanes
+from agentrl.training.checkpoint import load_trainer, save_trainer
 from agentrl.training.gradient_mode import gradients_recomputed
 from agentrl.training.gradient_pass import GradientPass, TokenValues, sequences_to_read
-from agentrl.training.logprobs import TokenScores, score_all
+from agentrl.training.head_scores import TokenScores
+from agentrl.training.layout import Layout, choose_layout
+from agentrl.training.logprobs import score_all
 from agentrl.training.mini_batches import mini_batches
 from agentrl.training.objective import Objective
 from agentrl.training.optimizer import OptimizerSettings, PolicyOptimizer
+from agentrl.training.ranks import Ranks
 from agentrl.training.rewards import RewardShaping
 from agentrl.training.selection import select
 from agentrl.training.sequences import ScoredSequence, scored_sequence
@@ -62,6 +70,7 @@ class Trainer:
             where the algorithm has a KL, or a loss that compares with it. It is not part of `state_dict`: a resumed run
             hands in the same reference.
         reader: Prepares images; needed where trajectories hold any.
+        ranks: Train together; a model and a reference that several ranks share are in shards.
 
     Raises:
         ConfigError: the algorithm's options do not fit its functions.
@@ -78,8 +87,10 @@ class Trainer:
         max_tokens: int,
         reference: PreTrainedModel | None = None,
         reader: ImageReader | None = None,
+        ranks: Ranks | None = None,
     ) -> None:
         self.model = model
+        self.ranks = ranks or Ranks()
         self.steps = 0
         self._config, self._reader = config, reader
         self._objective = Objective(algorithm)
@@ -87,8 +98,11 @@ class Trainer:
         self._optimizer = PolicyOptimizer(model, _optimizer_settings(config))
         check_lanes("trainer.lanes", config.lanes, model)
         self._lanes = Lanes(config.lanes)
+        self._layout = self._reference_layout = choose_layout(model, config, self.ranks)
         self._generator = torch.Generator().manual_seed(seed)
         self._reference = (reference or _frozen(model)) if self._objective.uses_reference else None
+        if reference is not None and self._reference is not None:
+            self._reference_layout = choose_layout(reference, config, self.ranks)
 
     @property
     def least_members(self) -> int:
@@ -104,8 +118,12 @@ class Trainer:
             pad_id: Any id of the vocabulary.
 
         Raises:
-            TrainingError: a reward or an advantage is not finite, or no trajectory can train.
+            TrainingError: a reward or an advantage is not finite, no trajectory can train, or a rank was lost.
         """
+        with self.ranks.led("step", trajectories, temperature, pad_id):
+            return self._step(trajectories, temperature, pad_id)
+
+    def _step(self, trajectories: Sequence[Trajectory], temperature: float, pad_id: int) -> StepReport:
         started = time.perf_counter()
         selection = select(trajectories, compare_groups=self._objective.compares_groups)
         batch = step_batch(selection.trajectories, self._shaping)
@@ -118,13 +136,15 @@ class Trainer:
         gradient = GradientPass(
             self.model,
             self._objective,
-            self._config,
+            self._layout,
             batch,
             tokens,
             reads=reads,
             temperature=temperature,
             pad_id=pad_id,
             lanes=self._lanes,
+            ranks=self.ranks,
+            every_time=self._config.fsdp.reduce,
             reader=self._reader,
         )
         updates, losses = [], []
@@ -139,7 +159,7 @@ class Trainer:
             batch=batch,
             updates=updates,
             losses=losses,
-            means=gradient.tally.means(),
+            means=gradient.means(),
             advantage_abs_mean=float(tokens.advantage.abs().mean()),
             distance=mismatch(tokens.trainer_logp[read], tokens.behaviour_logp[read]),
             reads=reads,
@@ -153,31 +173,78 @@ class Trainer:
 
         A fork's list holds its own tokens only; each sequence has one or more.
         """
+        with self.ranks.led("compute_logprobs", sequences, temperature, pad_id):
+            return self._compute_logprobs(sequences, temperature, pad_id)
+
+    def _compute_logprobs(
+        self, sequences: Sequence[TokenSequence], temperature: float, pad_id: int
+    ) -> list[torch.Tensor]:
         scored = [scored_sequence(s.token_ids, s.loss_mask, s.images) for s in sequences]
-        flat = self._score(self.model, scored, temperature, pad_id)
+        flat = self._score(self.model, self._layout, scored, temperature, pad_id)
         return list(torch.split(flat.logp, [sequence.targets.numel() for sequence in scored]))
 
+    def calls(self) -> Mapping[str, Callable[..., object]]:
+        """What rank 0 asks of the trainers of other ranks, by name."""
+        return {
+            "step": self._step,
+            "compute_logprobs": self._compute_logprobs,
+            "save": self._save,
+            "load": self._load,
+        }
+
+    def save(self, folder: Path) -> None:
+        """Write, into an existing folder, what a resumed run needs beside the weights to go on bit for bit.
+
+        Raises:
+            OSError: it cannot be written.
+            TrainingError: a rank was lost.
+        """
+        with self.ranks.led("save", folder):
+            self._save(folder)
+
+    def _save(self, folder: Path) -> None:
+        save_trainer(self._optimizer, self._progress(), folder, self.ranks)
+
+    def load(self, folder: Path) -> None:
+        """Restore what `save` wrote with any number of ranks, after the weights were loaded.
+
+        Raises:
+            UsageError: the state is of another optimizer.
+            TrainingError: a rank was lost.
+        """
+        with self.ranks.led("load", folder):
+            self._load(folder)
+
+    def _load(self, folder: Path) -> None:
+        self._restore_progress(load_trainer(self._optimizer, self._progress(), folder, self.ranks))
+
+    def _progress(self) -> dict[str, Any]:
+        kl = self._shaping.kl
+        coefficient = {} if kl is None else {"reward_kl_coef": torch.tensor(kl.coef, dtype=torch.float64)}
+        return {"generator": self._generator.get_state(), "steps": self.steps, **coefficient}
+
+    def _restore_progress(self, progress: Mapping[str, Any]) -> None:
+        self._generator.set_state(progress["generator"])
+        self.steps = int(progress["steps"])
+        if self._shaping.kl is not None:
+            self._shaping.kl.coef = float(progress.get("reward_kl_coef", self._shaping.kl.coef))
+
     def state_dict(self) -> dict[str, Any]:
-        """Everything that a resumed run needs to go on bit for bit: weights, optimizer, schedule, generator.
+        """Everything that a trainer without other ranks needs to go on: weights, optimizer, schedule, generator.
 
         Tensors are the live ones, not copies: save them before the next step.
         """
         return {
             "model": self.model.state_dict(),
             "optimizer": self._optimizer.state_dict(),
-            "generator": self._generator.get_state(),
-            "steps": self.steps,
-            **({} if self._shaping.kl is None else {"reward_kl_coef": self._shaping.kl.coef}),
+            **self._progress(),
         }
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
         """Restore what `state_dict` gave; the model's tensors are overwritten in place."""
         self.model.load_state_dict(state["model"])
         self._optimizer.load_state_dict(state["optimizer"])
-        self._generator.set_state(state["generator"])
-        self.steps = state["steps"]
-        if self._shaping.kl is not None:
-            self._shaping.kl.coef = state.get("reward_kl_coef", self._shaping.kl.coef)
+        self._restore_progress(state)
 
     def _parts(self, batch: StepBatch) -> list[list[int]]:
         """The sequences of every update of the step."""
@@ -187,7 +254,7 @@ class Trainer:
     def _reference_logp(self, batch: StepBatch, temperature: float, pad_id: int) -> torch.Tensor | None:
         if self._reference is None:
             return None
-        return self._score(self._reference, batch.sequences, temperature, pad_id).logp
+        return self._score(self._reference, self._reference_layout, batch.sequences, temperature, pad_id).logp
 
     def _with_reward_kl(self, batch: StepBatch, reference_logp: torch.Tensor | None) -> StepBatch:
         """The batch with KL to the reference in its rewards, if the algorithm wants that."""
@@ -214,7 +281,8 @@ class Trainer:
         trainer_logp = torch.full((batch.tokens,), math.nan, device=device)
         entropy = torch.full_like(trainer_logp, math.nan) if self._objective.looks_ahead else None
         if needed := self._scored_before(batch, reads, first):
-            scores = self._score(self.model, [batch.sequences[i] for i in needed], temperature, pad_id)
+            sequences = [batch.sequences[i] for i in needed]
+            scores = self._score(self.model, self._layout, sequences, temperature, pad_id)
             where = batch.token_index(needed).to(device)
             trainer_logp[where] = scores.logp
             if entropy is not None:
@@ -245,16 +313,21 @@ class Trainer:
         return torch.bincount(self._shaping.resample(returns, self.steps), minlength=returns.numel())
 
     def _score(
-        self, model: PreTrainedModel, sequences: Sequence[ScoredSequence], temperature: float, pad_id: int
+        self,
+        model: PreTrainedModel,
+        layout: Layout,
+        sequences: Sequence[ScoredSequence],
+        temperature: float,
+        pad_id: int,
     ) -> TokenScores:
         return score_all(
             model,
             sequences,
             temperature=temperature,
             pad_id=pad_id,
-            chunk=self._config.logprob_chunk,
-            budget=self._config.tokens_per_micro_batch,
+            layout=layout,
             lanes=self._lanes,
+            ranks=self.ranks,
             reader=self._reader,
         )
 

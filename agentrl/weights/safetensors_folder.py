@@ -20,17 +20,26 @@ def write_tensors(weights: Mapping[str, Tensor], folder: Path, *, shard_bytes: i
     Tensors that share memory (the embedding and the output head of a tied model) are written under each name: a server
     that keeps two copies needs both.
     """
-    shards = list(_shards(weights, shard_bytes))
-    names = [f"model-{number:05d}-of-{len(shards):05d}.safetensors" for number in range(1, len(shards) + 1)]
-    if len(shards) == 1:
+    total = 0
+    written: list[list[str]] = []
+    for shard in _shards(weights, shard_bytes):  # one at a time: tensors may be gathered as they are read
+        save_file(_separate(shard), folder / _unnumbered(len(written)), metadata={"format": "pt"})
+        written.append(list(shard))
+        total += sum(tensor.nbytes for tensor in shard.values())
+    names = [f"model-{number:05d}-of-{len(written):05d}.safetensors" for number in range(1, len(written) + 1)]
+    if len(written) == 1:
         names = ["model.safetensors"]
-    for name, shard in zip(names, shards, strict=True):
-        save_file(_separate(shard), folder / name, metadata={"format": "pt"})
-    total = sum(tensor.nbytes for tensor in weights.values())
-    if len(shards) > 1:
-        places = {tensor: name for name, shard in zip(names, shards, strict=True) for tensor in shard}
+    for number, name in enumerate(names):
+        (folder / _unnumbered(number)).rename(folder / name)
+    if len(written) > 1:
+        places = {tensor: name for name, tensors in zip(names, written, strict=True) for tensor in tensors}
         (folder / INDEX).write_text(json.dumps({"metadata": {"total_size": total}, "weight_map": places}))
     return total
+
+
+def _unnumbered(number: int) -> str:
+    """A file's name while nobody knows how many there will be."""
+    return f"shard-{number:05d}.partial"
 
 
 def _shards(weights: Mapping[str, Tensor], most: int) -> Iterator[dict[str, Tensor]]:

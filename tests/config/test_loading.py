@@ -113,6 +113,10 @@ def test_a_mistake_is_named_with_its_place(config_file, text, overrides, message
         (["engine.lanes=9"], "engine.lanes is 9 with 64 engine.slots: a lane needs 8 of them, so at most 8 lanes"),
         (["agent.tools=[a, b, a]"], "agent.tools names a more than once"),
         (["trainer.min_lr_ratio=0.5"], "min_lr_ratio is ignored with schedule constant"),
+        (["trainer.processes=2", "trainer.lanes=2"], "are threads of one process"),
+        (["trainer.processes=3", "trainer.fsdp={replicas: 2}"], "must divide trainer.processes"),
+        (["trainer.processes=2", "trainer.optimizer=muon"], "muon needs whole matrices"),
+        (["trainer.fsdp={shards: 2}"], "unknown key trainer.fsdp.shards; known keys here: replicas, reshard"),
         (["trainer.mini_batches=1000"], "exceeds the 128 episodes of a step"),
         (["agent.max_tokens=100"], "an answer could never fit"),
     ],
@@ -268,6 +272,13 @@ def test_plain_data_makes_a_config():
     assert config_from({"environment": "a/test", "engine": "local"}) == Config(
         environment={"name": "a", "split": "test"}
     )
+
+
+def test_the_saved_config_of_an_older_run_can_be_read_where_it_held_defaults():
+    old = {"environment": "a", "trainer": {"logprob_chunk": 2048}, "sft": {"min_lr_ratio": 0.1}}
+    assert config_from(old) == config_from({"environment": "a"})
+    with pytest.raises(ConfigError, match=r"unknown key trainer\.logprob_chunk"):
+        config_from({**old, "trainer": {"logprob_chunk": 64}})
 
 
 def test_there_are_fewer_than_150_keys():

@@ -42,6 +42,15 @@ def make_trajectory():
 
 @pytest.fixture
 def trajectories():
+    return build_trajectories()
+
+
+@pytest.fixture(scope="module")
+def module_trajectories():
+    return build_trajectories()
+
+
+def build_trajectories():
     """Three groups of 3, 2 and 2: unequal lengths, observations in between, one trajectory in two sequences, a fork."""
     rng = random.Random(3)
     sizes = {"a": 3, "b": 2, "c": 2}

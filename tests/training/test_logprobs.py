@@ -8,8 +8,12 @@ from agentrl.algorithms.entropy import entropy
 from agentrl.errors import LedgerError
 from agentrl.lanes import Lanes
 from agentrl.training.batching import micro_batches, pad
+from agentrl.training.layout import PADDED, Layout
 from agentrl.training.logprobs import score, score_all
 from agentrl.training.sequences import scored_sequence
+from agentrl.training.tree_attention import ATTENTION
+
+PACKED = Layout(packed=True)
 
 IDS = [np.array([5, 6, 7, 8, 9, 10, 11]), np.array([3, 4, 5]), np.array([9, 9, 8, 7, 6, 5, 4, 3, 2, 12, 13])]
 MASKS = [np.array([0, 0, 1, 1, 0, 1, 0]), np.array([0, 1, 1]), np.array([0, 0, 0, 1, 0, 0, 0, 1, 1, 0, 0])]
@@ -30,11 +34,12 @@ def reference(model, temperature):
     return torch.cat(logps), torch.cat(entropies)
 
 
-@pytest.mark.parametrize("chunk", [1, 3, 1000])
+@pytest.mark.parametrize("layout", [PADDED, PACKED], ids=["padded", "packed"])
 @pytest.mark.parametrize("temperature", [1.0, 0.6])
-def test_values_and_gradients(model, chunk, temperature):
+def test_values_and_gradients(model, layout, temperature):
+    model.config._attn_implementation = ATTENTION
     weights = torch.linspace(-1, 2, 8)
-    found = score(model, sequences(), temperature=temperature, pad_id=0, chunk=chunk, entropy_gradient=True)
+    found = score(model, sequences(), temperature=temperature, pad_id=0, layout=layout, entropy_gradient=True)
     parameters = list(model.parameters())
     gradients = torch.autograd.grad((weights * found.logp + found.entropy).sum(), parameters)
     logp, entropies = reference(model, temperature)
@@ -47,31 +52,32 @@ def test_values_and_gradients(model, chunk, temperature):
 
 def test_temperature_zero_counts_as_one(model):
     with torch.no_grad():
-        zero, one = (score(model, sequences(), temperature=t, pad_id=0, chunk=9).logp for t in (0.0, 1.0))
+        zero, one = (score(model, sequences(), temperature=t, pad_id=0).logp for t in (0.0, 1.0))
     assert torch.equal(zero, one)
 
 
 def test_entropy_is_a_measurement_unless_asked(model):
-    assert not score(model, sequences(), temperature=1.0, pad_id=0, chunk=9).entropy.requires_grad
+    assert not score(model, sequences(), temperature=1.0, pad_id=0).entropy.requires_grad
 
 
 def test_padding_does_not_matter(model):
     with torch.no_grad():
-        first, second = (score(model, sequences(), temperature=1.0, pad_id=p, chunk=9).logp for p in (0, 17))
+        first, second = (score(model, sequences(), temperature=1.0, pad_id=p).logp for p in (0, 17))
     assert torch.equal(first, second)
 
 
 @pytest.mark.parametrize("lanes", [1, 2])
 @pytest.mark.parametrize("budget", [1, 7, 22, 1000])
 def test_score_all_keeps_the_order(model, budget, lanes):
-    found = score_all(model, sequences(), temperature=1.0, pad_id=0, chunk=4, budget=budget, lanes=Lanes(lanes))
+    layout = Layout(budget=budget)
+    found = score_all(model, sequences(), temperature=1.0, pad_id=0, layout=layout, lanes=Lanes(lanes))
     for scores, wanted in zip((found.logp, found.entropy), reference(model, 1.0), strict=True):
         torch.testing.assert_close(scores, wanted.detach(), atol=1e-6, rtol=1e-5)
 
 
 def test_bias_of_the_head(model):
     model.lm_head.bias = torch.nn.Parameter(torch.linspace(-1, 1, 40))
-    found = score(model, sequences(), temperature=1.0, pad_id=0, chunk=3).logp
+    found = score(model, sequences(), temperature=1.0, pad_id=0).logp
     torch.testing.assert_close(found, reference(model, 1.0)[0], atol=1e-6, rtol=1e-5)
 
 

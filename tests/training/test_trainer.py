@@ -13,7 +13,7 @@ from agentrl.errors import ConfigError, Outcome, TrainingError, UnknownNameError
 from agentrl.registry import Kind, lookup, names
 from agentrl.training.objective_checks import PROVIDED
 from agentrl.training.trainer import Trainer
-from agentrl.trajectory import TokenSequence
+from agentrl.trajectory import Source, TokenSequence, Turn
 
 AGGREGATIONS = [
     "token-mean",
@@ -131,7 +131,7 @@ def test_micro_batches_and_order_change_nothing(model, trajectories, aggregation
     report, expected = gradient_of_step(model, trajectories, config, reference=scaled(model))
     for budget, order in ((10_000, reversed(trajectories)), (120, trajectories), (1, trajectories)):
         other, found = gradient_of_step(
-            model, list(order), config, reference=scaled(model), tokens_per_micro_batch=budget, logprob_chunk=3
+            model, list(order), config, reference=scaled(model), tokens_per_micro_batch=budget
         )
         assert_same_gradient(found, expected)
         assert other.metrics["train/loss"] == pytest.approx(report.metrics["train/loss"], abs=1e-6)
@@ -403,3 +403,33 @@ def test_resume_is_exact(model, trajectories, tmp_path):
 
 def _without_time(metrics):
     return {name: value for name, value in metrics.items() if name not in ("train/seconds", "train/tokens_per_s")}
+
+
+@pytest.mark.parametrize(("budget", "checkpointing"), [(10_000, False), (10_000, True), (45, False)])
+def test_shared_prefixes_change_no_gradient(model, make_trajectory, monkeypatch, budget, checkpointing):
+    """The members of a group have sampled the same until some of them stopped; one of them has a branch."""
+    monkeypatch.setattr("agentrl.training.layout.FEWEST_SHARED", 2)
+    trajectories = [
+        make_trajectory(random.Random(group), group, member, turns=member + 1, reward=float(member))
+        for group in ("a", "b")
+        for member in range(3)
+    ]
+    branch = trajectories[2].sequences[0].fork(trajectories[2].turns[0].end)
+    branch.extend([3, 4], Source.OBSERVATION)
+    branch.extend_sampled([5, 6], logprobs=[-1.0, -2.0], versions=[0, 0])
+    branch.turns.append(Turn(index=3, start=len(branch) - 2, end=len(branch)))
+    trajectories[2].sequences.append(branch)
+    config = algorithm(entropy_coef=0.1)
+    alone, expected = gradient_of_step(model, trajectories, config, tokens_per_micro_batch=1)
+    report, found = gradient_of_step(
+        model,
+        trajectories,
+        config,
+        tokens_per_micro_batch=budget,
+        share_prefixes=True,
+        gradient_checkpointing=checkpointing,
+    )
+    assert_same_gradient(found, expected)
+    assert report.metrics["train/loss"] == pytest.approx(alone.metrics["train/loss"], abs=1e-6)
+    assert report.metrics["train/tokens_saved"] > 0.2
+    assert alone.metrics["train/tokens_saved"] == 0

@@ -1,0 +1,75 @@
+"""Ranks 1, 2, … of a trainer: they do what rank 0 says until it says that this was all, or is gone.
+
+    python -m agentrl.assembly.rank
+
+is how a run with ``trainer.processes`` starts them; under torchrun every process runs the same command line, and those
+that are not rank 0 come here.
+"""
+
+from __future__ import annotations
+
+import os
+import sys
+import threading
+from collections.abc import Callable, Mapping
+from typing import Any
+
+from agentrl.assembly.models import load_images
+from agentrl.assembly.trainers import BUILD, build_trainer
+from agentrl.config.schema import Config
+from agentrl.training.ranks import Ranks, join
+from agentrl.training.ranks.group import leave
+from agentrl.training.ranks.processes import launched_ranks, meet_starter
+
+
+def follows_launcher() -> bool:
+    """Whether torchrun has started this process as another rank than 0."""
+    return launched_ranks() > 1 and int(os.environ["RANK"]) > 0
+
+
+def follow_launcher() -> None:
+    """Be that rank, to its end."""
+    serve(join(None, rank=int(os.environ["RANK"]), count=launched_ranks()))
+    leave()
+
+
+def serve(ranks: Ranks) -> None:
+    """Do what rank 0 says; an error ends this rank, and with it the run: rank 0 tells its own, or this one's."""
+    calls: Mapping[str, Callable[..., object]] = {}
+    while (call := ranks.receive()) is not None:
+        if call.name == BUILD:
+            calls = {}  # what was built before is gone before there is more
+            calls = _build(ranks, *call.arguments)
+        else:
+            calls[call.name](*call.arguments)
+
+
+def _build(
+    ranks: Ranks, config: Mapping[str, Any], model_path: str, reference_path: str | None
+) -> Mapping[str, Callable[..., object]]:
+    parts = build_trainer(
+        Config.model_validate(config),
+        model_path=model_path,
+        reference_path=reference_path,
+        reader=load_images(model_path),
+        ranks=ranks,
+    )
+    return parts.calls()
+
+
+def main() -> None:
+    """A rank that `agentrl.training.ranks.processes` has started."""
+    threading.Thread(target=_end_with_standard_input, name="end", daemon=True).start()
+    serve(meet_starter())
+    leave()
+
+
+def _end_with_standard_input() -> None:
+    """Whoever has started this process holds the other end, however it ends."""
+    while os.read(sys.stdin.fileno(), 1):
+        pass
+    os._exit(1)
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,147 @@
+"""Log-probabilities and entropies behind the output head, whose logits exist for a chunk of tokens only.
+
+With logits z = (W h + b) / temperature, p = softmax(z) and H = -sum(p log p), for a token t:
+
+    d log p_t / dz = onehot(t) - p          d H / dz = -p (log p + H)
+
+The forward pass keeps log(sum(exp(z))) and H of each token; the backward pass computes each chunk's logits once more
+and adds up what they give. Where everything fits into one chunk, its probabilities are kept instead.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from torch import Tensor
+from torch.nn import functional
+
+LOGIT_BYTES = 4
+"""Of one logit while log-probabilities are computed: float32."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class TokenScores:
+    """What the policy says about wanted tokens; float32 [targets] each."""
+
+    logp: Tensor
+    """log_softmax(logits / temperature) at the token."""
+    entropy: Tensor
+    """Entropy of that distribution, in nats."""
+
+
+def chunk_tokens(vocabulary: int, megabytes: int) -> int:
+    """Tokens whose logits fit into a budget; at least one.
+
+    >>> chunk_tokens(150_000, 64)
+    111
+    """
+    return max(1, (megabytes << 20) // (vocabulary * LOGIT_BYTES))
+
+
+def head_scores(
+    hidden: Tensor,
+    weight: Tensor,
+    bias: Tensor | None,
+    targets: Tensor,
+    *,
+    temperature: float,
+    chunk: int,
+    entropy_gradient: bool = False,
+) -> TokenScores:
+    """Scores of `targets`.
+
+    Args:
+        hidden: Last hidden states, [n, width].
+        weight: The head's, [vocabulary, width].
+        bias: [vocabulary], if the head has one.
+        targets: int64 [n].
+        temperature: Divides the logits.
+        chunk: Tokens whose logits exist at once.
+        entropy_gradient: Let gradients flow through the entropy too; without, it is a measurement only.
+    """
+    function: Any = _HeadScores
+    logp, entropy = function.apply(hidden, weight, bias, targets, temperature, chunk, entropy_gradient)
+    return TokenScores(logp=logp, entropy=entropy)
+
+
+class _HeadScores(torch.autograd.Function):
+    @staticmethod
+    def forward(
+        ctx: Any,
+        hidden: Tensor,
+        weight: Tensor,
+        bias: Tensor | None,
+        targets: Tensor,
+        temperature: float,
+        chunk: int,
+        entropy_gradient: bool,
+    ) -> tuple[Tensor, Tensor]:
+        logp, entropy, total = (hidden.new_empty(len(targets), dtype=torch.float32) for _ in range(3))
+        keeps = len(targets) <= chunk and any(ctx.needs_input_grad)
+        kept = None
+        for first in range(0, len(targets), chunk):
+            part = slice(first, first + chunk)
+            logits = _logits(hidden[part], weight, bias, temperature)
+            most = logits.amax(-1, keepdim=True)
+            at_target = logits.gather(-1, targets[part, None])
+            exponentials = logits.sub_(most).exp()
+            sums = exponentials.sum(-1, keepdim=True)
+            total[part] = (most + sums.log()).squeeze(-1)
+            logp[part] = at_target.squeeze(-1) - total[part]
+            entropy[part] = (sums.log() - _dot(exponentials, logits) / sums).squeeze(-1)
+            kept = exponentials.div_(sums) if keeps else None
+            del logits, exponentials
+        ctx.save_for_backward(hidden, weight, bias, targets, total, entropy, kept)
+        ctx.temperature, ctx.chunk, ctx.entropy_gradient = temperature, chunk, entropy_gradient
+        if not entropy_gradient:
+            ctx.mark_non_differentiable(entropy)
+        return logp, entropy
+
+    @staticmethod
+    def backward(
+        ctx: Any, logp_gradient: Tensor, entropy_gradient: Tensor
+    ) -> tuple[Tensor | None, Tensor | None, Tensor | None, None, None, None, None]:
+        hidden, weight, bias, targets, total, entropy, kept = ctx.saved_tensors
+        by_hidden, by_weight, by_bias = (
+            torch.zeros_like(tensor) if needed else None
+            for tensor, needed in zip((hidden, weight, bias), ctx.needs_input_grad, strict=False)
+        )
+        for first in range(0, len(targets), ctx.chunk):
+            part = slice(first, first + ctx.chunk)
+            if kept is None:
+                probabilities = _logits(hidden[part], weight, bias, ctx.temperature).sub_(total[part, None]).exp_()
+            else:
+                probabilities = kept
+            by_entropy = entropy_gradient[part] if ctx.entropy_gradient else None
+            by_logits = _by_logits(probabilities, targets[part], logp_gradient[part], by_entropy, entropy[part])
+            by_logits = by_logits.div_(ctx.temperature).to(weight.dtype)
+            if by_hidden is not None:
+                torch.mm(by_logits, weight, out=by_hidden[part])
+            if by_weight is not None:
+                by_weight.addmm_(by_logits.mT, hidden[part])
+            if by_bias is not None:
+                by_bias += by_logits.sum(0)
+            del probabilities, by_logits
+        return by_hidden, by_weight, by_bias, None, None, None, None
+
+
+def _logits(hidden: Tensor, weight: Tensor, bias: Tensor | None, temperature: float) -> Tensor:
+    logits = functional.linear(hidden, weight, bias).float()
+    return logits if temperature == 1.0 else logits.div_(temperature)
+
+
+def _by_logits(
+    probabilities: Tensor, targets: Tensor, by_logp: Tensor, by_entropy: Tensor | None, entropy: Tensor
+) -> Tensor:
+    factor = by_logp if by_entropy is None else by_logp + by_entropy * entropy
+    gradient = probabilities * -factor[:, None]
+    if by_entropy is not None:
+        gradient.addcmul_(torch.special.entr(probabilities), by_entropy[:, None])
+    return gradient.scatter_add_(-1, targets[:, None], by_logp[:, None])
+
+
+def _dot(left: Tensor, right: Tensor) -> Tensor:
+    """Sum over the last dimension of the products, which are never stored: [n, 1]."""
+    return torch.bmm(left[:, None, :], right[:, :, None]).squeeze(-1)

@@ -1,0 +1,199 @@
+"""Throughput of a training step, beside TRL's GRPOTrainer on the same model and trajectories.
+
+Both take GRPO steps (token-mean, no reference model, AdamW) by turns in one process, on two loads: multi-turn groups
+of unequal lengths, and groups with long common prompts, for which prefixes are shared. A token counts as often as it
+stands in a trajectory, whether it is computed once, twice or beside padding. TRL gets the size of micro-batch, out
+of `batches`, with which it is fastest. The gradients of both are compared first.
+
+    agentrl bench train --versus trl --json train.json
+"""
+
+from __future__ import annotations
+
+import copy
+import ctypes
+import gc
+import time
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from statistics import median
+from typing import Any
+
+import torch
+from throughput.training_load import GROUP_SIZE, long_prompts, multi_turn
+from throughput.trl_step import TRLStep
+from transformers import PreTrainedModel
+
+from agentrl.config.schema import AlgorithmConfig, CorrectionConfig, TrainerConfig
+from agentrl.errors import UsageError
+from agentrl.testing.models import tiny_model
+from agentrl.training.trainer import Trainer
+from agentrl.trajectory import Trajectory
+
+LEARNING_RATE = 1e-4
+
+
+@dataclass(slots=True)
+class Side:
+    """One of those that are compared, and what its steps took."""
+
+    step: Callable[[], None]
+    cpu_seconds: list[float] = field(default_factory=list)
+    seconds: list[float] = field(default_factory=list)
+    grown_bytes: list[int] = field(default_factory=list)
+
+    def measure(self) -> None:
+        """Take a step."""
+        _give_back()
+        before = _resident("VmRSS")
+        Path("/proc/self/clear_refs").write_text("5", encoding="ascii")  # the peak starts anew
+        start, start_cpu = time.perf_counter(), time.process_time()
+        self.step()
+        self.seconds.append(time.perf_counter() - start)
+        self.cpu_seconds.append(time.process_time() - start_cpu)
+        self.grown_bytes.append(_resident("VmHWM") - before)
+
+    def figures(self, tokens: int) -> dict[str, float]:
+        """Medians."""
+        return {
+            "tokens_per_cpu_s": tokens / median(self.cpu_seconds),
+            "tokens_per_s": tokens / median(self.seconds),
+            "peak_megabytes": median(self.grown_bytes) / 2**20,
+        }
+
+
+def _give_back() -> None:
+    """Freed memory, to the system, so that it counts for nobody."""
+    gc.collect()
+    ctypes.CDLL("libc.so.6").malloc_trim(0)
+
+
+def _resident(name: str) -> int:
+    lines = Path("/proc/self/status").read_text(encoding="ascii").splitlines()
+    return next(int(line.split()[1]) * 1024 for line in lines if line.startswith(name))
+
+
+class _Own:
+    """agentrl's trainer, with gradients to look at."""
+
+    def __init__(self, model: PreTrainedModel, trajectories: Sequence[Trajectory], budget: int, share: bool) -> None:
+        algorithm = AlgorithmConfig(
+            group_size=GROUP_SIZE, aggregation="token-mean", correction=CorrectionConfig(mode="off")
+        )
+        config = TrainerConfig(learning_rate=LEARNING_RATE, tokens_per_micro_batch=budget, share_prefixes=share)
+        self._trainer = Trainer(model, algorithm, config, seed=0, max_tokens=10**6)
+        self._trajectories = trajectories
+        self.metrics: dict[str, float] = {}
+
+    def step(self) -> None:
+        self.metrics = self._trainer.step(self._trajectories, temperature=1.0, pad_id=0).metrics
+
+    def gradients(self) -> dict[str, torch.Tensor]:
+        """Of a first step."""
+        optimizer, found = self._trainer._optimizer, {}
+        update = optimizer.update
+
+        def record() -> Any:
+            found.update({name: p.grad.clone() for name, p in self._trainer.model.named_parameters()})
+            return update()
+
+        optimizer.update = record  # type: ignore[method-assign]
+        self.step()
+        optimizer.update = update  # type: ignore[method-assign]
+        return found
+
+
+def _advantages(trajectories: Sequence[Trajectory]) -> list[float]:
+    rewards = torch.tensor([trajectory.reward or 0.0 for trajectory in trajectories]).view(-1, GROUP_SIZE)
+    centred = rewards - rewards.mean(1, keepdim=True)
+    return [float(value) for value in (centred / (rewards.std(1, keepdim=True) + 1e-6)).flatten()]
+
+
+def _compare(
+    model: PreTrainedModel, trajectories: Sequence[Trajectory], *, share: bool, rounds: int, budget: int, batches: Any
+) -> dict[str, Any]:
+    def peer(batch_size: int) -> TRLStep:
+        return TRLStep(
+            copy.deepcopy(model),
+            trajectories,
+            _advantages(trajectories),
+            batch_size=batch_size,
+            group_size=GROUP_SIZE,
+            learning_rate=LEARNING_RATE,
+        )
+
+    ours = _Own(copy.deepcopy(model), trajectories, budget, share)
+    gradients = ours.gradients()
+    peers = {size: peer(size) for size in batches}
+    tried = {size: Side(candidate.step) for size, candidate in peers.items()}
+    first = next(iter(peers.values()))
+    first.step(keep_gradients=True)
+    difference = _difference(gradients, first.gradients)
+    for side in tried.values():
+        side.measure()
+    best = min(tried, key=lambda size: tried[size].cpu_seconds[0])
+    sides = {"agentrl": Side(ours.step), "trl": Side(peers[best].step)}
+    for _ in range(rounds):
+        for side in sides.values():
+            side.measure()
+    tokens = sum(t.sequences[0].turns[-1].end for t in trajectories)
+    figures = {name: side.figures(tokens) for name, side in sides.items()}
+    return {
+        "tokens": tokens,
+        "trl_batch_size": best,
+        "tokens_saved": ours.metrics["train/tokens_saved"],
+        "gradient_difference": difference,
+        **figures,
+        "ratios": [
+            theirs / own for own, theirs in zip(sides["agentrl"].cpu_seconds, sides["trl"].cpu_seconds, strict=True)
+        ],
+        "ratio_memory": figures["agentrl"]["peak_megabytes"] / figures["trl"]["peak_megabytes"],
+    }
+
+
+def _difference(found: dict[str, torch.Tensor], expected: dict[str, torch.Tensor]) -> float:
+    """Norm of the difference, relative to the norm."""
+    apart = sum(float((found[name] - gradient).double().square().sum()) for name, gradient in expected.items())
+    return (apart / sum(float(gradient.double().square().sum()) for gradient in expected.values())) ** 0.5
+
+
+def run(
+    *,
+    versus: str = "trl",
+    groups: int = 2,
+    rounds: int = 3,
+    threads: int = 1,
+    layers: int = 2,
+    width: int = 128,
+    vocabulary: int = 2048,
+    budget: int = 4096,
+    batches: tuple[int, ...] = (2, 8),
+    seed: int = 0,
+) -> dict[str, Any]:
+    """Measure both loads; a Qwen3-architecture model in float32.
+
+    Returns:
+        Plain JSON types: conditions, tokens per second of CPU and of the clock, the growth of the resident set during a
+        step, and the ratios of TRL's CPU seconds to agentrl's: `ratio_multi_turn`, `ratio_shared_prompts`.
+    """
+    if versus != "trl":
+        raise UsageError("nothing to compare with", got=f"versus={versus}", expected="trl")
+    torch.set_num_threads(threads)
+    model = tiny_model(
+        vocab_size=vocabulary, layers=layers, hidden_size=width, max_context=4096, initializer_range=0.02
+    )
+    sizes = {"rounds": rounds, "budget": budget, "batches": batches}
+    unequal = _compare(model, multi_turn(groups, vocabulary, seed), share=False, **sizes)
+    shared = _compare(model, long_prompts(groups, vocabulary, seed), share=True, **sizes)
+    return {
+        "threads": threads,
+        "parameters": sum(parameter.numel() for parameter in model.parameters()),
+        "trajectories": groups * GROUP_SIZE,
+        "multi_turn": unequal,
+        "shared_prompts": shared,
+        "ratio_multi_turn": median(unequal["ratios"]),
+        "ratio_shared_prompts": median(shared["ratios"]),
+        "ratio_memory_multi_turn": unequal["ratio_memory"],
+        "ratio_memory_shared_prompts": shared["ratio_memory"],
+    }

@@ -1,0 +1,90 @@
+"""Whole runs whose trainer is several processes: to the end, with one killed, and on with another number of them."""
+
+import os
+import signal
+import time
+from pathlib import Path
+
+import pytest
+
+from agentrl.assembly.runs import resume_run
+from agentrl.errors import ConfigError, TrainingError
+from agentrl.observe.metrics import read_metrics
+from agentrl.observe.progress import RunWatcher
+from agentrl.orchestrator import train
+from agentrl.training.ranks.processes import RankProcesses, open_ranks
+
+DEADLINE_S = 60
+"""In which a run must notice that a rank is gone; it takes less than a second on an idle machine."""
+
+
+def ranks_of_this_process():
+    found = []
+    for status in Path("/proc").glob("[0-9]*/stat"):
+        try:
+            words = (status.parent / "cmdline").read_bytes().decode().split("\0")
+            parent = int(status.read_text().rpartition(")")[2].split()[1])
+        except (OSError, UnicodeDecodeError):
+            continue
+        if parent == os.getpid() and "agentrl.assembly.rank" in words:
+            found.append(int(status.parent.name))
+    return found
+
+
+class Killer(RunWatcher):
+    """Kills a rank after a step."""
+
+    def __init__(self, step):
+        self.step = step
+        self.killed_at = None
+
+    def on_step(self, step, metrics):
+        if step == self.step:
+            (rank,) = ranks_of_this_process()
+            os.kill(rank, signal.SIGKILL)
+            self.killed_at = time.monotonic()
+
+
+def test_a_run_of_two_processes_trains_dies_with_one_and_goes_on_with_one(tiny_run):
+    run = tiny_run("trainer.processes=2", "trainer.steps=2", "algorithm.kl_coef=0.01")
+    assert train(run).step == 2
+    folder = run.folder
+    assert ranks_of_this_process() == []
+    assert (folder.logs / "rank-1.log").read_text() == ""
+    lines = read_metrics(folder.metrics_file)
+    assert all(line["sync/probe_difference"] < 1e-4 for line in lines)
+    assert all(line["train/grad_norm"] > 0 for line in lines)
+    assert {file.name for file in (folder.checkpoints / "step-000002" / "trainer").iterdir()} == {
+        ".metadata",
+        "__0_0.distcp",
+        "__1_0.distcp",
+    }
+
+    killer = Killer(step=3)
+    with pytest.raises(TrainingError, match=r"rank 1 of the trainer ended \(process \d+\): got signal 9 \(SIGKILL\)"):
+        train(resume_run(folder.path, ["trainer.steps=4"]), watcher=killer)
+    assert time.monotonic() - killer.killed_at < DEADLINE_S
+    assert ranks_of_this_process() == []
+
+    assert train(resume_run(folder.path, ["trainer.processes=1"])).step == 4
+    assert len(read_metrics(folder.metrics_file)) == 4
+    assert (folder.checkpoints / "step-000004" / "trainer.pt").is_file()
+
+
+def test_what_a_rank_failed_of_is_shown_with_its_number(tmp_path, monkeypatch):
+    monkeypatch.setattr("agentrl.training.ranks.processes.PROGRAM", "json.no_such_program")
+    processes = RankProcesses(2, logs=tmp_path)
+    try:
+        said = r"(?s)rank 1 of the trainer ended.*exit code 1, after it said:.*No module named json.no_such_program"
+        with pytest.raises(TrainingError, match=said):
+            processes.start()
+    finally:
+        processes.close(at_once=True)
+    assert list(tmp_path.iterdir()) == [tmp_path / "rank-1.log"]
+
+
+def test_torchrun_and_the_config_must_agree(tmp_path, monkeypatch):
+    monkeypatch.setenv("TORCHELASTIC_RUN_ID", "none")
+    monkeypatch.setenv("WORLD_SIZE", "4")
+    with pytest.raises(ConfigError, match="got 2, expected 4"), open_ranks(2, logs=tmp_path):
+        raise AssertionError("no ranks meet")
