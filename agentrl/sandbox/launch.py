@@ -75,8 +75,22 @@ class Program:
         if self._first >= 0:
             with contextlib.suppress(ProcessLookupError):
                 signal.pidfd_send_signal(self._first, signal.SIGKILL)
-        elif self._has_walls:
-            self._process.kill()
+        elif self._has_walls and self._process.poll() is None:
+            self._kill_unfinished()
+
+    def _kill_unfinished(self) -> None:
+        """Kill bubblewrap while it makes the walls, together with its child.
+
+        That child waits for bubblewrap's word before it asks to die with it: it would wait for ever. A stopped process
+        starts no other, and while it lives the numbers of its children are theirs.
+        """
+        number = self._process.pid
+        os.kill(number, signal.SIGSTOP)
+        os.waitid(os.P_PID, number, os.WSTOPPED | os.WEXITED | os.WNOWAIT)
+        for child in _children(number):
+            with contextlib.suppress(ProcessLookupError):
+                os.kill(child, signal.SIGKILL)
+        self._process.kill()
 
     async def end(self) -> None:
         """Kill it, and wait until nothing of it is left. Without walls the supervisor ends by itself, at the hang-up.
@@ -116,6 +130,17 @@ def _memory_file(content: bytes, stack: contextlib.ExitStack) -> int:
     os.write(fd, content)
     os.lseek(fd, 0, os.SEEK_SET)
     return fd
+
+
+def _children(number: int) -> list[int]:
+    """The processes whose parent is `number`."""
+    found = []
+    for entry in os.scandir("/proc"):
+        if entry.name.isdigit():
+            with contextlib.suppress(OSError), open(f"{entry.path}/stat", encoding="utf-8", errors="replace") as file:
+                if int(file.read().rpartition(")")[2].split()[1]) == number:
+                    found.append(int(entry.name))
+    return found
 
 
 async def _has_ended(process: subprocess.Popen[bytes], deadline_s: float) -> bool:

@@ -71,6 +71,18 @@ def test_a_sandbox_dies_with_the_process_that_made_it():
     assert [group for folder in folders for group in folder.glob(f"{PREFIX}{owner.pid}-*")] == []
 
 
+async def test_a_start_that_is_given_up_leaves_no_process():
+    word = f"given-up-{os.getpid()}"
+    for moment in range(40):
+        sandbox = open_sandbox(SandboxSpec(env={"WORD": word}))
+        start = asyncio.ensure_future(sandbox.start())
+        await asyncio.sleep(moment * 0.0005)
+        start.cancel()
+        await sandbox.close()
+        await asyncio.gather(start, return_exceptions=True)
+    assert wait_until(lambda: not processes_with(word))
+
+
 async def test_a_killed_sandbox_is_a_failure_of_the_machinery():
     async with open_sandbox() as sandbox:
         program = await sandbox.spawn("sleep 100")
