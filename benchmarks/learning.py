@@ -61,7 +61,7 @@ COMMON: dict[str, Any] = {
 ENVIRONMENTS: dict[str, dict[str, Any]] = {
     "household": {
         "environment": {"name": "household", "options": {"size": "tiny", "rooms": ["kitchen"]}},
-        "evaluation": {"split": "valid_unseen"},
+        "evaluation": {"split": "test_unseen"},
         "model": {"scratch": {"numbered_names": True, "max_context": 2048}},
         "agent": {"max_turns": 20, "max_refused": 8, "max_answer_tokens": 24, "max_tokens": 2048},
         "sft": {"episodes": 1500, "stop_at": 0.2, "check_every": 25, "mistakes": 0.25},
@@ -117,7 +117,10 @@ LOOPS: dict[str, dict[str, Any]] = {
 }
 SPECIAL: dict[tuple[str, str], dict[str, Any]] = {
     ("household", "react_text"): {"agent": {"options": {"restate_goal": True}}},
-    ("household", "tool_calling"): {"agent": {"options": {"restate_goal": True}}},
+    ("household", "tool_calling"): {
+        "agent": {"options": {"restate_goal": True}},
+        "sft": {"episodes": 6000, "tokens_per_update": 4000},
+    },
     ("retail", "tool_calling"): {"agent": {"options": {"offer": [*RETAIL_TOOLS, "cancel_pending_order"]}}},
     ("retail", "step_independent"): {"agent": {"options": {"history": 10}}},
 }

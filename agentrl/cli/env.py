@@ -15,6 +15,7 @@ from agentrl.cli.console import out
 from agentrl.cli.env_check import Look, check_all, check_one
 from agentrl.cli.help import examples
 from agentrl.cli.play import play_in_terminal
+from agentrl.cli.server_options import TOKEN_HELP, Host, Lease, Port
 from agentrl.cli.until_stopped import serve_until_stopped
 from agentrl.cli.web_play import play_in_browser
 from agentrl.env import EnvironmentSpec
@@ -230,16 +231,11 @@ _DEFAULTS = ServerSettings()
 def serve(
     name: Name,
     options: Options = None,
-    host: Annotated[str, typer.Option(help="Address to listen on; 0.0.0.0 is all of them.")] = _DEFAULTS.host,
-    port: Annotated[int, typer.Option(min=0, max=65535, help="Port to listen on; 0 takes any.")] = _DEFAULTS.port,
-    token: Annotated[
-        str | None,
-        typer.Option(envvar=TOKEN_VARIABLE, help="What clients must send; they take it from the same variable."),
-    ] = None,
+    host: Host = _DEFAULTS.host,
+    port: Port = _DEFAULTS.port,
+    token: Annotated[str | None, typer.Option(envvar=TOKEN_VARIABLE, help=TOKEN_HELP)] = None,
     max_sessions: Annotated[int, typer.Option(min=1, help="Most episodes at once.")] = _DEFAULTS.max_sessions,
-    lease_s: Annotated[
-        float, typer.Option("--lease", min=1, help="Seconds after which an unused session is closed.")
-    ] = _DEFAULTS.lease_s,
+    lease_s: Lease = _DEFAULTS.lease_s,
     workers: Annotated[
         int, typer.Option(min=1, help="Threads or processes, where the environment needs them.")
     ] = _DEFAULTS.workers,

@@ -12,6 +12,7 @@ from agentrl.cli.arguments import json_pairs
 from agentrl.cli.console import note
 from agentrl.cli.help import examples
 from agentrl.cli.sandbox_check import check_back_ends
+from agentrl.cli.server_options import TOKEN_HELP, Host, Lease, Port
 from agentrl.cli.until_stopped import serve_until_stopped
 from agentrl.env_server import ServerSettings
 from agentrl.env_server.sandbox_server import SandboxServer
@@ -114,16 +115,11 @@ async def _run(spec: SandboxSpec, command: list[str], stdin: bytes) -> ExecResul
 def serve(
     type_: Type = "local",
     settings: Settings = None,
-    host: Annotated[str, typer.Option(help="Address to listen on; 0.0.0.0 is all of them.")] = _DEFAULTS.host,
-    port: Annotated[int, typer.Option(min=0, max=65535, help="Port to listen on; 0 takes any.")] = _DEFAULTS.port,
-    token: Annotated[
-        str | None,
-        typer.Option(envvar=TOKEN_VARIABLE, help="What clients must send; they take it from the same variable."),
-    ] = None,
+    host: Host = _DEFAULTS.host,
+    port: Port = _DEFAULTS.port,
+    token: Annotated[str | None, typer.Option(envvar=TOKEN_VARIABLE, help=TOKEN_HELP)] = None,
     max_sessions: Annotated[int, typer.Option(min=1, help="Most sandboxes at once.")] = _DEFAULTS.max_sessions,
-    lease_s: Annotated[
-        float, typer.Option("--lease", min=1, help="Seconds after which an unused sandbox is closed.")
-    ] = _DEFAULTS.lease_s,
+    lease_s: Lease = _DEFAULTS.lease_s,
 ) -> None:
     """Serve sandboxes over HTTP; Ctrl-C ends it.
 
