@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+import json
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 
 from agentrl.agent_loop import Answer, Conversation
@@ -11,6 +12,7 @@ from agentrl.assembly.episodes import build_host, build_runner
 from agentrl.config.parts import parts_of
 from agentrl.config.schema import Config, ScratchModelConfig
 from agentrl.env import EnvironmentSpec, optional_part, settled
+from agentrl.errors import UsageError
 from agentrl.message import Message
 from agentrl.policy import StopReason
 from agentrl.rollout.chat_speaker import append_textual_turn, cut_characters
@@ -38,7 +40,8 @@ class Scribe(Speaker):
         self.texts: list[str] = []
 
     def open(self, situation: Situation, messages: Sequence[Message], tools: Sequence[Tool]) -> Conversation:
-        """A conversation that is written down."""
+        """A conversation that is written down, with the tools that it begins with."""
+        self.texts.extend(_json(tool.schema) for tool in tools)
         conversation = _WrittenDown(self, situation)
         conversation.add(*messages)
         return conversation
@@ -55,7 +58,7 @@ class _WrittenDown(Conversation):
 
     def add(self, *messages: Message) -> None:
         """Write them down."""
-        self._scribe.texts.extend(message.text for message in messages)
+        self._scribe.texts.extend(text for message in messages for text in _texts_of(message))
 
     def fork(self, messages: Sequence[Message]) -> Conversation:
         """A rewritten history is text of its own."""
@@ -68,6 +71,17 @@ class _WrittenDown(Conversation):
         turns.take(append_textual_turn(turns, TokenSequence(), StopReason.STOP), prompt_tokens=0, answer_tokens=0)
         self.add(message)
         return Answer(message=message, raw_text=message.text)
+
+
+def _texts_of(message: Message) -> Iterator[str]:
+    """What a message says, and its calls as the new model's template writes them."""
+    yield message.text
+    for call in message.tool_calls:
+        yield _json({"name": call.name, "arguments": dict(call.arguments)})
+
+
+def _json(value: object) -> str:
+    return json.dumps(value, ensure_ascii=False)
 
 
 async def write_scratch_model(config: Config, folder: Path) -> None:
@@ -94,13 +108,18 @@ async def _texts(config: Config, episodes: int) -> list[str]:
     tasks = TaskCursor(task_source(spec, config.sole_environment), seed=config.run.seed)
     scribe = Scribe(ScriptedPolicy.EXPERT if await has_expert(spec, config) else ScriptedPolicy.RANDOM)
     host = build_host(config, spec=spec)
+    failed = None
     try:
         runner = build_runner(config, host, scribe)
         for number in range(episodes):
             seed = derive_seed(config.run.seed, "corpus", number)
-            await runner.run(tasks.next(), group_id=f"corpus-{number}", member=0, seed=seed)
+            played = await runner.run(tasks.next(), group_id=f"corpus-{number}", member=0, seed=seed)
+            if played.outcome is not None and played.outcome.is_infrastructure:
+                failed = failed or played
     finally:
         await host.close()
+    if failed is not None and not scribe.texts:
+        raise UsageError("no episode can be played to learn the vocabulary from", got=f"{spec.name}: {failed.error}")
     return scribe.texts
 
 

@@ -95,6 +95,23 @@ async def test_the_corpus_is_what_the_agent_will_read_and_write(tiny_run):
     assert corpus == await scratch_corpus(config)
 
 
+async def test_the_corpus_holds_tool_calls_and_the_tools(tiny_run):
+    corpus = await scratch_corpus(tiny_run("agent.loop=tool_calling", "agent.options={}").config)
+    assert '{"name": "act", "arguments": {"action": "aeiou"}}' in corpus
+    assert any(text.startswith('{"type": "function", "function": {"name": "act"') for text in corpus)
+
+
+async def test_an_environment_that_cannot_be_played_gives_no_corpus(tiny_run, monkeypatch):
+    import letters
+
+    def broken(self, **options):
+        raise RuntimeError("it is broken")
+
+    monkeypatch.setattr(letters.Letters, "reset", broken)
+    with pytest.raises(UsageError, match="no episode can be played"):
+        await scratch_corpus(tiny_run().config)
+
+
 async def test_an_environment_without_an_expert_plays_at_random(tiny_run, monkeypatch):
     import letters
 
