@@ -461,6 +461,8 @@ class CheckpointConfig(Section):
     """Training steps between checkpoints; the last step is always saved."""
     keep: int = Field(2, ge=1)
     """Newest checkpoints kept."""
+    background: bool = False
+    """Copy at the end of the step, and write the copy while the next ones run."""
 
 
 class Config(Section):

@@ -82,8 +82,8 @@ def _read(
     )
     if layout.context is None or owner is None:
         return scores.logp, scores.entropy
-    logp, entropy = layout.context.collected(torch.stack([scores.logp, scores.entropy]), owner)
-    return logp, entropy
+    both = layout.context.collected(torch.stack([scores.logp, scores.entropy]), owner)
+    return both[0].clone(), both[1].clone()  # what a model in shards gives back is no view
 
 
 def score_all(

@@ -93,7 +93,7 @@ class SupervisedLearner:
         reader: ImageReader | None = None,
         ranks: Ranks | None = None,
     ) -> None:
-        self.model, self.ranks = model, ranks or Ranks()
+        self.model, self.ranks, self.demonstrations = model, ranks or Ranks(), len(demonstrations)
         self._settings, self._trainer, self._pad_id, self._reader = settings, trainer, pad_id, reader
         lessons = list(_lessons(demonstrations, everything=settings.observation_weight > 0))
         self._batches = list(_batches(lessons, settings, seed))
@@ -190,7 +190,7 @@ def train_supervised(
         if enough(latest):
             break
     if latest is None:
-        raise TrainingError("there is nothing to learn", expected="demonstrations with answers")
+        raise TrainingError("there is nothing to learn", got=f"{learner.demonstrations} demonstrations without answers")
     return latest
 
 

@@ -42,6 +42,7 @@ class Ranks:
         rank: This one's number.
         count: How many there are.
         control: A group over gloo, for calls and small objects.
+        beside: Another one, for what threads do beside the training.
         explain: Says which rank is lost, once a call has failed; ``None`` where nobody knows.
     """
 
@@ -51,9 +52,10 @@ class Ranks:
         rank: int = 0,
         count: int = 1,
         control: distributed.ProcessGroup | None = None,
+        beside: distributed.ProcessGroup | None = None,
         explain: Callable[[], TrainingError | None] = lambda: None,
     ) -> None:
-        self.rank, self.count, self.control = rank, count, control
+        self.rank, self.count, self.control, self.beside = rank, count, control, beside
         self.context: ContextGroup | None = None
         """Those that share rows with this one, where rows are shared."""
         self.tensor_parallel = self._together = 1
@@ -226,8 +228,8 @@ def join(
         world_size=count if store is not None else -1,
         timeout=timedelta(seconds=COLLECTIVE_TIMEOUT_S),
     )
-    control = distributed.new_group(backend="gloo", timeout=PATIENCE)
-    return Ranks(rank=rank, count=count, control=control, explain=explain)
+    control, beside = (distributed.new_group(backend="gloo", timeout=PATIENCE) for _ in range(2))
+    return Ranks(rank=rank, count=count, control=control, beside=beside, explain=explain)
 
 
 def leave() -> None:
