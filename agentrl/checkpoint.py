@@ -9,7 +9,7 @@ manifest.json     sizes and checksums
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
@@ -20,7 +20,7 @@ from agentrl.assembly.training import TrainingParts
 from agentrl.errors import UsageError
 from agentrl.observe.checkpoints import Checkpoint
 from agentrl.observe.model_folder import MODEL
-from agentrl.training.checkpoint import save_model_folder
+from agentrl.training.checkpoint import save_model_folder, whole_on_cpu
 
 _PROGRESS = "progress.json"
 
@@ -50,6 +50,20 @@ def write_checkpoint(folder: Path, parts: TrainingParts, progress: Progress) -> 
     save_model_folder(model, parts.tokenizer, folder / MODEL, parts.renderer.images, weights=weights)
     parts.trainer.save(folder)
     (folder / _PROGRESS).write_bytes(orjson.dumps(asdict(progress)))
+
+
+def copy_checkpoint(parts: TrainingParts, progress: Progress) -> Callable[[Path], None]:
+    """Copy what `write_checkpoint` writes; gives what fills the folder from the copies while training goes on."""
+    model = parts.trainer.model
+    weights = whole_on_cpu(model, parts.source.weights())
+    write_trainer, written = parts.trainer.copy_state(), orjson.dumps(asdict(progress))
+
+    def write(folder: Path) -> None:
+        save_model_folder(model, parts.tokenizer, folder / MODEL, parts.renderer.images, weights=weights)
+        write_trainer(folder)
+        (folder / _PROGRESS).write_bytes(written)
+
+    return write
 
 
 def read_progress(checkpoint: Checkpoint) -> Progress:

@@ -23,6 +23,7 @@ that was killed and resumed has the numbers of one that was not. Above 0 episode
 from __future__ import annotations
 
 import asyncio
+import functools
 import logging
 from collections.abc import Coroutine, Mapping, Sequence
 from contextlib import AsyncExitStack, suppress
@@ -37,10 +38,11 @@ from agentrl.assembly.servers import ServedModel, open_pool
 from agentrl.assembly.signals import stop_signals
 from agentrl.assembly.step_clock import StepClock
 from agentrl.assembly.training import build_training
-from agentrl.checkpoint import Progress, read_progress, restore, write_checkpoint
+from agentrl.checkpoint import Progress, copy_checkpoint, read_progress, restore, write_checkpoint
 from agentrl.config.engines import ServerEngineConfig
 from agentrl.errors import TrainingError
 from agentrl.evaluation.periodic import evaluate_now
+from agentrl.observe.checkpoint_writer import CheckpointWriter
 from agentrl.observe.checkpoints import Checkpoint, Checkpoints
 from agentrl.observe.metrics import MetricsFile
 from agentrl.observe.model_folder import MODEL
@@ -98,6 +100,9 @@ class Orchestrator:
         self.step = 0
         self._watcher = watcher or RunWatcher()
         self._checkpoints = Checkpoints(run.folder.checkpoints, keep=run.config.checkpoint.keep)
+        self._writer = CheckpointWriter(
+            self._checkpoints, background=run.config.checkpoint.background, on_saved=self._on_saved
+        )
         self._saved: Checkpoint | None = None
         self._pending: dict[str, float] | None = None
         self._last: Mapping[str, float] = {}
@@ -212,10 +217,19 @@ class Orchestrator:
     async def _train(self) -> bool:
         """All steps that are left; whether somebody asked to stop before the last one."""
         try:
+            interrupted = await self._train_steps()
+            self._writer.wait()
+            return interrupted
+        finally:
+            self._writer.close()
+
+    async def _train_steps(self) -> bool:
+        try:
             if self._pending is not None:
                 await self._finish_step()
             while self.step < self.config.trainer.steps:
                 self._raise_if_stopped()
+                self._writer.look()
                 await self._one_step()
         except _Interrupted:
             await self._parts.scheduler.close()
@@ -304,8 +318,16 @@ class Orchestrator:
             pending=self._pending,
             scheduler=self._parts.scheduler.state_dict(),
         )
-        self._saved = self._checkpoints.save(self.step, lambda folder: write_checkpoint(folder, self._parts, progress))
-        self._watcher.on_checkpoint(self.step, self._saved.path)
+        if self._writer.background:
+            self._writer.wait()  # before there is one more copy
+            write = copy_checkpoint(self._parts, progress)
+        else:
+            write = functools.partial(write_checkpoint, parts=self._parts, progress=progress)
+        self._writer.save(self.step, write)
+
+    def _on_saved(self, checkpoint: Checkpoint) -> None:
+        self._saved = checkpoint
+        self._watcher.on_checkpoint(checkpoint.step, checkpoint.path)
 
     async def _unless_stopped(self, work: Coroutine[Any, Any, T], *, grace_s: float = 0.0) -> T:
         """The result of `work`; when somebody asks to stop, it is cancelled unless it ends within the grace."""

@@ -15,8 +15,10 @@ from agentrl.assembly.demonstrations import collect_demonstrations
 from agentrl.assembly.models import build_renderer, load_tokenizer, pad_id, prepare_model
 from agentrl.assembly.recording import EpisodeRecorder
 from agentrl.assembly.runs import Run
+from agentrl.assembly.trainers import BUILD_LEARNER, LearnerParts, build_learner
 from agentrl.assembly.training import check_rendering
 from agentrl.evaluation.periodic import success_now
+from agentrl.image import ImageReader
 from agentrl.observe.checkpoints import Checkpoints
 from agentrl.observe.metrics import TIMING_PREFIX, MetricsFile
 from agentrl.observe.model_folder import MODEL
@@ -28,6 +30,8 @@ from agentrl.orchestrator import RunResult
 from agentrl.render.renderer import Renderer
 from agentrl.training.checkpoint import save_model_folder
 from agentrl.training.model import load_model
+from agentrl.training.ranks import Ranks
+from agentrl.training.ranks.processes import open_ranks
 from agentrl.training.sft import SFTProgress, train_supervised
 from agentrl.trajectory import Trajectory
 
@@ -79,29 +83,25 @@ class WarmStart:
             store.close()
 
     def _learn(self, path: str, demonstrations: list[Trajectory]) -> RunResult:
-        model = load_model(path, dtype=self.config.model.dtype, device=self.config.model.device)
         tokenizer = load_tokenizer(path)
         renderer = build_renderer(self.config, path, tokenizer)
         self._enter(Phase.WARM_START)
         with ExitStack() as stack:
             self._open(stack)
-            final = train_supervised(
-                model,
-                demonstrations,
-                self.config.sft,
-                self.config.trainer,
-                seed=self.config.run.seed,
-                pad_id=pad_id(tokenizer),
-                progress=self._record,
-                enough=functools.partial(self._is_enough, model, renderer),
-                reader=renderer.images,
+            ranks = stack.enter_context(open_ranks(self.config.trainer.processes, logs=self.folder.logs))
+            parts = self._build(path, demonstrations, pad_id(tokenizer), renderer.images, ranks)
+            enough = functools.partial(self._is_enough, parts, path, renderer)
+            final = train_supervised(parts.learner, progress=self._record, enough=enough)
+            self._say_how_it_ended()
+            self._enter(Phase.CHECKPOINT)
+            checkpoints = Checkpoints(self.folder.checkpoints, keep=self.config.checkpoint.keep)
+            weights = parts.source.weights() if ranks.are_many else None
+            saved = checkpoints.save(
+                final.update,
+                lambda folder: save_model_folder(
+                    parts.learner.model, tokenizer, folder / MODEL, renderer.images, weights=weights
+                ),
             )
-        self._say_how_it_ended()
-        self._enter(Phase.CHECKPOINT)
-        checkpoints = Checkpoints(self.folder.checkpoints, keep=self.config.checkpoint.keep)
-        saved = checkpoints.save(
-            final.update, lambda folder: save_model_folder(model, tokenizer, folder / MODEL, renderer.images)
-        )
         self._watcher.on_checkpoint(final.update, saved.path)
         return RunResult(
             folder=self.folder.path,
@@ -110,6 +110,15 @@ class WarmStart:
             metrics=self._last,
             interrupted=False,
         )
+
+    def _build(
+        self, path: str, demonstrations: list[Trajectory], filler: int, reader: ImageReader | None, ranks: Ranks
+    ) -> LearnerParts:
+        config = self.config.model_dump(mode="json")
+        with ranks.led(BUILD_LEARNER, config, demonstrations, path, filler):
+            return build_learner(
+                self.config, demonstrations, model_path=path, pad_id=filler, reader=reader, ranks=ranks
+            )
 
     def _open(self, stack: ExitStack) -> None:
         self._metrics = MetricsFile(self.folder.metrics_file)
@@ -137,7 +146,7 @@ class WarmStart:
             self._watcher.on_message(f"update {progress.update} skipped: gradients are not finite")
         self._watcher.on_step(progress.update, self._last)
 
-    def _is_enough(self, model: PreTrainedModel, renderer: Renderer, progress: SFTProgress) -> bool:
+    def _is_enough(self, parts: LearnerParts, path: str, renderer: Renderer, progress: SFTProgress) -> bool:
         """Measure success when it is time to, and say whether it has reached ``sft.stop_at``."""
         settings = self.config.sft
         if settings.stop_at is None or progress.update <= settings.warmup_steps:
@@ -145,12 +154,23 @@ class WarmStart:
         if progress.update % settings.check_every:
             return False
         self._enter(Phase.EVALUATE)
+        model = self._whole_model(parts, path)
         self._success = asyncio.run(success_now(model, renderer, self.config, n_tasks=settings.check_tasks))
         self._enter(Phase.WARM_START)
         self._watcher.on_message(
             f"update {progress.update}: success {self._success:.1%} on {settings.check_tasks} tasks"
         )
         return self._success >= settings.stop_at
+
+    def _whole_model(self, parts: LearnerParts, path: str) -> PreTrainedModel:
+        """The model as it is now: a copy, where several ranks hold it."""
+        ranks = parts.learner.ranks
+        if not ranks.are_many:
+            return parts.learner.model
+        device = ranks.device(self.config.model.device)
+        model = load_model(path, dtype=self.config.model.dtype, device=str(device))
+        model.load_state_dict(dict(parts.source.weights()))
+        return model
 
     def _say_how_it_ended(self) -> None:
         settings = self.config.sft

@@ -79,16 +79,8 @@ async def check_warm_start(config: Config) -> None:
     """Check that somebody can demonstrate.
 
     Raises:
-        ConfigError: several processes are to train.
         UsageError: the environment has no expert, or the agent loop cannot be demonstrated.
     """
-    if config.trainer.processes > 1:
-        raise ConfigError(
-            "a warm start trains in one process",
-            got=f"trainer.processes {config.trainer.processes}",
-            expected="1",
-            hint="set trainer.processes=1 for agentrl sft; agentrl train may have more",
-        )
     for part in parts_of(config):
         spec = find_environment(part.config.sole_environment)
         if not await has_expert(spec, part.config):

@@ -11,15 +11,16 @@ from __future__ import annotations
 import os
 import sys
 import threading
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 from agentrl.assembly.models import load_images
-from agentrl.assembly.trainers import BUILD, build_trainer
+from agentrl.assembly.trainers import BUILD, BUILD_LEARNER, build_learner, build_trainer
 from agentrl.config.schema import Config
 from agentrl.training.ranks import Ranks, join
 from agentrl.training.ranks.group import leave
 from agentrl.training.ranks.processes import launched_ranks, meet_starter
+from agentrl.trajectory import Trajectory
 
 
 def follows_launcher() -> bool:
@@ -37,9 +38,9 @@ def serve(ranks: Ranks) -> None:
     """Do what rank 0 says; an error ends this rank, and with it the run: rank 0 tells its own, or this one's."""
     calls: Mapping[str, Callable[..., object]] = {}
     while (call := ranks.receive()) is not None:
-        if call.name == BUILD:
+        if call.name in _BUILDERS:
             calls = {}  # what was built before is gone before there is more
-            calls = _build(ranks, *call.arguments)
+            calls = _BUILDERS[call.name](ranks, *call.arguments)
         else:
             calls[call.name](*call.arguments)
 
@@ -55,6 +56,26 @@ def _build(
         ranks=ranks,
     )
     return parts.calls()
+
+
+def _build_learner(
+    ranks: Ranks, config: Mapping[str, Any], demonstrations: Sequence[Trajectory], model_path: str, pad_id: int
+) -> Mapping[str, Callable[..., object]]:
+    parts = build_learner(
+        Config.model_validate(config),
+        demonstrations,
+        model_path=model_path,
+        pad_id=pad_id,
+        reader=load_images(model_path),
+        ranks=ranks,
+    )
+    return parts.calls()
+
+
+_BUILDERS: Mapping[str, Callable[..., Mapping[str, Callable[..., object]]]] = {
+    BUILD: _build,
+    BUILD_LEARNER: _build_learner,
+}
 
 
 def main() -> None:

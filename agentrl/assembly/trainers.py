@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 
 from transformers import PreTrainedModel
@@ -14,10 +14,12 @@ from agentrl.training.model_weights import ModelWeights
 from agentrl.training.objective import Objective
 from agentrl.training.ranks import Ranks
 from agentrl.training.ranks.loading import load_sharded
+from agentrl.training.sft import SupervisedLearner
 from agentrl.training.trainer import Trainer
+from agentrl.trajectory import Trajectory
 
-BUILD = "build"
-"""The first call of rank 0 to the others."""
+BUILD, BUILD_LEARNER = "build", "build learner"
+"""The first calls of rank 0 to the others: for training, and for a warm start."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -30,6 +32,18 @@ class TrainerParts:
     def calls(self) -> Mapping[str, Callable[..., object]]:
         """What rank 0 asks of other ranks, by name."""
         return {**self.trainer.calls(), **self.source.calls()}
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class LearnerParts:
+    """A rank's learner of a warm start, and its weights."""
+
+    learner: SupervisedLearner
+    source: ModelWeights
+
+    def calls(self) -> Mapping[str, Callable[..., object]]:
+        """What rank 0 asks of other ranks, by name."""
+        return {**self.learner.calls(), **self.source.calls()}
 
 
 def build_trainer(
@@ -48,18 +62,11 @@ def build_trainer(
         ConfigError: options of the algorithm that do not fit, or ranks that do not fit the machine.
         UsageError: a model that is not there.
     """
-    section = config.model
-    device = ranks.device(section.device) if ranks.are_many else None
-
-    def load(path: str) -> PreTrainedModel:
-        if device is None:
-            return load_model(path, dtype=section.dtype, device=section.device)
-        return load_sharded(path, dtype=section.dtype, device=device, ranks=ranks, options=config.trainer.fsdp)
-
-    model = load(model_path)
+    ranks.arrange(context=config.trainer.context_parallel, tensor=config.trainer.tensor_parallel)
+    model = _load(config, model_path, ranks)
     reference = None
     if Objective(config.algorithm).uses_reference and (reference_path is not None or ranks.are_many):
-        reference = load(reference_path or model_path).requires_grad_(False)
+        reference = _load(config, reference_path or model_path, ranks).requires_grad_(False)
     trainer = Trainer(
         model,
         config.algorithm,
@@ -70,5 +77,51 @@ def build_trainer(
         reader=reader,
         ranks=ranks,
     )
-    source = ModelWeights(model, ranks=ranks, dtype=section.dtype)
+    source = ModelWeights(model, ranks=ranks, dtype=config.model.dtype)
     return TrainerParts(trainer=trainer, source=source)
+
+
+def build_learner(
+    config: Config,
+    demonstrations: Sequence[Trajectory],
+    *,
+    model_path: str,
+    pad_id: int,
+    reader: ImageReader | None,
+    ranks: Ranks,
+) -> LearnerParts:
+    """Load the model of a warm start, whole or in shards; every rank does.
+
+    Args:
+        config: The run.
+        demonstrations: What is learnt.
+        model_path: Weights to start from.
+        pad_id: Any id of the vocabulary.
+        reader: Prepares images.
+        ranks: Learn together.
+
+    Raises:
+        ConfigError: ranks that do not fit the machine.
+        UsageError: a model that is not there.
+    """
+    ranks.arrange(context=config.trainer.context_parallel, tensor=config.trainer.tensor_parallel)
+    model = _load(config, model_path, ranks)
+    learner = SupervisedLearner(
+        model,
+        demonstrations,
+        config.sft,
+        config.trainer,
+        seed=config.run.seed,
+        pad_id=pad_id,
+        reader=reader,
+        ranks=ranks,
+    )
+    return LearnerParts(learner=learner, source=ModelWeights(model, ranks=ranks, dtype=config.model.dtype))
+
+
+def _load(config: Config, path: str, ranks: Ranks) -> PreTrainedModel:
+    section = config.model
+    if not ranks.are_many:
+        return load_model(path, dtype=section.dtype, device=section.device)
+    device = ranks.device(section.device)
+    return load_sharded(path, dtype=section.dtype, device=device, ranks=ranks, options=config.trainer.fsdp)

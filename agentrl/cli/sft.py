@@ -8,6 +8,7 @@ from typing import Annotated
 import typer
 
 from agentrl.assembly.checks import check_warm_start
+from agentrl.assembly.rank import follow_launcher, follows_launcher
 from agentrl.assembly.runs import Run, start_run
 from agentrl.cli.arguments import read_config, shortcut
 from agentrl.cli.console import note
@@ -36,6 +37,9 @@ def sft(
     dry_run: Annotated[bool, typer.Option("--dry-run", help="Print config and arithmetic, and run nothing.")] = False,
 ) -> None:
     """Warm-start a model: it learns to do what the environment's expert does."""
+    if follows_launcher():  # one of torchrun's processes, and not the one that runs the command
+        follow_launcher()
+        return
     config = read_config(words, shortcuts=[*shortcut("environment", env), *shortcut("model", model)])
     asyncio.run(check_warm_start(config))
     if dry_run:

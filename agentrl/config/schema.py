@@ -342,6 +342,10 @@ class TrainerConfig(Section):
     processes: int = Field(1, ge=1)
     """Processes (ranks) that share the model's parameters and a step's work, each with a GPU of its own where there are
     any; see docs/distributed.md."""
+    context_parallel: int = Field(1, ge=1)
+    """Processes that share the tokens of every row, for sequences that are too long for one."""
+    tensor_parallel: int = Field(1, ge=1)
+    """Processes that share the matrices of every layer."""
     fsdp: FSDPOptions = Field(default_factory=FSDPOptions)
     """How they share, as ``{reshard: false, …}``. ``replicas`` (1): rows of processes that hold the whole model each.
     ``reshard`` (true): a layer's parameters are given up between its forward and its backward pass. ``offload``
@@ -361,14 +365,20 @@ class TrainerConfig(Section):
                 f"trainer.lanes ({self.lanes}) are threads of one process, and trainer.processes is {self.processes}: "
                 "set one of them to 1"
             )
-        if self.processes % self.fsdp.replicas:
+        if self.processes % (self.context_parallel * self.tensor_parallel):
+            raise ValueError(
+                f"trainer.context_parallel ({self.context_parallel}) times trainer.tensor_parallel "
+                f"({self.tensor_parallel}) must divide trainer.processes ({self.processes})"
+            )
+        if self.processes // self.tensor_parallel % self.fsdp.replicas:
             raise ValueError(
                 f"trainer.fsdp.replicas ({self.fsdp.replicas}) must divide trainer.processes ({self.processes})"
+                + (f" divided by trainer.tensor_parallel ({self.tensor_parallel})" if self.tensor_parallel > 1 else "")
             )
-        if self.processes > 1 and self.optimizer == "muon":
+        if self.tensor_parallel > 1 and self.optimizer == "muon":
             raise ValueError(
-                "trainer.optimizer muon needs whole matrices, which no process holds with trainer.processes "
-                f"{self.processes}: use adamw, or one process"
+                f"trainer.optimizer muon needs whole rows of matrices, and trainer.tensor_parallel "
+                f"({self.tensor_parallel}) cuts them: use adamw, or context_parallel"
             )
         return self
 
@@ -451,6 +461,8 @@ class CheckpointConfig(Section):
     """Training steps between checkpoints; the last step is always saved."""
     keep: int = Field(2, ge=1)
     """Newest checkpoints kept."""
+    background: bool = False
+    """Copy at the end of the step, and write the copy while the next ones run."""
 
 
 class Config(Section):

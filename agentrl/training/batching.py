@@ -65,9 +65,15 @@ def _padded(order: Sequence[int], lengths: Sequence[int], budget: int) -> list[l
     return batches
 
 
-def pad(sequences: Sequence[ScoredSequence], pad_id: int) -> PaddedBatch:
-    """Stack sequences; `pad_id` is any id of the vocabulary, nothing that is read depends on it."""
-    longest = max(len(sequence) for sequence in sequences)
+def pad(sequences: Sequence[ScoredSequence], pad_id: int, *, longest: int | None = None) -> PaddedBatch:
+    """Stack sequences.
+
+    Args:
+        sequences: One or more.
+        pad_id: Any id of the vocabulary; nothing that is read depends on it.
+        longest: Length of the rows, where it is not that of the longest sequence.
+    """
+    longest = longest or max(len(sequence) for sequence in sequences)
     input_ids = torch.full((len(sequences), longest), pad_id)
     for row, sequence in enumerate(sequences):
         input_ids[row, : len(sequence)] = sequence.input_ids

@@ -12,6 +12,7 @@ from typing import Any
 
 import torch
 from safetensors import SafetensorError
+from torch.distributed import ProcessGroup
 from torch.distributed.checkpoint.api import CheckpointException
 from torch.distributed.checkpoint.filesystem import FileSystemReader, FileSystemWriter
 from torch.distributed.checkpoint.state_dict_loader import load
@@ -54,16 +55,16 @@ def save_model_folder(
     """
     folder.mkdir(parents=True, exist_ok=True)
     with system_errors():
-        model.save_pretrained(folder, state_dict=None if weights is None else _once_on_cpu(model, weights))
+        model.save_pretrained(folder, state_dict=None if weights is None else whole_on_cpu(model, weights))
         tokenizer.save_pretrained(folder)
         if images is not None:
             images.processor.save_pretrained(folder)
 
 
-def _once_on_cpu(model: PreTrainedModel, weights: Mapping[str, torch.Tensor]) -> dict[str, torch.Tensor]:
-    """Whole tensors; an embedding that is the head under one name only, as loaders expect."""
+def whole_on_cpu(model: PreTrainedModel, weights: Mapping[str, torch.Tensor]) -> dict[str, torch.Tensor]:
+    """Copies of whole tensors; an embedding that is the head under one name only, as loaders expect."""
     first, every = dict(model.named_parameters()), dict(model.named_parameters(remove_duplicate=False))
-    return {name: weights[name].cpu() for name in weights if name in first or name not in every}
+    return {name: weights[name].to("cpu", copy=True) for name in weights if name in first or name not in every}
 
 
 def save_trainer(optimizer: PolicyOptimizer, progress: Mapping[str, Any], folder: Path, ranks: Ranks) -> None:
@@ -75,13 +76,23 @@ def save_trainer(optimizer: PolicyOptimizer, progress: Mapping[str, Any], folder
     if not ranks.are_many:
         save_state({"optimizer": optimizer.state_dict(), **progress}, folder / ALONE)
         return
+    save_shared(shared_state(optimizer, progress), folder, ranks.control)
+
+
+def shared_state(optimizer: PolicyOptimizer, progress: Mapping[str, Any]) -> dict[str, torch.Tensor]:
+    """The state of a trainer that is one of several, as tensors by name."""
     values = {f"{_PROGRESS}/{name}": torch.as_tensor(value) for name, value in progress.items()}
+    return {**optimizer.named_state(), **values}
+
+
+def save_shared(state: Mapping[str, Any], folder: Path, group: ProcessGroup | None) -> None:
+    """Write this rank's part of a state; all ranks of a group must.
+
+    Raises:
+        OSError: it cannot be written, by this rank or another one.
+    """
     try:
-        save(
-            {**optimizer.named_state(), **values},
-            storage_writer=FileSystemWriter(folder / SHARED),
-            process_group=ranks.control,
-        )
+        save(dict(state), storage_writer=FileSystemWriter(folder / SHARED), process_group=group)
     except CheckpointException as error:  # on all ranks, with what each of them met
         for failure, _ in error.failures.values():
             if isinstance(failure, OSError):

@@ -23,7 +23,7 @@ from agentrl.training.micro_batch_gradients import MicroBatch, add_gradients, cu
 from agentrl.training.objective import Objective
 from agentrl.training.ranks import Ranks
 from agentrl.training.ranks.sharding import reshard
-from agentrl.training.ranks.shares import share_of
+from agentrl.training.ranks.shares import evened, share_of
 from agentrl.training.step_batch import StepBatch
 from agentrl.training.tally import Tally
 from agentrl.training.token_shares import token_shares
@@ -99,19 +99,25 @@ class GradientPass:
         index = self._looked_over(part) if self._objective.looks_ahead else self._batch.token_index(part)
         weights = token_shares(self._objective, self._batch.owners, index, self._values.draws).to(self._model.device)
         work = [micro_batch for learns in (True, False) for micro_batch in self._micro_batches(part, learns=learns)]
-        self._computed_tokens += sum(micro_batch.tokens for micro_batch in work)
-        self._read_tokens += sum(len(self._batch.sequences[i]) for micro_batch in work for i in micro_batch.sequences)
-        own = share_of(work, rank=self._ranks.rank, ranks=self._ranks.count)
+        work = evened(work, self._ranks.teams)
+        self._count_tokens(work)
+        own = share_of(work, rank=self._ranks.team, ranks=self._ranks.teams)
         compute = functools.partial(self._loss, weights)
         found = add_gradients(self._model, self._lanes, own, compute, every_time=self._every_time)
         reshard(self._model)
         self._values.trainer_logp.copy_(self._ranks.filled(self._values.trainer_logp))
         total = 0.0
-        for loss, tally in self._ranks.collect(found):
+        for loss, tally in self._ranks.collect(found if self._ranks.speaks else []):
             total += loss
             self.tally.merge(tally)
         self._updates += 1
         return total
+
+    def _count_tokens(self, work: Sequence[MicroBatch]) -> None:
+        """Those that go through the model; a micro-batch that was split repeats the prefixes of its parts."""
+        for part in ([self._batch.sequences[i] for i in micro_batch.sequences] for micro_batch in work):
+            self._computed_tokens += self._layout.tokens(part)
+            self._read_tokens += sum(len(sequence) for sequence in part)
 
     def means(self) -> dict[str, float]:
         """Means over tokens under their final names, and the share of tokens that common prefixes saved; padding counts
@@ -122,7 +128,7 @@ class GradientPass:
     def _micro_batches(self, part: list[int], *, learns: bool) -> list[MicroBatch]:
         members = [i for i in part if self._reads[i] and self._learning[i] == learns]
         sequences = [self._batch.sequences[i] for i in members]
-        workers = self._lanes.count * self._ranks.count
+        workers = self._lanes.count * self._ranks.teams
         return cut(members, sequences, layout=self._layout, workers=workers, learns=learns)
 
     def _looked_over(self, part: list[int]) -> torch.Tensor:
@@ -198,8 +204,8 @@ class GradientPass:
         own = torch.where(own.isnan(), logp, own)
         values.trainer_logp[where] = own
         match self._objective.proximal:
-            case "trainer":
-                return own
+            case "trainer":  # of the same weights only rounding can tell them apart, which a loss with a kink shows
+                return logp if self._updates == 0 else own
             case "behaviour":
                 return values.behaviour_logp[where]
             case "loglinear":

@@ -17,9 +17,10 @@ from agentrl.lanes import BATCH_DEPENDENT
 from agentrl.training.batching import micro_batches, pad
 from agentrl.training.prefix_tree import pack, shared_rows, sorted_prefixes
 from agentrl.training.ranks import Ranks
+from agentrl.training.ranks.context import Attention, ContextGroup, SharedAttention, key_value_copies
 from agentrl.training.ranks.sharding import computing_dtype, reshard, within_forward
 from agentrl.training.sequences import ScoredSequence
-from agentrl.training.tree_attention import ATTENTION, AttentionTree, has_flash
+from agentrl.training.tree_attention import ATTENTION, AttentionTree, PaddedAttention, has_flash
 from agentrl.vision_model import MODEL_TYPES, hidden_states
 
 FEWEST_SHARED = 16
@@ -42,6 +43,8 @@ class Layout:
     """One row without padding."""
     share: int = 0
     """Common prefixes of so many tokens, or more, stand once in a packed row; 0 shares nothing."""
+    context: ContextGroup | None = None
+    """Ranks that share the tokens of every row."""
 
     def micro_batches(self, sequences: Sequence[ScoredSequence]) -> list[list[int]]:
         """Indices of the sequences that go through the model together."""
@@ -98,6 +101,36 @@ class Layout:
         wanted = [place[sequence.positions] for place, sequence in zip(row.places, sequences, strict=True)]
         return cast("torch.Tensor", output.last_hidden_state[0, torch.cat(wanted).to(device)])
 
+    def read_shared(
+        self, model: PreTrainedModel, sequences: Sequence[ScoredSequence], pad_id: int, context: ContextGroup
+    ) -> tuple[torch.Tensor, torch.Tensor]:
+        """As `read`, of rows that several ranks share: the own ones of the hidden states, in the order of targets, and
+        the rank of each target: int64 [targets].
+        """
+        if self.packed:
+            row = pack(sequences, share=self.share).padded(context.padded, pad_id)
+            ids, depths = row.input_ids[None], row.depths[None]
+            attention: Attention = AttentionTree(row, model.device)
+            at = torch.cat([place[s.positions] for place, s in zip(row.places, sequences, strict=True)])
+        else:
+            batch = pad(sequences, pad_id, longest=context.padded(max(len(sequence) for sequence in sequences)))
+            ids, attention = batch.input_ids, PaddedAttention()
+            depths = torch.arange(ids.shape[1]).expand_as(ids)
+            at = batch.positions
+        device, own = model.device, context.own(ids.shape[1])
+        output = model.base_model(
+            input_ids=ids[:, own].to(device),
+            position_ids=depths[:, own].to(device),
+            attention_mask=torch.ones(1, 1, 1, 1, device=device),
+            tree=SharedAttention(attention, context),
+            use_cache=False,
+        )
+        part = ids.shape[1] // context.count
+        line, column = at // ids.shape[1], at % ids.shape[1]
+        owner = (column // part).to(device)
+        here = (line * part + column % part).to(device)[owner == context.rank]
+        return cast("torch.Tensor", output.last_hidden_state.flatten(0, 1)[here]), owner
+
 
 PADDED = Layout()
 
@@ -115,8 +148,10 @@ def choose_layout(model: PreTrainedModel, config: TrainerConfig, ranks: Ranks | 
     """
     ranks = ranks or Ranks()
     obstacle, packed = _obstacle(model), config.share_prefixes or all(ranks.collect([_packs_well(model)]))
-    if packed and obstacle is None:
+    if (packed or ranks.context is not None) and obstacle is None:
         obstacle = next(filter(None, ranks.collect([_difference(model)])), None)
+    if ranks.context is not None:
+        _check_context(model, ranks, ranks.context, obstacle)
     if obstacle is not None and config.share_prefixes:
         raise UsageError(
             "this model cannot share prefixes",
@@ -129,7 +164,21 @@ def choose_layout(model: PreTrainedModel, config: TrainerConfig, ranks: Ranks | 
         budget=config.tokens_per_micro_batch,
         packed=packed,
         share=FEWEST_SHARED if packed and config.share_prefixes else 0,
+        context=ranks.context,
     )
+
+
+def _check_context(model: PreTrainedModel, ranks: Ranks, context: ContextGroup, obstacle: str | None) -> None:
+    if obstacle is not None:
+        raise UsageError(
+            "this model cannot be trained with trainer.context_parallel",
+            got=f"{type(model).__name__}: {obstacle}",
+            expected="a causal language model whose tokens meet in attention only",
+            hint="set trainer.context_parallel=1",
+        )
+    text = model.config.get_text_config()
+    heads, key_value_heads = text.num_attention_heads, getattr(text, "num_key_value_heads", text.num_attention_heads)
+    key_value_copies(heads // ranks.tensor_parallel, max(1, key_value_heads // ranks.tensor_parallel), context.count)
 
 
 def _packs_well(model: PreTrainedModel) -> bool:

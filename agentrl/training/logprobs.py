@@ -63,8 +63,13 @@ def _read(
     entropy_gradient: bool,
     reader: ImageReader | None,
 ) -> tuple[torch.Tensor, torch.Tensor]:
-    hidden = layout.read(model, sequences, pad_id, reader)
     targets = torch.cat([sequence.targets for sequence in sequences]).to(model.device)
+    owner = None
+    if layout.context is None:
+        hidden = layout.read(model, sequences, pad_id, reader)
+    else:
+        hidden, owner = layout.read_shared(model, sequences, pad_id, layout.context)
+        targets = targets[owner == layout.context.rank]
     head = model.get_output_embeddings()
     scores = head_scores(
         hidden,
@@ -75,7 +80,10 @@ def _read(
         chunk=chunk_tokens(head.weight.shape[0], layout.logits_megabytes),
         entropy_gradient=entropy_gradient,
     )
-    return scores.logp, scores.entropy
+    if layout.context is None or owner is None:
+        return scores.logp, scores.entropy
+    both = layout.context.collected(torch.stack([scores.logp, scores.entropy]), owner)
+    return both[0].clone(), both[1].clone()  # what a model in shards gives back is no view
 
 
 def score_all(
@@ -102,8 +110,8 @@ def score_all(
         reader: Prepares images.
     """
     ranks = ranks or Ranks()
-    work = cut(range(len(sequences)), sequences, layout=layout, workers=lanes.count * ranks.count, learns=False)
-    own = share_of(work, rank=ranks.rank, ranks=ranks.count)
+    work = cut(range(len(sequences)), sequences, layout=layout, workers=lanes.count * ranks.teams, learns=False)
+    own = share_of(work, rank=ranks.team, ranks=ranks.teams)
 
     def compute(indices: list[int]) -> dict[int, torch.Tensor]:
         part = [sequences[i] for i in indices]

@@ -17,7 +17,8 @@ import torch
 from torch import nn
 
 from agentrl.errors import TrainingError, UsageError
-from agentrl.training.ranks.sharding import sharded_like, whole
+from agentrl.training.ranks.muon import ShardedMuon
+from agentrl.training.ranks.sharding import is_sharded, mesh_of, sharded_like, total_norm, whole
 
 MASTERS, UPDATES, STEP = "masters", "updates", "step"
 """Names in a saved state: float32 copies, number of updates, and, of each parameter, torch's own count of them."""
@@ -82,7 +83,7 @@ class PolicyOptimizer:
     def update(self) -> Update:
         """Apply the accumulated gradients and clear them; non-finite ones change nothing and are named."""
         gradients = {name: p.grad for name, p in self._parameters.items() if p.grad is not None}
-        norm = float(whole(torch.nn.utils.get_total_norm(list(gradients.values()))))
+        norm = total_norm(list(gradients.values()))
         learning_rate = self.settings.learning_rate_at(self.updates)
         self.updates += 1
         non_finite: tuple[str, ...] = ()
@@ -201,17 +202,19 @@ def _optimizers(
     taken = _block_matrices(model) if settings.optimizer == "muon" else frozenset[str]()
     optimizers: dict[str, torch.optim.Optimizer] = {}
     if taken:
-        optimizers["muon"] = torch.optim.Muon(
-            [master for name, master in masters.items() if name in taken],
-            lr=settings.learning_rate,
-            weight_decay=settings.weight_decay,
-            adjust_lr_fn="match_rms_adamw",
-        )
+        optimizers["muon"] = _muon([master for name, master in masters.items() if name in taken], settings)
     if left := [master for name, master in masters.items() if name not in taken]:
         optimizers["adamw"] = torch.optim.AdamW(
             _groups(left, settings.weight_decay), lr=settings.learning_rate, betas=settings.betas, fused=True
         )
     return optimizers
+
+
+def _muon(matrices: Sequence[torch.Tensor], settings: OptimizerSettings) -> torch.optim.Optimizer:
+    learning_rate, weight_decay = settings.learning_rate, settings.weight_decay
+    if is_sharded(matrices[0]):
+        return ShardedMuon(matrices, lr=learning_rate, weight_decay=weight_decay)
+    return torch.optim.Muon(matrices, lr=learning_rate, weight_decay=weight_decay, adjust_lr_fn="match_rms_adamw")
 
 
 def _block_matrices(model: nn.Module) -> frozenset[str]:
@@ -235,12 +238,14 @@ def _block_matrices(model: nn.Module) -> frozenset[str]:
 
 
 def _groups(tensors: Sequence[torch.Tensor], weight_decay: float) -> list[dict[str, Any]]:
-    matrices, vectors = [p for p in tensors if p.ndim > 1], [p for p in tensors if p.ndim <= 1]
-    groups: list[dict[str, Any]] = [
-        {"params": matrices, "weight_decay": weight_decay},
-        {"params": vectors, "weight_decay": 0.0},
+    """Matrices, vectors; those that are sharded over other ranks on their own, as they cannot be updated at once."""
+    kinds: dict[tuple[bool, Any], list[torch.Tensor]] = {}
+    for tensor in sorted(tensors, key=lambda tensor: tensor.ndim <= 1):
+        kinds.setdefault((tensor.ndim > 1, mesh_of(tensor)), []).append(tensor)
+    return [
+        {"params": params, "weight_decay": weight_decay if is_matrix else 0.0}
+        for (is_matrix, _), params in kinds.items()
     ]
-    return [group for group in groups if group["params"]]
 
 
 def _master(parameter: nn.Parameter) -> torch.Tensor:

@@ -14,7 +14,7 @@ trees of one node each.
 from __future__ import annotations
 
 import itertools
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 
 import numpy as np
@@ -51,6 +51,19 @@ class PackedRow:
         for node in self.nodes:
             ends[node.start : node.end] = node.last
         return ends
+
+    def padded(self, length: Callable[[int], int], pad_id: int) -> PackedRow:
+        """The row with tokens at its end that nobody asks for, up to a length that is found from its own."""
+        tokens = self.input_ids.numel()
+        more = length(tokens) - tokens
+        if more == 0:
+            return self
+        return PackedRow(
+            input_ids=torch.cat([self.input_ids, torch.full((more,), pad_id)]),
+            depths=torch.cat([self.depths, torch.arange(more)]),
+            nodes=(*self.nodes, Node(tokens, tokens + more, tokens + more)),
+            places=self.places,
+        )
 
 
 def pack(sequences: Sequence[ScoredSequence], *, share: int) -> PackedRow:

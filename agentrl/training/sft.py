@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 import time
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 
 import numpy as np
@@ -16,10 +16,13 @@ from agentrl.errors import TrainingError
 from agentrl.image import ImageReader
 from agentrl.lanes import Lanes, check_lanes
 from agentrl.training.gradient_mode import gradients_recomputed
-from agentrl.training.layout import Layout, choose_layout
+from agentrl.training.layout import choose_layout
 from agentrl.training.logprobs import score
 from agentrl.training.micro_batch_gradients import add_gradients, cut
-from agentrl.training.optimizer import OptimizerSettings, PolicyOptimizer, Update
+from agentrl.training.optimizer import OptimizerSettings, PolicyOptimizer
+from agentrl.training.ranks import Ranks
+from agentrl.training.ranks.sharding import reshard
+from agentrl.training.ranks.shares import share_of
 from agentrl.training.sequences import ScoredSequence, scored_sequence
 from agentrl.trajectory import Source, Trajectory
 
@@ -63,55 +66,131 @@ class Lesson:
         return torch.where(self.answers, 1.0, observation_weight)
 
 
-def train_supervised(
-    model: PreTrainedModel,
-    demonstrations: Sequence[Trajectory],
-    settings: SFTConfig,
-    trainer: TrainerConfig,
-    *,
-    seed: int,
-    pad_id: int,
-    progress: Callable[[SFTProgress], None] = lambda _: None,
-    enough: Callable[[SFTProgress], bool] = lambda _: False,
-    reader: ImageReader | None = None,
-) -> SFTProgress:
-    """Train `model` in place on what somebody else, or a better policy, did.
+class SupervisedLearner:
+    """Trains a model in place on what somebody else, or a better policy, did; every rank has one.
 
     Args:
-        model: As `agentrl.training.model.load_model` gives it.
+        model: As `agentrl.training.model.load_model` gives it, or in shards.
         demonstrations: Their forced and sampled tokens are learnt; with `settings.observation_weight` all tokens
             after the first of each sequence, the others with a weight that falls linearly to 0.
         settings: Data, learning rate.
         trainer: Micro-batches, optimizer, clipping.
         seed: Seed of the order of sequences.
         pad_id: Any id of the vocabulary.
+        reader: Prepares images; needed where demonstrations hold any.
+        ranks: Learn together.
+    """
+
+    def __init__(
+        self,
+        model: PreTrainedModel,
+        demonstrations: Sequence[Trajectory],
+        settings: SFTConfig,
+        trainer: TrainerConfig,
+        *,
+        seed: int,
+        pad_id: int,
+        reader: ImageReader | None = None,
+        ranks: Ranks | None = None,
+    ) -> None:
+        self.model, self.ranks, self.demonstrations = model, ranks or Ranks(), len(demonstrations)
+        self._settings, self._trainer, self._pad_id, self._reader = settings, trainer, pad_id, reader
+        lessons = list(_lessons(demonstrations, everything=settings.observation_weight > 0))
+        self._batches = list(_batches(lessons, settings, seed))
+        self._optimizer = PolicyOptimizer(model, _optimizer_settings(settings, trainer, updates=len(self._batches)))
+        check_lanes("trainer.lanes", trainer.lanes, model)
+        self._lanes, self._layout = Lanes(trainer.lanes), choose_layout(model, trainer, self.ranks)
+        self._started, self._tokens, self._done = time.perf_counter(), 0, 0
+
+    @property
+    def updates(self) -> int:
+        """How many there are to make."""
+        return len(self._batches)
+
+    def calls(self) -> Mapping[str, Callable[..., object]]:
+        """What rank 0 asks of the learners of other ranks, by name."""
+        return {"learn": self._learn}
+
+    def learn(self) -> SFTProgress:
+        """Make the next update.
+
+        Raises:
+            TrainingError: the loss is not finite, or a rank was lost.
+        """
+        with self.ranks.led("learn"):
+            return self._learn()
+
+    def _learn(self) -> SFTProgress:
+        batch = self._batches[self._done]
+        observation_weight = self._settings.observation_weight * (1 - self._done / self.updates)
+        with gradients_recomputed(self.model, enabled=self._trainer.gradient_checkpointing):
+            loss = self._backward(batch, observation_weight)
+        update = self._optimizer.update()
+        self._done += 1
+        self._tokens += sum(len(sequence) for sequence in batch)
+        return SFTProgress(
+            update=self._done,
+            updates=self.updates,
+            loss=loss,
+            grad_norm=update.grad_norm,
+            learning_rate=update.learning_rate,
+            tokens=self._tokens,
+            seconds=time.perf_counter() - self._started,
+            non_finite=update.non_finite,
+        )
+
+    def _backward(self, batch: list[Lesson], observation_weight: float) -> float:
+        weight = float(sum(lesson.weights(observation_weight).sum() for lesson in batch))
+        scored = [lesson.scored for lesson in batch]
+
+        def loss(indices: list[int]) -> tuple[torch.Tensor, None]:
+            part, own = [batch[i] for i in indices], [scored[i] for i in indices]
+            scores = score(
+                self.model, own, temperature=1.0, pad_id=self._pad_id, layout=self._layout, reader=self._reader
+            )
+            weights = torch.cat([lesson.weights(observation_weight) for lesson in part]).to(scores.logp.device)
+            return -(weights * scores.logp).sum() / weight, None
+
+        workers = self._lanes.count * self.ranks.teams
+        work = cut(range(len(batch)), scored, layout=self._layout, workers=workers, learns=True)
+        own = share_of(work, rank=self.ranks.team, ranks=self.ranks.teams)
+        found = add_gradients(self.model, self._lanes, own, loss, every_time=self._trainer.fsdp.reduce)
+        reshard(self.model)
+        total = sum(value for value, _ in self.ranks.collect(found if self.ranks.speaks else []))
+        if not math.isfinite(total):
+            raise TrainingError(
+                "the warm start's loss is not finite", got=total, hint="try a smaller sft.learning_rate"
+            )
+        return total
+
+
+def train_supervised(
+    learner: SupervisedLearner,
+    *,
+    progress: Callable[[SFTProgress], None] = lambda _: None,
+    enough: Callable[[SFTProgress], bool] = lambda _: False,
+) -> SFTProgress:
+    """Learn until everything is learnt, or enough.
+
+    Args:
+        learner: That of rank 0.
         progress: Called after every optimizer step.
         enough: Asked after every optimizer step whether to stop.
-        reader: Prepares images; needed where demonstrations hold any.
 
     Returns:
         The state after the last step.
 
     Raises:
-        TrainingError: no demonstration has a token to learn, or the loss is not finite.
+        TrainingError: no demonstration has a token to learn, the loss is not finite, or a rank was lost.
     """
-    lessons = list(_lessons(demonstrations, everything=settings.observation_weight > 0))
-    batches = list(_batches(lessons, settings, seed))
-    optimizer = PolicyOptimizer(model, _optimizer_settings(settings, trainer, updates=len(batches)))
-    check_lanes("trainer.lanes", trainer.lanes, model)
-    lanes, layout = Lanes(trainer.lanes), choose_layout(model, trainer)
-    started, tokens, latest = time.perf_counter(), 0, None
-    for number, batch in enumerate(batches, start=1):
-        observation_weight = settings.observation_weight * (1 - (number - 1) / len(batches))
-        with gradients_recomputed(model, enabled=trainer.gradient_checkpointing):
-            loss = _backward(model, lanes, batch, layout, pad_id, observation_weight, reader)
-        tokens += sum(len(sequence) for sequence in batch)
-        latest = _report(optimizer.update(), number, len(batches), loss, tokens, started)
+    latest = None
+    for _ in range(learner.updates):
+        latest = learner.learn()
         progress(latest)
         if enough(latest):
             break
     if latest is None:
-        raise TrainingError("there is nothing to learn", got=f"{len(demonstrations)} demonstrations without answers")
+        raise TrainingError("there is nothing to learn", got=f"{learner.demonstrations} demonstrations without answers")
     return latest
 
 
@@ -151,45 +230,6 @@ def _fill(sequences: Sequence[Lesson], budget: int) -> Iterator[list[Lesson]]:
         used += len(sequence)
     if batch:
         yield batch
-
-
-def _backward(
-    model: PreTrainedModel,
-    lanes: Lanes,
-    batch: list[Lesson],
-    layout: Layout,
-    pad_id: int,
-    observation_weight: float,
-    reader: ImageReader | None,
-) -> float:
-    weight = float(sum(lesson.weights(observation_weight).sum() for lesson in batch))
-
-    def loss(indices: list[int]) -> tuple[torch.Tensor, None]:
-        part = [batch[i] for i in indices]
-        own = [lesson.scored for lesson in part]
-        scores = score(model, own, temperature=1.0, pad_id=pad_id, layout=layout, reader=reader)
-        weights = torch.cat([lesson.weights(observation_weight) for lesson in part]).to(scores.logp.device)
-        return -(weights * scores.logp).sum() / weight, None
-
-    scored = [lesson.scored for lesson in batch]
-    work = cut(range(len(batch)), scored, layout=layout, workers=lanes.count, learns=True)
-    total = sum(value for value, _ in add_gradients(model, lanes, work, loss))
-    if not math.isfinite(total):
-        raise TrainingError("the warm start's loss is not finite", got=total, hint="try a smaller sft.learning_rate")
-    return total
-
-
-def _report(update: Update, number: int, updates: int, loss: float, tokens: int, started: float) -> SFTProgress:
-    return SFTProgress(
-        update=number,
-        updates=updates,
-        loss=loss,
-        grad_norm=update.grad_norm,
-        learning_rate=update.learning_rate,
-        tokens=tokens,
-        seconds=time.perf_counter() - started,
-        non_finite=update.non_finite,
-    )
 
 
 def _optimizer_settings(settings: SFTConfig, trainer: TrainerConfig, *, updates: int) -> OptimizerSettings:

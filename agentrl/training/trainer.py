@@ -48,6 +48,7 @@ from agentrl.training.ranks import Ranks
 from agentrl.training.rewards import RewardShaping
 from agentrl.training.selection import select
 from agentrl.training.sequences import ScoredSequence, scored_sequence
+from agentrl.training.state_copy import StateCopies
 from agentrl.training.step_batch import StepBatch, step_batch
 from agentrl.training.step_report import StepReport, step_report
 from agentrl.trajectory import TokenSequence, Trajectory
@@ -96,6 +97,7 @@ class Trainer:
         self._objective = Objective(algorithm)
         self._shaping = RewardShaping(algorithm.shaping, max_tokens=max_tokens)
         self._optimizer = PolicyOptimizer(model, _optimizer_settings(config))
+        self._copies = StateCopies(self._optimizer, self._progress, self.ranks)
         check_lanes("trainer.lanes", config.lanes, model)
         self._lanes = Lanes(config.lanes)
         self._layout = self._reference_layout = choose_layout(model, config, self.ranks)
@@ -190,7 +192,12 @@ class Trainer:
             "compute_logprobs": self._compute_logprobs,
             "save": self._save,
             "load": self._load,
+            **self._copies.calls(),
         }
+
+    def copy_state(self) -> Callable[[Path], None]:
+        """Copy what `save` writes; gives what writes the copy, from a thread while training goes on."""
+        return self._copies.take()
 
     def save(self, folder: Path) -> None:
         """Write, into an existing folder, what a resumed run needs beside the weights to go on bit for bit.

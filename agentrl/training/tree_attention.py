@@ -26,6 +26,7 @@ from transformers.masking_utils import sdpa_mask
 
 from agentrl.errors import UsageError
 from agentrl.training.prefix_tree import Node, PackedRow
+from agentrl.training.ranks.context import Attention
 
 ATTENTION = "agentrl_tree"
 """Its name for transformers: with a row it is what this module says, without one it is SDPA."""
@@ -120,6 +121,23 @@ class AttentionTree:
         return cast("Tensor", attended.transpose(0, 1)[None])
 
 
+class PaddedAttention:
+    """Who attends to whom in rows that are padded on the right: every token to those before it in its row."""
+
+    def attend(self, query: Tensor, key: Tensor, value: Tensor, scale: float, window: int | None) -> Tensor:
+        """Attention of a layer: query [rows, heads, tokens, size], key and value [rows, key-value heads, tokens,
+        size].
+        """
+        tokens, mask = query.shape[2], None
+        if window is not None and window < tokens:
+            index = torch.arange(tokens, device=query.device)
+            apart = index[:, None] - index
+            mask = (apart >= 0) & (apart < window)
+        return scaled_dot_product_attention(
+            query, key, value, attn_mask=mask, is_causal=mask is None, scale=scale, enable_gqa=True
+        )
+
+
 class _NodeAttention(torch.autograd.Function):
     """Node by node, with torch's fused kernels for the CPU."""
 
@@ -197,7 +215,7 @@ def tree_attention(
     value: Tensor,
     attention_mask: Tensor | None,
     *,
-    tree: AttentionTree | None = None,
+    tree: Attention | None = None,
     scaling: float | None = None,
     sliding_window: int | None = None,
     **options: Any,

@@ -1,6 +1,8 @@
 """A tiny model and trajectories to train it on."""
 
 import random
+import sys
+from pathlib import Path
 
 import pytest
 import torch
@@ -8,6 +10,8 @@ from transformers import Qwen3Config, Qwen3ForCausalLM
 
 from agentrl.errors import Outcome
 from agentrl.trajectory import Source, TokenSequence, Trajectory, Turn
+
+sys.path.append(str(Path(__file__).parent))  # for ranks_here
 
 VOCABULARY = 40
 

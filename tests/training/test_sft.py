@@ -9,7 +9,7 @@ import torch
 
 from agentrl.config.schema import SFTConfig, TrainerConfig
 from agentrl.errors import TrainingError
-from agentrl.training.sft import train_supervised
+from agentrl.training.sft import SupervisedLearner, train_supervised
 from agentrl.trajectory import Source, TokenSequence, Trajectory
 
 
@@ -33,7 +33,8 @@ def demonstrations():
 def train(model, demonstrations, *, progress=lambda _: None, budget=8192, seed=0, **settings):
     config = SFTConfig(**{"learning_rate": 1e-2, "tokens_per_update": 60, "schedule": "constant", **settings})
     trainer = TrainerConfig(tokens_per_micro_batch=budget, max_grad_norm=1e9)
-    return train_supervised(model, demonstrations, config, trainer, seed=seed, pad_id=0, progress=progress)
+    learner = SupervisedLearner(model, demonstrations, config, trainer, seed=seed, pad_id=0)
+    return train_supervised(learner, progress=progress)
 
 
 def cross_entropy(model, demonstrations, *, observation_weight):

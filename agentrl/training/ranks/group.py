@@ -17,6 +17,7 @@ from torch.distributed import TCPStore  # type: ignore[attr-defined]
 from torch.distributed.device_mesh import DeviceMesh, init_device_mesh
 
 from agentrl.errors import AgentRLError, ConfigError, TrainingError
+from agentrl.training.ranks.context import ContextGroup
 
 T = TypeVar("T")
 
@@ -41,6 +42,7 @@ class Ranks:
         rank: This one's number.
         count: How many there are.
         control: A group over gloo, for calls and small objects.
+        beside: Another one, for what threads do beside the training.
         explain: Says which rank is lost, once a call has failed; ``None`` where nobody knows.
     """
 
@@ -50,9 +52,13 @@ class Ranks:
         rank: int = 0,
         count: int = 1,
         control: distributed.ProcessGroup | None = None,
+        beside: distributed.ProcessGroup | None = None,
         explain: Callable[[], TrainingError | None] = lambda: None,
     ) -> None:
-        self.rank, self.count, self.control = rank, count, control
+        self.rank, self.count, self.control, self.beside = rank, count, control, beside
+        self.context: ContextGroup | None = None
+        """Those that share rows with this one, where rows are shared."""
+        self.tensor_parallel = self._together = 1
         self._explain = explain
         self._calling = threading.Lock()  # a server that comes back may be probed while the trainer trains
 
@@ -60,6 +66,47 @@ class Ranks:
     def are_many(self) -> bool:
         """Whether the model is in shards."""
         return self.count > 1
+
+    @property
+    def teams(self) -> int:
+        """How many micro-batches are computed at the same time: the ranks of a team share one."""
+        return self.count // self._together
+
+    @property
+    def team(self) -> int:
+        """The number of this rank's team."""
+        return self.rank // self._together
+
+    @property
+    def speaks(self) -> bool:
+        """Whether this rank says what its team has found."""
+        return self.rank % self._together == 0
+
+    def arrange(self, *, context: int, tensor: int) -> None:
+        """Make teams, whose ranks compute micro-batches together; all ranks must.
+
+        Args:
+            context: Ranks that share the tokens of a row.
+            tensor: Ranks that share the matrices of a layer: neighbours.
+
+        Raises:
+            ConfigError: the ranks do not make such teams.
+        """
+        if self.count % (context * tensor):
+            raise ConfigError(
+                "trainer.context_parallel times trainer.tensor_parallel must divide the number of ranks",
+                got=f"{context} times {tensor}",
+                expected=f"a divisor of {self.count}",
+            )
+        self.tensor_parallel, self._together, self.context = tensor, context * tensor, None
+        if context > 1:
+            sharing = [
+                [team * self._together + part * tensor + beside for part in range(context)]
+                for team in range(self.teams)
+                for beside in range(tensor)
+            ]
+            group, _ = distributed.new_subgroups_by_enumeration(sharing)
+            self.context = ContextGroup(group, self.rank % self._together // tensor, context)
 
     def device(self, asked: str) -> torch.device:
         """Where this rank computes.
@@ -91,19 +138,21 @@ class Ranks:
     def mesh(self, device: torch.device, *, replicas: int) -> DeviceMesh:
         """The ranks as rows of shards: parameters are sharded within a row, and each row holds all of them.
 
+        With tensor parallelism, neighbours hold parts of the same shards, and the mesh has one dimension more.
+
         Raises:
             ConfigError: the ranks do not make so many rows.
         """
-        if self.count % replicas:
+        whole = self.count // self.tensor_parallel
+        if whole % replicas:
             raise ConfigError(
-                "trainer.fsdp.replicas must divide the number of ranks",
+                "trainer.fsdp.replicas must divide the number of ranks that hold no part of the same shard",
                 got=replicas,
-                expected=f"a divisor of {self.count}",
+                expected=f"a divisor of {whole}",
             )
-        if replicas == 1:
-            return init_device_mesh(device.type, (self.count,), mesh_dim_names=("shard",))
-        shape = (replicas, self.count // replicas)
-        return init_device_mesh(device.type, shape, mesh_dim_names=("replicate", "shard"))
+        sizes = {"replicate": replicas, "shard": whole // replicas, "tensor": self.tensor_parallel}
+        kept = {name: size for name, size in sizes.items() if size > 1 or name == "shard"}
+        return init_device_mesh(device.type, tuple(kept.values()), mesh_dim_names=tuple(kept))
 
     @contextmanager
     def led(self, name: str, *arguments: Any) -> Iterator[None]:
@@ -179,8 +228,8 @@ def join(
         world_size=count if store is not None else -1,
         timeout=timedelta(seconds=COLLECTIVE_TIMEOUT_S),
     )
-    control = distributed.new_group(backend="gloo", timeout=PATIENCE)
-    return Ranks(rank=rank, count=count, control=control, explain=explain)
+    control, beside = (distributed.new_group(backend="gloo", timeout=PATIENCE) for _ in range(2))
+    return Ranks(rank=rank, count=count, control=control, beside=beside, explain=explain)
 
 
 def leave() -> None:

@@ -24,6 +24,7 @@ from agentrl.config.fsdp import FSDPOptions
 from agentrl.training.model import load_model, make_model
 from agentrl.training.ranks.group import Ranks
 from agentrl.training.ranks.sharding import Sharder, layers
+from agentrl.training.ranks.tensor import check_tensor_parallel
 
 Dtype = Literal["float32", "bfloat16"]
 
@@ -48,6 +49,8 @@ def load_sharded(
     """
     with _parameters_without_memory():
         model = make_model(path)
+    if ranks.tensor_parallel > 1:
+        check_tensor_parallel(model, ranks.tensor_parallel)
     sharder = Sharder(ranks.mesh(device, replicas=options.replicas), dtype=dtype, options=options)
     aliases = _aliases(model)
     source = _source(path, model, aliases, dtype, device, ranks)

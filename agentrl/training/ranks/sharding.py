@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+import math
+from collections.abc import Callable, Iterator, Sequence
 from types import MethodType
 from typing import Any, Concatenate, Literal, ParamSpec, TypeVar, cast
 
@@ -21,6 +22,7 @@ from torch.distributed.tensor import DTensor, distribute_tensor
 from transformers import PreTrainedModel
 
 from agentrl.config.fsdp import FSDPOptions
+from agentrl.training.ranks.tensor import share_layer
 
 Arguments = ParamSpec("Arguments")
 Result = TypeVar("Result")
@@ -33,15 +35,17 @@ class Sharder:
     """Shards modules, the layers first and the whole model last.
 
     Args:
-        mesh: Of all ranks; with two dimensions, parameters are sharded over the second.
+        mesh: Of all ranks; parameters are sharded over ``shard``, and, with ``tensor``, those of layers over both.
         dtype: In which layers compute; shards are float32, and so are sums of gradients.
         options: Memory against communication.
     """
 
     def __init__(self, mesh: DeviceMesh, *, dtype: Literal["float32", "bfloat16"], options: FSDPOptions) -> None:
         short = dtype == "bfloat16"
+        names = mesh.mesh_dim_names or ()
+        self._tensor = mesh["tensor"] if "tensor" in names else None
         self._options: dict[str, Any] = {
-            "mesh": mesh,
+            "mesh": mesh[("replicate", "shard") if "replicate" in names else "shard"],
             "mp_policy": MixedPrecisionPolicy(param_dtype=torch.bfloat16, reduce_dtype=torch.float32)
             if short
             else MixedPrecisionPolicy(),
@@ -51,6 +55,8 @@ class Sharder:
 
     def shard_layer(self, layer: nn.Module) -> None:
         """Shard one layer, whose parameters are there."""
+        if self._tensor is not None:
+            share_layer(layer, self._tensor)
         fully_shard(layer, **self._options, reshard_after_forward=self._reshard)
 
     def shard_root(self, model: PreTrainedModel, device: torch.device) -> None:
@@ -128,6 +134,25 @@ def add_up_gradients(model: nn.Module, *, over_ranks: bool) -> None:
 def whole(tensor: Tensor) -> Tensor:
     """A tensor of a model in one piece; all ranks must ask for it."""
     return tensor.full_tensor() if isinstance(tensor, DTensor) else tensor
+
+
+def is_sharded(tensor: Tensor) -> bool:
+    """Whether a rank has a part of it only."""
+    return isinstance(tensor, DTensor)
+
+
+def mesh_of(tensor: Tensor) -> DeviceMesh | None:
+    """The ranks over which a tensor is sharded."""
+    return tensor.device_mesh if isinstance(tensor, DTensor) else None
+
+
+def total_norm(tensors: Sequence[Tensor]) -> float:
+    """Norm of all tensors together; those that other ranks have parts of are counted once. All ranks must ask."""
+    by_mesh: dict[DeviceMesh | None, list[Tensor]] = {}
+    for tensor in tensors:
+        by_mesh.setdefault(mesh_of(tensor), []).append(tensor)
+    norms = [float(whole(nn.utils.get_total_norm(part))) for part in by_mesh.values()]
+    return norms[0] if len(norms) == 1 else math.hypot(*norms)
 
 
 def sharded_like(tensor: Tensor, other: Tensor) -> Tensor:

@@ -24,10 +24,16 @@ def share_of(work: Sequence[MicroBatch], *, rank: int, ranks: int) -> list[Micro
         return list(work)
     share: list[MicroBatch] = []
     for learns in (True, False):
-        even = _even([micro_batch for micro_batch in work if micro_batch.learns == learns], ranks)
+        even = [micro_batch for micro_batch in evened(work, ranks) if micro_batch.learns == learns]
         own = balanced([micro_batch.cost for micro_batch in even], ranks)[rank] if even else []
         share += sorted((even[index] for index in own), key=lambda micro_batch: -micro_batch.cost)
     return share
+
+
+def evened(work: Sequence[MicroBatch], ranks: int) -> list[MicroBatch]:
+    """The micro-batches that `share_of` shares out: those that learn first."""
+    kinds = ([micro_batch for micro_batch in work if micro_batch.learns == learns] for learns in (True, False))
+    return [micro_batch for kind in kinds for micro_batch in _even(kind, ranks)] if ranks > 1 else list(work)
 
 
 def _even(work: Sequence[MicroBatch], ranks: int) -> list[MicroBatch]:

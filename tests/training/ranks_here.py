@@ -1,0 +1,98 @@
+"""Ranks for tests: forked from this process, so that nobody waits for libraries to be imported once more."""
+
+import gc
+import os
+import signal
+import sys
+import traceback
+import warnings
+from collections.abc import Callable
+from contextlib import contextmanager
+from datetime import timedelta
+from typing import Any
+
+import torch
+from torch import distributed
+from torch.distributed.tensor import debug
+
+from agentrl.assembly.rank import serve
+from agentrl.assembly.trainers import BUILD, build_trainer
+from agentrl.training.ranks import Ranks, join
+from agentrl.training.ranks.group import leave
+
+PATIENCE = timedelta(seconds=60)
+
+
+class Group:
+    """Ranks of which this process is the first; the others build again what they are told to."""
+
+    def __init__(self, ranks):
+        self.ranks = ranks
+
+    def build(self, config, path=None, reference=None):
+        path = path or config.model.path
+        with self.ranks.led(BUILD, config.model_dump(mode="json"), str(path), reference):
+            return build_trainer(config, model_path=str(path), reference_path=reference, reader=None, ranks=self.ranks)
+
+
+@contextmanager
+def group_of(count, work: Callable[[Ranks], Any] = serve):
+    """This process as rank 0 of a group; the others, forked here, do `work`."""
+    if count == 1:
+        yield Group(Ranks())
+        return
+    before = torch.get_num_threads()
+    torch.set_num_threads(1)
+    store = distributed.TCPStore("127.0.0.1", 0, is_master=True, wait_for_workers=False, timeout=PATIENCE)
+    children = [_forked(store.port, rank, count, work) for rank in range(1, count)]
+    try:
+        ranks = join(store, rank=0, count=count)
+        yield Group(ranks)
+        if work is serve:
+            ranks.dismiss()
+        assert [os.waitstatus_to_exitcode(os.waitpid(children.pop(), 0)[1]) for _ in range(count - 1)] == [0] * (
+            count - 1
+        )
+    finally:
+        leave()
+        for child in children:
+            os.kill(child, signal.SIGKILL)
+            os.waitpid(child, 0)
+        torch.set_num_threads(before)
+
+
+def in_ranks(count, work: Callable[[Ranks], Any]):
+    """What `work` gives in rank 0; all ranks do it at the same time."""
+    with group_of(count, work) as group:
+        return work(group.ranks)
+
+
+def _forked(port, rank, count, work):
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore", DeprecationWarning)  # of threads, which the child does without
+        child = os.fork()
+    if child:
+        return child
+    code = 1
+    try:
+        gc.disable()
+        _forget_own_rank()
+        store = distributed.TCPStore("127.0.0.1", port, is_master=False, timeout=PATIENCE)
+        work(join(store, rank=rank, count=count))
+        leave()
+        code = 0
+    except BaseException:  # nothing of the tests may go on here
+        traceback.print_exc()
+    finally:
+        os._exit(code)
+
+
+def _forget_own_rank():
+    """Torch caches which part of a tensor a rank has, for as long as the process lives."""
+    modules = [module for name, module in list(sys.modules.items()) if name.startswith("torch.distributed.tensor")]
+    owners = [*modules, *(value for module in modules for value in vars(module).values() if isinstance(value, type))]
+    for owner in owners:
+        for value in list(vars(owner).values()):
+            if hasattr(value, "cache_clear") and not isinstance(value, type):
+                value.cache_clear()
+    debug._clear_sharding_prop_cache()

@@ -1,0 +1,59 @@
+"""A warm start by several ranks learns what one learns."""
+
+import random
+
+import pytest
+import torch
+from ranks_here import group_of
+
+from agentrl.assembly.trainers import BUILD_LEARNER, build_learner
+from agentrl.config.schema import Config
+from agentrl.training.sft import train_supervised
+from agentrl.trajectory import Source, TokenSequence, Trajectory
+
+
+def demonstration(rng):
+    sequence = TokenSequence()
+    sequence.extend([2, rng.randrange(10, 20)], Source.PROMPT)
+    for _ in range(rng.randint(1, 5)):
+        sequence.extend([sequence.ids_list()[-1], 3], Source.FORCED)
+        sequence.extend([rng.randrange(10, 20)], Source.OBSERVATION)
+    return Trajectory(id="d", task_id="d", environment="echo", seed=0, group_id="d", sequences=[sequence])
+
+
+@pytest.fixture
+def demonstrations():
+    rng = random.Random(0)
+    return [demonstration(rng) for _ in range(12)]
+
+
+def learnt(path, demonstrations, count, **trainer):
+    """Losses and weights after three updates, of which the third stops the warm start."""
+    config = Config(
+        environment={"name": "maze"},
+        model={"path": str(path), "device": "cpu"},
+        trainer={"processes": count, "tokens_per_micro_batch": 30, **trainer},
+        sft={"learning_rate": 1e-3, "tokens_per_update": 40, "schedule": "constant", "observation_weight": 0.5},
+    )
+    seen = []
+    with group_of(count) as group:
+        with group.ranks.led(BUILD_LEARNER, config.model_dump(mode="json"), demonstrations, str(path), 0):
+            parts = build_learner(
+                config, demonstrations, model_path=str(path), pad_id=0, reader=None, ranks=group.ranks
+            )
+        last = train_supervised(parts.learner, progress=seen.append, enough=lambda state: state.update == 3)
+        weights = {name: tensor.clone() for name, tensor in parts.source.weights().items()}
+    assert last is seen[-1]
+    return [(state.update, state.tokens, state.loss, state.grad_norm) for state in seen], weights
+
+
+@pytest.mark.parametrize("trainer", [{}, {"context_parallel": 2}])
+def test_two_ranks_learn_what_one_learns(model, demonstrations, tmp_path, trainer):
+    model.save_pretrained(tmp_path)
+    expected, weights = learnt(tmp_path, demonstrations, 1)
+    found, shared = learnt(tmp_path, demonstrations, 2, **trainer)
+    assert [number for number, *_ in found] == [1, 2, 3]
+    for one, two in zip(expected, found, strict=True):
+        assert two == pytest.approx(one, rel=1e-5)
+    for name, value in weights.items():
+        torch.testing.assert_close(shared[name], value, rtol=1e-5, atol=1e-5)
