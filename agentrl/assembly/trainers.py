@@ -35,7 +35,7 @@ class TrainerParts:
 def build_trainer(
     config: Config, *, model_path: str, reference_path: str | None, reader: ImageReader | None, ranks: Ranks
 ) -> TrainerParts:
-    """Load the policy and its reference, whole or in shards; every rank does.
+    """Load the policy, its reference and its critic, whole or in shards; every rank does.
 
     Args:
         config: The run.
@@ -60,6 +60,8 @@ def build_trainer(
     reference = None
     if Objective(config.algorithm).uses_reference and (reference_path is not None or ranks.are_many):
         reference = load(reference_path or model_path).requires_grad_(False)
+    critic = config.trainer.critic
+    own_critic = None if critic is None or critic.kind == "shared" else load(critic.path or model_path)
     trainer = Trainer(
         model,
         config.algorithm,
@@ -69,6 +71,7 @@ def build_trainer(
         reference=reference,
         reader=reader,
         ranks=ranks,
+        critic=own_critic,
     )
     source = ModelWeights(model, ranks=ranks, dtype=section.dtype)
     return TrainerParts(trainer=trainer, source=source)

@@ -19,7 +19,7 @@ from torch.distributed.checkpoint.state_dict_saver import save
 from transformers import PreTrainedModel, PreTrainedTokenizerBase
 
 from agentrl.render.images import ImageProcessor
-from agentrl.training.optimizer import PolicyOptimizer
+from agentrl.training.critic.state import TrainedState
 from agentrl.training.ranks import Ranks
 
 ALONE = "trainer.pt"
@@ -66,7 +66,7 @@ def _once_on_cpu(model: PreTrainedModel, weights: Mapping[str, torch.Tensor]) ->
     return {name: weights[name].cpu() for name in weights if name in first or name not in every}
 
 
-def save_trainer(optimizer: PolicyOptimizer, progress: Mapping[str, Any], folder: Path, ranks: Ranks) -> None:
+def save_trainer(optimizer: TrainedState, progress: Mapping[str, Any], folder: Path, ranks: Ranks) -> None:
     """Write the state of a trainer; every rank writes its own part.
 
     Raises:
@@ -89,7 +89,7 @@ def save_trainer(optimizer: PolicyOptimizer, progress: Mapping[str, Any], folder
         raise
 
 
-def load_trainer(optimizer: PolicyOptimizer, progress: Mapping[str, Any], folder: Path, ranks: Ranks) -> dict[str, Any]:
+def load_trainer(optimizer: TrainedState, progress: Mapping[str, Any], folder: Path, ranks: Ranks) -> dict[str, Any]:
     """Read what `save_trainer` wrote with any number of ranks into the optimizer.
 
     Args:
