@@ -10,6 +10,7 @@ from agentrl.config.engines import LocalEngineConfig, OpenAIEngineConfig, Server
 from agentrl.config.parts import parts_of
 from agentrl.config.schema import Config, SamplingConfig
 from agentrl.errors import ConfigError, UsageError
+from agentrl.training.critic.checks import check_critic
 from agentrl.training.objective import Objective
 from agentrl.training.rewards import RewardShaping
 
@@ -24,7 +25,8 @@ def check_training(config: Config) -> LocalEngineConfig | ServerEngineConfig:
 
     Raises:
         ConfigError: an engine that takes no weights, or no images where the environment shows some, sampling from
-            another distribution than the policy's own, or options that the algorithm does not take.
+            another distribution than the policy's own, options that the algorithm does not take, or a critic that it
+            does not have or does not need.
         UnknownNameError: no such estimator, loss, filter or shaping.
     """
     if not isinstance(config.engine, LocalEngineConfig | ServerEngineConfig):
@@ -36,6 +38,7 @@ def check_training(config: Config) -> LocalEngineConfig | ServerEngineConfig:
     check_images(config)
     _check_sampling(config.sampling)
     Objective(config.algorithm)
+    check_critic(config.algorithm, config.trainer)
     RewardShaping(config.algorithm.shaping, max_tokens=config.agent.max_tokens)
     return config.engine
 

@@ -24,16 +24,25 @@ SCRATCH = "scratch"
 
 
 def resolve_model(config: Config) -> Config:
-    """The config with `model.path` as an absolute folder, so that ``runs/latest`` means today's latest for ever.
+    """The config with `model.path`, and that of a critic, as an absolute folder, so that ``runs/latest`` means today's
+    latest for ever.
 
     Raises:
-        UsageError: there is no model where the path points, or none of that name can be fetched.
+        UsageError: there is no model where a path points, or none of that name can be fetched.
     """
+    critic = config.trainer.critic
+    if critic is not None and critic.path is not None:
+        critic = critic.model_copy(update={"path": _found(critic.path)})
+        config = config.model_copy(update={"trainer": config.trainer.model_copy(update={"critic": critic})})
     if config.model.path == SCRATCH:
         return config
-    path = find_model(config.model.path)
-    check_fetchable(path)
-    return config.model_copy(update={"model": config.model.model_copy(update={"path": path})})
+    return config.model_copy(update={"model": config.model.model_copy(update={"path": _found(config.model.path)})})
+
+
+def _found(path: str) -> str:
+    found = find_model(path)
+    check_fetchable(found)
+    return found
 
 
 async def prepare_model(config: Config, run: RunDirectory) -> str:

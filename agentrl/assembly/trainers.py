@@ -49,7 +49,7 @@ class LearnerParts:
 def build_trainer(
     config: Config, *, model_path: str, reference_path: str | None, reader: ImageReader | None, ranks: Ranks
 ) -> TrainerParts:
-    """Load the policy and its reference, whole or in shards; every rank does.
+    """Load the policy, its reference and its critic, whole or in shards; every rank does.
 
     Args:
         config: The run.
@@ -67,6 +67,8 @@ def build_trainer(
     reference = None
     if Objective(config.algorithm).uses_reference and (reference_path is not None or ranks.are_many):
         reference = _load(config, reference_path or model_path, ranks).requires_grad_(False)
+    critic = config.trainer.critic
+    own_critic = None if critic is None or critic.kind == "shared" else _load(config, critic.path or model_path, ranks)
     trainer = Trainer(
         model,
         config.algorithm,
@@ -76,6 +78,7 @@ def build_trainer(
         reference=reference,
         reader=reader,
         ranks=ranks,
+        critic=own_critic,
     )
     source = ModelWeights(model, ranks=ranks, dtype=config.model.dtype)
     return TrainerParts(trainer=trainer, source=source)

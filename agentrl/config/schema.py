@@ -7,6 +7,7 @@ from typing import Annotated, Any, Literal, Self, TypeAlias
 
 from pydantic import BeforeValidator, Field, field_validator, model_validator
 
+from agentrl.config.critic import CriticConfig
 from agentrl.config.curriculum import CurriculumConfig
 from agentrl.config.engines import EngineConfig, LocalEngineConfig, ServerEngineConfig
 from agentrl.config.fsdp import FSDPOptions
@@ -300,6 +301,11 @@ class AlgorithmConfig(Section):
             raise ValueError(
                 "algorithm.kl_estimator is ignored while algorithm.kl_coef is 0: set kl_coef, or remove it"
             )
+        if self.dynamic_sampling and self.group_size == 1:
+            raise ValueError(
+                "algorithm.dynamic_sampling replaces groups whose returns are equal, and a group of one is never "
+                "anything else: set it to false, or raise algorithm.group_size"
+            )
         return self
 
 
@@ -329,6 +335,10 @@ class TrainerConfig(Section):
     """Passes over a step's data."""
     mini_batches: int = Field(1, ge=1)
     """Optimizer steps per pass."""
+    max_kl: float | None = Field(None, gt=0)
+    """KL of the policy to that of the start of the step, over a mini-batch, above which the step's other updates are
+    left out."""
+    critic: CriticConfig | None = None
     tokens_per_micro_batch: int = Field(8192, ge=1)
     """Tokens of a forward and backward pass, padding included."""
     share_prefixes: bool = False
@@ -386,6 +396,15 @@ class TrainerConfig(Section):
     def _keys_are_used(self) -> Self:
         if self.schedule == "constant" and self.min_lr_ratio != 0.1:
             raise ValueError("trainer.min_lr_ratio is ignored with schedule constant: remove it, or use cosine")
+        if self.max_kl is not None and self.epochs * self.mini_batches == 1:
+            raise ValueError(
+                "trainer.max_kl is ignored with one update per step: raise trainer.epochs or trainer.mini_batches"
+            )
+        if self.critic is not None and self.critic.pretrain_steps >= self.steps:
+            raise ValueError(
+                f"trainer.critic.pretrain_steps ({self.critic.pretrain_steps}) leaves none of the {self.steps} "
+                "trainer.steps to the policy: lower it"
+            )
         return self
 
 

@@ -20,7 +20,7 @@ from torch.distributed.checkpoint.state_dict_saver import save
 from transformers import PreTrainedModel, PreTrainedTokenizerBase
 
 from agentrl.render.images import ImageProcessor
-from agentrl.training.optimizer import PolicyOptimizer
+from agentrl.training.critic.state import TrainedState
 from agentrl.training.ranks import Ranks
 
 ALONE = "trainer.pt"
@@ -67,7 +67,7 @@ def whole_on_cpu(model: PreTrainedModel, weights: Mapping[str, torch.Tensor]) ->
     return {name: weights[name].to("cpu", copy=True) for name in weights if name in first or name not in every}
 
 
-def save_trainer(optimizer: PolicyOptimizer, progress: Mapping[str, Any], folder: Path, ranks: Ranks) -> None:
+def save_trainer(optimizer: TrainedState, progress: Mapping[str, Any], folder: Path, ranks: Ranks) -> None:
     """Write the state of a trainer; every rank writes its own part.
 
     Raises:
@@ -79,7 +79,7 @@ def save_trainer(optimizer: PolicyOptimizer, progress: Mapping[str, Any], folder
     save_shared(shared_state(optimizer, progress), folder, ranks.control)
 
 
-def shared_state(optimizer: PolicyOptimizer, progress: Mapping[str, Any]) -> dict[str, torch.Tensor]:
+def shared_state(optimizer: TrainedState, progress: Mapping[str, Any]) -> dict[str, torch.Tensor]:
     """The state of a trainer that is one of several, as tensors by name."""
     values = {f"{_PROGRESS}/{name}": torch.as_tensor(value) for name, value in progress.items()}
     return {**optimizer.named_state(), **values}
@@ -100,7 +100,7 @@ def save_shared(state: Mapping[str, Any], folder: Path, group: ProcessGroup | No
         raise
 
 
-def load_trainer(optimizer: PolicyOptimizer, progress: Mapping[str, Any], folder: Path, ranks: Ranks) -> dict[str, Any]:
+def load_trainer(optimizer: TrainedState, progress: Mapping[str, Any], folder: Path, ranks: Ranks) -> dict[str, Any]:
     """Read what `save_trainer` wrote with any number of ranks into the optimizer.
 
     Args:

@@ -17,6 +17,7 @@ from agentrl.algorithms.loss_input import LossInput, log_ratio
 from agentrl.algorithms.proximal import loglinear
 from agentrl.image import ImageReader
 from agentrl.lanes import Lanes
+from agentrl.training.critic.step import CriticStep
 from agentrl.training.layout import Layout
 from agentrl.training.logprobs import score, score_all
 from agentrl.training.micro_batch_gradients import MicroBatch, add_gradients, cut
@@ -65,6 +66,8 @@ class GradientPass:
         ranks: Share the micro-batches out.
         every_time: See `add_gradients`.
         reader: Prepares images.
+        critic: Its loss is a part of the policy's.
+        learns: Compute gradients, or only what is measured.
     """
 
     def __init__(
@@ -82,13 +85,18 @@ class GradientPass:
         ranks: Ranks,
         every_time: bool = False,
         reader: ImageReader | None = None,
+        critic: CriticStep | None = None,
+        learns: bool = True,
     ) -> None:
         self.tally = Tally()
+        self.kl_old = 0.0
+        """Of the policy to pi_old, over the last update's tokens."""
         self._computed_tokens = self._read_tokens = 0
         self._model, self._objective, self._layout = model, objective, layout
         self._batch, self._values, self._reads = batch, values, reads
         self._temperature, self._pad_id = temperature, pad_id
-        self._learning = learning_sequences(objective, batch, values.advantage)
+        self._learning = [learns and own for own in learning_sequences(objective, batch, values.advantage)]
+        self._critic, self._beside = critic, () if critic is None else tuple(critic.head.parameters())
         self._lanes, self._ranks, self._reader = lanes, ranks, reader
         self._every_time = every_time
         self._updates = 0
@@ -103,13 +111,15 @@ class GradientPass:
         self._count_tokens(work)
         own = share_of(work, rank=self._ranks.team, ranks=self._ranks.teams)
         compute = functools.partial(self._loss, weights)
-        found = add_gradients(self._model, self._lanes, own, compute, every_time=self._every_time)
+        found = add_gradients(self._model, self._lanes, own, compute, every_time=self._every_time, beside=self._beside)
         reshard(self._model)
         self._values.trainer_logp.copy_(self._ranks.filled(self._values.trainer_logp))
-        total = 0.0
+        total, update = 0.0, Tally()
         for loss, tally in self._ranks.collect(found if self._ranks.speaks else []):
             total += loss
-            self.tally.merge(tally)
+            update.merge(tally)
+        self.tally.merge(update)
+        self.kl_old = update.means().get("train/kl_old", 0.0)
         self._updates += 1
         return total
 
@@ -167,6 +177,7 @@ class GradientPass:
             layout=self._layout,
             entropy_gradient=self._objective.uses_entropy,
             reader=self._reader,
+            value_head=None if self._critic is None else self._critic.head,
         )
         where = self._batch.token_index(indices).to(self._model.device)
         tokens = self._loss_input(indices, where, scores.logp)
@@ -179,7 +190,10 @@ class GradientPass:
         tally.add("train/kl_old", log_rho.neg().exp() + log_rho - 1)
         if objective.kl is not None:
             tally.add("train/kl_reference", objective.kl)
-        return (weights[where] * objective.values).sum(), tally
+        loss = (weights[where] * objective.values).sum()
+        if self._critic is not None and scores.values is not None:
+            loss = loss + self._critic.joined_loss(scores.values, where, tally)
+        return loss, tally
 
     def _loss_input(self, indices: list[int], where: torch.Tensor, logp: torch.Tensor) -> LossInput:
         values = self._values

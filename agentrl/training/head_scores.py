@@ -29,6 +29,8 @@ class TokenScores:
     """log_softmax(logits / temperature) at the token."""
     entropy: Tensor
     """Entropy of that distribution, in nats."""
+    values: Tensor | None = None
+    """What a critic that shares the policy's hidden states expects before the token."""
 
 
 def chunk_tokens(vocabulary: int, megabytes: int) -> int:

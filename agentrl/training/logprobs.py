@@ -10,6 +10,7 @@ from transformers import PreTrainedModel
 
 from agentrl.image import ImageReader
 from agentrl.lanes import Lanes
+from agentrl.training.critic.value_head import ValueHead
 from agentrl.training.head_scores import TokenScores, chunk_tokens, head_scores
 from agentrl.training.layout import PADDED, Layout
 from agentrl.training.micro_batch_gradients import cut
@@ -28,6 +29,7 @@ def score(
     layout: Layout = PADDED,
     entropy_gradient: bool = False,
     reader: ImageReader | None = None,
+    value_head: ValueHead | None = None,
 ) -> TokenScores:
     """The wanted tokens of a micro-batch, sequence after sequence; gradients flow unless the caller turned them off.
 
@@ -39,8 +41,9 @@ def score(
         layout: How the sequences lie in the forward pass, and the size of the logits that exist at once.
         entropy_gradient: Let gradients flow through the entropy too; without, it is a measurement only.
         reader: Prepares images; needed where sequences hold any.
+        value_head: Reads values from the same hidden states.
     """
-    logp, entropy = within_forward(
+    logp, entropy, *values = within_forward(
         model,
         _read,
         sequences,
@@ -49,8 +52,9 @@ def score(
         layout=layout,
         entropy_gradient=entropy_gradient,
         reader=reader,
+        value_head=value_head,
     )
-    return TokenScores(logp=logp, entropy=entropy)
+    return TokenScores(logp=logp, entropy=entropy, values=values[0] if values else None)
 
 
 def _read(
@@ -62,7 +66,8 @@ def _read(
     layout: Layout,
     entropy_gradient: bool,
     reader: ImageReader | None,
-) -> tuple[torch.Tensor, torch.Tensor]:
+    value_head: ValueHead | None,
+) -> tuple[torch.Tensor, ...]:
     targets = torch.cat([sequence.targets for sequence in sequences]).to(model.device)
     owner = None
     if layout.context is None:
@@ -80,10 +85,11 @@ def _read(
         chunk=chunk_tokens(head.weight.shape[0], layout.logits_megabytes),
         entropy_gradient=entropy_gradient,
     )
+    found = [scores.logp, scores.entropy, *(() if value_head is None else (value_head(hidden),))]
     if layout.context is None or owner is None:
-        return scores.logp, scores.entropy
-    both = layout.context.collected(torch.stack([scores.logp, scores.entropy]), owner)
-    return both[0].clone(), both[1].clone()  # what a model in shards gives back is no view
+        return tuple(found)
+    together = layout.context.collected(torch.stack(found), owner)
+    return tuple(own.clone() for own in together)  # what a model in shards gives back is no view
 
 
 def score_all(

@@ -7,6 +7,7 @@ from dataclasses import dataclass
 from typing import TypeVar
 
 import torch
+from torch import nn
 from transformers import PreTrainedModel
 
 from agentrl.lanes import Lanes
@@ -76,6 +77,7 @@ def add_gradients(
     loss: Callable[[list[int]], tuple[torch.Tensor, Extra]],
     *,
     every_time: bool = False,
+    beside: Sequence[nn.Parameter] = (),
 ) -> list[tuple[float, Extra]]:
     """Add the gradients of all micro-batches to those of the model's parameters.
 
@@ -85,11 +87,12 @@ def add_gradients(
         work: What to compute, in this order where there is one lane.
         loss: Of some sequences, and anything else that the caller wants back; called in the lanes' threads.
         every_time: Add the gradients of a model in shards up over the ranks after every micro-batch, not in the end.
+        beside: Parameters outside the model, which get a gradient, too.
 
     Returns:
         The losses, with what came with them, in the order of `work`, of what counts.
     """
-    parameters = [p for p in model.parameters() if p.requires_grad]
+    parameters = [*(p for p in model.parameters() if p.requires_grad), *beside]
     costs = [micro_batch.cost for micro_batch in work]
     shares = [list(range(len(work)))] if lanes.count == 1 else share_out(costs, lanes.count)
     last = max((index for index, micro_batch in enumerate(work) if micro_batch.learns), default=None)

@@ -42,6 +42,7 @@ class Objective:
 
     Args:
         config: The algorithm.
+        shared_critic: The policy's passes also compute the loss of a critic.
 
     Raises:
         ConfigError: an option that the chosen functions do not take, or that conflicts with another, or that another
@@ -49,7 +50,7 @@ class Objective:
         UnknownNameError: no such estimator, loss or filter.
     """
 
-    def __init__(self, config: AlgorithmConfig) -> None:
+    def __init__(self, config: AlgorithmConfig, *, shared_critic: bool = False) -> None:
         estimator, loss = lookup(Kind.ADVANTAGE, config.advantage), lookup(Kind.LOSS, config.loss)
         filters = {name: lookup(Kind.FILTER, name) for name in config.filters}
         check_estimator(config, estimator)
@@ -76,7 +77,7 @@ class Objective:
         """The loss looks at all tokens of an update, under the current policy, before it is computed."""
         self.uses_reference = config.keeps_reference or Input.REFERENCE in needed_inputs(loss)
         self.uses_entropy = config.entropy_coef != 0
-        regularised = config.kl_coef != 0 or self.uses_entropy
+        regularised = config.kl_coef != 0 or self.uses_entropy or shared_critic
         self.zero_advantage_is_idle = is_advantage_weighted(loss) and not regularised
         """A sequence whose advantages are exactly 0 has no gradient."""
 

@@ -22,13 +22,19 @@ PROVIDED = frozenset({Input.COMPONENTS, Input.REFERENCE, Input.ENTROPY})
 """What `agentrl.training.trainer.Trainer` can give to estimators, losses and filters."""
 
 
-def check_needs(kind: str, name: str, function: Callable[..., Any]) -> None:
+def check_needs(kind: str, name: str, function: Callable[..., Any], *, also: frozenset[Input] = frozenset()) -> None:
     """Check that a function can be called with what a step has.
+
+    Args:
+        kind: What the function is, for the message.
+        name: Its own.
+        function: What is called.
+        also: Inputs that are there, or looked after elsewhere.
 
     Raises:
         ConfigError: it needs what nobody provides.
     """
-    if missing := sorted(needed_inputs(function) - PROVIDED):
+    if missing := sorted(needed_inputs(function) - PROVIDED - also):
         raise ConfigError(
             f"the {kind} {name} needs what this trainer does not have",
             got=f"no {' and no '.join(part.name.lower() for part in missing)}",
@@ -38,12 +44,12 @@ def check_needs(kind: str, name: str, function: Callable[..., Any]) -> None:
 
 
 def check_estimator(config: AlgorithmConfig, estimator: Callable[..., Any]) -> None:
-    """Check the advantage estimator of a config.
+    """Check the advantage estimator of a config; `agentrl.training.critic.checks` looks after its critic.
 
     Raises:
         ConfigError: it needs what nobody provides, or groups that the config does not have.
     """
-    check_needs("advantage estimator", config.advantage, estimator)
+    check_needs("advantage estimator", config.advantage, estimator, also=frozenset({Input.VALUES}))
     if requires_group(estimator) and config.group_size < 2:
         raise ConfigError(
             f"the advantage estimator {config.advantage} compares the members of a group",

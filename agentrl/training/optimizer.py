@@ -174,11 +174,19 @@ class PolicyOptimizer:
         for kind, optimizer in self._optimizers.items():
             for name, master in self._masters.items():
                 prefix = f"{kind}/{name}/"
-                if moments := {k.removeprefix(prefix): v for k, v in state.items() if k.startswith(prefix)}:
-                    optimizer.state[master] = moments
+                found = {k.removeprefix(prefix): v for k, v in state.items() if k.startswith(prefix)}
+                if found:
+                    optimizer.state[master] = {key: moment.to(master.device) for key, moment in found.items()}
         with torch.no_grad():
             for name, master in self._masters.items():
                 master.copy_(state[f"{MASTERS}/{name}"])
+
+    @torch.no_grad()
+    def restore_weights(self) -> None:
+        """Give the parameters the values of their float32 copies, where a state that holds these was loaded."""
+        for name, parameter in self._parameters.items():
+            if self._masters[name] is not parameter:
+                parameter.copy_(self._masters[name])
 
     def _check_optimizers(self, names: Iterable[str]) -> None:
         saved = sorted(names)

@@ -14,7 +14,7 @@ from typing import Any
 import torch
 
 from agentrl.training.checkpoint import ALONE, save_shared, save_state, shared_state
-from agentrl.training.optimizer import PolicyOptimizer
+from agentrl.training.critic.state import TrainedState
 from agentrl.training.ranks import Ranks
 
 COPY, WRITE, FINISH = "copy", "write copy", "finish copy"
@@ -25,13 +25,13 @@ class StateCopies:
     """Copies the state of a trainer, one at a time, and writes the copy from a thread.
 
     Args:
-        optimizer: Of the trainer.
+        trained: What is saved.
         progress: Gives what is saved beside it.
         ranks: Each has a part.
     """
 
-    def __init__(self, optimizer: PolicyOptimizer, progress: Callable[[], Mapping[str, Any]], ranks: Ranks) -> None:
-        self._optimizer, self._progress, self._ranks = optimizer, progress, ranks
+    def __init__(self, trained: TrainedState, progress: Callable[[], Mapping[str, Any]], ranks: Ranks) -> None:
+        self._trained, self._progress, self._ranks = trained, progress, ranks
         self._state: Mapping[str, Any] = {}
         self._thread: threading.Thread | None = None
 
@@ -46,10 +46,8 @@ class StateCopies:
         return self._write
 
     def _copy(self) -> None:
-        own = self._optimizer.state_dict() if not self._ranks.are_many else None
-        state = (
-            shared_state(self._optimizer, self._progress()) if own is None else {"optimizer": own, **self._progress()}
-        )
+        own = self._trained.state_dict() if not self._ranks.are_many else None
+        state = shared_state(self._trained, self._progress()) if own is None else {"optimizer": own, **self._progress()}
         self._state = copied(state)
 
     def _write(self, folder: Path) -> None:

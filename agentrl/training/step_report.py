@@ -28,7 +28,8 @@ class StepReport:
     metrics: dict[str, float]
     """By name: ``train/``, ``mismatch/``, ``reward/``, ``groups/``, ``trajectories/``.
 
-    ``train/grad_norm`` is the largest of the step's updates, and is missing when all of them were skipped.
+    ``train/grad_norm`` is the largest of the step's updates, and is missing when all of them were skipped. Also
+    ``critic/``, where there is one.
     """
     warnings: tuple[str, ...] = ()
     """What a person should look at: updates skipped, trainer and engine apart."""
@@ -62,7 +63,7 @@ def step_report(
     applied = [update for update in updates if not update.non_finite]
     metrics = {
         "train/loss": sum(losses) / len(losses),
-        "train/learning_rate": updates[-1].learning_rate,
+        "train/learning_rate": updates[-1].learning_rate if updates else 0.0,
         "train/updates": float(len(applied)),
         "train/updates_skipped": float(len(updates) - len(applied)),
         "train/tokens": float(batch.tokens),

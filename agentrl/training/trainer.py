@@ -2,11 +2,11 @@
 
 One step, in order:
 
-    trajectories ─► select ─► step_batch (shaped rewards) ─► advantages
+    trajectories ─► select ─► step_batch (shaped rewards) ─► [a critic's values] ─► advantages
                                   │
           pi_old and reference ◄──┤   (no gradient; pi_old only where the training forward cannot give it)
                                   ▼
-          epochs x mini_batches: micro-batches ─► loss ─► backward, then one update
+          epochs x mini_batches: micro-batches ─► loss ─► backward, then one update (of the critic, too)
                                   │
                                   ▼
                               StepReport
@@ -36,6 +36,9 @@ from agentrl.config.schema import AlgorithmConfig, TrainerConfig
 from agentrl.image import ImageReader
 from agentrl.lanes import Lanes, check_lanes
 from agentrl.training.checkpoint import load_trainer, save_trainer
+from agentrl.training.critic.checks import check_critic
+from agentrl.training.critic.making import critic_step, make_critic, with_values
+from agentrl.training.critic.state import PolicyAndCritic
 from agentrl.training.gradient_mode import gradients_recomputed
 from agentrl.training.gradient_pass import GradientPass, TokenValues, sequences_to_read
 from agentrl.training.head_scores import TokenScores
@@ -51,6 +54,7 @@ from agentrl.training.sequences import ScoredSequence, scored_sequence
 from agentrl.training.state_copy import StateCopies
 from agentrl.training.step_batch import StepBatch, step_batch
 from agentrl.training.step_report import StepReport, step_report
+from agentrl.training.updates import pretrain_critic, take_updates
 from agentrl.trajectory import TokenSequence, Trajectory
 
 
@@ -72,9 +76,10 @@ class Trainer:
             hands in the same reference.
         reader: Prepares images; needed where trajectories hold any.
         ranks: Train together; a model and a reference that several ranks share are in shards.
+        critic: The model of a critic of its own (``trainer.critic``); a copy of `model` as it is now when left out.
 
     Raises:
-        ConfigError: the algorithm's options do not fit its functions.
+        ConfigError: the algorithm's options do not fit its functions, or a critic is missing or of no use.
         UnknownNameError: no such estimator or loss.
     """
 
@@ -89,15 +94,18 @@ class Trainer:
         reference: PreTrainedModel | None = None,
         reader: ImageReader | None = None,
         ranks: Ranks | None = None,
+        critic: PreTrainedModel | None = None,
     ) -> None:
+        check_critic(algorithm, config)
         self.model = model
         self.ranks = ranks or Ranks()
         self.steps = 0
         self._config, self._reader = config, reader
-        self._objective = Objective(algorithm)
+        shared = config.critic is not None and config.critic.kind == "shared"
+        self._objective = Objective(algorithm, shared_critic=shared)
+        pretrained = 0 if config.critic is None else config.critic.pretrain_steps
         self._shaping = RewardShaping(algorithm.shaping, max_tokens=max_tokens)
-        self._optimizer = PolicyOptimizer(model, _optimizer_settings(config))
-        self._copies = StateCopies(self._optimizer, self._progress, self.ranks)
+        self._optimizer = PolicyOptimizer(model, _optimizer_settings(config, first_step=pretrained))
         check_lanes("trainer.lanes", config.lanes, model)
         self._lanes = Lanes(config.lanes)
         self._layout = self._reference_layout = choose_layout(model, config, self.ranks)
@@ -105,6 +113,17 @@ class Trainer:
         self._reference = (reference or _frozen(model)) if self._objective.uses_reference else None
         if reference is not None and self._reference is not None:
             self._reference_layout = choose_layout(reference, config, self.ranks)
+        self._critic = make_critic(
+            model,
+            critic,
+            config,
+            _optimizer_settings(config),
+            layout=self._layout,
+            lanes=self._lanes,
+            ranks=self.ranks,
+            reader=reader,
+        )
+        self._copies = StateCopies(self._trained(), self._progress, self.ranks)
 
     @property
     def least_members(self) -> int:
@@ -132,9 +151,14 @@ class Trainer:
         parts = self._parts(batch)
         reference = self._reference_logp(batch, temperature, pad_id)
         batch = self._with_reward_kl(batch, reference)
-        advantage = self._objective.estimate(batch.episodes).advantage
+        pretraining = self.pretraining
+        batch = with_values(batch, self._critic, pad_id)
+        estimate = self._objective.estimate(batch.episodes)
+        advantage = estimate.advantage
+        critic = critic_step(self._critic, batch, estimate, pad_id, policy_learns=not pretraining)
         reads = sequences_to_read(self._objective, batch, advantage)
-        tokens = self._token_values(batch, advantage, reference, reads, parts[0], temperature, pad_id)
+        first = list(range(len(batch.sequences))) if pretraining else parts[0]
+        tokens = self._token_values(batch, advantage, reference, reads, first, temperature, pad_id)
         gradient = GradientPass(
             self.model,
             self._objective,
@@ -148,20 +172,24 @@ class Trainer:
             ranks=self.ranks,
             every_time=self._config.fsdp.reduce,
             reader=self._reader,
+            critic=critic if critic is not None and critic.joins_policy else None,
+            learns=not pretraining,
         )
-        updates, losses = [], []
-        with gradients_recomputed(self.model, enabled=self._config.gradient_checkpointing):
-            for part in parts:
-                losses.append(gradient.accumulate(part))
-                updates.append(self._optimizer.update())
+        if critic is not None and pretraining:
+            taken = pretrain_critic(parts, gradient, critic)
+        else:
+            with gradients_recomputed(self.model, enabled=self._config.gradient_checkpointing):
+                taken = take_updates(
+                    parts, gradient, self._optimizer, self.model, critic=critic, max_kl=self._config.max_kl
+                )
         self.steps += 1
         read = batch.token_index([i for i, reads_it in enumerate(reads) if reads_it]).to(self.model.device)
         return step_report(
             selection=selection,
             batch=batch,
-            updates=updates,
-            losses=losses,
-            means=gradient.means(),
+            updates=taken.updates,
+            losses=taken.losses,
+            means={**gradient.means(), **taken.metrics},
             advantage_abs_mean=float(tokens.advantage.abs().mean()),
             distance=mismatch(tokens.trainer_logp[read], tokens.behaviour_logp[read]),
             reads=reads,
@@ -210,7 +238,7 @@ class Trainer:
             self._save(folder)
 
     def _save(self, folder: Path) -> None:
-        save_trainer(self._optimizer, self._progress(), folder, self.ranks)
+        save_trainer(self._trained(), self._progress(), folder, self.ranks)
 
     def load(self, folder: Path) -> None:
         """Restore what `save` wrote with any number of ranks, after the weights were loaded.
@@ -223,7 +251,10 @@ class Trainer:
             self._load(folder)
 
     def _load(self, folder: Path) -> None:
-        self._restore_progress(load_trainer(self._optimizer, self._progress(), folder, self.ranks))
+        self._restore_progress(load_trainer(self._trained(), self._progress(), folder, self.ranks))
+
+    def _trained(self) -> PolicyAndCritic:
+        return PolicyAndCritic(self._optimizer, self._critic)
 
     def _progress(self) -> dict[str, Any]:
         kl = self._shaping.kl
@@ -243,15 +274,20 @@ class Trainer:
         """
         return {
             "model": self.model.state_dict(),
-            "optimizer": self._optimizer.state_dict(),
+            "optimizer": self._trained().state_dict(),
             **self._progress(),
         }
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
         """Restore what `state_dict` gave; the model's tensors are overwritten in place."""
         self.model.load_state_dict(state["model"])
-        self._optimizer.load_state_dict(state["optimizer"])
+        self._trained().load_state_dict(state["optimizer"])
         self._restore_progress(state)
+
+    @property
+    def pretraining(self) -> bool:
+        """Whether the next step trains a critic only."""
+        return self._config.critic is not None and self.steps < self._config.critic.pretrain_steps
 
     def _parts(self, batch: StepBatch) -> list[list[int]]:
         """The sequences of every update of the step."""
@@ -343,10 +379,11 @@ def _frozen(model: PreTrainedModel) -> PreTrainedModel:
     return copy.deepcopy(model).requires_grad_(False).eval()
 
 
-def _optimizer_settings(config: TrainerConfig) -> OptimizerSettings:
+def _optimizer_settings(config: TrainerConfig, *, first_step: int = 0) -> OptimizerSettings:
+    """Of a model that is trained from a step on."""
     return OptimizerSettings(
         learning_rate=config.learning_rate,
-        total_updates=config.steps * config.epochs * config.mini_batches,
+        total_updates=(config.steps - first_step) * config.epochs * config.mini_batches,
         warmup_updates=config.warmup_steps,
         schedule=config.schedule,
         min_lr_ratio=config.min_lr_ratio,

@@ -142,8 +142,10 @@ def test_an_episode_that_is_drawn_twice_counts_as_two():
 @pytest.mark.parametrize(
     ("settings", "message"),
     [
-        ({"advantage": "gae"}, r"estimator gae needs what this trainer does not have: got no values"),
-        ({"advantage": "remax"}, "expected a greedy rollout of each task"),
+        (
+            {"advantage": "remax"},
+            "needs what this trainer does not have: got no greedy_return, expected a greedy rollout",
+        ),
         ({"advantage": "prime"}, "implicit process reward model"),
         ({"loss": "luffy"}, "episodes of an expert"),
         ({"loss": "distill"}, "a teacher's log-probabilities"),

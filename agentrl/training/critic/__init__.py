@@ -1,0 +1,1 @@
+"""The critic: values of tokens, learnt beside the policy."""

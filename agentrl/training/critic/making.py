@@ -1,0 +1,99 @@
+"""A trainer's critic, and its part in a step."""
+
+from __future__ import annotations
+
+import copy
+import dataclasses
+
+from transformers import PreTrainedModel
+
+from agentrl.algorithms.episodes import Estimate
+from agentrl.config.schema import TrainerConfig
+from agentrl.errors import TrainingError
+from agentrl.image import ImageReader
+from agentrl.lanes import Lanes
+from agentrl.training.critic.checks import check_vocabulary
+from agentrl.training.critic.critic import Critic, CriticPasses
+from agentrl.training.critic.step import CriticStep
+from agentrl.training.critic.targets import ValueTargets
+from agentrl.training.layout import Layout, choose_layout
+from agentrl.training.optimizer import OptimizerSettings
+from agentrl.training.ranks import Ranks
+from agentrl.training.step_batch import StepBatch
+
+
+def make_critic(
+    policy: PreTrainedModel,
+    own: PreTrainedModel | None,
+    config: TrainerConfig,
+    settings: OptimizerSettings,
+    *,
+    layout: Layout,
+    lanes: Lanes,
+    ranks: Ranks,
+    reader: ImageReader | None,
+) -> Critic | None:
+    """The critic that a config asks for, if it does.
+
+    Args:
+        policy: Whose tokens it reads.
+        own: The model of a critic of its own; a copy of the policy when left out.
+        config: Kind and sizes.
+        settings: Of an optimizer.
+        layout: How sequences go through the policy.
+        lanes: Compute the passes.
+        ranks: Share them out.
+        reader: Prepares images.
+
+    Raises:
+        UsageError: the model has another vocabulary, or cannot share prefixes.
+    """
+    if config.critic is None:
+        return None
+    trunk = policy
+    if config.critic.kind == "own":
+        trunk = copy.deepcopy(policy) if own is None else own
+        check_vocabulary(trunk, policy)
+        layout = choose_layout(trunk, config, ranks)
+    passes = CriticPasses(
+        layout=layout,
+        lanes=lanes,
+        ranks=ranks,
+        reader=reader,
+        every_time=config.fsdp.reduce,
+        recompute=config.gradient_checkpointing,
+    )
+    return Critic(trunk, config.critic, settings, passes)
+
+
+def with_values(batch: StepBatch, critic: Critic | None, pad_id: int) -> StepBatch:
+    """The batch with a critic's values in its episodes, if there is one."""
+    if critic is None:
+        return batch
+    values = critic.values(batch.sequences, pad_id).cpu().double()
+    return dataclasses.replace(batch, episodes=dataclasses.replace(batch.episodes, values=values))
+
+
+def critic_step(
+    critic: Critic | None, batch: StepBatch, estimate: Estimate, pad_id: int, *, policy_learns: bool
+) -> CriticStep | None:
+    """What a critic does in a step whose batch has its values, if there is one.
+
+    Raises:
+        TrainingError: the estimator, a user's own, says nothing that a critic could learn.
+    """
+    if critic is None or batch.episodes.values is None:
+        return None
+    if estimate.value_target is None:
+        raise TrainingError(
+            "the advantage estimator gives the critic nothing to learn",
+            got="advantages only",
+            expected="an agentrl.algorithms.episodes.Estimate with a value_target",
+        )
+    device = critic.trunk.device
+    targets = ValueTargets(
+        old_values=batch.episodes.values.float().to(device),
+        targets=estimate.value_target.to(device),
+        clip=critic.config.clip,
+    )
+    return CriticStep(critic, batch, targets, pad_id, policy_learns=policy_learns)
