@@ -8,7 +8,8 @@ from __future__ import annotations
 
 import functools
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass, fields
+from typing import Any
 
 import torch
 from transformers import PreTrainedModel
@@ -85,12 +86,14 @@ class GradientPass:
     ) -> None:
         self.tally = Tally()
         self._computed_tokens = self._read_tokens = 0
-        self._model, self._objective, self._layout = model, objective, layout
+        self.model = self._model = model
+        self._objective, self._layout = objective, layout
         self._batch, self._values, self._reads = batch, values, reads
         self._temperature, self._pad_id = temperature, pad_id
         self._learning = learning_sequences(objective, batch, values.advantage)
         self._lanes, self._ranks, self._reader = lanes, ranks, reader
         self._every_time = every_time
+        self._workers = lanes.count * ranks.count
         self._updates = 0
         self._chosen: torch.Tensor | None = None
 
@@ -113,6 +116,20 @@ class GradientPass:
         self._updates += 1
         return total
 
+    def snapshot(self) -> dict[str, Any]:
+        """What repeats the next update, besides model, objective and batch, as plain types and tensors."""
+        values = {each.name: getattr(self._values, each.name) for each in fields(self._values)}
+        return {
+            "values": {**values, "trainer_logp": self._values.trainer_logp.clone()},
+            "updates": self._updates,
+            "reads": list(self._reads),
+            "temperature": self._temperature,
+            "pad_id": self._pad_id,
+            "layout": asdict(self._layout),
+            "lanes": self._lanes.count,
+            "ranks": self._ranks.count,
+        }
+
     def means(self) -> dict[str, float]:
         """Means over tokens under their final names, and the share of tokens that common prefixes saved; padding counts
         below 0.
@@ -122,8 +139,7 @@ class GradientPass:
     def _micro_batches(self, part: list[int], *, learns: bool) -> list[MicroBatch]:
         members = [i for i in part if self._reads[i] and self._learning[i] == learns]
         sequences = [self._batch.sequences[i] for i in members]
-        workers = self._lanes.count * self._ranks.count
-        return cut(members, sequences, layout=self._layout, workers=workers, learns=learns)
+        return cut(members, sequences, layout=self._layout, workers=self._workers, learns=learns)
 
     def _looked_over(self, part: list[int]) -> torch.Tensor:
         """The tokens of an update that train, after everything that is decided over all of them: int64 [selected]."""
