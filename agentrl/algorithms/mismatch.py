@@ -8,9 +8,6 @@ import torch
 
 from agentrl.algorithms.loss_input import log_ratio
 
-ALARM_PROB_ABS_MEAN = 0.01
-"""A mean |pi_old - mu| above this says that trainer and engine are not the same model."""
-
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Mismatch:

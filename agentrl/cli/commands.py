@@ -23,11 +23,13 @@ HELP = "Set up and understand"
 COMMANDS: dict[str, CommandEntry] = {
     "demo": CommandEntry("agentrl.cli.demo", "Watch a small agent learn household tasks, from nothing.", RUNS),
     "train": CommandEntry("agentrl.cli.train", "Train an agent by reinforcement learning.", RUNS),
+    "plan": CommandEntry("agentrl.cli.plan", "See what memory a run needs, before it runs.", RUNS),
     "sft": CommandEntry("agentrl.cli.sft", "Warm-start a model on an environment's expert.", RUNS),
     "eval": CommandEntry("agentrl.cli.evaluate", "Measure a policy on fixed tasks, with intervals.", RUNS),
     "serve": CommandEntry("agentrl.cli.serve", "Start vLLM or SGLang servers alone.", RUNS),
     "view": CommandEntry("agentrl.cli.view", "See a run's episodes token by token.", RUNS),
     "export": CommandEntry("agentrl.cli.export", "Write a run's model as a Hugging Face checkpoint.", RUNS),
+    "replay-step": CommandEntry("agentrl.cli.replay_step", "Repeat an update that was not finite.", RUNS),
     "env": CommandEntry("agentrl.cli.env", "List, show, check, play and serve environments.", PARTS, is_group=True),
     "tool": CommandEntry("agentrl.cli.tool", "List, show, call and check tools.", PARTS, is_group=True),
     "sandbox": CommandEntry("agentrl.cli.sandbox", "Check, use and serve sandboxes.", PARTS, is_group=True),

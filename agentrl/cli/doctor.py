@@ -88,7 +88,7 @@ def examine() -> Machine:
     """Look at the machine."""
     return Machine(
         cores=len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1,
-        memory_bytes=_memory_limit(),
+        memory_bytes=memory_limit(),
         free_disk_bytes=shutil.disk_usage(Path.cwd()).free,
         gpus=accelerators(),
         has_nvidia_driver=shutil.which("nvidia-smi") is not None,
@@ -125,7 +125,8 @@ def installed_extras() -> list[str]:
     return [extra for extra, module in EXTRAS.items() if importlib.util.find_spec(module) is not None]
 
 
-def _memory_limit() -> int:
+def memory_limit() -> int:
+    """Bytes of memory that this process may use."""
     physical = os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")
     limit = CGROUP_LIMIT.read_text().strip() if CGROUP_LIMIT.is_file() else "max"
     return physical if limit == "max" else min(physical, int(limit))

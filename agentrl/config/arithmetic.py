@@ -14,6 +14,8 @@ from agentrl.registry import Kind, lookup
 _BYTES = {"float32": 4, "bfloat16": 2}
 _OPTIMIZER_BYTES = 8
 """AdamW keeps two float32 moments per weight; Muon one, of the matrices that it takes."""
+_COPY_BYTES = 4
+"""Weights in a short format are updated through a float32 copy of each."""
 _LOGIT_BYTES = 4
 
 
@@ -132,7 +134,7 @@ def _memory(config: Config, size: ModelSize) -> Memory:
     return Memory(
         weights=weights,
         gradients=weights,
-        optimizer=size.parameters * _OPTIMIZER_BYTES,
+        optimizer=size.parameters * (_OPTIMIZER_BYTES + (_COPY_BYTES if width < _COPY_BYTES else 0)),
         reference=weights if config.algorithm.keeps_reference else 0,
         engine_copy=weights if local and config.rollout.max_staleness else 0,
         cache=config.engine.cache_tokens * size.cache_values_per_token * width
@@ -223,12 +225,10 @@ def _memory_rows(arithmetic: Arithmetic, config: Config) -> list[Row]:
     memory = arithmetic.memory
     if memory is None:
         return _model_rows(arithmetic.model)
-    parts = (
-        f"weights {_bytes(memory.weights)}, gradients {_bytes(memory.gradients)}, optimizer {_bytes(memory.optimizer)}"
-    )
-    found = [*_model_rows(arithmetic.model), Row("memory", f"{_bytes(memory.total)} and activations", parts)]
+    parts = f"weights {shown_bytes(memory.weights)}, gradients {shown_bytes(memory.gradients)}, optimizer {shown_bytes(memory.optimizer)}"
+    found = [*_model_rows(arithmetic.model), Row("memory", f"{shown_bytes(memory.total)} and activations", parts)]
     if isinstance(config.engine, LocalEngineConfig):
-        found.append(Row("key-value cache", f"{_bytes(memory.cache)} when full", "engine.cache_tokens"))
+        found.append(Row("key-value cache", f"{shown_bytes(memory.cache)} when full", "engine.cache_tokens"))
     return found
 
 
@@ -251,7 +251,8 @@ def _server_rows(config: Config) -> list[Row]:
     ]
 
 
-def _bytes(count: int) -> str:
+def shown_bytes(count: int) -> str:
+    """For people: ``1.5 GiB``."""
     value = float(count)
     for unit in ("B", "KiB", "MiB", "GiB"):
         if value < 1024:

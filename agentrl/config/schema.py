@@ -11,6 +11,7 @@ from agentrl.config.critic import CriticConfig
 from agentrl.config.curriculum import CurriculumConfig
 from agentrl.config.engines import EngineConfig, LocalEngineConfig, ServerEngineConfig
 from agentrl.config.fsdp import FSDPOptions
+from agentrl.config.numerics import NumericsConfig
 from agentrl.config.section import Section
 from agentrl.env import Isolation
 from agentrl.errors import ConfigError
@@ -349,6 +350,10 @@ class TrainerConfig(Section):
     small that their operations cannot keep several cores busy."""
     gradient_checkpointing: bool = False
     """Recompute activations in the backward pass: less memory, more time."""
+    deterministic: bool = False
+    """Let equal steps give equal bits, whatever that costs; see docs/numerics.md."""
+    numerics: NumericsConfig | None = None
+    """Limits of the watch over the training's numbers; its defaults when left out."""
     processes: int = Field(1, ge=1)
     """Processes (ranks) that share the model's parameters and a step's work, each with a GPU of its own where there are
     any; see docs/distributed.md."""

@@ -6,6 +6,7 @@ runs/NAME/
   trajectories/         every episode, turn by turn
   checkpoints/          step-000010/ …
   model/                the model that the run started from, when it made its own
+  numerics/             what repeats updates that were left out, if any were
   logs/                 trackers' files
   report.md …           written by evaluation
 """
@@ -109,6 +110,11 @@ class RunDirectory:
     def model(self) -> Path:
         """Folder of the model that this run made for itself."""
         return self.path / "model"
+
+    @property
+    def numerics(self) -> Path:
+        """Folder of the files that repeat updates that were left out."""
+        return self.path / "numerics"
 
     @property
     def logs(self) -> Path:

@@ -8,7 +8,8 @@ from __future__ import annotations
 
 import functools
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass, fields, replace
+from typing import Any
 
 import torch
 from transformers import PreTrainedModel
@@ -92,13 +93,15 @@ class GradientPass:
         self.kl_old = 0.0
         """Of the policy to pi_old, over the last update's tokens."""
         self._computed_tokens = self._read_tokens = 0
-        self._model, self._objective, self._layout = model, objective, layout
+        self.model = self._model = model
+        self._objective, self._layout = objective, layout
         self._batch, self._values, self._reads = batch, values, reads
         self._temperature, self._pad_id = temperature, pad_id
         self._learning = [learns and own for own in learning_sequences(objective, batch, values.advantage)]
         self._critic, self._beside = critic, () if critic is None else tuple(critic.head.parameters())
         self._lanes, self._ranks, self._reader = lanes, ranks, reader
         self._every_time = every_time
+        self._workers = lanes.count * ranks.teams
         self._updates = 0
         self._chosen: torch.Tensor | None = None
 
@@ -129,6 +132,20 @@ class GradientPass:
             self._computed_tokens += self._layout.tokens(part)
             self._read_tokens += sum(len(sequence) for sequence in part)
 
+    def snapshot(self) -> dict[str, Any]:
+        """What repeats the next update, besides model, objective and batch, as plain types and tensors."""
+        values = {each.name: getattr(self._values, each.name) for each in fields(self._values)}
+        return {
+            "values": {**values, "trainer_logp": self._values.trainer_logp.clone()},
+            "updates": self._updates,
+            "reads": list(self._reads),
+            "temperature": self._temperature,
+            "pad_id": self._pad_id,
+            "layout": asdict(replace(self._layout, context=None)),
+            "lanes": self._lanes.count,
+            "ranks": self._ranks.teams,
+        }
+
     def means(self) -> dict[str, float]:
         """Means over tokens under their final names, and the share of tokens that common prefixes saved; padding counts
         below 0.
@@ -138,8 +155,7 @@ class GradientPass:
     def _micro_batches(self, part: list[int], *, learns: bool) -> list[MicroBatch]:
         members = [i for i in part if self._reads[i] and self._learning[i] == learns]
         sequences = [self._batch.sequences[i] for i in members]
-        workers = self._lanes.count * self._ranks.teams
-        return cut(members, sequences, layout=self._layout, workers=workers, learns=learns)
+        return cut(members, sequences, layout=self._layout, workers=self._workers, learns=learns)
 
     def _looked_over(self, part: list[int]) -> torch.Tensor:
         """The tokens of an update that train, after everything that is decided over all of them: int64 [selected]."""

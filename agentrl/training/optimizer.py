@@ -10,18 +10,21 @@ from __future__ import annotations
 import copy
 import math
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any, Literal
 
 import torch
 from torch import nn
 
 from agentrl.errors import TrainingError, UsageError
+from agentrl.training.numerics.groups import group_norms
 from agentrl.training.ranks.muon import ShardedMuon
-from agentrl.training.ranks.sharding import is_sharded, mesh_of, sharded_like, total_norm, whole
+from agentrl.training.ranks.sharding import is_sharded, mesh_of, sharded_like, whole
 
 MASTERS, UPDATES, STEP = "masters", "updates", "step"
 """Names in a saved state: float32 copies, number of updates, and, of each parameter, torch's own count of them."""
+LOSS = "the loss"
+"""Stands among parameters that are not finite for the loss itself."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -61,6 +64,8 @@ class Update:
     learning_rate: float
     non_finite: tuple[str, ...]
     """Parameters with a NaN or infinite gradient, or all when only the norm is; if any, nothing was changed."""
+    group_norms: dict[str, float] = field(default_factory=dict)
+    """Norms before clipping by kind of parameter: `agentrl.training.numerics.groups`."""
 
 
 class PolicyOptimizer:
@@ -82,19 +87,36 @@ class PolicyOptimizer:
 
     def update(self) -> Update:
         """Apply the accumulated gradients and clear them; non-finite ones change nothing and are named."""
+        return self._update(usable=True)
+
+    def discard(self) -> Update:
+        """Clear the gradients of a loss that is not finite, and count an update that changed nothing."""
+        return self._update(usable=False)
+
+    def measure(self, loss: float) -> Update:
+        """What `update`, or `discard` for a loss that is not finite, would say; everything stays as it is."""
+        return self._measured(usable=math.isfinite(loss))
+
+    def _measured(self, *, usable: bool) -> Update:
         gradients = {name: p.grad for name, p in self._parameters.items() if p.grad is not None}
-        norm = total_norm(list(gradients.values()))
-        learning_rate = self.settings.learning_rate_at(self.updates)
-        self.updates += 1
-        non_finite: tuple[str, ...] = ()
-        if math.isfinite(norm):
-            self._apply(learning_rate, scale=min(1.0, self.settings.max_grad_norm / (norm + 1e-6)))
-        else:
+        norms = group_norms(gradients)
+        norm = math.hypot(*norms.values())
+        non_finite: tuple[str, ...] = () if usable else (LOSS,)
+        if not math.isfinite(norm):
             broken = [name for name, grad in gradients.items() if not bool(whole(grad.isfinite().all()))]
-            non_finite = tuple(broken or gradients)  # finite gradients whose squares overflow are of no use either
+            non_finite += tuple(broken or gradients)  # finite gradients whose squares overflow are of no use either
+        learning_rate = self.settings.learning_rate_at(self.updates)
+        return Update(grad_norm=norm, learning_rate=learning_rate, non_finite=non_finite, group_norms=norms)
+
+    def _update(self, *, usable: bool) -> Update:
+        update = self._measured(usable=usable)
+        self.updates += 1
+        if not update.non_finite:
+            scale = min(1.0, self.settings.max_grad_norm / (update.grad_norm + 1e-6))
+            self._apply(update.learning_rate, scale=scale)
         for parameter in self._parameters.values():
             parameter.grad = None
-        return Update(grad_norm=norm, learning_rate=learning_rate, non_finite=non_finite)
+        return update
 
     def _apply(self, learning_rate: float, *, scale: float) -> None:
         for name, parameter in self._parameters.items():

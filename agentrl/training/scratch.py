@@ -47,6 +47,28 @@ def build_scratch_model(directory: Path, corpus: Iterable[str], config: ScratchM
 
 
 def _model_config(config: ScratchModelConfig, tokenizer: PreTrainedTokenizerFast) -> Qwen3Config:
+    return scratch_model_config(
+        config,
+        vocab_size=len(tokenizer),
+        eos_token_id=tokenizer.eos_token_id,
+        pad_token_id=tokenizer.pad_token_id,
+    )
+
+
+def scratch_model_config(
+    config: ScratchModelConfig, *, vocab_size: int, eos_token_id: int | None = None, pad_token_id: int | None = None
+) -> Qwen3Config:
+    """The sizes of a new model as transformers takes them.
+
+    Args:
+        config: Sizes.
+        vocab_size: Entries of its vocabulary.
+        eos_token_id: Of its tokenizer.
+        pad_token_id: Of its tokenizer.
+
+    Raises:
+        ConfigError: sizes that do not fit together.
+    """
     if config.hidden_size % config.heads or config.heads % config.kv_heads or config.hidden_size // config.heads % 2:
         raise ConfigError(
             "sizes of the scratch model do not fit together",
@@ -54,7 +76,7 @@ def _model_config(config: ScratchModelConfig, tokenizer: PreTrainedTokenizerFast
             expected="heads divides hidden_size into even parts, and kv_heads divides heads",
         )
     return Qwen3Config(
-        vocab_size=len(tokenizer),
+        vocab_size=vocab_size,
         hidden_size=config.hidden_size,
         intermediate_size=FEED_FORWARD_RATIO * config.hidden_size,
         num_hidden_layers=config.layers,
@@ -64,8 +86,8 @@ def _model_config(config: ScratchModelConfig, tokenizer: PreTrainedTokenizerFast
         max_position_embeddings=config.max_context,
         initializer_range=config.initializer_range,
         tie_word_embeddings=config.tie_word_embeddings,
-        eos_token_id=tokenizer.eos_token_id,
-        pad_token_id=tokenizer.pad_token_id,
+        eos_token_id=eos_token_id,
+        pad_token_id=pad_token_id,
         bos_token_id=None,
         dtype="float32",
     )

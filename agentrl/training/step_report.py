@@ -8,7 +8,7 @@ from dataclasses import asdict, dataclass
 
 import torch
 
-from agentrl.algorithms.mismatch import ALARM_PROB_ABS_MEAN, Mismatch
+from agentrl.algorithms.mismatch import Mismatch
 from agentrl.errors import Outcome
 from agentrl.training.optimizer import Update
 from agentrl.training.selection import Selection
@@ -17,8 +17,6 @@ from agentrl.trajectory import Trajectory
 
 CUT_SHORT_SHARE = 0.9
 """Share of episodes without room for a second turn from which on something is wrong with the budget."""
-NAMED_PARAMETERS = 5
-"""Most parameters that a warning about gradients lists."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -28,8 +26,8 @@ class StepReport:
     metrics: dict[str, float]
     """By name: ``train/``, ``mismatch/``, ``reward/``, ``groups/``, ``trajectories/``.
 
-    ``train/grad_norm`` is the largest of the step's updates, and is missing when all of them were skipped. Also
-    ``critic/``, where there is one.
+    ``train/grad_norm`` is the largest of the step's updates, and is missing when all of them were skipped;
+    ``train/grad_norm/GROUP`` is that of a kind of parameter. Also ``critic/``, where there is one.
     """
     warnings: tuple[str, ...] = ()
     """What a person should look at: updates skipped, trainer and engine apart."""
@@ -80,8 +78,9 @@ def step_report(
     }
     if applied:
         metrics["train/grad_norm"] = max(update.grad_norm for update in applied)
-    warnings = (*_gradient_warnings(updates), *_mismatch_warnings(distance), *_room_warnings(selection.trajectories))
-    return StepReport(metrics=metrics, warnings=warnings)
+        for group in applied[0].group_norms:
+            metrics[f"train/grad_norm/{group}"] = max(update.group_norms.get(group, 0.0) for update in applied)
+    return StepReport(metrics=metrics, warnings=tuple(_room_warnings(selection.trajectories)))
 
 
 def zero_variance_groups(returns: torch.Tensor, group: torch.Tensor) -> int:
@@ -100,27 +99,6 @@ def _rewards(selection: Selection, batch: StepBatch) -> dict[str, float]:
         "groups/zero_variance": float(zero_variance_groups(episodes.returns, episodes.group)),
         "groups/skipped": float(selection.lone_groups),
     }
-
-
-def _gradient_warnings(updates: Sequence[Update]) -> list[str]:
-    skipped = [update for update in updates if update.non_finite]
-    if not skipped:
-        return []
-    names = list(dict.fromkeys(name for update in skipped for name in update.non_finite))
-    more = f" and {len(names) - NAMED_PARAMETERS} more" if len(names) > NAMED_PARAMETERS else ""
-    return [
-        f"{len(skipped)} of {len(updates)} updates skipped, which left the weights as they were: "
-        f"gradients are not finite in {', '.join(names[:NAMED_PARAMETERS])}{more}"
-    ]
-
-
-def _mismatch_warnings(distance: Mismatch) -> list[str]:
-    if distance.prob_abs_mean <= ALARM_PROB_ABS_MEAN:
-        return []
-    return [
-        f"trainer and engine disagree: mean |pi_old - mu| is {distance.prob_abs_mean:.4g}, expected at most "
-        f"{ALARM_PROB_ABS_MEAN:g}. Check that both have the same weights, number format and chat template"
-    ]
 
 
 def _room_warnings(trajectories: Sequence[Trajectory]) -> list[str]:

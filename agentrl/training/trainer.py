@@ -32,6 +32,7 @@ import torch
 from transformers import PreTrainedModel
 
 from agentrl.algorithms.mismatch import mismatch
+from agentrl.config.numerics import NumericsConfig
 from agentrl.config.schema import AlgorithmConfig, TrainerConfig
 from agentrl.image import ImageReader
 from agentrl.lanes import Lanes, check_lanes
@@ -45,6 +46,9 @@ from agentrl.training.head_scores import TokenScores
 from agentrl.training.layout import Layout, choose_layout
 from agentrl.training.logprobs import score_all
 from agentrl.training.mini_batches import mini_batches
+from agentrl.training.numerics.deterministic import prepare_repeatable, repeatable
+from agentrl.training.numerics.turn_mismatch import mismatch_by_turn
+from agentrl.training.numerics.watch import NumericsWatch, Step, WatchedUpdates
 from agentrl.training.objective import Objective
 from agentrl.training.optimizer import OptimizerSettings, PolicyOptimizer
 from agentrl.training.ranks import Ranks
@@ -101,6 +105,7 @@ class Trainer:
         self.ranks = ranks or Ranks()
         self.steps = 0
         self._config, self._reader = config, reader
+        prepare_repeatable(enabled=config.deterministic)
         shared = config.critic is not None and config.critic.kind == "shared"
         self._objective = Objective(algorithm, shared_critic=shared)
         pretrained = 0 if config.critic is None else config.critic.pretrain_steps
@@ -108,6 +113,7 @@ class Trainer:
         self._optimizer = PolicyOptimizer(model, _optimizer_settings(config, first_step=pretrained))
         check_lanes("trainer.lanes", config.lanes, model)
         self._lanes = Lanes(config.lanes)
+        self.watch = NumericsWatch(config.numerics or NumericsConfig(), self.ranks)
         self._layout = self._reference_layout = choose_layout(model, config, self.ranks)
         self._generator = torch.Generator().manual_seed(seed)
         self._reference = (reference or _frozen(model)) if self._objective.uses_reference else None
@@ -145,6 +151,10 @@ class Trainer:
             return self._step(trajectories, temperature, pad_id)
 
     def _step(self, trajectories: Sequence[Trajectory], temperature: float, pad_id: int) -> StepReport:
+        with repeatable(enabled=self._config.deterministic):
+            return self._one_step(trajectories, temperature, pad_id)
+
+    def _one_step(self, trajectories: Sequence[Trajectory], temperature: float, pad_id: int) -> StepReport:
         started = time.perf_counter()
         selection = select(trajectories, compare_groups=self._objective.compares_groups)
         batch = step_batch(selection.trajectories, self._shaping)
@@ -178,23 +188,30 @@ class Trainer:
         if critic is not None and pretraining:
             taken = pretrain_critic(parts, gradient, critic)
         else:
+            watched = WatchedUpdates(
+                self.watch,
+                gradient,
+                self._optimizer,
+                Step(number=self.steps + 1, trajectories=selection.trajectories, generator=self._generator),
+            )
             with gradients_recomputed(self.model, enabled=self._config.gradient_checkpointing):
-                taken = take_updates(
-                    parts, gradient, self._optimizer, self.model, critic=critic, max_kl=self._config.max_kl
-                )
+                taken = take_updates(parts, watched, self.model, critic=critic, max_kl=self._config.max_kl)
         self.steps += 1
         read = batch.token_index([i for i, reads_it in enumerate(reads) if reads_it]).to(self.model.device)
-        return step_report(
+        report = step_report(
             selection=selection,
             batch=batch,
             updates=taken.updates,
             losses=taken.losses,
-            means={**gradient.means(), **taken.metrics},
+            means=gradient.means()
+            | taken.metrics
+            | mismatch_by_turn(batch, tokens.trainer_logp, tokens.behaviour_logp, read),
             advantage_abs_mean=float(tokens.advantage.abs().mean()),
             distance=mismatch(tokens.trainer_logp[read], tokens.behaviour_logp[read]),
             reads=reads,
             seconds=time.perf_counter() - started,
         )
+        return self.watch.report(report)
 
     def compute_logprobs(
         self, sequences: Sequence[TokenSequence], *, temperature: float, pad_id: int
@@ -259,11 +276,14 @@ class Trainer:
     def _progress(self) -> dict[str, Any]:
         kl = self._shaping.kl
         coefficient = {} if kl is None else {"reward_kl_coef": torch.tensor(kl.coef, dtype=torch.float64)}
-        return {"generator": self._generator.get_state(), "steps": self.steps, **coefficient}
+        plain = {"generator": self._generator.get_state(), "steps": self.steps, "numerics": self.watch.state()}
+        return {**plain, **coefficient}
 
     def _restore_progress(self, progress: Mapping[str, Any]) -> None:
         self._generator.set_state(progress["generator"])
         self.steps = int(progress["steps"])
+        if "numerics" in progress:  # older checkpoints have none
+            self.watch.restore(progress["numerics"])
         if self._shaping.kl is not None:
             self._shaping.kl.coef = float(progress.get("reward_kl_coef", self._shaping.kl.coef))
 

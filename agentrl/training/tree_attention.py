@@ -117,6 +117,7 @@ class AttentionTree:
             softmax_scale=scale,
             causal=True,
             window_size=(-1, -1) if window is None else (window - 1, 0),
+            deterministic=torch.are_deterministic_algorithms_enabled(),
         )
         return cast("Tensor", attended.transpose(0, 1)[None])
 

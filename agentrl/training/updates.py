@@ -13,7 +13,8 @@ from transformers import PreTrainedModel
 
 from agentrl.training.critic.step import CriticStep
 from agentrl.training.gradient_pass import GradientPass
-from agentrl.training.optimizer import PolicyOptimizer, Update
+from agentrl.training.numerics.watch import WatchedUpdates
+from agentrl.training.optimizer import Update
 
 
 @dataclass(slots=True)
@@ -30,8 +31,7 @@ class StepUpdates:
 
 def take_updates(
     parts: Sequence[list[int]],
-    gradient: GradientPass,
-    optimizer: PolicyOptimizer,
+    watched: WatchedUpdates,
     model: PreTrainedModel,
     *,
     critic: CriticStep | None,
@@ -41,8 +41,7 @@ def take_updates(
 
     Args:
         parts: The sequences of every update.
-        gradient: Adds up the policy's gradients.
-        optimizer: Applies them.
+        watched: Adds up the policy's gradients, and applies them.
         model: The policy.
         critic: Learns from the same parts.
         max_kl: The limit; ``None`` sets none.
@@ -52,13 +51,13 @@ def take_updates(
         if critic is not None and not (stopped and critic.joins_policy):
             critic.accumulate(part)
         if not stopped:
-            taken.losses.append(gradient.accumulate(part))
-            stopped = max_kl is not None and gradient.kl_old > max_kl
+            taken.losses.append(watched.accumulate(part))
+            stopped = max_kl is not None and watched.kl_old > max_kl
             if not stopped:
-                taken.updates.append(optimizer.update())
+                taken.updates.append(watched.apply())
             else:
                 model.zero_grad(set_to_none=True)
-                taken.metrics["train/kl_stop"] = gradient.kl_old
+                taken.metrics["train/kl_stop"] = watched.kl_old
         if critic is not None and not (stopped and critic.joins_policy):
             critic.update()
         elif critic is not None:

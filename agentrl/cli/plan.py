@@ -1,0 +1,138 @@
+"""`agentrl plan`: what a run takes of the memory of each rank, and whether it fits."""
+
+from __future__ import annotations
+
+import dataclasses
+import json
+import re
+from typing import Annotated, Any
+
+import typer
+from rich.table import Table
+from rich.text import Text
+
+from agentrl.assembly.models import resolve_model
+from agentrl.cli.arguments import read_config, shortcut
+from agentrl.cli.console import note, out
+from agentrl.cli.doctor import memory_limit
+from agentrl.cli.help import examples
+from agentrl.cli.train import Words
+from agentrl.config import Config
+from agentrl.config.arithmetic import shown_bytes
+from agentrl.errors import ConfigError, UsageError
+from agentrl.training.accelerators import accelerators
+from agentrl.training.memory_plan import MemoryPlan, remedies
+from agentrl.training.memory_plan import plan as memory_plan
+
+app = typer.Typer()
+
+UNITS = {"": 1, "B": 1, "KIB": 2**10, "MIB": 2**20, "GIB": 2**30, "TIB": 2**40, "MB": 10**6, "GB": 10**9, "TB": 10**12}
+
+
+@app.command(
+    epilog=examples(
+        "agentrl plan quickstart",
+        "agentrl plan configs/my_run.yaml trainer.processes=8 --memory 80GiB",
+        "agentrl plan --env household --model Qwen/Qwen3-8B model.dtype=bfloat16 --memory 80GiB --json",
+    )
+)
+def plan(
+    words: Words = None,
+    env: Annotated[str | None, typer.Option(help="The environment: NAME or NAME/SPLIT.")] = None,
+    model: Annotated[str | None, typer.Option(help="The model: a folder, a name, a run, or scratch.")] = None,
+    memory: Annotated[
+        str | None, typer.Option(help="Of each rank, such as 80GiB; that of this machine when left out.")
+    ] = None,
+    as_json: Annotated[bool, typer.Option("--json", help="Print the plan as JSON.")] = False,
+) -> None:
+    """See what memory a run needs, part by part, from the model's config.json alone; one that cannot fit is refused."""
+    limit = None if memory is None else parse_memory(memory)
+    config = resolve_model(read_config(words, shortcuts=[*shortcut("environment", env), *shortcut("model", model)]))
+    if limit is None:
+        limit = detected_memory(config)
+    planned = memory_plan(config)
+    if as_json:
+        typer.echo(json.dumps(as_plain(planned, limit), indent=2))
+    else:
+        _show(planned, limit)
+    check_fits(config, planned, limit)
+
+
+def parse_memory(text: str) -> int:
+    """Bytes that a text such as ``80GiB`` means.
+
+    Raises:
+        UsageError: it means none.
+    """
+    found = re.fullmatch(r"\s*(\d+(?:\.\d+)?)\s*([a-zA-Z]*)\s*", text)
+    if found is None or found[2].upper() not in UNITS or not float(found[1]):
+        raise UsageError("--memory is no amount of memory", got=repr(text), expected="such as 80GiB, 24GB or 512MiB")
+    return int(float(found[1]) * UNITS[found[2].upper()])
+
+
+def detected_memory(config: Config) -> int:
+    """Bytes that this machine has for each rank: of its first GPU, or an equal share of the CPU's memory."""
+    gpus = accelerators() if config.model.device != "cpu" else []
+    return gpus[0].memory_bytes if gpus else memory_limit() // config.trainer.processes
+
+
+def as_plain(planned: MemoryPlan, limit: int) -> dict[str, Any]:
+    """The plan as plain JSON types."""
+    return {
+        "total_bytes": planned.total,
+        "memory_bytes": limit,
+        "fits": planned.total <= limit,
+        **{key: value for key, value in dataclasses.asdict(planned).items() if key != "footprint"},
+        "model": dataclasses.asdict(planned.footprint),
+    }
+
+
+def check_fits(config: Config, planned: MemoryPlan, limit: int) -> None:
+    """Refuse a run that cannot fit.
+
+    Raises:
+        ConfigError: it takes more than there is; the message says what would make it smaller.
+    """
+    if planned.total <= limit:
+        return
+    changes, then = remedies(config, planned, limit)
+    largest = max(planned.items, key=lambda item: item.bytes)
+    if not changes:
+        hint = "share the model over more processes: trainer.processes"
+    elif then.total <= limit:
+        hint = f"it takes {shown_bytes(then.total)} with {' '.join(changes)}"
+    else:
+        hint = (
+            f"{' '.join(changes)} leave {shown_bytes(then.total)}: share the model over more processes, "
+            "trainer.processes, or take a smaller one"
+        )
+    raise ConfigError(
+        "this run does not fit into the memory of a rank",
+        got=f"{shown_bytes(planned.total)}, of which {shown_bytes(largest.bytes)} are {largest.name}",
+        expected=f"at most {shown_bytes(limit)}",
+        hint=hint,
+    )
+
+
+def _show(planned: MemoryPlan, limit: int) -> None:
+    model = planned.footprint
+    table = Table("memory of a rank", "bytes", "from", box=None, pad_edge=False)
+    for item in planned.items:
+        when = f" (in the {item.when} only)" if item.when else ""
+        table.add_row(Text(item.name), shown_bytes(item.bytes), Text(item.how + when))
+    table.add_row(Text("peak", style="bold"), shown_bytes(planned.total), Text(f"of {shown_bytes(limit)}"))
+    for item in planned.elsewhere:
+        table.add_row(Text(item.name), shown_bytes(item.bytes), Text(item.how))
+    out.print(table)
+    out.print(
+        Text(
+            f"{model.parameters:,} parameters in {model.layers} layers; an update has at most "
+            f"{planned.sequences_per_update:,} sequences in {planned.micro_batches:,} micro-batches of at most "
+            f"{planned.tokens_per_micro_batch:,} tokens"
+        )
+    )
+    kept = (model.activations, model.checkpointed)
+    without, with_it = (shown_bytes(round(each * planned.tokens_per_micro_batch / model.tokens)) for each in kept)
+    out.print(Text(f"activations: {without}; {with_it} with trainer.gradient_checkpointing"))
+    if model.estimated is not None:
+        note(f"activations are estimated from the model's sizes: it could not be tried ({model.estimated})")

@@ -1,0 +1,74 @@
+"""`agentrl replay-step`: an update that was left out because it was not finite, once more and looked at closely."""
+
+from __future__ import annotations
+
+import dataclasses
+import json
+import math
+from pathlib import Path
+from typing import Annotated
+
+import typer
+from rich.table import Table
+from rich.text import Text
+
+from agentrl.assembly.models import load_images
+from agentrl.cli.console import note, out
+from agentrl.cli.help import examples
+from agentrl.training.numerics.dump import read_dump
+from agentrl.training.numerics.replay import Replay, replay
+
+app = typer.Typer()
+
+
+@app.command(epilog=examples("agentrl replay-step runs/latest/numerics/step-000012-update-1.pt"))
+def replay_step(
+    file: Annotated[Path, typer.Argument(help="A file that a run has written into its folder numerics.")],
+    device: Annotated[str, typer.Option(help="Where: auto, cpu, cuda or cuda:N.")] = "auto",
+    as_json: Annotated[bool, typer.Option("--json", help="Print everything as JSON.")] = False,
+) -> None:
+    """Repeat an update that was not finite: losses, the first module that is not finite, norms of gradients."""
+    state = read_dump(file)
+    has_images = '"images"' in state["trajectories"]
+    path = json.loads(state["config"])["model"]["path"]
+    found = replay(state, device=device, reader=load_images(path) if has_images else None)
+    if as_json:
+        typer.echo(json.dumps({**dataclasses.asdict(found), "repeats": found.repeats}, indent=2))
+        return
+    _show(found)
+
+
+def _show(found: Replay) -> None:
+    batches = Table("micro-batch", "trajectories", "tokens", "loss", "not finite", box=None, pad_edge=False)
+    for number, each in enumerate(found.micro_batches):
+        cells = (str(number), ", ".join(each.trajectories), f"{each.tokens:,}", f"{each.loss:.6g}")
+        batches.add_row(*map(Text, cells), ", ".join(each.not_finite) or "-")
+    out.print(batches)
+    norms = Table("gradients", "norm now", "norm in the run", box=None, pad_edge=False)
+    for group in sorted({*found.now.group_norms, *found.recorded.group_norms}):
+        now, then = (each.group_norms.get(group, math.nan) for each in (found.now, found.recorded))
+        norms.add_row(group, f"{now:.6g}", f"{then:.6g}")
+    out.print(norms)
+    for line in lines(found):
+        out.print(Text(line))
+    note(
+        "every number is the run's, bit for bit" if found.repeats else "these are not the run's numbers: see the table"
+    )
+
+
+def lines(found: Replay) -> list[str]:
+    """What was found, most telling first."""
+    told = []
+    if found.weights_not_finite:
+        told.append(f"weights that are not finite before anything is computed: {', '.join(found.weights_not_finite)}")
+    if found.first_forward is not None:
+        told.append(f"first output that is not finite: {found.first_forward}")
+    elif any(each.not_finite for each in found.micro_batches):
+        told.append("all modules give what is finite: it begins after them, in the output head or the loss")
+    if found.first_backward is not None:
+        told.append(f"first gradient that is not finite: {found.first_backward}")
+    if not told:
+        told.append("no module gives what is not finite" + ("" if found.now.non_finite else ": nothing is wrong here"))
+    if found.now.non_finite:
+        told.append(f"not finite in the end: {', '.join(found.now.non_finite)}")
+    return told

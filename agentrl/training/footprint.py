@@ -1,0 +1,220 @@
+"""What a model takes in a forward and backward pass, found by running it on tensors without data: no weights are read.
+
+The passes run on models of one and of two layers, whose difference is what a layer takes. Attention is that of a kernel
+which keeps its inputs, its output and one number per token and head, as FlashAttention and SDPA do.
+"""
+
+from __future__ import annotations
+
+import copy
+import json
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import Tensor
+from torch._subclasses.fake_tensor import FakeTensorMode
+from transformers import AttentionInterface, AutoConfig, AutoModelForCausalLM, AutoModelForImageTextToText
+
+from agentrl.config.schema import LOGITS_MEGABYTES, ModelConfig, ScratchModelConfig
+from agentrl.errors import UsageError
+from agentrl.training.gradient_mode import gradients_recomputed
+from agentrl.training.head_scores import chunk_tokens, head_scores
+from agentrl.training.scratch import scratch_model_config
+from agentrl.training.tensor_memory import TensorMemory
+from agentrl.vision_model import MODEL_TYPES
+
+ATTENTION = "agentrl_planned"
+"""Name, for transformers, of an attention that computes nothing."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Footprint:
+    """Of one model; bytes in the number format in which it computes."""
+
+    parameters: int
+    layer_parameters: int
+    """Of all layers together; the rest are embeddings, the head and a norm."""
+    layers: int
+    cache_values_per_token: int
+    """Numbers in the key-value cache."""
+    vocabulary: int
+    tokens: int
+    """Of the micro-batch that was tried."""
+    activations: int
+    """Bytes kept from its forward pass to its backward pass."""
+    checkpointed: int
+    """The same, where layers are computed again in the backward pass."""
+    working: int
+    """Most bytes beside these, weights and gradients: logits, gradients of activations, gradients before they are added
+    up."""
+    working_checkpointed: int
+    estimated: str | None
+    """Why activations are estimated from the sizes of the model, and not tried; ``None`` where they are tried."""
+
+
+@dataclass(frozen=True, slots=True)
+class _Pass:
+    kept: int
+    working: int
+
+
+def footprint(model: ModelConfig, *, tokens: int, dtype: torch.dtype) -> Footprint:
+    """Read the model's ``config.json``, and try a micro-batch.
+
+    Args:
+        model: Of the config; ``scratch`` has as many entries in its vocabulary as it may have.
+        tokens: Of a micro-batch; all of them carry loss.
+        dtype: In which the model computes.
+
+    Raises:
+        UsageError: there is no config of the model, or it is not of a kind that transformers knows.
+    """
+    config = _model_config(model)
+    text = config.get_text_config()
+    parameters, in_layers = _parameters(config)
+    heads = text.num_attention_heads
+    size = getattr(text, "head_dim", None) or text.hidden_size // heads
+    try:
+        tried = _tried(config, tokens, dtype)
+        estimated = None
+    except Exception as error:  # whatever a kind of model does with its first tensors without data
+        tried = _estimated(text, tokens, dtype)
+        estimated = f"{type(error).__name__}: {str(error).strip().splitlines()[0][:100] if str(error) else ''}"
+    return Footprint(
+        parameters=parameters,
+        layer_parameters=in_layers,
+        layers=text.num_hidden_layers,
+        cache_values_per_token=2
+        * text.num_hidden_layers
+        * (getattr(text, "num_key_value_heads", None) or heads)
+        * size,
+        vocabulary=text.vocab_size,
+        tokens=tokens,
+        activations=tried[False].kept,
+        checkpointed=tried[True].kept,
+        working=tried[False].working,
+        working_checkpointed=tried[True].working,
+        estimated=estimated,
+    )
+
+
+def _model_config(model: ModelConfig) -> Any:
+    if model.path == "scratch":
+        scratch = model.scratch or ScratchModelConfig()
+        return scratch_model_config(scratch, vocab_size=scratch.vocab_size)
+    try:
+        return AutoConfig.from_pretrained(Path(model.path) if Path(model.path).is_dir() else model.path)
+    except (OSError, ValueError, KeyError) as error:
+        raise UsageError(
+            f"cannot read the config of {model.path}",
+            got=str(error).strip().splitlines()[0],
+            expected="a Hugging Face model folder with a config.json, or a name on the hub that can be reached",
+        ) from error
+
+
+def _kind(config: Any) -> Any:
+    return AutoModelForImageTextToText if config.model_type in MODEL_TYPES else AutoModelForCausalLM
+
+
+def _parameters(config: Any) -> tuple[int, int]:
+    """All, and those of layers."""
+    with torch.device("meta"):
+        model = _kind(config).from_config(config)
+    layers = (child for child in model.modules() if isinstance(child, torch.nn.ModuleList))
+    in_layers = {id(p): p.numel() for layer in layers for p in layer.parameters()}
+    return sum(p.numel() for p in model.parameters()), sum(in_layers.values())
+
+
+def _tried(config: Any, tokens: int, dtype: torch.dtype) -> dict[bool, _Pass]:
+    layers = config.num_hidden_layers
+    found = {}
+    for checkpointing in (False, True):
+        one, two = (_try(_with_layers(config, n), tokens, dtype, checkpointing) for n in (1, 2))
+        kept = one.kept + (layers - 1) * (two.kept - one.kept)
+        found[checkpointing] = _Pass(kept, max(one.working, two.working))
+    return found
+
+
+def _with_layers(config: Any, layers: int) -> Any:
+    """The same model with fewer layers; what is listed by layer is cut, too."""
+    values = json.loads(config.to_json_string(use_diff=False))
+    cut = {
+        name: value[:layers] if isinstance(value, list) and len(value) == config.num_hidden_layers else value
+        for name, value in values.items()
+    }
+    return type(config).from_dict({**copy.deepcopy(cut), "num_hidden_layers": layers})
+
+
+def _try(config: Any, tokens: int, dtype: torch.dtype, checkpointing: bool) -> _Pass:
+    AttentionInterface.register(ATTENTION, _attention)
+    with FakeTensorMode():
+        model = AutoModelForCausalLM.from_config(config, dtype=dtype).eval()
+        model.config._attn_implementation = ATTENTION
+        for parameter in model.parameters():
+            parameter.grad = torch.empty_like(parameter)
+        with gradients_recomputed(model, enabled=checkpointing), TensorMemory() as memory:
+            ids = torch.zeros(1, tokens, dtype=torch.long)
+            output = model.base_model(
+                input_ids=ids,
+                position_ids=ids,
+                attention_mask=torch.ones(1, 1, 1, 1),  # a mask of four dimensions is passed on as it is
+                use_cache=False,
+            )
+            hidden = output.last_hidden_state[0]
+            kept = memory.live
+            _backward(model, hidden)
+            return _Pass(kept, memory.peak - kept)
+
+
+def _backward(model: Any, hidden: Tensor) -> None:
+    head = model.get_output_embeddings()
+    scores = head_scores(
+        hidden,
+        head.weight,
+        head.bias,
+        torch.zeros(len(hidden), dtype=torch.long),
+        temperature=1.0,
+        chunk=chunk_tokens(head.weight.shape[0], LOGITS_MEGABYTES),
+    )
+    torch.autograd.backward(scores.logp.sum())
+
+
+def _attention(
+    module: Any, query: Tensor, key: Tensor, value: Tensor, mask: Tensor | None, **options: Any
+) -> tuple[Tensor, None]:
+    function: Any = _Attention
+    return function.apply(query, key, value).transpose(1, 2).contiguous(), None
+
+
+class _Attention(torch.autograd.Function):
+    """Tensors of the sizes that attention gives, with nothing in them."""
+
+    @staticmethod
+    def forward(ctx: Any, query: Tensor, key: Tensor, value: Tensor) -> Tensor:
+        output = query.new_empty((*query.shape[:-1], value.shape[-1]))
+        ctx.save_for_backward(query, key, value, output, query.new_empty(query.shape[:-1], dtype=torch.float32))
+        return output
+
+    @staticmethod
+    def backward(ctx: Any, gradient: Tensor) -> tuple[Tensor, ...]:
+        return tuple(torch.empty_like(tensor) for tensor in ctx.saved_tensors[:3])
+
+
+def _estimated(text: Any, tokens: int, dtype: torch.dtype) -> dict[bool, _Pass]:
+    """From the sizes: norms keep float32, attention what it reads and gives, a gated feed-forward part four widths."""
+    width, heads = text.hidden_size, text.num_attention_heads
+    size = getattr(text, "head_dim", None) or width // heads
+    keys = (getattr(text, "num_key_value_heads", None) or heads) * size
+    inner = getattr(text, "moe_intermediate_size", None) or getattr(text, "intermediate_size", None) or 4 * width
+    experts = getattr(text, "num_experts_per_tok", None) or 1
+    short = torch.finfo(dtype).bits // 8
+    layer = tokens * (8 * width * 4 + (6 * heads * size + 4 * keys + 4 * inner * experts) * short)
+    logits = 2 * min(LOGITS_MEGABYTES << 20, tokens * text.vocab_size * 4)
+    working = logits + layer // 2 + 2 * text.vocab_size * width * short
+    layers = text.num_hidden_layers
+    return {
+        False: _Pass(layers * layer, working),
+        True: _Pass(layers * tokens * width * short, working + layer),
+    }

@@ -1,0 +1,192 @@
+"""An update that was left out, once more: loss of each micro-batch, the first module that is not finite, norms."""
+
+from __future__ import annotations
+
+import json
+import tempfile
+from collections.abc import Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import torch
+from transformers import PreTrainedModel
+
+from agentrl.algorithms.loss_input import LossInput
+from agentrl.config.schema import Config
+from agentrl.image import ImageReader
+from agentrl.lanes import Lanes
+from agentrl.training.gradient_mode import gradients_recomputed
+from agentrl.training.gradient_pass import GradientPass, TokenValues
+from agentrl.training.layout import Layout
+from agentrl.training.model import make_model
+from agentrl.training.numerics.deterministic import prepare_repeatable, repeatable
+from agentrl.training.numerics.dump import Found, found_of
+from agentrl.training.numerics.module_watch import watched_modules
+from agentrl.training.objective import Objective, TokenObjective
+from agentrl.training.optimizer import OptimizerSettings, PolicyOptimizer
+from agentrl.training.ranks import Ranks
+from agentrl.training.rewards import RewardShaping
+from agentrl.training.step_batch import step_batch
+from agentrl.training.tally import Tally
+from agentrl.training.tree_attention import ATTENTION
+from agentrl.trajectory import Trajectory
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class MicroBatchFinding:
+    """One forward and backward pass of the update."""
+
+    trajectories: tuple[str, ...]
+    """Of its sequences."""
+    tokens: int
+    """Sampled ones, which carry the loss."""
+    loss: float
+    """Its part of the update's loss."""
+    not_finite: tuple[str, ...]
+    """Which of its numbers are not: log-probabilities, advantages, losses."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Replay:
+    """What the repeated update came to."""
+
+    micro_batches: tuple[MicroBatchFinding, ...]
+    weights_not_finite: tuple[str, ...]
+    """Parameters that were not finite before anything was computed."""
+    first_forward: str | None
+    first_backward: str | None
+    now: Found
+    recorded: Found
+
+    @property
+    def repeats(self) -> bool:
+        """Whether every number is the recorded one, bit for bit; NaN is like NaN."""
+        return _bits(self.now) == _bits(self.recorded)
+
+
+def _bits(found: Found) -> str:
+    norms = sorted(found.group_norms.items())
+    return repr(
+        (found.loss, found.grad_norm, norms, sorted(found.non_finite))
+    )  # repr gives every bit, and NaN is 'nan'
+
+
+class _SeenObjective(Objective):
+    """Says of every micro-batch which of its numbers are not finite."""
+
+    seen: tuple[str, ...] = ()
+
+    def loss(self, tokens: LossInput, entropy: torch.Tensor) -> TokenObjective:
+        found = super().loss(tokens, entropy)
+        numbers = {
+            "log-probabilities": tokens.logp,
+            "advantages": tokens.advantage,
+            "log-probabilities of the engine": tokens.behaviour_logp,
+            "losses of tokens": found.values,
+        }
+        self.seen = tuple(name for name, value in numbers.items() if not bool(value.detach().isfinite().all()))
+        return found
+
+
+class _SeenPass(GradientPass):
+    """A gradient pass that remembers its micro-batches."""
+
+    def __init__(self, *arguments: Any, updates: int, workers: int, **options: Any) -> None:
+        super().__init__(*arguments, **options)
+        self._updates, self._workers = updates, workers
+        self.found: list[tuple[list[int], float, tuple[str, ...]]] = []
+
+    def _loss(self, weights: torch.Tensor, indices: list[int]) -> tuple[torch.Tensor, Tally]:
+        value, tally = super()._loss(weights, indices)
+        seen = self._objective.seen if isinstance(self._objective, _SeenObjective) else ()
+        self.found.append((indices, float(value.detach()), seen))
+        return value, tally
+
+
+def replay(state: Mapping[str, Any], *, device: str = "auto", reader: ImageReader | None = None) -> Replay:
+    """Run the update of a dump again.
+
+    Args:
+        state: As `agentrl.training.numerics.dump.read_dump` gives it.
+        device: Where; ``auto`` is the kind of device that it was on, if there is one.
+        reader: Prepares images; needed where trajectories hold any.
+
+    Raises:
+        UsageError: the model is of a kind that this machine cannot make.
+        UnknownNameError: a name of the config is not registered here.
+    """
+    config = Config.model_validate(json.loads(state["config"]))
+    torch.set_num_threads(state["threads"])
+    torch.set_rng_state(state["torch_generator"])
+    prepare_repeatable(enabled=config.trainer.deterministic)
+    model = _model(state, _device(device, state["device"]))
+    weights = tuple(name for name, p in model.named_parameters() if not bool(p.detach().isfinite().all()))
+    trajectories = [Trajectory.from_record(record) for record in json.loads(state["trajectories"])]
+    shaping = RewardShaping(config.algorithm.shaping, max_tokens=config.agent.max_tokens)
+    batch = step_batch(trajectories, shaping)
+    values = {
+        name: value.to(model.device) if isinstance(value, torch.Tensor) and name != "draws" else value
+        for name, value in state["values"].items()
+    }
+    lanes = Lanes(state["lanes"])
+    gradient = _SeenPass(
+        model,
+        _SeenObjective(config.algorithm),
+        Layout(**state["layout"]),
+        batch,
+        TokenValues(**values),
+        reads=state["reads"],
+        temperature=state["temperature"],
+        pad_id=state["pad_id"],
+        lanes=lanes,
+        ranks=Ranks(),
+        reader=reader,
+        updates=state["updates"],
+        workers=state["lanes"] * state["ranks"],
+    )
+    optimizer = PolicyOptimizer(model, OptimizerSettings(learning_rate=0.0, total_updates=1))
+    with (
+        repeatable(enabled=config.trainer.deterministic),
+        gradients_recomputed(model, enabled=config.trainer.gradient_checkpointing),
+        watched_modules(model) as modules,
+    ):
+        loss = gradient.accumulate(state["part"])
+    lanes.close()
+    recorded = found_of(state)
+    update = optimizer.measure(loss)
+    return Replay(
+        micro_batches=tuple(
+            MicroBatchFinding(
+                trajectories=tuple(dict.fromkeys(trajectories[batch.sequence_trajectory[i]].id for i in indices)),
+                tokens=sum(batch.lengths[i] for i in indices),
+                loss=value,
+                not_finite=seen,
+            )
+            for indices, value, seen in gradient.found
+        ),
+        weights_not_finite=weights,
+        first_forward=modules.forward,
+        first_backward=modules.backward,
+        now=Found(loss=loss, grad_norm=update.grad_norm, group_norms=update.group_norms, non_finite=update.non_finite),
+        recorded=recorded,
+    )
+
+
+def _device(asked: str, recorded: str) -> torch.device:
+    if asked != "auto":
+        return torch.device(asked)
+    return torch.device(recorded if recorded != "cuda" or torch.cuda.is_available() else "cpu")
+
+
+def _model(state: Mapping[str, Any], device: torch.device) -> PreTrainedModel:
+    """The model as it was, from its config and weights alone."""
+    with tempfile.TemporaryDirectory() as folder:
+        (Path(folder) / "config.json").write_text(state["model_config"], encoding="utf-8")
+        model = make_model(Path(folder))
+    for parameter in model.parameters():  # and no buffer: positions are float32 in every model
+        parameter.data = parameter.data.to(getattr(torch, state["dtype"]))
+    model.load_state_dict(state["weights"])
+    if Layout(**state["layout"]).packed:
+        model.config._attn_implementation = ATTENTION
+    return model.to(device)

@@ -1,0 +1,189 @@
+"""What `agentrl plan` says, beside what steps take."""
+
+import json
+
+import pytest
+import torch
+from transformers import Qwen3Config, Qwen3MoeConfig
+
+from agentrl.cli import main
+from agentrl.cli.plan import parse_memory
+from agentrl.config import load_config
+from agentrl.config.schema import ModelConfig
+from agentrl.errors import Outcome, UsageError
+from agentrl.testing.models import tiny_model
+from agentrl.training.footprint import footprint
+from agentrl.training.memory_plan import plan
+from agentrl.training.tensor_memory import TensorMemory
+from agentrl.training.trainer import Trainer
+from agentrl.trajectory import Source, TokenSequence, Trajectory, Turn
+
+TOLERANCE = 0.15
+"""How far the planned peak may be from the measured one, which it should not be below by more than a third of this."""
+LENGTH = 192
+
+
+def long_answers(vocabulary):
+    """One group of four: a prompt of 4 tokens, and 188 that were sampled."""
+    found = []
+    for member in range(4):
+        sequence = TokenSequence()
+        sequence.extend([1, 2, 3, 4], Source.PROMPT)
+        answer = [(7 * member + 3 * k) % vocabulary for k in range(LENGTH - 4)]
+        sequence.extend_sampled(answer, logprobs=[-3.0] * len(answer), versions=[0] * len(answer))
+        sequence.turns.append(Turn(index=0, start=4, end=LENGTH, reward=float(member)))
+        trajectory = Trajectory(
+            id=str(member), task_id="t", environment="e", seed=0, group_id="g", outcome=Outcome.FINISHED
+        )
+        trajectory.sequences.append(sequence)
+        trajectory.reward = float(member)
+        found.append(trajectory)
+    return found
+
+
+def planned_config(folder, *overrides):
+    sizes = f"trainer={{tasks_per_step: 1, tokens_per_micro_batch: {2 * LENGTH}}}"
+    agent = f"agent={{max_tokens: {LENGTH}, max_answer_tokens: {LENGTH}}}"
+    plain = ["environment=e", f"model.path={folder}", "engine=scripted", "algorithm.group_size=4", sizes, agent]
+    return load_config(None, [*plain, *overrides])
+
+
+def measured_peak(model, config):
+    """Of two steps: weights, gradients, moments and everything that passes need."""
+    with TensorMemory() as memory:
+        for parameter in model.parameters():
+            memory.count(parameter)
+        trainer = Trainer(model, config.algorithm, config.trainer, seed=0, max_tokens=LENGTH)
+        for _ in range(2):
+            trainer.step(long_answers(model.config.vocab_size), temperature=1.0, pad_id=0)
+    return memory.peak
+
+
+@pytest.mark.parametrize("checkpointing", [False, True], ids=["kept", "recomputed"])
+@pytest.mark.parametrize(("family", "dtype"), [("qwen3", "float32"), ("llama", "float32"), ("qwen2", "bfloat16")])
+def test_the_planned_peak_is_the_measured_one(tmp_path, family, dtype, checkpointing):
+    model = tiny_model(family, vocab_size=1024, layers=4, hidden_size=64).to(getattr(torch, dtype))
+    model.config.save_pretrained(tmp_path)
+    config = planned_config(
+        tmp_path, f"model.dtype={dtype}", f"trainer.gradient_checkpointing={str(checkpointing).lower()}"
+    )
+    planned, measured = plan(config), measured_peak(model, config)
+    assert planned.footprint.estimated is None
+    assert planned.footprint.parameters == sum(p.numel() for p in model.parameters())
+    assert -TOLERANCE / 3 < planned.total / measured - 1 < TOLERANCE, (planned.total, measured)
+
+
+def qwen3(folder, **sizes):
+    config = Qwen3Config(vocab_size=512, hidden_size=64, intermediate_size=128, num_hidden_layers=3, **sizes)
+    config.num_attention_heads, config.num_key_value_heads, config.head_dim = 4, 2, 16
+    config.save_pretrained(folder)
+    return ModelConfig(path=str(folder))
+
+
+def test_a_model_has_no_weights_to_be_planned(tmp_path):
+    model = qwen3(tmp_path)
+    assert [file.name for file in tmp_path.iterdir()] == ["config.json"]
+    found = footprint(model, tokens=64, dtype=torch.float32)
+    layer = 64 * 16 * (4 + 2 + 2 + 4) + 3 * 64 * 128 + 2 * 64 + 2 * 16
+    assert (found.layer_parameters, found.parameters) == (3 * layer, 3 * layer + 2 * 512 * 64 + 64)
+    assert found.cache_values_per_token == 2 * 3 * 2 * 16
+    assert found.checkpointed < found.activations / 5
+
+
+def test_experts_are_tried_or_estimated(tmp_path):
+    Qwen3MoeConfig(
+        vocab_size=512,
+        hidden_size=64,
+        num_hidden_layers=2,
+        num_attention_heads=4,
+        num_key_value_heads=2,
+        num_experts=4,
+        num_experts_per_tok=2,
+        moe_intermediate_size=32,
+    ).save_pretrained(tmp_path)
+    found = footprint(ModelConfig(path=str(tmp_path)), tokens=64, dtype=torch.float32)
+    assert found.parameters > 4 * 3 * 64 * 32
+    assert found.activations > 0
+
+
+def items(config, **footprints):
+    return {item.name: item.bytes for item in plan(config, **footprints).items}
+
+
+def test_shards_by_hand(tmp_path):
+    known = footprint(qwen3(tmp_path), tokens=64, dtype=torch.bfloat16)
+    parameters, outside = known.parameters, known.parameters - known.layer_parameters
+    config = planned_config(tmp_path, "model.dtype=bfloat16", "trainer.processes=4", "engine=local")
+    found = items(config, known=known)
+    share = -(-parameters // 4)
+    assert (found["parameters"], found["gradients"], found["optimizer"]) == (4 * share, 4 * share, 8 * share)
+    assert found["gathered"] == 2 * (outside + 2 * (known.layer_parameters // 3))
+    assert found["whole gradients"] == 4 * parameters
+    assert found["engine"] == 2 * parameters
+    rows = items(planned_config(tmp_path, "trainer={processes: 4, fsdp: {replicas: 2, reduce: true}}"), known=known)
+    assert rows["parameters"] == 4 * -(-parameters // 2)
+    assert "whole gradients" not in rows
+    offloaded = plan(planned_config(tmp_path, "trainer={processes: 4, fsdp: {offload: true}}"), known)
+    assert "parameters" not in {item.name for item in offloaded.items}
+    assert {item.name for item in offloaded.elsewhere} == {
+        f"{n}, on the CPU" for n in ("parameters", "gradients", "optimizer")
+    }
+
+
+def test_copies_references_caches_and_servers_by_hand(tmp_path):
+    known = footprint(qwen3(tmp_path), tokens=64, dtype=torch.bfloat16)
+    config = planned_config(
+        tmp_path, "model.dtype=bfloat16", "algorithm.kl_coef=0.1", "engine={cache_tokens: 1000, type: local}"
+    )
+    found, parameters = items(config, known=known), known.parameters
+    assert (found["parameters"], found["gradients"], found["reference"]) == (2 * parameters,) * 3
+    assert (found["optimizer"], found["update"]) == (12 * parameters, 4 * parameters)
+    assert found["key-value cache"] == 1000 * known.cache_values_per_token * 2
+    servers = plan(planned_config(tmp_path, "engine={type: vllm, max_running: 8, tensor_parallel: 2}"), known).elsewhere
+    assert [item.bytes for item in servers] == [
+        4 * parameters // 2,
+        8 * LENGTH * (known.cache_values_per_token * 4 // 2),
+    ]
+
+
+def run(capsys, *words):
+    with pytest.raises(SystemExit) as end:
+        main(["plan", *words])
+    return end.value.code or 0, capsys.readouterr()
+
+
+def test_the_command_refuses_what_cannot_fit_and_says_what_would(tmp_path, capsys, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    words = ["--env", "guess_number", "agent.max_tokens=1024"]
+    code, told = run(capsys, *words, "--memory", "64GiB", "--json")
+    found = json.loads(told.out)
+    assert (code, found["fits"], found["memory_bytes"]) == (0, True, 64 * 2**30)
+    assert found["total_bytes"] == sum(i["bytes"] for i in found["items"])  # nothing is there in the update only
+    code, told = run(capsys, *words, "--memory", f"{found['total_bytes'] - 1}B")
+    assert code == 2
+    assert "error: this run does not fit into the memory of a rank: got" in told.err
+    assert "It takes" in told.err
+    assert "with engine.cache_tokens=" in told.err
+    code, told = run(capsys, *words, "--memory", "1MiB")
+    assert code == 2
+    assert "trainer.gradient_checkpointing=true" in told.err
+    assert "share the model over more processes" in told.err
+
+
+@pytest.mark.parametrize(
+    ("text", "size"), [("80GiB", 80 * 2**30), ("1.5 gb", 1_500_000_000), ("512MiB", 2**29), ("1000", 1000)]
+)
+def test_amounts_of_memory_are_read(text, size):
+    assert parse_memory(text) == size
+
+
+@pytest.mark.parametrize("text", ["much", "80 apples", "-3GiB", "0GiB", ""])
+def test_what_is_no_amount_is_refused(text):
+    with pytest.raises(UsageError, match="is no amount of memory"):
+        parse_memory(text)
+
+
+def test_a_model_that_is_not_there_is_one_message(tmp_path, capsys):
+    code, told = run(capsys, "--env", "guess_number", "--model", str(tmp_path / "nothing"))
+    assert code == 2
+    assert "nothing" in told.err
