@@ -35,7 +35,9 @@ def files(run, step):
 def test_the_same_bytes_as_at_once_and_an_exact_resume(tiny_run, tmp_path):
     found, seen = {}, Seen()
     for background in ("false", "true"):
-        run = tiny_run("checkpoint={every: 1, keep: 9, background: " + background + "}", name=background)
+        run = tiny_run(
+            "checkpoint={every: 1, keep: 9, background: " + background + "}", name=f"background-{background}"
+        )
         train(run, watcher=seen)
         found[background] = run
     assert seen.saved == [1, 2, 3, 4] * 2
@@ -56,7 +58,7 @@ def test_the_same_bytes_as_at_once_and_an_exact_resume(tiny_run, tmp_path):
 
 
 def test_a_write_that_fails_ends_the_run_at_the_next_step(tiny_run, monkeypatch):
-    run = tiny_run("checkpoint={every: 1, background: true}", "trainer.steps=9")
+    run = tiny_run("checkpoint={every: 1, background: true}", "trainer.steps=5")
     save = Checkpoints.save
 
     def fail(self, step, write):

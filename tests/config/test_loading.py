@@ -115,7 +115,12 @@ def test_a_mistake_is_named_with_its_place(config_file, text, overrides, message
         (["trainer.min_lr_ratio=0.5"], "min_lr_ratio is ignored with schedule constant"),
         (["trainer.processes=2", "trainer.lanes=2"], "are threads of one process"),
         (["trainer.processes=3", "trainer.fsdp={replicas: 2}"], "must divide trainer.processes"),
-        (["trainer.processes=2", "trainer.optimizer=muon"], "muon needs whole matrices"),
+        (["trainer.processes=3", "trainer.context_parallel=2"], "trainer.context_parallel (2) times"),
+        (
+            ["trainer.processes=4", "trainer.tensor_parallel=2", "trainer.fsdp={replicas: 4}"],
+            "divided by trainer.tensor",
+        ),
+        (["trainer.processes=2", "trainer.tensor_parallel=2", "trainer.optimizer=muon"], "muon needs whole rows"),
         (["trainer.fsdp={shards: 2}"], "unknown key trainer.fsdp.shards; known keys here: replicas, reshard"),
         (["trainer.mini_batches=1000"], "exceeds the 128 episodes of a step"),
         (["agent.max_tokens=100"], "an answer could never fit"),

@@ -2,6 +2,7 @@
 
 import math
 import os
+import random
 import socket
 import threading
 
@@ -15,6 +16,7 @@ from agentrl.assembly.rank import follow_launcher, follows_launcher
 from agentrl.config.schema import Config
 from agentrl.training.checkpoint import save_model_folder
 from agentrl.training.ranks.processes import open_ranks
+from agentrl.trajectory import Source, TokenSequence, Turn
 
 CHUNK = 7
 """Tokens whose logits exist at once."""
@@ -235,6 +237,24 @@ def test_a_copy_of_the_state_is_written_while_the_next_step_runs(alone, path, mo
         parts.trainer.load(tmp_path / "beside")
         assert step(parts, module_trajectories)["train/loss"] == second["train/loss"]
     assert_same_numbers(second, alone(name)["second"])
+
+
+@pytest.mark.parametrize(("count", "computed"), [(1, 30 + 4 * 4), (2, 2 * 30 + 4 * 4)])
+def test_tokens_saved_are_those_of_all_ranks_together(path, make_trajectory, count, computed):
+    """Four answers to one prompt; two ranks compute the prompt twice."""
+    group_of_four = []
+    for member in range(4):
+        sequence = TokenSequence()
+        sequence.extend(list(range(5, 35)), Source.PROMPT)
+        sequence.extend_sampled([4 + member, 6, 7, 8], logprobs=[-2.0] * 4, versions=[0] * 4)
+        sequence.turns.append(Turn(index=0, start=30, end=34))
+        trajectory = make_trajectory(random.Random(member), "g", member, turns=1, reward=float(member))
+        trajectory.sequences[:] = [sequence]
+        sequence.turns[0].reward = float(member)
+        group_of_four.append(trajectory)
+    with group_of(count) as group:
+        numbers = step(group.build(settings("", path, count, share_prefixes=True)), group_of_four)
+    assert numbers["train/tokens_saved"] == pytest.approx(1 - computed / (4 * 34))
 
 
 def test_a_short_format_is_computed_from_shards_in_float32(path, module_trajectories):
