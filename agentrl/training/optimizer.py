@@ -148,13 +148,24 @@ class PolicyOptimizer:
         """
         self._check_optimizers(name for name in state if name not in (MASTERS, UPDATES))
         for name, optimizer in self._optimizers.items():
-            optimizer.load_state_dict(copy.deepcopy(state[name]))
-            for master, moments in optimizer.state.items():
-                optimizer.state[master] = {k: _beside(moment, master) for k, moment in moments.items()}
+            if any(is_sharded(master) for master in self._masters.values()):
+                self._load_moments(optimizer, state[name]["state"])
+            else:
+                optimizer.load_state_dict(copy.deepcopy(state[name]))
         with torch.no_grad():
             for name, master in state[MASTERS].items():
                 self._masters[name].copy_(sharded_like(master, self._masters[name]))
         self.updates = state[UPDATES]
+
+    def _load_moments(self, optimizer: torch.optim.Optimizer, saved: Mapping[int, Mapping[str, torch.Tensor]]) -> None:
+        """Cut the moments that one process has numbered: its matrices first, then its vectors."""
+        own = {id(master) for group in optimizer.param_groups for master in group["params"]}
+        masters = [master for master in self._masters.values() if id(master) in own]
+        for number, master in enumerate(sorted(masters, key=lambda master: master.ndim <= 1)):
+            if number in saved:
+                optimizer.state[master] = {
+                    key: _beside(moment.clone(), master) for key, moment in saved[number].items()
+                }
 
     def named_state(self) -> dict[str, torch.Tensor]:
         """The same as tensors by name, which is what ranks write: ``adamw/NAME/exp_avg``, ``masters/NAME``.

@@ -43,16 +43,22 @@ def group_of(count, work: Callable[[Ranks], Any] = serve):
         return
     before = torch.get_num_threads()
     torch.set_num_threads(1)
+    _forget_own_rank()
     store = distributed.TCPStore("127.0.0.1", 0, is_master=True, wait_for_workers=False, timeout=PATIENCE)
-    children = [_forked(store.port, rank, count, work) for rank in range(1, count)]
+
+    def other(rank):
+        place = distributed.TCPStore("127.0.0.1", store.port, is_master=False, timeout=PATIENCE)
+        work(join(place, rank=rank, count=count))
+        leave()
+
+    children = [forked(lambda rank=rank: other(rank)) for rank in range(1, count)]
     try:
         ranks = join(store, rank=0, count=count)
         yield Group(ranks)
         if work is serve:
             ranks.dismiss()
-        assert [os.waitstatus_to_exitcode(os.waitpid(children.pop(), 0)[1]) for _ in range(count - 1)] == [0] * (
-            count - 1
-        )
+        while children:
+            assert exit_code(children.pop()) == 0
     finally:
         leave()
         for child in children:
@@ -67,7 +73,13 @@ def in_ranks(count, work: Callable[[Ranks], Any]):
         return work(group.ranks)
 
 
-def _forked(port, rank, count, work):
+def exit_code(child):
+    """Wait for a process."""
+    return os.waitstatus_to_exitcode(os.waitpid(child, 0)[1])
+
+
+def forked(work: Callable[[], None]):
+    """A copy of this process, which does some work and ends."""
     with warnings.catch_warnings():
         warnings.simplefilter("ignore", DeprecationWarning)  # of threads, which the child does without
         child = os.fork()
@@ -77,9 +89,7 @@ def _forked(port, rank, count, work):
     try:
         gc.disable()
         _forget_own_rank()
-        store = distributed.TCPStore("127.0.0.1", port, is_master=False, timeout=PATIENCE)
-        work(join(store, rank=rank, count=count))
-        leave()
+        work()
         code = 0
     except BaseException:  # nothing of the tests may go on here
         traceback.print_exc()

@@ -1,15 +1,19 @@
 """A warm start by several ranks learns what one learns."""
 
 import random
+from contextlib import contextmanager
+from pathlib import Path
 
 import pytest
 import torch
 from ranks_here import group_of
+from safetensors.torch import load_file
 
 from agentrl.assembly.trainers import BUILD_LEARNER, build_learner
 from agentrl.config.schema import Config
 from agentrl.training.sft import train_supervised
 from agentrl.trajectory import Source, TokenSequence, Trajectory
+from agentrl.warm_start import warm_start
 
 
 def demonstration(rng):
@@ -57,3 +61,21 @@ def test_two_ranks_learn_what_one_learns(model, demonstrations, tmp_path, traine
         assert two == pytest.approx(one, rel=1e-5)
     for name, value in weights.items():
         torch.testing.assert_close(shared[name], value, rtol=1e-5, atol=1e-5)
+
+
+def test_a_warm_start_of_two_processes_measures_and_saves_the_whole_model(tiny_run, monkeypatch):
+    @contextmanager
+    def forked_ranks(count, *, logs):
+        with group_of(count) as group:
+            yield group.ranks
+
+    monkeypatch.setattr("agentrl.warm_start.open_ranks", forked_ranks)
+    lessons = "sft={episodes: 8, tokens_per_update: 128, epochs: 1, stop_at: 0.99, check_every: 1, check_tasks: 2}"
+    run, alone = tiny_run(lessons, "trainer.processes=2"), tiny_run(lessons, name="alone")
+    found, expected = warm_start(run), warm_start(alone)
+    assert found.step == expected.step
+    assert found.metrics["sft/loss"] == pytest.approx(expected.metrics["sft/loss"], rel=1e-4)
+    two, one = (load_file(Path(result.checkpoint) / "model" / "model.safetensors") for result in (found, expected))
+    assert sorted(two) == sorted(one)
+    for name, value in one.items():
+        torch.testing.assert_close(two[name], value, rtol=1e-3, atol=1e-4)

@@ -4,7 +4,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from agentrl.training.micro_batch_gradients import MicroBatch
-from agentrl.training.ranks.shares import balanced, share_of
+from agentrl.training.ranks.shares import balanced, evened, share_of
 
 
 def batch(sequences, learns, cost):
@@ -43,6 +43,8 @@ def test_every_sequence_counts_once_and_ranks_stay_in_step(batches, ranks):
     assert len({tuple(micro_batch.learns for micro_batch in share) for share in found}) == 1
     counted = [sequence for share in found for own in share if own.counts for sequence in own.sequences]
     assert sorted(counted) == list(range(number))
+    assert sum(len(share) for share in found) == len(evened(work, ranks))
+    assert shares(evened(work, ranks), ranks) == found
 
 
 def test_one_rank_computes_everything_in_order():

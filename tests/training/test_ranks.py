@@ -1,15 +1,22 @@
 """Several ranks compute what one computes: losses, gradients, checkpoints. Real processes, over gloo."""
 
 import math
+import os
+import random
+import socket
+import threading
 
 import pytest
 import torch
-from ranks_here import group_of
+from ranks_here import Group, exit_code, forked, group_of
 from safetensors.torch import load_file
 from transformers import Qwen3Config, Qwen3ForCausalLM
 
+from agentrl.assembly.rank import follow_launcher, follows_launcher
 from agentrl.config.schema import Config
 from agentrl.training.checkpoint import save_model_folder
+from agentrl.training.ranks.processes import open_ranks
+from agentrl.trajectory import Source, TokenSequence, Turn
 
 CHUNK = 7
 """Tokens whose logits exist at once."""
@@ -214,6 +221,42 @@ def test_a_checkpoint_goes_on_with_any_number_of_ranks(alone, path, module_traje
     assert_same_tensors(four["weights"], one["weights"], rtol=1e-5, atol=1e-5)
 
 
+def test_a_copy_of_the_state_is_written_while_the_next_step_runs(alone, path, module_trajectories, tmp_path):
+    name = "one micro-batch"
+    with group_of(2) as group:
+        parts = group.build(settings(name, path, 2))
+        step(parts, module_trajectories)
+        model = save(parts, tmp_path / "at once") / "model"
+        write = parts.trainer.copy_state()
+        (tmp_path / "beside").mkdir()
+        thread = threading.Thread(target=write, args=(tmp_path / "beside",))
+        thread.start()
+        second = step(parts, module_trajectories)
+        thread.join()
+        parts = group.build(settings(name, path, 2), model, reference=str(path))
+        parts.trainer.load(tmp_path / "beside")
+        assert step(parts, module_trajectories)["train/loss"] == second["train/loss"]
+    assert_same_numbers(second, alone(name)["second"])
+
+
+@pytest.mark.parametrize(("count", "computed"), [(1, 30 + 4 * 4), (2, 2 * 30 + 4 * 4)])
+def test_tokens_saved_are_those_of_all_ranks_together(path, make_trajectory, count, computed):
+    """Four answers to one prompt; two ranks compute the prompt twice."""
+    group_of_four = []
+    for member in range(4):
+        sequence = TokenSequence()
+        sequence.extend(list(range(5, 35)), Source.PROMPT)
+        sequence.extend_sampled([4 + member, 6, 7, 8], logprobs=[-2.0] * 4, versions=[0] * 4)
+        sequence.turns.append(Turn(index=0, start=30, end=34))
+        trajectory = make_trajectory(random.Random(member), "g", member, turns=1, reward=float(member))
+        trajectory.sequences[:] = [sequence]
+        sequence.turns[0].reward = float(member)
+        group_of_four.append(trajectory)
+    with group_of(count) as group:
+        numbers = step(group.build(settings("", path, count, share_prefixes=True)), group_of_four)
+    assert numbers["train/tokens_saved"] == pytest.approx(1 - computed / (4 * 34))
+
+
 def test_a_short_format_is_computed_from_shards_in_float32(path, module_trajectories):
     changes = {"model": {"path": str(path), "device": "cpu", "dtype": "bfloat16"}}
     found = {}
@@ -237,6 +280,31 @@ def test_files_with_other_names_are_loaded_by_rank_0(path, tmp_path):
     with group_of(2) as group:
         found = weights(group.build(settings("", tmp_path, 2)))
     assert_same_tensors(found, whole.state_dict(), rtol=0, atol=0)
+
+
+def test_processes_that_a_launcher_has_started_meet(path, module_trajectories, tmp_path, monkeypatch, one_thread):
+    """What torchrun tells its processes, but for its own store."""
+    with socket.socket() as free:
+        free.bind(("127.0.0.1", 0))
+        port = str(free.getsockname()[1])
+    told = {"TORCHELASTIC_RUN_ID": "test", "WORLD_SIZE": "2", "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": port}
+    for name, value in {**told, "RANK": "0"}.items():
+        monkeypatch.setenv(name, value)
+    assert not follows_launcher()
+
+    def other():
+        os.environ["RANK"] = "1"
+        assert follows_launcher()
+        follow_launcher()
+
+    child = forked(other)
+    with open_ranks(2, logs=tmp_path) as ranks:
+        parts = Group(ranks).build(settings("many micro-batches", path, 2))
+        found = step(parts, module_trajectories)
+    assert exit_code(child) == 0
+    with group_of(1) as group:
+        expected = step(group.build(settings("many micro-batches", path, 1)), module_trajectories)
+    assert_same_numbers(found, expected)
 
 
 def test_a_rank_holds_its_part_only_and_a_gathered_tensor_is_whole(path, module_trajectories):

@@ -1,0 +1,89 @@
+"""Checkpoints that are written beside the next steps are those that would have been written at once."""
+
+import asyncio
+import shutil
+
+import pytest
+
+from agentrl.assembly.runs import Run, resume_run
+from agentrl.errors import UsageError
+from agentrl.observe.checkpoints import Checkpoints
+from agentrl.observe.metrics import read_metrics
+from agentrl.observe.progress import RunWatcher
+from agentrl.observe.run_directory import RunDirectory
+from agentrl.orchestrator import Orchestrator, train
+
+
+class Seen(RunWatcher):
+    def __init__(self):
+        self.saved = []
+
+    def on_checkpoint(self, step, folder):
+        self.saved.append(step)
+
+
+def numbers(run):
+    lines = read_metrics(run.folder.metrics_file)
+    return [{name: value for name, value in line.items() if not name.startswith("time/")} for line in lines]
+
+
+def files(run, step):
+    folder = run.folder.checkpoints / f"step-{step:06d}"
+    return {path.relative_to(folder): path.read_bytes() for path in folder.rglob("*") if path.is_file()}
+
+
+def test_the_same_bytes_as_at_once_and_an_exact_resume(tiny_run, tmp_path):
+    found, seen = {}, Seen()
+    for background in ("false", "true"):
+        run = tiny_run(
+            "checkpoint={every: 1, keep: 9, background: " + background + "}", name=f"background-{background}"
+        )
+        train(run, watcher=seen)
+        found[background] = run
+    assert seen.saved == [1, 2, 3, 4] * 2
+    at_once, beside = found["false"], found["true"]
+    assert numbers(beside) == numbers(at_once)
+    for step in (1, 2, 3, 4):
+        model, trainer = (files(run, step) for run in (at_once, beside))
+        assert {name: data for name, data in model.items() if "manifest" not in name.name} == {
+            name: data for name, data in trainer.items() if "manifest" not in name.name
+        }
+    copy = tmp_path / "copy"
+    shutil.copytree(beside.folder.path, copy)
+    for step in (3, 4):
+        shutil.rmtree(copy / "checkpoints" / f"step-{step:06d}")
+    resumed = Run(RunDirectory(copy), beside.config)
+    assert train(resumed).step == 4
+    assert numbers(resumed) == numbers(at_once)
+
+
+def test_a_write_that_fails_ends_the_run_at_the_next_step(tiny_run, monkeypatch):
+    run = tiny_run("checkpoint={every: 1, background: true}", "trainer.steps=5")
+    save = Checkpoints.save
+
+    def fail(self, step, write):
+        if step == 2:
+            raise UsageError("cannot write the checkpoint", got="no space left")
+        return save(self, step, write)
+
+    with monkeypatch.context() as patch:
+        patch.setattr(Checkpoints, "save", fail)
+        with pytest.raises(UsageError, match="no space left"):
+            train(run)
+    assert len(read_metrics(run.folder.metrics_file)) in (2, 3)
+    assert train(resume_run(run.folder.path, ["trainer.steps=4"])).step == 4
+
+
+def test_a_run_that_is_stopped_has_saved_when_it_ends(tiny_run):
+    run = tiny_run("checkpoint={every: 1, background: true}")
+
+    class Stops(RunWatcher):
+        def on_step(self, step, metrics):
+            if step == 2:
+                orchestrator.stop()
+
+    orchestrator = Orchestrator(run, watcher=Stops())
+    result = asyncio.run(orchestrator.run())
+    assert result.interrupted
+    assert result.checkpoint == str(run.folder.checkpoints / "step-000002")
+    assert Checkpoints(run.folder.checkpoints, keep=2).newest().step == 2
