@@ -19,6 +19,7 @@ from agentrl.config.schema import Config
 from agentrl.training.checkpoint import save_model_folder
 from agentrl.training.ranks import Ranks, join
 from agentrl.training.ranks.group import leave
+from agentrl.training.ranks.sharding import whole
 
 PROGRAM = Path(__file__).parent / "rank_program.py"
 CHUNK = 7
@@ -51,12 +52,35 @@ SETTINGS = {
 }
 
 
+CRITICS = {
+    "critic": {
+        "trainer": {
+            "mini_batches": 2,
+            "tokens_per_micro_batch": 60,
+            "critic": {"kind": "own", "learning_rate": 1e-2},
+        },
+        "algorithm": {"advantage": "gae", "kl_coef": 0.0},
+    },
+    "shared critic": {
+        "trainer": {
+            "tokens_per_micro_batch": 60,
+            "epochs": 2,
+            "max_kl": 5.0,
+            "critic": {"kind": "shared", "learning_rate": 1e-2},
+        },
+        "algorithm": {"advantage": "gae_turn", "kl_coef": 0.0},
+    },
+}
+SETTINGS |= CRITICS
+
 CASES = [
     ("many micro-batches", 2),
     ("one micro-batch", 2),
     ("one micro-batch", 4),
     ("rows of ranks", 4),
     ("looks ahead", 2),
+    ("critic", 2),
+    ("shared critic", 2),
 ]
 """Settings, and numbers of ranks that are compared with one."""
 
@@ -177,6 +201,13 @@ def gradients(parts):
     return {name: value for name, value in state.items() if name.endswith("/exp_avg")}
 
 
+def critic_weights(parts):
+    """Whole, by name; none without a critic."""
+    critic = parts.trainer._critic
+    state = {} if critic is None else critic.named_state()
+    return {name: whole(tensor).detach().clone() for name, tensor in state.items() if "/masters/" in name}
+
+
 def assert_same_numbers(found, expected):
     for name, value in expected.items():
         if "seconds" not in name and "per_s" not in name:
@@ -200,11 +231,19 @@ def steps(path, processes, tmp_path_factory, module_trajectories):
         saved = save(parts, folder / f"{name}-{count}")
         second = step(parts, module_trajectories)
         found[name, count] = {"first": first, "saved": saved, "second": second, "weights": weights(parts)}
+        found[name, count]["critic"] = critic_weights(parts)
 
     def load(count, group, name, saved):
         parts = group.build(settings(name, path, count), saved / "model", reference=str(path))
         parts.trainer.load(saved)
         return parts
+
+    def go_on_with_critics(count, group):
+        for name in CRITICS:
+            for before in (1, 2):
+                parts = load(count, group, name, found[name, before]["saved"])
+                numbers = step(parts, module_trajectories)
+                found[name, before, count] = {"second": numbers, "critic": critic_weights(parts)}
 
     alone = Group(Ranks())
     for name in SETTINGS:
@@ -219,6 +258,9 @@ def steps(path, processes, tmp_path_factory, module_trajectories):
                     parts = load(count, group, "one micro-batch", found["one micro-batch", before]["saved"])
                     numbers = step(parts, module_trajectories)
                     found["resumed", before, count] = {"second": numbers, "weights": weights(parts)}
+            if count == 2:
+                go_on_with_critics(2, group)
+    go_on_with_critics(1, alone)
     for name in SETTINGS:
         for count in [1, *(ranks for case, ranks in CASES if case == name)]:
             parts = load(1, alone, name, found[name, count]["saved"])
@@ -234,6 +276,20 @@ def test_ranks_compute_what_one_computes(steps, name, count):
     assert_same_numbers(many["first"], one["first"])
     assert_same_numbers(many["second"], one["second"])
     assert_same_tensors(many["weights"], one["weights"], rtol=1e-5, atol=1e-5)
+
+
+@pytest.mark.parametrize(("name", "tensors"), [("critic", 26), ("shared critic", 2)])
+def test_ranks_train_the_critic_that_one_trains_and_go_on_with_it(steps, name, tensors):
+    expected = steps[name, 1]
+    assert len(expected["critic"]) == tensors
+    assert expected["first"]["critic/loss"] > 0
+    assert_same_tensors(steps[name, 2]["critic"], expected["critic"], rtol=1e-5, atol=1e-5)
+    for before, after in ((1, 1), (1, 2), (2, 1), (2, 2)):
+        resumed = steps[name, before, after]
+        assert_same_numbers(resumed["second"], expected["second"])
+        exact = {} if before != after else {"rtol": 0, "atol": 0}
+        same = steps[name, before]["critic"]
+        assert_same_tensors(resumed["critic"], same, **(exact or {"rtol": 1e-5, "atol": 1e-5}))
 
 
 @pytest.mark.parametrize(("name", "count"), [case for case in CASES if case[0] != "one micro-batch"])
