@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from agentrl.config.engines import LocalEngineConfig, ServerEngineConfig
 from agentrl.config.model_size import ModelSize, model_size
 from agentrl.config.parts import parts_of
-from agentrl.config.schema import LOGITS_MEGABYTES, AgentConfig, Config
+from agentrl.config.schema import LOGITS_MEGABYTES, AgentConfig, Config, ModelConfig
 from agentrl.registry import Kind, lookup
 
 _BYTES = {"float32": 4, "bfloat16": 2}
@@ -27,6 +27,8 @@ class Memory:
     gradients: int
     optimizer: int
     reference: int
+    critic: int
+    """Weights, gradients and moments of a critic with a model of its own."""
     engine_copy: int
     """Weights of the engine, when it cannot share the trainer's."""
     cache: int
@@ -42,6 +44,7 @@ class Memory:
             + self.gradients
             + self.optimizer
             + self.reference
+            + self.critic
             + self.engine_copy
             + self.cache
             + self.logits
@@ -75,6 +78,8 @@ class Arithmetic:
     checkpoints: int
     """Written over the run, before older ones are deleted."""
     model: ModelSize | None
+    critic_parameters: int | None
+    """That a critic trains; ``None`` without one, or where its size is not on this machine."""
     memory: Memory | None
 
 
@@ -114,6 +119,7 @@ def derive(config: Config) -> Arithmetic:
         evaluation_episodes=evaluations * len(parts) * config.evaluation.tasks * config.evaluation.samples,
         checkpoints=math.ceil(trainer.steps / config.checkpoint.every),
         model=size,
+        critic_parameters=None if size is None else _critic_parameters(config, size),
         memory=None if size is None else _memory(config, size),
     )
 
@@ -130,18 +136,31 @@ def _memory(config: Config, size: ModelSize) -> Memory:
     width = _BYTES[config.model.dtype]
     trainer = config.trainer
     weights = size.parameters * width
+    critic = _critic_parameters(config, size) or 0
     local = isinstance(config.engine, LocalEngineConfig)
     return Memory(
         weights=weights,
         gradients=weights,
         optimizer=size.parameters * (_OPTIMIZER_BYTES + (_COPY_BYTES if width < _COPY_BYTES else 0)),
         reference=weights if config.algorithm.keeps_reference else 0,
+        critic=critic * (2 * width + _OPTIMIZER_BYTES),
         engine_copy=weights if local and config.rollout.max_staleness else 0,
         cache=config.engine.cache_tokens * size.cache_values_per_token * width
         if isinstance(config.engine, LocalEngineConfig)
         else 0,
         logits=2 * min(LOGITS_MEGABYTES << 20, trainer.tokens_per_micro_batch * size.vocab_size * _LOGIT_BYTES),
     )
+
+
+def _critic_parameters(config: Config, policy: ModelSize) -> int | None:
+    """Those that a critic trains."""
+    critic = config.trainer.critic
+    if critic is None:
+        return None
+    if critic.kind == "shared":
+        return policy.hidden_size + 1
+    size = policy if critic.path is None else model_size(ModelConfig(path=critic.path))
+    return None if size is None else size.trunk_parameters + size.hidden_size + 1
 
 
 @dataclass(frozen=True, slots=True)
@@ -225,11 +244,30 @@ def _memory_rows(arithmetic: Arithmetic, config: Config) -> list[Row]:
     memory = arithmetic.memory
     if memory is None:
         return _model_rows(arithmetic.model)
-    parts = f"weights {shown_bytes(memory.weights)}, gradients {shown_bytes(memory.gradients)}, optimizer {shown_bytes(memory.optimizer)}"
-    found = [*_model_rows(arithmetic.model), Row("memory", f"{shown_bytes(memory.total)} and activations", parts)]
+    parts = (
+        f"weights {shown_bytes(memory.weights)}, gradients {shown_bytes(memory.gradients)}, "
+        f"optimizer {shown_bytes(memory.optimizer)}"
+    )
+    found = [
+        *_model_rows(arithmetic.model),
+        *_critic_rows(arithmetic, config),
+        Row("memory", f"{shown_bytes(memory.total)} and activations", parts),
+    ]
     if isinstance(config.engine, LocalEngineConfig):
         found.append(Row("key-value cache", f"{shown_bytes(memory.cache)} when full", "engine.cache_tokens"))
     return found
+
+
+def _critic_rows(arithmetic: Arithmetic, config: Config) -> list[Row]:
+    critic, memory = config.trainer.critic, arithmetic.memory
+    if critic is None or memory is None:
+        return []
+    if arithmetic.critic_parameters is None:
+        return [Row("critic", "size unknown", f"the config.json of {critic.path} is not on this machine")]
+    kind = "on the policy's hidden states" if critic.kind == "shared" else "a model of its own"
+    alone = f", {critic.pretrain_steps} steps alone" if critic.pretrain_steps else ""
+    how = f"{kind}{alone}; {shown_bytes(memory.critic)} with gradients and optimizer"
+    return [Row("critic", f"{arithmetic.critic_parameters:,} parameters", how)]
 
 
 def _server_rows(config: Config) -> list[Row]:

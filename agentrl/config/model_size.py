@@ -30,10 +30,14 @@ class ModelSize:
     @property
     def parameters(self) -> int:
         """Number of weights: embedding, per layer attention and a gated feed-forward; norms and biases left out."""
+        return self.trunk_parameters + (0 if self.tied else self.vocab_size * self.hidden_size)
+
+    @property
+    def trunk_parameters(self) -> int:
+        """Those that give hidden states: all but an output head that is no embedding."""
         attention = self.hidden_size * self.head_dim * (2 * self.heads + 2 * self.kv_heads)
         feed_forward = 3 * self.hidden_size * self.feed_forward_size
-        embeddings = self.vocab_size * self.hidden_size * (1 if self.tied else 2)
-        return embeddings + self.layers * (attention + feed_forward)
+        return self.vocab_size * self.hidden_size + self.layers * (attention + feed_forward)
 
     @property
     def cache_values_per_token(self) -> int:

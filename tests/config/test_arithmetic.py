@@ -54,6 +54,28 @@ def test_a_stale_local_engine_needs_its_own_weights(staleness, copies):
     assert memory.total > memory.weights + memory.gradients + memory.optimizer
 
 
+def test_a_critic_of_its_own_is_a_model_more_and_a_shared_one_is_next_to_nothing():
+    fixed = [*SMALL, "trainer.tokens_per_micro_batch=10"]
+    none, own, shared = (
+        derive(load_config(None, [*fixed, f"trainer.critic={critic}"]))
+        for critic in ("null", "{kind: own}", "{kind: shared}")
+    )
+    assert none.critic_parameters is None
+    width, parameters = own.model.hidden_size, own.model.parameters
+    assert (own.critic_parameters, shared.critic_parameters) == (parameters + width + 1, width + 1)
+    assert own.memory.total - none.memory.total == (parameters + width + 1) * (4 + 4 + 8)
+    assert shared.memory.total - none.memory.total == (width + 1) * (4 + 4 + 8)
+
+
+def test_the_dry_run_shows_a_critic():
+    row = table("trainer.critic={kind: own, pretrain_steps: 3}")["critic"]
+    assert row.value.endswith("parameters")
+    assert row.how.startswith("a model of its own, 3 steps alone; ")
+    assert "hidden states" in table("trainer.critic={kind: shared}")["critic"].how
+    assert table("trainer.critic={path: Qwen/none}")["critic"].value == "size unknown"
+    assert "critic" not in table()
+
+
 def test_the_size_of_a_model_folder_is_read_from_its_config(tmp_path):
     sizes = {
         "num_hidden_layers": 2,

@@ -227,11 +227,9 @@ def test_a_limit_that_is_not_reached_changes_nothing(model, trajectories):
 
 
 @pytest.mark.parametrize("saved_as", ["state", "folder"])
-@pytest.mark.parametrize(
-    ("kind", "dtype"), [("own", torch.float32), ("own", torch.bfloat16), ("shared", torch.float32)]
-)
+@pytest.mark.parametrize(("kind", "dtype"), [("own", "float32"), ("own", "bfloat16"), ("shared", "float32")])
 def test_a_resumed_critic_goes_on_bit_for_bit(model, trajectories, tmp_path, kind, dtype, saved_as):
-    model = model.to(dtype)
+    model = model.to(getattr(torch, dtype))
     start = copy.deepcopy(model)
     settings = {"mini_batches": 2, "critic": {"pretrain_steps": 1}}
     undisturbed = trainer_for(model, kind, **settings)

@@ -12,9 +12,9 @@ LEVERS = 4
 TASKS, MEMBERS = 8, 8
 
 
-def play(model, generator):
+def play(model, generator, *, grouped=True):
     """Every episode takes two turns: the lever with the task's number pays, first and again after an observation."""
-    episodes = [start(task, member) for task in range(TASKS) for member in range(MEMBERS)]
+    episodes = [start(task, member, grouped) for task in range(TASKS) for member in range(MEMBERS)]
     for index in range(2):
         ids = torch.tensor([episode.sequences[0].ids_list() for episode in episodes])
         with torch.no_grad():
@@ -25,7 +25,7 @@ def play(model, generator):
     return episodes
 
 
-def start(task, member):
+def start(task, member, grouped):
     sequence = TokenSequence()
     sequence.extend([2 + task % LEVERS, 30], Source.PROMPT)
     return Trajectory(
@@ -33,7 +33,7 @@ def start(task, member):
         task_id=str(task),
         environment="bandit",
         seed=0,
-        group_id=str(task),
+        group_id=str(task) if grouped else f"{task}-{member}",
         sequences=[sequence],
         outcome=Outcome.FINISHED,
         reward=0.0,
@@ -76,3 +76,27 @@ def test_reward_rises(model, settings):
         assert report.metrics["mismatch/prob_abs_mean"] < 1e-4
     assert rewards[0] < 0.3
     assert sum(rewards[-3:]) / 3 > 0.9
+
+
+@pytest.mark.parametrize(
+    ("critic", "settings"),
+    [
+        ({"kind": "own", "learning_rate": 1e-2}, {"advantage": "gae"}),
+        ({"kind": "shared", "learning_rate": 1e-2, "pretrain_steps": 3}, {"advantage": "gae_turn"}),
+        ({"kind": "own", "learning_rate": 1e-2, "pretrain_steps": 3}, {"advantage": "vapo", "loss": "vapo"}),
+    ],
+    ids=["own-gae", "shared-gae_turn", "own-vapo"],
+)
+def test_reward_rises_without_groups(model, critic, settings):
+    """No episode is compared with another of its task; the critic tells what was to be expected."""
+    config = TrainerConfig(learning_rate=1e-2, mini_batches=2, critic=critic, max_kl=0.2)
+    algorithm = AlgorithmConfig(group_size=1, **settings)
+    trainer = Trainer(model, algorithm, config, seed=0, max_tokens=10)
+    generator = torch.Generator().manual_seed(1)
+    reports = [
+        trainer.step(play(model, generator, grouped=False), temperature=1.0, pad_id=0).metrics for _ in range(28)
+    ]
+    rewards = [metrics["reward/mean"] for metrics in reports]
+    assert rewards[0] < 0.3
+    assert sum(rewards[-3:]) / 3 > 0.9
+    assert max(metrics.get("critic/explained_variance", 0.0) for metrics in reports) > 0.3

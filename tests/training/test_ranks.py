@@ -16,6 +16,7 @@ from agentrl.assembly.rank import follow_launcher, follows_launcher
 from agentrl.config.schema import Config
 from agentrl.training.checkpoint import save_model_folder
 from agentrl.training.ranks.processes import open_ranks
+from agentrl.training.ranks.sharding import whole
 from agentrl.trajectory import Source, TokenSequence, Turn
 
 CHUNK = 7
@@ -50,11 +51,34 @@ SETTINGS = {
 }
 
 
+CRITICS = {
+    "critic": {
+        "trainer": {
+            "mini_batches": 2,
+            "tokens_per_micro_batch": 60,
+            "critic": {"kind": "own", "learning_rate": 1e-2},
+        },
+        "algorithm": {"advantage": "gae", "kl_coef": 0.0},
+    },
+    "shared critic": {
+        "trainer": {
+            "tokens_per_micro_batch": 60,
+            "epochs": 2,
+            "max_kl": 5.0,
+            "critic": {"kind": "shared", "learning_rate": 1e-2},
+        },
+        "algorithm": {"advantage": "gae_turn", "kl_coef": 0.0},
+    },
+}
+SETTINGS |= CRITICS
+
 CASES = [
     ("many micro-batches", 2),
     ("rows of ranks", 4),
     ("looks ahead", 2),
     ("has a kink", 2),
+    ("critic", 2),
+    ("shared critic", 2),
 ]
 """Settings, and numbers of ranks that are compared with one."""
 
@@ -132,6 +156,13 @@ def gradients(parts):
     return {name: value for name, value in state.items() if name.endswith("/exp_avg")}
 
 
+def critic_weights(parts):
+    """Whole, by name; none without a critic."""
+    critic = parts.trainer._critic
+    state = {} if critic is None else critic.named_state()
+    return {name: whole(tensor).detach().clone() for name, tensor in state.items() if "/masters/" in name}
+
+
 def assert_same_numbers(found, expected):
     for name, value in expected.items():
         if "seconds" not in name and "per_s" not in name and name != "train/tokens_saved":  # parts repeat prefixes
@@ -159,7 +190,13 @@ def two_steps(group, name, path, trajectories, folder):
     first = step(parts, trajectories)
     saved = save(parts, folder / f"{name}-{group.ranks.count}")
     second = step(parts, trajectories)
-    return {"first": first, "saved": saved, "second": second, "weights": weights(parts)}
+    return {
+        "first": first,
+        "saved": saved,
+        "second": second,
+        "weights": weights(parts),
+        "critic": critic_weights(parts),
+    }
 
 
 def resumed(group, name, path, trajectories, saved):
@@ -167,7 +204,7 @@ def resumed(group, name, path, trajectories, saved):
     parts = group.build(settings(name, path, group.ranks.count), saved / "model", reference=str(path))
     parts.trainer.load(saved)
     found = {"gradients": gradients(parts)} if not group.ranks.are_many else {}
-    return {**found, "second": step(parts, trajectories), "weights": weights(parts)}
+    return {**found, "second": step(parts, trajectories), "weights": weights(parts), "critic": critic_weights(parts)}
 
 
 @pytest.fixture(scope="module")
@@ -200,6 +237,24 @@ def test_ranks_compute_what_one_computes(alone, path, module_trajectories, tmp_p
     assert_same_gradients(again["gradients"], one["gradients"])
     assert_same_numbers(again["second"], one["second"])
     assert_same_tensors(again["weights"], one["weights"], rtol=1e-5, atol=1e-5)
+
+
+@pytest.mark.parametrize(("name", "tensors"), [("critic", 26), ("shared critic", 2)])
+def test_ranks_train_the_critic_that_one_trains_and_go_on_with_it(
+    alone, path, module_trajectories, tmp_path, name, tensors
+):
+    one = alone(name)
+    assert len(one["critic"]) == tensors
+    assert one["first"]["critic/loss"] > 0
+    with group_of(2) as group:
+        two = two_steps(group, name, path, module_trajectories, tmp_path)
+        same = resumed(group, name, path, module_trajectories, two["saved"])
+        of_one = resumed(group, name, path, module_trajectories, one["saved"])
+    assert_same_tensors(two["critic"], one["critic"], rtol=1e-5, atol=1e-5)
+    assert_same_tensors(same["critic"], two["critic"], rtol=0, atol=0)
+    assert_same_tensors(of_one["critic"], one["critic"], rtol=1e-5, atol=1e-5)
+    for again in (same, of_one):
+        assert_same_numbers(again["second"], one["second"])
 
 
 def test_a_checkpoint_goes_on_with_any_number_of_ranks(alone, path, module_trajectories, tmp_path):
