@@ -244,14 +244,15 @@ def _memory_rows(arithmetic: Arithmetic, config: Config) -> list[Row]:
     memory = arithmetic.memory
     if memory is None:
         return _model_rows(arithmetic.model)
-    parts = (
-        f"weights {shown_bytes(memory.weights)}, gradients {shown_bytes(memory.gradients)}, "
-        f"optimizer {shown_bytes(memory.optimizer)}"
-    )
+    weights, gradients, optimizer = map(shown_bytes, (memory.weights, memory.gradients, memory.optimizer))
     found = [
         *_model_rows(arithmetic.model),
         *_critic_rows(arithmetic, config),
-        Row("memory", f"{shown_bytes(memory.total)} and activations", parts),
+        Row(
+            "memory",
+            f"{shown_bytes(memory.total)} and activations",
+            f"weights {weights}, gradients {gradients}, optimizer {optimizer}",
+        ),
     ]
     if isinstance(config.engine, LocalEngineConfig):
         found.append(Row("key-value cache", f"{shown_bytes(memory.cache)} when full", "engine.cache_tokens"))

@@ -25,6 +25,8 @@ from agentrl.training.scratch import scratch_model_config
 from agentrl.training.tensor_memory import TensorMemory
 from agentrl.vision_model import MODEL_TYPES
 
+EXPERTS = ("num_experts", "num_local_experts", "n_routed_experts")
+"""Keys of a model's config that say how many experts a layer has: their grouped product knows no float32."""
 ATTENTION = "agentrl_planned"
 """Name, for transformers, of an attention that computes nothing."""
 
@@ -76,9 +78,9 @@ def footprint(model: ModelConfig, *, tokens: int, dtype: torch.dtype) -> Footpri
     parameters, in_layers = _parameters(config)
     heads = text.num_attention_heads
     size = getattr(text, "head_dim", None) or text.hidden_size // heads
+    estimated = None
     try:
         tried = _tried(config, tokens, dtype)
-        estimated = None
     except Exception as error:  # whatever a kind of model does with its first tensors without data
         tried = _estimated(text, tokens, dtype)
         estimated = f"{type(error).__name__}: {str(error).strip().splitlines()[0][:100] if str(error) else ''}"
@@ -128,6 +130,8 @@ def _parameters(config: Any) -> tuple[int, int]:
 
 
 def _tried(config: Any, tokens: int, dtype: torch.dtype) -> dict[bool, _Pass]:
+    if dtype != torch.bfloat16 and any(getattr(config, name, None) for name in EXPERTS):
+        raise NotImplementedError("experts are tried in bfloat16 only")
     layers = config.num_hidden_layers
     found = {}
     for checkpointing in (False, True):
@@ -155,6 +159,10 @@ def _try(config: Any, tokens: int, dtype: torch.dtype, checkpointing: bool) -> _
         for parameter in model.parameters():
             parameter.grad = torch.empty_like(parameter)
         with gradients_recomputed(model, enabled=checkpointing), TensorMemory() as memory:
+            for parameter in model.parameters():
+                memory.count(parameter)
+                memory.count(parameter.grad)
+            before = memory.live
             ids = torch.zeros(1, tokens, dtype=torch.long)
             output = model.base_model(
                 input_ids=ids,
@@ -163,9 +171,9 @@ def _try(config: Any, tokens: int, dtype: torch.dtype, checkpointing: bool) -> _
                 use_cache=False,
             )
             hidden = output.last_hidden_state[0]
-            kept = memory.live
+            kept = memory.live - before
             _backward(model, hidden)
-            return _Pass(kept, memory.peak - kept)
+            return _Pass(kept, memory.peak - before - kept)
 
 
 def _backward(model: Any, hidden: Tensor) -> None:

@@ -18,8 +18,8 @@ from agentrl.training.tensor_memory import TensorMemory
 from agentrl.training.trainer import Trainer
 from agentrl.trajectory import Source, TokenSequence, Trajectory, Turn
 
-TOLERANCE = 0.15
-"""How far the planned peak may be from the measured one, which it should not be below by more than a third of this."""
+TOLERANCE = 0.05
+"""How far the planned peak may be from that of all tensors in two steps on the CPU."""
 LENGTH = 192
 
 
@@ -70,7 +70,7 @@ def test_the_planned_peak_is_the_measured_one(tmp_path, family, dtype, checkpoin
     planned, measured = plan(config), measured_peak(model, config)
     assert planned.footprint.estimated is None
     assert planned.footprint.parameters == sum(p.numel() for p in model.parameters())
-    assert -TOLERANCE / 3 < planned.total / measured - 1 < TOLERANCE, (planned.total, measured)
+    assert planned.total == pytest.approx(measured, rel=TOLERANCE)
 
 
 def qwen3(folder, **sizes):
@@ -90,7 +90,8 @@ def test_a_model_has_no_weights_to_be_planned(tmp_path):
     assert found.checkpointed < found.activations / 5
 
 
-def test_experts_are_tried_or_estimated(tmp_path):
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+def test_experts_are_tried_or_estimated(tmp_path, dtype):
     Qwen3MoeConfig(
         vocab_size=512,
         hidden_size=64,
@@ -101,9 +102,10 @@ def test_experts_are_tried_or_estimated(tmp_path):
         num_experts_per_tok=2,
         moe_intermediate_size=32,
     ).save_pretrained(tmp_path)
-    found = footprint(ModelConfig(path=str(tmp_path)), tokens=64, dtype=torch.float32)
-    assert found.parameters > 4 * 3 * 64 * 32
-    assert found.activations > 0
+    found = footprint(ModelConfig(path=str(tmp_path)), tokens=64, dtype=dtype)
+    assert found.parameters > 2 * 4 * 3 * 64 * 32
+    assert found.activations > 10 * 64 * 64 * dtype.itemsize
+    assert (found.estimated is None) == (dtype == torch.bfloat16)
 
 
 def items(config, **footprints):

@@ -1,4 +1,4 @@
-"""How far trainer and engine are apart at each turn of an episode: drift over long episodes shows here."""
+"""How far trainer and engine are apart by a turn's position in its episode: drift over long episodes shows here."""
 
 from __future__ import annotations
 
