@@ -89,13 +89,22 @@ async def check_warm_start(config: Config) -> None:
             expected="1",
             hint="set trainer.processes=1 for agentrl sft; agentrl train may have more",
         )
+    await check_experts(config)
+
+
+async def check_experts(config: Config) -> None:
+    """Check that every environment has somebody who can demonstrate.
+
+    Raises:
+        UsageError: an environment has no expert, or its agent loop cannot be demonstrated.
+    """
     for part in parts_of(config):
         spec = find_environment(part.config.sole_environment)
         if not await has_expert(spec, part.config):
             raise UsageError(
                 f"environment {spec.name} has no expert to demonstrate",
                 expected="an environment with an expert() method",
-                hint="train from rewards instead: agentrl train",
+                hint="train from rewards alone: agentrl train, without algorithm.expert",
             )
         loop = build_loop(part.config.agent)
         if type(loop).demonstrate is AgentLoop.demonstrate:

@@ -9,6 +9,7 @@ from transformers import AutoConfig, AutoImageProcessor, AutoTokenizer, PreTrain
 
 from agentrl.assembly.scratch import write_scratch_model
 from agentrl.config.schema import Config
+from agentrl.config.section import Section
 from agentrl.errors import UsageError
 from agentrl.observe.disk import writing
 from agentrl.observe.hub_model import check_fetchable
@@ -24,16 +25,25 @@ SCRATCH = "scratch"
 
 
 def resolve_model(config: Config) -> Config:
-    """The config with `model.path` as an absolute folder, so that ``runs/latest`` means today's latest for ever.
+    """The config with the paths of its models as absolute folders, so that ``runs/latest`` means today's latest for
+    ever: ``model.path`` and ``algorithm.teacher.path``.
 
     Raises:
-        UsageError: there is no model where the path points, or none of that name can be fetched.
+        UsageError: there is no model where a path points, or none of that name can be fetched.
     """
-    if config.model.path == SCRATCH:
-        return config
-    path = find_model(config.model.path)
-    check_fetchable(path)
-    return config.model_copy(update={"model": config.model.model_copy(update={"path": path})})
+    changes: dict[str, Section] = {}
+    if config.model.path != SCRATCH:
+        changes["model"] = config.model.model_copy(update={"path": _resolved(config.model.path)})
+    if (teacher := config.algorithm.teacher) is not None:
+        found = teacher.model_copy(update={"path": _resolved(teacher.path)})
+        changes["algorithm"] = config.algorithm.model_copy(update={"teacher": found})
+    return config.model_copy(update=changes)
+
+
+def _resolved(path: str) -> str:
+    found = find_model(path)
+    check_fetchable(found)
+    return found
 
 
 async def prepare_model(config: Config, run: RunDirectory) -> str:

@@ -35,7 +35,7 @@ class TrainerParts:
 def build_trainer(
     config: Config, *, model_path: str, reference_path: str | None, reader: ImageReader | None, ranks: Ranks
 ) -> TrainerParts:
-    """Load the policy and its reference, whole or in shards; every rank does.
+    """Load the policy, its reference and its teacher, whole or in shards; every rank does.
 
     Args:
         config: The run.
@@ -60,6 +60,8 @@ def build_trainer(
     reference = None
     if Objective(config.algorithm).uses_reference and (reference_path is not None or ranks.are_many):
         reference = load(reference_path or model_path).requires_grad_(False)
+    guide = config.algorithm.teacher
+    teacher = None if guide is None else load(guide.path).requires_grad_(False)
     trainer = Trainer(
         model,
         config.algorithm,
@@ -67,6 +69,7 @@ def build_trainer(
         seed=config.run.seed,
         max_tokens=config.agent.max_tokens,
         reference=reference,
+        teacher=teacher,
         reader=reader,
         ranks=ranks,
     )

@@ -3,17 +3,19 @@
 from __future__ import annotations
 
 import copy
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 
 from transformers import PreTrainedTokenizerFast
 
 from agentrl.assembly.checks import check_training
+from agentrl.assembly.companions import build_companions, own_members
 from agentrl.assembly.environments import find_environment
 from agentrl.assembly.episodes import sampling_params
 from agentrl.assembly.models import build_renderer, load_tokenizer, pad_id
 from agentrl.assembly.servers import make_transport
+from agentrl.assembly.teachers import check_teacher
 from agentrl.assembly.trainers import BUILD, TrainerParts, build_trainer
 from agentrl.assembly.worlds import World, build_mixture, build_worlds, close_worlds
 from agentrl.config.engines import LocalEngineConfig
@@ -29,6 +31,7 @@ from agentrl.rollout.counters import RolloutCounters, RolloutObserver
 from agentrl.rollout.engine_speaker import EngineSpeaker
 from agentrl.rollout.group import Group
 from agentrl.rollout.loops import make_agent_loop
+from agentrl.rollout.runner import EpisodeRunner
 from agentrl.rollout.scheduler import GroupScheduler
 from agentrl.rollout.stall import Waits
 from agentrl.serving.local import LocalEngine
@@ -110,6 +113,8 @@ def build_training(
     tokenizer = load_tokenizer(model_path)
     renderer = build_renderer(config, model_path, tokenizer)
     check_rendering(config, renderer)
+    if config.algorithm.teacher is not None:
+        check_teacher(config.algorithm.teacher.path, model_path)
     ranks = ranks or Ranks()
     built = _build_trainer(config, model_path, reference_path, renderer.images, ranks)
     trainer, source, model = built.trainer, built.source, built.trainer.model
@@ -137,7 +142,13 @@ def build_training(
         renderer=renderer,
         engine=engine,
         scheduler=_build_scheduler(
-            config, worlds, tasks, version=version, keep=keep, least_members=trainer.least_members
+            config,
+            worlds,
+            tasks,
+            build_companions(config, worlds, engine, renderer),
+            version=version,
+            keep=keep,
+            least_members=trainer.least_members,
         ),
         trainer=trainer,
         source=source,
@@ -180,6 +191,7 @@ def _build_scheduler(
     config: Config,
     worlds: tuple[World, ...],
     tasks: Mixture,
+    companions: Mapping[str, Mapping[str, EpisodeRunner]],
     *,
     version: int,
     keep: Callable[[Group], bool] | None,
@@ -188,7 +200,7 @@ def _build_scheduler(
     return GroupScheduler(
         {world.label: world.runner for world in worlds},
         tasks,
-        group_size=config.algorithm.group_size,
+        group_size=own_members(config.algorithm),
         batch=config.trainer.tasks_per_step,
         max_staleness=config.rollout.max_staleness,
         max_concurrent=config.rollout.max_concurrent,
@@ -196,4 +208,5 @@ def _build_scheduler(
         version=version,
         keep=keep,
         least_members=least_members,
+        companions=companions,
     )

@@ -10,6 +10,7 @@ from pydantic import BeforeValidator, Field, field_validator, model_validator
 from agentrl.config.curriculum import CurriculumConfig
 from agentrl.config.engines import EngineConfig, LocalEngineConfig, ServerEngineConfig
 from agentrl.config.fsdp import FSDPOptions
+from agentrl.config.guides import ExpertConfig, TeacherConfig
 from agentrl.config.section import Section
 from agentrl.env import Isolation
 from agentrl.errors import ConfigError
@@ -280,6 +281,10 @@ class AlgorithmConfig(Section):
     """Which tokens train: registry names or module:attr with options, ``{geometric: {band: [0.99, 1.01]}}``."""
     dynamic_sampling: bool = False
     """Replace groups in which all returns are equal by fresh ones; gigpo would learn from those, too."""
+    teacher: TeacherConfig | None = None
+    """A frozen model to learn from: ``{path: MODEL}``; none when left out. See docs/guides.md."""
+    expert: ExpertConfig | None = None
+    """The environment's expert as a member of every group: ``{members: 1}``; none when left out."""
 
     @property
     def keeps_reference(self) -> bool:

@@ -52,6 +52,8 @@ class GroupScheduler:
         version: Version of the trainer's weights.
         keep: Says whether a complete group is worth training on (dynamic sampling); others are replaced.
         least_members: Trainable episodes without which a complete group counts as failed: 2 where they are compared.
+        companions: Who plays each group's task once beside its members, by the label of the environment and name. A
+            group fails with the episode of one.
     """
 
     def __init__(
@@ -67,6 +69,7 @@ class GroupScheduler:
         version: int = 0,
         keep: Callable[[Group], bool] | None = None,
         least_members: int = 1,
+        companions: Mapping[str, Mapping[str, EpisodeRunner]] | None = None,
     ) -> None:
         self.tasks = tasks
         self.runners = runners
@@ -78,6 +81,7 @@ class GroupScheduler:
         self._seed = seed
         self._keep = keep or (lambda group: True)
         self._least_members = least_members
+        self._companions = companions or {}
         self._places = asyncio.Semaphore(max_concurrent)
         self._unfinished = 0
         self._to_restart: deque[Group] = deque()
@@ -130,9 +134,8 @@ class GroupScheduler:
             group = self._to_restart.popleft() if self._to_restart else self._next_group()
             self.admission.start()
             self._running[group.position] = group
-            for member in range(group.size):
-                if member not in group.members:
-                    self._start_episode(group, member)
+            for player in [*(m for m in range(group.size) if m not in group.members), *group.absent]:
+                self._start_episode(group, player)
 
     @property
     def waiting_groups(self) -> int:
@@ -141,11 +144,16 @@ class GroupScheduler:
 
     def _next_group(self) -> Group:
         position = self.tasks.position
-        return Group(position=position, draw=self.tasks.next(), size=self.group_size)
+        draw = self.tasks.next()
+        return Group(position=position, draw=draw, size=self.group_size, companions=self._names(draw))
 
-    def _start_episode(self, group: Group, member: int) -> None:
+    def _names(self, draw: Draw) -> tuple[str, ...]:
+        return tuple(self._companions.get(draw.environment, ()))
+
+    def _start_episode(self, group: Group, player: int | str) -> None:
+        """A member by its number, or a companion by its name."""
         self._unfinished += 1
-        episode = asyncio.create_task(self._play(group, member), name=f"episode {group.id}/{member}")
+        episode = asyncio.create_task(self._play(group, player), name=f"episode {group.id}/{player}")
         self._episodes.add(episode)
         episode.add_done_callback(self._episode_done)
 
@@ -157,16 +165,20 @@ class GroupScheduler:
         self.start_episodes()
         self._changed.set()
 
-    async def _play(self, group: Group, member: int) -> None:
-        with self._waits.on(WaitKind.CAPACITY, f"{group.id}/{member}", "a place among running episodes"):
+    async def _play(self, group: Group, player: int | str) -> None:
+        with self._waits.on(WaitKind.CAPACITY, f"{group.id}/{player}", "a place among running episodes"):
             await self._places.acquire()
         try:
             seed = derive_seed(self._seed, "episode", group.position)
-            runner = self.runners[group.draw.environment]
-            trajectory = await runner.run(group.task, group_id=group.id, member=member, seed=seed)
+            label = group.draw.environment
+            if isinstance(player, int):
+                run = self.runners[label].run
+                group.members[player] = await run(group.task, group_id=group.id, member=player, seed=seed)
+            else:
+                run, number = self._companions[label][player].run, group.size + group.companions.index(player)
+                group.beside[player] = await run(group.task, group_id=group.id, member=number, seed=seed)
         finally:
             self._places.release()
-        group.members[member] = trajectory
         if group.is_complete:
             self._complete(group)
 
@@ -175,7 +187,7 @@ class GroupScheduler:
         counters = self._counters
         if self.tasks.wants_tallies:
             self._tallies.append(group.tally())
-        if len(group.trainable) < self._least_members:
+        if len(group.trainable) < self._least_members or group.unguided:
             counters.groups_failed += 1
             self.admission.fail()
             self._note_failed(group)
@@ -192,8 +204,11 @@ class GroupScheduler:
         self._failed_in_a_row += 1
         if self._failed_in_a_row >= max(self.admission.batch, LEAST_FAILED_GROUPS):
             trainable = {trajectory.id for trajectory in group.trainable}
-            latest = next(t for t in reversed(group.trajectories) if t.id not in trainable)
             few = "no episode" if not trainable else f"fewer than {self._least_members} episodes"
+            if group.unguided:
+                few, latest = f"no episode of {group.unguided[0]}", group.beside[group.unguided[0]]
+            else:
+                latest = next(t for t in reversed(group.trajectories) if t.id not in trainable)
             self._failure = TrainingError(
                 f"{self._failed_in_a_row} groups in a row have {few} to train on",
                 got=f"{latest.outcome} in {latest.id}: {latest.error or 'no reward'}",
@@ -269,12 +284,14 @@ class GroupScheduler:
             )
         self.tasks.load_state_dict(state["tasks"])
         self._tallies = [Tally(**record) for record in state["tallies"]]
-        self._finished = [self._restored(record) for record in state["finished"]]
-        self._to_restart = deque(self._restored(record) for record in state["unfinished"])
+        finished = [self._restored(record) for record in state["finished"]]
+        self._finished = [group for group in finished if group.is_complete]
+        unfinished = [group for group in finished if group.absent]  # nobody played beside them then
+        self._to_restart = deque([*unfinished, *(self._restored(record) for record in state["unfinished"])])
         self.admission.version = state["version"]
         self.admission.used = state["version"] * self.admission.batch  # each version used a batch, of whatever size
         self.admission.waiting = len(self._finished)
 
     def _restored(self, record: Mapping[str, Any]) -> Group:
         draw: Draw = self.tasks.again(record["environment"], record["place"], record["horizon"])
-        return Group.from_record(record, draw=draw, size=self.group_size)
+        return Group.from_record(record, draw=draw, size=self.group_size, companions=self._names(draw))

@@ -17,18 +17,25 @@ from agentrl.algorithms.marks import (
 )
 from agentrl.config.schema import AlgorithmConfig
 from agentrl.errors import ConfigError
+from agentrl.training.guide_checks import GUIDED
 
 PROVIDED = frozenset({Input.COMPONENTS, Input.REFERENCE, Input.ENTROPY})
 """What `agentrl.training.trainer.Trainer` can give to estimators, losses and filters."""
 
 
-def check_needs(kind: str, name: str, function: Callable[..., Any]) -> None:
+def check_needs(kind: str, name: str, function: Callable[..., Any], *, also: frozenset[Input] = frozenset()) -> None:
     """Check that a function can be called with what a step has.
+
+    Args:
+        kind: What the function is, for the message.
+        name: Its own.
+        function: What is called.
+        also: Inputs that are there, or looked after elsewhere.
 
     Raises:
         ConfigError: it needs what nobody provides.
     """
-    if missing := sorted(needed_inputs(function) - PROVIDED):
+    if missing := sorted(needed_inputs(function) - PROVIDED - also):
         raise ConfigError(
             f"the {kind} {name} needs what this trainer does not have",
             got=f"no {' and no '.join(part.name.lower() for part in missing)}",
@@ -43,7 +50,7 @@ def check_estimator(config: AlgorithmConfig, estimator: Callable[..., Any]) -> N
     Raises:
         ConfigError: it needs what nobody provides, or groups that the config does not have.
     """
-    check_needs("advantage estimator", config.advantage, estimator)
+    check_needs("advantage estimator", config.advantage, estimator, also=GUIDED)
     if requires_group(estimator) and config.group_size < 2:
         raise ConfigError(
             f"the advantage estimator {config.advantage} compares the members of a group",
@@ -61,7 +68,7 @@ def check_loss(config: AlgorithmConfig, loss: Callable[..., Any]) -> None:
     """
     if (what := other_input(loss)) is not None:
         raise ConfigError(f"the loss {config.loss} does not learn from episodes", got=what, expected="a policy loss")
-    check_needs("loss", config.loss, loss)
+    check_needs("loss", config.loss, loss, also=GUIDED)
     if is_blind_to_advantage(loss) and config.advantage_options:
         raise ConfigError(
             f"algorithm.advantage_options are ignored: the loss {config.loss} reads no advantage",

@@ -33,11 +33,13 @@ from transformers import PreTrainedModel
 
 from agentrl.algorithms.mismatch import mismatch
 from agentrl.config.schema import AlgorithmConfig, TrainerConfig
+from agentrl.errors import UsageError
 from agentrl.image import ImageReader
 from agentrl.lanes import Lanes, check_lanes
 from agentrl.training.checkpoint import load_trainer, save_trainer
 from agentrl.training.gradient_mode import gradients_recomputed
 from agentrl.training.gradient_pass import GradientPass, TokenValues, sequences_to_read
+from agentrl.training.guides import Guides, own_selection, with_greedy_returns, with_guides, with_teacher_reward
 from agentrl.training.head_scores import TokenScores
 from agentrl.training.layout import Layout, choose_layout
 from agentrl.training.logprobs import score_all
@@ -69,6 +71,7 @@ class Trainer:
         reference: The policy that KL is measured from; a frozen copy of `model` as it is now when left out. Only used
             where the algorithm has a KL, or a loss that compares with it. It is not part of `state_dict`: a resumed run
             hands in the same reference.
+        teacher: The model of ``algorithm.teacher``, frozen; not part of `state_dict` either.
         reader: Prepares images; needed where trajectories hold any.
         ranks: Train together; a model and a reference that several ranks share are in shards.
 
@@ -86,6 +89,7 @@ class Trainer:
         seed: int,
         max_tokens: int,
         reference: PreTrainedModel | None = None,
+        teacher: PreTrainedModel | None = None,
         reader: ImageReader | None = None,
         ranks: Ranks | None = None,
     ) -> None:
@@ -103,36 +107,48 @@ class Trainer:
         self._reference = (reference or _frozen(model)) if self._objective.uses_reference else None
         if reference is not None and self._reference is not None:
             self._reference_layout = choose_layout(reference, config, self.ranks)
+        if self._objective.uses_teacher and teacher is None:
+            raise UsageError("algorithm.teacher is a model", got="no teacher", expected="Trainer(teacher=…)")
+        self._teacher = teacher
+        self._teacher_layout = None if teacher is None else choose_layout(teacher, config, self.ranks)
 
     @property
     def least_members(self) -> int:
         """Trainable members that a group needs to teach anything."""
         return 2 if self._objective.compares_groups else 1
 
-    def step(self, trajectories: Sequence[Trajectory], *, temperature: float, pad_id: int) -> StepReport:
+    def step(
+        self, trajectories: Sequence[Trajectory], *, temperature: float, pad_id: int, guides: Guides | None = None
+    ) -> StepReport:
         """Train on the trajectories of one step: whole groups, finished.
 
         Args:
             trajectories: Failed and unscored ones may be among them; they are left out and counted.
             temperature: At which they were sampled.
             pad_id: Any id of the vocabulary.
+            guides: What was played beside the groups, where the algorithm needs any.
 
         Raises:
             TrainingError: a reward or an advantage is not finite, no trajectory can train, or a rank was lost.
         """
-        with self.ranks.led("step", trajectories, temperature, pad_id):
-            return self._step(trajectories, temperature, pad_id)
+        guides = guides or Guides()
+        with self.ranks.led("step", trajectories, temperature, pad_id, guides):
+            return self._step(trajectories, temperature, pad_id, guides)
 
-    def _step(self, trajectories: Sequence[Trajectory], temperature: float, pad_id: int) -> StepReport:
+    def _step(self, trajectories: Sequence[Trajectory], temperature: float, pad_id: int, guides: Guides) -> StepReport:
         started = time.perf_counter()
-        selection = select(trajectories, compare_groups=self._objective.compares_groups)
-        batch = step_batch(selection.trajectories, self._shaping)
+        selection = select([*trajectories, *guides.experts], compare_groups=self._objective.compares_groups)
+        batch = step_batch(selection.trajectories, self._shaping, experts=guides.expert_ids)
+        batch = with_greedy_returns(batch, selection.trajectories, guides.greedy, self._shaping)
         parts = self._parts(batch)
         reference = self._reference_logp(batch, temperature, pad_id)
         batch = self._with_reward_kl(batch, reference)
+        teacher = self._teacher_logp(batch, temperature, pad_id)
+        batch = with_teacher_reward(batch, self._shaping, teacher)
         advantage = self._objective.estimate(batch.episodes).advantage
         reads = sequences_to_read(self._objective, batch, advantage)
         tokens = self._token_values(batch, advantage, reference, reads, parts[0], temperature, pad_id)
+        tokens = with_guides(tokens, batch, teacher)
         gradient = GradientPass(
             self.model,
             self._objective,
@@ -153,9 +169,9 @@ class Trainer:
                 losses.append(gradient.accumulate(part))
                 updates.append(self._optimizer.update())
         self.steps += 1
-        read = batch.token_index([i for i, reads_it in enumerate(reads) if reads_it]).to(self.model.device)
+        read = batch.sampled_index([i for i, reads_it in enumerate(reads) if reads_it]).to(self.model.device)
         return step_report(
-            selection=selection,
+            selection=own_selection(selection, guides),
             batch=batch,
             updates=updates,
             losses=losses,
@@ -255,6 +271,11 @@ class Trainer:
         if self._reference is None:
             return None
         return self._score(self._reference, self._reference_layout, batch.sequences, temperature, pad_id).logp
+
+    def _teacher_logp(self, batch: StepBatch, temperature: float, pad_id: int) -> torch.Tensor | None:
+        if self._teacher is None or self._teacher_layout is None:
+            return None
+        return self._score(self._teacher, self._teacher_layout, batch.sequences, temperature, pad_id).logp
 
     def _with_reward_kl(self, batch: StepBatch, reference_logp: torch.Tensor | None) -> StepBatch:
         """The batch with KL to the reference in its rewards, if the algorithm wants that."""

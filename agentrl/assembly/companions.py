@@ -1,0 +1,54 @@
+"""Who plays beside the members of a group: the policy without chance, and the environment's expert."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+
+from agentrl.algorithms.marks import Input, needed_inputs
+from agentrl.assembly.worlds import World
+from agentrl.config.schema import AlgorithmConfig, Config
+from agentrl.policy import PolicyEngine, SamplingParams
+from agentrl.registry import Kind, lookup
+from agentrl.render.renderer import Renderer
+from agentrl.rollout.demonstrator import Demonstrator, ScriptedPolicy
+from agentrl.rollout.engine_speaker import EngineSpeaker
+from agentrl.rollout.group import EXPERT, GREEDY, Group
+from agentrl.rollout.runner import EpisodeRunner
+from agentrl.rollout.speaker import Speaker
+from agentrl.training.guides import Guides
+
+
+def own_members(config: AlgorithmConfig) -> int:
+    """Episodes of a group that the policy plays, by chance."""
+    return config.group_size - (0 if config.expert is None else config.expert.members)
+
+
+def build_companions(
+    config: Config, worlds: Sequence[World], engine: PolicyEngine, renderer: Renderer
+) -> dict[str, Mapping[str, EpisodeRunner]]:
+    """Who else plays each group's task, by the label of the environment and the companion's name.
+
+    Their episodes are counted nowhere, and are not on disk.
+    """
+    speakers = _speakers(config, engine, renderer)
+    return {
+        world.label: {name: world.runner.answered_by(speaker) for name, speaker in speakers.items()} for world in worlds
+    }
+
+
+def _speakers(config: Config, engine: PolicyEngine, renderer: Renderer) -> dict[str, Speaker]:
+    speakers: dict[str, Speaker] = {}
+    if Input.GREEDY_RETURN in needed_inputs(lookup(Kind.ADVANTAGE, config.algorithm.advantage)):
+        speakers[GREEDY] = EngineSpeaker(engine, renderer, SamplingParams(temperature=0.0))
+    if config.algorithm.expert is not None:
+        expert = Demonstrator(ScriptedPolicy.EXPERT, renderer, max_context=config.agent.max_tokens)
+        speakers |= {f"{EXPERT}-{number}": expert for number in range(config.algorithm.expert.members)}
+    return speakers
+
+
+def guides_of(groups: Sequence[Group]) -> Guides:
+    """What was played beside some groups, for the trainer."""
+    return Guides(
+        greedy={group.id: group.beside[GREEDY] for group in groups if GREEDY in group.beside},
+        experts=[trajectory for group in groups for trajectory in group.experts],
+    )
