@@ -8,9 +8,11 @@ from agentrl.assembly.episodes import build_loop
 from agentrl.assembly.scratch import has_expert
 from agentrl.config.engines import LocalEngineConfig, OpenAIEngineConfig, ServerEngineConfig
 from agentrl.config.parts import parts_of
+from agentrl.config.preferences import PreferencesConfig
 from agentrl.config.schema import Config, SamplingConfig
 from agentrl.errors import ConfigError, UsageError
 from agentrl.training.objective import Objective
+from agentrl.training.preferences import preference_loss
 from agentrl.training.rewards import RewardShaping
 
 _WHOLE = SamplingConfig().model_dump()
@@ -73,6 +75,22 @@ def _check_sampling(sampling: SamplingConfig) -> None:
             expected="a temperature above 0, and no top_p, top_k or min_p",
             hint="evaluations may sample otherwise: evaluation.sampling={temperature: 0}",
         )
+
+
+def check_preferences(config: Config) -> None:
+    """Check that a policy can learn from pairs as the config says.
+
+    Raises:
+        ConfigError: several processes are to train, or the loss does not learn from pairs, or not with these options.
+    """
+    if config.trainer.processes > 1:
+        raise ConfigError(
+            "learning from pairs is done in one process",
+            got=f"trainer.processes {config.trainer.processes}",
+            expected="1",
+            hint="set trainer.processes=1 for agentrl dpo; agentrl train may have more",
+        )
+    preference_loss(config.preferences or PreferencesConfig())
 
 
 async def check_warm_start(config: Config) -> None:

@@ -14,8 +14,8 @@ from agentrl.assembly.companions import build_companions, own_members
 from agentrl.assembly.environments import find_environment
 from agentrl.assembly.episodes import sampling_params
 from agentrl.assembly.models import build_renderer, load_tokenizer, pad_id
+from agentrl.assembly.same_tokens import check_same_tokens
 from agentrl.assembly.servers import make_transport
-from agentrl.assembly.teachers import check_teacher
 from agentrl.assembly.trainers import BUILD, TrainerParts, build_trainer
 from agentrl.assembly.worlds import World, build_mixture, build_worlds, close_worlds
 from agentrl.config.engines import LocalEngineConfig
@@ -114,7 +114,7 @@ def build_training(
     renderer = build_renderer(config, model_path, tokenizer)
     check_rendering(config, renderer)
     if config.algorithm.teacher is not None:
-        check_teacher(config.algorithm.teacher.path, model_path)
+        check_same_tokens("the teacher", config.algorithm.teacher.path, model_path)
     ranks = ranks or Ranks()
     built = _build_trainer(config, model_path, reference_path, renderer.images, ranks)
     trainer, source, model = built.trainer, built.source, built.trainer.model

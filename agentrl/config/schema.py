@@ -11,6 +11,7 @@ from agentrl.config.curriculum import CurriculumConfig
 from agentrl.config.engines import EngineConfig, LocalEngineConfig, ServerEngineConfig
 from agentrl.config.fsdp import FSDPOptions
 from agentrl.config.guides import ExpertConfig, TeacherConfig
+from agentrl.config.preferences import PreferencesConfig
 from agentrl.config.section import Section
 from agentrl.env import Isolation
 from agentrl.errors import ConfigError
@@ -471,6 +472,7 @@ class Config(Section):
     algorithm: AlgorithmConfig = Field(default_factory=AlgorithmConfig)
     trainer: TrainerConfig = Field(default_factory=TrainerConfig)
     sft: SFTConfig = Field(default_factory=SFTConfig)
+    preferences: PreferencesConfig | None = None
     rollout: RolloutConfig = Field(default_factory=RolloutConfig)
     evaluation: EvaluationConfig = Field(default_factory=EvaluationConfig)
     checkpoint: CheckpointConfig = Field(default_factory=CheckpointConfig)

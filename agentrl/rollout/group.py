@@ -111,16 +111,15 @@ class Group:
     def from_record(
         cls, record: Mapping[str, Any], *, draw: Draw, size: int, companions: tuple[str, ...] = ()
     ) -> Group:
-        """Restore what `to_record` gave; a companion that was not there then plays now."""
+        """Restore what `to_record` gave; who has not played yet will."""
         members = {int(member): Trajectory.from_record(row) for member, row in record["members"]}
-        told = record.get("beside", {})
         return cls(
             position=record["position"],
             draw=draw,
             size=size,
             members=members,
             companions=companions,
-            beside={name: Trajectory.from_record(told[name]) for name in companions if name in told},
+            beside={name: Trajectory.from_record(row) for name, row in record.get("beside", {}).items()},
         )
 
 

@@ -284,10 +284,8 @@ class GroupScheduler:
             )
         self.tasks.load_state_dict(state["tasks"])
         self._tallies = [Tally(**record) for record in state["tallies"]]
-        finished = [self._restored(record) for record in state["finished"]]
-        self._finished = [group for group in finished if group.is_complete]
-        unfinished = [group for group in finished if group.absent]  # nobody played beside them then
-        self._to_restart = deque([*unfinished, *(self._restored(record) for record in state["unfinished"])])
+        self._finished = [self._restored(record) for record in state["finished"]]
+        self._to_restart = deque(self._restored(record) for record in state["unfinished"])
         self.admission.version = state["version"]
         self.admission.used = state["version"] * self.admission.batch  # each version used a batch, of whatever size
         self.admission.waiting = len(self._finished)

@@ -1,0 +1,98 @@
+"""Whole runs with greedy rollouts, a teacher and an expert beside the policy."""
+
+import json
+
+import pytest
+
+from agentrl.assembly.runs import resume_run
+from agentrl.errors import ConfigError, UsageError
+from agentrl.observe.metrics import read_metrics
+from agentrl.observe.trajectory_store import read_trajectories
+from agentrl.orchestrator import train
+
+DISTILL = ("algorithm={advantage: reinforce, loss: distill}", "trainer.mini_batches=1")
+LUFFY = ("algorithm={loss: luffy, expert: {members: 1}, group_size: 3}",)
+
+
+def lines_of(run):
+    return read_metrics(run.folder.metrics_file)
+
+
+def test_remax_plays_one_greedy_episode_beside_each_group(tiny_run):
+    run = tiny_run("algorithm.advantage=remax", "trainer.steps=2")
+    train(run)
+    for line in lines_of(run):
+        assert line["episodes"] == 6, "the greedy ones are not among them"
+        assert 0 <= line["greedy/reward"] <= 3
+        assert line["train/grad_norm"] > 0
+    assert len(read_trajectories_of(run)) == 12
+
+
+def read_trajectories_of(run):
+    return list(read_trajectories(run.folder.trajectories))
+
+
+def test_a_run_with_greedy_rollouts_goes_on_as_if_it_had_not_stopped(tiny_run):
+    whole, part = (tiny_run("algorithm.advantage=remax", f"trainer.steps={n}", name=f"{n}") for n in (4, 2))
+    train(whole)
+    train(part)
+    train(resume_run(part.folder.path, ["trainer.steps=4"]))
+    expected, found = lines_of(whole)[-1], lines_of(part)[-1]
+    for name in ("greedy/reward", "reward/mean", "train/loss"):
+        assert found[name] == expected[name], name
+
+
+def test_a_policy_learns_what_its_teacher_does(tiny_run):
+    taught = tiny_run("trainer={steps: 1, learning_rate: 0.0}", name="teacher")
+    train(taught)
+    teacher = f"algorithm.teacher.path={taught.folder.path}"
+    student = f"model.path={taught.folder.path}"
+    run = tiny_run(*DISTILL, teacher, student, "trainer.steps=1", name="student")
+    train(run)
+    (line,) = lines_of(run)
+    assert line["train/kl_teacher"] == pytest.approx(0.0, abs=1e-5), "it is its own teacher"
+    assert run.config.algorithm.teacher.path != str(taught.folder.path), "the model in the run, for ever"
+
+
+def test_a_teacher_with_other_tokens_is_refused(tiny_run):
+    other = tiny_run("trainer.steps=1", "model.scratch.vocab_size=280", name="other")
+    train(other)
+    run = tiny_run(*DISTILL, f"algorithm.teacher.path={other.folder.path}", name="student")
+    with pytest.raises(ConfigError, match=r"another tokenizer.*ids that differ; id \d+ is nothing for"):
+        train(run)
+
+
+def test_an_expert_is_a_member_of_every_group(tiny_run):
+    run = tiny_run(*LUFFY, "trainer.steps=2", "agent.max_answer_tokens=16")
+    train(run)
+    for line in lines_of(run):
+        assert line["episodes"] == 4, "two of the policy in each group of three"
+        assert line["expert/reward"] > 2
+        assert line["expert/success"] == 1
+        assert line["reward/mean"] < line["expert/reward"]
+        assert line["mismatch/prob_abs_mean"] < 1e-4
+    assert all(stored.trajectory.sampled_tokens for stored in read_trajectories_of(run))
+
+
+def test_an_environment_without_an_expert_ends_the_run_at_its_start(tiny_run):
+    run = tiny_run(*LUFFY, "environment.name=letters:Alone")
+    with pytest.raises(UsageError, match="has no expert to demonstrate"):
+        train(run)
+    assert not run.folder.metrics_file.exists() or json.loads(run.folder.metrics_file.read_text() or "{}") == {}
+
+
+def test_two_ranks_learn_from_the_same_guides(tiny_run):
+    found = []
+    for processes in (1, 2):
+        run = tiny_run(
+            *LUFFY,
+            "algorithm.advantage=dr_grpo",
+            "trainer={steps: 1, mini_batches: 1}",
+            f"trainer.processes={processes}",
+            "agent.max_answer_tokens=16",
+            name=f"ranks-{processes}",
+        )
+        train(run)
+        found.append(lines_of(run)[0])
+    for name in ("train/loss", "train/grad_norm", "expert/reward"):
+        assert found[1][name] == pytest.approx(found[0][name], rel=1e-4, abs=1e-6), name
