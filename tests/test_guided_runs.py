@@ -1,17 +1,54 @@
 """Whole runs with greedy rollouts, a teacher and an expert beside the policy."""
 
 import json
+import math
+import threading
+from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 
 import pytest
 
 from agentrl.assembly.runs import resume_run
-from agentrl.errors import ConfigError, UsageError
+from agentrl.errors import ConfigError, Outcome, UsageError
 from agentrl.observe.metrics import read_metrics
 from agentrl.observe.trajectory_store import read_trajectories
 from agentrl.orchestrator import train
+from agentrl.preference_run import learn_preferences
 
 DISTILL = ("algorithm={advantage: reinforce, loss: distill}", "trainer.mini_batches=1")
 LUFFY = ("algorithm={loss: luffy, expert: {members: 1}, group_size: 3}",)
+
+
+class JudgeHandler(BaseHTTPRequestHandler):
+    """Scores 8 of 10, but says nothing of use about every fourth episode."""
+
+    asked = 0
+
+    def do_POST(self):
+        body = json.loads(self.rfile.read(int(self.headers["Content-Length"])))
+        question = body["messages"][0]["content"]
+        JudgeHandler.asked += 1
+        says = "Score: 8" if "[agent]" in question and JudgeHandler.asked % 4 else "No."
+        answer = {"choices": [{"message": {"role": "assistant", "content": says}, "finish_reason": "stop"}]}
+        data = json.dumps(answer).encode()
+        self.send_response(200)
+        self.send_header("Content-Length", str(len(data)))
+        self.end_headers()
+        self.wfile.write(data)
+
+    def log_message(self, *arguments):
+        """Say nothing."""
+
+
+@pytest.fixture
+def judge():
+    """The address of a judge."""
+    JudgeHandler.asked = 0
+    with ThreadingHTTPServer(("127.0.0.1", 0), JudgeHandler) as server:
+        thread = threading.Thread(target=server.serve_forever)
+        thread.start()
+        yield f"http://127.0.0.1:{server.server_port}/v1"
+        server.shutdown()
+        thread.join()
 
 
 def lines_of(run):
@@ -96,3 +133,38 @@ def test_two_ranks_learn_from_the_same_guides(tiny_run):
         found.append(lines_of(run)[0])
     for name in ("train/loss", "train/grad_norm", "expert/reward"):
         assert found[1][name] == pytest.approx(found[0][name], rel=1e-4, abs=1e-6), name
+
+
+def test_a_judge_scores_a_runs_episodes_and_its_silence_is_no_reward(tiny_run, judge):
+    settings = f"agent.judge={{engine: {{url: {judge}, model: m}}, attempts: 1}}"
+    run = tiny_run(settings, "trainer.steps=1", "rollout.retries=0", "algorithm.advantage=reinforce")
+    train(run)
+    (line,) = lines_of(run)
+    assert line["reward/mean"] == line["reward/component/judge"] == 0.8
+    assert 0 < line["reward/component/environment"] < 3
+    stored = [found.trajectory for found in read_trajectories_of(run)]
+    silent = [t for t in stored if t.outcome is Outcome.ENGINE_ERROR]
+    assert silent
+    assert all(t.reward is None and "gave no score" in t.error for t in silent)
+
+
+def test_a_policy_learns_from_the_pairs_of_a_run(tiny_run):
+    played = tiny_run("trainer={steps: 2, tasks_per_step: 4}", "algorithm.group_size=4", name="played")
+    train(played)
+    settings = f"preferences={{sources: [{played.folder.path}], pairs_per_task: 2, epochs: 4, learning_rate: 1e-3}}"
+    run = tiny_run(settings, f"model.path={played.folder.path}", name="pairs")
+    result = learn_preferences(run)
+    lines = lines_of(run)
+    assert result.step == len(lines) == 4
+    assert lines[0]["preferences/loss"] == pytest.approx(math.log(2), abs=1e-5)
+    assert lines[-1]["preferences/accuracy"] > 0.8
+    again = tiny_run(f"model.path={run.folder.path}", "trainer.steps=1", name="on")
+    assert train(again).step == 1
+
+
+def test_pairs_of_a_run_with_other_tokens_are_refused(tiny_run):
+    played = tiny_run("trainer.steps=1", name="played")
+    train(played)
+    run = tiny_run(f"preferences.sources=[{played.folder.path}]", "model.scratch.vocab_size=280", name="pairs")
+    with pytest.raises(ConfigError, match=r"the run .*played has another tokenizer"):
+        learn_preferences(run)

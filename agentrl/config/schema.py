@@ -11,6 +11,7 @@ from agentrl.config.curriculum import CurriculumConfig
 from agentrl.config.engines import EngineConfig, LocalEngineConfig, ServerEngineConfig
 from agentrl.config.fsdp import FSDPOptions
 from agentrl.config.guides import ExpertConfig, TeacherConfig
+from agentrl.config.judge import JudgeConfig
 from agentrl.config.preferences import PreferencesConfig
 from agentrl.config.section import Section
 from agentrl.env import Isolation
@@ -150,6 +151,8 @@ class AgentConfig(Section):
     """Unusable answers in an episode before it ends as policy_error."""
     scorer: str = "environment"
     """Registry name or module:attr of the scorer; ``environment`` sums the environment's rewards."""
+    judge: JudgeConfig | None = None
+    """A language model that scores episodes instead: ``{engine: {url: …, model: …}}``. See docs/guides.md."""
 
 
 class AgentChanges(Section):
