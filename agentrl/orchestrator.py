@@ -265,12 +265,13 @@ class Orchestrator:
     async def _update(self, groups: Sequence[Group]) -> StepReport:
         """One step of the trainer, beside the episodes in flight if there may be any, and the watch over servers."""
         trainer = self._parts.trainer
+        guides = await self._unless_stopped(guides_of(groups, self._parts.teacher))
         step = functools.partial(
             trainer.step,
             [trajectory for group in groups for trajectory in group.trajectories],
             temperature=self.config.sampling.temperature,
             pad_id=self._parts.pad_id,
-            guides=guides_of(groups),
+            guides=guides,
         )
         idle = self.config.rollout.max_staleness == 0 and self.config.engine.type == "local"
         if idle and not trainer.ranks.are_many:

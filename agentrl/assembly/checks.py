@@ -6,6 +6,7 @@ from agentrl.agent_loop import AgentLoop
 from agentrl.assembly.environments import find_environment
 from agentrl.assembly.episodes import build_loop
 from agentrl.assembly.scratch import has_expert
+from agentrl.assembly.stored_pairs import check_sources
 from agentrl.config.engines import LocalEngineConfig, OpenAIEngineConfig, ServerEngineConfig
 from agentrl.config.parts import parts_of
 from agentrl.config.preferences import PreferencesConfig
@@ -37,9 +38,22 @@ def check_training(config: Config) -> LocalEngineConfig | ServerEngineConfig:
         )
     check_images(config)
     _check_sampling(config.sampling)
+    _check_teacher(config)
     Objective(config.algorithm)
     RewardShaping(config.algorithm.shaping, max_tokens=config.agent.max_tokens)
     return config.engine
+
+
+def _check_teacher(config: Config) -> None:
+    """A server tells what its model says at temperature 1."""
+    teacher, temperature = config.algorithm.teacher, config.sampling.temperature
+    if teacher is not None and teacher.servers and temperature != 1.0:
+        raise ConfigError(
+            "a teacher behind servers speaks at temperature 1, and is compared with the policy as it sampled",
+            got=f"sampling.temperature {temperature:g}",
+            expected="sampling.temperature=1",
+            hint="a teacher without algorithm.teacher.servers is loaded, and takes any temperature",
+        )
 
 
 def check_images(config: Config) -> None:
@@ -91,6 +105,25 @@ def check_preferences(config: Config) -> None:
             hint="set trainer.processes=1 for agentrl dpo; agentrl train may have more",
         )
     preference_loss(config.preferences or PreferencesConfig())
+
+
+def check_reward_training(config: Config) -> None:
+    """Check that a reward model can be trained as the config says.
+
+    Raises:
+        ConfigError: no sources, a model that would have to be made first, several processes, or settings of a loss.
+        UsageError: a source is not there.
+    """
+    settings = config.preferences or PreferencesConfig()
+    check_sources(settings)
+    wrong = {
+        "model.path": (config.model.path, "scratch", "a language model to start from: --model"),
+        "trainer.processes": (str(config.trainer.processes > 1), "True", "trainer.processes=1"),
+        "preferences.loss": (str(settings.loss != "dpo" or bool(settings.loss_options)), "True", "no loss of a policy"),
+    }
+    for key, (got, refused, expected) in wrong.items():
+        if got == refused:
+            raise ConfigError(f"a reward model is not trained with this {key}", expected=expected)
 
 
 async def check_warm_start(config: Config) -> None:

@@ -4,9 +4,13 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 
+import numpy as np
+import numpy.typing as npt
+
 from agentrl.algorithms.marks import Input, needed_inputs
 from agentrl.assembly.worlds import World
 from agentrl.config.schema import AlgorithmConfig, Config
+from agentrl.errors import UsageError
 from agentrl.policy import PolicyEngine, SamplingParams
 from agentrl.registry import Kind, lookup
 from agentrl.render.renderer import Renderer
@@ -15,7 +19,9 @@ from agentrl.rollout.engine_speaker import EngineSpeaker
 from agentrl.rollout.group import EXPERT, GREEDY, Group
 from agentrl.rollout.runner import EpisodeRunner
 from agentrl.rollout.speaker import Speaker
+from agentrl.serving.teacher import TeacherServers
 from agentrl.training.guides import Guides
+from agentrl.trajectory import Trajectory
 
 
 def own_members(config: AlgorithmConfig) -> int:
@@ -46,9 +52,31 @@ def _speakers(config: Config, engine: PolicyEngine, renderer: Renderer) -> dict[
     return speakers
 
 
-def guides_of(groups: Sequence[Group]) -> Guides:
-    """What was played beside some groups, for the trainer."""
+async def guides_of(groups: Sequence[Group], teacher: TeacherServers | None) -> Guides:
+    """What was played beside some groups, and what a teacher behind servers says of them, for the trainer.
+
+    Raises:
+        UsageError: the episodes hold images, which a teacher behind servers is not shown; a key is missing.
+        EngineError: the teacher cannot be reached.
+    """
+    experts = [trajectory for group in groups for trajectory in group.experts]
+    trained = [trajectory for group in groups for trajectory in group.trainable]
     return Guides(
         greedy={group.id: group.beside[GREEDY] for group in groups if GREEDY in group.beside},
-        experts=[trajectory for group in groups for trajectory in group.experts],
+        experts=experts,
+        teacher_logp={} if teacher is None else await _asked(teacher, [*trained, *experts]),
     )
+
+
+async def _asked(
+    teacher: TeacherServers, trajectories: Sequence[Trajectory]
+) -> dict[str, list[npt.NDArray[np.float32]]]:
+    if any(sequence.images for trajectory in trajectories for sequence in trajectory.sequences):
+        raise UsageError(
+            "a teacher behind servers is asked about text only",
+            got="episodes with images",
+            hint="remove algorithm.teacher.servers, so that the teacher is loaded beside the trainer",
+        )
+    found = await teacher.logprobs([s.ids_list() for trajectory in trajectories for s in trajectory.sequences])
+    rest = iter(found)
+    return {t.id: [next(rest) for _ in t.sequences] for t in trajectories}

@@ -66,7 +66,7 @@ def build_runner(
         tools=tools,
         desk=desk,
         make_sandbox=sandbox_maker(config.agent),
-        scorer=build_scorer(config.agent, host, speaker),
+        scorer=build_scorer(config.agent, config.model, host, speaker),
         system_prompt=config.agent.system_prompt,
         retries=config.rollout.retries if retries is None else retries,
         observer=observer,

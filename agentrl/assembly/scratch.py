@@ -13,6 +13,7 @@ from agentrl.config.schema import Config, ScratchModelConfig
 from agentrl.env import EnvironmentSpec, optional_part, settled
 from agentrl.message import Message
 from agentrl.policy import StopReason
+from agentrl.reward import EnvironmentReward
 from agentrl.rollout.chat_speaker import append_textual_turn, cut_characters
 from agentrl.rollout.demonstrator import ScriptedPolicy, demonstration
 from agentrl.rollout.seeds import derive_seed
@@ -96,6 +97,7 @@ async def _texts(config: Config, episodes: int) -> list[str]:
     host = build_host(config, spec=spec)
     try:
         runner = build_runner(config, host, scribe)
+        runner.scorer = EnvironmentReward()  # nobody reads these returns, and a judge would be asked about each
         for number in range(episodes):
             seed = derive_seed(config.run.seed, "corpus", number)
             await runner.run(tasks.next(), group_id=f"corpus-{number}", member=0, seed=seed)

@@ -43,8 +43,31 @@ def load_pairs(settings: PreferencesConfig, model_path: str) -> list[Pair]:
     for store in stores:
         if (run := _run_of(store)) is not None:
             check_same_tokens(f"the run {run.path}", find_model(str(run.path)), model_path)
-    found = itertools.chain.from_iterable(map(_trajectories, stores))
+    return find_pairs(settings)
+
+
+def find_pairs(settings: PreferencesConfig) -> list[Pair]:
+    """The pairs of a config's sources, whoever played them.
+
+    Raises:
+        ConfigError: no source is named.
+        UsageError: there is no such source, or no pair in all of them.
+    """
+    found = itertools.chain.from_iterable(map(_trajectories, check_sources(settings)))
     return make_pairs(found, by=settings.pairs, per_task=settings.pairs_per_task)
+
+
+def policy_of(settings: PreferencesConfig) -> str:
+    """The model of the policy that played the sources' episodes.
+
+    Raises:
+        UsageError: a source lies in no run, which would tell.
+        ConfigError: models with different tokens played them.
+    """
+    models = [find_model(str(first_run([store]).path)) for store in check_sources(settings)]
+    for model in models[1:]:
+        check_same_tokens(f"the model {model} of another source", model, models[0])
+    return models[0]
 
 
 def _store(source: Path) -> Path:

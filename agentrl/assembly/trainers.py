@@ -61,7 +61,7 @@ def build_trainer(
     if Objective(config.algorithm).uses_reference and (reference_path is not None or ranks.are_many):
         reference = load(reference_path or model_path).requires_grad_(False)
     guide = config.algorithm.teacher
-    teacher = None if guide is None else load(guide.path).requires_grad_(False)
+    teacher = None if guide is None or guide.servers else load(guide.path).requires_grad_(False)
     trainer = Trainer(
         model,
         config.algorithm,

@@ -36,6 +36,7 @@ from agentrl.rollout.scheduler import GroupScheduler
 from agentrl.rollout.stall import Waits
 from agentrl.serving.local import LocalEngine
 from agentrl.serving.pool import ServerPool
+from agentrl.serving.teacher import TeacherServers
 from agentrl.training.model import load_model
 from agentrl.training.model_weights import ModelWeights
 from agentrl.training.ranks import Ranks
@@ -56,6 +57,8 @@ class TrainingParts:
     trainer: Trainer
     source: ModelWeights
     sync: WeightSync
+    teacher: TeacherServers | None = None
+    """A teacher that is not loaded here."""
 
     @property
     def pad_id(self) -> int:
@@ -78,6 +81,8 @@ class TrainingParts:
         await close_worlds(self.worlds)
         await self.sync.close()
         await self.engine.close()
+        if self.teacher is not None:
+            await self.teacher.close()
 
 
 def build_training(
@@ -113,8 +118,9 @@ def build_training(
     tokenizer = load_tokenizer(model_path)
     renderer = build_renderer(config, model_path, tokenizer)
     check_rendering(config, renderer)
-    if config.algorithm.teacher is not None:
-        check_same_tokens("the teacher", config.algorithm.teacher.path, model_path)
+    guide = config.algorithm.teacher
+    if guide is not None:
+        check_same_tokens("the teacher", guide.path, model_path)
     ranks = ranks or Ranks()
     built = _build_trainer(config, model_path, reference_path, renderer.images, ranks)
     trainer, source, model = built.trainer, built.source, built.trainer.model
@@ -153,6 +159,7 @@ def build_training(
         trainer=trainer,
         source=source,
         sync=sync,
+        teacher=TeacherServers(guide) if guide is not None and guide.servers else None,
     )
 
 

@@ -44,7 +44,7 @@ def dpo(
 
     Without a config it is that of the first run, and its model is where the training starts.
     """
-    config = _config(words, sources or [], model)
+    config = pairs_config(words, sources or [], model)
     check_preferences(config)
     check_sources(config.preferences or PreferencesConfig())
     if dry_run:
@@ -61,7 +61,13 @@ def stopped_words(run: Run) -> str:
     return f"stopped: {run.folder.path} has no model, for it is saved at the end; begin again"
 
 
-def _config(words: list[str] | None, sources: list[Path], model: str | None) -> Config:
+def pairs_config(words: list[str] | None, sources: list[Path], model: str | None) -> Config:
+    """The config of a command that learns from pairs; without one that of the first source's run.
+
+    Raises:
+        ConfigError: a wrong key or value.
+        UsageError: neither a config is named nor a run.
+    """
     told = config_words(words or [])
     named = [f"preferences.sources={[str(source.resolve()) for source in sources]}"] if sources else []
     if told.source is not None or not sources:

@@ -13,6 +13,7 @@ from agentrl.config.fsdp import FSDPOptions
 from agentrl.config.guides import ExpertConfig, TeacherConfig
 from agentrl.config.judge import JudgeConfig
 from agentrl.config.preferences import PreferencesConfig
+from agentrl.config.reward_model import RewardModelConfig
 from agentrl.config.section import Section
 from agentrl.env import Isolation
 from agentrl.errors import ConfigError
@@ -153,6 +154,8 @@ class AgentConfig(Section):
     """Registry name or module:attr of the scorer; ``environment`` sums the environment's rewards."""
     judge: JudgeConfig | None = None
     """A language model that scores episodes instead: ``{engine: {url: …, model: …}}``. See docs/guides.md."""
+    reward_model: RewardModelConfig | None = None
+    """A sequence classifier that scores episodes instead: ``{path: …}``. See docs/guides.md."""
 
 
 class AgentChanges(Section):

@@ -46,13 +46,7 @@ class Judge(Scorer):
             EngineError: the service failed, or gave no score in all attempts.
             UsageError: the episode has no tokens to be read, or the prompt names what does not exist.
         """
-        if not any(len(sequence) for sequence in trajectory.sequences):
-            raise UsageError(
-                "a judge reads the tokens of an episode",
-                got="an episode in text only",
-                expected="an engine that gives tokens: local, vllm or sglang",
-                hint="remove agent.judge to evaluate a text service or a scripted policy",
-            )
+        require_tokens(trajectory, "a judge")
         earned = sum(turn.reward for turn in trajectory.turns)
         judged = await self._ask(self._question(trajectory, task, earned), trajectory.id)
         return Score(
@@ -105,3 +99,18 @@ class Judge(Scorer):
         except (TypeError, ValueError):
             return None
         return score if score is not None and self._settings.low <= score <= self._settings.high else None
+
+
+def require_tokens(trajectory: Trajectory, reader: str) -> None:
+    """Check that an episode has tokens that a reader can be shown.
+
+    Raises:
+        UsageError: it has none.
+    """
+    if not any(len(sequence) for sequence in trajectory.sequences):
+        raise UsageError(
+            f"{reader} reads the tokens of an episode",
+            got="an episode in text only",
+            expected="an engine that gives tokens: local, vllm or sglang",
+            hint="remove agent.judge or agent.reward_model to evaluate a text service or a scripted policy",
+        )

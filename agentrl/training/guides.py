@@ -6,13 +6,15 @@ import dataclasses
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 
+import numpy as np
+import numpy.typing as npt
 import torch
 
 from agentrl.errors import TrainingError
 from agentrl.training.gradient_pass import TokenValues
 from agentrl.training.rewards import RewardShaping
 from agentrl.training.selection import Selection
-from agentrl.training.step_batch import StepBatch
+from agentrl.training.step_batch import StepBatch, trained_mask
 from agentrl.trajectory import Trajectory
 
 
@@ -24,6 +26,8 @@ class Guides:
     """A greedy rollout of each group's task, by group id: for ``remax``. It does not train."""
     experts: Sequence[Trajectory] = ()
     """More members of the groups: their forced tokens train, for ``luffy``."""
+    teacher_logp: Mapping[str, Sequence[npt.NDArray[np.float32]]] = field(default_factory=dict)
+    """log p of a teacher behind servers, by trajectory id: float32 [T] for each sequence, NaN for its first token."""
 
     @property
     def expert_ids(self) -> frozenset[str]:
@@ -63,6 +67,35 @@ def with_greedy_returns(
         )
     returns = shaping([greedy[group] for group in groups]).returns
     return dataclasses.replace(batch, episodes=dataclasses.replace(batch.episodes, greedy_return=returns))
+
+
+def told_by_teacher(
+    batch: StepBatch, trajectories: Sequence[Trajectory], guides: Guides, device: torch.device
+) -> torch.Tensor:
+    """What a teacher behind servers has said of a batch's tokens: float32 [tokens].
+
+    Args:
+        batch: Of a step.
+        trajectories: Which it was made of.
+        guides: Of the step.
+        device: Of the policy.
+
+    Raises:
+        TrainingError: it was not asked about one of them.
+    """
+    rows = [
+        (trajectory, number)
+        for trajectory in trajectories
+        for number, sequence in enumerate(trajectory.sequences)
+        if trained_mask(sequence, by_expert=trajectory.id in guides.expert_ids).any()
+    ]
+    if lacking := [trajectory.id for trajectory, _ in rows if trajectory.id not in guides.teacher_logp]:
+        raise TrainingError("the teacher was not asked about an episode", got=f"{len(lacking)} such as {lacking[0]}")
+    parts = [
+        torch.from_numpy(guides.teacher_logp[trajectory.id][number])[scored.positions + 1]
+        for (trajectory, number), scored in zip(rows, batch.sequences, strict=True)
+    ]
+    return torch.cat(parts).to(device)
 
 
 def with_teacher_reward(batch: StepBatch, shaping: RewardShaping, teacher_logp: torch.Tensor | None) -> StepBatch:

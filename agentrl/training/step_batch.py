@@ -137,15 +137,17 @@ def _rows(trajectory: Trajectory, number: int, by_expert: bool) -> list[_Row]:
     order = {id(turn): k for k, turn in enumerate(trajectory.turns)}
     found = []
     for sequence in trajectory.sequences:
-        mask = _written(sequence) if by_expert else sequence.loss_mask
+        mask = trained_mask(sequence, by_expert=by_expert)
         if mask.any():
             logprobs = np.zeros(len(sequence), dtype=np.float32) if by_expert else sequence.logprobs
             found.append(_row(trajectory, number, sequence, mask, logprobs[mask], order))
     return found
 
 
-def _written(sequence: TokenSequence) -> npt.NDArray[np.bool_]:
-    """What an expert wrote in a sequence, and not already in its parent: bool [T]."""
+def trained_mask(sequence: TokenSequence, *, by_expert: bool) -> npt.NDArray[np.bool_]:
+    """Which tokens of a sequence train: what was sampled in it, or what an expert wrote in it: bool [T]."""
+    if not by_expert:
+        return sequence.loss_mask
     mask: npt.NDArray[np.bool_] = np.equal(sequence.sources, Source.FORCED)
     mask[: sequence.shared] = False
     return mask

@@ -39,7 +39,14 @@ from agentrl.lanes import Lanes, check_lanes
 from agentrl.training.checkpoint import load_trainer, save_trainer
 from agentrl.training.gradient_mode import gradients_recomputed
 from agentrl.training.gradient_pass import GradientPass, TokenValues, sequences_to_read
-from agentrl.training.guides import Guides, own_selection, with_greedy_returns, with_guides, with_teacher_reward
+from agentrl.training.guides import (
+    Guides,
+    own_selection,
+    told_by_teacher,
+    with_greedy_returns,
+    with_guides,
+    with_teacher_reward,
+)
 from agentrl.training.head_scores import TokenScores
 from agentrl.training.layout import Layout, choose_layout
 from agentrl.training.logprobs import score_all
@@ -71,7 +78,7 @@ class Trainer:
         reference: The policy that KL is measured from; a frozen copy of `model` as it is now when left out. Only used
             where the algorithm has a KL, or a loss that compares with it. It is not part of `state_dict`: a resumed run
             hands in the same reference.
-        teacher: The model of ``algorithm.teacher``, frozen; not part of `state_dict` either.
+        teacher: The model of ``algorithm.teacher``, frozen, unless it has servers; not part of `state_dict` either.
         reader: Prepares images; needed where trajectories hold any.
         ranks: Train together; a model and a reference that several ranks share are in shards.
 
@@ -107,7 +114,7 @@ class Trainer:
         self._reference = (reference or _frozen(model)) if self._objective.uses_reference else None
         if reference is not None and self._reference is not None:
             self._reference_layout = choose_layout(reference, config, self.ranks)
-        if self._objective.uses_teacher and teacher is None:
+        if algorithm.teacher is not None and not algorithm.teacher.servers and teacher is None:
             raise UsageError("algorithm.teacher is a model", got="no teacher", expected="Trainer(teacher=…)")
         self._teacher = teacher
         self._teacher_layout = None if teacher is None else choose_layout(teacher, config, self.ranks)
@@ -143,7 +150,7 @@ class Trainer:
         parts = self._parts(batch)
         reference = self._reference_logp(batch, temperature, pad_id)
         batch = self._with_reward_kl(batch, reference)
-        teacher = self._teacher_logp(batch, temperature, pad_id)
+        teacher = self._teacher_logp(batch, selection.trajectories, guides, temperature, pad_id)
         batch = with_teacher_reward(batch, self._shaping, teacher)
         advantage = self._objective.estimate(batch.episodes).advantage
         reads = sequences_to_read(self._objective, batch, advantage)
@@ -272,9 +279,18 @@ class Trainer:
             return None
         return self._score(self._reference, self._reference_layout, batch.sequences, temperature, pad_id).logp
 
-    def _teacher_logp(self, batch: StepBatch, temperature: float, pad_id: int) -> torch.Tensor | None:
-        if self._teacher is None or self._teacher_layout is None:
+    def _teacher_logp(
+        self,
+        batch: StepBatch,
+        trajectories: Sequence[Trajectory],
+        guides: Guides,
+        temperature: float,
+        pad_id: int,
+    ) -> torch.Tensor | None:
+        if not self._objective.uses_teacher:
             return None
+        if self._teacher is None or self._teacher_layout is None:
+            return told_by_teacher(batch, trajectories, guides, self.model.device)
         return self._score(self._teacher, self._teacher_layout, batch.sequences, temperature, pad_id).logp
 
     def _with_reward_kl(self, batch: StepBatch, reference_logp: torch.Tensor | None) -> StepBatch:

@@ -110,7 +110,7 @@ async def test_an_episode_in_text_only_cannot_be_judged():
     async with judge_of("Score: 9") as (judge, seen):
         silent = Trajectory(id="g/0.0", task_id="t", environment="w", seed=0, group_id="g")
         silent.sequences.append(TokenSequence())
-        with pytest.raises(UsageError, match="got an episode in text only.*remove agent.judge"):
+        with pytest.raises(UsageError, match=r"got an episode in text only.*Remove agent\.judge"):
             await judge.score(silent, TASK)
     assert not seen
 

@@ -159,6 +159,28 @@ def test_the_teachers_opinion_as_a_reward(model, plain):
     assert report.metrics["reward/shaped_mean"] == pytest.approx(expected, abs=1e-4)
 
 
+def test_what_a_teacher_behind_servers_says_is_read_as_if_it_were_here(model, plain):
+    teacher = teacher_of(model)
+    settings = {"advantage": "reinforce", "loss": "distill", "correction": OFF}
+    local = AlgorithmConfig(**settings, teacher={"path": "any"})
+    served = AlgorithmConfig(**settings, teacher={"path": "any", "servers": ["http://h:1"]})
+    _, expected = gradient_of(trainer_for(model, local, teacher=teacher), plain)
+    told = {t.id: [whole_logprobs(teacher, sequence) for sequence in t.sequences] for t in plain}
+    _, found = gradient_of(trainer_for(model, served), plain, teacher_logp=told)
+    assert_same(found, expected)
+    del told[plain[1].id]
+    with pytest.raises(TrainingError, match=f"not asked about an episode: got 1 such as {plain[1].id}"):
+        gradient_of(trainer_for(model, served), plain, teacher_logp=told)
+
+
+def whole_logprobs(model, sequence):
+    """float32 [T], NaN for the first token, as servers say it."""
+    everything = torch.ones(len(sequence), dtype=torch.bool)
+    everything[0] = False
+    values = logprobs_of(copy.deepcopy(model).double(), sequence, everything.numpy())
+    return torch.cat([torch.tensor([float("nan")]), values.float()]).numpy()
+
+
 def test_a_trainer_without_the_teacher_that_its_algorithm_names_is_refused(model):
     with pytest.raises(UsageError, match=r"got no teacher, expected Trainer\(teacher"):
         trainer_for(model, AlgorithmConfig(loss="distill", teacher={"path": "any"}))
