@@ -13,6 +13,7 @@ from agentrl.observe.metrics import read_metrics
 from agentrl.observe.trajectory_store import read_trajectories
 from agentrl.orchestrator import train
 from agentrl.preference_run import learn_preferences
+from agentrl.reward_run import train_reward
 
 DISTILL = ("algorithm={advantage: reinforce, loss: distill}", "trainer.mini_batches=1")
 LUFFY = ("algorithm={loss: luffy, expert: {members: 1}, group_size: 3}",)
@@ -168,3 +169,25 @@ def test_pairs_of_a_run_with_other_tokens_are_refused(tiny_run):
     run = tiny_run(f"preferences.sources=[{played.folder.path}]", "model.scratch.vocab_size=280", name="pairs")
     with pytest.raises(ConfigError, match=r"the run .*played has another tokenizer"):
         learn_preferences(run)
+
+
+def test_a_reward_model_learns_from_a_runs_pairs_and_scores_the_next(tiny_run):
+    played = tiny_run("trainer={steps: 2, tasks_per_step: 4}", "algorithm.group_size=4", name="played")
+    train(played)
+    settings = f"preferences={{sources: [{played.folder.path}], pairs_per_task: 2, epochs: 6, learning_rate: 3e-3}}"
+    reader = tiny_run(settings, f"model.path={played.folder.path}", "model.scratch=null", name="reader")
+    result = train_reward(reader)
+    lines = lines_of(reader)
+    assert lines[-1]["reward_model/loss"] < lines[0]["reward_model/loss"]
+    assert lines[-1]["reward_model/accuracy"] >= 0.75
+    assert result.step == len(lines)
+
+    scored = f"agent.reward_model={{path: {reader.folder.path}, environment_weight: 0.5}}"
+    run = tiny_run(scored, "trainer.steps=1", name="scored")
+    train(run)
+    (line,) = lines_of(run)
+    parts = line["reward/component/reward_model"] + 0.5 * line["reward/component/environment"]
+    assert line["reward/mean"] == pytest.approx(parts)
+    policy = tiny_run(f"agent.reward_model.path={played.folder.path}", "trainer.steps=1", name="policy")
+    with pytest.raises(UsageError, match="is no reward model.*ForCausalLM"):
+        train(policy)

@@ -5,6 +5,7 @@ from __future__ import annotations
 from agentrl.agent_loop import AgentLoop
 from agentrl.assembly.environments import find_environment
 from agentrl.assembly.episodes import build_loop
+from agentrl.assembly.models import SCRATCH
 from agentrl.assembly.scratch import has_expert
 from agentrl.assembly.stored_pairs import check_sources
 from agentrl.config.engines import LocalEngineConfig, OpenAIEngineConfig, ServerEngineConfig
@@ -116,14 +117,24 @@ def check_reward_training(config: Config) -> None:
     """
     settings = config.preferences or PreferencesConfig()
     check_sources(settings)
-    wrong = {
-        "model.path": (config.model.path, "scratch", "a language model to start from: --model"),
-        "trainer.processes": (str(config.trainer.processes > 1), "True", "trainer.processes=1"),
-        "preferences.loss": (str(settings.loss != "dpo" or bool(settings.loss_options)), "True", "no loss of a policy"),
-    }
-    for key, (got, refused, expected) in wrong.items():
-        if got == refused:
-            raise ConfigError(f"a reward model is not trained with this {key}", expected=expected)
+    if config.model.path == SCRATCH:
+        raise ConfigError(
+            "a reward model starts from a language model",
+            got=f"model.path {SCRATCH}",
+            expected="--model, a folder, a name or a run",
+        )
+    if config.trainer.processes > 1:
+        raise ConfigError(
+            "a reward model is trained in one process",
+            got=f"trainer.processes {config.trainer.processes}",
+            expected="1",
+        )
+    if settings.loss != PreferencesConfig().loss or settings.loss_options:
+        raise ConfigError(
+            "preferences.loss is ignored: the loss of a reward model is that of Bradley and Terry",
+            got=f"{settings.loss} {settings.loss_options or ''}".strip(),
+            expected="no preferences.loss and no preferences.loss_options",
+        )
 
 
 async def check_warm_start(config: Config) -> None:

@@ -26,7 +26,8 @@ SCRATCH = "scratch"
 
 def resolve_model(config: Config) -> Config:
     """The config with the paths of its models as absolute folders, so that ``runs/latest`` means today's latest for
-    ever: ``model.path`` and ``algorithm.teacher.path``.
+    ever: ``model.path``, ``algorithm.teacher.path`` and
+    ``agent.reward_model.path``.
 
     Raises:
         UsageError: there is no model where a path points, or none of that name can be fetched.
@@ -37,6 +38,9 @@ def resolve_model(config: Config) -> Config:
     if (teacher := config.algorithm.teacher) is not None:
         found = teacher.model_copy(update={"path": _resolved(teacher.path)})
         changes["algorithm"] = config.algorithm.model_copy(update={"teacher": found})
+    if (reader := config.agent.reward_model) is not None:
+        read = reader.model_copy(update={"path": _resolved(reader.path)})
+        changes["agent"] = config.agent.model_copy(update={"reward_model": read})
     return config.model_copy(update=changes)
 
 

@@ -91,14 +91,14 @@ def train_reward_model(
         for first in range(0, len(order), size):
             number += 1
             with gradients_recomputed(model.model, enabled=trainer.gradient_checkpointing):
-                losses, margins = _backward(model, [pairs[i] for i in order[first : first + size]], trainer)
+                scored = _backward(model, [pairs[i] for i in order[first : first + size]], trainer)
             update = optimizer.update()
             latest = RewardProgress(
                 update=number,
                 updates=updates,
-                loss=float(losses.mean()),
-                accuracy=float((margins > 0).double().mean()),
-                margin=float(margins.mean()),
+                loss=float(scored.losses.mean()),
+                accuracy=float((scored.margins > 0).double().mean()),
+                margin=float(scored.margins.mean()),
                 grad_norm=update.grad_norm,
                 learning_rate=update.learning_rate,
                 non_finite=update.non_finite,
@@ -109,10 +109,16 @@ def train_reward_model(
     return latest
 
 
-def _backward(
-    model: RewardModel, batch: Sequence[TextPair], trainer: TrainerConfig
-) -> tuple[torch.Tensor, torch.Tensor]:
-    """Add the gradient of the mean loss of some pairs; losses and margins of each: float32 [pairs]."""
+@dataclass(frozen=True, slots=True, kw_only=True)
+class _Scored:
+    """What a reward model said of some pairs; float32 [pairs] each."""
+
+    losses: torch.Tensor
+    margins: torch.Tensor
+
+
+def _backward(model: RewardModel, batch: Sequence[TextPair], trainer: TrainerConfig) -> _Scored:
+    """Add the gradient of the mean loss of some pairs."""
     losses: list[torch.Tensor] = []
     margins: list[torch.Tensor] = []
     for part in _micro_batches(batch, trainer.tokens_per_micro_batch):
@@ -123,7 +129,7 @@ def _backward(
         (loss.sum() / len(batch)).backward()  # type: ignore[no-untyped-call]
         losses.append(loss.detach().cpu())
         margins.append((rewards[:, 0] - rewards[:, 1]).detach().cpu())
-    return torch.cat(losses), torch.cat(margins)
+    return _Scored(losses=torch.cat(losses), margins=torch.cat(margins))
 
 
 def _micro_batches(batch: Sequence[TextPair], budget: int) -> list[list[TextPair]]:

@@ -19,7 +19,7 @@ def logp(token):
 
 
 def vllm(body):
-    rows = [None, *({str(t): {"logprob": logp(t), "rank": 3}, "7": {"logprob": -9.0}} for t in body["prompt"][1:])]
+    rows = [None, *({str(t): {"logprob": logp(t), "rank": 3}, "11": {"logprob": -9.0}} for t in body["prompt"][1:])]
     return {"choices": [{"text": "x", "prompt_logprobs": rows}]}
 
 
