@@ -265,7 +265,7 @@ class Orchestrator:
     async def _update(self, groups: Sequence[Group]) -> StepReport:
         """One step of the trainer, beside the episodes in flight if there may be any, and the watch over servers."""
         trainer = self._parts.trainer
-        guides = await self._unless_stopped(guides_of(groups, self._parts.teacher))
+        guides = await guides_of(groups, self._parts.teacher)
         step = functools.partial(
             trainer.step,
             [trajectory for group in groups for trajectory in group.trajectories],
