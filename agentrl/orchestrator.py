@@ -148,7 +148,8 @@ class Orchestrator:
     async def _prepare(self, stack: AsyncExitStack) -> None:
         """Build the parts, from the newest checkpoint if there is one, and open the files."""
         self._enter(Phase.PREPARE)
-        if self.config.algorithm.expert is not None:
+        expert = self.config.algorithm.expert
+        if expert is not None and expert.trajectories is None:
             await check_experts(self.config)
         self._saved = self._checkpoints.newest()
         progress = None if self._saved is None else read_progress(self._saved)

@@ -191,3 +191,20 @@ def test_a_reward_model_learns_from_a_runs_pairs_and_scores_the_next(tiny_run):
     policy = tiny_run(f"agent.reward_model.path={played.folder.path}", "trainer.steps=1", name="policy")
     with pytest.raises(UsageError, match=r"is no reward model.*ForCausalLM"):
         train(policy)
+
+
+def test_episodes_of_another_run_are_members_of_the_groups_of_their_tasks(tiny_run):
+    played = tiny_run("trainer={steps: 1, tasks_per_step: 1, learning_rate: 0.0}", name="played")
+    train(played)
+    best = max(stored.trajectory.reward for stored in read_trajectories_of(played))
+    shown = f"algorithm={{loss: luffy, expert: {{members: 1, trajectories: {played.folder.path}}}}}"
+    run = tiny_run(shown, f"model.path={played.folder.path}", "trainer.steps=1", name="shown")
+    train(run)
+    (line,) = lines_of(run)
+    assert line["expert/reward"] == best, "one of the two groups is of the task that was played"
+    assert line["episodes"] == 4
+    assert line["trajectories/trained"] == 4
+    assert line["mismatch/prob_abs_mean"] < 1e-4
+    other = tiny_run(shown, "model.scratch.vocab_size=280", name="other")
+    with pytest.raises(ConfigError, match=r"the run .*played has another tokenizer"):
+        train(other)

@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
+from typing import TypeAlias
 
 import numpy as np
 import numpy.typing as npt
 
 from agentrl.algorithms.marks import Input, needed_inputs
+from agentrl.assembly.stored_pairs import load_trajectories
 from agentrl.assembly.worlds import World
 from agentrl.config.schema import AlgorithmConfig, Config
 from agentrl.errors import UsageError
@@ -19,9 +21,13 @@ from agentrl.rollout.engine_speaker import EngineSpeaker
 from agentrl.rollout.group import EXPERT, GREEDY, Group
 from agentrl.rollout.runner import EpisodeRunner
 from agentrl.rollout.speaker import Speaker
+from agentrl.rollout.stored_expert import StoredExpert
 from agentrl.serving.teacher import TeacherServers
 from agentrl.training.guides import Guides
 from agentrl.trajectory import Trajectory
+
+Companions: TypeAlias = Mapping[str, Mapping[str, EpisodeRunner | StoredExpert]]
+"""By the label of an environment, and name."""
 
 
 def own_members(config: AlgorithmConfig) -> int:
@@ -30,25 +36,39 @@ def own_members(config: AlgorithmConfig) -> int:
 
 
 def build_companions(
-    config: Config, worlds: Sequence[World], engine: PolicyEngine, renderer: Renderer
-) -> dict[str, Mapping[str, EpisodeRunner]]:
+    config: Config, worlds: Sequence[World], engine: PolicyEngine, renderer: Renderer, model_path: str
+) -> Companions:
     """Who else plays each group's task, by the label of the environment and the companion's name.
 
     Their episodes are counted nowhere, and are not on disk.
+
+    Raises:
+        ConfigError: an expert's stored episodes are of a model with other tokens.
+        UsageError: they are not there, or none is of the run's environments.
     """
     speakers = _speakers(config, engine, renderer)
-    return {
+    found: dict[str, dict[str, EpisodeRunner | StoredExpert]] = {
         world.label: {name: world.runner.answered_by(speaker) for name, speaker in speakers.items()} for world in worlds
     }
+    expert = config.algorithm.expert
+    if expert is not None and expert.trajectories is not None:
+        shown = load_trajectories(expert.trajectories, model_path, {world.spec.name for world in worlds})
+        for world in worlds:
+            own = [trajectory for trajectory in shown if trajectory.environment == world.spec.name]
+            found[world.label] |= {
+                f"{EXPERT}-{place}": StoredExpert(own, place=place) for place in range(expert.members)
+            }
+    return found
 
 
 def _speakers(config: Config, engine: PolicyEngine, renderer: Renderer) -> dict[str, Speaker]:
     speakers: dict[str, Speaker] = {}
     if Input.GREEDY_RETURN in needed_inputs(lookup(Kind.ADVANTAGE, config.algorithm.advantage)):
         speakers[GREEDY] = EngineSpeaker(engine, renderer, SamplingParams(temperature=0.0))
-    if config.algorithm.expert is not None:
-        expert = Demonstrator(ScriptedPolicy.EXPERT, renderer, max_context=config.agent.max_tokens)
-        speakers |= {f"{EXPERT}-{number}": expert for number in range(config.algorithm.expert.members)}
+    expert = config.algorithm.expert
+    if expert is not None and expert.trajectories is None:
+        speaker = Demonstrator(ScriptedPolicy.EXPERT, renderer, max_context=config.agent.max_tokens)
+        speakers |= {f"{EXPERT}-{number}": speaker for number in range(expert.members)}
     return speakers
 
 

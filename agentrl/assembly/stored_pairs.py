@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import itertools
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Sequence, Set
 from pathlib import Path
 
 from agentrl.assembly.same_tokens import check_same_tokens
@@ -39,11 +39,34 @@ def load_pairs(settings: PreferencesConfig, model_path: str) -> list[Pair]:
         ConfigError: a source is of a model with other tokens.
         UsageError: there is no such source, or no pair in all of them.
     """
-    stores = check_sources(settings)
-    for store in stores:
-        if (run := _run_of(store)) is not None:
-            check_same_tokens(f"the run {run.path}", find_model(str(run.path)), model_path)
+    for store in check_sources(settings):
+        _check_tokens(store, model_path)
     return find_pairs(settings)
+
+
+def load_trajectories(source: str, model_path: str, environments: Set[str]) -> list[Trajectory]:
+    """The stored episodes of some environments.
+
+    Raises:
+        ConfigError: they are of a model with other tokens.
+        UsageError: there is no such source, or no episode of these environments in it.
+    """
+    store = _store(Path(source))
+    _check_tokens(store, model_path)
+    played = list(_trajectories(store))
+    found = [trajectory for trajectory in played if trajectory.environment in environments]
+    if not found:
+        raise UsageError(
+            f"nobody has played {' or '.join(sorted(environments))} in {source}",
+            got=f"{len(played)} episodes of {', '.join(sorted({t.environment for t in played})) or 'nothing'}",
+            expected="episodes of the run's own environment",
+        )
+    return found
+
+
+def _check_tokens(store: Path, model_path: str) -> None:
+    if (run := _run_of(store)) is not None:
+        check_same_tokens(f"the run {run.path}", find_model(str(run.path)), model_path)
 
 
 def find_pairs(settings: PreferencesConfig) -> list[Pair]:

@@ -3,14 +3,14 @@
 from __future__ import annotations
 
 import copy
-from collections.abc import Callable, Mapping
+from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
 
 from transformers import PreTrainedTokenizerFast
 
 from agentrl.assembly.checks import check_training
-from agentrl.assembly.companions import build_companions, own_members
+from agentrl.assembly.companions import Companions, build_companions, own_members
 from agentrl.assembly.environments import find_environment
 from agentrl.assembly.episodes import sampling_params
 from agentrl.assembly.models import build_renderer, load_tokenizer, pad_id
@@ -31,7 +31,6 @@ from agentrl.rollout.counters import RolloutCounters, RolloutObserver
 from agentrl.rollout.engine_speaker import EngineSpeaker
 from agentrl.rollout.group import Group
 from agentrl.rollout.loops import make_agent_loop
-from agentrl.rollout.runner import EpisodeRunner
 from agentrl.rollout.scheduler import GroupScheduler
 from agentrl.rollout.stall import Waits
 from agentrl.serving.local import LocalEngine
@@ -151,7 +150,7 @@ def build_training(
             config,
             worlds,
             tasks,
-            build_companions(config, worlds, engine, renderer),
+            build_companions(config, worlds, engine, renderer, model_path),
             version=version,
             keep=keep,
             least_members=trainer.least_members,
@@ -198,7 +197,7 @@ def _build_scheduler(
     config: Config,
     worlds: tuple[World, ...],
     tasks: Mixture,
-    companions: Mapping[str, Mapping[str, EpisodeRunner]],
+    companions: Companions,
     *,
     version: int,
     keep: Callable[[Group], bool] | None,

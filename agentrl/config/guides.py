@@ -53,7 +53,10 @@ class TeacherConfig(Section):
 
 
 class ExpertConfig(Section):
-    """Members of every group that the environment's expert plays; for ``loss: luffy``."""
+    """Members of every group that the environment's expert plays, or has played; for ``loss: luffy``."""
 
     members: int = Field(1, ge=1)
     """How many of the ``algorithm.group_size``; the policy plays the others. One in eight is usual."""
+    trajectories: str | None = None
+    """Stored episodes to show instead: a run, its folder ``trajectories`` or a file of it. A task that is not among them
+    has no expert."""

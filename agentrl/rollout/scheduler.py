@@ -30,6 +30,7 @@ from agentrl.rollout.group import Group
 from agentrl.rollout.runner import EpisodeRunner
 from agentrl.rollout.seeds import derive_seed
 from agentrl.rollout.stall import WaitKind
+from agentrl.rollout.stored_expert import StoredExpert
 
 MAX_WASTED_BATCHES = 20
 """Batches' worth of groups that may be filtered out, or dropped as too stale, in a row before the run gives up."""
@@ -69,7 +70,7 @@ class GroupScheduler:
         version: int = 0,
         keep: Callable[[Group], bool] | None = None,
         least_members: int = 1,
-        companions: Mapping[str, Mapping[str, EpisodeRunner]] | None = None,
+        companions: Mapping[str, Mapping[str, EpisodeRunner | StoredExpert]] | None = None,
     ) -> None:
         self.tasks = tasks
         self.runners = runners
@@ -148,7 +149,9 @@ class GroupScheduler:
         return Group(position=position, draw=draw, size=self.group_size, companions=self._names(draw))
 
     def _names(self, draw: Draw) -> tuple[str, ...]:
-        return tuple(self._companions.get(draw.environment, ()))
+        """Who has something to show of a task."""
+        players = self._companions.get(draw.environment, {})
+        return tuple(name for name, player in players.items() if player.plays(draw.task))
 
     def _start_episode(self, group: Group, player: int | str) -> None:
         """A member by its number, or a companion by its name."""
@@ -172,11 +175,11 @@ class GroupScheduler:
             seed = derive_seed(self._seed, "episode", group.position)
             label = group.draw.environment
             if isinstance(player, int):
-                run = self.runners[label].run
-                group.members[player] = await run(group.task, group_id=group.id, member=player, seed=seed)
+                runner = self.runners[label]
+                group.members[player] = await runner.run(group.task, group_id=group.id, member=player, seed=seed)
             else:
-                run, number = self._companions[label][player].run, group.size + group.companions.index(player)
-                group.beside[player] = await run(group.task, group_id=group.id, member=number, seed=seed)
+                companion, number = self._companions[label][player], group.size + group.companions.index(player)
+                group.beside[player] = await companion.run(group.task, group_id=group.id, member=number, seed=seed)
         finally:
             self._places.release()
         if group.is_complete:

@@ -37,6 +37,9 @@ class Player:
         self.seeds = {}
         self.blocked = None
 
+    def plays(self, task):
+        return True
+
     async def run(self, task, *, group_id, member, seed):
         self.running += 1
         self.most_running = max(self.most_running, self.running)
