@@ -58,5 +58,5 @@ class ExpertConfig(Section):
     members: int = Field(1, ge=1)
     """How many of the ``algorithm.group_size``; the policy plays the others. One in eight is usual."""
     trajectories: str | None = None
-    """Stored episodes to show instead: a run, its folder ``trajectories`` or a file of it. A task that is not among them
-    has no expert."""
+    """Stored episodes to show instead: a run, its folder ``trajectories`` or a file of it. A task that is not among
+    them has no expert."""

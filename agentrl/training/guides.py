@@ -106,7 +106,11 @@ def with_teacher_reward(batch: StepBatch, shaping: RewardShaping, teacher_logp: 
     return dataclasses.replace(batch, episodes=batch.episodes.with_token_reward(penalty))
 
 
-def with_guides(values: TokenValues, batch: StepBatch, teacher_logp: torch.Tensor | None) -> TokenValues:
-    """What losses read of a teacher, float32 [tokens], and of experts."""
+def with_guides(
+    values: TokenValues, batch: StepBatch, teacher_logp: torch.Tensor | None, *, uses_expert: bool
+) -> TokenValues:
+    """What losses read of a teacher, float32 [tokens], and of experts, who may have shown nothing in this step."""
     expert = None if batch.expert is None else batch.expert.to(values.advantage.device)
+    if expert is None and uses_expert:
+        expert = torch.zeros_like(values.advantage, dtype=torch.bool)
     return dataclasses.replace(values, teacher_logp=teacher_logp, expert=expert)

@@ -77,6 +77,8 @@ class Objective:
         self.chooses_tokens = self._choice is not None and not self._choice.drops
         """The loss looks at all tokens of an update, under the current policy, before it is computed."""
         self.uses_reference = config.keeps_reference or Input.REFERENCE in needed_inputs(loss)
+        self.uses_expert = Input.EXPERT in needed_inputs(loss)
+        """The loss tells an expert's tokens from the policy's."""
         self.uses_teacher = config.teacher is not None
         """A teacher's log-probabilities are read, by the loss or by the rewards."""
         self.uses_entropy = config.entropy_coef != 0

@@ -155,7 +155,7 @@ class Trainer:
         advantage = self._objective.estimate(batch.episodes).advantage
         reads = sequences_to_read(self._objective, batch, advantage)
         tokens = self._token_values(batch, advantage, reference, reads, parts[0], temperature, pad_id)
-        tokens = with_guides(tokens, batch, teacher)
+        tokens = with_guides(tokens, batch, teacher, uses_expert=self._objective.uses_expert)
         gradient = GradientPass(
             self.model,
             self._objective,

@@ -213,6 +213,13 @@ def test_an_experts_episodes_are_members_that_luffy_shapes(model, plain):
     assert metrics["trajectories/trained"] == 4
 
 
+def test_where_no_expert_has_shown_anything_luffy_is_ppo(model, plain):
+    config = {"advantage": "dr_grpo", "correction": OFF}
+    _, expected = gradient_of(trainer_for(model, AlgorithmConfig(**config)), plain)
+    _, found = gradient_of(trainer_for(model, AlgorithmConfig(**config, loss="luffy", expert={})), plain)
+    assert_same(found, expected)
+
+
 def test_what_an_expert_wrote_is_no_mismatch_of_trainer_and_engine(model, plain):
     exact = trainer_for(model, AlgorithmConfig()).compute_logprobs([plain[0].sequences[0]], temperature=1.0, pad_id=0)
     own = copy.deepcopy(plain[0])
