@@ -120,11 +120,14 @@ def test_an_environment_without_an_expert_ends_the_run_at_its_start(tiny_run):
 
 
 def test_two_ranks_learn_from_the_same_guides(tiny_run):
+    taught = tiny_run("trainer={steps: 1, learning_rate: 0.1}", name="teacher")
+    train(taught)
+    teacher = f"{{teacher: {{path: {taught.folder.path}}}, shaping: {{distill: {{coef: 0.1}}}}, advantage: dr_grpo}}"
     found = []
     for processes in (1, 2):
         run = tiny_run(
             *LUFFY,
-            "algorithm.advantage=dr_grpo",
+            f"algorithm={teacher}",
             "trainer={steps: 1, mini_batches: 1}",
             f"trainer.processes={processes}",
             "agent.max_answer_tokens=16",
@@ -132,7 +135,8 @@ def test_two_ranks_learn_from_the_same_guides(tiny_run):
         )
         train(run)
         found.append(lines_of(run)[0])
-    for name in ("train/loss", "train/grad_norm", "expert/reward"):
+    assert found[0]["train/kl_teacher"] > 0.01
+    for name in ("train/loss", "train/grad_norm", "train/kl_teacher", "reward/shaped_mean", "expert/reward"):
         assert found[1][name] == pytest.approx(found[0][name], rel=1e-4, abs=1e-6), name
 
 

@@ -99,10 +99,14 @@ def told_by_teacher(
 
 
 def with_teacher_reward(batch: StepBatch, shaping: RewardShaping, teacher_logp: torch.Tensor | None) -> StepBatch:
-    """The batch with the divergence from a teacher, float32 [tokens], in its rewards, if the algorithm wants that."""
+    """The batch with the divergence from a teacher, float32 [tokens], in its rewards, if the algorithm wants that; an
+    expert's tokens have none.
+    """
     if shaping.distill is None or teacher_logp is None:
         return batch
     penalty = shaping.distill.penalty(batch.behaviour_logp, teacher_logp.cpu())
+    if batch.expert is not None:
+        penalty = penalty.masked_fill(batch.expert, 0.0)
     return dataclasses.replace(batch, episodes=batch.episodes.with_token_reward(penalty))
 
 

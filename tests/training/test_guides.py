@@ -8,7 +8,7 @@ import torch
 
 from agentrl.config.schema import AlgorithmConfig, TrainerConfig
 from agentrl.errors import TrainingError, UsageError
-from agentrl.training.guides import Guides
+from agentrl.training.guides import Guides, with_teacher_reward
 from agentrl.training.rewards import RewardShaping
 from agentrl.training.step_batch import step_batch
 from agentrl.training.trainer import Trainer
@@ -157,6 +157,17 @@ def test_the_teachers_opinion_as_a_reward(model, plain):
         penalty -= 0.5 * float((mu - logprobs_of(exact, sequence, sequence.loss_mask)).sum())
     expected = report.metrics["reward/mean"] + penalty / len(plain)
     assert report.metrics["reward/shaped_mean"] == pytest.approx(expected, abs=1e-4)
+
+
+def test_nobody_knows_how_far_an_expert_is_from_a_teacher(model, plain):
+    shaping = RewardShaping({"distill": {}}, max_tokens=100)
+    expert = as_expert(plain[0])
+    batch = step_batch([plain[1], expert], shaping, experts={expert.id})
+    shaped = with_teacher_reward(batch, shaping, torch.full((batch.tokens,), -5.0)).episodes
+    own = plain[1].sampled_tokens
+    assert shaped.token_reward[own:].tolist() == [0.0] * plain[0].sampled_tokens
+    expected = -5.0 - batch.behaviour_logp[:own].double()
+    torch.testing.assert_close(shaped.token_reward[:own], expected)
 
 
 def test_what_a_teacher_behind_servers_says_is_read_as_if_it_were_here(model, plain):
