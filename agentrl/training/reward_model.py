@@ -57,7 +57,7 @@ class RewardModel:
                 expected="a folder with a Hugging Face model and its tokenizer, or a name on the hub",
             ) from error
         target = ("cuda" if torch.cuda.is_available() else "cpu") if device == "auto" else device
-        self.model.to(torch.device(target)).eval()  # type: ignore[arg-type]
+        self.model.to(torch.device(target)).eval()
         room = getattr(config.get_text_config(), "max_position_embeddings", max_tokens)
         self._max_tokens = min(max_tokens, room)
         self._pad_id = self._choose_pad()
