@@ -31,6 +31,8 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, TypeVar
 
+from agentrl.assembly.checks import check_experts
+from agentrl.assembly.companions import guides_of
 from agentrl.assembly.models import embedding_rows, prepare_model
 from agentrl.assembly.recording import EpisodeRecorder
 from agentrl.assembly.runs import Run
@@ -50,12 +52,12 @@ from agentrl.observe.progress import Phase, RunStatus, RunWatcher
 from agentrl.observe.run_log import logging_to
 from agentrl.observe.trackers import Trackers
 from agentrl.observe.trajectory_store import TrajectoryStore, void_after
+from agentrl.rollout.group import Group
 from agentrl.rollout.heap import settled_heap
 from agentrl.serving.pool import ServerPool
 from agentrl.training.ranks import Ranks
 from agentrl.training.ranks.processes import open_ranks
 from agentrl.training.step_report import StepReport
-from agentrl.trajectory import Trajectory
 from agentrl.weights import SyncReport
 
 T = TypeVar("T")
@@ -150,6 +152,9 @@ class Orchestrator:
     async def _prepare(self, stack: AsyncExitStack) -> None:
         """Build the parts, from the newest checkpoint if there is one, and open the files."""
         self._enter(Phase.PREPARE)
+        expert = self.config.algorithm.expert
+        if expert is not None and expert.trajectories is None:
+            await check_experts(self.config)
         self._saved = self._checkpoints.newest()
         progress = None if self._saved is None else read_progress(self._saved)
         self.step = 0 if progress is None else progress.step
@@ -245,7 +250,7 @@ class Orchestrator:
         clock.phase_ended("rollout")
         self._enter(Phase.TRAIN)
         await parts.sync.release_memory()
-        report = await self._update([trajectory for group in groups for trajectory in group.trajectories])
+        report = await self._update(groups)
         clock.phase_ended("train")
         self._enter(Phase.SYNC)
         synced = await self._synced(self.step + 1)
@@ -272,13 +277,21 @@ class Orchestrator:
         except _Interrupted:
             return None
 
-    async def _update(self, trajectories: Sequence[Trajectory]) -> StepReport:
+    async def _update(self, groups: Sequence[Group]) -> StepReport:
         """One step of the trainer, beside the episodes in flight if there may be any, and the watch over servers."""
-        trainer, temperature = self._parts.trainer, self.config.sampling.temperature
+        trainer = self._parts.trainer
+        guides = await guides_of(groups, self._parts.teacher)
+        step = functools.partial(
+            trainer.step,
+            [trajectory for group in groups for trajectory in group.trajectories],
+            temperature=self.config.sampling.temperature,
+            pad_id=self._parts.pad_id,
+            guides=guides,
+        )
         idle = self.config.rollout.max_staleness == 0 and self.config.engine.type == "local"
         if idle and not trainer.ranks.are_many:
-            return trainer.step(trajectories, temperature=temperature, pad_id=self._parts.pad_id)
-        return await asyncio.to_thread(trainer.step, trajectories, temperature=temperature, pad_id=self._parts.pad_id)
+            return step()
+        return await asyncio.to_thread(step)
 
     async def _finish_step(self) -> None:
         """Evaluate if it is time, write the step's line, save if it is time."""

@@ -96,6 +96,7 @@ PLUGINS: dict[str, dict[str, str]] = {
         "overlong": "agentrl.algorithms.shaping:overlong",
         "clip": "agentrl.algorithms.shaping:clip",
         "kl": "agentrl.algorithms.reward_kl:RewardKL",
+        "distill": "agentrl.algorithms.reward_kl:TeacherKL",
         "pf_ppo": "agentrl.algorithms.resampling:pf_ppo",
     },
 }

@@ -32,7 +32,7 @@ LEVELS: tuple[frozenset[str], ...] = tuple(
             {"serving", "rollout", "algorithms", "training", "weights"},
             {"assembly", "env_server"},
             {"evaluation"},
-            {"checkpoint", "orchestrator", "warm_start"},
+            {"checkpoint", "orchestrator", "preference_run", "reward_run", "warm_start"},
             {"api"},
             {"demo"},
             {"cli"},
@@ -49,6 +49,8 @@ EXCEPTIONS = {
     ("sandbox", "observe"),
     ("orchestrator", "checkpoint"),
     ("cli", "testing"),  # `agentrl env check` is the conformance kit
+    ("preference_run", "orchestrator"),
+    ("reward_run", "orchestrator"),
     ("warm_start", "orchestrator"),
 }
 OUTSIDE_THE_LEVELS = {"testing", "plugins", ""}

@@ -28,6 +28,8 @@ class RewardKL:
         ConfigError: a number that is not positive, or a horizon without a target.
     """
 
+    name = "kl"
+
     def __init__(
         self,
         *,
@@ -38,7 +40,7 @@ class RewardKL:
     ) -> None:
         for name, value in {"coef": coef, "target": target, "horizon": horizon}.items():
             if value is not None and not value > 0:
-                raise ConfigError(f"shaping kl: {name} is out of range", got=value, expected="above 0")
+                raise ConfigError(f"shaping {self.name}: {name} is out of range", got=value, expected="above 0")
         if (target is None) != (horizon is None):
             raise ConfigError("shaping kl: target and horizon belong together", expected="both or none")
         self.coef = coef
@@ -58,3 +60,20 @@ class RewardKL:
             return
         error = min(max(divergence / self._target - 1, -LARGEST_ERROR), LARGEST_ERROR)
         self.coef *= 1 + error * episodes / self._horizon
+
+
+class TeacherKL(RewardKL):
+    """r_t -= coef KL(mu, teacher) at each token: on-policy distillation as a reward (arXiv 2306.13649).
+
+    Args:
+        coef: Weight of the divergence; 1 with ``advantage: reinforce`` is the gradient of the reverse KL.
+        estimator: k1, k2 or k3.
+
+    Raises:
+        ConfigError: the weight is not positive.
+    """
+
+    name = "distill"
+
+    def __init__(self, *, coef: float = 1.0, estimator: Literal["k1", "k2", "k3"] = "k1") -> None:
+        super().__init__(coef=coef, estimator=estimator)

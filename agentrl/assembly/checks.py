@@ -5,13 +5,17 @@ from __future__ import annotations
 from agentrl.agent_loop import AgentLoop
 from agentrl.assembly.environments import find_environment
 from agentrl.assembly.episodes import build_loop
+from agentrl.assembly.models import SCRATCH
 from agentrl.assembly.scratch import has_expert
+from agentrl.assembly.stored_pairs import check_sources
 from agentrl.config.engines import LocalEngineConfig, OpenAIEngineConfig, ServerEngineConfig
 from agentrl.config.parts import parts_of
+from agentrl.config.preferences import PreferencesConfig
 from agentrl.config.schema import Config, SamplingConfig
 from agentrl.errors import ConfigError, UsageError
 from agentrl.training.critic.checks import check_critic
 from agentrl.training.objective import Objective
+from agentrl.training.preferences import preference_loss
 from agentrl.training.rewards import RewardShaping
 
 _WHOLE = SamplingConfig().model_dump()
@@ -37,10 +41,23 @@ def check_training(config: Config) -> LocalEngineConfig | ServerEngineConfig:
         )
     check_images(config)
     _check_sampling(config.sampling)
+    _check_teacher(config)
     Objective(config.algorithm)
     check_critic(config.algorithm, config.trainer)
     RewardShaping(config.algorithm.shaping, max_tokens=config.agent.max_tokens)
     return config.engine
+
+
+def _check_teacher(config: Config) -> None:
+    """A server tells what its model says at temperature 1."""
+    teacher, temperature = config.algorithm.teacher, config.sampling.temperature
+    if teacher is not None and teacher.servers and temperature != 1.0:
+        raise ConfigError(
+            "a teacher behind servers speaks at temperature 1, and is compared with the policy as it sampled",
+            got=f"sampling.temperature {temperature:g}",
+            expected="sampling.temperature=1",
+            hint="a teacher without algorithm.teacher.servers is loaded, and takes any temperature",
+        )
 
 
 def check_images(config: Config) -> None:
@@ -78,11 +95,65 @@ def _check_sampling(sampling: SamplingConfig) -> None:
         )
 
 
+def check_preferences(config: Config) -> None:
+    """Check that a policy can learn from pairs as the config says.
+
+    Raises:
+        ConfigError: several processes are to train, or the loss does not learn from pairs, or not with these options.
+    """
+    if config.trainer.processes > 1:
+        raise ConfigError(
+            "learning from pairs is done in one process",
+            got=f"trainer.processes {config.trainer.processes}",
+            expected="1",
+            hint="set trainer.processes=1 for agentrl dpo; agentrl train may have more",
+        )
+    preference_loss(config.preferences or PreferencesConfig())
+
+
+def check_reward_training(config: Config) -> None:
+    """Check that a reward model can be trained as the config says.
+
+    Raises:
+        ConfigError: no sources, a model that would have to be made first, several processes, or settings of a loss.
+        UsageError: a source is not there.
+    """
+    settings = config.preferences or PreferencesConfig()
+    check_sources(settings)
+    if config.model.path == SCRATCH:
+        raise ConfigError(
+            "a reward model starts from a language model",
+            got=f"model.path {SCRATCH}",
+            expected="--model, a folder, a name or a run",
+        )
+    if config.trainer.processes > 1:
+        raise ConfigError(
+            "a reward model is trained in one process",
+            got=f"trainer.processes {config.trainer.processes}",
+            expected="1",
+        )
+    if settings.loss != PreferencesConfig().loss or settings.loss_options:
+        raise ConfigError(
+            "preferences.loss is ignored: the loss of a reward model is that of Bradley and Terry",
+            got=f"{settings.loss} {settings.loss_options or ''}".strip(),
+            expected="no preferences.loss and no preferences.loss_options",
+        )
+
+
 async def check_warm_start(config: Config) -> None:
     """Check that somebody can demonstrate.
 
     Raises:
         UsageError: the environment has no expert, or the agent loop cannot be demonstrated.
+    """
+    await check_experts(config)
+
+
+async def check_experts(config: Config) -> None:
+    """Check that every environment has somebody who can demonstrate.
+
+    Raises:
+        UsageError: an environment has no expert, or its agent loop cannot be demonstrated.
     """
     for part in parts_of(config):
         spec = find_environment(part.config.sole_environment)
@@ -90,7 +161,7 @@ async def check_warm_start(config: Config) -> None:
             raise UsageError(
                 f"environment {spec.name} has no expert to demonstrate",
                 expected="an environment with an expert() method",
-                hint="train from rewards instead: agentrl train",
+                hint="train from rewards alone: agentrl train, without algorithm.expert",
             )
         loop = build_loop(part.config.agent)
         if type(loop).demonstrate is AgentLoop.demonstrate:

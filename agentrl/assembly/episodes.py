@@ -2,16 +2,17 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 from agentrl.agent_loop import AgentLoop
 from agentrl.assembly.environments import find_environment
+from agentrl.assembly.judges import build_scorer, longest_score_s
 from agentrl.assembly.tools import build_tools, sandbox_maker
 from agentrl.config.engines import EngineConfig, ServerEngineConfig
 from agentrl.config.schema import AgentConfig, Config, SamplingConfig
 from agentrl.env import EnvironmentSpec
-from agentrl.errors import ConfigError, UsageError
+from agentrl.errors import ConfigError
 from agentrl.policy import SamplingParams
-from agentrl.registry import Kind, lookup
-from agentrl.reward import Scorer
 from agentrl.rollout.budget import EpisodeLimits
 from agentrl.rollout.counters import RolloutCounters, RolloutObserver
 from agentrl.rollout.environments import EnvironmentHost
@@ -51,6 +52,8 @@ def build_runner(
         config.sole_environment.options,
         answer_timeout_s=_answer_timeout_s(config.engine),
     )
+    if config.agent.judge is not None:
+        limits = replace(limits, score_timeout_s=longest_score_s(config.agent.judge))
     tools = build_tools(config.agent)
     for one in tools:
         if isinstance(one, Toolset):
@@ -63,7 +66,7 @@ def build_runner(
         tools=tools,
         desk=desk,
         make_sandbox=sandbox_maker(config.agent),
-        scorer=find_scorer(config.agent.scorer),
+        scorer=build_scorer(config.agent, config.model, host, speaker),
         system_prompt=config.agent.system_prompt,
         retries=config.rollout.retries if retries is None else retries,
         observer=observer,
@@ -97,15 +100,6 @@ def build_loop(config: AgentConfig) -> AgentLoop:
             hint="a loop of your own that lets the policy call tools says so: offers_tools = True",
         )
     return loop
-
-
-def find_scorer(name: str) -> Scorer:
-    """A scorer by registry name or ``module:attr`` (of its class, or of an object)."""
-    found = lookup(Kind.SCORER, name)
-    scorer = found() if isinstance(found, type) else found
-    if not isinstance(scorer, Scorer):
-        raise UsageError(f"{name} is not a scorer", got=type(scorer).__name__, expected="a class derived from Scorer")
-    return scorer
 
 
 def sampling_params(sampling: SamplingConfig) -> SamplingParams:

@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 import shutil
+from pathlib import Path
 from typing import cast
 
 from transformers import AutoConfig, AutoImageProcessor, AutoTokenizer, PreTrainedTokenizerFast
 
 from agentrl.assembly.scratch import write_scratch_model
 from agentrl.config.schema import Config
+from agentrl.config.section import Section
 from agentrl.errors import UsageError
 from agentrl.observe.disk import writing
 from agentrl.observe.hub_model import check_fetchable
@@ -24,22 +26,31 @@ SCRATCH = "scratch"
 
 
 def resolve_model(config: Config) -> Config:
-    """The config with `model.path`, and that of a critic, as an absolute folder, so that ``runs/latest`` means today's
-    latest for ever.
+    """The config with the paths of its models as absolute folders, so that ``runs/latest`` means today's latest for
+    ever: ``model.path``, ``algorithm.teacher.path``, ``agent.reward_model.path`` and ``trainer.critic.path``.
 
     Raises:
         UsageError: there is no model where a path points, or none of that name can be fetched.
     """
-    critic = config.trainer.critic
-    if critic is not None and critic.path is not None:
-        critic = critic.model_copy(update={"path": _found(critic.path)})
-        config = config.model_copy(update={"trainer": config.trainer.model_copy(update={"critic": critic})})
-    if config.model.path == SCRATCH:
-        return config
-    return config.model_copy(update={"model": config.model.model_copy(update={"path": _found(config.model.path)})})
+    changes: dict[str, Section] = {}
+    if config.model.path != SCRATCH:
+        changes["model"] = config.model.model_copy(update={"path": _resolved(config.model.path)})
+    guides: dict[str, Section] = {}
+    if (teacher := config.algorithm.teacher) is not None:
+        guides["teacher"] = teacher.model_copy(update={"path": _resolved(teacher.path)})
+    if (expert := config.algorithm.expert) is not None and expert.trajectories is not None:
+        guides["expert"] = expert.model_copy(update={"trajectories": str(Path(expert.trajectories).resolve())})
+    changes["algorithm"] = config.algorithm.model_copy(update=guides)
+    if (reader := config.agent.reward_model) is not None:
+        read = reader.model_copy(update={"path": _resolved(reader.path)})
+        changes["agent"] = config.agent.model_copy(update={"reward_model": read})
+    if (critic := config.trainer.critic) is not None and critic.path is not None:
+        found = critic.model_copy(update={"path": _resolved(critic.path)})
+        changes["trainer"] = config.trainer.model_copy(update={"critic": found})
+    return config.model_copy(update=changes)
 
 
-def _found(path: str) -> str:
+def _resolved(path: str) -> str:
     found = find_model(path)
     check_fetchable(found)
     return found

@@ -15,6 +15,7 @@ from agentrl.env import EnvironmentSpec, optional_part, settled
 from agentrl.errors import UsageError
 from agentrl.message import Message
 from agentrl.policy import StopReason
+from agentrl.reward import EnvironmentReward
 from agentrl.rollout.chat_speaker import append_textual_turn, cut_characters
 from agentrl.rollout.demonstrator import ScriptedPolicy, demonstration
 from agentrl.rollout.seeds import derive_seed
@@ -111,6 +112,7 @@ async def _texts(config: Config, episodes: int) -> list[str]:
     failed = None
     try:
         runner = build_runner(config, host, scribe)
+        runner.scorer = EnvironmentReward()  # nobody reads these returns, and a judge would be asked about each
         for number in range(episodes):
             seed = derive_seed(config.run.seed, "corpus", number)
             played = await runner.run(tasks.next(), group_id=f"corpus-{number}", member=0, seed=seed)

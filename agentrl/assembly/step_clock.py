@@ -9,7 +9,7 @@ from agentrl.assembly.training import TrainingParts
 from agentrl.observe.metrics import TIMING_PREFIX
 from agentrl.observe.step_metrics import trajectory_metrics
 from agentrl.rollout.group import Group
-from agentrl.rollout.group_metrics import environment_metrics
+from agentrl.rollout.group_metrics import companion_metrics, environment_metrics
 from agentrl.rollout.stall import WaitKind
 from agentrl.training.step_report import StepReport
 from agentrl.trajectory import Trajectory
@@ -56,6 +56,7 @@ class StepClock:
             **{_name(name): value for name, value in report.metrics.items()},
             **trajectory_metrics(trajectories, version=version - 1),
             **environment_metrics(groups),
+            **companion_metrics(groups),
             **self._parts.scheduler.tasks.metrics(),
             **{f"rollout/{name}": counts[name] - self._counts_before[name] for name in _COUNTED},
             "version": version,

@@ -49,7 +49,7 @@ class LearnerParts:
 def build_trainer(
     config: Config, *, model_path: str, reference_path: str | None, reader: ImageReader | None, ranks: Ranks
 ) -> TrainerParts:
-    """Load the policy, its reference and its critic, whole or in shards; every rank does.
+    """Load the policy, its reference, its critic and its teacher, whole or in shards; every rank does.
 
     Args:
         config: The run.
@@ -69,6 +69,8 @@ def build_trainer(
         reference = _load(config, reference_path or model_path, ranks).requires_grad_(False)
     critic = config.trainer.critic
     own_critic = None if critic is None or critic.kind == "shared" else _load(config, critic.path or model_path, ranks)
+    guide = config.algorithm.teacher
+    teacher = None if guide is None or guide.servers else _load(config, guide.path, ranks).requires_grad_(False)
     trainer = Trainer(
         model,
         config.algorithm,
@@ -76,6 +78,7 @@ def build_trainer(
         seed=config.run.seed,
         max_tokens=config.agent.max_tokens,
         reference=reference,
+        teacher=teacher,
         reader=reader,
         ranks=ranks,
         critic=own_critic,

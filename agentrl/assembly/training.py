@@ -10,9 +10,11 @@ from pathlib import Path
 from transformers import PreTrainedTokenizerFast
 
 from agentrl.assembly.checks import check_training
+from agentrl.assembly.companions import Companions, build_companions, own_members
 from agentrl.assembly.environments import find_environment
 from agentrl.assembly.episodes import sampling_params
 from agentrl.assembly.models import build_renderer, load_tokenizer, pad_id
+from agentrl.assembly.same_tokens import check_same_tokens
 from agentrl.assembly.servers import make_transport
 from agentrl.assembly.trainers import BUILD, TrainerParts, build_trainer
 from agentrl.assembly.worlds import World, build_mixture, build_worlds, close_worlds
@@ -33,6 +35,7 @@ from agentrl.rollout.scheduler import GroupScheduler
 from agentrl.rollout.stall import Waits
 from agentrl.serving.local import LocalEngine
 from agentrl.serving.pool import ServerPool
+from agentrl.serving.teacher import TeacherServers
 from agentrl.training.model import load_model
 from agentrl.training.model_weights import ModelWeights
 from agentrl.training.ranks import Ranks
@@ -53,6 +56,8 @@ class TrainingParts:
     trainer: Trainer
     source: ModelWeights
     sync: WeightSync
+    teacher: TeacherServers | None = None
+    """A teacher that is not loaded here."""
 
     @property
     def pad_id(self) -> int:
@@ -75,6 +80,8 @@ class TrainingParts:
         await close_worlds(self.worlds)
         await self.sync.close()
         await self.engine.close()
+        if self.teacher is not None:
+            await self.teacher.close()
 
 
 def build_training(
@@ -110,6 +117,9 @@ def build_training(
     tokenizer = load_tokenizer(model_path)
     renderer = build_renderer(config, model_path, tokenizer)
     check_rendering(config, renderer)
+    guide = config.algorithm.teacher
+    if guide is not None:
+        check_same_tokens("the teacher", guide.path, model_path)
     ranks = ranks or Ranks()
     built = _build_trainer(config, model_path, reference_path, renderer.images, ranks)
     trainer, source, model = built.trainer, built.source, built.trainer.model
@@ -137,11 +147,18 @@ def build_training(
         renderer=renderer,
         engine=engine,
         scheduler=_build_scheduler(
-            config, worlds, tasks, version=version, keep=keep, least_members=trainer.least_members
+            config,
+            worlds,
+            tasks,
+            build_companions(config, worlds, engine, renderer, model_path),
+            version=version,
+            keep=keep,
+            least_members=trainer.least_members,
         ),
         trainer=trainer,
         source=source,
         sync=sync,
+        teacher=TeacherServers(guide) if guide is not None and guide.servers else None,
     )
 
 
@@ -180,6 +197,7 @@ def _build_scheduler(
     config: Config,
     worlds: tuple[World, ...],
     tasks: Mixture,
+    companions: Companions,
     *,
     version: int,
     keep: Callable[[Group], bool] | None,
@@ -188,7 +206,7 @@ def _build_scheduler(
     return GroupScheduler(
         {world.label: world.runner for world in worlds},
         tasks,
-        group_size=config.algorithm.group_size,
+        group_size=own_members(config.algorithm),
         batch=config.trainer.tasks_per_step,
         max_staleness=config.rollout.max_staleness,
         max_concurrent=config.rollout.max_concurrent,
@@ -196,4 +214,5 @@ def _build_scheduler(
         version=version,
         keep=keep,
         least_members=least_members,
+        companions=companions,
     )

@@ -25,6 +25,8 @@ COMMANDS: dict[str, CommandEntry] = {
     "train": CommandEntry("agentrl.cli.train", "Train an agent by reinforcement learning.", RUNS),
     "plan": CommandEntry("agentrl.cli.plan", "See what memory a run needs, before it runs.", RUNS),
     "sft": CommandEntry("agentrl.cli.sft", "Warm-start a model on an environment's expert.", RUNS),
+    "dpo": CommandEntry("agentrl.cli.dpo", "Learn from pairs of a run's episodes: the better one of a task.", RUNS),
+    "reward-model": CommandEntry("agentrl.cli.reward_model", "Train a reward model on a run's episodes.", RUNS),
     "eval": CommandEntry("agentrl.cli.evaluate", "Measure a policy on fixed tasks, with intervals.", RUNS),
     "serve": CommandEntry("agentrl.cli.serve", "Start vLLM or SGLang servers alone.", RUNS),
     "view": CommandEntry("agentrl.cli.view", "See a run's episodes token by token.", RUNS),

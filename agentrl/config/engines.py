@@ -51,7 +51,7 @@ class ScriptedEngineConfig(Section):
     """Deadline of one answer."""
 
 
-def _address(text: str) -> str:
+def address(text: str) -> str:
     """An address as servers are told of it.
 
     Raises:
@@ -81,7 +81,7 @@ class OpenAIEngineConfig(Section):
     @field_validator("url")
     @classmethod
     def _url_is_an_address(cls, url: str) -> str:
-        return _address(url)
+        return address(url)
 
 
 class ServerEngineConfig(Section):
@@ -126,7 +126,7 @@ class ServerEngineConfig(Section):
     @field_validator("servers")
     @classmethod
     def _servers_have_addresses(cls, servers: str | list[str]) -> str | list[str]:
-        return servers if isinstance(servers, str) else [_address(url) for url in servers]
+        return servers if isinstance(servers, str) else [address(url) for url in servers]
 
     @model_validator(mode="after")
     def _transport_fits(self) -> Self:

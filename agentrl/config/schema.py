@@ -11,7 +11,11 @@ from agentrl.config.critic import CriticConfig
 from agentrl.config.curriculum import CurriculumConfig
 from agentrl.config.engines import EngineConfig, LocalEngineConfig, ServerEngineConfig
 from agentrl.config.fsdp import FSDPOptions
+from agentrl.config.guides import ExpertConfig, TeacherConfig
+from agentrl.config.judge import JudgeConfig
 from agentrl.config.numerics import NumericsConfig
+from agentrl.config.preferences import PreferencesConfig
+from agentrl.config.reward_model import RewardModelConfig
 from agentrl.config.section import Section
 from agentrl.env import Isolation
 from agentrl.errors import ConfigError
@@ -150,6 +154,10 @@ class AgentConfig(Section):
     """Unusable answers in an episode before it ends as policy_error."""
     scorer: str = "environment"
     """Registry name or module:attr of the scorer; ``environment`` sums the environment's rewards."""
+    judge: JudgeConfig | None = None
+    """A language model that scores episodes instead: ``{engine: {url: …, model: …}}``. See docs/guides.md."""
+    reward_model: RewardModelConfig | None = None
+    """A sequence classifier that scores episodes instead: ``{path: …}``. See docs/guides.md."""
 
 
 class AgentChanges(Section):
@@ -282,6 +290,10 @@ class AlgorithmConfig(Section):
     """Which tokens train: registry names or module:attr with options, ``{geometric: {band: [0.99, 1.01]}}``."""
     dynamic_sampling: bool = False
     """Replace groups in which all returns are equal by fresh ones; gigpo would learn from those, too."""
+    teacher: TeacherConfig | None = None
+    """A frozen model to learn from: ``{path: MODEL}``; none when left out. See docs/guides.md."""
+    expert: ExpertConfig | None = None
+    """The environment's expert as a member of every group: ``{members: 1}``; none when left out."""
 
     @property
     def keeps_reference(self) -> bool:
@@ -502,6 +514,7 @@ class Config(Section):
     algorithm: AlgorithmConfig = Field(default_factory=AlgorithmConfig)
     trainer: TrainerConfig = Field(default_factory=TrainerConfig)
     sft: SFTConfig = Field(default_factory=SFTConfig)
+    preferences: PreferencesConfig | None = None
     rollout: RolloutConfig = Field(default_factory=RolloutConfig)
     evaluation: EvaluationConfig = Field(default_factory=EvaluationConfig)
     checkpoint: CheckpointConfig = Field(default_factory=CheckpointConfig)

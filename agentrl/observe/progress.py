@@ -14,6 +14,7 @@ class Phase(enum.StrEnum):
     PREPARE = "prepare"
     DEMONSTRATE = "demonstrate"
     WARM_START = "warm start"
+    PAIRS = "pairs"
     ROLLOUT = "rollout"
     TRAIN = "train"
     SYNC = "sync"

@@ -11,6 +11,9 @@ from agentrl.curriculum.tally import Tally
 from agentrl.task import Task
 from agentrl.trajectory import Trajectory
 
+GREEDY, EXPERT = "greedy", "expert"
+"""Who may play beside the members: the policy at temperature 0, and experts (``expert-0``, …)."""
+
 
 @dataclass(slots=True, kw_only=True)
 class Group:
@@ -23,6 +26,10 @@ class Group:
     size: int
     members: dict[int, Trajectory] = field(default_factory=dict)
     """Finished episodes by member number."""
+    companions: tuple[str, ...] = ()
+    """Who plays the task beside the members, by name."""
+    beside: dict[str, Trajectory] = field(default_factory=dict)
+    """Their finished episodes, which count in nothing that is said of the policy."""
 
     @property
     def task(self) -> Task:
@@ -37,7 +44,22 @@ class Group:
     @property
     def is_complete(self) -> bool:
         """Whether all episodes have ended."""
-        return len(self.members) == self.size
+        return len(self.members) == self.size and not self.absent
+
+    @property
+    def absent(self) -> list[str]:
+        """Companions whose episodes have not ended."""
+        return [name for name in self.companions if name not in self.beside]
+
+    @property
+    def unguided(self) -> list[str]:
+        """Companions whose episodes the machinery failed, or nobody could score."""
+        return [name for name, trajectory in self.beside.items() if not _is_trainable(trajectory)]
+
+    @property
+    def experts(self) -> list[Trajectory]:
+        """The episodes of experts."""
+        return [self.beside[name] for name in sorted(self.beside) if name.startswith(EXPERT)]
 
     @property
     def trajectories(self) -> list[Trajectory]:
@@ -47,16 +69,12 @@ class Group:
     @property
     def trainable(self) -> list[Trajectory]:
         """Those that say something about the policy: not failed by the machinery, and scored."""
-        return [
-            trajectory
-            for trajectory in self.trajectories
-            if trajectory.outcome is not None and trajectory.outcome.is_trainable and trajectory.reward is not None
-        ]
+        return [trajectory for trajectory in self.trajectories if _is_trainable(trajectory)]
 
     @property
     def returns_differ(self) -> bool:
         """Whether some trainable episodes did better than others; if not, comparing them teaches nothing."""
-        return len({trajectory.reward for trajectory in self.trainable}) > 1
+        return len({trajectory.reward for trajectory in (*self.trainable, *self.experts)}) > 1
 
     @property
     def oldest_version(self) -> int | None:
@@ -86,10 +104,24 @@ class Group:
             "place": self.draw.place,
             "horizon": self.draw.horizon,
             "members": [[member, trajectory.to_record()] for member, trajectory in sorted(self.members.items())],
+            "beside": {name: trajectory.to_record() for name, trajectory in self.beside.items()},
         }
 
     @classmethod
-    def from_record(cls, record: Mapping[str, Any], *, draw: Draw, size: int) -> Group:
-        """Restore what `to_record` gave."""
+    def from_record(
+        cls, record: Mapping[str, Any], *, draw: Draw, size: int, companions: tuple[str, ...] = ()
+    ) -> Group:
+        """Restore what `to_record` gave; who has not played yet will."""
         members = {int(member): Trajectory.from_record(row) for member, row in record["members"]}
-        return cls(position=record["position"], draw=draw, size=size, members=members)
+        return cls(
+            position=record["position"],
+            draw=draw,
+            size=size,
+            members=members,
+            companions=companions,
+            beside={name: Trajectory.from_record(row) for name, row in record.get("beside", {}).items()},
+        )
+
+
+def _is_trainable(trajectory: Trajectory) -> bool:
+    return trajectory.outcome is not None and trajectory.outcome.is_trainable and trajectory.reward is not None

@@ -6,7 +6,7 @@ import math
 from collections.abc import Sequence
 
 from agentrl.observe.metrics import ENVIRONMENT_PREFIX
-from agentrl.rollout.group import Group
+from agentrl.rollout.group import EXPERT, GREEDY, Group
 from agentrl.trajectory import Trajectory
 
 HORIZON = "curriculum/turns"
@@ -27,6 +27,20 @@ def environment_metrics(groups: Sequence[Group]) -> dict[str, float]:
         if label:
             metrics |= _of_one(f"{ENVIRONMENT_PREFIX}{label}", found, tokens)
     return metrics
+
+
+def companion_metrics(groups: Sequence[Group]) -> dict[str, float]:
+    """Return and success of who played beside the members: ``greedy/``, ``expert/``; nothing where nobody did."""
+    greedy = [group.beside[GREEDY] for group in groups if GREEDY in group.beside]
+    experts = [trajectory for group in groups for trajectory in group.experts]
+    return {**_played(GREEDY, greedy), **_played(EXPERT, experts)}
+
+
+def _played(name: str, trajectories: Sequence[Trajectory]) -> dict[str, float]:
+    return {
+        **_mean(f"{name}/success", [float(t.success) for t in trajectories if t.success is not None]),
+        **_mean(f"{name}/reward", [t.reward for t in trajectories if t.reward is not None]),
+    }
 
 
 def _of_one(name: str, groups: Sequence[Group], tokens: int) -> dict[str, float]:

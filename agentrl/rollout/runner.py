@@ -92,6 +92,10 @@ class EpisodeRunner:
         other.speaker, other.counters, other.observer = speaker, RolloutCounters(), RolloutObserver()
         return other
 
+    def plays(self, task: Task) -> bool:
+        """Whether it can play a task: any."""
+        return True
+
     async def run(self, task: Task, *, group_id: str, member: int, seed: int) -> Trajectory:
         """Play the task until an attempt is not failed by the machinery, or the attempts are used up.
 

@@ -30,6 +30,7 @@ from agentrl.rollout.group import Group
 from agentrl.rollout.runner import EpisodeRunner
 from agentrl.rollout.seeds import derive_seed
 from agentrl.rollout.stall import WaitKind
+from agentrl.rollout.stored_expert import StoredExpert
 
 MAX_WASTED_BATCHES = 20
 """Batches' worth of groups that may be filtered out, or dropped as too stale, in a row before the run gives up."""
@@ -52,6 +53,8 @@ class GroupScheduler:
         version: Version of the trainer's weights.
         keep: Says whether a complete group is worth training on (dynamic sampling); others are replaced.
         least_members: Trainable episodes without which a complete group counts as failed: 2 where they are compared.
+        companions: Who plays each group's task once beside its members, by the label of the environment and name. A
+            group fails with the episode of one.
     """
 
     def __init__(
@@ -67,6 +70,7 @@ class GroupScheduler:
         version: int = 0,
         keep: Callable[[Group], bool] | None = None,
         least_members: int = 1,
+        companions: Mapping[str, Mapping[str, EpisodeRunner | StoredExpert]] | None = None,
     ) -> None:
         self.tasks = tasks
         self.runners = runners
@@ -78,6 +82,7 @@ class GroupScheduler:
         self._seed = seed
         self._keep = keep or (lambda group: True)
         self._least_members = least_members
+        self._companions = companions or {}
         self._places = asyncio.Semaphore(max_concurrent)
         self._unfinished = 0
         self._to_restart: deque[Group] = deque()
@@ -130,9 +135,8 @@ class GroupScheduler:
             group = self._to_restart.popleft() if self._to_restart else self._next_group()
             self.admission.start()
             self._running[group.position] = group
-            for member in range(group.size):
-                if member not in group.members:
-                    self._start_episode(group, member)
+            for player in [*(m for m in range(group.size) if m not in group.members), *group.absent]:
+                self._start_episode(group, player)
 
     @property
     def waiting_groups(self) -> int:
@@ -141,11 +145,18 @@ class GroupScheduler:
 
     def _next_group(self) -> Group:
         position = self.tasks.position
-        return Group(position=position, draw=self.tasks.next(), size=self.group_size)
+        draw = self.tasks.next()
+        return Group(position=position, draw=draw, size=self.group_size, companions=self._names(draw))
 
-    def _start_episode(self, group: Group, member: int) -> None:
+    def _names(self, draw: Draw) -> tuple[str, ...]:
+        """Who has something to show of a task."""
+        players = self._companions.get(draw.environment, {})
+        return tuple(name for name, player in players.items() if player.plays(draw.task))
+
+    def _start_episode(self, group: Group, player: int | str) -> None:
+        """A member by its number, or a companion by its name."""
         self._unfinished += 1
-        episode = asyncio.create_task(self._play(group, member), name=f"episode {group.id}/{member}")
+        episode = asyncio.create_task(self._play(group, player), name=f"episode {group.id}/{player}")
         self._episodes.add(episode)
         episode.add_done_callback(self._episode_done)
 
@@ -157,16 +168,20 @@ class GroupScheduler:
         self.start_episodes()
         self._changed.set()
 
-    async def _play(self, group: Group, member: int) -> None:
-        with self._waits.on(WaitKind.CAPACITY, f"{group.id}/{member}", "a place among running episodes"):
+    async def _play(self, group: Group, player: int | str) -> None:
+        with self._waits.on(WaitKind.CAPACITY, f"{group.id}/{player}", "a place among running episodes"):
             await self._places.acquire()
         try:
             seed = derive_seed(self._seed, "episode", group.position)
-            runner = self.runners[group.draw.environment]
-            trajectory = await runner.run(group.task, group_id=group.id, member=member, seed=seed)
+            label = group.draw.environment
+            if isinstance(player, int):
+                runner = self.runners[label]
+                group.members[player] = await runner.run(group.task, group_id=group.id, member=player, seed=seed)
+            else:
+                companion, number = self._companions[label][player], group.size + group.companions.index(player)
+                group.beside[player] = await companion.run(group.task, group_id=group.id, member=number, seed=seed)
         finally:
             self._places.release()
-        group.members[member] = trajectory
         if group.is_complete:
             self._complete(group)
 
@@ -175,7 +190,7 @@ class GroupScheduler:
         counters = self._counters
         if self.tasks.wants_tallies:
             self._tallies.append(group.tally())
-        if len(group.trainable) < self._least_members:
+        if len(group.trainable) < self._least_members or group.unguided:
             counters.groups_failed += 1
             self.admission.fail()
             self._note_failed(group)
@@ -192,8 +207,11 @@ class GroupScheduler:
         self._failed_in_a_row += 1
         if self._failed_in_a_row >= max(self.admission.batch, LEAST_FAILED_GROUPS):
             trainable = {trajectory.id for trajectory in group.trainable}
-            latest = next(t for t in reversed(group.trajectories) if t.id not in trainable)
             few = "no episode" if not trainable else f"fewer than {self._least_members} episodes"
+            if group.unguided:
+                few, latest = f"no episode of {group.unguided[0]}", group.beside[group.unguided[0]]
+            else:
+                latest = next(t for t in reversed(group.trajectories) if t.id not in trainable)
             self._failure = TrainingError(
                 f"{self._failed_in_a_row} groups in a row have {few} to train on",
                 got=f"{latest.outcome} in {latest.id}: {latest.error or 'no reward'}",
@@ -277,4 +295,4 @@ class GroupScheduler:
 
     def _restored(self, record: Mapping[str, Any]) -> Group:
         draw: Draw = self.tasks.again(record["environment"], record["place"], record["horizon"])
-        return Group.from_record(record, draw=draw, size=self.group_size)
+        return Group.from_record(record, draw=draw, size=self.group_size, companions=self._names(draw))

@@ -45,6 +45,9 @@ class TokenValues:
     step_version: int
     """Weight version at the start of the step."""
     reference_logp: torch.Tensor | None = None
+    teacher_logp: torch.Tensor | None = None
+    expert: torch.Tensor | None = None
+    """Bool: an expert wrote the token, and its `behaviour_logp` means nothing."""
     entropy: torch.Tensor | None = None
     """Before the first update; only where something looks ahead."""
     draws: torch.Tensor | None = None
@@ -206,6 +209,8 @@ class GradientPass:
         tally.add("train/kl_old", log_rho.neg().exp() + log_rho - 1)
         if objective.kl is not None:
             tally.add("train/kl_reference", objective.kl)
+        if tokens.teacher_logp is not None:
+            tally.add("train/kl_teacher", scores.logp.detach() - tokens.teacher_logp)
         loss = (weights[where] * objective.values).sum()
         if self._critic is not None and scores.values is not None:
             loss = loss + self._critic.joined_loss(scores.values, where, tally)
@@ -214,15 +219,19 @@ class GradientPass:
     def _loss_input(self, indices: list[int], where: torch.Tensor, logp: torch.Tensor) -> LossInput:
         values = self._values
         counts = torch.tensor([self._batch.lengths[i] for i in indices], device=where.device)
+        old, behaviour = self._old_logp(where, logp.detach()), values.behaviour_logp[where]
+        expert = None if values.expert is None else values.expert[where]
         return LossInput(
             logp=logp,
-            old_logp=self._old_logp(where, logp.detach()),
-            behaviour_logp=values.behaviour_logp[where],
+            old_logp=old,
+            behaviour_logp=behaviour if expert is None else torch.where(expert, old, behaviour),
             advantage=values.advantage[where],
             episode_return=values.episode_return[where],
             sequence=torch.arange(len(indices), device=where.device).repeat_interleave(counts),
             sequences=len(indices),
             reference_logp=None if values.reference_logp is None else values.reference_logp[where],
+            teacher_logp=None if values.teacher_logp is None else values.teacher_logp[where],
+            expert=expert,
             entropy=None if values.entropy is None else values.entropy[where],
             chosen=None if self._chosen is None else self._chosen[where],
         )

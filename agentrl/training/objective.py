@@ -20,6 +20,7 @@ from agentrl.algorithms.options import check_options
 from agentrl.config.schema import AlgorithmConfig
 from agentrl.errors import TrainingError
 from agentrl.registry import Kind, lookup
+from agentrl.training.guide_checks import check_guides
 from agentrl.training.objective_checks import check_estimator, check_loss, check_needs, check_proximal
 
 
@@ -56,6 +57,7 @@ class Objective:
         check_estimator(config, estimator)
         check_loss(config, loss)
         check_proximal(config, loss, filters.values())
+        check_guides(config, loss)
         for name, function in filters.items():
             check_needs("filter", name, function)
         self._config = config
@@ -76,6 +78,10 @@ class Objective:
         self.chooses_tokens = self._choice is not None and not self._choice.drops
         """The loss looks at all tokens of an update, under the current policy, before it is computed."""
         self.uses_reference = config.keeps_reference or Input.REFERENCE in needed_inputs(loss)
+        self.uses_expert = Input.EXPERT in needed_inputs(loss)
+        """The loss tells an expert's tokens from the policy's."""
+        self.uses_teacher = config.teacher is not None
+        """A teacher's log-probabilities are read, by the loss or by the rewards."""
         self.uses_entropy = config.entropy_coef != 0
         regularised = config.kl_coef != 0 or self.uses_entropy or shared_critic
         self.zero_advantage_is_idle = is_advantage_weighted(loss) and not regularised

@@ -17,6 +17,7 @@ from agentrl.algorithms.marks import (
 )
 from agentrl.config.schema import AlgorithmConfig
 from agentrl.errors import ConfigError
+from agentrl.training.guide_checks import GUIDED
 
 PROVIDED = frozenset({Input.COMPONENTS, Input.REFERENCE, Input.ENTROPY})
 """What `agentrl.training.trainer.Trainer` can give to estimators, losses and filters."""
@@ -49,7 +50,7 @@ def check_estimator(config: AlgorithmConfig, estimator: Callable[..., Any]) -> N
     Raises:
         ConfigError: it needs what nobody provides, or groups that the config does not have.
     """
-    check_needs("advantage estimator", config.advantage, estimator, also=frozenset({Input.VALUES}))
+    check_needs("advantage estimator", config.advantage, estimator, also=GUIDED | {Input.VALUES})
     if requires_group(estimator) and config.group_size < 2:
         raise ConfigError(
             f"the advantage estimator {config.advantage} compares the members of a group",
@@ -67,7 +68,7 @@ def check_loss(config: AlgorithmConfig, loss: Callable[..., Any]) -> None:
     """
     if (what := other_input(loss)) is not None:
         raise ConfigError(f"the loss {config.loss} does not learn from episodes", got=what, expected="a policy loss")
-    check_needs("loss", config.loss, loss)
+    check_needs("loss", config.loss, loss, also=GUIDED)
     if is_blind_to_advantage(loss) and config.advantage_options:
         raise ConfigError(
             f"algorithm.advantage_options are ignored: the loss {config.loss} reads no advantage",

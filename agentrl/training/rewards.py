@@ -11,7 +11,7 @@ import torch
 
 from agentrl.algorithms.options import check_options
 from agentrl.algorithms.resampling import pf_ppo
-from agentrl.algorithms.reward_kl import RewardKL
+from agentrl.algorithms.reward_kl import RewardKL, TeacherKL
 from agentrl.algorithms.segments import segment_sum
 from agentrl.algorithms.shaping import EpisodeRewards
 from agentrl.registry import Kind, lookup
@@ -45,6 +45,8 @@ class RewardShaping:
     def __init__(self, shaping: Mapping[str, Mapping[str, Any]], *, max_tokens: int) -> None:
         self.kl: RewardKL | None = None
         """KL to the reference as a part of the reward."""
+        self.distill: TeacherKL | None = None
+        """KL to a teacher as a part of the reward."""
         self.resample: Callable[[torch.Tensor, int], torch.Tensor] | None = None
         """Draws episodes by their returns [episodes], with a seed."""
         self._max_tokens = max_tokens
@@ -54,6 +56,8 @@ class RewardShaping:
             bound = functools.partial(target, **check_options(target, options))
             if target is RewardKL:
                 self.kl = bound()
+            elif target is TeacherKL:
+                self.distill = bound()
             elif target is pf_ppo:
                 self.resample = bound
             else:

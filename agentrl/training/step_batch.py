@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import itertools
 import math
-from collections.abc import Sequence
+from collections.abc import Sequence, Set
 from dataclasses import dataclass
 
 import numpy as np
@@ -17,7 +17,7 @@ from agentrl.errors import LedgerError, TrainingError
 from agentrl.training.anchor_states import turn_states
 from agentrl.training.rewards import RewardShaping
 from agentrl.training.sequences import ScoredSequence, scored_sequence
-from agentrl.trajectory import TokenSequence, Trajectory
+from agentrl.trajectory import Source, TokenSequence, Trajectory
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -39,6 +39,8 @@ class StepBatch:
     owners: TokenOwners
     episodes: EpisodeBatch
     """What advantage estimators read."""
+    expert: torch.Tensor | None = None
+    """Tokens that an expert wrote, whose log mu stands as 0: bool [tokens]; ``None`` where there are none."""
 
     @property
     def tokens(self) -> int:
@@ -54,16 +56,28 @@ class StepBatch:
         """Flat indices of the tokens of some sequences, in their order: int64 [tokens]."""
         return torch.cat([torch.arange(self.starts[i], self.starts[i + 1]) for i in sequences])
 
+    def sampled_index(self, sequences: Sequence[int]) -> torch.Tensor:
+        """The same without an expert's tokens."""
+        index = self.token_index(sequences)
+        return index if self.expert is None else index[~self.expert[index]]
 
-def step_batch(trajectories: Sequence[Trajectory], shaping: RewardShaping) -> StepBatch:
+
+def step_batch(
+    trajectories: Sequence[Trajectory], shaping: RewardShaping, *, experts: Set[str] = frozenset()
+) -> StepBatch:
     """Lay out trajectories that `agentrl.training.selection.select` has kept.
+
+    Args:
+        trajectories: Their sampled tokens train.
+        shaping: Of the rewards.
+        experts: Ids of those whose forced tokens train instead.
 
     Raises:
         LedgerError: a sampled token belongs to no turn.
         TrainingError: a sampled token has no log-probability.
     """
     rewards = shaping(trajectories)
-    rows = [row for e, trajectory in enumerate(trajectories) for row in _rows(trajectory, e)]
+    rows = [row for e, trajectory in enumerate(trajectories) for row in _rows(trajectory, e, trajectory.id in experts)]
     groups = {group: i for i, group in enumerate(dict.fromkeys(t.group_id for t in trajectories))}
     trajectory_group = torch.tensor([groups[t.group_id] for t in trajectories])
     first_turn = torch.cat([torch.zeros(1), torch.bincount(rewards.turn_episode, minlength=len(trajectories))]).cumsum(
@@ -94,6 +108,9 @@ def step_batch(trajectories: Sequence[Trajectory], shaping: RewardShaping) -> St
             + first_turn.long()[token_trajectory],
             components=_components(trajectories),
         ),
+        expert=torch.tensor([trajectories[row.trajectory].id in experts for row in rows]).repeat_interleave(counts)
+        if experts
+        else None,
     )
 
 
@@ -116,13 +133,24 @@ class _Row:
     """Of each sampled token, counted within the trajectory."""
 
 
-def _rows(trajectory: Trajectory, number: int) -> list[_Row]:
+def _rows(trajectory: Trajectory, number: int, by_expert: bool) -> list[_Row]:
     order = {id(turn): k for k, turn in enumerate(trajectory.turns)}
-    return [
-        _row(trajectory, number, sequence, mask, order)
-        for sequence in trajectory.sequences
-        if (mask := sequence.loss_mask).any()
-    ]
+    found = []
+    for sequence in trajectory.sequences:
+        mask = trained_mask(sequence, by_expert=by_expert)
+        if mask.any():
+            logprobs = np.zeros(len(sequence), dtype=np.float32) if by_expert else sequence.logprobs
+            found.append(_row(trajectory, number, sequence, mask, logprobs[mask], order))
+    return found
+
+
+def trained_mask(sequence: TokenSequence, *, by_expert: bool) -> npt.NDArray[np.bool_]:
+    """Which tokens of a sequence train: what was sampled in it, or what an expert wrote in it: bool [T]."""
+    if not by_expert:
+        return sequence.loss_mask
+    mask: npt.NDArray[np.bool_] = np.equal(sequence.sources, Source.FORCED)
+    mask[: sequence.shared] = False
+    return mask
 
 
 def _row(
@@ -130,12 +158,12 @@ def _row(
     number: int,
     sequence: TokenSequence,
     mask: npt.NDArray[np.bool_],
+    logprobs: npt.NDArray[np.float32],
     order: dict[int, int],
 ) -> _Row:
     turn = np.full(len(sequence), -1, dtype=np.int64)
     for own in sequence.turns:
         turn[own.start : own.end] = order[id(own)]
-    logprobs = sequence.logprobs[mask]
     if (turn[mask] < 0).any():
         first = int(np.flatnonzero(mask & (turn < 0))[0])
         raise LedgerError(f"a sampled token of trajectory {trajectory.id} belongs to no turn", got=f"token {first}")

@@ -94,7 +94,7 @@ def _rewards(selection: Selection, batch: StepBatch) -> dict[str, float]:
     episodes = batch.episodes
     return {
         "reward/mean": sum(scored) / len(scored),
-        "reward/shaped_mean": float(episodes.returns.mean()),
+        "reward/shaped_mean": float(episodes.returns[: len(scored)].mean()),  # an expert's come last
         "groups/trained": float(int(episodes.group.max()) + 1),
         "groups/zero_variance": float(zero_variance_groups(episodes.returns, episodes.group)),
         "groups/skipped": float(selection.lone_groups),

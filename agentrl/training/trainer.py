@@ -34,6 +34,7 @@ from transformers import PreTrainedModel
 from agentrl.algorithms.mismatch import mismatch
 from agentrl.config.numerics import NumericsConfig
 from agentrl.config.schema import AlgorithmConfig, TrainerConfig
+from agentrl.errors import UsageError
 from agentrl.image import ImageReader
 from agentrl.lanes import Lanes, check_lanes
 from agentrl.training.checkpoint import load_trainer, save_trainer
@@ -42,6 +43,14 @@ from agentrl.training.critic.making import critic_step, make_critic, with_values
 from agentrl.training.critic.state import PolicyAndCritic
 from agentrl.training.gradient_mode import gradients_recomputed
 from agentrl.training.gradient_pass import GradientPass, TokenValues, sequences_to_read
+from agentrl.training.guides import (
+    Guides,
+    own_selection,
+    told_by_teacher,
+    with_greedy_returns,
+    with_guides,
+    with_teacher_reward,
+)
 from agentrl.training.head_scores import TokenScores
 from agentrl.training.layout import Layout, choose_layout
 from agentrl.training.logprobs import score_all
@@ -78,6 +87,7 @@ class Trainer:
         reference: The policy that KL is measured from; a frozen copy of `model` as it is now when left out. Only used
             where the algorithm has a KL, or a loss that compares with it. It is not part of `state_dict`: a resumed run
             hands in the same reference.
+        teacher: The model of ``algorithm.teacher``, frozen, unless it has servers; not part of `state_dict` either.
         reader: Prepares images; needed where trajectories hold any.
         ranks: Train together; a model and a reference that several ranks share are in shards.
         critic: The model of a critic of its own (``trainer.critic``); a copy of `model` as it is now when left out.
@@ -96,6 +106,7 @@ class Trainer:
         seed: int,
         max_tokens: int,
         reference: PreTrainedModel | None = None,
+        teacher: PreTrainedModel | None = None,
         reader: ImageReader | None = None,
         ranks: Ranks | None = None,
         critic: PreTrainedModel | None = None,
@@ -119,6 +130,10 @@ class Trainer:
         self._reference = (reference or _frozen(model)) if self._objective.uses_reference else None
         if reference is not None and self._reference is not None:
             self._reference_layout = choose_layout(reference, config, self.ranks)
+        if algorithm.teacher is not None and not algorithm.teacher.servers and teacher is None:
+            raise UsageError("algorithm.teacher is a model", got="no teacher", expected="Trainer(teacher=…)")
+        self._teacher = teacher
+        self._teacher_layout = None if teacher is None else choose_layout(teacher, config, self.ranks)
         self._critic = make_critic(
             model,
             critic,
@@ -136,31 +151,40 @@ class Trainer:
         """Trainable members that a group needs to teach anything."""
         return 2 if self._objective.compares_groups else 1
 
-    def step(self, trajectories: Sequence[Trajectory], *, temperature: float, pad_id: int) -> StepReport:
+    def step(
+        self, trajectories: Sequence[Trajectory], *, temperature: float, pad_id: int, guides: Guides | None = None
+    ) -> StepReport:
         """Train on the trajectories of one step: whole groups, finished.
 
         Args:
             trajectories: Failed and unscored ones may be among them; they are left out and counted.
             temperature: At which they were sampled.
             pad_id: Any id of the vocabulary.
+            guides: What was played beside the groups, where the algorithm needs any.
 
         Raises:
             TrainingError: a reward or an advantage is not finite, no trajectory can train, or a rank was lost.
         """
-        with self.ranks.led("step", trajectories, temperature, pad_id):
-            return self._step(trajectories, temperature, pad_id)
+        guides = guides or Guides()
+        with self.ranks.led("step", trajectories, temperature, pad_id, guides):
+            return self._step(trajectories, temperature, pad_id, guides)
 
-    def _step(self, trajectories: Sequence[Trajectory], temperature: float, pad_id: int) -> StepReport:
+    def _step(self, trajectories: Sequence[Trajectory], temperature: float, pad_id: int, guides: Guides) -> StepReport:
         with repeatable(enabled=self._config.deterministic):
-            return self._one_step(trajectories, temperature, pad_id)
+            return self._one_step(trajectories, temperature, pad_id, guides)
 
-    def _one_step(self, trajectories: Sequence[Trajectory], temperature: float, pad_id: int) -> StepReport:
+    def _one_step(
+        self, trajectories: Sequence[Trajectory], temperature: float, pad_id: int, guides: Guides
+    ) -> StepReport:
         started = time.perf_counter()
-        selection = select(trajectories, compare_groups=self._objective.compares_groups)
-        batch = step_batch(selection.trajectories, self._shaping)
+        selection = select([*trajectories, *guides.experts], compare_groups=self._objective.compares_groups)
+        batch = step_batch(selection.trajectories, self._shaping, experts=guides.expert_ids)
+        batch = with_greedy_returns(batch, selection.trajectories, guides.greedy, self._shaping)
         parts = self._parts(batch)
         reference = self._reference_logp(batch, temperature, pad_id)
         batch = self._with_reward_kl(batch, reference)
+        teacher = self._teacher_logp(batch, selection.trajectories, guides, temperature, pad_id)
+        batch = with_teacher_reward(batch, self._shaping, teacher)
         pretraining = self.pretraining
         batch = with_values(batch, self._critic, pad_id)
         estimate = self._objective.estimate(batch.episodes)
@@ -169,6 +193,7 @@ class Trainer:
         reads = sequences_to_read(self._objective, batch, advantage)
         first = list(range(len(batch.sequences))) if pretraining else parts[0]
         tokens = self._token_values(batch, advantage, reference, reads, first, temperature, pad_id)
+        tokens = with_guides(tokens, batch, teacher, uses_expert=self._objective.uses_expert)
         gradient = GradientPass(
             self.model,
             self._objective,
@@ -197,9 +222,9 @@ class Trainer:
             with gradients_recomputed(self.model, enabled=self._config.gradient_checkpointing):
                 taken = take_updates(parts, watched, self.model, critic=critic, max_kl=self._config.max_kl)
         self.steps += 1
-        read = batch.token_index([i for i, reads_it in enumerate(reads) if reads_it]).to(self.model.device)
+        read = batch.sampled_index([i for i, reads_it in enumerate(reads) if reads_it]).to(self.model.device)
         report = step_report(
-            selection=selection,
+            selection=own_selection(selection, guides),
             batch=batch,
             updates=taken.updates,
             losses=taken.losses,
@@ -318,6 +343,20 @@ class Trainer:
         if self._reference is None:
             return None
         return self._score(self._reference, self._reference_layout, batch.sequences, temperature, pad_id).logp
+
+    def _teacher_logp(
+        self,
+        batch: StepBatch,
+        trajectories: Sequence[Trajectory],
+        guides: Guides,
+        temperature: float,
+        pad_id: int,
+    ) -> torch.Tensor | None:
+        if not self._objective.uses_teacher:
+            return None
+        if self._teacher is None or self._teacher_layout is None:
+            return told_by_teacher(batch, trajectories, guides, self.model.device)
+        return self._score(self._teacher, self._teacher_layout, batch.sequences, temperature, pad_id).logp
 
     def _with_reward_kl(self, batch: StepBatch, reference_logp: torch.Tensor | None) -> StepBatch:
         """The batch with KL to the reference in its rewards, if the algorithm wants that."""

@@ -5,7 +5,8 @@ import pytest
 from agentrl.assembly.curriculum_check import check_curriculum
 from agentrl.assembly.demonstrations import collect_demonstrations
 from agentrl.assembly.environments import find_environment, task_source
-from agentrl.assembly.episodes import build_host, build_runner, find_scorer
+from agentrl.assembly.episodes import build_host, build_runner
+from agentrl.assembly.judges import find_scorer
 from agentrl.assembly.models import build_renderer, load_tokenizer, prepare_model, resolve_model
 from agentrl.assembly.runs import resume_run, start_run
 from agentrl.assembly.scratch import has_expert, scratch_corpus

@@ -63,7 +63,8 @@ def add_turn(rng, sequence, index, version):
 
 def settings(estimator, loss):
     correction = {"mode": "off"} if corrects_itself(lookup(Kind.LOSS, loss)) else {}
-    return AlgorithmConfig(advantage=estimator, loss=loss, correction=correction)
+    guides = {"distill": {"teacher": {"path": "any"}}, "luffy": {"expert": {}}}.get(loss, {})
+    return AlgorithmConfig(advantage=estimator, loss=loss, correction=correction, **guides)
 
 
 class Policy:

@@ -142,13 +142,18 @@ def test_an_episode_that_is_drawn_twice_counts_as_two():
 @pytest.mark.parametrize(
     ("settings", "message"),
     [
-        (
-            {"advantage": "remax"},
-            "needs what this trainer does not have: got no greedy_return, expected a greedy rollout",
-        ),
         ({"advantage": "prime"}, "implicit process reward model"),
-        ({"loss": "luffy"}, "episodes of an expert"),
-        ({"loss": "distill"}, "a teacher's log-probabilities"),
+        ({"loss": "luffy"}, r"luffy needs episodes of an expert: got no algorithm\.expert"),
+        ({"loss": "distill"}, r"distill needs a teacher's log-probabilities: got no algorithm\.teacher"),
+        ({"shaping": {"distill": {}}}, r"shaping distill needs a teacher's log-probabilities"),
+        ({"teacher": {"path": "a/b"}}, r"teacher is ignored.*got algorithm\.loss ppo and no shaping distill"),
+        ({"expert": {}}, "loss ppo has no place for tokens that the policy did not sample"),
+        ({"loss": "luffy", "expert": {"members": 8}}, "leaves no episode.*expected at most 7"),
+        (
+            {"loss": "luffy", "expert": {}, "correction": {"proximal": "behaviour"}},
+            r"nobody knows the probability mu.*got algorithm\.correction\.proximal behaviour",
+        ),
+        ({"loss": "luffy", "expert": {}, "shaping": {"kl": {"coef": 0.1}}}, r"expected algorithm\.kl_coef"),
         ({"loss": "dpo"}, r"the loss dpo does not learn from episodes: got pairs of trajectories"),
         ({"loss": "value"}, "a critic's values"),
         ({"loss": "decoupled_ppo"}, r"apply it twice: got algorithm\.correction\.mode token"),

@@ -1,0 +1,122 @@
+"""A run that learns from pairs of stored episodes. Driven by `agentrl dpo`.
+
+trajectories of runs ─► pairs of one task ─► log-probabilities of all episodes ─► loss ─► checkpoints/step-N/model
+"""
+
+from __future__ import annotations
+
+import asyncio
+from contextlib import ExitStack
+
+from agentrl.assembly.models import build_renderer, load_tokenizer, pad_id, prepare_model
+from agentrl.assembly.runs import Run
+from agentrl.assembly.stored_pairs import load_pairs
+from agentrl.config.preferences import PreferencesConfig
+from agentrl.observe.checkpoints import Checkpoints
+from agentrl.observe.metrics import TIMING_PREFIX, MetricsFile
+from agentrl.observe.model_folder import MODEL
+from agentrl.observe.progress import Phase, RunStatus, RunWatcher
+from agentrl.observe.run_log import logging_to
+from agentrl.observe.trackers import Trackers
+from agentrl.orchestrator import RunResult
+from agentrl.training.checkpoint import save_model_folder
+from agentrl.training.model import load_model
+from agentrl.training.preferences import PreferenceProgress, train_preferences
+
+
+class PreferenceRun:
+    """One such run.
+
+    Args:
+        run: Folder and config.
+        watcher: Is told how it goes.
+    """
+
+    def __init__(self, run: Run, *, watcher: RunWatcher | None = None) -> None:
+        self.config, self.folder = run.config, run.folder
+        self.status = RunStatus()
+        self._watcher = watcher or RunWatcher()
+        self._last: dict[str, float] = {}
+
+    def run(self) -> RunResult:
+        """Pair, learn, save.
+
+        Raises:
+            UsageError: no episodes, no pairs, no model, a full disk.
+            ConfigError: a loss that does not learn from pairs, or episodes of a model with other tokens.
+            TrainingError: the loss is not finite.
+        """
+        with self.folder.in_use(), logging_to(self.folder.logs / "agentrl.log"), ExitStack() as stack:
+            self._watcher.on_start(self.folder.path, self.status)
+            self._enter(Phase.PREPARE)
+            path = asyncio.run(prepare_model(self.config, self.folder))
+            self._open(stack)
+            return self._learn(path, self.config.preferences or PreferencesConfig())
+
+    def _learn(self, path: str, settings: PreferencesConfig) -> RunResult:
+        tokenizer = load_tokenizer(path)
+        reader = build_renderer(self.config, path, tokenizer).images
+        pairs = load_pairs(settings, path)
+        self._watcher.on_message(f"{len(pairs)} pairs from {', '.join(settings.sources)}")
+        model = load_model(path, dtype=self.config.model.dtype, device=self.config.model.device)
+        self._enter(Phase.PAIRS)
+        final = train_preferences(
+            model,
+            pairs,
+            settings,
+            self.config.trainer,
+            seed=self.config.run.seed,
+            pad_id=pad_id(tokenizer),
+            progress=self._record,
+            reader=reader,
+        )
+        self._enter(Phase.CHECKPOINT)
+        checkpoints = Checkpoints(self.folder.checkpoints, keep=self.config.checkpoint.keep)
+        saved = checkpoints.save(
+            final.update, lambda folder: save_model_folder(model, tokenizer, folder / MODEL, reader)
+        )
+        self._watcher.on_checkpoint(final.update, saved.path)
+        return RunResult(
+            folder=self.folder.path,
+            step=final.update,
+            checkpoint=str(saved.path),
+            metrics=self._last,
+            interrupted=False,
+        )
+
+    def _open(self, stack: ExitStack) -> None:
+        self._metrics = MetricsFile(self.folder.metrics_file)
+        stack.callback(self._metrics.close)
+        config = self.config.model_dump(mode="json")
+        self._trackers = Trackers(
+            self.config.trackers, folder=self.folder.logs, name=self.folder.path.name, config=config
+        )
+        stack.callback(self._trackers.close)
+
+    def _record(self, progress: PreferenceProgress) -> None:
+        self._last = {
+            "preferences/loss": progress.loss,
+            "preferences/accuracy": progress.accuracy,
+            "preferences/better_gain": progress.better_gain,
+            "preferences/worse_gain": progress.worse_gain,
+            "preferences/grad_norm": progress.grad_norm,
+            "preferences/learning_rate": progress.learning_rate,
+            "preferences/updates_skipped": float(bool(progress.non_finite)),
+            f"{TIMING_PREFIX}preferences_s": progress.seconds,
+        }
+        self._metrics.append(progress.update, self._last)
+        self._trackers.log(progress.update, self._last)
+        self.status.step, self.status.steps = progress.update, progress.updates
+        self.status.metrics = self._last
+        if progress.non_finite:
+            self._watcher.on_message(f"update {progress.update} skipped: gradients are not finite")
+        self._watcher.on_step(progress.update, self._last)
+
+    def _enter(self, phase: Phase) -> None:
+        self.status.phase = phase
+        self._watcher.on_status(self.status)
+
+
+def learn_preferences(run: Run, *, watcher: RunWatcher | None = None) -> RunResult:
+    """Train a run's model on pairs of stored episodes; see `PreferenceRun.run` for what it raises."""
+    return PreferenceRun(run, watcher=watcher).run()

@@ -1,0 +1,82 @@
+"""A run that trains a reward model on pairs of stored episodes. Driven by `agentrl reward-model`.
+
+trajectories of runs ─► pairs of one task ─► transcripts ─► Bradley-Terry loss ─► checkpoints/step-N/model
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from contextlib import ExitStack
+
+from agentrl.assembly.models import load_tokenizer
+from agentrl.assembly.runs import Run
+from agentrl.assembly.stored_pairs import find_pairs, policy_of
+from agentrl.config.preferences import PreferencesConfig
+from agentrl.observe.checkpoints import Checkpoints
+from agentrl.observe.metrics import TIMING_PREFIX, MetricsFile
+from agentrl.observe.model_folder import MODEL
+from agentrl.observe.progress import Phase, RunStatus, RunWatcher
+from agentrl.observe.run_log import logging_to
+from agentrl.orchestrator import RunResult
+from agentrl.render.encoding import TextEncoder
+from agentrl.rollout.transcript import transcript
+from agentrl.training.pairs import Pair
+from agentrl.training.reward_model import RewardModel
+from agentrl.training.reward_training import RewardProgress, TextPair, train_reward_model
+
+
+def train_reward(run: Run, *, watcher: RunWatcher | None = None) -> RunResult:
+    """Train a reward model; what it starts from is ``model.path``, its episodes are ``preferences.sources``.
+
+    Raises:
+        UsageError: no episodes, no pairs, no model, sources that lie in no run, a full disk.
+        TrainingError: the loss is not finite.
+    """
+    watcher, status, settings = watcher or RunWatcher(), RunStatus(), run.config.preferences or PreferencesConfig()
+    with run.folder.in_use(), logging_to(run.folder.logs / "agentrl.log"), ExitStack() as stack:
+        watcher.on_start(run.folder.path, status)
+        pairs = _texts(find_pairs(settings), settings)
+        watcher.on_message(f"{len(pairs)} pairs from {', '.join(settings.sources)}")
+        section, metrics = run.config.model, MetricsFile(run.folder.metrics_file)
+        stack.callback(metrics.close)
+        model = RewardModel(
+            section.path, dtype=section.dtype, device=section.device, new_head=True, seed=run.config.run.seed
+        )
+        status.phase = Phase.PAIRS
+        last: dict[str, float] = {}
+
+        def record(progress: RewardProgress) -> None:
+            last.update(_metrics(progress))
+            metrics.append(progress.update, last)
+            status.step, status.steps, status.metrics = progress.update, progress.updates, last
+            if progress.non_finite:
+                watcher.on_message(f"update {progress.update} skipped: gradients are not finite")
+            watcher.on_step(progress.update, last)
+
+        final = train_reward_model(
+            model, pairs, settings, run.config.trainer, seed=run.config.run.seed, progress=record
+        )
+        checkpoints = Checkpoints(run.folder.checkpoints, keep=run.config.checkpoint.keep)
+        saved = checkpoints.save(final.update, lambda folder: model.save(folder / MODEL))
+        watcher.on_checkpoint(final.update, saved.path)
+        return RunResult(
+            folder=run.folder.path, step=final.update, checkpoint=str(saved.path), metrics=last, interrupted=False
+        )
+
+
+def _texts(pairs: Sequence[Pair], settings: PreferencesConfig) -> list[TextPair]:
+    """What a reader is shown of the episodes, by the tokenizer of the policy that played them."""
+    decode = TextEncoder(load_tokenizer(policy_of(settings))).decode_plain
+    return [TextPair(better=transcript(pair.better, decode), worse=transcript(pair.worse, decode)) for pair in pairs]
+
+
+def _metrics(progress: RewardProgress) -> dict[str, float]:
+    return {
+        "reward_model/loss": progress.loss,
+        "reward_model/accuracy": progress.accuracy,
+        "reward_model/margin": progress.margin,
+        "reward_model/grad_norm": progress.grad_norm,
+        "reward_model/learning_rate": progress.learning_rate,
+        "reward_model/updates_skipped": float(bool(progress.non_finite)),
+        f"{TIMING_PREFIX}reward_model_s": progress.seconds,
+    }

@@ -1,0 +1,116 @@
+"""A scorer that asks a language model. What it cannot say is a failure of the machinery, never a reward of 0."""
+
+from __future__ import annotations
+
+import re
+from dataclasses import asdict
+
+from jinja2 import StrictUndefined, TemplateError
+from jinja2.sandbox import ImmutableSandboxedEnvironment
+
+from agentrl.config.judge import JudgeConfig
+from agentrl.errors import ConfigError, EngineError, UsageError
+from agentrl.message import Message, user
+from agentrl.policy import ChatPolicy, SamplingParams
+from agentrl.reward import Score, Scorer
+from agentrl.rollout.transcript import Decode, transcript
+from agentrl.task import Task
+from agentrl.trajectory import Trajectory
+
+UNREADABLE = 'Your answer has no score that can be read. End with one line of the form "Score: N", N from {} to {}.'
+
+
+class Judge(Scorer):
+    """Scores episodes by asking.
+
+    Args:
+        service: Answers.
+        settings: Question, range, attempts.
+        decode: Text of the policy's tokens.
+
+    Raises:
+        ConfigError: the prompt is no template.
+    """
+
+    def __init__(self, service: ChatPolicy, settings: JudgeConfig, decode: Decode) -> None:
+        self._service, self._settings, self._decode = service, settings, decode
+        try:
+            self._prompt = ImmutableSandboxedEnvironment(undefined=StrictUndefined).from_string(settings.prompt)
+        except TemplateError as error:
+            raise ConfigError("agent.judge.prompt is no Jinja2 template", got=str(error)) from error
+
+    async def score(self, trajectory: Trajectory, task: Task) -> Score:
+        """The judge's score between 0 and 1, plus the weighted reward of the environment.
+
+        Raises:
+            EngineError: the service failed, or gave no score in all attempts.
+            UsageError: the episode has no tokens to be read, or the prompt names what does not exist.
+        """
+        require_tokens(trajectory, "a judge")
+        earned = sum(turn.reward for turn in trajectory.turns)
+        judged = await self._ask(self._question(trajectory, task, earned), trajectory.id)
+        return Score(
+            reward=judged + self._settings.environment_weight * earned,
+            components={"judge": judged, "environment": earned},
+        )
+
+    def _question(self, trajectory: Trajectory, task: Task, earned: float) -> str:
+        settings = self._settings
+        try:
+            return self._prompt.render(
+                task=asdict(task),
+                transcript=transcript(trajectory, self._decode),
+                reward=earned,
+                outcome="" if trajectory.outcome is None else trajectory.outcome.value,
+                low=f"{settings.low:g}",
+                high=f"{settings.high:g}",
+            )
+        except TemplateError as error:
+            raise UsageError(
+                "agent.judge.prompt cannot be filled in",
+                got=str(error),
+                expected="task, transcript, reward, outcome, low and high only",
+            ) from error
+
+    async def _ask(self, question: str, name: str) -> float:
+        settings = self._settings
+        messages: list[Message] = [user(question)]
+        params = SamplingParams(temperature=settings.temperature, max_tokens=settings.max_tokens)
+        said = ""
+        for attempt in range(settings.attempts):
+            answer = await self._service.chat(messages, (), params, f"{name}/judge-{attempt}")
+            said = answer.message.text
+            if (found := self._read(said)) is not None:
+                return (found - settings.low) / (settings.high - settings.low)
+            told = UNREADABLE.format(f"{settings.low:g}", f"{settings.high:g}")
+            messages += [answer.message, user(told)]
+        raise EngineError(
+            f"the judge gave no score for {name}",
+            got=repr(said[-200:]),
+            expected=f"a number from {settings.low:g} to {settings.high:g} that agent.judge.pattern finds",
+            hint="raise agent.judge.max_tokens if the answer is cut short, or change the prompt",
+        )
+
+    def _read(self, answer: str) -> float | None:
+        """The last score in an answer; ``None`` where there is none, or outside the range."""
+        matches = list(re.finditer(self._settings.pattern, answer))
+        try:
+            score = float(matches[-1].group(1)) if matches else None
+        except (TypeError, ValueError):
+            return None
+        return score if score is not None and self._settings.low <= score <= self._settings.high else None
+
+
+def require_tokens(trajectory: Trajectory, reader: str) -> None:
+    """Check that an episode has tokens that a reader can be shown.
+
+    Raises:
+        UsageError: it has none.
+    """
+    if not any(len(sequence) for sequence in trajectory.sequences):
+        raise UsageError(
+            f"{reader} reads the tokens of an episode",
+            got="an episode in text only",
+            expected="an engine that gives tokens: local, vllm or sglang",
+            hint="remove agent.judge or agent.reward_model to evaluate a text service or a scripted policy",
+        )

@@ -1,0 +1,160 @@
+"""Training a reward model on pairs of texts: the better one is to get the greater reward."""
+
+from __future__ import annotations
+
+import math
+import time
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+
+import torch
+from torch.nn import functional
+
+from agentrl.config.preferences import PreferencesConfig
+from agentrl.config.schema import TrainerConfig
+from agentrl.errors import TrainingError
+from agentrl.training.gradient_mode import gradients_recomputed
+from agentrl.training.optimizer import OptimizerSettings, PolicyOptimizer
+from agentrl.training.reward_model import RewardModel
+
+CHARACTERS_PER_TOKEN = 3
+"""Fewer than English has: texts are put together by an estimate of their tokens."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class TextPair:
+    """Two texts about one task."""
+
+    better: str
+    worse: str
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class RewardProgress:
+    """Where the training is, after an optimizer step; rewards are those before it."""
+
+    update: int
+    """From 1."""
+    updates: int
+    loss: float
+    accuracy: float
+    """Share of pairs whose better text has the greater reward."""
+    margin: float
+    """Mean of the better rewards minus the worse ones."""
+    grad_norm: float
+    learning_rate: float
+    non_finite: tuple[str, ...]
+    """Parameters whose gradient was not finite; the step changed nothing."""
+    seconds: float
+    """Since the start."""
+
+
+def bradley_terry(better: torch.Tensor, worse: torch.Tensor) -> torch.Tensor:
+    """-log sigmoid(r_better - r_worse): [pairs] from rewards [pairs] (InstructGPT, arXiv 2203.02155, equation 1)."""
+    return -functional.logsigmoid(better - worse)
+
+
+def train_reward_model(
+    model: RewardModel,
+    pairs: Sequence[TextPair],
+    settings: PreferencesConfig,
+    trainer: TrainerConfig,
+    *,
+    seed: int,
+    progress: Callable[[RewardProgress], None] = lambda _: None,
+) -> RewardProgress:
+    """Train a reward model in place.
+
+    Args:
+        model: With an output.
+        pairs: One or more.
+        settings: Batches, learning rate.
+        trainer: Micro-batches, optimizer, clipping.
+        seed: Seed of the order of pairs.
+        progress: Called after every optimizer step.
+
+    Returns:
+        The state after the last step.
+
+    Raises:
+        TrainingError: there are no pairs, or the loss is not finite.
+    """
+    if not pairs:
+        raise TrainingError("there is nothing to learn", got="no pairs")
+    size = settings.pairs_per_update
+    updates = math.ceil(len(pairs) / size) * settings.epochs
+    optimizer = PolicyOptimizer(model.model, _optimizer_settings(settings, trainer, updates))
+    generator, started, number = torch.Generator().manual_seed(seed), time.perf_counter(), 0
+    latest: RewardProgress | None = None
+    for _ in range(settings.epochs):
+        order = torch.randperm(len(pairs), generator=generator).tolist()
+        for first in range(0, len(order), size):
+            number += 1
+            with gradients_recomputed(model.model, enabled=trainer.gradient_checkpointing):
+                scored = _backward(model, [pairs[i] for i in order[first : first + size]], trainer)
+            update = optimizer.update()
+            latest = RewardProgress(
+                update=number,
+                updates=updates,
+                loss=float(scored.losses.mean()),
+                accuracy=float((scored.margins > 0).double().mean()),
+                margin=float(scored.margins.mean()),
+                grad_norm=update.grad_norm,
+                learning_rate=update.learning_rate,
+                non_finite=update.non_finite,
+                seconds=time.perf_counter() - started,
+            )
+            progress(latest)
+    assert latest is not None
+    return latest
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class _Scored:
+    """What a reward model said of some pairs; float32 [pairs] each."""
+
+    losses: torch.Tensor
+    margins: torch.Tensor
+
+
+def _backward(model: RewardModel, batch: Sequence[TextPair], trainer: TrainerConfig) -> _Scored:
+    """Add the gradient of the mean loss of some pairs."""
+    losses: list[torch.Tensor] = []
+    margins: list[torch.Tensor] = []
+    for part in _micro_batches(batch, trainer.tokens_per_micro_batch):
+        rewards = model.rewards([text for pair in part for text in (pair.better, pair.worse)]).view(-1, 2)
+        loss = bradley_terry(rewards[:, 0], rewards[:, 1])
+        if not bool(loss.isfinite().all()):
+            raise TrainingError("the reward model's loss is not finite", hint="try a smaller preferences.learning_rate")
+        (loss.sum() / len(batch)).backward()  # type: ignore[no-untyped-call]
+        losses.append(loss.detach().cpu())
+        margins.append((rewards[:, 0] - rewards[:, 1]).detach().cpu())
+    return _Scored(losses=torch.cat(losses), margins=torch.cat(margins))
+
+
+def _micro_batches(batch: Sequence[TextPair], budget: int) -> list[list[TextPair]]:
+    """Pairs of similar length together, within a budget of tokens, padding included."""
+    longest = sorted(batch, key=lambda pair: -max(len(pair.better), len(pair.worse)))
+    parts: list[list[TextPair]] = []
+    room = 0
+    for pair in longest:
+        if room == 0:
+            tokens = max(1, max(len(pair.better), len(pair.worse)) // CHARACTERS_PER_TOKEN)
+            parts.append([])
+            room = max(1, budget // (2 * tokens))
+        parts[-1].append(pair)
+        room -= 1
+    return parts
+
+
+def _optimizer_settings(settings: PreferencesConfig, trainer: TrainerConfig, updates: int) -> OptimizerSettings:
+    return OptimizerSettings(
+        learning_rate=settings.learning_rate,
+        total_updates=updates,
+        warmup_updates=settings.warmup_steps,
+        schedule=settings.schedule,
+        optimizer=trainer.optimizer,
+        betas=trainer.betas,
+        weight_decay=trainer.weight_decay,
+        max_grad_norm=trainer.max_grad_norm,
+    )

@@ -1,0 +1,82 @@
+"""Learning from pairs from the command line: a policy, and a reward model."""
+
+from __future__ import annotations
+
+import copy
+import shutil
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from agentrl.observe.metrics import read_metrics
+from agentrl.observe.model_folder import find_model
+from agentrl.observe.trajectory_store import TrajectoryStore, read_trajectories
+
+Cli = Callable[..., Any]
+QUICK = ("preferences={epochs: 2, pairs_per_update: 2}", "trackers=[]")
+
+
+@pytest.fixture
+def played(trained_run: Path, workplace: Path) -> Path:
+    """The small run with episodes of which one is better for certain."""
+    run = workplace / "played"
+    shutil.copytree(trained_run, run)
+    stored = next(iter(read_trajectories(run / "trajectories"))).trajectory
+    store = TrajectoryStore(run / "trajectories", step=9)
+    for member, reward in enumerate((0.0, 9.0)):
+        episode = copy.deepcopy(stored)
+        episode.id, episode.task_id, episode.reward = f"certain/{member}.0", "certain", reward
+        store.start(episode)
+        store.end(episode)
+    store.close()
+    return run
+
+
+def test_a_policy_learns_from_the_pairs_of_a_run(agentrl: Cli, played: Path, workplace: Path) -> None:
+    ended = agentrl("dpo", "--from", str(played), *QUICK, f"run.directory={workplace / 'runs'}")
+    assert ended.code == 0, ended.err
+    run = (workplace / "runs" / "latest").resolve()
+    assert run.name.startswith("guess_number-dpo-")
+    assert "measure it: agentrl eval --model" in ended.err
+    assert read_metrics(run / "metrics.jsonl")[-1]["preferences/loss"] > 0
+    assert Path(find_model(str(run))).parent.parent.parent == run
+
+
+def test_one_file_of_a_run_will_do(agentrl: Cli, played: Path, workplace: Path) -> None:
+    file = played / "trajectories" / "step-000009.jsonl"
+    ended = agentrl("dpo", "--from", str(file), "--dry-run")
+    assert ended.code == 0, ended.err
+    assert f"- {file}" in ended.out.replace("\n  ", " ") or str(file.name) in ended.out
+    assert not (workplace / "runs").exists()
+
+
+def test_a_reward_model_learns_from_the_pairs_of_a_run(agentrl: Cli, played: Path, workplace: Path) -> None:
+    ended = agentrl("reward-model", "--from", str(played), *QUICK, f"run.directory={workplace / 'runs'}")
+    assert ended.code == 0, ended.err
+    run = (workplace / "runs" / "latest").resolve()
+    assert f"agent.reward_model.path={run}" in ended.err.replace("\n", "")
+    assert 0 <= read_metrics(run / "metrics.jsonl")[-1]["reward_model/accuracy"] <= 1
+
+
+@pytest.mark.parametrize(
+    ("words", "message"),
+    [
+        ("dpo quickstart", "nothing says which episodes to learn from"),
+        ("dpo quickstart --from nowhere", "there are no trajectories in"),
+        ("dpo --from PLAYED trainer.processes=2", "learning from pairs is done in one process"),
+        ("dpo --from PLAYED preferences.loss=ppo", "does not learn from pairs of episodes"),
+        ("dpo --from PLAYED preferences.loss=spin", "preferences.pairs=demonstrations"),
+        ("reward-model quickstart --from PLAYED", "starts from a language model"),
+        ("reward-model --from PLAYED preferences.loss_options.beta=1", "preferences.loss is ignored"),
+        ("reward-model --from PLAYED trainer.processes=2", "trained in one process"),
+    ],
+)
+def test_what_cannot_work_is_said_before_a_folder_is_made(
+    agentrl: Cli, played: Path, workplace: Path, words: str, message: str
+) -> None:
+    ended = agentrl(*words.replace("PLAYED", str(played)).split())
+    assert ended.code == 2, ended.err
+    assert message in " ".join(ended.err.split())
+    assert not (workplace / "runs").exists()

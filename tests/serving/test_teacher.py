@@ -1,0 +1,136 @@
+"""Servers of a teacher: what they are sent in either dialect, and what their failures become."""
+
+import asyncio
+import json
+import math
+from contextlib import asynccontextmanager
+
+import pytest
+from aiohttp import web
+
+from agentrl.config.guides import TeacherConfig
+from agentrl.errors import EngineError, UsageError
+from agentrl.server import ServerLost
+from agentrl.serving.teacher import TeacherServers
+
+
+def logp(token):
+    return -0.5 * token
+
+
+def vllm(body):
+    rows = [None, *({str(t): {"logprob": logp(t), "rank": 3}, "11": {"logprob": -9.0}} for t in body["prompt"][1:])]
+    return {"choices": [{"text": "x", "prompt_logprobs": rows}]}
+
+
+def sglang(body):
+    rows = [[None, body["input_ids"][0], None], *([logp(t), t, None] for t in body["input_ids"][1:])]
+    return {"meta_info": {"input_token_logprobs": rows}}
+
+
+@asynccontextmanager
+async def server(answer, *, failures=0, status=503):
+    """A server that answers, and what it was sent; it refuses the first requests."""
+    seen = []
+
+    async def models(request):
+        return web.json_response({"data": [{"id": "large"}]})
+
+    async def scored(request):
+        seen.append(await request.json())
+        if len(seen) <= failures:
+            return web.Response(status=status, text="not now")
+        return web.json_response(answer(seen[-1]))
+
+    application = web.Application()
+    application.router.add_get("/v1/models", models)
+    application.router.add_post("/v1/completions", scored)
+    application.router.add_post("/generate", scored)
+    runner = web.AppRunner(application)
+    await runner.setup()
+    site = web.TCPSite(runner, "127.0.0.1", 0)
+    await site.start()
+    try:
+        yield f"http://127.0.0.1:{site._server.sockets[0].getsockname()[1]}", seen
+    finally:
+        await runner.cleanup()
+
+
+@asynccontextmanager
+async def teacher_of(*urls, **settings):
+    teacher = TeacherServers(TeacherConfig(path="large", servers=list(urls), timeout_s=20.0, **settings))
+    try:
+        yield teacher
+    finally:
+        await teacher.close()
+
+
+@pytest.mark.parametrize(("engine", "answer"), [("vllm", vllm), ("sglang", sglang)])
+async def test_the_tokens_themselves_are_asked_about(engine, answer):
+    async with server(answer) as (url, seen), teacher_of(url, engine=engine) as teacher:
+        found = await teacher.logprobs([[4, 2, 6], [5], [3, 7]])
+    assert [len(values) for values in found] == [3, 1, 2]
+    assert all(math.isnan(values[0]) for values in found)
+    assert found[0][1:].tolist() == [-1.0, -3.0]
+    assert found[2][1:].tolist() == [-3.5]
+    sent = next(body for body in seen if body.get("prompt", body.get("input_ids")) == [4, 2, 6])
+    assert json.dumps(sent).count("4, 2, 6") == 1
+    assert sent.get("model") == ("large" if engine == "vllm" else None)
+
+
+async def test_another_server_is_asked_when_one_is_lost():
+    async with server(vllm, failures=99) as (down, _), server(vllm) as (up, seen), teacher_of(down, up) as teacher:
+        found = await teacher.logprobs([[4, 2], [3, 2], [5, 2]])
+    assert [values[1] for values in found] == [-1.0] * 3
+    assert len(seen) == 3
+
+
+async def test_a_teacher_that_is_down_is_no_number():
+    async with server(vllm, failures=99) as (url, seen), teacher_of(url) as teacher:
+        with pytest.raises(EngineError, match="503, 'not now'"):
+            await teacher.logprobs([[4, 2]])
+    assert len(seen) == 3
+    async with teacher_of("http://127.0.0.1:9") as teacher:
+        with pytest.raises(ServerLost):
+            await teacher.logprobs([[4, 2]])
+
+
+async def test_a_refusal_is_not_asked_again():
+    async with server(vllm, failures=99, status=400) as (url, seen), teacher_of(url) as teacher:
+        with pytest.raises(EngineError, match="400, 'not now'"):
+            await teacher.logprobs([[4, 2]])
+    assert len(seen) == 1
+
+
+@pytest.mark.parametrize(
+    ("answer", "message"),
+    [
+        ({"choices": [{"text": "x"}]}, r"does not tell log-probabilities.*expected choices\[0\]\.prompt_logprobs"),
+        ({"choices": [{"prompt_logprobs": [None]}]}, "does not tell log-probabilities"),
+        ({"choices": [{"prompt_logprobs": [None, None]}]}, "of no use: got 2 for 2 tokens, 1 missing"),
+    ],
+)
+async def test_an_answer_of_no_use_is_an_error(answer, message):
+    async with server(lambda body: answer) as (url, _), teacher_of(url) as teacher:
+        with pytest.raises(EngineError, match=message):
+            await teacher.logprobs([[4, 2]])
+
+
+async def test_a_key_that_is_missing_is_named():
+    async with server(vllm) as (url, _), teacher_of(url, api_key_variable="NO_SUCH_KEY") as teacher:
+        with pytest.raises(UsageError, match="NO_SUCH_KEY is not set"):
+            await teacher.logprobs([[4, 2]])
+    assert len(asyncio.all_tasks()) == 1
+
+
+@pytest.mark.parametrize(
+    ("settings", "message"),
+    [
+        ({"servers": ["http://h:1"], "engine": "openai"}, "does not tell the log-probabilities of given tokens"),
+        ({"servers": ["h:1"]}, "is no address"),
+        ({"engine": "sglang"}, r"teacher\.engine is ignored without algorithm\.teacher\.servers"),
+    ],
+)
+def test_settings_that_cannot_work_are_refused(settings, message):
+    with pytest.raises(ValueError, match=message):
+        TeacherConfig(path="large", **settings)
