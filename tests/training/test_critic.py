@@ -227,9 +227,7 @@ def test_a_limit_that_is_not_reached_changes_nothing(model, trajectories):
 
 
 @pytest.mark.parametrize("saved_as", ["state", "folder"])
-@pytest.mark.parametrize(
-    ("kind", "dtype"), [("own", "float32"), ("own", "bfloat16"), ("shared", "float32")]
-)
+@pytest.mark.parametrize(("kind", "dtype"), [("own", "float32"), ("own", "bfloat16"), ("shared", "float32")])
 def test_a_resumed_critic_goes_on_bit_for_bit(model, trajectories, tmp_path, kind, dtype, saved_as):
     model = model.to(getattr(torch, dtype))
     start = copy.deepcopy(model)
