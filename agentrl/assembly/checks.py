@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from agentrl.agent_loop import AgentLoop
+from agentrl.assembly.cluster_check import check_cluster, refuse_cluster
 from agentrl.assembly.environments import find_environment
 from agentrl.assembly.episodes import build_loop
 from agentrl.assembly.scratch import has_expert
@@ -34,6 +35,7 @@ def check_training(config: Config) -> LocalEngineConfig | ServerEngineConfig:
             hint="set engine=local; other engines evaluate",
         )
     check_images(config)
+    check_cluster(config)
     _check_sampling(config.sampling)
     Objective(config.algorithm)
     RewardShaping(config.algorithm.shaping, max_tokens=config.agent.max_tokens)
@@ -79,9 +81,10 @@ async def check_warm_start(config: Config) -> None:
     """Check that somebody can demonstrate.
 
     Raises:
-        ConfigError: several processes are to train.
+        ConfigError: several processes are to train, or a cluster.
         UsageError: the environment has no expert, or the agent loop cannot be demonstrated.
     """
+    refuse_cluster(config, "a warm start")
     if config.trainer.processes > 1:
         raise ConfigError(
             "a warm start trains in one process",

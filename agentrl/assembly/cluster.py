@@ -90,7 +90,9 @@ class RunCluster:
 
     def setting(self, name: str, log: str, *, shared: Mapping[str, str]) -> Setting:
         """What the actor of that name needs to know."""
-        variables = {}
+        place = self.places.get(name)
+        # what has no GPU of its own must not take the first one of its node
+        variables = {} if place is None or place.bundle.resources.get("GPU") else {VISIBLE: ""}
         key = getattr(self.config.engine, "api_key_variable", None)
         if key is not None and name.startswith("server") and key in os.environ:
             variables[key] = os.environ[key]

@@ -18,6 +18,8 @@ def _checked_resources(resources: dict[str, float]) -> dict[str, float]:
     Raises:
         ValueError: an amount that is negative, or above 1 and not whole.
     """
+    if not any(resources.values()):
+        raise ValueError("no resources: write some, as {CPU: 1}")
     for name, amount in resources.items():
         if name in ("cpu", "gpu"):
             raise ValueError(f"{name} is written {name.upper()}")

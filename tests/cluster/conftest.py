@@ -1,7 +1,5 @@
 """Two simulated nodes on this machine, for tests of runs on a cluster; without Ray they are skipped."""
 
-import os
-
 import pytest
 
 ray = pytest.importorskip("ray", reason="Ray is not installed: make test-cluster")
