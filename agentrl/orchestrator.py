@@ -30,8 +30,9 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, TypeVar
 
-from agentrl.assembly.cluster import RunCluster, open_cluster, open_placed_pool
+from agentrl.assembly.cluster import RunCluster, open_cluster
 from agentrl.assembly.models import embedding_rows, prepare_model
+from agentrl.assembly.placed_engines import open_placed_pool
 from agentrl.assembly.recording import EpisodeRecorder
 from agentrl.assembly.runs import Run
 from agentrl.assembly.servers import ServedModel, open_pool

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import socket
 import threading
 import time
 from collections.abc import Callable, Mapping, Sequence
@@ -19,6 +20,8 @@ RAY = Extra(name="ray", module="ray")
 NODE_LABEL = "ray.io/node-id"
 """Ray gives every node its id under this label."""
 POLL_S = 1.0
+LISTENS_S = 10.0
+"""In which whoever keeps a cluster must take a connection."""
 FROM_OUTSIDE = "ray://"
 MOST_CALLS = 10_000
 """Calls at once to an actor that serves an engine: the pool limits them."""
@@ -226,6 +229,7 @@ def connect(section: ClusterConfig, *, cpus: float) -> Cluster:
             count = max(os.cpu_count() or 1, int(cpus + 0.999))
             ray.init(address="local", num_cpus=count, include_dashboard=False, **quiet)
         else:
+            _check_somebody_listens(section.address)
             ray.init(address=section.address, **quiet)
     except (OSError, RuntimeError, ValueError) as error:
         ray.shutdown()
@@ -236,6 +240,17 @@ def connect(section: ClusterConfig, *, cpus: float) -> Cluster:
             hint="start one (ray start --head), name its address in cluster.address, or leave that out",
         ) from error
     return Cluster(ray, section, leaves=True)
+
+
+def _check_somebody_listens(address: str) -> None:
+    """Find out at once what Ray would try for minutes.
+
+    Raises:
+        OSError: nobody does.
+    """
+    if address != "auto":
+        host, _, port = address.removeprefix(FROM_OUTSIDE).rpartition(":")
+        socket.create_connection((host, int(port)), timeout=LISTENS_S).close()
 
 
 SHOWN_CHARACTERS = 4000

@@ -8,6 +8,7 @@ from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
 from agentrl.cluster.connection import Cluster, Place
 from agentrl.errors import UsageError
@@ -72,11 +73,11 @@ def variables_set(variables: Mapping[str, str]) -> Iterator[None]:
                 os.environ[name] = value
 
 
-def check_shared(setting: Setting, place: Place, missing: Iterable[str]) -> None:
+def check_shared(shared: Mapping[str, str], place: Place, missing: Iterable[str]) -> None:
     """Refuse what cannot work across nodes.
 
     Args:
-        setting: Of the actor.
+        shared: What the actor must see, and what to do when it does not.
         place: Where it is.
         missing: What it does not see.
 
@@ -88,11 +89,11 @@ def check_shared(setting: Setting, place: Place, missing: Iterable[str]) -> None
             f"{place.name} does not see {Path(path).parent if Path(path).name.startswith('.') else path}",
             got=f"nothing there on {place.node}",
             expected="what the process of the run has there",
-            hint=setting.shared[path],
+            hint=shared[path],
         )
 
 
-def look(cluster: Cluster, actor: object, setting: Setting, place: Place) -> None:
+def look(cluster: Cluster, actor: Any, shared: Mapping[str, str], place: Place) -> None:
     """Wait until an actor has started, and check that it shares what it must.
 
     Raises:
@@ -101,7 +102,7 @@ def look(cluster: Cluster, actor: object, setting: Setting, place: Place) -> Non
     """
     ray = cluster.ray
     try:
-        missing = ray.get(actor.missing.remote(), timeout=cluster.section.timeout_s)  # type: ignore[attr-defined]
+        missing = ray.get(actor.missing.remote(), timeout=cluster.section.timeout_s)
     except ray.exceptions.RayError as error:
         raise cluster.loss(place, place.name, error) from error
-    check_shared(setting, place, missing)
+    check_shared(shared, place, missing)

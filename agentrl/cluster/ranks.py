@@ -86,7 +86,7 @@ class RankActors(StartedRanks):
         for rank in range(1, self.count):
             self._actors[rank] = self._cluster.actor(self._place(rank), RankActor, self._setting(rank))
         for rank, actor in self._actors.items():
-            look(self._cluster, actor, self._setting(rank), self._place(rank))
+            look(self._cluster, actor, self._setting(rank).shared, self._place(rank))
         return super().start()
 
     def _place(self, rank: int) -> Place:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import threading
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from typing import Any
 
@@ -52,7 +52,7 @@ class Losses:
 
 @contextmanager
 def watching_actors(
-    cluster: Cluster, actors: Mapping[Any, Place], on_loss: Callable[[TrainingError], None]
+    cluster: Cluster, actors: Sequence[tuple[Any, Place]], on_loss: Callable[[TrainingError], None]
 ) -> Iterator[None]:
     """Watch actors of engines during the block.
 
@@ -61,7 +61,7 @@ def watching_actors(
         actors: Their handles, and where they are.
         on_loss: Called from a thread, once, when one has ended.
     """
-    losses = Losses(cluster, {actor.live.remote(): place for actor, place in actors.items()}, on_loss)
+    losses = Losses(cluster, {actor.live.remote(): place for actor, place in actors}, on_loss)
     try:
         yield
     finally:

@@ -8,7 +8,7 @@ import pytest
 
 from agentrl.assembly.checks import check_training, check_warm_start
 from agentrl.cluster.connection import Node, Place
-from agentrl.cluster.host import Setting, check_shared
+from agentrl.cluster.host import check_shared
 from agentrl.cluster.interface import gloo_variables, interface_of
 from agentrl.config import dump_config, load_config
 from agentrl.config.arithmetic import rows
@@ -93,11 +93,10 @@ def test_a_dry_run_shows_where_everything_will_be():
 def test_what_a_node_does_not_see_is_refused(tmp_path):
     place = Place(bundle=Bundle("rank 1", {"CPU": 1}), index=1, node=Node("abcdef0123", "10.0.0.2"))
     mark = str(tmp_path / ".cluster-0")
-    setting = Setting(paths=[], log=tmp_path / "log", variables={}, shared={mark: "share it"})
-    check_shared(setting, place, [])
+    check_shared({mark: "share it"}, place, [])
     said = rf"rank 1 does not see {tmp_path}: got nothing there on node 10.0.0.2 \(abcdef01\).*Share it"
     with pytest.raises(UsageError, match=said):
-        check_shared(setting, place, [mark])
+        check_shared({mark: "share it"}, place, [mark])
 
 
 def test_gloo_meets_at_the_interface_of_an_address():
