@@ -23,6 +23,8 @@ POLL_S = 1.0
 LISTENS_S = 10.0
 """In which whoever keeps a cluster must take a connection."""
 FROM_OUTSIDE = "ray://"
+OWN_WAYS = {"kill_child_processes_on_worker_exit": False}
+"""An actor that ends must not take the guard of its server with it, which ends the server's whole tree."""
 MOST_CALLS = 10_000
 """Calls at once to an actor that serves an engine: the pool limits them."""
 
@@ -227,7 +229,7 @@ def connect(section: ClusterConfig, *, cpus: float) -> Cluster:
     try:
         if section.address is None:
             count = max(os.cpu_count() or 1, int(cpus + 0.999))
-            ray.init(address="local", num_cpus=count, include_dashboard=False, **quiet)
+            ray.init(address="local", num_cpus=count, include_dashboard=False, _system_config=OWN_WAYS, **quiet)
         else:
             _check_somebody_listens(section.address)
             ray.init(address=section.address, **quiet)

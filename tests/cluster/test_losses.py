@@ -114,7 +114,9 @@ print(train(start_run(load_config(None, {overrides!r}), kind="test"), watcher=Te
 
 def test_ctrl_c_leaves_nothing_of_a_cluster_that_was_started_here(tmp_path, tiny_words):
     mark = f"AGENTRL_TEST_MARK={tmp_path.name}-{os.getpid()}"
-    words = tiny_words(f"run.directory={tmp_path}", "cluster=ray", "trainer.processes=2", "trainer.steps=500")
+    words = tiny_words(
+        f"run.directory={tmp_path}", "run.name=run", "cluster=ray", "trainer.processes=2", "trainer.steps=500"
+    )
     name, _, value = mark.partition("=")
     run = subprocess.Popen(
         [sys.executable, "-c", STOPPED_RUN.format(**words)],
@@ -133,5 +135,5 @@ def test_ctrl_c_leaves_nothing_of_a_cluster_that_was_started_here(tmp_path, tiny
     while ray_processes(mark) and time.monotonic() < until:
         time.sleep(0.1)
     assert ray_processes(mark) == []
-    (folder,) = tmp_path.glob("*/metrics.jsonl")
-    assert read_metrics(folder)
+    assert read_metrics(tmp_path / "run" / "metrics.jsonl")
+    assert list((tmp_path / "run" / "checkpoints").iterdir())
