@@ -5,7 +5,7 @@ BIN := $(VENV)/bin
 STAMP := $(VENV)/.installed
 
 .PHONY: setup demo test bubblewrap docker-daemon test-docker lint docs engines engine-vllm engine-sglang \
-	engine-harmony test-engines originals original-alfworld original-openenv test-originals clean
+	engine-harmony test-engines ray test-cluster originals original-alfworld original-openenv test-originals clean
 
 setup: $(STAMP)
 
@@ -20,7 +20,7 @@ demo: setup
 
 test: setup
 	$(BIN)/python -m pytest --numprocesses 2 --dist worksteal --ignore tests/docker_engine --ignore tests/engines \
-		--ignore tests/originals tests
+		--ignore tests/originals --ignore tests/cluster tests
 
 # Local sandboxes run behind bubblewrap; where it is missing, their tests are skipped.
 bubblewrap:
@@ -84,6 +84,17 @@ engine-harmony:
 ENGINE_TESTS ?= $(addprefix tests/engines/test_,conformance.py tool_parsers.py training.py)
 test-engines: setup engines
 	AGENTRL_ENGINES=$(ENGINES) $(BIN)/python -m pytest --durations=15 $(ENGINE_TESTS)
+
+# Ray goes into a folder outside the checkout, too, with what .venv lacks for it; the folder is complete once it holds
+# .installed. Its simulated nodes are processes of this machine.
+RAY_VERSION := 2.60.0
+RAY = $(ENGINES)/ray-$(RAY_VERSION)-$(PYTHON_TAG)
+ray: setup
+	@test -e $(RAY)/.installed || { $(BIN)/pip $(INTO_ENGINE) --no-deps --target $(RAY) ray==$(RAY_VERSION) \
+		msgpack==1.2.4 && touch $(RAY)/.installed; }
+
+test-cluster: ray
+	PYTHONPATH=$(RAY) $(BIN)/python -m pytest -rs --durations=5 tests/cluster
 
 # Packages that environments are compared with, in folders outside the checkout: only what .venv lacks, so that nothing
 # of .venv is hidden. A folder is complete once it holds .installed.

@@ -25,15 +25,17 @@ from __future__ import annotations
 import asyncio
 import functools
 import logging
-from collections.abc import Coroutine, Mapping, Sequence
+from collections.abc import Callable, Coroutine, Mapping, Sequence
 from contextlib import AsyncExitStack, suppress
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, TypeVar
 
 from agentrl.assembly.checks import check_experts
+from agentrl.assembly.cluster import RunCluster, open_cluster
 from agentrl.assembly.companions import guides_of
 from agentrl.assembly.models import embedding_rows, prepare_model
+from agentrl.assembly.placed_engines import open_placed_pool
 from agentrl.assembly.recording import EpisodeRecorder
 from agentrl.assembly.runs import Run
 from agentrl.assembly.servers import ServedModel, open_pool
@@ -54,9 +56,10 @@ from agentrl.observe.trackers import Trackers
 from agentrl.observe.trajectory_store import TrajectoryStore, void_after
 from agentrl.rollout.group import Group
 from agentrl.rollout.heap import settled_heap
+from agentrl.serving.local import LocalEngine
 from agentrl.serving.pool import ServerPool
 from agentrl.training.ranks import Ranks
-from agentrl.training.ranks.processes import open_ranks
+from agentrl.training.ranks.processes import RankProcesses, open_ranks
 from agentrl.training.step_report import StepReport
 from agentrl.weights import SyncReport
 
@@ -164,13 +167,14 @@ class Orchestrator:
         stack.callback(self._store.close)
         model_path = start if self._saved is None else str(self._saved.path / MODEL)
         version = 0 if progress is None else progress.version
-        ranks = self._open_ranks(stack)
+        cluster = await stack.enter_async_context(open_cluster(self.config, self.folder.path, say=self._say))
+        ranks = self._open_ranks(stack, cluster)
         self._parts = build_training(
             self.config,
             model_path=model_path,
             reference_path=start,
             version=version,
-            pool=await self._open_servers(stack, model_path, version),
+            pool=await self._open_servers(stack, model_path, version, cluster),
             observer=EpisodeRecorder(self._store, self.status, self._watcher),
             keep=(lambda group: group.returns_differ) if self.config.algorithm.dynamic_sampling else None,
             ranks=ranks,
@@ -186,25 +190,37 @@ class Orchestrator:
         await self._parts.engine.start()
         await self._parts.sync.verify()
 
-    def _open_ranks(self, stack: AsyncExitStack) -> Ranks:
-        """The processes that train; the loss of one ends the run."""
+    def _losses(self) -> Callable[[TrainingError], None]:
+        """What other threads call when something is lost without which the run cannot go on."""
         loop = asyncio.get_running_loop()
 
         def lost(error: TrainingError) -> None:
             with suppress(RuntimeError):  # the loop has ended meanwhile
                 loop.call_soon_threadsafe(self.fail, error)
 
-        return stack.enter_context(open_ranks(self.config.trainer.processes, logs=self.folder.logs, on_loss=lost))
+        return lost
 
-    async def _open_servers(self, stack: AsyncExitStack, model_path: str, version: int) -> ServerPool | None:
-        """The servers that the config asks for; ``None`` for an engine in this process."""
-        if not isinstance(self.config.engine, ServerEngineConfig):
+    def _open_ranks(self, stack: AsyncExitStack, cluster: RunCluster | None) -> Ranks:
+        """The processes that train; the loss of one ends the run."""
+        starter = RankProcesses if cluster is None else cluster.ranks
+        count, on_loss = self.config.trainer.processes, self._losses()
+        return stack.enter_context(open_ranks(count, logs=self.folder.logs, on_loss=on_loss, starter=starter))
+
+    async def _open_servers(
+        self, stack: AsyncExitStack, model_path: str, version: int, cluster: RunCluster | None
+    ) -> ServerPool | None:
+        """The servers that the config asks for, and engines on its cluster; ``None`` for an engine in this process."""
+        if not (isinstance(self.config.engine, ServerEngineConfig) or cluster):
             return None
         served = ServedModel(
             path=model_path,
             dtype=self.config.model.dtype,
             vocab_size=embedding_rows(model_path),
         )
+        if cluster is not None and cluster.places_engines:
+            placed = open_placed_pool(cluster, served, version=version, say=self._say, on_loss=self._losses())
+            return await stack.enter_async_context(placed)
+        assert isinstance(self.config.engine, ServerEngineConfig)
         pool = open_pool(self.config.engine, served, self.folder.path, version=version, say=self._say)
         return await stack.enter_async_context(pool)
 
@@ -288,7 +304,7 @@ class Orchestrator:
             pad_id=self._parts.pad_id,
             guides=guides,
         )
-        idle = self.config.rollout.max_staleness == 0 and self.config.engine.type == "local"
+        idle = self.config.rollout.max_staleness == 0 and isinstance(self._parts.engine, LocalEngine)
         if idle and not trainer.ranks.are_many:
             return step()
         return await asyncio.to_thread(step)

@@ -105,6 +105,16 @@ def tiny_run(tmp_path, monkeypatch, one_thread):
 
 
 @pytest.fixture
+def tiny_words():
+    """The overrides of a tiny run, and where its world lies, for a program of its own."""
+
+    def words(*overrides):
+        return {"worlds": str(WORLDS), "overrides": [*TINY_RUN, *overrides]}
+
+    return words
+
+
+@pytest.fixture
 def request_of() -> Callable[..., GenerateRequest]:
     """Build a request whose request id and session are its name."""
 

@@ -30,6 +30,7 @@ LEVELS: tuple[frozenset[str], ...] = tuple(
             {"config"},
             {"observe", "render", "sandbox", "lanes", "curriculum", "vision_model"},
             {"serving", "rollout", "algorithms", "training", "weights"},
+            {"cluster"},
             {"assembly", "env_server"},
             {"evaluation"},
             {"checkpoint", "orchestrator", "preference_run", "reward_run", "warm_start"},

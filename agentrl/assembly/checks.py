@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from agentrl.agent_loop import AgentLoop
+from agentrl.assembly.cluster_check import check_cluster, refuse_cluster
 from agentrl.assembly.environments import find_environment
 from agentrl.assembly.episodes import build_loop
 from agentrl.assembly.models import SCRATCH
@@ -40,6 +41,7 @@ def check_training(config: Config) -> LocalEngineConfig | ServerEngineConfig:
             hint="set engine=local; other engines evaluate",
         )
     check_images(config)
+    check_cluster(config)
     _check_sampling(config.sampling)
     _check_teacher(config)
     Objective(config.algorithm)
@@ -144,8 +146,10 @@ async def check_warm_start(config: Config) -> None:
     """Check that somebody can demonstrate.
 
     Raises:
+        ConfigError: a cluster is to be used.
         UsageError: the environment has no expert, or the agent loop cannot be demonstrated.
     """
+    refuse_cluster(config, "a warm start")
     await check_experts(config)
 
 

@@ -22,7 +22,7 @@ from agentrl.observe.run_directory import RunDirectory
 MIXED = "mixed"
 """Stands for the environment in the made-up name of a run that has several."""
 _FREE_ON_RESUME = (
-    *("trainer", "rollout", "evaluation", "checkpoint", "trackers", "model.device"),
+    *("trainer", "rollout", "evaluation", "checkpoint", "trackers", "cluster", "model.device"),
     *("engine.slots", "engine.lanes", "engine.cache_tokens", "engine.prefill_tokens", "engine.timeout_s"),
     *("engine.servers", "engine.replicas", "engine.python", "engine.arguments", "engine.tensor_parallel"),
     *("engine.gpus", "engine.max_running", "engine.api_key_variable", "engine.start_timeout_s"),

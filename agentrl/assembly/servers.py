@@ -15,7 +15,7 @@ from pathlib import Path
 from typing import Literal, TypeAlias
 
 from agentrl.assembly.models import load_tokenizer
-from agentrl.config.engines import ServerEngineConfig, SGLangEngineConfig, VLLMEngineConfig
+from agentrl.config.engines import LocalEngineConfig, ServerEngineConfig, SGLangEngineConfig, VLLMEngineConfig
 from agentrl.errors import EngineError, TrainingError, UsageError, async_boundary
 from agentrl.server import InferenceServer
 from agentrl.serving.launch import (
@@ -27,6 +27,7 @@ from agentrl.serving.launch import (
     engine_python,
     usable_gpus,
 )
+from agentrl.serving.launch.command import THIS_MACHINE
 from agentrl.serving.pool import PoolSettings, ServerPool
 from agentrl.serving.sglang import SGLangServer
 from agentrl.serving.sglang import launch_command as sglang_command
@@ -49,6 +50,8 @@ Dtype: TypeAlias = Literal["float32", "bfloat16"]
 
 SERVED_MODEL = "served-model"
 LOGS = "logs"
+BUCKET_BYTES = 128 * 2**20
+"""Of weights that go to local engines in other processes."""
 SAID_EVERY_S = 10.0
 
 
@@ -86,7 +89,7 @@ async def open_pool(
         EngineError: a server does not start or does not answer.
     """
     if isinstance(section.servers, list):
-        servers = [_server(section, url, model.vocab_size) for url in section.servers]
+        servers = [make_server(section, url, model.vocab_size) for url in section.servers]
         pool = ServerPool(servers, PoolSettings.from_config(section), version=version, say=say)
         try:
             await pool.start()
@@ -99,11 +102,11 @@ async def open_pool(
 
         async def restart(index: int) -> InferenceServer:
             process = await launcher.restart(processes[index].name)
-            server = _server(section, process.url, model.vocab_size)
+            server = make_server(section, process.url, model.vocab_size)
             await server.connect(deadline_s=section.start_timeout_s)
             return server
 
-        servers = [_server(section, process.url, model.vocab_size) for process in processes]
+        servers = [make_server(section, process.url, model.vocab_size) for process in processes]
         pool = ServerPool(servers, PoolSettings.from_config(section), restart=restart, version=version, say=say)
         try:
             await pool.start()
@@ -137,13 +140,15 @@ async def check_served(pool: ServerPool, model: ServedModel) -> None:
         ) from error
 
 
-def make_transport(section: ServerEngineConfig, shared_folder: Path) -> Transport:
+def make_transport(section: ServerEngineConfig | LocalEngineConfig, shared_folder: Path) -> Transport:
     """How weights reach the servers of a config.
 
     Args:
-        section: Which servers.
+        section: Which servers; local engines in other processes hear broadcasts.
         shared_folder: Where weights are written that go by disk.
     """
+    if isinstance(section, LocalEngineConfig):
+        return CollectiveTransport(bucket_bytes=BUCKET_BYTES)
     bucket_bytes = section.bucket_mib * 2**20
     match section.transport:
         case "shared_memory":
@@ -166,6 +171,8 @@ def make_launcher(
     dtype: Dtype,
     say: Callable[[str], None],
     ports: Sequence[int] | None = None,
+    host: str = THIS_MACHINE,
+    names: Sequence[str] | None = None,
 ) -> Launcher:
     """What starts the servers of a config; nothing runs yet.
 
@@ -176,21 +183,24 @@ def make_launcher(
         dtype: Number format of the weights.
         say: Is told how far the start is.
         ports: One for each server; free ones when left out.
+        host: Address on which they listen.
+        names: What they are called; ``server-0`` and so on when left out.
 
     Raises:
         UsageError: no interpreter with the engine, too few GPUs, no such model, no key.
     """
     return Launcher(
-        _command_maker(section, model, folder, dtype=dtype),
+        _command_maker(section, model, folder, dtype=dtype, host=host),
         gpus=assign_gpus(section.replicas, section.tensor_parallel, usable_gpus(os.environ), section.gpus),
         logs=folder / LOGS,
         start_timeout_s=section.start_timeout_s,
         on_progress=StartLines(say),
         ports=ports,
+        names=names,
     )
 
 
-def _command_maker(section: ServerEngineConfig, model: str, folder: Path, *, dtype: Dtype) -> CommandMaker:
+def _command_maker(section: ServerEngineConfig, model: str, folder: Path, *, dtype: Dtype, host: str) -> CommandMaker:
     """How each server is started.
 
     Raises:
@@ -200,22 +210,38 @@ def _command_maker(section: ServerEngineConfig, model: str, folder: Path, *, dty
         raise UsageError("this engine is not launched", got=type(section).__name__, expected="vllm or sglang")
     python = engine_python(section.type, section.python)
     key = _api_key(section)
-    served = _untied(model, folder / SERVED_MODEL, dtype=dtype)
+    served = untied(model, folder / SERVED_MODEL, dtype=dtype)
 
     def command(port: int, gpus: Sequence[int]) -> LaunchCommand:
         path = os.environ.get("PYTHONPATH", "")
         if isinstance(section, SGLangEngineConfig):
             return sglang_command(
-                section, python=python, model=served, port=port, dtype=dtype, gpus=gpus, api_key=key, python_path=path
+                section,
+                python=python,
+                model=served,
+                port=port,
+                dtype=dtype,
+                host=host,
+                gpus=gpus,
+                api_key=key,
+                python_path=path,
             )
         return vllm_command(
-            section, python=python, model=served, port=port, dtype=dtype, gpus=gpus, api_key=key, python_path=path
+            section,
+            python=python,
+            model=served,
+            port=port,
+            dtype=dtype,
+            host=host,
+            gpus=gpus,
+            api_key=key,
+            python_path=path,
         )
 
     return command
 
 
-def _untied(found: str, copy: Path, *, dtype: Dtype) -> Path:
+def untied(found: str, copy: Path, *, dtype: Dtype) -> Path:
     """A folder or name that holds the output head as a tensor of its own: `found`, or a copy made of it."""
     told = Path(found) / "config.json"
     if told.is_file() and json.loads(told.read_text(encoding="utf-8")).get("tie_word_embeddings") is False:
@@ -227,7 +253,8 @@ def _untied(found: str, copy: Path, *, dtype: Dtype) -> Path:
     return copy
 
 
-def _server(section: ServerEngineConfig, url: str, vocab_size: int) -> InferenceServer:
+def make_server(section: ServerEngineConfig, url: str, vocab_size: int) -> InferenceServer:
+    """The client of a server."""
     if isinstance(section, SGLangEngineConfig):
         return SGLangServer(url, section, vocab_size=vocab_size)
     return VLLMServer(url, section, vocab_size=vocab_size)

@@ -18,7 +18,7 @@ from agentrl.assembly.same_tokens import check_same_tokens
 from agentrl.assembly.servers import make_transport
 from agentrl.assembly.trainers import BUILD, TrainerParts, build_trainer
 from agentrl.assembly.worlds import World, build_mixture, build_worlds, close_worlds
-from agentrl.config.engines import LocalEngineConfig
+from agentrl.config.engines import LocalEngineConfig, ServerEngineConfig
 from agentrl.config.parts import parts_of
 from agentrl.config.schema import Config
 from agentrl.curriculum.mixture import Mixture
@@ -104,7 +104,7 @@ def build_training(
         version: Version of the weights at `model_path`.
         observer: Is told of every turn.
         keep: Says whether a group is worth training on.
-        pool: The engine, where the config asks for servers.
+        pool: The engine, where the config asks for servers, or for engines on a cluster.
         ranks: Train together.
 
     Raises:
@@ -126,7 +126,7 @@ def build_training(
     probe = Probe.random(model.config.get_text_config().vocab_size, tolerance=TOLERANCE[config.model.dtype])
     engine: PolicyEngine
     sync: WeightSync
-    if isinstance(settings, LocalEngineConfig):
+    if isinstance(settings, LocalEngineConfig) and pool is None:
         shared = config.rollout.max_staleness == 0 and not ranks.are_many
         if ranks.are_many:
             own = load_model(model_path, dtype=config.model.dtype, device=str(ranks.device(config.model.device)))
@@ -136,7 +136,8 @@ def build_training(
         sync = InProcessSync(source, engine, shared=shared, probe=probe)
     elif pool is not None:
         transport = make_transport(settings, Path(config.run.directory))
-        engine, sync = pool, RemoteSync(source, pool.group, transport, probe, sleeps=settings.sleep)
+        sleeps = isinstance(settings, ServerEngineConfig) and settings.sleep
+        engine, sync = pool, RemoteSync(source, pool.group, transport, probe, sleeps=sleeps)
     else:
         raise AssertionError("an engine of servers needs its pool")
     speaker = EngineSpeaker(engine, renderer, sampling_params(config.sampling))

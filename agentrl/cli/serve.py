@@ -14,6 +14,7 @@ from typing import Annotated
 
 import typer
 
+from agentrl.assembly.cluster_check import refuse_cluster
 from agentrl.assembly.servers import LOGS, SERVED_MODEL, make_launcher
 from agentrl.assembly.signals import stop_signals
 from agentrl.cli.arguments import shortcut
@@ -74,6 +75,7 @@ def serve(
     ]
     # a config needs an environment; which one does not matter here
     config = load_config(None, ["environment=none", f"engine={engine}", *shortcuts, *(overrides or [])])
+    refuse_cluster(config, "agentrl serve")
     place = folder or Path("runs") / time.strftime("serve-%Y%m%d-%H%M%S")
     section = config.engine
     if not isinstance(section, ServerEngineConfig) or section.servers != "launch":

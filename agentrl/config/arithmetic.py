@@ -8,6 +8,7 @@ from dataclasses import dataclass
 from agentrl.config.engines import LocalEngineConfig, ServerEngineConfig
 from agentrl.config.model_size import ModelSize, model_size
 from agentrl.config.parts import parts_of
+from agentrl.config.placement_rows import placement_words
 from agentrl.config.schema import LOGITS_MEGABYTES, AgentConfig, Config, ModelConfig
 from agentrl.registry import Kind, lookup
 
@@ -137,7 +138,7 @@ def _memory(config: Config, size: ModelSize) -> Memory:
     trainer = config.trainer
     weights = size.parameters * width
     critic = _critic_parameters(config, size) or 0
-    local = isinstance(config.engine, LocalEngineConfig)
+    local = isinstance(config.engine, LocalEngineConfig) and config.cluster is None
     return Memory(
         weights=weights,
         gradients=weights,
@@ -203,7 +204,12 @@ def rows(config: Config) -> list[Row]:
         Row("evaluation episodes", f"{a.evaluation_episodes:,}", "all periodic evaluations together"),
         Row("checkpoints", f"{a.checkpoints:,}", f"newest {config.checkpoint.keep} kept"),
     ]
-    return [*table, *_memory_rows(a, config), *_server_rows(config)]
+    return [
+        *table,
+        *_memory_rows(a, config),
+        *_server_rows(config),
+        *(Row(*words) for words in placement_words(config)),
+    ]
 
 
 def warm_start_rows(config: Config) -> list[Row]:

@@ -19,6 +19,7 @@ MAIN_KEYS: Mapping[str, str] = {
     "agent": "loop",
     "engine": "type",
     "algorithm": "advantage",
+    "cluster": "type",
 }
 """A section given as one word means this key: ``engine=local`` is ``engine.type=local``."""
 

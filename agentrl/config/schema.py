@@ -7,6 +7,7 @@ from typing import Annotated, Any, Literal, Self, TypeAlias
 
 from pydantic import BeforeValidator, Field, field_validator, model_validator
 
+from agentrl.config.cluster import ClusterConfig
 from agentrl.config.critic import CriticConfig
 from agentrl.config.curriculum import CurriculumConfig
 from agentrl.config.engines import EngineConfig, LocalEngineConfig, ServerEngineConfig
@@ -519,6 +520,7 @@ class Config(Section):
     evaluation: EvaluationConfig = Field(default_factory=EvaluationConfig)
     checkpoint: CheckpointConfig = Field(default_factory=CheckpointConfig)
     curriculum: CurriculumConfig = Field(default_factory=CurriculumConfig)
+    cluster: ClusterConfig | None = None
     trackers: list[str] = Field(default_factory=list)
     """Registry names: tensorboard, wandb (extra ``agentrl[trackers]``). ``metrics.jsonl`` is always written."""
 

@@ -6,6 +6,7 @@ import json
 from collections.abc import Sequence
 from pathlib import Path
 
+from agentrl.assembly.cluster_check import refuse_cluster
 from agentrl.config import Config, load_config
 from agentrl.config.parts import Part, parts_of
 from agentrl.env_lookup import resolve_environment
@@ -60,7 +61,10 @@ def evaluation_config(
         *([] if temperature is None else [f"sampling.temperature={temperature}"]),
         *([] if concurrency is None else [f"rollout.max_concurrent={concurrency}"]),
     ]
-    return load_config(None if run is None else run.config_file, [*told, *overrides])
+    own = [] if run is None else ["cluster=null"]
+    config = load_config(None if run is None else run.config_file, [*told, *own, *overrides])
+    refuse_cluster(config, "an evaluation")
+    return config
 
 
 def run_of(path: str) -> RunDirectory | None:

@@ -31,3 +31,13 @@ def torch_build() -> str:
     """Torch's version and what it was built for, for example ``2.9.1 for CUDA 12.8``."""
     cuda = torch.version.cuda
     return f"{torch.__version__} for {f'CUDA {cuda}' if cuda else 'the CPU'}"
+
+
+def use_gpu(position: int) -> None:
+    """Let ``cuda`` mean this GPU in this process, where there are some.
+
+    Args:
+        position: Among those that the process may use.
+    """
+    if torch.cuda.is_available():
+        torch.cuda.set_device(position)

@@ -5,6 +5,9 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 
+THIS_MACHINE = "127.0.0.1"
+"""The address of servers that nobody reaches from elsewhere."""
+
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class LaunchCommand:
@@ -14,6 +17,8 @@ class LaunchCommand:
     """The interpreter and its arguments, with the port and the model."""
     env: Mapping[str, str] = field(default_factory=dict)
     """Variables set on top of this process's environment."""
+    host: str = THIS_MACHINE
+    """Address on which it listens."""
     health: str = "/health"
     """Path that answers 200 once the server is ready."""
 

@@ -30,6 +30,7 @@ class Launcher:
         grace_s: Seconds that a server gets to end by itself.
         on_progress: Called a few times a second for each server that is starting.
         ports: The port of each server at the first start; free ones when left out.
+        names: Other names than these.
     """
 
     def __init__(
@@ -42,9 +43,10 @@ class Launcher:
         grace_s: float = GRACE_S,
         on_progress: Callable[[StartProgress], None] | None = None,
         ports: Sequence[int] | None = None,
+        names: Sequence[str] | None = None,
     ) -> None:
         self._make_command = make_command
-        self._gpus = dict(zip(server_names(len(gpus)), gpus, strict=True))
+        self._gpus = dict(zip(names or server_names(len(gpus)), gpus, strict=True))
         self._logs = logs
         self._start_timeout_s = start_timeout_s
         self._grace_s = grace_s

@@ -21,7 +21,6 @@ from agentrl.serving.launch import guard as guard_program
 from agentrl.serving.launch.command import LaunchCommand
 from agentrl.serving.launch.log_tail import last_lines
 
-HOST = "127.0.0.1"
 GRACE_S = 5.0
 """Seconds that a server gets to end by itself before it is killed."""
 GUARD_S = 15.0
@@ -74,7 +73,7 @@ class ServerProcess:
                 hint="start the servers yourself and give their addresses in engine.servers",
             )
         self.name, self.port, self.log = name, port, log
-        self.url = f"http://{HOST}:{port}"
+        self.url = f"http://{command.host}:{port}"
         self._health_url = f"{self.url}{command.health}"
         self._grace_s = grace_s
         self._started = time.monotonic()

@@ -8,6 +8,7 @@ from pathlib import Path
 
 from agentrl.config.engines import SGLangEngineConfig
 from agentrl.serving.launch import LaunchCommand
+from agentrl.serving.launch.command import THIS_MACHINE
 from agentrl.serving.sglang import start_with_key
 
 CPU_MODULES = Path(__file__).parent / "cpu_modules"
@@ -25,6 +26,7 @@ def launch_command(
     model: Path,
     port: int,
     dtype: str,
+    host: str = THIS_MACHINE,
     gpus: Sequence[int] = (),
     api_key: str | None = None,
     python_path: str = "",
@@ -36,8 +38,9 @@ def launch_command(
             model's own less `CONTEXT_RESERVE`.
         python: Interpreter that has SGLang.
         model: Hugging Face folder.
-        port: On 127.0.0.1.
+        port: On `host`.
         dtype: ``float32`` or ``bfloat16``.
+        host: Address of this machine on which it listens.
         gpus: Those of this server, which the launcher shows it; none run it on the CPU.
         api_key: What it asks of its clients; handed over in the environment, unseen by other users of the machine.
         python_path: PYTHONPATH of this process; the server's comes before it.
@@ -46,7 +49,7 @@ def launch_command(
         python,
         *(("-m", "sglang.launch_server") if api_key is None else (start_with_key.__file__,)),
         *("--model-path", str(model)),
-        *("--host", "127.0.0.1"),
+        *("--host", host),
         *("--port", str(port)),
         *("--dtype", dtype),
         *("--max-running-requests", str(config.max_running)),

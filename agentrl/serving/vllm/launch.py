@@ -8,6 +8,7 @@ from pathlib import Path
 
 from agentrl.config.engines import VLLMEngineConfig
 from agentrl.serving.launch import LaunchCommand
+from agentrl.serving.launch.command import THIS_MACHINE
 from agentrl.serving.vllm.convention import PROCESSED, WORKER_EXTENSION
 
 MODULE = "vllm.entrypoints.openai.api_server"
@@ -27,6 +28,7 @@ def launch_command(
     model: Path,
     port: int,
     dtype: str,
+    host: str = THIS_MACHINE,
     gpus: Sequence[int] = (),
     api_key: str | None = None,
     python_path: str = "",
@@ -38,8 +40,9 @@ def launch_command(
         python: Interpreter that has vLLM.
         model: Hugging Face folder; its output head must be written out (``lm_head.weight``), or updates of weights
             reach only the embedding.
-        port: On 127.0.0.1.
+        port: On `host`.
         dtype: ``float32`` or ``bfloat16``.
+        host: Address of this machine on which it listens.
         gpus: Those of this server, which the launcher shows it; none run it on the CPU.
         api_key: What it asks of its clients; handed over in the environment, unseen by other users of the machine.
         python_path: PYTHONPATH of this process; the server's comes before it.
@@ -50,7 +53,7 @@ def launch_command(
         MODULE,
         *("--model", str(model)),
         *("--served-model-name", SERVED_NAME),
-        *("--host", "127.0.0.1"),
+        *("--host", host),
         *("--port", str(port)),
         *("--dtype", dtype),
         *("--max-num-seqs", str(config.max_running)),

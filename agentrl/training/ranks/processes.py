@@ -1,8 +1,6 @@
 """The processes of ranks 1, 2, …: started beside this one, watched, and never left behind.
 
 A rank ends when it is told to, when its standard input closes because this process is gone, or when it is killed here.
-When one ends by itself the others are killed at once, so that nobody waits for it in a collective for long, and this
-process gets `GRACE_S` to notice; one that hangs on a GPU never would, and is ended.
 """
 
 from __future__ import annotations
@@ -12,37 +10,27 @@ import os
 import signal
 import subprocess
 import sys
-import threading
 import time
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
-from datetime import timedelta
 from pathlib import Path
-
-from torch.distributed import TCPStore  # type: ignore[attr-defined]
 
 from agentrl.errors import ConfigError, TrainingError
 from agentrl.training.ranks.group import Ranks, join, leave
+from agentrl.training.ranks.started import StartedRanks, meet
 
 PROGRAM = "agentrl.assembly.rank"
 HOST = "127.0.0.1"
 STORE_VARIABLE = "AGENTRL_RANK_STORE"
 """Where a rank that was started here finds the others: a port of this machine."""
-START_S = 300.0
-"""Seconds in which all ranks must have imported their libraries."""
-GRACE_S = 30.0
-"""Seconds after the loss of a rank in which this process must have noticed."""
 END_S = 10.0
 """Seconds that ranks get to end when they are dismissed."""
-POLL_S = 0.05
-EXPLAIN_S = 5.0
-"""How long a failed call waits for the process that may have caused it to be gone."""
 SHOWN_CHARACTERS = 4000
 """Of the log of a rank that failed."""
 
 
-class RankProcesses:
-    """The processes of all ranks but this one.
+class RankProcesses(StartedRanks):
+    """The processes of all ranks but this one, on this machine.
 
     Args:
         count: Ranks, this one included.
@@ -51,42 +39,14 @@ class RankProcesses:
     """
 
     def __init__(self, count: int, *, logs: Path, on_loss: Callable[[TrainingError], None] = lambda _: None) -> None:
-        self.count = count
-        self._logs, self._on_loss = logs, on_loss
+        super().__init__(count, logs=logs, on_loss=on_loss, host=HOST)
         self._processes: dict[int, subprocess.Popen[bytes]] = {}
         self._starts: dict[int, int] = {}
-        self._lost: TrainingError | None = None
-        self._closing = threading.Event()
-        self._watcher = threading.Thread(target=self._watch, name="ranks", daemon=True)
 
     @property
     def pids(self) -> dict[int, int]:
         """The processes by rank."""
         return {rank: process.pid for rank, process in self._processes.items()}
-
-    def start(self) -> Ranks:
-        """Start them, and meet them.
-
-        Raises:
-            TrainingError: one ended, or was not there in time.
-        """
-        patience = timedelta(seconds=START_S)
-        store = TCPStore(HOST, 0, is_master=True, wait_for_workers=False, timeout=patience)
-        self._logs.mkdir(parents=True, exist_ok=True)
-        for rank in range(1, self.count):
-            self._start_rank(rank, store.port)
-        began = time.monotonic()
-        while not store.check([_there(rank) for rank in self._processes]):
-            if (lost := self.lost()) is not None:
-                raise lost
-            if time.monotonic() - began > START_S:
-                raise TrainingError(
-                    "the ranks of the trainer did not start", got=f"{START_S:g} s", hint=f"their logs: {self._logs}"
-                )
-            time.sleep(POLL_S)
-        ranks = join(store, rank=0, count=self.count, explain=self.explain)
-        self._watcher.start()
-        return ranks
 
     def _start_rank(self, rank: int, port: int) -> None:
         log = self._log(rank)
@@ -111,20 +71,10 @@ class RankProcesses:
                 start_new_session=True,  # Ctrl-C is for the run, which tells its ranks
             )
 
-    def _log(self, rank: int) -> Path:
-        return self._logs / f"rank-{rank}.log"
-
-    def lost(self) -> TrainingError | None:
-        """Which rank has ended by itself, and what it said; always the first one that was found."""
-        if self._lost is None and not self._closing.is_set():
-            ended = {
-                rank: process.returncode for rank, process in self._processes.items() if process.poll() is not None
-            }
-            if ended:
-                self._lost = self._loss(ended)
-        return self._lost
-
-    def _loss(self, ended: dict[int, int]) -> TrainingError:
+    def _loss(self) -> TrainingError | None:
+        ended = {rank: process.returncode for rank, process in self._processes.items() if process.poll() is not None}
+        if not ended:
+            return None
         # one that was killed makes others fail, too; and what a rank says of others says less than a signal
         rank = min(ended, key=lambda number: (ended[number] > 0, number))
         said = self._said(rank)
@@ -139,39 +89,13 @@ class RankProcesses:
             log.seek(self._starts[rank])
             return log.read().decode("utf-8", errors="replace").strip()[-SHOWN_CHARACTERS:]
 
-    def explain(self) -> TrainingError | None:
-        """Why a call has failed, if a rank was lost."""
-        began = time.monotonic()
-        while (lost := self.lost()) is None and time.monotonic() - began < EXPLAIN_S:
-            time.sleep(POLL_S)
-        return lost
-
-    def _watch(self) -> None:
-        while not self._closing.wait(POLL_S):
-            if (lost := self.lost()) is not None:
-                self._kill()
-                self._on_loss(lost)
-                if not self._closing.wait(GRACE_S):
-                    sys.stderr.write(f"{lost}\nthe run hangs in a collective, and is ended\n")
-                    sys.stderr.flush()
-                    os._exit(1)
-                return
-
     def _kill(self) -> None:
         for process in self._processes.values():
             with contextlib.suppress(ProcessLookupError):
                 process.send_signal(signal.SIGKILL)
 
-    def expect_end(self) -> None:
-        """From now on a rank that ends is not lost."""
-        self._closing.set()
-
     def close(self, *, at_once: bool) -> None:
-        """Wait for ranks that were dismissed, and kill what is left; idempotent.
-
-        Args:
-            at_once: Kill them without waiting.
-        """
+        """Wait for ranks that were dismissed, and kill what is left; idempotent."""
         self._closing.set()
         until = time.monotonic() + (0.0 if at_once else END_S)
         for process in self._processes.values():
@@ -185,13 +109,20 @@ class RankProcesses:
 
 
 @contextmanager
-def open_ranks(count: int, *, logs: Path, on_loss: Callable[[TrainingError], None] = lambda _: None) -> Iterator[Ranks]:
+def open_ranks(
+    count: int,
+    *,
+    logs: Path,
+    on_loss: Callable[[TrainingError], None] = lambda _: None,
+    starter: Callable[..., StartedRanks] = RankProcesses,
+) -> Iterator[Ranks]:
     """The ranks of a run: this process alone, those of the launcher that has started it (torchrun), or new ones.
 
     Args:
         count: How many (``trainer.processes``).
         logs: Folder of their logs.
         on_loss: Called from a thread when one has ended by itself.
+        starter: Makes those that are new, of these three: processes of this machine.
 
     Raises:
         ConfigError: a launcher has started another number.
@@ -210,7 +141,7 @@ def open_ranks(count: int, *, logs: Path, on_loss: Callable[[TrainingError], Non
     elif count == 1:
         yield Ranks()
     else:
-        processes = RankProcesses(count, logs=logs, on_loss=on_loss)
+        processes = starter(count, logs=logs, on_loss=on_loss)
         try:
             with _joined(processes.start(), processes) as ranks:
                 yield ranks
@@ -219,7 +150,7 @@ def open_ranks(count: int, *, logs: Path, on_loss: Callable[[TrainingError], Non
 
 
 @contextmanager
-def _joined(ranks: Ranks, processes: RankProcesses | None) -> Iterator[Ranks]:
+def _joined(ranks: Ranks, processes: StartedRanks | None) -> Iterator[Ranks]:
     try:
         yield ranks
         if processes is not None:
@@ -238,16 +169,8 @@ def launched_ranks() -> int:
 
 def meet_starter() -> Ranks:
     """Meet the others, as a process that `RankProcesses` has started."""
-    rank, count = int(os.environ["RANK"]), int(os.environ["WORLD_SIZE"])
-    patience = timedelta(seconds=START_S)
-    store = TCPStore(HOST, int(os.environ[STORE_VARIABLE]), is_master=False, timeout=patience)
-    store.set(_there(rank), "there")
-    return join(store, rank=rank, count=count)
-
-
-def _there(rank: int) -> str:
-    """The key under which a rank says that it is there."""
-    return f"rank-{rank}"
+    port = int(os.environ[STORE_VARIABLE])
+    return meet(HOST, port, rank=int(os.environ["RANK"]), count=int(os.environ["WORLD_SIZE"]))
 
 
 def _cause(code: int) -> str:
