@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from agentrl.config.schema import EnvironmentConfig
+from agentrl.config.episodes import EnvironmentConfig
 from agentrl.env import EnvironmentSpec
 from agentrl.env_lookup import check_split, resolve_environment
 from agentrl.errors import ConfigError

@@ -9,7 +9,8 @@ from agentrl.assembly.environments import find_environment
 from agentrl.assembly.judges import build_scorer, longest_score_s
 from agentrl.assembly.tools import build_tools, sandbox_maker
 from agentrl.config.engines import EngineConfig, ServerEngineConfig
-from agentrl.config.schema import AgentConfig, Config, SamplingConfig
+from agentrl.config.episodes import AgentConfig
+from agentrl.config.schema import Config, SamplingConfig
 from agentrl.env import EnvironmentSpec
 from agentrl.errors import ConfigError
 from agentrl.policy import SamplingParams

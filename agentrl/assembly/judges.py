@@ -5,9 +5,10 @@ from __future__ import annotations
 import asyncio
 
 from agentrl.chat_service.client import ChatService, ServiceSettings
+from agentrl.config.episodes import AgentConfig
 from agentrl.config.judge import JudgeConfig
 from agentrl.config.reward_model import RewardModelConfig
-from agentrl.config.schema import AgentConfig, ModelConfig
+from agentrl.config.schema import ModelConfig
 from agentrl.errors import ConfigError, UsageError
 from agentrl.observe.model_folder import find_model
 from agentrl.registry import Kind, lookup

@@ -9,8 +9,9 @@ from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
+from agentrl.config.episodes import AgentConfig
 from agentrl.config.parts import parts_of
-from agentrl.config.schema import AgentConfig, Config
+from agentrl.config.schema import Config
 from agentrl.errors import ConfigError
 from agentrl.registry import Kind, lookup
 from agentrl.sandbox import Sandbox, open_sandbox, read_spec

@@ -6,10 +6,11 @@ import math
 from dataclasses import dataclass
 
 from agentrl.config.engines import LocalEngineConfig, ServerEngineConfig
+from agentrl.config.episodes import AgentConfig
 from agentrl.config.model_size import ModelSize, model_size
 from agentrl.config.parts import parts_of
 from agentrl.config.placement_rows import placement_words
-from agentrl.config.schema import LOGITS_MEGABYTES, AgentConfig, Config, ModelConfig
+from agentrl.config.schema import LOGITS_MEGABYTES, Config, ModelConfig
 from agentrl.registry import Kind, lookup
 
 _BYTES = {"float32": 4, "bfloat16": 2}

@@ -5,7 +5,8 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Any
 
-from agentrl.config.schema import AgentChanges, AgentConfig, Config, EnvironmentConfig, MixedEnvironmentConfig
+from agentrl.config.episodes import AgentChanges, AgentConfig, EnvironmentConfig, MixedEnvironmentConfig
+from agentrl.config.schema import Config
 
 SOLE = ""
 """The label of a run's only environment."""

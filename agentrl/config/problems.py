@@ -11,8 +11,9 @@ from typing import Any, Union, get_args, get_origin
 from pydantic import BaseModel, ValidationError
 from pydantic_core import ErrorDetails
 
+from agentrl.config.episodes import MixedEnvironmentConfig
 from agentrl.config.fsdp import FSDPOptions
-from agentrl.config.schema import Config, MixedEnvironmentConfig
+from agentrl.config.schema import Config
 from agentrl.config.yaml_source import KeyPath
 from agentrl.errors import ConfigError
 

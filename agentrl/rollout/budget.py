@@ -7,7 +7,7 @@ from dataclasses import dataclass, replace
 from typing import Any
 
 from agentrl.agent_loop import EpisodeEnd
-from agentrl.config.schema import AgentConfig
+from agentrl.config.episodes import AgentConfig
 from agentrl.env import EnvironmentSpec
 from agentrl.errors import Outcome
 from agentrl.task import Task

@@ -15,7 +15,7 @@ from collections.abc import AsyncIterator, Mapping
 from contextlib import AsyncExitStack, asynccontextmanager
 from typing import Any
 
-from agentrl.config.schema import EnvironmentConfig
+from agentrl.config.episodes import EnvironmentConfig
 from agentrl.env import EnvironmentSpec, ExpertAction, Isolation
 from agentrl.errors import AgentRLError, EnvironmentFailure, boundary
 from agentrl.message import Content, Message

@@ -3,7 +3,7 @@
 import pytest
 
 from agentrl.agent_loop import EpisodeEnd
-from agentrl.config.schema import AgentConfig
+from agentrl.config.episodes import AgentConfig
 from agentrl.env import EnvironmentSpec
 from agentrl.errors import Outcome
 from agentrl.rollout.budget import Budget, EpisodeLimits

@@ -7,7 +7,7 @@ import os
 
 import pytest
 
-from agentrl.config.schema import EnvironmentConfig
+from agentrl.config.episodes import EnvironmentConfig
 from agentrl.env import ExpertAction, Isolation
 from agentrl.errors import EnvironmentFailure, Outcome, UsageError
 from agentrl.rollout.environments import EnvironmentHost
