@@ -42,11 +42,13 @@ def test_no_tensor_of_tokens_by_vocabulary_is_made(settings):
     model, memory = memory_of_a_step(vocabulary, **settings)
     head = model.get_output_embeddings().weight.numel()
     assert memory.largest <= max(head, (MEGABYTES << 20) // 4)
-    assert memory.largest < 2 * (LENGTH - 4) * vocabulary / 4, "the targets of a micro-batch have four times as many logits"
+    assert memory.largest < 2 * (LENGTH - 4) * vocabulary / 4, (
+        "the targets of a micro-batch have four times as many logits"
+    )
 
 
 def test_memory_hardly_grows_with_the_vocabulary():
-    """Beside what belongs to the embedding itself: its weights, their gradient, and what is about to be added to that."""
+    """Beside what is the embedding's own: weights, their gradient, and what is about to be added to that."""
     beside = []
     for vocabulary in (8192, 16384):
         model, memory = memory_of_a_step(vocabulary)
