@@ -233,7 +233,7 @@ def connect(section: ClusterConfig, *, cpus: float) -> Cluster:
         else:
             _check_somebody_listens(section.address)
             ray.init(address=section.address, **quiet)
-    except (OSError, RuntimeError, ValueError) as error:
+    except Exception as error:  # the boundary of Ray, which raises what it likes
         ray.shutdown()
         raise UsageError(
             "cannot connect to the cluster",
