@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 import os
 import socket
 import threading
@@ -225,6 +226,7 @@ def connect(section: ClusterConfig, *, cpus: float) -> Cluster:
     ray: Any = RAY.load()
     if ray.is_initialized():
         return Cluster(ray, section, leaves=False)
+    logging.getLogger("ray").setLevel(logging.ERROR)  # what it warns of, it warns of at every start
     quiet: dict[str, Any] = {"configure_logging": False, "log_to_driver": False}
     try:
         if section.address is None:
