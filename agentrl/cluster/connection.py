@@ -8,6 +8,7 @@ import socket
 import threading
 import time
 from collections.abc import Callable, Mapping, Sequence
+from contextlib import suppress
 from dataclasses import dataclass
 from types import ModuleType
 from typing import Any
@@ -205,7 +206,8 @@ class Cluster:
     def close(self) -> None:
         """Give the room back, which ends the actors in it, and the connection, with a cluster that was started here."""
         if self._group is not None:
-            RAY.load("ray.util").remove_placement_group(self._group)
+            with suppress(ConnectionError, self.ray.exceptions.RayError):  # the cluster may be what was lost
+                RAY.load("ray.util").remove_placement_group(self._group)
             self._group = None
         if self._leaves:
             self._leaves = False
