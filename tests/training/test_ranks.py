@@ -19,7 +19,6 @@ from agentrl.config.schema import Config
 from agentrl.training.checkpoint import save_model_folder
 from agentrl.training.ranks import Ranks, join
 from agentrl.training.ranks.group import leave
-from agentrl.training.ranks.sharding import whole
 
 PROGRAM = Path(__file__).parent / "rank_program.py"
 CHUNK = 7
@@ -202,10 +201,9 @@ def gradients(parts):
 
 
 def critic_weights(parts):
-    """Whole, by name; none without a critic."""
-    critic = parts.trainer._critic
-    state = {} if critic is None else critic.named_state()
-    return {name: whole(tensor).detach().clone() for name, tensor in state.items() if "/masters/" in name}
+    """Of a trainer without other ranks, by name."""
+    state = parts.trainer._critic.named_state()
+    return {name: tensor.detach().clone() for name, tensor in state.items() if "/masters/" in name}
 
 
 def assert_same_numbers(found, expected):
@@ -231,7 +229,8 @@ def steps(path, processes, tmp_path_factory, module_trajectories):
         saved = save(parts, folder / f"{name}-{count}")
         second = step(parts, module_trajectories)
         found[name, count] = {"first": first, "saved": saved, "second": second, "weights": weights(parts)}
-        found[name, count]["critic"] = critic_weights(parts)
+        if name in CRITICS:
+            found[name, count]["end"] = save(parts, folder / f"{name}-{count}-end")
 
     def load(count, group, name, saved):
         parts = group.build(settings(name, path, count), saved / "model", reference=str(path))
@@ -243,7 +242,8 @@ def steps(path, processes, tmp_path_factory, module_trajectories):
             for before in (1, 2):
                 parts = load(count, group, name, found[name, before]["saved"])
                 numbers = step(parts, module_trajectories)
-                found[name, before, count] = {"second": numbers, "critic": critic_weights(parts)}
+                end = save(parts, folder / f"{name}-{before}-{count}-end")
+                found[name, before, count] = {"second": numbers, "end": end}
 
     alone = Group(Ranks())
     for name in SETTINGS:
@@ -261,6 +261,9 @@ def steps(path, processes, tmp_path_factory, module_trajectories):
             if count == 2:
                 go_on_with_critics(2, group)
     go_on_with_critics(1, alone)
+    for key, numbers in found.items():
+        if "end" in numbers:
+            numbers["critic"] = critic_weights(load(1, alone, key[0], numbers["end"]))
     for name in SETTINGS:
         for count in [1, *(ranks for case, ranks in CASES if case == name)]:
             parts = load(1, alone, name, found[name, count]["saved"])
