@@ -37,6 +37,7 @@ from typing import Any, ClassVar, TypedDict, TypeVar, Unpack, overload
 
 from agentrl.errors import ConfigError, EnvironmentFailure, ToolError, UsageError
 from agentrl.tool_arguments import Arguments, WrongArguments
+from agentrl.tool_fault import contained, contained_in_thread
 
 F = TypeVar("F", bound=Callable[..., Any])
 T = TypeVar("T")
@@ -303,13 +304,15 @@ class Tool:
         Raises:
             ToolError: the tool says so.
             EnvironmentFailure: its reward or a metric is no finite number.
+            ToolFault: it raised what would stop more than the call.
         """
-        if inspect.iscoroutinefunction(self._function):
-            value = await bound(**checked)
-        elif self.rules.inline:
-            value = bound(**checked)
-        else:
-            value = await asyncio.to_thread(functools.partial(bound, **checked))
+        with contained():
+            if inspect.iscoroutinefunction(self._function):
+                value = await bound(**checked)
+            elif self.rules.inline:
+                value = bound(**checked)
+            else:
+                value = await asyncio.to_thread(contained_in_thread, functools.partial(bound, **checked))
         return value.checked(self.name) if isinstance(value, ToolResult) else ToolResult(value)
 
     async def call(self, bound: Callable[..., Any], arguments: Mapping[str, Any]) -> str:

@@ -18,6 +18,7 @@ from agentrl.rollout.turns import TurnLog
 from agentrl.sandbox import Sandbox
 from agentrl.tool import Provisions, Tool, ToolContext, ToolResult
 from agentrl.tool_arguments import WrongArguments, refuse_depth
+from agentrl.tool_fault import ToolFault, contained, ended_in_time
 
 T = TypeVar("T")
 SANDBOX_START_S = 120.0
@@ -118,14 +119,17 @@ class EpisodeTools:
         deadline = asyncio.timeout(limit if remaining is None else min(limit, max(remaining, 0)))
         try:
             async with deadline:
-                return await tool.run(await self._open(tool, limit), checked)
+                with contained():
+                    running = tool.run(await self._open(tool, limit), checked)
+                    return await (running if tool.rules.inline else ended_in_time(running))
         except (AgentRLError, EpisodeEnd):
             raise
         except Exception as error:
             if deadline.expired():
                 self._turns.budget.check_time()
-            failed = f"did not answer in {limit:g} s" if deadline.expired() else f"failed ({type(error).__name__})"
-            raise ToolError(f"{tool.name} {failed}") from error
+            cause = error.cause if isinstance(error, ToolFault) else error
+            failed = f"did not answer in {limit:g} s" if deadline.expired() else f"failed ({type(cause).__name__})"
+            raise ToolError(f"{tool.name} {failed}") from cause
 
     async def _open(self, tool: Tool, limit_s: float) -> Callable[..., Any]:
         if tool.name in self._bound:
