@@ -28,6 +28,7 @@ import functools
 import inspect
 import json
 import math
+import re
 import types
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Hashable, Mapping, Sequence
@@ -41,6 +42,7 @@ from agentrl.tool_fault import contained, contained_in_thread
 
 F = TypeVar("F", bound=Callable[..., Any])
 T = TypeVar("T")
+_HALF = re.compile("[\ud800-\udfff]")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -113,8 +115,9 @@ class ToolResult:
 
     @property
     def text(self) -> str:
-        """The value as the policy reads it."""
-        return self.value if isinstance(self.value, str) else json.dumps(self.value, ensure_ascii=False, default=str)
+        """The value as the policy reads it; halves of characters, which no encoding knows, are replaced."""
+        text = self.value if isinstance(self.value, str) else json.dumps(self.value, ensure_ascii=False, default=str)
+        return _HALF.sub("\ufffd", text)
 
     def checked(self, tool: str) -> ToolResult:
         """This result, if its numbers are finite.
@@ -181,6 +184,12 @@ class Tool:
                 f"tool {self.name} has no docstring",
                 expected="one sentence, then an Args: section with a line per argument",
                 hint="the policy reads it to learn what the tool does",
+            )
+        if inspect.isgeneratorfunction(self._function) or inspect.isasyncgenfunction(self._function):
+            raise UsageError(
+                f"tool {self.name} is a generator",
+                got="yield",
+                expected="a function that returns the whole result",
             )
         self._arguments = Arguments(f"tool {self.name}", self._function)
         if self.rules.pure and self.is_stateful:

@@ -36,6 +36,7 @@ _EXPECTED = {
     "int_from_float": "a whole number",
     "float_parsing": "a number",
     "float_type": "a number",
+    "finite_number": "a finite number",
     "bool_parsing": "true or false",
     "bool_type": "true or false",
     "string_type": "text",
@@ -119,7 +120,9 @@ class Arguments:
                 self.hints.get(parameter.name, Any),
                 Field(default, alias=parameter.name),
             )
-        settings = ConfigDict(extra="forbid", coerce_numbers_to_str=True, arbitrary_types_allowed=True)
+        settings = ConfigDict(
+            extra="forbid", coerce_numbers_to_str=True, arbitrary_types_allowed=True, allow_inf_nan=False
+        )
         return create_model("Arguments", __config__=settings, **fields)
 
     def read(self, values: Mapping[str, Any]) -> dict[str, Any]:

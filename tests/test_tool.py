@@ -109,6 +109,27 @@ def test_a_tool_without_a_docstring_is_refused() -> None:
         agentrl.tool(silent)
 
 
+async def stream() -> Any:
+    """Tell one after the other."""
+    yield 1
+
+
+def series() -> Any:
+    """Tell one after the other."""
+    yield 1
+
+
+@pytest.mark.parametrize("function", [stream, series])
+def test_a_generator_is_refused(function: Any) -> None:
+    with pytest.raises(UsageError, match="is a generator: got yield, expected a function that returns"):
+        agentrl.tool(function)
+
+
+@pytest.mark.parametrize("value", ["a\ud800b", {"x": "a\ud800b"}])
+def test_what_no_encoding_knows_is_replaced(value: object) -> None:
+    assert "a\ufffdb" in agentrl.ToolResult(value).text
+
+
 def test_a_class_that_cannot_be_called_is_refused() -> None:
     with pytest.raises(UsageError, match="cannot be called"):
 
@@ -189,6 +210,9 @@ async def test_what_models_write_is_coerced(arguments: dict[str, object], result
         ({"items": [], "copy": 0}, "copy is 0, expected greater than or equal to 1"),
         ({"items": [], "size": "huge"}, "size is \"huge\", expected 'small' or 'large'"),
         ({"items": [], "nte": "x", "schema": "y"}, 'schema is "y", expected a number; nte is no argument'),
+        ({"items": [], "schema": "nan"}, 'schema is "nan", expected a finite number'),
+        ({"items": [], "schema": 1e999}, "schema is Infinity, expected a finite number"),
+        ({"items": [], "schema": "-inf"}, 'schema is "-inf", expected a finite number'),
         ({"items": "x" * 500}, "x…, expected a list"),
     ],
 )
