@@ -15,8 +15,8 @@ from pathlib import Path
 import pytest
 
 from agentrl.errors import SandboxError, UsageError
-from agentrl.sandbox import Limits, SandboxSpec, open_sandbox
-from agentrl.sandbox.bubblewrap import find_bubblewrap
+from agentrl.sandbox import Limits, SandboxSpec, bubblewrap, open_sandbox
+from agentrl.sandbox.bubblewrap import find_bubblewrap, own_folders
 from agentrl.sandbox.control_groups import PREFIX, ControlGroup, Hierarchy, find_hierarchy
 from agentrl.sandbox.local import UNCONFINED
 from agentrl.sandbox.seccomp import _DENIED, _MACHINES, filter_program
@@ -130,6 +130,29 @@ async def test_the_specs_files_variables_and_folders_are_there(shared: Path):
         seen = await sandbox.exec(["sh", "-c", 'cat in/a.txt "$0"/data.txt; echo " $WHO"; touch "$0/x"', str(shared)])
     assert seen.stdout == b"texthost data me\n"
     assert os.listdir(shared) == ["data.txt"]
+
+
+async def test_the_code_of_agentrl_is_hidden():
+    root = Path(__file__).parents[2]
+    async with open_sandbox({"options": {"readable": [str(root)]}}) as sandbox:
+        seen = await sandbox.exec(["sh", "-c", 'cd "$0"; ls agentrl envs tools agent_loops; ls README.md', str(root)])
+        assert seen.stdout.decode().split("\n\n") == ["agent_loops:", "agentrl:", "envs:", "tools:\nREADME.md\n"]
+        made = await sandbox.exec(["sh", "-c", 'cd "$0"; touch envs/x', str(root)])
+        assert not made.succeeded
+
+
+async def test_an_agentrl_that_is_installed_for_the_python_inside_is_hidden(shared: Path, monkeypatch):
+    installed = shared / "lib/python3.11/site-packages/agentrl"
+    installed.mkdir(parents=True)
+    (installed / "secret.py").write_text("answer = 42")
+    monkeypatch.setattr(bubblewrap, "INSTALLED_IN", (shared,))
+    own_folders.cache_clear()
+    try:
+        assert installed in own_folders()
+        async with open_sandbox({"options": {"readable": [str(shared)]}}) as sandbox:
+            assert (await sandbox.exec(["ls", str(installed)])).stdout == b""
+    finally:
+        own_folders.cache_clear()
 
 
 async def test_without_walls_only_in_these_words():
