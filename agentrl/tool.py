@@ -24,6 +24,7 @@ from __future__ import annotations
 import asyncio
 import copy
 import dataclasses
+import difflib
 import functools
 import inspect
 import json
@@ -42,6 +43,9 @@ from agentrl.tool_fault import contained, contained_in_thread
 
 F = TypeVar("F", bound=Callable[..., Any])
 T = TypeVar("T")
+_WHOLE = ("max_tokens", "max_concurrent")
+_NAME = re.compile(r"[a-zA-Z0-9_-]{1,64}")
+"""What OpenAI-style services take."""
 _HALF = re.compile("[\ud800-\udfff]")
 
 
@@ -68,10 +72,16 @@ class ToolRules:
     """Most calls that begin in a second, over all episodes of the run."""
 
     def __post_init__(self) -> None:
+        for name in ("stop", "inline", "parallel", "pure"):
+            if not isinstance(getattr(self, name), bool):
+                raise UsageError(f"a tool's {name} is not understood", got=repr(getattr(self, name)), expected="a bool")
         if self.stop and (self.parallel or self.pure):
             raise UsageError("a tool that ends the episode cannot be parallel or pure", got="stop=True")
         for name in ("timeout_s", "max_tokens", "max_concurrent", "max_per_second"):
-            value = getattr(self, name)
+            value, kinds = getattr(self, name), (int,) if name in _WHOLE else (int, float)
+            if value is not None and (isinstance(value, bool) or not isinstance(value, kinds)):
+                expected = "a whole number" if name in _WHOLE else "a number"
+                raise UsageError(f"a tool's {name} is not understood", got=repr(value), expected=expected)
             if value is not None and not value > 0:
                 raise UsageError(f"a tool's {name} is too small", got=value, expected="more than 0")
 
@@ -173,9 +183,16 @@ class Tool:
     """
 
     def __init__(self, target: Callable[..., Any], *, name: str | None = None, **declared: Unpack[Declared]) -> None:
+        if not callable(target):
+            raise UsageError("this cannot be a tool", got=repr(target), expected="a function, or a class with __call__")
         self.target = target
-        self.rules = ToolRules(**declared)
-        self.name = name or _snake_case(target.__name__)
+        self.name = _snake_case(target.__name__) if name is None else name
+        if not _NAME.fullmatch(self.name):
+            hint = "give it another: agentrl.tool(name=…)"
+            raise UsageError(
+                "a tool's name", got=repr(self.name), expected="1 to 64 letters, digits, _ and -", hint=hint
+            )
+        self.rules = ToolRules(**_known_rules(self.name, declared))
         self.options: Mapping[str, Any] = {}
         """Arguments of a stateful tool's constructor."""
         functools.update_wrapper(self, target, updated=())
@@ -375,6 +392,16 @@ def tool(
         return Tool(function, name=name, **declared)
 
     return wrap if target is None else wrap(target)
+
+
+def _known_rules(tool: str, declared: Declared) -> Declared:
+    known = [rule.name for rule in dataclasses.fields(ToolRules)]
+    for name in declared:
+        if name not in known:
+            near = difflib.get_close_matches(name, known, n=1)
+            hint = f"did you mean {near[0]}?" if near else None
+            raise UsageError(f"tool {tool} has an unknown rule", got=name, expected=", ".join(known), hint=hint)
+    return declared
 
 
 def _snake_case(name: str) -> str:

@@ -243,11 +243,22 @@ def test_arguments_without_a_name_are_refused() -> None:
         ({"stop": True, "pure": True}, "cannot be parallel or pure"),
         ({"timeout_s": 0}, "timeout_s is too small"),
         ({"max_concurrent": -1}, "max_concurrent is too small"),
+        ({"max_tokens": 1.5}, "max_tokens is not understood: got 1.5, expected a whole number"),
+        ({"timeout_s": "5"}, "timeout_s is not understood: got '5', expected a number"),
+        ({"parallel": "yes"}, "parallel is not understood: got 'yes', expected a bool"),
+        ({"timeout": 5}, r"tool midpoint has an unknown rule: got timeout, .* Did you mean timeout_s"),
+        ({"name": "weird name!"}, "a tool's name: got 'weird name!', expected 1 to 64 letters"),
+        ({"name": ""}, "a tool's name: got '', expected 1 to 64 letters"),
     ],
 )
 def test_rules_that_make_no_sense_are_refused(rules: Any, words: str) -> None:
     with pytest.raises(UsageError, match=words):
         agentrl.tool(**rules)(midpoint.target)
+
+
+def test_what_cannot_be_called_is_no_tool() -> None:
+    with pytest.raises(UsageError, match="this cannot be a tool: got 5, expected a function"):
+        agentrl.tool(5)  # type: ignore[call-overload]
 
 
 def test_a_stateful_tool_is_not_pure() -> None:

@@ -15,7 +15,7 @@ from pathlib import Path
 import pytest
 
 from agentrl.errors import SandboxError, UsageError
-from agentrl.sandbox import Limits, SandboxSpec, bubblewrap, open_sandbox
+from agentrl.sandbox import Limits, SandboxFileError, SandboxSpec, bubblewrap, open_sandbox
 from agentrl.sandbox.bubblewrap import find_bubblewrap, own_folders
 from agentrl.sandbox.control_groups import PREFIX, ControlGroup, Hierarchy, find_hierarchy
 from agentrl.sandbox.local import UNCONFINED
@@ -105,6 +105,14 @@ async def test_commands_that_cannot_be_started_say_why():
         for command, env in (([], {}), (["a\0b"], {}), ("true", {"A=B": "c"}), ("true", {"A": "\0"})):
             with pytest.raises(UsageError, match="a command is not understood"):
                 await sandbox.exec(command, env=env)
+
+
+async def test_a_path_that_nobody_can_write_is_named():
+    async with open_sandbox() as sandbox:
+        with pytest.raises(SandboxFileError, match=r"a path is not understood: got 'a\\ud800'"):
+            await sandbox.write("a\ud800", b"x")
+        await sandbox.write("a\udcff", b"x")
+        assert [entry.name for entry in await sandbox.list()] == ["a\udcff"]
 
 
 async def test_a_closed_sandbox_says_so():
