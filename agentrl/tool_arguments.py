@@ -193,11 +193,13 @@ class Arguments:
             described: dict[str, Any] = dict(get_json_schema(self._stand_in()))
             function = {**described["function"], "name": name}
             function["parameters"] = self._with_rich_types(function.get("parameters", {"properties": {}}))
+        except UsageError:
+            raise
         except Exception as error:
             raise UsageError(
                 f"{self.owner} cannot be described to a policy",
-                got=error,
-                expected="type hints on all arguments and an Args: section that names each",
+                got=str(error).partition("\n")[0],
+                expected="arguments of types that JSON has, and an Args: section in Google's style that names each",
             ) from error
         return {**described, "function": function}
 
@@ -210,6 +212,7 @@ class Arguments:
         given = {name: hint for name, hint in hints.items() if hint is not None}
         stand_in.__annotations__ = {name: hint if _is_plain(hint) else Any for name, hint in given.items()}
         stand_in.__signature__ = inspect.Signature(self._own)  # type: ignore[attr-defined]
+        stand_in.__name__ = self.owner.rpartition(" ")[2]
         stand_in.__doc__ = inspect.getdoc(self._function)
         return stand_in
 

@@ -147,8 +147,22 @@ def test_an_argument_without_a_type_is_refused_when_described() -> None:
             x: Anything.
         """
 
-    with pytest.raises(UsageError, match="vague cannot be described"):
+    with pytest.raises(UsageError, match=r"vague cannot be described to a policy: got .* vague[^\n]*Google's style"):
         _ = vague.schema
+
+
+def test_a_type_that_nobody_knows_is_told_once() -> None:
+    @agentrl.tool
+    def lost(x: Nowhere) -> str:  # type: ignore[name-defined]  # noqa: F821
+        """Look for something.
+
+        Args:
+            x: What.
+        """
+        return str(x)
+
+    with pytest.raises(UsageError, match=r"^tool lost: a type hint cannot be read: got NameError"):
+        _ = lost.schema
 
 
 class Size(enum.Enum):

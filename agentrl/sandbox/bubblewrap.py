@@ -134,7 +134,7 @@ def _read_only(paths: Sequence[str]) -> list[str]:
 
 def _without_own_code(readable: Sequence[str]) -> list[str]:
     """Empty folders in place of agentrl, which could make tasks anew with their hidden answers."""
-    seen = [Path(path).resolve() for path in ("/usr", PREFIX, *readable)]
+    seen = [Path(path).resolve() for path in ("/usr", str(PREFIX), *readable)]
     hidden = [folder for folder in own_folders() if any(folder.is_relative_to(place) for place in seen)]
     return [word for folder in hidden for word in ("--tmpfs", str(folder), "--remount-ro", str(folder))]
 

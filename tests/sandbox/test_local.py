@@ -257,6 +257,12 @@ def test_run_prints_the_output_and_ends_with_the_commands_code():
     assert (ended.returncode, ended.stdout) == (9, "text")
 
 
+def test_run_begins_its_notices_on_a_line_of_their_own():
+    command = [*AGENTRL, "sandbox", "run", "--set", "limits.output_bytes=3", "--", "echo", "hello"]
+    ended = subprocess.run(command, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True, check=False)
+    assert ended.stdout == "hel\noutput beyond the limit was dropped\n"
+
+
 def test_check_writes_its_report(tmp_path: Path):
     words = [*AGENTRL, "sandbox", "check", "local", "--json", "-"]
     ended = subprocess.run([*words, "--only", "runs-commands"], capture_output=True, text=True, check=False)
