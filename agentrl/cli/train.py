@@ -15,6 +15,7 @@ from agentrl.assembly.curriculum_check import check_curriculum
 from agentrl.assembly.environments import find_environment, task_source
 from agentrl.assembly.rank import follow_launcher, follows_launcher
 from agentrl.assembly.runs import Run, resume_run, start_run
+from agentrl.assembly.tools import check_tools
 from agentrl.cli.arguments import config_words, read_config, shortcut
 from agentrl.cli.console import note, out
 from agentrl.cli.exit_code import ExitCode
@@ -75,6 +76,7 @@ def train(
 def print_dry_run(config: Config, amounts: Sequence[Row]) -> None:
     """The resolved config and what it amounts to; the environment and its tasks are looked up too."""
     check_curriculum(config)
+    check_tools(config)
     tasks = [_tasks_row(part) for part in parts_of(config)]
     out.print(Text(dump_config(config)))
     table = Table("what", "how many", "from", box=None, pad_edge=False)
