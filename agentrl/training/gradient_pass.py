@@ -147,6 +147,7 @@ class GradientPass:
             "layout": asdict(replace(self._layout, context=None)),
             "lanes": self._lanes.count,
             "ranks": self._ranks.teams,
+            "joins_critic": self._critic is not None,
         }
 
     def means(self) -> dict[str, float]:

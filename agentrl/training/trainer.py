@@ -217,7 +217,12 @@ class Trainer:
                 self.watch,
                 gradient,
                 self._optimizer,
-                Step(number=self.steps + 1, trajectories=selection.trajectories, generator=self._generator),
+                Step(
+                    number=self.steps + 1,
+                    trajectories=selection.trajectories,
+                    generator=self._generator,
+                    experts=guides.expert_ids,
+                ),
             )
             with gradients_recomputed(self.model, enabled=self._config.gradient_checkpointing):
                 taken = take_updates(parts, watched, self.model, critic=critic, max_kl=self._config.max_kl)

@@ -67,6 +67,15 @@ def test_an_update_that_is_not_finite_is_repeated_by_its_dump(overflowing, traje
         assert all("log-probabilities" in each.not_finite for each in found.micro_batches)
 
 
+def test_an_update_with_a_critic_on_the_same_trunk_is_not_repeated(overflowing, trajectories, tmp_path):
+    run_step(failing_trainer(overflowing, tmp_path), trajectories)
+    (file,) = (tmp_path / "numerics").iterdir()
+    state = read_dump(file)
+    assert state["joins_critic"] is False
+    with pytest.raises(UsageError, match=r"cannot be repeated: got trainer\.critic\.kind shared"):
+        replay({**state, "joins_critic": True})
+
+
 def test_an_update_that_fails_in_one_trajectory_names_it(model, trajectories, tmp_path):
     """Finite everywhere but in one micro-batch, whose advantage is beyond what a gradient can hold."""
     trainer = failing_trainer(model, tmp_path, "trainer.tokens_per_micro_batch=1")

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 import json
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping, Sequence, Set
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -41,6 +41,7 @@ def write_dump(
     *,
     part: list[int],
     trajectories: Sequence[Trajectory],
+    experts: Set[str],
     generator: torch.Generator,
     run: Mapping[str, Any],
     found: Found,
@@ -53,6 +54,7 @@ def write_dump(
         before: `GradientPass.snapshot` before the update.
         part: The update's sequences.
         trajectories: That trained in the step.
+        experts: Ids of those that an expert played.
         generator: Of the mini-batches.
         run: The run's config.
         found: What the update came to.
@@ -76,6 +78,7 @@ def write_dump(
         "dtype": str(computing_dtype(gradient.model)).removeprefix("torch."),
         "device": gradient.model.device.type,
         "trajectories": json.dumps([trajectory.to_record() for trajectory in trajectories]),
+        "experts": sorted(experts),
         "config": json.dumps(run),
         "generator": generator.get_state(),
         "torch_generator": torch.get_rng_state(),

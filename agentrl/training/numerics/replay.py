@@ -14,6 +14,7 @@ from transformers import PreTrainedModel
 
 from agentrl.algorithms.loss_input import LossInput
 from agentrl.config.schema import Config
+from agentrl.errors import UsageError
 from agentrl.image import ImageReader
 from agentrl.lanes import Lanes
 from agentrl.training.gradient_mode import gradients_recomputed
@@ -113,10 +114,17 @@ def replay(state: Mapping[str, Any], *, device: str = "auto", reader: ImageReade
         reader: Prepares images; needed where trajectories hold any.
 
     Raises:
-        UsageError: the model is of a kind that this machine cannot make.
+        UsageError: the model is of a kind that this machine cannot make, or a critic shares it.
         UnknownNameError: a name of the config is not registered here.
     """
     config = Config.model_validate(json.loads(state["config"]))
+    if state.get("joins_critic"):
+        raise UsageError(
+            "this update cannot be repeated",
+            got="trainer.critic.kind shared, whose loss is a part of it",
+            expected="an update of a policy alone",
+            hint="its gradient norms by group are in the run's metrics.jsonl",
+        )
     torch.set_num_threads(state["threads"])
     torch.set_rng_state(state["torch_generator"])
     prepare_repeatable(enabled=config.trainer.deterministic)
@@ -124,7 +132,7 @@ def replay(state: Mapping[str, Any], *, device: str = "auto", reader: ImageReade
     weights = tuple(name for name, p in model.named_parameters() if not bool(p.detach().isfinite().all()))
     trajectories = [Trajectory.from_record(record) for record in json.loads(state["trajectories"])]
     shaping = RewardShaping(config.algorithm.shaping, max_tokens=config.agent.max_tokens)
-    batch = step_batch(trajectories, shaping)
+    batch = step_batch(trajectories, shaping, experts=frozenset(state.get("experts", ())))
     values: dict[str, Any] = {
         name: value.to(model.device) if isinstance(value, torch.Tensor) and name != "draws" else value
         for name, value in state["values"].items()

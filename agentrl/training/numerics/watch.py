@@ -35,6 +35,8 @@ class Step:
     """Those that train."""
     generator: torch.Generator
     """Of the mini-batches."""
+    experts: frozenset[str] = frozenset()
+    """Ids of trajectories whose forced tokens train."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -118,6 +120,7 @@ class NumericsWatch:
             before,
             part=part,
             trajectories=step.trajectories,
+            experts=step.experts,
             generator=step.generator,
             run=self._run,
             found=found,
