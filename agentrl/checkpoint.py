@@ -1,7 +1,7 @@
 """What a run saves so that it can go on as if nothing had happened.
 
 checkpoints/step-000010/
-model/            Hugging Face folder: the policy's weights, exactly, and its tokenizer
+model/            Hugging Face folder: the policy's weights, exactly, and its tokenizer; of adapters peft's folder
 trainer.pt        optimizer, schedule, generators; trainer/ where several ranks have written it
 progress.json     step, version, task order and curriculum, finished unused trajectories, position in metrics.jsonl
 manifest.json     sizes and checksums
@@ -20,7 +20,8 @@ from agentrl.assembly.training import TrainingParts
 from agentrl.errors import UsageError
 from agentrl.observe.checkpoints import Checkpoint
 from agentrl.observe.model_folder import MODEL
-from agentrl.training.checkpoint import save_model_folder
+from agentrl.training.checkpoint import save_adapter_folder, save_model_folder
+from agentrl.training.lora import has_adapters
 
 _PROGRESS = "progress.json"
 
@@ -45,9 +46,12 @@ class Progress:
 
 def write_checkpoint(folder: Path, parts: TrainingParts, progress: Progress) -> None:
     """Fill the folder of a checkpoint."""
-    model = parts.trainer.model
-    weights = parts.source.weights() if parts.trainer.ranks.are_many else None
-    save_model_folder(model, parts.tokenizer, folder / MODEL, parts.renderer.images, weights=weights)
+    model, images = parts.trainer.model, parts.renderer.images
+    if has_adapters(model):
+        save_adapter_folder(model, parts.tokenizer, folder / MODEL, images, trained=parts.source.trained())
+    else:
+        weights = parts.source.weights() if parts.trainer.ranks.are_many else None
+        save_model_folder(model, parts.tokenizer, folder / MODEL, images, weights=weights)
     parts.trainer.save(folder)
     (folder / _PROGRESS).write_bytes(orjson.dumps(asdict(progress)))
 

@@ -8,13 +8,15 @@ from __future__ import annotations
 import asyncio
 import functools
 from contextlib import ExitStack
+from pathlib import Path
 
-from transformers import PreTrainedModel
+from transformers import PreTrainedModel, PreTrainedTokenizerFast
 
 from agentrl.assembly.demonstrations import collect_demonstrations
 from agentrl.assembly.models import build_renderer, load_tokenizer, pad_id, prepare_model
 from agentrl.assembly.recording import EpisodeRecorder
 from agentrl.assembly.runs import Run
+from agentrl.assembly.trainers import load_policy
 from agentrl.assembly.training import check_rendering
 from agentrl.evaluation.periodic import success_now
 from agentrl.observe.checkpoints import Checkpoints
@@ -25,9 +27,11 @@ from agentrl.observe.run_log import logging_to
 from agentrl.observe.trackers import Trackers
 from agentrl.observe.trajectory_store import TrajectoryStore
 from agentrl.orchestrator import RunResult
+from agentrl.render.images import ImageProcessor
 from agentrl.render.renderer import Renderer
-from agentrl.training.checkpoint import save_model_folder
-from agentrl.training.model import load_model
+from agentrl.training.checkpoint import save_adapter_folder, save_model_folder
+from agentrl.training.lora import has_adapters
+from agentrl.training.model_weights import ModelWeights
 from agentrl.training.sft import SFTProgress, train_supervised
 from agentrl.trajectory import Trajectory
 
@@ -79,7 +83,7 @@ class WarmStart:
             store.close()
 
     def _learn(self, path: str, demonstrations: list[Trajectory]) -> RunResult:
-        model = load_model(path, dtype=self.config.model.dtype, device=self.config.model.device)
+        model = load_policy(self.config, path)
         tokenizer = load_tokenizer(path)
         renderer = build_renderer(self.config, path, tokenizer)
         self._enter(Phase.WARM_START)
@@ -99,9 +103,7 @@ class WarmStart:
         self._say_how_it_ended()
         self._enter(Phase.CHECKPOINT)
         checkpoints = Checkpoints(self.folder.checkpoints, keep=self.config.checkpoint.keep)
-        saved = checkpoints.save(
-            final.update, lambda folder: save_model_folder(model, tokenizer, folder / MODEL, renderer.images)
-        )
+        saved = checkpoints.save(final.update, lambda folder: _save(model, tokenizer, folder / MODEL, renderer.images))
         self._watcher.on_checkpoint(final.update, saved.path)
         return RunResult(
             folder=self.folder.path,
@@ -161,6 +163,15 @@ class WarmStart:
     def _enter(self, phase: Phase) -> None:
         self.status.phase = phase
         self._watcher.on_status(self.status)
+
+
+def _save(
+    model: PreTrainedModel, tokenizer: PreTrainedTokenizerFast, folder: Path, images: ImageProcessor | None
+) -> None:
+    if has_adapters(model):
+        save_adapter_folder(model, tokenizer, folder, images, trained=ModelWeights(model).trained())
+    else:
+        save_model_folder(model, tokenizer, folder, images)
 
 
 def warm_start(run: Run, *, watcher: RunWatcher | None = None) -> RunResult:

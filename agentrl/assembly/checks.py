@@ -10,6 +10,7 @@ from agentrl.config.engines import LocalEngineConfig, OpenAIEngineConfig, Server
 from agentrl.config.parts import parts_of
 from agentrl.config.schema import Config, SamplingConfig
 from agentrl.errors import ConfigError, UsageError
+from agentrl.training.lora import PEFT
 from agentrl.training.objective import Objective
 from agentrl.training.rewards import RewardShaping
 
@@ -35,9 +36,30 @@ def check_training(config: Config) -> LocalEngineConfig | ServerEngineConfig:
         )
     check_images(config)
     _check_sampling(config.sampling)
+    _check_adapters(config)
     Objective(config.algorithm)
     RewardShaping(config.algorithm.shaping, max_tokens=config.agent.max_tokens)
     return config.engine
+
+
+def _check_adapters(config: Config, *, may_drop_out: bool = False) -> None:
+    """Check that adapters can be made, before anything else is.
+
+    Raises:
+        ConfigError: they have dropout where two forward passes must agree.
+        UsageError: the extra is not installed.
+    """
+    lora = config.model.lora
+    if lora is None:
+        return
+    PEFT.load()
+    if lora.dropout and not may_drop_out:
+        raise ConfigError(
+            "model.lora.dropout is of warm starts only",
+            got=lora.dropout,
+            expected="0: log-probabilities of the same tokens must be the same in two forward passes",
+            hint="remove it; agentrl sft takes it",
+        )
 
 
 def check_images(config: Config) -> None:
@@ -89,6 +111,7 @@ async def check_warm_start(config: Config) -> None:
             expected="1",
             hint="set trainer.processes=1 for agentrl sft; agentrl train may have more",
         )
+    _check_adapters(config, may_drop_out=True)
     for part in parts_of(config):
         spec = find_environment(part.config.sole_environment)
         if not await has_expert(spec, part.config):

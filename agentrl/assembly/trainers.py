@@ -4,11 +4,14 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
+from functools import partial
 
 from transformers import PreTrainedModel
 
 from agentrl.config.schema import Config
+from agentrl.errors import ConfigError
 from agentrl.image import ImageReader
+from agentrl.training.lora import add_adapters, is_adapter_folder, load_adapter
 from agentrl.training.model import load_model
 from agentrl.training.model_weights import ModelWeights
 from agentrl.training.objective import Objective
@@ -49,17 +52,11 @@ def build_trainer(
         UsageError: a model that is not there.
     """
     section = config.model
-    device = ranks.device(section.device) if ranks.are_many else None
-
-    def load(path: str) -> PreTrainedModel:
-        if device is None:
-            return load_model(path, dtype=section.dtype, device=section.device)
-        return load_sharded(path, dtype=section.dtype, device=device, ranks=ranks, options=config.trainer.fsdp)
-
-    model = load(model_path)
+    model = load_policy(config, model_path, base_path=reference_path, ranks=ranks)
     reference = None
-    if Objective(config.algorithm).uses_reference and (reference_path is not None or ranks.are_many):
-        reference = load(reference_path or model_path).requires_grad_(False)
+    is_free = section.lora is not None and not section.lora.whole
+    if Objective(config.algorithm).uses_reference and not is_free and (reference_path is not None or ranks.are_many):
+        reference = _load(config, reference_path or model_path, ranks).requires_grad_(False)
     trainer = Trainer(
         model,
         config.algorithm,
@@ -72,3 +69,58 @@ def build_trainer(
     )
     source = ModelWeights(model, ranks=ranks, dtype=section.dtype)
     return TrainerParts(trainer=trainer, source=source)
+
+
+def load_policy(
+    config: Config, model_path: str, *, base_path: str | None = None, ranks: Ranks | None = None
+) -> PreTrainedModel:
+    """The model that is trained, with its adapters where the config asks for them.
+
+    Args:
+        config: The run.
+        model_path: A model, or a checkpoint's adapter.
+        base_path: The model that the adapter belongs to, if it is not the one at `model_path`.
+        ranks: Share the model; left out, or alone, the model is whole.
+
+    Raises:
+        ConfigError: adapters that do not fit the model.
+        UsageError: a model that is not there, or a missing extra.
+    """
+    ranks, lora = ranks or Ranks(), config.model.lora
+    if lora is None:
+        return _load(config, model_path, ranks)
+    base = base_path or model_path
+    adapter = model_path if is_adapter_folder(model_path) else None
+    adapt = partial(_adapt, config=config, base=base, adapter=adapter, ranks=ranks)
+    if ranks.are_many and lora.quantize is not None:
+        raise ConfigError(
+            "weights in 4 bits cannot be in shards",
+            got=f"model.lora.quantize {lora.quantize} with {ranks.count} processes",
+            expected="trainer.processes 1",
+            hint="leave model.lora.quantize out: every process holds a part of the weights only",
+        )
+    if ranks.are_many:
+        return _load(config, base, ranks, adapt)
+    model = load_model(base, dtype=config.model.dtype, device=config.model.device, quantize=lora.quantize)
+    adapt(model)
+    return model
+
+
+def _adapt(model: PreTrainedModel, *, config: Config, base: str, adapter: str | None, ranks: Ranks) -> None:
+    assert config.model.lora is not None
+    device = ranks.device(config.model.device) if ranks.are_many else None
+    add_adapters(model, config.model.lora, base=base, seed=config.run.seed, device=device)
+    if adapter is not None:
+        load_adapter(model, adapter)
+
+
+def _load(
+    config: Config, path: str, ranks: Ranks, adapt: Callable[[PreTrainedModel], None] = lambda model: None
+) -> PreTrainedModel:
+    """A model as it is in its files, whole or in shards."""
+    section = config.model
+    if not ranks.are_many:
+        return load_model(path, dtype=section.dtype, device=section.device)
+    device = ranks.device(section.device)
+    fsdp = config.trainer.fsdp
+    return load_sharded(path, dtype=section.dtype, device=device, ranks=ranks, options=fsdp, adapt=adapt)

@@ -14,7 +14,7 @@ from agentrl.assembly.environments import find_environment
 from agentrl.assembly.episodes import sampling_params
 from agentrl.assembly.models import build_renderer, load_tokenizer, pad_id
 from agentrl.assembly.servers import make_transport
-from agentrl.assembly.trainers import BUILD, TrainerParts, build_trainer
+from agentrl.assembly.trainers import BUILD, TrainerParts, build_trainer, load_policy
 from agentrl.assembly.worlds import World, build_mixture, build_worlds, close_worlds
 from agentrl.config.engines import LocalEngineConfig
 from agentrl.config.parts import parts_of
@@ -33,8 +33,7 @@ from agentrl.rollout.scheduler import GroupScheduler
 from agentrl.rollout.stall import Waits
 from agentrl.serving.local import LocalEngine
 from agentrl.serving.pool import ServerPool
-from agentrl.training.model import load_model
-from agentrl.training.model_weights import ModelWeights
+from agentrl.training.model_weights import ModelWeights, TrainedWeights
 from agentrl.training.ranks import Ranks
 from agentrl.training.trainer import Trainer
 from agentrl.vision_model import MODEL_TYPES
@@ -119,11 +118,12 @@ def build_training(
     if isinstance(settings, LocalEngineConfig):
         shared = config.rollout.max_staleness == 0 and not ranks.are_many
         if ranks.are_many:
-            own = load_model(model_path, dtype=config.model.dtype, device=str(ranks.device(config.model.device)))
+            own = load_policy(config, model_path, base_path=reference_path)
         else:
             own = model if shared else copy.deepcopy(model)
         engine = LocalEngine(own, settings, version=version, reader=renderer.images)
-        sync = InProcessSync(source, engine, shared=shared, probe=probe)
+        few = config.model.lora is not None  # the frozen weights are there already
+        sync = InProcessSync(TrainedWeights(source) if few else source, engine, shared=shared, probe=probe)
     elif pool is not None:
         transport = make_transport(settings, Path(config.run.directory))
         engine, sync = pool, RemoteSync(source, pool.group, transport, probe, sleeps=settings.sleep)

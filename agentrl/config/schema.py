@@ -10,6 +10,7 @@ from pydantic import BeforeValidator, Field, field_validator, model_validator
 from agentrl.config.curriculum import CurriculumConfig
 from agentrl.config.engines import EngineConfig, LocalEngineConfig, ServerEngineConfig
 from agentrl.config.fsdp import FSDPOptions
+from agentrl.config.lora import LoraConfig
 from agentrl.config.section import Section
 from agentrl.env import Isolation
 from agentrl.errors import ConfigError
@@ -56,6 +57,8 @@ class ModelConfig(Section):
     """Number format of the weights."""
     device: str = "auto"
     """``cpu``, ``cuda``, ``cuda:1``; ``auto`` takes a GPU when there is one."""
+    lora: LoraConfig | None = None
+    """Train adapters beside frozen weights; see docs/lora.md."""
 
     @model_validator(mode="after")
     def _scratch_is_used(self) -> Self:
@@ -192,6 +195,9 @@ class SamplingConfig(Section):
 
 LOGITS_MEGABYTES = 256
 """Memory, in MiB, of the logits that the trainer keeps at once; twice as much at the peak."""
+
+Checkpointing: TypeAlias = Literal["full", "selective", "offload"]
+"""What is kept of a layer's forward pass; see `agentrl.training.gradient_mode`."""
 
 LABEL = re.compile(r"[\w-]+")
 """How an environment of several may be called: labels stand in names of metrics, and in overrides."""
@@ -337,8 +343,11 @@ class TrainerConfig(Section):
     lanes: int = Field(1, ge=1)
     """Micro-batches that are computed at the same time, each on its share of torch's threads; on the CPU, for models so
     small that their operations cannot keep several cores busy."""
-    gradient_checkpointing: bool = False
-    """Recompute activations in the backward pass: less memory, more time."""
+    gradient_checkpointing: bool | Checkpointing = False
+    """Recompute activations in the backward pass: less memory, more time. ``full`` (or true) keeps the inputs of layers
+    only, ``selective`` what attention gave as well, ``offload`` the inputs of layers in the CPU's memory."""
+    compile: bool = False
+    """Compile layers with torch.compile: faster steps after a first one that is slow."""
     processes: int = Field(1, ge=1)
     """Processes (ranks) that share the model's parameters and a step's work, each with a GPU of its own where there are
     any; see docs/distributed.md."""
@@ -364,6 +373,10 @@ class TrainerConfig(Section):
         if self.processes % self.fsdp.replicas:
             raise ValueError(
                 f"trainer.fsdp.replicas ({self.fsdp.replicas}) must divide trainer.processes ({self.processes})"
+            )
+        if self.lanes > 1 and self.compile:
+            raise ValueError(
+                f"trainer.compile compiles for one thread, and trainer.lanes is {self.lanes}: set lanes to 1"
             )
         if self.processes > 1 and self.optimizer == "muon":
             raise ValueError(

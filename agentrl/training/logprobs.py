@@ -74,6 +74,7 @@ def _read(
         temperature=temperature or 1.0,
         chunk=chunk_tokens(head.weight.shape[0], layout.logits_megabytes),
         entropy_gradient=entropy_gradient,
+        cap=getattr(model.config.get_text_config(), "final_logit_softcapping", None),
     )
     return scores.logp, scores.entropy
 

@@ -15,9 +15,11 @@ from agentrl.config.schema import SFTConfig, TrainerConfig
 from agentrl.errors import TrainingError
 from agentrl.image import ImageReader
 from agentrl.lanes import Lanes, check_lanes
+from agentrl.training.compilation import compile_layers
 from agentrl.training.gradient_mode import gradients_recomputed
 from agentrl.training.layout import Layout, choose_layout
 from agentrl.training.logprobs import score
+from agentrl.training.lora import adapters_dropped_out
 from agentrl.training.micro_batch_gradients import add_gradients, cut
 from agentrl.training.optimizer import OptimizerSettings, PolicyOptimizer, Update
 from agentrl.training.sequences import ScoredSequence, scored_sequence
@@ -97,13 +99,14 @@ def train_supervised(
     """
     lessons = list(_lessons(demonstrations, everything=settings.observation_weight > 0))
     batches = list(_batches(lessons, settings, seed))
+    compile_layers(model, trainer)
     optimizer = PolicyOptimizer(model, _optimizer_settings(settings, trainer, updates=len(batches)))
     check_lanes("trainer.lanes", trainer.lanes, model)
     lanes, layout = Lanes(trainer.lanes), choose_layout(model, trainer)
     started, tokens, latest = time.perf_counter(), 0, None
     for number, batch in enumerate(batches, start=1):
         observation_weight = settings.observation_weight * (1 - (number - 1) / len(batches))
-        with gradients_recomputed(model, enabled=trainer.gradient_checkpointing):
+        with gradients_recomputed(model, enabled=trainer.gradient_checkpointing), adapters_dropped_out(model):
             loss = _backward(model, lanes, batch, layout, pad_id, observation_weight, reader)
         tokens += sum(len(sequence) for sequence in batch)
         latest = _report(optimizer.update(), number, len(batches), loss, tokens, started)

@@ -25,6 +25,7 @@ import dataclasses
 import math
 import time
 from collections.abc import Callable, Mapping, Sequence
+from contextlib import nullcontext
 from pathlib import Path
 from typing import Any
 
@@ -36,11 +37,13 @@ from agentrl.config.schema import AlgorithmConfig, TrainerConfig
 from agentrl.image import ImageReader
 from agentrl.lanes import Lanes, check_lanes
 from agentrl.training.checkpoint import load_trainer, save_trainer
+from agentrl.training.compilation import compile_layers
 from agentrl.training.gradient_mode import gradients_recomputed
 from agentrl.training.gradient_pass import GradientPass, TokenValues, sequences_to_read
 from agentrl.training.head_scores import TokenScores
 from agentrl.training.layout import Layout, choose_layout
 from agentrl.training.logprobs import score_all
+from agentrl.training.lora import adapters_off, base_is_reference
 from agentrl.training.mini_batches import mini_batches
 from agentrl.training.objective import Objective
 from agentrl.training.optimizer import OptimizerSettings, PolicyOptimizer
@@ -66,9 +69,9 @@ class Trainer:
         config: Optimizer and batches.
         seed: Seed of the mini-batches.
         max_tokens: Most tokens of a sequence (``agent.max_tokens``), for the overlong penalty.
-        reference: The policy that KL is measured from; a frozen copy of `model` as it is now when left out. Only used
-            where the algorithm has a KL, or a loss that compares with it. It is not part of `state_dict`: a resumed run
-            hands in the same reference.
+        reference: The policy that KL is measured from; when left out, `model` without its adapters where these are all
+            that is trained, and else a frozen copy of `model` as it is now. Only used where the algorithm has a KL, or
+            a loss that compares with it. It is not part of `state_dict`: a resumed run hands in the same reference.
         reader: Prepares images; needed where trajectories hold any.
         ranks: Train together; a model and a reference that several ranks share are in shards.
 
@@ -95,6 +98,7 @@ class Trainer:
         self._config, self._reader = config, reader
         self._objective = Objective(algorithm)
         self._shaping = RewardShaping(algorithm.shaping, max_tokens=max_tokens)
+        compile_layers(model, config)
         self._optimizer = PolicyOptimizer(model, _optimizer_settings(config))
         check_lanes("trainer.lanes", config.lanes, model)
         self._lanes = Lanes(config.lanes)
@@ -254,7 +258,8 @@ class Trainer:
     def _reference_logp(self, batch: StepBatch, temperature: float, pad_id: int) -> torch.Tensor | None:
         if self._reference is None:
             return None
-        return self._score(self._reference, self._reference_layout, batch.sequences, temperature, pad_id).logp
+        with adapters_off(self._reference) if self._reference is self.model else nullcontext():
+            return self._score(self._reference, self._reference_layout, batch.sequences, temperature, pad_id).logp
 
     def _with_reward_kl(self, batch: StepBatch, reference_logp: torch.Tensor | None) -> StepBatch:
         """The batch with KL to the reference in its rewards, if the algorithm wants that."""
@@ -333,7 +338,7 @@ class Trainer:
 
 
 def _frozen(model: PreTrainedModel) -> PreTrainedModel:
-    return copy.deepcopy(model).requires_grad_(False).eval()
+    return model if base_is_reference(model) else copy.deepcopy(model).requires_grad_(False).eval()
 
 
 def _optimizer_settings(config: TrainerConfig) -> OptimizerSettings:
