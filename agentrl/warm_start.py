@@ -1,6 +1,7 @@
 """Warm start: the environment's expert demonstrates, and the model learns to do likewise. Driven by `agentrl sft`.
 
 expert ─► episodes through the agent loop ─► ledger (forced tokens) ─► cross-entropy ─► checkpoints/step-N/model
+                          or a file of conversations ──►┘
 """
 
 from __future__ import annotations
@@ -12,6 +13,7 @@ from pathlib import Path
 
 from transformers import PreTrainedModel, PreTrainedTokenizerFast
 
+from agentrl.assembly.chat_file import lessons, read_chats
 from agentrl.assembly.demonstrations import collect_demonstrations
 from agentrl.assembly.models import build_renderer, load_tokenizer, pad_id, prepare_model
 from agentrl.assembly.recording import EpisodeRecorder
@@ -70,6 +72,8 @@ class WarmStart:
         self._enter(Phase.PREPARE)
         path = await prepare_model(self.config, self.folder)
         renderer = build_renderer(self.config, path, load_tokenizer(path))
+        if self.config.sft.data is not None:
+            return path, self._read(self.config.sft.data, renderer)
         check_rendering(self.config, renderer)
         self._enter(Phase.DEMONSTRATE)
         self.status.episodes_wanted = self.config.sft.episodes
@@ -81,6 +85,13 @@ class WarmStart:
             )
         finally:
             store.close()
+
+    def _read(self, file: str, renderer: Renderer) -> list[Trajectory]:
+        """The conversations of a file that fit."""
+        found = lessons(read_chats(file), renderer, max_tokens=self.config.agent.max_tokens)
+        if found.too_long:
+            self._watcher.on_message(f"{found.too_long} conversations are longer than agent.max_tokens, and left out")
+        return found.trajectories
 
     def _learn(self, path: str, demonstrations: list[Trajectory]) -> RunResult:
         model = load_policy(self.config, path)

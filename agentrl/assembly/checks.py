@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 from agentrl.agent_loop import AgentLoop
+from agentrl.assembly.chat_file import read_chats
 from agentrl.assembly.environments import find_environment
 from agentrl.assembly.episodes import build_loop
+from agentrl.assembly.models import SCRATCH
 from agentrl.assembly.scratch import has_expert
 from agentrl.config.engines import LocalEngineConfig, OpenAIEngineConfig, ServerEngineConfig
 from agentrl.config.parts import parts_of
@@ -28,6 +30,13 @@ def check_training(config: Config) -> LocalEngineConfig | ServerEngineConfig:
             another distribution than the policy's own, or options that the algorithm does not take.
         UnknownNameError: no such estimator, loss, filter or shaping.
     """
+    if not config.has_environment:
+        raise ConfigError(
+            "there is no environment to train in",
+            got="sft.data alone",
+            expected="environment=NAME",
+            hint="agentrl sft learns from a file",
+        )
     if not isinstance(config.engine, LocalEngineConfig | ServerEngineConfig):
         raise ConfigError(
             f"engine {config.engine.type} cannot be trained",
@@ -98,11 +107,12 @@ def _check_sampling(sampling: SamplingConfig) -> None:
 
 
 async def check_warm_start(config: Config) -> None:
-    """Check that somebody can demonstrate.
+    """Check that somebody can demonstrate, or that there is a file to learn from.
 
     Raises:
-        ConfigError: several processes are to train.
-        UsageError: the environment has no expert, or the agent loop cannot be demonstrated.
+        ConfigError: several processes are to train, or a new model is to learn from a file.
+        UsageError: there is no such file, or it holds something else; the environment has no expert, or the agent loop
+            cannot be demonstrated.
     """
     if config.trainer.processes > 1:
         raise ConfigError(
@@ -112,6 +122,16 @@ async def check_warm_start(config: Config) -> None:
             hint="set trainer.processes=1 for agentrl sft; agentrl train may have more",
         )
     _check_adapters(config, may_drop_out=True)
+    if config.sft.data is not None:
+        read_chats(config.sft.data)
+        if config.model.path == SCRATCH:
+            raise ConfigError(
+                "sft.data needs a model",
+                got="model.path scratch, whose vocabulary is made from an environment's text",
+                expected="a folder or a name",
+                hint="set model.path, or --model",
+            )
+        return
     for part in parts_of(config):
         spec = find_environment(part.config.sole_environment)
         if not await has_expert(spec, part.config):

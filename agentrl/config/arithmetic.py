@@ -187,7 +187,13 @@ def rows(config: Config) -> list[Row]:
 
 def warm_start_rows(config: Config) -> list[Row]:
     """What a warm start amounts to, in words; nobody knows the demonstrations' lengths before they are played."""
-    a, sft = derive(config), config.sft
+    sft = config.sft
+    if sft.data is not None:
+        return [
+            Row("conversations", sft.data, f"of at most {config.agent.max_tokens:,} tokens (agent.max_tokens)"),
+            *_model_rows(model_size(config.model)),
+        ]
+    a = derive(config)
     most = sft.episodes * a.most_tokens_per_episode * sft.epochs
     sequences = sft.episodes * a.sequences_per_episode * sft.epochs
     return [

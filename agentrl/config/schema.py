@@ -395,6 +395,8 @@ class TrainerConfig(Section):
 class SFTConfig(Section):
     """Warm start on demonstrations (`agentrl sft`); what is not here is taken from ``trainer``."""
 
+    data: str | None = None
+    """A file of conversations to learn instead: JSON lines, ``{"messages": […], "tools": […]}``."""
     episodes: int = Field(512, ge=1)
     """Demonstrations to record."""
     epochs: int = Field(1, ge=1)
@@ -429,6 +431,9 @@ class SFTConfig(Section):
 
     @model_validator(mode="after")
     def _keys_are_used(self) -> Self:
+        for name in ("episodes", "mistakes"):
+            if self.data is not None and getattr(self, name) != type(self).model_fields[name].default:
+                raise ValueError(f"sft.{name} is ignored with sft.data: remove one of them")
         for name in ("check_every", "check_tasks"):
             if self.stop_at is None and getattr(self, name) != type(self).model_fields[name].default:
                 raise ValueError(f"sft.{name} is ignored without sft.stop_at: set that, or remove it")
@@ -487,6 +492,11 @@ class Config(Section):
     """Registry names: tensorboard, wandb (extra ``agentrl[trackers]``). ``metrics.jsonl`` is always written."""
 
     @property
+    def has_environment(self) -> bool:
+        """Whether there is anything to play; learning from a file (``sft.data``) needs nothing."""
+        return self.environment is not None or bool(self.environments)
+
+    @property
     def sole_environment(self) -> EnvironmentConfig:
         """The environment of a run that has one, and of each part of a run that has several (`parts_of`).
 
@@ -496,7 +506,7 @@ class Config(Section):
         if self.environment is None:
             raise ConfigError(
                 "this needs one environment",
-                got=f"the environments {', '.join(self.environments)}",
+                got=f"the environments {', '.join(self.environments)}" if self.environments else "none",
                 expected="one of them: environment=NAME",
             )
         return self.environment
@@ -528,7 +538,7 @@ class Config(Section):
 
     @model_validator(mode="after")
     def _environments_fit(self) -> Self:
-        if self.environment is None and not self.environments:
+        if not self.has_environment and (self.sft.data is None or self.sft.stop_at is not None):
             raise ValueError(
                 "no environment is named: give environment=household/train, or --env NAME on the command line"
             )
