@@ -348,6 +348,8 @@ class TrainerConfig(Section):
     only, ``selective`` what attention gave as well, ``offload`` the inputs of layers in the CPU's memory."""
     compile: bool = False
     """Compile layers with torch.compile: faster steps after a first one that is slow."""
+    router_balance: float = Field(0.0, ge=0)
+    """Weight in the loss of the balance among a mixture's experts; costs a further forward pass."""
     processes: int = Field(1, ge=1)
     """Processes (ranks) that share the model's parameters and a step's work, each with a GPU of its own where there are
     any; see docs/distributed.md."""
@@ -378,6 +380,8 @@ class TrainerConfig(Section):
             raise ValueError(
                 f"trainer.compile compiles for one thread, and trainer.lanes is {self.lanes}: set lanes to 1"
             )
+        if self.router_balance and self.compile:
+            raise ValueError("trainer.router_balance looks into layers, which trainer.compile closes: set one of them")
         if self.processes > 1 and self.optimizer == "muon":
             raise ValueError(
                 "trainer.optimizer muon needs whole matrices, which no process holds with trainer.processes "

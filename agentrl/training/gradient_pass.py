@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import functools
 from collections.abc import Sequence
+from contextlib import nullcontext
 from dataclasses import dataclass
 
 import torch
@@ -17,6 +18,7 @@ from agentrl.algorithms.loss_input import LossInput, log_ratio
 from agentrl.algorithms.proximal import loglinear
 from agentrl.image import ImageReader
 from agentrl.lanes import Lanes
+from agentrl.training.head_scores import TokenScores
 from agentrl.training.layout import Layout
 from agentrl.training.logprobs import score, score_all
 from agentrl.training.micro_batch_gradients import MicroBatch, add_gradients, cut
@@ -24,6 +26,8 @@ from agentrl.training.objective import Objective
 from agentrl.training.ranks import Ranks
 from agentrl.training.ranks.sharding import reshard
 from agentrl.training.ranks.shares import share_of
+from agentrl.training.router_balance import RouterBalance, assignments, token_weights
+from agentrl.training.sequences import ScoredSequence
 from agentrl.training.step_batch import StepBatch
 from agentrl.training.tally import Tally
 from agentrl.training.token_shares import token_shares
@@ -65,6 +69,7 @@ class GradientPass:
         ranks: Share the micro-batches out.
         every_time: See `add_gradients`.
         reader: Prepares images.
+        balance: Adds the balance of a mixture's experts to the loss.
     """
 
     def __init__(
@@ -82,6 +87,7 @@ class GradientPass:
         ranks: Ranks,
         every_time: bool = False,
         reader: ImageReader | None = None,
+        balance: RouterBalance | None = None,
     ) -> None:
         self.tally = Tally()
         self._computed_tokens = self._read_tokens = 0
@@ -90,7 +96,7 @@ class GradientPass:
         self._temperature, self._pad_id = temperature, pad_id
         self._learning = learning_sequences(objective, batch, values.advantage)
         self._lanes, self._ranks, self._reader = lanes, ranks, reader
-        self._every_time = every_time
+        self._every_time, self._balance = every_time, balance
         self._updates = 0
         self._chosen: torch.Tensor | None = None
 
@@ -102,6 +108,8 @@ class GradientPass:
         self._computed_tokens += sum(micro_batch.tokens for micro_batch in work)
         self._read_tokens += sum(len(self._batch.sequences[i]) for micro_batch in work for i in micro_batch.sequences)
         own = share_of(work, rank=self._ranks.rank, ranks=self._ranks.count)
+        if self._balance is not None:
+            self._count_routes(self._balance, work, own)
         compute = functools.partial(self._loss, weights)
         found = add_gradients(self._model, self._lanes, own, compute, every_time=self._every_time)
         reshard(self._model)
@@ -124,6 +132,23 @@ class GradientPass:
         sequences = [self._batch.sequences[i] for i in members]
         workers = self._lanes.count * self._ranks.count
         return cut(members, sequences, layout=self._layout, workers=workers, learns=learns)
+
+    def _count_routes(self, balance: RouterBalance, work: Sequence[MicroBatch], own: Sequence[MicroBatch]) -> None:
+        """Read what learns once more, for what routers do with all of an update's tokens."""
+        counts = []
+        for micro_batch in own:
+            if not micro_batch.learns:
+                continue
+            part = [self._batch.sequences[i] for i in micro_batch.sequences]
+            with torch.no_grad(), balance.recorded() as routed:
+                self._score(part)
+            if micro_batch.counts:
+                counts.append(assignments(routed, token_weights(self._layout, part, self._model.device)))
+        reshard(self._model)
+        read = (self._batch.sequences[i] for micro_batch in work if micro_batch.learns for i in micro_batch.sequences)
+        busiest = balance.count(counts, sum(map(len, read)), self._ranks)
+        if busiest is not None:
+            self.tally.add("train/busiest_expert", busiest)
 
     def _looked_over(self, part: list[int]) -> torch.Tensor:
         """The tokens of an update that train, after everything that is decided over all of them: int64 [selected]."""
@@ -153,15 +178,10 @@ class GradientPass:
         ).logp
 
     def _loss(self, weights: torch.Tensor, indices: list[int]) -> tuple[torch.Tensor, Tally]:
-        scores = score(
-            self._model,
-            [self._batch.sequences[i] for i in indices],
-            temperature=self._temperature,
-            pad_id=self._pad_id,
-            layout=self._layout,
-            entropy_gradient=self._objective.uses_entropy,
-            reader=self._reader,
-        )
+        part = [self._batch.sequences[i] for i in indices]
+        balance = self._balance if torch.is_grad_enabled() else None
+        with nullcontext([]) if balance is None else balance.recorded() as routed:
+            scores = self._score(part)
         where = self._batch.token_index(indices).to(self._model.device)
         tokens = self._loss_input(indices, where, scores.logp)
         objective = self._objective.loss(tokens, scores.entropy)
@@ -173,7 +193,21 @@ class GradientPass:
         tally.add("train/kl_old", log_rho.neg().exp() + log_rho - 1)
         if objective.kl is not None:
             tally.add("train/kl_reference", objective.kl)
-        return (weights[where] * objective.values).sum(), tally
+        loss = (weights[where] * objective.values).sum()
+        if balance is not None:
+            loss = loss + balance.part(routed, token_weights(self._layout, part, self._model.device))
+        return loss, tally
+
+    def _score(self, part: Sequence[ScoredSequence]) -> TokenScores:
+        return score(
+            self._model,
+            part,
+            temperature=self._temperature,
+            pad_id=self._pad_id,
+            layout=self._layout,
+            entropy_gradient=self._objective.uses_entropy,
+            reader=self._reader,
+        )
 
     def _loss_input(self, indices: list[int], where: torch.Tensor, logp: torch.Tensor) -> LossInput:
         values = self._values

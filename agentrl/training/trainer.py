@@ -49,6 +49,7 @@ from agentrl.training.objective import Objective
 from agentrl.training.optimizer import OptimizerSettings, PolicyOptimizer
 from agentrl.training.ranks import Ranks
 from agentrl.training.rewards import RewardShaping
+from agentrl.training.router_balance import RouterBalance
 from agentrl.training.selection import select
 from agentrl.training.sequences import ScoredSequence, scored_sequence
 from agentrl.training.step_batch import StepBatch, step_batch
@@ -100,6 +101,7 @@ class Trainer:
         self._shaping = RewardShaping(algorithm.shaping, max_tokens=max_tokens)
         compile_layers(model, config)
         self._optimizer = PolicyOptimizer(model, _optimizer_settings(config))
+        self._balance = RouterBalance(model, config.router_balance) if config.router_balance else None
         check_lanes("trainer.lanes", config.lanes, model)
         self._lanes = Lanes(config.lanes)
         self._layout = self._reference_layout = choose_layout(model, config, self.ranks)
@@ -150,6 +152,7 @@ class Trainer:
             ranks=self.ranks,
             every_time=self._config.fsdp.reduce,
             reader=self._reader,
+            balance=self._balance,
         )
         updates, losses = [], []
         with gradients_recomputed(self.model, enabled=self._config.gradient_checkpointing):

@@ -56,6 +56,8 @@ def test_a_run_with_adapters(agentrl: Cli, base: Path, workplace: Path, small: t
     assert evaluated.code == 0, evaluated.err
 
     assert agentrl("export", str(run), "whole").code == 0
+    assert agentrl("export", str(run), "parts", "--shard-size", "20KB", "--dtype", "bfloat16").code == 0
+    assert "model.safetensors.index.json" in words(workplace / "parts")
     assert agentrl("export", str(run), "adapter", "--adapter").code == 0
     whole = load_file(workplace / "whole" / "model.safetensors")
     start = load_file(base / "checkpoints" / "step-000001" / "model" / "model.safetensors")

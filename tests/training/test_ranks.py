@@ -16,6 +16,7 @@ from transformers import Qwen3Config, Qwen3ForCausalLM
 
 from agentrl.assembly.trainers import BUILD, build_trainer
 from agentrl.config.schema import Config
+from agentrl.testing.models import tiny_model
 from agentrl.training.checkpoint import save_adapter_folder, save_model_folder
 from agentrl.training.ranks import Ranks, join
 from agentrl.training.ranks.group import leave
@@ -304,6 +305,24 @@ def test_adapters_are_trained_by_ranks_as_by_one(path, processes, module_traject
     for many, one in zip(found[2][:2], found[1][:2], strict=True):
         assert_same_numbers(many, one)
     assert found[1][1]["train/kl_reference"] > 0
+    assert_same_tensors(found[2][2], found[1][2], rtol=1e-5, atol=1e-5)
+
+
+def test_experts_are_balanced_over_ranks_as_by_one(processes, module_trajectories, tmp_path):
+    """The files of a mixture name each expert, the model has one tensor for all of them."""
+    tiny_model("qwen3_moe", vocab_size=41).save_pretrained(tmp_path)
+    found = {}
+
+    def run(group, count):
+        parts = group.build(settings("many micro-batches", tmp_path, count, router_balance=0.5))
+        found[count] = step(parts, module_trajectories), step(parts, module_trajectories), weights(parts)
+
+    run(Group(Ranks()), 1)
+    with group_of(2, processes) as group:
+        run(group, 2)
+    for many, one in zip(found[2][:2], found[1][:2], strict=True):
+        assert_same_numbers(many, one)
+    assert found[1][0]["train/busiest_expert"] > 1
     assert_same_tensors(found[2][2], found[1][2], rtol=1e-5, atol=1e-5)
 
 
