@@ -104,7 +104,7 @@ def expand_all(data: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def apply(data: dict[str, Any], override: Override) -> None:
-    """Put one override on top of `data`, in place.
+    """Put one override on top of `data`, in place; a part that is null begins to exist.
 
     Raises:
         ConfigError: the path leads through a value that is not a section.
@@ -123,7 +123,9 @@ def apply(data: dict[str, Any], override: Override) -> None:
         return
     node = data
     for key in override.path[:-1]:
-        node = node.setdefault(key, {})
+        if node.get(key) is None:  # a part that was left out, which a run's own config.yaml names
+            node[key] = {}
+        node = node[key]
         if not isinstance(node, dict):
             raise ConfigError(f"override {override.text!r} goes through {key}, which is no section", got=repr(node))
     node[override.path[-1]] = value

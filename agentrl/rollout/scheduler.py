@@ -135,8 +135,11 @@ class GroupScheduler:
             group = self._to_restart.popleft() if self._to_restart else self._next_group()
             self.admission.start()
             self._running[group.position] = group
-            for player in [*(m for m in range(group.size) if m not in group.members), *group.absent]:
-                self._start_episode(group, player)
+            for member in range(group.size):
+                if member not in group.members:
+                    self._start_episode(group, member)
+            for name in group.absent:
+                self._start_episode(group, name)
 
     @property
     def waiting_groups(self) -> int:

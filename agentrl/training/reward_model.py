@@ -56,8 +56,7 @@ class RewardModel:
                 got=f"{path} ({str(error).strip().splitlines()[0]})",
                 expected="a folder with a Hugging Face model and its tokenizer, or a name on the hub",
             ) from error
-        target = ("cuda" if torch.cuda.is_available() else "cpu") if device == "auto" else device
-        self.model.to(torch.device(target)).eval()
+        _move(self.model.eval(), device)
         room = getattr(config.get_text_config(), "max_position_embeddings", max_tokens)
         self._max_tokens = min(max_tokens, room)
         self._pad_id = self._choose_pad()
@@ -92,6 +91,17 @@ class RewardModel:
         self.model.config.pad_token_id = pad
         self.model.config.get_text_config().pad_token_id = pad
         return int(pad)
+
+
+def _move(model: PreTrainedModel, device: str) -> None:
+    target = ("cuda" if torch.cuda.is_available() else "cpu") if device == "auto" else device
+    try:
+        model.to(torch.device(target))
+    except (RuntimeError, AssertionError) as error:
+        said = str(error).strip().splitlines()[0]
+        raise UsageError(
+            f"the reward model cannot be moved to {target}", got=said, hint="check model.device"
+        ) from error
 
 
 def _check_head(path: str | Path, config: Any, *, new_head: bool) -> None:

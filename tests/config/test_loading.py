@@ -322,3 +322,14 @@ def test_a_context_below_the_chosen_budget_is_an_error(engine):
 def test_a_context_below_the_budget_that_nobody_chose_survives_a_round_trip(config_file):
     config = load_config(None, ["environment=a", "engine.max_context=2048"])
     assert load_config(config_file(dump_config(config))) == config
+
+
+def test_a_part_that_a_runs_own_config_leaves_out_can_be_given(tmp_path):
+    saved = tmp_path / "config.yaml"
+    saved.write_text(dump_config(load_config("quickstart")))
+    assert "teacher: null" in saved.read_text()
+    config = load_config(
+        saved, ["algorithm.teacher.path=a/b", "preferences.epochs=3", "agent.reward_model={path: c/d}"]
+    )
+    assert (config.algorithm.teacher.path, config.preferences.epochs) == ("a/b", 3)
+    assert config.agent.reward_model.path == "c/d"

@@ -48,7 +48,7 @@ def test_no_tensor_of_tokens_by_vocabulary_is_made(settings):
 
 
 def test_memory_hardly_grows_with_the_vocabulary():
-    """Beside what belongs to the embedding itself: its weights, their gradient, and what is added to that."""
+    """Beside what is the embedding's own: weights, their gradient, and what is about to be added to that."""
     beside = []
     for vocabulary in (8192, 16384):
         model, memory = memory_of_a_step(vocabulary)

@@ -90,3 +90,5 @@ def test_a_language_model_is_no_reward_model(language_model, tmp_path):
         RewardModel(language_model, dtype="float32", device="cpu")
     with pytest.raises(UsageError, match="cannot load the reward model"):
         RewardModel(tmp_path, dtype="float32", device="cpu")
+    with pytest.raises(UsageError, match=r"cannot be moved to cudo.*Check model\.device"):
+        RewardModel(language_model, dtype="float32", device="cudo", new_head=True)

@@ -105,7 +105,8 @@ class Ranks:
                 for team in range(self.teams)
                 for beside in range(tensor)
             ]
-            group, _ = distributed.new_subgroups_by_enumeration(sharing)
+            make_groups: Any = distributed.new_subgroups_by_enumeration
+            group, _ = make_groups(sharing)
             self.context = ContextGroup(group, self.rank % self._together // tensor, context)
 
     def device(self, asked: str) -> torch.device:

@@ -91,7 +91,7 @@ def _changes(matrices: list[DTensor], directions: list[Tensor], learning_rate: f
         room = _orthogonal_step(room.view(matrices[rank].shape), learning_rate).flatten()
     found = torch.empty(sum(sent), device=device, dtype=dtype)
     distributed.all_to_all_single(found, room, sent, taken, group=group)
-    parts = zip(found.split(sent[: len(matrices)]), directions, strict=True)
+    parts = zip(torch.split(found, sent[: len(matrices)]), directions, strict=True)
     return [part.view(direction.shape) for part, direction in parts]
 
 
@@ -106,7 +106,8 @@ def _orthogonal_step(direction: Tensor, learning_rate: float) -> Tensor:
     """The change of a whole matrix: torch's Muon without momentum, applied to zeros."""
     change = torch.zeros_like(direction)
     change.grad = direction
-    torch.optim.Muon(
+    muon: Any = torch.optim.Muon(
         [change], lr=learning_rate, weight_decay=0.0, momentum=0.0, nesterov=False, adjust_lr_fn="match_rms_adamw"
-    ).step()
+    )
+    muon.step()
     return change

@@ -1,0 +1,72 @@
+"""The quick start on two nodes of a Ray cluster beside one machine: the same model, seed and steps.
+
+Both nodes are simulated on this machine: rank 0 on one, the engine on the other. Needs the extra ray.
+
+    agentrl bench cluster --json cluster.json                       # warm start and all 75 steps, twice
+    agentrl bench cluster --model runs/warm steps=5
+"""
+
+from __future__ import annotations
+
+import tempfile
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from statistics import fmean
+from typing import Any
+
+from agentrl.assembly.runs import start_run
+from agentrl.config import load_config
+from agentrl.extra import Extra
+from agentrl.observe.metrics import read_metrics
+from agentrl.orchestrator import train
+from agentrl.warm_start import warm_start
+
+RAY = Extra(name="ray", module="ray")
+LAST = 10
+"""Steps whose mean is what a run has reached."""
+SHOWN = ("success/mean", "reward/mean", "train/loss", "train/grad_norm", "time/step/seconds")
+
+
+def run(*, model: str | None = None, steps: int | None = None, seed: int = 0) -> dict[str, Any]:
+    """Figures of both: the first step, the mean of the last ten, and how the probe went.
+
+    Args:
+        model: To start from; a warm start comes first when left out.
+        steps: Of each; those of the quick start when left out.
+        seed: Of everything.
+    """
+    told = [f"run.seed={seed}", *([] if steps is None else [f"trainer.steps={steps}"])]
+    with tempfile.TemporaryDirectory() as folder:
+        told.append(f"run.directory={folder}")
+        if model is None:
+            warmed = warm_start(start_run(load_config("quickstart", [*told, "run.name=warm"]), kind="sft"))
+            model = str(warmed.folder)
+        told.append(f"model.path={model}")
+        alone = _train([*told, "run.name=one-machine"])
+        with two_nodes() as placed:
+            return {"one_machine": alone, "two_nodes": _train([*told, "run.name=two-nodes", *placed])}
+
+
+def _train(overrides: Sequence[str]) -> dict[str, Any]:
+    result = train(start_run(load_config("quickstart", overrides), kind="cluster"))
+    lines = read_metrics(result.folder / "metrics.jsonl")
+    found: dict[str, Any] = {
+        name: {"first": lines[0][name], "last": fmean(line[name] for line in lines[-LAST:])}
+        for name in SHOWN
+        if name in lines[0]
+    }
+    return {**found, "largest_probe_difference": max(line["sync/probe_difference"] for line in lines)}
+
+
+@contextmanager
+def two_nodes() -> Iterator[Sequence[str]]:
+    """A cluster with a node for the trainer and one for an engine, and what places a run on them."""
+    cluster = RAY.load("ray.cluster_utils").Cluster(
+        initialize_head=True,
+        head_node_args={"num_cpus": 2, "resources": {"trainer": 1}, "include_dashboard": False},
+    )
+    cluster.add_node(num_cpus=2, resources={"engine": 1})
+    try:
+        yield [f"cluster={{address: '{cluster.address}', rank: {{CPU: 1, trainer: 1}}, engine: {{CPU: 2, engine: 1}}}}"]
+    finally:
+        cluster.shutdown()
