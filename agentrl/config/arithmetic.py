@@ -129,11 +129,18 @@ def _memory(config: Config, size: ModelSize) -> Memory:
     trainer = config.trainer
     weights = size.parameters * width
     local = isinstance(config.engine, LocalEngineConfig)
+    trained, trained_bytes, lora = size.parameters, weights, config.model.lora
+    has_reference = config.algorithm.keeps_reference
+    if lora is not None:
+        trained = size.adapter_parameters(lora)
+        trained_bytes = trained * _BYTES["float32"]
+        weights += trained_bytes
+        has_reference = has_reference and bool(lora.whole)
     return Memory(
         weights=weights,
-        gradients=weights,
-        optimizer=size.parameters * _OPTIMIZER_BYTES,
-        reference=weights if config.algorithm.keeps_reference else 0,
+        gradients=trained_bytes,
+        optimizer=trained * _OPTIMIZER_BYTES,
+        reference=weights if has_reference else 0,
         engine_copy=weights if local and config.rollout.max_staleness else 0,
         cache=config.engine.cache_tokens * size.cache_values_per_token * width
         if isinstance(config.engine, LocalEngineConfig)
