@@ -51,14 +51,11 @@ def trained_size(lora: LoraConfig | None, size: ModelSize, *, parameters: int | 
     """
     if lora is None:
         return TrainedSize(own=size.parameters if parameters is None else parameters)
-    inputs_and_outputs = size.layers * sum(
-        sum(shape) for name, shape in _matrices(size).items() if _is_meant(lora, name)
-    )
     ends = {end.rpartition(".")[2] for end in lora.whole}
     embeddings = len(ends & {"embed_tokens", "lm_head"})
     if size.tied:
         embeddings = min(1, embeddings)
-    return TrainedSize(adapters=lora.rank * inputs_and_outputs, own=embeddings * size.vocab_size * size.hidden_size)
+    return TrainedSize(adapters=size.adapter_parameters(lora), own=embeddings * size.vocab_size * size.hidden_size)
 
 
 def weight_bytes(lora: LoraConfig | None, size: ModelSize, width: int) -> int:
@@ -68,22 +65,3 @@ def weight_bytes(lora: LoraConfig | None, size: ModelSize, width: int) -> int:
         return size.parameters * width + adapters
     in_layers = size.trunk_parameters - size.vocab_size * size.hidden_size
     return round(in_layers * QUANTIZED_BYTES) + (size.parameters - in_layers) * width + adapters
-
-
-def _matrices(size: ModelSize) -> dict[str, tuple[int, int]]:
-    """Inputs and outputs of the matrices of a layer."""
-    hidden, inner = size.hidden_size, size.feed_forward_size
-    queries, keys = size.heads * size.head_dim, size.kv_heads * size.head_dim
-    return {
-        "self_attn.q_proj": (hidden, queries),
-        "self_attn.k_proj": (hidden, keys),
-        "self_attn.v_proj": (hidden, keys),
-        "self_attn.o_proj": (queries, hidden),
-        "mlp.gate_proj": (hidden, inner),
-        "mlp.up_proj": (hidden, inner),
-        "mlp.down_proj": (inner, hidden),
-    }
-
-
-def _is_meant(lora: LoraConfig, name: str) -> bool:
-    return lora.targets == "all-linear" or any(f".{name}".endswith(f".{end}") for end in lora.targets)

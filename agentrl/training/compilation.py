@@ -27,7 +27,8 @@ def compile_layers(model: PreTrainedModel, config: TrainerConfig, *, backend: st
     """
     if not config.compile:
         return
-    AttentionInterface.register(ATTENTION, torch.compiler.disable(tree_attention))
+    disable: Any = torch.compiler.disable
+    AttentionInterface.register(ATTENTION, disable(tree_attention))
     for layer in layers(model):
         parts: list[Any] = list(layer.children()) if config.gradient_checkpointing else [layer]
         for part in parts:

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import functools
 from collections.abc import Sequence
-from contextlib import nullcontext
+from contextlib import AbstractContextManager, nullcontext
 from dataclasses import asdict, dataclass, fields, replace
 from typing import Any
 
@@ -28,7 +28,7 @@ from agentrl.training.objective import Objective
 from agentrl.training.ranks import Ranks
 from agentrl.training.ranks.sharding import reshard
 from agentrl.training.ranks.shares import evened, share_of
-from agentrl.training.router_balance import RouterBalance, assignments, token_weights
+from agentrl.training.router_balance import Routed, RouterBalance, assignments, token_weights
 from agentrl.training.sequences import ScoredSequence
 from agentrl.training.step_batch import StepBatch
 from agentrl.training.tally import Tally
@@ -215,7 +215,8 @@ class GradientPass:
     def _loss(self, weights: torch.Tensor, indices: list[int]) -> tuple[torch.Tensor, Tally]:
         part = [self._batch.sequences[i] for i in indices]
         balance = self._balance if torch.is_grad_enabled() else None
-        with nullcontext([]) if balance is None else balance.recorded() as routed:
+        recording: AbstractContextManager[list[Routed]] = nullcontext([]) if balance is None else balance.recorded()
+        with recording as routed:
             scores = self._score(part)
         where = self._batch.token_index(indices).to(self._model.device)
         tokens = self._loss_input(indices, where, scores.logp)

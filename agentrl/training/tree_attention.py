@@ -87,8 +87,8 @@ class AttentionTree:
             return cast("Tensor", attended[..., : value.shape[-1]])
         if query.device.type == "cuda":
             if len(self._starts) == len(self.nodes) and has_flash(query.dtype):
-                attended = self._flash(query, key, _widened(value, query), scale, window, cap)
-                return cast("Tensor", attended[..., : value.shape[-1]])
+                packed = self._flash(query, key, _widened(value, query), scale, window, cap)
+                return packed[..., : value.shape[-1]]
             options: dict[str, Any] = {"block_mask": self.block_mask(window), "scale": scale, "enable_gqa": True}
             return cast("Tensor", _compiled_flex()(query, key, value, score_mod=_capping(cap), **options))
         mask = self.mask(window)
@@ -180,7 +180,7 @@ def capped_attention(
     if mask is None:
         mask = torch.ones(scores.shape[-2:], dtype=torch.bool, device=scores.device).tril()
     scores = scores.masked_fill(~mask, torch.finfo(scores.dtype).min)
-    return cast("Tensor", scores.softmax(-1, dtype=torch.float32).to(query.dtype) @ values)
+    return scores.softmax(-1, dtype=torch.float32).to(query.dtype) @ values
 
 
 def _widened(value: Tensor, query: Tensor) -> Tensor:

@@ -11,6 +11,7 @@ from transformers import AutoModelForCausalLM
 
 from agentrl.assembly.trainers import load_policy
 from agentrl.config.lora import LoraConfig
+from agentrl.config.model_size import ModelSize
 from agentrl.config.schema import AlgorithmConfig, Config, SFTConfig, TrainerConfig
 from agentrl.errors import ConfigError, UsageError
 from agentrl.testing.models import tiny_model
@@ -75,6 +76,15 @@ def test_adapters_change_nothing_until_they_are_trained():
     with adapters_off(model):
         assert torch.equal(scores(model), plain)
     assert torch.equal(scores(model), changed)
+
+
+@pytest.mark.parametrize("targets", ["all-linear", ["q_proj", "v_proj", "down_proj"]])
+def test_their_size_is_known_before(targets):
+    lora = LoraConfig(rank=3, targets=targets)
+    sizes = {"layers": 2, "hidden_size": 32, "heads": 4, "kv_heads": 2, "head_dim": 8, "vocab_size": 64, "tied": True}
+    model = adapted(lora)
+    trained = sum(parameter.numel() for parameter in model.parameters() if parameter.requires_grad)
+    assert ModelSize(feed_forward_size=64, **sizes).adapter_parameters(lora) == trained
 
 
 def test_the_seed_decides_the_adapters():
