@@ -21,7 +21,7 @@ from agentrl.training.lora import adapters_off, add_adapters, has_adapters, load
 from agentrl.training.model import load_model
 from agentrl.training.model_weights import ModelWeights
 from agentrl.training.sequences import ScoredSequence
-from agentrl.training.sft import train_supervised
+from agentrl.training.sft import SupervisedLearner, train_supervised
 from agentrl.training.trainer import Trainer
 
 IDS = torch.arange(3, 30)
@@ -183,7 +183,8 @@ def test_a_warm_start_trains_adapters_and_drops_out(trajectories):
         frozen = {name: p.detach().clone() for name, p in model.named_parameters() if not p.requires_grad}
         settings = SFTConfig(tokens_per_update=100, learning_rate=1e-2, epochs=3)
         torch.manual_seed(0)
-        losses.append(train_supervised(model, trajectories, settings, TrainerConfig(), seed=0, pad_id=0).loss)
+        learner = SupervisedLearner(model, trajectories, settings, TrainerConfig(), seed=0, pad_id=0)
+        losses.append(train_supervised(learner).loss)
         assert all(torch.equal(p, frozen[name]) for name, p in model.named_parameters() if name in frozen)
         assert torch.equal(scores(model), scores(model))
     assert losses[0] != losses[1]
