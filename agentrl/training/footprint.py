@@ -86,7 +86,7 @@ def footprint(model: ModelConfig, *, tokens: int, dtype: torch.dtype) -> Footpri
     """
     config = _model_config(model)
     text = config.get_text_config()
-    counts = _counts(config, model.lora)
+    known = _counts(config, model.lora)
     heads = text.num_attention_heads
     size = getattr(text, "head_dim", None) or text.hidden_size // heads
     estimated = None
@@ -96,9 +96,9 @@ def footprint(model: ModelConfig, *, tokens: int, dtype: torch.dtype) -> Footpri
         tried = _estimated(text, tokens, dtype)
         estimated = f"{type(error).__name__}: {str(error).strip().splitlines()[0][:100] if str(error) else ''}"
     return Footprint(
-        parameters=counts.all,
-        layer_parameters=counts.in_layers,
-        trained=counts.trained,
+        parameters=known.all,
+        layer_parameters=known.in_layers,
+        trained=known.trained,
         layers=text.num_hidden_layers,
         cache_values_per_token=2
         * text.num_hidden_layers
@@ -134,7 +134,7 @@ def _kind(config: Any) -> Any:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class _Counts:
+class Counts:
     """Of a model's parameters."""
 
     all: int
@@ -142,14 +142,23 @@ class _Counts:
     trained: TrainedSize
 
 
-def _counts(config: Any, lora: LoraConfig | None) -> _Counts:
+def counts(model: ModelConfig) -> Counts:
+    """Count a model's parameters, by its ``config.json``.
+
+    Raises:
+        UsageError: there is no config of the model, or it is not of a kind that transformers knows.
+    """
+    return _counts(_model_config(model), model.lora)
+
+
+def _counts(config: Any, lora: LoraConfig | None) -> Counts:
     with torch.device("meta"):
         model = _kind(config).from_config(config)
     layers = (child for child in model.modules() if isinstance(child, torch.nn.ModuleList))
     in_layers = {id(p): p.numel() for layer in layers for p in layer.parameters()}
     every = sum(p.numel() for p in model.parameters())
     trained = TrainedSize(own=every) if lora is None else _trained(model, lora)
-    return _Counts(all=every, in_layers=sum(in_layers.values()), trained=trained)
+    return Counts(all=every, in_layers=sum(in_layers.values()), trained=trained)
 
 
 def _trained(model: Any, lora: LoraConfig) -> TrainedSize:

@@ -10,9 +10,9 @@ import torch
 from agentrl.config.arithmetic import derive
 from agentrl.config.engines import LocalEngineConfig, ServerEngineConfig
 from agentrl.config.overrides import apply, parse_override
-from agentrl.config.schema import LOGITS_MEGABYTES, Config
-from agentrl.config.trained_size import QUANTIZED_BYTES
-from agentrl.training.footprint import Footprint, footprint
+from agentrl.config.schema import LOGITS_MEGABYTES, Config, ModelConfig
+from agentrl.config.trained_size import QUANTIZED_BYTES, TrainedSize
+from agentrl.training.footprint import Counts, Footprint, counts, footprint
 
 FULL, MOMENTS = 4, 8
 """Bytes of a float32, and of AdamW's two moments."""
@@ -83,7 +83,7 @@ def plan(config: Config, known: Footprint | None = None) -> MemoryPlan:
 class _Lines:
     def __init__(self, config: Config, model: Footprint, tokens: int) -> None:
         self._config, self._model, self._tokens = config, model, tokens
-        self._width = getattr(torch, config.model.dtype).itemsize
+        self._width: int = getattr(torch, config.model.dtype).itemsize
         self._ranks = config.trainer.processes
         self._shards = self._ranks // config.trainer.fsdp.replicas
         self._parameters, self._trained = model.parameters, model.trained
@@ -97,6 +97,7 @@ class _Lines:
             yield from self._state()
         if self._ranks > 1:
             yield from self._gathered()
+        yield from self._companions()
         yield from self._frozen()
         yield from self._passes()
         if self._ranks == 1 and self._width < FULL and self._trained.own:
@@ -169,6 +170,27 @@ class _Lines:
                 how="between micro-batches; none with trainer.fsdp={reduce: true}",
                 when=BACKWARD,
             )
+
+    def _companions(self) -> Iterator[Item]:
+        """Models beside the policy; they compute when it does not."""
+        critic, teacher = self._config.trainer.critic, self._config.algorithm.teacher
+        if critic is not None and critic.kind == "own":
+            found = Counts(all=self._parameters, in_layers=self._model.layer_parameters, trained=self._trained)
+            if critic.path is not None:
+                found = counts(self._config.model.model_copy(update={"path": critic.path}))
+            how = "a model of its own, with gradients and moments"
+            yield Item(name="critic", bytes=self._share(found.all, found.trained), how=how)
+        if teacher is not None and not teacher.servers:
+            found = counts(ModelConfig(path=teacher.path))
+            yield Item(name="teacher", bytes=self._share(found.all, TrainedSize(own=0)), how="frozen")
+
+    def _share(self, parameters: int, trained: TrainedSize) -> int:
+        """Bytes of a rank's part of a model: weights, and gradients and moments of what is trained."""
+        if self._ranks > 1:
+            held = FULL * (parameters + trained.adapters) + (FULL + MOMENTS) * trained.parameters
+            return -(-held // self._shards)
+        moving = trained.adapter_bytes() + trained.gradient_bytes(self._width) + trained.optimizer_bytes(self._width)
+        return parameters * self._width + moving
 
     def _frozen(self) -> Iterator[Item]:
         config, whole = self._config, self._parameters * self._width

@@ -13,7 +13,7 @@ from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_leaves
 
 
-class TensorMemory(TorchDispatchMode):
+class TensorMemory(TorchDispatchMode):  # type: ignore[no-untyped-call]
     """Counts every tensor that an operation of this thread gives while the block runs; also of tensors without data.
 
         with TensorMemory() as memory:
@@ -24,7 +24,7 @@ class TensorMemory(TorchDispatchMode):
     """
 
     def __init__(self) -> None:
-        super().__init__()
+        super().__init__()  # type: ignore[no-untyped-call]
         self.live = 0
         """Bytes now."""
         self.peak = 0

@@ -179,6 +179,17 @@ def test_copies_references_caches_and_servers_by_hand(tmp_path):
     ]
 
 
+def test_critics_and_teachers_by_hand(tmp_path):
+    known = footprint(qwen3(tmp_path), tokens=64, dtype=torch.float32)
+    parameters = known.parameters
+    critic = "trainer={critic: {kind: own}, processes: COUNT}"
+    others = ("algorithm.advantage=gae", f"algorithm.teacher={{path: {tmp_path}}}")
+    found = items(planned_config(tmp_path, critic.replace("COUNT", "1"), *others), known=known)
+    assert (found["critic"], found["teacher"]) == (16 * parameters, 4 * parameters)
+    found = items(planned_config(tmp_path, critic.replace("COUNT", "2"), *others), known=known)
+    assert (found["critic"], found["teacher"]) == (16 * parameters // 2, 4 * parameters // 2)
+
+
 def run(capsys, *words):
     with pytest.raises(SystemExit) as end:
         main(["plan", *words])

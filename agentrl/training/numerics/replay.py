@@ -128,7 +128,7 @@ def replay(state: Mapping[str, Any], *, device: str = "auto", reader: ImageReade
     trajectories = [Trajectory.from_record(record) for record in json.loads(state["trajectories"])]
     shaping = RewardShaping(config.algorithm.shaping, max_tokens=config.agent.max_tokens)
     batch = step_batch(trajectories, shaping)
-    values = {
+    values: dict[str, Any] = {
         name: value.to(model.device) if isinstance(value, torch.Tensor) and name != "draws" else value
         for name, value in state["values"].items()
     }
