@@ -110,7 +110,7 @@ LOOPS: dict[str, dict[str, Any]] = {
     "react_text": {"agent": {"options": {"format": "plain", "explain": False}}},
     "tool_calling": {
         "model": {"scratch": {"max_context": 4096}},
-        "agent": {"system_prompt": "Act.", "max_answer_tokens": 64, "max_tokens": 4096},
+        "agent": {"system_prompt": "Act.", "max_answer_tokens": 40, "max_tokens": 2048},
         "sft": {"tokens_per_update": 8000},
     },
     "step_independent": {"agent": {"options": {"format": "plain", "history": 2, "explain": False}}},
@@ -121,7 +121,9 @@ SPECIAL: dict[tuple[str, str], dict[str, Any]] = {
         "agent": {"options": {"restate_goal": True}},
         "sft": {"episodes": 6000, "tokens_per_update": 4000},
     },
-    ("retail", "tool_calling"): {"agent": {"options": {"offer": [*RETAIL_TOOLS, "cancel_pending_order"]}}},
+    ("retail", "tool_calling"): {
+        "agent": {"max_answer_tokens": 64, "options": {"offer": [*RETAIL_TOOLS, "cancel_pending_order"]}}
+    },
     ("retail", "step_independent"): {"agent": {"options": {"history": 10}}},
 }
 """What a combination needs besides: the goal again where it scrolls away, few tools, a longer memory."""

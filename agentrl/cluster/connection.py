@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+import logging
 import os
 import socket
 import threading
 import time
 from collections.abc import Callable, Mapping, Sequence
+from contextlib import suppress
 from dataclasses import dataclass
 from types import ModuleType
 from typing import Any
@@ -204,7 +206,8 @@ class Cluster:
     def close(self) -> None:
         """Give the room back, which ends the actors in it, and the connection, with a cluster that was started here."""
         if self._group is not None:
-            RAY.load("ray.util").remove_placement_group(self._group)
+            with suppress(ConnectionError, self.ray.exceptions.RayError):  # the cluster may be what was lost
+                RAY.load("ray.util").remove_placement_group(self._group)
             self._group = None
         if self._leaves:
             self._leaves = False
@@ -225,6 +228,7 @@ def connect(section: ClusterConfig, *, cpus: float) -> Cluster:
     ray: Any = RAY.load()
     if ray.is_initialized():
         return Cluster(ray, section, leaves=False)
+    logging.getLogger("ray").setLevel(logging.ERROR)  # what it warns of, it warns of at every start
     quiet: dict[str, Any] = {"configure_logging": False, "log_to_driver": False}
     try:
         if section.address is None:
@@ -233,7 +237,7 @@ def connect(section: ClusterConfig, *, cpus: float) -> Cluster:
         else:
             _check_somebody_listens(section.address)
             ray.init(address=section.address, **quiet)
-    except (OSError, RuntimeError, ValueError) as error:
+    except Exception as error:  # the boundary of Ray, which raises what it likes
         ray.shutdown()
         raise UsageError(
             "cannot connect to the cluster",

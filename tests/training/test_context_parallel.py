@@ -150,8 +150,7 @@ def test_key_value_heads_are_repeated_as_often_as_needed(heads, key_value_heads,
         assert torch.equal(held.repeat_interleave(len(looked_at) // len(held)), looked_at)
 
 
-def exchanged(group_or_ranks):
-    ranks = getattr(group_or_ranks, "ranks", group_or_ranks)
+def exchanged(ranks):
     ranks.arrange(context=2, tensor=1)
     context = ranks.context
     whole = torch.arange(2.0 * 4 * 6 * 3).reshape(2, 4, 6, 3)
@@ -161,6 +160,8 @@ def exchanged(group_or_ranks):
     back = context.by_tokens(heads)
     (back * whole[:, :, context.own(6)]).sum().backward()
     columns = context.collected(own[:, :, 0, 0] * 2, torch.tensor([1, 0, 0, 1, 1, 0, 1, 0]))
+    mine = whole[:, 0, 0] if context.rank == 1 else whole[:, 0, 0, :0]
+    assert torch.equal(context.collected(mine, torch.ones(3, dtype=torch.long)), whole[:, 0, 0])
     return torch.equal(back, own), torch.equal(own.grad, own), columns.shape
 
 

@@ -17,7 +17,6 @@ from agentrl.config.schema import Config
 from agentrl.testing.models import tiny_model
 from agentrl.training.checkpoint import save_adapter_folder, save_model_folder
 from agentrl.training.ranks.processes import open_ranks
-from agentrl.training.ranks.sharding import whole
 from agentrl.trajectory import Source, TokenSequence, Turn
 
 CHUNK = 7
@@ -158,10 +157,9 @@ def gradients(parts):
 
 
 def critic_weights(parts):
-    """Whole, by name; none without a critic."""
-    critic = parts.trainer._critic
-    state = {} if critic is None else critic.named_state()
-    return {name: whole(tensor).detach().clone() for name, tensor in state.items() if "/masters/" in name}
+    """Of a trainer without other ranks, by name."""
+    state = parts.trainer._critic.named_state()
+    return {name: tensor.detach().clone() for name, tensor in state.items() if "/masters/" in name}
 
 
 def assert_same_numbers(found, expected):
@@ -191,13 +189,8 @@ def two_steps(group, name, path, trajectories, folder):
     first = step(parts, trajectories)
     saved = save(parts, folder / f"{name}-{group.ranks.count}")
     second = step(parts, trajectories)
-    return {
-        "first": first,
-        "saved": saved,
-        "second": second,
-        "weights": weights(parts),
-        "critic": critic_weights(parts),
-    }
+    end = save(parts, folder / f"{name}-{group.ranks.count}-end") if name in CRITICS else None
+    return {"first": first, "saved": saved, "second": second, "weights": weights(parts), "end": end}
 
 
 def resumed(group, name, path, trajectories, saved):
@@ -205,7 +198,17 @@ def resumed(group, name, path, trajectories, saved):
     parts = group.build(settings(name, path, group.ranks.count), saved / "model", reference=str(path))
     parts.trainer.load(saved)
     found = {"gradients": gradients(parts)} if not group.ranks.are_many else {}
-    return {**found, "second": step(parts, trajectories), "weights": weights(parts), "critic": critic_weights(parts)}
+    found |= {"second": step(parts, trajectories), "weights": weights(parts)}
+    again = saved.with_name(f"{saved.name}-resumed-by-{group.ranks.count}")
+    return {**found, "end": save(parts, again) if name in CRITICS else None}
+
+
+def saved_critic(name, path, saved):
+    """The weights of a checkpoint's critic, by name."""
+    with group_of(1) as group:
+        parts = group.build(settings(name, path, 1), saved / "model", reference=str(path))
+        parts.trainer.load(saved)
+        return critic_weights(parts)
 
 
 @pytest.fixture(scope="module")
@@ -245,15 +248,16 @@ def test_ranks_train_the_critic_that_one_trains_and_go_on_with_it(
     alone, path, module_trajectories, tmp_path, name, tensors
 ):
     one = alone(name)
-    assert len(one["critic"]) == tensors
     assert one["first"]["critic/loss"] > 0
     with group_of(2) as group:
         two = two_steps(group, name, path, module_trajectories, tmp_path)
         same = resumed(group, name, path, module_trajectories, two["saved"])
         of_one = resumed(group, name, path, module_trajectories, one["saved"])
-    assert_same_tensors(two["critic"], one["critic"], rtol=1e-5, atol=1e-5)
-    assert_same_tensors(same["critic"], two["critic"], rtol=0, atol=0)
-    assert_same_tensors(of_one["critic"], one["critic"], rtol=1e-5, atol=1e-5)
+    expected, found = saved_critic(name, path, one["end"]), saved_critic(name, path, two["end"])
+    assert len(expected) == tensors
+    assert_same_tensors(found, expected, rtol=1e-5, atol=1e-5)
+    assert_same_tensors(saved_critic(name, path, same["end"]), found, rtol=0, atol=0)
+    assert_same_tensors(saved_critic(name, path, of_one["end"]), expected, rtol=1e-5, atol=1e-5)
     for again in (same, of_one):
         assert_same_numbers(again["second"], one["second"])
 
