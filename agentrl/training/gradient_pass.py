@@ -180,7 +180,8 @@ class GradientPass:
             if micro_batch.counts:
                 counts.append(assignments(routed, token_weights(self._layout, part, self._model.device)))
         reshard(self._model)
-        read = (self._batch.sequences[i] for micro_batch in work if micro_batch.learns for i in micro_batch.sequences)
+        counted = [micro_batch for micro_batch in work if micro_batch.learns and micro_batch.counts]
+        read = (self._batch.sequences[i] for micro_batch in counted for i in micro_batch.sequences)
         busiest = balance.count(counts, sum(map(len, read)), self._ranks)
         if busiest is not None:
             self.tally.add("train/busiest_expert", busiest)
