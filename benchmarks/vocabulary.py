@@ -1,8 +1,8 @@
 """Peak memory of a training step while the vocabulary doubles: nothing of [tokens, vocabulary] is ever there.
 
 A model with a small width, so that its head is cheap; tokens enough for several chunks of logits. What belongs to the
-embedding and the head themselves (weights, gradients, moments, and a gradient that is about to be added) grows with the
-vocabulary in any case, and is told apart: `beside` is the rest, and `growth` is its growth.
+embedding and the head themselves (weights, their gradient, AdamW's two moments) grows with the vocabulary in any case,
+and is told apart: `beside` is the rest, and `growth` is its growth.
 
     agentrl bench vocabulary
 """
@@ -31,7 +31,7 @@ def _measure(vocabulary: int, width: int, groups: int, budget: int) -> dict[str,
         for _ in range(2):
             trainer.step(trajectories, temperature=1.0, pad_id=0)
     embedding = 4 * model.get_input_embeddings().weight.numel()
-    own = 5 * embedding  # weights, gradient, two moments, and a gradient that is about to be added
+    own = 4 * embedding  # weights, gradient, two moments
     return {
         "peak_megabytes": memory.peak / 2**20,
         "own_megabytes": own / 2**20,

@@ -11,6 +11,7 @@ import typer
 from rich.table import Table
 from rich.text import Text
 
+from agentrl.assembly.checks import check_training
 from agentrl.assembly.models import resolve_model
 from agentrl.cli.arguments import read_config, shortcut
 from agentrl.cli.console import note, out
@@ -48,6 +49,7 @@ def plan(
     """See what memory a run needs, part by part, from the model's config.json alone; one that cannot fit is refused."""
     limit = None if memory is None else parse_memory(memory)
     config = resolve_model(read_config(words, shortcuts=[*shortcut("environment", env), *shortcut("model", model)]))
+    check_training(config)
     if limit is None:
         limit = detected_memory(config)
     planned = memory_plan(config)

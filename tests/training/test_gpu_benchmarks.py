@@ -58,6 +58,6 @@ def test_what_is_sent_arrives(results):
 def test_the_benchmark_of_vocabularies_tells_the_heads_own_memory_apart():
     found = load_run(FOLDER / "vocabulary.py")(vocabulary=4096, width=16, budget=512)
     once, twice = found["once"], found["twice"]
-    assert twice["own_megabytes"] == 2 * once["own_megabytes"] == 2 * 5 * 4 * 4096 * 16 / 2**20
+    assert twice["own_megabytes"] == 2 * once["own_megabytes"] == 2 * 4 * 4 * 4096 * 16 / 2**20
     assert once["beside_megabytes"] == once["peak_megabytes"] - once["own_megabytes"] > 0
     assert once["largest_tensor"] <= 512 * 4096, "a micro-batch's logits fit into one chunk here"

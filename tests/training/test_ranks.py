@@ -16,6 +16,8 @@ from agentrl.assembly.rank import follow_launcher, follows_launcher
 from agentrl.config.schema import Config
 from agentrl.testing.models import tiny_model
 from agentrl.training.checkpoint import save_adapter_folder, save_model_folder
+from agentrl.training.numerics.dump import read_dump
+from agentrl.training.numerics.replay import replay
 from agentrl.training.ranks.processes import open_ranks
 from agentrl.trajectory import Source, TokenSequence, Turn
 
@@ -426,11 +428,18 @@ def test_a_rank_holds_its_part_only_and_a_gathered_tensor_is_whole(path, module_
             given["no.such.tensor"]
 
 
-def test_gradients_that_are_not_finite_are_found_by_all(path, module_trajectories):
+def test_gradients_that_are_not_finite_are_found_by_all_and_repeated_by_one(path, module_trajectories, tmp_path):
+    config = settings("many micro-batches", path, 2)
     with group_of(2) as group:
-        parts = group.build(settings("many micro-batches", path, 2))
+        parts = group.build(config)
+        parts.trainer.watch.write_dumps(tmp_path, config.model_dump(mode="json"))
         with torch.no_grad():  # of rank 0's shard only
             parts.trainer.model.model.norm.weight.to_local().fill_(math.nan)
         report = parts.trainer.step(module_trajectories, temperature=1.0, pad_id=0)
     assert report.metrics["train/updates_skipped"] == 1
     assert "gradients are not finite in" in report.warnings[0]
+    found = replay(read_dump(tmp_path / "step-000001-update-1.pt"))
+    assert found.weights_not_finite == ("model.norm.weight",)
+    assert found.first_forward.startswith("model.norm (")
+    assert found.now.non_finite == found.recorded.non_finite
+    assert len(found.micro_batches) > 2

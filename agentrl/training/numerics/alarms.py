@@ -45,23 +45,26 @@ class Alarms:
         self._entropies: list[float] = []
         self._norms: list[float] = []
 
-    def judge(self, metrics: Mapping[str, float], *, skipped: str = "") -> Judgement:
+    def judge(self, metrics: Mapping[str, float], *, skipped: str = "", hint: str | None = None) -> Judgement:
         """Judge a step.
 
         Args:
             metrics: Of the step, by their final names.
             skipped: What is known of updates that were left out, for the message.
+            hint: How to look at one of them.
         """
-        found = {cause: str(error) for cause, error in self._beyond(metrics, skipped).items() if error is not None}
+        found = {
+            cause: str(error) for cause, error in self._beyond(metrics, skipped, hint).items() if error is not None
+        }
         said = tuple(message for cause, message in found.items() if self._calm[cause] >= CALM)
         self._calm = {cause: 0.0 if cause in found else min(calm + 1, CALM) for cause, calm in self._calm.items()}
         self._remember(metrics)
         return Judgement(metrics={PREFIX + cause: float(cause in found) for cause in CAUSES}, messages=said)
 
-    def _beyond(self, metrics: Mapping[str, float], skipped: str) -> dict[str, AgentRLError | None]:
+    def _beyond(self, metrics: Mapping[str, float], skipped: str, hint: str | None) -> dict[str, AgentRLError | None]:
         limits = self._config
         return {
-            "skipped": _skips(metrics, skipped),
+            "skipped": _skips(metrics, skipped, hint),
             "mismatch": _above(
                 "trainer and engine disagree: mean |pi_old - mu|",
                 metrics.get("mismatch/prob_abs_mean"),
@@ -139,11 +142,12 @@ def _above(what: str, value: float | None, limit: float, hint: str) -> AgentRLEr
     return AgentRLError(what, got=f"{value:.4g}", expected=f"at most {limit:g}", hint=hint)
 
 
-def _skips(metrics: Mapping[str, float], skipped: str) -> AgentRLError | None:
+def _skips(metrics: Mapping[str, float], skipped: str, hint: str | None) -> AgentRLError | None:
     count = metrics.get("train/updates_skipped", 0.0)
     if not count:
         return None
     return AgentRLError(
         f"{count:.0f} of {count + metrics.get('train/updates', 0.0):.0f} updates skipped, which left the weights as "
-        f"they were: {skipped}"
+        f"they were: {skipped}",
+        hint=hint,
     )

@@ -38,8 +38,8 @@ def _forward(watch: ModuleWatch, name: str) -> Any:
             about = f", whose {', '.join(own)} holds what is not" if own else ""
             watch.forward = f"{name or 'the model'} ({type(module).__name__}): input {given}{about}"
         if isinstance(output, torch.Tensor) and output.requires_grad:
-            told = _backward(watch, f"{name} ({type(module).__name__})")
-            output.register_hook(told)  # type: ignore[no-untyped-call]
+            register: Any = output.register_hook
+            register(_backward(watch, f"{name} ({type(module).__name__})"))
 
     return hook
 

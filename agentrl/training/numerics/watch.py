@@ -63,6 +63,7 @@ class NumericsWatch:
         self._run: Mapping[str, Any] = {}
         self._in_a_row = self._dumps = 0
         self._skipped = ""
+        self._hint: str | None = None
 
     def write_dumps(self, folder: Path, run: Mapping[str, Any]) -> None:
         """Write what repeats an update that was left out; only rank 0 needs to know where.
@@ -98,7 +99,8 @@ class NumericsWatch:
                 f"{self._in_a_row} updates in a row were skipped",
                 got=self._skipped,
                 expected="a finite loss and finite gradients",
-                hint="try a smaller trainer.learning_rate, or model.dtype=float32, from an earlier checkpoint",
+                hint=(f"{self._hint}; " if self._hint else "")
+                + "try a smaller trainer.learning_rate, or model.dtype=float32, from an earlier checkpoint",
             )
         return update
 
@@ -120,11 +122,11 @@ class NumericsWatch:
             run=self._run,
             found=found,
         )
-        self._skipped += f". Repeat it with: agentrl replay-step {file}"
+        self._hint = f"see where it begins: agentrl replay-step {file}"
 
     def report(self, report: StepReport) -> StepReport:
         """The report with the alarms in it."""
-        judged = self._alarms.judge(report.metrics, skipped=self._skipped)
+        judged = self._alarms.judge(report.metrics, skipped=self._skipped, hint=self._hint)
         return dataclasses.replace(
             report,
             metrics={**report.metrics, "train/updates_skipped_in_a_row": float(self._in_a_row), **judged.metrics},
