@@ -316,6 +316,11 @@ class TrainerConfig(Section):
                 f"trainer.optimizer muon needs whole rows of matrices, and trainer.tensor_parallel "
                 f"({self.tensor_parallel}) cuts them: use adamw, or context_parallel"
             )
+        if self.critic is not None and self.context_parallel * self.tensor_parallel > 1:
+            raise ValueError(
+                "trainer.critic reads whole sequences with a head that every process has: set trainer.context_parallel "
+                "and trainer.tensor_parallel to 1"
+            )
         return self
 
     @model_validator(mode="after")
