@@ -203,11 +203,13 @@ def _with_layers(config: Any, layers: int) -> Any:
 
 def _try(config: Any, tokens: int, dtype: torch.dtype, lora: LoraConfig | None, checkpointing: bool) -> _Pass:
     AttentionInterface.register(ATTENTION, _attention)
-    with FakeTensorMode():
+    with torch.device("meta"):
         model = AutoModelForCausalLM.from_config(config, dtype=dtype).eval()
+    if lora is not None:
+        add_adapters(model, lora, base="", seed=0)
+    with FakeTensorMode():
+        _give_shapes(model)
         model.config._attn_implementation = ATTENTION
-        if lora is not None:
-            add_adapters(model, lora, base="", seed=0)
         for parameter in model.parameters():
             parameter.grad = torch.empty_like(parameter) if parameter.requires_grad else None
         with gradients_recomputed(model, enabled=checkpointing), TensorMemory() as memory:
@@ -227,6 +229,19 @@ def _try(config: Any, tokens: int, dtype: torch.dtype, lora: LoraConfig | None, 
             kept = memory.live - before
             _backward(model, hidden)
             return _Pass(kept, memory.peak - before - kept)
+
+
+def _give_shapes(model: Any) -> None:
+    """Let the parameters and buffers of a model be tensors without data, which behave as those on a device do."""
+    made: dict[int, torch.nn.Parameter] = {}
+    for module in model.modules():
+        for name, parameter in module.named_parameters(recurse=False):
+            if id(parameter) not in made:
+                new = torch.empty(parameter.shape, dtype=parameter.dtype)
+                made[id(parameter)] = torch.nn.Parameter(new, requires_grad=parameter.requires_grad)
+            module.register_parameter(name, made[id(parameter)])
+        for name, buffer in module.named_buffers(recurse=False):
+            module._buffers[name] = torch.empty(buffer.shape, dtype=buffer.dtype)
 
 
 def _backward(model: Any, hidden: Tensor) -> None:
