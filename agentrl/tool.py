@@ -24,10 +24,12 @@ from __future__ import annotations
 import asyncio
 import copy
 import dataclasses
+import difflib
 import functools
 import inspect
 import json
 import math
+import re
 import types
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Hashable, Mapping, Sequence
@@ -37,9 +39,14 @@ from typing import Any, ClassVar, TypedDict, TypeVar, Unpack, overload
 
 from agentrl.errors import ConfigError, EnvironmentFailure, ToolError, UsageError
 from agentrl.tool_arguments import Arguments, WrongArguments
+from agentrl.tool_fault import contained, contained_in_thread
 
 F = TypeVar("F", bound=Callable[..., Any])
 T = TypeVar("T")
+_WHOLE = ("max_tokens", "max_concurrent")
+_NAME = re.compile(r"[a-zA-Z0-9_-]{1,64}")
+"""What OpenAI-style services take."""
+_HALF = re.compile("[\ud800-\udfff]")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -65,10 +72,16 @@ class ToolRules:
     """Most calls that begin in a second, over all episodes of the run."""
 
     def __post_init__(self) -> None:
+        for name in ("stop", "inline", "parallel", "pure"):
+            if not isinstance(getattr(self, name), bool):
+                raise UsageError(f"a tool's {name} is not understood", got=repr(getattr(self, name)), expected="a bool")
         if self.stop and (self.parallel or self.pure):
             raise UsageError("a tool that ends the episode cannot be parallel or pure", got="stop=True")
         for name in ("timeout_s", "max_tokens", "max_concurrent", "max_per_second"):
-            value = getattr(self, name)
+            value, kinds = getattr(self, name), (int,) if name in _WHOLE else (int, float)
+            if value is not None and (isinstance(value, bool) or not isinstance(value, kinds)):
+                expected = "a whole number" if name in _WHOLE else "a number"
+                raise UsageError(f"a tool's {name} is not understood", got=repr(value), expected=expected)
             if value is not None and not value > 0:
                 raise UsageError(f"a tool's {name} is too small", got=value, expected="more than 0")
 
@@ -112,8 +125,9 @@ class ToolResult:
 
     @property
     def text(self) -> str:
-        """The value as the policy reads it."""
-        return self.value if isinstance(self.value, str) else json.dumps(self.value, ensure_ascii=False, default=str)
+        """The value as the policy reads it; halves of characters, which no encoding knows, are replaced."""
+        text = self.value if isinstance(self.value, str) else json.dumps(self.value, ensure_ascii=False, default=str)
+        return _HALF.sub("\ufffd", text)
 
     def checked(self, tool: str) -> ToolResult:
         """This result, if its numbers are finite.
@@ -169,9 +183,16 @@ class Tool:
     """
 
     def __init__(self, target: Callable[..., Any], *, name: str | None = None, **declared: Unpack[Declared]) -> None:
+        if not callable(target):
+            raise UsageError("this cannot be a tool", got=repr(target), expected="a function, or a class with __call__")
         self.target = target
-        self.rules = ToolRules(**declared)
-        self.name = name or _snake_case(target.__name__)
+        self.name = _snake_case(target.__name__) if name is None else name
+        if not _NAME.fullmatch(self.name):
+            hint = "give it another: agentrl.tool(name=…)"
+            raise UsageError(
+                "a tool's name", got=repr(self.name), expected="1 to 64 letters, digits, _ and -", hint=hint
+            )
+        self.rules = ToolRules(**_known_rules(self.name, declared))
         self.options: Mapping[str, Any] = {}
         """Arguments of a stateful tool's constructor."""
         functools.update_wrapper(self, target, updated=())
@@ -180,6 +201,12 @@ class Tool:
                 f"tool {self.name} has no docstring",
                 expected="one sentence, then an Args: section with a line per argument",
                 hint="the policy reads it to learn what the tool does",
+            )
+        if inspect.isgeneratorfunction(self._function) or inspect.isasyncgenfunction(self._function):
+            raise UsageError(
+                f"tool {self.name} is a generator",
+                got="yield",
+                expected="a function that returns the whole result",
             )
         self._arguments = Arguments(f"tool {self.name}", self._function)
         if self.rules.pure and self.is_stateful:
@@ -303,13 +330,15 @@ class Tool:
         Raises:
             ToolError: the tool says so.
             EnvironmentFailure: its reward or a metric is no finite number.
+            ToolFault: it raised what would stop more than the call.
         """
-        if inspect.iscoroutinefunction(self._function):
-            value = await bound(**checked)
-        elif self.rules.inline:
-            value = bound(**checked)
-        else:
-            value = await asyncio.to_thread(functools.partial(bound, **checked))
+        with contained():
+            if inspect.iscoroutinefunction(self._function):
+                value = await bound(**checked)
+            elif self.rules.inline:
+                value = bound(**checked)
+            else:
+                value = await asyncio.to_thread(contained_in_thread, functools.partial(bound, **checked))
         return value.checked(self.name) if isinstance(value, ToolResult) else ToolResult(value)
 
     async def call(self, bound: Callable[..., Any], arguments: Mapping[str, Any]) -> str:
@@ -363,6 +392,16 @@ def tool(
         return Tool(function, name=name, **declared)
 
     return wrap if target is None else wrap(target)
+
+
+def _known_rules(tool: str, declared: Declared) -> Declared:
+    known = [rule.name for rule in dataclasses.fields(ToolRules)]
+    for name in declared:
+        if name not in known:
+            near = difflib.get_close_matches(name, known, n=1)
+            hint = f"did you mean {near[0]}?" if near else None
+            raise UsageError(f"tool {tool} has an unknown rule", got=name, expected=", ".join(known), hint=hint)
+    return declared
 
 
 def _snake_case(name: str) -> str:

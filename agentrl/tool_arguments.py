@@ -8,7 +8,7 @@ import functools
 import inspect
 import json
 import types
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import TYPE_CHECKING, Annotated, Any, Literal, Union, get_args, get_origin
 
 from agentrl.errors import UsageError
@@ -19,6 +19,8 @@ if TYPE_CHECKING:
 
 LONGEST_SHOWN = 80
 """Characters of a wrong value that are shown."""
+DEEPEST = 64
+"""Lists and objects within each other that arguments may have: Python itself gives up at some hundreds."""
 _WORDS = {
     "integer": "a whole number",
     "number": "a number",
@@ -34,6 +36,7 @@ _EXPECTED = {
     "int_from_float": "a whole number",
     "float_parsing": "a number",
     "float_type": "a number",
+    "finite_number": "a finite number",
     "bool_parsing": "true or false",
     "bool_type": "true or false",
     "string_type": "text",
@@ -117,7 +120,9 @@ class Arguments:
                 self.hints.get(parameter.name, Any),
                 Field(default, alias=parameter.name),
             )
-        settings = ConfigDict(extra="forbid", coerce_numbers_to_str=True, arbitrary_types_allowed=True)
+        settings = ConfigDict(
+            extra="forbid", coerce_numbers_to_str=True, arbitrary_types_allowed=True, allow_inf_nan=False
+        )
         return create_model("Arguments", __config__=settings, **fields)
 
     def read(self, values: Mapping[str, Any]) -> dict[str, Any]:
@@ -127,10 +132,11 @@ class Arguments:
         may be left out, and does not take it, leaves it out.
 
         Raises:
-            WrongArguments: some do not fit.
+            WrongArguments: some do not fit, or are nested too deeply.
         """
         from pydantic import ValidationError
 
+        refuse_depth(values)
         try:
             return self._checked(values)
         except ValidationError as error:
@@ -150,7 +156,9 @@ class Arguments:
         optional = {parameter.name for parameter in self._own if parameter.default is not parameter.empty}
         left_out = {name for name in wrong & optional if values.get(name) is None}
         kept = {name: value for name, value in values.items() if name not in left_out}
-        return {name: _from_json(value) if name in wrong else value for name, value in kept.items()}
+        mended = {name: _from_json(name, value) if name in wrong else value for name, value in kept.items()}
+        refuse_depth(mended)
+        return mended
 
     def _problem(self, details: ErrorDetails) -> str:
         where = ".".join(str(part) for part in details["loc"]) or "the arguments"
@@ -185,11 +193,13 @@ class Arguments:
             described: dict[str, Any] = dict(get_json_schema(self._stand_in()))
             function = {**described["function"], "name": name}
             function["parameters"] = self._with_rich_types(function.get("parameters", {"properties": {}}))
+        except UsageError:
+            raise
         except Exception as error:
             raise UsageError(
                 f"{self.owner} cannot be described to a policy",
-                got=error,
-                expected="type hints on all arguments and an Args: section that names each",
+                got=str(error).partition("\n")[0],
+                expected="arguments of types that JSON has, and an Args: section in Google's style that names each",
             ) from error
         return {**described, "function": function}
 
@@ -202,6 +212,7 @@ class Arguments:
         given = {name: hint for name, hint in hints.items() if hint is not None}
         stand_in.__annotations__ = {name: hint if _is_plain(hint) else Any for name, hint in given.items()}
         stand_in.__signature__ = inspect.Signature(self._own)  # type: ignore[attr-defined]
+        stand_in.__name__ = self.owner.rpartition(" ")[2]
         stand_in.__doc__ = inspect.getdoc(self._function)
         return stand_in
 
@@ -257,7 +268,33 @@ def _one_each(details: Sequence[ErrorDetails]) -> list[ErrorDetails]:
     return list(found.values())
 
 
-def _from_json(value: Any) -> Any:
+def refuse_depth(values: Mapping[str, Any]) -> None:
+    """Look how deep lists and objects lie within each other.
+
+    Raises:
+        WrongArguments: deeper than `DEEPEST` in one of the values.
+    """
+    for name, value in values.items():
+        inside = [value]
+        for _ in range(DEEPEST + 1):
+            inside = [part for whole in inside for part in _parts(whole)]
+            if not inside:
+                break
+        else:
+            raise _too_deep(name)
+
+
+def _parts(whole: Any) -> Iterable[Any]:
+    if isinstance(whole, Mapping):
+        return whole.values()
+    return whole if isinstance(whole, list | tuple) else ()
+
+
+def _too_deep(name: str) -> WrongArguments:
+    return WrongArguments(f"{name} is nested too deeply, expected at most {DEEPEST} lists and objects in each other")
+
+
+def _from_json(name: str, value: Any) -> Any:
     """A list or an object that was written as text."""
     if not isinstance(value, str) or value.lstrip()[:1] not in ("[", "{"):
         return value
@@ -265,6 +302,8 @@ def _from_json(value: Any) -> Any:
         return json.loads(value)
     except json.JSONDecodeError:
         return value
+    except RecursionError as error:
+        raise _too_deep(name) from error
 
 
 def shown(value: Any) -> str:

@@ -19,7 +19,7 @@ LEVELS: tuple[frozenset[str], ...] = tuple(
         frozenset,
         (
             {"errors"},
-            {"extra", "message", "retrieval", "tool_arguments"},
+            {"extra", "message", "retrieval", "tool_arguments", "tool_fault"},
             {"image"},
             {"trajectory"},
             {"content_space", "env", "env_name", "tool", "policy", "task", "reward"},

@@ -109,6 +109,27 @@ def test_a_tool_without_a_docstring_is_refused() -> None:
         agentrl.tool(silent)
 
 
+async def stream() -> Any:
+    """Tell one after the other."""
+    yield 1
+
+
+def series() -> Any:
+    """Tell one after the other."""
+    yield 1
+
+
+@pytest.mark.parametrize("function", [stream, series])
+def test_a_generator_is_refused(function: Any) -> None:
+    with pytest.raises(UsageError, match="is a generator: got yield, expected a function that returns"):
+        agentrl.tool(function)
+
+
+@pytest.mark.parametrize("value", ["a\ud800b", {"x": "a\ud800b"}])
+def test_what_no_encoding_knows_is_replaced(value: object) -> None:
+    assert "a\ufffdb" in agentrl.ToolResult(value).text
+
+
 def test_a_class_that_cannot_be_called_is_refused() -> None:
     with pytest.raises(UsageError, match="cannot be called"):
 
@@ -126,8 +147,22 @@ def test_an_argument_without_a_type_is_refused_when_described() -> None:
             x: Anything.
         """
 
-    with pytest.raises(UsageError, match="vague cannot be described"):
+    with pytest.raises(UsageError, match=r"vague cannot be described to a policy: got .* vague[^\n]*Google's style"):
         _ = vague.schema
+
+
+def test_a_type_that_nobody_knows_is_told_once() -> None:
+    @agentrl.tool
+    def lost(x: Nowhere) -> str:  # type: ignore[name-defined]  # noqa: F821
+        """Look for something.
+
+        Args:
+            x: What.
+        """
+        return str(x)
+
+    with pytest.raises(UsageError, match=r"^tool lost: a type hint cannot be read: got NameError"):
+        _ = lost.schema
 
 
 class Size(enum.Enum):
@@ -189,6 +224,9 @@ async def test_what_models_write_is_coerced(arguments: dict[str, object], result
         ({"items": [], "copy": 0}, "copy is 0, expected greater than or equal to 1"),
         ({"items": [], "size": "huge"}, "size is \"huge\", expected 'small' or 'large'"),
         ({"items": [], "nte": "x", "schema": "y"}, 'schema is "y", expected a number; nte is no argument'),
+        ({"items": [], "schema": "nan"}, 'schema is "nan", expected a finite number'),
+        ({"items": [], "schema": 1e999}, "schema is Infinity, expected a finite number"),
+        ({"items": [], "schema": "-inf"}, 'schema is "-inf", expected a finite number'),
         ({"items": "x" * 500}, "x…, expected a list"),
     ],
 )
@@ -219,11 +257,22 @@ def test_arguments_without_a_name_are_refused() -> None:
         ({"stop": True, "pure": True}, "cannot be parallel or pure"),
         ({"timeout_s": 0}, "timeout_s is too small"),
         ({"max_concurrent": -1}, "max_concurrent is too small"),
+        ({"max_tokens": 1.5}, "max_tokens is not understood: got 1.5, expected a whole number"),
+        ({"timeout_s": "5"}, "timeout_s is not understood: got '5', expected a number"),
+        ({"parallel": "yes"}, "parallel is not understood: got 'yes', expected a bool"),
+        ({"timeout": 5}, r"tool midpoint has an unknown rule: got timeout, .* Did you mean timeout_s"),
+        ({"name": "weird name!"}, "a tool's name: got 'weird name!', expected 1 to 64 letters"),
+        ({"name": ""}, "a tool's name: got '', expected 1 to 64 letters"),
     ],
 )
 def test_rules_that_make_no_sense_are_refused(rules: Any, words: str) -> None:
     with pytest.raises(UsageError, match=words):
         agentrl.tool(**rules)(midpoint.target)
+
+
+def test_what_cannot_be_called_is_no_tool() -> None:
+    with pytest.raises(UsageError, match="this cannot be a tool: got 5, expected a function"):
+        agentrl.tool(5)  # type: ignore[call-overload]
 
 
 def test_a_stateful_tool_is_not_pure() -> None:

@@ -75,6 +75,10 @@ class Tray:
         return f"{word} {self.calls}"
 
 
+misnamed = agentrl.tool(Tray)
+misnamed.name = "put it"
+
+
 def broken_rules(tool: Tool) -> dict[str, str]:
     report = check_tool(tool, examples=[{"word": "fern"}])
     return {row.check: row.detail for row in report.rows if row.status is CheckStatus.FAILED}
@@ -94,7 +98,7 @@ def test_a_good_tool_passes() -> None:
         (dawdle, "event loop goes on", "blocked the event loop for"),
         (stumble, "examples succeed", "stumble failed (KeyError) (KeyError: 'the drawer is empty')"),
         (agentrl.tool(parallel=True)(Tray), "parallel calls agree", "other results than calls one after another"),
-        (agentrl.tool(name="put it")(Tray), "name can be sent", "'put it' is not 1 to 64 letters"),
+        (misnamed, "name can be sent", "'put it' is not 1 to 64 letters"),
     ],
 )
 def test_what_is_wrong_is_found(tool: Tool, rule: str, words: str) -> None:

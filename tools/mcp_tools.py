@@ -194,8 +194,7 @@ class Session:
         except Exception as error:
             if isinstance(error, mcp_error) and error.error.code in _BAD_CALL:
                 raise ToolError(str(error)) from error
-            got = f"{type(error).__name__}: {error}"
-            raise EnvironmentFailure(f"the MCP server {self._place} failed", got=got) from error
+            raise EnvironmentFailure(f"the MCP server {self._place} failed", got=_innermost(error)) from error
 
 
 class _Opened:
@@ -236,7 +235,7 @@ class _Opened:
                 ready.set_exception(
                     EnvironmentFailure(
                         f"the MCP server {self._place} does not start",
-                        got=f"{type(error).__name__}: {error}",
+                        got=_innermost(error),
                         hint=f"it said: {said}" if said else None,
                     )
                 )
@@ -298,6 +297,13 @@ class MCPTool(Tool):
     async def run(self, bound: Callable[..., Any], checked: Mapping[str, Any]) -> ToolResult:
         """Ask the server."""
         return ToolResult(await bound(self._own_name, checked))
+
+
+def _innermost(error: BaseException) -> str:
+    """The first error within groups of errors, in words."""
+    while isinstance(error, BaseExceptionGroup):
+        error = error.exceptions[0]
+    return f"{type(error).__name__}: {error}"
 
 
 def _is_closed(schema: Mapping[str, Any]) -> bool:

@@ -83,6 +83,8 @@ class Sql:
         Args:
             query: One statement of SQL.
         """
+        if not query.strip():
+            raise ToolError("the query is empty", expected="one statement of SQL")
         assert self._connection is not None
         self._deadline = time.monotonic() + self._max_seconds
         try:

@@ -12,7 +12,7 @@ from typing import Any
 from agentrl.config.episodes import AgentConfig
 from agentrl.config.parts import parts_of
 from agentrl.config.schema import Config
-from agentrl.errors import ConfigError
+from agentrl.errors import ConfigError, UsageError
 from agentrl.registry import Kind, lookup
 from agentrl.sandbox import Sandbox, open_sandbox, read_spec
 from agentrl.tool import Tool, Toolset, tool
@@ -73,11 +73,15 @@ def sandbox_maker(agent: AgentConfig) -> Callable[[], Sandbox] | None:
     """Makes the sandboxes of episodes, as ``agent.sandbox`` says.
 
     Raises:
-        UsageError: the section is not understood.
+        ConfigError: the section is not understood.
     """
     if agent.sandbox is None:
         return None
-    return functools.partial(open_sandbox, read_spec(agent.sandbox))
+    try:
+        return functools.partial(open_sandbox, read_spec(agent.sandbox))
+    except UsageError as error:
+        what = f"agent.sandbox: {error.what}"
+        raise ConfigError(what, got=error.got, expected=error.expected, hint=error.hint) from error
 
 
 def uses_sandbox(tools: Sequence[Tool | Toolset]) -> bool:
@@ -93,7 +97,8 @@ def check_tools(config: Config) -> None:
     """
     agents = [part.config.agent for part in parts_of(config)]
     users = [agent for agent in agents if uses_sandbox(build_tools(agent))]
-    sandbox_maker(config.agent)
+    for agent in agents:
+        sandbox_maker(agent)
     if users and config.agent.sandbox is None:
         names = [one.name for one in build_tools(users[0]) if isinstance(one, Tool) and one.needs_sandbox]
         raise ConfigError(

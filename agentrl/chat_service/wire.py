@@ -111,6 +111,9 @@ def _decode_calls(rows: Sequence[Mapping[str, Any]]) -> tuple[tuple[ToolCall, ..
         except json.JSONDecodeError as error:
             problems.append(f"the arguments of the call of {name} are not JSON: {error}")
             continue
+        except RecursionError:
+            problems.append(f"the arguments of the call of {name} are nested too deeply")
+            continue
         if isinstance(arguments, dict):
             calls.append(ToolCall(name=name, arguments=arguments, id=row.get("id") or ""))
         else:

@@ -74,13 +74,16 @@ def run(
     for stream, output in ((sys.stdout, result.stdout), (sys.stderr, result.stderr)):
         stream.write(output.decode(errors="replace"))
         stream.flush()
-    for holds, what in (
+    endings = (
         (result.timed_out, f"killed after {result.seconds:.1f} s"),
         (result.truncated, "output beyond the limit was dropped"),
         (result.out_of_memory, "out of memory"),
-    ):
-        if holds:
-            note(what)
+    )
+    notices = [what for holds, what in endings if holds]
+    if notices and not (result.stderr or result.stdout or b"\n").endswith(b"\n"):
+        note("")  # the output ends within a line
+    for notice in notices:
+        note(notice)
     raise typer.Exit(result.exit_code)
 
 

@@ -15,6 +15,7 @@ from agentrl.assembly.curriculum_check import check_curriculum
 from agentrl.assembly.environments import find_environment, task_source
 from agentrl.assembly.rank import follow_launcher, follows_launcher
 from agentrl.assembly.runs import Run, resume_run, start_run
+from agentrl.assembly.tools import check_tools
 from agentrl.cli.arguments import config_words, read_config, shortcut
 from agentrl.cli.console import note, out
 from agentrl.cli.exit_code import ExitCode
@@ -77,6 +78,7 @@ def print_dry_run(config: Config, amounts: Sequence[Row]) -> None:
     tasks = []
     if config.has_environment:
         check_curriculum(config)
+        check_tools(config)
         tasks = [_tasks_row(part) for part in parts_of(config)]
     out.print(Text(dump_config(config)))
     table = Table("what", "how many", "from", box=None, pad_edge=False)

@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 import dataclasses
 import time
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 from aiohttp import web
@@ -124,9 +124,11 @@ class SandboxServer:
             UsageError: they ask for more.
         """
         try:
-            limits = self.spec.limits.narrowed(read_limits(wanted.get("limits")) or Limits())
+            asked = read_limits(wanted.get("limits")) or Limits()
         except TypeError as error:
             raise Refusal(Problem.REQUEST, f"'limits' of the request: {error}") from error
+        self._refuse_higher(asked, field({"demanded": [], **wanted}, "demanded", list))
+        limits = self.spec.limits.narrowed(asked)
         network, image = wanted.get("network", NO_NETWORK), wanted.get("image")
         network = tuple(network) if isinstance(network, list) else network
         if network not in (NO_NETWORK, self.spec.network):
@@ -135,6 +137,22 @@ class SandboxServer:
             raise UsageError("sandboxes are served without this image", got=image, expected=self.spec.image or "none")
         env = {**self.spec.env, **field(wanted, "env", dict)}
         return dataclasses.replace(self.spec, limits=limits, network=network, env=env)
+
+    def _refuse_higher(self, asked: Limits, demanded: Sequence[str]) -> None:
+        """Refuse limits that are higher than the server's; those that nobody demanded are lowered instead.
+
+        Raises:
+            UsageError: names them.
+        """
+        given = self.spec.limits.given
+        higher = [name for name, value in asked.given.items() if name in demanded and value > given[name]]
+        if higher:
+            raise UsageError(
+                "sandboxes are served with lower limits",
+                got=", ".join(f"limits.{name}={asked.given[name]:g}" for name in higher),
+                expected=", ".join(f"at most {given[name]:g}" for name in higher),
+                hint="ask for less, or start the server with --set limits.NAME=VALUE",
+            )
 
     async def _call(self, request: web.Request) -> web.Response:
         """Carry out a call."""

@@ -17,6 +17,8 @@ from agentrl.rollout.tool_desk import ToolDesk
 from agentrl.rollout.turns import TurnLog
 from agentrl.sandbox import Sandbox
 from agentrl.tool import Provisions, Tool, ToolContext, ToolResult
+from agentrl.tool_arguments import WrongArguments, refuse_depth
+from agentrl.tool_fault import ToolFault, contained, ended_in_time
 
 T = TypeVar("T")
 SANDBOX_START_S = 120.0
@@ -86,7 +88,7 @@ class EpisodeTools:
         try:
             if tool is None:
                 raise _unknown(call.name, tools)
-            checked = tool.validate(call.arguments)
+            checked = _checked(tool, call.arguments)
             kept = self._desk.find(tool, checked)
             result = kept or await self._call(tool, checked)
             if kept is None:
@@ -117,14 +119,17 @@ class EpisodeTools:
         deadline = asyncio.timeout(limit if remaining is None else min(limit, max(remaining, 0)))
         try:
             async with deadline:
-                return await tool.run(await self._open(tool, limit), checked)
+                with contained():
+                    running = tool.run(await self._open(tool, limit), checked)
+                    return await (running if tool.rules.inline else ended_in_time(running))
         except (AgentRLError, EpisodeEnd):
             raise
         except Exception as error:
             if deadline.expired():
                 self._turns.budget.check_time()
-            failed = f"did not answer in {limit:g} s" if deadline.expired() else f"failed ({type(error).__name__})"
-            raise ToolError(f"{tool.name} {failed}") from error
+            cause = error.cause if isinstance(error, ToolFault) else error
+            failed = f"did not answer in {limit:g} s" if deadline.expired() else f"failed ({type(cause).__name__})"
+            raise ToolError(f"{tool.name} {failed}") from cause
 
     async def _open(self, tool: Tool, limit_s: float) -> Callable[..., Any]:
         if tool.name in self._bound:
@@ -214,6 +219,23 @@ async def all_of(work: Sequence[Coroutine[Any, Any, T]]) -> list[T]:
         for task in tasks:
             task.cancel()
         await asyncio.gather(*tasks, return_exceptions=True)
+
+
+def _checked(tool: Tool, arguments: Mapping[str, Any]) -> dict[str, Any]:
+    """The arguments, checked by the tool.
+
+    Raises:
+        ToolError: they are wrong, or the tool's own checks fail.
+    """
+    try:
+        refuse_depth(arguments)
+        return tool.validate(arguments)
+    except WrongArguments as error:
+        raise ToolError(f"wrong arguments for {tool.name}: {error}") from error
+    except AgentRLError:
+        raise
+    except Exception as error:
+        raise ToolError(f"{tool.name} cannot check its arguments ({type(error).__name__})") from error
 
 
 def _unknown(name: str, tools: Mapping[str, Tool]) -> ToolError:

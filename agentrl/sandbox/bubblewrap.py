@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import functools
+import importlib.util
 import os
 import secrets
 import shutil
@@ -29,6 +30,10 @@ _SETTINGS = ("/etc/ld.so.cache", "/etc/ld.so.conf", "/etc/ld.so.conf.d", "/etc/a
 _NETWORK_SETTINGS = ("/etc/resolv.conf", "/etc/ssl/certs", "/etc/pki")
 _HIDDEN_FILES = ("kcore", "keys", "key-users", "kmsg", "kallsyms", "timer_list", "sched_debug", "config.gz")
 _HIDDEN_FOLDERS = ("acpi", "asound", "scsi")
+INSTALLED_IN = (PREFIX, Path("/usr"), Path("/usr/local"))
+"""Where Pythons that can be seen inside have their packages."""
+_INSTALLED = "lib/python3*/*-packages/agentrl"
+_OWN_PACKAGES = ("agentrl", "agentrl.envs", "agentrl.tools", "agentrl.agent_loops")
 _CAPABILITIES = ("CAP_SETUID", "CAP_SETGID", "CAP_KILL", "CAP_CHOWN")
 """What the first process needs to run commands as a user without any, and to kill them."""
 
@@ -91,6 +96,7 @@ def arguments(walls: Walls) -> list[str]:
     else:
         words += ["--unshare-user", "--uid", str(_PLAIN_USER), "--gid", str(_PLAIN_USER)]
     words += [*_system(walls), *_kernel_files(), *_writable(walls), *_read_only(walls.readable)]
+    words += _without_own_code(walls.readable)
     return [*words, "--remount-ro", "/", "--chdir", HOME]
 
 
@@ -124,6 +130,23 @@ def _read_only(paths: Sequence[str]) -> list[str]:
     parents = dict.fromkeys(str(parent) for path in paths for parent in reversed(Path(path).parents[:-1]))
     made = [word for path in parents if path not in ("/usr", "/tmp") for word in ("--perms", "0755", "--dir", path)]
     return [*made, *(word for path in paths for word in ("--ro-bind", path, path))]
+
+
+def _without_own_code(readable: Sequence[str]) -> list[str]:
+    """Empty folders in place of agentrl, which could make tasks anew with their hidden answers."""
+    seen = [Path(path).resolve() for path in ("/usr", str(PREFIX), *readable)]
+    hidden = [folder for folder in own_folders() if any(folder.is_relative_to(place) for place in seen)]
+    return [word for folder in hidden for word in ("--tmpfs", str(folder), "--remount-ro", str(folder))]
+
+
+@functools.cache
+def own_folders() -> tuple[Path, ...]:
+    """Where agentrl's code is on this machine: what runs now, and what is installed for the Python of sandboxes."""
+    found = [importlib.util.find_spec(name) for name in _OWN_PACKAGES]
+    running = [Path(spec.origin).resolve().parent for spec in found if spec is not None and spec.origin is not None]
+    installed = [path for place in INSTALLED_IN for path in place.glob(_INSTALLED)]
+    both = dict.fromkeys([*running, *(path.resolve() for path in installed if path.is_dir())])
+    return tuple(one for one in both if not any(one.is_relative_to(other) for other in both if other != one))
 
 
 def _kernel_files() -> list[str]:

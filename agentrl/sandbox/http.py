@@ -18,6 +18,7 @@ from agentrl.sandbox.contract import NO_VARIABLES, Command, Entry, Sandbox, Sand
 from agentrl.sandbox.http_wire import (
     SANDBOXES,
     TOKEN_VARIABLE,
+    demanded,
     read_bytes,
     read_result,
     write_bytes,
@@ -65,6 +66,7 @@ class HttpSandbox(Sandbox):
         self._is_open = True
         wanted = {
             "limits": write_limits(self.spec.limits),
+            "demanded": demanded(self.spec.limits),
             "env": dict(self.spec.env),
             "network": self.spec.network,
             "image": self.spec.image,

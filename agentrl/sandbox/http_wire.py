@@ -7,7 +7,7 @@ import dataclasses
 from collections.abc import Mapping
 from typing import Any
 
-from agentrl.sandbox.limits import ExecResult, Limits
+from agentrl.sandbox.limits import DEFAULT_LIMITS, ExecResult, Limits
 
 PROTOCOL = "agentrl-sandbox"
 VERSION = 1
@@ -46,6 +46,12 @@ def read_result(data: Mapping[str, Any]) -> ExecResult:
 def write_limits(limits: Limits | None) -> dict[str, float] | None:
     """Limits by name."""
     return None if limits is None else limits.given
+
+
+def demanded(limits: Limits) -> list[str]:
+    """The limits of a spec that are no defaults: somebody asked for them, and a server may not lower them unsaid."""
+    defaults = DEFAULT_LIMITS.given
+    return [name for name, value in limits.given.items() if value != defaults[name]]
 
 
 def read_limits(data: Mapping[str, Any] | None) -> Limits | None:

@@ -143,7 +143,7 @@ def _read_options(spec: SandboxSpec) -> LocalOptions:
             raise UsageError(f"a local sandbox has no {name}", got=getattr(spec, name), hint="remove it")
     if spec.network not in (NO_NETWORK, ANY_NETWORK):
         raise UsageError(
-            "a local sandbox cannot tell hosts apart",
+            "a local sandbox has all of the network or none, and cannot tell hosts apart",
             got=spec.network,
             expected=f"network {NO_NETWORK} or {ANY_NETWORK}",
             hint="let its programs ask a proxy of yours, or the tools outside",

@@ -34,7 +34,7 @@ class _Machine:
     prlimit: int
     denied: tuple[int, ...]
     unaccounted: tuple[int, ...]
-    """Calls whose memory belongs to no process: ``memfd_create``, ``memfd_secret``, ``shmget``."""
+    """Calls whose memory belongs to no process: ``memfd_create``, ``memfd_secret``."""
 
 
 _DENIED: Mapping[str, tuple[int, int | None]] = {
@@ -81,10 +81,13 @@ _DENIED: Mapping[str, tuple[int, int | None]] = {
     "fspick": (433, 433),
     "mount_setattr": (442, 442),
     "quotactl_fd": (443, 443),
+    "shmget": (29, 194),
+    "msgget": (68, 186),
     "iopl": (172, None),
     "ioperm": (173, None),
 }
-"""Numbers on x86-64 and on aarch64: namespaces, mounts, keys, modules, clocks, and doors into the kernel."""
+"""Numbers on x86-64 and on aarch64: namespaces, mounts, keys, modules, clocks, doors into the kernel, and
+System V memory and messages, which nobody's end would free."""
 
 
 def _numbers(column: int) -> tuple[int, ...]:
@@ -92,8 +95,8 @@ def _numbers(column: int) -> tuple[int, ...]:
 
 
 _MACHINES = {
-    "x86_64": _Machine(0xC000003E, 56, 435, 41, 16, 302, _numbers(0), (319, 447, 29)),
-    "aarch64": _Machine(0xC00000B7, 220, 435, 198, 29, 261, _numbers(1), (279, 447, 194)),
+    "x86_64": _Machine(0xC000003E, 56, 435, 41, 16, 302, _numbers(0), (319, 447)),
+    "aarch64": _Machine(0xC00000B7, 220, 435, 198, 29, 261, _numbers(1), (279, 447)),
 }
 
 

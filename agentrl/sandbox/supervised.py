@@ -159,8 +159,8 @@ class SupervisedSandbox(Sandbox):
         return sorted(entries, key=lambda entry: entry.name)
 
     async def _on_file(self, action: str, path: str, data: bytes = b"", *, output: int = 0, **more: Any) -> bytes:
-        if not path or "\0" in path:
-            raise SandboxFileError("a path is not understood", got=repr(path))
+        if not path or "\0" in path or not _can_be_sent(path):
+            raise SandboxFileError("a path is not understood", got=ascii(path))
         limits = [(resource.RLIMIT_FSIZE, self.spec.limits.file_bytes)]
         request = {"action": action, "path": path, "cwd": self.folder, "seconds": FILE_SECONDS, "spawned": False}
         request |= {"limits": limits, "output": max(output, 4096), **more}
@@ -187,3 +187,12 @@ class SupervisedSandbox(Sandbox):
         answer = await self._start_job(request, snapshot, self.spec.limits)
         if answer.code != 0 or answer.timed_out:
             raise SandboxFileError("a snapshot cannot be restored", got=answer.err.decode(errors="replace").strip())
+
+
+def _can_be_sent(path: str) -> bool:
+    """Names of files that are no text come with marks, which are sent back; other halves of characters mean nothing."""
+    try:
+        os.fsencode(path)
+    except UnicodeEncodeError:
+        return False
+    return True

@@ -49,6 +49,8 @@ def test_names_and_options_stand_side_by_side(tmp_path):
         (["agent.tools=[read_file]"], r"tool read_file needs a sandbox.*agent.sandbox=.type: local"),
         (["agent.tools=[calculator]", "agent.sandbox={type: local}"], "agent.sandbox is ignored"),
         (["agent.tools=[bash]", "agent.sandbox={typ: local}"], "sandbox has no key 'typ'"),
+        (["agent.tools=[bash]", "agent.sandbox={type: local, limit: {seconds: 3}}"], "Did you mean 'limits'"),
+        (["agent.tools=[bash]", "agent.sandbox={type: local, limits: {second: 3}}"], "agent.sandbox: .*'seconds'"),
     ],
 )
 def test_what_cannot_work_is_refused(overrides, words):

@@ -148,6 +148,13 @@ def test_tools_are_listed_shown_and_called(agentrl: Cli) -> None:
     assert "the policy would read: wrong arguments for calculator: expression is missing" in refused.err
 
 
+def test_what_no_encoding_knows_is_replaced_in_results(agentrl: Cli, workplace: Path) -> None:
+    (workplace / "halves.py").write_text(
+        'import agentrl\n\n\n@agentrl.tool\ndef half() -> str:\n    """Half."""\n    return \'a\\ud800b\'\n'
+    )
+    assert agentrl("tool", "call", "halves:half").out == "a\ufffdb\n"
+
+
 def test_tools_take_options_and_are_checked(agentrl: Cli, tmp_path: Path) -> None:
     with sqlite3.connect(tmp_path / "a.db") as connection:
         connection.execute("create table t as select 7 as x")

@@ -26,6 +26,13 @@ def test_a_dry_run_prints_config_and_arithmetic_and_makes_nothing(agentrl: Cli, 
     assert list(workplace.iterdir()) == []
 
 
+def test_a_dry_run_looks_at_tools_and_their_sandbox(agentrl: Cli, workplace: Path) -> None:
+    words = ["agent.loop=tool_calling", "agent.tools=[bash]", "agent.sandbox={type: local, limits: {second: 3}}"]
+    ended = agentrl("train", "quickstart", *words, "--dry-run")
+    assert ended.code != 0
+    assert "Did you mean 'seconds'?" in " ".join(ended.err.split())
+
+
 def test_the_printed_config_runs_again(agentrl: Cli, workplace: Path) -> None:
     shown = agentrl("config", "show", "quickstart", "trainer.steps=7")
     (workplace / "again.yaml").write_text(shown.out)

@@ -30,7 +30,7 @@ RULES = (
 
 @pytest.fixture
 async def server() -> AsyncIterator[SandboxServer]:
-    served = SandboxServer(SandboxSpec(limits=Limits(processes=16)), ServerSettings(max_sessions=8))
+    served = SandboxServer(SandboxSpec(limits=Limits(processes=40)), ServerSettings(max_sessions=8))
     await served.start()
     yield served
     await served.close()
@@ -64,9 +64,11 @@ async def test_a_repeated_call_is_done_once(server: SandboxServer):
 
 
 async def test_clients_get_no_more_than_the_server_gives(server: SandboxServer):
-    async with open_sandbox({"type": "http", "url": server.url, "limits": {"processes": 1000}}) as sandbox:
-        made = await sandbox.exec("for n in $(seq 40); do sleep 9 & done; jobs | wc -l", limits=Limits(seconds=3))
-        assert made.exit_code != 0 or int(made.stdout) < 16
+    async with open_sandbox({"type": "http", "url": server.url}) as sandbox:  # whose default is 128 processes
+        made = await sandbox.exec("for n in $(seq 90); do sleep 9 & done; jobs | wc -l", limits=Limits(seconds=3))
+        assert made.exit_code != 0 or int(made.stdout) < 40
+    with pytest.raises(UsageError, match=r"lower limits: got limits.processes=1000, expected at most 40"):
+        await open_sandbox({"type": "http", "url": server.url, "limits": {"processes": 1000}}).start()
     with pytest.raises(UsageError, match="served without this network: got all, expected none"):
         await open_sandbox({"type": "http", "url": server.url, "network": "all"}).start()
     with pytest.raises(UsageError, match="served without this image"):

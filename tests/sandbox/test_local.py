@@ -15,8 +15,8 @@ from pathlib import Path
 import pytest
 
 from agentrl.errors import SandboxError, UsageError
-from agentrl.sandbox import Limits, SandboxSpec, open_sandbox
-from agentrl.sandbox.bubblewrap import find_bubblewrap
+from agentrl.sandbox import Limits, SandboxFileError, SandboxSpec, bubblewrap, open_sandbox
+from agentrl.sandbox.bubblewrap import find_bubblewrap, own_folders
 from agentrl.sandbox.control_groups import PREFIX, ControlGroup, Hierarchy, find_hierarchy
 from agentrl.sandbox.local import UNCONFINED
 from agentrl.sandbox.seccomp import _DENIED, _MACHINES, filter_program
@@ -107,6 +107,14 @@ async def test_commands_that_cannot_be_started_say_why():
                 await sandbox.exec(command, env=env)
 
 
+async def test_a_path_that_nobody_can_write_is_named():
+    async with open_sandbox() as sandbox:
+        with pytest.raises(SandboxFileError, match=r"a path is not understood: got 'a\\ud800'"):
+            await sandbox.write("a\ud800", b"x")
+        await sandbox.write("a\udcff", b"x")
+        assert [entry.name for entry in await sandbox.list()] == ["a\udcff"]
+
+
 async def test_a_closed_sandbox_says_so():
     sandbox = open_sandbox()
     await sandbox.start()
@@ -130,6 +138,29 @@ async def test_the_specs_files_variables_and_folders_are_there(shared: Path):
         seen = await sandbox.exec(["sh", "-c", 'cat in/a.txt "$0"/data.txt; echo " $WHO"; touch "$0/x"', str(shared)])
     assert seen.stdout == b"texthost data me\n"
     assert os.listdir(shared) == ["data.txt"]
+
+
+async def test_the_code_of_agentrl_is_hidden():
+    root = Path(__file__).parents[2]
+    async with open_sandbox({"options": {"readable": [str(root)]}}) as sandbox:
+        seen = await sandbox.exec(["sh", "-c", 'cd "$0"; ls agentrl envs tools agent_loops; ls README.md', str(root)])
+        assert seen.stdout.decode().split("\n\n") == ["agent_loops:", "agentrl:", "envs:", "tools:\nREADME.md\n"]
+        made = await sandbox.exec(["sh", "-c", 'cd "$0"; touch envs/x', str(root)])
+        assert not made.succeeded
+
+
+async def test_an_agentrl_that_is_installed_for_the_python_inside_is_hidden(shared: Path, monkeypatch):
+    installed = shared / "lib/python3.11/site-packages/agentrl"
+    installed.mkdir(parents=True)
+    (installed / "secret.py").write_text("answer = 42")
+    monkeypatch.setattr(bubblewrap, "INSTALLED_IN", (shared,))
+    own_folders.cache_clear()
+    try:
+        assert installed in own_folders()
+        async with open_sandbox({"options": {"readable": [str(shared)]}}) as sandbox:
+            assert (await sandbox.exec(["ls", str(installed)])).stdout == b""
+    finally:
+        own_folders.cache_clear()
 
 
 async def test_without_walls_only_in_these_words():
@@ -224,6 +255,12 @@ def test_run_prints_the_output_and_ends_with_the_commands_code():
         [*words, "sh", "-c", "cat; exit 9"], input="text", capture_output=True, text=True, check=False
     )
     assert (ended.returncode, ended.stdout) == (9, "text")
+
+
+def test_run_begins_its_notices_on_a_line_of_their_own():
+    command = [*AGENTRL, "sandbox", "run", "--set", "limits.output_bytes=3", "--", "echo", "hello"]
+    ended = subprocess.run(command, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True, check=False)
+    assert ended.stdout == "hel\noutput beyond the limit was dropped\n"
 
 
 def test_check_writes_its_report(tmp_path: Path):

@@ -21,7 +21,13 @@ async def test_local_sandboxes_keep_every_rule(rule):
 
 
 @pytest.mark.parametrize(
-    "harmless", [escapes.writes_only_where_it_may, files.lets_no_path_lead_out, secrets_kept.hides_files_of_the_host]
+    "harmless",
+    [
+        escapes.writes_only_where_it_may,
+        files.lets_no_path_lead_out,
+        secrets_kept.hides_files_of_the_host,
+        secrets_kept.hides_the_code_of_agentrl,
+    ],
 )
 async def test_rules_notice_a_sandbox_without_walls(harmless):
     subject = SandboxSubject(SandboxSpec(options={"unconfined": UNCONFINED}))

@@ -52,7 +52,8 @@ async def test_queries_show_rows(desk, shop):
         ("select zeroblob(1000000000)", "too big"),
         ("select printf('%.*c', 900000000, 'x')", "not allowed"),
         ("select 'a\x00b' from goods where name = '\x00", ""),
-        ("", ""),
+        ("", "the query is empty"),
+        (" ", "the query is empty"),
     ],
 )
 async def test_what_is_wrong_or_not_allowed_is_told(desk, shop, tmp_path, query, words):

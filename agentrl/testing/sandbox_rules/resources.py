@@ -89,6 +89,16 @@ _OUTSIDE_PROCESSES = """
         except OSError: break
     print(8 * len(kept))
 """
+_SYSTEM_V = """
+    import ctypes
+    libc = ctypes.CDLL(None)
+    libc.shmat.restype = ctypes.c_void_p
+    number = libc.shmget(0, 64 * 2**20, 0o1600)
+    if number >= 0:
+        place = libc.shmat(number, None, 0)
+        ctypes.memset(place, 1, 64 * 2**20)
+    print(number, libc.msgget(0, 0o1600))
+"""
 
 
 async def stops_a_fork_bomb(subject: SandboxSubject) -> Finding:
@@ -128,6 +138,16 @@ async def counts_memory_of_all_processes(subject: SandboxSubject) -> Finding:
         if held > most:
             raise Suspect(f"10 processes hold {held} MiB where {most} MiB are allowed: there are no control groups")
     return Finding(detail=f"10 processes of 40 MiB hold {held} MiB")
+
+
+async def keeps_no_memory_after_a_command(subject: SandboxSubject) -> Finding:
+    """What a command took is free when it ends, System V memory and message queues too."""
+    async with subject.attacked() as sandbox:
+        taken = await run_python(sandbox, _SYSTEM_V)
+        require(len(text(taken).split()) == 2, told(taken))
+        left = await sandbox.exec("tail -q -n +2 /proc/sysvipc/shm /proc/sysvipc/msg")
+        require(text(left) == "", f"after a command there are {text(left)}")
+    return Finding(detail="refused" if text(taken) == "-1 -1" else "freed")
 
 
 async def stops_a_disk_fill(subject: SandboxSubject) -> Finding:

@@ -8,6 +8,7 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
 
+from agentrl.sandbox.bubblewrap import own_folders
 from agentrl.testing.env_subject import Finding
 from agentrl.testing.sandbox_subject import SandboxSubject, bystander, host_file, require, run_python, text, told
 
@@ -45,6 +46,15 @@ _HANDLES = """
         if not target.startswith(("pipe:", "/dev/null", "/proc/")): print(name, target)
     for name in os.listdir("/proc/1/fd") if os.access("/proc/1/fd", os.R_OK) else (): print("process 1 has", name)
 """
+_OWN_CODE = """
+    import glob, os, sys
+    places = [*sys.argv[1:], *(os.path.join(place, "agentrl") for place in sys.path)]
+    for prefix in ("/usr", "/usr/local", sys.prefix): places += glob.glob(prefix + "/lib/python3*/*-packages/agentrl")
+    for place in places:
+        for folder, _, files in os.walk(place):
+            if any(name.endswith((".py", ".pyc")) for name in files): print("found", folder)
+    print("looked", len(places))
+"""
 
 
 async def hides_the_environment(subject: SandboxSubject) -> Finding:
@@ -74,6 +84,15 @@ async def hides_files_of_the_host(subject: SandboxSubject) -> Finding:
             private = await sandbox.exec("cat /etc/shadow /etc/ssh/*key /root/.ssh/* /root/.bashrc")
             require(private.stdout == b"", "private files of the host are shown")
     return Finding(detail="home, temporary files, passwords, open files")
+
+
+async def hides_the_code_of_agentrl(subject: SandboxSubject) -> Finding:
+    """Commands cannot import or read agentrl, whose generators know the answers that environments hide."""
+    own = [str(folder) for folder in own_folders()]
+    async with subject.attacked() as sandbox:
+        seen = await run_python(sandbox, _OWN_CODE, *own)
+        require("found" not in text(seen) and "looked" in text(seen), told(seen))
+    return Finding(detail=text(seen).splitlines()[-1].replace("looked", "looked in") + " places")
 
 
 async def hides_other_sandboxes(subject: SandboxSubject) -> Finding:
