@@ -1,7 +1,7 @@
 """What a run saves so that it can go on as if nothing had happened.
 
 checkpoints/step-000010/
-model/            Hugging Face folder: the policy's weights, exactly, and its tokenizer
+model/            Hugging Face folder: the policy's weights, exactly, and its tokenizer; of adapters peft's folder
 trainer.pt        optimizer, schedule, generators; trainer/ where several ranks have written it
 progress.json     step, version, task order and curriculum, finished unused trajectories, position in metrics.jsonl
 manifest.json     sizes and checksums
@@ -20,7 +20,7 @@ from agentrl.assembly.training import TrainingParts
 from agentrl.errors import UsageError
 from agentrl.observe.checkpoints import Checkpoint
 from agentrl.observe.model_folder import MODEL
-from agentrl.training.checkpoint import save_model_folder, whole_on_cpu
+from agentrl.training.policy_folder import copy_policy, save_policy_folder
 
 _PROGRESS = "progress.json"
 
@@ -45,21 +45,18 @@ class Progress:
 
 def write_checkpoint(folder: Path, parts: TrainingParts, progress: Progress) -> None:
     """Fill the folder of a checkpoint."""
-    model = parts.trainer.model
-    weights = parts.source.weights() if parts.trainer.ranks.are_many else None
-    save_model_folder(model, parts.tokenizer, folder / MODEL, parts.renderer.images, weights=weights)
+    save_policy_folder(parts.source, parts.tokenizer, folder / MODEL, parts.renderer.images)
     parts.trainer.save(folder)
     (folder / _PROGRESS).write_bytes(orjson.dumps(asdict(progress)))
 
 
 def copy_checkpoint(parts: TrainingParts, progress: Progress) -> Callable[[Path], None]:
     """Copy what `write_checkpoint` writes; gives what fills the folder from the copies while training goes on."""
-    model = parts.trainer.model
-    weights = whole_on_cpu(model, parts.source.weights())
+    write_policy = copy_policy(parts.source, parts.tokenizer, parts.renderer.images)
     write_trainer, written = parts.trainer.copy_state(), orjson.dumps(asdict(progress))
 
     def write(folder: Path) -> None:
-        save_model_folder(model, parts.tokenizer, folder / MODEL, parts.renderer.images, weights=weights)
+        write_policy(folder / MODEL)
         write_trainer(folder)
         (folder / _PROGRESS).write_bytes(written)
 

@@ -11,6 +11,7 @@ from contextlib import ExitStack
 from agentrl.assembly.models import build_renderer, load_tokenizer, pad_id, prepare_model
 from agentrl.assembly.runs import Run
 from agentrl.assembly.stored_pairs import load_pairs
+from agentrl.assembly.trainers import load_policy
 from agentrl.config.preferences import PreferencesConfig
 from agentrl.observe.checkpoints import Checkpoints
 from agentrl.observe.metrics import TIMING_PREFIX, MetricsFile
@@ -19,8 +20,8 @@ from agentrl.observe.progress import Phase, RunStatus, RunWatcher
 from agentrl.observe.run_log import logging_to
 from agentrl.observe.trackers import Trackers
 from agentrl.orchestrator import RunResult
-from agentrl.training.checkpoint import save_model_folder
-from agentrl.training.model import load_model
+from agentrl.training.model_weights import ModelWeights
+from agentrl.training.policy_folder import save_policy_folder
 from agentrl.training.preferences import PreferenceProgress, train_preferences
 
 
@@ -58,7 +59,7 @@ class PreferenceRun:
         reader = build_renderer(self.config, path, tokenizer).images
         pairs = load_pairs(settings, path)
         self._watcher.on_message(f"{len(pairs)} pairs from {', '.join(settings.sources)}")
-        model = load_model(path, dtype=self.config.model.dtype, device=self.config.model.device)
+        model = load_policy(self.config, path)
         self._enter(Phase.PAIRS)
         final = train_preferences(
             model,
@@ -73,7 +74,7 @@ class PreferenceRun:
         self._enter(Phase.CHECKPOINT)
         checkpoints = Checkpoints(self.folder.checkpoints, keep=self.config.checkpoint.keep)
         saved = checkpoints.save(
-            final.update, lambda folder: save_model_folder(model, tokenizer, folder / MODEL, reader)
+            final.update, lambda folder: save_policy_folder(ModelWeights(model), tokenizer, folder / MODEL, reader)
         )
         self._watcher.on_checkpoint(final.update, saved.path)
         return RunResult(

@@ -5,10 +5,11 @@ trajectories of runs ─► pairs of one task ─► transcripts ─► Bradley-
 
 from __future__ import annotations
 
+import asyncio
 from collections.abc import Sequence
 from contextlib import ExitStack
 
-from agentrl.assembly.models import load_tokenizer
+from agentrl.assembly.models import load_tokenizer, prepare_model
 from agentrl.assembly.runs import Run
 from agentrl.assembly.stored_pairs import find_pairs, policy_of
 from agentrl.config.preferences import PreferencesConfig
@@ -40,7 +41,11 @@ def train_reward(run: Run, *, watcher: RunWatcher | None = None) -> RunResult:
         section, metrics = run.config.model, MetricsFile(run.folder.metrics_file)
         stack.callback(metrics.close)
         model = RewardModel(
-            section.path, dtype=section.dtype, device=section.device, new_head=True, seed=run.config.run.seed
+            asyncio.run(prepare_model(run.config, run.folder)),
+            dtype=section.dtype,
+            device=section.device,
+            new_head=True,
+            seed=run.config.run.seed,
         )
         status.phase = Phase.PAIRS
         last: dict[str, float] = {}

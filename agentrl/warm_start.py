@@ -1,6 +1,7 @@
 """Warm start: the environment's expert demonstrates, and the model learns to do likewise. Driven by `agentrl sft`.
 
 expert ─► episodes through the agent loop ─► ledger (forced tokens) ─► cross-entropy ─► checkpoints/step-N/model
+                          or a file of conversations ──►┘
 """
 
 from __future__ import annotations
@@ -11,6 +12,7 @@ from contextlib import ExitStack
 
 from transformers import PreTrainedModel
 
+from agentrl.assembly.chat_file import lessons, read_chats
 from agentrl.assembly.demonstrations import collect_demonstrations
 from agentrl.assembly.models import build_renderer, load_tokenizer, pad_id, prepare_model
 from agentrl.assembly.recording import EpisodeRecorder
@@ -28,8 +30,8 @@ from agentrl.observe.trackers import Trackers
 from agentrl.observe.trajectory_store import TrajectoryStore
 from agentrl.orchestrator import RunResult
 from agentrl.render.renderer import Renderer
-from agentrl.training.checkpoint import save_model_folder
 from agentrl.training.model import load_model
+from agentrl.training.policy_folder import save_policy_folder
 from agentrl.training.ranks import Ranks
 from agentrl.training.ranks.processes import open_ranks
 from agentrl.training.sft import SFTProgress, train_supervised
@@ -70,6 +72,8 @@ class WarmStart:
         self._enter(Phase.PREPARE)
         path = await prepare_model(self.config, self.folder)
         renderer = build_renderer(self.config, path, load_tokenizer(path))
+        if self.config.sft.data is not None:
+            return path, self._read(self.config.sft.data, renderer)
         check_rendering(self.config, renderer)
         self._enter(Phase.DEMONSTRATE)
         self.status.episodes_wanted = self.config.sft.episodes
@@ -81,6 +85,13 @@ class WarmStart:
             )
         finally:
             store.close()
+
+    def _read(self, file: str, renderer: Renderer) -> list[Trajectory]:
+        """The conversations of a file that fit."""
+        found = lessons(read_chats(file), renderer, max_tokens=self.config.agent.max_tokens)
+        if found.too_long:
+            self._watcher.on_message(f"{found.too_long} conversations are longer than agent.max_tokens, and left out")
+        return found.trajectories
 
     def _learn(self, path: str, demonstrations: list[Trajectory]) -> RunResult:
         tokenizer = load_tokenizer(path)
@@ -95,12 +106,9 @@ class WarmStart:
             self._say_how_it_ended()
             self._enter(Phase.CHECKPOINT)
             checkpoints = Checkpoints(self.folder.checkpoints, keep=self.config.checkpoint.keep)
-            weights = parts.source.weights() if ranks.are_many else None
             saved = checkpoints.save(
                 final.update,
-                lambda folder: save_model_folder(
-                    parts.learner.model, tokenizer, folder / MODEL, renderer.images, weights=weights
-                ),
+                lambda folder: save_policy_folder(parts.source, tokenizer, folder / MODEL, renderer.images),
             )
         self._watcher.on_checkpoint(final.update, saved.path)
         return RunResult(

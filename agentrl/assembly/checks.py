@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 from agentrl.agent_loop import AgentLoop
+from agentrl.assembly.adapter_check import check_adapters, refuse_adapters
+from agentrl.assembly.chat_file import read_chats
 from agentrl.assembly.cluster_check import check_cluster, refuse_cluster
 from agentrl.assembly.environments import find_environment
 from agentrl.assembly.episodes import build_loop
@@ -34,6 +36,13 @@ def check_training(config: Config) -> LocalEngineConfig | ServerEngineConfig:
             does not have or does not need.
         UnknownNameError: no such estimator, loss, filter or shaping.
     """
+    if not config.has_environment:
+        raise ConfigError(
+            "there is no environment to train in",
+            got="sft.data alone",
+            expected="environment=NAME",
+            hint="agentrl sft learns from a file",
+        )
     if not isinstance(config.engine, LocalEngineConfig | ServerEngineConfig):
         raise ConfigError(
             f"engine {config.engine.type} cannot be trained",
@@ -44,6 +53,7 @@ def check_training(config: Config) -> LocalEngineConfig | ServerEngineConfig:
     check_cluster(config)
     _check_sampling(config.sampling)
     _check_teacher(config)
+    check_adapters(config)
     Objective(config.algorithm)
     check_critic(config.algorithm, config.trainer)
     RewardShaping(config.algorithm.shaping, max_tokens=config.agent.max_tokens)
@@ -101,8 +111,10 @@ def check_preferences(config: Config) -> None:
     """Check that a policy can learn from pairs as the config says.
 
     Raises:
-        ConfigError: several processes are to train, or the loss does not learn from pairs, or not with these options.
+        ConfigError: several processes are to train, or the loss does not learn from pairs, or not with these options,
+            or adapters that do not fit.
     """
+    check_adapters(config)
     if config.trainer.processes > 1:
         raise ConfigError(
             "learning from pairs is done in one process",
@@ -117,9 +129,11 @@ def check_reward_training(config: Config) -> None:
     """Check that a reward model can be trained as the config says.
 
     Raises:
-        ConfigError: no sources, a model that would have to be made first, several processes, or settings of a loss.
+        ConfigError: no sources, a model that would have to be made first, several processes, adapters, or settings of a
+            loss.
         UsageError: a source is not there.
     """
+    refuse_adapters(config, "agentrl reward-model")
     settings = config.preferences or PreferencesConfig()
     check_sources(settings)
     if config.model.path == SCRATCH:
@@ -143,14 +157,26 @@ def check_reward_training(config: Config) -> None:
 
 
 async def check_warm_start(config: Config) -> None:
-    """Check that somebody can demonstrate.
+    """Check that somebody can demonstrate, or that there is a file to learn from.
 
     Raises:
-        ConfigError: a cluster is to be used.
-        UsageError: the environment has no expert, or the agent loop cannot be demonstrated.
+        ConfigError: a cluster is to be used, or a new model is to learn from a file.
+        UsageError: there is no such file, or it holds something else; the environment has no expert, or the agent loop
+            cannot be demonstrated.
     """
     refuse_cluster(config, "a warm start")
-    await check_experts(config)
+    check_adapters(config, may_drop_out=True)
+    if config.sft.data is None:
+        await check_experts(config)
+        return
+    read_chats(config.sft.data)
+    if config.model.path == SCRATCH:
+        raise ConfigError(
+            "sft.data needs a model",
+            got="model.path scratch, whose vocabulary is made from an environment's text",
+            expected="a folder or a name",
+            hint="set model.path, or --model",
+        )
 
 
 async def check_experts(config: Config) -> None:

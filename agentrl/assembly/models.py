@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import shutil
 from pathlib import Path
-from typing import cast
+from typing import Literal, cast
 
 from transformers import AutoConfig, AutoImageProcessor, AutoTokenizer, PreTrainedTokenizerFast
 
@@ -18,9 +18,13 @@ from agentrl.observe.model_folder import find_model
 from agentrl.observe.run_directory import RunDirectory
 from agentrl.render.images import ImageProcessor
 from agentrl.render.renderer import Renderer
-from agentrl.training.checkpoint import system_errors
+from agentrl.training.checkpoint import save_model_folder, system_errors
+from agentrl.training.lora import is_adapter_folder
+from agentrl.training.model import load_model
 from agentrl.vision_model import MODEL_TYPES
 
+SHARD_SIZE = "5GB"
+"""Of the largest file of an exported model."""
 SCRATCH = "scratch"
 """`model.path` of a model that is made from nothing."""
 
@@ -57,20 +61,37 @@ def _resolved(path: str) -> str:
 
 
 async def prepare_model(config: Config, run: RunDirectory) -> str:
-    """Where the model lies that the run starts from; a scratch model is written into the run's folder first.
+    """Where the model lies that the run starts from; one that is made from nothing, or from an adapter and its base, is
+    written into the run's folder first.
 
     Raises:
         UsageError: it cannot be made, or the disk is full.
     """
-    if config.model.path != SCRATCH:
+    if config.model.path != SCRATCH and not is_adapter_folder(config.model.path):
         return config.model.path
     if not run.model.is_dir():
         partial = run.model.with_name("model.partial")
         shutil.rmtree(partial, ignore_errors=True)
         with writing(run.model), system_errors():
-            await write_scratch_model(config, partial)
+            if config.model.path == SCRATCH:
+                await write_scratch_model(config, partial)
+            else:
+                write_merged(config.model.path, partial, dtype=config.model.dtype)
             partial.rename(run.model)
     return str(run.model)
+
+
+def write_merged(
+    adapter: str, folder: Path, *, dtype: Literal["float32", "bfloat16"], shard_size: str = SHARD_SIZE
+) -> None:
+    """Write an adapter's base, with the adapter merged, as a Hugging Face folder.
+
+    Raises:
+        OSError: it cannot be written.
+        UsageError: the base is not there, or does not fit.
+    """
+    model = load_model(adapter, dtype=dtype, device="cpu")
+    save_model_folder(model, load_tokenizer(adapter), folder, load_images(adapter), shard_size=shard_size)
 
 
 def load_tokenizer(path: str) -> PreTrainedTokenizerFast:

@@ -7,6 +7,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from agentrl.assembly.chat_file import ENVIRONMENT
 from agentrl.assembly.checks import check_training
 from agentrl.assembly.curriculum_check import check_curriculum
 from agentrl.assembly.environments import find_environment, task_source
@@ -53,6 +54,15 @@ def start_run(config: Config, *, kind: str) -> Run:
         ConfigError: options that the agent loop or a tool does not take, or evaluations of more tasks than their split
             holds.
     """
+    name = _checked_world(config) if config.has_environment else ENVIRONMENT
+    resolved = resolve_model(config)
+    folder = RunDirectory.create(Path(config.run.directory), config.run.name, prefix=f"{name}-{kind}")
+    folder.save_config(dump_config(resolved))
+    return Run(folder, resolved)
+
+
+def _checked_world(config: Config) -> str:
+    """Check what is played, and evaluated; what to call it."""
     for part in parts_of(config):
         spec = find_environment(part.config.sole_environment)
         task_source(spec, part.config.sole_environment)
@@ -60,11 +70,7 @@ def start_run(config: Config, *, kind: str) -> Run:
     check_tools(config)
     _check_panels(config)
     check_curriculum(config)
-    resolved = resolve_model(config)
-    prefix = f"{MIXED if config.environments else spec.name}-{kind}"
-    folder = RunDirectory.create(Path(config.run.directory), config.run.name, prefix=prefix)
-    folder.save_config(dump_config(resolved))
-    return Run(folder, resolved)
+    return MIXED if config.environments else spec.name
 
 
 def _flat(section: Mapping[str, Any], prefix: str = "") -> dict[str, Any]:

@@ -33,6 +33,7 @@ from agentrl.serving.sglang import SGLangServer
 from agentrl.serving.sglang import launch_command as sglang_command
 from agentrl.serving.vllm import VLLMServer
 from agentrl.serving.vllm import launch_command as vllm_command
+from agentrl.training.lora import is_adapter_folder
 from agentrl.training.model import load_model
 from agentrl.training.model_weights import ModelWeights
 from agentrl.weights import (
@@ -243,11 +244,11 @@ def _command_maker(section: ServerEngineConfig, model: str, folder: Path, *, dty
 
 def untied(found: str, copy: Path, *, dtype: Dtype) -> Path:
     """A folder or name that holds the output head as a tensor of its own: `found`, or a copy made of it."""
-    told = Path(found) / "config.json"
-    if told.is_file() and json.loads(told.read_text(encoding="utf-8")).get("tie_word_embeddings") is False:
+    told, is_whole = Path(found) / "config.json", not is_adapter_folder(found)
+    if is_whole and told.is_file() and json.loads(told.read_text(encoding="utf-8")).get("tie_word_embeddings") is False:
         return Path(found)
     model = load_model(found, dtype=dtype, device="cpu")
-    if not model.config.get_text_config().tie_word_embeddings:
+    if is_whole and not model.config.get_text_config().tie_word_embeddings:
         return Path(found)
     write_served_model(model, load_tokenizer(found), copy)
     return copy

@@ -4,11 +4,13 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
+from functools import partial
 
 from transformers import PreTrainedModel
 
 from agentrl.config.schema import Config
 from agentrl.image import ImageReader
+from agentrl.training.lora import add_adapters, is_adapter_folder, load_adapter
 from agentrl.training.model import load_model
 from agentrl.training.model_weights import ModelWeights
 from agentrl.training.objective import Objective
@@ -63,12 +65,15 @@ def build_trainer(
         UsageError: a model that is not there.
     """
     ranks.arrange(context=config.trainer.context_parallel, tensor=config.trainer.tensor_parallel)
-    model = _load(config, model_path, ranks)
+    model = load_policy(config, model_path, base_path=reference_path, ranks=ranks)
     reference = None
-    if Objective(config.algorithm).uses_reference and (reference_path is not None or ranks.are_many):
+    lora = config.model.lora
+    is_free = lora is not None and not lora.whole
+    if Objective(config.algorithm).uses_reference and not is_free and (reference_path is not None or ranks.are_many):
         reference = _load(config, reference_path or model_path, ranks).requires_grad_(False)
-    critic = config.trainer.critic
-    own_critic = None if critic is None or critic.kind == "shared" else _load(config, critic.path or model_path, ranks)
+    critic, own_critic = config.trainer.critic, None
+    if critic is not None and critic.kind == "own":
+        own_critic = load_policy(config, critic.path or reference_path or model_path, ranks=ranks)
     guide = config.algorithm.teacher
     teacher = None if guide is None or guide.servers else _load(config, guide.path, ranks).requires_grad_(False)
     trainer = Trainer(
@@ -111,7 +116,7 @@ def build_learner(
         UsageError: a model that is not there.
     """
     ranks.arrange(context=config.trainer.context_parallel, tensor=config.trainer.tensor_parallel)
-    model = _load(config, model_path, ranks)
+    model = load_policy(config, model_path, ranks=ranks)
     learner = SupervisedLearner(
         model,
         demonstrations,
@@ -125,9 +130,49 @@ def build_learner(
     return LearnerParts(learner=learner, source=ModelWeights(model, ranks=ranks, dtype=config.model.dtype))
 
 
-def _load(config: Config, path: str, ranks: Ranks) -> PreTrainedModel:
+def load_policy(
+    config: Config, model_path: str, *, base_path: str | None = None, ranks: Ranks | None = None
+) -> PreTrainedModel:
+    """A model that is trained, with its adapters where the config asks for them.
+
+    Args:
+        config: The run.
+        model_path: A model, or, with a `base_path`, a checkpoint's adapter.
+        base_path: The model that the adapter belongs to.
+        ranks: Share the model; left out, or alone, the model is whole.
+
+    Raises:
+        ConfigError: adapters that do not fit the model.
+        UsageError: a model that is not there, or a missing extra.
+    """
+    ranks, lora = ranks or Ranks(), config.model.lora
+    if lora is None:
+        return _load(config, model_path, ranks)
+    base = base_path or model_path
+    adapter = model_path if base_path is not None and is_adapter_folder(model_path) else None
+    adapt = partial(_adapt, config=config, base=base, adapter=adapter, ranks=ranks)
+    if ranks.are_many:
+        return _load(config, base, ranks, adapt)
+    model = load_model(base, dtype=config.model.dtype, device=config.model.device, quantize=lora.quantize)
+    adapt(model)
+    return model
+
+
+def _adapt(model: PreTrainedModel, *, config: Config, base: str, adapter: str | None, ranks: Ranks) -> None:
+    assert config.model.lora is not None
+    device = ranks.device(config.model.device) if ranks.are_many else None
+    add_adapters(model, config.model.lora, base=base, seed=config.run.seed, device=device)
+    if adapter is not None:
+        load_adapter(model, adapter)
+
+
+def _load(
+    config: Config, path: str, ranks: Ranks, adapt: Callable[[PreTrainedModel], None] = lambda model: None
+) -> PreTrainedModel:
+    """A model as it is in its files, whole or in shards."""
     section = config.model
     if not ranks.are_many:
         return load_model(path, dtype=section.dtype, device=section.device)
     device = ranks.device(section.device)
-    return load_sharded(path, dtype=section.dtype, device=device, ranks=ranks, options=config.trainer.fsdp)
+    fsdp = config.trainer.fsdp
+    return load_sharded(path, dtype=section.dtype, device=device, ranks=ranks, options=fsdp, adapt=adapt)

@@ -16,7 +16,7 @@ from agentrl.assembly.episodes import sampling_params
 from agentrl.assembly.models import build_renderer, load_tokenizer, pad_id
 from agentrl.assembly.same_tokens import check_same_tokens
 from agentrl.assembly.servers import make_transport
-from agentrl.assembly.trainers import BUILD, TrainerParts, build_trainer
+from agentrl.assembly.trainers import BUILD, TrainerParts, build_trainer, load_policy
 from agentrl.assembly.worlds import World, build_mixture, build_worlds, close_worlds
 from agentrl.config.engines import LocalEngineConfig, ServerEngineConfig
 from agentrl.config.parts import parts_of
@@ -36,8 +36,7 @@ from agentrl.rollout.stall import Waits
 from agentrl.serving.local import LocalEngine
 from agentrl.serving.pool import ServerPool
 from agentrl.serving.teacher import TeacherServers
-from agentrl.training.model import load_model
-from agentrl.training.model_weights import ModelWeights
+from agentrl.training.model_weights import ModelWeights, TrainedWeights
 from agentrl.training.ranks import Ranks
 from agentrl.training.trainer import Trainer
 from agentrl.vision_model import MODEL_TYPES
@@ -129,11 +128,12 @@ def build_training(
     if isinstance(settings, LocalEngineConfig) and pool is None:
         shared = config.rollout.max_staleness == 0 and not ranks.are_many
         if ranks.are_many:
-            own = load_model(model_path, dtype=config.model.dtype, device=str(ranks.device(config.model.device)))
+            own = load_policy(config, model_path, base_path=reference_path)
         else:
             own = model if shared else copy.deepcopy(model)
         engine = LocalEngine(own, settings, version=version, reader=renderer.images)
-        sync = InProcessSync(source, engine, shared=shared, probe=probe)
+        few = config.model.lora is not None  # the frozen weights are there already
+        sync = InProcessSync(TrainedWeights(source) if few else source, engine, shared=shared, probe=probe)
     elif pool is not None:
         transport = make_transport(settings, Path(config.run.directory))
         sleeps = isinstance(settings, ServerEngineConfig) and settings.sleep

@@ -27,6 +27,7 @@ app = typer.Typer()
         "agentrl sft quickstart",
         "agentrl sft quickstart sft.episodes=500 --dry-run",
         "agentrl sft --env household --model Qwen/Qwen2.5-0.5B-Instruct",
+        "agentrl sft --data chats.jsonl --model Qwen/Qwen2.5-0.5B-Instruct",
         "agentrl train quickstart model.path=runs/latest",
     )
 )
@@ -34,13 +35,15 @@ def sft(
     words: Words = None,
     env: Annotated[str | None, typer.Option(help="The environment: NAME or NAME/SPLIT.")] = None,
     model: Annotated[str | None, typer.Option(help="The model: a folder, a name, a run, or scratch.")] = None,
+    data: Annotated[str | None, typer.Option(help="Learn the conversations of this file, as JSON lines.")] = None,
     dry_run: Annotated[bool, typer.Option("--dry-run", help="Print config and arithmetic, and run nothing.")] = False,
 ) -> None:
-    """Warm-start a model: it learns to do what the environment's expert does."""
+    """Warm-start a model: it learns to do what the environment's expert does, or to say what a file says."""
     if follows_launcher():  # one of torchrun's processes, and not the one that runs the command
         follow_launcher()
         return
-    config = read_config(words, shortcuts=[*shortcut("environment", env), *shortcut("model", model)])
+    shortcuts = [*shortcut("environment", env), *shortcut("model", model), *shortcut("sft.data", data)]
+    config = read_config(words, shortcuts=shortcuts)
     asyncio.run(check_warm_start(config))
     if dry_run:
         print_dry_run(config, warm_start_rows(config))

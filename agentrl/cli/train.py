@@ -75,9 +75,11 @@ def train(
 
 def print_dry_run(config: Config, amounts: Sequence[Row]) -> None:
     """The resolved config and what it amounts to; the environment and its tasks are looked up too."""
-    check_curriculum(config)
-    check_tools(config)
-    tasks = [_tasks_row(part) for part in parts_of(config)]
+    tasks = []
+    if config.has_environment:
+        check_curriculum(config)
+        check_tools(config)
+        tasks = [_tasks_row(part) for part in parts_of(config)]
     out.print(Text(dump_config(config)))
     table = Table("what", "how many", "from", box=None, pad_edge=False)
     for words in tasks:

@@ -5,19 +5,19 @@ from __future__ import annotations
 import math
 from dataclasses import dataclass
 
+from agentrl.config.critic import CriticConfig
 from agentrl.config.engines import LocalEngineConfig, ServerEngineConfig
 from agentrl.config.episodes import AgentConfig
 from agentrl.config.model_size import ModelSize, model_size
 from agentrl.config.parts import parts_of
 from agentrl.config.placement_rows import placement_words
 from agentrl.config.schema import LOGITS_MEGABYTES, Config, ModelConfig
+from agentrl.config.trained_size import TrainedSize, trained_size, weight_bytes
 from agentrl.registry import Kind, lookup
 
 _BYTES = {"float32": 4, "bfloat16": 2}
 _OPTIMIZER_BYTES = 8
 """AdamW keeps two float32 moments per weight; Muon one, of the matrices that it takes."""
-_COPY_BYTES = 4
-"""Weights in a short format are updated through a float32 copy of each."""
 _LOGIT_BYTES = 4
 
 
@@ -136,16 +136,15 @@ def _micro_batches(sequences: int, length: int, budget: int) -> int:
 
 def _memory(config: Config, size: ModelSize) -> Memory:
     width = _BYTES[config.model.dtype]
-    trainer = config.trainer
-    weights = size.parameters * width
-    critic = _critic_parameters(config, size) or 0
+    trainer, lora = config.trainer, config.model.lora
+    weights, trained = weight_bytes(lora, size, width), trained_size(lora, size)
     local = isinstance(config.engine, LocalEngineConfig) and config.cluster is None
     return Memory(
         weights=weights,
-        gradients=weights,
-        optimizer=size.parameters * (_OPTIMIZER_BYTES + (_COPY_BYTES if width < _COPY_BYTES else 0)),
-        reference=weights if config.algorithm.keeps_reference else 0,
-        critic=critic * (2 * width + _OPTIMIZER_BYTES),
+        gradients=trained.gradient_bytes(width),
+        optimizer=trained.optimizer_bytes(width),
+        reference=size.parameters * width if config.algorithm.keeps_reference and (lora is None or lora.whole) else 0,
+        critic=_critic_bytes(config, size, width),
         engine_copy=weights if local and config.rollout.max_staleness else 0,
         cache=config.engine.cache_tokens * size.cache_values_per_token * width
         if isinstance(config.engine, LocalEngineConfig)
@@ -161,8 +160,30 @@ def _critic_parameters(config: Config, policy: ModelSize) -> int | None:
         return None
     if critic.kind == "shared":
         return policy.hidden_size + 1
-    size = policy if critic.path is None else model_size(ModelConfig(path=critic.path))
-    return None if size is None else size.trunk_parameters + size.hidden_size + 1
+    size = _critic_size(critic, policy)
+    return None if size is None else _trained_trunk(config, size).parameters + size.hidden_size + 1
+
+
+def _critic_bytes(config: Config, policy: ModelSize, width: int) -> int:
+    """Of a critic's weights, gradients and moments."""
+    critic = config.trainer.critic
+    size = None if critic is None else _critic_size(critic, policy)
+    if critic is None or size is None:
+        return 0
+    head = (size.hidden_size + 1) * (2 * width + _OPTIMIZER_BYTES)
+    if critic.kind == "shared":
+        return head
+    trained = _trained_trunk(config, size)
+    moments = _OPTIMIZER_BYTES * trained.parameters
+    return size.trunk_parameters * width + trained.adapter_bytes() + trained.gradient_bytes(width) + moments + head
+
+
+def _critic_size(critic: CriticConfig, policy: ModelSize) -> ModelSize | None:
+    return policy if critic.path is None else model_size(ModelConfig(path=critic.path))
+
+
+def _trained_trunk(config: Config, critic: ModelSize) -> TrainedSize:
+    return trained_size(config.model.lora, critic, parameters=critic.trunk_parameters)
 
 
 @dataclass(frozen=True, slots=True)
@@ -215,7 +236,14 @@ def rows(config: Config) -> list[Row]:
 
 def warm_start_rows(config: Config) -> list[Row]:
     """What a warm start amounts to, in words; nobody knows the demonstrations' lengths before they are played."""
-    a, sft = derive(config), config.sft
+    sft = config.sft
+    if sft.data is not None:
+        return [
+            Row("conversations", sft.data, f"of at most {config.agent.max_tokens:,} tokens (agent.max_tokens)"),
+            *_model_rows(model_size(config.model)),
+            *_adapter_rows(model_size(config.model), config),
+        ]
+    a = derive(config)
     most = sft.episodes * a.most_tokens_per_episode * sft.epochs
     sequences = sft.episodes * a.sequences_per_episode * sft.epochs
     return [
@@ -232,6 +260,7 @@ def warm_start_rows(config: Config) -> list[Row]:
             f"one per sequence; about one per {sft.tokens_per_update:,} tokens (sft.tokens_per_update)",
         ),
         *_model_rows(a.model),
+        *_adapter_rows(a.model, config),
     ]
 
 
@@ -254,6 +283,7 @@ def _memory_rows(arithmetic: Arithmetic, config: Config) -> list[Row]:
     weights, gradients, optimizer = map(shown_bytes, (memory.weights, memory.gradients, memory.optimizer))
     found = [
         *_model_rows(arithmetic.model),
+        *_adapter_rows(arithmetic.model, config),
         *_critic_rows(arithmetic, config),
         Row(
             "memory",
@@ -264,6 +294,16 @@ def _memory_rows(arithmetic: Arithmetic, config: Config) -> list[Row]:
     if isinstance(config.engine, LocalEngineConfig):
         found.append(Row("key-value cache", f"{shown_bytes(memory.cache)} when full", "engine.cache_tokens"))
     return found
+
+
+def _adapter_rows(size: ModelSize | None, config: Config) -> list[Row]:
+    lora = config.model.lora
+    if lora is None or size is None:
+        return []
+    trained = trained_size(lora, size)
+    how = f"of rank {lora.rank}, in float32 (model.lora)"
+    beside = f"; {trained.own:,} of the model's own are trained, too" if trained.own else ""
+    return [Row("adapters", f"{trained.adapters:,} parameters", how + beside)]
 
 
 def _critic_rows(arithmetic: Arithmetic, config: Config) -> list[Row]:

@@ -8,6 +8,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from agentrl.config.lora import LoraConfig
 from agentrl.config.schema import ModelConfig, ScratchModelConfig
 
 FEED_FORWARD_RATIO = 3
@@ -38,6 +39,18 @@ class ModelSize:
         attention = self.hidden_size * self.head_dim * (2 * self.heads + 2 * self.kv_heads)
         feed_forward = 3 * self.hidden_size * self.feed_forward_size
         return self.vocab_size * self.hidden_size + self.layers * (attention + feed_forward)
+
+    def adapter_parameters(self, lora: LoraConfig) -> int:
+        """Number of weights of adapters, modules that are trained whole left out."""
+        query, key = self.heads * self.head_dim, self.kv_heads * self.head_dim
+        ends = {
+            **dict.fromkeys(("q_proj", "o_proj"), self.hidden_size + query),
+            **dict.fromkeys(("k_proj", "v_proj"), self.hidden_size + key),
+            **dict.fromkeys(("gate_proj", "up_proj", "down_proj"), self.hidden_size + self.feed_forward_size),
+        }
+        named = {target.rpartition(".")[2] for target in lora.targets}
+        taken = ends if lora.targets == "all-linear" else [end for end in ends if end in named]
+        return self.layers * lora.rank * sum(ends[end] for end in taken)
 
     @property
     def cache_values_per_token(self) -> int:

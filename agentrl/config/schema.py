@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import re
-from typing import Any, Literal, Self
+from typing import Any, Literal, Self, TypeAlias
 
 from pydantic import Field, field_validator, model_validator
 
@@ -14,6 +14,7 @@ from agentrl.config.engines import EngineConfig, LocalEngineConfig, ServerEngine
 from agentrl.config.episodes import AgentConfig, EnvironmentConfig, MixedEnvironmentConfig
 from agentrl.config.fsdp import FSDPOptions
 from agentrl.config.guides import ExpertConfig, TeacherConfig
+from agentrl.config.lora import LoraConfig
 from agentrl.config.numerics import NumericsConfig
 from agentrl.config.preferences import PreferencesConfig
 from agentrl.config.section import Section
@@ -61,6 +62,8 @@ class ModelConfig(Section):
     """Number format of the weights."""
     device: str = "auto"
     """``cpu``, ``cuda``, ``cuda:1``; ``auto`` takes a GPU when there is one."""
+    lora: LoraConfig | None = None
+    """Train adapters beside frozen weights; see docs/lora.md."""
 
     @model_validator(mode="after")
     def _scratch_is_used(self) -> Self:
@@ -84,6 +87,9 @@ class SamplingConfig(Section):
 
 LOGITS_MEGABYTES = 256
 """Memory, in MiB, of the logits that the trainer keeps at once; twice as much at the peak."""
+
+Checkpointing: TypeAlias = Literal["full", "selective", "offload"]
+"""What is kept of a layer's forward pass; see `agentrl.training.gradient_mode`."""
 
 LABEL = re.compile(r"[\w-]+")
 """How an environment of several may be called: labels stand in names of metrics, and in overrides."""
@@ -242,8 +248,13 @@ class TrainerConfig(Section):
     lanes: int = Field(1, ge=1)
     """Micro-batches that are computed at the same time, each on its share of torch's threads; on the CPU, for models so
     small that their operations cannot keep several cores busy."""
-    gradient_checkpointing: bool = False
-    """Recompute activations in the backward pass: less memory, more time."""
+    gradient_checkpointing: bool | Checkpointing = False
+    """Recompute activations in the backward pass: less memory, more time. ``full`` (or true) keeps the inputs of layers
+    only, ``selective`` what attention gave as well, ``offload`` the inputs of layers in the CPU's memory."""
+    compile: bool = False
+    """Compile layers with torch.compile: faster steps after a first one that is slow."""
+    router_balance: float = Field(0.0, ge=0)
+    """Weight in the loss of the balance among a mixture's experts; costs a further forward pass."""
     deterministic: bool = False
     """Let equal steps give equal bits, whatever that costs; see docs/numerics.md."""
     numerics: NumericsConfig | None = None
@@ -284,6 +295,22 @@ class TrainerConfig(Section):
                 f"trainer.fsdp.replicas ({self.fsdp.replicas}) must divide trainer.processes ({self.processes})"
                 + (f" divided by trainer.tensor_parallel ({self.tensor_parallel})" if self.tensor_parallel > 1 else "")
             )
+        if self.lanes > 1 and self.compile:
+            raise ValueError(
+                f"trainer.compile compiles for one thread, and trainer.lanes is {self.lanes}: set lanes to 1"
+            )
+        if self.router_balance and self.compile:
+            raise ValueError("trainer.router_balance looks into layers, which trainer.compile closes: set one of them")
+        if self.compile and self.context_parallel * self.tensor_parallel > 1:
+            raise ValueError(
+                "trainer.compile is made for layers that one process computes: not with trainer.context_parallel "
+                f"({self.context_parallel}) and trainer.tensor_parallel ({self.tensor_parallel})"
+            )
+        if self.router_balance and self.context_parallel > 1:
+            raise ValueError(
+                "trainer.router_balance counts the tokens of whole rows, and trainer.context_parallel "
+                f"({self.context_parallel}) cuts them: set one of them"
+            )
         if self.tensor_parallel > 1 and self.optimizer == "muon":
             raise ValueError(
                 f"trainer.optimizer muon needs whole rows of matrices, and trainer.tensor_parallel "
@@ -315,6 +342,8 @@ class TrainerConfig(Section):
 class SFTConfig(Section):
     """Warm start on demonstrations (`agentrl sft`); what is not here is taken from ``trainer``."""
 
+    data: str | None = None
+    """A file of conversations to learn instead: JSON lines, ``{"messages": […], "tools": […]}``."""
     episodes: int = Field(512, ge=1)
     """Demonstrations to record."""
     epochs: int = Field(1, ge=1)
@@ -349,6 +378,9 @@ class SFTConfig(Section):
 
     @model_validator(mode="after")
     def _keys_are_used(self) -> Self:
+        for name in ("episodes", "mistakes"):
+            if self.data is not None and getattr(self, name) != type(self).model_fields[name].default:
+                raise ValueError(f"sft.{name} is ignored with sft.data: remove one of them")
         for name in ("check_every", "check_tasks"):
             if self.stop_at is None and getattr(self, name) != type(self).model_fields[name].default:
                 raise ValueError(f"sft.{name} is ignored without sft.stop_at: set that, or remove it")
@@ -411,6 +443,11 @@ class Config(Section):
     """Registry names: tensorboard, wandb (extra ``agentrl[trackers]``). ``metrics.jsonl`` is always written."""
 
     @property
+    def has_environment(self) -> bool:
+        """Whether there is anything to play; learning from a file (``sft.data``) needs nothing."""
+        return self.environment is not None or bool(self.environments)
+
+    @property
     def sole_environment(self) -> EnvironmentConfig:
         """The environment of a run that has one, and of each part of a run that has several (`parts_of`).
 
@@ -420,7 +457,7 @@ class Config(Section):
         if self.environment is None:
             raise ConfigError(
                 "this needs one environment",
-                got=f"the environments {', '.join(self.environments)}",
+                got=f"the environments {', '.join(self.environments)}" if self.environments else "none",
                 expected="one of them: environment=NAME",
             )
         return self.environment
@@ -452,7 +489,7 @@ class Config(Section):
 
     @model_validator(mode="after")
     def _environments_fit(self) -> Self:
-        if self.environment is None and not self.environments:
+        if not self.has_environment and (self.sft.data is None or self.sft.stop_at is not None):
             raise ValueError(
                 "no environment is named: give environment=household/train, or --env NAME on the command line"
             )

@@ -103,6 +103,8 @@ def _split_words(part: Part, env: str | None) -> list[str]:
 
 def _part(env: str | None, run: Config) -> Part | None:
     """The environment of a run that is evaluated: its only one, or the one with this label, or else of this name."""
+    if not run.has_environment:
+        return None
     parts = parts_of(run)
     if not run.environments:
         return parts[0]

@@ -21,6 +21,7 @@ from transformers import PreTrainedModel, PreTrainedTokenizerBase
 
 from agentrl.render.images import ImageProcessor
 from agentrl.training.critic.state import TrainedState
+from agentrl.training.lora import save_adapter
 from agentrl.training.ranks import Ranks
 
 ALONE = "trainer.pt"
@@ -40,6 +41,7 @@ def save_model_folder(
     images: ImageProcessor | None = None,
     *,
     weights: Mapping[str, torch.Tensor] | None = None,
+    shard_size: str = "50GB",
 ) -> None:
     """Write a Hugging Face folder: config, safetensors, tokenizer with its chat template, image processor.
 
@@ -49,16 +51,49 @@ def save_model_folder(
         folder: Made if needed.
         images: The image processor of a model that sees.
         weights: Its tensors, where the model itself holds a part of them only.
+        shard_size: Of the largest file, as transformers writes it.
 
     Raises:
         OSError: it cannot be written.
     """
     folder.mkdir(parents=True, exist_ok=True)
     with system_errors():
-        model.save_pretrained(folder, state_dict=None if weights is None else whole_on_cpu(model, weights))
-        tokenizer.save_pretrained(folder)
-        if images is not None:
-            images.processor.save_pretrained(folder)
+        state = None if weights is None else whole_on_cpu(model, weights)
+        model.save_pretrained(folder, state_dict=state, max_shard_size=shard_size)
+        _save_processors(tokenizer, folder, images)
+
+
+def save_adapter_folder(
+    model: PreTrainedModel,
+    tokenizer: PreTrainedTokenizerBase,
+    folder: Path,
+    images: ImageProcessor | None = None,
+    *,
+    trained: Mapping[str, torch.Tensor],
+) -> None:
+    """Write an adapter as peft does, with the config of its base, tokenizer and image processor beside it.
+
+    Args:
+        model: With adapters.
+        tokenizer: Its own.
+        folder: Made if needed.
+        images: The image processor of a model that sees.
+        trained: The model's tensors that are trained, whole.
+
+    Raises:
+        OSError: it cannot be written.
+    """
+    folder.mkdir(parents=True, exist_ok=True)
+    with system_errors():
+        save_adapter(model, trained, folder)
+        model.config.save_pretrained(folder)
+        _save_processors(tokenizer, folder, images)
+
+
+def _save_processors(tokenizer: PreTrainedTokenizerBase, folder: Path, images: ImageProcessor | None) -> None:
+    tokenizer.save_pretrained(folder)
+    if images is not None:
+        images.processor.save_pretrained(folder)
 
 
 def whole_on_cpu(model: PreTrainedModel, weights: Mapping[str, torch.Tensor]) -> dict[str, torch.Tensor]:

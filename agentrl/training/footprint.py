@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import copy
 import json
+from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -17,16 +18,21 @@ from torch import Tensor
 from torch._subclasses.fake_tensor import FakeTensorMode
 from transformers import AttentionInterface, AutoConfig, AutoModelForCausalLM, AutoModelForImageTextToText
 
+from agentrl.config.lora import LoraConfig
 from agentrl.config.schema import LOGITS_MEGABYTES, ModelConfig, ScratchModelConfig
+from agentrl.config.trained_size import TrainedSize
 from agentrl.errors import UsageError
 from agentrl.training.gradient_mode import gradients_recomputed
 from agentrl.training.head_scores import chunk_tokens, head_scores
+from agentrl.training.lora import add_adapters
 from agentrl.training.scratch import scratch_model_config
 from agentrl.training.tensor_memory import TensorMemory
 from agentrl.vision_model import MODEL_TYPES
 
 EXPERTS = ("num_experts", "num_local_experts", "n_routed_experts")
 """Keys of a model's config that say how many experts a layer has: their grouped product knows no float32."""
+_LOG_SUM_BYTES = 4
+"""Of the logarithm of a head's sum of weights, which attention keeps of each token."""
 ATTENTION = "agentrl_planned"
 """Name, for transformers, of an attention that computes nothing."""
 
@@ -36,8 +42,11 @@ class Footprint:
     """Of one model; bytes in the number format in which it computes."""
 
     parameters: int
+    """Without adapters."""
     layer_parameters: int
     """Of all layers together; the rest are embeddings, the head and a norm."""
+    trained: TrainedSize
+    """All parameters, or adapters and what is trained beside them."""
     layers: int
     cache_values_per_token: int
     """Numbers in the key-value cache."""
@@ -48,6 +57,8 @@ class Footprint:
     """Bytes kept from its forward pass to its backward pass."""
     checkpointed: int
     """The same, where layers are computed again in the backward pass."""
+    attended: int
+    """Bytes of what attention gave in all layers, which selective checkpointing keeps as well."""
     working: int
     """Most bytes beside these, weights and gradients: logits, gradients of activations, gradients before they are added
     up."""
@@ -75,18 +86,19 @@ def footprint(model: ModelConfig, *, tokens: int, dtype: torch.dtype) -> Footpri
     """
     config = _model_config(model)
     text = config.get_text_config()
-    parameters, in_layers = _parameters(config)
+    known = _counts(config, model.lora)
     heads = text.num_attention_heads
     size = getattr(text, "head_dim", None) or text.hidden_size // heads
     estimated = None
     try:
-        tried = _tried(config, tokens, dtype)
+        tried = _tried(config, tokens, dtype, model.lora)
     except Exception as error:  # whatever a kind of model does with its first tensors without data
         tried = _estimated(text, tokens, dtype)
         estimated = f"{type(error).__name__}: {str(error).strip().splitlines()[0][:100] if str(error) else ''}"
     return Footprint(
-        parameters=parameters,
-        layer_parameters=in_layers,
+        parameters=known.all,
+        layer_parameters=known.in_layers,
+        trained=known.trained,
         layers=text.num_hidden_layers,
         cache_values_per_token=2
         * text.num_hidden_layers
@@ -96,6 +108,7 @@ def footprint(model: ModelConfig, *, tokens: int, dtype: torch.dtype) -> Footpri
         tokens=tokens,
         activations=tried[False].kept,
         checkpointed=tried[True].kept,
+        attended=text.num_hidden_layers * tokens * heads * (size * dtype.itemsize + _LOG_SUM_BYTES),
         working=tried[False].working,
         working_checkpointed=tried[True].working,
         estimated=estimated,
@@ -120,22 +133,59 @@ def _kind(config: Any) -> Any:
     return AutoModelForImageTextToText if config.model_type in MODEL_TYPES else AutoModelForCausalLM
 
 
-def _parameters(config: Any) -> tuple[int, int]:
-    """All, and those of layers."""
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Counts:
+    """Of a model's parameters."""
+
+    all: int
+    in_layers: int
+    trained: TrainedSize
+
+
+def counts(model: ModelConfig) -> Counts:
+    """Count a model's parameters, by its ``config.json``.
+
+    Raises:
+        UsageError: there is no config of the model, or it is not of a kind that transformers knows.
+    """
+    return _counts(_model_config(model), model.lora)
+
+
+def _counts(config: Any, lora: LoraConfig | None) -> Counts:
     with torch.device("meta"):
         model = _kind(config).from_config(config)
     layers = (child for child in model.modules() if isinstance(child, torch.nn.ModuleList))
     in_layers = {id(p): p.numel() for layer in layers for p in layer.parameters()}
-    return sum(p.numel() for p in model.parameters()), sum(in_layers.values())
+    every = sum(p.numel() for p in model.parameters())
+    trained = TrainedSize(own=every) if lora is None else _trained(model, lora)
+    return Counts(all=every, in_layers=sum(in_layers.values()), trained=trained)
 
 
-def _tried(config: Any, tokens: int, dtype: torch.dtype) -> dict[bool, _Pass]:
+def _trained(model: Any, lora: LoraConfig) -> TrainedSize:
+    """What `agentrl.training.lora.add_adapters` would train."""
+    named, head = dict(model.named_modules()), model.get_output_embeddings()
+    matrices = [
+        module
+        for name, module in named.items()
+        if isinstance(module, torch.nn.Linear)
+        and (module is not head if lora.targets == "all-linear" else _ends_with(name, lora.targets))
+    ]
+    own = {id(p): p.numel() for name, m in named.items() if _ends_with(name, lora.whole) for p in m.parameters()}
+    adapters = lora.rank * sum(matrix.in_features + matrix.out_features for matrix in matrices)
+    return TrainedSize(adapters=adapters, own=sum(own.values()))
+
+
+def _ends_with(name: str, ends: Sequence[str]) -> bool:
+    return any(f".{name}".endswith(f".{end}") for end in ends)
+
+
+def _tried(config: Any, tokens: int, dtype: torch.dtype, lora: LoraConfig | None) -> dict[bool, _Pass]:
     if dtype != torch.bfloat16 and any(getattr(config, name, None) for name in EXPERTS):
         raise NotImplementedError("experts are tried in bfloat16 only")
     layers = config.num_hidden_layers
     found = {}
     for checkpointing in (False, True):
-        one, two = (_try(_with_layers(config, n), tokens, dtype, checkpointing) for n in (1, 2))
+        one, two = (_try(_with_layers(config, n), tokens, dtype, lora, checkpointing) for n in (1, 2))
         kept = one.kept + (layers - 1) * (two.kept - one.kept)
         found[checkpointing] = _Pass(kept, max(one.working, two.working))
     return found
@@ -151,17 +201,22 @@ def _with_layers(config: Any, layers: int) -> Any:
     return type(config).from_dict({**copy.deepcopy(cut), "num_hidden_layers": layers})
 
 
-def _try(config: Any, tokens: int, dtype: torch.dtype, checkpointing: bool) -> _Pass:
+def _try(config: Any, tokens: int, dtype: torch.dtype, lora: LoraConfig | None, checkpointing: bool) -> _Pass:
     AttentionInterface.register(ATTENTION, _attention)
-    with FakeTensorMode():
+    with torch.device("meta"):
         model = AutoModelForCausalLM.from_config(config, dtype=dtype).eval()
+    if lora is not None:
+        add_adapters(model, lora, base="", seed=0)
+    with FakeTensorMode():
+        _give_shapes(model)
         model.config._attn_implementation = ATTENTION
         for parameter in model.parameters():
-            parameter.grad = torch.empty_like(parameter)
+            parameter.grad = torch.empty_like(parameter) if parameter.requires_grad else None
         with gradients_recomputed(model, enabled=checkpointing), TensorMemory() as memory:
             for parameter in model.parameters():
                 memory.count(parameter)
-                memory.count(parameter.grad)
+                if parameter.grad is not None:
+                    memory.count(parameter.grad)
             before = memory.live
             ids = torch.zeros(1, tokens, dtype=torch.long)
             output = model.base_model(
@@ -174,6 +229,19 @@ def _try(config: Any, tokens: int, dtype: torch.dtype, checkpointing: bool) -> _
             kept = memory.live - before
             _backward(model, hidden)
             return _Pass(kept, memory.peak - before - kept)
+
+
+def _give_shapes(model: Any) -> None:
+    """Let the parameters and buffers of a model be tensors without data, which behave as those on a device do."""
+    made: dict[int, torch.nn.Parameter] = {}
+    for module in model.modules():
+        for name, parameter in module.named_parameters(recurse=False):
+            if id(parameter) not in made:
+                new = torch.empty(parameter.shape, dtype=parameter.dtype)
+                made[id(parameter)] = torch.nn.Parameter(new, requires_grad=parameter.requires_grad)
+            module.register_parameter(name, made[id(parameter)])
+        for name, buffer in module.named_buffers(recurse=False):
+            module._buffers[name] = torch.empty(buffer.shape, dtype=buffer.dtype)
 
 
 def _backward(model: Any, hidden: Tensor) -> None:

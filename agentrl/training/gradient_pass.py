@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import functools
 from collections.abc import Sequence
+from contextlib import AbstractContextManager, nullcontext
 from dataclasses import asdict, dataclass, fields, replace
 from typing import Any
 
@@ -19,6 +20,7 @@ from agentrl.algorithms.proximal import loglinear
 from agentrl.image import ImageReader
 from agentrl.lanes import Lanes
 from agentrl.training.critic.step import CriticStep
+from agentrl.training.head_scores import TokenScores
 from agentrl.training.layout import Layout
 from agentrl.training.logprobs import score, score_all
 from agentrl.training.micro_batch_gradients import MicroBatch, add_gradients, cut
@@ -26,6 +28,8 @@ from agentrl.training.objective import Objective
 from agentrl.training.ranks import Ranks
 from agentrl.training.ranks.sharding import reshard
 from agentrl.training.ranks.shares import evened, share_of
+from agentrl.training.router_balance import Routed, RouterBalance, assignments, token_weights
+from agentrl.training.sequences import ScoredSequence
 from agentrl.training.step_batch import StepBatch
 from agentrl.training.tally import Tally
 from agentrl.training.token_shares import token_shares
@@ -72,6 +76,7 @@ class GradientPass:
         reader: Prepares images.
         critic: Its loss is a part of the policy's.
         learns: Compute gradients, or only what is measured.
+        balance: Adds the balance of a mixture's experts to the loss.
     """
 
     def __init__(
@@ -91,6 +96,7 @@ class GradientPass:
         reader: ImageReader | None = None,
         critic: CriticStep | None = None,
         learns: bool = True,
+        balance: RouterBalance | None = None,
     ) -> None:
         self.tally = Tally()
         self.kl_old = 0.0
@@ -103,7 +109,7 @@ class GradientPass:
         self._learning = [learns and own for own in learning_sequences(objective, batch, values.advantage)]
         self._critic, self._beside = critic, () if critic is None else tuple(critic.head.parameters())
         self._lanes, self._ranks, self._reader = lanes, ranks, reader
-        self._every_time = every_time
+        self._every_time, self._balance = every_time, balance
         self._workers = lanes.count * ranks.teams
         self._updates = 0
         self._chosen: torch.Tensor | None = None
@@ -116,6 +122,8 @@ class GradientPass:
         work = evened(work, self._ranks.teams)
         self._count_tokens(work)
         own = share_of(work, rank=self._ranks.team, ranks=self._ranks.teams)
+        if self._balance is not None:
+            self._count_routes(self._balance, work, own)
         compute = functools.partial(self._loss, weights)
         found = add_gradients(self._model, self._lanes, own, compute, every_time=self._every_time, beside=self._beside)
         reshard(self._model)
@@ -161,6 +169,24 @@ class GradientPass:
         sequences = [self._batch.sequences[i] for i in members]
         return cut(members, sequences, layout=self._layout, workers=self._workers, learns=learns)
 
+    def _count_routes(self, balance: RouterBalance, work: Sequence[MicroBatch], own: Sequence[MicroBatch]) -> None:
+        """Read what learns once more, for what routers do with all of an update's tokens."""
+        counts = []
+        for micro_batch in own:
+            if not micro_batch.learns:
+                continue
+            part = [self._batch.sequences[i] for i in micro_batch.sequences]
+            with torch.no_grad(), balance.recorded() as routed:
+                self._score(part)
+            if micro_batch.counts:
+                counts.append(assignments(routed, token_weights(self._layout, part, self._model.device)))
+        reshard(self._model)
+        counted = [micro_batch for micro_batch in work if micro_batch.learns and micro_batch.counts]
+        read = (self._batch.sequences[i] for micro_batch in counted for i in micro_batch.sequences)
+        busiest = balance.count(counts, sum(map(len, read)), self._ranks)
+        if busiest is not None:
+            self.tally.add("train/busiest_expert", busiest)
+
     def _looked_over(self, part: list[int]) -> torch.Tensor:
         """The tokens of an update that train, after everything that is decided over all of them: int64 [selected]."""
         index = self._batch.token_index(part)
@@ -189,16 +215,11 @@ class GradientPass:
         ).logp
 
     def _loss(self, weights: torch.Tensor, indices: list[int]) -> tuple[torch.Tensor, Tally]:
-        scores = score(
-            self._model,
-            [self._batch.sequences[i] for i in indices],
-            temperature=self._temperature,
-            pad_id=self._pad_id,
-            layout=self._layout,
-            entropy_gradient=self._objective.uses_entropy,
-            reader=self._reader,
-            value_head=None if self._critic is None else self._critic.head,
-        )
+        part = [self._batch.sequences[i] for i in indices]
+        balance = self._balance if torch.is_grad_enabled() else None
+        recording: AbstractContextManager[list[Routed]] = nullcontext([]) if balance is None else balance.recorded()
+        with recording as routed:
+            scores = self._score(part)
         where = self._batch.token_index(indices).to(self._model.device)
         tokens = self._loss_input(indices, where, scores.logp)
         objective = self._objective.loss(tokens, scores.entropy)
@@ -215,7 +236,21 @@ class GradientPass:
         loss = (weights[where] * objective.values).sum()
         if self._critic is not None and scores.values is not None:
             loss = loss + self._critic.joined_loss(scores.values, where, tally)
+        if balance is not None:
+            loss = loss + balance.part(routed, token_weights(self._layout, part, self._model.device))
         return loss, tally
+
+    def _score(self, part: Sequence[ScoredSequence]) -> TokenScores:
+        return score(
+            self._model,
+            part,
+            temperature=self._temperature,
+            pad_id=self._pad_id,
+            layout=self._layout,
+            entropy_gradient=self._objective.uses_entropy,
+            reader=self._reader,
+            value_head=None if self._critic is None else self._critic.head,
+        )
 
     def _loss_input(self, indices: list[int], where: torch.Tensor, logp: torch.Tensor) -> LossInput:
         values = self._values

@@ -4,6 +4,9 @@ With logits z = (W h + b) / temperature, p = softmax(z) and H = -sum(p log p), f
 
     d log p_t / dz = onehot(t) - p          d H / dz = -p (log p + H)
 
+Models that cap their logits have z = c tanh((W h + b) / c) / temperature, whose derivative by W h + b is
+(1 - tanh^2) / temperature.
+
 The forward pass keeps log(sum(exp(z))) and H of each token; the backward pass computes each chunk's logits once more
 and adds up what they give. Where everything fits into one chunk, its probabilities are kept instead.
 """
@@ -51,6 +54,7 @@ def head_scores(
     temperature: float,
     chunk: int,
     entropy_gradient: bool = False,
+    cap: float | None = None,
 ) -> TokenScores:
     """Scores of `targets`.
 
@@ -62,9 +66,10 @@ def head_scores(
         temperature: Divides the logits.
         chunk: Tokens whose logits exist at once.
         entropy_gradient: Let gradients flow through the entropy too; without, it is a measurement only.
+        cap: What logits are capped at before they are divided, if they are.
     """
     function: Any = _HeadScores
-    logp, entropy = function.apply(hidden, weight, bias, targets, temperature, chunk, entropy_gradient)
+    logp, entropy = function.apply(hidden, weight, bias, targets, temperature, chunk, entropy_gradient, cap)
     return TokenScores(logp=logp, entropy=entropy)
 
 
@@ -79,13 +84,14 @@ class _HeadScores(torch.autograd.Function):
         temperature: float,
         chunk: int,
         entropy_gradient: bool,
+        cap: float | None,
     ) -> tuple[Tensor, Tensor]:
         logp, entropy, total = (hidden.new_empty(len(targets), dtype=torch.float32) for _ in range(3))
-        keeps = len(targets) <= chunk and any(ctx.needs_input_grad)
+        keeps = len(targets) <= chunk and any(ctx.needs_input_grad) and cap is None
         kept = None
         for first in range(0, len(targets), chunk):
             part = slice(first, first + chunk)
-            logits = _logits(hidden[part], weight, bias, temperature)
+            logits = _logits(hidden[part], weight, bias, temperature, cap)
             most = logits.amax(-1, keepdim=True)
             at_target = logits.gather(-1, targets[part, None])
             exponentials = logits.sub_(most).exp()
@@ -96,7 +102,7 @@ class _HeadScores(torch.autograd.Function):
             kept = exponentials.div_(sums) if keeps else None
             del logits, exponentials
         ctx.save_for_backward(hidden, weight, bias, targets, total, entropy, kept)
-        ctx.temperature, ctx.chunk, ctx.entropy_gradient = temperature, chunk, entropy_gradient
+        ctx.temperature, ctx.chunk, ctx.entropy_gradient, ctx.cap = temperature, chunk, entropy_gradient, cap
         if not entropy_gradient:
             ctx.mark_non_differentiable(entropy)
         return logp, entropy
@@ -104,7 +110,7 @@ class _HeadScores(torch.autograd.Function):
     @staticmethod
     def backward(
         ctx: Any, logp_gradient: Tensor, entropy_gradient: Tensor
-    ) -> tuple[Tensor | None, Tensor | None, Tensor | None, None, None, None, None]:
+    ) -> tuple[Tensor | None, Tensor | None, Tensor | None, None, None, None, None, None]:
         hidden, weight, bias, targets, total, entropy, kept = ctx.saved_tensors
         by_hidden, by_weight, by_bias = (
             torch.zeros_like(tensor) if needed else None
@@ -112,25 +118,32 @@ class _HeadScores(torch.autograd.Function):
         )
         for first in range(0, len(targets), ctx.chunk):
             part = slice(first, first + ctx.chunk)
+            steepness = None
             if kept is None:
-                probabilities = _logits(hidden[part], weight, bias, ctx.temperature).sub_(total[part, None]).exp_()
+                logits = _logits(hidden[part], weight, bias, ctx.temperature, ctx.cap)
+                if ctx.cap is not None:
+                    steepness = 1 - (logits * (ctx.temperature / ctx.cap)).square_()
+                probabilities = logits.sub_(total[part, None]).exp_()
             else:
                 probabilities = kept
             by_entropy = entropy_gradient[part] if ctx.entropy_gradient else None
             by_logits = _by_logits(probabilities, targets[part], logp_gradient[part], by_entropy, entropy[part])
-            by_logits = by_logits.div_(ctx.temperature).to(weight.dtype)
+            by_logits = by_logits.div_(ctx.temperature)
+            by_logits = (by_logits if steepness is None else by_logits.mul_(steepness)).to(weight.dtype)
             if by_hidden is not None:
                 torch.mm(by_logits, weight, out=by_hidden[part])
             if by_weight is not None:
                 by_weight.addmm_(by_logits.mT, hidden[part])
             if by_bias is not None:
                 by_bias += by_logits.sum(0)
-            del probabilities, by_logits
-        return by_hidden, by_weight, by_bias, None, None, None, None
+            del probabilities, by_logits, steepness
+        return by_hidden, by_weight, by_bias, None, None, None, None, None
 
 
-def _logits(hidden: Tensor, weight: Tensor, bias: Tensor | None, temperature: float) -> Tensor:
+def _logits(hidden: Tensor, weight: Tensor, bias: Tensor | None, temperature: float, cap: float | None) -> Tensor:
     logits = functional.linear(hidden, weight, bias).float()
+    if cap is not None:
+        logits = logits.div_(cap).tanh_().mul_(cap)
     return logits if temperature == 1.0 else logits.div_(temperature)
 
 

@@ -186,6 +186,8 @@ def _packs_well(model: PreTrainedModel) -> bool:
     if model.device.type == "cuda":
         return has_flash(computing_dtype(model))
     text = model.config.get_text_config()
+    if getattr(text, "attn_logit_softcapping", None):
+        return False  # there is no kernel for capped scores
     kinds = getattr(text, "layer_types", None) or ["sliding_attention" if getattr(text, "sliding_window", None) else ""]
     return model.device.type == "cpu" and "sliding_attention" not in kinds
 
@@ -200,9 +202,7 @@ def _obstacle(model: PreTrainedModel) -> str | None:
     if other := set(getattr(text, "layer_types", None) or ()) - set(PACKED_LAYERS):
         return f"layers of {', '.join(sorted(other))}"
     rope = (getattr(text, "rope_parameters", None) or {}).get("rope_type")
-    if rope in BATCH_DEPENDENT:
-        return f"rotary positions of type {rope}, which depend on the batch"
-    return "attention with capped scores" if getattr(text, "attn_logit_softcapping", None) else None
+    return f"rotary positions of type {rope}, which depend on the batch" if rope in BATCH_DEPENDENT else None
 
 
 @torch.no_grad()
@@ -218,7 +218,7 @@ def _difference(model: PreTrainedModel) -> str | None:
     model.config._attn_implementation = ATTENTION
     try:
         found = within_forward(model, Layout(packed=True, share=2).read, sequences, 0, None)
-    except TypeError as error:
+    except (TypeError, UsageError) as error:
         model.config._attn_implementation = before
         return f"its layers take no arguments for attention ({error})"
     finally:

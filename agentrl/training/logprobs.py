@@ -84,6 +84,7 @@ def _read(
         temperature=temperature or 1.0,
         chunk=chunk_tokens(head.weight.shape[0], layout.logits_megabytes),
         entropy_gradient=entropy_gradient,
+        cap=getattr(model.config.get_text_config(), "final_logit_softcapping", None),
     )
     found = [scores.logp, scores.entropy, *(() if value_head is None else (value_head(hidden),))]
     if layout.context is None or owner is None:

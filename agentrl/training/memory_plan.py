@@ -10,8 +10,9 @@ import torch
 from agentrl.config.arithmetic import derive
 from agentrl.config.engines import LocalEngineConfig, ServerEngineConfig
 from agentrl.config.overrides import apply, parse_override
-from agentrl.config.schema import LOGITS_MEGABYTES, Config
-from agentrl.training.footprint import Footprint, footprint
+from agentrl.config.schema import LOGITS_MEGABYTES, Config, ModelConfig
+from agentrl.config.trained_size import QUANTIZED_BYTES, TrainedSize
+from agentrl.training.footprint import Counts, Footprint, counts, footprint
 
 FULL, MOMENTS = 4, 8
 """Bytes of a float32, and of AdamW's two moments."""
@@ -82,10 +83,13 @@ def plan(config: Config, known: Footprint | None = None) -> MemoryPlan:
 class _Lines:
     def __init__(self, config: Config, model: Footprint, tokens: int) -> None:
         self._config, self._model, self._tokens = config, model, tokens
-        self._width = getattr(torch, config.model.dtype).itemsize
+        self._width: int = getattr(torch, config.model.dtype).itemsize
         self._ranks = config.trainer.processes
         self._shards = self._ranks // config.trainer.fsdp.replicas
-        self._parameters = model.parameters
+        self._parameters, self._trained = model.parameters, model.trained
+        lora = config.model.lora
+        self._quantized = lora is not None and lora.quantize is not None
+        self._base_is_reference = lora is not None and not lora.whole
 
     def items(self) -> Iterator[Item]:
         """On the rank's device."""
@@ -93,16 +97,19 @@ class _Lines:
             yield from self._state()
         if self._ranks > 1:
             yield from self._gathered()
+        yield from self._companions()
         yield from self._frozen()
         yield from self._passes()
-        if self._ranks == 1 and self._width < FULL:
-            yield Item(name="update", bytes=FULL * self._parameters, how="gradients as float32", when=UPDATE)
+        if self._ranks == 1 and self._width < FULL and self._trained.own:
+            yield Item(name="update", bytes=FULL * self._trained.own, how="gradients as float32", when=UPDATE)
 
     def elsewhere(self) -> Iterator[Item]:
         """In the CPU's memory, and of a server."""
         if self._ranks > 1 and self._config.trainer.fsdp.offload:
             for item in self._state():
                 yield Item(name=f"{item.name}, on the CPU", bytes=item.bytes, how=item.how)
+        if self._waits_on_cpu:
+            yield self._activations()
         engine = self._config.engine
         if isinstance(engine, ServerEngineConfig):
             parallel = engine.tensor_parallel
@@ -119,25 +126,35 @@ class _Lines:
             )
 
     def _state(self) -> Iterator[Item]:
-        count, optimizer = self._parameters, self._config.trainer.optimizer
+        trained, optimizer = self._trained, self._config.trainer.optimizer
         if self._ranks > 1:
-            share = -(-count // self._shards)
+            held, share = (-(-n // self._shards) for n in (self._parameters + trained.adapters, trained.parameters))
             how = f"float32, a shard of {self._shards}"
-            yield Item(name="parameters", bytes=FULL * share, how=how)
+            yield Item(name="parameters", bytes=FULL * held, how=how)
             yield Item(name="gradients", bytes=FULL * share, how=how)
             yield Item(name="optimizer", bytes=MOMENTS * share, how=f"two moments, {how}")
             return
-        lanes = self._config.trainer.lanes
-        yield Item(name="parameters", bytes=count * self._width, how=self._config.model.dtype)
+        lanes, dtype = self._config.trainer.lanes, self._config.model.dtype
+        yield Item(
+            name="parameters", bytes=self._weights(), how=f"layers in 4 bits, {dtype}" if self._quantized else dtype
+        )
+        if trained.adapters:
+            yield Item(name="adapters", bytes=trained.adapter_bytes(), how="float32 (model.lora)")
         yield Item(
             name="gradients",
-            bytes=count * self._width * (1 if lanes == 1 else 2 * lanes),
-            how=self._config.model.dtype + ("" if lanes == 1 else f", two of each for {lanes} lanes"),
+            bytes=trained.gradient_bytes(self._width) * (1 if lanes == 1 else 2 * lanes),
+            how=(dtype if trained.own else "float32") + ("" if lanes == 1 else f", two of each for {lanes} lanes"),
         )
-        saved = FULL * self._model.layer_parameters if optimizer == "muon" else 0
-        copies = FULL * count if self._width < FULL else 0
+        in_layers = self._model.trained.adapters or self._model.layer_parameters
+        saved = FULL * in_layers if optimizer == "muon" else 0
+        copies = self._width < FULL and trained.own > 0
         how = f"{optimizer}'s moments" + (", and float32 copies of the parameters" if copies else "")
-        yield Item(name="optimizer", bytes=MOMENTS * count - saved + copies, how=how)
+        yield Item(name="optimizer", bytes=trained.optimizer_bytes(self._width) - saved, how=how)
+
+    def _weights(self) -> int:
+        """Bytes of a whole model without its adapters."""
+        in_layers = self._model.layer_parameters if self._quantized else 0
+        return round(in_layers * QUANTIZED_BYTES) + (self._parameters - in_layers) * self._width
 
     def _gathered(self) -> Iterator[Item]:
         options = self._config.trainer.fsdp
@@ -149,14 +166,35 @@ class _Lines:
         if not options.reduce:
             yield Item(
                 name="whole gradients",
-                bytes=FULL * self._parameters,
+                bytes=FULL * self._trained.parameters,
                 how="between micro-batches; none with trainer.fsdp={reduce: true}",
                 when=BACKWARD,
             )
 
+    def _companions(self) -> Iterator[Item]:
+        """Models beside the policy; they compute when it does not."""
+        critic, teacher = self._config.trainer.critic, self._config.algorithm.teacher
+        if critic is not None and critic.kind == "own":
+            found = Counts(all=self._parameters, in_layers=self._model.layer_parameters, trained=self._trained)
+            if critic.path is not None:
+                found = counts(self._config.model.model_copy(update={"path": critic.path}))
+            how = "a model of its own, with gradients and moments"
+            yield Item(name="critic", bytes=self._share(found.all, found.trained), how=how)
+        if teacher is not None and not teacher.servers:
+            found = counts(ModelConfig(path=teacher.path))
+            yield Item(name="teacher", bytes=self._share(found.all, TrainedSize(own=0)), how="frozen")
+
+    def _share(self, parameters: int, trained: TrainedSize) -> int:
+        """Bytes of a rank's part of a model: weights, and gradients and moments of what is trained."""
+        if self._ranks > 1:
+            held = FULL * (parameters + trained.adapters) + (FULL + MOMENTS) * trained.parameters
+            return -(-held // self._shards)
+        moving = trained.adapter_bytes() + trained.gradient_bytes(self._width) + trained.optimizer_bytes(self._width)
+        return parameters * self._width + moving
+
     def _frozen(self) -> Iterator[Item]:
         config, whole = self._config, self._parameters * self._width
-        if config.algorithm.keeps_reference:
+        if config.algorithm.keeps_reference and not self._base_is_reference:
             share = whole if self._ranks == 1 else FULL * -(-self._parameters // self._shards)
             yield Item(name="reference", bytes=share, how="frozen, for KL")
         if isinstance(config.engine, LocalEngineConfig):
@@ -171,18 +209,10 @@ class _Lines:
     def _passes(self) -> Iterator[Item]:
         model, trainer = self._model, self._config.trainer
         scale = self._tokens / model.tokens
-        checkpointing = trainer.gradient_checkpointing
-        kept = model.checkpointed if checkpointing else model.activations
-        working = model.working_checkpointed if checkpointing else model.working
+        working = model.working_checkpointed if trainer.gradient_checkpointing else model.working
         logits = 2 * min(LOGITS_MEGABYTES << 20, self._tokens * model.vocabulary * FULL)
-        told = "inputs of layers, others are computed again" if checkpointing else "of all layers"
-        at_once = "" if trainer.lanes == 1 else f", {trainer.lanes} at once"
-        yield Item(
-            name="activations",
-            bytes=round(kept * scale) * trainer.lanes,
-            how=f"{told}, {self._tokens:,} tokens{at_once}",
-            when=BACKWARD,
-        )
+        if not self._waits_on_cpu:
+            yield self._activations()
         yield Item(
             name="logits", bytes=min(logits, working) * trainer.lanes, how="a chunk, and its gradient", when=BACKWARD
         )
@@ -190,6 +220,27 @@ class _Lines:
             name="working",
             bytes=round(max(0, working - logits) * scale) * trainer.lanes,
             how="gradients before they are added up, a layer's intermediate results",
+            when=BACKWARD,
+        )
+
+    @property
+    def _waits_on_cpu(self) -> bool:
+        """Whether activations are in another memory than the rank's device has."""
+        return self._config.trainer.gradient_checkpointing == "offload" and self._config.model.device != "cpu"
+
+    def _activations(self) -> Item:
+        """What is kept from a forward pass to its backward pass."""
+        model, trainer = self._model, self._config.trainer
+        mode = trainer.gradient_checkpointing
+        kept = model.checkpointed if mode else model.activations
+        told = "inputs of layers, others are computed again" if mode else "of all layers"
+        if mode == "selective":
+            kept, told = kept + model.attended, "inputs of layers and what attention gave"
+        at_once = "" if trainer.lanes == 1 else f", {trainer.lanes} at once"
+        return Item(
+            name="activations, on the CPU" if self._waits_on_cpu else "activations",
+            bytes=round(kept * self._tokens / model.tokens) * trainer.lanes,
+            how=f"{told}, {self._tokens:,} tokens{at_once}",
             when=BACKWARD,
         )
 

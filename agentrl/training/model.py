@@ -12,29 +12,45 @@ from transformers import AutoConfig, AutoModelForCausalLM, AutoModelForImageText
 from transformers.utils import logging as transformers_logging
 
 from agentrl.errors import UsageError
+from agentrl.training.lora import base_of, is_adapter_folder, merged_into
+from agentrl.training.quantization import quantized_loading
 from agentrl.vision_model import MODEL_TYPES
 
-LOGIT_CHANGES = ("final_logit_softcapping", "logit_scale", "logits_scaling")
-"""Config keys of models whose logits are not simply the head's output; log-probabilities here would be wrong."""
+LOGIT_CHANGES = ("logit_scale", "logits_scaling")
+"""Config keys of models that change the head's output in a way unknown here; log-probabilities would be wrong."""
 
 
-def load_model(path: str | Path, *, dtype: Literal["float32", "bfloat16"], device: str = "auto") -> PreTrainedModel:
+def load_model(
+    path: str | Path,
+    *,
+    dtype: Literal["float32", "bfloat16"],
+    device: str = "auto",
+    quantize: Literal["nf4"] | None = None,
+) -> PreTrainedModel:
     """A Hugging Face causal language model with dropout off, so that two forward passes agree.
 
     Args:
-        path: A folder, or a name on the Hugging Face hub.
+        path: A folder, or a name on the Hugging Face hub. An adapter's folder gives its base with the adapter merged.
         dtype: Number format of the weights.
         device: ``cpu``, ``cuda``, ``cuda:1``; ``auto`` takes a GPU when there is one.
+        quantize: Keep the weights in 4 bits, for adapters.
 
     Raises:
+        ConfigError: weights in 4 bits on another device than a GPU.
         UsageError: no such folder or name, not a causal language model, or a device that is not there.
     """
+    if is_adapter_folder(path):
+        return merged_into(load_model(base_of(path), dtype=dtype, device=device), path)
+    target = _device(device)
+    format_ = getattr(torch, dtype)
+    options = {} if quantize is None else quantized_loading(quantize, dtype=format_, device=target)
     with _loading(path):
-        target, config = _device(device), _config(path)
+        config = _config(path)
         model: PreTrainedModel = _kind(config).from_pretrained(
-            path, config=config, dtype=getattr(torch, dtype), attn_implementation="sdpa"
+            path, config=config, dtype=format_, attn_implementation=_attention(config), **options
         )
-    return _prepared(path, model).to(target)
+    model = _prepared(path, model)
+    return model if options else model.to(target)
 
 
 def make_model(path: str | Path) -> PreTrainedModel:
@@ -45,7 +61,9 @@ def make_model(path: str | Path) -> PreTrainedModel:
     """
     with _loading(path):
         config = _config(path)
-        model: PreTrainedModel = _kind(config).from_config(config, dtype=torch.float32, attn_implementation="sdpa")
+        model: PreTrainedModel = _kind(config).from_config(
+            config, dtype=torch.float32, attn_implementation=_attention(config)
+        )
     return _prepared(path, model)
 
 
@@ -71,11 +89,18 @@ def _kind(config: Any) -> Any:
     return AutoModelForImageTextToText if config.model_type in MODEL_TYPES else AutoModelForCausalLM
 
 
+def _attention(config: Any) -> str:
+    """SDPA, which cannot cap scores: models that do compute them one by one."""
+    return "eager" if getattr(config.get_text_config(), "attn_logit_softcapping", None) else "sdpa"
+
+
 def _prepared(path: str | Path, model: PreTrainedModel) -> PreTrainedModel:
     _check_logits(path, model)
     for module in model.modules():
         if isinstance(module, torch.nn.Dropout):
             module.p = 0.0
+        if hasattr(module, "jitter_noise"):  # of a router, in training mode
+            module.jitter_noise = 0.0
     return model.eval()
 
 

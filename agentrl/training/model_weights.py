@@ -3,20 +3,29 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from typing import Literal
+from typing import Any, Literal
 
 import numpy as np
 import torch
 from transformers import PreTrainedModel
 
 from agentrl.training.logprobs import score
+from agentrl.training.lora import (
+    adapted_layers,
+    base_names,
+    factors,
+    frozen_weight,
+    is_adapter,
+    product,
+    trained_names,
+)
 from agentrl.training.ranks import Ranks
 from agentrl.training.ranks.sharding import reshard, whole
 from agentrl.training.sequences import scored_sequence
 
 
 class ModelWeights:
-    """The weights of a model that is being trained.
+    """The weights of a model that is being trained; adapters are merged into them, under the names of the base.
 
     Args:
         model: Changed in place by the trainer.
@@ -31,43 +40,82 @@ class ModelWeights:
         ranks: Ranks | None = None,
         dtype: Literal["float32", "bfloat16"] = "float32",
     ) -> None:
-        self._model = model
-        self._ranks = ranks or Ranks()
+        self.model = model
+        self.ranks = ranks or Ranks()
         self._dtype: torch.dtype = getattr(torch, dtype)
         self._parameters = dict(model.named_parameters(remove_duplicate=False))
+        self._adapted = {f"{name}.base_layer.weight": layer for name, layer in adapted_layers(model).items()}
+        self._names = base_names(model) if self._adapted else {}
 
     def calls(self) -> Mapping[str, Callable[..., object]]:
         """What rank 0 asks of the other ranks, by name."""
         return {"gather": self._gather, "token_logprobs": self._token_logprobs}
 
     def weights(self) -> Mapping[str, torch.Tensor]:
-        """The tensors by parameter name, not copied; of a model in shards each is gathered when it is read."""
-        tensors = {name: tensor.detach() for name, tensor in self._model.state_dict().items()}
-        return GatheredWeights(list(tensors), self._led_gather) if self._ranks.are_many else tensors
+        """The tensors by parameter name, not copied; of a model in shards each is gathered, and of one with adapters
+        merged, when it is read.
+        """
+        if self._adapted:
+            return GatheredWeights(list(self._names), self._led_gather)
+        tensors = {name: tensor.detach() for name, tensor in self.model.state_dict().items()}
+        return GatheredWeights(list(tensors), self._led_gather) if self.ranks.are_many else tensors
+
+    def trained(self) -> Mapping[str, torch.Tensor]:
+        """The tensors that are trained, by the names that the model itself has for them."""
+        return GatheredWeights(trained_names(self.model), self._led_gather)
 
     def _led_gather(self, name: str) -> torch.Tensor:
-        with self._ranks.led("gather", name):
+        with self.ranks.led("gather", name):
             return self._gather(name)
 
     @torch.no_grad()
     def _gather(self, name: str) -> torch.Tensor:
-        if name in self._parameters:
-            return whole(self._parameters[name].detach().to(self._dtype))
-        tensor: torch.Tensor = self._model.state_dict()[name]
-        return tensor
+        own = self._names.get(name, name)
+        if own in self._adapted:
+            return self._merged(self._adapted[own])
+        if own in self._parameters:
+            tensor = self._parameters[own].detach()
+            return whole(tensor.to(self._dtype) if self.ranks.are_many and not is_adapter(own) else tensor)
+        found: torch.Tensor = self.model.state_dict()[own]
+        return found
+
+    def _merged(self, layer: Any) -> torch.Tensor:
+        frozen = frozen_weight(layer).detach()
+        up, down = (whole(tensor.detach()) for tensor in factors(layer))
+        merged = whole(frozen).float() + product(layer, up=up, down=down)
+        return merged.to(self._dtype if self.ranks.are_many else frozen.dtype)
 
     def token_logprobs(self, prompt_ids: Sequence[int], answer_ids: Sequence[int]) -> list[float]:
         """Log-probability of each answer token after the prompt and the tokens before it, at temperature 1."""
-        with self._ranks.led("token_logprobs", prompt_ids, answer_ids):
+        with self.ranks.led("token_logprobs", prompt_ids, answer_ids):
             return self._token_logprobs(prompt_ids, answer_ids)
 
     @torch.no_grad()
     def _token_logprobs(self, prompt_ids: Sequence[int], answer_ids: Sequence[int]) -> list[float]:
         ids = np.array([*prompt_ids, *answer_ids])
         wanted = np.arange(len(ids)) >= len(prompt_ids)
-        scores = score(self._model, [scored_sequence(ids, wanted)], temperature=1.0, pad_id=0)
-        reshard(self._model)
+        scores = score(self.model, [scored_sequence(ids, wanted)], temperature=1.0, pad_id=0)
+        reshard(self.model)
         return [float(value) for value in scores.logp]
+
+
+class TrainedWeights:
+    """What is trained of a model with adapters, for an engine that has the rest: a `WeightSource` of few tensors.
+
+    Args:
+        weights: Of the model.
+    """
+
+    def __init__(self, weights: ModelWeights) -> None:
+        self._weights = weights
+
+    def weights(self) -> Mapping[str, torch.Tensor]:
+        """See `ModelWeights.trained`."""
+        return self._weights.trained()
+
+    def token_logprobs(self, prompt_ids: Sequence[int], answer_ids: Sequence[int]) -> list[float]:
+        """See `ModelWeights.token_logprobs`."""
+        return self._weights.token_logprobs(prompt_ids, answer_ids)
 
 
 class GatheredWeights(Mapping[str, torch.Tensor]):

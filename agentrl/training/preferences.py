@@ -28,6 +28,7 @@ from agentrl.errors import ConfigError, TrainingError
 from agentrl.image import ImageReader
 from agentrl.lanes import Lanes, check_lanes
 from agentrl.registry import Kind, lookup
+from agentrl.training.compilation import compile_layers
 from agentrl.training.gradient_mode import gradients_recomputed
 from agentrl.training.layout import choose_layout
 from agentrl.training.logprobs import score, score_all
@@ -127,6 +128,7 @@ class _Training:
         reader: ImageReader | None,
     ) -> None:
         check_lanes("trainer.lanes", trainer.lanes, model)
+        compile_layers(model, trainer)
         self._model, self._settings, self._trainer = model, settings, trainer
         self._loss = preference_loss(settings)
         self._lanes, self._layout = Lanes(trainer.lanes), choose_layout(model, trainer)

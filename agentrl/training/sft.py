@@ -15,9 +15,11 @@ from agentrl.config.schema import SFTConfig, TrainerConfig
 from agentrl.errors import TrainingError
 from agentrl.image import ImageReader
 from agentrl.lanes import Lanes, check_lanes
+from agentrl.training.compilation import compile_layers
 from agentrl.training.gradient_mode import gradients_recomputed
 from agentrl.training.layout import choose_layout
 from agentrl.training.logprobs import score
+from agentrl.training.lora import adapters_dropped_out
 from agentrl.training.micro_batch_gradients import add_gradients, cut
 from agentrl.training.optimizer import OptimizerSettings, PolicyOptimizer
 from agentrl.training.ranks import Ranks
@@ -97,6 +99,7 @@ class SupervisedLearner:
         self._settings, self._trainer, self._pad_id, self._reader = settings, trainer, pad_id, reader
         lessons = list(_lessons(demonstrations, everything=settings.observation_weight > 0))
         self._batches = list(_batches(lessons, settings, seed))
+        compile_layers(model, trainer)
         self._optimizer = PolicyOptimizer(model, _optimizer_settings(settings, trainer, updates=len(self._batches)))
         check_lanes("trainer.lanes", trainer.lanes, model)
         self._lanes, self._layout = Lanes(trainer.lanes), choose_layout(model, trainer, self.ranks)
@@ -123,7 +126,8 @@ class SupervisedLearner:
     def _learn(self) -> SFTProgress:
         batch = self._batches[self._done]
         observation_weight = self._settings.observation_weight * (1 - self._done / self.updates)
-        with gradients_recomputed(self.model, enabled=self._trainer.gradient_checkpointing):
+        recomputed = gradients_recomputed(self.model, enabled=self._trainer.gradient_checkpointing)
+        with recomputed, adapters_dropped_out(self.model):
             loss = self._backward(batch, observation_weight)
         update = self._optimizer.update()
         self._done += 1

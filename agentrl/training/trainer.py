@@ -25,6 +25,7 @@ import dataclasses
 import math
 import time
 from collections.abc import Callable, Mapping, Sequence
+from contextlib import nullcontext
 from pathlib import Path
 from typing import Any
 
@@ -38,6 +39,7 @@ from agentrl.errors import UsageError
 from agentrl.image import ImageReader
 from agentrl.lanes import Lanes, check_lanes
 from agentrl.training.checkpoint import load_trainer, save_trainer
+from agentrl.training.compilation import compile_layers
 from agentrl.training.critic.checks import check_critic
 from agentrl.training.critic.making import critic_step, make_critic, with_values
 from agentrl.training.critic.state import PolicyAndCritic
@@ -54,6 +56,7 @@ from agentrl.training.guides import (
 from agentrl.training.head_scores import TokenScores
 from agentrl.training.layout import Layout, choose_layout
 from agentrl.training.logprobs import score_all
+from agentrl.training.lora import adapters_off, base_is_reference
 from agentrl.training.mini_batches import mini_batches
 from agentrl.training.numerics.deterministic import prepare_repeatable, repeatable
 from agentrl.training.numerics.turn_mismatch import mismatch_by_turn
@@ -62,6 +65,7 @@ from agentrl.training.objective import Objective
 from agentrl.training.optimizer import OptimizerSettings, PolicyOptimizer
 from agentrl.training.ranks import Ranks
 from agentrl.training.rewards import RewardShaping
+from agentrl.training.router_balance import RouterBalance
 from agentrl.training.selection import select
 from agentrl.training.sequences import ScoredSequence, scored_sequence
 from agentrl.training.state_copy import StateCopies
@@ -84,9 +88,9 @@ class Trainer:
         config: Optimizer and batches.
         seed: Seed of the mini-batches.
         max_tokens: Most tokens of a sequence (``agent.max_tokens``), for the overlong penalty.
-        reference: The policy that KL is measured from; a frozen copy of `model` as it is now when left out. Only used
-            where the algorithm has a KL, or a loss that compares with it. It is not part of `state_dict`: a resumed run
-            hands in the same reference.
+        reference: The policy that KL is measured from; when left out, `model` without its adapters where these are all
+            that is trained, and else a frozen copy of `model` as it is now. Only used where the algorithm has a KL, or
+            a loss that compares with it. It is not part of `state_dict`: a resumed run hands in the same reference.
         teacher: The model of ``algorithm.teacher``, frozen, unless it has servers; not part of `state_dict` either.
         reader: Prepares images; needed where trajectories hold any.
         ranks: Train together; a model and a reference that several ranks share are in shards.
@@ -121,7 +125,9 @@ class Trainer:
         self._objective = Objective(algorithm, shared_critic=shared)
         pretrained = 0 if config.critic is None else config.critic.pretrain_steps
         self._shaping = RewardShaping(algorithm.shaping, max_tokens=max_tokens)
+        compile_layers(model, config)
         self._optimizer = PolicyOptimizer(model, _optimizer_settings(config, first_step=pretrained))
+        self._balance = RouterBalance(model, config.router_balance) if config.router_balance else None
         check_lanes("trainer.lanes", config.lanes, model)
         self._lanes = Lanes(config.lanes)
         self.watch = NumericsWatch(config.numerics or NumericsConfig(), self.ranks)
@@ -209,6 +215,7 @@ class Trainer:
             reader=self._reader,
             critic=critic if critic is not None and critic.joins_policy else None,
             learns=not pretraining,
+            balance=self._balance,
         )
         if critic is not None and pretraining:
             taken = pretrain_critic(parts, gradient, critic)
@@ -347,7 +354,8 @@ class Trainer:
     def _reference_logp(self, batch: StepBatch, temperature: float, pad_id: int) -> torch.Tensor | None:
         if self._reference is None:
             return None
-        return self._score(self._reference, self._reference_layout, batch.sequences, temperature, pad_id).logp
+        with adapters_off(self._reference) if self._reference is self.model else nullcontext():
+            return self._score(self._reference, self._reference_layout, batch.sequences, temperature, pad_id).logp
 
     def _teacher_logp(
         self,
@@ -440,7 +448,7 @@ class Trainer:
 
 
 def _frozen(model: PreTrainedModel) -> PreTrainedModel:
-    return copy.deepcopy(model).requires_grad_(False).eval()
+    return model if base_is_reference(model) else copy.deepcopy(model).requires_grad_(False).eval()
 
 
 def _optimizer_settings(config: TrainerConfig, *, first_step: int = 0) -> OptimizerSettings:

@@ -12,14 +12,14 @@ from __future__ import annotations
 import functools
 import importlib
 import importlib.util
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from typing import Any, cast
 
 import torch
 from torch import Tensor
 from torch.nn.attention.flex_attention import BlockMask, create_block_mask, flex_attention
-from torch.nn.functional import scaled_dot_product_attention
+from torch.nn.functional import pad, scaled_dot_product_attention
 from transformers import AttentionInterface, AttentionMaskInterface
 from transformers.integrations.sdpa_attention import sdpa_attention_forward
 from transformers.masking_utils import sdpa_mask
@@ -31,7 +31,7 @@ from agentrl.training.ranks.context import Attention
 ATTENTION = "agentrl_tree"
 """Its name for transformers: with a row it is what this module says, without one it is SDPA."""
 
-UNKNOWN_TERMS = ("softcap", "s_aux", "position_bias")
+UNKNOWN_TERMS = ("s_aux", "position_bias")
 """Arguments of attention functions that change the scores."""
 
 
@@ -67,18 +67,33 @@ class AttentionTree:
         self._masks: dict[int | None, Tensor] = {}
         self._block_masks: dict[int | None, BlockMask] = {}
 
-    def attend(self, query: Tensor, key: Tensor, value: Tensor, scale: float, window: int | None) -> Tensor:
-        """Attention of a layer: query [1, heads, tokens, size], key and value [1, key-value heads, tokens, size]."""
+    def attend(
+        self, query: Tensor, key: Tensor, value: Tensor, scale: float, window: int | None, cap: float | None = None
+    ) -> Tensor:
+        """Attention of a layer.
+
+        Args:
+            query: [1, heads, tokens, size].
+            key: [1, key-value heads, tokens, size].
+            value: [1, key-value heads, tokens, its size], which is smaller than that of queries in latent attention.
+            scale: Multiplies the scores.
+            window: Tokens that a token sees, itself included; ``None`` for all.
+            cap: What scores are capped at, if they are.
+        """
         window = None if window is None or window >= self._longest else window
-        if query.device.type == "cpu" and window is None:
+        if query.device.type == "cpu" and window is None and cap is None:
             function: Any = _NodeAttention
-            return cast("Tensor", function.apply(query, key, value, self._blocks, scale))
+            attended = function.apply(query, key, _widened(value, query), self._blocks, scale)
+            return cast("Tensor", attended[..., : value.shape[-1]])
         if query.device.type == "cuda":
             if len(self._starts) == len(self.nodes) and has_flash(query.dtype):
-                return self._flash(query, key, value, scale, window)
-            blocks = self.block_mask(window)
-            return cast("Tensor", _compiled_flex()(query, key, value, block_mask=blocks, scale=scale, enable_gqa=True))
+                packed = self._flash(query, key, _widened(value, query), scale, window, cap)
+                return packed[..., : value.shape[-1]]
+            options: dict[str, Any] = {"block_mask": self.block_mask(window), "scale": scale, "enable_gqa": True}
+            return cast("Tensor", _compiled_flex()(query, key, value, score_mod=_capping(cap), **options))
         mask = self.mask(window)
+        if cap is not None:
+            return capped_attention(query, key, value, mask, scale=scale, cap=cap)
         return scaled_dot_product_attention(query, key, value, attn_mask=mask, scale=scale, enable_gqa=True)
 
     def sees(self, window: int | None, queries: Tensor, keys: Tensor) -> Tensor:
@@ -106,7 +121,9 @@ class AttentionTree:
             self._block_masks[window] = create_block_mask(seen, None, None, tokens, tokens, device=str(device))
         return self._block_masks[window]
 
-    def _flash(self, query: Tensor, key: Tensor, value: Tensor, scale: float, window: int | None) -> Tensor:
+    def _flash(
+        self, query: Tensor, key: Tensor, value: Tensor, scale: float, window: int | None, cap: float | None
+    ) -> Tensor:
         bounds = torch.tensor([*self._starts, len(self._ends)], dtype=torch.int32, device=query.device)
         attended = importlib.import_module("flash_attn").flash_attn_varlen_func(
             *(tensor[0].transpose(0, 1) for tensor in (query, key, value)),
@@ -118,6 +135,7 @@ class AttentionTree:
             causal=True,
             window_size=(-1, -1) if window is None else (window - 1, 0),
             deterministic=torch.are_deterministic_algorithms_enabled(),
+            softcap=cap or 0.0,
         )
         return cast("Tensor", attended.transpose(0, 1)[None])
 
@@ -125,18 +143,62 @@ class AttentionTree:
 class PaddedAttention:
     """Who attends to whom in rows that are padded on the right: every token to those before it in its row."""
 
-    def attend(self, query: Tensor, key: Tensor, value: Tensor, scale: float, window: int | None) -> Tensor:
+    def attend(
+        self, query: Tensor, key: Tensor, value: Tensor, scale: float, window: int | None, cap: float | None = None
+    ) -> Tensor:
         """Attention of a layer: query [rows, heads, tokens, size], key and value [rows, key-value heads, tokens,
-        size].
+        size]; scores are capped at `cap`, if there is one.
         """
         tokens, mask = query.shape[2], None
         if window is not None and window < tokens:
             index = torch.arange(tokens, device=query.device)
             apart = index[:, None] - index
             mask = (apart >= 0) & (apart < window)
+        if cap is not None:
+            return capped_attention(query, key, value, mask, scale=scale, cap=cap)
         return scaled_dot_product_attention(
             query, key, value, attn_mask=mask, is_causal=mask is None, scale=scale, enable_gqa=True
         )
+
+
+def capped_attention(
+    query: Tensor, key: Tensor, value: Tensor, mask: Tensor | None, *, scale: float, cap: float
+) -> Tensor:
+    """Attention whose scores are capped at ``cap``, a score at a time; shapes as SDPA has them.
+
+    Args:
+        query: [rows, heads, queries, size].
+        key: [rows, key-value heads, keys, size].
+        value: As `key`, of any size.
+        mask: Which keys a query sees, bool; causal when left out.
+        scale: Multiplies the scores before.
+        cap: Of them.
+    """
+    groups = query.shape[1] // key.shape[1]
+    keys, values = key.repeat_interleave(groups, 1), value.repeat_interleave(groups, 1)
+    scores = torch.tanh(query @ keys.mT * (scale / cap)) * cap
+    if mask is None:
+        mask = torch.ones(scores.shape[-2:], dtype=torch.bool, device=scores.device).tril()
+    scores = scores.masked_fill(~mask, torch.finfo(scores.dtype).min)
+    return scores.softmax(-1, dtype=torch.float32).to(query.dtype) @ values
+
+
+def _widened(value: Tensor, query: Tensor) -> Tensor:
+    """Values with zeros behind them, for kernels that want one size; the zeros come out as zeros."""
+    missing = query.shape[-1] - value.shape[-1]
+    return pad(value, (0, missing)) if missing else value
+
+
+@functools.cache
+def _capping(cap: float | None) -> Callable[..., Tensor] | None:
+    """What flex_attention does to scores."""
+    if cap is None:
+        return None
+
+    def capped(score: Tensor, *_: Tensor) -> Tensor:
+        return torch.tanh(score / cap) * cap
+
+    return capped
 
 
 class _NodeAttention(torch.autograd.Function):
@@ -219,6 +281,7 @@ def tree_attention(
     tree: Attention | None = None,
     scaling: float | None = None,
     sliding_window: int | None = None,
+    softcap: float | None = None,
     **options: Any,
 ) -> tuple[Tensor, None]:
     """Attention as transformers calls it.
@@ -226,13 +289,16 @@ def tree_attention(
     Raises:
         UsageError: the model changes the scores in a way that is not known here.
     """
+    scale = query.shape[-1] ** -0.5 if scaling is None else scaling
+    if tree is None and softcap is not None:
+        attended = capped_attention(query, key, value, attention_mask, scale=scale, cap=softcap)
+        return attended.transpose(1, 2).contiguous(), None
     if tree is None:
         attended, _ = sdpa_attention_forward(module, query, key, value, attention_mask, scaling=scaling, **options)
         return attended, None
     if changed := [name for name in UNKNOWN_TERMS if options.get(name) is not None]:
         raise UsageError("this model's attention cannot be packed", got=f"attention with {', '.join(changed)}")
-    scale = query.shape[-1] ** -0.5 if scaling is None else scaling
-    return tree.attend(query, key, value, scale, sliding_window).transpose(1, 2).contiguous(), None
+    return tree.attend(query, key, value, scale, sliding_window, softcap).transpose(1, 2).contiguous(), None
 
 
 AttentionInterface.register(ATTENTION, tree_attention)

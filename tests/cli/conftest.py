@@ -24,7 +24,7 @@ SMALL = (
 """Overrides that make a run of `guess_number` take about a second."""
 
 
-@pytest.fixture
+@pytest.fixture(scope="session")
 def small() -> tuple[str, ...]:
     """The overrides of a small run."""
     return SMALL

@@ -2,10 +2,13 @@
 
 from __future__ import annotations
 
+import json
 import re
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
+
+import pytest
 
 Cli = Callable[..., Any]
 
@@ -33,3 +36,38 @@ def test_a_warm_start_leaves_a_model_that_can_be_evaluated(agentrl: Cli, workpla
     evaluated = agentrl("eval", "--model", "runs/latest", "--tasks", "1")
     assert evaluated.code == 0, evaluated.err
     assert "household/valid_seen" in evaluated.out
+
+
+def test_a_file_of_conversations_is_learnt_with_adapters(agentrl: Cli, trained_run: Path, workplace: Path) -> None:
+    chat = {"messages": [{"role": "user", "content": "Guess."}, {"role": "assistant", "content": "I say 50."}]}
+    (workplace / "chats.jsonl").write_text("\n".join([json.dumps(chat)] * 6))
+    words = ("sft", "--data", "chats.jsonl", "--model", str(trained_run), "model.lora={rank: 4, dropout: 0.1}")
+    told = agentrl(*words, "--dry-run")
+    assert told.code == 0, told.err
+    assert "chats.jsonl" in told.out
+    ended = agentrl(*words, "sft={tokens_per_update: 60, learning_rate: 1e-2, epochs: 8}", "trackers=[]")
+    assert ended.code == 0, ended.err
+    losses = [json.loads(line)["sft/loss"] for line in Path("runs/latest/metrics.jsonl").read_text().splitlines()]
+    assert losses[-1] < losses[0]
+    evaluated = agentrl("eval", "--model", "runs/latest", "--env", "guess_number", "--tasks", "1")
+    assert evaluated.code == 0, evaluated.err
+
+
+@pytest.mark.parametrize(
+    ("words", "message"),
+    [
+        (("sft", "--data", "none.jsonl", "--model", "x/y"), "cannot read none.jsonl"),
+        (("sft", "--data", "chats.jsonl"), "sft.data needs a model"),
+        (("sft", "--data", "chats.jsonl", "--model", "x/y", "sft.episodes=3"), "sft.episodes is ignored with sft.data"),
+        (("train", "--model", "x/y", "sft.data=chats.jsonl"), "no environment to train in"),
+        (("sft", "--model", "x/y"), "no environment is named"),
+    ],
+)
+def test_what_a_file_of_conversations_asks_for(
+    agentrl: Cli, workplace: Path, words: tuple[str, ...], message: str
+) -> None:
+    chat = {"messages": [{"role": "user", "content": "Guess."}, {"role": "assistant", "content": "50"}]}
+    (workplace / "chats.jsonl").write_text(json.dumps(chat))
+    ended = agentrl(*words)
+    assert ended.code == 2
+    assert message in ended.err

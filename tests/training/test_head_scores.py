@@ -25,12 +25,15 @@ def head(tokens, vocabulary, *, bias=False, dtype=torch.float32):
 @pytest.mark.parametrize("entropy_gradient", [False, True])
 @pytest.mark.parametrize("bias", [False, True])
 @pytest.mark.parametrize("chunk", [1, 7, 100])
-def test_values_and_gradients(chunk, bias, entropy_gradient):
+@pytest.mark.parametrize("cap", [None, 3.0])
+def test_values_and_gradients(cap, chunk, bias, entropy_gradient):
     hidden, weight, offset, targets = head(20, 33, bias=bias)
     found = head_scores(
-        hidden, weight, offset, targets, temperature=0.7, chunk=chunk, entropy_gradient=entropy_gradient
+        hidden, weight, offset, targets, temperature=0.7, chunk=chunk, entropy_gradient=entropy_gradient, cap=cap
     )
-    distribution = (torch.nn.functional.linear(hidden, weight, offset) / 0.7).log_softmax(-1)
+    logits = torch.nn.functional.linear(hidden, weight, offset)
+    logits = logits if cap is None else cap * (logits / cap).tanh()
+    distribution = (logits / 0.7).log_softmax(-1)
     logp = distribution.gather(1, targets[:, None])[:, 0]
     entropy = -(distribution.exp() * distribution).sum(-1)
     torch.testing.assert_close((found.logp, found.entropy), (logp, entropy), atol=1e-5, rtol=1e-5)

@@ -13,6 +13,7 @@ from agentrl.config.schema import ModelConfig
 from agentrl.errors import Outcome, UsageError
 from agentrl.testing.models import tiny_model
 from agentrl.training.footprint import footprint
+from agentrl.training.lora import add_adapters
 from agentrl.training.memory_plan import plan
 from agentrl.training.tensor_memory import TensorMemory
 from agentrl.training.trainer import Trainer
@@ -71,6 +72,36 @@ def test_the_planned_peak_is_the_measured_one(tmp_path, family, dtype, checkpoin
     assert planned.footprint.estimated is None
     assert planned.footprint.parameters == sum(p.numel() for p in model.parameters())
     assert planned.total == pytest.approx(measured, rel=TOLERANCE)
+
+
+@pytest.mark.parametrize(("dtype", "whole"), [("float32", ""), ("bfloat16", ""), ("bfloat16", "embed_tokens")])
+def test_the_planned_peak_of_adapters_is_the_measured_one(tmp_path, dtype, whole):
+    model = tiny_model("qwen3", vocab_size=1024, layers=4, hidden_size=64).to(getattr(torch, dtype))
+    model.config.save_pretrained(tmp_path)
+    config = planned_config(
+        tmp_path, f"model={{dtype: {dtype}, lora: {{rank: 8, whole: [{whole}]}}}}", "algorithm.kl_coef=0.1"
+    )
+    add_adapters(model, config.model.lora, base="base", seed=0)
+    planned = plan(config)
+    trained = sum(p.numel() for p in model.parameters() if p.requires_grad)
+    assert planned.footprint.estimated is None
+    assert planned.footprint.trained.parameters == trained
+    assert ("reference" in {item.name for item in planned.items}) == bool(whole)
+    assert planned.total == pytest.approx(measured_peak(model, config), rel=TOLERANCE)
+
+
+def test_what_is_kept_by_hand(tmp_path):
+    known = footprint(qwen3(tmp_path), tokens=2 * LENGTH, dtype=torch.float32)
+    plans = {
+        mode: plan(planned_config(tmp_path, f"trainer.gradient_checkpointing={mode}", "model.device=cuda"), known)
+        for mode in ("full", "selective", "offload")
+    }
+    kept = {mode: {item.name: item.bytes for item in found.items} for mode, found in plans.items()}
+    attended = 3 * 2 * LENGTH * 4 * (16 + 1) * 4
+    assert kept["selective"]["activations"] - kept["full"]["activations"] == attended
+    assert "activations" not in kept["offload"]
+    waiting = {item.name: item.bytes for item in plans["offload"].elsewhere}
+    assert waiting["activations, on the CPU"] == kept["full"]["activations"]
 
 
 def qwen3(folder, **sizes):
@@ -146,6 +177,17 @@ def test_copies_references_caches_and_servers_by_hand(tmp_path):
         4 * parameters // 2,
         8 * LENGTH * (known.cache_values_per_token * 4 // 2),
     ]
+
+
+def test_critics_and_teachers_by_hand(tmp_path):
+    known = footprint(qwen3(tmp_path), tokens=64, dtype=torch.float32)
+    parameters = known.parameters
+    critic = "trainer={critic: {kind: own}, processes: COUNT}"
+    others = ("algorithm.advantage=gae", f"algorithm.teacher={{path: {tmp_path}}}")
+    found = items(planned_config(tmp_path, critic.replace("COUNT", "1"), *others), known=known)
+    assert (found["critic"], found["teacher"]) == (16 * parameters, 4 * parameters)
+    found = items(planned_config(tmp_path, critic.replace("COUNT", "2"), *others), known=known)
+    assert (found["critic"], found["teacher"]) == (16 * parameters // 2, 4 * parameters // 2)
 
 
 def run(capsys, *words):

@@ -59,9 +59,9 @@ def test_missing_weights(model, tmp_path):
 
 
 def test_logits_that_are_not_the_heads(model, tmp_path):
-    model.config.final_logit_softcapping = 30.0
+    model.config.logit_scale = 0.5
     model.save_pretrained(tmp_path)
-    with pytest.raises(UsageError, match="final_logit_softcapping=30"):
+    with pytest.raises(UsageError, match=r"logit_scale=0\.5"):
         load_model(tmp_path, dtype="float32")
 
 

@@ -31,11 +31,11 @@ def demonstrations():
     return [demonstration(rng) for _ in range(12)]
 
 
-def learnt(path, demonstrations, count, **trainer):
+def learnt(path, demonstrations, count, lora=None, **trainer):
     """Losses and weights after three updates, of which the third stops the warm start."""
     config = Config(
         environment={"name": "maze"},
-        model={"path": str(path), "device": "cpu"},
+        model={"path": str(path), "device": "cpu", "lora": lora},
         trainer={"processes": count, "tokens_per_micro_batch": 30, **trainer},
         sft={"learning_rate": 1e-3, "tokens_per_update": 40, "schedule": "constant", "observation_weight": 0.5},
     )
@@ -51,11 +51,13 @@ def learnt(path, demonstrations, count, **trainer):
     return [(state.update, state.tokens, state.loss, state.grad_norm) for state in seen], weights
 
 
-@pytest.mark.parametrize("trainer", [{}, {"context_parallel": 2}])
-def test_two_ranks_learn_what_one_learns(model, demonstrations, tmp_path, trainer):
+@pytest.mark.parametrize(
+    ("trainer", "lora"), [({}, None), ({"context_parallel": 2}, None), ({"context_parallel": 2}, {"rank": 3})]
+)
+def test_two_ranks_learn_what_one_learns(model, demonstrations, tmp_path, trainer, lora):
     model.save_pretrained(tmp_path)
-    expected, weights = learnt(tmp_path, demonstrations, 1)
-    found, shared = learnt(tmp_path, demonstrations, 2, **trainer)
+    expected, weights = learnt(tmp_path, demonstrations, 1, lora)
+    found, shared = learnt(tmp_path, demonstrations, 2, lora, **trainer)
     assert [number for number, *_ in found] == [1, 2, 3]
     for one, two in zip(expected, found, strict=True):
         assert two == pytest.approx(one, rel=1e-5)

@@ -14,7 +14,8 @@ from transformers import Qwen3Config, Qwen3ForCausalLM
 
 from agentrl.assembly.rank import follow_launcher, follows_launcher
 from agentrl.config.schema import Config
-from agentrl.training.checkpoint import save_model_folder
+from agentrl.testing.models import tiny_model
+from agentrl.training.checkpoint import save_adapter_folder, save_model_folder
 from agentrl.training.numerics.dump import read_dump
 from agentrl.training.numerics.replay import replay
 from agentrl.training.ranks.processes import open_ranks
@@ -331,6 +332,51 @@ def test_a_short_format_is_computed_from_shards_in_float32(path, module_trajecto
     assert found[2][0]["train/loss"] == pytest.approx(found[1][0]["train/loss"], rel=0.02)
     assert {tensor.dtype for tensor in found[2][1].values()} == {torch.bfloat16}
     assert_same_tensors(found[2][1], found[1][1], rtol=0.02, atol=0.02)
+
+
+def test_adapters_are_trained_by_ranks_as_by_one(path, module_trajectories, tmp_path):
+    """Numbers, merged weights and a checkpoint of the adapters, with the base as reference."""
+    changes = {"model": {"path": str(path), "device": "cpu", "lora": {"rank": 3, "targets": ["q_proj", "down_proj"]}}}
+    found = {}
+
+    def run(group, count):
+        config = Config.model_validate(settings("many micro-batches", path, count).model_dump() | changes)
+        parts = group.build(config)
+        first = step(parts, module_trajectories)
+        folder = tmp_path / str(count)
+        save_adapter_folder(parts.trainer.model, NoTokenizer(), folder / "model", trained=parts.source.trained())
+        parts.trainer.save(folder)
+        expected = step(parts, module_trajectories)
+        again = group.build(config, folder / "model", reference=str(path))
+        again.trainer.load(folder)
+        assert_same_numbers(step(again, module_trajectories), expected)
+        found[count] = first, expected, weights(again)
+
+    for count in (1, 2):
+        with group_of(count) as group:
+            run(group, count)
+    for many, one in zip(found[2][:2], found[1][:2], strict=True):
+        assert_same_numbers(many, one)
+    assert found[1][1]["train/kl_reference"] > 0
+    assert_same_tensors(found[2][2], found[1][2], rtol=1e-5, atol=1e-5)
+
+
+def test_experts_are_balanced_over_ranks_as_by_one(module_trajectories, tmp_path):
+    """The files of a mixture name each expert, the model has one tensor for all of them."""
+    tiny_model("qwen3_moe", vocab_size=41).save_pretrained(tmp_path)
+    found = {}
+
+    def run(group, count):
+        parts = group.build(settings("many micro-batches", tmp_path, count, router_balance=0.5))
+        found[count] = step(parts, module_trajectories), step(parts, module_trajectories), weights(parts)
+
+    for count in (1, 2):
+        with group_of(count) as group:
+            run(group, count)
+    for many, one in zip(found[2][:2], found[1][:2], strict=True):
+        assert_same_numbers(many, one)
+    assert found[1][0]["train/busiest_expert"] > 1
+    assert_same_tensors(found[2][2], found[1][2], rtol=1e-5, atol=1e-5)
 
 
 def test_files_with_other_names_are_loaded_by_rank_0(path, tmp_path):

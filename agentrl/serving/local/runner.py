@@ -30,7 +30,7 @@ class ModelRunner:
         reader: Prepares images, for a model that sees them.
 
     Raises:
-        UsageError: the model's attention cannot be replaced, or caps its scores.
+        UsageError: the model's attention cannot be replaced.
     """
 
     def __init__(self, model: PreTrainedModel, reader: ImageReader | None = None) -> None:
@@ -63,7 +63,7 @@ class ModelRunner:
 
     @torch.no_grad()
     def load(self, weights: Mapping[str, Any]) -> None:
-        """Copy weights into the parameters, all or none.
+        """Copy weights into the parameters, all or none; frozen ones may be left out.
 
         Raises:
             EngineError: a name or a shape is not the model's, or a parameter is missing.
@@ -72,7 +72,8 @@ class ModelRunner:
         known = {**self._source.state_dict(keep_vars=True), **parameters}
         if unknown := sorted(set(weights) - set(known)):
             raise EngineError("weights that the model does not have", got=", ".join(unknown[:3]))
-        if missing := sorted(set(parameters) - set(weights)):
+        trained = {name for name, parameter in parameters.items() if parameter.requires_grad}
+        if missing := sorted(trained - set(weights)):
             raise EngineError("weights are missing", got=f"none for {', '.join(missing[:3])}")
         for name, tensor in weights.items():
             if tensor.shape != known[name].shape:
@@ -87,6 +88,3 @@ def _check(model: PreTrainedModel) -> None:
     name = type(model).__name__
     if not getattr(model, "_supports_attention_backend", False):
         raise UsageError(f"the local engine cannot run {name}", got="attention that cannot be replaced")
-    text = model.config.get_text_config()
-    if getattr(text, "attn_logit_softcapping", None):
-        raise UsageError(f"the local engine cannot run {name}", got="attention with capped scores")

@@ -16,10 +16,13 @@ import torch
 from torch import Tensor
 from torch.nn.functional import scaled_dot_product_attention
 
+from agentrl.errors import UsageError
 from agentrl.image import rope_positions
 from agentrl.serving.local.rows import Row, Shelf
 from agentrl.vision_model import View, views_of
 
+UNKNOWN_TERMS = ("s_aux", "position_bias")
+"""Arguments of attention functions that change the scores."""
 LARGEST_GAP = 4
 """Idle rows between two rows that are still cheaper to attend along than to attend around."""
 
@@ -182,7 +185,16 @@ class Step:
             count=len(run),
         )
 
-    def attend(self, layer: int, query: Tensor, key: Tensor, value: Tensor, scale: float, window: int | None) -> Tensor:
+    def attend(
+        self,
+        layer: int,
+        query: Tensor,
+        key: Tensor,
+        value: Tensor,
+        scale: float,
+        window: int | None,
+        cap: float | None = None,
+    ) -> Tensor:
         """Store the new keys and values, then attend.
 
         Args:
@@ -192,6 +204,7 @@ class Step:
             value: [kv_heads, tokens, head_dim].
             scale: Multiplies the scores.
             window: Tokens that a token sees, itself included; ``None`` for all.
+            cap: What scores are capped at, if they are.
 
         Returns:
             [tokens, heads, head_dim].
@@ -204,10 +217,12 @@ class Step:
         out = query.new_empty(query.shape[1], query.shape[0], value.shape[-1])
         for group in self._together:
             out[group.first_token : group.first_token + group.count] = _attend_together(
-                group, layer, query, scale, window
+                group, layer, query, scale, window, cap
             )
         for piece in self._alone:
-            out[piece.first_token : piece.first_token + piece.count] = _attend_alone(piece, layer, query, scale, window)
+            out[piece.first_token : piece.first_token + piece.count] = _attend_alone(
+                piece, layer, query, scale, window, cap
+            )
         return out
 
 
@@ -222,22 +237,34 @@ def _runs(pieces: list[Piece]) -> Iterator[list[Piece]]:
     yield run
 
 
-def _attend_together(group: _Together, layer: int, query: Tensor, scale: float, window: int | None) -> Tensor:
+def _attend_together(
+    group: _Together, layer: int, query: Tensor, scale: float, window: int | None, cap: float | None
+) -> Tensor:
     rows = slice(group.first_row, group.first_row + len(group.lengths))
     keys = group.shelf.keys[layer][rows, :, : group.longest]
     values = group.shelf.values[layer][rows, :, : group.longest]
     heads, _, size = query.shape
     # the query heads that share a key-value head become its rows: no key is repeated
     queries = query[:, group.queries].transpose(0, 1).reshape(len(group.lengths), keys.shape[1], -1, size)
-    scores = torch.matmul(queries * scale, keys.transpose(-1, -2)) + group.bias(window, query)
+    scores = _capped(torch.matmul(queries * scale, keys.transpose(-1, -2)), cap) + group.bias(window, query)
     attended = torch.matmul(scores.softmax(dim=-1), values).reshape(len(group.lengths), heads, -1)
     return attended if group.members is None else attended[group.members]
 
 
-def _attend_alone(piece: _Alone, layer: int, query: Tensor, scale: float, window: int | None) -> Tensor:
+def _capped(scores: Tensor, cap: float | None) -> Tensor:
+    return scores if cap is None else torch.tanh(scores / cap) * cap
+
+
+def _attend_alone(
+    piece: _Alone, layer: int, query: Tensor, scale: float, window: int | None, cap: float | None
+) -> Tensor:
     keys = piece.shelf.keys[layer][piece.row : piece.row + 1, :, : piece.end]
     values = piece.shelf.values[layer][piece.row : piece.row + 1, :, : piece.end]
     own = query[None, :, piece.first_token : piece.first_token + piece.count]
+    if cap is not None:
+        groups = own.shape[1] // keys.shape[1]
+        scores = _capped(own @ keys.repeat_interleave(groups, 1).mT * scale, cap) + piece.bias(window, query)
+        return (scores.softmax(dim=-1) @ values.repeat_interleave(groups, 1))[0].transpose(0, 1)
     whole = piece.count == piece.end and window is None
     attended = scaled_dot_product_attention(
         own,
@@ -261,9 +288,16 @@ def step_attention(
     step: Step,
     scaling: float | None = None,
     sliding_window: int | None = None,
-    **_: Any,
+    softcap: float | None = None,
+    **options: Any,
 ) -> tuple[Tensor, None]:
-    """Attention as transformers calls it, over the sequences of a `Step`; shapes [1, heads, tokens, head_dim]."""
+    """Attention as transformers calls it, over the sequences of a `Step`; shapes [1, heads, tokens, head_dim].
+
+    Raises:
+        UsageError: the model changes the scores in a way that is not known here.
+    """
+    if changed := [name for name in UNKNOWN_TERMS if options.get(name) is not None]:
+        raise UsageError("the local engine cannot run this model", got=f"attention with {', '.join(changed)}")
     scale = query.shape[-1] ** -0.5 if scaling is None else scaling
     layer = cast("int", module.layer_idx)
-    return step.attend(layer, query[0], key[0], value[0], scale, sliding_window)[None], None
+    return step.attend(layer, query[0], key[0], value[0], scale, sliding_window, softcap)[None], None

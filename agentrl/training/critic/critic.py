@@ -9,6 +9,7 @@ import torch
 from transformers import PreTrainedModel
 
 from agentrl.config.critic import CriticConfig
+from agentrl.config.schema import Checkpointing
 from agentrl.errors import UsageError
 from agentrl.image import ImageReader
 from agentrl.lanes import Lanes
@@ -32,8 +33,8 @@ class CriticPasses:
     reader: ImageReader | None = None
     every_time: bool = False
     """See `agentrl.training.micro_batch_gradients.add_gradients`."""
-    recompute: bool = False
-    """Activations, in the backward pass."""
+    recompute: bool | Checkpointing = False
+    """Activations, in the backward pass; see `agentrl.training.gradient_mode`."""
 
 
 class Critic:

@@ -12,6 +12,7 @@ from agentrl.config.schema import TrainerConfig
 from agentrl.errors import TrainingError
 from agentrl.image import ImageReader
 from agentrl.lanes import Lanes
+from agentrl.training.compilation import compile_layers
 from agentrl.training.critic.checks import check_vocabulary
 from agentrl.training.critic.critic import Critic, CriticPasses
 from agentrl.training.critic.step import CriticStep
@@ -54,6 +55,7 @@ def make_critic(
     if config.critic.kind == "own":
         trunk = copy.deepcopy(policy) if own is None else own
         check_vocabulary(trunk, policy)
+        compile_layers(trunk, config)
         layout = choose_layout(trunk, config, ranks)
     passes = CriticPasses(
         layout=layout,

@@ -20,6 +20,7 @@ from agentrl.lanes import Lanes
 from agentrl.training.gradient_mode import gradients_recomputed
 from agentrl.training.gradient_pass import GradientPass, TokenValues
 from agentrl.training.layout import Layout
+from agentrl.training.lora import add_adapters
 from agentrl.training.model import make_model
 from agentrl.training.numerics.deterministic import prepare_repeatable, repeatable
 from agentrl.training.numerics.dump import Found, found_of
@@ -28,6 +29,7 @@ from agentrl.training.objective import Objective, TokenObjective
 from agentrl.training.optimizer import OptimizerSettings, PolicyOptimizer
 from agentrl.training.ranks import Ranks
 from agentrl.training.rewards import RewardShaping
+from agentrl.training.router_balance import RouterBalance
 from agentrl.training.step_batch import step_batch
 from agentrl.training.tally import Tally
 from agentrl.training.tree_attention import ATTENTION
@@ -114,7 +116,7 @@ def replay(state: Mapping[str, Any], *, device: str = "auto", reader: ImageReade
         reader: Prepares images; needed where trajectories hold any.
 
     Raises:
-        UsageError: the model is of a kind that this machine cannot make, or a critic shares it.
+        UsageError: the model is of a kind that this machine cannot make, or was in 4 bits, or a critic shares it.
         UnknownNameError: a name of the config is not registered here.
     """
     config = Config.model_validate(json.loads(state["config"]))
@@ -128,7 +130,7 @@ def replay(state: Mapping[str, Any], *, device: str = "auto", reader: ImageReade
     torch.set_num_threads(state["threads"])
     torch.set_rng_state(state["torch_generator"])
     prepare_repeatable(enabled=config.trainer.deterministic)
-    model = _model(state, _device(device, state["device"]))
+    model = _model(state, config, _device(device, state["device"]))
     weights = tuple(name for name, p in model.named_parameters() if not bool(p.detach().isfinite().all()))
     trajectories = [Trajectory.from_record(record) for record in json.loads(state["trajectories"])]
     shaping = RewardShaping(config.algorithm.shaping, max_tokens=config.agent.max_tokens)
@@ -137,7 +139,7 @@ def replay(state: Mapping[str, Any], *, device: str = "auto", reader: ImageReade
         name: value.to(model.device) if isinstance(value, torch.Tensor) and name != "draws" else value
         for name, value in state["values"].items()
     }
-    lanes = Lanes(state["lanes"])
+    lanes, balance = Lanes(state["lanes"]), config.trainer.router_balance
     gradient = _SeenPass(
         model,
         _SeenObjective(config.algorithm),
@@ -150,6 +152,7 @@ def replay(state: Mapping[str, Any], *, device: str = "auto", reader: ImageReade
         lanes=lanes,
         ranks=Ranks(),
         reader=reader,
+        balance=RouterBalance(model, balance) if balance else None,
         updates=state["updates"],
         workers=state["lanes"] * state["ranks"],
     )
@@ -187,13 +190,20 @@ def _device(asked: str, recorded: str) -> torch.device:
     return torch.device(recorded if recorded != "cuda" or torch.cuda.is_available() else "cpu")
 
 
-def _model(state: Mapping[str, Any], device: torch.device) -> PreTrainedModel:
-    """The model as it was, from its config and weights alone."""
+def _model(state: Mapping[str, Any], config: Config, device: torch.device) -> PreTrainedModel:
+    """The model as it was, from its configs and weights alone."""
+    lora = config.model.lora
+    if lora is not None and lora.quantize is not None:
+        raise UsageError(
+            "an update of weights in 4 bits cannot be repeated", got=f"model.lora.quantize {lora.quantize}"
+        )
     with tempfile.TemporaryDirectory() as folder:
         (Path(folder) / "config.json").write_text(state["model_config"], encoding="utf-8")
         model = make_model(Path(folder))
     for parameter in model.parameters():  # and no buffer: positions are float32 in every model
         parameter.data = parameter.data.to(getattr(torch, state["dtype"]))
+    if lora is not None:
+        add_adapters(model, lora, base=config.model.path, seed=config.run.seed)
     model.load_state_dict(state["weights"])
     if Layout(**state["layout"]).packed:
         model.config._attn_implementation = ATTENTION

@@ -22,9 +22,11 @@ from agentrl.errors import UsageError
 class Attention(Protocol):
     """Who attends to whom in a forward pass."""
 
-    def attend(self, query: Tensor, key: Tensor, value: Tensor, scale: float, window: int | None) -> Tensor:
+    def attend(
+        self, query: Tensor, key: Tensor, value: Tensor, scale: float, window: int | None, cap: float | None = None
+    ) -> Tensor:
         """Attention of a layer: query [rows, heads, tokens, size], key and value [rows, key-value heads, tokens,
-        size].
+        size]; scores are capped at `cap`, if there is one.
         """
 
 
@@ -74,7 +76,9 @@ class SharedAttention:
     attention: Attention
     context: ContextGroup
 
-    def attend(self, query: Tensor, key: Tensor, value: Tensor, scale: float, window: int | None) -> Tensor:
+    def attend(
+        self, query: Tensor, key: Tensor, value: Tensor, scale: float, window: int | None, cap: float | None = None
+    ) -> Tensor:
         """As `Attention.attend`, of this rank's tokens.
 
         Raises:
@@ -84,7 +88,7 @@ class SharedAttention:
         if copies > 1:
             key, value = (tensor.repeat_interleave(copies, dim=1) for tensor in (key, value))
         query, key, value = (self.context.by_heads(tensor) for tensor in (query, key, value))
-        return self.context.by_tokens(self.attention.attend(query, key, value, scale, window))
+        return self.context.by_tokens(self.attention.attend(query, key, value, scale, window, cap))
 
 
 def key_value_copies(heads: int, key_value_heads: int, ranks: int) -> int:

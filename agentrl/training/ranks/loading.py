@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import json
 from abc import ABC, abstractmethod
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Literal
@@ -33,7 +33,13 @@ SINGLE = "model.safetensors"
 
 
 def load_sharded(
-    path: str | Path, *, dtype: Dtype, device: torch.device, ranks: Ranks, options: FSDPOptions
+    path: str | Path,
+    *,
+    dtype: Dtype,
+    device: torch.device,
+    ranks: Ranks,
+    options: FSDPOptions,
+    adapt: Callable[[PreTrainedModel], None] = lambda model: None,
 ) -> PreTrainedModel:
     """A causal language model in float32 shards that computes in `dtype`; all ranks must ask for it.
 
@@ -43,6 +49,7 @@ def load_sharded(
         device: Of this rank.
         ranks: Share the model.
         options: How.
+        adapt: Changes the whole model, whose parameters have no memory yet; what it adds has.
 
     Raises:
         UsageError: as `agentrl.training.model.load_model`.
@@ -54,6 +61,7 @@ def load_sharded(
     sharder = Sharder(ranks.mesh(device, replicas=options.replicas), dtype=dtype, options=options)
     aliases = _aliases(model)
     source = _source(path, model, aliases, dtype, device, ranks)
+    adapt(model)
     for layer in layers(model):
         _fill(layer, source, aliases, dtype, device)
         sharder.shard_layer(layer)

@@ -1,0 +1,231 @@
+"""Adapters: the base computes as before, few tensors train, merged weights compute the same, files can be read back."""
+
+import copy
+import json
+import warnings
+
+import peft
+import pytest
+import torch
+from transformers import AutoModelForCausalLM
+
+from agentrl.assembly.trainers import load_policy
+from agentrl.config.lora import LoraConfig
+from agentrl.config.model_size import ModelSize
+from agentrl.config.schema import AlgorithmConfig, Config, SFTConfig, TrainerConfig
+from agentrl.errors import ConfigError, UsageError
+from agentrl.testing.models import tiny_model
+from agentrl.training.checkpoint import save_adapter_folder
+from agentrl.training.logprobs import score
+from agentrl.training.lora import adapters_off, add_adapters, has_adapters, load_adapter
+from agentrl.training.model import load_model
+from agentrl.training.model_weights import ModelWeights
+from agentrl.training.sequences import ScoredSequence
+from agentrl.training.sft import SupervisedLearner, train_supervised
+from agentrl.training.trainer import Trainer
+
+IDS = torch.arange(3, 30)
+SEQUENCE = ScoredSequence(input_ids=IDS[:-1], positions=torch.arange(26), targets=IDS[1:])
+LORA = LoraConfig(rank=4)
+SAVED = {"adapters alone": LORA, "with a tied embedding": LoraConfig(rank=2, alpha=3.0, whole=["embed_tokens"])}
+
+
+class NoTokenizer:
+    def save_pretrained(self, folder):
+        """There is nothing to save."""
+
+
+@torch.no_grad()
+def scores(model):
+    return score(model, [SEQUENCE], temperature=1.0, pad_id=0).logp
+
+
+def moved(model, seed=1):
+    """As if it had been trained."""
+    generator = torch.Generator().manual_seed(seed)
+    with torch.no_grad():
+        for parameter in model.parameters():
+            if parameter.requires_grad:
+                parameter.add_(torch.empty(parameter.shape).normal_(0, 0.1, generator=generator))
+    return model
+
+
+def adapted(lora=LORA, base="base", family="qwen3"):
+    model = tiny_model(family)
+    add_adapters(model, lora, base=str(base), seed=3)
+    return model
+
+
+def trainer_of(model, reference=None, **algorithm):
+    config = TrainerConfig(learning_rate=1e-2, mini_batches=2, tokens_per_micro_batch=60)
+    return Trainer(
+        model, AlgorithmConfig(kl_coef=0.1, **algorithm), config, seed=0, max_tokens=100, reference=reference
+    )
+
+
+def step(trainer, trajectories):
+    return trainer.step(trajectories, temperature=1.0, pad_id=0)
+
+
+def test_adapters_change_nothing_until_they_are_trained():
+    plain = scores(tiny_model())
+    model = adapted()
+    assert torch.equal(scores(model), plain)
+    changed = scores(moved(model))
+    assert not torch.allclose(changed, plain, atol=1e-2)
+    with adapters_off(model):
+        assert torch.equal(scores(model), plain)
+    assert torch.equal(scores(model), changed)
+
+
+@pytest.mark.parametrize("targets", ["all-linear", ["q_proj", "v_proj", "down_proj"]])
+def test_their_size_is_known_before(targets):
+    lora = LoraConfig(rank=3, targets=targets)
+    sizes = {"layers": 2, "hidden_size": 32, "heads": 4, "kv_heads": 2, "head_dim": 8, "vocab_size": 64, "tied": True}
+    model = adapted(lora)
+    trained = sum(parameter.numel() for parameter in model.parameters() if parameter.requires_grad)
+    assert ModelSize(feed_forward_size=64, **sizes).adapter_parameters(lora) == trained
+
+
+def test_the_seed_decides_the_adapters():
+    one, same = adapted(), adapted()
+    assert all(torch.equal(p, q) for p, q in zip(one.parameters(), same.parameters(), strict=True))
+    other = tiny_model()
+    add_adapters(other, LORA, base="base", seed=4)
+    assert any(not torch.equal(p, q) for p, q in zip(one.parameters(), other.parameters(), strict=True))
+
+
+@pytest.mark.parametrize("lora", SAVED.values(), ids=SAVED)
+def test_a_step_trains_what_is_asked_and_nothing_else(trajectories, lora):
+    model = adapted(lora)
+    before = {name: p.detach().clone() for name, p in model.named_parameters()}
+    trainer = trainer_of(model)
+    report = step(trainer, trajectories)
+    assert report.metrics["train/grad_norm"] > 0
+    for name, parameter in model.named_parameters():
+        is_trained = ".lora_" in name or (bool(lora.whole) and "embed_tokens" in name)
+        assert parameter.requires_grad == is_trained
+        assert torch.equal(parameter, before[name]) != is_trained, name
+    trained = sum(p.numel() for p in model.parameters() if p.requires_grad)
+    moments = trainer.state_dict()["optimizer"]["adamw"]["state"].values()
+    assert sum(state["exp_avg"].numel() for state in moments) == trained
+
+
+def test_the_base_is_the_reference_without_a_second_model(trajectories):
+    model = moved(adapted())
+    reference = tiny_model()
+    with_copy = copy.deepcopy(model)
+    free, dear = trainer_of(model), trainer_of(with_copy, reference)
+    for _ in range(2):
+        found, expected = (step(trainer, trajectories).metrics for trainer in (free, dear))
+        assert found["train/kl_reference"] == pytest.approx(expected["train/kl_reference"], rel=1e-5)
+        assert found["train/kl_reference"] > 1e-4
+    for one, other in zip(model.parameters(), with_copy.parameters(), strict=True):
+        torch.testing.assert_close(one, other)
+
+
+@pytest.mark.parametrize("lora", SAVED.values(), ids=SAVED)
+def test_merged_weights_have_the_names_of_the_base_and_compute_the_same(lora):
+    model = moved(adapted(lora))
+    merged = ModelWeights(model).weights()
+    plain = tiny_model()
+    assert list(merged) == list(plain.state_dict())
+    plain.load_state_dict({name: merged[name] for name in merged})
+    torch.testing.assert_close(scores(plain), scores(model), atol=1e-5, rtol=1e-5)
+
+
+@pytest.mark.parametrize("lora", SAVED.values(), ids=SAVED)
+def test_what_is_saved_is_small_and_read_back_by_agentrl_and_peft(tmp_path, lora):
+    base, folder = tmp_path / "base", tmp_path / "adapter"
+    tiny_model().save_pretrained(base)
+    model = moved(adapted(lora, base))
+    save_adapter_folder(model, NoTokenizer(), folder, trained=ModelWeights(model).trained())
+    expected = scores(model)
+
+    again = adapted(lora, base)
+    load_adapter(again, folder)
+    assert torch.equal(scores(again), expected)
+    loaded = load_model(folder, dtype="float32", device="cpu")
+    assert not has_adapters(loaded)
+    assert all(parameter.requires_grad for parameter in loaded.parameters())
+    torch.testing.assert_close(scores(loaded), expected, atol=1e-5, rtol=1e-5)
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")
+        by_peft = peft.PeftModel.from_pretrained(AutoModelForCausalLM.from_pretrained(base), folder)
+    torch.testing.assert_close(scores(by_peft.base_model.model), expected, atol=1e-5, rtol=1e-5)
+    if not lora.whole:
+        sizes = [(path / name).stat().st_size for path, name in
+                 ((folder, "adapter_model.safetensors"), (base, "model.safetensors"))]  # fmt: skip
+        assert sizes[0] < sizes[1]
+
+
+def test_a_step_after_a_resume_is_the_step_without_one(tmp_path, trajectories):
+    base, folder = tmp_path / "base", tmp_path / "step"
+    tiny_model().save_pretrained(base)
+    config = Config(environment={"name": "maze"}, model={"path": str(base), "device": "cpu", "lora": {"rank": 4}})
+    first = trainer_of(load_policy(config, str(base)))
+    step(first, trajectories)
+    folder.mkdir()
+    first.save(folder)
+    save_adapter_folder(first.model, NoTokenizer(), folder / "model", trained=ModelWeights(first.model).trained())
+    second = trainer_of(load_policy(config, str(folder / "model"), base_path=str(base)))
+    second.load(folder)
+    for trainer in (first, second):
+        step(trainer, trajectories)
+    for one, other in zip(first.model.parameters(), second.model.parameters(), strict=True):
+        assert torch.equal(one, other)
+
+
+def test_a_warm_start_trains_adapters_and_drops_out(trajectories):
+    losses = []
+    for dropout in (0.0, 0.5):
+        model = adapted(LoraConfig(rank=4, dropout=dropout))
+        frozen = {name: p.detach().clone() for name, p in model.named_parameters() if not p.requires_grad}
+        settings = SFTConfig(tokens_per_update=100, learning_rate=1e-2, epochs=3)
+        torch.manual_seed(0)
+        learner = SupervisedLearner(model, trajectories, settings, TrainerConfig(), seed=0, pad_id=0)
+        losses.append(train_supervised(learner).loss)
+        assert all(torch.equal(p, frozen[name]) for name, p in model.named_parameters() if name in frozen)
+        assert torch.equal(scores(model), scores(model))
+    assert losses[0] != losses[1]
+
+
+@pytest.mark.parametrize(
+    ("lora", "message"),
+    [
+        ({"targets": ["nonsense"]}, r"targets fit no layer.*\['nonsense'\]"),
+        ({"targets": ["lm_head"]}, r"output head \(lm_head\) cannot have an adapter.*model.lora.whole"),
+        ({"targets": ["embed_tokens"]}, "embed_tokens is no linear layer"),
+        ({"targets": ["input_layernorm"]}, "one that cannot have an adapter"),
+        ({"whole": ["nonsense"]}, "whole fits no module: got nonsense"),
+    ],
+)
+def test_layers_that_cannot_be_adapted(lora, message):
+    with pytest.raises(ConfigError, match=message):
+        adapted(LoraConfig(**lora))
+
+
+def test_another_rank_than_the_file_has(tmp_path):
+    model = adapted()
+    save_adapter_folder(model, NoTokenizer(), tmp_path, trained=ModelWeights(model).trained())
+    with pytest.raises(UsageError, match=r"not of this model and model.lora.*rank 2"):
+        load_adapter(adapted(LoraConfig(rank=2)), tmp_path)
+
+
+def test_a_base_that_is_gone(tmp_path):
+    model = adapted(base=tmp_path / "gone")
+    save_adapter_folder(model, NoTokenizer(), tmp_path, trained=ModelWeights(model).trained())
+    with pytest.raises(UsageError, match=r"base of an adapter is not there.*gone.*base_model_name_or_path"):
+        load_model(tmp_path, dtype="float32")
+    settings = tmp_path / "adapter_config.json"
+    settings.write_text(json.dumps({**json.loads(settings.read_text()), "base_model_name_or_path": None}))
+    with pytest.raises(UsageError, match="base of an adapter is not there: got none"):
+        load_model(tmp_path, dtype="float32")
+
+
+def test_four_bits_need_a_gpu(tmp_path):
+    tiny_model().save_pretrained(tmp_path)
+    lora = {"quantize": "nf4"}
+    config = Config(environment={"name": "maze"}, model={"path": str(tmp_path), "device": "cpu", "lora": lora})
+    with pytest.raises(ConfigError, match=r"quantize needs a GPU: got model.device cpu.*Leave model"):
+        load_policy(config, str(tmp_path))
