@@ -99,7 +99,8 @@ class TextAdapter(gymnasium.Env[Content, str]):
         values = [float(number) for number in _NUMBER.findall(text)]
         if len(values) != _size(space):
             return None
-        parsed = np.array(values).reshape(space.shape).astype(space.dtype)
+        with np.errstate(over="ignore", invalid="ignore"):  # what is too large becomes infinite, and is outside
+            parsed = np.array(values).reshape(space.shape).astype(space.dtype)
         return parsed if space.contains(parsed) else None
 
     def close(self) -> None:

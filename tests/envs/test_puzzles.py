@@ -121,7 +121,8 @@ def test_listed_actions_are_legal_and_random_ones_are_mostly(name: str) -> None:
             env.restore(saved)
         if env.step(random_action(env, generator))[2]:
             break
-    assert env.admissible_actions() is not None or env.action_space.sample() != env.action_space.sample()
+    samples = {env.action_space.sample() for _ in range(20)}
+    assert env.admissible_actions() is not None or len(samples) > 1
 
 
 @pytest.mark.parametrize("name", PUZZLES)

@@ -84,6 +84,7 @@ def test_it_offers_its_actions_and_closes_the_inner_environment() -> None:
         (spaces.MultiBinary(2), "1 0", [1, 0]),
         (spaces.Box(-1, 1, (2,)), "0.5 -1e-1", [0.5, -0.1]),
         (spaces.Box(-1, 1, (2,)), "0.5 7", None),
+        (spaces.Box(-1, 1, (2,)), "0.5 1e99", None),
     ],
 )
 def test_other_actions_are_numbers(space: spaces.Space[Any], said: str, understood: list[float] | None) -> None:
