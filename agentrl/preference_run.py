@@ -6,19 +6,18 @@ trajectories of runs ─► pairs of one task ─► log-probabilities of all ep
 from __future__ import annotations
 
 import asyncio
-from contextlib import ExitStack
 
 from agentrl.assembly.models import build_renderer, load_tokenizer, pad_id, prepare_model
 from agentrl.assembly.runs import Run
 from agentrl.assembly.stored_pairs import load_pairs
 from agentrl.assembly.trainers import load_policy
+from agentrl.assembly.update_log import UpdateLog
 from agentrl.config.preferences import PreferencesConfig
 from agentrl.observe.checkpoints import Checkpoints
-from agentrl.observe.metrics import TIMING_PREFIX, MetricsFile
+from agentrl.observe.metrics import TIMING_PREFIX
 from agentrl.observe.model_folder import MODEL
 from agentrl.observe.progress import Phase, RunStatus, RunWatcher
 from agentrl.observe.run_log import logging_to
-from agentrl.observe.trackers import Trackers
 from agentrl.orchestrator import RunResult
 from agentrl.training.model_weights import ModelWeights
 from agentrl.training.policy_folder import save_policy_folder
@@ -37,7 +36,7 @@ class PreferenceRun:
         self.config, self.folder = run.config, run.folder
         self.status = RunStatus()
         self._watcher = watcher or RunWatcher()
-        self._last: dict[str, float] = {}
+        self._log = UpdateLog(run, self.status, self._watcher)
 
     def run(self) -> RunResult:
         """Pair, learn, save.
@@ -47,11 +46,10 @@ class PreferenceRun:
             ConfigError: a loss that does not learn from pairs, or episodes of a model with other tokens.
             TrainingError: the loss is not finite.
         """
-        with self.folder.in_use(), logging_to(self.folder.logs / "agentrl.log"), ExitStack() as stack:
+        with self.folder.in_use(), logging_to(self.folder.logs / "agentrl.log"), self._log:
             self._watcher.on_start(self.folder.path, self.status)
             self._enter(Phase.PREPARE)
             path = asyncio.run(prepare_model(self.config, self.folder))
-            self._open(stack)
             return self._learn(path, self.config.preferences or PreferencesConfig())
 
     def _learn(self, path: str, settings: PreferencesConfig) -> RunResult:
@@ -81,21 +79,12 @@ class PreferenceRun:
             folder=self.folder.path,
             step=final.update,
             checkpoint=str(saved.path),
-            metrics=self._last,
+            metrics=self._log.last,
             interrupted=False,
         )
 
-    def _open(self, stack: ExitStack) -> None:
-        self._metrics = MetricsFile(self.folder.metrics_file)
-        stack.callback(self._metrics.close)
-        config = self.config.model_dump(mode="json")
-        self._trackers = Trackers(
-            self.config.trackers, folder=self.folder.logs, name=self.folder.path.name, config=config
-        )
-        stack.callback(self._trackers.close)
-
     def _record(self, progress: PreferenceProgress) -> None:
-        self._last = {
+        metrics = {
             "preferences/loss": progress.loss,
             "preferences/accuracy": progress.accuracy,
             "preferences/better_gain": progress.better_gain,
@@ -105,13 +94,7 @@ class PreferenceRun:
             "preferences/updates_skipped": float(bool(progress.non_finite)),
             f"{TIMING_PREFIX}preferences_s": progress.seconds,
         }
-        self._metrics.append(progress.update, self._last)
-        self._trackers.log(progress.update, self._last)
-        self.status.step, self.status.steps = progress.update, progress.updates
-        self.status.metrics = self._last
-        if progress.non_finite:
-            self._watcher.on_message(f"update {progress.update} skipped: gradients are not finite")
-        self._watcher.on_step(progress.update, self._last)
+        self._log.record(progress.update, metrics, updates=progress.updates, skipped=bool(progress.non_finite))
 
     def _enter(self, phase: Phase) -> None:
         self.status.phase = phase

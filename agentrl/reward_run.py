@@ -7,14 +7,14 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Sequence
-from contextlib import ExitStack
 
 from agentrl.assembly.models import load_tokenizer, prepare_model
 from agentrl.assembly.runs import Run
 from agentrl.assembly.stored_pairs import find_pairs, policy_of
+from agentrl.assembly.update_log import UpdateLog
 from agentrl.config.preferences import PreferencesConfig
 from agentrl.observe.checkpoints import Checkpoints
-from agentrl.observe.metrics import TIMING_PREFIX, MetricsFile
+from agentrl.observe.metrics import TIMING_PREFIX
 from agentrl.observe.model_folder import MODEL
 from agentrl.observe.progress import Phase, RunStatus, RunWatcher
 from agentrl.observe.run_log import logging_to
@@ -34,12 +34,12 @@ def train_reward(run: Run, *, watcher: RunWatcher | None = None) -> RunResult:
         TrainingError: the loss is not finite.
     """
     watcher, status, settings = watcher or RunWatcher(), RunStatus(), run.config.preferences or PreferencesConfig()
-    with run.folder.in_use(), logging_to(run.folder.logs / "agentrl.log"), ExitStack() as stack:
+    log = UpdateLog(run, status, watcher)
+    with run.folder.in_use(), logging_to(run.folder.logs / "agentrl.log"), log:
         watcher.on_start(run.folder.path, status)
         pairs = _texts(find_pairs(settings), settings)
         watcher.on_message(f"{len(pairs)} pairs from {', '.join(settings.sources)}")
-        section, metrics = run.config.model, MetricsFile(run.folder.metrics_file)
-        stack.callback(metrics.close)
+        section = run.config.model
         model = RewardModel(
             asyncio.run(prepare_model(run.config, run.folder)),
             dtype=section.dtype,
@@ -48,15 +48,10 @@ def train_reward(run: Run, *, watcher: RunWatcher | None = None) -> RunResult:
             seed=run.config.run.seed,
         )
         status.phase = Phase.PAIRS
-        last: dict[str, float] = {}
 
         def record(progress: RewardProgress) -> None:
-            last.update(_metrics(progress))
-            metrics.append(progress.update, last)
-            status.step, status.steps, status.metrics = progress.update, progress.updates, last
-            if progress.non_finite:
-                watcher.on_message(f"update {progress.update} skipped: gradients are not finite")
-            watcher.on_step(progress.update, last)
+            skipped = bool(progress.non_finite)
+            log.record(progress.update, _metrics(progress), updates=progress.updates, skipped=skipped)
 
         final = train_reward_model(
             model, pairs, settings, run.config.trainer, seed=run.config.run.seed, progress=record
@@ -65,7 +60,7 @@ def train_reward(run: Run, *, watcher: RunWatcher | None = None) -> RunResult:
         saved = checkpoints.save(final.update, lambda folder: model.save(folder / MODEL))
         watcher.on_checkpoint(final.update, saved.path)
         return RunResult(
-            folder=run.folder.path, step=final.update, checkpoint=str(saved.path), metrics=last, interrupted=False
+            folder=run.folder.path, step=final.update, checkpoint=str(saved.path), metrics=log.last, interrupted=False
         )
 
 

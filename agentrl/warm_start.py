@@ -19,14 +19,14 @@ from agentrl.assembly.recording import EpisodeRecorder
 from agentrl.assembly.runs import Run
 from agentrl.assembly.trainers import BUILD_LEARNER, LearnerParts, build_learner
 from agentrl.assembly.training import check_rendering
+from agentrl.assembly.update_log import UpdateLog
 from agentrl.evaluation.periodic import success_now
 from agentrl.image import ImageReader
 from agentrl.observe.checkpoints import Checkpoints
-from agentrl.observe.metrics import TIMING_PREFIX, MetricsFile
+from agentrl.observe.metrics import TIMING_PREFIX
 from agentrl.observe.model_folder import MODEL
 from agentrl.observe.progress import Phase, RunStatus, RunWatcher
 from agentrl.observe.run_log import logging_to
-from agentrl.observe.trackers import Trackers
 from agentrl.observe.trajectory_store import TrajectoryStore
 from agentrl.orchestrator import RunResult
 from agentrl.render.renderer import Renderer
@@ -51,7 +51,7 @@ class WarmStart:
         self.folder = run.folder
         self.status = RunStatus()
         self._watcher = watcher or RunWatcher()
-        self._last: dict[str, float] = {}
+        self._log = UpdateLog(run, self.status, self._watcher)
         self._success: float | None = None
         """As measured last."""
 
@@ -98,7 +98,7 @@ class WarmStart:
         renderer = build_renderer(self.config, path, tokenizer)
         self._enter(Phase.WARM_START)
         with ExitStack() as stack:
-            self._open(stack)
+            stack.enter_context(self._log)
             ranks = stack.enter_context(open_ranks(self.config.trainer.processes, logs=self.folder.logs))
             parts = self._build(path, demonstrations, pad_id(tokenizer), renderer.images, ranks)
             enough = functools.partial(self._is_enough, parts, path, renderer)
@@ -115,7 +115,7 @@ class WarmStart:
             folder=self.folder.path,
             step=final.update,
             checkpoint=str(saved.path),
-            metrics=self._last,
+            metrics=self._log.last,
             interrupted=False,
         )
 
@@ -128,17 +128,8 @@ class WarmStart:
                 self.config, demonstrations, model_path=path, pad_id=filler, reader=reader, ranks=ranks
             )
 
-    def _open(self, stack: ExitStack) -> None:
-        self._metrics = MetricsFile(self.folder.metrics_file)
-        stack.callback(self._metrics.close)
-        config = self.config.model_dump(mode="json")
-        self._trackers = Trackers(
-            self.config.trackers, folder=self.folder.logs, name=self.folder.path.name, config=config
-        )
-        stack.callback(self._trackers.close)
-
     def _record(self, progress: SFTProgress) -> None:
-        self._last = {
+        metrics = {
             "sft/loss": progress.loss,
             "sft/grad_norm": progress.grad_norm,
             "sft/learning_rate": progress.learning_rate,
@@ -146,13 +137,7 @@ class WarmStart:
             "sft/updates_skipped": float(bool(progress.non_finite)),
             f"{TIMING_PREFIX}sft_s": progress.seconds,
         }
-        self._metrics.append(progress.update, self._last)
-        self._trackers.log(progress.update, self._last)
-        self.status.step, self.status.steps = progress.update, progress.updates
-        self.status.metrics = self._last
-        if progress.non_finite:
-            self._watcher.on_message(f"update {progress.update} skipped: gradients are not finite")
-        self._watcher.on_step(progress.update, self._last)
+        self._log.record(progress.update, metrics, updates=progress.updates, skipped=bool(progress.non_finite))
 
     def _is_enough(self, parts: LearnerParts, path: str, renderer: Renderer, progress: SFTProgress) -> bool:
         """Measure success when it is time to, and say whether it has reached ``sft.stop_at``."""

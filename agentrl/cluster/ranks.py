@@ -119,7 +119,8 @@ class RankActors(StartedRanks):
             cause: BaseException = error.cause
             return cause if isinstance(cause, AgentRLError) else error
         except self._cluster.ray.exceptions.RayError as error:
-            return error  # type: ignore[no-any-return]
+            lost: BaseException = error
+            return lost
         return None
 
     def _says_it_all(self, cause: BaseException | None) -> bool:

@@ -53,9 +53,11 @@ def test_one_file_of_a_run_will_do(agentrl: Cli, played: Path, workplace: Path) 
 
 
 def test_a_reward_model_learns_from_the_pairs_of_a_run(agentrl: Cli, played: Path, workplace: Path) -> None:
-    ended = agentrl("reward-model", "--from", str(played), *QUICK, f"run.directory={workplace / 'runs'}")
+    words = (QUICK[0], "trackers=[tensorboard]", f"run.directory={workplace / 'runs'}")
+    ended = agentrl("reward-model", "--from", str(played), *words)
     assert ended.code == 0, ended.err
     run = (workplace / "runs" / "latest").resolve()
+    assert list(run.rglob("events.out.tfevents.*"))
     assert f"agent.reward_model.path={run}" in ended.err.replace("\n", "")
     assert 0 <= read_metrics(run / "metrics.jsonl")[-1]["reward_model/accuracy"] <= 1
 
