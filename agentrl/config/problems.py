@@ -111,23 +111,6 @@ def all_keys() -> list[KeyPath]:
     return list(found)
 
 
-def optional_sections() -> list[KeyPath]:
-    """The paths of the sections that are left out unless somebody asks for what they configure."""
-    found: dict[KeyPath, None] = {}
-    _walk_optional(Config, (), found)
-    return list(found)
-
-
-def _walk_optional(model: type[BaseModel], path: KeyPath, found: dict[KeyPath, None]) -> None:
-    for name in own_fields(model):
-        inner = models_of(_type(model, name))
-        if inner and model.model_fields[name].default is None:
-            found[(*path, name)] = None
-            continue
-        for section in inner:
-            _walk_optional(section, (*path, *key_words(name)), found)
-
-
 def _walk(model: type[BaseModel], path: KeyPath, found: dict[KeyPath, None]) -> None:
     for name in own_fields(model):
         inner = models_of(_type(model, name))
