@@ -20,7 +20,7 @@ from agentrl.assembly.training import TrainingParts
 from agentrl.errors import UsageError
 from agentrl.observe.checkpoints import Checkpoint
 from agentrl.observe.model_folder import MODEL
-from agentrl.training.policy_folder import copy_policy, save_policy_folder
+from agentrl.training.models.policy_folder import copy_policy, save_policy_folder
 
 _PROGRESS = "progress.json"
 

@@ -60,7 +60,7 @@ from agentrl.serving.local import LocalEngine
 from agentrl.serving.pool import ServerPool
 from agentrl.training.ranks import Ranks
 from agentrl.training.ranks.processes import RankProcesses, open_ranks
-from agentrl.training.step_report import StepReport
+from agentrl.training.step.report import StepReport
 from agentrl.weights import SyncReport
 
 T = TypeVar("T")

@@ -19,9 +19,9 @@ from agentrl.observe.model_folder import MODEL
 from agentrl.observe.progress import Phase, RunStatus, RunWatcher
 from agentrl.observe.run_log import logging_to
 from agentrl.orchestrator import RunResult
-from agentrl.training.model_weights import ModelWeights
-from agentrl.training.policy_folder import save_policy_folder
-from agentrl.training.preferences import PreferenceProgress, train_preferences
+from agentrl.training.models.policy_folder import save_policy_folder
+from agentrl.training.models.weights import ModelWeights
+from agentrl.training.preferences.trainer import PreferenceProgress, train_preferences
 
 
 class PreferenceRun:

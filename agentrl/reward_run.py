@@ -21,9 +21,9 @@ from agentrl.observe.run_log import logging_to
 from agentrl.orchestrator import RunResult
 from agentrl.render.encoding import TextEncoder
 from agentrl.rollout.transcript import transcript
-from agentrl.training.pairs import Pair
-from agentrl.training.reward_model import RewardModel
-from agentrl.training.reward_training import RewardProgress, TextPair, train_reward_model
+from agentrl.training.preferences.pairs import Pair
+from agentrl.training.preferences.reward_model import RewardModel
+from agentrl.training.preferences.reward_training import RewardProgress, TextPair, train_reward_model
 
 
 def train_reward(run: Run, *, watcher: RunWatcher | None = None) -> RunResult:

@@ -30,8 +30,8 @@ from agentrl.observe.run_log import logging_to
 from agentrl.observe.trajectory_store import TrajectoryStore
 from agentrl.orchestrator import RunResult
 from agentrl.render.renderer import Renderer
-from agentrl.training.model import load_model
-from agentrl.training.policy_folder import save_policy_folder
+from agentrl.training.models.loading import load_model
+from agentrl.training.models.policy_folder import save_policy_folder
 from agentrl.training.ranks import Ranks
 from agentrl.training.ranks.processes import open_ranks
 from agentrl.training.sft import SFTProgress, train_supervised

@@ -28,7 +28,7 @@ from agentrl.server import InferenceServer
 from agentrl.serving.pool import ServerPool
 from agentrl.testing.models import tiny_model
 from agentrl.testing.tokenizers import build_tokenizer
-from agentrl.training.model_weights import ModelWeights
+from agentrl.training.models.weights import ModelWeights
 from agentrl.weights import TOLERANCE, FolderTransport, Probe, RemoteSync, SyncReport, write_served_model
 
 ENGINES: dict[str, Callable[..., ServerEngineConfig]] = {"vllm": VLLMEngineConfig, "sglang": SGLangEngineConfig}

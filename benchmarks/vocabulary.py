@@ -16,7 +16,7 @@ from throughput.training_load import GROUP_SIZE, multi_turn
 
 from agentrl.config.schema import AlgorithmConfig, TrainerConfig
 from agentrl.testing.models import tiny_model
-from agentrl.training.tensor_memory import TensorMemory
+from agentrl.training.memory.tensors import TensorMemory
 from agentrl.training.trainer import Trainer
 
 

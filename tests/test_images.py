@@ -14,7 +14,7 @@ from agentrl.errors import LedgerError
 from agentrl.image import PlacedImage, common_tokens, rope_positions
 from agentrl.message import ImagePart, TextPart, described
 from agentrl.observe.trajectory_store import TrajectoryStore, read_trajectories
-from agentrl.training.anchor_states import turn_states
+from agentrl.training.step.anchor_states import turn_states
 from agentrl.trajectory import Source, TokenSequence, Trajectory, Turn
 
 A, B = ImagePart(data=b"a", alternative="an a"), ImagePart(data=b"b")

@@ -283,7 +283,7 @@ def test_finished_groups_survive_an_interruption(tiny_run):
 
     class Interrupting(RunWatcher):
         def on_status(self, status):
-            if status.phase is Phase.ROLLOUT and status.step == 1 and status.episodes_done >= 3:
+            if status.step >= 1 and status.episodes_done >= 3:
                 orchestrator.stop()
 
     async def interrupted():

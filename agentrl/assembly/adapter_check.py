@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from agentrl.config.schema import Config
 from agentrl.errors import ConfigError
-from agentrl.training.lora import PEFT
+from agentrl.training.models.lora import PEFT
 
 
 def check_adapters(config: Config, *, may_drop_out: bool = False) -> None:

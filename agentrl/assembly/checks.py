@@ -18,8 +18,8 @@ from agentrl.config.schema import Config, SamplingConfig
 from agentrl.errors import ConfigError, UsageError
 from agentrl.training.critic.checks import check_critic
 from agentrl.training.objective import Objective
-from agentrl.training.preferences import preference_loss
-from agentrl.training.rewards import RewardShaping
+from agentrl.training.preferences.trainer import preference_loss
+from agentrl.training.step.rewards import RewardShaping
 
 _WHOLE = SamplingConfig().model_dump()
 

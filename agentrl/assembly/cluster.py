@@ -31,7 +31,7 @@ from agentrl.config.placement import HEAD, engine_bundles, rank_bundles
 from agentrl.config.schema import Config
 from agentrl.errors import TrainingError, UsageError
 from agentrl.serving.launch.gpus import VARIABLE as VISIBLE
-from agentrl.training.accelerators import use_gpu
+from agentrl.training.models.accelerators import use_gpu
 from agentrl.training.ranks.processes import launched_ranks
 from agentrl.weights.folder_transport import MEMORY
 from agentrl.weights.process_group import address_towards

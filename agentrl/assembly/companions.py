@@ -23,7 +23,7 @@ from agentrl.rollout.runner import EpisodeRunner
 from agentrl.rollout.speaker import Speaker
 from agentrl.rollout.stored_expert import StoredExpert
 from agentrl.serving.teacher import TeacherServers
-from agentrl.training.guides import Guides
+from agentrl.training.step.guides import Guides
 from agentrl.trajectory import Trajectory
 
 Companions: TypeAlias = Mapping[str, Mapping[str, EpisodeRunner | StoredExpert]]

@@ -20,7 +20,7 @@ from agentrl.rollout.judge import Judge, require_tokens
 from agentrl.rollout.speaker import Speaker
 from agentrl.rollout.transcript import Decode, transcript
 from agentrl.task import Task
-from agentrl.training.reward_model import RewardModel
+from agentrl.training.preferences.reward_model import RewardModel
 from agentrl.trajectory import Trajectory
 
 

@@ -19,8 +19,8 @@ from agentrl.observe.run_directory import RunDirectory
 from agentrl.render.images import ImageProcessor
 from agentrl.render.renderer import Renderer
 from agentrl.training.checkpoint import save_model_folder, system_errors
-from agentrl.training.lora import is_adapter_folder
-from agentrl.training.model import load_model
+from agentrl.training.models.loading import load_model
+from agentrl.training.models.lora import is_adapter_folder
 from agentrl.vision_model import MODEL_TYPES
 
 SHARD_SIZE = "5GB"

@@ -25,7 +25,7 @@ from agentrl.server import InferenceServer, ServerLost
 from agentrl.serving.launch import Launcher
 from agentrl.serving.local import LocalEngine
 from agentrl.serving.pool import PoolSettings, ServerPool
-from agentrl.training.model import load_model
+from agentrl.training.models.loading import load_model
 
 
 @asynccontextmanager

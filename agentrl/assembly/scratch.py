@@ -22,7 +22,7 @@ from agentrl.rollout.seeds import derive_seed
 from agentrl.rollout.speaker import Situation, Speaker
 from agentrl.task import TaskCursor
 from agentrl.tool import Tool
-from agentrl.training.scratch import build_scratch_model
+from agentrl.training.models.scratch import build_scratch_model
 from agentrl.trajectory import TokenSequence
 
 EPISODES = 512

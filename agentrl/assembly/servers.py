@@ -33,9 +33,9 @@ from agentrl.serving.sglang import SGLangServer
 from agentrl.serving.sglang import launch_command as sglang_command
 from agentrl.serving.vllm import VLLMServer
 from agentrl.serving.vllm import launch_command as vllm_command
-from agentrl.training.lora import is_adapter_folder
-from agentrl.training.model import load_model
-from agentrl.training.model_weights import ModelWeights
+from agentrl.training.models.loading import load_model
+from agentrl.training.models.lora import is_adapter_folder
+from agentrl.training.models.weights import ModelWeights
 from agentrl.weights import (
     TOLERANCE,
     CollectiveTransport,

@@ -11,7 +11,7 @@ from agentrl.observe.step_metrics import trajectory_metrics
 from agentrl.rollout.group import Group
 from agentrl.rollout.group_metrics import companion_metrics, environment_metrics
 from agentrl.rollout.stall import WaitKind
-from agentrl.training.step_report import StepReport
+from agentrl.training.step.report import StepReport
 from agentrl.trajectory import Trajectory
 from agentrl.weights import SyncReport
 

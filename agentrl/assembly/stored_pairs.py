@@ -12,7 +12,7 @@ from agentrl.errors import ConfigError, UsageError
 from agentrl.observe.model_folder import find_model
 from agentrl.observe.run_directory import RunDirectory
 from agentrl.observe.trajectory_store import read_trajectories
-from agentrl.training.pairs import Pair, make_pairs
+from agentrl.training.preferences.pairs import Pair, make_pairs
 from agentrl.trajectory import Trajectory
 
 

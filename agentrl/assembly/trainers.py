@@ -10,9 +10,9 @@ from transformers import PreTrainedModel
 
 from agentrl.config.schema import Config
 from agentrl.image import ImageReader
-from agentrl.training.lora import add_adapters, is_adapter_folder, load_adapter
-from agentrl.training.model import load_model
-from agentrl.training.model_weights import ModelWeights
+from agentrl.training.models.loading import load_model
+from agentrl.training.models.lora import add_adapters, is_adapter_folder, load_adapter
+from agentrl.training.models.weights import ModelWeights
 from agentrl.training.objective import Objective
 from agentrl.training.ranks import Ranks
 from agentrl.training.ranks.loading import load_sharded

@@ -36,7 +36,7 @@ from agentrl.rollout.stall import Waits
 from agentrl.serving.local import LocalEngine
 from agentrl.serving.pool import ServerPool
 from agentrl.serving.teacher import TeacherServers
-from agentrl.training.model_weights import ModelWeights, TrainedWeights
+from agentrl.training.models.weights import ModelWeights, TrainedWeights
 from agentrl.training.ranks import Ranks
 from agentrl.training.trainer import Trainer
 from agentrl.vision_model import MODEL_TYPES

@@ -20,7 +20,7 @@ from agentrl.cli.help import examples
 from agentrl.registry import Kind, names
 from agentrl.sandbox.docker.daemon import describe_daemon
 from agentrl.serving.launch.environments import ENGINES, engines_folder, find_environments, how_to_make
-from agentrl.training.accelerators import Accelerator, accelerators, torch_build
+from agentrl.training.models.accelerators import Accelerator, accelerators, torch_build
 
 app = typer.Typer()
 

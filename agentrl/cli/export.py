@@ -15,7 +15,7 @@ from agentrl.errors import UsageError
 from agentrl.observe.disk import writing
 from agentrl.observe.model_folder import find_model
 from agentrl.training.checkpoint import system_errors
-from agentrl.training.lora import is_adapter_folder
+from agentrl.training.models.lora import is_adapter_folder
 
 Format = Literal["float32", "bfloat16"]
 

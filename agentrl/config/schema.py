@@ -89,7 +89,7 @@ LOGITS_MEGABYTES = 256
 """Memory, in MiB, of the logits that the trainer keeps at once; twice as much at the peak."""
 
 Checkpointing: TypeAlias = Literal["full", "selective", "offload"]
-"""What is kept of a layer's forward pass; see `agentrl.training.gradient_mode`."""
+"""What is kept of a layer's forward pass; see `agentrl.training.models.gradient_mode`."""
 
 LABEL = re.compile(r"[\w-]+")
 """How an environment of several may be called: labels stand in names of metrics, and in overrides."""

@@ -26,7 +26,7 @@ from agentrl.rollout.speaker import Speaker
 from agentrl.serving.local import LocalEngine
 from agentrl.serving.openai import OpenAIEngine
 from agentrl.serving.scripted import ScriptedEngine
-from agentrl.training.model import load_model
+from agentrl.training.models.loading import load_model
 
 _log = logging.getLogger(__name__)
 

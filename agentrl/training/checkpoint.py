@@ -21,7 +21,7 @@ from transformers import PreTrainedModel, PreTrainedTokenizerBase
 
 from agentrl.render.images import ImageProcessor
 from agentrl.training.critic.state import TrainedState
-from agentrl.training.lora import save_adapter
+from agentrl.training.models.lora import save_adapter
 from agentrl.training.ranks import Ranks
 
 ALONE = "trainer.pt"

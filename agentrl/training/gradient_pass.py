@@ -20,19 +20,19 @@ from agentrl.algorithms.proximal import loglinear
 from agentrl.image import ImageReader
 from agentrl.lanes import Lanes
 from agentrl.training.critic.step import CriticStep
-from agentrl.training.head_scores import TokenScores
-from agentrl.training.layout import Layout
-from agentrl.training.logprobs import score, score_all
 from agentrl.training.micro_batch_gradients import MicroBatch, add_gradients, cut
+from agentrl.training.models.router_balance import Routed, RouterBalance, assignments, token_weights
 from agentrl.training.objective import Objective
 from agentrl.training.ranks import Ranks
 from agentrl.training.ranks.sharding import reshard
 from agentrl.training.ranks.shares import evened, share_of
-from agentrl.training.router_balance import Routed, RouterBalance, assignments, token_weights
-from agentrl.training.sequences import ScoredSequence
-from agentrl.training.step_batch import StepBatch
-from agentrl.training.tally import Tally
-from agentrl.training.token_shares import token_shares
+from agentrl.training.scoring.head_scores import TokenScores
+from agentrl.training.scoring.layout import Layout
+from agentrl.training.scoring.logprobs import score, score_all
+from agentrl.training.scoring.sequences import ScoredSequence
+from agentrl.training.step.batch import StepBatch
+from agentrl.training.step.tally import Tally
+from agentrl.training.step.token_shares import token_shares
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

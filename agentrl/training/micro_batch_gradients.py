@@ -11,9 +11,9 @@ from torch import nn
 from transformers import PreTrainedModel
 
 from agentrl.lanes import Lanes
-from agentrl.training.layout import Layout
 from agentrl.training.ranks.sharding import add_up_gradients
-from agentrl.training.sequences import ScoredSequence
+from agentrl.training.scoring.layout import Layout
+from agentrl.training.scoring.sequences import ScoredSequence
 
 BACKWARD_COST = 3
 """A forward and a backward pass, in forward passes."""

@@ -20,8 +20,8 @@ from agentrl.algorithms.options import check_options
 from agentrl.config.schema import AlgorithmConfig
 from agentrl.errors import TrainingError
 from agentrl.registry import Kind, lookup
-from agentrl.training.guide_checks import check_guides
 from agentrl.training.objective_checks import check_estimator, check_loss, check_needs, check_proximal
+from agentrl.training.step.guide_checks import check_guides
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

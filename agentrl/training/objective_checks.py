@@ -17,7 +17,7 @@ from agentrl.algorithms.marks import (
 )
 from agentrl.config.schema import AlgorithmConfig
 from agentrl.errors import ConfigError
-from agentrl.training.guide_checks import GUIDED
+from agentrl.training.step.guide_checks import GUIDED
 
 PROVIDED = frozenset({Input.COMPONENTS, Input.REFERENCE, Input.ENTROPY})
 """What `agentrl.training.trainer.Trainer` can give to estimators, losses and filters."""

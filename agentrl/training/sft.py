@@ -15,17 +15,17 @@ from agentrl.config.schema import SFTConfig, TrainerConfig
 from agentrl.errors import TrainingError
 from agentrl.image import ImageReader
 from agentrl.lanes import Lanes, check_lanes
-from agentrl.training.compilation import compile_layers
-from agentrl.training.gradient_mode import gradients_recomputed
-from agentrl.training.layout import choose_layout
-from agentrl.training.logprobs import score
-from agentrl.training.lora import adapters_dropped_out
 from agentrl.training.micro_batch_gradients import add_gradients, cut
+from agentrl.training.models.compilation import compile_layers
+from agentrl.training.models.gradient_mode import gradients_recomputed
+from agentrl.training.models.lora import adapters_dropped_out
 from agentrl.training.optimizer import OptimizerSettings, PolicyOptimizer
 from agentrl.training.ranks import Ranks
 from agentrl.training.ranks.sharding import reshard
 from agentrl.training.ranks.shares import share_of
-from agentrl.training.sequences import ScoredSequence, scored_sequence
+from agentrl.training.scoring.layout import choose_layout
+from agentrl.training.scoring.logprobs import score
+from agentrl.training.scoring.sequences import ScoredSequence, scored_sequence
 from agentrl.trajectory import Source, Trajectory
 
 SORTED_UPDATES = 16
@@ -72,7 +72,7 @@ class SupervisedLearner:
     """Trains a model in place on what somebody else, or a better policy, did; every rank has one.
 
     Args:
-        model: As `agentrl.training.model.load_model` gives it, or in shards.
+        model: As `agentrl.training.models.loading.load_model` gives it, or in shards.
         demonstrations: Their forced and sampled tokens are learnt; with `settings.observation_weight` all tokens
             after the first of each sequence, the others with a weight that falls linearly to 0.
         settings: Data, learning rate.

@@ -39,13 +39,27 @@ from agentrl.errors import UsageError
 from agentrl.image import ImageReader
 from agentrl.lanes import Lanes, check_lanes
 from agentrl.training.checkpoint import load_trainer, save_trainer
-from agentrl.training.compilation import compile_layers
 from agentrl.training.critic.checks import check_critic
 from agentrl.training.critic.making import critic_step, make_critic, with_values
 from agentrl.training.critic.state import PolicyAndCritic
-from agentrl.training.gradient_mode import gradients_recomputed
 from agentrl.training.gradient_pass import GradientPass, TokenValues, sequences_to_read
-from agentrl.training.guides import (
+from agentrl.training.models.compilation import compile_layers
+from agentrl.training.models.gradient_mode import gradients_recomputed
+from agentrl.training.models.lora import adapters_off, base_is_reference
+from agentrl.training.models.router_balance import RouterBalance
+from agentrl.training.numerics.deterministic import prepare_repeatable, repeatable
+from agentrl.training.numerics.turn_mismatch import mismatch_by_turn
+from agentrl.training.numerics.watch import NumericsWatch, Step, WatchedUpdates
+from agentrl.training.objective import Objective
+from agentrl.training.optimizer import OptimizerSettings, PolicyOptimizer
+from agentrl.training.ranks import Ranks
+from agentrl.training.scoring.head_scores import TokenScores
+from agentrl.training.scoring.layout import Layout, choose_layout
+from agentrl.training.scoring.logprobs import score_all
+from agentrl.training.scoring.sequences import ScoredSequence, scored_sequence
+from agentrl.training.state_copy import StateCopies
+from agentrl.training.step.batch import StepBatch, step_batch
+from agentrl.training.step.guides import (
     Guides,
     own_selection,
     told_by_teacher,
@@ -53,25 +67,11 @@ from agentrl.training.guides import (
     with_guides,
     with_teacher_reward,
 )
-from agentrl.training.head_scores import TokenScores
-from agentrl.training.layout import Layout, choose_layout
-from agentrl.training.logprobs import score_all
-from agentrl.training.lora import adapters_off, base_is_reference
-from agentrl.training.mini_batches import mini_batches
-from agentrl.training.numerics.deterministic import prepare_repeatable, repeatable
-from agentrl.training.numerics.turn_mismatch import mismatch_by_turn
-from agentrl.training.numerics.watch import NumericsWatch, Step, WatchedUpdates
-from agentrl.training.objective import Objective
-from agentrl.training.optimizer import OptimizerSettings, PolicyOptimizer
-from agentrl.training.ranks import Ranks
-from agentrl.training.rewards import RewardShaping
-from agentrl.training.router_balance import RouterBalance
-from agentrl.training.selection import select
-from agentrl.training.sequences import ScoredSequence, scored_sequence
-from agentrl.training.state_copy import StateCopies
-from agentrl.training.step_batch import StepBatch, step_batch
-from agentrl.training.step_report import StepReport, step_report
-from agentrl.training.updates import pretrain_critic, take_updates
+from agentrl.training.step.mini_batches import mini_batches
+from agentrl.training.step.report import StepReport, step_report
+from agentrl.training.step.rewards import RewardShaping
+from agentrl.training.step.selection import select
+from agentrl.training.step.updates import pretrain_critic, take_updates
 from agentrl.trajectory import TokenSequence, Trajectory
 
 
@@ -83,7 +83,7 @@ class Trainer:
         torch.save(trainer.state_dict(), path)
 
     Args:
-        model: As `agentrl.training.model.load_model` gives it.
+        model: As `agentrl.training.models.loading.load_model` gives it.
         algorithm: Estimator, loss, corrections.
         config: Optimizer and batches.
         seed: Seed of the mini-batches.

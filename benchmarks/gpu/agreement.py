@@ -20,9 +20,9 @@ from agentrl.config.schema import TrainerConfig
 from agentrl.lanes import Lanes
 from agentrl.policy import GenerateRequest, Generation, SamplingParams
 from agentrl.serving.local import LocalEngine
-from agentrl.training.layout import choose_layout
-from agentrl.training.logprobs import score_all
-from agentrl.training.sequences import ScoredSequence, scored_sequence
+from agentrl.training.scoring.layout import choose_layout
+from agentrl.training.scoring.logprobs import score_all
+from agentrl.training.scoring.sequences import ScoredSequence, scored_sequence
 
 
 async def _sample(engine: LocalEngine, prompts: list[list[int]], tokens: int) -> list[Generation]:

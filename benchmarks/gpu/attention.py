@@ -11,9 +11,9 @@ import torch
 from _gpu_setup import conditions, episodes, random_model, seconds_of, usual_size
 
 from agentrl.config.schema import TrainerConfig
-from agentrl.training.layout import FEWEST_SHARED, Layout, choose_layout
-from agentrl.training.logprobs import score
-from agentrl.training.sequences import ScoredSequence, scored_sequence
+from agentrl.training.scoring.layout import FEWEST_SHARED, Layout, choose_layout
+from agentrl.training.scoring.logprobs import score
+from agentrl.training.scoring.sequences import ScoredSequence, scored_sequence
 
 
 def _gradients(model: Any, sequences: list[ScoredSequence], layout: Layout) -> tuple[torch.Tensor, torch.Tensor]:

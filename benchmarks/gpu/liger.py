@@ -14,8 +14,8 @@ import torch
 from _gpu_setup import conditions, episodes, random_model, seconds_of, usual_size
 from transformers import PreTrainedModel
 
-from agentrl.training.logprobs import score
-from agentrl.training.sequences import ScoredSequence, scored_sequence
+from agentrl.training.scoring.logprobs import score
+from agentrl.training.scoring.sequences import ScoredSequence, scored_sequence
 
 
 def _with_liger(model: PreTrainedModel) -> PreTrainedModel:

@@ -26,7 +26,7 @@ from agentrl.rollout.engine_speaker import EngineSpeaker
 from agentrl.rollout.heap import settled_heap
 from agentrl.rollout.play import Assignment, play_all
 from agentrl.task import TaskCursor
-from agentrl.training.model import load_model
+from agentrl.training.models.loading import load_model
 from throughput.bare_client import WIRES, forget, play
 from throughput.server import open_server, server_version
 from throughput.sessions import Session, recorded

@@ -14,9 +14,9 @@ import torch
 
 from agentrl.algorithms.episodes import EpisodeBatch
 from agentrl.errors import Outcome
-from agentrl.training.rewards import RewardShaping
-from agentrl.training.selection import select
-from agentrl.training.step_batch import step_batch
+from agentrl.training.step.batch import step_batch
+from agentrl.training.step.rewards import RewardShaping
+from agentrl.training.step.selection import select
 from agentrl.trajectory import Source, TokenSequence, Trajectory, Turn
 
 STEPS = 1000

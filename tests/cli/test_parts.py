@@ -14,7 +14,7 @@ import pytest
 
 from agentrl.cli.doctor import GIB, Machine, advice
 from agentrl.registry import Kind, names
-from agentrl.training.accelerators import Accelerator
+from agentrl.training.models.accelerators import Accelerator
 
 Cli = Callable[..., Any]
 

@@ -28,7 +28,7 @@ from agentrl.testing import ServerEngine
 from agentrl.testing.engine_probe import EngineProbe
 from agentrl.testing.models import tiny_model
 from agentrl.testing.tokenizers import build_tokenizer
-from agentrl.training.model_weights import ModelWeights
+from agentrl.training.models.weights import ModelWeights
 from agentrl.weights import write_served_model
 
 MAX_CONTEXT = 1024

@@ -12,13 +12,13 @@ from agentrl.assembly.trainers import build_trainer
 from agentrl.config.preferences import PreferencesConfig
 from agentrl.config.schema import Config, TrainerConfig
 from agentrl.errors import ConfigError
-from agentrl.training.lora import add_adapters, is_adapter
-from agentrl.training.model_weights import ModelWeights
+from agentrl.training.models.lora import add_adapters, is_adapter
+from agentrl.training.models.policy_folder import copy_policy, save_policy_folder
+from agentrl.training.models.weights import ModelWeights
 from agentrl.training.numerics.dump import read_dump
 from agentrl.training.numerics.replay import replay
-from agentrl.training.pairs import make_pairs
-from agentrl.training.policy_folder import copy_policy, save_policy_folder
-from agentrl.training.preferences import train_preferences
+from agentrl.training.preferences.pairs import make_pairs
+from agentrl.training.preferences.trainer import train_preferences
 from agentrl.training.ranks import Ranks
 from agentrl.training.trainer import Trainer
 

@@ -8,10 +8,10 @@ from agentrl.config.schema import AlgorithmConfig, TrainerConfig
 from agentrl.policy import GenerateRequest, SamplingParams
 from agentrl.serving.local import LocalEngine
 from agentrl.testing.models import FAMILIES, tiny_model
-from agentrl.training.layout import PADDED, Layout, choose_layout
-from agentrl.training.logprobs import score
-from agentrl.training.model import load_model
-from agentrl.training.sequences import ScoredSequence
+from agentrl.training.models.loading import load_model
+from agentrl.training.scoring.layout import PADDED, Layout, choose_layout
+from agentrl.training.scoring.logprobs import score
+from agentrl.training.scoring.sequences import ScoredSequence
 from agentrl.training.trainer import Trainer
 
 SHARED = TrainerConfig(share_prefixes=True, learning_rate=1e-3)

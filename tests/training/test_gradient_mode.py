@@ -7,11 +7,11 @@ from torch.utils._python_dispatch import TorchDispatchMode
 
 from agentrl.config.schema import TrainerConfig
 from agentrl.testing.models import tiny_model
-from agentrl.training.compilation import compile_layers
-from agentrl.training.gradient_mode import gradients_recomputed
-from agentrl.training.layout import PADDED, Layout, choose_layout
-from agentrl.training.logprobs import score
-from agentrl.training.sequences import ScoredSequence
+from agentrl.training.models.compilation import compile_layers
+from agentrl.training.models.gradient_mode import gradients_recomputed
+from agentrl.training.scoring.layout import PADDED, Layout, choose_layout
+from agentrl.training.scoring.logprobs import score
+from agentrl.training.scoring.sequences import ScoredSequence
 
 MODES = (False, True, "full", "selective", "offload")
 PACKED = Layout(packed=True)

@@ -8,9 +8,9 @@ import torch
 
 from agentrl.config.schema import AlgorithmConfig, TrainerConfig
 from agentrl.errors import TrainingError, UsageError
-from agentrl.training.guides import Guides, with_teacher_reward
-from agentrl.training.rewards import RewardShaping
-from agentrl.training.step_batch import step_batch
+from agentrl.training.step.batch import step_batch
+from agentrl.training.step.guides import Guides, with_teacher_reward
+from agentrl.training.step.rewards import RewardShaping
 from agentrl.training.trainer import Trainer
 from agentrl.trajectory import Source, TokenSequence, Turn
 

@@ -7,13 +7,13 @@ from transformers import MambaConfig, MambaForCausalLM
 from agentrl.config.schema import TrainerConfig
 from agentrl.errors import UsageError
 from agentrl.testing.models import FAMILIES, tiny_model
-from agentrl.training.gradient_mode import gradients_recomputed
-from agentrl.training.layout import FEWEST_SHARED, PADDED, Layout, choose_layout
-from agentrl.training.logprobs import score
 from agentrl.training.micro_batch_gradients import cut
-from agentrl.training.prefix_tree import pack
-from agentrl.training.sequences import ScoredSequence
-from agentrl.training.tree_attention import ATTENTION, AttentionTree
+from agentrl.training.models.gradient_mode import gradients_recomputed
+from agentrl.training.scoring.layout import FEWEST_SHARED, PADDED, Layout, choose_layout
+from agentrl.training.scoring.logprobs import score
+from agentrl.training.scoring.prefix_tree import pack
+from agentrl.training.scoring.sequences import ScoredSequence
+from agentrl.training.scoring.tree_attention import ATTENTION, AttentionTree
 
 SHARED = TrainerConfig(share_prefixes=True)
 LAYOUTS = {"packed": Layout(packed=True), "shared": Layout(packed=True, share=2)}
@@ -151,6 +151,6 @@ def test_others_are_padded_and_refuse_to_share(build, reason):
 def test_a_model_that_packs_wrongly_is_found_out(monkeypatch):
     model = tiny_model()
     monkeypatch.setattr(AttentionTree, "mask", lambda *_: None)
-    monkeypatch.setattr("agentrl.training.tree_attention._blocks", lambda nodes: ())
+    monkeypatch.setattr("agentrl.training.scoring.tree_attention._blocks", lambda nodes: ())
     assert choose_layout(model, TrainerConfig()) == PADDED
     assert model.config._attn_implementation == "sdpa"

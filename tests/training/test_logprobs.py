@@ -7,11 +7,11 @@ import torch
 from agentrl.algorithms.entropy import entropy
 from agentrl.errors import LedgerError
 from agentrl.lanes import Lanes
-from agentrl.training.batching import micro_batches, pad
-from agentrl.training.layout import PADDED, Layout
-from agentrl.training.logprobs import score, score_all
-from agentrl.training.sequences import scored_sequence
-from agentrl.training.tree_attention import ATTENTION
+from agentrl.training.scoring.batching import micro_batches, pad
+from agentrl.training.scoring.layout import PADDED, Layout
+from agentrl.training.scoring.logprobs import score, score_all
+from agentrl.training.scoring.sequences import scored_sequence
+from agentrl.training.scoring.tree_attention import ATTENTION
 
 PACKED = Layout(packed=True)
 

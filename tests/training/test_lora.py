@@ -16,11 +16,11 @@ from agentrl.config.schema import AlgorithmConfig, Config, SFTConfig, TrainerCon
 from agentrl.errors import ConfigError, UsageError
 from agentrl.testing.models import tiny_model
 from agentrl.training.checkpoint import save_adapter_folder
-from agentrl.training.logprobs import score
-from agentrl.training.lora import adapters_off, add_adapters, has_adapters, load_adapter
-from agentrl.training.model import load_model
-from agentrl.training.model_weights import ModelWeights
-from agentrl.training.sequences import ScoredSequence
+from agentrl.training.models.loading import load_model
+from agentrl.training.models.lora import adapters_off, add_adapters, has_adapters, load_adapter
+from agentrl.training.models.weights import ModelWeights
+from agentrl.training.scoring.logprobs import score
+from agentrl.training.scoring.sequences import ScoredSequence
 from agentrl.training.sft import SupervisedLearner, train_supervised
 from agentrl.training.trainer import Trainer
 

@@ -14,8 +14,8 @@ from agentrl.errors import Outcome
 from agentrl.registry import Kind, lookup, names
 from agentrl.training.objective import Objective
 from agentrl.training.objective_checks import PROVIDED
-from agentrl.training.rewards import RewardShaping
-from agentrl.training.step_batch import step_batch
+from agentrl.training.step.batch import step_batch
+from agentrl.training.step.rewards import RewardShaping
 from agentrl.training.trainer import Trainer
 from agentrl.trajectory import Source, TokenSequence, Trajectory, Turn
 

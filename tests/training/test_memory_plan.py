@@ -12,10 +12,10 @@ from agentrl.config import load_config
 from agentrl.config.schema import ModelConfig
 from agentrl.errors import Outcome, UsageError
 from agentrl.testing.models import tiny_model
-from agentrl.training.footprint import footprint
-from agentrl.training.lora import add_adapters
-from agentrl.training.memory_plan import plan
-from agentrl.training.tensor_memory import TensorMemory
+from agentrl.training.memory.footprint import footprint
+from agentrl.training.memory.plan import plan
+from agentrl.training.memory.tensors import TensorMemory
+from agentrl.training.models.lora import add_adapters
 from agentrl.training.trainer import Trainer
 from agentrl.trajectory import Source, TokenSequence, Trajectory, Turn
 

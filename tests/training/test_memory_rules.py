@@ -7,7 +7,7 @@ import torch
 
 from agentrl.config.schema import AlgorithmConfig, TrainerConfig
 from agentrl.testing.models import tiny_model
-from agentrl.training.tensor_memory import TensorMemory
+from agentrl.training.memory.tensors import TensorMemory
 from agentrl.training.trainer import Trainer
 
 from .test_memory_plan import LENGTH, long_answers

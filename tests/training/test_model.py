@@ -7,7 +7,7 @@ import torch
 from transformers.utils import logging as transformers_logging
 
 from agentrl.errors import UsageError
-from agentrl.training.model import load_model
+from agentrl.training.models.loading import load_model
 
 
 def test_loads_what_was_saved(model, tmp_path):

@@ -12,8 +12,8 @@ from agentrl.config.schema import REFERENCE_LOSSES, AlgorithmConfig, TrainerConf
 from agentrl.errors import ConfigError, UnknownNameError
 from agentrl.registry import Kind, lookup, names
 from agentrl.training.objective import Objective
-from agentrl.training.rewards import RewardShaping
-from agentrl.training.token_shares import token_shares
+from agentrl.training.step.rewards import RewardShaping
+from agentrl.training.step.token_shares import token_shares
 from agentrl.training.trainer import Trainer
 
 OFF = {"mode": "off"}

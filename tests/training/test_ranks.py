@@ -107,7 +107,7 @@ class NoTokenizer:
 def _small_chunks():
     """Of the head."""
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr("agentrl.training.logprobs.chunk_tokens", lambda *_: CHUNK)
+        patch.setattr("agentrl.training.scoring.logprobs.chunk_tokens", lambda *_: CHUNK)
         yield
 
 

@@ -6,13 +6,13 @@ import torch
 from agentrl.config.schema import AlgorithmConfig, TrainerConfig
 from agentrl.errors import ConfigError
 from agentrl.testing.models import EXPERTS, tiny_model
-from agentrl.training.layout import PADDED, Layout
-from agentrl.training.logprobs import score
+from agentrl.training.models.router_balance import RouterBalance, assignments, token_weights
 from agentrl.training.ranks import Ranks
-from agentrl.training.router_balance import RouterBalance, assignments, token_weights
-from agentrl.training.sequences import ScoredSequence
+from agentrl.training.scoring.layout import PADDED, Layout
+from agentrl.training.scoring.logprobs import score
+from agentrl.training.scoring.sequences import ScoredSequence
+from agentrl.training.scoring.tree_attention import ATTENTION
 from agentrl.training.trainer import Trainer
-from agentrl.training.tree_attention import ATTENTION
 
 LAYOUTS = {"padded": PADDED, "packed": Layout(packed=True), "shared": Layout(packed=True, share=2)}
 

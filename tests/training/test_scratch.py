@@ -9,9 +9,9 @@ from transformers import AutoTokenizer
 
 from agentrl.config.schema import ScratchModelConfig
 from agentrl.errors import ConfigError
-from agentrl.training.model import load_model
-from agentrl.training.scratch import build_scratch_model
-from agentrl.training.scratch_tokenizer import build_scratch_tokenizer
+from agentrl.training.models.loading import load_model
+from agentrl.training.models.scratch import build_scratch_model
+from agentrl.training.models.scratch_tokenizer import build_scratch_tokenizer
 
 CORPUS = [
     "You are in the middle of a room. Looking quickly around you, you see a cabinet 1 and a fridge 1.",

@@ -6,8 +6,8 @@ import random
 import pytest
 
 from agentrl.errors import Outcome, TrainingError
-from agentrl.training.rewards import RewardShaping
-from agentrl.training.selection import select
+from agentrl.training.step.rewards import RewardShaping
+from agentrl.training.step.selection import select
 
 
 @pytest.fixture

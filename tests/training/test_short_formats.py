@@ -6,8 +6,8 @@ import pytest
 import torch
 
 from agentrl.config.schema import AlgorithmConfig, TrainerConfig
-from agentrl.training.logprobs import score
-from agentrl.training.sequences import scored_sequence
+from agentrl.training.scoring.logprobs import score
+from agentrl.training.scoring.sequences import scored_sequence
 from agentrl.training.trainer import Trainer
 
 LOGP_MEAN, LOGP_MAX = 0.03, 0.3

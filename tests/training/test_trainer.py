@@ -408,7 +408,7 @@ def _without_time(metrics):
 @pytest.mark.parametrize(("budget", "checkpointing"), [(10_000, False), (10_000, True), (45, False)])
 def test_shared_prefixes_change_no_gradient(model, make_trajectory, monkeypatch, budget, checkpointing):
     """The members of a group have sampled the same until some of them stopped; one of them has a branch."""
-    monkeypatch.setattr("agentrl.training.layout.FEWEST_SHARED", 2)
+    monkeypatch.setattr("agentrl.training.scoring.layout.FEWEST_SHARED", 2)
     trajectories = [
         make_trajectory(random.Random(group), group, member, turns=member + 1, reward=float(member))
         for group in ("a", "b")

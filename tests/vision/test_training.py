@@ -24,8 +24,8 @@ from agentrl.render.conversation import LedgerConversation
 from agentrl.testing.models import tiny_model
 from agentrl.testing.tokenizers import build_tokenizer
 from agentrl.testing.vision import FAMILIES, save_vision_model
-from agentrl.training.logprobs import score
-from agentrl.training.sequences import scored_sequence
+from agentrl.training.scoring.logprobs import score
+from agentrl.training.scoring.sequences import scored_sequence
 from agentrl.trajectory import Source, TokenSequence, Trajectory
 from agentrl.warm_start import warm_start
 

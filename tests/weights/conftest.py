@@ -10,7 +10,7 @@ from agentrl.serving.pool import PoolSettings, ServerPool
 from agentrl.testing.local_server import LocalServer
 from agentrl.testing.models import tiny_model
 from agentrl.testing.tokenizers import build_tokenizer
-from agentrl.training.model_weights import ModelWeights
+from agentrl.training.models.weights import ModelWeights
 from agentrl.weights import FolderTransport, Probe, RemoteSync, write_served_model
 
 VOCABULARY = 300

@@ -10,7 +10,7 @@ from safetensors.torch import load_file
 from agentrl.errors import TrainingError, UsageError
 from agentrl.testing.models import tiny_model
 from agentrl.testing.tokenizers import build_tokenizer
-from agentrl.training.model import load_model
+from agentrl.training.models.loading import load_model
 from agentrl.weights import FolderTransport, write_served_model
 from agentrl.weights.owned_folder import OwnedFolder, clear_abandoned, lock_of
 from agentrl.weights.safetensors_folder import INDEX, write_tensors

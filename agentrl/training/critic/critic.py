@@ -14,13 +14,13 @@ from agentrl.errors import UsageError
 from agentrl.image import ImageReader
 from agentrl.lanes import Lanes
 from agentrl.training.critic.value_head import head_for
-from agentrl.training.layout import Layout
 from agentrl.training.micro_batch_gradients import cut
 from agentrl.training.optimizer import OptimizerSettings, PolicyOptimizer
 from agentrl.training.ranks import Ranks
 from agentrl.training.ranks.sharding import reshard, within_forward
 from agentrl.training.ranks.shares import share_of
-from agentrl.training.sequences import ScoredSequence
+from agentrl.training.scoring.layout import Layout
+from agentrl.training.scoring.sequences import ScoredSequence
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -34,7 +34,7 @@ class CriticPasses:
     every_time: bool = False
     """See `agentrl.training.micro_batch_gradients.add_gradients`."""
     recompute: bool | Checkpointing = False
-    """Activations, in the backward pass; see `agentrl.training.gradient_mode`."""
+    """Activations, in the backward pass; see `agentrl.training.models.gradient_mode`."""
 
 
 class Critic:

@@ -12,15 +12,15 @@ from agentrl.config.schema import TrainerConfig
 from agentrl.errors import TrainingError
 from agentrl.image import ImageReader
 from agentrl.lanes import Lanes
-from agentrl.training.compilation import compile_layers
 from agentrl.training.critic.checks import check_vocabulary
 from agentrl.training.critic.critic import Critic, CriticPasses
 from agentrl.training.critic.step import CriticStep
 from agentrl.training.critic.targets import ValueTargets
-from agentrl.training.layout import Layout, choose_layout
+from agentrl.training.models.compilation import compile_layers
 from agentrl.training.optimizer import OptimizerSettings
 from agentrl.training.ranks import Ranks
-from agentrl.training.step_batch import StepBatch
+from agentrl.training.scoring.layout import Layout, choose_layout
+from agentrl.training.step.batch import StepBatch
 
 
 def make_critic(

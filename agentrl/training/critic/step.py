@@ -8,13 +8,13 @@ from torch import distributed
 from agentrl.training.critic.critic import Critic
 from agentrl.training.critic.targets import ValueTargets
 from agentrl.training.critic.value_head import ValueHead
-from agentrl.training.gradient_mode import gradients_recomputed
 from agentrl.training.micro_batch_gradients import add_gradients, cut
+from agentrl.training.models.gradient_mode import gradients_recomputed
 from agentrl.training.optimizer import Update
 from agentrl.training.ranks.sharding import reshard
 from agentrl.training.ranks.shares import share_of
-from agentrl.training.step_batch import StepBatch
-from agentrl.training.tally import Tally
+from agentrl.training.step.batch import StepBatch
+from agentrl.training.step.tally import Tally
 
 
 class CriticStep:

@@ -7,7 +7,7 @@ from dataclasses import dataclass
 import torch
 
 from agentrl.algorithms.value_loss import ValueInput, value
-from agentrl.training.tally import Tally
+from agentrl.training.step.tally import Tally
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -17,22 +17,22 @@ from agentrl.config.schema import Config
 from agentrl.errors import UsageError
 from agentrl.image import ImageReader
 from agentrl.lanes import Lanes
-from agentrl.training.gradient_mode import gradients_recomputed
 from agentrl.training.gradient_pass import GradientPass, TokenValues
-from agentrl.training.layout import Layout
-from agentrl.training.lora import add_adapters
-from agentrl.training.model import make_model
+from agentrl.training.models.gradient_mode import gradients_recomputed
+from agentrl.training.models.loading import make_model
+from agentrl.training.models.lora import add_adapters
+from agentrl.training.models.router_balance import RouterBalance
 from agentrl.training.numerics.deterministic import prepare_repeatable, repeatable
 from agentrl.training.numerics.dump import Found, found_of
 from agentrl.training.numerics.module_watch import watched_modules
 from agentrl.training.objective import Objective, TokenObjective
 from agentrl.training.optimizer import OptimizerSettings, PolicyOptimizer
 from agentrl.training.ranks import Ranks
-from agentrl.training.rewards import RewardShaping
-from agentrl.training.router_balance import RouterBalance
-from agentrl.training.step_batch import step_batch
-from agentrl.training.tally import Tally
-from agentrl.training.tree_attention import ATTENTION
+from agentrl.training.scoring.layout import Layout
+from agentrl.training.scoring.tree_attention import ATTENTION
+from agentrl.training.step.batch import step_batch
+from agentrl.training.step.rewards import RewardShaping
+from agentrl.training.step.tally import Tally
 from agentrl.trajectory import Trajectory
 
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import torch
 
-from agentrl.training.step_batch import StepBatch
+from agentrl.training.step.batch import StepBatch
 
 LAST = 64
 """Turns from this one on are one position."""

@@ -18,7 +18,7 @@ from agentrl.training.numerics.alarms import Alarms
 from agentrl.training.numerics.dump import Found, write_dump
 from agentrl.training.optimizer import PolicyOptimizer, Update
 from agentrl.training.ranks import Ranks
-from agentrl.training.step_report import StepReport
+from agentrl.training.step.report import StepReport
 from agentrl.trajectory import Trajectory
 
 NAMED_PARAMETERS = 5

@@ -21,7 +21,7 @@ from torch import Tensor, distributed, nn
 from transformers import PreTrainedModel
 
 from agentrl.config.fsdp import FSDPOptions
-from agentrl.training.model import load_model, make_model
+from agentrl.training.models.loading import load_model, make_model
 from agentrl.training.ranks.group import Ranks
 from agentrl.training.ranks.sharding import Sharder, layers
 from agentrl.training.ranks.tensor import check_tensor_parallel
@@ -52,7 +52,7 @@ def load_sharded(
         adapt: Changes the whole model, whose parameters have no memory yet; what it adds has.
 
     Raises:
-        UsageError: as `agentrl.training.model.load_model`.
+        UsageError: as `agentrl.training.models.loading.load_model`.
     """
     with _parameters_without_memory():
         model = make_model(path)

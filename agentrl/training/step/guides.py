@@ -12,9 +12,9 @@ import torch
 
 from agentrl.errors import TrainingError
 from agentrl.training.gradient_pass import TokenValues
-from agentrl.training.rewards import RewardShaping
-from agentrl.training.selection import Selection
-from agentrl.training.step_batch import StepBatch, trained_mask
+from agentrl.training.step.batch import StepBatch, trained_mask
+from agentrl.training.step.rewards import RewardShaping
+from agentrl.training.step.selection import Selection
 from agentrl.trajectory import Trajectory
 
 

@@ -11,8 +11,8 @@ import torch
 from agentrl.algorithms.mismatch import Mismatch
 from agentrl.errors import Outcome
 from agentrl.training.optimizer import Update
-from agentrl.training.selection import Selection
-from agentrl.training.step_batch import StepBatch
+from agentrl.training.step.batch import StepBatch
+from agentrl.training.step.selection import Selection
 from agentrl.trajectory import Trajectory
 
 CUT_SHORT_SHARE = 0.9

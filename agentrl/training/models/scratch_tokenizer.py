@@ -8,7 +8,7 @@ from tokenizers import AddedToken, Regex, Tokenizer, decoders, models, pre_token
 from transformers import PreTrainedTokenizerFast
 
 from agentrl.errors import ConfigError
-from agentrl.training.scratch_template import CHAT_TEMPLATE
+from agentrl.training.models.scratch_template import CHAT_TEMPLATE
 
 PADDING = "<|endoftext|>"
 TURN_START = "<|im_start|>"

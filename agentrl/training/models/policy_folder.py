@@ -9,8 +9,8 @@ from transformers import PreTrainedTokenizerBase
 
 from agentrl.render.images import ImageProcessor
 from agentrl.training.checkpoint import save_adapter_folder, save_model_folder, whole_on_cpu
-from agentrl.training.lora import has_adapters
-from agentrl.training.model_weights import ModelWeights
+from agentrl.training.models.lora import has_adapters
+from agentrl.training.models.weights import ModelWeights
 
 
 def save_policy_folder(

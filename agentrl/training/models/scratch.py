@@ -12,7 +12,7 @@ from transformers.utils import logging as transformers_logging
 from agentrl.config.model_size import FEED_FORWARD_RATIO
 from agentrl.config.schema import ScratchModelConfig
 from agentrl.errors import ConfigError
-from agentrl.training.scratch_tokenizer import build_scratch_tokenizer
+from agentrl.training.models.scratch_tokenizer import build_scratch_tokenizer
 
 
 def build_scratch_model(directory: Path, corpus: Iterable[str], config: ScratchModelConfig, *, seed: int) -> None:

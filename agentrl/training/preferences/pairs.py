@@ -9,7 +9,7 @@ from typing import Literal
 import numpy as np
 
 from agentrl.errors import UsageError
-from agentrl.training.sequences import ScoredSequence, scored_sequence
+from agentrl.training.scoring.sequences import ScoredSequence, scored_sequence
 from agentrl.trajectory import Source, Trajectory
 
 

@@ -9,7 +9,7 @@ from transformers import AttentionInterface, PreTrainedModel
 
 from agentrl.config.schema import TrainerConfig
 from agentrl.training.ranks.sharding import layers
-from agentrl.training.tree_attention import ATTENTION, tree_attention
+from agentrl.training.scoring.tree_attention import ATTENTION, tree_attention
 
 BACKEND = "inductor"
 

@@ -9,8 +9,7 @@ import numpy as np
 import torch
 from transformers import PreTrainedModel
 
-from agentrl.training.logprobs import score
-from agentrl.training.lora import (
+from agentrl.training.models.lora import (
     adapted_layers,
     base_names,
     factors,
@@ -21,7 +20,8 @@ from agentrl.training.lora import (
 )
 from agentrl.training.ranks import Ranks
 from agentrl.training.ranks.sharding import reshard, whole
-from agentrl.training.sequences import scored_sequence
+from agentrl.training.scoring.logprobs import score
+from agentrl.training.scoring.sequences import scored_sequence
 
 
 class ModelWeights:

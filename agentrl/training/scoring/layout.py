@@ -14,13 +14,13 @@ from agentrl.config.schema import LOGITS_MEGABYTES, TrainerConfig
 from agentrl.errors import UsageError
 from agentrl.image import ImageReader
 from agentrl.lanes import BATCH_DEPENDENT
-from agentrl.training.batching import micro_batches, pad
-from agentrl.training.prefix_tree import pack, shared_rows, sorted_prefixes
 from agentrl.training.ranks import Ranks
 from agentrl.training.ranks.context import Attention, ContextGroup, SharedAttention, key_value_copies
 from agentrl.training.ranks.sharding import computing_dtype, reshard, within_forward
-from agentrl.training.sequences import ScoredSequence
-from agentrl.training.tree_attention import ATTENTION, AttentionTree, PaddedAttention, has_flash
+from agentrl.training.scoring.batching import micro_batches, pad
+from agentrl.training.scoring.prefix_tree import pack, shared_rows, sorted_prefixes
+from agentrl.training.scoring.sequences import ScoredSequence
+from agentrl.training.scoring.tree_attention import ATTENTION, AttentionTree, PaddedAttention, has_flash
 from agentrl.vision_model import MODEL_TYPES, hidden_states
 
 FEWEST_SHARED = 16
@@ -139,7 +139,7 @@ def choose_layout(model: PreTrainedModel, config: TrainerConfig, ranks: Ranks | 
     """The fastest layout that is exact for a model, whose attention is made ready for it.
 
     Args:
-        model: As `agentrl.training.model.load_model` gives it.
+        model: As `agentrl.training.models.loading.load_model` gives it.
         config: Sizes, and whether to share prefixes.
         ranks: Share the model, and come to one decision.
 

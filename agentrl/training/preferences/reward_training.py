@@ -13,9 +13,9 @@ from torch.nn import functional
 from agentrl.config.preferences import PreferencesConfig
 from agentrl.config.schema import TrainerConfig
 from agentrl.errors import TrainingError
-from agentrl.training.gradient_mode import gradients_recomputed
+from agentrl.training.models.gradient_mode import gradients_recomputed
 from agentrl.training.optimizer import OptimizerSettings, PolicyOptimizer
-from agentrl.training.reward_model import RewardModel
+from agentrl.training.preferences.reward_model import RewardModel
 
 CHARACTERS_PER_TOKEN = 3
 """Fewer than English has: texts are put together by an estimate of their tokens."""

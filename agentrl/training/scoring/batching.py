@@ -8,7 +8,7 @@ from dataclasses import dataclass
 import torch
 
 from agentrl.image import PlacedImage
-from agentrl.training.sequences import ScoredSequence
+from agentrl.training.scoring.sequences import ScoredSequence
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

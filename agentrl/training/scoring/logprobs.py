@@ -11,13 +11,13 @@ from transformers import PreTrainedModel
 from agentrl.image import ImageReader
 from agentrl.lanes import Lanes
 from agentrl.training.critic.value_head import ValueHead
-from agentrl.training.head_scores import TokenScores, chunk_tokens, head_scores
-from agentrl.training.layout import PADDED, Layout
 from agentrl.training.micro_batch_gradients import cut
 from agentrl.training.ranks import Ranks
 from agentrl.training.ranks.sharding import reshard, within_forward
 from agentrl.training.ranks.shares import share_of
-from agentrl.training.sequences import ScoredSequence
+from agentrl.training.scoring.head_scores import TokenScores, chunk_tokens, head_scores
+from agentrl.training.scoring.layout import PADDED, Layout
+from agentrl.training.scoring.sequences import ScoredSequence
 
 
 def score(

@@ -28,14 +28,14 @@ from agentrl.errors import ConfigError, TrainingError
 from agentrl.image import ImageReader
 from agentrl.lanes import Lanes, check_lanes
 from agentrl.registry import Kind, lookup
-from agentrl.training.compilation import compile_layers
-from agentrl.training.gradient_mode import gradients_recomputed
-from agentrl.training.layout import choose_layout
-from agentrl.training.logprobs import score, score_all
 from agentrl.training.micro_batch_gradients import add_gradients, cut
+from agentrl.training.models.compilation import compile_layers
+from agentrl.training.models.gradient_mode import gradients_recomputed
 from agentrl.training.optimizer import OptimizerSettings, PolicyOptimizer
-from agentrl.training.pairs import Pair, answered
-from agentrl.training.sequences import ScoredSequence
+from agentrl.training.preferences.pairs import Pair, answered
+from agentrl.training.scoring.layout import choose_layout
+from agentrl.training.scoring.logprobs import score, score_all
+from agentrl.training.scoring.sequences import ScoredSequence
 
 ON_PAIRS = "(PreferencePairs)"
 """How a loss on pairs says what it takes."""
@@ -97,8 +97,8 @@ def train_preferences(
     """Train `model` in place; as it is now, it is the reference.
 
     Args:
-        model: As `agentrl.training.model.load_model` gives it.
-        pairs: See `agentrl.training.pairs.make_pairs`.
+        model: As `agentrl.training.models.loading.load_model` gives it.
+        pairs: See `agentrl.training.preferences.pairs.make_pairs`.
         settings: Loss, batches, learning rate.
         trainer: Micro-batches, optimizer, clipping.
         seed: Seed of the order of pairs.

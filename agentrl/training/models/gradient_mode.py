@@ -20,7 +20,7 @@ from torch.utils.checkpoint import CheckpointPolicy, create_selective_checkpoint
 from transformers import PreTrainedModel
 
 from agentrl.config.schema import Checkpointing
-from agentrl.training.tree_attention import has_flash
+from agentrl.training.scoring.tree_attention import has_flash
 
 _ATEN = (
     "_scaled_dot_product_flash_attention_for_cpu",

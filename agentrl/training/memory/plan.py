@@ -12,7 +12,7 @@ from agentrl.config.engines import LocalEngineConfig, ServerEngineConfig
 from agentrl.config.overrides import apply, parse_override
 from agentrl.config.schema import LOGITS_MEGABYTES, Config, ModelConfig
 from agentrl.config.trained_size import QUANTIZED_BYTES, TrainedSize
-from agentrl.training.footprint import Counts, Footprint, counts, footprint
+from agentrl.training.memory.footprint import Counts, Footprint, counts, footprint
 
 FULL, MOMENTS = 4, 8
 """Bytes of a float32, and of AdamW's two moments."""

@@ -20,7 +20,7 @@ from dataclasses import dataclass, field
 import numpy as np
 import torch
 
-from agentrl.training.sequences import ScoredSequence
+from agentrl.training.scoring.sequences import ScoredSequence
 
 
 @dataclass(frozen=True, slots=True)

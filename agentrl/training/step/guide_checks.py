@@ -10,8 +10,8 @@ from agentrl.config.schema import AlgorithmConfig
 from agentrl.errors import ConfigError
 
 GUIDED = frozenset({Input.GREEDY_RETURN, Input.TEACHER, Input.EXPERT})
-"""What `agentrl.training.guides.Guides` and ``algorithm.teacher`` give a step. A run plays the greedy rollouts of its
-own accord; `check_guides` looks after the others."""
+"""What `agentrl.training.step.guides.Guides` and ``algorithm.teacher`` give a step. A run plays the greedy rollouts of
+its own accord; `check_guides` looks after the others."""
 DISTILL = "distill"
 """The shaping that reads a teacher."""
 

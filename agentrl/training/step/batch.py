@@ -14,9 +14,9 @@ import torch
 from agentrl.algorithms.aggregation import TokenOwners
 from agentrl.algorithms.episodes import EpisodeBatch
 from agentrl.errors import LedgerError, TrainingError
-from agentrl.training.anchor_states import turn_states
-from agentrl.training.rewards import RewardShaping
-from agentrl.training.sequences import ScoredSequence, scored_sequence
+from agentrl.training.scoring.sequences import ScoredSequence, scored_sequence
+from agentrl.training.step.anchor_states import turn_states
+from agentrl.training.step.rewards import RewardShaping
 from agentrl.trajectory import Source, TokenSequence, Trajectory
 
 
@@ -65,7 +65,7 @@ class StepBatch:
 def step_batch(
     trajectories: Sequence[Trajectory], shaping: RewardShaping, *, experts: Set[str] = frozenset()
 ) -> StepBatch:
-    """Lay out trajectories that `agentrl.training.selection.select` has kept.
+    """Lay out trajectories that `agentrl.training.step.selection.select` has kept.
 
     Args:
         trajectories: Their sampled tokens train.

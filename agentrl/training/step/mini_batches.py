@@ -6,7 +6,7 @@ import itertools
 
 import torch
 
-from agentrl.training.step_batch import StepBatch
+from agentrl.training.step.batch import StepBatch
 
 
 def mini_batches(batch: StepBatch, count: int, generator: torch.Generator) -> list[list[int]]:

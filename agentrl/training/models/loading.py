@@ -12,8 +12,8 @@ from transformers import AutoConfig, AutoModelForCausalLM, AutoModelForImageText
 from transformers.utils import logging as transformers_logging
 
 from agentrl.errors import UsageError
-from agentrl.training.lora import base_of, is_adapter_folder, merged_into
-from agentrl.training.quantization import quantized_loading
+from agentrl.training.models.lora import base_of, is_adapter_folder, merged_into
+from agentrl.training.models.quantization import quantized_loading
 from agentrl.vision_model import MODEL_TYPES
 
 LOGIT_CHANGES = ("logit_scale", "logits_scaling")

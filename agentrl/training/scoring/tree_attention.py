@@ -1,4 +1,4 @@
-"""Attention over a packed row of sequences (`agentrl.training.prefix_tree`), by what the device does best.
+"""Attention over a packed row of sequences (`agentrl.training.scoring.prefix_tree`), by what the device does best.
 
 On the CPU each node of the trie attends to itself causally, and everything below it attends to the node as a whole: no
 mask is built and nothing is computed twice. The parts of a token's attention are merged by their log-sum-exp as in
@@ -25,8 +25,8 @@ from transformers.integrations.sdpa_attention import sdpa_attention_forward
 from transformers.masking_utils import sdpa_mask
 
 from agentrl.errors import UsageError
-from agentrl.training.prefix_tree import Node, PackedRow
 from agentrl.training.ranks.context import Attention
+from agentrl.training.scoring.prefix_tree import Node, PackedRow
 
 ATTENTION = "agentrl_tree"
 """Its name for transformers: with a row it is what this module says, without one it is SDPA."""

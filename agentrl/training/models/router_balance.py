@@ -22,10 +22,10 @@ from torch import Tensor, nn
 from transformers import PreTrainedModel
 
 from agentrl.errors import ConfigError
-from agentrl.training.layout import Layout
-from agentrl.training.prefix_tree import pack
 from agentrl.training.ranks import Ranks
-from agentrl.training.sequences import ScoredSequence
+from agentrl.training.scoring.layout import Layout
+from agentrl.training.scoring.prefix_tree import pack
+from agentrl.training.scoring.sequences import ScoredSequence
 
 Routed = tuple[Tensor, Tensor]
 """A layer's router logits, [tokens, experts], and the experts that it chose, [tokens, chosen]."""

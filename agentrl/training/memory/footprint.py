@@ -22,11 +22,11 @@ from agentrl.config.lora import LoraConfig
 from agentrl.config.schema import LOGITS_MEGABYTES, ModelConfig, ScratchModelConfig
 from agentrl.config.trained_size import TrainedSize
 from agentrl.errors import UsageError
-from agentrl.training.gradient_mode import gradients_recomputed
-from agentrl.training.head_scores import chunk_tokens, head_scores
-from agentrl.training.lora import add_adapters
-from agentrl.training.scratch import scratch_model_config
-from agentrl.training.tensor_memory import TensorMemory
+from agentrl.training.memory.tensors import TensorMemory
+from agentrl.training.models.gradient_mode import gradients_recomputed
+from agentrl.training.models.lora import add_adapters
+from agentrl.training.models.scratch import scratch_model_config
+from agentrl.training.scoring.head_scores import chunk_tokens, head_scores
 from agentrl.vision_model import MODEL_TYPES
 
 EXPERTS = ("num_experts", "num_local_experts", "n_routed_experts")
@@ -162,7 +162,7 @@ def _counts(config: Any, lora: LoraConfig | None) -> Counts:
 
 
 def _trained(model: Any, lora: LoraConfig) -> TrainedSize:
-    """What `agentrl.training.lora.add_adapters` would train."""
+    """What `agentrl.training.models.lora.add_adapters` would train."""
     named, head = dict(model.named_modules()), model.get_output_embeddings()
     matrices = [
         module

@@ -1,0 +1,1 @@
+"""Learning from pairs: DPO and its kin, and reward models."""

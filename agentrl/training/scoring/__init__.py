@@ -1,0 +1,1 @@
+"""Log-probabilities and entropies of sampled tokens: how sequences lie in forward passes, and what the head says."""
