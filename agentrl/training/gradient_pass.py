@@ -9,7 +9,7 @@ from __future__ import annotations
 import functools
 from collections.abc import Sequence
 from contextlib import AbstractContextManager, nullcontext
-from dataclasses import asdict, dataclass, fields, replace
+from dataclasses import asdict, fields, replace
 from typing import Any
 
 import torch
@@ -17,45 +17,21 @@ from transformers import PreTrainedModel
 
 from agentrl.algorithms.loss_input import LossInput, log_ratio
 from agentrl.algorithms.proximal import loglinear
-from agentrl.image import ImageReader
-from agentrl.lanes import Lanes
 from agentrl.training.critic.step import CriticStep
 from agentrl.training.micro_batch_gradients import MicroBatch, add_gradients, cut
 from agentrl.training.models.router_balance import Routed, RouterBalance, assignments, token_weights
 from agentrl.training.objective import Objective
-from agentrl.training.ranks import Ranks
+from agentrl.training.passes import Passes
 from agentrl.training.ranks.sharding import reshard
 from agentrl.training.ranks.shares import evened, share_of
 from agentrl.training.scoring.head_scores import TokenScores
-from agentrl.training.scoring.layout import Layout
-from agentrl.training.scoring.logprobs import score, score_all
+from agentrl.training.scoring.logprobs import score
+from agentrl.training.scoring.scorer import Scorer
 from agentrl.training.scoring.sequences import ScoredSequence
 from agentrl.training.step.batch import StepBatch
 from agentrl.training.step.tally import Tally
 from agentrl.training.step.token_shares import token_shares
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class TokenValues:
-    """What is known about a step's sampled tokens besides the batch, on the model's device; float32 [tokens] each."""
-
-    advantage: torch.Tensor
-    episode_return: torch.Tensor
-    behaviour_logp: torch.Tensor
-    trainer_logp: torch.Tensor
-    """log-probabilities of the trainer before the first update; NaN where the first forward pass will fill it in."""
-    version: torch.Tensor
-    """Weight version that sampled each token: int32."""
-    step_version: int
-    """Weight version at the start of the step."""
-    reference_logp: torch.Tensor | None = None
-    teacher_logp: torch.Tensor | None = None
-    expert: torch.Tensor | None = None
-    """Bool: an expert wrote the token, and its `behaviour_logp` means nothing."""
-    entropy: torch.Tensor | None = None
-    """Before the first update; only where something looks ahead."""
-    draws: torch.Tensor | None = None
-    """How often each trajectory was drawn: int64 [trajectories], on the CPU; once when left out."""
+from agentrl.training.step.token_values import TokenValues
 
 
 class GradientPass:
@@ -64,16 +40,12 @@ class GradientPass:
     Args:
         model: The policy.
         objective: The algorithm.
-        layout: How sequences go through the model.
+        passes: How the model's passes are computed.
         batch: The step.
         values: Of the batch's tokens; `trainer_logp` is filled in by the first update.
         reads: Whether each sequence is read; see `sequences_to_read`.
         temperature: At which the tokens were sampled.
         pad_id: Any id of the vocabulary.
-        lanes: Compute the micro-batches.
-        ranks: Share the micro-batches out.
-        every_time: See `add_gradients`.
-        reader: Prepares images.
         critic: Its loss is a part of the policy's.
         learns: Compute gradients, or only what is measured.
         balance: Adds the balance of a mixture's experts to the loss.
@@ -83,17 +55,13 @@ class GradientPass:
         self,
         model: PreTrainedModel,
         objective: Objective,
-        layout: Layout,
+        passes: Passes,
         batch: StepBatch,
         values: TokenValues,
         *,
         reads: Sequence[bool],
         temperature: float,
         pad_id: int,
-        lanes: Lanes,
-        ranks: Ranks,
-        every_time: bool = False,
-        reader: ImageReader | None = None,
         critic: CriticStep | None = None,
         learns: bool = True,
         balance: RouterBalance | None = None,
@@ -103,14 +71,13 @@ class GradientPass:
         """Of the policy to pi_old, over the last update's tokens."""
         self._computed_tokens = self._read_tokens = 0
         self.model = self._model = model
-        self._objective, self._layout = objective, layout
+        self._objective, self._passes = objective, passes
         self._batch, self._values, self._reads = batch, values, reads
         self._temperature, self._pad_id = temperature, pad_id
         self._learning = [learns and own for own in learning_sequences(objective, batch, values.advantage)]
         self._critic, self._beside = critic, () if critic is None else tuple(critic.head.parameters())
-        self._lanes, self._ranks, self._reader = lanes, ranks, reader
-        self._every_time, self._balance = every_time, balance
-        self._workers = lanes.count * ranks.teams
+        self._balance = balance
+        self._workers = passes.lanes.count * passes.ranks.teams
         self._updates = 0
         self._chosen: torch.Tensor | None = None
 
@@ -119,17 +86,19 @@ class GradientPass:
         index = self._looked_over(part) if self._objective.looks_ahead else self._batch.token_index(part)
         weights = token_shares(self._objective, self._batch.owners, index, self._values.draws).to(self._model.device)
         work = [micro_batch for learns in (True, False) for micro_batch in self._micro_batches(part, learns=learns)]
-        work = evened(work, self._ranks.teams)
+        lanes, ranks = self._passes.lanes, self._passes.ranks
+        work = evened(work, ranks.teams)
         self._count_tokens(work)
-        own = share_of(work, rank=self._ranks.team, ranks=self._ranks.teams)
+        own = share_of(work, rank=ranks.team, ranks=ranks.teams)
         if self._balance is not None:
             self._count_routes(self._balance, work, own)
         compute = functools.partial(self._loss, weights)
-        found = add_gradients(self._model, self._lanes, own, compute, every_time=self._every_time, beside=self._beside)
+        every_time = self._passes.every_time
+        found = add_gradients(self._model, lanes, own, compute, every_time=every_time, beside=self._beside)
         reshard(self._model)
-        self._values.trainer_logp.copy_(self._ranks.filled(self._values.trainer_logp))
+        self._values.trainer_logp.copy_(ranks.filled(self._values.trainer_logp))
         total, update = 0.0, Tally()
-        for loss, tally in self._ranks.collect(found if self._ranks.speaks else []):
+        for loss, tally in ranks.collect(found if ranks.speaks else []):
             total += loss
             update.merge(tally)
         self.tally.merge(update)
@@ -140,7 +109,7 @@ class GradientPass:
     def _count_tokens(self, work: Sequence[MicroBatch]) -> None:
         """Those that go through the model; a micro-batch that was split repeats the prefixes of its parts."""
         for part in ([self._batch.sequences[i] for i in micro_batch.sequences] for micro_batch in work):
-            self._computed_tokens += self._layout.tokens(part)
+            self._computed_tokens += self._passes.layout.tokens(part)
             self._read_tokens += sum(len(sequence) for sequence in part)
 
     def snapshot(self) -> dict[str, Any]:
@@ -152,9 +121,9 @@ class GradientPass:
             "reads": list(self._reads),
             "temperature": self._temperature,
             "pad_id": self._pad_id,
-            "layout": asdict(replace(self._layout, context=None)),
-            "lanes": self._lanes.count,
-            "ranks": self._ranks.teams,
+            "layout": asdict(replace(self._passes.layout, context=None)),
+            "lanes": self._passes.lanes.count,
+            "ranks": self._passes.ranks.teams,
             "joins_critic": self._critic is not None,
         }
 
@@ -167,7 +136,7 @@ class GradientPass:
     def _micro_batches(self, part: list[int], *, learns: bool) -> list[MicroBatch]:
         members = [i for i in part if self._reads[i] and self._learning[i] == learns]
         sequences = [self._batch.sequences[i] for i in members]
-        return cut(members, sequences, layout=self._layout, workers=self._workers, learns=learns)
+        return cut(members, sequences, layout=self._passes.layout, workers=self._workers, learns=learns)
 
     def _count_routes(self, balance: RouterBalance, work: Sequence[MicroBatch], own: Sequence[MicroBatch]) -> None:
         """Read what learns once more, for what routers do with all of an update's tokens."""
@@ -179,11 +148,11 @@ class GradientPass:
             with torch.no_grad(), balance.recorded() as routed:
                 self._score(part)
             if micro_batch.counts:
-                counts.append(assignments(routed, token_weights(self._layout, part, self._model.device)))
+                counts.append(assignments(routed, token_weights(self._passes.layout, part, self._model.device)))
         reshard(self._model)
         counted = [micro_batch for micro_batch in work if micro_batch.learns and micro_batch.counts]
         read = (self._batch.sequences[i] for micro_batch in counted for i in micro_batch.sequences)
-        busiest = balance.count(counts, sum(map(len, read)), self._ranks)
+        busiest = balance.count(counts, sum(map(len, read)), self._passes.ranks)
         if busiest is not None:
             self.tally.add("train/busiest_expert", busiest)
 
@@ -203,16 +172,9 @@ class GradientPass:
         where = self._batch.token_index(part).to(self._model.device)
         if self._updates == 0 or not self._objective.chooses_tokens:
             return self._values.trainer_logp[where]
-        return score_all(
-            self._model,
-            [self._batch.sequences[i] for i in part],
-            temperature=self._temperature,
-            pad_id=self._pad_id,
-            layout=self._layout,
-            lanes=self._lanes,
-            ranks=self._ranks,
-            reader=self._reader,
-        ).logp
+        sequences = [self._batch.sequences[i] for i in part]
+        policy = Scorer(self._model, self._passes)
+        return policy.scores(sequences, temperature=self._temperature, pad_id=self._pad_id).logp
 
     def _loss(self, weights: torch.Tensor, indices: list[int]) -> tuple[torch.Tensor, Tally]:
         part = [self._batch.sequences[i] for i in indices]
@@ -237,7 +199,7 @@ class GradientPass:
         if self._critic is not None and scores.values is not None:
             loss = loss + self._critic.joined_loss(scores.values, where, tally)
         if balance is not None:
-            loss = loss + balance.part(routed, token_weights(self._layout, part, self._model.device))
+            loss = loss + balance.part(routed, token_weights(self._passes.layout, part, self._model.device))
         return loss, tally
 
     def _score(self, part: Sequence[ScoredSequence]) -> TokenScores:
@@ -246,9 +208,9 @@ class GradientPass:
             part,
             temperature=self._temperature,
             pad_id=self._pad_id,
-            layout=self._layout,
+            layout=self._passes.layout,
             entropy_gradient=self._objective.uses_entropy,
-            reader=self._reader,
+            reader=self._passes.reader,
             value_head=None if self._critic is None else self._critic.head,
         )
 

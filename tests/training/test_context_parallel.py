@@ -67,7 +67,7 @@ def gradients(group, config, trajectories):
     numbers = parts.trainer.step(trajectories, temperature=0.9, pad_id=0).metrics
     state = parts.trainer._optimizer.named_state()
     moments = {name: value for name, value in state.items() if name.endswith("/exp_avg")}
-    packed = parts.trainer._layout.packed
+    packed = parts.trainer._policy.passes.layout.packed
     return {"numbers": numbers, "moments": moments, "weights": dict(parts.source.weights()), "packed": packed}
 
 

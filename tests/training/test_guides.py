@@ -9,7 +9,8 @@ import torch
 from agentrl.config.schema import AlgorithmConfig, TrainerConfig
 from agentrl.errors import TrainingError, UsageError
 from agentrl.training.step.batch import step_batch
-from agentrl.training.step.guides import Guides, with_teacher_reward
+from agentrl.training.step.divergence import with_teacher_reward
+from agentrl.training.step.guides import Guides
 from agentrl.training.step.rewards import RewardShaping
 from agentrl.training.trainer import Trainer
 from agentrl.trajectory import Source, TokenSequence, Turn

@@ -26,7 +26,9 @@ def memory_of_a_step(vocabulary, **settings):
         seed=0,
         max_tokens=LENGTH,
     )
-    trainer._layout = trainer._reference_layout = dataclasses.replace(trainer._layout, logits_megabytes=MEGABYTES)
+    for scorer in filter(None, (trainer._policy, trainer._frozen._reference)):
+        layout = dataclasses.replace(scorer.passes.layout, logits_megabytes=MEGABYTES)
+        scorer.passes = dataclasses.replace(scorer.passes, layout=layout)
     trajectories = long_answers(vocabulary)
     trainer.step(trajectories, temperature=1.0, pad_id=0)
     with TensorMemory() as memory:

@@ -3,38 +3,20 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import replace
 
 import torch
 from transformers import PreTrainedModel
 
 from agentrl.config.critic import CriticConfig
-from agentrl.config.schema import Checkpointing
 from agentrl.errors import UsageError
-from agentrl.image import ImageReader
-from agentrl.lanes import Lanes
 from agentrl.training.critic.value_head import head_for
 from agentrl.training.micro_batch_gradients import cut
 from agentrl.training.optimizer import OptimizerSettings, PolicyOptimizer
-from agentrl.training.ranks import Ranks
+from agentrl.training.passes import Passes
 from agentrl.training.ranks.sharding import reshard, within_forward
 from agentrl.training.ranks.shares import share_of
-from agentrl.training.scoring.layout import Layout
 from agentrl.training.scoring.sequences import ScoredSequence
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class CriticPasses:
-    """How a critic's forward and backward passes are computed; as the policy's."""
-
-    layout: Layout
-    lanes: Lanes
-    ranks: Ranks
-    reader: ImageReader | None = None
-    every_time: bool = False
-    """See `agentrl.training.micro_batch_gradients.add_gradients`."""
-    recompute: bool | Checkpointing = False
-    """Activations, in the backward pass; see `agentrl.training.models.gradient_mode`."""
 
 
 class Critic:
@@ -50,7 +32,7 @@ class Critic:
     """
 
     def __init__(
-        self, trunk: PreTrainedModel, config: CriticConfig, settings: OptimizerSettings, passes: CriticPasses
+        self, trunk: PreTrainedModel, config: CriticConfig, settings: OptimizerSettings, passes: Passes
     ) -> None:
         self.trunk, self.config, self.passes = trunk, config, passes
         self.head = head_for(trunk)

@@ -10,16 +10,13 @@ from transformers import PreTrainedModel
 from agentrl.algorithms.episodes import Estimate
 from agentrl.config.schema import TrainerConfig
 from agentrl.errors import TrainingError
-from agentrl.image import ImageReader
-from agentrl.lanes import Lanes
 from agentrl.training.critic.checks import check_vocabulary
-from agentrl.training.critic.critic import Critic, CriticPasses
+from agentrl.training.critic.critic import Critic
 from agentrl.training.critic.step import CriticStep
 from agentrl.training.critic.targets import ValueTargets
 from agentrl.training.models.compilation import compile_layers
 from agentrl.training.optimizer import OptimizerSettings
-from agentrl.training.ranks import Ranks
-from agentrl.training.scoring.layout import Layout, choose_layout
+from agentrl.training.passes import Passes
 from agentrl.training.step.batch import StepBatch
 
 
@@ -28,11 +25,7 @@ def make_critic(
     own: PreTrainedModel | None,
     config: TrainerConfig,
     settings: OptimizerSettings,
-    *,
-    layout: Layout,
-    lanes: Lanes,
-    ranks: Ranks,
-    reader: ImageReader | None,
+    passes: Passes,
 ) -> Critic | None:
     """The critic that a config asks for, if it does.
 
@@ -41,10 +34,7 @@ def make_critic(
         own: The model of a critic of its own; a copy of the policy when left out.
         config: Kind and sizes.
         settings: Of an optimizer.
-        layout: How sequences go through the policy.
-        lanes: Compute the passes.
-        ranks: Share them out.
-        reader: Prepares images.
+        passes: Of the policy.
 
     Raises:
         UsageError: the model has another vocabulary, or cannot share prefixes.
@@ -56,15 +46,7 @@ def make_critic(
         trunk = copy.deepcopy(policy) if own is None else own
         check_vocabulary(trunk, policy)
         compile_layers(trunk, config)
-        layout = choose_layout(trunk, config, ranks)
-    passes = CriticPasses(
-        layout=layout,
-        lanes=lanes,
-        ranks=ranks,
-        reader=reader,
-        every_time=config.fsdp.reduce,
-        recompute=config.gradient_checkpointing,
-    )
+        passes = passes.of(trunk, config)
     return Critic(trunk, config.critic, settings, passes)
 
 

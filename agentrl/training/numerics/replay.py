@@ -17,7 +17,7 @@ from agentrl.config.schema import Config
 from agentrl.errors import UsageError
 from agentrl.image import ImageReader
 from agentrl.lanes import Lanes
-from agentrl.training.gradient_pass import GradientPass, TokenValues
+from agentrl.training.gradient_pass import GradientPass
 from agentrl.training.models.gradient_mode import gradients_recomputed
 from agentrl.training.models.loading import make_model
 from agentrl.training.models.lora import add_adapters
@@ -27,12 +27,14 @@ from agentrl.training.numerics.dump import Found, found_of
 from agentrl.training.numerics.module_watch import watched_modules
 from agentrl.training.objective import Objective, TokenObjective
 from agentrl.training.optimizer import OptimizerSettings, PolicyOptimizer
+from agentrl.training.passes import Passes
 from agentrl.training.ranks import Ranks
 from agentrl.training.scoring.layout import Layout
 from agentrl.training.scoring.tree_attention import ATTENTION
 from agentrl.training.step.batch import step_batch
 from agentrl.training.step.rewards import RewardShaping
 from agentrl.training.step.tally import Tally
+from agentrl.training.step.token_values import TokenValues
 from agentrl.trajectory import Trajectory
 
 
@@ -143,15 +145,12 @@ def replay(state: Mapping[str, Any], *, device: str = "auto", reader: ImageReade
     gradient = _SeenPass(
         model,
         _SeenObjective(config.algorithm),
-        Layout(**state["layout"]),
+        Passes(layout=Layout(**state["layout"]), lanes=lanes, ranks=Ranks(), reader=reader),
         batch,
         TokenValues(**values),
         reads=state["reads"],
         temperature=state["temperature"],
         pad_id=state["pad_id"],
-        lanes=lanes,
-        ranks=Ranks(),
-        reader=reader,
         balance=RouterBalance(model, balance) if balance else None,
         updates=state["updates"],
         workers=state["lanes"] * state["ranks"],

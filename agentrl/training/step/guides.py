@@ -11,7 +11,6 @@ import numpy.typing as npt
 import torch
 
 from agentrl.errors import TrainingError
-from agentrl.training.gradient_pass import TokenValues
 from agentrl.training.step.batch import StepBatch, trained_mask
 from agentrl.training.step.rewards import RewardShaping
 from agentrl.training.step.selection import Selection
@@ -96,25 +95,3 @@ def told_by_teacher(
         for (trajectory, number), scored in zip(rows, batch.sequences, strict=True)
     ]
     return torch.cat(parts).to(device)
-
-
-def with_teacher_reward(batch: StepBatch, shaping: RewardShaping, teacher_logp: torch.Tensor | None) -> StepBatch:
-    """The batch with the divergence from a teacher, float32 [tokens], in its rewards, if the algorithm wants that; an
-    expert's tokens have none.
-    """
-    if shaping.distill is None or teacher_logp is None:
-        return batch
-    penalty = shaping.distill.penalty(batch.behaviour_logp, teacher_logp.cpu())
-    if batch.expert is not None:
-        penalty = penalty.masked_fill(batch.expert, 0.0)
-    return dataclasses.replace(batch, episodes=batch.episodes.with_token_reward(penalty))
-
-
-def with_guides(
-    values: TokenValues, batch: StepBatch, teacher_logp: torch.Tensor | None, *, uses_expert: bool
-) -> TokenValues:
-    """What losses read of a teacher, float32 [tokens], and of experts, who may have shown nothing in this step."""
-    expert = None if batch.expert is None else batch.expert.to(values.advantage.device)
-    if expert is None and uses_expert:
-        expert = torch.zeros_like(values.advantage, dtype=torch.bool)
-    return dataclasses.replace(values, teacher_logp=teacher_logp, expert=expert)

@@ -8,11 +8,15 @@ from dataclasses import asdict, dataclass
 
 import torch
 
-from agentrl.algorithms.mismatch import Mismatch
+from agentrl.algorithms.mismatch import mismatch
 from agentrl.errors import Outcome
+from agentrl.training.numerics.turn_mismatch import mismatch_by_turn
 from agentrl.training.optimizer import Update
 from agentrl.training.step.batch import StepBatch
+from agentrl.training.step.guides import own_selection
+from agentrl.training.step.prepared import PreparedStep
 from agentrl.training.step.selection import Selection
+from agentrl.training.step.token_values import TokenValues
 from agentrl.trajectory import Trajectory
 
 CUT_SHORT_SHARE = 0.9
@@ -34,30 +38,27 @@ class StepReport:
 
 
 def step_report(
+    step: PreparedStep,
+    values: TokenValues,
     *,
-    selection: Selection,
-    batch: StepBatch,
     updates: Sequence[Update],
     losses: Sequence[float],
     means: dict[str, float],
-    advantage_abs_mean: float,
-    distance: Mismatch,
-    reads: Sequence[bool],
     seconds: float,
 ) -> StepReport:
     """Put a step's numbers under their names.
 
     Args:
-        selection: Who trained.
-        batch: The tokens.
+        step: Who trained.
+        values: Of its tokens, after the updates.
         updates: Optimizer steps, in order.
         losses: Loss of each of them.
         means: Means over tokens, under their final names.
-        advantage_abs_mean: Over the tokens.
-        distance: Trainer against engine.
-        reads: Which sequences the trainer has read; the others had no gradient.
         seconds: Duration of the step.
     """
+    batch, selection = step.batch, own_selection(step.selection, step.given.guides)
+    read = batch.sampled_index([i for i, reads in enumerate(step.reads) if reads]).to(values.trainer_logp.device)
+    distance = mismatch(values.trainer_logp[read], values.behaviour_logp[read])
     applied = [update for update in updates if not update.non_finite]
     metrics = {
         "train/loss": sum(losses) / len(losses),
@@ -66,10 +67,11 @@ def step_report(
         "train/updates_skipped": float(len(updates) - len(applied)),
         "train/tokens": float(batch.tokens),
         "train/seconds": seconds,
-        "train/idle_sequences": float(reads.count(False)),
-        "train/tokens_per_s": sum(map(len, itertools.compress(batch.sequences, reads))) / seconds,
-        "train/advantage_abs_mean": advantage_abs_mean,
+        "train/idle_sequences": float(step.reads.count(False)),
+        "train/tokens_per_s": sum(map(len, itertools.compress(batch.sequences, step.reads))) / seconds,
+        "train/advantage_abs_mean": float(values.advantage.abs().mean()),
         **means,
+        **mismatch_by_turn(batch, values.trainer_logp, values.behaviour_logp, read),
         **{f"mismatch/{name}": value for name, value in asdict(distance).items()},
         **_rewards(selection, batch),
         "trajectories/trained": float(len(selection.trajectories)),

@@ -47,8 +47,7 @@ class RewardShaping:
         """KL to the reference as a part of the reward."""
         self.distill: TeacherKL | None = None
         """KL to a teacher as a part of the reward."""
-        self.resample: Callable[[torch.Tensor, int], torch.Tensor] | None = None
-        """Draws episodes by their returns [episodes], with a seed."""
+        self._resample: Callable[[torch.Tensor, int], torch.Tensor] | None = None
         self._max_tokens = max_tokens
         self._steps: list[Callable[[EpisodeRewards], EpisodeRewards]] = []
         for name, options in shaping.items():
@@ -59,7 +58,7 @@ class RewardShaping:
             elif target is TeacherKL:
                 self.distill = bound()
             elif target is pf_ppo:
-                self.resample = bound
+                self._resample = bound
             else:
                 self._steps.append(bound)
         self([])  # options are looked at before the first episode is played
@@ -80,6 +79,12 @@ class RewardShaping:
             turn_reward=rewards.turn_reward.index_add(0, last[has_turns], rewards.final[has_turns]),
             turn_episode=rewards.turn_episode,
         )
+
+    def draws(self, returns: torch.Tensor, *, seed: int) -> torch.Tensor | None:
+        """How often each trajectory counts, by its return [trajectories]: int64, where a shaping draws them anew."""
+        if self._resample is None:
+            return None
+        return torch.bincount(self._resample(returns, seed), minlength=returns.numel())
 
 
 def _unshaped(trajectories: Sequence[Trajectory], max_tokens: int) -> EpisodeRewards:
