@@ -82,4 +82,4 @@ def launch_command(
         env |= {"CUDA_VISIBLE_DEVICES": "", "VLLM_CPU_KVCACHE_SPACE": str(CPU_CACHE_GIB)}
     if api_key is not None:
         env["VLLM_API_KEY"] = api_key
-    return LaunchCommand(argv=[*argv, *config.arguments], env=env)
+    return LaunchCommand(argv=[*argv, *config.arguments], env=env, host=host)
