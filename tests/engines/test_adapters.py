@@ -24,7 +24,7 @@ from agentrl.training.models.lora import add_adapters, save_adapter
 from agentrl.training.models.weights import TrainedWeights
 from agentrl.weights import AdapterTransport, Probe, RemoteSync, memory_folder
 
-pytestmark = [pytest.mark.engines, pytest.mark.timeout(600)]
+pytestmark = [pytest.mark.engines, pytest.mark.timeout(1800)]
 
 TOLERANCE = 1e-4
 WORLDS = Path(__file__).parent.parent / "worlds"
