@@ -5,7 +5,8 @@ BIN := $(VENV)/bin
 STAMP := $(VENV)/.installed
 
 .PHONY: setup demo test bubblewrap docker-daemon test-docker lint docs engines engine-vllm engine-sglang \
-	engine-harmony test-engines ray test-cluster originals original-alfworld original-openenv test-originals clean
+	engine-harmony test-engines test-engines-cluster ray test-cluster originals \
+	original-alfworld original-openenv test-originals clean
 
 setup: $(STAMP)
 
@@ -84,6 +85,10 @@ engine-harmony:
 ENGINE_TESTS ?= $(addprefix tests/engines/test_,conformance.py tool_parsers.py training.py)
 test-engines: setup engines
 	AGENTRL_ENGINES=$(ENGINES) $(BIN)/python -m pytest --durations=15 $(ENGINE_TESTS)
+
+# The same servers as actors of Ray.
+test-engines-cluster: setup engines ray
+	AGENTRL_ENGINES=$(ENGINES) PYTHONPATH=$(RAY) $(BIN)/python -m pytest --durations=5 tests/engines/test_cluster.py
 
 # Ray goes into a folder outside the checkout, too, with what .venv lacks for it; the folder is complete once it holds
 # .installed. Its simulated nodes are processes of this machine.

@@ -31,6 +31,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, TypeVar
 
+from agentrl.assembly.adapter_sync import sends_adapters
 from agentrl.assembly.checks import check_experts
 from agentrl.assembly.cluster import RunCluster, open_cluster
 from agentrl.assembly.companions import guides_of
@@ -167,6 +168,7 @@ class Orchestrator:
         stack.callback(self._store.close)
         model_path = start if self._saved is None else str(self._saved.path / MODEL)
         version = 0 if progress is None else progress.version
+        alone = sends_adapters(self.config.engine)  # then servers have the base
         cluster = await stack.enter_async_context(open_cluster(self.config, self.folder.path, say=self._say))
         ranks = self._open_ranks(stack, cluster)
         self._parts = build_training(
@@ -174,7 +176,7 @@ class Orchestrator:
             model_path=model_path,
             reference_path=start,
             version=version,
-            pool=await self._open_servers(stack, model_path, version, cluster),
+            pool=await self._open_servers(stack, start if alone else model_path, version, cluster),
             observer=EpisodeRecorder(self._store, self.status, self._watcher),
             keep=(lambda group: group.returns_differ) if self.config.algorithm.dynamic_sampling else None,
             ranks=ranks,

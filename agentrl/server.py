@@ -135,6 +135,15 @@ class InferenceServer(ABC):
             EngineError: the server did not take them; it must not be used any more.
         """
 
+    async def load_adapter(self, folder: Path, version: int) -> None:
+        """`load_weights`, of an adapter beside weights that stay: peft's files, in a folder that the server can see.
+
+        Raises:
+            UsageError: servers like this one take merged weights only.
+            EngineError: as `load_weights`.
+        """
+        raise UsageError(f"{self.url} takes no adapters alone", hint="remove engine.adapter_rank")
+
     async def load_tensors(self, parts: Sequence[TensorPart], version: int) -> None:
         """`load_weights`, with the tensors in the requests themselves.
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from agentrl.agent_loop import AgentLoop
 from agentrl.assembly.adapter_check import check_adapters, refuse_adapters
+from agentrl.assembly.adapter_sync import check_adapter_sync
 from agentrl.assembly.chat_file import read_chats
 from agentrl.assembly.cluster_check import check_cluster, refuse_cluster
 from agentrl.assembly.environments import find_environment
@@ -54,6 +55,7 @@ def check_training(config: Config) -> LocalEngineConfig | ServerEngineConfig:
     _check_sampling(config.sampling)
     _check_teacher(config)
     check_adapters(config)
+    check_adapter_sync(config)
     Objective(config.algorithm)
     check_critic(config.algorithm, config.trainer)
     RewardShaping(config.algorithm.shaping, max_tokens=config.agent.max_tokens)

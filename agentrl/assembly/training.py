@@ -9,6 +9,7 @@ from pathlib import Path
 
 from transformers import PreTrainedTokenizerFast
 
+from agentrl.assembly.adapter_sync import adapter_transport, sends_adapters
 from agentrl.assembly.checks import check_training
 from agentrl.assembly.companions import Companions, build_companions, own_members
 from agentrl.assembly.environments import find_environment
@@ -135,9 +136,7 @@ def build_training(
         few = config.model.lora is not None  # the frozen weights are there already
         sync = InProcessSync(TrainedWeights(source) if few else source, engine, shared=shared, probe=probe)
     elif pool is not None:
-        transport = make_transport(settings, Path(config.run.directory))
-        sleeps = isinstance(settings, ServerEngineConfig) and settings.sleep
-        engine, sync = pool, RemoteSync(source, pool.group, transport, probe, sleeps=sleeps)
+        engine, sync = pool, _remote_sync(settings, Path(config.run.directory), source, pool, probe)
     else:
         raise AssertionError("an engine of servers needs its pool")
     speaker = EngineSpeaker(engine, renderer, sampling_params(config.sampling))
@@ -161,6 +160,15 @@ def build_training(
         sync=sync,
         teacher=TeacherServers(guide) if guide is not None and guide.servers else None,
     )
+
+
+def _remote_sync(
+    settings: LocalEngineConfig | ServerEngineConfig, folder: Path, source: ModelWeights, pool: ServerPool, probe: Probe
+) -> RemoteSync:
+    if sends_adapters(settings):
+        return RemoteSync(TrainedWeights(source), pool.group, adapter_transport(settings, folder, source), probe)
+    sleeps = isinstance(settings, ServerEngineConfig) and settings.sleep
+    return RemoteSync(source, pool.group, make_transport(settings, folder), probe, sleeps=sleeps)
 
 
 def check_rendering(config: Config, renderer: Renderer) -> None:

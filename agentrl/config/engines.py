@@ -122,6 +122,9 @@ class ServerEngineConfig(Section):
     sleep: bool = False
     """Servers give back their GPU memory while the trainer trains, and wake with the next weights; for servers on the
     trainer's GPUs, with ``rollout.max_staleness`` 0."""
+    adapter_rank: int | None = Field(None, ge=1, le=512)
+    """vLLM servers keep the weights that they start with, and are sent adapters (``model.lora``) of up to this rank
+    alone; merged weights are sent when left out."""
 
     @field_validator("servers")
     @classmethod
@@ -144,6 +147,22 @@ class ServerEngineConfig(Section):
             raise ValueError(
                 f"engine.transport is cuda_ipc with engine.tensor_parallel {self.tensor_parallel}: a server on "
                 "the trainer's GPU has one GPU; use collective or shared_memory"
+            )
+        return self
+
+    @model_validator(mode="after")
+    def _adapters_can_be_sent(self) -> Self:
+        if self.adapter_rank is None:
+            return self
+        if self.transport not in ("shared_memory", "disk"):
+            raise ValueError(
+                f"engine.adapter_rank is set with engine.transport {self.transport}: servers read adapters from files; "
+                "use shared_memory or disk"
+            )
+        if self.sleep:
+            raise ValueError(
+                "engine.adapter_rank is set with engine.sleep: a server that sleeps forgets weights which an adapter "
+                "does not bring back; remove one of them"
             )
         return self
 
@@ -175,6 +194,15 @@ class VLLMEngineConfig(ServerEngineConfig):
 class SGLangEngineConfig(ServerEngineConfig):
     type: Literal["sglang"] = "sglang"
     """SGLang servers."""
+
+    @model_validator(mode="after")
+    def _takes_merged_weights(self) -> Self:
+        if self.adapter_rank is not None:
+            raise ValueError(
+                "engine.adapter_rank is vLLM's: SGLang exchanges an adapter only when no request uses the old one, "
+                "and a sync holds requests; remove it, and merged weights are sent"
+            )
+        return self
 
 
 EngineConfig = Annotated[

@@ -106,6 +106,10 @@ class HttpSession:
         data = None if body is None else orjson.dumps(body)
         return self._decode(route, await self._ask("POST", route, data, deadline_s, late))
 
+    async def order(self, route: str, body: Mapping[str, Any], *, deadline_s: float) -> None:
+        """Send JSON to a route whose answer says nothing beyond its status."""
+        await self._ask("POST", route, orjson.dumps(body), deadline_s, ServerLost)
+
     async def _ask(
         self, method: str, route: str, data: bytes | None, deadline_s: float | None, late: type[EngineError]
     ) -> bytes:

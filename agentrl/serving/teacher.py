@@ -12,12 +12,16 @@ import numpy as np
 import numpy.typing as npt
 
 from agentrl.config.guides import TeacherConfig
-from agentrl.errors import EngineError
+from agentrl.errors import EngineError, UsageError
 from agentrl.server import ServerLost
 from agentrl.serving.http import HttpSession, Refused
 
 ATTEMPTS = 3
 """Of a sequence, each on the next server."""
+BAD_REQUEST = 400
+CONTEXT_RESERVE = 8
+"""Tokens by which a server's context must be longer than what it is asked about: it samples one, and SGLang reserves a
+few."""
 
 
 class TeacherServers:
@@ -41,7 +45,7 @@ class TeacherServers:
             sequences: Token ids, one or more each.
 
         Raises:
-            UsageError: a key is missing or refused.
+            UsageError: a key is missing or refused, or a server does not take a sequence.
             EngineError: all attempts of a sequence failed, or an answer is of no use.
         """
         asked = [asyncio.create_task(self._one(list(ids))) for ids in sequences]
@@ -58,6 +62,8 @@ class TeacherServers:
                 try:
                     return _checked(await self._ask(next(self._turns), ids), ids)
                 except (ServerLost, Refused) as error:
+                    if isinstance(error, Refused) and error.status == BAD_REQUEST:
+                        raise _too_long(error, len(ids)) from error
                     if attempt == ATTEMPTS - 1 or (isinstance(error, Refused) and not error.is_of_a_start):
                         raise
         raise AssertionError("the last attempt returns or raises")
@@ -109,6 +115,15 @@ def _checked(values: Sequence[Any], ids: Sequence[int]) -> npt.NDArray[np.float3
             expected="a finite number for each token after the first",
         )
     return np.array([math.nan, *known], dtype=np.float32)
+
+
+def _too_long(refused: Refused, length: int) -> UsageError:
+    return UsageError(
+        f"{refused.url} does not take a sequence of {length} tokens",
+        got=f"{refused.status}, {refused.said!r}",
+        expected=f"a teacher with a context of {length + CONTEXT_RESERVE} tokens or more, and the policy's tokens",
+        hint=f"serve it with a context that is {CONTEXT_RESERVE} tokens longer than agent.max_tokens",
+    )
 
 
 def _unusable(answer: Any, where: str) -> EngineError:

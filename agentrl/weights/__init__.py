@@ -1,7 +1,9 @@
 """Weights from the trainer to the engine, verified."""
 
 from agentrl.weights.collective_transport import CollectiveTransport as CollectiveTransport
+from agentrl.weights.folder_transport import AdapterTransport as AdapterTransport
 from agentrl.weights.folder_transport import FolderTransport as FolderTransport
+from agentrl.weights.folder_transport import memory_folder as memory_folder
 from agentrl.weights.in_process import InProcessSync as InProcessSync
 from agentrl.weights.ipc_transport import IpcTransport as IpcTransport
 from agentrl.weights.probe import TOLERANCE as TOLERANCE
@@ -18,6 +20,7 @@ from agentrl.weights.transport import Transport as Transport
 
 __all__ = [
     "TOLERANCE",
+    "AdapterTransport",
     "CollectiveTransport",
     "FolderTransport",
     "InProcessSync",
@@ -31,5 +34,6 @@ __all__ = [
     "Transport",
     "WeightSource",
     "WeightSync",
+    "memory_folder",
     "write_served_model",
 ]

@@ -11,8 +11,9 @@ import asyncio
 import shutil
 import tempfile
 import time
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from pathlib import Path
+from typing import TypeAlias
 
 from safetensors import SafetensorError
 from safetensors.torch import load_file
@@ -25,6 +26,13 @@ from agentrl.weights.safetensors_folder import SHARD_BYTES, write_tensors
 from agentrl.weights.transport import PreparedWeights, Transport
 
 MEMORY = Path("/dev/shm")
+AdapterWriter: TypeAlias = Callable[[Mapping[str, Tensor], Path], None]
+"""Writes the tensors of an adapter into a folder, as peft does."""
+
+
+def memory_folder() -> Path:
+    """The memory file system of this machine, or its temporary folder where there is none."""
+    return MEMORY if MEMORY.is_dir() else Path(tempfile.gettempdir())
 
 
 class FolderTransport(Transport):
@@ -43,7 +51,7 @@ class FolderTransport(Transport):
     @classmethod
     def shared_memory(cls) -> FolderTransport:
         """In the memory file system of this machine, or its temporary folder where there is none."""
-        return cls(MEMORY if MEMORY.is_dir() else Path(tempfile.gettempdir()))
+        return cls(memory_folder())
 
     @property
     def path(self) -> Path:
@@ -68,22 +76,48 @@ class FolderTransport(Transport):
                 expected=f"room for two versions of the model in {self.path.parent}",
                 hint="make room there, or set engine.transport=disk",
             ) from error
-        return WrittenWeights(folder, version=version, size=size, seconds=time.perf_counter() - began)
+        return self._written(folder, version=version, size=size, seconds=time.perf_counter() - began)
 
     def _write(self, weights: Mapping[str, Tensor], folder: Path) -> int:
         partial = folder.with_name(folder.name + ".partial")
         partial.mkdir()
         try:
-            size = write_tensors(weights, partial, shard_bytes=self._shard_bytes)
+            size = self._fill(weights, partial)
             partial.rename(folder)
         except BaseException:
             shutil.rmtree(partial, ignore_errors=True)
             raise
         return size
 
+    def _fill(self, weights: Mapping[str, Tensor], folder: Path) -> int:
+        return write_tensors(weights, folder, shard_bytes=self._shard_bytes)
+
+    def _written(self, folder: Path, *, version: int, size: int, seconds: float) -> WrittenWeights:
+        return WrittenWeights(folder, version=version, size=size, seconds=seconds)
+
     async def close(self) -> None:
         """Remove everything. Idempotent."""
         await asyncio.to_thread(self._own.close)
+
+
+class AdapterTransport(FolderTransport):
+    """Writes adapters alone, for servers that have what they belong to.
+
+    Args:
+        root: Where the transport makes its folder.
+        write: Writes one.
+    """
+
+    def __init__(self, root: Path, write: AdapterWriter) -> None:
+        super().__init__(root)
+        self._write_adapter = write
+
+    def _fill(self, weights: Mapping[str, Tensor], folder: Path) -> int:
+        self._write_adapter(weights, folder)
+        return sum(path.stat().st_size for path in folder.glob("*.safetensors"))
+
+    def _written(self, folder: Path, *, version: int, size: int, seconds: float) -> WrittenWeights:
+        return WrittenAdapter(folder, version=version, size=size, seconds=seconds)
 
 
 class WrittenWeights(PreparedWeights):
@@ -108,3 +142,11 @@ class WrittenWeights(PreparedWeights):
     async def discard(self) -> None:
         """Remove the folder."""
         await asyncio.to_thread(shutil.rmtree, self.folder, ignore_errors=True)
+
+
+class WrittenAdapter(WrittenWeights):
+    """An adapter in a folder."""
+
+    async def give_to(self, server: InferenceServer) -> None:
+        """Let it read the folder."""
+        await server.load_adapter(self.folder, self.version)

@@ -281,24 +281,25 @@ class LearningWeights(ModelWeights):
 
     def remember(self, version):
         """The weights are those of a version now."""
-        self._past[version] = {name: tensor.clone() for name, tensor in self._model.state_dict().items()}
+        self._past[version] = {name: tensor.clone() for name, tensor in self.model.state_dict().items()}
 
     @torch.no_grad()
     def learn(self, version):
         """Change them into those of a version."""
-        for parameter in self._model.parameters():
-            parameter.add_(0.02 * torch.randn(parameter.shape, generator=self._generator))
+        for parameter in self.model.parameters():
+            if parameter.requires_grad:
+                parameter.add_(0.02 * torch.randn(parameter.shape, generator=self._generator))
         self.remember(version)
 
     def largest_difference(self, prompt, answer):
         """Of an answer's log-probabilities from those of the versions that its tokens claim; all are known ones."""
-        worst, now = 0.0, {name: tensor.clone() for name, tensor in self._model.state_dict().items()}
+        worst, now = 0.0, {name: tensor.clone() for name, tensor in self.model.state_dict().items()}
         for version in set(answer.versions):
-            self._model.load_state_dict(self._past[version])
+            self.model.load_state_dict(self._past[version])
             expected = self.token_logprobs(prompt, answer.token_ids)
             found = zip(answer.versions, answer.logprobs, expected, strict=True)
             worst = max(worst, *(abs(got - right) for stamp, got, right in found if stamp == version))
-        self._model.load_state_dict(now)
+        self.model.load_state_dict(now)
         return worst
 
 

@@ -1,6 +1,6 @@
 """Real servers as actors on another simulated node than the trainer; without Ray this is skipped.
 
-PYTHONPATH=~/.cache/agentrl/engines/ray-2.60.0-py3.11 .venv/bin/pytest tests/engines/test_cluster.py
+make test-engines-cluster
 """
 
 import sys

@@ -137,6 +137,31 @@ async def test_connecting_learns_the_context_and_asks_for_no_more_than_it_may(re
     assert answer.stop_reason is StopReason.LENGTH
 
 
+async def test_requests_name_the_adapter_that_was_loaded(request_of, tmp_path):
+    fake = FakeVLLM()
+    fake.config = {**UNCUT, "lora_config": {"max_lora_rank": 8}}
+    fake.answers["/v1/load_lora_adapter"] = web.Response(text="Success: loaded")
+    async with serving(fake, adapter_rank=4) as server:
+        await server.generate(request_of([1, 2], "before"))
+        await server.pause()
+        for version in (3, 4):
+            await server.load_adapter(tmp_path, version)
+        await server.resume()
+        await server.generate(request_of([1, 2], "after"))
+    named = [body.get("model") for path, body in fake.calls if path == "/inference/v1/generate"]
+    assert named == [None, "policy-adapter"]
+    assert [path for path, _ in fake.calls].count("/v1/load_lora_adapter") == 1
+
+
+@pytest.mark.parametrize(("found", "told"), [(None, "no --enable-lora"), ({"max_lora_rank": 8}, "--max-lora-rank 8")])
+async def test_a_server_that_takes_no_such_adapters_is_refused(found, told):
+    fake = FakeVLLM()
+    fake.config = {**UNCUT, "lora_config": found}
+    async with serving(fake, connect=False, adapter_rank=16) as server:
+        with pytest.raises(UsageError, match=f"takes no adapters of rank 16: got {told}"):
+            await server.connect(deadline_s=10)
+
+
 async def test_requests_have_names_of_their_own_at_the_server(request_of):
     fake = FakeVLLM()
     async with serving(fake) as server:

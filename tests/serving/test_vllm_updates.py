@@ -8,8 +8,9 @@ from aiohttp import web
 from agentrl.errors import EngineError
 from agentrl.server import SharedTensors, TensorLayout, UpdateGroup
 from agentrl.serving.http import HttpSession, Refused
-from agentrl.serving.vllm.updates import WeightUpdates
-from agentrl.serving.vllm.wire import decode_checksums
+from agentrl.serving.vllm.launch import WORKER_PATH
+from agentrl.serving.vllm.updates import EXCHANGE, WeightUpdates
+from agentrl.serving.vllm.wire import ADAPTER, decode_checksums
 
 LAYOUTS = [
     TensorLayout(names=["a", "b"], dtype="float32", shapes=[[2, 3], [4]]),
@@ -84,6 +85,20 @@ async def test_a_broadcast_is_announced_run_by_run_and_then_published(updating):
         ("/reset_prefix_cache?reset_running_requests=true&reset_external=true", None),
         ("/update_weight_version", {"new_version": "8"}),
     ]
+
+
+@pytest.mark.parametrize("is_first", [True, False])
+async def test_an_adapter_is_named_once_and_then_exchanged(updating, is_first, tmp_path):
+    async with updating() as (fake, updates):
+        await updates.from_adapter(tmp_path, 8, is_first=is_first)
+    named = [("/v1/load_lora_adapter", {"lora_name": ADAPTER, "lora_path": str(tmp_path)})]
+    assert fake.calls == [
+        *(named if is_first else []),
+        ("/collective_rpc", {"method": EXCHANGE, "kwargs": {"folder": str(tmp_path)}}),
+        ("/reset_prefix_cache?reset_running_requests=true&reset_external=true", None),
+        ("/update_weight_version", {"new_version": "8"}),
+    ]
+    assert f"def {EXCHANGE}(self, folder" in (WORKER_PATH / "agentrl_vllm_adapter.py").read_text()
 
 
 async def test_memory_is_named_run_by_run_and_then_published(updating):

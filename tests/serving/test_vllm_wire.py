@@ -211,6 +211,15 @@ def test_what_starts_a_server_on_gpus(tmp_path):
     assert "--enable-sleep-mode" not in command.argv
 
 
+@pytest.mark.parametrize(("rank", "most"), [(None, None), (1, 1), (2, 8), (16, 16), (500, 512)])
+def test_a_server_is_started_for_adapters_of_a_rank(tmp_path, rank, most):
+    config = VLLMEngineConfig(adapter_rank=rank)
+    command = launch_command(config, python="py", model=tmp_path, port=81, dtype="float32")
+    line = " ".join(command.argv)
+    assert ("--enable-lora" in line) == (rank is not None) == ("VLLM_ALLOW_RUNTIME_LORA_UPDATING" in command.env)
+    assert most is None or f"--max-loras 1 --max-lora-rank {most}" in line
+
+
 @pytest.mark.parametrize("gpus", [(), (0,)])
 def test_only_servers_on_gpus_can_sleep(tmp_path, gpus):
     command = launch_command(

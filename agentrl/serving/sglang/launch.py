@@ -71,7 +71,7 @@ def launch_command(
         env |= {"PYTHONPATH": os.pathsep.join(filter(None, (str(CPU_MODULES), python_path)))}
         env |= {"SGLANG_USE_CPU_ENGINE": "1", "TORCHDYNAMO_DISABLE": "1"}
         env |= {"CUDA_VISIBLE_DEVICES": "", "OMP_NUM_THREADS": "1"}
-    return LaunchCommand(argv=[*argv, *config.arguments], env=env)
+    return LaunchCommand(argv=[*argv, *config.arguments], env=env, host=host)
 
 
 def _cpu_arguments(config: SGLangEngineConfig) -> list[str]:

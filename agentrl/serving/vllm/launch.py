@@ -17,6 +17,8 @@ RECEIVER = "agentrl"
 """What receives broadcast weights in the server's workers: `agentrl_vllm_receiver` in `WORKER_PATH`."""
 WORKER_PATH = Path(__file__).parent / "worker"
 """Folder of the module that the server's workers import."""
+RANKS = (1, 8, 16, 32, 64, 128, 256, 320, 512)
+"""Largest ranks of adapters that vLLM can be started for."""
 CPU_CACHE_GIB = 2
 """Key-value cache of a server on a CPU; on a GPU vLLM takes a share of its memory."""
 
@@ -75,6 +77,10 @@ def launch_command(
         "DO_NOT_TRACK": "1",
         "VLLM_SERVER_DEV_MODE": "1",
     }
+    if config.adapter_rank is not None:
+        rank = next(rank for rank in RANKS if rank >= config.adapter_rank)
+        argv += ["--enable-lora", "--max-loras", "1", "--max-lora-rank", str(rank)]
+        env["VLLM_ALLOW_RUNTIME_LORA_UPDATING"] = "1"
     if gpus and config.sleep:
         argv.append("--enable-sleep-mode")
     if not gpus:
@@ -82,4 +88,4 @@ def launch_command(
         env |= {"CUDA_VISIBLE_DEVICES": "", "VLLM_CPU_KVCACHE_SPACE": str(CPU_CACHE_GIB)}
     if api_key is not None:
         env["VLLM_API_KEY"] = api_key
-    return LaunchCommand(argv=[*argv, *config.arguments], env=env)
+    return LaunchCommand(argv=[*argv, *config.arguments], env=env, host=host)

@@ -14,6 +14,7 @@ from agentrl.server import ServerLost
 from agentrl.serving.http import HttpSession, Refused
 from agentrl.serving.vllm.convention import CUT_TO_ONE, LogprobConvention, convention_of, is_uncut
 from agentrl.serving.vllm.launch import RECEIVER
+from agentrl.serving.vllm.wire import ADAPTER
 
 FIRST_WAIT_S = 0.1
 LONGEST_WAIT_S = 1.0
@@ -28,6 +29,8 @@ class Found:
 
     max_context: int
     convention: LogprobConvention
+    has_adapter: bool
+    """Whether it was sent one."""
 
 
 async def wait_until_healthy(http: HttpSession, *, deadline_s: float) -> None:
@@ -75,7 +78,9 @@ async def probe(http: HttpSession, config: ServerEngineConfig, *, deadline_s: fl
     if convention is LogprobConvention.UNCUT and not is_uncut(logprob):
         convention = LogprobConvention.CUT
     try:
-        return Found(max_context=int(models["data"][0]["max_model_len"]), convention=convention)
+        names = [model["id"] for model in models["data"]]
+        limit = int(models["data"][0]["max_model_len"])
+        return Found(max_context=limit, convention=convention, has_adapter=ADAPTER in names)
     except (KeyError, IndexError, TypeError, ValueError) as error:
         raise EngineError(f"{http.url} does not tell its longest context", got=repr(models)[:200]) from error
 
@@ -98,9 +103,24 @@ def _check_updates(url: str, told: Mapping[str, Any], config: ServerEngineConfig
         raise UsageError(
             f"{url} takes no weights by {config.transport}", got=f"receiver {receiver}", expected=RECEIVER, hint=hint
         )
+    _check_adapters(url, told, config.adapter_rank)
     is_on_cpu = (told.get("device_config") or {}).get("device") == "cpu"
     if config.sleep and not is_on_cpu and not told["model_config"].get("enable_sleep_mode"):
         raise UsageError(f"{url} cannot sleep", hint="start it with --enable-sleep-mode, or remove engine.sleep")
+
+
+def _check_adapters(url: str, told: Mapping[str, Any], rank: int | None) -> None:
+    """Refuse a server that takes no adapters of a rank."""
+    if rank is None:
+        return
+    most = (told.get("lora_config") or {}).get("max_lora_rank")
+    if most is None or most < rank:
+        raise UsageError(
+            f"{url} takes no adapters of rank {rank}",
+            got="no --enable-lora" if most is None else f"--max-lora-rank {most}",
+            expected=f"--max-lora-rank {rank} or more",
+            hint=f"start it with agentrl serve … engine.adapter_rank={rank}, or remove engine.adapter_rank",
+        )
 
 
 async def _logprob_after_a_cut(http: HttpSession, deadline_s: float) -> float:

@@ -66,6 +66,7 @@ class VLLMServer(InferenceServer):
         self._updates = WeightUpdates(self._http, timeout_s=config.timeout_s)
         self._running: dict[str, _Running] = {}
         self._convention: LogprobConvention | None = None
+        self._is_adapted = False
         self._client = uuid.uuid4().hex[:8]
         self._numbers = itertools.count()
 
@@ -76,6 +77,7 @@ class VLLMServer(InferenceServer):
         limit = min(found.max_context, self._config.max_context or found.max_context)
         self.capabilities = Capabilities(max_context=limit, vocab_size=self._vocab_size)
         self._convention = found.convention
+        self._is_adapted = found.has_adapter and self._config.adapter_rank is not None
 
     async def generate(self, request: GenerateRequest) -> Generation:
         """Sample one turn. Seeds are not sent: they are not reproducible under load, and on the CPU one of them ends
@@ -86,7 +88,8 @@ class VLLMServer(InferenceServer):
         check_request(request, self.capabilities, self._running)
         check_convention(request.params, self._convention)
         running = _Running(wire_id=f"{request.request_id}-{self._client}-{next(self._numbers)}")
-        body = encode_request(request, wire_id=running.wire_id, max_context=self.capabilities.max_context)
+        limit = self.capabilities.max_context
+        body = encode_request(request, wire_id=running.wire_id, max_context=limit, adapted=self._is_adapted)
         self._running[request.request_id] = running
         began = time.perf_counter()
         try:
@@ -148,6 +151,16 @@ class VLLMServer(InferenceServer):
         """
         await self._check_paused()
         await self._updates.from_folder(folder, version)
+        await self._check_version(version)
+
+    async def load_adapter(self, folder: Path, version: int) -> None:
+        """`load_weights`, of an adapter; from the first one on it answers all requests.
+
+        Requests that are held go on with the new one.
+        """
+        await self._check_paused()
+        await self._updates.from_adapter(folder, version, is_first=not self._is_adapted)
+        self._is_adapted = True
         await self._check_version(version)
 
     async def workers(self) -> int:

@@ -12,7 +12,10 @@ from typing import Any
 from agentrl.errors import EngineError
 from agentrl.server import Broadcast, SharedTensors, TensorLayout, UpdateGroup
 from agentrl.serving.http import HttpSession, Refused
-from agentrl.serving.vllm.wire import decode_checksums, encode_run
+from agentrl.serving.vllm.wire import ADAPTER, decode_checksums, encode_run
+
+EXCHANGE = "exchange_adapter"
+"""What `agentrl_vllm_adapter` adds to the server's workers."""
 
 FAILED_S = 10.0
 """Deadline of what is tried after a failure."""
@@ -34,6 +37,21 @@ class WeightUpdates:
     async def from_folder(self, folder: Path, version: int) -> None:
         """Let it read a folder."""
         await self._post("/collective_rpc", {"method": "reload_weights", "kwargs": {"weights_path": str(folder)}})
+        await self._publish(version)
+
+    async def from_adapter(self, folder: Path, version: int, *, is_first: bool) -> None:
+        """Let it read the files of an adapter.
+
+        Args:
+            folder: Holds them.
+            version: What tokens are stamped with from now on.
+            is_first: Whether it knows no adapter yet. Requests remember the files of the one that they name, and would
+                bring it back if vLLM exchanged it: later ones are exchanged under their feet.
+        """
+        if is_first:
+            body = {"lora_name": ADAPTER, "lora_path": str(folder)}
+            await self._http.order("/v1/load_lora_adapter", body, deadline_s=self._timeout_s)
+        await self._post("/collective_rpc", {"method": EXCHANGE, "kwargs": {"folder": str(folder)}})
         await self._publish(version)
 
     async def from_broadcast(self, layouts: Sequence[TensorLayout], broadcast: Broadcast, version: int) -> None:

@@ -13,6 +13,9 @@ from agentrl.serving.version_labels import decode_versions
 ID_PREFIX = "generate-tokens-"
 """vLLM puts it before our request id; an abort must name both, unknown ids are ignored in silence."""
 
+ADAPTER = "policy-adapter"
+"""Name of the adapter that a server was sent, in place of its model's."""
+
 _STOP_REASONS = {"stop": StopReason.STOP, "length": StopReason.LENGTH, "abort": StopReason.ABORT}
 _NO_LOGPROB = -9999.0
 """What vLLM writes where a log-probability is missing or not a number."""
@@ -30,13 +33,16 @@ _OF_NOTHING = "e3b0c44298fc1c14"
 """Checksum of a tensor whose bytes vLLM keeps in a packed form elsewhere."""
 
 
-def encode_request(request: GenerateRequest, *, wire_id: str, max_context: int) -> dict[str, Any]:
+def encode_request(
+    request: GenerateRequest, *, wire_id: str, max_context: int, adapted: bool = False
+) -> dict[str, Any]:
     """The body of a request to ``/inference/v1/generate``.
 
     Args:
         request: It has passed `agentrl.serving.request.check_request`.
         wire_id: Name of the request at the server.
         max_context: `max_tokens` is cut to what fits.
+        adapted: Whether the model's adapter is to answer.
     """
     params = request.params
     sampling: dict[str, Any] = {
@@ -50,7 +56,8 @@ def encode_request(request: GenerateRequest, *, wire_id: str, max_context: int) 
         "logprobs": 0,  # of the sampled tokens only
         "detokenize": False,
     }
-    return {"token_ids": list(request.prompt_ids), "request_id": wire_id, "sampling_params": sampling}
+    body = {"token_ids": list(request.prompt_ids), "request_id": wire_id, "sampling_params": sampling}
+    return body | {"model": ADAPTER} if adapted else body
 
 
 def encode_abort(wire_id: str) -> dict[str, Any]:

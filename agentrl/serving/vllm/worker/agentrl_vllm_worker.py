@@ -11,6 +11,7 @@ from __future__ import annotations
 from typing import Any
 
 import agentrl_vllm_receiver  # type: ignore[import-not-found]  # noqa: F401
+from agentrl_vllm_adapter import AdapterExchange  # type: ignore[import-not-found]
 from vllm.v1.sample.sampler import Sampler
 
 _LEAST_TEMPERATURE = 1e-5
@@ -44,5 +45,5 @@ def _scaled(logits: Any, temperature: Any) -> Any:
 Sampler.sample = sample_with_uncut_logprobs
 
 
-class UncutLogprobs:
-    """Names this module to ``--worker-extension-cls``; it adds no calls to the workers."""
+class UncutLogprobs(AdapterExchange):  # type: ignore[misc]
+    """Names this module to ``--worker-extension-cls``; what it adds to the workers is how they exchange an adapter."""
