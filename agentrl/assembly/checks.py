@@ -19,6 +19,7 @@ from agentrl.errors import ConfigError, UsageError
 from agentrl.training.critic.checks import check_critic
 from agentrl.training.objective import Objective
 from agentrl.training.preferences.trainer import preference_loss
+from agentrl.training.process_reward.checks import check_process_reward
 from agentrl.training.step.rewards import RewardShaping
 
 _WHOLE = SamplingConfig().model_dump()
@@ -56,6 +57,7 @@ def check_training(config: Config) -> LocalEngineConfig | ServerEngineConfig:
     check_adapters(config)
     Objective(config.algorithm)
     check_critic(config.algorithm, config.trainer)
+    check_process_reward(config.algorithm, config.trainer)
     RewardShaping(config.algorithm.shaping, max_tokens=config.agent.max_tokens)
     return config.engine
 

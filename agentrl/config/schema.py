@@ -17,6 +17,7 @@ from agentrl.config.guides import ExpertConfig, TeacherConfig
 from agentrl.config.lora import LoraConfig
 from agentrl.config.numerics import NumericsConfig
 from agentrl.config.preferences import PreferencesConfig
+from agentrl.config.process_reward import ProcessRewardConfig
 from agentrl.config.section import Section
 from agentrl.errors import ConfigError
 
@@ -240,6 +241,7 @@ class TrainerConfig(Section):
     """KL of the policy to that of the start of the step, over a mini-batch, above which the step's other updates are
     left out."""
     critic: CriticConfig | None = None
+    process_reward: ProcessRewardConfig | None = None
     tokens_per_micro_batch: int = Field(8192, ge=1)
     """Tokens of a forward and backward pass, padding included."""
     share_prefixes: bool = False

@@ -41,7 +41,7 @@ from agentrl.lanes import Lanes, check_lanes
 from agentrl.training.checkpoint import load_trainer, save_trainer
 from agentrl.training.critic.checks import check_critic
 from agentrl.training.critic.making import critic_step, make_critic, with_values
-from agentrl.training.critic.state import PolicyAndCritic
+from agentrl.training.critic.state import CRITIC, PROCESS_REWARD, PolicyAndCompanions
 from agentrl.training.gradient_pass import GradientPass, TokenValues, sequences_to_read
 from agentrl.training.models.compilation import compile_layers
 from agentrl.training.models.gradient_mode import gradients_recomputed
@@ -52,6 +52,9 @@ from agentrl.training.numerics.turn_mismatch import mismatch_by_turn
 from agentrl.training.numerics.watch import NumericsWatch, Step, WatchedUpdates
 from agentrl.training.objective import Objective
 from agentrl.training.optimizer import OptimizerSettings, PolicyOptimizer
+from agentrl.training.process_reward.checks import check_process_reward
+from agentrl.training.process_reward.making import ProcessModels, make_process_reward
+from agentrl.training.process_reward.step import with_process_reward
 from agentrl.training.ranks import Ranks
 from agentrl.training.scoring.head_scores import TokenScores
 from agentrl.training.scoring.layout import Layout, choose_layout
@@ -95,9 +98,11 @@ class Trainer:
         reader: Prepares images; needed where trajectories hold any.
         ranks: Train together; a model and a reference that several ranks share are in shards.
         critic: The model of a critic of its own (``trainer.critic``); a copy of `model` as it is now when left out.
+        process_reward: The models of ``trainer.process_reward``; copies of `model` as it is now when left out.
 
     Raises:
-        ConfigError: the algorithm's options do not fit its functions, or a critic is missing or of no use.
+        ConfigError: the algorithm's options do not fit its functions, or a critic or process reward model is missing
+            or of no use.
         UnknownNameError: no such estimator or loss.
     """
 
@@ -114,8 +119,10 @@ class Trainer:
         reader: ImageReader | None = None,
         ranks: Ranks | None = None,
         critic: PreTrainedModel | None = None,
+        process_reward: ProcessModels | None = None,
     ) -> None:
         check_critic(algorithm, config)
+        check_process_reward(algorithm, config)
         self.model = model
         self.ranks = ranks or Ranks()
         self.steps = 0
@@ -146,6 +153,15 @@ class Trainer:
             config,
             _optimizer_settings(config),
             layout=self._layout,
+            lanes=self._lanes,
+            ranks=self.ranks,
+            reader=reader,
+        )
+        self._process_reward = make_process_reward(
+            model,
+            process_reward,
+            config,
+            _optimizer_settings(config),
             lanes=self._lanes,
             ranks=self.ranks,
             reader=reader,
@@ -193,6 +209,8 @@ class Trainer:
         batch = with_teacher_reward(batch, self._shaping, teacher)
         pretraining = self.pretraining
         batch = with_values(batch, self._critic, pad_id)
+        judged = with_process_reward(batch, self._process_reward, selection.trajectories, parts, pad_id)
+        batch = judged.batch
         estimate = self._objective.estimate(batch.episodes)
         advantage = estimate.advantage
         critic = critic_step(self._critic, batch, estimate, pad_id, policy_learns=not pretraining)
@@ -242,6 +260,7 @@ class Trainer:
             losses=taken.losses,
             means=gradient.means()
             | taken.metrics
+            | judged.metrics
             | mismatch_by_turn(batch, tokens.trainer_logp, tokens.behaviour_logp, read),
             advantage_abs_mean=float(tokens.advantage.abs().mean()),
             distance=mismatch(tokens.trainer_logp[read], tokens.behaviour_logp[read]),
@@ -307,8 +326,9 @@ class Trainer:
     def _load(self, folder: Path) -> None:
         self._restore_progress(load_trainer(self._trained(), self._progress(), folder, self.ranks))
 
-    def _trained(self) -> PolicyAndCritic:
-        return PolicyAndCritic(self._optimizer, self._critic)
+    def _trained(self) -> PolicyAndCompanions:
+        companions = {CRITIC: self._critic, PROCESS_REWARD: self._process_reward}
+        return PolicyAndCompanions(self._optimizer, companions)
 
     def _progress(self) -> dict[str, Any]:
         kl = self._shaping.kl

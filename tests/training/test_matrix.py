@@ -136,14 +136,17 @@ def test_whole_matrix(estimator, staleness, shape):
         assert float(gradient.norm()) > 1e-6, loss
 
 
-TRAINABLE = [n for n in ESTIMATORS if needed_inputs(lookup(Kind.ADVANTAGE, n)) <= {*PROVIDED, Input.VALUES}]
+MODELS = (Input.VALUES, Input.PROCESS_REWARD)
+TRAINABLE = [n for n in ESTIMATORS if needed_inputs(lookup(Kind.ADVANTAGE, n)) <= {*PROVIDED, *MODELS}]
 TRAINABLE_LOSSES = [name for name in LOSSES if needed_inputs(lookup(Kind.LOSS, name)) <= PROVIDED]
 
 
 def step(model, staleness, shape, config):
     """The norm of the gradient of one training step."""
     critic = {} if Input.VALUES in needed_inputs(lookup(Kind.ADVANTAGE, config.advantage)) else None
-    trainer = Trainer(model, config, TrainerConfig(learning_rate=1e-4, critic=critic), seed=0, max_tokens=100)
+    judge = {} if Input.PROCESS_REWARD in needed_inputs(lookup(Kind.ADVANTAGE, config.advantage)) else None
+    beside = {"critic": critic, "process_reward": judge}
+    trainer = Trainer(model, config, TrainerConfig(learning_rate=1e-4, **beside), seed=0, max_tokens=100)
     trainer.steps = 10
     metrics = trainer.step(trajectories_of(staleness, shape), temperature=1.0, pad_id=0).metrics
     assert all(math.isfinite(value) for value in metrics.values())

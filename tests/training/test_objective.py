@@ -142,7 +142,6 @@ def test_an_episode_that_is_drawn_twice_counts_as_two():
 @pytest.mark.parametrize(
     ("settings", "message"),
     [
-        ({"advantage": "prime"}, "implicit process reward model"),
         ({"loss": "luffy"}, r"luffy needs episodes of an expert: got no algorithm\.expert"),
         ({"loss": "distill"}, r"distill needs a teacher's log-probabilities: got no algorithm\.teacher"),
         ({"shaping": {"distill": {}}}, r"shaping distill needs a teacher's log-probabilities"),
