@@ -17,6 +17,7 @@ from agentrl.config.preferences import PreferencesConfig
 from agentrl.config.schema import Config, SamplingConfig
 from agentrl.errors import ConfigError, UsageError
 from agentrl.training.critic.checks import check_critic
+from agentrl.training.models.rounds import check_rounds
 from agentrl.training.objective import Objective
 from agentrl.training.preferences.trainer import preference_loss
 from agentrl.training.process_reward.checks import check_process_reward
@@ -55,7 +56,9 @@ def check_training(config: Config) -> LocalEngineConfig | ServerEngineConfig:
     _check_sampling(config.sampling)
     _check_teacher(config)
     check_adapters(config)
-    Objective(config.algorithm)
+    objective = Objective(config.algorithm)
+    has_adapters = config.model.lora is not None
+    check_rounds(config.algorithm, has_reference=objective.uses_reference, has_adapters=has_adapters)
     check_critic(config.algorithm, config.trainer)
     check_process_reward(config.algorithm, config.trainer)
     RewardShaping(config.algorithm.shaping, max_tokens=config.agent.max_tokens)

@@ -41,11 +41,12 @@ from agentrl.lanes import Lanes, check_lanes
 from agentrl.training.checkpoint import load_trainer, save_trainer
 from agentrl.training.critic.checks import check_critic
 from agentrl.training.critic.making import critic_step, make_critic, with_values
-from agentrl.training.critic.state import CRITIC, PROCESS_REWARD, PolicyAndCompanions
+from agentrl.training.critic.state import CRITIC, PROCESS_REWARD, REFERENCE, PolicyAndCompanions
 from agentrl.training.gradient_pass import GradientPass, TokenValues, sequences_to_read
 from agentrl.training.models.compilation import compile_layers
 from agentrl.training.models.gradient_mode import gradients_recomputed
 from agentrl.training.models.lora import adapters_off, base_is_reference
+from agentrl.training.models.rounds import make_rounds
 from agentrl.training.models.router_balance import RouterBalance
 from agentrl.training.numerics.deterministic import prepare_repeatable, repeatable
 from agentrl.training.numerics.turn_mismatch import mismatch_by_turn
@@ -93,7 +94,8 @@ class Trainer:
         max_tokens: Most tokens of a sequence (``agent.max_tokens``), for the overlong penalty.
         reference: The policy that KL is measured from; when left out, `model` without its adapters where these are all
             that is trained, and else a frozen copy of `model` as it is now. Only used where the algorithm has a KL, or
-            a loss that compares with it. It is not part of `state_dict`: a resumed run hands in the same reference.
+            a loss that compares with it. It is not part of `state_dict` (unless it is renewed in rounds): a resumed run
+            hands in the same reference.
         teacher: The model of ``algorithm.teacher``, frozen, unless it has servers; not part of `state_dict` either.
         reader: Prepares images; needed where trajectories hold any.
         ranks: Train together; a model and a reference that several ranks share are in shards.
@@ -141,6 +143,7 @@ class Trainer:
         self._layout = self._reference_layout = choose_layout(model, config, self.ranks)
         self._generator = torch.Generator().manual_seed(seed)
         self._reference = (reference or _frozen(model)) if self._objective.uses_reference else None
+        self._rounds = make_rounds(algorithm, model, self._reference)
         if reference is not None and self._reference is not None:
             self._reference_layout = choose_layout(reference, config, self.ranks)
         if algorithm.teacher is not None and not algorithm.teacher.servers and teacher is None:
@@ -203,6 +206,7 @@ class Trainer:
         batch = step_batch(selection.trajectories, self._shaping, experts=guides.expert_ids)
         batch = with_greedy_returns(batch, selection.trajectories, guides.greedy, self._shaping)
         parts = self._parts(batch)
+        rounds = {} if self._rounds is None else self._rounds.begin_step(self.steps)
         reference = self._reference_logp(batch, temperature, pad_id)
         batch = self._with_reward_kl(batch, reference)
         teacher = self._teacher_logp(batch, selection.trajectories, guides, temperature, pad_id)
@@ -261,6 +265,7 @@ class Trainer:
             means=gradient.means()
             | taken.metrics
             | judged.metrics
+            | rounds
             | mismatch_by_turn(batch, tokens.trainer_logp, tokens.behaviour_logp, read),
             advantage_abs_mean=float(tokens.advantage.abs().mean()),
             distance=mismatch(tokens.trainer_logp[read], tokens.behaviour_logp[read]),
@@ -327,8 +332,8 @@ class Trainer:
         self._restore_progress(load_trainer(self._trained(), self._progress(), folder, self.ranks))
 
     def _trained(self) -> PolicyAndCompanions:
-        companions = {CRITIC: self._critic, PROCESS_REWARD: self._process_reward}
-        return PolicyAndCompanions(self._optimizer, companions)
+        beside = {CRITIC: self._critic, PROCESS_REWARD: self._process_reward, REFERENCE: self._rounds}
+        return PolicyAndCompanions(self._optimizer, beside)
 
     def _progress(self) -> dict[str, Any]:
         kl = self._shaping.kl

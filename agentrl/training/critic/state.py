@@ -13,9 +13,14 @@ from agentrl.training.ranks.sharding import sharded_like
 
 T = TypeVar("T")
 
-CRITIC, PROCESS_REWARD = "critic", "process_reward"
-"""Name parts of a state, and the sections of ``trainer`` that say what they are."""
-PARTS = (CRITIC, PROCESS_REWARD)
+CRITIC, PROCESS_REWARD, REFERENCE = "critic", "process_reward", "reference"
+"""Name parts of a state."""
+PARTS = {
+    CRITIC: "trainer.critic",
+    PROCESS_REWARD: "trainer.process_reward",
+    REFERENCE: "algorithm.refresh_reference",
+}
+"""The settings that ask for them."""
 
 
 class TrainedState(Protocol):
@@ -117,8 +122,8 @@ class PolicyAndCompanions:
         if keys:
             raise UsageError(
                 f"the checkpoint holds a {name.replace('_', ' ')}",
-                got=f"no trainer.{name}",
-                hint=f"set trainer.{name} as the run had it",
+                got=f"no {PARTS[name]}",
+                hint=f"set {PARTS[name]} as the run had it",
             )
         return {}
 
