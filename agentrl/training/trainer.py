@@ -61,6 +61,7 @@ from agentrl.training.scoring.head_scores import TokenScores
 from agentrl.training.scoring.layout import Layout, choose_layout
 from agentrl.training.scoring.logprobs import score_all
 from agentrl.training.scoring.sequences import ScoredSequence, scored_sequence
+from agentrl.training.scoring.top_tokens import TokenOpinions, opinions_of_all
 from agentrl.training.state_copy import StateCopies
 from agentrl.training.step.batch import StepBatch, step_batch
 from agentrl.training.step.guides import (
@@ -149,6 +150,7 @@ class Trainer:
         if algorithm.teacher is not None and not algorithm.teacher.servers and teacher is None:
             raise UsageError("algorithm.teacher is a model", got="no teacher", expected="Trainer(teacher=…)")
         self._teacher = teacher
+        self._top_k = None if algorithm.teacher is None else algorithm.teacher.top_k
         self._teacher_layout = None if teacher is None else choose_layout(teacher, config, self.ranks)
         self._critic = make_critic(
             model,
@@ -389,12 +391,25 @@ class Trainer:
         guides: Guides,
         temperature: float,
         pad_id: int,
-    ) -> torch.Tensor | None:
+    ) -> TokenOpinions | None:
         if not self._objective.uses_teacher:
             return None
         if self._teacher is None or self._teacher_layout is None:
             return told_by_teacher(batch, trajectories, guides, self.model.device)
-        return self._score(self._teacher, self._teacher_layout, batch.sequences, temperature, pad_id).logp
+        if self._top_k is None:
+            scores = self._score(self._teacher, self._teacher_layout, batch.sequences, temperature, pad_id)
+            return TokenOpinions(logp=scores.logp)
+        return opinions_of_all(
+            self._teacher,
+            batch.sequences,
+            top_k=self._top_k,
+            temperature=temperature,
+            pad_id=pad_id,
+            layout=self._teacher_layout,
+            lanes=self._lanes,
+            ranks=self.ranks,
+            reader=self._reader,
+        )
 
     def _with_reward_kl(self, batch: StepBatch, reference_logp: torch.Tensor | None) -> StepBatch:
         """The batch with KL to the reference in its rewards, if the algorithm wants that."""

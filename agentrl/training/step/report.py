@@ -27,7 +27,8 @@ class StepReport:
     """By name: ``train/``, ``mismatch/``, ``reward/``, ``groups/``, ``trajectories/``.
 
     ``train/grad_norm`` is the largest of the step's updates, and is missing when all of them were skipped;
-    ``train/grad_norm/GROUP`` is that of a kind of parameter. Also ``critic/`` and ``process_reward/``, where there is one.
+    ``train/grad_norm/GROUP`` is that of a kind of parameter. Also ``critic/`` and
+    ``process_reward/``, where there is one.
     """
     warnings: tuple[str, ...] = ()
     """What a person should look at: updates skipped, trainer and engine apart."""
