@@ -66,8 +66,14 @@ def check_training(config: Config) -> LocalEngineConfig | ServerEngineConfig:
 
 
 def _check_teacher(config: Config) -> None:
-    """A server tells what its model says at temperature 1."""
+    """A server tells what its model says at temperature 1; ranks that share rows ask about one token at a time."""
     teacher, temperature = config.algorithm.teacher, config.sampling.temperature
+    if teacher is not None and teacher.top_k is not None and config.trainer.context_parallel > 1:
+        raise ConfigError(
+            "algorithm.teacher.top_k needs whole rows",
+            got=f"trainer.context_parallel {config.trainer.context_parallel}",
+            expected="trainer.context_parallel=1, or algorithm.loss=distill without top_k",
+        )
     if teacher is not None and teacher.servers and temperature != 1.0:
         raise ConfigError(
             "a teacher behind servers speaks at temperature 1, and is compared with the policy as it sampled",
