@@ -95,6 +95,7 @@ PLUGINS: dict[str, dict[str, str]] = {
         "length": "agentrl.algorithms.shaping:length",
         "overlong": "agentrl.algorithms.shaping:overlong",
         "clip": "agentrl.algorithms.shaping:clip",
+        "win_rate": "agentrl.algorithms.shaping:win_rate",
         "kl": "agentrl.algorithms.reward_kl:RewardKL",
         "distill": "agentrl.algorithms.reward_kl:TeacherKL",
         "pf_ppo": "agentrl.algorithms.resampling:pf_ppo",

@@ -25,6 +25,9 @@ from typing import TYPE_CHECKING, Any
 from agentrl.message import Message
 
 if TYPE_CHECKING:
+    import numpy as np
+    import numpy.typing as npt
+
     from agentrl.image import PlacedImage
 
 
@@ -248,3 +251,13 @@ class ChatPolicy(ABC):
     @abstractmethod
     async def close(self) -> None:
         """Release everything; idempotent."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class TopTokens:
+    """What a model finds most probable in the place of each token of a sequence, given those before it."""
+
+    ids: npt.NDArray[np.int64]
+    """[T, k]; the first token, which has nothing before it, has a row of 0."""
+    logp: npt.NDArray[np.float32]
+    """[T, k]; NaN for the first token."""

@@ -13,7 +13,7 @@ LOG_RATIO_LIMIT = 20.0
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class LossInput:
-    """Sampled tokens of whole sequences (one micro-batch); all tensors are [tokens]."""
+    """Sampled tokens of whole sequences (one micro-batch); all tensors are [tokens] where nothing else is said."""
 
     logp: torch.Tensor
     """log pi of the current policy; the gradient flows through it."""
@@ -31,6 +31,11 @@ class LossInput:
     """log pi_ref of a frozen policy."""
     teacher_logp: torch.Tensor | None = None
     """log-probability that a teacher gives the token."""
+    teacher_top_logp: torch.Tensor | None = None
+    """log-probabilities that a teacher gives the k tokens that it finds most probable in the token's place: [tokens,
+    k]."""
+    top_logp: torch.Tensor | None = None
+    """log pi of these tokens: [tokens, k]; the gradient flows through it."""
     expert: torch.Tensor | None = None
     """Bool: an expert wrote the token; its log mu and log pi_old mean nothing."""
     entropy: torch.Tensor | None = None

@@ -19,6 +19,7 @@ class Input(enum.StrEnum):
     PROCESS_REWARD = "the rewards of an implicit process reward model"
     REFERENCE = "a reference policy"
     TEACHER = "a teacher's log-probabilities"
+    TEACHER_TOP = "a teacher's most probable tokens"
     EXPERT = "episodes of an expert"
     ENTROPY = "the entropy at each token"
 

@@ -27,6 +27,8 @@ class EpisodeRewards:
     """Bool [turns]: the answer could be parsed and the environment accepted the action."""
     final: torch.Tensor
     """What the whole episode was given beside its turns: [episodes]."""
+    group: torch.Tensor
+    """Group of each episode: int64 [episodes], from 0."""
     sampled: torch.Tensor
     """Sampled tokens: int64 [episodes]."""
     longest: torch.Tensor
@@ -82,6 +84,20 @@ def clip(rewards: EpisodeRewards, *, low: float = -1.0, high: float = 1.0) -> Ep
     _check("clip", low < high, "low and high", (low, high), "low < high")
     returns = rewards.returns
     return rewards.with_episodes(returns.clamp(low, high) - returns)
+
+
+def win_rate(rewards: EpisodeRewards) -> EpisodeRewards:
+    """The return becomes the share of the group's others that it beats; a draw is half a win, and so is nobody to beat.
+
+    SPPO, arXiv 2405.00675, section 4: the probability of winning against the policy itself, from its own samples.
+    """
+    returns, group = rewards.returns, rewards.group
+    others = (group[:, None] == group) & ~torch.eye(group.numel(), dtype=torch.bool)
+    margin = returns[:, None] - returns
+    wins = ((margin.sign() + 1) / 2 * others).sum(1)
+    count = others.sum(1)
+    share = torch.where(count > 0, wins / count.clamp(min=1), 0.5)
+    return rewards.with_episodes(share - returns)
 
 
 def _check(name: str, holds: bool, option: str, got: object, expected: str) -> None:

@@ -7,7 +7,10 @@ import torch
 from agentrl.algorithms.divergence import KLEstimator, kl_divergence
 from agentrl.algorithms.given import given
 from agentrl.algorithms.loss_input import LossInput, TokenLoss, unclipped
-from agentrl.algorithms.marks import Input, chooses, ignores_advantage, needs, takes
+from agentrl.algorithms.marks import Input, chooses, ignores_advantage, needs
+
+LEAST_REST = 1e-6
+"""Probability of the tokens that are not among the most probable ones, at least: rounding may leave none."""
 
 
 def successes(tokens: LossInput, *, above: float | None = None) -> torch.Tensor:
@@ -38,7 +41,20 @@ def distill(tokens: LossInput) -> TokenLoss:
     return unclipped(kl_divergence(KLEstimator.K1_PLUS, tokens.logp, given(tokens.teacher_logp, Input.TEACHER)))
 
 
-@takes("log-probabilities of a teacher's k most probable tokens at each position")
-def distill_top_k(logp: torch.Tensor, teacher_logp: torch.Tensor) -> TokenLoss:
-    """sum_v p_teacher(v) (log p_teacher(v) - log pi(v)) over the teacher's k most probable tokens: [tokens, k] each."""
-    return unclipped((teacher_logp.exp() * (teacher_logp - logp)).sum(-1))
+@needs(Input.TEACHER_TOP)
+@ignores_advantage
+def distill_top_k(tokens: LossInput) -> TokenLoss:
+    """KL(teacher, pi) over the teacher's k most probable tokens and all others as one (GKD, arXiv 2306.13649).
+
+    sum_v p(v) (log p(v) - log pi(v)), v being these tokens, and the rest of the vocabulary with what they leave: 0 only
+    where the policy gives each of them what the teacher does. With all tokens it is the forward KL.
+    """
+    teacher = with_rest(given(tokens.teacher_top_logp, Input.TEACHER_TOP))
+    own = with_rest(given(tokens.top_logp, Input.TEACHER_TOP))
+    return unclipped((teacher.exp() * (teacher - own)).sum(-1))
+
+
+def with_rest(logp: torch.Tensor) -> torch.Tensor:
+    """Log-probabilities [tokens, k] of some tokens, and of all others together: [tokens, k + 1]."""
+    known = logp.exp().sum(-1, keepdim=True).clamp(max=1 - LEAST_REST)
+    return torch.cat([logp, torch.log1p(-known)], dim=-1)

@@ -18,8 +18,10 @@ from agentrl.config.preferences import PreferencesConfig
 from agentrl.config.schema import Config, SamplingConfig
 from agentrl.errors import ConfigError, UsageError
 from agentrl.training.critic.checks import check_critic
+from agentrl.training.models.rounds import check_rounds
 from agentrl.training.objective import Objective
 from agentrl.training.preferences.trainer import preference_loss
+from agentrl.training.process_reward.checks import check_process_reward
 from agentrl.training.step.rewards import RewardShaping
 
 _WHOLE = SamplingConfig().model_dump()
@@ -56,15 +58,24 @@ def check_training(config: Config) -> LocalEngineConfig | ServerEngineConfig:
     _check_teacher(config)
     check_adapters(config)
     check_adapter_sync(config)
-    Objective(config.algorithm)
+    objective = Objective(config.algorithm)
+    has_adapters = config.model.lora is not None
+    check_rounds(config.algorithm, has_reference=objective.uses_reference, has_adapters=has_adapters)
     check_critic(config.algorithm, config.trainer)
+    check_process_reward(config.algorithm, config.trainer)
     RewardShaping(config.algorithm.shaping, max_tokens=config.agent.max_tokens)
     return config.engine
 
 
 def _check_teacher(config: Config) -> None:
-    """A server tells what its model says at temperature 1."""
+    """A server tells what its model says at temperature 1; ranks that share rows ask about one token at a time."""
     teacher, temperature = config.algorithm.teacher, config.sampling.temperature
+    if teacher is not None and teacher.top_k is not None and config.trainer.context_parallel > 1:
+        raise ConfigError(
+            "algorithm.teacher.top_k needs whole rows",
+            got=f"trainer.context_parallel {config.trainer.context_parallel}",
+            expected="trainer.context_parallel=1, or algorithm.loss=distill without top_k",
+        )
     if teacher is not None and teacher.servers and temperature != 1.0:
         raise ConfigError(
             "a teacher behind servers speaks at temperature 1, and is compared with the policy as it sampled",

@@ -5,9 +5,6 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from typing import TypeAlias
 
-import numpy as np
-import numpy.typing as npt
-
 from agentrl.algorithms.marks import Input, needed_inputs
 from agentrl.assembly.stored_pairs import load_trajectories
 from agentrl.assembly.worlds import World
@@ -22,7 +19,7 @@ from agentrl.rollout.group import EXPERT, GREEDY, Group
 from agentrl.rollout.runner import EpisodeRunner
 from agentrl.rollout.speaker import Speaker
 from agentrl.rollout.stored_expert import StoredExpert
-from agentrl.serving.teacher import TeacherServers
+from agentrl.serving.teacher import TeacherServers, TeacherWord
 from agentrl.training.step.guides import Guides
 from agentrl.trajectory import Trajectory
 
@@ -81,22 +78,26 @@ async def guides_of(groups: Sequence[Group], teacher: TeacherServers | None) -> 
     """
     experts = [trajectory for group in groups for trajectory in group.experts]
     trained = [trajectory for group in groups for trajectory in group.trainable]
+    told = {} if teacher is None else await _asked(teacher, [*trained, *experts])
     return Guides(
         greedy={group.id: group.beside[GREEDY] for group in groups if GREEDY in group.beside},
         experts=experts,
-        teacher_logp={} if teacher is None else await _asked(teacher, [*trained, *experts]),
+        teacher_logp={name: [word.logp for word in words] for name, words in told.items()},
+        teacher_top={
+            name: [word.top for word in words if word.top is not None]
+            for name, words in told.items()
+            if all(word.top is not None for word in words)
+        },
     )
 
 
-async def _asked(
-    teacher: TeacherServers, trajectories: Sequence[Trajectory]
-) -> dict[str, list[npt.NDArray[np.float32]]]:
+async def _asked(teacher: TeacherServers, trajectories: Sequence[Trajectory]) -> dict[str, list[TeacherWord]]:
     if any(sequence.images for trajectory in trajectories for sequence in trajectory.sequences):
         raise UsageError(
             "a teacher behind servers is asked about text only",
             got="episodes with images",
             hint="remove algorithm.teacher.servers, so that the teacher is loaded beside the trainer",
         )
-    found = await teacher.logprobs([s.ids_list() for trajectory in trajectories for s in trajectory.sequences])
+    found = await teacher.words([s.ids_list() for trajectory in trajectories for s in trajectory.sequences])
     rest = iter(found)
     return {t.id: [next(rest) for _ in t.sequences] for t in trajectories}

@@ -31,7 +31,8 @@ SCRATCH = "scratch"
 
 def resolve_model(config: Config) -> Config:
     """The config with the paths of its models as absolute folders, so that ``runs/latest`` means today's latest for
-    ever: ``model.path``, ``algorithm.teacher.path``, ``agent.reward_model.path`` and ``trainer.critic.path``.
+    ever: ``model.path``, ``algorithm.teacher.path``, ``agent.reward_model.path``, ``trainer.critic.path`` and
+    ``trainer.process_reward.path``.
 
     Raises:
         UsageError: there is no model where a path points, or none of that name can be fetched.
@@ -48,9 +49,12 @@ def resolve_model(config: Config) -> Config:
     if (reader := config.agent.reward_model) is not None:
         read = reader.model_copy(update={"path": _resolved(reader.path)})
         changes["agent"] = config.agent.model_copy(update={"reward_model": read})
+    beside: dict[str, Section] = {}
     if (critic := config.trainer.critic) is not None and critic.path is not None:
-        found = critic.model_copy(update={"path": _resolved(critic.path)})
-        changes["trainer"] = config.trainer.model_copy(update={"critic": found})
+        beside["critic"] = critic.model_copy(update={"path": _resolved(critic.path)})
+    if (judge := config.trainer.process_reward) is not None and judge.path is not None:
+        beside["process_reward"] = judge.model_copy(update={"path": _resolved(judge.path)})
+    changes["trainer"] = config.trainer.model_copy(update=beside)
     return config.model_copy(update=changes)
 
 

@@ -14,6 +14,7 @@ from agentrl.training.models.loading import load_model
 from agentrl.training.models.lora import add_adapters, is_adapter_folder, load_adapter
 from agentrl.training.models.weights import ModelWeights
 from agentrl.training.objective import Objective
+from agentrl.training.process_reward.making import ProcessModels
 from agentrl.training.ranks import Ranks
 from agentrl.training.ranks.loading import load_sharded
 from agentrl.training.sft import SupervisedLearner
@@ -51,7 +52,7 @@ class LearnerParts:
 def build_trainer(
     config: Config, *, model_path: str, reference_path: str | None, reader: ImageReader | None, ranks: Ranks
 ) -> TrainerParts:
-    """Load the policy, its reference, its critic and its teacher, whole or in shards; every rank does.
+    """Load the policy and the models beside it, whole or in shards; every rank does.
 
     Args:
         config: The run.
@@ -87,9 +88,20 @@ def build_trainer(
         reader=reader,
         ranks=ranks,
         critic=own_critic,
+        process_reward=_load_process_models(config, reference_path or model_path, ranks),
     )
     source = ModelWeights(model, ranks=ranks, dtype=config.model.dtype)
     return TrainerParts(trainer=trainer, source=source)
+
+
+def _load_process_models(config: Config, start: str, ranks: Ranks) -> ProcessModels | None:
+    section, lora = config.trainer.process_reward, config.model.lora
+    if section is None:
+        return None
+    path = section.path or start
+    trained = load_policy(config, path, ranks=ranks)
+    is_free = lora is not None and not lora.whole
+    return ProcessModels(trained=trained, start=None if is_free else _load(config, path, ranks).requires_grad_(False))
 
 
 def build_learner(

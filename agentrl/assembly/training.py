@@ -120,6 +120,9 @@ def build_training(
     guide = config.algorithm.teacher
     if guide is not None:
         check_same_tokens("the teacher", guide.path, model_path)
+    judge = config.trainer.process_reward
+    if judge is not None and judge.path is not None:
+        check_same_tokens("the process reward model", judge.path, model_path)
     ranks = ranks or Ranks()
     built = _build_trainer(config, model_path, reference_path, renderer.images, ranks)
     trainer, source, model = built.trainer, built.source, built.trainer.model

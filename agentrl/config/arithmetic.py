@@ -31,6 +31,8 @@ class Memory:
     reference: int
     critic: int
     """Weights, gradients and moments of a critic with a model of its own."""
+    process_reward: int
+    """Weights, gradients and moments of an implicit process reward model, and the weights of its frozen start."""
     engine_copy: int
     """Weights of the engine, when it cannot share the trainer's."""
     cache: int
@@ -47,6 +49,7 @@ class Memory:
             + self.optimizer
             + self.reference
             + self.critic
+            + self.process_reward
             + self.engine_copy
             + self.cache
             + self.logits
@@ -145,6 +148,7 @@ def _memory(config: Config, size: ModelSize) -> Memory:
         optimizer=trained.optimizer_bytes(width),
         reference=size.parameters * width if config.algorithm.keeps_reference and (lora is None or lora.whole) else 0,
         critic=_critic_bytes(config, size, width),
+        process_reward=_process_reward_bytes(config, size, width),
         engine_copy=weights if local and config.rollout.max_staleness else 0,
         cache=config.engine.cache_tokens * size.cache_values_per_token * width
         if isinstance(config.engine, LocalEngineConfig)
@@ -176,6 +180,19 @@ def _critic_bytes(config: Config, policy: ModelSize, width: int) -> int:
     trained = _trained_trunk(config, size)
     moments = _OPTIMIZER_BYTES * trained.parameters
     return size.trunk_parameters * width + trained.adapter_bytes() + trained.gradient_bytes(width) + moments + head
+
+
+def _process_reward_bytes(config: Config, policy: ModelSize, width: int) -> int:
+    """Of an implicit process reward model and its start, which adapters have for free."""
+    section, lora = config.trainer.process_reward, config.model.lora
+    if section is None:
+        return 0
+    size = policy if section.path is None else model_size(ModelConfig(path=section.path))
+    if size is None:
+        return 0
+    trained = trained_size(lora, size)
+    start = 0 if lora is not None and not lora.whole else size.parameters * width
+    return weight_bytes(lora, size, width) + trained.gradient_bytes(width) + trained.optimizer_bytes(width) + start
 
 
 def _critic_size(critic: CriticConfig, policy: ModelSize) -> ModelSize | None:
@@ -285,6 +302,7 @@ def _memory_rows(arithmetic: Arithmetic, config: Config) -> list[Row]:
         *_model_rows(arithmetic.model),
         *_adapter_rows(arithmetic.model, config),
         *_critic_rows(arithmetic, config),
+        *_process_reward_rows(memory, config),
         Row(
             "memory",
             f"{shown_bytes(memory.total)} and activations",
@@ -316,6 +334,16 @@ def _critic_rows(arithmetic: Arithmetic, config: Config) -> list[Row]:
     alone = f", {critic.pretrain_steps} steps alone" if critic.pretrain_steps else ""
     how = f"{kind}{alone}; {shown_bytes(memory.critic)} with gradients and optimizer"
     return [Row("critic", f"{arithmetic.critic_parameters:,} parameters", how)]
+
+
+def _process_reward_rows(memory: Memory, config: Config) -> list[Row]:
+    section = config.trainer.process_reward
+    if section is None:
+        return []
+    if not memory.process_reward:
+        return [Row("process reward", "size unknown", f"the config.json of {section.path} is not on this machine")]
+    how = f"a model like {section.path or 'the policy'}, with gradients and optimizer, and its frozen start"
+    return [Row("process reward", shown_bytes(memory.process_reward), how)]
 
 
 def _server_rows(config: Config) -> list[Row]:

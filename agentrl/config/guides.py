@@ -11,13 +11,15 @@ from agentrl.config.section import Section
 
 
 class TeacherConfig(Section):
-    """A frozen model that says how probable it finds the policy's own tokens; for ``loss: distill`` or ``shaping:
-    {distill: {coef: …}}``.
+    """A frozen model that says how probable it finds the policy's own tokens, or what it would have said instead; for
+    ``loss: distill`` or ``distill_top_k``, or ``shaping: {distill: {coef: …}}``.
     """
 
     path: str
     """A Hugging Face name or folder, or a run folder; its tokens must be the policy's. Loaded beside the trainer, and
     shared over its ranks, unless there are servers."""
+    top_k: int | None = Field(None, ge=1)
+    """How many of its most probable tokens it names at each position, for ``loss: distill_top_k``."""
     servers: list[str] = Field(default_factory=list)
     """Addresses of servers that serve this model: ``[http://HOST:PORT]``. They are asked for the log-probabilities of
     what was sampled, and nothing is loaded but the tokenizer."""

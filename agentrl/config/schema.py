@@ -17,6 +17,7 @@ from agentrl.config.guides import ExpertConfig, TeacherConfig
 from agentrl.config.lora import LoraConfig
 from agentrl.config.numerics import NumericsConfig
 from agentrl.config.preferences import PreferencesConfig
+from agentrl.config.process_reward import ProcessRewardConfig
 from agentrl.config.section import Section
 from agentrl.errors import ConfigError
 
@@ -167,6 +168,9 @@ class AlgorithmConfig(Section):
     correction: CorrectionConfig = Field(default_factory=CorrectionConfig)
     kl_coef: float = Field(0.0, ge=0)
     """Weight of the KL to the reference in the loss; 0 keeps no reference model."""
+    refresh_reference: int = Field(0, ge=0)
+    """Steps of a round, after which the reference becomes the policy of then: self-play with ``loss: sppo``, or a KL
+    that forgets. 0 keeps the policy of the start of the run."""
     kl_estimator: Literal["k1", "k2", "k3", "k1+", "k3+"] = "k3"
     """Estimator of that KL; with a plus, its value with the gradient of k2."""
     entropy_coef: float = 0.0
@@ -240,6 +244,7 @@ class TrainerConfig(Section):
     """KL of the policy to that of the start of the step, over a mini-batch, above which the step's other updates are
     left out."""
     critic: CriticConfig | None = None
+    process_reward: ProcessRewardConfig | None = None
     tokens_per_micro_batch: int = Field(8192, ge=1)
     """Tokens of a forward and backward pass, padding included."""
     share_prefixes: bool = False

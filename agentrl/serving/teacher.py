@@ -5,7 +5,8 @@ from __future__ import annotations
 import asyncio
 import itertools
 import math
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
@@ -13,6 +14,7 @@ import numpy.typing as npt
 
 from agentrl.config.guides import TeacherConfig
 from agentrl.errors import EngineError, UsageError
+from agentrl.policy import TopTokens
 from agentrl.server import ServerLost
 from agentrl.serving.http import HttpSession, Refused
 
@@ -22,6 +24,16 @@ BAD_REQUEST = 400
 CONTEXT_RESERVE = 8
 """Tokens by which a server's context must be longer than what it is asked about: it samples one, and SGLang reserves a
 few."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class TeacherWord:
+    """What a teacher says of a sequence, at temperature 1."""
+
+    logp: npt.NDArray[np.float32]
+    """Log p of each token after those before it: [T]; NaN for the first."""
+    top: TopTokens | None = None
+    """Where ``algorithm.teacher.top_k`` asks for it."""
 
 
 class TeacherServers:
@@ -38,8 +50,8 @@ class TeacherServers:
         self._places = asyncio.Semaphore(settings.max_concurrent)
         self._names: dict[int, str] = {}
 
-    async def logprobs(self, sequences: Sequence[Sequence[int]]) -> list[npt.NDArray[np.float32]]:
-        """Log p of each token after those before it, at temperature 1: float32 [T] each; NaN for the first.
+    async def words(self, sequences: Sequence[Sequence[int]]) -> list[TeacherWord]:
+        """What the teacher says of each sequence.
 
         Args:
             sequences: Token ids, one or more each.
@@ -56,11 +68,11 @@ class TeacherServers:
                 one.cancel()
             await asyncio.gather(*asked, return_exceptions=True)
 
-    async def _one(self, ids: list[int]) -> npt.NDArray[np.float32]:
+    async def _one(self, ids: list[int]) -> TeacherWord:
         async with self._places:
             for attempt in range(ATTEMPTS):
                 try:
-                    return _checked(await self._ask(next(self._turns), ids), ids)
+                    return await self._ask(next(self._turns), ids)
                 except (ServerLost, Refused) as error:
                     if isinstance(error, Refused) and error.status == BAD_REQUEST:
                         raise _too_long(error, len(ids)) from error
@@ -68,42 +80,73 @@ class TeacherServers:
                         raise
         raise AssertionError("the last attempt returns or raises")
 
-    async def _ask(self, number: int, ids: list[int]) -> list[Any]:
-        server, deadline_s = self._servers[number], self._settings.timeout_s
+    async def _ask(self, number: int, ids: list[int]) -> TeacherWord:
+        server, deadline_s, top_k = self._servers[number], self._settings.timeout_s, self._settings.top_k or 0
         if self._settings.engine == "sglang":
             body: dict[str, Any] = {
                 "input_ids": ids,
                 "sampling_params": {"max_new_tokens": 1, "temperature": 0.0},
                 "return_logprob": True,
                 "logprob_start_len": 0,
+                **({"top_logprobs_num": top_k} if top_k else {}),
             }
-            return _of_sglang(await server.post("/generate", body, deadline_s=deadline_s))
+            return _of_sglang(await server.post("/generate", body, deadline_s=deadline_s), ids, top_k)
         if number not in self._names:
             models = await server.get("/v1/models", deadline_s=deadline_s)
             self._names[number] = str(models["data"][0]["id"])
-        body = {"model": self._names[number], "prompt": ids, "max_tokens": 1, "temperature": 0.0, "prompt_logprobs": 0}
-        return _of_vllm(await server.post("/v1/completions", body, deadline_s=deadline_s), ids)
+        body = {
+            "model": self._names[number],
+            "prompt": ids,
+            "max_tokens": 1,
+            "temperature": 0.0,
+            "prompt_logprobs": top_k,
+        }
+        return _of_vllm(await server.post("/v1/completions", body, deadline_s=deadline_s), ids, top_k)
 
     async def close(self) -> None:
         """Close the connections."""
         await asyncio.gather(*(server.close() for server in self._servers))
 
 
-def _of_vllm(answer: Any, ids: Sequence[int]) -> list[Any]:
+def _of_vllm(answer: Any, ids: Sequence[int], top_k: int) -> TeacherWord:
     """``prompt_logprobs``: for each token what is known by id, the token itself among it; nothing for the first."""
     try:
         rows = answer["choices"][0]["prompt_logprobs"]
-        return [row and row[str(token)]["logprob"] for row, token in zip(rows, ids, strict=True)]
-    except (KeyError, IndexError, TypeError, ValueError) as error:
+        values = [row and row[str(token)]["logprob"] for row, token in zip(rows, ids, strict=True)]
+        known = [{int(token): one["logprob"] for token, one in (row or {}).items()} for row in rows]
+    except (AttributeError, KeyError, IndexError, TypeError, ValueError) as error:
         raise _unusable(answer, "choices[0].prompt_logprobs") from error
+    return TeacherWord(logp=_checked(values, ids), top=_best(known, top_k))
 
 
-def _of_sglang(answer: Any) -> list[Any]:
-    """``input_token_logprobs``: log-probability, id and text of each token."""
+def _of_sglang(answer: Any, ids: Sequence[int], top_k: int) -> TeacherWord:
+    """``input_token_logprobs``: log-probability, id and text of each token; ``input_top_logprobs``: lists of these."""
     try:
-        return [row[0] for row in answer["meta_info"]["input_token_logprobs"]]
-    except (KeyError, IndexError, TypeError) as error:
-        raise _unusable(answer, "meta_info.input_token_logprobs") from error
+        told = answer["meta_info"]
+        values = [row[0] for row in told["input_token_logprobs"]]
+        rows = told["input_top_logprobs"] if top_k else []
+        known = [{int(one[1]): one[0] for one in row or ()} for row in rows]
+    except (KeyError, IndexError, TypeError, ValueError) as error:
+        raise _unusable(answer, "meta_info.input_token_logprobs" + (" and input_top_logprobs" * bool(top_k))) from error
+    return TeacherWord(logp=_checked(values, ids), top=_best(known, top_k))
+
+
+def _best(rows: Sequence[Mapping[int, Any]], top_k: int) -> TopTokens | None:
+    """The k most probable tokens of each row but the first, which knows nothing."""
+    if not top_k:
+        return None
+    ids, logp = np.zeros((len(rows), top_k), np.int64), np.full((len(rows), top_k), math.nan, np.float32)
+    for place, row in enumerate(rows[1:], start=1):
+        best = sorted(row.items(), key=lambda one: -one[1])[:top_k]
+        if len(best) < top_k:
+            raise EngineError(
+                "the teacher names too few tokens",
+                got=f"{len(best)} in the place of token {place}",
+                expected=f"algorithm.teacher.top_k {top_k}",
+                hint="vLLM tells as many as its --max-logprobs, which is 20 by default",
+            )
+        ids[place], logp[place] = [token for token, _ in best], [value for _, value in best]
+    return TopTokens(ids=ids, logp=logp)
 
 
 def _checked(values: Sequence[Any], ids: Sequence[int]) -> npt.NDArray[np.float32]:

@@ -180,10 +180,11 @@ class GradientPass:
         part = [self._batch.sequences[i] for i in indices]
         balance = self._balance if torch.is_grad_enabled() else None
         recording: AbstractContextManager[list[Routed]] = nullcontext([]) if balance is None else balance.recorded()
-        with recording as routed:
-            scores = self._score(part)
         where = self._batch.token_index(indices).to(self._model.device)
-        tokens = self._loss_input(indices, where, scores.logp)
+        top_ids = self._values.teacher_top_ids
+        with recording as routed:
+            scores = self._score(part, others=None if top_ids is None else top_ids[where])
+        tokens = replace(self._loss_input(indices, where, scores.logp), top_logp=scores.top_logp)
         objective = self._objective.loss(tokens, scores.entropy)
         tally = Tally()
         tally.add("train/entropy", scores.entropy)
@@ -202,7 +203,7 @@ class GradientPass:
             loss = loss + balance.part(routed, token_weights(self._passes.layout, part, self._model.device))
         return loss, tally
 
-    def _score(self, part: Sequence[ScoredSequence]) -> TokenScores:
+    def _score(self, part: Sequence[ScoredSequence], others: torch.Tensor | None = None) -> TokenScores:
         return score(
             self._model,
             part,
@@ -212,6 +213,7 @@ class GradientPass:
             entropy_gradient=self._objective.uses_entropy,
             reader=self._passes.reader,
             value_head=None if self._critic is None else self._critic.head,
+            others=others,
         )
 
     def _loss_input(self, indices: list[int], where: torch.Tensor, logp: torch.Tensor) -> LossInput:
@@ -229,6 +231,7 @@ class GradientPass:
             sequences=len(indices),
             reference_logp=None if values.reference_logp is None else values.reference_logp[where],
             teacher_logp=None if values.teacher_logp is None else values.teacher_logp[where],
+            teacher_top_logp=None if values.teacher_top_logp is None else values.teacher_top_logp[where],
             expert=expert,
             entropy=None if values.entropy is None else values.entropy[where],
             chosen=None if self._chosen is None else self._chosen[where],

@@ -45,12 +45,13 @@ def check_needs(kind: str, name: str, function: Callable[..., Any], *, also: fro
 
 
 def check_estimator(config: AlgorithmConfig, estimator: Callable[..., Any]) -> None:
-    """Check the advantage estimator of a config; `agentrl.training.critic.checks` looks after its critic.
+    """Check the advantage estimator of a config; `agentrl.training.critic.checks` looks after its critic, and
+    `agentrl.training.process_reward.checks` after its process reward model.
 
     Raises:
         ConfigError: it needs what nobody provides, or groups that the config does not have.
     """
-    check_needs("advantage estimator", config.advantage, estimator, also=GUIDED | {Input.VALUES})
+    check_needs("advantage estimator", config.advantage, estimator, also=GUIDED | {Input.VALUES, Input.PROCESS_REWARD})
     if requires_group(estimator) and config.group_size < 2:
         raise ConfigError(
             f"the advantage estimator {config.advantage} compares the members of a group",

@@ -35,16 +35,20 @@ from agentrl.lanes import check_lanes
 from agentrl.training.checkpoint import load_trainer, save_trainer
 from agentrl.training.critic.checks import check_critic
 from agentrl.training.critic.making import critic_step, make_critic, with_values
-from agentrl.training.critic.state import PolicyAndCritic
+from agentrl.training.critic.state import CRITIC, PROCESS_REWARD, REFERENCE, PolicyAndCompanions
 from agentrl.training.gradient_pass import GradientPass, sequences_to_read
 from agentrl.training.models.compilation import compile_layers
 from agentrl.training.models.gradient_mode import gradients_recomputed
+from agentrl.training.models.rounds import make_rounds
 from agentrl.training.models.router_balance import RouterBalance
 from agentrl.training.numerics.deterministic import prepare_repeatable, repeatable
 from agentrl.training.numerics.watch import NumericsWatch, Step, WatchedUpdates
 from agentrl.training.objective import Objective
 from agentrl.training.optimizer import OptimizerSettings, PolicyOptimizer
 from agentrl.training.passes import choose_passes
+from agentrl.training.process_reward.checks import check_process_reward
+from agentrl.training.process_reward.making import ProcessModels, make_process_reward
+from agentrl.training.process_reward.step import with_process_reward
 from agentrl.training.ranks import Ranks
 from agentrl.training.scoring.scorer import Scorer
 from agentrl.training.scoring.sequences import scored_sequence
@@ -79,14 +83,17 @@ class Trainer:
         max_tokens: Most tokens of a sequence (``agent.max_tokens``), for the overlong penalty.
         reference: The policy that KL is measured from; when left out, `model` without its adapters where these are all
             that is trained, and else a frozen copy of `model` as it is now. Only used where the algorithm has a KL, or
-            a loss that compares with it. It is not part of `state_dict`: a resumed run hands in the same reference.
+            a loss that compares with it. It is not part of `state_dict` (unless it is renewed in rounds): a resumed run
+            hands in the same reference.
         teacher: The model of ``algorithm.teacher``, frozen, unless it has servers; not part of `state_dict` either.
         reader: Prepares images; needed where trajectories hold any.
         ranks: Train together; a model and a reference that several ranks share are in shards.
         critic: The model of a critic of its own (``trainer.critic``); a copy of `model` as it is now when left out.
+        process_reward: The models of ``trainer.process_reward``; copies of `model` as it is now when left out.
 
     Raises:
-        ConfigError: the algorithm's options do not fit its functions, or a critic is missing or of no use.
+        ConfigError: the algorithm's options do not fit its functions, or a critic or process reward model is missing
+            or of no use.
         UnknownNameError: no such estimator or loss.
     """
 
@@ -103,8 +110,10 @@ class Trainer:
         reader: ImageReader | None = None,
         ranks: Ranks | None = None,
         critic: PreTrainedModel | None = None,
+        process_reward: ProcessModels | None = None,
     ) -> None:
         check_critic(algorithm, config)
+        check_process_reward(algorithm, config)
         self.model = model
         self.ranks = ranks or Ranks()
         self.steps = 0
@@ -129,7 +138,10 @@ class Trainer:
             reference=reference,
             teacher=teacher,
         )
-        self._critic = make_critic(model, critic, config, _optimizer_settings(config), self._policy.passes)
+        self._rounds = make_rounds(algorithm, model, self._frozen.reference)
+        settings, passes = _optimizer_settings(config), self._policy.passes
+        self._critic = make_critic(model, critic, config, settings, passes)
+        self._process_reward = make_process_reward(model, process_reward, config, settings, passes)
         self._copies = StateCopies(self._trained(), self._progress, self.ranks)
 
     @property
@@ -182,10 +194,14 @@ class Trainer:
         selection = select([*given.trajectories, *guides.experts], compare_groups=self._objective.compares_groups)
         batch = step_batch(selection.trajectories, self._shaping, experts=guides.expert_ids)
         batch = with_greedy_returns(batch, selection.trajectories, guides.greedy, self._shaping)
-        frozen = self._frozen.logp(batch, selection.trajectories, given)
+        rounds = {} if self._rounds is None else self._rounds.begin_step(self.steps)
+        frozen = self._frozen.opinions(batch, selection.trajectories, given)
         batch = with_reward_kl(batch, self._shaping, frozen.reference)
         batch = with_teacher_reward(batch, self._shaping, frozen.teacher)
         batch = with_values(batch, self._critic, given.pad_id)
+        parts = self._parts(batch)
+        judged = with_process_reward(batch, self._process_reward, selection.trajectories, parts, given.pad_id)
+        batch = judged.batch
         estimate = self._objective.estimate(batch.episodes)
         return PreparedStep(
             given=given,
@@ -193,10 +209,11 @@ class Trainer:
             batch=batch,
             frozen=frozen,
             advantage=estimate.advantage,
-            parts=self._parts(batch),
+            parts=parts,
             reads=sequences_to_read(self._objective, batch, estimate.advantage),
             critic=critic_step(self._critic, batch, estimate, given.pad_id, policy_learns=learns),
             policy_learns=learns,
+            metrics={**rounds, **judged.metrics},
         )
 
     def _parts(self, batch: StepBatch) -> list[list[int]]:
@@ -290,8 +307,9 @@ class Trainer:
     def _load(self, folder: Path) -> None:
         self._restore_progress(load_trainer(self._trained(), self._progress(), folder, self.ranks))
 
-    def _trained(self) -> PolicyAndCritic:
-        return PolicyAndCritic(self._optimizer, self._critic)
+    def _trained(self) -> PolicyAndCompanions:
+        beside = {CRITIC: self._critic, PROCESS_REWARD: self._process_reward, REFERENCE: self._rounds}
+        return PolicyAndCompanions(self._optimizer, beside)
 
     def _progress(self) -> dict[str, Any]:
         kl = self._shaping.kl

@@ -5,6 +5,7 @@ import math
 import pytest
 import torch
 
+from agentrl.algorithms.loss_input import LossInput
 from agentrl.algorithms.preference_losses import PreferencePairs, best_and_worst
 from agentrl.algorithms.prime import ScoredAnswers, implicit_reward
 from agentrl.algorithms.proximal import loglinear
@@ -78,11 +79,34 @@ def test_reward_model_of_prime_equals_the_formula(generator):
 
 
 def test_distillation_from_the_top_k(generator):
+    """Two of five tokens are named, and the other three count as one; with all named it is the forward KL."""
     student, teacher = draw(generator, ROWS, 5).log_softmax(-1), draw(generator, ROWS, 5).log_softmax(-1)
-    found = lookup(Kind.LOSS, "distill_top_k")(student, teacher).values
+    top, ids = teacher.topk(2, dim=-1)
+    found = distilled(student.gather(-1, ids), top)
     for row in range(ROWS):
-        rows = zip(student[row].tolist(), teacher[row].tolist(), strict=True)
-        assert found[row].item() == pytest.approx(sum(math.exp(t) * (t - s) for s, t in rows))
+        p, q = ([math.exp(column[row, v]) for v in ids[row].tolist()] for column in (teacher, student))
+        p, q = [*p, 1 - sum(p)], [*q, 1 - sum(q)]
+        assert found[row].item() == pytest.approx(sum(a * math.log(a / b) for a, b in zip(p, q, strict=True)))
+    whole = (teacher.exp() * (teacher - student)).sum(-1)
+    torch.testing.assert_close(distilled(student, teacher), whole, atol=2e-5, rtol=0)
+    assert bool((found <= whole + 1e-9).all())
+    torch.testing.assert_close(distilled(top, top), torch.zeros(ROWS, dtype=top.dtype))
+
+
+def distilled(own, teacher):
+    zeros = torch.zeros(len(own), dtype=own.dtype)
+    tokens = LossInput(
+        logp=zeros,
+        old_logp=zeros,
+        behaviour_logp=zeros,
+        advantage=zeros,
+        episode_return=zeros,
+        sequence=zeros.long(),
+        sequences=1,
+        teacher_top_logp=teacher,
+        top_logp=own,
+    )
+    return lookup(Kind.LOSS, "distill_top_k")(tokens).values
 
 
 def test_the_proximal_policy_between_versions(generator):

@@ -17,6 +17,7 @@ REWARDS = EpisodeRewards(
     turn_episode=torch.tensor([0, 0, 1]),
     turn_valid=torch.tensor([True, True, False]),
     final=torch.tensor([0.25, 0.0, 0.5], dtype=torch.float64),  # the third episode took no turn
+    group=torch.tensor([0, 0, 1]),
     sampled=torch.tensor([10, 50, 0]),
     longest=torch.tensor([85, 100, 5]),
     max_tokens=100,
@@ -32,6 +33,7 @@ REWARDS = EpisodeRewards(
         ("overlong", {"buffer": 20, "factor": 0.5}, [2.125, -3.5, 0.5], [0.0, 2.0, -3.0]),
         ("clip", {}, [1.0, -1.0, 0.5], [0.0, 2.0, -3.0]),
         ("clip", {"low": 0.0, "high": 2.0}, [2.0, 0.0, 0.5], [0.0, 2.0, -3.0]),
+        ("win_rate", {}, [1.0, 0.0, 0.5], [0.0, 2.0, -3.0]),
     ],
 )
 def test_shaping_by_hand(name, options, returns, turns):
@@ -64,6 +66,7 @@ def test_overlong_penalty_equals_the_formula():
             turn_episode=torch.zeros(0).long(),
             turn_valid=torch.zeros(0).bool(),
             final=torch.zeros(1).double(),
+            group=torch.zeros(1).long(),
             sampled=torch.zeros(1).long(),
             longest=torch.tensor([longest]),
             max_tokens=limit,

@@ -74,6 +74,8 @@ def test_the_dry_run_shows_a_critic():
     assert "hidden states" in table("trainer.critic={kind: shared}")["critic"].how
     assert table("trainer.critic={path: Qwen/none}")["critic"].value == "size unknown"
     assert "critic" not in table()
+    assert "and its frozen start" in table("trainer.process_reward={}")["process reward"].how
+    assert table("trainer.process_reward={path: Qwen/none}")["process reward"].value == "size unknown"
 
 
 def test_the_size_of_a_model_folder_is_read_from_its_config(tmp_path):

@@ -8,6 +8,8 @@ import torch
 
 from agentrl.config.schema import AlgorithmConfig, TrainerConfig
 from agentrl.errors import TrainingError, UsageError
+from agentrl.policy import TopTokens
+from agentrl.training.scoring.top_tokens import TokenOpinions
 from agentrl.training.step.batch import step_batch
 from agentrl.training.step.divergence import with_teacher_reward
 from agentrl.training.step.guides import Guides
@@ -164,7 +166,8 @@ def test_nobody_knows_how_far_an_expert_is_from_a_teacher(model, plain):
     shaping = RewardShaping({"distill": {}}, max_tokens=100)
     expert = as_expert(plain[0])
     batch = step_batch([plain[1], expert], shaping, experts={expert.id})
-    shaped = with_teacher_reward(batch, shaping, torch.full((batch.tokens,), -5.0)).episodes
+    teacher = TokenOpinions(logp=torch.full((batch.tokens,), -5.0))
+    shaped = with_teacher_reward(batch, shaping, teacher).episodes
     own = plain[1].sampled_tokens
     assert shaped.token_reward[own:].tolist() == [0.0] * plain[0].sampled_tokens
     expected = -5.0 - batch.behaviour_logp[:own].double()
@@ -183,6 +186,54 @@ def test_what_a_teacher_behind_servers_says_is_read_as_if_it_were_here(model, pl
     del told[plain[1].id]
     with pytest.raises(TrainingError, match=f"not asked about an episode: got 1 such as {plain[1].id}"):
         gradient_of(trainer_for(model, served), plain, teacher_logp=told)
+
+
+K = 4
+TOP_K = {"advantage": "reinforce", "loss": "distill_top_k", "correction": OFF}
+
+
+@pytest.mark.parametrize("layout", [{}, {"tokens_per_micro_batch": 30, "lanes": 2}])
+def test_the_policy_learns_what_its_teacher_would_have_said(model, plain, layout, monkeypatch):
+    """The forward KL on the teacher's four best tokens, and all others as one, in chunks of the head."""
+    monkeypatch.setattr("agentrl.training.scoring.logprobs.chunk_tokens", lambda *_: 5)
+    monkeypatch.setattr("agentrl.training.scoring.top_tokens.chunk_tokens", lambda *_: 5)
+    teacher = teacher_of(model)
+    exact, own = copy.deepcopy(teacher).double(), copy.deepcopy(model).double()
+    losses = []
+    for sequence in (s for t in plain for s in t.sequences):
+        ids = torch.from_numpy(sequence.token_ids.astype("int64"))
+        index = torch.from_numpy(sequence.loss_mask).nonzero()[:, 0] - 1
+        p, q = (judge(ids[None]).logits[0][index].log_softmax(-1) for judge in (exact, own))
+        best = p.topk(K).indices
+        p, q = ((column.gather(-1, best), 1 - column.exp().gather(-1, best).sum(-1)) for column in (p, q))
+        losses.append((p[0].exp() * (p[0] - q[0])).sum(-1) + p[1] * (p[1] / q[1]).log())
+    expected = torch.cat(losses).mean()
+    expected.backward()
+    local = AlgorithmConfig(**TOP_K, teacher={"path": "any", "top_k": K})
+    trainer = trainer_for(model, local, teacher=teacher, **layout)
+    report, found = gradient_of(trainer, plain)
+    assert report.metrics["train/loss"] == pytest.approx(expected.item(), rel=1e-4)
+    assert_same(found, {name: parameter.grad for name, parameter in own.named_parameters()})
+    served = AlgorithmConfig(**TOP_K, teacher={"path": "any", "top_k": K, "servers": ["http://h:1"]})
+    told = {t.id: [whole_logprobs(teacher, sequence) for sequence in t.sequences] for t in plain}
+    top = {t.id: [whole_top(teacher, sequence) for sequence in t.sequences] for t in plain}
+    _, by_servers = gradient_of(trainer_for(model, served, **layout), plain, teacher_logp=told, teacher_top=top)
+    assert_same(by_servers, found)
+
+
+def whole_top(model, sequence):
+    """As a client of servers tells it."""
+    ids = torch.from_numpy(sequence.token_ids.astype("int64"))
+    best = copy.deepcopy(model).double()(ids[None]).logits[0].log_softmax(-1).topk(K)
+    nothing = torch.full((1, K), float("nan"))
+    logp = torch.cat([nothing, best.values[:-1].float()]).detach()
+    return TopTokens(ids=torch.cat([torch.zeros(1, K).long(), best.indices[:-1]]).numpy(), logp=logp.numpy())
+
+
+def test_a_teacher_with_too_small_a_vocabulary_is_refused(model, plain):
+    config = AlgorithmConfig(**TOP_K, teacher={"path": "any", "top_k": 41})
+    with pytest.raises(UsageError, match="41 most probable tokens cannot be read: got a vocabulary of 40"):
+        trainer_for(model, config, teacher=teacher_of(model)).step(plain, temperature=1.0, pad_id=0)
 
 
 def whole_logprobs(model, sequence):

@@ -63,7 +63,11 @@ def add_turn(rng, sequence, index, version):
 
 def settings(estimator, loss):
     correction = {"mode": "off"} if corrects_itself(lookup(Kind.LOSS, loss)) else {}
-    guides = {"distill": {"teacher": {"path": "any"}}, "luffy": {"expert": {}}}.get(loss, {})
+    guides = {
+        "distill": {"teacher": {"path": "any"}},
+        "distill_top_k": {"teacher": {"path": "any", "top_k": 2}},
+        "luffy": {"expert": {}},
+    }.get(loss, {})
     return AlgorithmConfig(advantage=estimator, loss=loss, correction=correction, **guides)
 
 
@@ -82,10 +86,15 @@ class Policy:
         self.word = torch.cat([sequence.targets for sequence in batch.sequences])
         self.old = self.logp(self.weights + 0.05 * draw(WIDTH)).detach()
         self.behaviour = self.logp(self.weights + 0.1 * staleness * draw(WIDTH)).detach() if staleness else self.old
-        self.reference, self.teacher = self.logp(draw(WIDTH)).detach(), self.logp(draw(WIDTH)).detach()
+        self.reference, self.teacher_weights = self.logp(draw(WIDTH)).detach(), draw(WIDTH)
+        self.teacher = self.logp(self.teacher_weights).detach()
 
     def logp(self, weights):
         return (self.context @ weights).log_softmax(-1).gather(-1, self.word[:, None]).squeeze(-1)
+
+    def top(self, weights):
+        """Of the first two words, as if the teacher had named these."""
+        return (self.context @ weights).log_softmax(-1)[:, :2]
 
     def loss_input(self, advantage):
         batch = self.batch
@@ -99,6 +108,8 @@ class Policy:
             sequences=len(batch.sequences),
             reference_logp=self.reference,
             teacher_logp=self.teacher,
+            teacher_top_logp=self.top(self.teacher_weights).detach(),
+            top_logp=self.top(self.weights),
             expert=batch.owners.trajectory == 1,
         )
 
@@ -136,14 +147,17 @@ def test_whole_matrix(estimator, staleness, shape):
         assert float(gradient.norm()) > 1e-6, loss
 
 
-TRAINABLE = [n for n in ESTIMATORS if needed_inputs(lookup(Kind.ADVANTAGE, n)) <= {*PROVIDED, Input.VALUES}]
+MODELS = (Input.VALUES, Input.PROCESS_REWARD)
+TRAINABLE = [n for n in ESTIMATORS if needed_inputs(lookup(Kind.ADVANTAGE, n)) <= {*PROVIDED, *MODELS}]
 TRAINABLE_LOSSES = [name for name in LOSSES if needed_inputs(lookup(Kind.LOSS, name)) <= PROVIDED]
 
 
 def step(model, staleness, shape, config):
     """The norm of the gradient of one training step."""
     critic = {} if Input.VALUES in needed_inputs(lookup(Kind.ADVANTAGE, config.advantage)) else None
-    trainer = Trainer(model, config, TrainerConfig(learning_rate=1e-4, critic=critic), seed=0, max_tokens=100)
+    judge = {} if Input.PROCESS_REWARD in needed_inputs(lookup(Kind.ADVANTAGE, config.advantage)) else None
+    beside = {"critic": critic, "process_reward": judge}
+    trainer = Trainer(model, config, TrainerConfig(learning_rate=1e-4, **beside), seed=0, max_tokens=100)
     trainer.steps = 10
     metrics = trainer.step(trajectories_of(staleness, shape), temperature=1.0, pad_id=0).metrics
     assert all(math.isfinite(value) for value in metrics.values())

@@ -188,6 +188,8 @@ def test_critics_and_teachers_by_hand(tmp_path):
     assert (found["critic"], found["teacher"]) == (16 * parameters, 4 * parameters)
     found = items(planned_config(tmp_path, critic.replace("COUNT", "2"), *others), known=known)
     assert (found["critic"], found["teacher"]) == (16 * parameters // 2, 4 * parameters // 2)
+    prime = ("algorithm.advantage=prime", "trainer.process_reward={}")
+    assert items(planned_config(tmp_path, *prime), known=known)["process reward"] == (16 + 4) * parameters
 
 
 def run(capsys, *words):

@@ -142,9 +142,13 @@ def test_an_episode_that_is_drawn_twice_counts_as_two():
 @pytest.mark.parametrize(
     ("settings", "message"),
     [
-        ({"advantage": "prime"}, "implicit process reward model"),
         ({"loss": "luffy"}, r"luffy needs episodes of an expert: got no algorithm\.expert"),
         ({"loss": "distill"}, r"distill needs a teacher's log-probabilities: got no algorithm\.teacher"),
+        (
+            {"loss": "distill_top_k", "teacher": {"path": "a"}},
+            r"most probable tokens: got no algorithm\.teacher\.top_k",
+        ),
+        ({"loss": "distill", "teacher": {"path": "a", "top_k": 2}}, r"top_k is ignored: the loss distill reads"),
         ({"shaping": {"distill": {}}}, r"shaping distill needs a teacher's log-probabilities"),
         ({"teacher": {"path": "a/b"}}, r"teacher is ignored.*got algorithm\.loss ppo and no shaping distill"),
         ({"expert": {}}, "loss ppo has no place for tokens that the policy did not sample"),

@@ -71,6 +71,14 @@ CRITICS = {
         },
         "algorithm": {"advantage": "gae_turn", "kl_coef": 0.0},
     },
+    "process reward": {
+        "trainer": {
+            "mini_batches": 2,
+            "tokens_per_micro_batch": 60,
+            "process_reward": {"learning_rate": 1e-3, "beta": 0.2},
+        },
+        "algorithm": {"advantage": "prime", "kl_coef": 0.0},
+    },
 }
 SETTINGS |= CRITICS
 
@@ -81,6 +89,7 @@ CASES = [
     ("has a kink", 2),
     ("critic", 2),
     ("shared critic", 2),
+    ("process reward", 2),
 ]
 """Settings, and numbers of ranks that are compared with one."""
 
@@ -160,8 +169,8 @@ def gradients(parts):
 
 def critic_weights(parts):
     """Of a trainer without other ranks, by name."""
-    state = parts.trainer._critic.named_state()
-    return {name: tensor.detach().clone() for name, tensor in state.items() if "/masters/" in name}
+    state = (parts.trainer._critic or parts.trainer._process_reward).named_state()
+    return {name: tensor.detach().clone() for name, tensor in state.items() if "masters/" in name}
 
 
 def assert_same_numbers(found, expected):
@@ -245,12 +254,12 @@ def test_ranks_compute_what_one_computes(alone, path, module_trajectories, tmp_p
     assert_same_tensors(again["weights"], one["weights"], rtol=1e-5, atol=1e-5)
 
 
-@pytest.mark.parametrize(("name", "tensors"), [("critic", 26), ("shared critic", 2)])
+@pytest.mark.parametrize(("name", "tensors"), [("critic", 26), ("shared critic", 2), ("process reward", 24)])
 def test_ranks_train_the_critic_that_one_trains_and_go_on_with_it(
     alone, path, module_trajectories, tmp_path, name, tensors
 ):
     one = alone(name)
-    assert one["first"]["critic/loss"] > 0
+    assert one["first"]["process_reward/loss" if name == "process reward" else "critic/loss"] > 0
     with group_of(2) as group:
         two = two_steps(group, name, path, module_trajectories, tmp_path)
         same = resumed(group, name, path, module_trajectories, two["saved"])

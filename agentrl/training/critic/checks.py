@@ -34,8 +34,8 @@ def check_critic(algorithm: AlgorithmConfig, trainer: TrainerConfig) -> None:
         )
 
 
-def check_vocabulary(critic: PreTrainedModel, policy: PreTrainedModel) -> None:
-    """Check that a critic reads what the policy writes.
+def check_vocabulary(critic: PreTrainedModel, policy: PreTrainedModel, *, what: str = "the critic") -> None:
+    """Check that a critic, or another model beside the policy, reads what the policy writes.
 
     Raises:
         UsageError: it has another number of token ids.
@@ -43,10 +43,10 @@ def check_vocabulary(critic: PreTrainedModel, policy: PreTrainedModel) -> None:
     own, expected = (model.config.get_text_config().vocab_size for model in (critic, policy))
     if own != expected:
         raise UsageError(
-            "the critic's model has another vocabulary than the policy's",
-            got=f"{own} token ids ({critic.config._name_or_path or 'trainer.critic.path'})",
+            f"{what}'s model has another vocabulary than the policy's",
+            got=f"{own} token ids ({critic.config._name_or_path or 'no name'})",
             expected=f"{expected}",
-            hint="a critic reads the policy's tokens: take a model of the same family, or no trainer.critic.path",
+            hint="it reads the policy's tokens: take a model of the same family, or leave its path out",
         )
 
 

@@ -1,21 +1,26 @@
-"""The state of a policy's optimizer and a critic as one, so that a checkpoint holds both or neither."""
+"""The state of a policy's optimizer and of what is trained beside it as one: a checkpoint holds all or nothing."""
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Mapping, Sequence
 from typing import Any, Protocol, TypeVar
 
 import torch
 
 from agentrl.errors import UsageError
-from agentrl.training.critic.critic import Critic
 from agentrl.training.optimizer import PolicyOptimizer
 from agentrl.training.ranks.sharding import sharded_like
 
 T = TypeVar("T")
 
-CRITIC = "critic"
-"""Names the critic's part of a state."""
+CRITIC, PROCESS_REWARD, REFERENCE = "critic", "process_reward", "reference"
+"""Name parts of a state."""
+PARTS = {
+    CRITIC: "trainer.critic",
+    PROCESS_REWARD: "trainer.process_reward",
+    REFERENCE: "algorithm.refresh_reference",
+}
+"""The settings that ask for them."""
 
 
 class TrainedState(Protocol):
@@ -37,40 +42,60 @@ class TrainedState(Protocol):
         """Take what `room_for` made, filled."""
 
 
-class PolicyAndCritic:
-    """Both states; the critic's holds its weights, too, because no model folder does.
+class Companion(Protocol):
+    """What is trained beside a policy; its state holds its weights, too, because no model folder does."""
+
+    def named_state(self) -> dict[str, torch.Tensor]:
+        """Everything as tensors by name."""
+
+    def room_for(self, names: Sequence[str]) -> dict[str, torch.Tensor]:
+        """Tensors into which a state of these names can be read."""
+
+    def load_named_state(self, state: Mapping[str, torch.Tensor]) -> None:
+        """Take what `room_for` made, filled."""
+
+
+class PolicyAndCompanions:
+    """All states.
 
     Args:
         policy: The policy's optimizer.
-        critic: Beside it, if there is one.
+        companions: Beside it, by the part's name; ``None`` where there is none.
     """
 
-    def __init__(self, policy: PolicyOptimizer, critic: Critic | None) -> None:
-        self._policy, self._critic = policy, critic
+    def __init__(self, policy: PolicyOptimizer, companions: Mapping[str, Companion | None]) -> None:
+        self._policy = policy
+        self._companions = {name: part for name, part in companions.items() if part is not None}
 
     def state_dict(self) -> dict[str, Any]:
-        """As the policy's, and the critic's tensors by name."""
-        own = {} if self._critic is None else {CRITIC: self._critic.named_state()}
-        return {**self._policy.state_dict(), **own}
+        """As the policy's, and the companions' tensors by name."""
+        return {**self._policy.state_dict(), **{name: part.named_state() for name, part in self._companions.items()}}
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
         """Restore what `state_dict` gave; the tensors are copied, and sharded as the models are.
 
         Raises:
-            UsageError: the state is of another optimizer or critic, or one of them has a critic and the other has none.
+            UsageError: the state is of another optimizer or companion, or there is one on one side only.
         """
-        saved: dict[str, torch.Tensor] = state.get(CRITIC, {})
-        room = self._critic_room(list(saved))
-        self._policy.load_state_dict({name: part for name, part in state.items() if name != CRITIC})
+        saved: dict[str, dict[str, torch.Tensor]] = {name: state.get(name, {}) for name in PARTS}
+        rooms = {name: self._room(name, list(own)) for name, own in saved.items()}
+        self._policy.load_state_dict({name: part for name, part in state.items() if name not in PARTS})
         with torch.no_grad():
-            for name, tensor in room.items():
-                tensor.copy_(sharded_like(saved[name], tensor))
-        self._load_critic(room)
+            for name, room in rooms.items():
+                for key, tensor in room.items():
+                    tensor.copy_(sharded_like(saved[name][key], tensor))
+        self._load(rooms)
 
     def named_state(self) -> dict[str, torch.Tensor]:
-        """All tensors by name; the critic's behind ``critic/``."""
-        own = {} if self._critic is None else self._critic.named_state()
-        return {**self._policy.named_state(), **{f"{CRITIC}/{name}": tensor for name, tensor in own.items()}}
+        """All tensors by name; a companion's behind its own, as in ``critic/``."""
+        return {
+            **self._policy.named_state(),
+            **{
+                f"{name}/{key}": tensor
+                for name, part in self._companions.items()
+                for key, tensor in part.named_state().items()
+            },
+        }
 
     def room_for(self, names: Iterable[str]) -> dict[str, torch.Tensor]:
         """Tensors into which a state of these names can be read.
@@ -78,32 +103,43 @@ class PolicyAndCritic:
         Raises:
             UsageError: as `load_state_dict`.
         """
-        policy, critic = _divided(dict.fromkeys(names))
-        room = self._critic_room(list(critic))
-        return {**self._policy.room_for(policy), **{f"{CRITIC}/{name}": tensor for name, tensor in room.items()}}
+        policy, parts = _divided(dict.fromkeys(names))
+        rooms = {name: self._room(name, list(own)) for name, own in parts.items()}
+        return {
+            **self._policy.room_for(policy),
+            **{f"{name}/{key}": tensor for name, room in rooms.items() for key, tensor in room.items()},
+        }
 
     def load_named_state(self, state: Mapping[str, torch.Tensor]) -> None:
         """Take what `room_for` made, filled."""
-        policy, critic = _divided(state)
+        policy, parts = _divided(state)
         self._policy.load_named_state(policy)
-        self._load_critic(critic)
+        self._load(parts)
 
-    def _critic_room(self, names: list[str]) -> dict[str, torch.Tensor]:
-        if self._critic is not None:
-            return self._critic.room_for(names)
-        if names:
+    def _room(self, name: str, keys: list[str]) -> dict[str, torch.Tensor]:
+        if name in self._companions:
+            return self._companions[name].room_for(keys)
+        if keys:
             raise UsageError(
-                "the checkpoint holds a critic", got="no trainer.critic", hint="set trainer.critic as the run had it"
+                f"the checkpoint holds a {name.replace('_', ' ')}",
+                got=f"no {PARTS[name]}",
+                hint=f"set {PARTS[name]} as the run had it",
             )
         return {}
 
-    def _load_critic(self, state: Mapping[str, torch.Tensor]) -> None:
-        if self._critic is not None:
-            self._critic.load_named_state(state)
+    def _load(self, states: Mapping[str, Mapping[str, torch.Tensor]]) -> None:
+        for name, part in self._companions.items():
+            part.load_named_state(states[name])
 
 
-def _divided(named: Mapping[str, T]) -> tuple[dict[str, T], dict[str, T]]:
-    """What is the policy's, and what the critic's, whose names then have no prefix."""
-    prefix = f"{CRITIC}/"
-    policy = {name: part for name, part in named.items() if not name.startswith(prefix)}
-    return policy, {name.removeprefix(prefix): part for name, part in named.items() if name not in policy}
+def _divided(named: Mapping[str, T]) -> tuple[dict[str, T], dict[str, dict[str, T]]]:
+    """What is the policy's, and what each companion's, whose names then have no prefix."""
+    parts: dict[str, dict[str, T]] = {name: {} for name in PARTS}
+    policy: dict[str, T] = {}
+    for name, value in named.items():
+        part, _, rest = name.partition("/")
+        if part in parts:
+            parts[part][rest] = value
+        else:
+            policy[name] = value
+    return policy, parts

@@ -180,9 +180,21 @@ class _Lines:
                 found = counts(self._config.model.model_copy(update={"path": critic.path}))
             how = "a model of its own, with gradients and moments"
             yield Item(name="critic", bytes=self._share(found.all, found.trained), how=how)
+        yield from self._process_reward()
         if teacher is not None and not teacher.servers:
             found = counts(ModelConfig(path=teacher.path))
             yield Item(name="teacher", bytes=self._share(found.all, TrainedSize(own=0)), how="frozen")
+
+    def _process_reward(self) -> Iterator[Item]:
+        section = self._config.trainer.process_reward
+        if section is None:
+            return
+        found = Counts(all=self._parameters, in_layers=self._model.layer_parameters, trained=self._trained)
+        if section.path is not None:
+            found = counts(self._config.model.model_copy(update={"path": section.path}))
+        start = 0 if self._base_is_reference else self._share(found.all, TrainedSize(own=0))
+        how = "a model with gradients and moments" + ("" if self._base_is_reference else ", and its frozen start")
+        yield Item(name="process reward", bytes=self._share(found.all, found.trained) + start, how=how)
 
     def _share(self, parameters: int, trained: TrainedSize) -> int:
         """Bytes of a rank's part of a model: weights, and gradients and moments of what is trained."""

@@ -32,6 +32,8 @@ class TokenScores:
     """log_softmax(logits / temperature) at the token."""
     entropy: Tensor
     """Entropy of that distribution, in nats."""
+    top_logp: Tensor | None = None
+    """log_softmax(logits / temperature) at other tokens that were asked about: [targets, k]."""
     values: Tensor | None = None
     """What a critic that shares the policy's hidden states expects before the token."""
 
@@ -55,6 +57,7 @@ def head_scores(
     chunk: int,
     entropy_gradient: bool = False,
     cap: float | None = None,
+    others: Tensor | None = None,
 ) -> TokenScores:
     """Scores of `targets`.
 
@@ -67,10 +70,13 @@ def head_scores(
         chunk: Tokens whose logits exist at once.
         entropy_gradient: Let gradients flow through the entropy too; without, it is a measurement only.
         cap: What logits are capped at before they are divided, if they are.
+        others: Tokens besides the target that are asked about at each position: int64 [n, k].
     """
     function: Any = _HeadScores
-    logp, entropy = function.apply(hidden, weight, bias, targets, temperature, chunk, entropy_gradient, cap)
-    return TokenScores(logp=logp, entropy=entropy)
+    asked = targets[:, None] if others is None else torch.cat([targets[:, None], others], dim=1)
+    logp, entropy = function.apply(hidden, weight, bias, asked, temperature, chunk, entropy_gradient, cap)
+    top = None if others is None else logp[:, 1:].clone()
+    return TokenScores(logp=logp[:, 0].clone(), entropy=entropy, top_logp=top)  # what shards give back is no view
 
 
 class _HeadScores(torch.autograd.Function):
@@ -86,18 +92,19 @@ class _HeadScores(torch.autograd.Function):
         entropy_gradient: bool,
         cap: float | None,
     ) -> tuple[Tensor, Tensor]:
-        logp, entropy, total = (hidden.new_empty(len(targets), dtype=torch.float32) for _ in range(3))
+        entropy, total = (hidden.new_empty(len(targets), dtype=torch.float32) for _ in range(2))
+        logp = hidden.new_empty(targets.shape, dtype=torch.float32)
         keeps = len(targets) <= chunk and any(ctx.needs_input_grad) and cap is None
         kept = None
         for first in range(0, len(targets), chunk):
             part = slice(first, first + chunk)
-            logits = _logits(hidden[part], weight, bias, temperature, cap)
+            logits = head_logits(hidden[part], weight, bias, temperature, cap)
             most = logits.amax(-1, keepdim=True)
-            at_target = logits.gather(-1, targets[part, None])
+            at_target = logits.gather(-1, targets[part])
             exponentials = logits.sub_(most).exp()
             sums = exponentials.sum(-1, keepdim=True)
             total[part] = (most + sums.log()).squeeze(-1)
-            logp[part] = at_target.squeeze(-1) - total[part]
+            logp[part] = at_target - total[part, None]
             entropy[part] = (sums.log() - _dot(exponentials, logits) / sums).squeeze(-1)
             kept = exponentials.div_(sums) if keeps else None
             del logits, exponentials
@@ -120,7 +127,7 @@ class _HeadScores(torch.autograd.Function):
             part = slice(first, first + ctx.chunk)
             steepness = None
             if kept is None:
-                logits = _logits(hidden[part], weight, bias, ctx.temperature, ctx.cap)
+                logits = head_logits(hidden[part], weight, bias, ctx.temperature, ctx.cap)
                 if ctx.cap is not None:
                     steepness = 1 - (logits * (ctx.temperature / ctx.cap)).square_()
                 probabilities = logits.sub_(total[part, None]).exp_()
@@ -140,7 +147,8 @@ class _HeadScores(torch.autograd.Function):
         return by_hidden, by_weight, by_bias, None, None, None, None, None
 
 
-def _logits(hidden: Tensor, weight: Tensor, bias: Tensor | None, temperature: float, cap: float | None) -> Tensor:
+def head_logits(hidden: Tensor, weight: Tensor, bias: Tensor | None, temperature: float, cap: float | None) -> Tensor:
+    """What the head says to hidden states, capped and divided: float32 [n, vocabulary]; see `head_scores`."""
     logits = functional.linear(hidden, weight, bias).float()
     if cap is not None:
         logits = logits.div_(cap).tanh_().mul_(cap)
@@ -150,11 +158,11 @@ def _logits(hidden: Tensor, weight: Tensor, bias: Tensor | None, temperature: fl
 def _by_logits(
     probabilities: Tensor, targets: Tensor, by_logp: Tensor, by_entropy: Tensor | None, entropy: Tensor
 ) -> Tensor:
-    factor = by_logp if by_entropy is None else by_logp + by_entropy * entropy
+    factor = by_logp.sum(-1) if by_entropy is None else by_logp.sum(-1) + by_entropy * entropy
     gradient = probabilities * -factor[:, None]
     if by_entropy is not None:
         gradient.addcmul_(torch.special.entr(probabilities), by_entropy[:, None])
-    return gradient.scatter_add_(-1, targets[:, None], by_logp[:, None])
+    return gradient.scatter_add_(-1, targets, by_logp)
 
 
 def _dot(left: Tensor, right: Tensor) -> Tensor:

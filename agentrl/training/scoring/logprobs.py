@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 
 import torch
 from transformers import PreTrainedModel
@@ -30,6 +30,7 @@ def score(
     entropy_gradient: bool = False,
     reader: ImageReader | None = None,
     value_head: ValueHead | None = None,
+    others: torch.Tensor | None = None,
 ) -> TokenScores:
     """The wanted tokens of a micro-batch, sequence after sequence; gradients flow unless the caller turned them off.
 
@@ -42,8 +43,9 @@ def score(
         entropy_gradient: Let gradients flow through the entropy too; without, it is a measurement only.
         reader: Prepares images; needed where sequences hold any.
         value_head: Reads values from the same hidden states.
+        others: Tokens besides the wanted ones that are asked about: int64 [targets, k]; not where ranks share rows.
     """
-    logp, entropy, *values = within_forward(
+    logp, entropy, *rest = within_forward(
         model,
         _read,
         sequences,
@@ -53,8 +55,10 @@ def score(
         entropy_gradient=entropy_gradient,
         reader=reader,
         value_head=value_head,
+        others=others,
     )
-    return TokenScores(logp=logp, entropy=entropy, values=values[0] if values else None)
+    top = rest.pop(0) if others is not None else None
+    return TokenScores(logp=logp, entropy=entropy, top_logp=top, values=rest[0] if rest else None)
 
 
 def _read(
@@ -67,6 +71,7 @@ def _read(
     entropy_gradient: bool,
     reader: ImageReader | None,
     value_head: ValueHead | None,
+    others: torch.Tensor | None,
 ) -> tuple[torch.Tensor, ...]:
     targets = torch.cat([sequence.targets for sequence in sequences]).to(model.device)
     owner = None
@@ -85,8 +90,13 @@ def _read(
         chunk=chunk_tokens(head.weight.shape[0], layout.logits_megabytes),
         entropy_gradient=entropy_gradient,
         cap=getattr(model.config.get_text_config(), "final_logit_softcapping", None),
+        others=others,
     )
-    found = [scores.logp, scores.entropy, *(() if value_head is None else (value_head(hidden),))]
+    found = [scores.logp, scores.entropy]
+    if scores.top_logp is not None:
+        found.append(scores.top_logp)
+    if value_head is not None:
+        found.append(value_head(hidden))
     if layout.context is None or owner is None:
         return tuple(found)
     together = layout.context.collected(torch.stack(found), owner)
@@ -116,21 +126,48 @@ def score_all(
         ranks: Share them out; all get the result.
         reader: Prepares images.
     """
-    ranks = ranks or Ranks()
+
+    def read(part: Sequence[ScoredSequence]) -> torch.Tensor:
+        scores = score(model, part, temperature=temperature, pad_id=pad_id, layout=layout, reader=reader)
+        return torch.stack([scores.logp, scores.entropy])
+
+    logp, entropy = read_all(model, sequences, read, rows=2, layout=layout, lanes=lanes, ranks=ranks or Ranks())
+    return TokenScores(logp=logp, entropy=entropy)
+
+
+def read_all(
+    model: PreTrainedModel,
+    sequences: Sequence[ScoredSequence],
+    read: Callable[[Sequence[ScoredSequence]], torch.Tensor],
+    *,
+    rows: int,
+    layout: Layout,
+    lanes: Lanes,
+    ranks: Ranks,
+) -> torch.Tensor:
+    """Numbers about the wanted tokens of any number of sequences, without gradients: float32 [rows, targets].
+
+    Args:
+        model: What is read with.
+        sequences: One or more; the result is in their order.
+        read: Gives the numbers of a micro-batch: float32 [rows, targets].
+        rows: How many for each token.
+        layout: How the sequences lie in the forward passes.
+        lanes: Compute the forward passes.
+        ranks: Share them out; all get the result.
+    """
     work = cut(range(len(sequences)), sequences, layout=layout, workers=lanes.count * ranks.teams, learns=False)
     own = share_of(work, rank=ranks.team, ranks=ranks.teams)
 
     def compute(indices: list[int]) -> dict[int, torch.Tensor]:
         part = [sequences[i] for i in indices]
         with torch.no_grad():
-            scores = score(model, part, temperature=temperature, pad_id=pad_id, layout=layout, reader=reader)
-        both = torch.stack([scores.logp, scores.entropy])
-        return dict(zip(indices, torch.split(both, [s.targets.numel() for s in part], dim=1), strict=True))
+            numbers = read(part)
+        return dict(zip(indices, torch.split(numbers, [s.targets.numel() for s in part], dim=1), strict=True))
 
     found: dict[int, torch.Tensor] = {}
     for scores in lanes.run(compute, [micro_batch.sequences for micro_batch in own]):
         found.update(scores)
     reshard(model)
-    unknown = [torch.full((2, sequence.targets.numel()), math.nan, device=model.device) for sequence in sequences]
-    logp, entropy = ranks.filled(torch.cat([found.get(i, unknown[i]) for i in range(len(sequences))], dim=1))
-    return TokenScores(logp=logp, entropy=entropy)
+    unknown = [torch.full((rows, sequence.targets.numel()), math.nan, device=model.device) for sequence in sequences]
+    return ranks.filled(torch.cat([found.get(i, unknown[i]) for i in range(len(sequences))], dim=1))

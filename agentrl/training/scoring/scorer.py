@@ -12,6 +12,7 @@ from agentrl.training.passes import Passes
 from agentrl.training.scoring.head_scores import TokenScores
 from agentrl.training.scoring.logprobs import score_all
 from agentrl.training.scoring.sequences import ScoredSequence
+from agentrl.training.scoring.top_tokens import TokenOpinions, opinions_of_all
 
 
 class Scorer:
@@ -33,6 +34,26 @@ class Scorer:
             return score_all(
                 self.model,
                 sequences,
+                temperature=temperature,
+                pad_id=pad_id,
+                layout=passes.layout,
+                lanes=passes.lanes,
+                ranks=passes.ranks,
+                reader=passes.reader,
+            )
+
+    def opinions(
+        self, sequences: Sequence[ScoredSequence], *, top_k: int | None, temperature: float, pad_id: int
+    ) -> TokenOpinions:
+        """The same, with the model's own `top_k` tokens in each place: see `opinions_of_all`."""
+        if top_k is None:
+            return TokenOpinions(logp=self.scores(sequences, temperature=temperature, pad_id=pad_id).logp)
+        passes = self.passes
+        with adapters_off(self.model) if self._base_only else nullcontext():
+            return opinions_of_all(
+                self.model,
+                sequences,
+                top_k=top_k,
                 temperature=temperature,
                 pad_id=pad_id,
                 layout=passes.layout,

@@ -6,6 +6,7 @@ import dataclasses
 
 import torch
 
+from agentrl.training.scoring.top_tokens import TokenOpinions
 from agentrl.training.step.batch import StepBatch
 from agentrl.training.step.rewards import RewardShaping
 
@@ -23,13 +24,13 @@ def with_reward_kl(batch: StepBatch, shaping: RewardShaping, reference_logp: tor
     return dataclasses.replace(batch, episodes=episodes)
 
 
-def with_teacher_reward(batch: StepBatch, shaping: RewardShaping, teacher_logp: torch.Tensor | None) -> StepBatch:
-    """The batch with the divergence from a teacher, float32 [tokens], in its rewards, if the algorithm wants that; an
-    expert's tokens have none.
+def with_teacher_reward(batch: StepBatch, shaping: RewardShaping, teacher: TokenOpinions | None) -> StepBatch:
+    """The batch with the divergence from a teacher in its rewards, if the algorithm wants that; an expert's tokens have
+    none.
     """
-    if shaping.distill is None or teacher_logp is None:
+    if shaping.distill is None or teacher is None:
         return batch
-    penalty = shaping.distill.penalty(batch.behaviour_logp, teacher_logp.cpu())
+    penalty = shaping.distill.penalty(batch.behaviour_logp, teacher.logp.cpu())
     if batch.expert is not None:
         penalty = penalty.masked_fill(batch.expert, 0.0)
     return dataclasses.replace(batch, episodes=batch.episodes.with_token_reward(penalty))

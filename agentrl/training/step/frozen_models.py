@@ -13,6 +13,7 @@ from agentrl.config.schema import AlgorithmConfig, TrainerConfig
 from agentrl.errors import UsageError
 from agentrl.training.models.lora import base_is_reference
 from agentrl.training.scoring.scorer import Scorer
+from agentrl.training.scoring.top_tokens import TokenOpinions
 from agentrl.training.step.batch import StepBatch
 from agentrl.training.step.guides import told_by_teacher
 from agentrl.training.step.input import StepInput
@@ -20,11 +21,12 @@ from agentrl.trajectory import Trajectory
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class FrozenLogp:
-    """How probable they find a step's sampled tokens: float32 [tokens] each, on the policy's device."""
+class FrozenOpinions:
+    """What they say of a step's sampled tokens, on the policy's device."""
 
     reference: torch.Tensor | None
-    teacher: torch.Tensor | None
+    """Log-probabilities: float32 [tokens]."""
+    teacher: TokenOpinions | None
 
 
 class FrozenModels:
@@ -57,10 +59,11 @@ class FrozenModels:
             raise UsageError("algorithm.teacher is a model", got="no teacher", expected="Trainer(teacher=…)")
         self._device = policy.model.device
         self._has_teacher = algorithm.teacher is not None
-        self._reference = _reference(policy, reference, config) if uses_reference else None
+        self._top_k = None if algorithm.teacher is None else algorithm.teacher.top_k
+        self.reference = _reference(policy, reference, config) if uses_reference else None
         self._teacher = None if teacher is None else Scorer(teacher, policy.passes.of(teacher, config))
 
-    def logp(self, batch: StepBatch, trajectories: Sequence[Trajectory], given: StepInput) -> FrozenLogp:
+    def opinions(self, batch: StepBatch, trajectories: Sequence[Trajectory], given: StepInput) -> FrozenOpinions:
         """Score a step's tokens.
 
         Args:
@@ -71,13 +74,20 @@ class FrozenModels:
         Raises:
             TrainingError: a teacher behind servers was not asked about an episode.
         """
-        reference = None if self._reference is None else _logp(self._reference, batch, given)
-        if not self._has_teacher:
-            return FrozenLogp(reference=reference, teacher=None)
+        reference = teacher = None
+        if self.reference is not None:
+            scores = self.reference.scores(batch.sequences, temperature=given.temperature, pad_id=given.pad_id)
+            reference = scores.logp
+        if self._has_teacher:
+            teacher = self._taught(batch, trajectories, given)
+        return FrozenOpinions(reference=reference, teacher=teacher)
+
+    def _taught(self, batch: StepBatch, trajectories: Sequence[Trajectory], given: StepInput) -> TokenOpinions:
         if self._teacher is None:
-            told = told_by_teacher(batch, trajectories, given.guides, self._device)
-            return FrozenLogp(reference=reference, teacher=told)
-        return FrozenLogp(reference=reference, teacher=_logp(self._teacher, batch, given))
+            return told_by_teacher(batch, trajectories, given.guides, self._device)
+        return self._teacher.opinions(
+            batch.sequences, top_k=self._top_k, temperature=given.temperature, pad_id=given.pad_id
+        )
 
 
 def _reference(policy: Scorer, reference: PreTrainedModel | None, config: TrainerConfig) -> Scorer:
@@ -86,7 +96,3 @@ def _reference(policy: Scorer, reference: PreTrainedModel | None, config: Traine
     if base_is_reference(policy.model):
         return Scorer(policy.model, policy.passes, base_only=True)
     return Scorer(copy.deepcopy(policy.model).requires_grad_(False).eval(), policy.passes)
-
-
-def _logp(model: Scorer, batch: StepBatch, given: StepInput) -> torch.Tensor:
-    return model.scores(batch.sequences, temperature=given.temperature, pad_id=given.pad_id).logp

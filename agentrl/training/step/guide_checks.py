@@ -9,9 +9,11 @@ from agentrl.algorithms.marks import Input, needed_inputs
 from agentrl.config.schema import AlgorithmConfig
 from agentrl.errors import ConfigError
 
-GUIDED = frozenset({Input.GREEDY_RETURN, Input.TEACHER, Input.EXPERT})
+GUIDED = frozenset({Input.GREEDY_RETURN, Input.TEACHER, Input.TEACHER_TOP, Input.EXPERT})
 """What `agentrl.training.step.guides.Guides` and ``algorithm.teacher`` give a step. A run plays the greedy rollouts of
 its own accord; `check_guides` looks after the others."""
+LOSS_INPUTS = frozenset({Input.TEACHER, Input.TEACHER_TOP})
+"""What losses read of a teacher."""
 DISTILL = "distill"
 """The shaping that reads a teacher."""
 
@@ -27,13 +29,31 @@ def check_guides(config: AlgorithmConfig, loss: Callable[..., Any]) -> None:
         _require_teacher(config, f"the loss {config.loss}")
     if DISTILL in config.shaping:
         _require_teacher(config, f"the shaping {DISTILL}")
-    if config.teacher is not None and Input.TEACHER not in needed and DISTILL not in config.shaping:
+    _check_top(config, uses=Input.TEACHER_TOP in needed)
+    if config.teacher is not None and not needed & LOSS_INPUTS and DISTILL not in config.shaping:
         raise ConfigError(
             "algorithm.teacher is ignored: nothing reads its log-probabilities",
             got=f"algorithm.loss {config.loss} and no shaping {DISTILL}",
             expected=f"algorithm.loss=distill, or algorithm.shaping={{{DISTILL}: {{coef: 1.0}}}}",
         )
     _check_expert(config, uses=Input.EXPERT in needed)
+
+
+def _check_top(config: AlgorithmConfig, *, uses: bool) -> None:
+    named = None if config.teacher is None else config.teacher.top_k
+    if uses and named is None:
+        raise ConfigError(
+            f"the loss {config.loss} needs {Input.TEACHER_TOP}",
+            got="no algorithm.teacher" if config.teacher is None else "no algorithm.teacher.top_k",
+            expected="algorithm.teacher={path: MODEL, top_k: 20}",
+        )
+    if named is not None and not uses:
+        raise ConfigError(
+            f"algorithm.teacher.top_k is ignored: the loss {config.loss} reads the sampled tokens only",
+            got=named,
+            expected="algorithm.loss=distill_top_k",
+            hint="or remove algorithm.teacher.top_k",
+        )
 
 
 def _require_teacher(config: AlgorithmConfig, what: str) -> None:

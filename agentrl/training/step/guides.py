@@ -5,12 +5,15 @@ from __future__ import annotations
 import dataclasses
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
+from typing import Any
 
 import numpy as np
 import numpy.typing as npt
 import torch
 
 from agentrl.errors import TrainingError
+from agentrl.policy import TopTokens
+from agentrl.training.scoring.top_tokens import TokenOpinions
 from agentrl.training.step.batch import StepBatch, trained_mask
 from agentrl.training.step.rewards import RewardShaping
 from agentrl.training.step.selection import Selection
@@ -27,6 +30,8 @@ class Guides:
     """More members of the groups: their forced tokens train, for ``luffy``."""
     teacher_logp: Mapping[str, Sequence[npt.NDArray[np.float32]]] = field(default_factory=dict)
     """log p of a teacher behind servers, by trajectory id: float32 [T] for each sequence, NaN for its first token."""
+    teacher_top: Mapping[str, Sequence[TopTokens]] = field(default_factory=dict)
+    """What that teacher would have said instead, by trajectory id, for each sequence; where somebody asked."""
 
     @property
     def expert_ids(self) -> frozenset[str]:
@@ -70,8 +75,8 @@ def with_greedy_returns(
 
 def told_by_teacher(
     batch: StepBatch, trajectories: Sequence[Trajectory], guides: Guides, device: torch.device
-) -> torch.Tensor:
-    """What a teacher behind servers has said of a batch's tokens: float32 [tokens].
+) -> TokenOpinions:
+    """What a teacher behind servers has said of a batch's tokens.
 
     Args:
         batch: Of a step.
@@ -90,8 +95,15 @@ def told_by_teacher(
     ]
     if lacking := [trajectory.id for trajectory, _ in rows if trajectory.id not in guides.teacher_logp]:
         raise TrainingError("the teacher was not asked about an episode", got=f"{len(lacking)} such as {lacking[0]}")
-    parts = [
-        torch.from_numpy(guides.teacher_logp[trajectory.id][number])[scored.positions + 1]
-        for (trajectory, number), scored in zip(rows, batch.sequences, strict=True)
-    ]
-    return torch.cat(parts).to(device)
+    places = [scored.positions + 1 for scored in batch.sequences]
+
+    def of_tokens(by_sequence: list[npt.NDArray[Any]]) -> torch.Tensor:
+        found = [torch.from_numpy(own)[where] for own, where in zip(by_sequence, places, strict=True)]
+        return torch.cat(found).to(device)
+
+    logp = of_tokens([guides.teacher_logp[trajectory.id][number] for trajectory, number in rows])
+    if not guides.teacher_top:
+        return TokenOpinions(logp=logp)
+    tops = [guides.teacher_top[trajectory.id][number] for trajectory, number in rows]
+    ids, top_logp = of_tokens([top.ids for top in tops]), of_tokens([top.logp for top in tops])
+    return TokenOpinions(logp=logp, top_ids=ids, top_logp=top_logp)

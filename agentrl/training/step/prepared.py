@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import dataclass
 
 import torch
 
 from agentrl.training.critic.step import CriticStep
 from agentrl.training.step.batch import StepBatch
-from agentrl.training.step.frozen_models import FrozenLogp
+from agentrl.training.step.frozen_models import FrozenOpinions
 from agentrl.training.step.input import StepInput
 from agentrl.training.step.selection import Selection
 
@@ -22,7 +23,7 @@ class PreparedStep:
     """The experts' episodes are in it."""
     batch: StepBatch
     """With all rewards, and a critic's values where there is one."""
-    frozen: FrozenLogp
+    frozen: FrozenOpinions
     advantage: torch.Tensor
     """float32 [tokens], on the CPU."""
     parts: list[list[int]]
@@ -32,6 +33,8 @@ class PreparedStep:
     critic: CriticStep | None
     policy_learns: bool
     """Not while a critic is trained alone."""
+    metrics: Mapping[str, float]
+    """Of what was renewed and trained on the way, under their final names."""
 
     @property
     def first(self) -> list[int]:

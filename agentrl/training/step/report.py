@@ -31,7 +31,8 @@ class StepReport:
     """By name: ``train/``, ``mismatch/``, ``reward/``, ``groups/``, ``trajectories/``.
 
     ``train/grad_norm`` is the largest of the step's updates, and is missing when all of them were skipped;
-    ``train/grad_norm/GROUP`` is that of a kind of parameter. Also ``critic/``, where there is one.
+    ``train/grad_norm/GROUP`` is that of a kind of parameter. Also ``critic/`` and
+    ``process_reward/``, where there is one.
     """
     warnings: tuple[str, ...] = ()
     """What a person should look at: updates skipped, trainer and engine apart."""
@@ -71,6 +72,7 @@ def step_report(
         "train/tokens_per_s": sum(map(len, itertools.compress(batch.sequences, step.reads))) / seconds,
         "train/advantage_abs_mean": float(values.advantage.abs().mean()),
         **means,
+        **step.metrics,
         **mismatch_by_turn(batch, values.trainer_logp, values.behaviour_logp, read),
         **{f"mismatch/{name}": value for name, value in asdict(distance).items()},
         **_rewards(selection, batch),

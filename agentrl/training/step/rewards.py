@@ -92,12 +92,14 @@ def _unshaped(trajectories: Sequence[Trajectory], max_tokens: int) -> EpisodeRew
     owner = torch.tensor([e for e, own in enumerate(turns) for _ in own], dtype=torch.int64)
     reward = torch.tensor([turn.reward for own in turns for turn in own], dtype=torch.float64)
     verdict = torch.tensor([trajectory.reward for trajectory in trajectories], dtype=torch.float64)
+    groups = {group: i for i, group in enumerate(dict.fromkeys(t.group_id for t in trajectories))}
     lengths = [max((len(s) for s in t.sequences), default=0) for t in trajectories]
     return EpisodeRewards(
         turn_reward=reward,
         turn_episode=owner,
         turn_valid=torch.tensor([turn.valid for own in turns for turn in own], dtype=torch.bool),
         final=verdict - segment_sum(reward, owner, len(turns)),
+        group=torch.tensor([groups[t.group_id] for t in trajectories], dtype=torch.int64),
         sampled=torch.tensor([t.sampled_tokens for t in trajectories], dtype=torch.int64),
         longest=torch.tensor(lengths, dtype=torch.int64),
         max_tokens=max_tokens,

@@ -28,6 +28,10 @@ class TokenValues:
     """Weight version at the start of the step."""
     reference_logp: torch.Tensor | None = None
     teacher_logp: torch.Tensor | None = None
+    teacher_top_ids: torch.Tensor | None = None
+    """What a teacher finds most probable in each token's place: int64 [tokens, k]."""
+    teacher_top_logp: torch.Tensor | None = None
+    """float32 [tokens, k]."""
     expert: torch.Tensor | None = None
     """Bool: an expert wrote the token, and its `behaviour_logp` means nothing."""
     entropy: torch.Tensor | None = None
@@ -48,7 +52,7 @@ def token_values(
         shaping: May draw the trajectories anew.
         version: Of the policy's weights.
     """
-    batch, device = step.batch, policy.model.device
+    batch, device, teacher = step.batch, policy.model.device, step.frozen.teacher
     returns = batch.episodes.returns
     trainer_logp = torch.full((batch.tokens,), math.nan, device=device)
     entropy = torch.full_like(trainer_logp, math.nan) if objective.looks_ahead else None
@@ -67,7 +71,9 @@ def token_values(
         version=batch.version.to(device),
         step_version=version,
         reference_logp=step.frozen.reference,
-        teacher_logp=step.frozen.teacher,
+        teacher_logp=None if teacher is None else teacher.logp,
+        teacher_top_ids=None if teacher is None else teacher.top_ids,
+        teacher_top_logp=None if teacher is None else teacher.top_logp,
         expert=_expert(step, objective, device),
         entropy=entropy,
         draws=shaping.draws(returns, seed=version),
