@@ -26,7 +26,7 @@ def memory_of_a_step(vocabulary, **settings):
         seed=0,
         max_tokens=LENGTH,
     )
-    for scorer in filter(None, (trainer._policy, trainer._frozen._reference)):
+    for scorer in filter(None, (trainer._policy, trainer._frozen.reference)):
         layout = dataclasses.replace(scorer.passes.layout, logits_megabytes=MEGABYTES)
         scorer.passes = dataclasses.replace(scorer.passes, layout=layout)
     trajectories = long_answers(vocabulary)

@@ -57,7 +57,7 @@ class FrozenModels:
             raise UsageError("algorithm.teacher is a model", got="no teacher", expected="Trainer(teacher=…)")
         self._device = policy.model.device
         self._has_teacher = algorithm.teacher is not None
-        self._reference = _reference(policy, reference, config) if uses_reference else None
+        self.reference = _reference(policy, reference, config) if uses_reference else None
         self._teacher = None if teacher is None else Scorer(teacher, policy.passes.of(teacher, config))
 
     def logp(self, batch: StepBatch, trajectories: Sequence[Trajectory], given: StepInput) -> FrozenLogp:
@@ -71,7 +71,7 @@ class FrozenModels:
         Raises:
             TrainingError: a teacher behind servers was not asked about an episode.
         """
-        reference = None if self._reference is None else _logp(self._reference, batch, given)
+        reference = None if self.reference is None else _logp(self.reference, batch, given)
         if not self._has_teacher:
             return FrozenLogp(reference=reference, teacher=None)
         if self._teacher is None:
