@@ -15,9 +15,10 @@ from pathlib import Path
 from typing import Literal, TypeAlias
 
 from agentrl.assembly.models import load_tokenizer
-from agentrl.config.engines import LocalEngineConfig, ServerEngineConfig, SGLangEngineConfig, VLLMEngineConfig
+from agentrl.config.engines import LocalEngineConfig, ServerEngineConfig
 from agentrl.errors import EngineError, TrainingError, UsageError, async_boundary
 from agentrl.server import InferenceServer
+from agentrl.serving.kinds import server_kind
 from agentrl.serving.launch import (
     CommandMaker,
     LaunchCommand,
@@ -29,10 +30,6 @@ from agentrl.serving.launch import (
 )
 from agentrl.serving.launch.command import THIS_MACHINE
 from agentrl.serving.pool import PoolSettings, ServerPool
-from agentrl.serving.sglang import SGLangServer
-from agentrl.serving.sglang import launch_command as sglang_command
-from agentrl.serving.vllm import VLLMServer
-from agentrl.serving.vllm import launch_command as vllm_command
 from agentrl.training.models.loading import load_model
 from agentrl.training.models.lora import is_adapter_folder
 from agentrl.training.models.weights import ModelWeights
@@ -207,27 +204,13 @@ def _command_maker(section: ServerEngineConfig, model: str, folder: Path, *, dty
     Raises:
         UsageError: no interpreter with the engine, no such model, no key.
     """
-    if not isinstance(section, VLLMEngineConfig | SGLangEngineConfig):
-        raise UsageError("this engine is not launched", got=type(section).__name__, expected="vllm or sglang")
-    python = engine_python(section.type, section.python)
+    kind = server_kind(section)
+    python = engine_python(kind.name, section.python)
     key = _api_key(section)
     served = untied(model, folder / SERVED_MODEL, dtype=dtype)
 
     def command(port: int, gpus: Sequence[int]) -> LaunchCommand:
-        path = os.environ.get("PYTHONPATH", "")
-        if isinstance(section, SGLangEngineConfig):
-            return sglang_command(
-                section,
-                python=python,
-                model=served,
-                port=port,
-                dtype=dtype,
-                host=host,
-                gpus=gpus,
-                api_key=key,
-                python_path=path,
-            )
-        return vllm_command(
+        return kind.command(
             section,
             python=python,
             model=served,
@@ -236,7 +219,7 @@ def _command_maker(section: ServerEngineConfig, model: str, folder: Path, *, dty
             host=host,
             gpus=gpus,
             api_key=key,
-            python_path=path,
+            python_path=os.environ.get("PYTHONPATH", ""),
         )
 
     return command
@@ -256,9 +239,7 @@ def untied(found: str, copy: Path, *, dtype: Dtype) -> Path:
 
 def make_server(section: ServerEngineConfig, url: str, vocab_size: int) -> InferenceServer:
     """The client of a server."""
-    if isinstance(section, SGLangEngineConfig):
-        return SGLangServer(url, section, vocab_size=vocab_size)
-    return VLLMServer(url, section, vocab_size=vocab_size)
+    return server_kind(section).client(url, section, vocab_size=vocab_size)
 
 
 def _api_key(section: ServerEngineConfig) -> str | None:
