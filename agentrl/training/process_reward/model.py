@@ -39,8 +39,9 @@ class ProcessRewardModel:
         config: ProcessRewardConfig,
         settings: OptimizerSettings,
     ) -> None:
-        self.config, self._model, self._start = config, model, start
-        self.optimizer = PolicyOptimizer(model.model, replace(settings, learning_rate=config.learning_rate))
+        self.model, self.config = model.model, config
+        self._now, self._start = model, start
+        self.optimizer = PolicyOptimizer(self.model, replace(settings, learning_rate=config.learning_rate))
 
     def logp(self, sequences: Sequence[ScoredSequence], pad_id: int) -> torch.Tensor:
         """The log pi_rm of the wanted tokens, on all ranks: float64 [targets] on the CPU.
@@ -49,7 +50,7 @@ class ProcessRewardModel:
             sequences: One or more.
             pad_id: Any id of the vocabulary.
         """
-        return _logp(self._model, sequences, pad_id)
+        return _logp(self._now, sequences, pad_id)
 
     def start_logp(self, sequences: Sequence[ScoredSequence], pad_id: int) -> torch.Tensor:
         """The log pi_ref of the wanted tokens: as `logp`."""
@@ -63,7 +64,7 @@ class ProcessRewardModel:
             by_logp: Derivative of the loss by log pi_rm of each wanted token: [targets].
             pad_id: Any id of the vocabulary.
         """
-        passes, model = self._model.passes, self._model.model
+        passes, model = self._now.passes, self.model
         slopes = torch.split(by_logp.float().to(model.device), [s.targets.numel() for s in sequences])
         work = cut(
             range(len(sequences)),
