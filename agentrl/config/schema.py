@@ -16,6 +16,7 @@ from agentrl.config.fsdp import FSDPOptions
 from agentrl.config.guides import ExpertConfig, TeacherConfig
 from agentrl.config.lora import LoraConfig
 from agentrl.config.numerics import NumericsConfig
+from agentrl.config.policy_reference import ReferenceConfig
 from agentrl.config.preferences import PreferencesConfig
 from agentrl.config.process_reward import ProcessRewardConfig
 from agentrl.config.section import Section
@@ -168,11 +169,7 @@ class AlgorithmConfig(Section):
     correction: CorrectionConfig = Field(default_factory=CorrectionConfig)
     kl_coef: float = Field(0.0, ge=0)
     """Weight of the KL to the reference in the loss; 0 keeps no reference model."""
-    refresh_reference: int = Field(0, ge=0)
-    """Steps of a round, after which the reference becomes the policy of then: self-play with ``loss: sppo``, or a KL
-    that forgets. 0 keeps the policy of the start of the run."""
-    kl_estimator: Literal["k1", "k2", "k3", "k1+", "k3+"] = "k3"
-    """Estimator of that KL; with a plus, its value with the gradient of k2."""
+    reference: ReferenceConfig | None = None
     entropy_coef: float = 0.0
     """Weight of the entropy bonus."""
     shaping: dict[str, dict[str, Any]] = Field(default_factory=dict)
@@ -186,6 +183,12 @@ class AlgorithmConfig(Section):
     """A frozen model to learn from: ``{path: MODEL}``; none when left out. See docs/guides.md."""
     expert: ExpertConfig | None = None
     """The environment's expert as a member of every group: ``{members: 1}``; none when left out."""
+
+    @model_validator(mode="before")
+    @classmethod
+    def _without_what_was_a_key(cls, data: Any) -> Any:
+        """The config.yaml of an older run holds ``kl_estimator``, which is in ``reference`` now."""
+        return _without(data, "kl_estimator", "k3")
 
     @property
     def keeps_reference(self) -> bool:
@@ -202,9 +205,9 @@ class AlgorithmConfig(Section):
             )
         if needs_length and self.norm_length is None:
             raise ValueError("aggregation seq-mean-token-sum-norm divides by algorithm.norm_length: set it, in tokens")
-        if self.kl_estimator != "k3" and self.kl_coef == 0:
+        if self.reference is not None and self.reference.kl_estimator != "k3" and self.kl_coef == 0:
             raise ValueError(
-                "algorithm.kl_estimator is ignored while algorithm.kl_coef is 0: set kl_coef, or remove it"
+                "algorithm.reference.kl_estimator is ignored while algorithm.kl_coef is 0: set kl_coef, or remove it"
             )
         if self.dynamic_sampling and self.group_size == 1:
             raise ValueError(

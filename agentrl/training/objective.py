@@ -17,6 +17,7 @@ from agentrl.algorithms.episodes import EpisodeBatch, Estimate
 from agentrl.algorithms.loss_input import LossInput, TokenLoss
 from agentrl.algorithms.marks import Input, choice_of, is_advantage_weighted, needed_inputs, requires_group
 from agentrl.algorithms.options import check_options
+from agentrl.config.policy_reference import ReferenceConfig
 from agentrl.config.schema import AlgorithmConfig
 from agentrl.errors import TrainingError
 from agentrl.registry import Kind, lookup
@@ -67,6 +68,7 @@ class Objective:
             _bind(function, config.filters[name]) for name, function in filters.items()
         ]
         self._choice, self._choose = choice_of(loss), _bound_choice(loss, config.loss_options)
+        self._kl_estimator = KLEstimator((config.reference or ReferenceConfig()).kl_estimator)
         self._mode = CorrectionMode(config.correction.mode)
         self.proximal: Literal["trainer", "behaviour", "loglinear"] = config.correction.proximal
         """Where pi_old comes from."""
@@ -143,7 +145,7 @@ class Objective:
         values = policy.values * weights
         kl = None
         if self._config.kl_coef and tokens.reference_logp is not None:
-            kl = kl_divergence(KLEstimator(self._config.kl_estimator), tokens.logp, tokens.reference_logp)
+            kl = kl_divergence(self._kl_estimator, tokens.logp, tokens.reference_logp)
             values = values + self._config.kl_coef * kl
         if self.uses_entropy:
             values = values - self._config.entropy_coef * entropy

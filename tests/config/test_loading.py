@@ -96,7 +96,7 @@ def test_a_mistake_is_named_with_its_place(config_file, text, overrides, message
         (["algorithm.correction={proximal: behaviour, cap: 2}"], "cap is ignored"),
         (["algorithm.correction={proximal: behaviour, mode: icepop}"], "mode icepop is ignored"),
         (["algorithm.correction={proximal: loglinear, mode: icepop}"], "the forward pass that mode icepop needs"),
-        (["algorithm.kl_estimator=k1"], "kl_estimator is ignored while algorithm.kl_coef is 0"),
+        (["algorithm.reference.kl_estimator=k1"], "kl_estimator is ignored while algorithm.kl_coef is 0"),
         (["environment.tasks=x.jsonl", "environment.split=test"], "environment.split is ignored"),
         (["environment.isolation=inline", "environment.workers=2"], "environment.workers is ignored"),
         (["sft.check_every=5"], "sft.check_every is ignored without sft.stop_at"),

@@ -15,7 +15,7 @@ pytestmark = pytest.mark.usefixtures("one_thread")
 
 
 def trainer_for(model, *, every=2, reference=None, **algorithm):
-    config = AlgorithmConfig(**{**SPPO, "refresh_reference": every, **algorithm})
+    config = AlgorithmConfig(**{**SPPO, "reference": {"refresh_every": every}, **algorithm})
     return Trainer(model, config, TrainerConfig(learning_rate=1e-3), seed=0, max_tokens=100, reference=reference)
 
 
@@ -40,7 +40,7 @@ def test_each_round_is_played_against_the_policy_that_ended_the_last_one(model, 
         if number % 2 == 0:
             assert seen[-1]["train/loss"] == pytest.approx(expected, rel=1e-4)
             opponent = before
-        assert all(map(torch.equal, trainer._reference.parameters(), opponent))
+        assert all(map(torch.equal, trainer._frozen.reference.model.parameters(), opponent))
     assert [line["train/round"] for line in seen] == [1, 1, 2, 2, 3]
     assert seen[1]["train/loss"] != pytest.approx(expected, rel=1e-4)
 
@@ -78,13 +78,13 @@ def test_a_resumed_round_goes_on_bit_for_bit(model, trajectories, tmp_path, save
         run_step(undisturbed, trajectories) for _ in range(2)
     ]
     assert all(map(torch.equal, weights(policy), weights(model)))
-    with pytest.raises(UsageError, match=r"got no algorithm\.refresh_reference"):
+    with pytest.raises(UsageError, match=r"got no algorithm\.reference\.refresh_every"):
         trainer_for(copy.deepcopy(model), every=0).load_state_dict(copy.deepcopy(undisturbed.state_dict()))
 
 
 def test_rounds_without_anything_to_renew_are_refused(model):
-    with pytest.raises(ConfigError, match=r"refresh_reference is ignored.*got algorithm\.loss ppo"):
+    with pytest.raises(ConfigError, match=r"refresh_every is ignored.*got algorithm\.loss ppo"):
         trainer_for(model, loss="ppo")
-    config = AlgorithmConfig(**SPPO, refresh_reference=2)
+    config = AlgorithmConfig(**SPPO, reference={"refresh_every": 2})
     with pytest.raises(ConfigError, match="reference of adapters is the model without them"):
         check_rounds(config, has_reference=True, has_adapters=True)

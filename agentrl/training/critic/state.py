@@ -18,7 +18,7 @@ CRITIC, PROCESS_REWARD, REFERENCE = "critic", "process_reward", "reference"
 PARTS = {
     CRITIC: "trainer.critic",
     PROCESS_REWARD: "trainer.process_reward",
-    REFERENCE: "algorithm.refresh_reference",
+    REFERENCE: "algorithm.reference.refresh_every",
 }
 """The settings that ask for them."""
 

@@ -53,7 +53,7 @@ class Rounds:
                 "the checkpoint does not hold the reference of a run in rounds",
                 got=f"{len(names)} tensors",
                 expected=f"{len(own)}",
-                hint="set algorithm.refresh_reference as the run had it",
+                hint="set algorithm.reference.refresh_every as the run had it",
             )
         return {name: torch.empty_like(own[name]) for name in names}
 
@@ -70,11 +70,11 @@ def make_rounds(algorithm: AlgorithmConfig, policy: PreTrainedModel, reference: 
     Raises:
         ConfigError: there is no reference, or it is the policy without its adapters.
     """
-    if not algorithm.refresh_reference:
+    if not _every(algorithm):
         return None
     check_rounds(algorithm, has_reference=reference is not None, has_adapters=has_adapters(policy))
     assert reference is not None
-    return Rounds(policy, reference.model, algorithm.refresh_reference)
+    return Rounds(policy, reference.model, _every(algorithm))
 
 
 def check_rounds(algorithm: AlgorithmConfig, *, has_reference: bool, has_adapters: bool) -> None:
@@ -83,17 +83,21 @@ def check_rounds(algorithm: AlgorithmConfig, *, has_reference: bool, has_adapter
     Raises:
         ConfigError: it is not.
     """
-    if not algorithm.refresh_reference:
+    if not _every(algorithm):
         return
     if not has_reference:
         raise ConfigError(
-            "algorithm.refresh_reference is ignored: nothing is compared with a reference",
+            "algorithm.reference.refresh_every is ignored: nothing is compared with a reference",
             got=f"algorithm.loss {algorithm.loss}, no algorithm.kl_coef and no shaping kl",
             expected="algorithm.loss=sppo, or a KL to the reference",
         )
     if has_adapters:
         raise ConfigError(
             "the reference of adapters is the model without them, which stays as it is",
-            got=f"model.lora with algorithm.refresh_reference {algorithm.refresh_reference}",
-            expected="algorithm.refresh_reference=0, or no model.lora",
+            got=f"model.lora with algorithm.reference.refresh_every {_every(algorithm)}",
+            expected="algorithm.reference.refresh_every=0, or no model.lora",
         )
+
+
+def _every(algorithm: AlgorithmConfig) -> int:
+    return 0 if algorithm.reference is None else algorithm.reference.refresh_every

@@ -80,7 +80,7 @@ class _ProcessRewardStep:
         and what the loss changes with each token is the weight of that token's log-probability then.
         """
         sequences, index = [self._batch.sequences[i] for i in part], self._batch.token_index(part)
-        members, episode = self._batch.owners.trajectory[index].unique(return_inverse=True)
+        members, episode = torch.unique(self._batch.owners.trajectory[index], return_inverse=True)
         logp = self._model.logp(sequences, self._pad_id).requires_grad_()
         answers = ScoredAnswers(
             rm_logp=logp, reference_logp=self._start_logp[index], episode=episode, success=self._success[members]

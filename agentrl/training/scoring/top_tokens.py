@@ -84,8 +84,8 @@ def opinions_of_all(
         return found
 
     found = read_all(model, sequences, read, rows=1 + 2 * top_k, layout=layout, lanes=lanes, ranks=ranks)
-    ids, logp = found[1:].mT.split(top_k, dim=1)
-    return TokenOpinions(logp=found[0], top_ids=ids.long(), top_logp=logp.contiguous())
+    ids, logp = found[1 : 1 + top_k].mT.long(), found[1 + top_k :].mT.contiguous()
+    return TokenOpinions(logp=found[0], top_ids=ids, top_logp=logp)
 
 
 def _read(

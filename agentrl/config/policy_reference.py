@@ -1,0 +1,19 @@
+"""The frozen policy that losses and KL compare with."""
+
+from __future__ import annotations
+
+from typing import Literal
+
+from pydantic import Field
+
+from agentrl.config.section import Section
+
+
+class ReferenceConfig(Section):
+    """Of ``algorithm.kl_coef``, the shaping ``kl``, and losses such as ``sppo``."""
+
+    kl_estimator: Literal["k1", "k2", "k3", "k1+", "k3+"] = "k3"
+    """Estimator of the KL of ``algorithm.kl_coef``; with a plus, its value with the gradient of k2."""
+    refresh_every: int = Field(0, ge=0)
+    """Steps of a round, after which the reference becomes the policy of then: self-play with ``loss: sppo``, or a KL
+    that forgets. 0 keeps the policy of the start of the run."""

@@ -1,0 +1,29 @@
+"""A whole run with an implicit process reward model and a reference in rounds beside the policy."""
+
+from agentrl.assembly.runs import resume_run
+from agentrl.observe.metrics import read_metrics
+from agentrl.orchestrator import train
+
+BESIDE = (
+    "algorithm={advantage: prime, group_size: 3, kl_coef: 0.1, reference: {refresh_every: 2}}",
+    "trainer.process_reward={learning_rate: 1e-2, beta: 0.2}",
+)
+
+
+def numbers(run):
+    lines = read_metrics(run.folder.metrics_file)
+    return [{name: value for name, value in line.items() if not name.startswith("time/")} for line in lines]
+
+
+def test_a_run_with_models_beside_the_policy_goes_on_bit_for_bit(tiny_run):
+    whole = tiny_run(*BESIDE, name="whole")
+    train(whole)
+    lines = numbers(whole)
+    assert [line["train/round"] for line in lines] == [1, 1, 2, 2]
+    assert all(line["process_reward/loss"] > 0 and line["process_reward/grad_norm"] > 0 for line in lines)
+    assert lines[1]["train/kl_reference"] != lines[2]["train/kl_reference"]
+
+    cut = tiny_run(*BESIDE, "trainer.steps=3", name="cut")
+    train(cut)
+    train(resume_run(cut.folder.path, ["trainer.steps=4"]))
+    assert numbers(cut) == lines
