@@ -9,6 +9,7 @@ from pathlib import Path
 from typing import Any
 
 from agentrl.assembly.checks import check_training
+from agentrl.assembly.run_result import RunResult
 from agentrl.assembly.runs import start_run
 from agentrl.config import load_config
 from agentrl.errors import ConfigError, UsageError
@@ -19,7 +20,6 @@ from agentrl.evaluation.result import EvaluationResult
 from agentrl.evaluation.session import EvaluationRequest, default_tasks, evaluations_folder, run_evaluation
 from agentrl.evaluation.settings import evaluation_config
 from agentrl.observe.progress import RunWatcher
-from agentrl.orchestrator import RunResult
 from agentrl.orchestrator import train as train_run
 from agentrl.registry import Kind, register
 from agentrl.tool import Tool

@@ -15,6 +15,7 @@ import orjson
 
 from agentrl.api import evaluate
 from agentrl.assembly.models import load_tokenizer
+from agentrl.assembly.run_result import RunResult
 from agentrl.assembly.runs import start_run
 from agentrl.config import Config, load_config
 from agentrl.errors import TrainingError, UsageError
@@ -25,7 +26,7 @@ from agentrl.observe.disk import replace_file, writing
 from agentrl.observe.metrics import read_metrics
 from agentrl.observe.model_folder import find_model
 from agentrl.observe.progress import RunWatcher
-from agentrl.orchestrator import RunResult, train
+from agentrl.orchestrator import train
 from agentrl.warm_start import warm_start
 
 CONFIG = "quickstart"

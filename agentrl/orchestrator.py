@@ -27,8 +27,6 @@ import functools
 import logging
 from collections.abc import Callable, Coroutine, Mapping, Sequence
 from contextlib import AsyncExitStack, suppress
-from dataclasses import dataclass
-from pathlib import Path
 from typing import Any, TypeVar
 
 from agentrl.assembly.adapter_sync import sends_adapters
@@ -38,6 +36,7 @@ from agentrl.assembly.companions import guides_of
 from agentrl.assembly.models import embedding_rows, prepare_model
 from agentrl.assembly.placed_engines import open_placed_pool
 from agentrl.assembly.recording import EpisodeRecorder
+from agentrl.assembly.run_result import RunResult
 from agentrl.assembly.runs import Run
 from agentrl.assembly.servers import ServedModel, open_pool
 from agentrl.assembly.signals import stop_signals
@@ -70,21 +69,6 @@ SYNC_GRACE_S = 15.0
 """Seconds that a weight sync gets to end after somebody asked to stop: a healthy one does."""
 
 _log = logging.getLogger(__name__)
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class RunResult:
-    """How a run ended."""
-
-    folder: Path
-    step: int
-    """Training steps done, over the whole life of the run."""
-    checkpoint: str
-    """Its newest checkpoint: a model path for evaluation."""
-    metrics: Mapping[str, float]
-    """Of the last step."""
-    interrupted: bool
-    """Somebody asked it to stop; `resume` continues."""
 
 
 class _Interrupted(Exception):

@@ -8,6 +8,7 @@ from __future__ import annotations
 import asyncio
 
 from agentrl.assembly.models import build_renderer, load_tokenizer, pad_id, prepare_model
+from agentrl.assembly.run_result import RunResult
 from agentrl.assembly.runs import Run
 from agentrl.assembly.stored_pairs import load_pairs
 from agentrl.assembly.trainers import load_policy
@@ -18,7 +19,6 @@ from agentrl.observe.metrics import TIMING_PREFIX
 from agentrl.observe.model_folder import MODEL
 from agentrl.observe.progress import Phase, RunStatus, RunWatcher
 from agentrl.observe.run_log import logging_to
-from agentrl.orchestrator import RunResult
 from agentrl.training.models.policy_folder import save_policy_folder
 from agentrl.training.models.weights import ModelWeights
 from agentrl.training.preferences.trainer import PreferenceProgress, train_preferences

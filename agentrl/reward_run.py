@@ -9,6 +9,7 @@ import asyncio
 from collections.abc import Sequence
 
 from agentrl.assembly.models import load_tokenizer, prepare_model
+from agentrl.assembly.run_result import RunResult
 from agentrl.assembly.runs import Run
 from agentrl.assembly.stored_pairs import find_pairs, policy_of
 from agentrl.assembly.update_log import UpdateLog
@@ -18,7 +19,6 @@ from agentrl.observe.metrics import TIMING_PREFIX
 from agentrl.observe.model_folder import MODEL
 from agentrl.observe.progress import Phase, RunStatus, RunWatcher
 from agentrl.observe.run_log import logging_to
-from agentrl.orchestrator import RunResult
 from agentrl.render.encoding import TextEncoder
 from agentrl.rollout.transcript import transcript
 from agentrl.training.preferences.pairs import Pair

@@ -16,6 +16,7 @@ from agentrl.assembly.chat_file import lessons, read_chats
 from agentrl.assembly.demonstrations import collect_demonstrations
 from agentrl.assembly.models import build_renderer, load_tokenizer, pad_id, prepare_model
 from agentrl.assembly.recording import EpisodeRecorder
+from agentrl.assembly.run_result import RunResult
 from agentrl.assembly.runs import Run
 from agentrl.assembly.trainers import BUILD_LEARNER, LearnerParts, build_learner
 from agentrl.assembly.training import check_rendering
@@ -28,7 +29,6 @@ from agentrl.observe.model_folder import MODEL
 from agentrl.observe.progress import Phase, RunStatus, RunWatcher
 from agentrl.observe.run_log import logging_to
 from agentrl.observe.trajectory_store import TrajectoryStore
-from agentrl.orchestrator import RunResult
 from agentrl.render.renderer import Renderer
 from agentrl.training.models.loading import load_model
 from agentrl.training.models.policy_folder import save_policy_folder

@@ -50,9 +50,6 @@ EXCEPTIONS = {
     ("sandbox", "observe"),
     ("orchestrator", "checkpoint"),
     ("cli", "testing"),  # `agentrl env check` is the conformance kit
-    ("preference_run", "orchestrator"),
-    ("reward_run", "orchestrator"),
-    ("warm_start", "orchestrator"),
 }
 OUTSIDE_THE_LEVELS = {"testing", "plugins", ""}
 """`testing` may import anything, and only the command line imports it; `plugins` is a table of strings; "" is the

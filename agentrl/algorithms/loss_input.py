@@ -44,6 +44,11 @@ class LossInput:
     """Bool: the loss's own choice among all tokens of the update (`agentrl.algorithms.marks.chooses`). Without it the
     tokens given are taken for all."""
 
+    @property
+    def ratio(self) -> torch.Tensor:
+        """R = pi / pi_old: [tokens]."""
+        return log_ratio(self.logp, self.old_logp).exp()
+
     def select(self, index: torch.Tensor) -> LossInput:
         """Some of the tokens: index int64 [selected], or bool [tokens]."""
         parts: dict[str, Any] = {part.name: getattr(self, part.name) for part in dataclasses.fields(self)}

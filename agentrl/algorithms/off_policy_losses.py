@@ -15,7 +15,7 @@ from agentrl.algorithms.segments import segment_sum
 @advantage_weighted
 def topr(tokens: LossInput) -> TokenLoss:
     """-A log pi where R > 0, else -sg(clip(r, 0, 1)) A log pi (TOPR, arXiv 2503.14286)."""
-    ratio = log_ratio(tokens.logp, tokens.old_logp).exp().detach()
+    ratio = tokens.ratio.detach()
     good = tokens.episode_return > 0
     weight = torch.where(good, 1.0, ratio.clamp(0.0, 1.0))
     return TokenLoss(values=-weight * tokens.advantage * tokens.logp, clipped=~good & (ratio > 1.0))

@@ -36,8 +36,7 @@ def ppo(
         dual_clip: c; ``None`` leaves negative advantages unbounded.
     """
     bounds = clip_range(clip, clip_low, clip_high, default=PPO_CLIP)
-    ratio = log_ratio(tokens.logp, tokens.old_logp).exp()
-    return clipped_surrogate(ratio, tokens.advantage, bounds, dual_clip=dual_clip)
+    return clipped_surrogate(tokens.ratio, tokens.advantage, bounds, dual_clip=dual_clip)
 
 
 @advantage_weighted
@@ -50,8 +49,7 @@ def dapo(
 ) -> TokenLoss:
     """`ppo` with lo = 0.2 and hi = 0.28 (arXiv 2503.14476); meant for aggregation token-mean."""
     bounds = clip_range(None, clip_low, clip_high, default=DAPO_CLIP)
-    ratio = log_ratio(tokens.logp, tokens.old_logp).exp()
-    return clipped_surrogate(ratio, tokens.advantage, bounds, dual_clip=dual_clip)
+    return clipped_surrogate(tokens.ratio, tokens.advantage, bounds, dual_clip=dual_clip)
 
 
 @advantage_weighted
@@ -70,7 +68,7 @@ def gspo(tokens: LossInput, *, clip_low: float | None = None, clip_high: float |
 def cispo(tokens: LossInput, *, clip_low: float | None = None, clip_high: float | None = None) -> TokenLoss:
     """-sg(clip(r, 1 - lo, 1 + hi)) A log pi, with lo = 1 (no lower bound) and hi = 0.28 (arXiv 2506.13585)."""
     bounds = clip_range(None, clip_low, clip_high, default=CISPO_CLIP)
-    ratio = log_ratio(tokens.logp, tokens.old_logp).exp().detach()
+    ratio = tokens.ratio.detach()
     return TokenLoss(values=-bounds.clip(ratio) * tokens.advantage * tokens.logp, clipped=bounds.outside(ratio))
 
 
@@ -87,8 +85,7 @@ def sapo(tokens: LossInput, *, tau_positive: Positive = 1.0, tau_negative: Posit
     A ratio of 1 has the gradient of PPO; distant ratios fade instead of being cut off.
     """
     tau = torch.full_like(tokens.logp, tau_negative).masked_fill(tokens.advantage > 0, tau_positive)
-    ratio = log_ratio(tokens.logp, tokens.old_logp).exp()
-    return unclipped(-tokens.advantage * (4 / tau) * (tau * (ratio - 1)).sigmoid())
+    return unclipped(-tokens.advantage * (4 / tau) * (tau * (tokens.ratio - 1)).sigmoid())
 
 
 @advantage_weighted

@@ -81,8 +81,7 @@ def clip_cov(
     options = {"share": share, "cov_low": cov_low, "cov_high": cov_high}
     chosen = random_in_band(tokens, seed=seed, **options) if tokens.chosen is None else tokens.chosen
     bounds = clip_range(clip, clip_low, clip_high, default=PPO_CLIP)
-    ratio = log_ratio(tokens.logp, tokens.old_logp).exp()
-    loss = clipped_surrogate(ratio, tokens.advantage, bounds, dual_clip=dual_clip)
+    loss = clipped_surrogate(tokens.ratio, tokens.advantage, bounds, dual_clip=dual_clip)
     return TokenLoss(values=torch.where(chosen, 0.0, loss.values), clipped=loss.clipped | chosen)
 
 
@@ -126,8 +125,7 @@ def m2po(tokens: LossInput, *, tau: Positive = 0.04) -> TokenLoss:
     the paper.
     """
     kept = low_second_moment(tokens, tau=tau) if tokens.chosen is None else tokens.chosen
-    ratio = log_ratio(tokens.logp, tokens.old_logp).exp()
-    return TokenLoss(values=torch.where(kept, -tokens.advantage * ratio, 0.0), clipped=~kept)
+    return TokenLoss(values=torch.where(kept, -tokens.advantage * tokens.ratio, 0.0), clipped=~kept)
 
 
 def token_covariance(tokens: LossInput) -> torch.Tensor:
@@ -138,8 +136,7 @@ def token_covariance(tokens: LossInput) -> torch.Tensor:
 
 def _kept_inside(tokens: LossInput, above: torch.Tensor, below: torch.Tensor) -> TokenLoss:
     dropped = ((tokens.advantage > 0) & above) | ((tokens.advantage < 0) & below)
-    ratio = log_ratio(tokens.logp, tokens.old_logp).exp()
-    return TokenLoss(values=torch.where(dropped, 0.0, -tokens.advantage * ratio), clipped=dropped)
+    return TokenLoss(values=torch.where(dropped, 0.0, -tokens.advantage * tokens.ratio), clipped=dropped)
 
 
 def _count(share: float, values: torch.Tensor) -> int:

@@ -21,8 +21,9 @@ from agentrl.cli.train import Words
 from agentrl.config import Config
 from agentrl.config.arithmetic import shown_bytes
 from agentrl.errors import ConfigError, UsageError
-from agentrl.training.memory.plan import MemoryPlan, remedies
+from agentrl.training.memory.plan import MemoryPlan
 from agentrl.training.memory.plan import plan as memory_plan
+from agentrl.training.memory.remedies import remedies
 from agentrl.training.models.accelerators import accelerators
 
 app = typer.Typer()

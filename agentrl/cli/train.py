@@ -14,6 +14,7 @@ from agentrl.assembly.checks import check_training
 from agentrl.assembly.curriculum_check import check_curriculum
 from agentrl.assembly.environments import find_environment, task_source
 from agentrl.assembly.rank import follow_launcher, follows_launcher
+from agentrl.assembly.run_result import RunResult
 from agentrl.assembly.runs import Run, resume_run, start_run
 from agentrl.assembly.tools import check_tools
 from agentrl.cli.arguments import config_words, read_config, shortcut
@@ -25,7 +26,6 @@ from agentrl.config import Config, dump_config
 from agentrl.config.arithmetic import Row, rows
 from agentrl.config.parts import Part, parts_of
 from agentrl.errors import UsageError
-from agentrl.orchestrator import RunResult
 from agentrl.orchestrator import train as train_run
 
 app = typer.Typer()

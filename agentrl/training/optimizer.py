@@ -1,58 +1,28 @@
-"""AdamW or Muon with warm-up, a schedule, gradient clipping, and no update from gradients that are not finite.
-
-Muon (https://kellerjordan.github.io/posts/muon/) updates the matrices of a model's blocks by orthogonalised momentum,
-scaled to the size of AdamW's updates, so that one learning rate serves both (https://arxiv.org/abs/2502.16982).
-Embeddings, the output head and vectors stay with AdamW.
+"""Updates of a model: gradients are clipped, the learning rate follows a schedule, and nothing is learnt from gradients
+that are not finite.
 """
 
 from __future__ import annotations
 
 import copy
 import math
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
-from typing import Any, Literal
+from typing import Any
 
 import torch
 from torch import nn
 
 from agentrl.errors import TrainingError, UsageError
 from agentrl.training.numerics.groups import group_norms
-from agentrl.training.ranks.muon import ShardedMuon
-from agentrl.training.ranks.sharding import is_sharded, mesh_of, sharded_like, whole
+from agentrl.training.optimizer_settings import OptimizerSettings
+from agentrl.training.parameter_groups import make_optimizers
+from agentrl.training.ranks.sharding import is_sharded, sharded_like, whole
 
 MASTERS, UPDATES, STEP = "masters", "updates", "step"
 """Names in a saved state: float32 copies, number of updates, and, of each parameter, torch's own count of them."""
 LOSS = "the loss"
 """Stands among parameters that are not finite for the loss itself."""
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class OptimizerSettings:
-    """Numbers of `PolicyOptimizer`; see `agentrl.config.schema.TrainerConfig` for each."""
-
-    learning_rate: float
-    total_updates: int
-    """Optimizer steps over which the schedule runs."""
-    warmup_updates: int = 0
-    schedule: Literal["constant", "cosine"] = "constant"
-    min_lr_ratio: float = 0.1
-    optimizer: Literal["adamw", "muon"] = "adamw"
-    betas: tuple[float, float] = (0.9, 0.95)
-    weight_decay: float = 0.0
-    """On matrices; vectors (norms, biases) have none."""
-    max_grad_norm: float = 1.0
-
-    def learning_rate_at(self, update: int) -> float:
-        """Learning rate of optimizer step `update`, from 0: linear warm-up, then constant or half a cosine."""
-        if update < self.warmup_updates:
-            return self.learning_rate * (update + 1) / self.warmup_updates
-        if self.schedule == "constant":
-            return self.learning_rate
-        span = max(self.total_updates - self.warmup_updates, 1)
-        progress = min((update - self.warmup_updates) / span, 1.0)
-        share = self.min_lr_ratio + (1 - self.min_lr_ratio) * (1 + math.cos(math.pi * progress)) / 2
-        return self.learning_rate * share
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -83,7 +53,7 @@ class PolicyOptimizer:
         if not self._parameters:
             raise TrainingError("the model has no parameter to train", expected="parameters that require a gradient")
         self._masters = {name: _master(p) for name, p in self._parameters.items()}
-        self._optimizers = _optimizers(model, self._masters, settings)
+        self._optimizers = make_optimizers(model, self._masters, settings)
 
     def update(self) -> Update:
         """Apply the accumulated gradients and clear them; non-finite ones change nothing and are named."""
@@ -234,59 +204,6 @@ class PolicyOptimizer:
 
 def _beside(moment: torch.Tensor, master: torch.Tensor) -> torch.Tensor:
     return sharded_like(moment, master) if moment.shape == master.shape else moment
-
-
-def _optimizers(
-    model: nn.Module, masters: Mapping[str, torch.Tensor], settings: OptimizerSettings
-) -> dict[str, torch.optim.Optimizer]:
-    """The optimizers by name; Muon's first, AdamW for what is left."""
-    taken = _block_matrices(model) if settings.optimizer == "muon" else frozenset[str]()
-    optimizers: dict[str, torch.optim.Optimizer] = {}
-    if taken:
-        optimizers["muon"] = _muon([master for name, master in masters.items() if name in taken], settings)
-    if left := [master for name, master in masters.items() if name not in taken]:
-        optimizers["adamw"] = torch.optim.AdamW(
-            _groups(left, settings.weight_decay), lr=settings.learning_rate, betas=settings.betas, fused=True
-        )
-    return optimizers
-
-
-def _muon(matrices: Sequence[torch.Tensor], settings: OptimizerSettings) -> torch.optim.Optimizer:
-    learning_rate, weight_decay = settings.learning_rate, settings.weight_decay
-    if is_sharded(matrices[0]):
-        return ShardedMuon(matrices, lr=learning_rate, weight_decay=weight_decay)
-    return torch.optim.Muon(matrices, lr=learning_rate, weight_decay=weight_decay, adjust_lr_fn="match_rms_adamw")
-
-
-def _block_matrices(model: nn.Module) -> frozenset[str]:
-    """Names of the trained matrices inside the model's lists of blocks.
-
-    Raises:
-        TrainingError: there are none.
-    """
-    names = frozenset(
-        f"{path}.{name}"
-        for path, module in model.named_modules()
-        if isinstance(module, nn.ModuleList)
-        for name, p in module.named_parameters()
-        if p.requires_grad and p.ndim == 2
-    )
-    if not names:
-        raise TrainingError(
-            "the model has no matrices for Muon", expected="blocks in a ModuleList", hint="set trainer.optimizer=adamw"
-        )
-    return names
-
-
-def _groups(tensors: Sequence[torch.Tensor], weight_decay: float) -> list[dict[str, Any]]:
-    """Matrices, vectors; those that are sharded over other ranks on their own, as they cannot be updated at once."""
-    kinds: dict[tuple[bool, Any], list[torch.Tensor]] = {}
-    for tensor in sorted(tensors, key=lambda tensor: tensor.ndim <= 1):
-        kinds.setdefault((tensor.ndim > 1, mesh_of(tensor)), []).append(tensor)
-    return [
-        {"params": params, "weight_decay": weight_decay if is_matrix else 0.0}
-        for (is_matrix, _), params in kinds.items()
-    ]
 
 
 def _master(parameter: nn.Parameter) -> torch.Tensor:

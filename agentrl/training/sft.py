@@ -19,7 +19,8 @@ from agentrl.training.micro_batch_gradients import add_gradients, cut
 from agentrl.training.models.compilation import compile_layers
 from agentrl.training.models.gradient_mode import gradients_recomputed
 from agentrl.training.models.lora import adapters_dropped_out
-from agentrl.training.optimizer import OptimizerSettings, PolicyOptimizer
+from agentrl.training.optimizer import PolicyOptimizer
+from agentrl.training.optimizer_settings import OptimizerSettings
 from agentrl.training.ranks import Ranks
 from agentrl.training.ranks.sharding import reshard
 from agentrl.training.ranks.shares import share_of
@@ -100,7 +101,9 @@ class SupervisedLearner:
         lessons = list(_lessons(demonstrations, everything=settings.observation_weight > 0))
         self._batches = list(_batches(lessons, settings, seed))
         compile_layers(model, trainer)
-        self._optimizer = PolicyOptimizer(model, _optimizer_settings(settings, trainer, updates=len(self._batches)))
+        self._optimizer = PolicyOptimizer(
+            model, OptimizerSettings.of(trainer, settings, total_updates=len(self._batches))
+        )
         check_lanes("trainer.lanes", trainer.lanes, model)
         self._lanes, self._layout = Lanes(trainer.lanes), choose_layout(model, trainer, self.ranks)
         self._started, self._tokens, self._done = time.perf_counter(), 0, 0
@@ -234,16 +237,3 @@ def _fill(sequences: Sequence[Lesson], budget: int) -> Iterator[list[Lesson]]:
         used += len(sequence)
     if batch:
         yield batch
-
-
-def _optimizer_settings(settings: SFTConfig, trainer: TrainerConfig, *, updates: int) -> OptimizerSettings:
-    return OptimizerSettings(
-        learning_rate=settings.learning_rate,
-        total_updates=updates,
-        warmup_updates=settings.warmup_steps,
-        schedule=settings.schedule,
-        optimizer=trainer.optimizer,
-        betas=trainer.betas,
-        weight_decay=trainer.weight_decay,
-        max_grad_norm=trainer.max_grad_norm,
-    )

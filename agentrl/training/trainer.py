@@ -44,7 +44,8 @@ from agentrl.training.models.router_balance import RouterBalance
 from agentrl.training.numerics.deterministic import prepare_repeatable, repeatable
 from agentrl.training.numerics.watch import NumericsWatch, Step, WatchedUpdates
 from agentrl.training.objective import Objective
-from agentrl.training.optimizer import OptimizerSettings, PolicyOptimizer
+from agentrl.training.optimizer import PolicyOptimizer
+from agentrl.training.optimizer_settings import OptimizerSettings
 from agentrl.training.passes import choose_passes
 from agentrl.training.process_reward.checks import check_process_reward
 from agentrl.training.process_reward.making import ProcessModels, make_process_reward
@@ -350,14 +351,5 @@ class Trainer:
 
 def _optimizer_settings(config: TrainerConfig, *, first_step: int = 0) -> OptimizerSettings:
     """Of a model that is trained from a step on."""
-    return OptimizerSettings(
-        learning_rate=config.learning_rate,
-        total_updates=(config.steps - first_step) * config.epochs * config.mini_batches,
-        warmup_updates=config.warmup_steps,
-        schedule=config.schedule,
-        min_lr_ratio=config.min_lr_ratio,
-        optimizer=config.optimizer,
-        betas=config.betas,
-        weight_decay=config.weight_decay,
-        max_grad_norm=config.max_grad_norm,
-    )
+    updates = (config.steps - first_step) * config.epochs * config.mini_batches
+    return OptimizerSettings.of(config, config, total_updates=updates, min_lr_ratio=config.min_lr_ratio)

@@ -151,6 +151,6 @@ def test_others_are_padded_and_refuse_to_share(build, reason):
 def test_a_model_that_packs_wrongly_is_found_out(monkeypatch):
     model = tiny_model()
     monkeypatch.setattr(AttentionTree, "mask", lambda *_: None)
-    monkeypatch.setattr("agentrl.training.scoring.tree_attention._blocks", lambda nodes: ())
+    monkeypatch.setattr("agentrl.training.scoring.tree_attention.attention_blocks", lambda nodes: ())
     assert choose_layout(model, TrainerConfig()) == PADDED
     assert model.config._attn_implementation == "sdpa"

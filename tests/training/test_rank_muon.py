@@ -10,7 +10,8 @@ from torch.distributed.device_mesh import init_device_mesh
 from torch.distributed.fsdp import fully_shard
 from torch.distributed.tensor import distribute_tensor
 
-from agentrl.training.optimizer import OptimizerSettings, PolicyOptimizer
+from agentrl.training.optimizer import PolicyOptimizer
+from agentrl.training.optimizer_settings import OptimizerSettings
 from agentrl.training.ranks.sharding import whole
 
 SETTINGS = OptimizerSettings(learning_rate=0.01, total_updates=3, optimizer="muon", weight_decay=0.1, max_grad_norm=1e9)

@@ -12,7 +12,8 @@ from agentrl.config.critic import CriticConfig
 from agentrl.errors import UsageError
 from agentrl.training.critic.value_head import head_for
 from agentrl.training.micro_batch_gradients import cut
-from agentrl.training.optimizer import OptimizerSettings, PolicyOptimizer
+from agentrl.training.optimizer import PolicyOptimizer
+from agentrl.training.optimizer_settings import OptimizerSettings
 from agentrl.training.passes import Passes
 from agentrl.training.ranks.sharding import reshard, within_forward
 from agentrl.training.ranks.shares import share_of

@@ -15,7 +15,7 @@ from agentrl.training.critic.critic import Critic
 from agentrl.training.critic.step import CriticStep
 from agentrl.training.critic.targets import ValueTargets
 from agentrl.training.models.compilation import compile_layers
-from agentrl.training.optimizer import OptimizerSettings
+from agentrl.training.optimizer_settings import OptimizerSettings
 from agentrl.training.passes import Passes
 from agentrl.training.step.batch import StepBatch
 

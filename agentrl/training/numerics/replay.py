@@ -26,7 +26,8 @@ from agentrl.training.numerics.deterministic import prepare_repeatable, repeatab
 from agentrl.training.numerics.dump import Found, found_of
 from agentrl.training.numerics.module_watch import watched_modules
 from agentrl.training.objective import Objective, TokenObjective
-from agentrl.training.optimizer import OptimizerSettings, PolicyOptimizer
+from agentrl.training.optimizer import PolicyOptimizer
+from agentrl.training.optimizer_settings import OptimizerSettings
 from agentrl.training.passes import Passes
 from agentrl.training.ranks import Ranks
 from agentrl.training.scoring.layout import Layout

@@ -14,7 +14,8 @@ from agentrl.config.preferences import PreferencesConfig
 from agentrl.config.schema import TrainerConfig
 from agentrl.errors import TrainingError
 from agentrl.training.models.gradient_mode import gradients_recomputed
-from agentrl.training.optimizer import OptimizerSettings, PolicyOptimizer
+from agentrl.training.optimizer import PolicyOptimizer
+from agentrl.training.optimizer_settings import OptimizerSettings
 from agentrl.training.preferences.reward_model import RewardModel
 
 CHARACTERS_PER_TOKEN = 3
@@ -83,7 +84,7 @@ def train_reward_model(
         raise TrainingError("there is nothing to learn", got="no pairs")
     size = settings.pairs_per_update
     updates = math.ceil(len(pairs) / size) * settings.epochs
-    optimizer = PolicyOptimizer(model.model, _optimizer_settings(settings, trainer, updates))
+    optimizer = PolicyOptimizer(model.model, OptimizerSettings.of(trainer, settings, total_updates=updates))
     generator, started, number = torch.Generator().manual_seed(seed), time.perf_counter(), 0
     latest: RewardProgress | None = None
     for _ in range(settings.epochs):
@@ -145,16 +146,3 @@ def _micro_batches(batch: Sequence[TextPair], budget: int) -> list[list[TextPair
         parts[-1].append(pair)
         room -= 1
     return parts
-
-
-def _optimizer_settings(settings: PreferencesConfig, trainer: TrainerConfig, updates: int) -> OptimizerSettings:
-    return OptimizerSettings(
-        learning_rate=settings.learning_rate,
-        total_updates=updates,
-        warmup_updates=settings.warmup_steps,
-        schedule=settings.schedule,
-        optimizer=trainer.optimizer,
-        betas=trainer.betas,
-        weight_decay=trainer.weight_decay,
-        max_grad_norm=trainer.max_grad_norm,
-    )

@@ -31,7 +31,8 @@ from agentrl.registry import Kind, lookup
 from agentrl.training.micro_batch_gradients import add_gradients, cut
 from agentrl.training.models.compilation import compile_layers
 from agentrl.training.models.gradient_mode import gradients_recomputed
-from agentrl.training.optimizer import OptimizerSettings, PolicyOptimizer
+from agentrl.training.optimizer import PolicyOptimizer
+from agentrl.training.optimizer_settings import OptimizerSettings
 from agentrl.training.preferences.pairs import Pair, answered
 from agentrl.training.scoring.layout import choose_layout
 from agentrl.training.scoring.logprobs import score, score_all
@@ -145,7 +146,8 @@ class _Training:
             raise TrainingError("there is nothing to learn", got="no pairs")
 
     def run(self, seed: int, progress: Callable[[PreferenceProgress], None]) -> PreferenceProgress:
-        optimizer = PolicyOptimizer(self._model, self._optimizer_settings())
+        settings = OptimizerSettings.of(self._trainer, self._settings, total_updates=self._updates)
+        optimizer = PolicyOptimizer(self._model, settings)
         started = time.perf_counter()
         reference = self._sums(range(len(self._sides) // 2))
         latest = None
@@ -222,16 +224,3 @@ class _Training:
 
         work = cut(range(len(sequences)), sequences, layout=self._layout, workers=self._lanes.count, learns=True)
         add_gradients(self._model, self._lanes, work, loss)
-
-    def _optimizer_settings(self) -> OptimizerSettings:
-        settings, trainer = self._settings, self._trainer
-        return OptimizerSettings(
-            learning_rate=settings.learning_rate,
-            total_updates=self._updates,
-            warmup_updates=settings.warmup_steps,
-            schedule=settings.schedule,
-            optimizer=trainer.optimizer,
-            betas=trainer.betas,
-            weight_decay=trainer.weight_decay,
-            max_grad_norm=trainer.max_grad_norm,
-        )

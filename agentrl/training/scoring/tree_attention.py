@@ -1,10 +1,8 @@
 """Attention over a packed row of sequences (`agentrl.training.scoring.prefix_tree`), by what the device does best.
 
-On the CPU each node of the trie attends to itself causally, and everything below it attends to the node as a whole: no
-mask is built and nothing is computed twice. The parts of a token's attention are merged by their log-sum-exp as in
-https://arxiv.org/abs/2205.14135; the gradient of each part follows from the merged output and log-sum-exp alone. On
-CUDA, FlashAttention takes rows in which nothing is shared, if it is installed, and flex_attention the others. Layers
-with a sliding window that is shorter than the sequences, and other devices, get a dense mask.
+On the CPU it is computed node by node (`agentrl.training.scoring.node_attention`). On CUDA, FlashAttention takes rows
+in which nothing is shared, if it is installed, and flex_attention the others. Layers with a sliding window that is
+shorter than the sequences, and other devices, get a dense mask.
 """
 
 from __future__ import annotations
@@ -12,8 +10,7 @@ from __future__ import annotations
 import functools
 import importlib
 import importlib.util
-from collections.abc import Callable, Iterator, Sequence
-from dataclasses import dataclass
+from collections.abc import Callable
 from typing import Any, cast
 
 import torch
@@ -26,29 +23,14 @@ from transformers.masking_utils import sdpa_mask
 
 from agentrl.errors import UsageError
 from agentrl.training.ranks.context import Attention
-from agentrl.training.scoring.prefix_tree import Node, PackedRow
+from agentrl.training.scoring.node_attention import attention_blocks, node_attention
+from agentrl.training.scoring.prefix_tree import PackedRow
 
 ATTENTION = "agentrl_tree"
 """Its name for transformers: with a row it is what this module says, without one it is SDPA."""
 
 UNKNOWN_TERMS = ("s_aux", "position_bias")
 """Arguments of attention functions that change the scores."""
-
-
-_FORWARD: Any = torch.ops.aten._scaled_dot_product_flash_attention_for_cpu
-_BACKWARD: Any = torch.ops.aten._scaled_dot_product_flash_attention_for_cpu_backward
-
-
-@dataclass(frozen=True, slots=True)
-class _Block:
-    """Tokens that attend to a node."""
-
-    queries: slice
-    keys: slice
-    causal: bool
-    """They are the node's own."""
-    first: bool
-    """They have attended to nothing before."""
 
 
 class AttentionTree:
@@ -60,7 +42,7 @@ class AttentionTree:
     """
 
     def __init__(self, row: PackedRow, device: torch.device) -> None:
-        self.nodes, self._blocks = row.nodes, tuple(_blocks(row.nodes))
+        self.nodes, self._blocks = row.nodes, tuple(attention_blocks(row.nodes))
         self._depths, self._ends = row.depths.to(device), row.ends().to(device)
         self._longest = int(row.depths.max()) + 1
         self._starts = [node.start for node in row.nodes if int(row.depths[node.start]) == 0]
@@ -82,9 +64,8 @@ class AttentionTree:
         """
         window = None if window is None or window >= self._longest else window
         if query.device.type == "cpu" and window is None and cap is None:
-            function: Any = _NodeAttention
-            attended = function.apply(query, key, _widened(value, query), self._blocks, scale)
-            return cast("Tensor", attended[..., : value.shape[-1]])
+            attended = node_attention(query, key, _widened(value, query), self._blocks, scale=scale)
+            return attended[..., : value.shape[-1]]
         if query.device.type == "cuda":
             if len(self._starts) == len(self.nodes) and has_flash(query.dtype):
                 packed = self._flash(query, key, _widened(value, query), scale, window, cap)
@@ -199,66 +180,6 @@ def _capping(cap: float | None) -> Callable[..., Tensor] | None:
         return torch.tanh(score / cap) * cap
 
     return capped
-
-
-class _NodeAttention(torch.autograd.Function):
-    """Node by node, with torch's fused kernels for the CPU."""
-
-    @staticmethod
-    def forward(
-        ctx: Any, query: Tensor, key: Tensor, value: Tensor, blocks: tuple[_Block, ...], scale: float
-    ) -> Tensor:
-        rows, heads, tokens, _ = query.shape
-        merged = query.new_empty(rows, tokens, heads, value.shape[-1]).transpose(1, 2)
-        total = query.new_empty(query.shape[:-1], dtype=torch.promote_types(query.dtype, torch.float32))
-        for block in blocks:
-            part, keys = query[:, :, block.queries], (key[:, :, block.keys], value[:, :, block.keys])
-            attended, sums = _FORWARD(part, *keys, 0.0, block.causal, scale=scale)
-            if not block.first:
-                attended, sums = _merge(merged[:, :, block.queries], total[:, :, block.queries], attended, sums)
-            merged[:, :, block.queries], total[:, :, block.queries] = attended, sums
-        ctx.save_for_backward(query, key, value, merged, total)
-        ctx.blocks, ctx.scale = blocks, scale
-        return merged
-
-    @staticmethod
-    def backward(ctx: Any, gradient: Tensor) -> tuple[Tensor, Tensor, Tensor, None, None]:
-        query, key, value, merged, total = ctx.saved_tensors
-        by_query, by_key, by_value = (torch.zeros_like(tensor) for tensor in (query, key, value))
-        for block in ctx.blocks:
-            found = _BACKWARD(
-                gradient[:, :, block.queries],
-                query[:, :, block.queries],
-                key[:, :, block.keys],
-                value[:, :, block.keys],
-                merged[:, :, block.queries],
-                total[:, :, block.queries],
-                0.0,
-                block.causal,
-                scale=ctx.scale,
-            )
-            by_query[:, :, block.queries] += found[0]
-            by_key[:, :, block.keys] += found[1]
-            by_value[:, :, block.keys] += found[2]
-        return by_query, by_key, by_value, None, None
-
-
-def _merge(left: Tensor, left_sums: Tensor, right: Tensor, right_sums: Tensor) -> tuple[Tensor, Tensor]:
-    """Attention over the keys of both, from attention over those of each and its log-sum-exp."""
-    sums = torch.logaddexp(left_sums, right_sums)
-    shares = ((own - sums).exp()[..., None].to(left.dtype) for own in (left_sums, right_sums))
-    return left * next(shares) + right * next(shares), sums
-
-
-def _blocks(nodes: Sequence[Node]) -> Iterator[_Block]:
-    tree_end = 0
-    for node in nodes:
-        first = node.start >= tree_end
-        tree_end = max(tree_end, node.last)
-        own, below = slice(node.start, node.end), slice(node.end, node.last)
-        yield _Block(own, own, causal=True, first=first)
-        if node.end < node.last:
-            yield _Block(below, own, causal=False, first=first)
 
 
 @functools.cache
