@@ -40,7 +40,7 @@ from agentrl.training.models.weights import ModelWeights, TrainedWeights
 from agentrl.training.ranks import Ranks
 from agentrl.training.trainer import Trainer
 from agentrl.vision_model import MODEL_TYPES
-from agentrl.weights import TOLERANCE, InProcessSync, Probe, RemoteSync, WeightSync
+from agentrl.weights import TOLERANCE, CheckpointSource, InProcessSync, Probe, RemoteSync, WeightSync
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -137,7 +137,8 @@ def build_training(
     elif pool is not None:
         transport = make_transport(settings, Path(config.run.directory))
         sleeps = isinstance(settings, ServerEngineConfig) and settings.sleep
-        engine, sync = pool, RemoteSync(source, pool.group, transport, probe, sleeps=sleeps)
+        told = CheckpointSource(source, model) if isinstance(settings, ServerEngineConfig) else source
+        engine, sync = pool, RemoteSync(told, pool.group, transport, probe, sleeps=sleeps)
     else:
         raise AssertionError("an engine of servers needs its pool")
     speaker = EngineSpeaker(engine, renderer, sampling_params(config.sampling))
