@@ -14,6 +14,7 @@ from agentrl.assembly.companions import Companions, build_companions, own_member
 from agentrl.assembly.environments import find_environment
 from agentrl.assembly.episodes import sampling_params
 from agentrl.assembly.models import build_renderer, load_tokenizer, pad_id
+from agentrl.assembly.router_replay import check_tells_experts
 from agentrl.assembly.same_tokens import check_same_tokens
 from agentrl.assembly.servers import make_transport
 from agentrl.assembly.trainers import BUILD, TrainerParts, build_trainer, load_policy
@@ -131,7 +132,8 @@ def build_training(
             own = load_policy(config, model_path, base_path=reference_path)
         else:
             own = model if shared else copy.deepcopy(model)
-        engine = LocalEngine(own, settings, version=version, reader=renderer.images)
+        routes = config.trainer.router_replay
+        engine = LocalEngine(own, settings, version=version, reader=renderer.images, routes=routes)
         few = config.model.lora is not None  # the frozen weights are there already
         sync = InProcessSync(TrainedWeights(source) if few else source, engine, shared=shared, probe=probe)
     elif pool is not None:
@@ -141,6 +143,7 @@ def build_training(
         engine, sync = pool, RemoteSync(told, pool.group, transport, probe, sleeps=sleeps)
     else:
         raise AssertionError("an engine of servers needs its pool")
+    check_tells_experts(config, engine)
     speaker = EngineSpeaker(engine, renderer, sampling_params(config.sampling))
     worlds = build_worlds(config, speaker, observer=observer)
     return TrainingParts(

@@ -22,6 +22,7 @@ from agentrl.lanes import Lanes
 from agentrl.training.critic.step import CriticStep
 from agentrl.training.micro_batch_gradients import MicroBatch, add_gradients, cut
 from agentrl.training.models.router_balance import Routed, RouterBalance, assignments, token_weights
+from agentrl.training.models.router_replay import ReplayCount
 from agentrl.training.objective import Objective
 from agentrl.training.ranks import Ranks
 from agentrl.training.ranks.sharding import reshard
@@ -152,7 +153,7 @@ class GradientPass:
             "reads": list(self._reads),
             "temperature": self._temperature,
             "pad_id": self._pad_id,
-            "layout": asdict(replace(self._layout, context=None)),
+            "layout": asdict(replace(self._layout, context=None, replay=None)),
             "lanes": self._lanes.count,
             "ranks": self._ranks.teams,
             "joins_critic": self._critic is not None,
@@ -218,7 +219,7 @@ class GradientPass:
         part = [self._batch.sequences[i] for i in indices]
         balance = self._balance if torch.is_grad_enabled() else None
         recording: AbstractContextManager[list[Routed]] = nullcontext([]) if balance is None else balance.recorded()
-        with recording as routed:
+        with recording as routed, self._counting() as count:
             scores = self._score(part)
         where = self._batch.token_index(indices).to(self._model.device)
         tokens = self._loss_input(indices, where, scores.logp)
@@ -227,6 +228,8 @@ class GradientPass:
         tally.add("train/entropy", scores.entropy)
         tally.add("train/clip_share", objective.clipped)
         tally.add("mismatch/clip_share", objective.truncated)
+        if count is not None:
+            _add_routes(tally, count, part)
         log_rho = log_ratio(tokens.old_logp, tokens.logp.detach())
         tally.add("train/kl_old", log_rho.neg().exp() + log_rho - 1)
         if objective.kl is not None:
@@ -239,6 +242,11 @@ class GradientPass:
         if balance is not None:
             loss = loss + balance.part(routed, token_weights(self._layout, part, self._model.device))
         return loss, tally
+
+    def _counting(self) -> AbstractContextManager[ReplayCount | None]:
+        """Of what routers would have done by themselves, while they are those of the step's start."""
+        replay = self._layout.replay
+        return nullcontext() if replay is None or self._updates else replay.counted()
 
     def _score(self, part: Sequence[ScoredSequence]) -> TokenScores:
         return score(
@@ -286,6 +294,13 @@ class GradientPass:
             case "loglinear":
                 mu = values.behaviour_logp[where]
                 return loglinear(logp, mu, values.version[where], old_version=values.step_version)
+
+
+def _add_routes(tally: Tally, count: ReplayCount, part: Sequence[ScoredSequence]) -> None:
+    tally.add("mismatch/routes", torch.cat(count.differing))
+    for sequence in part:
+        known = 0 if sequence.routes is None else len(sequence.routes)
+        tally.add("mismatch/routes_known", torch.arange(len(sequence)) < known)
 
 
 def learning_sequences(objective: Objective, batch: StepBatch, advantage: torch.Tensor) -> list[bool]:

@@ -56,6 +56,7 @@ from agentrl.training.ranks import Ranks
 from agentrl.training.scoring.head_scores import TokenScores
 from agentrl.training.scoring.layout import Layout, choose_layout
 from agentrl.training.scoring.logprobs import score_all
+from agentrl.training.scoring.replaying import replaying
 from agentrl.training.scoring.sequences import ScoredSequence, scored_sequence
 from agentrl.training.state_copy import StateCopies
 from agentrl.training.step.batch import StepBatch, step_batch
@@ -150,6 +151,12 @@ class Trainer:
             ranks=self.ranks,
             reader=reader,
         )
+        if config.router_replay:
+            self._layout = replaying(model, self._layout)
+            if self._reference is model:
+                self._reference_layout = self._layout
+            elif self._reference is not None:
+                self._reference_layout = replaying(self._reference, self._reference_layout)
         self._copies = StateCopies(self._trained(), self._progress, self.ranks)
 
     @property
@@ -184,7 +191,8 @@ class Trainer:
     ) -> StepReport:
         started = time.perf_counter()
         selection = select([*trajectories, *guides.experts], compare_groups=self._objective.compares_groups)
-        batch = step_batch(selection.trajectories, self._shaping, experts=guides.expert_ids)
+        routes = self._config.router_replay
+        batch = step_batch(selection.trajectories, self._shaping, experts=guides.expert_ids, routes=routes)
         batch = with_greedy_returns(batch, selection.trajectories, guides.greedy, self._shaping)
         parts = self._parts(batch)
         reference = self._reference_logp(batch, temperature, pad_id)
@@ -263,7 +271,8 @@ class Trainer:
     def _compute_logprobs(
         self, sequences: Sequence[TokenSequence], temperature: float, pad_id: int
     ) -> list[torch.Tensor]:
-        scored = [scored_sequence(s.token_ids, s.loss_mask, s.images) for s in sequences]
+        routes = self._config.router_replay
+        scored = [scored_sequence(s.token_ids, s.loss_mask, s.images, s.routes if routes else None) for s in sequences]
         flat = self._score(self.model, self._layout, scored, temperature, pad_id)
         return list(torch.split(flat.logp, [sequence.targets.numel() for sequence in scored]))
 

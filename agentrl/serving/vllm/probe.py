@@ -28,6 +28,8 @@ class Found:
 
     max_context: int
     convention: LogprobConvention
+    routes: bool
+    """It was started to tell which experts tokens went to."""
 
 
 async def wait_until_healthy(http: HttpSession, *, deadline_s: float) -> None:
@@ -75,9 +77,11 @@ async def probe(http: HttpSession, config: ServerEngineConfig, *, deadline_s: fl
     if convention is LogprobConvention.UNCUT and not is_uncut(logprob):
         convention = LogprobConvention.CUT
     try:
-        return Found(max_context=int(models["data"][0]["max_model_len"]), convention=convention)
+        max_context = int(models["data"][0]["max_model_len"])
     except (KeyError, IndexError, TypeError, ValueError) as error:
         raise EngineError(f"{http.url} does not tell its longest context", got=repr(models)[:200]) from error
+    routes = bool((info["vllm_config"].get("aux_output_config") or {}).get("enable_return_routed_experts"))
+    return Found(max_context=max_context, convention=convention, routes=routes)
 
 
 async def _check_awake(http: HttpSession, deadline_s: float) -> None:

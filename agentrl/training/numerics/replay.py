@@ -29,6 +29,7 @@ from agentrl.training.objective import Objective, TokenObjective
 from agentrl.training.optimizer import OptimizerSettings, PolicyOptimizer
 from agentrl.training.ranks import Ranks
 from agentrl.training.scoring.layout import Layout
+from agentrl.training.scoring.replaying import replaying
 from agentrl.training.scoring.tree_attention import ATTENTION
 from agentrl.training.step.batch import step_batch
 from agentrl.training.step.rewards import RewardShaping
@@ -134,7 +135,9 @@ def replay(state: Mapping[str, Any], *, device: str = "auto", reader: ImageReade
     weights = tuple(name for name, p in model.named_parameters() if not bool(p.detach().isfinite().all()))
     trajectories = [Trajectory.from_record(record) for record in json.loads(state["trajectories"])]
     shaping = RewardShaping(config.algorithm.shaping, max_tokens=config.agent.max_tokens)
-    batch = step_batch(trajectories, shaping, experts=frozenset(state.get("experts", ())))
+    routes = config.trainer.router_replay
+    batch = step_batch(trajectories, shaping, experts=frozenset(state.get("experts", ())), routes=routes)
+    layout = Layout(**state["layout"])
     values: dict[str, Any] = {
         name: value.to(model.device) if isinstance(value, torch.Tensor) and name != "draws" else value
         for name, value in state["values"].items()
@@ -143,7 +146,7 @@ def replay(state: Mapping[str, Any], *, device: str = "auto", reader: ImageReade
     gradient = _SeenPass(
         model,
         _SeenObjective(config.algorithm),
-        Layout(**state["layout"]),
+        replaying(model, layout) if routes else layout,
         batch,
         TokenValues(**values),
         reads=state["reads"],
