@@ -14,10 +14,17 @@ from collections.abc import Iterator, Mapping, Sequence
 import torch
 from torch import Tensor
 from transformers import PreTrainedModel
-from transformers.core_model_loading import revert_weight_conversion
 
 from agentrl.errors import UsageError
 from agentrl.weights.sync import WeightSource
+
+try:
+    from transformers.core_model_loading import revert_weight_conversion
+except ImportError:
+
+    def revert_weight_conversion(model: PreTrainedModel, state_dict: dict[str, Tensor]) -> dict[str, Tensor]:
+        """Nothing: transformers 4 holds tensors as its checkpoints have them."""
+        return state_dict
 
 
 class CheckpointNames:

@@ -74,14 +74,14 @@ class RouterReplay:
     def __init__(self, model: PreTrainedModel) -> None:
         found = routers(model)
         if not found or model.config.model_type in MODEL_TYPES:
-            raise _refusal(model, "no routers that are known here")
+            raise _refusal(type(model).__name__, "no routers that are known here")
         self._now = threading.local()  # a lane of several; layers are computed again in threads of autograd's
         self._formulas: dict[int, GateFormula] = {}
         self._name = type(model).__name__
         layers = [module for module in model.modules() if isinstance(module, GradientCheckpointingLayer)]
         numbers = [number for number, layer in enumerate(layers) if any(part in found for part in layer.modules())]
         if len(numbers) != len(found):
-            raise _refusal(model, f"{len(found)} routers in {len(numbers)} layers")
+            raise _refusal(type(model).__name__, f"{len(found)} routers in {len(numbers)} layers")
         router: Any = found[0]
         self._chosen, self._experts = int(router.top_k), int(router.num_experts)
         self._layers, self._with_experts = len(layers), numbers
@@ -152,6 +152,8 @@ class RouterReplay:
         return route
 
     def _route(self, router: nn.Module, number: int, output: tuple[Tensor, ...], told: Tensor) -> tuple[Tensor, ...]:
+        if len(output) != 3:
+            raise _refusal(self._name, f"{type(router).__name__} of transformers 4, which does not give its choice")
         logits, own_gates, own = output
         known = told[:, :1] >= 0
         if number not in self._formulas:
@@ -196,10 +198,10 @@ def gate_formula(router: nn.Module, logits: Tensor, gates: Tensor, chosen: Tenso
     return known[best]
 
 
-def _refusal(model: PreTrainedModel, why: str) -> ConfigError:
+def _refusal(model: str, why: str) -> ConfigError:
     return ConfigError(
         "trainer.router_replay is of language models with routed experts",
-        got=f"{type(model).__name__}: {why}",
+        got=f"{model}: {why}",
         expected="a mixture of experts such as Qwen3-MoE, Mixtral or DeepSeek",
         hint="set trainer.router_replay=false",
     )
