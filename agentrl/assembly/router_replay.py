@@ -23,7 +23,7 @@ def told_experts(config: Config, section: ServerEngineConfig) -> ServerEngineCon
     if not usable_gpus(os.environ):
         raise ConfigError(
             "trainer.router_replay needs servers that tell experts, which vLLM and SGLang do on GPUs only",
-            got=f"engine {section.type} without a GPU",
+            got=f"engine {config.engine.type} without a GPU",
             hint="set engine=local, or trainer.router_replay=false",
         )
     if RETURN_ROUTES in section.arguments:
