@@ -36,6 +36,7 @@ from agentrl.assembly.companions import guides_of
 from agentrl.assembly.models import embedding_rows, prepare_model
 from agentrl.assembly.placed_engines import open_placed_pool
 from agentrl.assembly.recording import EpisodeRecorder
+from agentrl.assembly.router_replay import told_experts
 from agentrl.assembly.run_result import RunResult
 from agentrl.assembly.runs import Run
 from agentrl.assembly.servers import ServedModel, open_pool
@@ -207,7 +208,8 @@ class Orchestrator:
             placed = open_placed_pool(cluster, served, version=version, say=self._say, on_loss=self._losses())
             return await stack.enter_async_context(placed)
         assert isinstance(self.config.engine, ServerEngineConfig)
-        pool = open_pool(self.config.engine, served, self.folder.path, version=version, say=self._say)
+        section = told_experts(self.config, self.config.engine)
+        pool = open_pool(section, served, self.folder.path, version=version, say=self._say)
         return await stack.enter_async_context(pool)
 
     def _open_metrics(self, stack: AsyncExitStack, position: int) -> None:

@@ -42,6 +42,7 @@ import numpy.typing as npt
 from agentrl.errors import LedgerError, Outcome
 from agentrl.image import PlacedImage, image_from_record, image_record, place_from_record, place_record
 from agentrl.message import ImagePart
+from agentrl.routes import Routes, joined, routes_from_record, routes_record
 
 NOT_SAMPLED = -1
 """The version of a token that no policy sampled."""
@@ -106,7 +107,18 @@ class TokenSequence:
         shared: How many of the parent's first tokens belong to this sequence too.
     """
 
-    __slots__ = ("_ids", "_images", "_logprobs", "_sources", "_versions", "parent", "shared", "turns")
+    __slots__ = (
+        "_ids",
+        "_images",
+        "_logprobs",
+        "_routes",
+        "_routes_start",
+        "_sources",
+        "_versions",
+        "parent",
+        "shared",
+        "turns",
+    )
 
     def __init__(self, parent: TokenSequence | None = None, shared: int = 0) -> None:
         self.parent = parent
@@ -117,6 +129,8 @@ class TokenSequence:
         self._logprobs = array("f")
         self._versions = array("i")
         self._images: list[PlacedImage] = []
+        self._routes: list[Routes] = []
+        self._routes_start = 0
 
     def __len__(self) -> int:
         return self.shared + len(self._ids)
@@ -148,6 +162,40 @@ class TokenSequence:
         self._sources.extend([Source.SAMPLED] * len(token_ids))
         self._logprobs.extend(logprobs)
         self._versions.extend(versions)
+
+    @property
+    def routed(self) -> int:
+        """How many of the first tokens have known routes."""
+        if self._routes:
+            return self._routes_start + sum(map(len, self._routes))
+        return 0 if self.parent is None else min(self.parent.routed, self.shared)
+
+    @property
+    def routes(self) -> Routes | None:
+        """Experts of the first `routed` tokens: see `agentrl.routes`; ``None`` where none are known."""
+        found = None
+        if self.parent is not None and (before := self.parent.routes) is not None:
+            found = before[: self._routes_start if self._routes else self.shared]
+        for routes in self._routes:
+            found = joined(found, routes)
+        return found
+
+    def extend_routes(self, routes: Routes) -> None:
+        """Say which experts the tokens after the first `routed` went to: [tokens, layers x chosen].
+
+        Raises:
+            LedgerError: there are no such tokens, or the last one is among them, which no answer has computed.
+        """
+        start = self.routed
+        if routes.ndim != 2 or start + len(routes) >= len(self):
+            raise LedgerError(
+                "experts of tokens that the engine has not computed",
+                got=f"shape {routes.shape}, from token {start} on",
+                expected=f"at most {len(self) - 1 - start} tokens",
+            )
+        if len(routes):
+            self._routes_start = self._routes_start if self._routes else start
+            self._routes.append(routes)
 
     def place(self, image: PlacedImage) -> None:
         """Say that tokens which were appended, and not sampled, stand for an image.
@@ -225,16 +273,27 @@ class TokenSequence:
     def own_arrays(self, start: int = 0) -> dict[str, list[Any]]:
         """The tokens stored here (not the shared ones) from index `start` of them on, as plain lists for storage.
 
-        NaN becomes ``None``. Where there are images among them, ``images`` has their places.
+        NaN becomes ``None``. Where there are images among them, ``images`` has their places; ``routes`` has the experts
+        that were told since those tokens were appended.
         """
         images = [place_record(image) for image in self._images if image.start >= self.shared + start]
         return {
             **({"images": images} if images else {}),
+            **({"routes": routes} if (routes := self._own_routes(start)) else {}),
             "token_ids": self._ids[start:].tolist(),
             "sources": self._sources[start:].tolist(),
             "logprobs": [value if value == value else None for value in self._logprobs[start:]],
             "versions": self._versions[start:].tolist(),
         }
+
+    def _own_routes(self, start: int) -> list[dict[str, Any]]:
+        """What was told reaches to the last token but one of its time, and so beyond all that was told before."""
+        found, first = [], self._routes_start
+        for routes in self._routes:
+            if start == 0 or first + len(routes) >= self.shared + start:
+                found.append(routes_record(first, routes))
+            first += len(routes)
+        return found
 
     def own_images(self, start: int = 0) -> list[ImagePart]:
         """The images among the tokens that `own_arrays` gives."""
@@ -254,6 +313,11 @@ class TokenSequence:
         self._sources.extend(arrays["sources"])
         self._logprobs.extend(float("nan") if v is None else v for v in arrays["logprobs"])
         self._versions.extend(arrays["versions"])
+        for record in arrays.get("routes", ()):
+            if record["start"] > self.routed:  # some before them were never written
+                break
+            self._routes_start = self._routes_start if self._routes else record["start"]
+            self._routes.append(routes_from_record(record))
 
 
 def first_difference(expected: Sequence[object], got: Sequence[object]) -> int | None:

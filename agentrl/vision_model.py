@@ -55,7 +55,11 @@ def views_of(images: Sequence[PlacedImage], start: int, end: int, *, row: int = 
 
 
 def hidden_states(
-    model: PreTrainedModel, input_ids: Tensor, images: Sequence[Sequence[PlacedImage]], reader: ImageReader | None
+    model: PreTrainedModel,
+    input_ids: Tensor,
+    images: Sequence[Sequence[PlacedImage]],
+    reader: ImageReader | None,
+    **options: Any,
 ) -> Tensor:
     """The last hidden states of sequences from their start, right-padded: [sequences, longest, width].
 
@@ -64,12 +68,13 @@ def hidden_states(
         input_ids: int64 [sequences, longest], on the model's device.
         images: Of each sequence; where there are none at all, `model` need not be a vision-language model.
         reader: Prepares images.
+        options: More for the layers of a model that reads text.
 
     Raises:
         UsageError: there are images, and no reader.
     """
     if not any(images):
-        return cast("Tensor", model.base_model(input_ids=input_ids, use_cache=False).last_hidden_state)
+        return cast("Tensor", model.base_model(input_ids=input_ids, use_cache=False, **options).last_hidden_state)
     length = input_ids.shape[1]
     views = [view for row, own in enumerate(images) for view in views_of(own, 0, length, row=row)]
     positions = np.stack([rope_positions(own, 0, length) for own in images], axis=1)

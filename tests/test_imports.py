@@ -20,7 +20,7 @@ LEVELS: tuple[frozenset[str], ...] = tuple(
         (
             {"errors"},
             {"extra", "message", "retrieval", "tool_arguments", "tool_fault"},
-            {"image"},
+            {"image", "routes"},
             {"trajectory"},
             {"content_space", "env", "env_name", "tool", "policy", "task", "reward"},
             {"agent_loop", "server", "chat_service"},
@@ -28,7 +28,7 @@ LEVELS: tuple[frozenset[str], ...] = tuple(
             {"remote"},
             {"env_lookup"},
             {"config"},
-            {"observe", "render", "sandbox", "lanes", "curriculum", "vision_model"},
+            {"observe", "render", "sandbox", "lanes", "curriculum", "vision_model", "routers"},
             {"serving", "rollout", "algorithms", "training", "weights"},
             {"cluster"},
             {"assembly", "env_server"},
@@ -58,6 +58,7 @@ package itself."""
 ROOMS: dict[str, tuple[str, ...]] = {
     "torch": (
         "agentrl/lanes.py",
+        "agentrl/routers.py",
         "agentrl/vision_model.py",
         "agentrl/algorithms/",
         "agentrl/training/",

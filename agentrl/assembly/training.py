@@ -15,6 +15,7 @@ from agentrl.assembly.companions import Companions, build_companions, own_member
 from agentrl.assembly.environments import find_environment
 from agentrl.assembly.episodes import sampling_params
 from agentrl.assembly.models import build_renderer, load_tokenizer, pad_id
+from agentrl.assembly.router_replay import check_tells_experts
 from agentrl.assembly.same_tokens import check_same_tokens
 from agentrl.assembly.servers import make_transport
 from agentrl.assembly.trainers import BUILD, TrainerParts, build_trainer, load_policy
@@ -41,7 +42,7 @@ from agentrl.training.models.weights import ModelWeights, TrainedWeights
 from agentrl.training.ranks import Ranks
 from agentrl.training.trainer import Trainer
 from agentrl.vision_model import MODEL_TYPES
-from agentrl.weights import TOLERANCE, InProcessSync, Probe, RemoteSync, WeightSync
+from agentrl.weights import TOLERANCE, CheckpointSource, InProcessSync, Probe, RemoteSync, WeightSource, WeightSync
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -135,13 +136,16 @@ def build_training(
             own = load_policy(config, model_path, base_path=reference_path)
         else:
             own = model if shared else copy.deepcopy(model)
-        engine = LocalEngine(own, settings, version=version, reader=renderer.images)
+        routes = config.trainer.router_replay
+        engine = LocalEngine(own, settings, version=version, reader=renderer.images, routes=routes)
         few = config.model.lora is not None  # the frozen weights are there already
         sync = InProcessSync(TrainedWeights(source) if few else source, engine, shared=shared, probe=probe)
     elif pool is not None:
-        engine, sync = pool, _remote_sync(settings, Path(config.run.directory), source, pool, probe)
+        told = CheckpointSource(source, model) if isinstance(settings, ServerEngineConfig) else source
+        engine, sync = pool, _remote_sync(settings, Path(config.run.directory), source, told, pool, probe)
     else:
         raise AssertionError("an engine of servers needs its pool")
+    check_tells_experts(config, engine)
     speaker = EngineSpeaker(engine, renderer, sampling_params(config.sampling))
     worlds = build_worlds(config, speaker, observer=observer)
     return TrainingParts(
@@ -166,12 +170,17 @@ def build_training(
 
 
 def _remote_sync(
-    settings: LocalEngineConfig | ServerEngineConfig, folder: Path, source: ModelWeights, pool: ServerPool, probe: Probe
+    settings: LocalEngineConfig | ServerEngineConfig,
+    folder: Path,
+    source: ModelWeights,
+    told: WeightSource,
+    pool: ServerPool,
+    probe: Probe,
 ) -> RemoteSync:
     if sends_adapters(settings):
         return RemoteSync(TrainedWeights(source), pool.group, adapter_transport(settings, folder, source), probe)
     sleeps = isinstance(settings, ServerEngineConfig) and settings.sleep
-    return RemoteSync(source, pool.group, make_transport(settings, folder), probe, sleeps=sleeps)
+    return RemoteSync(told, pool.group, make_transport(settings, folder), probe, sleeps=sleeps)
 
 
 def check_rendering(config: Config, renderer: Renderer) -> None:

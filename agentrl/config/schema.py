@@ -263,6 +263,9 @@ class TrainerConfig(Section):
     """Compile layers with torch.compile: faster steps after a first one that is slow."""
     router_balance: float = Field(0.0, ge=0)
     """Weight in the loss of the balance among a mixture's experts; costs a further forward pass."""
+    router_replay: bool = False
+    """Send tokens to the experts to which the engine sent them, so that rounding does not set trainer and engine apart;
+    see docs/experts.md."""
     deterministic: bool = False
     """Let equal steps give equal bits, whatever that costs; see docs/numerics.md."""
     numerics: NumericsConfig | None = None
@@ -309,6 +312,8 @@ class TrainerConfig(Section):
             )
         if self.router_balance and self.compile:
             raise ValueError("trainer.router_balance looks into layers, which trainer.compile closes: set one of them")
+        if self.router_replay and self.compile:
+            raise ValueError("trainer.router_replay looks into layers, which trainer.compile closes: set one of them")
         if self.compile and self.context_parallel * self.tensor_parallel > 1:
             raise ValueError(
                 "trainer.compile is made for layers that one process computes: not with trainer.context_parallel "

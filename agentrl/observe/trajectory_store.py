@@ -232,6 +232,7 @@ class _Parts:
             for name in ("token_ids", "sources", "logprobs", "versions"):
                 row[name].extend(piece[name])
             row.setdefault("images", []).extend(piece.get("images", ()))
+            row.setdefault("routes", []).extend(piece.get("routes", ()))
             row["parent"] = piece.get("parent", row["parent"])
             row["shared"] = piece.get("shared", row["shared"])
 

@@ -81,6 +81,7 @@ class EngineConversation(Conversation):
             session_id=self._session_id(),
             request_id=f"{self._turns.trajectory.id}/turn-{self._turns.budget.turns - 1}",
             images=self.ledger.sequence.images,
+            routes_from=self.ledger.sequence.routed if self._speaker.engine.capabilities.routes else None,
         )
         if request.images and not self._speaker.engine.capabilities.images:
             raise UsageError("the engine does not take images", hint="set engine=local, or give text observations")
@@ -151,8 +152,10 @@ def session_id(trajectory_id: str, sequence: int) -> str:
 
 def _continued(request: GenerateRequest, part: Generation) -> GenerateRequest:
     rest = request.params.max_tokens - len(part.token_ids)
+    told = 0 if part.routes is None else len(part.routes)
     return replace(
         request,
         prompt_ids=[*request.prompt_ids, *part.token_ids],
+        routes_from=None if request.routes_from is None else request.routes_from + told,
         params=replace(request.params, max_tokens=rest),
     )

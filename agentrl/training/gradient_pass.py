@@ -20,6 +20,7 @@ from agentrl.algorithms.proximal import loglinear
 from agentrl.training.critic.step import CriticStep
 from agentrl.training.micro_batch_gradients import MicroBatch, add_gradients, cut
 from agentrl.training.models.router_balance import Routed, RouterBalance, assignments, token_weights
+from agentrl.training.models.router_replay import ReplayCount
 from agentrl.training.objective import Objective
 from agentrl.training.passes import Passes
 from agentrl.training.ranks.sharding import reshard
@@ -121,7 +122,7 @@ class GradientPass:
             "reads": list(self._reads),
             "temperature": self._temperature,
             "pad_id": self._pad_id,
-            "layout": asdict(replace(self._passes.layout, context=None)),
+            "layout": asdict(replace(self._passes.layout, context=None, replay=None)),
             "lanes": self._passes.lanes.count,
             "ranks": self._passes.ranks.teams,
             "joins_critic": self._critic is not None,
@@ -182,7 +183,7 @@ class GradientPass:
         recording: AbstractContextManager[list[Routed]] = nullcontext([]) if balance is None else balance.recorded()
         where = self._batch.token_index(indices).to(self._model.device)
         top_ids = self._values.teacher_top_ids
-        with recording as routed:
+        with recording as routed, self._counting() as count:
             scores = self._score(part, others=None if top_ids is None else top_ids[where])
         tokens = replace(self._loss_input(indices, where, scores.logp), top_logp=scores.top_logp)
         objective = self._objective.loss(tokens, scores.entropy)
@@ -190,6 +191,8 @@ class GradientPass:
         tally.add("train/entropy", scores.entropy)
         tally.add("train/clip_share", objective.clipped)
         tally.add("mismatch/clip_share", objective.truncated)
+        if count is not None:
+            _add_routes(tally, count, part)
         log_rho = log_ratio(tokens.old_logp, tokens.logp.detach())
         tally.add("train/kl_old", log_rho.neg().exp() + log_rho - 1)
         if objective.kl is not None:
@@ -202,6 +205,11 @@ class GradientPass:
         if balance is not None:
             loss = loss + balance.part(routed, token_weights(self._passes.layout, part, self._model.device))
         return loss, tally
+
+    def _counting(self) -> AbstractContextManager[ReplayCount | None]:
+        """Of what routers would have done by themselves, while they are those of the step's start."""
+        replay = self._passes.layout.replay
+        return nullcontext() if replay is None or self._updates else replay.counted()
 
     def _score(self, part: Sequence[ScoredSequence], others: torch.Tensor | None = None) -> TokenScores:
         return score(
@@ -251,6 +259,13 @@ class GradientPass:
             case "loglinear":
                 mu = values.behaviour_logp[where]
                 return loglinear(logp, mu, values.version[where], old_version=values.step_version)
+
+
+def _add_routes(tally: Tally, count: ReplayCount, part: Sequence[ScoredSequence]) -> None:
+    tally.add("mismatch/routes", torch.cat(count.differing))
+    for sequence in part:
+        known = 0 if sequence.routes is None else len(sequence.routes)
+        tally.add("mismatch/routes_known", torch.arange(len(sequence)) < known)
 
 
 def learning_sequences(objective: Objective, batch: StepBatch, advantage: torch.Tensor) -> list[bool]:

@@ -11,6 +11,7 @@ from agentrl.image import ImageReader
 from agentrl.lanes import Lanes
 from agentrl.training.ranks import Ranks
 from agentrl.training.scoring.layout import Layout, choose_layout
+from agentrl.training.scoring.replaying import replaying
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -34,6 +35,14 @@ class Passes:
             UsageError: prefixes are to be shared, and the model cannot do it.
         """
         return replace(self, layout=choose_layout(model, config, self.ranks))
+
+    def replaying(self, model: PreTrainedModel) -> Passes:
+        """The same, with a model whose routers do as the engine's did.
+
+        Raises:
+            ConfigError: it is no mixture, or one whose routers cannot be told.
+        """
+        return replace(self, layout=replaying(model, self.layout))
 
 
 def choose_passes(model: PreTrainedModel, config: TrainerConfig, *, ranks: Ranks, reader: ImageReader | None) -> Passes:

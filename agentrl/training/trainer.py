@@ -143,6 +143,9 @@ class Trainer:
         settings, passes = _optimizer_settings(config), self._policy.passes
         self._critic = make_critic(model, critic, config, settings, passes)
         self._process_reward = make_process_reward(model, process_reward, config, settings, passes)
+        if config.router_replay:
+            self._policy.passes = passes.replaying(model)
+            self._frozen.replay_routes(self._policy)
         self._copies = StateCopies(self._trained(), self._progress, self.ranks)
 
     @property
@@ -193,7 +196,8 @@ class Trainer:
         """Choose who trains, reward and judge every token, and cut the step into updates."""
         guides, learns = given.guides, not self.pretraining
         selection = select([*given.trajectories, *guides.experts], compare_groups=self._objective.compares_groups)
-        batch = step_batch(selection.trajectories, self._shaping, experts=guides.expert_ids)
+        routes = self._config.router_replay
+        batch = step_batch(selection.trajectories, self._shaping, experts=guides.expert_ids, routes=routes)
         batch = with_greedy_returns(batch, selection.trajectories, guides.greedy, self._shaping)
         rounds = {} if self._rounds is None else self._rounds.begin_step(self.steps)
         frozen = self._frozen.opinions(batch, selection.trajectories, given)
@@ -264,7 +268,8 @@ class Trainer:
     def _compute_logprobs(
         self, sequences: Sequence[TokenSequence], temperature: float, pad_id: int
     ) -> list[torch.Tensor]:
-        scored = [scored_sequence(s.token_ids, s.loss_mask, s.images) for s in sequences]
+        routes = self._config.router_replay
+        scored = [scored_sequence(s.token_ids, s.loss_mask, s.images, s.routes if routes else None) for s in sequences]
         flat = self._policy.scores(scored, temperature=temperature, pad_id=pad_id)
         return list(torch.split(flat.logp, [sequence.targets.numel() for sequence in scored]))
 

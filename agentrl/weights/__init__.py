@@ -1,5 +1,6 @@
 """Weights from the trainer to the engine, verified."""
 
+from agentrl.weights.checkpoint_names import CheckpointSource as CheckpointSource
 from agentrl.weights.collective_transport import CollectiveTransport as CollectiveTransport
 from agentrl.weights.folder_transport import AdapterTransport as AdapterTransport
 from agentrl.weights.folder_transport import FolderTransport as FolderTransport
@@ -21,6 +22,7 @@ from agentrl.weights.transport import Transport as Transport
 __all__ = [
     "TOLERANCE",
     "AdapterTransport",
+    "CheckpointSource",
     "CollectiveTransport",
     "FolderTransport",
     "InProcessSync",

@@ -8,6 +8,7 @@ from pathlib import Path
 from transformers import PreTrainedModel, PreTrainedTokenizerBase
 
 from agentrl.errors import UsageError
+from agentrl.weights.checkpoint_names import CheckpointNames
 from agentrl.weights.safetensors_folder import SHARD_BYTES, write_tensors
 
 HEAD = "lm_head.weight"
@@ -20,7 +21,7 @@ def write_served_model(
 
     The copy is never tied: a server may keep a packed copy of the output head that an update of the embedding does not
     reach, so the head is a tensor of its own in every update. There is no generation config: what a server samples with
-    comes with each request.
+    comes with each request. Experts are taken apart as in a checkpoint.
 
     Raises:
         UsageError: a model without an output head of its own.
@@ -36,4 +37,4 @@ def write_served_model(
     config.dtype = next(iter(weights.values())).dtype
     config.save_pretrained(folder)
     tokenizer.save_pretrained(folder)
-    return write_tensors(weights, folder, shard_bytes=shard_bytes)
+    return write_tensors(CheckpointNames(model).apply(weights), folder, shard_bytes=shard_bytes)

@@ -8,6 +8,9 @@ from dataclasses import dataclass, field
 THIS_MACHINE = "127.0.0.1"
 """The address of servers that nobody reaches from elsewhere."""
 
+RETURN_ROUTES = "--enable-return-routed-experts"
+"""Lets vLLM and SGLang alike tell which experts tokens went to."""
+
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class LaunchCommand:

@@ -53,6 +53,7 @@ class LocalEngine(PolicyEngine):
         config: Sizes and deadline.
         version: Version of the weights at the start.
         reader: Prepares images, for a model that sees them; without, requests hold none.
+        routes: Tell the experts of a mixture.
 
     Raises:
         UsageError: the model or the sizes do not work.
@@ -65,6 +66,7 @@ class LocalEngine(PolicyEngine):
         *,
         version: int = 0,
         reader: ImageReader | None = None,
+        routes: bool = False,
     ) -> None:
         self.config = config
         text = model.config.get_text_config()
@@ -77,9 +79,13 @@ class LocalEngine(PolicyEngine):
                 hint="set engine.max_context to the longest sequence that you need",
             )
         self.capabilities = Capabilities(
-            max_context=max_context, vocab_size=int(text.vocab_size), seeded=True, images=reader is not None
+            max_context=max_context,
+            vocab_size=int(text.vocab_size),
+            seeded=True,
+            images=reader is not None,
+            routes=routes,
         )
-        self._runner = ModelRunner(model, reader)
+        self._runner = ModelRunner(model, reader, routes=routes)
         check_lanes("engine.lanes", config.lanes, model)
         self._lanes = Lanes(config.lanes)
         rows = RowStore(max_tokens=config.cache_tokens, max_context=max_context)
@@ -199,8 +205,11 @@ class LocalEngine(PolicyEngine):
         jobs = {job.row: job for job in self._scheduler.running}
         ready: list[Job] = []
         places: list[int] = []
+        for step in steps:
+            step.keep_routes()
         for place, piece in enumerate(piece for step in steps for piece in step.pieces):
             job = jobs[piece.row]
+            job.add_routes(piece.row)
             piece.row.computed += piece.count
             if piece.row.computed == len(job.ids):
                 ready.append(job)

@@ -12,6 +12,7 @@ from transformers import AttentionInterface, PreTrainedModel
 
 from agentrl.errors import EngineError, UsageError
 from agentrl.image import ImageReader
+from agentrl.routers import ChosenExperts, routers
 from agentrl.serving.local.step import Step, step_attention
 from agentrl.vision_model import read
 
@@ -28,18 +29,20 @@ class ModelRunner:
     Args:
         model: A decoder-only model with rotary positions.
         reader: Prepares images, for a model that sees them.
+        routes: Tell which experts tokens went to.
 
     Raises:
-        UsageError: the model's attention cannot be replaced.
+        UsageError: the model's attention cannot be replaced, or it has no experts.
     """
 
-    def __init__(self, model: PreTrainedModel, reader: ImageReader | None = None) -> None:
+    def __init__(self, model: PreTrainedModel, reader: ImageReader | None = None, *, routes: bool = False) -> None:
         _check(model)
         self._reader = reader
         shared = {id(tensor): tensor for tensor in [*model.parameters(), *model.buffers()]}
         self._source = model
         self._module = copy.deepcopy(model, memo=shared).eval()
         self._module.config.get_text_config()._attn_implementation = ATTENTION
+        self._chosen = ChosenExperts(_routers(self._module)) if routes else None
 
     @property
     def device(self) -> torch.device:
@@ -48,7 +51,15 @@ class ModelRunner:
 
     @torch.inference_mode()
     def logits(self, step: Step) -> Tensor:
-        """Logits after each piece's last token, [pieces, vocabulary]; the pieces' keys and values are stored."""
+        """Logits after each piece's last token, [pieces, vocabulary]; the pieces' keys and values are stored, and the
+        step is told its tokens' experts.
+        """
+        found = self._logits(step)
+        if self._chosen is not None:
+            step.routes = self._chosen.take()
+        return found
+
+    def _logits(self, step: Step) -> Tensor:
         if step.views:
             hidden = read(self._module, step.input_ids, step.views, step.positions, self._reader, step=step)
             return cast("Tensor", self._module.get_output_embeddings()(hidden[0, step.last_tokens]))
@@ -82,6 +93,17 @@ class ModelRunner:
                 )
         for name, tensor in weights.items():
             known[name].copy_(tensor)
+
+
+def _routers(model: PreTrainedModel) -> list[torch.nn.Module]:
+    if found := routers(model):
+        return found
+    raise UsageError(
+        "the local engine cannot tell experts",
+        got=type(model).__name__,
+        expected="a mixture of experts",
+        hint="set trainer.router_replay=false",
+    )
 
 
 def _check(model: PreTrainedModel) -> None:

@@ -15,8 +15,11 @@ import time
 from collections import deque
 from dataclasses import dataclass, field
 
+import numpy as np
+
 from agentrl.image import common_tokens
 from agentrl.policy import GenerateRequest, Generation, StopReason
+from agentrl.routes import Routes
 from agentrl.serving.local.rows import Row, RowStore
 from agentrl.serving.local.step import Piece
 from agentrl.serving.request import common_prefix
@@ -36,6 +39,8 @@ class Job:
     """Prompt and what was sampled so far."""
     logprobs: list[float] = field(default_factory=list)
     versions: list[int] = field(default_factory=list)
+    routes: list[Routes] = field(default_factory=list)
+    """Experts of the tokens from the request's `routes_from` on, as they were when these were first computed."""
     row: Row | None = None
     """Held while the job runs."""
     cached_tokens: int = 0
@@ -55,6 +60,11 @@ class Job:
         self.ids.append(token)
         self.logprobs.append(logprob)
         self.versions.append(version)
+
+    def add_routes(self, row: Row) -> None:
+        """Record the experts of tokens that were computed."""
+        if self.request.routes_from is not None:
+            self.routes += row.routes[self.request.routes_from + len(self.routes) :]
 
     def stop_reason(self, max_context: int) -> StopReason | None:
         """Why sampling ends after the latest token; ``None`` when it goes on."""
@@ -77,6 +87,7 @@ class Job:
             queue_s=admitted - self.submitted,
             prefill_s=first_token - admitted,
             decode_s=now - first_token,
+            routes=np.stack(self.routes) if self.routes else None,
         )
 
 

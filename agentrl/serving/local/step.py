@@ -18,6 +18,7 @@ from torch.nn.functional import scaled_dot_product_attention
 
 from agentrl.errors import UsageError
 from agentrl.image import rope_positions
+from agentrl.routes import Routes
 from agentrl.serving.local.rows import Row, Shelf
 from agentrl.vision_model import View, views_of
 
@@ -130,6 +131,8 @@ class Step:
         """Index of each token in its sequence, int64[1, tokens]."""
         self.positions = self.places
         """Rotary positions: the same, or int64[3, 1, tokens] where a sequence holds images."""
+        self.routes: Routes | None = None
+        """Experts of each token, once they are known."""
         self.views: list[View] = []
         """Tokens of this step that stand for images."""
         if any(p.row.images for p in self.pieces):
@@ -143,6 +146,15 @@ class Step:
             for p, start in zip(self.pieces, starts, strict=False)
             if p.count > 1
         ]
+
+    def keep_routes(self) -> None:
+        """Hand the experts of the tokens to their rows, before these count as computed."""
+        if self.routes is None:
+            return
+        first = 0
+        for piece in self.pieces:
+            piece.row.routes[piece.start :] = self.routes[first : first + piece.count]
+            first += piece.count
 
     def _see(self, starts: list[int]) -> None:
         positions = [rope_positions(p.row.images, p.start, p.end) for p in self.pieces]

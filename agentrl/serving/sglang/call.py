@@ -33,6 +33,14 @@ class Call:
         """The tokens so far."""
         return [] if self.answer is None else self.answer.token_ids
 
+    @property
+    def routes_from(self) -> int | None:
+        """The first token whose experts are not known yet, where they are asked for."""
+        first = self.request.routes_from
+        if first is None or self.answer is None or self.answer.routes is None:
+            return first
+        return first + len(self.answer.routes)
+
     def ended(self, stop_reason: StopReason) -> Generation:
         """The answer so far as the whole answer."""
         if self.answer is None:

@@ -85,7 +85,11 @@ async def _learn(http: HttpSession, config: ServerEngineConfig, model: Any, limi
     except Refused as refused:
         told = refused.said
     return Met(
-        capabilities=Capabilities(max_context=decode_context(info), vocab_size=decode_vocabulary(told)),
+        capabilities=Capabilities(
+            max_context=decode_context(info),
+            vocab_size=decode_vocabulary(told),
+            routes=bool(info.get("enable_return_routed_experts")),
+        ),
         has_sessions=BEGIN in openapi["paths"],
         workers=int(info.get("tp_size") or 1),
     )

@@ -106,10 +106,16 @@ class SGLangServer(InferenceServer):
         while tokens_left(request, most, len(call.sampled)) > 0:
             await self._going.wait()
             call.sent = True
-            body = encode_request(request, wire_id=call.wire_id, max_context=most, sampled=call.sampled)
+            body = encode_request(
+                request,
+                wire_id=call.wire_id,
+                max_context=most,
+                sampled=call.sampled,
+                routes_from=call.routes_from,
+            )
             told = await self._http.post("/generate", body, deadline_s=self._config.timeout_s, late=EngineError)
             call.sent = False
-            part = decode_answer(told, request.params.stop_token_ids)
+            part = decode_answer(told, request.params.stop_token_ids, routes_from=call.routes_from)
             call.answer = part.generation if call.answer is None else call.answer.followed_by(part.generation)
             if call.answer.stop_reason is StopReason.ABORT and not call.aborted:
                 raise EngineError(

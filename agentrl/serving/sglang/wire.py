@@ -2,13 +2,17 @@
 
 from __future__ import annotations
 
+import base64
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+import numpy as np
+
 from agentrl.errors import EngineError
 from agentrl.policy import GenerateRequest, Generation, SamplingParams, StopReason
+from agentrl.routes import Routes, small
 from agentrl.server import TensorLayout
 from agentrl.serving.version_labels import decode_versions
 
@@ -25,7 +29,12 @@ class Part:
 
 
 def encode_request(
-    request: GenerateRequest, *, wire_id: str, max_context: int, sampled: Sequence[int] = ()
+    request: GenerateRequest,
+    *,
+    wire_id: str,
+    max_context: int,
+    sampled: Sequence[int] = (),
+    routes_from: int | None = None,
 ) -> dict[str, Any]:
     """The body of a request to ``/generate``.
 
@@ -36,6 +45,7 @@ def encode_request(
         wire_id: Name of the request at the server. An abort ends all requests whose names begin with the aborted one.
         max_context: Most tokens of prompt and answer together.
         sampled: The answer so far, which is continued.
+        routes_from: The first token whose experts are asked for, if any are.
     """
     params = request.params
     return {
@@ -50,7 +60,13 @@ def encode_request(
             # it would make SGLang go past our stop tokens, too
             "ignore_eos": not params.stop_token_ids,
         },
-    }
+    } | _encode_routes(routes_from)
+
+
+def _encode_routes(routes_from: int | None) -> dict[str, Any]:
+    if routes_from is None:
+        return {}
+    return {"return_routed_experts": True, "routed_experts_start_len": routes_from}
 
 
 def _encode_cuts(params: SamplingParams) -> dict[str, Any]:
@@ -121,8 +137,13 @@ def needs_flush(said: str) -> bool:
     return said.startswith(_NOT_FLUSHED)
 
 
-def decode_answer(body: Any, stop_token_ids: frozenset[int]) -> Part:
+def decode_answer(body: Any, stop_token_ids: frozenset[int], *, routes_from: int | None = None) -> Part:
     """The body of a successful answer of ``/generate``.
+
+    Args:
+        body: Its JSON.
+        stop_token_ids: Of the request.
+        routes_from: The first token whose experts were asked for.
 
     Raises:
         EngineError: it is not one, its parts do not fit one another, or the model's numbers are not finite.
@@ -133,6 +154,7 @@ def decode_answer(body: Any, stop_token_ids: frozenset[int]) -> Part:
         logprobs = [float(row[0]) for row in meta.get("output_token_logprobs") or ()]
         versions = decode_versions(meta.get("weight_versions") or (), len(token_ids))
         stop_reason, goes_on = _decode_reason(meta["finish_reason"], stop_token_ids)
+        routes = None if routes_from is None else _decode_routes(meta, int(meta["prompt_tokens"]) - routes_from)
         cached_tokens, queue_s = int(meta.get("cached_tokens") or 0), float(meta.get("queue_time") or 0.0)
     except (KeyError, TypeError, IndexError, AttributeError, ValueError) as error:
         raise EngineError("SGLang's answer is not a generation", got=repr(body)[:300]) from error
@@ -145,10 +167,24 @@ def decode_answer(body: Any, stop_token_ids: frozenset[int]) -> Part:
         stop_reason=stop_reason,
         cached_tokens=cached_tokens,
         queue_s=queue_s,
+        routes=routes,
         prefill_s=_seconds(meta, "forward_entry_time", "prefill_finished_time"),
         decode_s=_seconds(meta, "prefill_finished_time", "request_finished_ts"),
     )
     return Part(generation, goes_on)
+
+
+def _decode_routes(meta: Mapping[str, Any], prompt: int) -> Routes | None:
+    """From base64 of int32, [tokens, layers, chosen] without these lengths.
+
+    They are of `prompt` tokens of the prompt, and of those of the answer but the last one.
+    """
+    told = meta.get("routed_experts")
+    if told is None:
+        return None
+    experts = np.frombuffer(base64.b64decode(told), dtype=np.int32)
+    tokens = prompt + int(meta["completion_tokens"]) - 1
+    return small(experts.reshape(tokens, -1)) if tokens else None
 
 
 def _decode_reason(reason: Mapping[str, Any], stop_token_ids: frozenset[int]) -> tuple[StopReason, bool]:

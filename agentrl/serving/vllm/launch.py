@@ -8,7 +8,7 @@ from pathlib import Path
 
 from agentrl.config.engines import VLLMEngineConfig
 from agentrl.serving.launch import LaunchCommand
-from agentrl.serving.launch.command import THIS_MACHINE
+from agentrl.serving.launch.command import RETURN_ROUTES, THIS_MACHINE
 from agentrl.serving.vllm.convention import PROCESSED, WORKER_EXTENSION
 
 MODULE = "vllm.entrypoints.openai.api_server"
@@ -81,6 +81,8 @@ def launch_command(
         rank = next(rank for rank in RANKS if rank >= config.adapter_rank)
         argv += ["--enable-lora", "--max-loras", "1", "--max-lora-rank", str(rank)]
         env["VLLM_ALLOW_RUNTIME_LORA_UPDATING"] = "1"
+    if RETURN_ROUTES in config.arguments:
+        env["VLLM_USE_V2_MODEL_RUNNER"] = "1"  # the other one does not tell experts
     if gpus and config.sleep:
         argv.append("--enable-sleep-mode")
     if not gpus:

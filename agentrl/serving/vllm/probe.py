@@ -31,6 +31,8 @@ class Found:
     convention: LogprobConvention
     has_adapter: bool
     """Whether it was sent one."""
+    routes: bool
+    """It was started to tell which experts tokens went to."""
 
 
 async def wait_until_healthy(http: HttpSession, *, deadline_s: float) -> None:
@@ -79,10 +81,11 @@ async def probe(http: HttpSession, config: ServerEngineConfig, *, deadline_s: fl
         convention = LogprobConvention.CUT
     try:
         names = [model["id"] for model in models["data"]]
-        limit = int(models["data"][0]["max_model_len"])
-        return Found(max_context=limit, convention=convention, has_adapter=ADAPTER in names)
+        max_context = int(models["data"][0]["max_model_len"])
     except (KeyError, IndexError, TypeError, ValueError) as error:
         raise EngineError(f"{http.url} does not tell its longest context", got=repr(models)[:200]) from error
+    routes = bool((info["vllm_config"].get("aux_output_config") or {}).get("enable_return_routed_experts"))
+    return Found(max_context=max_context, convention=convention, has_adapter=ADAPTER in names, routes=routes)
 
 
 async def _check_awake(http: HttpSession, deadline_s: float) -> None:

@@ -75,7 +75,7 @@ class VLLMServer(InferenceServer):
         await wait_until_healthy(self._http, deadline_s=deadline_s)
         found = await probe(self._http, self._config, deadline_s=deadline_s)
         limit = min(found.max_context, self._config.max_context or found.max_context)
-        self.capabilities = Capabilities(max_context=limit, vocab_size=self._vocab_size)
+        self.capabilities = Capabilities(max_context=limit, vocab_size=self._vocab_size, routes=found.routes)
         self._convention = found.convention
         self._is_adapted = found.has_adapter and self._config.adapter_rank is not None
 

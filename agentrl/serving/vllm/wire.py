@@ -2,11 +2,16 @@
 
 from __future__ import annotations
 
+import base64
+import io
 from collections.abc import Mapping
 from typing import Any
 
+import numpy as np
+
 from agentrl.errors import EngineError
 from agentrl.policy import GenerateRequest, Generation, StopReason
+from agentrl.routes import Routes, small
 from agentrl.server import ServerLoad, TensorLayout
 from agentrl.serving.version_labels import decode_versions
 
@@ -56,6 +61,8 @@ def encode_request(
         "logprobs": 0,  # of the sampled tokens only
         "detokenize": False,
     }
+    if request.routes_from is not None:
+        sampling["routed_experts_prompt_start"] = request.routes_from
     body = {"token_ids": list(request.prompt_ids), "request_id": wire_id, "sampling_params": sampling}
     return body | {"model": ADAPTER} if adapted else body
 
@@ -104,6 +111,7 @@ def decode_answer(body: Any, stop_token_ids: frozenset[int]) -> Generation:
         logprobs = [float(row["logprob"]) for row in rows]
         versions = decode_versions(choice.get("weight_versions") or (), len(token_ids))
         stop_reason = _STOP_REASONS[choice["finish_reason"]]
+        routes = _decode_routes(choice.get("routed_experts"))
         details = (body.get("usage") or {}).get("prompt_tokens_details") or {}
         cached_tokens = int(details.get("cached_tokens") or 0)
     except (KeyError, IndexError, TypeError, AttributeError, ValueError) as error:
@@ -122,7 +130,16 @@ def decode_answer(body: Any, stop_token_ids: frozenset[int]) -> Generation:
         versions=versions,
         stop_reason=stop_reason,
         cached_tokens=cached_tokens,
+        routes=routes,
     )
+
+
+def _decode_routes(told: str | None) -> Routes | None:
+    """From base64 of numpy's own format, [tokens, layers, chosen]."""
+    if told is None:
+        return None
+    experts = np.load(io.BytesIO(base64.b64decode(told)), allow_pickle=False)
+    return small(experts.reshape(len(experts), -1))
 
 
 def decode_load(text: str) -> ServerLoad:

@@ -22,6 +22,7 @@ from torch import Tensor, nn
 from transformers import PreTrainedModel
 
 from agentrl.errors import ConfigError
+from agentrl.routers import routers
 from agentrl.training.ranks import Ranks
 from agentrl.training.scoring.layout import Layout
 from agentrl.training.scoring.prefix_tree import pack
@@ -43,7 +44,7 @@ class RouterBalance:
     """
 
     def __init__(self, model: PreTrainedModel, coefficient: float) -> None:
-        self._routers = list(_routers(model))
+        self._routers = routers(model)
         self._coefficient = coefficient
         self._shares: Tensor | None = None
         self._tokens = 0
@@ -121,13 +122,3 @@ def token_weights(layout: Layout, sequences: Sequence[ScoredSequence], device: t
         return torch.bincount(torch.cat(list(row.places)), minlength=row.input_ids.numel()).float().to(device)
     lengths = torch.tensor([len(sequence) for sequence in sequences])
     return (torch.arange(int(lengths.max())) < lengths[:, None]).flatten().float().to(device)
-
-
-def _routers(model: PreTrainedModel) -> Iterator[nn.Module]:
-    """Routers in the order of layers: what transformers records as such, and gives logits first and experts last."""
-    for part in model.modules():
-        recorder = getattr(part, "_can_record_outputs", None) or {}
-        kind = getattr(recorder.get("router_logits"), "target_class", None)
-        if kind is not None:
-            yield from (module for module in model.modules() if isinstance(module, kind))
-            return

@@ -31,6 +31,7 @@ from agentrl.training.optimizer_settings import OptimizerSettings
 from agentrl.training.passes import Passes
 from agentrl.training.ranks import Ranks
 from agentrl.training.scoring.layout import Layout
+from agentrl.training.scoring.replaying import replaying
 from agentrl.training.scoring.tree_attention import ATTENTION
 from agentrl.training.step.batch import step_batch
 from agentrl.training.step.rewards import RewardShaping
@@ -137,7 +138,9 @@ def replay(state: Mapping[str, Any], *, device: str = "auto", reader: ImageReade
     weights = tuple(name for name, p in model.named_parameters() if not bool(p.detach().isfinite().all()))
     trajectories = [Trajectory.from_record(record) for record in json.loads(state["trajectories"])]
     shaping = RewardShaping(config.algorithm.shaping, max_tokens=config.agent.max_tokens)
-    batch = step_batch(trajectories, shaping, experts=frozenset(state.get("experts", ())))
+    routes = config.trainer.router_replay
+    batch = step_batch(trajectories, shaping, experts=frozenset(state.get("experts", ())), routes=routes)
+    layout = Layout(**state["layout"])
     values: dict[str, Any] = {
         name: value.to(model.device) if isinstance(value, torch.Tensor) and name != "draws" else value
         for name, value in state["values"].items()
@@ -146,7 +149,7 @@ def replay(state: Mapping[str, Any], *, device: str = "auto", reader: ImageReade
     gradient = _SeenPass(
         model,
         _SeenObjective(config.algorithm),
-        Passes(layout=Layout(**state["layout"]), lanes=lanes, ranks=Ranks(), reader=reader),
+        Passes(layout=replaying(model, layout) if routes else layout, lanes=lanes, ranks=Ranks(), reader=reader),
         batch,
         TokenValues(**values),
         reads=state["reads"],

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 
 import torch
@@ -23,6 +23,12 @@ class PaddedBatch:
     """int64 [targets], sequence after sequence."""
     images: tuple[tuple[PlacedImage, ...], ...]
     """Of each sequence."""
+
+    def places(self, sequences: Sequence[ScoredSequence]) -> Iterator[torch.Tensor]:
+        """Of each sequence: where its tokens are among the flattened ones, int64 [length]."""
+        longest = self.input_ids.shape[1]
+        for row, sequence in enumerate(sequences):
+            yield torch.arange(row * longest, row * longest + len(sequence))
 
 
 def micro_batches(lengths: Sequence[int], budget: int, *, padded: bool = True) -> list[list[int]]:

@@ -14,6 +14,7 @@ from agentrl.config.schema import LOGITS_MEGABYTES, TrainerConfig
 from agentrl.errors import UsageError
 from agentrl.image import ImageReader
 from agentrl.lanes import BATCH_DEPENDENT
+from agentrl.training.models.router_replay import ROUTES, RouterReplay
 from agentrl.training.ranks import Ranks
 from agentrl.training.ranks.context import Attention, ContextGroup, SharedAttention, key_value_copies
 from agentrl.training.ranks.sharding import computing_dtype, reshard, within_forward
@@ -45,6 +46,8 @@ class Layout:
     """Common prefixes of so many tokens, or more, stand once in a packed row; 0 shares nothing."""
     context: ContextGroup | None = None
     """Ranks that share the tokens of every row."""
+    replay: RouterReplay | None = None
+    """Routes tokens as an engine did, where sequences say how."""
 
     def micro_batches(self, sequences: Sequence[ScoredSequence]) -> list[list[int]]:
         """Indices of the sequences that go through the model together."""
@@ -88,7 +91,8 @@ class Layout:
         device = model.device
         if not self.packed:
             batch = pad(sequences, pad_id)
-            hidden = hidden_states(model, batch.input_ids.to(device), batch.images, reader)
+            options = self._routes(sequences, list(batch.places(sequences)), batch.input_ids.shape, device)
+            hidden = hidden_states(model, batch.input_ids.to(device), batch.images, reader, **options)
             return hidden.flatten(0, 1)[batch.positions.to(device)]
         row = pack(sequences, share=self.share)
         output = model.base_model(
@@ -97,6 +101,7 @@ class Layout:
             attention_mask=torch.ones(1, 1, 1, 1, device=device),  # a mask of four dimensions is passed on as it is
             tree=AttentionTree(row, device),
             use_cache=False,
+            **self._routes(sequences, row.places, (1, row.input_ids.numel()), device),
         )
         wanted = [place[sequence.positions] for place, sequence in zip(row.places, sequences, strict=True)]
         return cast("torch.Tensor", output.last_hidden_state[0, torch.cat(wanted).to(device)])
@@ -111,25 +116,40 @@ class Layout:
             row = pack(sequences, share=self.share).padded(context.padded, pad_id)
             ids, depths = row.input_ids[None], row.depths[None]
             attention: Attention = AttentionTree(row, model.device)
-            at = torch.cat([place[s.positions] for place, s in zip(row.places, sequences, strict=True)])
+            places = row.places
+            at = torch.cat([place[s.positions] for place, s in zip(places, sequences, strict=True)])
         else:
             batch = pad(sequences, pad_id, longest=context.padded(max(len(sequence) for sequence in sequences)))
             ids, attention = batch.input_ids, PaddedAttention()
             depths = torch.arange(ids.shape[1]).expand_as(ids)
-            at = batch.positions
+            at, places = batch.positions, tuple(batch.places(sequences))
         device, own = model.device, context.own(ids.shape[1])
+        options = self._routes(sequences, places, ids.shape, device)
         output = model.base_model(
             input_ids=ids[:, own].to(device),
             position_ids=depths[:, own].to(device),
             attention_mask=torch.ones(1, 1, 1, 1, device=device),
             tree=SharedAttention(attention, context),
             use_cache=False,
+            **{name: routes[:, own] for name, routes in options.items()},
         )
         part = ids.shape[1] // context.count
         line, column = at // ids.shape[1], at % ids.shape[1]
         owner = (column // part).to(device)
         here = (line * part + column % part).to(device)[owner == context.rank]
         return cast("torch.Tensor", output.last_hidden_state.flatten(0, 1)[here]), owner
+
+    def _routes(
+        self,
+        sequences: Sequence[ScoredSequence],
+        places: Sequence[torch.Tensor],
+        shape: Sequence[int],
+        device: torch.device,
+    ) -> dict[str, torch.Tensor]:
+        """What a model is told besides, where its routers are to do as an engine's."""
+        if self.replay is None:
+            return {}
+        return {ROUTES: self.replay.wanted([sequence.routes for sequence in sequences], places, shape).to(device)}
 
 
 PADDED = Layout()

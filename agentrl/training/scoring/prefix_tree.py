@@ -8,12 +8,13 @@ The sequences form a trie over token ids. Its nodes, runs of tokens without a br
 
 A token's position in its sequences is its depth. `end` is where the subtree of its node ends in the row, so that token
 i may look at token j if and only if j <= i < end[j]: attention needs nothing else. Sequences that share nothing are
-trees of one node each.
+trees of one node each. Where routes are replayed, a prefix ends at a token that an engine routed to other experts.
 """
 
 from __future__ import annotations
 
 import itertools
+import sys
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 
@@ -108,14 +109,27 @@ def shared_rows(sequences: Sequence[ScoredSequence], budget: int, *, share: int)
 def sorted_prefixes(sequences: Sequence[ScoredSequence]) -> tuple[list[int], list[int]]:
     """Indices of sequences in the order of their tokens, and how many first tokens each shares with the one before."""
     ids = [sequence.input_ids.numpy() for sequence in sequences]
+    routes = [sequence.routes for sequence in sequences]
     order = sorted(range(len(ids)), key=lambda i: ids[i].astype(">i8").tobytes())
-    common = [_common(ids[before], ids[after]) for before, after in itertools.pairwise(order)]
+    common = [
+        min(_common(ids[before], ids[after]), _routed_alike(routes[before], routes[after]))
+        for before, after in itertools.pairwise(order)
+    ]
     return order, [0, *common][: len(order)]
 
 
 def _common(left: np.ndarray[tuple[int], np.dtype[np.int64]], right: np.ndarray[tuple[int], np.dtype[np.int64]]) -> int:
     shorter = min(len(left), len(right))
     different = np.flatnonzero(left[:shorter] != right[:shorter])
+    return int(different[0]) if len(different) else shorter
+
+
+def _routed_alike(left: torch.Tensor | None, right: torch.Tensor | None) -> int:
+    """First tokens that are routed alike; all where nothing is known of either."""
+    if left is None or right is None:
+        return sys.maxsize if left is right else 0
+    shorter = min(len(left), len(right))
+    different = (left[:shorter] != right[:shorter]).any(1).nonzero()
     return int(different[0]) if len(different) else shorter
 
 

@@ -11,6 +11,7 @@ import torch
 
 from agentrl.errors import LedgerError
 from agentrl.image import PlacedImage
+from agentrl.routes import Routes
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -33,15 +34,26 @@ class ScoredSequence:
     """The wanted tokens: int64 [targets]."""
     images: tuple[PlacedImage, ...] = ()
     """Among `input_ids`, in order."""
+    routes: torch.Tensor | None = None
+    """Experts of the first of `input_ids`, as far as an engine told them: uint8 or int16 [tokens, layers x chosen]."""
 
     def __len__(self) -> int:
         return self.input_ids.numel()
 
 
 def scored_sequence(
-    token_ids: npt.NDArray[np.generic], wanted: npt.NDArray[np.bool_], images: Sequence[PlacedImage] = ()
+    token_ids: npt.NDArray[np.generic],
+    wanted: npt.NDArray[np.bool_],
+    images: Sequence[PlacedImage] = (),
+    routes: Routes | None = None,
 ) -> ScoredSequence:
     """The wanted tokens of a sequence; both arrays are [tokens], and at least one token is wanted.
+
+    Args:
+        token_ids: The sequence.
+        wanted: Which of its tokens.
+        images: What tokens stand for.
+        routes: Experts of its first tokens: see `agentrl.routes`.
 
     Raises:
         LedgerError: the first token is wanted, and nothing precedes it to predict it from; or one that stands for an
@@ -54,4 +66,14 @@ def scored_sequence(
     if any(wanted[image.start : image.end].any() for image in images):
         raise LedgerError("a token of an image carries loss", expected="loss on text only")
     read = tuple(image for image in images if image.start < index[-1])
-    return ScoredSequence(input_ids=ids[: index[-1]], positions=index - 1, targets=ids[index], images=read)
+    return ScoredSequence(
+        input_ids=ids[: index[-1]],
+        positions=index - 1,
+        targets=ids[index],
+        images=read,
+        routes=None if routes is None else _tensor(routes[: index[-1]]),
+    )
+
+
+def _tensor(routes: Routes) -> torch.Tensor:
+    return torch.from_numpy(routes if routes.dtype == np.uint8 else routes.astype(np.int16))

@@ -63,7 +63,11 @@ class StepBatch:
 
 
 def step_batch(
-    trajectories: Sequence[Trajectory], shaping: RewardShaping, *, experts: Set[str] = frozenset()
+    trajectories: Sequence[Trajectory],
+    shaping: RewardShaping,
+    *,
+    experts: Set[str] = frozenset(),
+    routes: bool = False,
 ) -> StepBatch:
     """Lay out trajectories that `agentrl.training.step.selection.select` has kept.
 
@@ -71,13 +75,18 @@ def step_batch(
         trajectories: Their sampled tokens train.
         shaping: Of the rewards.
         experts: Ids of those whose forced tokens train instead.
+        routes: Take along which experts an engine routed their tokens to.
 
     Raises:
         LedgerError: a sampled token belongs to no turn.
         TrainingError: a sampled token has no log-probability.
     """
     rewards = shaping(trajectories)
-    rows = [row for e, trajectory in enumerate(trajectories) for row in _rows(trajectory, e, trajectory.id in experts)]
+    rows = [
+        row
+        for e, trajectory in enumerate(trajectories)
+        for row in _rows(trajectory, e, trajectory.id in experts, routes=routes)
+    ]
     groups = {group: i for i, group in enumerate(dict.fromkeys(t.group_id for t in trajectories))}
     trajectory_group = torch.tensor([groups[t.group_id] for t in trajectories])
     first_turn = torch.cat([torch.zeros(1), torch.bincount(rewards.turn_episode, minlength=len(trajectories))]).cumsum(
@@ -133,14 +142,14 @@ class _Row:
     """Of each sampled token, counted within the trajectory."""
 
 
-def _rows(trajectory: Trajectory, number: int, by_expert: bool) -> list[_Row]:
+def _rows(trajectory: Trajectory, number: int, by_expert: bool, *, routes: bool) -> list[_Row]:
     order = {id(turn): k for k, turn in enumerate(trajectory.turns)}
     found = []
     for sequence in trajectory.sequences:
         mask = trained_mask(sequence, by_expert=by_expert)
         if mask.any():
             logprobs = np.zeros(len(sequence), dtype=np.float32) if by_expert else sequence.logprobs
-            found.append(_row(trajectory, number, sequence, mask, logprobs[mask], order))
+            found.append(_row(trajectory, number, sequence, mask, logprobs[mask], order, routes=routes))
     return found
 
 
@@ -160,6 +169,8 @@ def _row(
     mask: npt.NDArray[np.bool_],
     logprobs: npt.NDArray[np.float32],
     order: dict[int, int],
+    *,
+    routes: bool,
 ) -> _Row:
     turn = np.full(len(sequence), -1, dtype=np.int64)
     for own in sequence.turns:
@@ -174,6 +185,6 @@ def _row(
             expected="a finite number",
             hint="use an engine that returns log-probabilities",
         )
-    scored = scored_sequence(sequence.token_ids, mask, sequence.images)
+    scored = scored_sequence(sequence.token_ids, mask, sequence.images, sequence.routes if routes else None)
     versions = sequence.versions[mask]
     return _Row(scored=scored, trajectory=number, logprobs=logprobs, versions=versions, turn=turn[mask])

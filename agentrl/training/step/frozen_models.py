@@ -63,6 +63,13 @@ class FrozenModels:
         self.reference = _reference(policy, reference, config) if uses_reference else None
         self._teacher = None if teacher is None else Scorer(teacher, policy.passes.of(teacher, config))
 
+    def replay_routes(self, policy: Scorer) -> None:
+        """Let the reference route as the engine did, and as the policy does already."""
+        if self.reference is None:
+            return
+        own = self.reference.model is policy.model
+        self.reference.passes = policy.passes if own else self.reference.passes.replaying(self.reference.model)
+
     def opinions(self, batch: StepBatch, trajectories: Sequence[Trajectory], given: StepInput) -> FrozenOpinions:
         """Score a step's tokens.
 

@@ -1,0 +1,136 @@
+"""Engines tell which experts tokens went to."""
+
+import asyncio
+import base64
+import dataclasses
+import io
+
+import numpy as np
+import pytest
+import torch
+
+from agentrl.config.engines import LocalEngineConfig, SGLangEngineConfig, VLLMEngineConfig
+from agentrl.errors import UsageError
+from agentrl.policy import Capabilities
+from agentrl.routers import ChosenExperts, routers
+from agentrl.serving.launch.command import RETURN_ROUTES
+from agentrl.serving.local import LocalEngine
+from agentrl.serving.pool.group import common_capabilities
+from agentrl.serving.sglang import launch_command as sglang_command
+from agentrl.serving.sglang.wire import decode_answer as decode_sglang
+from agentrl.serving.sglang.wire import encode_request as encode_sglang
+from agentrl.serving.vllm import launch_command as vllm_command
+from agentrl.serving.vllm.wire import decode_answer as decode_vllm
+from agentrl.serving.vllm.wire import encode_request as encode_vllm
+from agentrl.testing.models import tiny_model
+
+EXPERTS = np.arange(24, dtype=np.int32).reshape(3, 4, 2)
+"""Of 3 tokens in 4 layers."""
+
+
+@pytest.mark.parametrize("family", ["qwen3_moe", "deepseek_v3"])
+@pytest.mark.parametrize("sizes", [{"slots": 16, "lanes": 2}, {"slots": 2, "prefill_tokens": 7, "cache_tokens": 512}])
+async def test_the_local_engine_tells_what_a_forward_pass_chooses(family, sizes, play_sessions, request_of):
+    model = tiny_model(family)
+    config = LocalEngineConfig(**{"cache_tokens": 4096, **sizes})
+    engine, known = LocalEngine(model, config, routes=True), {}
+
+    def request(ids, name, session, **params):
+        before = known.get(session, 0)
+        known[session] = len(ids)  # what is asked for begins within what is cached, and not always at its end
+        return dataclasses.replace(request_of(ids, name, session, **params), routes_from=max(0, before - 3))
+
+    played = await play_sessions(engine, request, sessions=4)
+    await engine.close()
+    chosen = ChosenExperts(routers(model))
+    for session in played:
+        for turn, (ids, answer) in enumerate(session):
+            whole = [*ids, *answer.token_ids]
+            with torch.no_grad():
+                model(input_ids=torch.tensor([whole]))
+            first = max(0, len(session[turn - 1][0]) - 3) if turn else 0
+            assert answer.routes.dtype == np.uint8
+            found, expected = sets(answer.routes), sets(chosen.take()[first:-1])
+            assert found.shape == expected.shape
+            assert np.array_equal(found, expected)
+
+
+def sets(routes):
+    """The experts of a layer, two each, in rising order."""
+    return np.sort(routes.reshape(len(routes), -1, 2))
+
+
+async def test_routes_are_those_of_the_first_time(request_of):
+    """Weights change while a request runs: its log-probabilities came about with the experts of before."""
+    model = tiny_model("qwen3_moe")
+    engine = LocalEngine(model, LocalEngineConfig(slots=1, cache_tokens=512), routes=True)
+    chosen = ChosenExperts(routers(model))
+    with torch.no_grad():
+        model(input_ids=torch.arange(5, 15)[None])
+    before = chosen.take()
+    asked = dataclasses.replace(request_of(list(range(5, 15)), max_tokens=200, seed=0), routes_from=0)
+    running = asyncio.ensure_future(engine.generate(asked))
+    for _ in range(200):  # turns of the event loop, of which each step of the engine takes some
+        await asyncio.sleep(0)
+    assert 0 < engine.metrics().sampled_tokens < 200
+    await engine.pause()
+    with torch.no_grad():
+        for router in routers(model):
+            router.weight.neg_()
+    await engine.update_weights(None, 1)
+    await engine.resume()
+    answer = await running
+    await engine.close()
+    assert set(answer.versions) == {0, 1}
+    assert len(answer.routes) == 10 + len(answer.token_ids) - 1
+    assert np.array_equal(sets(answer.routes[:10]), sets(before))
+
+
+async def test_engines_that_tell_none_refuse_to(request_of):
+    with pytest.raises(UsageError, match=r"cannot tell experts: got Qwen3ForCausalLM"):
+        LocalEngine(tiny_model(), LocalEngineConfig(cache_tokens=512), routes=True)
+    engine = LocalEngine(tiny_model(), LocalEngineConfig(cache_tokens=512))
+    with pytest.raises(UsageError, match="asks for experts"):
+        await engine.generate(dataclasses.replace(request_of([1, 2]), routes_from=0))
+    await engine.close()
+    told = [Capabilities(max_context=9, vocab_size=9, routes=routes) for routes in (True, False)]
+    assert not common_capabilities(told).routes
+
+
+def test_what_vllm_is_asked_and_tells(request_of):
+    asked = dataclasses.replace(request_of([4, 5, 6]), routes_from=2)
+    assert encode_vllm(asked, wire_id="a", max_context=9)["sampling_params"]["routed_experts_prompt_start"] == 2
+    file = io.BytesIO()
+    np.save(file, EXPERTS.astype(np.uint8))
+    choice = {"finish_reason": "length", "token_ids": [7], "logprobs": {"content": [{"logprob": -1.0}]}}
+    choice["weight_versions"] = [{"version": "1", "start": 0, "end": 1}]
+    choice["routed_experts"] = base64.b64encode(file.getvalue()).decode()
+    answer = decode_vllm({"choices": [choice], "usage": {}}, frozenset())
+    assert np.array_equal(answer.routes, EXPERTS.reshape(3, 8))
+
+
+def test_what_sglang_is_asked_and_tells(request_of):
+    body = encode_sglang(request_of([4, 5, 6]), wire_id="a", max_context=9, routes_from=1)
+    assert (body["return_routed_experts"], body["routed_experts_start_len"]) == (True, 1)
+    assert "return_routed_experts" not in encode_sglang(request_of([4]), wire_id="a", max_context=9)
+    meta = {
+        "finish_reason": {"type": "length"},
+        "prompt_tokens": 3,
+        "completion_tokens": 2,
+        "output_token_logprobs": [[-1.0, 7, None], [-1.0, 8, None]],
+        "weight_versions": [{"version": "1", "start": 0, "end": 2}],
+        "routed_experts": base64.b64encode(EXPERTS.tobytes()).decode(),
+    }
+    answer = decode_sglang({"output_ids": [7, 8], "meta_info": meta}, frozenset(), routes_from=1).generation
+    assert np.array_equal(answer.routes, EXPERTS.reshape(3, 8))
+
+
+@pytest.mark.parametrize(
+    ("config", "command"), [(VLLMEngineConfig, vllm_command), (SGLangEngineConfig, sglang_command)]
+)
+def test_servers_are_started_to_tell(config, command, tmp_path):
+    keys = {"python": "python", "model": tmp_path, "port": 1, "dtype": "bfloat16", "gpus": [0]}
+    told, plain = command(config(arguments=[RETURN_ROUTES]), **keys), command(config(), **keys)
+    assert RETURN_ROUTES in told.argv
+    assert ("VLLM_USE_V2_MODEL_RUNNER" in told.env) == (config is VLLMEngineConfig)
+    assert "VLLM_USE_V2_MODEL_RUNNER" not in plain.env

@@ -1,0 +1,45 @@
+"""Runs that train a mixture of experts: routes go from the engine over the ledger to the trainer's routers."""
+
+import pytest
+
+from agentrl.errors import ConfigError
+from agentrl.observe.metrics import read_metrics
+from agentrl.observe.trajectory_store import read_trajectories
+from agentrl.orchestrator import train
+from agentrl.testing.models import tiny_model
+from agentrl.testing.tokenizers import build_tokenizer
+
+
+@pytest.fixture
+def mixture_run(tiny_run, tmp_path):
+    """A tiny run with a mixture of random weights."""
+    tokenizer = build_tokenizer("qwen3")
+    model = tiny_model("qwen3_moe", vocab_size=len(tokenizer), max_context=256)
+    for part in (model, tokenizer):
+        part.save_pretrained(tmp_path / "model")
+
+    def start(*overrides):
+        model = ["model.scratch=null", f"model.path={tmp_path / 'model'}"]
+        return tiny_run(*model, "trainer.router_replay=true", "trainer.steps=2", *overrides)
+
+    return start
+
+
+@pytest.mark.parametrize("staleness", [0, 1])
+def test_a_run_replays_what_the_engine_did(mixture_run, staleness):
+    run = mixture_run(f"rollout.max_staleness={staleness}")
+    assert train(run).step == 2
+    for line in read_metrics(run.folder.metrics_file):
+        assert line["mismatch/routes_known"] == 1
+        assert line["mismatch/routes"] < (1 if staleness else 0.02)
+        assert line["train/grad_norm"] > 0
+    for stored in read_trajectories(run.folder.trajectories):
+        for sequence in stored.trajectory.sequences:
+            assert sequence.routes.shape == (len(sequence) - 1, 2 * 2) or sequence.routed < len(sequence) - 1
+            assert sequence.routed >= max((turn.end for turn in sequence.turns), default=0) - 1
+
+
+def test_servers_without_a_gpu_do_not_tell(mixture_run, monkeypatch):
+    monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "")
+    with pytest.raises(ConfigError, match=r"vLLM and SGLang do on GPUs only: got engine sglang without a GPU"):
+        train(mixture_run("engine={type: sglang}"))
