@@ -35,19 +35,3 @@ def dpo(pairs: PreferencePairs, *, beta: Positive = 0.1) -> torch.Tensor:
 def spin(pairs: PreferencePairs, *, beta: Positive = 0.1) -> torch.Tensor:
     """`dpo` of demonstrations against what the previous policy, the reference, did: [pairs] (arXiv 2401.01335)."""
     return dpo(pairs, beta=beta)
-
-
-def best_and_worst(returns: torch.Tensor, group: torch.Tensor) -> torch.Tensor:
-    """The best and the worst episode of each group whose returns differ: int64 [pairs, 2], the better one first.
-
-    Args:
-        returns: [episodes].
-        group: int64 [episodes].
-    """
-    pairs = []
-    for name in sorted(set(group.tolist())):
-        members = (group == name).nonzero().squeeze(-1)
-        own = returns[members]
-        if bool(own.max() > own.min()):
-            pairs.append(torch.stack([members[own.argmax()], members[own.argmin()]]))
-    return torch.stack(pairs) if pairs else group.new_zeros(0, 2)

@@ -6,7 +6,7 @@ import pytest
 import torch
 
 from agentrl.algorithms.loss_input import LossInput
-from agentrl.algorithms.preference_losses import PreferencePairs, best_and_worst
+from agentrl.algorithms.preference_losses import PreferencePairs
 from agentrl.algorithms.prime import ScoredAnswers, implicit_reward
 from agentrl.algorithms.proximal import loglinear
 from agentrl.algorithms.value_loss import ValueInput
@@ -53,12 +53,6 @@ def test_pair_losses_equal_the_formula(generator, name):
         margin = float(margins[row])
         assert loss[row].item() == pytest.approx(math.log1p(math.exp(-margin)))
         assert gradient[row].item() == pytest.approx(-0.2 / (1 + math.exp(margin)))
-
-
-def test_pairs_are_the_best_and_the_worst_of_groups_that_differ():
-    returns, group = torch.tensor([0.0, 1.0, 0.5, 2.0, 2.0, 3.0]), torch.tensor([0, 0, 0, 1, 1, 2])
-    assert best_and_worst(returns, group).tolist() == [[1, 0]]
-    assert best_and_worst(returns[3:], group[3:]).tolist() == []
 
 
 def test_reward_model_of_prime_equals_the_formula(generator):
