@@ -237,7 +237,8 @@ class GradientPass:
         if self._critic is not None and scores.values is not None:
             loss = loss + self._critic.joined_loss(scores.values, where, tally)
         if balance is not None:
-            loss = loss + balance.part(routed, token_weights(self._layout, part, self._model.device))
+            uneven = balance.part(routed, token_weights(self._layout, part, self._model.device))
+            loss = loss + (uneven if self._layout.context is None else self._layout.context.total(uneven))
         return loss, tally
 
     def _score(self, part: Sequence[ScoredSequence]) -> TokenScores:
