@@ -29,7 +29,6 @@ CASES = {
     4: {
         "shared critic, both": ("qwen3", SHARED, {"context_parallel": 2, "tensor_parallel": 2}),
         "adapters, both": ("qwen3", ADAPTERS, {"context_parallel": 2, "tensor_parallel": 2}),
-        "experts, rows of two teams": ("qwen3_moe", BALANCE, {"context_parallel": 2}),
     },
 }
 """By the number of ranks: a model, what it is trained with, and what ranks share."""

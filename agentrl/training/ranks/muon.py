@@ -161,7 +161,8 @@ class _Place:
     @classmethod
     def of(cls, matrix: DTensor, shards: int, neighbours: int) -> Self:
         """Read it off the matrix."""
-        side = matrix.placements[-1].dim if neighbours > 1 else 0
+        cut: Any = matrix.placements[-1]
+        side = cut.dim if neighbours > 1 else 0
         rows, columns = matrix.shape
         if side == 0:
             return cls(neighbours, side, columns, _rows(rows // neighbours, shards))
