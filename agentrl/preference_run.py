@@ -8,10 +8,10 @@ from __future__ import annotations
 import asyncio
 
 from agentrl.assembly.models import build_renderer, load_tokenizer, pad_id, prepare_model
+from agentrl.assembly.pair_learners import BUILD_PREFERENCES, build_preferences
 from agentrl.assembly.run_result import RunResult
 from agentrl.assembly.runs import Run
 from agentrl.assembly.stored_pairs import load_pairs
-from agentrl.assembly.trainers import load_policy
 from agentrl.assembly.update_log import UpdateLog
 from agentrl.config.preferences import PreferencesConfig
 from agentrl.observe.checkpoints import Checkpoints
@@ -20,8 +20,8 @@ from agentrl.observe.model_folder import MODEL
 from agentrl.observe.progress import Phase, RunStatus, RunWatcher
 from agentrl.observe.run_log import logging_to
 from agentrl.training.models.policy_folder import save_policy_folder
-from agentrl.training.models.weights import ModelWeights
-from agentrl.training.preferences.trainer import PreferenceProgress, train_preferences
+from agentrl.training.preferences.trainer import PreferenceProgress
+from agentrl.training.ranks.processes import open_ranks
 
 
 class PreferenceRun:
@@ -44,7 +44,7 @@ class PreferenceRun:
         Raises:
             UsageError: no episodes, no pairs, no model, a full disk.
             ConfigError: a loss that does not learn from pairs, or episodes of a model with other tokens.
-            TrainingError: the loss is not finite.
+            TrainingError: the loss is not finite, or a rank was lost.
         """
         with self.folder.in_use(), logging_to(self.folder.logs / "agentrl.log"), self._log:
             self._watcher.on_start(self.folder.path, self.status)
@@ -57,23 +57,19 @@ class PreferenceRun:
         reader = build_renderer(self.config, path, tokenizer).images
         pairs = load_pairs(settings, path)
         self._watcher.on_message(f"{len(pairs)} pairs from {', '.join(settings.sources)}")
-        model = load_policy(self.config, path)
-        self._enter(Phase.PAIRS)
-        final = train_preferences(
-            model,
-            pairs,
-            settings,
-            self.config.trainer,
-            seed=self.config.run.seed,
-            pad_id=pad_id(tokenizer),
-            progress=self._record,
-            reader=reader,
-        )
-        self._enter(Phase.CHECKPOINT)
-        checkpoints = Checkpoints(self.folder.checkpoints, keep=self.config.checkpoint.keep)
-        saved = checkpoints.save(
-            final.update, lambda folder: save_policy_folder(ModelWeights(model), tokenizer, folder / MODEL, reader)
-        )
+        with open_ranks(self.config.trainer.processes, logs=self.folder.logs) as ranks:
+            config, filler = self.config.model_dump(mode="json"), pad_id(tokenizer)
+            with ranks.led(BUILD_PREFERENCES, config, pairs, path, filler):
+                parts = build_preferences(
+                    self.config, pairs, model_path=path, pad_id=filler, reader=reader, ranks=ranks
+                )
+            self._enter(Phase.PAIRS)
+            final = parts.learn(self._record)
+            self._enter(Phase.CHECKPOINT)
+            checkpoints = Checkpoints(self.folder.checkpoints, keep=self.config.checkpoint.keep)
+            saved = checkpoints.save(
+                final.update, lambda folder: save_policy_folder(parts.source, tokenizer, folder / MODEL, reader)
+            )
         self._watcher.on_checkpoint(final.update, saved.path)
         return RunResult(
             folder=self.folder.path,

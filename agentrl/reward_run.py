@@ -9,6 +9,7 @@ import asyncio
 from collections.abc import Sequence
 
 from agentrl.assembly.models import load_tokenizer, prepare_model
+from agentrl.assembly.pair_learners import BUILD_REWARD_MODEL, build_reward_model
 from agentrl.assembly.run_result import RunResult
 from agentrl.assembly.runs import Run
 from agentrl.assembly.stored_pairs import find_pairs, policy_of
@@ -22,8 +23,8 @@ from agentrl.observe.run_log import logging_to
 from agentrl.render.encoding import TextEncoder
 from agentrl.rollout.transcript import transcript
 from agentrl.training.preferences.pairs import Pair
-from agentrl.training.preferences.reward_model import RewardModel
-from agentrl.training.preferences.reward_training import RewardProgress, TextPair, train_reward_model
+from agentrl.training.preferences.reward_training import RewardProgress, TextPair
+from agentrl.training.ranks.processes import open_ranks
 
 
 def train_reward(run: Run, *, watcher: RunWatcher | None = None) -> RunResult:
@@ -31,7 +32,7 @@ def train_reward(run: Run, *, watcher: RunWatcher | None = None) -> RunResult:
 
     Raises:
         UsageError: no episodes, no pairs, no model, sources that lie in no run, a full disk.
-        TrainingError: the loss is not finite.
+        TrainingError: the loss is not finite, or a rank was lost.
     """
     watcher, status, settings = watcher or RunWatcher(), RunStatus(), run.config.preferences or PreferencesConfig()
     log = UpdateLog(run, status, watcher)
@@ -39,25 +40,19 @@ def train_reward(run: Run, *, watcher: RunWatcher | None = None) -> RunResult:
         watcher.on_start(run.folder.path, status)
         pairs = _texts(find_pairs(settings), settings)
         watcher.on_message(f"{len(pairs)} pairs from {', '.join(settings.sources)}")
-        section = run.config.model
-        model = RewardModel(
-            asyncio.run(prepare_model(run.config, run.folder)),
-            dtype=section.dtype,
-            device=section.device,
-            new_head=True,
-            seed=run.config.run.seed,
-        )
-        status.phase = Phase.PAIRS
+        path = asyncio.run(prepare_model(run.config, run.folder))
 
         def record(progress: RewardProgress) -> None:
             skipped = bool(progress.non_finite)
             log.record(progress.update, _metrics(progress), updates=progress.updates, skipped=skipped)
 
-        final = train_reward_model(
-            model, pairs, settings, run.config.trainer, seed=run.config.run.seed, progress=record
-        )
-        checkpoints = Checkpoints(run.folder.checkpoints, keep=run.config.checkpoint.keep)
-        saved = checkpoints.save(final.update, lambda folder: model.save(folder / MODEL))
+        with open_ranks(run.config.trainer.processes, logs=run.folder.logs) as ranks:
+            with ranks.led(BUILD_REWARD_MODEL, run.config.model_dump(mode="json"), pairs, path):
+                parts = build_reward_model(run.config, pairs, model_path=path, ranks=ranks)
+            status.phase = Phase.PAIRS
+            final = parts.learn(record)
+            checkpoints = Checkpoints(run.folder.checkpoints, keep=run.config.checkpoint.keep)
+            saved = checkpoints.save(final.update, lambda folder: parts.model.save(folder / MODEL))
         watcher.on_checkpoint(final.update, saved.path)
         return RunResult(
             folder=run.folder.path, step=final.update, checkpoint=str(saved.path), metrics=log.last, interrupted=False

@@ -15,8 +15,8 @@ def check_adapters(config: Config, *, may_drop_out: bool = False) -> None:
         may_drop_out: Whether no two forward passes have to agree.
 
     Raises:
-        ConfigError: they have dropout where two forward passes must agree or in several lanes, matrices are cut by
-            ``trainer.tensor_parallel``, or 4 bits are to be in shards.
+        ConfigError: they have dropout where two forward passes or ranks must agree or in several lanes,
+            ``trainer.tensor_parallel`` cannot cut them, or 4 bits are to be in shards.
         UsageError: the extra is not installed.
     """
     lora, trainer = config.model.lora, config.trainer
@@ -36,12 +36,17 @@ def check_adapters(config: Config, *, may_drop_out: bool = False) -> None:
             got=f"model.lora.dropout {lora.dropout:g} with trainer.lanes {trainer.lanes}",
             expected="trainer.lanes=1, or no dropout",
         )
-    if trainer.tensor_parallel > 1:
+    if lora.dropout and trainer.tensor_parallel > 1:
         raise ConfigError(
-            "adapters are not made for matrices that trainer.tensor_parallel cuts",
-            got=f"model.lora with trainer.tensor_parallel {trainer.tensor_parallel}",
-            expected="trainer.tensor_parallel=1",
-            hint="adapters take little memory: trainer.processes and trainer.context_parallel share the rest",
+            "model.lora.dropout draws other numbers in ranks that compute the same tokens",
+            got=f"model.lora.dropout {lora.dropout:g} with trainer.tensor_parallel {trainer.tensor_parallel}",
+            expected="trainer.tensor_parallel=1, or no dropout",
+        )
+    if lora.rank % trainer.tensor_parallel:
+        raise ConfigError(
+            "trainer.tensor_parallel cannot cut the adapters evenly",
+            got=f"model.lora.rank {lora.rank}, {trainer.tensor_parallel} ranks",
+            expected="a rank that is a multiple of trainer.tensor_parallel",
         )
     if lora.quantize is not None and trainer.processes > 1:
         raise ConfigError(

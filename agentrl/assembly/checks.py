@@ -124,17 +124,9 @@ def check_preferences(config: Config) -> None:
     """Check that a policy can learn from pairs as the config says.
 
     Raises:
-        ConfigError: several processes are to train, or the loss does not learn from pairs, or not with these options,
-            or adapters that do not fit.
+        ConfigError: the loss does not learn from pairs, or not with these options, or adapters that do not fit.
     """
     check_adapters(config)
-    if config.trainer.processes > 1:
-        raise ConfigError(
-            "learning from pairs is done in one process",
-            got=f"trainer.processes {config.trainer.processes}",
-            expected="1",
-            hint="set trainer.processes=1 for agentrl dpo; agentrl train may have more",
-        )
     preference_loss(config.preferences or PreferencesConfig())
 
 
@@ -142,8 +134,8 @@ def check_reward_training(config: Config) -> None:
     """Check that a reward model can be trained as the config says.
 
     Raises:
-        ConfigError: no sources, a model that would have to be made first, several processes, adapters, or settings of a
-            loss.
+        ConfigError: no sources, a model that would have to be made first, shared rows or matrices, adapters, or
+            settings of a loss.
         UsageError: a source is not there.
     """
     refuse_adapters(config, "agentrl reward-model")
@@ -155,11 +147,15 @@ def check_reward_training(config: Config) -> None:
             got=f"model.path {SCRATCH}",
             expected="--model, a folder, a name or a run",
         )
-    if config.trainer.processes > 1:
+    trainer = config.trainer
+    if trainer.liger:
+        raise ConfigError("trainer.liger is of policies", got="trainer.liger true", expected="no trainer.liger")
+    if trainer.context_parallel * trainer.tensor_parallel > 1:
         raise ConfigError(
-            "a reward model is trained in one process",
-            got=f"trainer.processes {config.trainer.processes}",
-            expected="1",
+            "a reward model is shared by shards alone",
+            got=f"trainer.context_parallel {trainer.context_parallel}, trainer.tensor_parallel "
+            f"{trainer.tensor_parallel}",
+            expected="1 and 1; trainer.processes may be more",
         )
     if settings.loss != PreferencesConfig().loss or settings.loss_options:
         raise ConfigError(

@@ -15,8 +15,16 @@ from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 from agentrl.assembly.models import load_images
+from agentrl.assembly.pair_learners import (
+    BUILD_PREFERENCES,
+    BUILD_REWARD_MODEL,
+    build_preferences,
+    build_reward_model,
+)
 from agentrl.assembly.trainers import BUILD, BUILD_LEARNER, build_learner, build_trainer
 from agentrl.config.schema import Config
+from agentrl.training.preferences.pairs import Pair
+from agentrl.training.preferences.reward_training import TextPair
 from agentrl.training.ranks import Ranks, join
 from agentrl.training.ranks.group import leave
 from agentrl.training.ranks.processes import launched_ranks, meet_starter
@@ -72,9 +80,31 @@ def _build_learner(
     return parts.calls()
 
 
+def _build_preferences(
+    ranks: Ranks, config: Mapping[str, Any], pairs: Sequence[Pair], model_path: str, pad_id: int
+) -> Mapping[str, Callable[..., object]]:
+    parts = build_preferences(
+        Config.model_validate(config),
+        pairs,
+        model_path=model_path,
+        pad_id=pad_id,
+        reader=load_images(model_path),
+        ranks=ranks,
+    )
+    return parts.calls()
+
+
+def _build_reward_model(
+    ranks: Ranks, config: Mapping[str, Any], pairs: Sequence[TextPair], model_path: str
+) -> Mapping[str, Callable[..., object]]:
+    return build_reward_model(Config.model_validate(config), pairs, model_path=model_path, ranks=ranks).calls()
+
+
 _BUILDERS: Mapping[str, Callable[..., Mapping[str, Callable[..., object]]]] = {
     BUILD: _build,
     BUILD_LEARNER: _build_learner,
+    BUILD_PREFERENCES: _build_preferences,
+    BUILD_REWARD_MODEL: _build_reward_model,
 }
 
 

@@ -8,6 +8,7 @@ from typing import Annotated
 import typer
 
 from agentrl.assembly.checks import check_preferences
+from agentrl.assembly.rank import follow_launcher, follows_launcher
 from agentrl.assembly.runs import Run, start_run
 from agentrl.assembly.stored_pairs import check_sources, first_run
 from agentrl.cli.arguments import config_words, shortcut
@@ -44,6 +45,9 @@ def dpo(
 
     Without a config it is that of the first run, and its model is where the training starts.
     """
+    if follows_launcher():  # one of torchrun's processes, and not the one that runs the command
+        follow_launcher()
+        return
     config = pairs_config(words, sources or [], model)
     check_preferences(config)
     check_sources(config.preferences or PreferencesConfig())

@@ -8,6 +8,7 @@ from typing import Annotated
 import typer
 
 from agentrl.assembly.checks import check_reward_training
+from agentrl.assembly.rank import follow_launcher, follows_launcher
 from agentrl.assembly.runs import Run, start_run
 from agentrl.cli.console import note
 from agentrl.cli.dpo import pairs_config
@@ -40,6 +41,9 @@ def reward_model(
 
     Without a config it is that of the first run, and its model gets a new output.
     """
+    if follows_launcher():  # one of torchrun's processes, and not the one that runs the command
+        follow_launcher()
+        return
     config = pairs_config(words, sources or [], model)
     check_reward_training(config)
     run = start_run(config, kind="reward-model")

@@ -261,6 +261,9 @@ class TrainerConfig(Section):
     only, ``selective`` what attention gave as well, ``offload`` the inputs of layers in the CPU's memory."""
     compile: bool = False
     """Compile layers with torch.compile: faster steps after a first one that is slow."""
+    liger: bool = False
+    """Compute norms, rotary positions and feed-forward parts with Liger's kernels; needs a GPU and the extra
+    ``agentrl[gpu]``."""
     router_balance: float = Field(0.0, ge=0)
     """Weight in the loss of the balance among a mixture's experts; costs a further forward pass."""
     router_replay: bool = False
@@ -310,6 +313,11 @@ class TrainerConfig(Section):
             raise ValueError(
                 f"trainer.compile compiles for one thread, and trainer.lanes is {self.lanes}: set lanes to 1"
             )
+        if self.liger and self.tensor_parallel > 1:
+            raise ValueError(
+                f"trainer.liger has kernels for whole norms, and trainer.tensor_parallel ({self.tensor_parallel}) "
+                "shares them: set one of them"
+            )
         if self.router_balance and self.compile:
             raise ValueError("trainer.router_balance looks into layers, which trainer.compile closes: set one of them")
         if self.router_replay and self.compile:
@@ -318,21 +326,6 @@ class TrainerConfig(Section):
             raise ValueError(
                 "trainer.compile is made for layers that one process computes: not with trainer.context_parallel "
                 f"({self.context_parallel}) and trainer.tensor_parallel ({self.tensor_parallel})"
-            )
-        if self.router_balance and self.context_parallel > 1:
-            raise ValueError(
-                "trainer.router_balance counts the tokens of whole rows, and trainer.context_parallel "
-                f"({self.context_parallel}) cuts them: set one of them"
-            )
-        if self.tensor_parallel > 1 and self.optimizer == "muon":
-            raise ValueError(
-                f"trainer.optimizer muon needs whole rows of matrices, and trainer.tensor_parallel "
-                f"({self.tensor_parallel}) cuts them: use adamw, or context_parallel"
-            )
-        if self.critic is not None and self.context_parallel * self.tensor_parallel > 1:
-            raise ValueError(
-                "trainer.critic reads whole sequences with a head that every process has: set trainer.context_parallel "
-                "and trainer.tensor_parallel to 1"
             )
         return self
 

@@ -203,7 +203,9 @@ class GradientPass:
         if self._critic is not None and scores.values is not None:
             loss = loss + self._critic.joined_loss(scores.values, where, tally)
         if balance is not None:
-            loss = loss + balance.part(routed, token_weights(self._passes.layout, part, self._model.device))
+            context = self._passes.layout.context
+            uneven = balance.part(routed, token_weights(self._passes.layout, part, self._model.device))
+            loss = loss + (uneven if context is None else context.total(uneven))
         return loss, tally
 
     def _counting(self) -> AbstractContextManager[ReplayCount | None]:

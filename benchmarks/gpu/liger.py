@@ -6,23 +6,15 @@ agentrl bench liger --folder benchmarks/gpu size=0.6B
 from __future__ import annotations
 
 import copy
-import importlib
 import importlib.util
 from typing import Any
 
 import torch
 from _gpu_setup import conditions, episodes, random_model, seconds_of, usual_size
-from transformers import PreTrainedModel
 
+from agentrl.training.models.liger import use_liger
 from agentrl.training.scoring.logprobs import score
 from agentrl.training.scoring.sequences import ScoredSequence, scored_sequence
-
-
-def _with_liger(model: PreTrainedModel) -> PreTrainedModel:
-    """Norms, rotary positions and feed-forward parts replaced; the head stays agentrl's, in chunks."""
-    apply = importlib.import_module("liger_kernel.transformers").apply_liger_kernel_to_qwen3
-    apply(fused_linear_cross_entropy=False, cross_entropy=False, model=model)
-    return model
 
 
 def _gradients(model: Any, sequences: list[ScoredSequence]) -> tuple[torch.Tensor, torch.Tensor]:
@@ -54,7 +46,8 @@ def run(
     found: dict[str, Any] = {**conditions(), "size": size, "plain": {"tokens_per_s": tokens / plain}}
     if not torch.cuda.is_available() or importlib.util.find_spec("liger_kernel") is None:
         return {**found, "liger": "needs a GPU and the extra agentrl[gpu]"}
-    other = _with_liger(copy.deepcopy(model))
+    other = copy.deepcopy(model)
+    use_liger(other)
     logp, gradient = _gradients(other, scored)
     fast = min(seconds_of(lambda: _gradients(other, scored)) for _ in range(rounds))
     return {

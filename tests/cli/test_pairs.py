@@ -67,12 +67,14 @@ def test_a_reward_model_learns_from_the_pairs_of_a_run(agentrl: Cli, played: Pat
     [
         ("dpo quickstart", "nothing says which episodes to learn from"),
         ("dpo quickstart --from nowhere", "there are no trajectories in"),
-        ("dpo --from PLAYED trainer.processes=2", "learning from pairs is done in one process"),
         ("dpo --from PLAYED preferences.loss=ppo", "does not learn from pairs of episodes"),
         ("dpo --from PLAYED preferences.loss=spin", "preferences.pairs=demonstrations"),
         ("reward-model quickstart --from PLAYED", "starts from a language model"),
         ("reward-model --from PLAYED preferences.loss_options.beta=1", "preferences.loss is ignored"),
-        ("reward-model --from PLAYED trainer.processes=2", "trained in one process"),
+        (
+            "reward-model --from PLAYED trainer.processes=2 trainer.tensor_parallel=2",
+            "a reward model is shared by shards alone",
+        ),
     ],
 )
 def test_what_cannot_work_is_said_before_a_folder_is_made(

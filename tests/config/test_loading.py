@@ -119,10 +119,6 @@ def test_a_mistake_is_named_with_its_place(config_file, text, overrides, message
         (["trainer.processes=2", "trainer.lanes=2"], "are threads of one process"),
         (["trainer.processes=3", "trainer.fsdp={replicas: 2}"], "must divide trainer.processes"),
         (["trainer.critic={kind: shared, path: a}"], "trainer.critic.path is ignored with kind shared"),
-        (
-            ["trainer.processes=2", "trainer.context_parallel=2", "trainer.critic={}"],
-            "reads whole sequences with a head",
-        ),
         (["trainer.critic={coef: 0.1}"], "trainer.critic.coef is ignored with kind own"),
         (["trainer.critic={pretrain_steps: 100}"], "leaves none of the 100 trainer.steps to the policy"),
         (["trainer.max_kl=0.1"], "trainer.max_kl is ignored with one update per step"),
@@ -132,7 +128,6 @@ def test_a_mistake_is_named_with_its_place(config_file, text, overrides, message
             ["trainer.processes=4", "trainer.tensor_parallel=2", "trainer.fsdp={replicas: 4}"],
             "divided by trainer.tensor",
         ),
-        (["trainer.processes=2", "trainer.tensor_parallel=2", "trainer.optimizer=muon"], "muon needs whole rows"),
         (["trainer.fsdp={shards: 2}"], "unknown key trainer.fsdp.shards; known keys here: replicas, reshard"),
         (["trainer.mini_batches=1000"], "exceeds the 128 episodes of a step"),
         (["agent.max_tokens=100"], "an answer could never fit"),

@@ -126,7 +126,12 @@ def test_an_update_of_adapters_is_repeated_by_its_dump(model, trajectories, tmp_
 @pytest.mark.parametrize(
     ("lora", "trainer", "message"),
     [
-        ({}, {"processes": 2, "tensor_parallel": 2}, r"tensor_parallel cuts: got .* 2, expected .*=1"),
+        ({"rank": 3}, {"processes": 2, "tensor_parallel": 2}, r"cut the adapters evenly: got .*rank 3, 2 ranks"),
+        (
+            {"dropout": 0.1},
+            {"processes": 2, "tensor_parallel": 2},
+            r"other numbers in ranks: got|other numbers in ranks",
+        ),
         ({"dropout": 0.1}, {"lanes": 2}, "which lanes would take from each other: got .*0.1 with trainer.lanes 2"),
         ({"quantize": "nf4"}, {"processes": 2}, "4 bits cannot be in shards: got .* with 2 processes"),
     ],

@@ -83,7 +83,6 @@ def test_the_config_takes_a_mode(mode):
         ({"gradient_checkpointing": "half"}, "selective"),
         ({"compile": True, "lanes": 2}, "trainer.compile compiles for one"),
         ({"compile": True, "processes": 2, "context_parallel": 2}, "trainer.compile is made for layers that one"),
-        ({"router_balance": 0.1, "processes": 2, "context_parallel": 2}, "trainer.router_balance counts the tokens"),
     ],
 )
 def test_what_the_config_refuses(settings, message):

@@ -8,7 +8,8 @@ from ranks_here import in_ranks
 from torch import nn
 from torch.distributed.device_mesh import init_device_mesh
 from torch.distributed.fsdp import fully_shard
-from torch.distributed.tensor import distribute_tensor
+from torch.distributed.tensor import Replicate, distribute_tensor
+from torch.distributed.tensor.parallel import ColwiseParallel, RowwiseParallel, parallelize_module
 
 from agentrl.training.optimizer import PolicyOptimizer
 from agentrl.training.optimizer_settings import OptimizerSettings
@@ -72,6 +73,33 @@ def test_matrices_in_shards_are_updated_as_whole_ones(count, rows):
     assert len(moved) == len(SHAPES)
     for name in moved:
         torch.testing.assert_close(state[name], expected_state[name], rtol=1e-6, atol=1e-7)
+
+
+@pytest.mark.parametrize("count", [2, 4])
+def test_matrices_that_neighbours_cut_are_updated_as_whole_ones(monkeypatch, count):
+    """By rows and by columns in turn, and shards whose rows do not divide; one that nobody cuts."""
+    monkeypatch.setattr(f"{__name__}.SHAPES", [(6, 8), (8, 4), (2, 4), (4, 6), (10, 2), (5, 3)])
+
+    def work(ranks):
+        model = Blocks()
+        mesh = init_device_mesh("cpu", (count // 2, 2), mesh_dim_names=("shard", "tensor"))
+        for number, block in enumerate(model.blocks):
+            style = RowwiseParallel(input_layouts=Replicate()) if number % 2 else ColwiseParallel()
+            if number < 5:
+                parallelize_module(block, mesh["tensor"], style, src_data_rank=None)
+            fully_shard(block, mesh=mesh["shard"])
+        fully_shard(model, mesh=mesh["shard"])
+        return trained(model)
+
+    weights, state = in_ranks(count, work)
+    expected, expected_state = trained(Blocks())
+    assert sorted(weights) == sorted(expected)
+    for name, value in expected.items():
+        torch.testing.assert_close(weights[name], value, rtol=1e-6, atol=1e-7, msg=name)
+    moved = [name for name in expected_state if name.startswith("muon/")]
+    assert len(moved) == 6
+    for name in moved:
+        torch.testing.assert_close(state[name], expected_state[name], rtol=1e-6, atol=1e-7, msg=name)
 
 
 def test_a_matrix_without_a_gradient_stays_as_it_is():

@@ -159,6 +159,19 @@ def test_other_models_are_refused():
         check_tensor_parallel(model, 2)
 
 
-def test_muon_needs_whole_rows(path_of):
-    with pytest.raises(ValueError, match="muon needs whole rows of matrices"):
-        settings(path_of("llama"), 2, {"tensor_parallel": 2, "optimizer": "muon"})
+def test_muon_makes_the_updates_of_one_rank(path_of, module_trajectories):
+    """To what bfloat16, in which matrices are orthogonalised, makes of a gradient's last digits."""
+    path, trainer = path_of("llama"), {"tensor_parallel": 2, "optimizer": "muon", "learning_rate": 0.01}
+    with group_of(1) as group:
+        parts = group.build(settings(path, 1, trainer))
+        before = weights(parts)
+        step(parts, module_trajectories)
+        expected = weights(parts)
+    with group_of(2) as group:
+        parts = group.build(settings(path, 2, trainer))
+        step(parts, module_trajectories)
+        found = weights(parts)
+    for name, value in expected.items():
+        largest = float((value - before[name]).abs().max())
+        assert largest > 1e-3
+        assert float((found[name] - value).abs().max()) < 0.03 * largest, name

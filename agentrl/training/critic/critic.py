@@ -52,17 +52,21 @@ class Critic:
             pad_id: Any id of the vocabulary.
             trains_trunk: Let gradients flow into the trunk, if they flow at all.
         """
+        layout, reader, trunk = self.passes.layout, self.passes.reader, self.trunk
         with torch.set_grad_enabled(torch.is_grad_enabled() and trains_trunk):
-            hidden = within_forward(self.trunk, self.passes.layout.read, sequences, pad_id, self.passes.reader)
+            if layout.context is None:
+                hidden = within_forward(trunk, layout.read, sequences, pad_id, reader)
+            else:
+                hidden, owner = within_forward(trunk, layout.read_shared, sequences, pad_id, layout.context)
         values: torch.Tensor = self.head(hidden)
-        return values
+        return values if layout.context is None else layout.context.collected(values[None], owner)[0]
 
     def values(self, sequences: Sequence[ScoredSequence], pad_id: int) -> torch.Tensor:
         """The values of any number of sequences, without gradients, on all ranks: float32 [targets]."""
         passes = self.passes
-        workers = passes.lanes.count * passes.ranks.count
+        workers = passes.lanes.count * passes.ranks.teams
         work = cut(range(len(sequences)), sequences, layout=passes.layout, workers=workers, learns=False)
-        own = share_of(work, rank=passes.ranks.rank, ranks=passes.ranks.count)
+        own = share_of(work, rank=passes.ranks.team, ranks=passes.ranks.teams)
 
         def compute(indices: list[int]) -> dict[int, torch.Tensor]:
             part = [sequences[i] for i in indices]

@@ -52,16 +52,16 @@ class CriticStep:
             return
         critic, passes = self._critic, self._critic.passes
         sequences = [self._batch.sequences[i] for i in part]
-        workers = passes.lanes.count * passes.ranks.count
+        workers = passes.lanes.count * passes.ranks.teams
         work = cut(part, sequences, layout=passes.layout, workers=workers, learns=True)
-        own = share_of(work, rank=passes.ranks.rank, ranks=passes.ranks.count)
+        own = share_of(work, rank=passes.ranks.team, ranks=passes.ranks.teams)
         beside = tuple(critic.head.parameters())
         with gradients_recomputed(critic.trunk, enabled=passes.recompute and critic.trunk_optimizer is not None):
             found = add_gradients(
                 critic.trunk, passes.lanes, own, self._own_loss, every_time=passes.every_time, beside=beside
             )
         reshard(critic.trunk)
-        for _, tally in passes.ranks.collect(found):
+        for _, tally in passes.ranks.collect(found if passes.ranks.speaks else []):
             self._tally.merge(tally)
 
     def _own_loss(self, indices: list[int]) -> tuple[torch.Tensor, Tally]:
@@ -88,6 +88,7 @@ class CriticStep:
             for parameter in critic.head.parameters():
                 parameter.grad = torch.zeros_like(parameter) if parameter.grad is None else parameter.grad
                 distributed.all_reduce(parameter.grad)
+                parameter.grad /= critic.passes.ranks.tensor_parallel  # neighbours have found the same
         updates = [critic.head_optimizer.update()]
         if critic.trunk_optimizer is not None:
             updates.append(critic.trunk_optimizer.update())

@@ -1,4 +1,4 @@
-"""Layers compiled by torch.compile, each on its own."""
+"""Faster layers: compiled by torch.compile, each on its own, or of Liger's kernels."""
 
 from __future__ import annotations
 
@@ -8,6 +8,7 @@ import torch
 from transformers import AttentionInterface, PreTrainedModel
 
 from agentrl.config.schema import TrainerConfig
+from agentrl.training.models.liger import use_liger
 from agentrl.training.ranks.sharding import layers
 from agentrl.training.scoring.tree_attention import ATTENTION, tree_attention
 
@@ -15,7 +16,8 @@ BACKEND = "inductor"
 
 
 def compile_layers(model: PreTrainedModel, config: TrainerConfig, *, backend: str = BACKEND) -> None:
-    """Let a model's layers be compiled when they first compute, if the config says so; names and weights stay.
+    """Let a model's layers be compiled when they first compute, if the config says so; names and weights stay. Liger's
+    kernels, if the config says so, come first.
 
     Attention over packed rows is left as it is, which splits a layer in two. Where layers are computed again in the
     backward pass, their parts are compiled instead of them: the split must lie within what is checkpointed.
@@ -25,6 +27,8 @@ def compile_layers(model: PreTrainedModel, config: TrainerConfig, *, backend: st
         config: Says whether, and whether layers are computed again.
         backend: Of torch.compile.
     """
+    if config.liger:
+        use_liger(model)
     if not config.compile:
         return
     disable: Any = torch.compiler.disable

@@ -19,6 +19,7 @@ from typing import Any
 
 import torch
 from torch import Tensor, nn
+from torch.nn import functional
 from transformers import PreTrainedModel
 
 from agentrl.errors import ConfigError
@@ -116,9 +117,14 @@ def assignments(routed: Sequence[Routed], weights: Tensor) -> Tensor:
 
 
 def token_weights(layout: Layout, sequences: Sequence[ScoredSequence], device: torch.device) -> Tensor:
-    """How many sequences each token stands for that a micro-batch computes, padding for none: float32 [tokens]."""
+    """How many sequences each token stands for that a micro-batch computes here, padding for none: float32 [tokens]."""
     if layout.packed:
         row = pack(sequences, share=layout.share)
-        return torch.bincount(torch.cat(list(row.places)), minlength=row.input_ids.numel()).float().to(device)
-    lengths = torch.tensor([len(sequence) for sequence in sequences])
-    return (torch.arange(int(lengths.max())) < lengths[:, None]).flatten().float().to(device)
+        weights = torch.bincount(torch.cat(list(row.places)), minlength=row.input_ids.numel())[None]
+    else:
+        lengths = torch.tensor([len(sequence) for sequence in sequences])
+        weights = torch.arange(int(lengths.max())) < lengths[:, None]
+    if layout.context is not None:
+        longest = layout.context.padded(weights.shape[1])
+        weights = functional.pad(weights, (0, longest - weights.shape[1]))[:, layout.context.own(longest)]
+    return weights.flatten().float().to(device)

@@ -10,7 +10,12 @@ import torch
 from transformers import AutoConfig, AutoModelForSequenceClassification, AutoTokenizer, PreTrainedModel
 from transformers.utils import logging as transformers_logging
 
+from agentrl.config.fsdp import FSDPOptions
 from agentrl.errors import UsageError
+from agentrl.training.checkpoint import save_model_folder
+from agentrl.training.models.weights import ModelWeights
+from agentrl.training.ranks import Ranks
+from agentrl.training.ranks.loading import load_sharded
 
 HEAD = "ForSequenceClassification"
 
@@ -25,6 +30,8 @@ class RewardModel:
         max_tokens: Of a text; of a longer one the end is read.
         new_head: Put a new output on a language model, to be trained; otherwise the model must have one.
         seed: Of the new output's weights.
+        ranks: Share the model, which is in shards then.
+        sharding: How they do.
 
     Raises:
         UsageError: no such model, or one without an output for a reward.
@@ -39,24 +46,39 @@ class RewardModel:
         max_tokens: int = 4096,
         new_head: bool = False,
         seed: int = 0,
+        ranks: Ranks | None = None,
+        sharding: FSDPOptions | None = None,
     ) -> None:
         transformers_logging.disable_progress_bar()
+        self.ranks = ranks or Ranks()
         try:
             config = AutoConfig.from_pretrained(path, num_labels=1) if new_head else AutoConfig.from_pretrained(path)
             self.tokenizer: Any = AutoTokenizer.from_pretrained(path, use_fast=True)
             _check_head(path, config, new_head=new_head)
-            with torch.random.fork_rng():
-                torch.manual_seed(seed)
-                self.model: PreTrainedModel = AutoModelForSequenceClassification.from_pretrained(
-                    path, config=config, dtype=getattr(torch, dtype)
+            self.model: PreTrainedModel
+            if self.ranks.are_many:
+                self.model = load_sharded(
+                    path,
+                    dtype=dtype,
+                    device=self.ranks.device(device),
+                    ranks=self.ranks,
+                    options=sharding or FSDPOptions(),
+                    make=lambda _: AutoModelForSequenceClassification.from_config(config, dtype=torch.float32),
+                    load=lambda _, dtype: _loaded(path, config, dtype, seed),
                 )
+            else:
+                self.model = _loaded(path, config, dtype, seed)
         except (OSError, ValueError, KeyError) as error:
             raise UsageError(
                 "cannot load the reward model",
                 got=f"{path} ({str(error).strip().splitlines()[0]})",
                 expected="a folder with a Hugging Face model and its tokenizer, or a name on the hub",
             ) from error
-        _move(self.model.eval(), device)
+        self.model.eval()
+        if not self.ranks.are_many:
+            _move(self.model, device)
+        self.source = ModelWeights(self.model, ranks=self.ranks, dtype=dtype)
+        """Its tensors, whole."""
         room = getattr(config.get_text_config(), "max_position_embeddings", max_tokens)
         self._max_tokens = min(max_tokens, room)
         self._pad_id = self._choose_pad()
@@ -80,9 +102,9 @@ class RewardModel:
             return float(self.rewards([text])[0])
 
     def save(self, folder: Path) -> None:
-        """Write model and tokenizer into an existing folder."""
-        self.model.save_pretrained(folder)
-        self.tokenizer.save_pretrained(folder)
+        """Write model and tokenizer; ranks that share it help."""
+        weights = self.source.weights() if self.ranks.are_many else None
+        save_model_folder(self.model, self.tokenizer, folder, weights=weights)
 
     def _choose_pad(self) -> int:
         """An id that no text ends with; the model looks for the last token that is another."""
@@ -91,6 +113,15 @@ class RewardModel:
         self.model.config.pad_token_id = pad
         self.model.config.get_text_config().pad_token_id = pad
         return int(pad)
+
+
+def _loaded(path: str | Path, config: Any, dtype: Literal["float32", "bfloat16"], seed: int) -> PreTrainedModel:
+    with torch.random.fork_rng():
+        torch.manual_seed(seed)
+        model: PreTrainedModel = AutoModelForSequenceClassification.from_pretrained(
+            path, config=config, dtype=getattr(torch, dtype)
+        )
+    return model
 
 
 def _move(model: PreTrainedModel, device: str) -> None:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 import time
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import torch
 from torch.nn import functional
@@ -13,10 +13,14 @@ from torch.nn import functional
 from agentrl.config.preferences import PreferencesConfig
 from agentrl.config.schema import TrainerConfig
 from agentrl.errors import TrainingError
+from agentrl.lanes import Lanes
+from agentrl.training.micro_batch_gradients import MicroBatch, add_gradients
 from agentrl.training.models.gradient_mode import gradients_recomputed
 from agentrl.training.optimizer import PolicyOptimizer
 from agentrl.training.optimizer_settings import OptimizerSettings
 from agentrl.training.preferences.reward_model import RewardModel
+from agentrl.training.ranks.sharding import reshard
+from agentrl.training.ranks.shares import share_of
 
 CHARACTERS_PER_TOKEN = 3
 """Fewer than English has: texts are put together by an estimate of their tokens."""
@@ -64,7 +68,7 @@ def train_reward_model(
     seed: int,
     progress: Callable[[RewardProgress], None] = lambda _: None,
 ) -> RewardProgress:
-    """Train a reward model in place.
+    """Train a reward model in place. All ranks that share it must, with the same arguments.
 
     Args:
         model: With an output.
@@ -120,29 +124,39 @@ class _Scored:
 
 def _backward(model: RewardModel, batch: Sequence[TextPair], trainer: TrainerConfig) -> _Scored:
     """Add the gradient of the mean loss of some pairs."""
-    losses: list[torch.Tensor] = []
-    margins: list[torch.Tensor] = []
-    for part in _micro_batches(batch, trainer.tokens_per_micro_batch):
-        rewards = model.rewards([text for pair in part for text in (pair.better, pair.worse)]).view(-1, 2)
-        loss = bradley_terry(rewards[:, 0], rewards[:, 1])
-        if not bool(loss.isfinite().all()):
-            raise TrainingError("the reward model's loss is not finite", hint="try a smaller preferences.learning_rate")
-        (loss.sum() / len(batch)).backward()  # type: ignore[no-untyped-call]
-        losses.append(loss.detach().cpu())
-        margins.append((rewards[:, 0] - rewards[:, 1]).detach().cpu())
-    return _Scored(losses=torch.cat(losses), margins=torch.cat(margins))
+
+    def loss(pairs: list[int]) -> tuple[torch.Tensor, list[tuple[float, float]]]:
+        texts = [text for pair in pairs for text in (batch[pair].better, batch[pair].worse)]
+        rewards = model.rewards(texts).view(-1, 2)
+        losses = bradley_terry(rewards[:, 0], rewards[:, 1])
+        margins = (rewards[:, 0] - rewards[:, 1]).detach()
+        return losses.sum() / len(batch), list(zip(losses.tolist(), margins.tolist(), strict=True))
+
+    ranks = model.ranks
+    own = share_of(_micro_batches(batch, trainer.tokens_per_micro_batch), rank=ranks.rank, ranks=ranks.count)
+    found = add_gradients(model.model, Lanes(1), own, loss, every_time=trainer.fsdp.reduce)
+    reshard(model.model)
+    losses, margins = zip(
+        *(pair for part in ranks.collect([pairs for _, pairs in found]) for pair in part), strict=True
+    )
+    if not all(map(math.isfinite, losses)):
+        raise TrainingError("the reward model's loss is not finite", hint="try a smaller preferences.learning_rate")
+    return _Scored(losses=torch.tensor(losses), margins=torch.tensor(margins))
 
 
-def _micro_batches(batch: Sequence[TextPair], budget: int) -> list[list[TextPair]]:
+def _micro_batches(batch: Sequence[TextPair], budget: int) -> list[MicroBatch]:
     """Pairs of similar length together, within a budget of tokens, padding included."""
-    longest = sorted(batch, key=lambda pair: -max(len(pair.better), len(pair.worse)))
-    parts: list[list[TextPair]] = []
+    sizes = [max(len(pair.better), len(pair.worse)) for pair in batch]
+    parts: list[MicroBatch] = []
     room = 0
-    for pair in longest:
+    for place in sorted(range(len(batch)), key=lambda place: -sizes[place]):
+        tokens = 2 * max(1, sizes[place] // CHARACTERS_PER_TOKEN)
         if room == 0:
-            tokens = max(1, max(len(pair.better), len(pair.worse)) // CHARACTERS_PER_TOKEN)
-            parts.append([])
-            room = max(1, budget // (2 * tokens))
-        parts[-1].append(pair)
+            parts.append(MicroBatch([], learns=True, tokens=0, cost=0))
+            room = max(1, budget // tokens)
+        last = parts[-1]
+        parts[-1] = replace(
+            last, sequences=[*last.sequences, place], tokens=last.tokens + tokens, cost=last.cost + tokens
+        )
         room -= 1
     return parts

@@ -34,6 +34,9 @@ from agentrl.training.models.gradient_mode import gradients_recomputed
 from agentrl.training.optimizer import PolicyOptimizer
 from agentrl.training.optimizer_settings import OptimizerSettings
 from agentrl.training.preferences.pairs import Pair, answered
+from agentrl.training.ranks import Ranks
+from agentrl.training.ranks.sharding import reshard
+from agentrl.training.ranks.shares import share_of
 from agentrl.training.scoring.layout import choose_layout
 from agentrl.training.scoring.logprobs import score, score_all
 from agentrl.training.scoring.sequences import ScoredSequence
@@ -94,11 +97,12 @@ def train_preferences(
     pad_id: int,
     progress: Callable[[PreferenceProgress], None] = lambda _: None,
     reader: ImageReader | None = None,
+    ranks: Ranks | None = None,
 ) -> PreferenceProgress:
-    """Train `model` in place; as it is now, it is the reference.
+    """Train `model` in place; as it is now, it is the reference. All ranks must, with the same arguments.
 
     Args:
-        model: As `agentrl.training.models.loading.load_model` gives it.
+        model: As `agentrl.training.models.loading.load_model` gives it, or in shards.
         pairs: See `agentrl.training.preferences.pairs.make_pairs`.
         settings: Loss, batches, learning rate.
         trainer: Micro-batches, optimizer, clipping.
@@ -106,6 +110,7 @@ def train_preferences(
         pad_id: Any id of the vocabulary.
         progress: Called after every optimizer step.
         reader: Prepares images; needed where episodes hold any.
+        ranks: Learn together.
 
     Returns:
         The state after the last step.
@@ -114,7 +119,8 @@ def train_preferences(
         ConfigError: see `preference_loss`.
         TrainingError: there are no pairs, or the loss is not finite.
     """
-    return _Training(model, pairs, settings, trainer, pad_id=pad_id, reader=reader).run(seed, progress)
+    together = ranks or Ranks()
+    return _Training(model, pairs, settings, trainer, pad_id=pad_id, reader=reader, ranks=together).run(seed, progress)
 
 
 class _Training:
@@ -127,12 +133,14 @@ class _Training:
         *,
         pad_id: int,
         reader: ImageReader | None,
+        ranks: Ranks,
     ) -> None:
         check_lanes("trainer.lanes", trainer.lanes, model)
         compile_layers(model, trainer)
         self._model, self._settings, self._trainer = model, settings, trainer
         self._loss = preference_loss(settings)
-        self._lanes, self._layout = Lanes(trainer.lanes), choose_layout(model, trainer)
+        self._ranks, self._lanes = ranks, Lanes(trainer.lanes)
+        self._layout = choose_layout(model, trainer, ranks)
         self._reading: dict[str, Any] = {
             "temperature": 1.0,
             "pad_id": pad_id,
@@ -205,7 +213,7 @@ class _Training:
     def _sums(self, batch: Sequence[int]) -> torch.Tensor:
         """Log-probabilities of the better and the worse episodes of some pairs: float64 [pairs, 2]."""
         sequences, owner = self._laid_out(batch)
-        scores = score_all(self._model, sequences, lanes=self._lanes, **self._reading)
+        scores = score_all(self._model, sequences, lanes=self._lanes, ranks=self._ranks, **self._reading)
         lengths = torch.tensor([sequence.targets.numel() for sequence in sequences])
         sums = torch.zeros(2 * len(batch), dtype=torch.float64)
         return sums.index_add(0, owner.repeat_interleave(lengths), scores.logp.double().cpu()).view(-1, 2)
@@ -222,5 +230,8 @@ class _Training:
             weights = by_sequence[indices].repeat_interleave(lengths).to(scores.logp.device)
             return (weights * scores.logp).sum(), None
 
-        work = cut(range(len(sequences)), sequences, layout=self._layout, workers=self._lanes.count, learns=True)
-        add_gradients(self._model, self._lanes, work, loss)
+        ranks, workers = self._ranks, self._lanes.count * self._ranks.teams
+        work = cut(range(len(sequences)), sequences, layout=self._layout, workers=workers, learns=True)
+        own = share_of(work, rank=ranks.team, ranks=ranks.teams)
+        add_gradients(self._model, self._lanes, own, loss, every_time=self._trainer.fsdp.reduce)
+        reshard(self._model)

@@ -68,6 +68,12 @@ class ContextGroup:
         function: Any = _Collected
         return cast("Tensor", function.apply(own, owner, self))
 
+    def total(self, own: Tensor) -> Tensor:
+        """The sum of what all ranks have; the gradient goes to the own part of it."""
+        everything = own.detach().clone()
+        distributed.all_reduce(everything, group=self.group)
+        return own + (everything - own.detach())
+
 
 @dataclass(frozen=True, slots=True)
 class SharedAttention:

@@ -32,6 +32,10 @@ INDEX = "model.safetensors.index.json"
 SINGLE = "model.safetensors"
 
 
+def _loaded(path: str | Path, dtype: Dtype) -> PreTrainedModel:
+    return load_model(path, dtype=dtype, device="cpu")
+
+
 def load_sharded(
     path: str | Path,
     *,
@@ -40,8 +44,10 @@ def load_sharded(
     ranks: Ranks,
     options: FSDPOptions,
     adapt: Callable[[PreTrainedModel], None] = lambda model: None,
+    make: Callable[[str | Path], PreTrainedModel] = make_model,
+    load: Callable[[str | Path, Dtype], PreTrainedModel] = _loaded,
 ) -> PreTrainedModel:
-    """A causal language model in float32 shards that computes in `dtype`; all ranks must ask for it.
+    """A model in float32 shards that computes in `dtype`; all ranks must ask for it.
 
     Args:
         path: A folder, or a name on the Hugging Face hub.
@@ -50,17 +56,19 @@ def load_sharded(
         ranks: Share the model.
         options: How.
         adapt: Changes the whole model, whose parameters have no memory yet; what it adds has.
+        make: Makes the model, whatever its values; a causal language model when left out.
+        load: Loads the same model into the CPU's memory, for rank 0 to send, where the files lack some of its tensors.
 
     Raises:
         UsageError: as `agentrl.training.models.loading.load_model`.
     """
     with _parameters_without_memory():
-        model = make_model(path)
+        model = make(path)
     if ranks.tensor_parallel > 1:
         check_tensor_parallel(model, ranks.tensor_parallel)
     sharder = Sharder(ranks.mesh(device, replicas=options.replicas), dtype=dtype, options=options)
     aliases = _aliases(model)
-    source = _source(path, model, aliases, dtype, device, ranks)
+    source = _source(path, model, aliases, device, ranks, load=lambda: load(path, dtype))
     adapt(model)
     for layer in layers(model):
         _fill(layer, source, aliases, dtype, device)
@@ -119,16 +127,17 @@ def _source(
     path: str | Path,
     model: PreTrainedModel,
     aliases: Mapping[int, list[str]],
-    dtype: Dtype,
     device: torch.device,
     ranks: Ranks,
+    *,
+    load: Callable[[], PreTrainedModel],
 ) -> _Source:
     places = _places(Path(path))
     parameters = {id(parameter): parameter for parameter in model.parameters()}
     fits = all(_holds(places, names, parameters[key].shape) for key, names in aliases.items())
     if all(ranks.collect([fits])):
         return _Files(places)
-    return _RankZero(load_model(path, dtype=dtype, device="cpu") if ranks.rank == 0 else None, device)
+    return _RankZero(load() if ranks.rank == 0 else None, device)
 
 
 def _places(folder: Path) -> dict[str, Path]:

@@ -3,28 +3,33 @@
     shards of matrices 0 1 2 … ─► all-to-all ─► rank i has matrix i whole ─► Newton-Schulz ─► all-to-all ─► shards
 
 So many matrices as there are ranks go at once, one for each; none is computed twice, but by rows of ranks that hold the
-whole model each.
+whole model each. With tensor parallelism there are two exchanges on either way: neighbours give each other their parts
+of a shard first, so that each has whole shards of as many matrices.
 """
 
 from __future__ import annotations
 
 import itertools
-from collections.abc import Callable, Iterable
-from typing import Any
+from collections.abc import Callable, Iterable, Sequence
+from dataclasses import dataclass
+from typing import Any, Self
 
 import torch
 from torch import Tensor, distributed
 from torch.distributed.tensor import DTensor
 
+TENSOR = "tensor"
+"""The dimension of a mesh along which neighbours hold parts of a shard."""
 _MOMENTUM = "momentum_buffer"
 """As torch.optim.Muon calls it, so that one process reads what several have written."""
 
 
 class ShardedMuon(torch.optim.Optimizer):
-    """What torch.optim.Muon computes with ``adjust_lr_fn="match_rms_adamw"``, for matrices sharded by rows.
+    """What torch.optim.Muon computes with ``adjust_lr_fn="match_rms_adamw"``, for matrices in shards.
 
     Args:
-        matrices: DTensors, sharded over the last dimension of one mesh.
+        matrices: DTensors, sharded by rows over the last dimension of a mesh, or over the last but one, where the last
+            one is ``tensor``.
         lr: Learning rate.
         weight_decay: Of the matrices.
         momentum: Decay of the gradients' mean, with Nesterov's look ahead.
@@ -62,37 +67,121 @@ class ShardedMuon(torch.optim.Optimizer):
         return gradient.to_local().lerp(own, momentum)
 
 
+@dataclass(frozen=True, slots=True)
+class _Line:
+    """The ranks along one dimension of a mesh; one alone where matrices are not cut along it."""
+
+    group: distributed.ProcessGroup | None = None
+    ranks: int = 1
+    rank: int = 0
+
+    def exchanged(self, parts: Sequence[Tensor], sizes: Sequence[int]) -> list[Tensor]:
+        """Give every rank its part, flat, and get one of each rank, of these sizes."""
+        if self.group is None:
+            return list(parts)
+        room = parts[0].new_empty(sum(sizes))
+        sent = [part.numel() for part in parts]
+        distributed.all_to_all_single(room, torch.cat(list(parts)), list(sizes), sent, group=self.group)
+        return list(torch.split(room, list(sizes)))
+
+
 def _batches(matrices: list[DTensor]) -> Iterable[list[DTensor]]:
-    """Matrices of similar size, one for each rank of a row."""
-    if not matrices:
-        return
-    ranks = matrices[0].device_mesh.size(matrices[0].device_mesh.ndim - 1)
-    order = sorted(matrices, key=lambda matrix: -matrix.numel())
-    for first in range(0, len(order), ranks):
-        yield order[first : first + ranks]
+    """Matrices of similar size that are cut alike, one for each rank."""
+    for cut in (False, True):
+        order = sorted((m for m in matrices if _is_cut(m) == cut), key=lambda matrix: -matrix.numel())
+        if order:
+            shards, neighbours = _lines(order[0])
+            at_once = shards.ranks * neighbours.ranks
+            yield from (order[first : first + at_once] for first in range(0, len(order), at_once))
+
+
+def _is_cut(matrix: DTensor) -> bool:
+    """Whether neighbours hold columns or rows of its shards."""
+    return TENSOR in (matrix.device_mesh.mesh_dim_names or ())
+
+
+def _lines(matrix: DTensor) -> tuple[_Line, _Line]:
+    """The ranks that have shards of a matrix, and the neighbours that have parts of the same shard."""
+    mesh, cut = matrix.device_mesh, _is_cut(matrix)
+    lines = [_Line(mesh.get_group(place), mesh.size(place), mesh.get_local_rank(place)) for place in range(mesh.ndim)]
+    return (lines[-2], lines[-1]) if cut else (lines[-1], _Line())
 
 
 def _changes(matrices: list[DTensor], directions: list[Tensor], learning_rate: float) -> list[Tensor]:
-    """This rank's rows of the changes of the matrices: each is computed by the rank of its number."""
-    mesh = matrices[0].device_mesh
-    group, last = mesh.get_group(mesh.ndim - 1), mesh.ndim - 1
-    ranks, rank = mesh.size(last), mesh.get_local_rank(last)
-    shares = [_rows(matrix.shape[0], ranks) for matrix in matrices]
-    device, dtype = directions[0].device, directions[0].dtype
-    sent = [direction.numel() for direction in directions] + [0] * (ranks - len(matrices))
-    taken = [0] * ranks
-    if rank < len(matrices):
-        taken = [rows * matrices[rank].shape[1] for rows in shares[rank]]
-    room = torch.empty(sum(taken), device=device, dtype=dtype)
-    distributed.all_to_all_single(
-        room, torch.cat([direction.flatten() for direction in directions]), taken, sent, group=group
-    )
-    if rank < len(matrices):
-        room = _orthogonal_step(room.view(matrices[rank].shape), learning_rate).flatten()
-    found = torch.empty(sum(sent), device=device, dtype=dtype)
-    distributed.all_to_all_single(found, room, sent, taken, group=group)
-    parts = zip(torch.split(found, sent[: len(matrices)]), directions, strict=True)
-    return [part.view(direction.shape) for part, direction in parts]
+    """This rank's parts of the changes of the matrices: number n is computed by rank n // T of the neighbours n % T."""
+    shards, neighbours = _lines(matrices[0])
+    dealt = [range(first, len(matrices), neighbours.ranks) for first in range(neighbours.ranks)]
+    mine = dealt[neighbours.rank]
+    sent = [_flat([directions[number] for number in numbers], directions[0]) for numbers in dealt]
+    own = sum(directions[number].numel() for number in mine)
+    found = neighbours.exchanged(sent, [own] * neighbours.ranks)
+    parts = [torch.split(part, [directions[number].numel() for number in mine]) for part in found]
+    whole_shards = [torch.stack(list(same)) for same in zip(*parts, strict=True)]
+    changes = _shard_changes([matrices[number] for number in mine], whole_shards, shards, learning_rate, directions[0])
+    back = [_flat([change[beside] for change in changes], directions[0]) for beside in range(neighbours.ranks)]
+    found = neighbours.exchanged(back, [part.numel() for part in sent])
+    changed: dict[int, Tensor] = {}
+    for numbers, part in zip(dealt, found, strict=True):
+        sizes = [directions[number].numel() for number in numbers]
+        changed |= dict(zip(numbers, torch.split(part, sizes), strict=True))
+    return [changed[number].view(direction.shape) for number, direction in enumerate(directions)]
+
+
+def _shard_changes(
+    matrices: list[DTensor], own: list[Tensor], shards: _Line, learning_rate: float, like: Tensor
+) -> list[Tensor]:
+    """As `_changes`, of whole shards: [neighbours, numbers of a part] each."""
+    sizes = [part.numel() for part in own] + [0] * (shards.ranks - len(matrices))
+    sent = [part.flatten() for part in own] + [like.new_empty(0)] * (shards.ranks - len(matrices))
+    if shards.rank >= len(matrices):
+        shards.exchanged(sent, [0] * shards.ranks)
+        back = [like.new_empty(0)] * shards.ranks
+    else:
+        matrix = matrices[shards.rank]
+        place = _Place.of(matrix, shards.ranks, own[0].shape[0])
+        found = shards.exchanged(sent, [rows * place.width * place.neighbours for rows in place.rows])
+        change = _orthogonal_step(place.whole(found), learning_rate)
+        back = place.parts(change)
+    changes = shards.exchanged(back, sizes)
+    return [change.view(part.shape) for change, part in zip(changes, own, strict=False)]
+
+
+@dataclass(frozen=True, slots=True)
+class _Place:
+    """Where the numbers of a matrix are: neighbours have parts of it, and of each part shards have some rows."""
+
+    neighbours: int
+    side: int
+    """Which dimension neighbours cut: 0 rows, 1 columns."""
+    width: int
+    """Columns of a part."""
+    rows: list[int]
+    """Of a part, by shard."""
+
+    @classmethod
+    def of(cls, matrix: DTensor, shards: int, neighbours: int) -> Self:
+        """Read it off the matrix."""
+        cut: Any = matrix.placements[-1]
+        side = cut.dim if neighbours > 1 else 0
+        rows, columns = matrix.shape
+        if side == 0:
+            return cls(neighbours, side, columns, _rows(rows // neighbours, shards))
+        return cls(neighbours, side, columns // neighbours, _rows(rows, shards))
+
+    def whole(self, shards: list[Tensor]) -> Tensor:
+        """The matrix, of what each shard has of all neighbours' parts, flat."""
+        parts = [shard.view(self.neighbours, rows, self.width) for shard, rows in zip(shards, self.rows, strict=True)]
+        return torch.cat(list(torch.cat(parts, dim=1).unbind()), dim=self.side)
+
+    def parts(self, matrix: Tensor) -> list[Tensor]:
+        """What `whole` takes."""
+        beside = torch.stack(matrix.chunk(self.neighbours, dim=self.side))
+        return [part.flatten() for part in torch.split(beside, self.rows, dim=1)]
+
+
+def _flat(tensors: list[Tensor], like: Tensor) -> Tensor:
+    """All of them in one row, which may be empty."""
+    return torch.cat([like.new_empty(0), *(tensor.flatten() for tensor in tensors)])
 
 
 def _rows(rows: int, ranks: int) -> list[int]:

@@ -10,6 +10,7 @@ from __future__ import annotations
 
 from torch import nn
 from torch.distributed.device_mesh import DeviceMesh
+from torch.distributed.tensor import Replicate, Shard
 from torch.distributed.tensor.parallel import (
     ColwiseParallel,
     ParallelStyle,
@@ -28,6 +29,8 @@ ROWS = ("self_attn.o_proj", "mlp.down_proj")
 OF_HEADS = ("self_attn.q_norm", "self_attn.k_norm")
 """Norms that see the own heads only, [rows, tokens, heads, size]: their gradients are added up."""
 _HEADS_DIMENSION = 2
+ADAPTER = "default"
+"""peft's name of the only adapter."""
 
 
 def check_tensor_parallel(model: PreTrainedModel, ranks: int) -> None:
@@ -58,13 +61,38 @@ def check_tensor_parallel(model: PreTrainedModel, ranks: int) -> None:
 
 
 def share_layer(layer: nn.Module, mesh: DeviceMesh) -> None:
-    """Leave each rank its part of a layer, whose parameters are whole and the same on all ranks of the mesh."""
+    """Leave each rank its part of a layer, whose parameters are whole and the same on all ranks of the mesh.
+
+    Adapters are cut, too: of the two factors that they add, A by its rows, which are its rank, beside columns of a
+    matrix, and by its columns beside rows; B as the matrix is, and by its columns.
+    """
     known = {name for name, _ in layer.named_modules()}
     styles: dict[str, ParallelStyle] = {
-        **{name: ColwiseParallel() for name in COLUMNS},
-        **{name: RowwiseParallel() for name in ROWS},
-        **{name: SequenceParallel(sequence_dim=_HEADS_DIMENSION, use_local_output=True) for name in OF_HEADS},
+        name: SequenceParallel(sequence_dim=_HEADS_DIMENSION, use_local_output=True) for name in OF_HEADS
     }
+    for name in COLUMNS:
+        styles |= {name: ColwiseParallel()} if f"{name}.base_layer" not in known else _adapted_columns(name)
+    for name in ROWS:
+        styles |= {name: RowwiseParallel()} if f"{name}.base_layer" not in known else _adapted_rows(name)
+    trained = {name: parameter.requires_grad for name, parameter in layer.named_parameters()}
     parallelize_module(
         layer, mesh, {name: style for name, style in styles.items() if name in known}, src_data_rank=None
     )
+    for name, parameter in layer.named_parameters():
+        parameter.requires_grad_(trained[name])  # torch begins anew with norms
+
+
+def _adapted_columns(name: str) -> dict[str, ParallelStyle]:
+    return {
+        f"{name}.base_layer": ColwiseParallel(),
+        f"{name}.lora_A.{ADAPTER}": ColwiseParallel(output_layouts=Replicate()),
+        f"{name}.lora_B.{ADAPTER}": ColwiseParallel(),
+    }
+
+
+def _adapted_rows(name: str) -> dict[str, ParallelStyle]:
+    return {
+        f"{name}.base_layer": RowwiseParallel(),
+        f"{name}.lora_A.{ADAPTER}": RowwiseParallel(output_layouts=Shard(-1)),
+        f"{name}.lora_B.{ADAPTER}": RowwiseParallel(),
+    }

@@ -1,0 +1,137 @@
+"""Ranks that share rows and matrices, with a critic, adapters and experts: the gradients of one rank."""
+
+import pytest
+import torch
+from ranks_here import in_ranks
+from transformers import Qwen3Config, Qwen3ForCausalLM
+
+from agentrl.assembly.trainers import build_trainer
+from agentrl.config.schema import Config
+from agentrl.testing.models import tiny_model
+from agentrl.training.models.lora import adapted_layers, factors
+from agentrl.training.optimizer import Update
+from agentrl.training.ranks.sharding import sharded_like, whole
+from agentrl.training.step.guides import Guides
+
+OWN = {"trainer": {"critic": {"kind": "own"}}, "algorithm": {"advantage": "gae"}}
+SHARED = {"trainer": {"critic": {"kind": "shared"}}, "algorithm": {"advantage": "gae_turn"}}
+ADAPTERS = {"model": {"lora": {"rank": 4, "whole": ["norm"]}}}
+BALANCE = {"trainer": {"router_balance": 0.5}}
+CASES = {
+    2: {
+        "own critic, rows": ("qwen3", OWN, {"context_parallel": 2}),
+        "own critic, matrices": ("qwen3", OWN, {"tensor_parallel": 2}),
+        "shared critic, rows": ("qwen3", SHARED, {"context_parallel": 2}),
+        "adapters, matrices": ("qwen3", ADAPTERS, {"tensor_parallel": 2}),
+        "experts, rows": ("qwen3_moe", BALANCE, {"context_parallel": 2}),
+        "experts, common prefixes in rows": ("qwen3_moe", BALANCE, {"context_parallel": 2, "share_prefixes": True}),
+    },
+    4: {
+        "shared critic, both": ("qwen3", SHARED, {"context_parallel": 2, "tensor_parallel": 2}),
+        "adapters, both": ("qwen3", ADAPTERS, {"context_parallel": 2, "tensor_parallel": 2}),
+    },
+}
+"""By the number of ranks: a model, what it is trained with, and what ranks share."""
+
+
+@pytest.fixture(scope="module")
+def paths(tmp_path_factory):
+    config = Qwen3Config(
+        vocab_size=41,
+        hidden_size=24,
+        intermediate_size=20,
+        num_hidden_layers=2,
+        num_attention_heads=4,
+        num_key_value_heads=2,
+        head_dim=6,
+        max_position_embeddings=256,
+        initializer_range=0.3,
+        pad_token_id=0,
+        eos_token_id=1,
+        bos_token_id=None,
+    )
+    folder = tmp_path_factory.mktemp("models")
+    with torch.random.fork_rng():
+        torch.manual_seed(5)
+        Qwen3ForCausalLM(config).save_pretrained(folder / "qwen3")
+        tiny_model("qwen3_moe", vocab_size=41).save_pretrained(folder / "qwen3_moe")
+    return folder
+
+
+@pytest.fixture(scope="module", autouse=True)
+def _one_thread():
+    before = torch.get_num_threads()
+    torch.set_num_threads(1)
+    yield
+    torch.set_num_threads(before)
+
+
+def settings(paths, case, count):
+    model, changes, shared = case
+    alone = {name: value for name, value in shared.items() if "parallel" not in name}
+    return Config(
+        environment={"name": "maze"},
+        model={"path": str(paths / model), "device": "cpu", **changes.get("model", {})},
+        algorithm={"kl_coef": 0.0, "entropy_coef": 0.05, **changes.get("algorithm", {})},
+        trainer={
+            "processes": count,
+            "tokens_per_micro_batch": 60,
+            **changes.get("trainer", {}),
+            **(alone if count == 1 else shared),
+        },
+    )
+
+
+def computed(ranks, config, trajectories):
+    """Numbers of a step, and all gradients, whole."""
+    parts = build_trainer(config, model_path=config.model.path, reference_path=None, reader=None, ranks=ranks)
+    trainer, gradients = parts.trainer, {}
+    optimizers = {"policy": trainer._optimizer}
+    if trainer._critic is not None:
+        optimizers |= {"head": trainer._critic.head_optimizer, "trunk": trainer._critic.trunk_optimizer}
+    for name, optimizer in optimizers.items():
+        if optimizer is not None:
+            optimizer.update = recorder(name, optimizer, gradients)
+    begin_beside_zero(trainer)
+    numbers = trainer.calls()["step"](trajectories, 0.9, 0, Guides()).metrics  # all ranks are here already
+    return numbers, gradients
+
+
+def recorder(name, optimizer, gradients):
+    def record():
+        for key, parameter in optimizer._parameters.items():
+            gradients[f"{name}/{key}"] = whole(parameter.grad).clone()
+            parameter.grad = None
+        return Update(grad_norm=1.0, learning_rate=0.0, non_finite=())
+
+    return record
+
+
+@torch.no_grad()
+def begin_beside_zero(trainer):
+    """Let adapters and the critic's head say something, so that what is before them learns."""
+    if trainer._critic is not None:
+        trainer._critic.head.weight.copy_(torch.linspace(-0.5, 0.5, len(trainer._critic.head.weight)))
+    for layer in adapted_layers(trainer.model).values():
+        up, _ = factors(layer)
+        values = torch.linspace(-0.2, 0.2, up.numel()).view(up.shape)
+        up.copy_(sharded_like(values, up))
+
+
+@pytest.mark.parametrize("count", list(CASES))
+def test_ranks_find_the_gradients_of_one(paths, module_trajectories, count):
+    def work(ranks):
+        cases = CASES[count].items()
+        return {name: computed(ranks, settings(paths, case, ranks.count), module_trajectories) for name, case in cases}
+
+    one, many = in_ranks(1, work), in_ranks(count, work)
+    for name, (numbers, gradients) in one.items():
+        found, own = many[name]
+        for key, value in numbers.items():
+            if not any(word in key for word in ("seconds", "per_s", "tokens_saved")):
+                assert found[key] == pytest.approx(value, rel=1e-5, abs=1e-6), (name, key)
+        assert sorted(own) == sorted(gradients)
+        for key, gradient in gradients.items():
+            largest = float(gradient.abs().max())
+            assert largest > 0, (name, key)
+            assert float((own[key] - gradient).abs().max()) < 1e-5 * largest, (name, key)
