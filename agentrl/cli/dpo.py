@@ -28,7 +28,7 @@ app = typer.Typer()
         "agentrl dpo --from runs/latest",
         "agentrl dpo --from runs/latest preferences.loss_options.beta=0.3 preferences.epochs=2",
         "agentrl dpo quickstart --model runs/sft --from runs/sft --from runs/grpo "
-        "preferences={loss: spin, pairs: demonstrations}",
+        "preferences.loss=spin preferences.pairs=demonstrations",
     )
 )
 def dpo(

@@ -7,12 +7,16 @@ from pathlib import Path
 from typing import Any, Literal
 
 import torch
+from safetensors import SafetensorError
 from transformers import AutoConfig, AutoModelForSequenceClassification, AutoTokenizer, PreTrainedModel
 from transformers.utils import logging as transformers_logging
 
 from agentrl.errors import UsageError
+from agentrl.training.models.loading import check_complete, reports_left_out
 
 HEAD = "ForSequenceClassification"
+OUTPUT = ("score.", "classifier.")
+"""How the names of the output's tensors begin."""
 
 
 class RewardModel:
@@ -47,15 +51,22 @@ class RewardModel:
             _check_head(path, config, new_head=new_head)
             with torch.random.fork_rng():
                 torch.manual_seed(seed)
-                self.model: PreTrainedModel = AutoModelForSequenceClassification.from_pretrained(
-                    path, config=config, dtype=getattr(torch, dtype)
-                )
-        except (OSError, ValueError, KeyError) as error:
+                with reports_left_out():
+                    model, told = AutoModelForSequenceClassification.from_pretrained(
+                        path,
+                        config=config,
+                        dtype=getattr(torch, dtype),
+                        output_loading_info=True,
+                        ignore_mismatched_sizes=True,
+                    )
+        except (OSError, ValueError, KeyError, SafetensorError) as error:
             raise UsageError(
                 "cannot load the reward model",
                 got=f"{path} ({str(error).strip().splitlines()[0]})",
                 expected="a folder with a Hugging Face model and its tokenizer, or a name on the hub",
             ) from error
+        check_complete(path, told, new=OUTPUT if new_head else ())
+        self.model: PreTrainedModel = model
         _move(self.model.eval(), device)
         room = getattr(config.get_text_config(), "max_position_embeddings", max_tokens)
         self._max_tokens = min(max_tokens, room)
