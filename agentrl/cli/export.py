@@ -66,7 +66,7 @@ def export(
         shutil.rmtree(partial, ignore_errors=True)
         if is_written_anew:
             with system_errors():
-                own = "float32" if is_adapter else _format_of(source)
+                own: Format = "float32" if is_adapter else _format_of(source)
                 write_merged(str(source), partial, dtype=dtype or own, shard_size=shard_size or SHARD_SIZE)
         else:
             shutil.copytree(source, partial)
