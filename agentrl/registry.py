@@ -42,6 +42,9 @@ class Kind(enum.StrEnum):
     TRACKER = "tracker"
 
 
+ALGORITHM_PARTS = (Kind.ADVANTAGE, Kind.LOSS, Kind.FILTER, Kind.SHAPING)
+"""Kinds that are taken for one another: GRPO is an advantage, PPO a loss."""
+
 _registered: dict[Kind, dict[str, Any]] = {kind: {} for kind in Kind}
 
 
@@ -89,9 +92,17 @@ def lookup(kind: Kind, name: str) -> Any:
             f"unknown {kind.replace('_', ' ')}",
             got=repr(name),
             expected=known,
-            hint=f"did you mean {near[0]!r}?" if near else None,
+            hint=_hint(kind, name, near),
         )
     return load(target) if isinstance(target, str) else target
+
+
+def _hint(kind: Kind, name: str, near: list[str]) -> str | None:
+    """The next step for somebody who wrote an unknown name, which may be of another part of an algorithm."""
+    others = [other for other in ALGORITHM_PARTS if kind in ALGORITHM_PARTS and name in names(other)]
+    if others:
+        return f"there is {'an' if others[0][0] in 'aeiou' else 'a'} {others[0]} of this name"
+    return f"did you mean {near[0]!r}?" if near else None
 
 
 def load(reference: str) -> Any:

@@ -33,6 +33,18 @@ def test_an_unknown_name_gets_the_nearest_one(registered: object) -> None:
         registry.lookup(Kind.SCORER, "mien")
 
 
+@pytest.mark.parametrize(
+    ("kind", "name", "words"),
+    [
+        (Kind.ADVANTAGE, "ppo", "There is a loss of this name"),
+        (Kind.LOSS, "grpo", "There is an advantage of this name"),
+    ],
+)
+def test_a_name_of_another_part_of_an_algorithm_is_told(kind: Kind, name: str, words: str) -> None:
+    with pytest.raises(UnknownNameError, match=words):
+        registry.lookup(kind, name)
+
+
 @pytest.mark.parametrize("kind", Kind)
 def test_every_name_in_every_table_can_be_imported(kind: Kind) -> None:
     for name in registry.names(kind):

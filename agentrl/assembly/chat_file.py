@@ -138,6 +138,10 @@ def _check_answers(messages: Sequence[Message], place: str) -> None:
     answers = [message.role == "assistant" for message in messages]
     if not any(answers):
         raise UsageError(f"{place} has nothing to learn", got="no answer", expected="a message of the role assistant")
+    if any(not (one.content or one.tool_calls or one.reasoning) for one in messages if one.role == "assistant"):
+        raise UsageError(
+            f"{place} has an empty answer", expected="content or tool_calls in each of the assistant's messages"
+        )
     if answers[0] or any(one and next_ for one, next_ in pairwise(answers)):
         raise UsageError(f"{place}: an answer answers nothing", expected="a user's or a tool's message before each")
 

@@ -88,7 +88,7 @@ async def prepare_model(config: Config, run: RunDirectory) -> str:
 def write_merged(
     adapter: str, folder: Path, *, dtype: Literal["float32", "bfloat16"], shard_size: str = SHARD_SIZE
 ) -> None:
-    """Write an adapter's base, with the adapter merged, as a Hugging Face folder.
+    """Write an adapter's base, with the adapter merged, as a Hugging Face folder; of a whole model, that.
 
     Raises:
         OSError: it cannot be written.

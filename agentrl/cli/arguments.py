@@ -31,8 +31,14 @@ def config_words(words: Sequence[str]) -> ConfigWords:
             "more than one config is named",
             got=" and ".join(sources),
             expected="one file or shipped name, then key=value overrides",
+            hint="put quotes around a value with spaces: 'key={a: 1, b: 2}'" if _is_torn(words) else None,
         )
     return ConfigWords(source=next(iter(sources), None), overrides=[word for word in words if "=" in word])
+
+
+def _is_torn(words: Sequence[str]) -> bool:
+    """Whether the shell seems to have cut a value at its spaces."""
+    return any(word.count(opening) != word.count(closing) for word in words for opening, closing in ("{}", "[]"))
 
 
 def read_config(words: Sequence[str] | None, *, shortcuts: Sequence[str] = ()) -> Config:

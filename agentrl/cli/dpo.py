@@ -19,6 +19,7 @@ from agentrl.cli.run_watcher import watching
 from agentrl.cli.train import Words
 from agentrl.config import Config, dump_config, load_config
 from agentrl.config.preferences import PreferencesConfig
+from agentrl.errors import UsageError
 from agentrl.preference_run import learn_preferences
 
 app = typer.Typer()
@@ -29,7 +30,7 @@ app = typer.Typer()
         "agentrl dpo --from runs/latest",
         "agentrl dpo --from runs/latest preferences.loss_options.beta=0.3 preferences.epochs=2",
         "agentrl dpo quickstart --model runs/sft --from runs/sft --from runs/grpo "
-        "preferences={loss: spin, pairs: demonstrations}",
+        "preferences.loss=spin preferences.pairs=demonstrations",
     )
 )
 def dpo(
@@ -73,6 +74,8 @@ def pairs_config(words: list[str] | None, sources: list[Path], model: str | None
         UsageError: neither a config is named nor a run.
     """
     told = config_words(words or [])
+    if not words and not sources:
+        raise UsageError("nothing says which episodes to learn from", expected="--from RUN, such as --from runs/latest")
     named = [f"preferences.sources={[str(source.resolve()) for source in sources]}"] if sources else []
     if told.source is not None or not sources:
         return load_config(told.source, [*shortcut("model", model), *named, *told.overrides])

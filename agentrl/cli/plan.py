@@ -28,6 +28,8 @@ from agentrl.training.models.accelerators import accelerators
 
 app = typer.Typer()
 
+LEAST = 1000
+"""Bytes that may stand without a unit: fewer are gigabytes that somebody forgot to say."""
 UNITS = {"": 1, "B": 1, "KIB": 2**10, "MIB": 2**20, "GIB": 2**30, "TIB": 2**40, "MB": 10**6, "GB": 10**9, "TB": 10**12}
 
 
@@ -68,7 +70,12 @@ def parse_memory(text: str) -> int:
         UsageError: it means none.
     """
     found = re.fullmatch(r"\s*(\d+(?:\.\d+)?)\s*([a-zA-Z]*)\s*", text)
-    if found is None or found[2].upper() not in UNITS or not float(found[1]):
+    if (
+        found is None
+        or found[2].upper() not in UNITS
+        or not float(found[1])
+        or (not found[2] and float(found[1]) < LEAST)
+    ):
         raise UsageError("--memory is no amount of memory", got=repr(text), expected="such as 80GiB, 24GB or 512MiB")
     return int(float(found[1]) * UNITS[found[2].upper()])
 

@@ -29,6 +29,8 @@ class Shown:
     metric: str
     title: str
     format: str
+    is_trouble: bool = False
+    """Shown where it is not 0 only."""
 
 
 COLUMNS = (
@@ -36,7 +38,13 @@ COLUMNS = (
     Shown("reward/mean", "reward", "{:.3f}"),
     Shown("curriculum/turns", "horizon", "{:.0f}"),
     Shown("sft/loss", "loss", "{:.3f}"),
+    Shown("preferences/loss", "loss", "{:.3f}"),
+    Shown("preferences/accuracy", "accuracy", "{:.1%}"),
+    Shown("reward_model/loss", "loss", "{:.3f}"),
+    Shown("reward_model/accuracy", "accuracy", "{:.1%}"),
     Shown("eval/success", "evaluated", "{:.1%}"),
+    Shown("rollout/retries", "retries", "{:.0f}", is_trouble=True),
+    Shown("rollout/groups_failed", "failed groups", "{:.0f}", is_trouble=True),
     Shown("turns/mean", "turns", "{:.1f}"),
     Shown("time/tokens_per_s", "tokens/s", "{:,.0f}"),
     Shown("staleness/mean", "staleness", "{:.2f}"),
@@ -59,13 +67,18 @@ def columns_of(metrics: Iterable[str]) -> list[Shown]:
     return [*found[:first], *environments, *found[first:]]
 
 
+def _worth_showing(metrics: Mapping[str, float]) -> set[str]:
+    """All metrics but troubles that there were not."""
+    return set(metrics) - {column.metric for column in COLUMNS if column.is_trouble and not metrics.get(column.metric)}
+
+
 def step_words(step: int, steps: int, metrics: Mapping[str, float]) -> str:
     """One training step on one line.
 
     >>> step_words(3, 60, {"success/mean": 0.25, "reward/mean": 0.25, "time/tokens_per_s": 1234.0})
     'step 3/60  success 25.0%  reward 0.250  tokens/s 1,234'
     """
-    parts = [f"{c.title} {c.format.format(metrics[c.metric])}" for c in columns_of(metrics)]
+    parts = [f"{c.title} {c.format.format(metrics[c.metric])}" for c in columns_of(_worth_showing(metrics))]
     return "  ".join([f"step {step}/{steps}", *parts])
 
 
@@ -153,7 +166,7 @@ class LiveWatcher(RunWatcher):
         return Group(head, bar, episodes, self._table())
 
     def _table(self) -> Table:
-        columns = columns_of({name for _, metrics in self._recent for name in metrics})
+        columns = columns_of({name for _, metrics in self._recent for name in _worth_showing(metrics)})
         table = Table("step", *(column.title for column in columns), box=None)
         for step, metrics in self._recent:
             cells = (c.format.format(metrics[c.metric]) if c.metric in metrics else "" for c in columns)

@@ -6,7 +6,7 @@ from typing import Literal, Self
 
 from pydantic import Field, model_validator
 
-from agentrl.config.section import Section
+from agentrl.config.section import LearningRate, Section
 
 
 class CriticConfig(Section):
@@ -17,13 +17,13 @@ class CriticConfig(Section):
     states, which takes next to no memory, and lets the value loss change the policy's weights, too."""
     path: str | None = None
     """The model that an ``own`` critic starts from, of the policy's vocabulary; the policy's weights when left out."""
-    learning_rate: float = Field(1e-5, ge=0)
+    learning_rate: LearningRate = 1e-5
     """Peak learning rate; of the output only, where the rest is the policy's."""
     pretrain_steps: int = Field(0, ge=0)
     """Training steps, the first ones, in which only the critic learns; a ``shared`` one's output only."""
     clip: float | None = Field(0.5, gt=0)
     """How far a step moves a value before the value loss no longer rewards it; ``null`` bounds nothing."""
-    coef: float = Field(0.5, gt=0)
+    coef: float = Field(0.5, gt=0, allow_inf_nan=False)
     """Weight of the value loss beside the policy's loss; only ``shared``."""
 
     @model_validator(mode="after")

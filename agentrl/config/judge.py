@@ -8,7 +8,7 @@ from typing import Self
 from pydantic import Field, field_validator, model_validator
 
 from agentrl.config.engines import OpenAIEngineConfig
-from agentrl.config.section import Section
+from agentrl.config.section import Finite, Section
 
 PROMPT = """\
 An agent was given a task. Judge how well it did.
@@ -35,9 +35,9 @@ class JudgeConfig(Section):
     ``low`` and ``high``."""
     pattern: str = r"(?i)score\s*[:=]\s*(-?\d+(?:\.\d+)?)"
     """Regular expression whose last match in the answer holds the score in its first group."""
-    low: float = 0.0
+    low: Finite = 0.0
     """The worst score, which is a reward of 0."""
-    high: float = 10.0
+    high: Finite = 10.0
     """The best score, which is a reward of 1."""
     attempts: int = Field(3, ge=1)
     """Answers that are read before the episode counts as failed by the machinery."""
@@ -45,7 +45,7 @@ class JudgeConfig(Section):
     """Tokens of an answer."""
     temperature: float = Field(0.0, ge=0)
     """Of the judge."""
-    environment_weight: float = 0.0
+    environment_weight: Finite = 0.0
     """Weight of the environment's own reward, which is added."""
 
     @field_validator("pattern")

@@ -6,7 +6,7 @@ from typing import Any, Literal, Self
 
 from pydantic import Field, model_validator
 
-from agentrl.config.section import Section
+from agentrl.config.section import LearningRate, Section
 
 
 class PreferencesConfig(Section):
@@ -27,7 +27,7 @@ class PreferencesConfig(Section):
     """Passes over the pairs."""
     pairs_per_update: int = Field(16, ge=1)
     """Pairs of an optimizer step."""
-    learning_rate: float = Field(1e-6, ge=0)
+    learning_rate: LearningRate = 1e-6
     """Peak learning rate."""
     warmup_steps: int = Field(0, ge=0)
     """Optimizer steps of linear warm-up."""

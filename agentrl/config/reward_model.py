@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from pydantic import Field
 
-from agentrl.config.section import Section
+from agentrl.config.section import Finite, Section
 
 
 class RewardModelConfig(Section):
@@ -14,5 +14,5 @@ class RewardModelConfig(Section):
     """A Hugging Face name or folder, or a run of `agentrl reward-model`."""
     max_tokens: int = Field(4096, ge=1)
     """Tokens of a transcript, in the reward model's own tokens; of a longer one the end is read."""
-    environment_weight: float = 0.0
+    environment_weight: Finite = 0.0
     """Weight of the environment's own reward, which is added."""

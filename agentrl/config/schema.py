@@ -19,7 +19,7 @@ from agentrl.config.numerics import NumericsConfig
 from agentrl.config.policy_reference import ReferenceConfig
 from agentrl.config.preferences import PreferencesConfig
 from agentrl.config.process_reward import ProcessRewardConfig
-from agentrl.config.section import Section
+from agentrl.config.section import Decay, Finite, LearningRate, Section
 from agentrl.errors import ConfigError
 
 
@@ -167,10 +167,10 @@ class AlgorithmConfig(Section):
     group_size: int = Field(8, ge=1)
     """Episodes per task."""
     correction: CorrectionConfig = Field(default_factory=CorrectionConfig)
-    kl_coef: float = Field(0.0, ge=0)
+    kl_coef: float = Field(0.0, ge=0, allow_inf_nan=False)
     """Weight of the KL to the reference in the loss; 0 keeps no reference model."""
     reference: ReferenceConfig | None = None
-    entropy_coef: float = 0.0
+    entropy_coef: Finite = 0.0
     """Weight of the entropy bonus."""
     shaping: dict[str, dict[str, Any]] = Field(default_factory=dict)
     """What happens to rewards, in this order: registry names or module:attr with options, ``{invalid: {penalty:
@@ -225,7 +225,7 @@ class TrainerConfig(Section):
     optimizer: Literal["adamw", "muon"] = "adamw"
     """``muon`` orthogonalises the updates of the blocks' matrices, scaled to AdamW's size, and leaves the rest to
     AdamW: small models trained from nothing learn from far fewer examples. Also of a warm start."""
-    learning_rate: float = Field(1e-6, ge=0)
+    learning_rate: LearningRate = 1e-6
     """Peak learning rate."""
     warmup_steps: int = Field(0, ge=0)
     """Optimizer steps of linear warm-up."""
@@ -233,9 +233,9 @@ class TrainerConfig(Section):
     """Learning rate after the warm-up."""
     min_lr_ratio: float = Field(0.1, ge=0, le=1)
     """Where cosine ends, as a share of the learning rate."""
-    betas: tuple[float, float] = (0.9, 0.95)
+    betas: tuple[Decay, Decay] = (0.9, 0.95)
     """AdamW's decay rates of the moments."""
-    weight_decay: float = Field(0.0, ge=0)
+    weight_decay: float = Field(0.0, ge=0, allow_inf_nan=False)
     """Weight decay, on matrices."""
     max_grad_norm: float = Field(1.0, gt=0)
     """Gradients are scaled down to this norm."""
@@ -264,7 +264,7 @@ class TrainerConfig(Section):
     liger: bool = False
     """Compute norms, rotary positions and feed-forward parts with Liger's kernels; needs a GPU and the extra
     ``agentrl[gpu]``."""
-    router_balance: float = Field(0.0, ge=0)
+    router_balance: float = Field(0.0, ge=0, allow_inf_nan=False)
     """Weight in the loss of the balance among a mixture's experts; costs a further forward pass."""
     router_replay: bool = False
     """Send tokens to the experts to which the engine sent them, so that rounding does not set trainer and engine apart;
@@ -356,7 +356,7 @@ class SFTConfig(Section):
     """Passes over them."""
     tokens_per_update: int = Field(16_384, ge=1)
     """Tokens, observations included, of an optimizer step."""
-    learning_rate: float = Field(1e-5, ge=0)
+    learning_rate: LearningRate = 1e-5
     """Peak learning rate."""
     warmup_steps: int = Field(0, ge=0)
     """Optimizer steps of linear warm-up."""

@@ -19,8 +19,8 @@ from agentrl.algorithms.marks import Input, choice_of, is_advantage_weighted, ne
 from agentrl.algorithms.options import check_options
 from agentrl.config.policy_reference import ReferenceConfig
 from agentrl.config.schema import AlgorithmConfig
-from agentrl.errors import TrainingError
 from agentrl.registry import Kind, lookup
+from agentrl.training.named_functions import bind, check_advantage, check_kept, check_loss_values
 from agentrl.training.objective_checks import check_estimator, check_loss, check_needs, check_proximal
 from agentrl.training.step.guide_checks import check_guides
 
@@ -62,11 +62,13 @@ class Objective:
         for name, function in filters.items():
             check_needs("filter", name, function)
         self._config = config
-        self._estimate: Callable[[EpisodeBatch], torch.Tensor | Estimate] = _bind(estimator, config.advantage_options)
-        self._loss: Callable[[LossInput], TokenLoss] = _bind(loss, config.loss_options)
-        self._filters: list[Callable[[LossInput], torch.Tensor]] = [
-            _bind(function, config.filters[name]) for name, function in filters.items()
-        ]
+        self._estimate: Callable[[EpisodeBatch], torch.Tensor | Estimate] = bind(
+            "advantage estimator", config.advantage, estimator, config.advantage_options
+        )
+        self._loss: Callable[[LossInput], TokenLoss] = bind("loss", config.loss, loss, config.loss_options)
+        self._filters: dict[str, Callable[[LossInput], torch.Tensor]] = {
+            name: bind("filter", name, function, config.filters[name]) for name, function in filters.items()
+        }
         self._choice, self._choose = choice_of(loss), _bound_choice(loss, config.loss_options)
         self._kl_estimator = KLEstimator((config.reference or ReferenceConfig()).kl_estimator)
         self._mode = CorrectionMode(config.correction.mode)
@@ -101,13 +103,11 @@ class Objective:
             TrainingError: the estimator gave another shape, or numbers that are not finite.
         """
         found = self._estimate(episodes)
-        values = found.advantage if isinstance(found, Estimate) else found
-        if values.shape != episodes.token_turn.shape or not bool(values.isfinite().all()):
-            raise TrainingError(
-                f"the advantage estimator {self._config.advantage} gave unusable numbers",
-                got=f"shape {tuple(values.shape)}, {int((~values.isfinite()).sum())} not finite",
-                expected=f"{episodes.token_turn.numel()} finite numbers, one for each sampled token",
-            )
+        values = check_advantage(
+            self._config.advantage,
+            found.advantage if isinstance(found, Estimate) else found,
+            episodes.token_turn.numel(),
+        )
         target = found.value_target if isinstance(found, Estimate) else None
         return Estimate(advantage=values.float(), value_target=None if target is None else target.float())
 
@@ -119,8 +119,8 @@ class Objective:
     def kept(self, tokens: LossInput) -> torch.Tensor:
         """Which tokens of an update train: bool [tokens], from all of them; nobody knows how far an expert's are."""
         kept = self.correction(tokens.old_logp, tokens.behaviour_logp, tokens.sequence).kept
-        for keep in self._filters:
-            kept = kept & keep(tokens)
+        for name, keep in self._filters.items():
+            kept = kept & check_kept(name, keep(tokens), tokens)
         if tokens.expert is not None:
             kept = kept | tokens.expert
         if self._choice is None or not self._choice.drops:
@@ -136,8 +136,13 @@ class Objective:
         return token_weights(Aggregation(self._config.aggregation), owners, norm_length=self._config.norm_length)
 
     def loss(self, tokens: LossInput, entropy: torch.Tensor) -> TokenObjective:
-        """Loss of the tokens of whole sequences, before aggregation."""
+        """Loss of the tokens of whole sequences, before aggregation.
+
+        Raises:
+            TrainingError: the loss gave something else than one number with a gradient for each token.
+        """
         policy = self._loss(tokens)
+        check_loss_values(self._config.loss, policy, tokens)
         corrected = self.correction(tokens.old_logp, tokens.behaviour_logp, tokens.sequence)
         weights = corrected.weights
         if tokens.expert is not None:
@@ -150,10 +155,6 @@ class Objective:
         if self.uses_entropy:
             values = values - self._config.entropy_coef * entropy
         return TokenObjective(values=values, clipped=policy.clipped, truncated=corrected.truncated, kl=kl)
-
-
-def _bind(function: Callable[..., Any], options: dict[str, Any]) -> Callable[..., Any]:
-    return functools.partial(function, **check_options(function, options))
 
 
 def _bound_choice(loss: Callable[..., Any], options: dict[str, Any]) -> Callable[[LossInput], torch.Tensor]:

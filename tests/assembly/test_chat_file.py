@@ -92,6 +92,7 @@ def test_what_is_too_long_is_left_out_and_counted(tmp_path, renderer):
         ({"text": "x"}, "is no conversation"),
         ({"messages": [{"role": "boss", "content": "x"}]}, "no known role"),
         ({"messages": [{"role": "user", "content": "x"}]}, "nothing to learn"),
+        ({"messages": [{"role": "user", "content": "x"}, {"role": "assistant", "content": None}]}, "an empty answer"),
         ({"messages": [{"role": "assistant", "content": "x"}]}, "an answer answers nothing"),
         ({"messages": [*PLAIN["messages"][:3], {"role": "assistant", "content": "x"}]}, "an answer answers nothing"),
         ({"messages": [{"role": "user", "content": [{"type": "image_url"}]}, *PLAIN["messages"][2:]]}, "is no text"),

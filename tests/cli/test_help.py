@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import importlib
+import re
 from collections.abc import Callable
 from typing import Any
 
@@ -34,6 +35,7 @@ def test_every_help_page_explains_and_gives_examples(agentrl: Cli, words: tuple[
     if not COMMANDS[words[0]].is_group or len(words) == 2:
         assert f"agentrl {' '.join(words)}" in page.out.partition("Examples:")[2]
         assert "--debug" in page.out
+        assert not {"{", "["} & set(re.sub(r"'[^']*'", "", page.out.partition("Examples:")[2])), "a shell splits this"
 
 
 def test_the_overview_names_every_command(agentrl: Cli) -> None:

@@ -40,6 +40,25 @@ def test_the_panel_shows_phase_progress_and_recent_steps() -> None:
     assert "tokens/s" not in shown
 
 
+def test_failed_episodes_are_shown_where_there_are_any(capsys: pytest.CaptureFixture[str]) -> None:
+    watcher, lines = LiveWatcher(Live(console=Console(file=io.StringIO()))), LineWatcher()
+    for step, retries in ((1, 0.0), (2, 24.0)):
+        for one in (watcher, lines):
+            one.on_start(Path("runs/mine"), RunStatus(steps=2)) if step == 1 else None
+            one.on_step(step, {**METRICS, "rollout/retries": retries, "rollout/groups_failed": retries / 12})
+        assert ("failed" in panel(watcher)) is bool(retries)
+    said = capsys.readouterr().err.splitlines()
+    assert "failed" not in said[-2]
+    assert "retries 24  failed groups 2" in said[-1]
+
+
+def test_pairs_show_loss_and_accuracy(capsys: pytest.CaptureFixture[str]) -> None:
+    watcher = LineWatcher()
+    watcher.on_start(Path("runs/mine"), RunStatus(steps=1))
+    watcher.on_step(1, {"preferences/loss": 0.6931, "preferences/accuracy": 0.5})
+    assert capsys.readouterr().err.splitlines()[-1] == "step 1/1  loss 0.693  accuracy 50.0%"
+
+
 def test_a_second_run_begins_with_an_empty_table() -> None:
     watcher = LiveWatcher(Live(console=Console(file=io.StringIO())))
     watcher.on_start(Path("first"), RunStatus(steps=1))

@@ -47,3 +47,12 @@ def test_an_exported_model_is_a_folder_of_its_own(agentrl: Cli, trained_run: Pat
     again = agentrl("export", str(trained_run), "my-model")
     assert again.code == 2
     assert "is there already" in again.err
+
+
+def test_a_whole_model_is_exported_in_another_format_and_in_parts(
+    agentrl: Cli, trained_run: Path, workplace: Path
+) -> None:
+    ended = agentrl("export", str(trained_run), "parts", "--dtype", "bfloat16", "--shard-size", "20KB")
+    assert ended.code == 0, ended.err
+    assert (workplace / "parts" / "model.safetensors.index.json").is_file()
+    assert json.loads((workplace / "parts" / "config.json").read_text())["dtype"] == "bfloat16"

@@ -223,7 +223,7 @@ def test_amounts_of_memory_are_read(text, size):
     assert parse_memory(text) == size
 
 
-@pytest.mark.parametrize("text", ["much", "80 apples", "-3GiB", "0GiB", ""])
+@pytest.mark.parametrize("text", ["much", "80 apples", "80", "-3GiB", "0GiB", ""])
 def test_what_is_no_amount_is_refused(text):
     with pytest.raises(UsageError, match="is no amount of memory"):
         parse_memory(text)

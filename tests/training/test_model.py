@@ -4,10 +4,13 @@ import json
 
 import pytest
 import torch
+from safetensors.torch import load_file, save_file
 from transformers.utils import logging as transformers_logging
 
 from agentrl.errors import UsageError
 from agentrl.training.models.loading import load_model
+
+QUERY = "model.layers.0.self_attn.q_proj.weight"
 
 
 def test_loads_what_was_saved(model, tmp_path):
@@ -54,6 +57,40 @@ def test_folder_with_something_else(tmp_path):
 
 def test_missing_weights(model, tmp_path):
     model.config.save_pretrained(tmp_path)
+    with pytest.raises(UsageError, match="cannot load the model"):
+        load_model(tmp_path, dtype="float32")
+
+
+def change_weights(folder, change):
+    weights = load_file(folder / "model.safetensors")
+    change(weights)
+    save_file(weights, folder / "model.safetensors", metadata={"format": "pt"})
+
+
+@pytest.mark.parametrize(
+    ("change", "words"),
+    [
+        (lambda weights: weights.pop(QUERY), f"got no {QUERY}, expected all that its config.json asks for"),
+        (
+            lambda weights: weights.update({QUERY: weights[QUERY][:-1].clone()}),
+            f"got {QUERY} of shape [15, 16], not [16, 16]",
+        ),
+    ],
+)
+def test_weights_that_the_files_lack_are_never_random(model, tmp_path, change, words, capfd):
+    model.save_pretrained(tmp_path)
+    change_weights(tmp_path, change)
+    with pytest.raises(UsageError, match="do not hold all of its weights") as caught:
+        load_model(tmp_path, dtype="float32")
+    assert words in str(caught.value)
+    assert capfd.readouterr().err == ""
+
+
+@pytest.mark.parametrize("left", [0, 7, 1000])
+def test_a_file_of_weights_that_is_cut_short(model, tmp_path, left):
+    model.save_pretrained(tmp_path)
+    file = tmp_path / "model.safetensors"
+    file.write_bytes(file.read_bytes()[:left])
     with pytest.raises(UsageError, match="cannot load the model"):
         load_model(tmp_path, dtype="float32")
 

@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any, Literal
 
 import torch
+from safetensors import SafetensorError
 from transformers import AutoConfig, AutoModelForCausalLM, AutoModelForImageTextToText, PreTrainedModel
 from transformers.utils import logging as transformers_logging
 
@@ -18,6 +19,9 @@ from agentrl.vision_model import MODEL_TYPES
 
 LOGIT_CHANGES = ("logit_scale", "logits_scaling")
 """Config keys of models that change the head's output in a way unknown here; log-probabilities would be wrong."""
+
+SHOWN = 4
+"""Names of tensors in a message."""
 
 
 def load_model(
@@ -46,10 +50,18 @@ def load_model(
     options = {} if quantize is None else quantized_loading(quantize, dtype=format_, device=target)
     with _loading(path):
         config = _config(path)
-        model: PreTrainedModel = _kind(config).from_pretrained(
-            path, config=config, dtype=format_, attn_implementation=_attention(config), **options
-        )
-    model = _prepared(path, model)
+        with reports_left_out():
+            loaded, told = _kind(config).from_pretrained(
+                path,
+                config=config,
+                dtype=format_,
+                attn_implementation=_attention(config),
+                output_loading_info=True,
+                ignore_mismatched_sizes=True,  # they are refused here, with their names
+                **options,
+            )
+    check_complete(path, told)
+    model = _prepared(path, loaded)
     return model if options else model.to(target)
 
 
@@ -68,12 +80,47 @@ def make_model(path: str | Path) -> PreTrainedModel:
 
 
 @contextmanager
+def reports_left_out() -> Iterator[None]:
+    """Inside the block transformers writes no table of what a file lacks: `check_complete` says that."""
+    before = transformers_logging.get_verbosity()
+    transformers_logging.set_verbosity_error()
+    try:
+        yield
+    finally:
+        transformers_logging.set_verbosity(before)
+
+
+def check_complete(path: str | Path, told: Mapping[str, Any], *, new: tuple[str, ...] = ()) -> None:
+    """Check that every tensor of a model came from its files; the others have random values.
+
+    Args:
+        path: Of the model, for the message.
+        told: What ``from_pretrained`` says with ``output_loading_info``.
+        new: How the names of what may be new begin.
+
+    Raises:
+        UsageError: some did not.
+    """
+    resized = {name: f"{name} of shape {list(found)}, not {list(own)}" for name, found, own in told["mismatched_keys"]}
+    absent = sorted({*told["missing_keys"], *resized})
+    wrong = [resized.get(name, f"no {name}") for name in absent if not name.startswith(new)]
+    if wrong:
+        more = f" and {len(wrong) - SHOWN} more" if len(wrong) > SHOWN else ""
+        raise UsageError(
+            f"the files of the model {path} do not hold all of its weights",
+            got=f"{', '.join(wrong[:SHOWN])}{more}",
+            expected="all that its config.json asks for",
+            hint="copy or download it again; weights that are missing would be random",
+        )
+
+
+@contextmanager
 def _loading(path: str | Path) -> Iterator[None]:
     _check_folder(path)
     transformers_logging.disable_progress_bar()
     try:
         yield
-    except (OSError, ValueError, KeyError) as error:
+    except (OSError, ValueError, KeyError, SafetensorError) as error:
         raise UsageError(
             "cannot load the model",
             got=f"{path} ({str(error).strip().splitlines()[0]})",

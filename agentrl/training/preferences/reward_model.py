@@ -7,17 +7,21 @@ from pathlib import Path
 from typing import Any, Literal
 
 import torch
+from safetensors import SafetensorError
 from transformers import AutoConfig, AutoModelForSequenceClassification, AutoTokenizer, PreTrainedModel
 from transformers.utils import logging as transformers_logging
 
 from agentrl.config.fsdp import FSDPOptions
 from agentrl.errors import UsageError
 from agentrl.training.checkpoint import save_model_folder
+from agentrl.training.models.loading import check_complete, reports_left_out
 from agentrl.training.models.weights import ModelWeights
 from agentrl.training.ranks import Ranks
 from agentrl.training.ranks.loading import load_sharded
 
 HEAD = "ForSequenceClassification"
+OUTPUT = ("score.", "classifier.")
+"""How the names of the output's tensors begin."""
 
 
 class RewardModel:
@@ -55,6 +59,7 @@ class RewardModel:
             config = AutoConfig.from_pretrained(path, num_labels=1) if new_head else AutoConfig.from_pretrained(path)
             self.tokenizer: Any = AutoTokenizer.from_pretrained(path, use_fast=True)
             _check_head(path, config, new_head=new_head)
+            new = OUTPUT if new_head else ()
             self.model: PreTrainedModel
             if self.ranks.are_many:
                 self.model = load_sharded(
@@ -64,11 +69,11 @@ class RewardModel:
                     ranks=self.ranks,
                     options=sharding or FSDPOptions(),
                     make=lambda _: AutoModelForSequenceClassification.from_config(config, dtype=torch.float32),
-                    load=lambda _, dtype: _loaded(path, config, dtype, seed),
+                    load=lambda _, dtype: _loaded(path, config, dtype, seed, new),
                 )
             else:
-                self.model = _loaded(path, config, dtype, seed)
-        except (OSError, ValueError, KeyError) as error:
+                self.model = _loaded(path, config, dtype, seed, new)
+        except (OSError, ValueError, KeyError, SafetensorError) as error:
             raise UsageError(
                 "cannot load the reward model",
                 got=f"{path} ({str(error).strip().splitlines()[0]})",
@@ -115,13 +120,18 @@ class RewardModel:
         return int(pad)
 
 
-def _loaded(path: str | Path, config: Any, dtype: Literal["float32", "bfloat16"], seed: int) -> PreTrainedModel:
-    with torch.random.fork_rng():
+def _loaded(
+    path: str | Path, config: Any, dtype: Literal["float32", "bfloat16"], seed: int, new: tuple[str, ...]
+) -> PreTrainedModel:
+    """The model, in which only what begins with one of `new` may have no weights in the files."""
+    with torch.random.fork_rng(), reports_left_out():
         torch.manual_seed(seed)
-        model: PreTrainedModel = AutoModelForSequenceClassification.from_pretrained(
-            path, config=config, dtype=getattr(torch, dtype)
+        model, told = AutoModelForSequenceClassification.from_pretrained(
+            path, config=config, dtype=getattr(torch, dtype), output_loading_info=True, ignore_mismatched_sizes=True
         )
-    return model
+    check_complete(path, told, new=new)
+    loaded: PreTrainedModel = model
+    return loaded
 
 
 def _move(model: PreTrainedModel, device: str) -> None:

@@ -9,7 +9,6 @@ The reference is the model at the start, whose sums are computed once: there is 
 
 from __future__ import annotations
 
-import functools
 import math
 import time
 from collections.abc import Callable, Iterator, Sequence
@@ -20,7 +19,6 @@ import torch
 from transformers import PreTrainedModel
 
 from agentrl.algorithms.marks import other_input
-from agentrl.algorithms.options import check_options
 from agentrl.algorithms.preference_losses import PreferencePairs
 from agentrl.config.preferences import PreferencesConfig
 from agentrl.config.schema import TrainerConfig
@@ -31,6 +29,7 @@ from agentrl.registry import Kind, lookup
 from agentrl.training.micro_batch_gradients import add_gradients, cut
 from agentrl.training.models.compilation import compile_layers
 from agentrl.training.models.gradient_mode import gradients_recomputed
+from agentrl.training.named_functions import bind
 from agentrl.training.optimizer import PolicyOptimizer
 from agentrl.training.optimizer_settings import OptimizerSettings
 from agentrl.training.preferences.pairs import Pair, answered
@@ -84,7 +83,8 @@ def preference_loss(settings: PreferencesConfig) -> Callable[[PreferencePairs], 
             got=f"a loss on {takes}",
             expected="preferences.loss=dpo, spin, or a function marked with takes('… (PreferencePairs)')",
         )
-    return functools.partial(loss, **check_options(loss, settings.loss_options))
+    bound: Callable[[PreferencePairs], torch.Tensor] = bind("loss", settings.loss, loss, settings.loss_options)
+    return bound
 
 
 def train_preferences(

@@ -2,19 +2,18 @@
 
 from __future__ import annotations
 
-import functools
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
 import torch
 
-from agentrl.algorithms.options import check_options
 from agentrl.algorithms.resampling import pf_ppo
 from agentrl.algorithms.reward_kl import RewardKL, TeacherKL
 from agentrl.algorithms.segments import segment_sum
 from agentrl.algorithms.shaping import EpisodeRewards
 from agentrl.registry import Kind, lookup
+from agentrl.training.named_functions import bind, check_shaped
 from agentrl.trajectory import Trajectory
 
 
@@ -49,10 +48,10 @@ class RewardShaping:
         """KL to a teacher as a part of the reward."""
         self._resample: Callable[[torch.Tensor, int], torch.Tensor] | None = None
         self._max_tokens = max_tokens
-        self._steps: list[Callable[[EpisodeRewards], EpisodeRewards]] = []
+        self._steps: dict[str, Callable[[EpisodeRewards], EpisodeRewards]] = {}
         for name, options in shaping.items():
             target = lookup(Kind.SHAPING, name)
-            bound = functools.partial(target, **check_options(target, options))
+            bound = bind("shaping", name, target, dict(options))
             if target is RewardKL:
                 self.kl = bound()
             elif target is TeacherKL:
@@ -60,7 +59,7 @@ class RewardShaping:
             elif target is pf_ppo:
                 self._resample = bound
             else:
-                self._steps.append(bound)
+                self._steps[name] = bound
         self([])  # options are looked at before the first episode is played
 
     def __call__(self, trajectories: Sequence[Trajectory]) -> ShapedRewards:
@@ -68,10 +67,13 @@ class RewardShaping:
 
         What the scorer gave beyond the sum of the environment's turn rewards belongs to the last turn, and so does
         what shapings give to whole episodes.
+
+        Raises:
+            TrainingError: a shaping gave something else than finite rewards of the same turns.
         """
         rewards = _unshaped(trajectories, self._max_tokens)
-        for step in self._steps:
-            rewards = step(rewards)
+        for name, step in self._steps.items():
+            rewards = check_shaped(name, step(rewards), rewards)
         turns = torch.bincount(rewards.turn_episode, minlength=len(trajectories))
         last, has_turns = turns.cumsum(0) - 1, turns > 0
         return ShapedRewards(

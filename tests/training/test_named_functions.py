@@ -1,0 +1,101 @@
+"""A user's own estimators, losses, filters and shapings that are wrong: errors name them, and nothing is broadcast."""
+
+import dataclasses
+import math
+
+import pytest
+import torch
+
+from agentrl.algorithms.loss_input import TokenLoss, unclipped
+from agentrl.config.schema import AlgorithmConfig, TrainerConfig
+from agentrl.errors import ConfigError, TrainingError
+from agentrl.training.trainer import Trainer
+
+HERE = __name__
+
+
+def takes_nothing():
+    return None
+
+
+def raises(_):
+    raise KeyError("oops")
+
+
+def a_list(given):
+    return [0.0]
+
+
+def mean(tokens):
+    return unclipped((-tokens.advantage * tokens.logp).mean())
+
+
+def bare_tensor(tokens):
+    return -tokens.advantage * tokens.logp
+
+
+def detached(tokens):
+    return unclipped(-tokens.advantage * tokens.logp.detach())
+
+
+def scalar_clip(tokens):
+    return TokenLoss(values=-tokens.logp, clipped=torch.tensor(False))
+
+
+def no_bools(tokens):
+    return torch.ones_like(tokens.logp)
+
+
+def per_episode(episodes):
+    return episodes.returns
+
+
+def nan_rewards(rewards):
+    return dataclasses.replace(rewards, final=rewards.final * math.nan)
+
+
+NUMBER = 3
+
+
+def step(model, trajectories, **settings):
+    trainer = Trainer(model, AlgorithmConfig(**settings), TrainerConfig(), seed=0, max_tokens=100)
+    return trainer.step(trajectories, temperature=1.0, pad_id=0)
+
+
+@pytest.mark.parametrize(
+    ("settings", "words"),
+    [
+        ({"loss": "mean"}, "gave values of a wrong shape: got float32 of shape (), 0 not finite, expected shape"),
+        ({"loss": "bare_tensor"}, "gave no TokenLoss: got Tensor, expected agentrl.algorithms.loss_input.unclipped"),
+        ({"loss": "scalar_clip"}, "gave clipped of a wrong shape"),
+        ({"loss": "detached"}, "has no gradient: got values that do not depend on logp"),
+        ({"loss": "raises"}, "failed: got KeyError: 'oops'. It was raised in"),
+        ({"advantage": "raises"}, ': raise KeyError("oops")'),
+        ({"advantage": "a_list"}, "gave unusable numbers: got list, expected"),
+        ({"advantage": "per_episode"}, "gave unusable numbers: got float64 of shape"),
+        ({"filters": {"no_bools": {}}}, "does not say which tokens train: got float32"),
+        ({"filters": {"raises": {}}}, f"the filter {HERE}:raises failed"),
+        ({"shaping": {"nan_rewards": {}}}, "gave unusable rewards: got final: float64 of shape"),
+        ({"shaping": {"a_list": {}}}, "gave no rewards: got list"),
+    ],
+    ids=str,
+)
+def test_what_is_wrong_is_told_under_its_name(model, trajectories, settings, words):
+    named = {
+        part: f"{HERE}:{name}" if isinstance(name, str) else {f"{HERE}:{own}": {} for own in name}
+        for part, name in settings.items()
+    }
+    with pytest.raises(TrainingError) as caught:
+        step(model, trajectories, **named)
+    assert HERE in str(caught.value)
+    assert words in str(caught.value)
+
+
+@pytest.mark.parametrize("part", ["advantage", "loss"])
+@pytest.mark.parametrize(
+    ("name", "words"), [("takes_nothing", "got takes_nothing()"), ("NUMBER", "is no function: got int")]
+)
+def test_what_cannot_be_called_is_refused_before_anything_is_played(model, part, name, words):
+    with pytest.raises(ConfigError) as caught:
+        Trainer(model, AlgorithmConfig(**{part: f"{HERE}:{name}"}), TrainerConfig(), seed=0, max_tokens=100)
+    assert words in str(caught.value)
