@@ -20,7 +20,7 @@ def mixture_run(tiny_run, tmp_path):
 
     def start(*overrides):
         model = ["model.scratch=null", f"model.path={tmp_path / 'model'}"]
-        return tiny_run(*model, "trainer.router_replay=true", "trainer.steps=2", *overrides)
+        return tiny_run(*model, "trainer.mixture.replay=true", "trainer.steps=2", *overrides)
 
     return start
 

@@ -148,8 +148,8 @@ def check_reward_training(config: Config) -> None:
             expected="--model, a folder, a name or a run",
         )
     trainer = config.trainer
-    if trainer.liger:
-        raise ConfigError("trainer.liger is of policies", got="trainer.liger true", expected="no trainer.liger")
+    if trainer.kernels == "liger":
+        raise ConfigError("Liger's kernels are for policies", got="trainer.kernels liger", expected="another kind")
     if trainer.context_parallel * trainer.tensor_parallel > 1:
         raise ConfigError(
             "a reward model is shared by shards alone",

@@ -7,6 +7,7 @@ from typing import Any, Literal, Self, TypeAlias
 
 from pydantic import Field, field_validator, model_validator
 
+from agentrl.config.adam import AdamConfig
 from agentrl.config.cluster import ClusterConfig
 from agentrl.config.critic import CriticConfig
 from agentrl.config.curriculum import CurriculumConfig
@@ -15,11 +16,12 @@ from agentrl.config.episodes import AgentConfig, EnvironmentConfig, MixedEnviron
 from agentrl.config.fsdp import FSDPOptions
 from agentrl.config.guides import ExpertConfig, TeacherConfig
 from agentrl.config.lora import LoraConfig
+from agentrl.config.mixture import MixtureConfig
 from agentrl.config.numerics import NumericsConfig
 from agentrl.config.policy_reference import ReferenceConfig
 from agentrl.config.preferences import PreferencesConfig
 from agentrl.config.process_reward import ProcessRewardConfig
-from agentrl.config.section import Decay, Finite, LearningRate, Section
+from agentrl.config.section import Finite, LearningRate, Section
 from agentrl.errors import ConfigError
 
 
@@ -217,6 +219,10 @@ class AlgorithmConfig(Section):
         return self
 
 
+OLDER = {"logprob_chunk": 2048, "betas": [0.9, 0.95], "weight_decay": 0.0, "compile": False, "router_balance": 0.0}
+"""Keys of ``trainer`` in older runs, and their defaults."""
+
+
 class TrainerConfig(Section):
     steps: int = Field(100, ge=1)
     """Training steps of the run."""
@@ -233,10 +239,8 @@ class TrainerConfig(Section):
     """Learning rate after the warm-up."""
     min_lr_ratio: float = Field(0.1, ge=0, le=1)
     """Where cosine ends, as a share of the learning rate."""
-    betas: tuple[Decay, Decay] = (0.9, 0.95)
-    """AdamW's decay rates of the moments."""
-    weight_decay: float = Field(0.0, ge=0, allow_inf_nan=False)
-    """Weight decay, on matrices."""
+    adam: AdamConfig | None = None
+    """AdamW's decay rates, and weight decay: ``{betas: [0.9, 0.95], weight_decay: 0}`` when left out."""
     max_grad_norm: float = Field(1.0, gt=0)
     """Gradients are scaled down to this norm."""
     epochs: int = Field(1, ge=1)
@@ -259,16 +263,11 @@ class TrainerConfig(Section):
     gradient_checkpointing: bool | Checkpointing = False
     """Recompute activations in the backward pass: less memory, more time. ``full`` (or true) keeps the inputs of layers
     only, ``selective`` what attention gave as well, ``offload`` the inputs of layers in the CPU's memory."""
-    compile: bool = False
-    """Compile layers with torch.compile: faster steps after a first one that is slow."""
-    liger: bool = False
-    """Compute norms, rotary positions and feed-forward parts with Liger's kernels; needs a GPU and the extra
-    ``agentrl[gpu]``."""
-    router_balance: float = Field(0.0, ge=0, allow_inf_nan=False)
-    """Weight in the loss of the balance among a mixture's experts; costs a further forward pass."""
-    router_replay: bool = False
-    """Send tokens to the experts to which the engine sent them, so that rounding does not set trainer and engine apart;
-    see docs/experts.md."""
+    kernels: Literal["torch", "compiled", "liger"] = "torch"
+    """What computes layers. ``compiled``: torch.compile, for faster steps after a first one that is slow. ``liger``:
+    Liger's norms, rotary positions and feed-forward parts, which need a GPU and the extra ``agentrl[gpu]``."""
+    mixture: MixtureConfig | None = None
+    """For models with routed experts: ``{balance: 0.001, replay: true}``; neither when left out."""
     deterministic: bool = False
     """Let equal steps give equal bits, whatever that costs; see docs/numerics.md."""
     numerics: NumericsConfig | None = None
@@ -286,14 +285,27 @@ class TrainerConfig(Section):
     (false): parameters and moments wait in the CPU's memory, where updates are computed. ``reduce`` (false): gradients
     are added up over the processes after every micro-batch instead of once per update, and never kept whole."""
 
+    @property
+    def router_balance(self) -> float:
+        """``mixture.balance``; 0 without."""
+        return 0.0 if self.mixture is None else self.mixture.balance
+
+    @property
+    def router_replay(self) -> bool:
+        """``mixture.replay``; not without."""
+        return self.mixture is not None and self.mixture.replay
+
     @model_validator(mode="before")
     @classmethod
     def _without_what_was_a_key(cls, data: Any) -> Any:
-        """The config.yaml of an older run holds ``logprob_chunk``, of which nobody needed another value."""
-        return _without(data, "logprob_chunk", 2048)
+        """The config.yaml of an older run holds keys with the values that they had unless somebody set them."""
+        for key, value in OLDER.items():
+            data = _without(data, key, value)
+        return data
 
     @model_validator(mode="after")
     def _ranks_fit(self) -> Self:
+        compiled = self.kernels == "compiled"
         if self.processes > 1 and self.lanes > 1:
             raise ValueError(
                 f"trainer.lanes ({self.lanes}) are threads of one process, and trainer.processes is {self.processes}: "
@@ -309,22 +321,26 @@ class TrainerConfig(Section):
                 f"trainer.fsdp.replicas ({self.fsdp.replicas}) must divide trainer.processes ({self.processes})"
                 + (f" divided by trainer.tensor_parallel ({self.tensor_parallel})" if self.tensor_parallel > 1 else "")
             )
-        if self.lanes > 1 and self.compile:
+        if self.lanes > 1 and compiled:
             raise ValueError(
-                f"trainer.compile compiles for one thread, and trainer.lanes is {self.lanes}: set lanes to 1"
+                f"trainer.kernels compiled compiles for one thread, and trainer.lanes is {self.lanes}: set lanes to 1"
             )
-        if self.liger and self.tensor_parallel > 1:
+        if self.kernels == "liger" and self.tensor_parallel > 1:
             raise ValueError(
-                f"trainer.liger has kernels for whole norms, and trainer.tensor_parallel ({self.tensor_parallel}) "
+                f"trainer.kernels liger has some for whole norms, and trainer.tensor_parallel ({self.tensor_parallel}) "
                 "shares them: set one of them"
             )
-        if self.router_balance and self.compile:
-            raise ValueError("trainer.router_balance looks into layers, which trainer.compile closes: set one of them")
-        if self.router_replay and self.compile:
-            raise ValueError("trainer.router_replay looks into layers, which trainer.compile closes: set one of them")
-        if self.compile and self.context_parallel * self.tensor_parallel > 1:
+        if self.router_balance and compiled:
             raise ValueError(
-                "trainer.compile is made for layers that one process computes: not with trainer.context_parallel "
+                "trainer.mixture.balance looks into layers, which trainer.kernels compiled closes: set one of them"
+            )
+        if self.router_replay and compiled:
+            raise ValueError(
+                "trainer.mixture.replay looks into layers, which trainer.kernels compiled closes: set one of them"
+            )
+        if compiled and self.context_parallel * self.tensor_parallel > 1:
+            raise ValueError(
+                "trainer.kernels compiled is made for layers that one process computes: not with trainer.context_parallel "
                 f"({self.context_parallel}) and trainer.tensor_parallel ({self.tensor_parallel})"
             )
         return self

@@ -6,6 +6,7 @@ import math
 from dataclasses import dataclass
 from typing import Literal
 
+from agentrl.config.adam import AdamConfig
 from agentrl.config.preferences import PreferencesConfig
 from agentrl.config.schema import SFTConfig, TrainerConfig
 
@@ -41,6 +42,7 @@ class OptimizerSettings:
             total_updates: Optimizer steps over which the schedule runs.
             min_lr_ratio: Where cosine ends, as a share of the learning rate.
         """
+        adam = trainer.adam or AdamConfig()
         return cls(
             learning_rate=schedule.learning_rate,
             total_updates=total_updates,
@@ -48,8 +50,8 @@ class OptimizerSettings:
             schedule=schedule.schedule,
             min_lr_ratio=min_lr_ratio,
             optimizer=trainer.optimizer,
-            betas=trainer.betas,
-            weight_decay=trainer.weight_decay,
+            betas=adam.betas,
+            weight_decay=adam.weight_decay,
             max_grad_norm=trainer.max_grad_norm,
         )
 

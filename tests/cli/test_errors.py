@@ -21,7 +21,7 @@ Cli = Callable[..., Any]
         ("train quickstart quickstart2", "more than one config"),
         ("train quickstart a={b: 0.1 c}", "quotes around a value with spaces"),
         ("train quickstart trainer.learning_rate=inf", "expected a finite number"),
-        ("train quickstart trainer.betas=[2,3]", "trainer.betas: got 2, expected less than 1"),
+        ("train quickstart trainer.adam.betas=[2,3]", "trainer.adam.betas: got 2, expected less than 1"),
         ("train quickstart trainer.stepz=3", "did you mean trainer.steps?"),
         ("train quickstart trainer.steps=many", "trainer.steps"),
         ("train quickstart trainer.steps=0", "trainer.steps"),

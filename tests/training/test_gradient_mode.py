@@ -59,7 +59,7 @@ def test_gradients_are_the_same_in_all_modes(mode, layout):
 def test_compiled_layers_have_the_same_gradients(mode):
     expected, _ = gradients(tiny_model(layers=1), False)
     model = tiny_model(layers=1)
-    config = TrainerConfig(compile=True, gradient_checkpointing=mode)
+    config = TrainerConfig(kernels="compiled", gradient_checkpointing=mode)
     names = list(model.state_dict())
     compile_layers(model, config, backend="eager")
     compiled = [module for module in model.modules() if module._compiled_call_impl is not None]
@@ -81,8 +81,11 @@ def test_the_config_takes_a_mode(mode):
     ("settings", "message"),
     [
         ({"gradient_checkpointing": "half"}, "selective"),
-        ({"compile": True, "lanes": 2}, "trainer.compile compiles for one"),
-        ({"compile": True, "processes": 2, "context_parallel": 2}, "trainer.compile is made for layers that one"),
+        ({"kernels": "compiled", "lanes": 2}, "trainer.kernels compiled compiles for one"),
+        (
+            {"kernels": "compiled", "processes": 2, "context_parallel": 2},
+            "trainer.kernels compiled is made for layers that one",
+        ),
     ],
 )
 def test_what_the_config_refuses(settings, message):

@@ -11,7 +11,7 @@ from agentrl.errors import ConfigError, UsageError
 from agentrl.training.models.compilation import compile_layers
 from agentrl.training.models.liger import use_liger
 
-LIGER = TrainerConfig(liger=True)
+LIGER = TrainerConfig(kernels="liger")
 
 
 @pytest.fixture
@@ -56,10 +56,10 @@ def test_a_missing_package_is_named(on_gpu, monkeypatch):
 
 
 def test_a_model_on_the_cpu_is_refused(model):
-    with pytest.raises(ConfigError, match=r"trainer\.liger needs a GPU: got a model on cpu"):
+    with pytest.raises(ConfigError, match=r"trainer\.kernels liger needs a GPU: got a model on cpu"):
         compile_layers(model, LIGER)
 
 
 def test_parts_of_norms_have_no_kernels():
-    with pytest.raises(ValueError, match=r"trainer\.liger has kernels for whole norms"):
-        TrainerConfig(liger=True, processes=2, tensor_parallel=2)
+    with pytest.raises(ValueError, match=r"trainer\.kernels liger has some for whole norms"):
+        TrainerConfig(kernels="liger", processes=2, tensor_parallel=2)

@@ -376,7 +376,7 @@ def test_experts_are_balanced_over_ranks_as_by_one(module_trajectories, tmp_path
     found = {}
 
     def run(group, count):
-        parts = group.build(settings("many micro-batches", tmp_path, count, router_balance=0.5))
+        parts = group.build(settings("many micro-batches", tmp_path, count, mixture={"balance": 0.5}))
         found[count] = step(parts, module_trajectories), step(parts, module_trajectories), weights(parts)
 
     for count in (1, 2):

@@ -16,7 +16,7 @@ from agentrl.training.step.guides import Guides
 OWN = {"trainer": {"critic": {"kind": "own"}}, "algorithm": {"advantage": "gae"}}
 SHARED = {"trainer": {"critic": {"kind": "shared"}}, "algorithm": {"advantage": "gae_turn"}}
 ADAPTERS = {"model": {"lora": {"rank": 4, "whole": ["norm"]}}}
-BALANCE = {"trainer": {"router_balance": 0.5}}
+BALANCE = {"trainer": {"mixture": {"balance": 0.5}}}
 CASES = {
     2: {
         "own critic, rows": ("qwen3", OWN, {"context_parallel": 2}),

@@ -27,9 +27,9 @@ def compile_layers(model: PreTrainedModel, config: TrainerConfig, *, backend: st
         config: Says whether, and whether layers are computed again.
         backend: Of torch.compile.
     """
-    if config.liger:
+    if config.kernels == "liger":
         use_liger(model)
-    if not config.compile:
+    if config.kernels != "compiled":
         return
     disable: Any = torch.compiler.disable
     AttentionInterface.register(ATTENTION, disable(tree_attention))

@@ -29,17 +29,17 @@ def use_liger(model: PreTrainedModel) -> None:
     """
     if model.device.type != "cuda":
         raise ConfigError(
-            "trainer.liger needs a GPU",
+            "trainer.kernels liger needs a GPU",
             got=f"a model on {model.device}",
             expected="a model on CUDA or ROCm",
-            hint="set trainer.liger=false",
+            hint="set trainer.kernels=torch",
         )
     known = LIGER.load("liger_kernel.transformers.monkey_patch").MODEL_TYPE_TO_APPLY_LIGER_FN
     if model.config.model_type not in known:
         raise ConfigError(
             "Liger has no kernels for this model",
-            got=f"model type {model.config.model_type} with trainer.liger",
+            got=f"model type {model.config.model_type} with trainer.kernels liger",
             expected=f"one of {', '.join(sorted(known))}",
-            hint="set trainer.liger=false",
+            hint="set trainer.kernels=torch",
         )
     LIGER.load("liger_kernel.transformers")._apply_liger_kernel_to_instance(model=model, **LEFT_OUT)

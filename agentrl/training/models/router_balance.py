@@ -51,10 +51,10 @@ class RouterBalance:
         self._tokens = 0
         if not self._routers:
             raise ConfigError(
-                "trainer.router_balance is of models with routed experts",
+                "trainer.mixture.balance is of models with routed experts",
                 got=type(model).__name__,
                 expected="a mixture of experts such as Qwen3-MoE, Mixtral or DeepSeek",
-                hint="set trainer.router_balance=0",
+                hint="set trainer.mixture.balance=0",
             )
 
     @contextmanager

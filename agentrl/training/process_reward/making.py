@@ -11,7 +11,7 @@ from agentrl.config.schema import TrainerConfig
 from agentrl.training.critic.checks import check_vocabulary
 from agentrl.training.models.compilation import compile_layers
 from agentrl.training.models.lora import base_is_reference
-from agentrl.training.optimizer import OptimizerSettings
+from agentrl.training.optimizer_settings import OptimizerSettings
 from agentrl.training.passes import Passes
 from agentrl.training.process_reward.model import ProcessRewardModel
 from agentrl.training.scoring.scorer import Scorer

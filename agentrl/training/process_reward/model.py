@@ -11,7 +11,8 @@ from agentrl.config.process_reward import ProcessRewardConfig
 from agentrl.errors import UsageError
 from agentrl.training.micro_batch_gradients import add_gradients, cut
 from agentrl.training.models.gradient_mode import gradients_recomputed
-from agentrl.training.optimizer import OptimizerSettings, PolicyOptimizer, Update
+from agentrl.training.optimizer import PolicyOptimizer, Update
+from agentrl.training.optimizer_settings import OptimizerSettings
 from agentrl.training.ranks.sharding import reshard
 from agentrl.training.ranks.shares import share_of
 from agentrl.training.scoring.logprobs import score

@@ -39,6 +39,6 @@ def replaying(model: PreTrainedModel, layout: Layout) -> Layout:
         raise ConfigError(
             "this model cannot replay routes",
             got=f"{type(model).__name__}, whose layers are not told them",
-            hint="set trainer.router_replay=false",
+            hint="set trainer.mixture.replay=false",
         )
     return replace(layout, replay=replay)
