@@ -330,18 +330,15 @@ class TrainerConfig(Section):
                 f"trainer.kernels liger has some for whole norms, and trainer.tensor_parallel ({self.tensor_parallel}) "
                 "shares them: set one of them"
             )
-        if self.router_balance and compiled:
-            raise ValueError(
-                "trainer.mixture.balance looks into layers, which trainer.kernels compiled closes: set one of them"
-            )
-        if self.router_replay and compiled:
-            raise ValueError(
-                "trainer.mixture.replay looks into layers, which trainer.kernels compiled closes: set one of them"
-            )
+        for name, used in (("balance", self.router_balance), ("replay", self.router_replay)):
+            if used and compiled:
+                raise ValueError(
+                    f"trainer.mixture.{name} looks into layers, which trainer.kernels compiled closes: set one of them"
+                )
         if compiled and self.context_parallel * self.tensor_parallel > 1:
             raise ValueError(
-                "trainer.kernels compiled is made for layers that one process computes: not with trainer.context_parallel "
-                f"({self.context_parallel}) and trainer.tensor_parallel ({self.tensor_parallel})"
+                "trainer.kernels compiled is made for layers that one process computes: not with "
+                f"trainer.context_parallel ({self.context_parallel}) and trainer.tensor_parallel ({self.tensor_parallel})"
             )
         return self
 
