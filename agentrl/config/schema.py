@@ -338,7 +338,8 @@ class TrainerConfig(Section):
         if compiled and self.context_parallel * self.tensor_parallel > 1:
             raise ValueError(
                 "trainer.kernels compiled is made for layers that one process computes: not with "
-                f"trainer.context_parallel ({self.context_parallel}) and trainer.tensor_parallel ({self.tensor_parallel})"
+                f"trainer.context_parallel ({self.context_parallel}) and trainer.tensor_parallel "
+                f"({self.tensor_parallel})"
             )
         return self
 
