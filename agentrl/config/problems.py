@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import difflib
+import re
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import fields
 from types import UnionType
@@ -37,6 +38,8 @@ _EXPECTED: Mapping[str, str] = {
     "model_type": "a section with keys",
     "model_attributes_type": "a section with keys",
 }
+_ALTERNATIVE = re.compile(r"bool|int|float|str|literal\[.*\]")
+"""What pydantic puts behind a key for one of several types that its value may have."""
 
 
 def config_error(error: ValidationError, origin: Callable[[KeyPath], str]) -> ConfigError:
@@ -46,10 +49,24 @@ def config_error(error: ValidationError, origin: Callable[[KeyPath], str]) -> Co
         error: What pydantic found.
         origin: Where a key was written: ``"my.yaml line 4"``, ``"override 'a.b=1'"``, or an empty text.
     """
-    problems = [_problem(details, origin) for details in error.errors()]
+    problems = [_problem(details, origin) for details in _joined(error.errors())]
     if len(problems) == 1:
         return ConfigError(problems[0])
     return ConfigError(f"{len(problems)} problems in the config:\n  " + "\n  ".join(problems))
+
+
+def _joined(errors: Sequence[ErrorDetails]) -> list[ErrorDetails]:
+    """The errors, where a value that fits none of a key's alternatives counts as one that says what each expects."""
+    found: list[ErrorDetails] = []
+    for details in errors:
+        *key, last = details["loc"] or ("",)
+        if not _ALTERNATIVE.fullmatch(str(last)):
+            found.append(details)
+        elif found and found[-1]["loc"] == tuple(key):
+            found[-1]["msg"] += f", or {_expected(details)}"
+        else:
+            found.append({**details, "loc": tuple(key), "msg": _expected(details), "type": "alternatives"})
+    return found
 
 
 def _problem(details: ErrorDetails, origin: Callable[[KeyPath], str]) -> str:
@@ -74,9 +91,12 @@ def _explain(details: ErrorDetails, path: KeyPath) -> str:
             return f"unknown {key}: got {details['ctx']['tag']!r}, expected {details['ctx']['expected_tags']}"
         case "value_error" | "assertion_error":
             return str(details["ctx"]["error"])
-        case kind:
-            expected = _EXPECTED.get(kind, _plain(details["msg"]))
-            return f"{key}: got {details['input']!r}, expected {expected}"
+        case _:
+            return f"{key}: got {details['input']!r}, expected {_expected(details)}"
+
+
+def _expected(details: ErrorDetails) -> str:
+    return _EXPECTED.get(details["type"], _plain(details["msg"]))
 
 
 def _plain(message: str) -> str:

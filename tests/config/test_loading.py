@@ -116,6 +116,10 @@ def test_a_mistake_is_named_with_its_place(config_file, text, overrides, message
         (["engine.lanes=9"], "engine.lanes is 9 with 64 engine.slots: a lane needs 8 of them, so at most 8 lanes"),
         (["agent.tools=[a, b, a]"], "agent.tools names a more than once"),
         (["trainer.min_lr_ratio=0.5"], "min_lr_ratio is ignored with schedule constant"),
+        (
+            ["trainer.gradient_checkpointing=half"],
+            "trainer.gradient_checkpointing: got 'half', expected true or false, or 'full', 'selective' or 'offload'",
+        ),
         (["trainer.processes=2", "trainer.lanes=2"], "are threads of one process"),
         (["trainer.processes=3", "trainer.fsdp={replicas: 2}"], "must divide trainer.processes"),
         (["trainer.critic={kind: shared, path: a}"], "trainer.critic.path is ignored with kind shared"),
