@@ -21,7 +21,7 @@ from agentrl.training.ranks.loading import load_sharded
 from agentrl.training.ranks.sharding import whole
 from agentrl.training.scoring.layout import FEWEST_SHARED, Layout
 from agentrl.training.scoring.sequences import scored_sequence
-from agentrl.training.step.guides import Guides
+from agentrl.training.step.input import StepInput
 from agentrl.training.trainer import Trainer
 from agentrl.trajectory import Source, TokenSequence, Trajectory, Turn
 
@@ -147,7 +147,8 @@ def step(model, ranks, trajectories, cell, budget):
             max_tokens=100,
             ranks=ranks,
         )
-        assert (trainer._layout.packed, trainer._layout.share > 0) == (packed, shares)
+        layout = trainer._policy.passes.layout
+        assert (layout.packed, layout.share > 0) == (packed, shares)
         gradients = {}
 
         def record():
@@ -156,7 +157,8 @@ def step(model, ranks, trajectories, cell, budget):
             return Update(grad_norm=1.0, learning_rate=0.0, non_finite=())
 
         trainer._optimizer.update = record
-        numbers = trainer.calls()["step"](trajectories, 0.9, 0, Guides()).metrics  # all ranks are here already
+        given = StepInput(trajectories=trajectories, temperature=0.9, pad_id=0)
+        numbers = trainer.calls()["step"](given).metrics  # all ranks are here already
     return numbers["train/loss"], numbers["train/advantage_abs_mean"], gradients
 
 

@@ -176,7 +176,8 @@ def critic_weights(parts):
 def assert_same_numbers(found, expected):
     for name, value in expected.items():
         if "seconds" not in name and "per_s" not in name and name != "train/tokens_saved":  # parts repeat prefixes
-            assert found[name] == pytest.approx(value, rel=1e-5, abs=1e-6), name  # a loss may be 0 but for rounding
+            rel = 1e-4 if name == "critic/explained_variance" else 1e-5  # the rest of a division of alike variances
+            assert found[name] == pytest.approx(value, rel=rel, abs=1e-6), name  # a loss may be 0 but for rounding
 
 
 def assert_same_gradients(found, expected):

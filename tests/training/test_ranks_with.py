@@ -11,7 +11,7 @@ from agentrl.testing.models import tiny_model
 from agentrl.training.models.lora import adapted_layers, factors
 from agentrl.training.optimizer import Update
 from agentrl.training.ranks.sharding import sharded_like, whole
-from agentrl.training.step.guides import Guides
+from agentrl.training.step.input import StepInput
 
 OWN = {"trainer": {"critic": {"kind": "own"}}, "algorithm": {"advantage": "gae"}}
 SHARED = {"trainer": {"critic": {"kind": "shared"}}, "algorithm": {"advantage": "gae_turn"}}
@@ -93,7 +93,8 @@ def computed(ranks, config, trajectories):
         if optimizer is not None:
             optimizer.update = recorder(name, optimizer, gradients)
     begin_beside_zero(trainer)
-    numbers = trainer.calls()["step"](trajectories, 0.9, 0, Guides()).metrics  # all ranks are here already
+    given = StepInput(trajectories=trajectories, temperature=0.9, pad_id=0)
+    numbers = trainer.calls()["step"](given).metrics  # all ranks are here already
     return numbers, gradients
 
 

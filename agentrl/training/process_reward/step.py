@@ -16,6 +16,9 @@ from agentrl.training.step.batch import StepBatch
 from agentrl.training.step.tally import Tally
 from agentrl.trajectory import Trajectory
 
+UNDECIDED = math.log(2) - 1e-5
+"""Loss of an episode above which the model has not told it right; a logit of 0, but for rounding, tells nothing."""
+
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Judged:
@@ -87,7 +90,7 @@ class _ProcessRewardStep:
         )
         losses = prime_reward_model(answers, beta=self._model.config.beta)
         self._tally.add("process_reward/loss", losses)
-        self._tally.add("process_reward/accuracy", losses < math.log(2))
+        self._tally.add("process_reward/accuracy", losses < UNDECIDED)
         (by_logp,) = torch.autograd.grad(losses.mean(), logp)
         self._updates.append(self._model.descend(sequences, by_logp, self._pad_id))
 
