@@ -2,9 +2,9 @@
 
 One step, in order:
 
-    trajectories ─► select ─► step_batch (shaped rewards) ─► [a critic's values] ─► advantages
+    trajectories ─► select ─► step_batch (shaped rewards) ─► [values, process rewards] ─► advantages
                                   │
-          pi_old and reference ◄──┤   (no gradient; pi_old only where the training forward cannot give it)
+    reference, teacher, pi_old ◄──┤   (no gradient; pi_old only where the training forward cannot give it)
                                   ▼
           epochs x mini_batches: micro-batches ─► loss ─► backward, then one update (of the critic, too)
                                   │
