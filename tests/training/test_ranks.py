@@ -23,6 +23,8 @@ from agentrl.trajectory import Source, TokenSequence, Turn
 
 CHUNK = 7
 """Tokens whose logits exist at once."""
+pytestmark = pytest.mark.usefixtures("one_thread")
+
 SETTINGS = {
     "many micro-batches": {"trainer": {"tokens_per_micro_batch": 40}, "algorithm": {"entropy_coef": 0.05}},
     "one micro-batch": {
