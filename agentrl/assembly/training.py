@@ -118,12 +118,7 @@ def build_training(
     tokenizer = load_tokenizer(model_path)
     renderer = build_renderer(config, model_path, tokenizer)
     check_rendering(config, renderer)
-    guide = config.algorithm.teacher
-    if guide is not None:
-        check_same_tokens("the teacher", guide.path, model_path)
-    judge = config.trainer.process_reward
-    if judge is not None and judge.path is not None:
-        check_same_tokens("the process reward model", judge.path, model_path)
+    _check_tokens(config, model_path)
     ranks = ranks or Ranks()
     built = _build_trainer(config, model_path, reference_path, renderer.images, ranks)
     trainer, source, model = built.trainer, built.source, built.trainer.model
@@ -165,8 +160,21 @@ def build_training(
         trainer=trainer,
         source=source,
         sync=sync,
-        teacher=TeacherServers(guide) if guide is not None and guide.servers else None,
+        teacher=_teacher_servers(config),
     )
+
+
+def _check_tokens(config: Config, model_path: str) -> None:
+    """Check that the models beside the policy read its tokens."""
+    beside = {"the teacher": config.algorithm.teacher, "the process reward model": config.trainer.process_reward}
+    for what, section in beside.items():
+        if section is not None and section.path is not None:
+            check_same_tokens(what, section.path, model_path)
+
+
+def _teacher_servers(config: Config) -> TeacherServers | None:
+    guide = config.algorithm.teacher
+    return TeacherServers(guide) if guide is not None and guide.servers else None
 
 
 def _remote_sync(

@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from contextlib import nullcontext
+from contextlib import AbstractContextManager, nullcontext
+from typing import Any
 
 from transformers import PreTrainedModel
 
@@ -29,18 +30,8 @@ class Scorer:
 
     def scores(self, sequences: Sequence[ScoredSequence], *, temperature: float, pad_id: int) -> TokenScores:
         """The wanted tokens of all sequences, in their order, on every rank: see `score_all`."""
-        passes = self.passes
-        with adapters_off(self.model) if self._base_only else nullcontext():
-            return score_all(
-                self.model,
-                sequences,
-                temperature=temperature,
-                pad_id=pad_id,
-                layout=passes.layout,
-                lanes=passes.lanes,
-                ranks=passes.ranks,
-                reader=passes.reader,
-            )
+        with self._without_adapters():
+            return score_all(self.model, sequences, temperature=temperature, pad_id=pad_id, **self._computing())
 
     def opinions(
         self, sequences: Sequence[ScoredSequence], *, top_k: int | None, temperature: float, pad_id: int
@@ -48,16 +39,14 @@ class Scorer:
         """The same, with the model's own `top_k` tokens in each place: see `opinions_of_all`."""
         if top_k is None:
             return TokenOpinions(logp=self.scores(sequences, temperature=temperature, pad_id=pad_id).logp)
-        passes = self.passes
-        with adapters_off(self.model) if self._base_only else nullcontext():
+        with self._without_adapters():
             return opinions_of_all(
-                self.model,
-                sequences,
-                top_k=top_k,
-                temperature=temperature,
-                pad_id=pad_id,
-                layout=passes.layout,
-                lanes=passes.lanes,
-                ranks=passes.ranks,
-                reader=passes.reader,
+                self.model, sequences, top_k=top_k, temperature=temperature, pad_id=pad_id, **self._computing()
             )
+
+    def _without_adapters(self) -> AbstractContextManager[None]:
+        return adapters_off(self.model) if self._base_only else nullcontext()
+
+    def _computing(self) -> dict[str, Any]:
+        passes = self.passes
+        return {"layout": passes.layout, "lanes": passes.lanes, "ranks": passes.ranks, "reader": passes.reader}
