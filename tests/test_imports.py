@@ -72,7 +72,7 @@ ROOMS: dict[str, tuple[str, ...]] = {
     "ray": ("agentrl/cluster/",),
     "docker": ("agentrl/sandbox/docker/",),
     "typer": ("agentrl/cli/", "tests/cli/"),
-    "rich": ("agentrl/cli/", "tests/cli/"),
+    "rich": ("agentrl/cli/", "agentrl/observe/", "tests/cli/"),
     "pyarrow": ("agentrl/observe/", "tests/", "agentrl/rollout/task_file.py", "agentrl/task_file.py"),
     "matplotlib": ("agentrl/evaluation/", "tests/evaluation/"),
 }

@@ -13,10 +13,10 @@ from typing import Annotated
 import typer
 
 from agentrl.cli.commands import COMMANDS, CommandEntry
-from agentrl.cli.console import note, print_error
 from agentrl.cli.exit_code import ExitCode
 from agentrl.cli.help import examples
 from agentrl.errors import AgentRLError, UsageError
+from agentrl.observe.console import note, print_error
 
 DEBUG = "--debug"
 HELP = "Train language-model agents by reinforcement learning inside environments."

@@ -15,9 +15,9 @@ import typer
 from rich.table import Table
 
 from agentrl.cli.arguments import json_pairs
-from agentrl.cli.console import note, out
 from agentrl.cli.help import examples
 from agentrl.errors import UnknownNameError, UsageError
+from agentrl.observe.console import note, out
 
 app = typer.Typer()
 

@@ -8,10 +8,10 @@ from typing import Annotated
 import typer
 
 from agentrl.cli.arguments import read_config
-from agentrl.cli.console import note, out
 from agentrl.cli.help import examples
 from agentrl.config import dump_config, shipped_configs
 from agentrl.config.reference import config_reference
+from agentrl.observe.console import note, out
 
 app = typer.Typer(no_args_is_help=True)
 

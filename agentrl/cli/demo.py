@@ -8,11 +8,11 @@ from typing import Annotated
 
 import typer
 
-from agentrl.cli.console import note, out
 from agentrl.cli.help import examples
-from agentrl.cli.run_watcher import watching
 from agentrl.demo import JSON_FILE, Demo, DemoRunner
 from agentrl.evaluation.result import EvaluationResult, estimate_text
+from agentrl.observe.console import note, out
+from agentrl.observe.run_watcher import watching
 
 app = typer.Typer()
 

@@ -15,8 +15,8 @@ import typer
 from rich.table import Table
 from rich.text import Text
 
-from agentrl.cli.console import out
 from agentrl.cli.help import examples
+from agentrl.observe.console import out
 from agentrl.registry import Kind, names
 from agentrl.sandbox.docker.daemon import describe_daemon
 from agentrl.serving.launch.environments import ENGINES, engines_folder, find_environments, how_to_make

@@ -11,7 +11,6 @@ from rich.table import Table
 from rich.text import Text
 
 from agentrl.cli.arguments import json_pairs
-from agentrl.cli.console import out
 from agentrl.cli.env_check import Look, check_all, check_one
 from agentrl.cli.help import examples
 from agentrl.cli.play import play_in_terminal
@@ -23,6 +22,7 @@ from agentrl.env_lookup import check_split, resolve_environment
 from agentrl.env_name import parse_env_name
 from agentrl.env_server import EnvironmentServer, ServerSettings
 from agentrl.errors import UsageError
+from agentrl.observe.console import out
 from agentrl.registry import Kind, names
 from agentrl.remote.wire import TOKEN_VARIABLE
 from agentrl.testing.env_check import check_env

@@ -12,9 +12,9 @@ from typing import Any, TypeAlias
 from rich.table import Table
 from rich.text import Text
 
-from agentrl.cli.console import err, note, out
 from agentrl.cli.leaving import left_for_sure, standard_output_closed
 from agentrl.errors import AgentRLError, UsageError
+from agentrl.observe.console import err, note, out
 from agentrl.registry import Kind, names
 from agentrl.testing.env_report import CheckStatus, EnvCheckReport
 

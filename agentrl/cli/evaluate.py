@@ -11,10 +11,8 @@ import typer
 from rich.table import Column, Table
 from rich.text import Text
 
-from agentrl.cli.console import note, out
 from agentrl.cli.help import examples
 from agentrl.cli.interrupt import told_when_interrupted
-from agentrl.cli.progress import EpisodeCounter, counting
 from agentrl.cli.reports import write_evaluation_report
 from agentrl.errors import AgentRLError, Outcome
 from agentrl.evaluation.policies import PolicyKind
@@ -22,7 +20,9 @@ from agentrl.evaluation.report import tables
 from agentrl.evaluation.result import EvaluationResult
 from agentrl.evaluation.session import EvaluationRequest, default_tasks, evaluations_folder, run_evaluation
 from agentrl.evaluation.settings import evaluation_config
+from agentrl.observe.console import note, out
 from agentrl.observe.disk import check_writable, replace_file
+from agentrl.observe.episode_counter import EpisodeCounter, counting
 
 app = typer.Typer()
 

@@ -11,9 +11,9 @@ from typing import Annotated, Literal
 import typer
 
 from agentrl.assembly.models import SHARD_SIZE, write_merged
-from agentrl.cli.console import note
 from agentrl.cli.help import examples
 from agentrl.errors import UsageError
+from agentrl.observe.console import note
 from agentrl.observe.disk import writing
 from agentrl.observe.model_folder import find_model
 from agentrl.training.checkpoint import system_errors

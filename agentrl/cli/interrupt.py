@@ -7,7 +7,7 @@ from contextlib import contextmanager
 
 import typer
 
-from agentrl.cli.console import note
+from agentrl.observe.console import note
 from agentrl.cli.exit_code import ExitCode
 
 

@@ -10,7 +10,7 @@ from contextlib import contextmanager, redirect_stdout
 
 import typer
 
-from agentrl.cli.console import note, print_error
+from agentrl.observe.console import note, print_error
 from agentrl.cli.exit_code import ExitCode
 from agentrl.errors import AgentRLError, UsageError
 

@@ -14,7 +14,7 @@ from rich.text import Text
 from agentrl.assembly.checks import check_training
 from agentrl.assembly.models import resolve_model
 from agentrl.cli.arguments import read_config, shortcut
-from agentrl.cli.console import note, out
+from agentrl.observe.console import note, out
 from agentrl.cli.doctor import memory_limit
 from agentrl.cli.help import examples
 from agentrl.cli.train import Words

@@ -12,7 +12,7 @@ from typing import Any
 
 from rich.text import Text
 
-from agentrl.cli.console import out
+from agentrl.observe.console import out
 from agentrl.env import AnyEnv, EnvironmentSpec, optional_part, settled
 from agentrl.message import Content, ImagePart, TextPart
 from agentrl.task import Task

@@ -10,11 +10,11 @@ import typer
 from agentrl.assembly.checks import check_reward_training
 from agentrl.assembly.rank import follow_launcher, follows_launcher
 from agentrl.assembly.runs import Run, start_run
-from agentrl.cli.console import note
+from agentrl.observe.console import note
 from agentrl.cli.dpo import pairs_config
 from agentrl.cli.help import examples
 from agentrl.cli.interrupt import told_when_interrupted
-from agentrl.cli.run_watcher import watching
+from agentrl.observe.run_watcher import watching
 from agentrl.cli.train import Words
 from agentrl.reward_run import train_reward
 

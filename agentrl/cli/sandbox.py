@@ -9,7 +9,7 @@ from typing import Annotated, Any
 import typer
 
 from agentrl.cli.arguments import json_pairs
-from agentrl.cli.console import note
+from agentrl.observe.console import note
 from agentrl.cli.help import examples
 from agentrl.cli.sandbox_check import check_back_ends
 from agentrl.cli.server_options import TOKEN_HELP, Host, Lease, Port

@@ -8,7 +8,7 @@ from collections.abc import Sequence
 from rich.table import Table
 from rich.text import Text
 
-from agentrl.cli.console import note, out
+from agentrl.observe.console import note, out
 from agentrl.cli.env_check import STANDARD_OUTPUT, STYLES, watching, write_report
 from agentrl.errors import AgentRLError, UsageError
 from agentrl.registry import Kind, names

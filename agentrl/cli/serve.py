@@ -18,7 +18,7 @@ from agentrl.assembly.cluster_check import refuse_cluster
 from agentrl.assembly.servers import LOGS, SERVED_MODEL, make_launcher
 from agentrl.assembly.signals import stop_signals
 from agentrl.cli.arguments import shortcut
-from agentrl.cli.console import note, out
+from agentrl.observe.console import note, out
 from agentrl.cli.help import examples
 from agentrl.config import load_config
 from agentrl.config.engines import ServerEngineConfig

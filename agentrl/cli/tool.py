@@ -12,7 +12,7 @@ from rich.table import Table
 
 from agentrl.assembly.tools import find_tool
 from agentrl.cli.arguments import json_pairs
-from agentrl.cli.console import note, out
+from agentrl.observe.console import note, out
 from agentrl.cli.help import examples
 from agentrl.errors import AgentRLError, UnknownNameError, UsageError
 from agentrl.message import ToolCall

@@ -6,7 +6,7 @@ import asyncio
 from typing import Protocol
 
 from agentrl.assembly.signals import stop_signals
-from agentrl.cli.console import note, out
+from agentrl.observe.console import note, out
 from agentrl.env_server import ServerSettings
 
 LOCAL = ("127.0.0.1", "::1", "localhost")

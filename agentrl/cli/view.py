@@ -11,7 +11,7 @@ import typer
 from rich.text import Text
 
 from agentrl.assembly.models import SCRATCH
-from agentrl.cli.console import note, out
+from agentrl.observe.console import note, out
 from agentrl.cli.help import examples
 from agentrl.cli.reports import decoder
 from agentrl.config import load_config

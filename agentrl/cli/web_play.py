@@ -9,7 +9,7 @@ from typing import Any
 from aiohttp import web
 from yarl import URL
 
-from agentrl.cli.console import note
+from agentrl.observe.console import note
 from agentrl.cli.play import ending
 from agentrl.env import AnyEnv, EnvironmentSpec, optional_part, settled
 from agentrl.errors import UsageError

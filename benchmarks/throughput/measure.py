@@ -16,10 +16,10 @@ from agentrl.assembly.models import SCRATCH, build_renderer, embedding_rows, loa
 from agentrl.assembly.recording import EpisodeRecorder
 from agentrl.assembly.scratch import write_scratch_model
 from agentrl.assembly.servers import ServedModel, check_served, open_pool
-from agentrl.cli.console import note
 from agentrl.config.engines import ServerEngineConfig
 from agentrl.config.schema import Config
 from agentrl.errors import AgentRLError
+from agentrl.observe.console import note
 from agentrl.observe.progress import RunStatus, RunWatcher
 from agentrl.observe.trajectory_store import TrajectoryStore
 from agentrl.rollout.engine_speaker import EngineSpeaker

@@ -9,8 +9,8 @@ from pathlib import Path
 import aiohttp
 
 from agentrl.assembly.servers import ServedModel, make_launcher
-from agentrl.cli.console import note
 from agentrl.config.engines import ServerEngineConfig
+from agentrl.observe.console import note
 
 _VERSION_ROUTES = {"vllm": "/version", "sglang": "/server_info"}
 

@@ -11,11 +11,11 @@ from typing import Any
 
 import pytest
 
-import agentrl.cli.heartbeat
+import agentrl.observe.heartbeat
 import agentrl.cli.sft
-from agentrl.cli.heartbeat import Heartbeat
-from agentrl.cli.progress import EpisodeCounter, counting
-from agentrl.cli.run_watcher import LineWatcher, status_words
+from agentrl.observe.heartbeat import Heartbeat
+from agentrl.observe.episode_counter import EpisodeCounter, counting
+from agentrl.observe.run_watcher import LineWatcher, status_words
 from agentrl.observe.progress import Phase, RunStatus
 
 Cli = Callable[..., Any]
@@ -41,7 +41,7 @@ def test_a_slow_evaluation_says_how_far_it_is(monkeypatch: pytest.MonkeyPatch) -
         said.append(line)
         spoke.set()
 
-    monkeypatch.setattr(agentrl.cli.heartbeat, "note", note)
+    monkeypatch.setattr(agentrl.observe.heartbeat, "note", note)
     monkeypatch.setattr(Heartbeat.__init__, "__kwdefaults__", {"quiet_s": 0.01})
     with counting(400):
         assert spoke.wait(30)

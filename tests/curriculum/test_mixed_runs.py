@@ -8,7 +8,7 @@ import pytest
 from agentrl.assembly.demonstrations import collect_demonstrations
 from agentrl.assembly.models import build_renderer, load_tokenizer, prepare_model
 from agentrl.assembly.runs import Run, resume_run
-from agentrl.cli.run_watcher import step_words
+from agentrl.observe.run_watcher import step_words
 from agentrl.config import load_config
 from agentrl.errors import ConfigError, UsageError
 from agentrl.evaluation.learning_curve import curves

@@ -13,8 +13,8 @@ from rich.progress_bar import ProgressBar
 from rich.table import Table
 from rich.text import Text
 
-from agentrl.cli.console import err, note
-from agentrl.cli.heartbeat import Heartbeat
+from agentrl.observe.console import err, note
+from agentrl.observe.heartbeat import Heartbeat
 from agentrl.observe.metrics import ENVIRONMENT_PREFIX
 from agentrl.observe.progress import RunStatus, RunWatcher
 

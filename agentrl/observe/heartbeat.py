@@ -7,7 +7,7 @@ import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 
-from agentrl.cli.console import note
+from agentrl.observe.console import note
 
 QUIET_S = 15.0
 """Seconds without a line after which one is printed."""

@@ -8,8 +8,8 @@ from dataclasses import dataclass, field
 
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
 
-from agentrl.cli.console import err, note
-from agentrl.cli.heartbeat import Heartbeat
+from agentrl.observe.console import err, note
+from agentrl.observe.heartbeat import Heartbeat
 from agentrl.trajectory import Trajectory
 
 LINES = 10
