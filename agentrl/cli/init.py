@@ -1,0 +1,72 @@
+"""`agentrl init`: a project of one's own, which runs as it is."""
+
+from __future__ import annotations
+
+import importlib.resources
+import importlib.util
+import keyword
+import re
+from collections.abc import Iterator
+from importlib.resources.abc import Traversable
+from pathlib import Path
+from string import Template
+from typing import Annotated
+
+import typer
+from rich.text import Text
+
+from agentrl.cli.help import examples
+from agentrl.errors import UsageError
+from agentrl.observe.console import out
+
+app = typer.Typer()
+
+SUFFIX = ".template"
+NAME = re.compile(r"[a-z][a-z0-9_]*")
+NEXT = ("  python -m pytest", "  agentrl sft train.yaml", "  agentrl train train.yaml model.path=runs/latest")
+
+
+@app.command(epilog=examples("agentrl init my_game", "agentrl init my_game --folder projects"))
+def init(
+    name: Annotated[str, typer.Argument(help="Name of the project and its package, for example my_game.")],
+    folder: Annotated[Path, typer.Option(help="Where the project's folder is made.")] = Path(),
+) -> None:
+    """Start a project with an environment, a tool, a config and a test of your own."""
+    project = create_project(name, folder)
+    out.print(Text(f"made {project}/"))
+    for path in sorted(project.rglob("*")):
+        if path.is_file():
+            out.print(Text(f"  {path.relative_to(project)}"))
+    for step in ("", "next:", f"  cd {project}", *NEXT):
+        out.print(Text(step))
+
+
+def create_project(name: str, folder: Path) -> Path:
+    """Write the project's files; its folder.
+
+    Raises:
+        UsageError: the name cannot be a package's, or the folder is there already.
+    """
+    if not NAME.fullmatch(name) or keyword.iskeyword(name):
+        raise UsageError(
+            "this cannot be the name of a package", got=repr(name), expected="small letters, digits and underscores"
+        )
+    project = folder / name
+    if project.exists():
+        raise UsageError(f"{project} is there already", hint="choose another name, or delete it first")
+    if importlib.util.find_spec(name) is not None:
+        raise UsageError("there is a Python package of this name already", got=repr(name), hint="choose another name")
+    words = {"package": name, "class_name": "".join(part.capitalize() for part in name.split("_"))}
+    for path, text in _templates(importlib.resources.files("agentrl.cli").joinpath("scaffold"), Path()):
+        target = project / str(path).replace("package", name).removesuffix(SUFFIX)
+        target.parent.mkdir(parents=True, exist_ok=True)
+        target.write_text(Template(text).substitute(words), encoding="utf-8")
+    return project
+
+
+def _templates(folder: Traversable, path: Path) -> Iterator[tuple[Path, str]]:
+    for entry in folder.iterdir():
+        if entry.is_dir():
+            yield from _templates(entry, path / entry.name)
+        elif entry.name.endswith(SUFFIX):
+            yield path / entry.name, entry.read_text(encoding="utf-8")

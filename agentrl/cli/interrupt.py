@@ -7,8 +7,8 @@ from contextlib import contextmanager
 
 import typer
 
-from agentrl.observe.console import note
 from agentrl.cli.exit_code import ExitCode
+from agentrl.observe.console import note
 
 
 @contextmanager

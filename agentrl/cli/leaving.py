@@ -10,9 +10,9 @@ from contextlib import contextmanager, redirect_stdout
 
 import typer
 
-from agentrl.observe.console import note, print_error
 from agentrl.cli.exit_code import ExitCode
 from agentrl.errors import AgentRLError, UsageError
+from agentrl.observe.console import note, print_error
 
 
 @contextmanager

@@ -14,13 +14,13 @@ from rich.text import Text
 from agentrl.assembly.checks import check_training
 from agentrl.assembly.models import resolve_model
 from agentrl.cli.arguments import read_config, shortcut
-from agentrl.observe.console import note, out
 from agentrl.cli.doctor import memory_limit
 from agentrl.cli.help import examples
 from agentrl.cli.train import Words
 from agentrl.config import Config
 from agentrl.config.arithmetic import shown_bytes
 from agentrl.errors import ConfigError, UsageError
+from agentrl.observe.console import note, out
 from agentrl.training.memory.plan import MemoryPlan
 from agentrl.training.memory.plan import plan as memory_plan
 from agentrl.training.memory.remedies import remedies

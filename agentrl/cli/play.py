@@ -12,9 +12,9 @@ from typing import Any
 
 from rich.text import Text
 
-from agentrl.observe.console import out
 from agentrl.env import AnyEnv, EnvironmentSpec, optional_part, settled
 from agentrl.message import Content, ImagePart, TextPart
+from agentrl.observe.console import out
 from agentrl.task import Task
 
 KEYS = "? lists the actions, ! lets the expert act if you begin with it, q leaves"

@@ -13,8 +13,8 @@ from rich.table import Table
 from rich.text import Text
 
 from agentrl.assembly.models import load_images
-from agentrl.observe.console import note, out
 from agentrl.cli.help import examples
+from agentrl.observe.console import note, out
 from agentrl.training.numerics.dump import read_dump
 from agentrl.training.numerics.replay import Replay, replay
 

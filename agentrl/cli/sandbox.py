@@ -9,7 +9,6 @@ from typing import Annotated, Any
 import typer
 
 from agentrl.cli.arguments import json_pairs
-from agentrl.observe.console import note
 from agentrl.cli.help import examples
 from agentrl.cli.sandbox_check import check_back_ends
 from agentrl.cli.server_options import TOKEN_HELP, Host, Lease, Port
@@ -17,6 +16,7 @@ from agentrl.cli.until_stopped import serve_until_stopped
 from agentrl.env_server import ServerSettings
 from agentrl.env_server.sandbox_server import SandboxServer
 from agentrl.errors import UsageError
+from agentrl.observe.console import note
 from agentrl.sandbox import ExecResult, SandboxSpec, open_sandbox, read_spec
 from agentrl.sandbox.http_wire import TOKEN_VARIABLE
 

@@ -8,9 +8,9 @@ from collections.abc import Sequence
 from rich.table import Table
 from rich.text import Text
 
-from agentrl.observe.console import note, out
 from agentrl.cli.env_check import STANDARD_OUTPUT, STYLES, watching, write_report
 from agentrl.errors import AgentRLError, UsageError
+from agentrl.observe.console import note, out
 from agentrl.registry import Kind, names
 from agentrl.sandbox import SandboxSpec
 from agentrl.testing.env_report import CheckStatus

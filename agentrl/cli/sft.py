@@ -11,12 +11,12 @@ from agentrl.assembly.checks import check_warm_start
 from agentrl.assembly.rank import follow_launcher, follows_launcher
 from agentrl.assembly.runs import Run, start_run
 from agentrl.cli.arguments import read_config, shortcut
-from agentrl.observe.console import note
 from agentrl.cli.help import examples
 from agentrl.cli.interrupt import told_when_interrupted
-from agentrl.observe.run_watcher import watching
 from agentrl.cli.train import Words, print_dry_run
 from agentrl.config.arithmetic import warm_start_rows
+from agentrl.observe.console import note
+from agentrl.observe.run_watcher import watching
 from agentrl.warm_start import warm_start
 
 app = typer.Typer()

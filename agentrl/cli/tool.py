@@ -12,10 +12,10 @@ from rich.table import Table
 
 from agentrl.assembly.tools import find_tool
 from agentrl.cli.arguments import json_pairs
-from agentrl.observe.console import note, out
 from agentrl.cli.help import examples
 from agentrl.errors import AgentRLError, UnknownNameError, UsageError
 from agentrl.message import ToolCall
+from agentrl.observe.console import note, out
 from agentrl.registry import Kind, lookup, names
 from agentrl.rollout.episode_tools import Called
 from agentrl.rollout.tool_session import tool_session

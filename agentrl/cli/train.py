@@ -18,14 +18,14 @@ from agentrl.assembly.run_result import RunResult
 from agentrl.assembly.runs import Run, resume_run, start_run
 from agentrl.assembly.tools import check_tools
 from agentrl.cli.arguments import config_words, read_config, shortcut
-from agentrl.observe.console import note, out
 from agentrl.cli.exit_code import ExitCode
 from agentrl.cli.help import examples
-from agentrl.observe.run_watcher import watching
 from agentrl.config import Config, dump_config
 from agentrl.config.arithmetic import Row, rows
 from agentrl.config.parts import Part, parts_of
 from agentrl.errors import UsageError
+from agentrl.observe.console import note, out
+from agentrl.observe.run_watcher import watching
 from agentrl.orchestrator import train as train_run
 
 app = typer.Typer()

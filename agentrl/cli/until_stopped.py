@@ -6,8 +6,8 @@ import asyncio
 from typing import Protocol
 
 from agentrl.assembly.signals import stop_signals
-from agentrl.observe.console import note, out
 from agentrl.env_server import ServerSettings
+from agentrl.observe.console import note, out
 
 LOCAL = ("127.0.0.1", "::1", "localhost")
 

@@ -11,7 +11,6 @@ import typer
 from rich.text import Text
 
 from agentrl.assembly.models import SCRATCH
-from agentrl.observe.console import note, out
 from agentrl.cli.help import examples
 from agentrl.cli.reports import decoder
 from agentrl.config import load_config
@@ -19,6 +18,7 @@ from agentrl.errors import UsageError
 from agentrl.evaluation.episode import read_episodes
 from agentrl.evaluation.session import EPISODES_FILE
 from agentrl.evaluation.token_view import Decode, page_html, segments
+from agentrl.observe.console import note, out
 from agentrl.observe.model_folder import MODEL, find_model
 from agentrl.observe.run_directory import RunDirectory
 from agentrl.observe.trajectory_store import read_trajectories

@@ -9,11 +9,11 @@ from typing import Any
 from aiohttp import web
 from yarl import URL
 
-from agentrl.observe.console import note
 from agentrl.cli.play import ending
 from agentrl.env import AnyEnv, EnvironmentSpec, optional_part, settled
 from agentrl.errors import UsageError
 from agentrl.message import Content, ImagePart, user
+from agentrl.observe.console import note
 from agentrl.task import Task
 
 HOST = "127.0.0.1"

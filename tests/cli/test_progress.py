@@ -11,12 +11,12 @@ from typing import Any
 
 import pytest
 
-import agentrl.observe.heartbeat
 import agentrl.cli.sft
-from agentrl.observe.heartbeat import Heartbeat
+import agentrl.observe.heartbeat
 from agentrl.observe.episode_counter import EpisodeCounter, counting
-from agentrl.observe.run_watcher import LineWatcher, status_words
+from agentrl.observe.heartbeat import Heartbeat
 from agentrl.observe.progress import Phase, RunStatus
+from agentrl.observe.run_watcher import LineWatcher, status_words
 
 Cli = Callable[..., Any]
 
