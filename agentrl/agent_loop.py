@@ -128,8 +128,17 @@ class Episode(ABC):
         """
 
     @abstractmethod
-    def open(self, messages: Sequence[Message], *, tools: Sequence[Tool] = ()) -> Conversation:
-        """Start a conversation; the schemas of `tools` are rendered into the prompt and answers searched for calls."""
+    def open(self, messages: Sequence[Message], *, tools: Sequence[Tool] | None = None) -> Conversation:
+        """Start a conversation; the schemas of `tools` are rendered into the prompt and answers searched for calls.
+
+        Args:
+            messages: What the policy reads first.
+            tools: What it may call here, usually ``list(episode.tools.values())``; a loop with `offers_tools` passes
+                ``()`` for a conversation without tools.
+
+        Raises:
+            UsageError: a loop with `offers_tools` leaves `tools` out although the episode has some.
+        """
 
     @abstractmethod
     def invalid(self, reason: str) -> None:

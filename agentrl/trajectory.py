@@ -39,9 +39,9 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
-from agentrl.errors import LedgerError, Outcome
+from agentrl.errors import LedgerError, Outcome, UsageError
 from agentrl.image import PlacedImage, image_from_record, image_record, place_from_record, place_record
-from agentrl.message import ImagePart
+from agentrl.message import ImagePart, Message, ToolCall
 from agentrl.routes import Routes, joined, routes_from_record, routes_record
 
 NOT_SAMPLED = -1
@@ -353,6 +353,61 @@ class Trajectory:
     """Counts and measurements: invalid actions, parse errors, tool calls, seconds."""
     task_type: str | None = None
     """Kind of task, for tables per type."""
+    conversations: list[list[Message]] = field(default_factory=list, repr=False, compare=False)
+    """The messages of each conversation, in the order in which they were opened or rewritten. This field and the next
+    two are there until the episode is scored, and not stored."""
+    answers: list[Message] = field(default_factory=list, repr=False, compare=False)
+    """What the policy said, one message for each turn: text, tool calls and thinking apart."""
+    completions: list[str] = field(default_factory=list, repr=False, compare=False)
+    """The same answers as whole texts, with the thinking and the markup of tool calls, without special tokens."""
+
+    @property
+    def messages(self) -> tuple[Message, ...]:
+        """The messages of the conversation that was opened last; the only one, unless the loop rewrites history.
+
+        Raises:
+            UsageError: the episode has been scored, or was read from disk.
+        """
+        self._require_messages()
+        return tuple(self.conversations[-1]) if self.conversations else ()
+
+    @property
+    def final_text(self) -> str:
+        """The text of the last answer, without thinking and tool calls; empty when there is no answer.
+
+        Raises:
+            UsageError: the episode has been scored, or was read from disk.
+        """
+        self._require_messages()
+        return self.answers[-1].text if self.answers else ""
+
+    @property
+    def tool_calls(self) -> tuple[ToolCall, ...]:
+        """All calls of tools that could be read, in order.
+
+        Raises:
+            UsageError: the episode has been scored, or was read from disk.
+        """
+        self._require_messages()
+        return tuple(call for answer in self.answers for call in answer.tool_calls)
+
+    @property
+    def environment_reward(self) -> float:
+        """The sum of the rewards that the environment and tools gave."""
+        return sum(turn.reward for turn in self.turns)
+
+    def forget_messages(self) -> None:
+        """Give up what is only kept for scoring."""
+        self.conversations, self.answers, self.completions = [], [], []
+
+    def _require_messages(self) -> None:
+        if not self.conversations and any(sequence.turns for sequence in self.sequences):
+            raise UsageError(
+                f"the messages of episode {self.id} are not there",
+                got="an episode that was scored, or read from disk",
+                expected="an episode that is being scored",
+                hint="its tokens are in trajectory.sequences, and agentrl view shows them as text",
+            )
 
     @property
     def turns(self) -> list[Turn]:

@@ -89,7 +89,7 @@ class RewardModelScorer(Scorer):
             UsageError: the episode has no tokens to be read.
         """
         require_tokens(trajectory, "a reward model")
-        earned = sum(turn.reward for turn in trajectory.turns)
+        earned = trajectory.environment_reward
         text = transcript(trajectory, self._decode)
         async with self._one_at_a_time:
             judged = await asyncio.to_thread(self._model.score, text)

@@ -6,7 +6,7 @@ import itertools
 from collections.abc import Callable, Sequence
 from typing import Any
 
-from agentrl.agent_loop import AgentLoop, Conversation, Episode, EpisodeEnd
+from agentrl.agent_loop import AgentLoop, Answer, Conversation, Episode, EpisodeEnd
 from agentrl.env import EnvironmentSpec, StepResult
 from agentrl.errors import Outcome, UsageError
 from agentrl.message import Content, ContentPart, Message, TextPart, ToolCall, described, tool_result
@@ -18,7 +18,7 @@ from agentrl.rollout.turns import TurnLog
 from agentrl.sandbox import Sandbox
 from agentrl.task import Task
 from agentrl.tool import Tool
-from agentrl.trajectory import Turn
+from agentrl.trajectory import Trajectory, Turn
 
 
 class RuntimeEpisode(Episode):
@@ -181,9 +181,21 @@ class RuntimeEpisode(Episode):
             self._ended_by_tool = ending(result)
         return described(result.observation)
 
-    def open(self, messages: Sequence[Message], *, tools: Sequence[Tool] = ()) -> Conversation:
-        """Start a conversation."""
-        return self._speaker.open(self, messages, tools)
+    def open(self, messages: Sequence[Message], *, tools: Sequence[Tool] | None = None) -> Conversation:
+        """Start a conversation, whose messages are kept until the episode is scored.
+
+        Raises:
+            UsageError: the loop offers tools and leaves them out here.
+        """
+        if tools is None and self.loop.offers_tools and self.tools:
+            name = type(self.loop).__name__
+            raise UsageError(
+                f"agent loop {name} offers tools, and opens a conversation whose prompt has none",
+                got=f"episode.open(messages), with {', '.join(self.tools)} in episode.tools",
+                expected="episode.open(messages, tools=list(episode.tools.values()))",
+                hint=f"pass tools=() for a conversation without tools, or set {name}.offers_tools = False",
+            )
+        return RecordedConversation(self._speaker.open(self, messages, tools or ()), self.turns.trajectory, messages)
 
     async def close_tools(self) -> None:
         """Close the tools and the sandbox that the episode opened."""
@@ -225,6 +237,39 @@ class RuntimeEpisode(Episode):
     def _add_component(self, name: str, value: float) -> None:
         components = self.turns.trajectory.reward_components
         components[name] = components.get(name, 0.0) + value
+
+
+class RecordedConversation(Conversation):
+    """A conversation whose messages are kept on the trajectory, for whoever scores the episode.
+
+    Args:
+        conversation: Does the work.
+        trajectory: Keeps the messages.
+        messages: What it begins with.
+    """
+
+    def __init__(self, conversation: Conversation, trajectory: Trajectory, messages: Sequence[Message]) -> None:
+        self._conversation = conversation
+        self._trajectory = trajectory
+        self._messages = list(messages)
+        trajectory.conversations.append(self._messages)
+
+    def add(self, *messages: Message) -> None:
+        """Append messages."""
+        self._messages.extend(messages)
+        self._conversation.add(*messages)
+
+    async def generate(self, *, prefill: str = "") -> Answer:
+        """Let the policy take a turn."""
+        answer = await self._conversation.generate(prefill=prefill)
+        self._messages.append(answer.message)
+        self._trajectory.answers.append(answer.message)
+        self._trajectory.completions.append(answer.raw_text)
+        return answer
+
+    def fork(self, messages: Sequence[Message]) -> Conversation:
+        """A conversation with a rewritten history."""
+        return RecordedConversation(self._conversation.fork(messages), self._trajectory, messages)
 
 
 def ending(result: StepResult | None) -> Outcome:

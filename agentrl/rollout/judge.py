@@ -47,7 +47,7 @@ class Judge(Scorer):
             UsageError: the episode has no tokens to be read, or the prompt names what does not exist.
         """
         require_tokens(trajectory, "a judge")
-        earned = sum(turn.reward for turn in trajectory.turns)
+        earned = trajectory.environment_reward
         judged = await self._ask(self._question(trajectory, task, earned), trajectory.id)
         return Score(
             reward=judged + self._settings.environment_weight * earned,

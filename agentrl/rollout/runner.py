@@ -141,6 +141,7 @@ class EpisodeRunner:
             if trajectory.outcome is not None:
                 self.counters.outcomes[trajectory.outcome] += 1
             self.observer.on_end(trajectory)
+            trajectory.forget_messages()
 
     async def _classify(self, trajectory: Trajectory, task: Task, seed: int) -> None:
         try:
@@ -235,7 +236,7 @@ class EpisodeRunner:
         if "success" in episode.info:
             trajectory.success = bool(episode.info["success"])
         elif self.spec.success_threshold is not None:
-            total = sum(turn.reward for turn in trajectory.turns) - episode.tool_reward
+            total = trajectory.environment_reward - episode.tool_reward
             trajectory.success = total >= self.spec.success_threshold
 
     async def _score(self, trajectory: Trajectory, task: Task) -> None:

@@ -14,6 +14,7 @@ from agentrl.message import ToolCall, user
 from agentrl.observe.step_metrics import trajectory_metrics
 from agentrl.remote.tool import RemoteTool
 from agentrl.remote.wire import read_tool_result, write_tool_result
+from agentrl.reward import Score, Scorer
 from agentrl.rollout.budget import EpisodeLimits
 from agentrl.rollout.episode_tools import batches
 from agentrl.rollout.tool_desk import KEPT_RESULTS, Gate, ToolDesk
@@ -527,6 +528,70 @@ async def test_loops_may_call_one_tool_after_the_other(make_runner, play, worlds
     runner.loop = OneByOne()
     await play(runner)
     assert runner.loop.told == ["2", "4"]
+
+
+class Forgetful(AgentLoop):
+    """Opens its conversation as loops without tools do, unless told otherwise."""
+
+    offers_tools = True
+
+    def __init__(self, **opened):
+        self.opened = opened
+
+    async def run(self, episode):
+        await episode.reset()
+        await episode.open([user("Go.")], **self.opened).generate()
+
+
+async def test_a_loop_that_offers_tools_must_not_leave_them_out_of_the_prompt(make_runner, play, worlds):
+    runner = make_runner(worlds.Corridor, "x", tools=[double])
+    runner.loop = Forgetful()
+    with pytest.raises(
+        UsageError, match=r"agent loop Forgetful offers tools.*double.*tools=list\(episode.tools.values"
+    ):
+        await play(runner)
+
+
+@pytest.mark.parametrize(("opened", "tools"), [({"tools": ()}, [double]), ({}, [])])
+async def test_a_conversation_may_have_no_tools_on_purpose(make_runner, play, worlds, opened, tools):
+    runner = make_runner(worlds.Corridor, "x", tools=tools)
+    runner.loop = Forgetful(**opened)
+    assert (await play(runner)).outcome is Outcome.FINISHED
+
+
+class Remembering(Scorer):
+    """Keeps what a scorer can read of an episode."""
+
+    async def score(self, trajectory, task):
+        self.read = (trajectory.messages, trajectory.final_text, trajectory.tool_calls, trajectory.completions)
+        self.conversations = [len(messages) for messages in trajectory.conversations]
+        return Score(reward=trajectory.environment_reward)
+
+
+async def test_a_scorer_reads_what_was_said_as_messages_and_not_as_tokens(make_runner, play, worlds):
+    scorer = Remembering()
+    words = [f"Doubling. {call('double', number=1)}", call("act", action="forward")]
+    limits = EpisodeLimits(max_turns=3)
+    runner = make_runner(worlds.Corridor, *words, loop="tool_calling", tools=[double], scorer=scorer, limits=limits)
+    trajectory = await play(runner)
+    messages, final_text, calls, completions = scorer.read
+    assert [message.role for message in messages] == ["user", *["assistant", "tool"] * 3]
+    assert [message.text for message in messages][2] == "2"
+    assert (final_text, [one.name for one in calls]) == ("Doubling.", ["double", "act", "double"])
+    assert completions == [words[0], words[1], words[0]]
+    assert scorer.conversations == [7]
+    with pytest.raises(UsageError, match=r"messages of episode g/0.0 are not there.*was scored, or read from disk"):
+        _ = trajectory.final_text
+
+
+async def test_a_loop_that_rewrites_history_has_a_conversation_per_turn(make_runner, play, worlds):
+    scorer = Remembering()
+    options = {"format": "plain", "history": 0}
+    await play(make_runner(worlds.Corridor, "forward", loop="step_independent", options=options, scorer=scorer))
+    messages, final_text, _, completions = scorer.read
+    assert scorer.conversations == [3, 3, 3]
+    assert (final_text, completions) == ("forward", ["forward"] * 3)
+    assert "You are at 2." in messages[-2].text
 
 
 async def test_a_failing_toolset_is_no_reward(make_runner, play, worlds):
