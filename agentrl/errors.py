@@ -15,10 +15,17 @@ from __future__ import annotations
 
 import asyncio
 import enum
+import signal
+import threading
 from collections.abc import Iterator
 from contextlib import contextmanager
 from types import TracebackType
-from typing import ClassVar
+from typing import Any, ClassVar, TypeAlias
+
+RunningTask: TypeAlias = "asyncio.Task[Any] | None"
+
+LONGEST_REASON = 2000
+"""Maximum number of characters of a foreign exception's text in an error."""
 
 
 class Outcome(enum.StrEnum):
@@ -152,7 +159,10 @@ class SandboxError(InfrastructureError):
 
 @contextmanager
 def boundary(kind: type[InfrastructureError], what: str) -> Iterator[None]:
-    """Classify whatever the enclosed code raises as `kind`, once; agentrl's own errors pass unchanged.
+    """Classify every exception of the enclosed code as `kind`, once; agentrl's own errors pass unchanged.
+
+    So do a cancellation of the running task and Ctrl-C (see `is_addressed_to`); ``SystemExit``, a ``CancelledError``
+    of another task and the like are failures of the enclosed code. The enclosed code awaits nothing.
 
     Args:
         kind: The error type of this boundary.
@@ -161,11 +171,14 @@ def boundary(kind: type[InfrastructureError], what: str) -> Iterator[None]:
     Raises:
         InfrastructureError: of type `kind`, with the original exception as its cause.
     """
+    task = running_task()
     try:
         yield
     except AgentRLError:
         raise
-    except Exception as error:
+    except BaseException as error:
+        if is_addressed_to(task, error):
+            raise
         raise _failure(kind, what, error) from error
 
 
@@ -181,13 +194,14 @@ def async_boundary(kind: type[InfrastructureError], what: str, *, deadline_s: fl
 class _AsyncBoundary:
     """A class where a generator would do: every turn passes several."""
 
-    __slots__ = ("_deadline_s", "_kind", "_scope", "_what")
+    __slots__ = ("_deadline_s", "_kind", "_scope", "_task", "_what")
 
     def __init__(self, kind: type[InfrastructureError], what: str, deadline_s: float | None) -> None:
         self._kind, self._what, self._deadline_s = kind, what, deadline_s
         self._scope = asyncio.timeout(deadline_s)
 
     async def __aenter__(self) -> None:
+        self._task = asyncio.current_task()
         await self._scope.__aenter__()
 
     async def __aexit__(
@@ -198,9 +212,57 @@ class _AsyncBoundary:
         except TimeoutError as late:
             got = f"no answer in {self._deadline_s:g} s"
             raise self._kind(f"{self._what} missed its deadline", got=got) from late
-        if isinstance(error, Exception) and not isinstance(error, AgentRLError):
-            raise _failure(self._kind, self._what, error) from error
+        if error is None or isinstance(error, AgentRLError) or is_addressed_to(self._task, error):
+            return
+        raise _failure(self._kind, self._what, error) from error
 
 
-def _failure(kind: type[InfrastructureError], what: str, error: Exception) -> InfrastructureError:
-    return kind(f"{what} failed", got=f"{type(error).__name__}: {error}")
+def is_addressed_to(task: RunningTask, error: BaseException) -> bool:
+    """Whether an exception that came out of foreign code is not that code's own, but was sent to `task` through it.
+
+    Three are: the cancellation of `task`, Ctrl-C, and the end of a coroutine that is closed from outside. Everything
+    else that is no `Exception` (``sys.exit()``, the cancellation of a task that the code itself started) says nothing
+    about us.
+
+    Args:
+        task: The task that runs the foreign code; ``None`` in a thread without an event loop.
+        error: What came out.
+    """
+    if isinstance(error, asyncio.CancelledError):
+        return task is not None and task.cancelling() > 0
+    if isinstance(error, KeyboardInterrupt):
+        return _is_ctrl_c(error)
+    return isinstance(error, GeneratorExit) and task is not None and running_task() is not task
+
+
+def running_task() -> RunningTask:
+    """The task that runs now; ``None`` outside an event loop."""
+    try:
+        return asyncio.current_task()
+    except RuntimeError:
+        return None
+
+
+def _is_ctrl_c(error: KeyboardInterrupt) -> bool:
+    """Whether a signal handler raised it. Only the main thread runs signal handlers."""
+    if threading.current_thread() is not threading.main_thread():
+        return False
+    if signal.getsignal(signal.SIGINT) is signal.default_int_handler:
+        return True  # this handler leaves no trace
+    trace = error.__traceback__
+    while trace is not None and trace.tb_next is not None:
+        trace = trace.tb_next
+    return trace is not None and trace.tb_frame.f_globals.get("__name__") == asyncio.runners.__name__
+
+
+def described_error(error: BaseException) -> str:
+    """The type and text of a foreign exception, whose text may be long or may itself fail."""
+    try:
+        text = str(error)
+    except BaseException as failed:  # described as what it is: an error without words
+        text = f"(its text cannot be read: {type(failed).__name__})"
+    return f"{type(error).__name__}: {text[:LONGEST_REASON]}"
+
+
+def _failure(kind: type[InfrastructureError], what: str, error: BaseException) -> InfrastructureError:
+    return kind(f"{what} failed", got=described_error(error))

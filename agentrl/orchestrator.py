@@ -45,7 +45,7 @@ from agentrl.assembly.step_clock import StepClock
 from agentrl.assembly.training import build_training
 from agentrl.checkpoint import Progress, copy_checkpoint, read_progress, restore, write_checkpoint
 from agentrl.config.engines import ServerEngineConfig
-from agentrl.errors import TrainingError
+from agentrl.errors import TrainingError, described_error
 from agentrl.evaluation.periodic import evaluate_now
 from agentrl.observe.checkpoint_writer import CheckpointWriter
 from agentrl.observe.checkpoints import Checkpoint, Checkpoints
@@ -147,7 +147,7 @@ class Orchestrator:
         self._saved = self._checkpoints.newest()
         progress = None if self._saved is None else read_progress(self._saved)
         self.step = 0 if progress is None else progress.step
-        start = await prepare_model(self.config, self.folder)
+        start = await prepare_model(self.config, self.folder, say=self._say)
         void_after(self.folder.trajectories, self.step + 1, 0 if progress is None else progress.store_position)
         self._store = TrajectoryStore(self.folder.trajectories, step=self.step + 1)
         stack.callback(self._store.close)
@@ -361,6 +361,8 @@ class Orchestrator:
                 task.cancel()
                 await asyncio.gather(task, return_exceptions=True)
         if task.cancelled():
+            if not self._stop.is_set():
+                raise TrainingError("a part of the run was cancelled, but nobody asked the run to stop")
             raise self._failure or _Interrupted
         return task.result()
 
@@ -384,7 +386,14 @@ def train(run: Run, *, watcher: RunWatcher | None = None) -> RunResult:
         UsageError: something that the user must change.
         TrainingError: training cannot go on.
     """
-    return asyncio.run(_train_with_signals(Orchestrator(run, watcher=watcher)))
+    try:
+        return asyncio.run(_train_with_signals(Orchestrator(run, watcher=watcher)))
+    except SystemExit as error:
+        raise TrainingError(
+            "code of an environment, a tool or an agent loop ended the program from a task that it started itself",
+            got=described_error(error),
+            hint="set environment.isolation=process, or remove the call of sys.exit()",
+        ) from error
 
 
 async def _train_with_signals(orchestrator: Orchestrator) -> RunResult:

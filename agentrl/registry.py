@@ -139,6 +139,8 @@ def load_module(name: str) -> ModuleType:
             expected="an importable module",
             hint="run from the folder that holds the module, or install it",
         ) from error
+    except SystemExit as error:
+        raise UsageError(f"{name} ends the program when it is imported", got=f"sys.exit({error})") from error
 
 
 @functools.cache

@@ -7,6 +7,8 @@ from collections.abc import Callable, Coroutine, Iterator
 from contextlib import contextmanager
 from typing import Any, TypeVar
 
+from agentrl.errors import is_addressed_to, running_task
+
 T = TypeVar("T")
 GRACE_S = 1.0
 """Seconds that a call which is cancelled has to end; then it is left behind."""
@@ -26,18 +28,20 @@ class ToolFault(Exception):
 
 @contextmanager
 def contained() -> Iterator[None]:
-    """Run a tool in the event loop. A task that somebody cancels ends, and so does a program at Ctrl-C.
+    """Run a tool in the event loop. A cancellation of the task that runs it passes, and so does Ctrl-C.
 
     Raises:
-        ToolFault: the tool asked the program to end, or said that it was cancelled when nobody had.
+        ToolFault: the tool raised what would stop more than its call, such as ``SystemExit``.
     """
+    task = running_task()
     try:
         yield
-    except (SystemExit, StopIteration) as error:
+    except StopIteration as error:
         raise ToolFault(error) from error
-    except asyncio.CancelledError as error:
-        current = asyncio.current_task()
-        if current is not None and current.cancelling():
+    except Exception:
+        raise
+    except BaseException as error:
+        if is_addressed_to(task, error):
             raise
         raise ToolFault(error) from error
 

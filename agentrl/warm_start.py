@@ -70,7 +70,7 @@ class WarmStart:
     async def _demonstrate(self) -> tuple[str, list[Trajectory]]:
         """The model's folder, and the episodes to learn from."""
         self._enter(Phase.PREPARE)
-        path = await prepare_model(self.config, self.folder)
+        path = await prepare_model(self.config, self.folder, say=self._watcher.on_message)
         renderer = build_renderer(self.config, path, load_tokenizer(path))
         if self.config.sft.data is not None:
             return path, self._read(self.config.sft.data, renderer)

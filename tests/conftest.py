@@ -68,13 +68,13 @@ def _corpora_are_written_once():
     """What a new model's tokenizer is trained on takes 512 episodes; many tests have the same world."""
     write, written = scratch.scratch_corpus, {}
 
-    async def corpus(config):
+    async def corpus(config, say=scratch.unheard):
         name = "" if config.environments else config.sole_environment.name
         if ":" in name and name != LETTERS:  # a test may have a world of this name for itself
-            return await write(config)
+            return await write(config, say=say)
         key = (config.run.seed, config.model_dump_json(include={"environment", "environments", "agent"}))
         if key not in written:
-            written[key] = await write(config)
+            written[key] = await write(config, say=say)
         return written[key]
 
     with pytest.MonkeyPatch.context() as patch:

@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 import shutil
+from collections.abc import Callable
 from pathlib import Path
 from typing import Literal, cast
 
 from transformers import AutoConfig, AutoImageProcessor, AutoTokenizer, PreTrainedTokenizerFast
 
-from agentrl.assembly.scratch import write_scratch_model
+from agentrl.assembly.scratch import unheard, write_scratch_model
 from agentrl.config.schema import Config
 from agentrl.config.section import Section
 from agentrl.errors import UsageError
@@ -64,9 +65,9 @@ def _resolved(path: str) -> str:
     return found
 
 
-async def prepare_model(config: Config, run: RunDirectory) -> str:
-    """Where the model lies that the run starts from; one that is made from nothing, or from an adapter and its base, is
-    written into the run's folder first.
+async def prepare_model(config: Config, run: RunDirectory, *, say: Callable[[str], None] = unheard) -> str:
+    """Find the folder of the model that the run starts from; a model that is made from nothing, or from an adapter and
+    its base, is written into the run's folder first. `say` is called with a line for the user when that takes trouble.
 
     Raises:
         UsageError: it cannot be made, or the disk is full.
@@ -78,7 +79,7 @@ async def prepare_model(config: Config, run: RunDirectory) -> str:
         shutil.rmtree(partial, ignore_errors=True)
         with writing(run.model), system_errors():
             if config.model.path == SCRATCH:
-                await write_scratch_model(config, partial)
+                await write_scratch_model(config, partial, say=say)
             else:
                 write_merged(config.model.path, partial, dtype=config.model.dtype)
             partial.rename(run.model)

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 
 from agentrl.agent_loop import Answer, Conversation
@@ -12,7 +12,7 @@ from agentrl.assembly.episodes import build_host, build_runner
 from agentrl.config.parts import parts_of
 from agentrl.config.schema import Config, ScratchModelConfig
 from agentrl.env import EnvironmentSpec, optional_part, settled
-from agentrl.errors import UsageError
+from agentrl.errors import EnvironmentFailure, UsageError, async_boundary, boundary
 from agentrl.message import Message
 from agentrl.policy import StopReason
 from agentrl.reward import EnvironmentReward
@@ -27,6 +27,9 @@ from agentrl.trajectory import TokenSequence
 
 EPISODES = 512
 """Episodes of the corpus, of all environments together; the tokenizer spells what they do not contain."""
+
+MAX_FAILED = 8
+"""After so many failed episodes in a row no more are played: each may have cost the deadline of a step."""
 
 
 class Scribe(Speaker):
@@ -85,49 +88,79 @@ def _json(value: object) -> str:
     return json.dumps(value, ensure_ascii=False)
 
 
-async def write_scratch_model(config: Config, folder: Path) -> None:
+def unheard(_: str) -> None:
+    """Say nothing."""
+
+
+async def write_scratch_model(config: Config, folder: Path, *, say: Callable[[str], None] = unheard) -> None:
     """Make a new model in `folder`, its tokenizer trained on expert episodes (random ones where there is no expert).
+
+    Args:
+        config: Describes the model, the environments and the agent.
+        folder: The new model's.
+        say: Called with a line for the user when an episode fails.
 
     Raises:
         UsageError: the environment cannot be played.
         ConfigError: sizes that do not fit together.
     """
-    corpus = await scratch_corpus(config)
+    corpus = await scratch_corpus(config, say=say)
     sizes = config.model.scratch or ScratchModelConfig()
     build_scratch_model(folder, corpus, sizes, seed=config.run.seed)
 
 
-async def scratch_corpus(config: Config) -> list[str]:
+async def scratch_corpus(config: Config, *, say: Callable[[str], None] = unheard) -> list[str]:
     """Every text of a few episodes, in the order of tasks; the same for the same config."""
     parts = parts_of(config)
-    return [text for part in parts for text in await _texts(part.config, max(1, EPISODES // len(parts)))]
+    return [text for part in parts for text in await _texts(part.config, max(1, EPISODES // len(parts)), say)]
 
 
-async def _texts(config: Config, episodes: int) -> list[str]:
+async def _texts(config: Config, episodes: int, say: Callable[[str], None]) -> list[str]:
     """What is said in one environment."""
     spec = find_environment(config.sole_environment)
     tasks = TaskCursor(task_source(spec, config.sole_environment), seed=config.run.seed)
     scribe = Scribe(ScriptedPolicy.EXPERT if await has_expert(spec, config) else ScriptedPolicy.RANDOM)
     host = build_host(config, spec=spec)
-    failed = None
+    failed, in_a_row = None, 0
     try:
         runner = build_runner(config, host, scribe)
         runner.scorer = EnvironmentReward()  # nobody reads these returns, and a judge would be asked about each
         for number in range(episodes):
             seed = derive_seed(config.run.seed, "corpus", number)
             played = await runner.run(tasks.next(), group_id=f"corpus-{number}", member=0, seed=seed)
-            if played.outcome is not None and played.outcome.is_infrastructure:
-                failed = failed or played
+            if played.outcome is None or not played.outcome.is_infrastructure:
+                in_a_row = 0
+                continue
+            if failed is None:
+                say(f"an episode for the new model's vocabulary failed; others follow: {played.error}")
+            failed, in_a_row = failed or played, in_a_row + 1
+            if in_a_row >= MAX_FAILED:
+                say(f"{in_a_row} episodes in a row failed; the vocabulary is learnt from the text until then")
+                break
     finally:
         await host.close()
     if failed is not None and not scribe.texts:
-        raise UsageError("no episode can be played to learn the vocabulary from", got=f"{spec.name}: {failed.error}")
+        raise UsageError(
+            "no episode can be played to learn the vocabulary from",
+            got=f"{spec.name}: {failed.error}",
+            hint=f"run: agentrl env check {spec.name}",
+        )
     return scribe.texts
 
 
 async def has_expert(spec: EnvironmentSpec, config: Config) -> bool:
-    """Whether the environment brings an expert."""
-    environment = spec.make(**{**spec.options, **config.sole_environment.options})
-    found = optional_part(environment, "expert") is not None
-    await settled(environment.close())
+    """Whether the environment brings an expert.
+
+    Raises:
+        UsageError: it cannot be made.
+    """
+    what = f"making environment {spec.name}"
+    try:
+        with boundary(EnvironmentFailure, what):
+            environment = spec.make(**{**spec.options, **config.sole_environment.options})
+            found = optional_part(environment, "expert") is not None
+        async with async_boundary(EnvironmentFailure, f"close of environment {spec.name}", deadline_s=None):
+            await settled(environment.close())
+    except EnvironmentFailure as error:
+        raise UsageError(str(error), hint=f"run: agentrl env check {spec.name}") from error
     return found

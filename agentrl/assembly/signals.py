@@ -7,6 +7,7 @@ import signal
 import threading
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
+from types import FrameType
 
 _SIGNALS = (signal.SIGINT, signal.SIGTERM)
 
@@ -14,6 +15,8 @@ _SIGNALS = (signal.SIGINT, signal.SIGTERM)
 @contextmanager
 def stop_signals(stop: Callable[[], None]) -> Iterator[None]:
     """Call `stop` on the first signal inside the block; after it, signals mean what they meant before.
+
+    The second one counts also while code blocks the event loop, and `stop` cannot be called.
 
     Only the main thread receives signals; in others nothing changes.
     """
@@ -25,15 +28,14 @@ def stop_signals(stop: Callable[[], None]) -> Iterator[None]:
 
     def put_back() -> None:
         for number, handler in before.items():
-            loop.remove_signal_handler(number)
             signal.signal(number, handler)
 
-    def first() -> None:
-        put_back()
-        stop()
+    def first(number: int, frame: FrameType | None) -> None:
+        put_back()  # at once: code that blocks the event loop can still be ended by the second signal
+        loop.call_soon_threadsafe(stop)
 
     for number in _SIGNALS:
-        loop.add_signal_handler(number, first)
+        signal.signal(number, first)
     try:
         yield
     finally:

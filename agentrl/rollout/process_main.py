@@ -14,7 +14,7 @@ import threading
 from queue import SimpleQueue
 from typing import Any, BinaryIO
 
-from agentrl.errors import AgentRLError, EnvironmentFailure
+from agentrl.errors import AgentRLError, EnvironmentFailure, described_error
 from agentrl.remote.tool import RemoteTool
 from agentrl.rollout.process_worker import HEADER, RemoteCall
 from agentrl.rollout.resident import ResetResult, Resident
@@ -40,8 +40,8 @@ def _read(calls: BinaryIO, inbox: SimpleQueue[RemoteCall]) -> None:
             inbox.put(pickle.load(calls))
         except EOFError:
             os._exit(0)
-        except Exception as error:
-            inbox.put(RemoteCall(-1, "unreadable", (f"{type(error).__name__}: {error}",)))
+        except BaseException as error:
+            inbox.put(RemoteCall(-1, "unreadable", (described_error(error),)))
 
 
 async def _serve(residents: dict[int, Resident], call: RemoteCall) -> tuple[bool, Any]:
@@ -49,8 +49,8 @@ async def _serve(residents: dict[int, Resident], call: RemoteCall) -> tuple[bool
         return True, await _perform(residents, call)
     except AgentRLError as error:
         return False, (type(error), str(error))
-    except Exception as error:
-        return False, (EnvironmentFailure, f"{type(error).__name__}: {error}")
+    except BaseException as error:  # nobody cancels or interrupts this process: it is the environment's own
+        return False, (EnvironmentFailure, described_error(error))
 
 
 async def _perform(residents: dict[int, Resident], call: RemoteCall) -> Any:
@@ -70,8 +70,8 @@ async def _perform(residents: dict[int, Resident], call: RemoteCall) -> Any:
 def _reply(replies: BinaryIO, reply: tuple[bool, Any]) -> None:
     try:
         message = pickle.dumps(reply)
-    except Exception as error:
-        text = f"what it returned cannot be sent to the runtime: {type(error).__name__}: {error}"
+    except BaseException as error:
+        text = f"what it returned cannot be sent to the runtime: {described_error(error)}"
         message = pickle.dumps((False, (EnvironmentFailure, text)))
     replies.write(HEADER.pack(len(message)) + message)
     replies.flush()

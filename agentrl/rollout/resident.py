@@ -15,6 +15,11 @@ from agentrl.remote.served import Part
 from agentrl.rollout.returned import checked_pair, checked_step
 from agentrl.tool import Tool, ToolResult
 
+LONGEST_SAMPLE = 256
+"""Maximum length of a text space whose samples random play takes as they are."""
+RANDOM_CHARACTERS = 32
+"""Maximum length of a random action in a text space that allows more than `LONGEST_SAMPLE` characters."""
+
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ResetResult:
@@ -125,7 +130,7 @@ class Resident:
         if self._random is None:
             self._random = random.Random(seed)
             space.seed(seed % 2**32)
-        return str(await settled(space.sample()))
+        return await _sampled(space)
 
     async def new_expert(self) -> bool:
         """Ask the environment for an expert, whom `expert_action` asks then; whether it can make mistakes."""
@@ -145,7 +150,7 @@ class Resident:
         space = self._optional("action_space")
         if seed is not None:
             space.seed(seed)
-        return str(await settled(space.sample()))
+        return await _sampled(space)
 
     async def action_hint(self) -> str:
         """One line for the model; empty when the environment has none."""
@@ -188,6 +193,15 @@ class Resident:
 
     def _optional(self, name: str) -> Any:
         return optional_part(self.env, name)
+
+
+async def _sampled(space: Any) -> str:
+    """A sample of an action space as text: of a text space that allows very long texts, a short one."""
+    least, most = getattr(space, "min_length", 0), getattr(space, "max_length", 0)
+    if most <= LONGEST_SAMPLE:
+        return str(await settled(space.sample()))
+    length = int(space.np_random.integers(least, max(least, RANDOM_CHARACTERS) + 1))
+    return str(await settled(space.sample((length, None))))
 
 
 async def call_own_tool(tool: Tool, arguments: Mapping[str, Any]) -> ToolResult:

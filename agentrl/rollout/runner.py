@@ -2,20 +2,33 @@
 
 An error is classified here, once: by the outcome that its type carries. What the machinery failed is tried again with
 a new attempt under the same task and seed; then the failed trajectory stands, and does not train. Only what the user
-must change (`UsageError`) and cancellation leave `EpisodeRunner.run` as exceptions, recorded all the same.
+must change (`UsageError`) and cancellation by the caller leave `EpisodeRunner.run` as exceptions, recorded all the
+same. Code of environments, loops, tools and scorers cannot cancel the caller: every attempt is a task of its own.
 """
 
 from __future__ import annotations
 
+import asyncio
 import copy
 import dataclasses
 import logging
 import math
 from collections import Counter
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Coroutine, Sequence
+from typing import Any
 
 from agentrl.agent_loop import AgentLoop, EpisodeEnd
-from agentrl.errors import AgentRLError, EnvironmentFailure, Outcome, PolicyError, UsageError, async_boundary
+from agentrl.errors import (
+    AgentRLError,
+    EnvironmentFailure,
+    Outcome,
+    PolicyError,
+    UsageError,
+    async_boundary,
+    described_error,
+    is_addressed_to,
+    running_task,
+)
 from agentrl.reward import EnvironmentReward, Scorer
 from agentrl.rollout.budget import EpisodeLimits
 from agentrl.rollout.counters import RolloutCounters, RolloutObserver
@@ -131,7 +144,9 @@ class EpisodeRunner:
         began = self.waits.clock()
         self.observer.on_start(trajectory)
         try:
-            await self._classify(trajectory, task, seed)
+            await _in_own_task(self._classify(trajectory, task, seed), f"episode {trajectory.id}")
+        except EnvironmentFailure as error:
+            _fail(trajectory, error.outcome, error)
         except BaseException as error:  # recorded, then passed on
             trajectory.outcome, trajectory.error = Outcome.CANCELLED, str(error) or type(error).__name__
             raise
@@ -151,8 +166,7 @@ class EpisodeRunner:
             outcome = getattr(error, "outcome", None)
             if not isinstance(outcome, Outcome):
                 raise
-            trajectory.outcome, trajectory.error = outcome, str(error)
-            trajectory.reward = None
+            _fail(trajectory, outcome, error)
 
     async def _play(self, trajectory: Trajectory, task: Task, seed: int) -> Outcome:
         async with self.host.borrow(trajectory.id) as environment:
@@ -214,6 +228,7 @@ class EpisodeRunner:
         )
 
     async def _run_loop(self, episode: RuntimeEpisode) -> Outcome:
+        attempt = running_task()
         try:
             await self.loop.run(episode)
         except EpisodeEnd as end:
@@ -223,11 +238,13 @@ class EpisodeRunner:
             return error.outcome
         except AgentRLError:
             raise
-        except Exception as error:
+        except BaseException as error:
+            if is_addressed_to(attempt, error):
+                raise
             logger.exception("agent loop %s failed in %s", type(self.loop).__name__, episode.turns.trajectory.id)
             raise EnvironmentFailure(
                 f"agent loop {type(self.loop).__name__} failed (task {episode.task.id})",
-                got=f"{type(error).__name__}: {error}",
+                got=described_error(error),
             ) from error
         return ending(episode.last_result)
 
@@ -252,3 +269,30 @@ class EpisodeRunner:
             )
         trajectory.reward = score.reward
         trajectory.reward_components.update(score.components)
+
+
+def _fail(trajectory: Trajectory, outcome: Outcome, error: AgentRLError) -> None:
+    trajectory.outcome, trajectory.error, trajectory.reward = outcome, str(error), None
+
+
+async def _in_own_task(work: Coroutine[Any, Any, None], name: str) -> None:
+    """Run `work` in a task of its own; a cancellation of this task is passed on to it, and awaited.
+
+    Raises:
+        EnvironmentFailure: the task was cancelled by the code that it runs.
+    """
+    task = asyncio.create_task(work, name=name)
+    cancelled: asyncio.CancelledError | None = None
+    while not task.done():
+        try:
+            await asyncio.wait({task})
+        except asyncio.CancelledError as error:
+            cancelled = error
+            task.cancel()
+    if cancelled is not None:
+        if not task.cancelled():
+            task.exception()
+        raise cancelled
+    if task.cancelled():
+        raise EnvironmentFailure(f"{name} failed", got="the task that runs it was cancelled by code of the episode")
+    task.result()

@@ -24,7 +24,7 @@ from typing import Any
 
 from agentrl.curriculum.mixture import Draw, Mixture
 from agentrl.curriculum.tally import Tally
-from agentrl.errors import TrainingError, UsageError
+from agentrl.errors import AgentRLError, EnvironmentFailure, TrainingError, UsageError, boundary
 from agentrl.rollout.admission import Admission
 from agentrl.rollout.group import Group
 from agentrl.rollout.runner import EpisodeRunner
@@ -147,8 +147,14 @@ class GroupScheduler:
         return len(self._finished)
 
     def _next_group(self) -> Group:
+        """The group of the next task.
+
+        Raises:
+            EnvironmentFailure: the environment's task source failed.
+        """
         position = self.tasks.position
-        draw = self.tasks.next()
+        with boundary(EnvironmentFailure, f"task {position} of the run"):
+            draw = self.tasks.next()
         return Group(position=position, draw=draw, size=self.group_size, companions=self._names(draw))
 
     def _names(self, draw: Draw) -> tuple[str, ...]:
@@ -166,9 +172,16 @@ class GroupScheduler:
     def _episode_done(self, episode: asyncio.Task[None]) -> None:
         self._episodes.discard(episode)
         self._unfinished -= 1
-        if not episode.cancelled() and (error := episode.exception()) is not None:
+        if episode.cancelled():
+            error: BaseException | None = TrainingError(f"{episode.get_name()} was cancelled, but not by the run")
+        else:
+            error = episode.exception()
+        if error is not None and not self._closed:
             self._failure = self._failure or error
-        self.start_episodes()
+        try:
+            self.start_episodes()
+        except AgentRLError as failed:
+            self._failure = failed
         self._changed.set()
 
     async def _play(self, group: Group, player: int | str) -> None:

@@ -8,7 +8,7 @@ from collections import deque
 from dataclasses import dataclass, field
 from typing import Any, Generic, TypeVar
 
-from agentrl.errors import AgentRLError, EnvironmentFailure
+from agentrl.errors import AgentRLError, EnvironmentFailure, described_error, is_addressed_to, running_task
 
 W = TypeVar("W")
 
@@ -56,13 +56,16 @@ class SerialWorker(ABC, Generic[W]):
         return await job.result
 
     async def _run(self) -> None:
+        pump = running_task()
         while self._jobs:
             job = self._jobs.popleft()
             if job.result.cancelled():
                 continue
             try:
                 outcome = await self._execute_in_time(job)
-            except Exception as error:
+            except BaseException as error:
+                if is_addressed_to(pump, error):
+                    raise
                 if not job.result.done():
                     job.result.set_exception(_classified(job, error))
             else:
@@ -86,9 +89,9 @@ class SerialWorker(ABC, Generic[W]):
             await self._pump
 
 
-def _classified(job: Job[W], error: Exception) -> AgentRLError:
+def _classified(job: Job[W], error: BaseException) -> AgentRLError:
     if isinstance(error, AgentRLError):
         return error
-    failure = EnvironmentFailure(f"{job.what} failed", got=f"{type(error).__name__}: {error}")
+    failure = EnvironmentFailure(f"{job.what} failed", got=described_error(error))
     failure.__cause__ = error
     return failure

@@ -8,10 +8,11 @@ from collections.abc import Callable, Coroutine
 from queue import SimpleQueue
 from typing import Any, TypeAlias
 
+from agentrl.errors import AgentRLError, EnvironmentFailure, boundary
 from agentrl.rollout.serial_worker import Job, SerialWorker
 
 Work: TypeAlias = Callable[[], Any]
-_Inbox: TypeAlias = "SimpleQueue[tuple[Work, asyncio.Future[Any]] | None]"
+_Inbox: TypeAlias = "SimpleQueue[tuple[Job[Work], asyncio.Future[Any]] | None]"
 
 
 class ThreadWorker(SerialWorker[Work]):
@@ -27,7 +28,7 @@ class ThreadWorker(SerialWorker[Work]):
             self._inbox = SimpleQueue()
             threading.Thread(target=_serve, args=(self._inbox,), name="agentrl-environment", daemon=True).start()
         done: asyncio.Future[Any] = asyncio.get_running_loop().create_future()
-        self._inbox.put((job.work, done))
+        self._inbox.put((job, done))
         return await done
 
     async def replace(self) -> None:
@@ -53,18 +54,20 @@ def run_coroutine(coroutine: Coroutine[Any, Any, Any]) -> Any:
 
 def _serve(inbox: _Inbox) -> None:
     while (item := inbox.get()) is not None:
-        work, done = item
+        job, done = item
+        result, error = None, None
         try:
-            result, error = work(), None
-        except Exception as raised:
-            result, error = None, raised
+            with boundary(EnvironmentFailure, job.what):
+                result = job.work()
+        except AgentRLError as raised:
+            error = raised
         loop = done.get_loop()
         if loop.is_closed():
             return
         loop.call_soon_threadsafe(_deliver, done, result, error)
 
 
-def _deliver(done: asyncio.Future[Any], result: Any, error: Exception | None) -> None:
+def _deliver(done: asyncio.Future[Any], result: Any, error: AgentRLError | None) -> None:
     if done.done():
         return
     if error is None:

@@ -1,4 +1,9 @@
+import asyncio
+import itertools
 import json
+import signal
+import sys
+import time
 
 import pytest
 
@@ -9,7 +14,8 @@ from agentrl.assembly.episodes import build_host, build_runner
 from agentrl.assembly.judges import find_scorer
 from agentrl.assembly.models import build_renderer, load_tokenizer, prepare_model, resolve_model
 from agentrl.assembly.runs import resume_run, start_run
-from agentrl.assembly.scratch import has_expert, scratch_corpus
+from agentrl.assembly.scratch import MAX_FAILED, has_expert, scratch_corpus
+from agentrl.assembly.signals import stop_signals
 from agentrl.assembly.tools import find_tool
 from agentrl.assembly.training import check_rendering
 from agentrl.config import load_config, shipped_configs
@@ -111,6 +117,36 @@ async def test_an_environment_that_cannot_be_played_gives_no_corpus(tiny_run, mo
     monkeypatch.setattr(letters.Letters, "reset", broken)
     with pytest.raises(UsageError, match="no episode can be played"):
         await scratch_corpus(tiny_run().config)
+
+
+async def test_an_environment_that_ends_the_program_when_it_is_made_is_named(tiny_run, monkeypatch):
+    import letters
+
+    def leave(self):
+        sys.exit(0)
+
+    monkeypatch.setattr(letters.Letters, "__init__", leave)
+    with pytest.raises(UsageError, match=r"making environment letters:Letters failed: got SystemExit: 0"):
+        await scratch_corpus(tiny_run().config)
+
+
+async def test_a_step_that_hangs_while_a_model_is_prepared_is_told_and_soon_given_up(tiny_run, monkeypatch):
+    import letters
+
+    steps, told = itertools.count(), []
+
+    def hang(self, action):
+        next(steps)
+        time.sleep(0.1)
+
+    monkeypatch.setattr(letters.Letters, "step", hang)
+    config = tiny_run("environment.isolation=thread", "environment.step_timeout_s=0.01", "rollout.retries=0").config
+    assert any("Write" in text for text in await scratch_corpus(config, say=told.append))
+    first, last = told
+    assert first.startswith("an episode for the new model's vocabulary failed; others follow: step of environment")
+    assert "missed its deadline: got no answer in 0.01 s" in first
+    assert last.startswith("8 episodes in a row failed")
+    assert next(steps) == MAX_FAILED
 
 
 async def test_an_environment_without_an_expert_plays_at_random(tiny_run, monkeypatch):
@@ -242,3 +278,26 @@ async def test_an_episode_waits_longer_where_servers_may_have_to_come_back(engin
         assert build_runner(config, host, None).limits.answer_timeout_s == seconds
     finally:
         await host.close()
+
+
+def test_the_second_signal_is_obeyed_even_while_code_blocks_the_event_loop():
+    asked = []
+
+    async def block():
+        with stop_signals(lambda: asked.append(1)):
+            signal.raise_signal(signal.SIGTERM)  # handled at once, in this very line
+            with pytest.raises(RuntimeError, match="as before"):
+                signal.raise_signal(signal.SIGTERM)
+            assert asked == []
+            await asyncio.sleep(0)
+            assert asked == [1]
+
+    def handler(number, frame):
+        raise RuntimeError("as before")
+
+    before = signal.signal(signal.SIGTERM, handler)
+    try:
+        asyncio.run(block())
+        assert signal.getsignal(signal.SIGTERM) is handler
+    finally:
+        signal.signal(signal.SIGTERM, before)

@@ -100,3 +100,67 @@ def test_a_crowded_folder_is_not_overwritten(
     assert ended.code == 2
     assert "exists already" in ended.err
     assert (workplace / "runs" / "mine" / "notes.txt").read_text() == "keep me"
+
+
+LEAVING = """
+import asyncio, itertools, sys
+import agentrl
+
+class Leaving(agentrl.AsyncEnv):
+    count = itertools.count(1)
+
+    async def reset(self, *, seed=None, options=None):
+        return "Say something.", {}
+
+    async def step(self, action):
+        number = next(Leaving.count)
+        if number % 9 in (1, 3):
+            sys.exit(0)
+        if number % 9 in (2, 4):
+            own = asyncio.create_task(asyncio.sleep(3600))
+            own.cancel()
+            await own
+        return "Thanks.", float(len(action)), True, False, {}
+
+    def admissible_actions(self):
+        return ["yes", "no"]
+
+class Always(Leaving):
+    async def step(self, action):
+        sys.exit(0)
+"""
+
+
+@pytest.fixture
+def leaving(workplace: Path, monkeypatch: pytest.MonkeyPatch) -> str:
+    """A module whose environments want to end the program."""
+    (workplace / "leaving.py").write_text(LEAVING)
+    monkeypatch.syspath_prepend(workplace)
+    yield "leaving"
+    sys.modules.pop("leaving", None)
+
+
+def test_a_run_goes_on_when_an_environment_exits_or_is_cancelled(
+    agentrl: Cli, leaving: str, small: tuple[str, ...]
+) -> None:
+    plain = ["agent.options={format: plain, explain: false}", "environment.isolation=inline"]
+    words = ["trainer.steps=2", "run.name=r", *plain, *small]
+    ended = agentrl("train", "--env", f"{leaving}:Leaving", "--model", "scratch", *words)
+    assert ended.code == 0, ended.err
+    assert "done after step 2" in ended.err
+    assert "an episode for the new model's vocabulary failed; others follow: step of environment" in ended.err
+    lines = [json.loads(line) for line in Path("runs/r/metrics.jsonl").read_text().splitlines()]
+    assert sum(line["rollout/retries"] for line in lines) > 0
+    measured = agentrl("eval", "--model", "runs/r", "--tasks", "5")
+    assert measured.code == 0, measured.err
+
+
+def test_an_environment_that_always_exits_ends_the_command_with_a_reason(
+    agentrl: Cli, leaving: str, small: tuple[str, ...]
+) -> None:
+    plain = ["agent.options={format: plain, explain: false}", "environment.isolation=inline"]
+    words = ["trainer.steps=2", *plain, *small]
+    ended = agentrl("train", "--env", f"{leaving}:Always", "--model", "scratch", *words)
+    assert ended.code == 1, ended.err
+    assert "groups in a row have no episode to train on" in ended.err
+    assert "SystemExit: 0" in ended.err

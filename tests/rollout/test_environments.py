@@ -5,6 +5,7 @@ import contextlib
 import functools
 import os
 
+import gymnasium
 import pytest
 
 from agentrl.config.episodes import EnvironmentConfig
@@ -263,3 +264,18 @@ async def test_random_actions_without_a_list_come_from_the_action_space_and_the_
             return [await world.random_action(seed) for _ in range(3)]
 
     assert await sample(1) == await sample(1) != await sample(2)
+
+
+@pytest.mark.parametrize(("least", "most", "longest"), [(0, 10**8, 32), (1, 257, 32), (40, 10**8, 40), (0, 256, 256)])
+async def test_random_actions_are_short_where_a_space_allows_long_texts(make_host, worlds, least, most, longest):
+    class Wordy(worlds.Faulty):
+        action_space = gymnasium.spaces.Text(most, min_length=least)
+
+    host = make_host(Wordy)
+    async with host.borrow("e") as world:
+        await world.reset(TASK)
+        lengths = [len(await world.random_action(7)) for _ in range(50)]
+        samples = [len(await world.call("sample", seed)) for seed in (7, None, None)]
+    assert samples == lengths[:3]
+    assert least <= min(lengths) < max(lengths) or least == longest == max(lengths)
+    assert longest * 0.8 <= max(lengths) <= longest
