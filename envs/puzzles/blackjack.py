@@ -23,6 +23,7 @@ class Blackjack(ChancePuzzle):
     fields = ("player", "dealer", "dice")
     action_hint = "hit or stand"
     max_steps = 20
+    loss_reward = -1.0
 
     player: list[int]
     dealer: list[int]
@@ -41,7 +42,7 @@ class Blackjack(ChancePuzzle):
         if action == HIT:
             self.player.append(self._card())
             if total(self.player) > BEST:
-                return Played(-1.0, "You have more than 21.", over=True)
+                return Played(self.loss_reward, "You have more than 21.", over=True)
             return Played()
         while total(self.dealer) < DEALER_STOPS:
             self.dealer.append(self._card())
@@ -51,7 +52,7 @@ class Blackjack(ChancePuzzle):
             return Played(1.0, f"{note} You win.", over=True, won=True)
         if yours == theirs:
             return Played(0.0, f"{note} That is a draw.", over=True)
-        return Played(-1.0, f"{note} You lose.", over=True)
+        return Played(self.loss_reward, f"{note} You lose.", over=True)
 
     def text(self) -> str:
         """Your cards and the dealer's open one."""

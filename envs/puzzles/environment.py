@@ -93,6 +93,7 @@ class PuzzleEnv(gymnasium.Env[Content, str]):
         self.action_space = ActionSpace(self.game)
         self._steps = 0
         self._over = True
+        self._progress_at_start = 0.0
 
     @property
     def action_hint(self) -> str:
@@ -110,6 +111,7 @@ class PuzzleEnv(gymnasium.Env[Content, str]):
             raise UsageError(f"{self.game.name} has no options of reset", got=", ".join(options), expected="a seed")
         self._draw_instance(int(self.np_random.integers(SeedTasks.SPLIT_SIZE)) if seed is None else seed)
         self._steps, self._over = 0, False
+        self._progress_at_start = self.game.progress()
         return self._introduction(), self._opening_info()
 
     def step(self, action: str) -> tuple[Content, float, bool, bool, dict[str, Any]]:
@@ -125,7 +127,7 @@ class PuzzleEnv(gymnasium.Env[Content, str]):
         self._steps += turn.taken
         truncated = not turn.last.over and self._steps >= self.max_steps
         self._over = turn.last.over or truncated
-        reward = turn.reward + self.game.late_reward() if truncated else turn.reward
+        reward = turn.reward + self._reward_at_limit() if truncated else turn.reward
         if turn.taken < len(parts):
             turn.notes.append(f"Actions taken: {turn.taken} of {len(parts)}.")
         info = {"success": turn.last.won, "task_type": self.game.task_type, "valid": turn.last.legal}
@@ -145,7 +147,12 @@ class PuzzleEnv(gymnasium.Env[Content, str]):
 
     def snapshot(self) -> dict[str, Any]:
         """The episode as JSON types."""
-        state = {"game": self.game.state(), "steps": self._steps, "over": self._over}
+        state = {
+            "game": self.game.state(),
+            "steps": self._steps,
+            "over": self._over,
+            "progress_at_start": self._progress_at_start,
+        }
         copied: dict[str, Any] = orjson.loads(orjson.dumps(state))
         return copied
 
@@ -153,6 +160,12 @@ class PuzzleEnv(gymnasium.Env[Content, str]):
         """Go on where a snapshot was taken, in this environment or another with the same options."""
         self.game.load(orjson.loads(orjson.dumps(snapshot["game"])))
         self._steps, self._over = snapshot["steps"], snapshot["over"]
+        self._progress_at_start = snapshot["progress_at_start"]
+
+    def _reward_at_limit(self) -> float:
+        """What losing pays, and the share of the missing progress that the actions made."""
+        gained = self.game.progress() - self._progress_at_start
+        return self.game.loss_reward + max(gained, 0.0) / (1 - self._progress_at_start)
 
     def _opening_info(self) -> dict[str, Any]:
         goal = self.game.introduction().removesuffix(self.game.text()).strip()

@@ -68,7 +68,7 @@ class FifteenPuzzle(Puzzle):
             return Played(1.0, "All tiles are in order.", over=True, won=True)
         return Played()
 
-    def late_reward(self) -> float:
+    def progress(self) -> float:
         """The share of the places that hold what belongs there."""
         return sum(one == other for one, other in zip(self.tiles, self.goal, strict=True)) / len(self.goal)
 

@@ -63,7 +63,7 @@ class Mastermind(Puzzle):
         placed, misplaced = compare(guess, self.code)
         return Played(0.0, f"{' '.join(guess)}: {placed} in place, {misplaced} in another place.")
 
-    def late_reward(self) -> float:
+    def progress(self) -> float:
         """How close the last guess came; half for a digit in another place."""
         placed, misplaced = compare(self.guesses[-1], self.code) if self.guesses else (0, 0)
         return (placed + misplaced / 2) / self.length

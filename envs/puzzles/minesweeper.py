@@ -85,7 +85,7 @@ class Minesweeper(Puzzle):
             return Played(1.0, "All places without a mine are revealed.", over=True, won=True)
         return Played(MILESTONE_REWARD)
 
-    def late_reward(self) -> float:
+    def progress(self) -> float:
         """The share of the places without a mine that is revealed."""
         hidden = self.shown.count(HIDDEN) + self.shown.count(FLAG)
         return (len(self.shown) - hidden) / (len(self.shown) - self.mines)

@@ -34,6 +34,7 @@ class Points24(Puzzle):
     action_hint = "the next part of the formula, or all of it, for example: (3 + 5) * 3 * 1 ="
     max_steps = 20
     illegal_reward = FAILED_REWARD
+    loss_reward = FAILED_REWARD
 
     cards: list[int]
     formula: list[str]

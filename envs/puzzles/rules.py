@@ -55,6 +55,8 @@ class Puzzle(ABC):
     actions_per_turn: ClassVar[int] = 1
     """How many actions one turn may hold: ``left || up``."""
     illegal_reward: ClassVar[float] = 0.0
+    loss_reward: ClassVar[float] = 0.0
+    """What losing pays. Reaching the limit pays the same, so that refusing to play is no better than losing."""
     looks: ClassVar[Fields] = {}
     """How the letters of `text` look in a picture; without, the puzzle is shown as text only."""
 
@@ -90,8 +92,12 @@ class Puzzle(ABC):
         """A random action: what the random policy plays where `actions` lists none."""
         return rng.choice(self.actions() or [""])
 
-    def late_reward(self) -> float:
-        """What is paid, besides the last action's reward, when the episode is truncated."""
+    def progress(self) -> float:
+        """How close the state is to the solution, from 0 to 1.
+
+        An episode that is truncated pays for what its actions added to the progress of the first state, as a share of
+        what was missing there.
+        """
         return 0.0
 
     @property

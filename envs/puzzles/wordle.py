@@ -50,7 +50,7 @@ class Wordle(Puzzle):
             return Played(1.0, "Right, that is the word.", over=True, won=True)
         return Played(0.0, f"{' '.join(guess.upper())}\n{' '.join(mark(guess, self.word))}")
 
-    def late_reward(self) -> float:
+    def progress(self) -> float:
         """How close the last guess came; half for a letter in another place."""
         marks = mark(self.guesses[-1], self.word) if self.guesses else ""
         return (marks.count(PLACED) + marks.count(MISPLACED) / 2) / LENGTH

@@ -163,10 +163,17 @@ def test_mines_flags_and_what_is_revealed() -> None:
     assert (reward, terminated, info["success"]) == (0.0, True, False)
 
 
-def test_time_pays_the_share_that_is_revealed() -> None:
+def begin_here(env: PuzzleEnv) -> None:
+    """Make the state that a test has loaded the first one of the episode."""
+    env.restore(env.snapshot() | {"progress_at_start": env.game.progress()})
+
+
+def test_the_limit_pays_the_share_that_was_revealed_since_the_start() -> None:
     env = minesweeper({15, 3})
-    env.max_steps = 1
-    assert env.step("reveal 0 0")[1] == pytest.approx(0.1 + 12 / 14)
+    env.max_steps = 2
+    env.step("reveal 1 3")
+    begin_here(env)
+    assert env.step("reveal 0 0")[1] == pytest.approx(0.1 + 12 / 13)
 
 
 def test_deduction_uses_one_number_within_another() -> None:
@@ -302,10 +309,12 @@ def test_tiles_slide_into_the_gap() -> None:
     assert env.step("up")[1:3] == (1.0, True)
 
 
-def test_time_pays_the_share_of_tiles_in_place() -> None:
+@pytest.mark.parametrize(("move", "reward"), [("left", 1 / 3), ("right", 0.0), ("sideways", 0.0)])
+def test_the_limit_pays_the_share_of_misplaced_tiles_that_were_placed(move: str, reward: float) -> None:
     env = started(FifteenPuzzle, size=3, max_steps=1)
     env.game.load({"tiles": [1, 2, 3, 4, 0, 5, 7, 8, 6], "gap": 4})
-    assert env.step("left")[1] == pytest.approx(7 / 9)
+    begin_here(env)
+    assert env.step(move)[1] == pytest.approx(reward)
 
 
 def test_a_walk_through_a_maze() -> None:

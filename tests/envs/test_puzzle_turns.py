@@ -33,7 +33,7 @@ class Stairs(Puzzle):
     def text(self) -> str:
         return f"{self.top - self.step} to go"
 
-    def late_reward(self) -> float:
+    def progress(self) -> float:
         return self.step / 10
 
     def expert(self) -> Any:
@@ -100,7 +100,7 @@ def test_a_snapshot_keeps_the_count_and_the_end() -> None:
     env, other = stairs(top=2, max_steps=3), stairs(max_steps=3)
     env.step("up")
     saved = env.snapshot()
-    assert saved == {"game": {"step": 1, "top": 2}, "steps": 1, "over": False}
+    assert saved == {"game": {"step": 1, "top": 2}, "steps": 1, "over": False, "progress_at_start": 0.0}
     env.step("up")
     other.restore(env.snapshot())
     with pytest.raises(UsageError, match="is over"):

@@ -173,6 +173,19 @@ def test_rubbish_is_answered_and_costs_a_step(name: str) -> None:
 
 
 @pytest.mark.parametrize("name", PUZZLES)
+@pytest.mark.parametrize("text", ["", "please do the right thing"])
+def test_refusing_to_play_until_the_limit_pays_what_losing_does_at_most(name: str, text: str) -> None:
+    env = make(name)
+    for seed in range(5):
+        env.reset(seed=seed)
+        total, truncated = 0.0, False
+        while not truncated:
+            _, reward, _, truncated, _ = env.step(text)
+            total += reward
+        assert total == pytest.approx(env.max_steps * env.game.illegal_reward + env.game.loss_reward)
+
+
+@pytest.mark.parametrize("name", PUZZLES)
 def test_unknown_options_are_named(name: str) -> None:
     with pytest.raises(UsageError, match="has no option 'colour'"):
         make(name, colour=3)
