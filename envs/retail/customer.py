@@ -1,6 +1,7 @@
 """The customer: a script that says what it wants step by step, and leaves with a stop mark.
 
-Whether a request was met it sees in the database, or hears. What it says depends only on the scenario, on its own
+Whether a request was met it sees in the database. A question is over with the first answer to it, right or wrong: the
+customer does not know which it is. What it says depends only on the scenario, on its own
 state, and on what the agent says.
 """
 
@@ -12,7 +13,7 @@ from typing import Any
 
 from . import phrases
 from .database import Database
-from .hearing import Heard, hear, says_amount
+from .hearing import Heard, figures_in, hear
 from .requests import Fact, Persona, Request, RequestKind, Scenario
 
 PATIENCE = 6
@@ -79,7 +80,7 @@ class Customer:
             return phrases.HANDED_OVER
         if self._is_met(heard, text, database):
             return self._go_on()
-        words = self._reply(heard)
+        words = [*self._unclear(text), *self._reply(heard)]
         if self.mood.spent > PATIENCE:
             return phrases.OUT_OF_TIME
         return " ".join(words)
@@ -89,10 +90,19 @@ class Customer:
         if request.kind is RequestKind.REFUSED:
             return heard.refuses
         if request.outputs:
-            return all(says_amount(text, amount) for amount in request.outputs)
+            return figures_in(text).answers(request.outputs)
         if request.order_id is None:
             return False
         return database.order(request.order_id) == self._expected[self.mood.request]
+
+    def _unclear(self, text: str) -> list[str]:
+        """What a customer who asked a question says to figures that are no answer to it."""
+        outputs, figures = self.request.outputs, figures_in(text)
+        if not outputs or not (figures.amounts or figures.counts):
+            return []
+        if figures.is_record or len(figures.amounts) > 1 or (len(outputs) > 1 and len(figures.counts) > 1):
+            return [phrases.TOO_MANY_FIGURES if len(outputs) == 1 else phrases.TOO_MANY_FIGURES_OF_TWO]
+        return [] if len(outputs) == 1 or not figures.amounts else [phrases.NO_COUNT]
 
     def _go_on(self) -> str:
         """The next request, or goodbye."""

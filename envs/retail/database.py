@@ -37,6 +37,8 @@ class Database:
         self._orders: dict[str, Row] = kept.get("orders", {})
         self.transfers: int = kept.get("transfers", 0)
         """How often the customer was handed to a human agent."""
+        self.identified: set[str] = set(kept.get("identified", ()))
+        """Users that the agent has found by what only the customer could tell."""
 
     def user(self, user_id: str) -> Row | None:
         """A user, to be read only."""
@@ -59,11 +61,11 @@ class Database:
         return self._orders[order_id]
 
     def changes(self) -> dict[str, Any]:
-        """What differs from the store, as JSON types; what was changed back does not."""
-        return copy.deepcopy(self._differences())
+        """What differs from the store, and who was identified, as JSON types; what was changed back does not differ."""
+        return {**copy.deepcopy(self._differences()), "identified": sorted(self.identified)}
 
     def key(self) -> str:
-        """Hash of the contents: equal for two databases over one store if and only if they hold the same."""
+        """Hash of the records: equal for two databases over one store if and only if they hold the same ones."""
         changes = orjson.dumps(self._differences(), option=orjson.OPT_SORT_KEYS)
         return hashlib.blake2b(changes, digest_size=16).hexdigest()
 

@@ -20,6 +20,11 @@ from .ledger import (
     settle,
 )
 
+_IDENTIFY = (
+    "ask the customer for the email address, or for name and zip code, and call find_user_id_by_email or"
+    " find_user_id_by_name_zip first"
+)
+
 
 class Desk:
     """What an agent can do. Each public method is a tool; its docstring is what the agent reads.
@@ -40,7 +45,7 @@ class Desk:
         wanted = email.strip().lower()
         for user_id, user in self.database.store.users.items():
             if user["email"] == wanted:
-                return user_id
+                return self._identified(user_id)
         raise ToolError("there is no user with this email address", got=repr(email))
 
     def find_user_id_by_name_zip(self, first_name: str, last_name: str, zip: str) -> str:
@@ -55,11 +60,11 @@ class Desk:
         for user_id, user in self.database.store.users.items():
             name = user["name"]
             if (name["first_name"].lower(), name["last_name"].lower(), user["address"]["zip"]) == wanted:
-                return user_id
+                return self._identified(user_id)
         raise ToolError("there is no user with this name and zip code", got=", ".join(wanted))
 
     def get_user_details(self, user_id: str) -> str:
-        """Shows a user's name, email, address, payment methods and orders.
+        """Shows the name, email, address, payment methods and orders of a user who was identified.
 
         Args:
             user_id: The user's id, such as "ann_lee_1234".
@@ -67,7 +72,7 @@ class Desk:
         return _shown(self._user(user_id))
 
     def get_order_details(self, order_id: str) -> str:
-        """Shows an order's status, items, address and payments.
+        """Shows the status, items, address and payments of an order of a user who was identified.
 
         Args:
             order_id: The order's number with the leading "#", such as "#W1234567".
@@ -247,18 +252,26 @@ class Desk:
         return "Noted."
 
     def transfer_to_human_agents(self, summary: str) -> str:
-        """Hands the customer to a human agent, for what is beyond the tools and the policy.
+        """Hands an identified customer to a human agent, for what is beyond the tools and the policy.
 
         Args:
             summary: What the customer wants.
         """
+        if not self.database.identified:
+            raise ToolError("the customer cannot be transferred yet", hint=_IDENTIFY)
         self.database.transfers += 1
         return "A human agent will take over. Tell the customer."
+
+    def _identified(self, user_id: str) -> str:
+        self.database.identified.add(user_id)
+        return user_id
 
     def _user(self, user_id: str) -> Row:
         user = self.database.user(user_id)
         if user is None:
             raise ToolError("there is no user with this id", got=repr(user_id))
+        if user_id not in self.database.identified:
+            raise ToolError(f"user {user_id} has not been identified", hint=_IDENTIFY)
         return user
 
     def _order(self, order_id: str) -> Row:
@@ -266,6 +279,8 @@ class Desk:
         if order is None:
             hint = "a number starts with #W" if not order_id.startswith("#W") else None
             raise ToolError("there is no order with this number", got=repr(order_id), hint=hint)
+        if order["user_id"] not in self.database.identified:
+            raise ToolError(f"order {order_id} belongs to a user who has not been identified", hint=_IDENTIFY)
         return order
 
     def _order_with_status(self, order_id: str, status: str) -> Row:

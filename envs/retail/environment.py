@@ -47,9 +47,9 @@ class RetailDesk(gymnasium.Env[str, str]):
     """Serve a customer who talks, with tools, under a policy.
 
     An action is what is said to the customer, or a call of a tool as text: ``{"name": …, "arguments": {…}}``. Agents
-    that call tools use `tools`, and say the rest. The customer ends the episode; the reward is then 1 if the database
-    is as the right actions leave it and all that had to be said was said, else 0. `reset` takes the option
-    ``task_id``; without it the seed draws a training task.
+    that call tools use `tools`, and say the rest. The customer ends the episode; the reward is then 1 if the customer
+    was identified, the database is as the right actions leave it, and the answer to a question was right,
+    else 0. `reset` takes the option ``task_id``; without it the seed draws a training task.
 
     Args:
         options: As `parse_options` describes them, without ``customer``.
@@ -100,7 +100,7 @@ class RetailDesk(gymnasium.Env[str, str]):
             UsageError: the episode is over.
         """
         episode = self.episode
-        deed = episode.take(action)
+        deed = episode.take(action, self._customer.request.outputs)
         if deed.words is None:
             return episode.observe(deed.result, valid=deed.valid)
         return episode.hear(self._customer.answer(deed.words, episode.database))
@@ -172,7 +172,7 @@ class LiveRetailDesk(AsyncEnv):
             EnvironmentFailure: the service failed.
         """
         episode, customer = _begun(self._episode), _begun(self._customer)
-        deed = episode.take(action)
+        deed = episode.take(action, episode.case.outputs)
         if deed.words is None:
             return episode.observe(deed.result, valid=deed.valid)
         return episode.hear(await customer.answer(deed.words, episode.database))

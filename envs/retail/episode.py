@@ -6,7 +6,7 @@ Knows no customer: whoever holds one passes what it answered.
 from __future__ import annotations
 
 import hashlib
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from typing import Any, NamedTuple, TypeAlias
 
 import orjson
@@ -15,7 +15,7 @@ from agentrl.errors import ToolError, UsageError
 
 from ..task_ids import TRAIN, asked_task
 from .database import Database
-from .hearing import says_amount
+from .hearing import figures_in
 from .options import RetailOptions
 from .phrases import STOP
 from .tasks import ENVIRONMENT, Case, RetailTasks, case_of
@@ -51,15 +51,19 @@ class RetailEpisode:
         self.case = case
         self.options = options
         self.database = toolbox.desk.database = Database(case.store, changes)
-        self.said: list[str] = []
-        """Amounts that the customer asked for and heard."""
+        self.answers: list[tuple[str, ...]] = []
+        """Answers that were given to the customer's question, right and wrong ones."""
         self.steps = 0
         self.gone = False
         """The customer has left."""
         self._toolbox = toolbox
 
-    def take(self, action: str) -> Deed:
+    def take(self, action: str, asked: Sequence[str]) -> Deed:
         """Carry out a call that is written as text, or say something; `observe` or `hear` then ends the step.
+
+        Args:
+            action: What the agent does.
+            asked: The right answer to what the customer may be asking now; empty when that is no question.
 
         Raises:
             UsageError: the episode is over.
@@ -69,9 +73,9 @@ class RetailEpisode:
         try:
             call = parse_call(action)
             if call is None:
-                return self._say(action)
+                return self._say(action, asked)
             if call.name == RESPOND:
-                return self._say(str(call.arguments.get("content", "")))
+                return self._say(str(call.arguments.get("content", "")), asked)
             return Deed(result=self._toolbox.call(call))
         except ToolError as error:
             return Deed(result=f"Error: {error}", valid=False)
@@ -94,7 +98,8 @@ class RetailEpisode:
 
     def key(self, customer: Mapping[str, Any]) -> str:
         """Key of the state: the database, the customer, and what was said."""
-        state = [self.case.task_id, self.database.key(), customer, sorted(set(self.said)), self.gone]
+        records = [self.database.key(), sorted(self.database.identified)]
+        state = [self.case.task_id, records, customer, self.answers, self.gone]
         return hashlib.blake2b(orjson.dumps(state), digest_size=16).hexdigest()
 
     def to_plain(self, customer: Mapping[str, Any]) -> dict[str, Any]:
@@ -103,7 +108,7 @@ class RetailEpisode:
             "task_id": self.case.task_id,
             "changes": self.database.changes(),
             "customer": customer,
-            "said": list(self.said),
+            "answers": [list(answer) for answer in self.answers],
             "steps": self.steps,
             "gone": self.gone,
         }
@@ -112,15 +117,32 @@ class RetailEpisode:
     def from_plain(cls, plain: Mapping[str, Any], options: RetailOptions, toolbox: Toolbox) -> RetailEpisode:
         """The episode that `to_plain` described."""
         episode = cls(case_of(plain["task_id"], options.users), options, toolbox, plain["changes"])
-        episode.said, episode.steps, episode.gone = list(plain["said"]), plain["steps"], plain["gone"]
+        episode.answers = [tuple(answer) for answer in plain["answers"]]
+        episode.steps, episode.gone = plain["steps"], plain["gone"]
         return episode
 
-    def _say(self, words: str) -> Deed:
-        self.said += [amount for amount in self.case.outputs if says_amount(words, amount)]
+    def _say(self, words: str, asked: Sequence[str]) -> Deed:
+        figures = figures_in(words)
+        if asked and figures.answers(asked):
+            self.answers.append(figures.answer(asked))
         return Deed(words=words)
 
     def _is_solved(self) -> bool:
-        return self.database.key() == self.case.gold_key and set(self.case.outputs) <= set(self.said)
+        is_known = self.case.scenario.user_id in self.database.identified
+        return is_known and self.database.key() == self.case.gold_key and self._has_answered()
+
+    def _has_answered(self) -> bool:
+        """The last answer is the right one.
+
+        A model that plays the customer does not tell which request the agent speaks about. With another request beside
+        the question, an amount of that one may look like an answer: of two different answers one must be right.
+        """
+        right = self.case.outputs
+        if not right:
+            return True
+        if len(self.case.scenario.requests) == 1:
+            return self.answers[-1:] == [right]
+        return right in self.answers and len(set(self.answers)) <= 2
 
 
 def begin(options: RetailOptions, toolbox: Toolbox, seed: int, reset_options: Mapping[str, Any]) -> RetailEpisode:

@@ -1,8 +1,9 @@
-"""What a customer hears in what the agent says: questions by topic, a wish for confirmation, a refusal, amounts."""
+"""What a customer hears in what the agent says: questions by topic, a wish for confirmation, a refusal, figures."""
 
 from __future__ import annotations
 
 import re
+from collections.abc import Sequence
 from typing import NamedTuple
 
 from .requests import Topic
@@ -30,7 +31,14 @@ _REFUSAL = re.compile(
     r"\bcannot\b|\bcan not\b|\bcan'?t\b|\bcan’t\b|\bunable\b|\bnot (possible|able|allowed|permitted|eligible)\b",
     re.IGNORECASE,
 )
-_NUMBER = re.compile(r"(?<![\w#.-])\d+(?:\.\d+)?(?![\w-])")
+_NUMBER = re.compile(
+    r"(?P<sign>\$\s*)?(?<![\w#.-])(?P<number>\d+(?:\.\d+)?)(?![\w-])(?P<unit>\s*(?:dollars?\b|usd\b|\$))?",
+    re.IGNORECASE,
+)
+_RECORD = re.compile(r"[\"']\w+[\"']\s*:")
+"""A key of JSON: what a tool answered, not what is said to a customer."""
+LARGEST_COUNT = 99
+"""Larger whole numbers are taken for numbers of items, cards and orders."""
 
 
 class Heard(NamedTuple):
@@ -60,11 +68,39 @@ def hear(text: str) -> Heard:
     )
 
 
-def says_amount(text: str, amount: str) -> bool:
-    """Whether a number is said, however it is written.
+class Figures(NamedTuple):
+    """The different figures that an utterance states."""
 
-    >>> says_amount("That is $1,240.5 in all.", "1240.50"), says_amount("12 or 13", "1")
-    (True, False)
+    amounts: tuple[str, ...]
+    """Amounts of money, with cents: numbers with a point, a dollar sign or the word."""
+    counts: tuple[str, ...]
+    """Other whole numbers up to `LARGEST_COUNT`."""
+    is_record: bool = False
+    """It quotes a record, which a customer does not read."""
+
+    def answers(self, outputs: Sequence[str]) -> bool:
+        """Whether they are one answer to a question for `outputs`: one amount, and one count where that is asked for.
+
+        Right or wrong: several amounts are no answer, because one of them may always be right.
+        """
+        return not self.is_record and len(self.amounts) == 1 and (len(outputs) == 1 or len(self.counts) == 1)
+
+    def answer(self, outputs: Sequence[str]) -> tuple[str, ...]:
+        """What they say of `outputs`: the count first, where that is asked for, then the amount."""
+        return (*self.counts, *self.amounts) if len(outputs) > 1 else self.amounts
+
+
+def figures_in(text: str) -> Figures:
+    """The figures that are stated, however they are written.
+
+    >>> figures_in("7 options, the cheapest for $1,240.5 (item 5123456789).")
+    Figures(amounts=('1240.50',), counts=('7',), is_record=False)
     """
-    numbers = _NUMBER.findall(re.sub(r"(?<=\d),(?=\d{3})", "", text))
-    return any(abs(float(number) - float(amount)) < 0.005 for number in numbers)
+    amounts, counts = set[str](), set[str]()
+    for found in _NUMBER.finditer(re.sub(r"(?<=\d),(?=\d{3}(?!\d))", "", text)):
+        number = found["number"]
+        if found["sign"] or found["unit"] or "." in number:
+            amounts.add(f"{float(number):.2f}")
+        elif float(number) <= LARGEST_COUNT:
+            counts.add(str(int(number)))
+    return Figures(tuple(sorted(amounts)), tuple(sorted(counts)), bool(_RECORD.search(text)))

@@ -13,6 +13,12 @@ STOP = "###STOP###"
 SERVED = f"Thank you, that is all. {STOP}"
 HANDED_OVER = f"All right, I will wait for your colleague. {STOP}"
 OUT_OF_TIME = f"I do not have any more time for this. Goodbye. {STOP}"
+TOO_MANY_FIGURES = "I do not know which of these amounts you mean. Please tell me only that one, for example: $12.50."
+TOO_MANY_FIGURES_OF_TWO = (
+    "I do not know which of these numbers you mean. Please tell me one number of options and one price only, for"
+    " example: 3 options, $12.50."
+)
+NO_COUNT = "And how many are there? Please tell me both together, for example: 3 options, $12.50."
 
 OPENINGS: Mapping[RequestKind, tuple[str, ...]] = {
     RequestKind.CANCEL: ("I want to cancel an order.", "Please cancel an order of mine."),

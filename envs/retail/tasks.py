@@ -89,7 +89,7 @@ def case_of(task_id: str, users: int | None = None) -> Case:
 
 def _solve(task_id: str, store: Store, scenario: Scenario) -> Case | None:
     """Carry out the gold actions; ``None`` when the rules do not allow them together."""
-    desk = Desk(Database(store))
+    desk = Desk(Database(store, {"identified": [scenario.user_id]}))
     expected = []
     try:
         for request in scenario.requests:

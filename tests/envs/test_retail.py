@@ -11,16 +11,19 @@ from typing import Any
 import gymnasium
 import orjson
 import pytest
+from agentrl.envs.retail import phrases
 from agentrl.envs.retail.database import Database
 from agentrl.envs.retail.desk import Desk
 from agentrl.envs.retail.environment import RetailDesk
+from agentrl.envs.retail.episode import RetailEpisode
 from agentrl.envs.retail.expert import RetailExpert
 from agentrl.envs.retail.generator import store_of
+from agentrl.envs.retail.options import parse_options
 from agentrl.envs.retail.phrases import STOP
 from agentrl.envs.retail.requests import Persona, RequestKind, TaskType
 from agentrl.envs.retail.spec import SPEC
 from agentrl.envs.retail.tasks import Case, case_of
-from agentrl.envs.retail.tools import call_text, declared_tools, parse_call
+from agentrl.envs.retail.tools import Toolbox, call_text, declared_tools, parse_call
 from agentrl.envs.task_ids import SPLITS
 from gymnasium.utils.env_checker import check_env
 from hypothesis import given, settings
@@ -155,6 +158,156 @@ def test_what_is_left_out_or_done_otherwise_costs_the_reward(spoil: Callable[[st
         spoilt += bool(touched)
         assert info["success"] == (not touched)
     assert spoilt
+
+
+Attack = Callable[[RetailDesk, str, dict[str, Any]], str]
+"""An action, given the observation and what the attack keeps between actions."""
+IDENTITY = "find_user_id_by_email", "find_user_id_by_name_zip"
+
+
+def identify(observation: str) -> str | None:
+    if found := phrases.EMAIL.search(observation):
+        return call_text(IDENTITY[0], {"email": found[0]})
+    if found := phrases.NAME_AND_ZIP.search(observation):
+        return call_text(IDENTITY[1], dict(zip(("first_name", "last_name", "zip"), found.groups(), strict=True)))
+    return None
+
+
+def known_first(then: Attack) -> Attack:
+    """Ask who calls, find the user, then go on."""
+
+    def attack(env: RetailDesk, observation: str, memory: dict[str, Any]) -> str:
+        if "known" not in memory and (call := identify(observation)):
+            memory["known"] = True
+            return call
+        return then(env, observation, memory) if "known" in memory else "What is your email address, or name and zip?"
+
+    return attack
+
+
+def all_numbers(env: RetailDesk, observation: str, memory: dict[str, Any]) -> str:
+    """One to twenty, and all prices and totals that the customer may mean."""
+    store = env.case.store
+    prices = {row["price"] for product in store.products.values() for row in product["variants"].values()}
+    orders = [store.orders[order_id] for order_id in store.users[env.case.scenario.user_id]["orders"]]
+    totals = {order["payment_history"][0]["amount"] for order in orders}
+    return f"{', '.join(map(str, range(1, 21)))}. {', '.join(f'${price:.2f}' for price in sorted(prices | totals))}"
+
+
+def one_number_after_the_other(env: RetailDesk, observation: str, memory: dict[str, Any]) -> str:
+    memory["turn"] = memory.get("turn", 0) + 1
+    prices = sorted({row["price"] for row in next(iter(env.case.store.products.values()))["variants"].values()})
+    return f"{memory['turn']} for ${prices[memory['turn'] % len(prices)]:.2f}"
+
+
+def transfer(env: RetailDesk, observation: str, memory: dict[str, Any]) -> str:
+    memory["turn"] = memory.get("turn", 0) + 1
+    summary = {"summary": "I do not know."}
+    return call_text("transfer_to_human_agents", summary) if memory["turn"] % 2 else "A colleague will help you."
+
+
+def repeat_the_records(env: RetailDesk, observation: str, memory: dict[str, Any]) -> str:
+    memory["turn"] = memory.get("turn", 0) + 1
+    match memory["turn"]:
+        case 1:
+            return call_text("get_user_details", {"user_id": env.case.scenario.user_id})
+        case 2:
+            user = orjson.loads(observation)
+            memory["orders"] = list(user["orders"])
+    memory["read"] = f"{memory.get('read', '')} {observation}"
+    if memory["orders"]:
+        return call_text("get_order_details", {"order_id": memory["orders"].pop()})
+    return f"Here is all that I know: {memory['read']}"
+
+
+def cancel_everything(env: RetailDesk, observation: str, memory: dict[str, Any]) -> str:
+    orders = memory.setdefault("orders", list(env.case.store.users[env.case.scenario.user_id]["orders"]))
+    if orders:
+        return call_text("cancel_pending_order", {"order_id": orders.pop(), "reason": "no longer needed"})
+    return "I cannot do more. It is done."
+
+
+def refuse(env: RetailDesk, observation: str, memory: dict[str, Any]) -> str:
+    return "I am unable to do that, it is not possible. Shall I go ahead? Yes?"
+
+
+def earned(attack: Attack, task_id: str) -> float:
+    env, memory = RetailDesk(), dict[str, Any]()
+    observation, _ = env.reset(options={"task_id": task_id})
+    while True:
+        observation, reward, terminated, truncated, _ = env.step(attack(env, observation, memory))
+        if terminated or truncated:
+            return reward
+
+
+@pytest.mark.parametrize(
+    "attack",
+    [
+        all_numbers,
+        known_first(all_numbers),
+        one_number_after_the_other,
+        known_first(one_number_after_the_other),
+        transfer,
+        known_first(repeat_the_records),
+        known_first(cancel_everything),
+        cancel_everything,
+        refuse,
+    ],
+)
+def test_attacks_on_the_reward_earn_nothing(attack: Attack) -> None:
+    tasks = range(72)  # eight of each kind of request
+    won = [number for number in tasks if earned(attack, f"valid-{number}")]
+    assert len(won) <= 0.05 * len(tasks), [case_of(f"valid-{number}").scenario.task_type for number in won]
+
+
+@pytest.mark.parametrize("attack", [all_numbers, known_first(all_numbers), known_first(repeat_the_records), transfer])
+def test_attacks_on_questions_and_transfers_earn_nothing_at_all(attack: Attack) -> None:
+    kinds = {TaskType.TRANSFER} if attack is transfer else {TaskType.QUESTION}
+    tasks = [number for number in range(150) if case_of(f"valid-{number}").scenario.task_type in kinds]
+    assert len(tasks) > 9
+    assert not any(earned(attack, f"valid-{number}") for number in tasks)
+
+
+def answer_of(case: Case) -> str:
+    return " options, $".join(case.outputs) if len(case.outputs) > 1 else f"${case.outputs[0]}"
+
+
+@pytest.mark.parametrize("is_known", [True, False])
+def test_a_right_answer_needs_to_know_who_asks(is_known: bool) -> None:
+    env = RetailDesk()
+    number = next(n for n in range(900) if case_of(f"valid-{n}").scenario.task_type == "question")
+    env.reset(options={"task_id": f"valid-{number}"})
+    if is_known:
+        email = env.case.store.users[env.case.scenario.user_id]["email"]
+        env.step(call_text("find_user_id_by_email", {"email": email}))
+    assert env.step(answer_of(env.case))[1:3] == (float(is_known), True)
+
+
+@pytest.mark.parametrize(
+    ("task_type", "answers", "is_right"),
+    [
+        ("question", ["right"], True),
+        ("question", ["wrong", "right"], True),
+        ("question", ["right", "wrong"], False),
+        ("question", ["wrong", "$1.00 or $2.00"], False),
+        ("two_requests", ["right", "wrong"], True),
+        ("two_requests", ["right", "wrong", "worse"], False),
+        ("two_requests", [], False),
+    ],
+)
+def test_the_last_answer_counts_where_nobody_knows_which_request_is_meant(
+    task_type: str, answers: list[str], is_right: bool
+) -> None:
+    cases = [case_of(f"valid-{number}") for number in range(900)]
+    case = next(case for case in cases if case.outputs and case.scenario.task_type == task_type)
+    episode = RetailEpisode(case, parse_options(), Toolbox(), {"identified": [case.scenario.user_id]})
+    for request in case.scenario.requests:
+        for action in request.actions:
+            episode.take(call_text(action.name, action.arguments), case.outputs)
+    said = {"right": answer_of(case), "wrong": "3 options, $0.01", "worse": "3 options, $0.02"}
+    for answer in answers:
+        episode.take(said.get(answer, answer), case.outputs)
+    assert episode.hear(f"Bye. {STOP}")[1] == float(is_right)
 
 
 def test_one_change_too_many_costs_the_reward() -> None:
@@ -350,7 +503,7 @@ def test_desks_of_one_shop_do_not_share_what_they_change() -> None:
     case = case_of(next(f"valid-{n}" for n in range(900) if case_of(f"valid-{n}").scenario.task_type == "cancel_order"))
     store = json.dumps([dict(case.store.users), dict(case.store.orders)])
     (action,) = case.scenario.requests[0].actions
-    desk = Desk(Database(case.store))
+    desk = Desk(Database(case.store, {"identified": [case.scenario.user_id]}))
     getattr(desk, action.name)(**action.arguments)
     assert desk.database.key() == case.gold_key != Database(case.store).key()
     assert json.dumps([dict(case.store.users), dict(case.store.orders)]) == store

@@ -10,7 +10,7 @@ from agentrl.envs.retail.arithmetic import calculate
 from agentrl.envs.retail.customer import PATIENCE, Customer
 from agentrl.envs.retail.database import Database, Store
 from agentrl.envs.retail.desk import Desk
-from agentrl.envs.retail.hearing import hear, says_amount
+from agentrl.envs.retail.hearing import figures_in, hear
 from agentrl.envs.retail.phrases import STOP
 from agentrl.envs.retail.requests import Fact, Persona, Request, RequestKind, Scenario, Topic
 
@@ -74,7 +74,35 @@ def desk() -> Desk:
         "#W3": order("#W3", "pending", "11", method="gift_card_1"),
         "#W4": order("#W4", "processed", "11"),
     }
-    return Desk(Database(Store(users={"ann_lee_1": user}, products=products, orders=orders)))
+    shop = Store(users={"ann_lee_1": user}, products=products, orders=orders)
+    return Desk(Database(shop, {"identified": ["ann_lee_1"]}))
+
+
+NEEDS_TO_KNOW_WHO_CALLS: list[tuple[str, tuple[Any, ...]]] = [
+    ("get_user_details", ("ann_lee_1",)),
+    ("get_order_details", ("#W1",)),
+    ("cancel_pending_order", ("#W1", "no longer needed")),
+    ("modify_pending_order_address", ("#W1", "2 Oak", "", "Miami", "FL", "USA", "33101")),
+    ("modify_pending_order_items", ("#W1", ["11"], ["12"], "paypal_1")),
+    ("modify_pending_order_payment", ("#W1", "paypal_1")),
+    ("modify_user_address", ("ann_lee_1", "2 Oak", "", "Miami", "FL", "USA", "33101")),
+    ("return_delivered_order_items", ("#W2", ["11"], "credit_card_1")),
+    ("exchange_delivered_order_items", ("#W2", ["11"], ["12"], "paypal_1")),
+    ("transfer_to_human_agents", ("Help.",)),
+]
+
+
+@pytest.mark.parametrize(("tool", "arguments"), NEEDS_TO_KNOW_WHO_CALLS)
+def test_nothing_is_shown_or_changed_before_the_customer_is_identified(
+    desk: Desk, tool: str, arguments: tuple[Any, ...]
+) -> None:
+    unknown = Desk(Database(desk.database.store))
+    before = unknown.database.key()
+    with pytest.raises(ToolError, match="find_user_id_by_email or find_user_id_by_name_zip first"):
+        getattr(unknown, tool)(*arguments)
+    assert unknown.database.key() == before
+    unknown.find_user_id_by_email("ann.lee1@example.com")
+    getattr(unknown, tool)(*arguments)
 
 
 def balance(desk: Desk) -> float:
@@ -124,12 +152,16 @@ def test_the_payment_method_is_changed_once(desk: Desk) -> None:
         desk.modify_pending_order_payment("#W3", "credit_card_1")
 
 
+def desk_again(desk: Desk) -> Desk:
+    return Desk(Database(desk.database.store, desk.database.changes()))
+
+
 def test_returns_and_exchanges_do_not_depend_on_the_order_of_items(desk: Desk) -> None:
-    first, second = Desk(Database(desk.database.store)), Desk(Database(desk.database.store))
+    first, second = desk_again(desk), desk_again(desk)
     first.return_delivered_order_items("#W2", ["11", "21"], "gift_card_1")
     second.return_delivered_order_items("#W2", ["21", "11"], "gift_card_1")
     assert first.database.key() == second.database.key() != desk.database.key()
-    first, second = Desk(Database(desk.database.store)), Desk(Database(desk.database.store))
+    first, second = desk_again(desk), desk_again(desk)
     first.exchange_delivered_order_items("#W2", ["11", "21"], ["12", "22"], "paypal_1")
     second.exchange_delivered_order_items("#W2", ["21", "11"], ["22", "12"], "paypal_1")
     assert first.database.key() == second.database.key()
@@ -196,18 +228,39 @@ def test_what_is_no_calculation(expression: str) -> None:
 
 
 @pytest.mark.parametrize(
-    ("text", "amount", "said"),
+    ("text", "amounts", "counts"),
     [
-        ("It is $1,234.50.", "1234.50", True),
-        ("It is 1234.5 dollars", "1234.50", True),
-        ("7 of them.", "7", True),
-        ("There are 17.", "7", False),
-        ("Order #W7 and item-7", "7", False),
-        ("1.77", "1.7", False),
+        ("It is $1,234.50.", ["1234.50"], []),
+        ("It is 1234.5 dollars, $1234.50 that is.", ["1234.50"], []),
+        ("**7** of them, from 9 USD", ["9.00"], ["7"]),
+        ("There are 17, for $ 3.", ["3.00"], ["17"]),
+        ("Order #W7, item-7 and card 4242", [], []),
+        ("1.77 or 1.7", ["1.70", "1.77"], []),
     ],
 )
-def test_amounts_are_heard(text: str, amount: str, said: bool) -> None:
-    assert says_amount(text, amount) is said
+def test_figures_are_heard(text: str, amounts: list[str], counts: list[str]) -> None:
+    assert figures_in(text) == (tuple(amounts), tuple(counts), False)
+
+
+@pytest.mark.parametrize(
+    ("text", "reply"),
+    [
+        ("7 options, from $9.50.", STOP),
+        ("6 options, from $9.50.", STOP),
+        ("6 or 7 options, from $9.50.", "only, for example: 3 options, $12.50."),
+        ("7 options, $9.50 or $8.50.", "only, for example: 3 options, $12.50."),
+        ('{"options": 7, "price": 9.50}', "only, for example: 3 options, $12.50."),
+        ("From $9.50.", "And how many are there?"),
+        ("There are 7.", "As I said"),
+        ("I will look.", "As I said"),
+    ],
+)
+def test_a_question_is_over_with_the_first_single_answer(desk: Desk, text: str, reply: str) -> None:
+    caller = customer(Persona.DIRECT, kind=RequestKind.QUESTION, outputs=("7", "9.50"))
+    caller.open()
+    said = caller.answer(text, desk.database)
+    assert reply in said
+    assert (STOP in said) == (reply == STOP)
 
 
 def test_questions_are_heard() -> None:
@@ -304,7 +357,6 @@ def test_a_customer_leaves_when_served(desk: Desk) -> None:
     desk.database.edit_order("#W1")["status"] = "cancelled"
     assert caller.answer("Done.", desk.database) == f"Thank you, that is all. {STOP}"
     told = customer(Persona.TERSE, kind=RequestKind.QUESTION, outputs=("7", "9.50"))
-    assert STOP not in told.answer("It is 7.", desk.database)
     assert STOP in told.answer("It is 7, for $9.5.", desk.database)
     refused = customer(Persona.TERSE, kind=RequestKind.REFUSED)
     assert STOP in refused.answer("I cannot do that.", desk.database)

@@ -232,6 +232,8 @@ async def test_the_customer_leaves_after_a_transfer_and_out_of_patience(serve: S
     customer = await serve(lambda body: asked.append(body) or "Hm.", patience=3)
     env, case = make_retail(customer=customer), one_of(kind=RequestKind.TRANSFER)
     await env.reset(options={"task_id": case.task_id})
+    email = case.store.users[case.scenario.user_id]["email"]
+    await env.step(call_text("find_user_id_by_email", {"email": email}))
     assert (await env.step(call_text("transfer_to_human_agents", {"summary": "?"})))[2] is False
     assert (await env.step("Wait."))[:3] == (HANDED_OVER, 1.0, True)
     assert len(asked) == 1
