@@ -12,7 +12,7 @@ from agentrl.algorithms.segments import segment_sum
 
 TOKEN_CAP = 2.0
 SEQUENCE_CAP = 5.0
-ICEPOP_BAND = (0.5, 2.0)
+ICEPOP_BAND = (0.5, 5.0)
 
 
 class CorrectionMode(enum.StrEnum):
@@ -53,7 +53,10 @@ def correction(
     """The weights of a mode.
 
     ``token``: min(rho_t, C), C = 2. ``sequence``: min(product of rho over the sequence, C), C = 5. ``icepop``: rho_t
-    inside [0.5, 2], else 0 for that token only. ``off``: 1.
+    inside [0.5, 5], else 0 for that token only. ``off``: 1.
+
+    The band of icepop is its authors' default (Ring-1T, arXiv 2510.18855); with [0.5, 2] their training became
+    unstable.
 
     Args:
         mode: Which.
@@ -63,6 +66,7 @@ def correction(
         cap: C, when not the mode's own.
         band: Of icepop, when not its own.
     """
+    difference = (old_logp - behaviour_logp).detach()
     log_rho = log_ratio(old_logp, behaviour_logp).detach()
     everything = torch.ones_like(log_rho, dtype=torch.bool)
     match mode:
@@ -70,7 +74,7 @@ def correction(
             return _truncate(log_rho.exp(), TOKEN_CAP if cap is None else cap)
         case CorrectionMode.SEQUENCE:
             count = int(sequence.max()) + 1 if sequence.numel() else 0
-            log_product = segment_sum(log_rho, sequence, count).clamp(-LOG_RATIO_LIMIT, LOG_RATIO_LIMIT)
+            log_product = segment_sum(difference, sequence, count).clamp(-LOG_RATIO_LIMIT, LOG_RATIO_LIMIT)
             return _truncate(log_product.exp()[sequence], SEQUENCE_CAP if cap is None else cap)
         case CorrectionMode.ICEPOP:
             low, high = ICEPOP_BAND if band is None else band

@@ -8,6 +8,9 @@ import torch
 
 from agentrl.algorithms.loss_input import log_ratio
 
+LARGEST_K3 = 10.0
+"""Upper bound of the value of k3 at a token, as in verl; without it one token of 20 nats outweighs a whole step."""
+
 
 class KLEstimator(enum.StrEnum):
     """Which estimator (http://joschu.net/blog/kl-approx.html)."""
@@ -24,10 +27,12 @@ class KLEstimator(enum.StrEnum):
 def kl_divergence(estimator: KLEstimator, logp: torch.Tensor, reference_logp: torch.Tensor) -> torch.Tensor:
     """KL(pi, ref) at each token, from x = log ref - log pi, clamped to [-20, 20]: [tokens].
 
-    k1 = -x, k2 = x^2 / 2, k3 = exp(x) - x - 1. The gradient of k2 is an unbiased estimate of the divergence's.
+    k1 = -x, k2 = x^2 / 2, k3 = exp(x) - x - 1, at most 10; above that k3 has no gradient. On tokens that the policy
+    sampled, the gradient of k2 is an unbiased estimate of the divergence's. That of k3 is an estimate of the gradient
+    of KL(ref, pi) instead (arXiv 2510.01555, 2512.21852).
     """
     x = log_ratio(reference_logp, logp)
-    k1, k2, k3 = -x, x.square() / 2, x.exp() - x - 1
+    k1, k2, k3 = -x, x.square() / 2, (x.exp() - x - 1).clamp(max=LARGEST_K3)
     match estimator:
         case KLEstimator.K1:
             return k1

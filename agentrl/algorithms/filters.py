@@ -11,7 +11,7 @@ from typing import Literal
 import torch
 
 from agentrl.algorithms.given import given
-from agentrl.algorithms.loss_input import LossInput, log_ratio
+from agentrl.algorithms.loss_input import LOG_RATIO_LIMIT, LossInput, log_ratio
 from agentrl.algorithms.marks import Input, needs
 from agentrl.algorithms.ranges import NotNegative, Share
 from agentrl.algorithms.segments import segment_mean
@@ -29,17 +29,17 @@ def k1(tokens: LossInput, *, limit: NotNegative, of: Unit = "token") -> torch.Te
         limit: The greatest distance that trains.
         of: ``token`` rejects single tokens; ``sequence`` all tokens of a sequence, by its mean.
     """
-    return _distance(tokens, -_log_rho(tokens), of).abs() <= limit
+    return _distance(tokens, _difference(tokens), of).abs() <= limit
 
 
 def k2(tokens: LossInput, *, limit: NotNegative, of: Unit = "token") -> torch.Tensor:
     """q^2 / 2 at most `limit`, or its mean for whole sequences: bool [tokens]."""
-    return _distance(tokens, _log_rho(tokens).square() / 2, of) <= limit
+    return _distance(tokens, _difference(tokens).square() / 2, of) <= limit
 
 
 def k3(tokens: LossInput, *, limit: NotNegative, of: Unit = "token") -> torch.Tensor:
     """exp(q) - q - 1 at most `limit`, or its mean for whole sequences: bool [tokens]."""
-    log_rho = _log_rho(tokens)
+    log_rho = log_ratio(tokens.old_logp, tokens.behaviour_logp).detach()
     return _distance(tokens, log_rho.exp() - log_rho - 1, of) <= limit
 
 
@@ -52,7 +52,7 @@ def geometric(tokens: LossInput, *, band: tuple[float, float] = GEOMETRIC_BAND) 
     low, high = band
     if not 0 <= low < high:
         raise ConfigError("geometric keeps sequences inside a band", got=list(band), expected="0 <= low < high")
-    mean = _distance(tokens, _log_rho(tokens), "sequence").exp()
+    mean = _distance(tokens, _difference(tokens), "sequence").clamp(-LOG_RATIO_LIMIT, LOG_RATIO_LIMIT).exp()
     return (mean >= low) & (mean <= high)
 
 
@@ -65,8 +65,9 @@ def top_entropy(tokens: LossInput, *, share: Share = 0.2) -> torch.Tensor:
     return kept
 
 
-def _log_rho(tokens: LossInput) -> torch.Tensor:
-    return log_ratio(tokens.old_logp, tokens.behaviour_logp).detach()
+def _difference(tokens: LossInput) -> torch.Tensor:
+    """Give q of each token, not bounded, so that a mean is the sequence's own: [tokens]."""
+    return (tokens.old_logp - tokens.behaviour_logp).detach()
 
 
 def _distance(tokens: LossInput, values: torch.Tensor, of: Unit) -> torch.Tensor:

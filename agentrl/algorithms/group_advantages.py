@@ -10,6 +10,8 @@ from agentrl.algorithms.episodes import EpisodeBatch
 from agentrl.algorithms.marks import Input, compares_group, needs
 from agentrl.algorithms.segments import (
     STD_EPSILON,
+    centred,
+    deviation,
     segment_mean,
     segment_sizes,
     segment_std,
@@ -18,9 +20,7 @@ from agentrl.algorithms.segments import (
     whiten,
 )
 from agentrl.errors import TrainingError
-
-NO_ADVANTAGE = 1e-9
-"""What rounding leaves of equal returns is below this."""
+from agentrl.reward import LEAST_DIFFERENCE
 
 
 @compares_group
@@ -56,15 +56,15 @@ def opo(episodes: EpisodeBatch) -> torch.Tensor:
     length = episodes.episode_tokens.to(episodes.returns.dtype)
     weighted = segment_sum(length * episodes.returns, episodes.group, episodes.groups)
     baseline = weighted / segment_sum(length, episodes.group, episodes.groups).clamp(min=1)
-    return episodes.to_tokens(episodes.returns - baseline[episodes.group])
+    return episodes.to_tokens(deviation(episodes.returns, baseline[episodes.group], episodes.group, episodes.groups))
 
 
 @compares_group
 def gpg(episodes: EpisodeBatch) -> torch.Tensor:
     """A = alpha (R - mean_g), alpha = episodes / episodes whose R is not mean_g: [tokens] (GPG, arXiv 2504.02546)."""
-    centred = centred_returns(episodes)
-    teaching = int((centred.abs() > NO_ADVANTAGE).sum())
-    return episodes.to_tokens(centred * (centred.numel() / max(teaching, 1)))
+    advantage = centred_returns(episodes)
+    teaching = int((advantage != 0).sum())
+    return episodes.to_tokens(advantage * (advantage.numel() / max(teaching, 1)))
 
 
 @compares_group
@@ -74,28 +74,28 @@ def maxrl(episodes: EpisodeBatch) -> torch.Tensor:
     Raises:
         TrainingError: a return is negative.
     """
-    if bool((episodes.returns < 0).any()):
+    if bool((episodes.returns < -LEAST_DIFFERENCE).any()):
         raise TrainingError(
             "maxrl divides by the mean return of a group",
             got=f"a return of {float(episodes.returns.min()):g}",
             expected="returns of 0 or more, after shaping",
         )
     mean = segment_mean(episodes.returns, episodes.group, episodes.groups)[episodes.group]
-    return episodes.to_tokens(torch.where(mean > 0, (episodes.returns - mean) / mean.clamp(min=NO_ADVANTAGE), 0.0))
+    return episodes.to_tokens(torch.where(mean > 0, centred_returns(episodes) / torch.where(mean > 0, mean, 1.0), 0.0))
 
 
 @compares_group
 def grpo_passk(episodes: EpisodeBatch) -> torch.Tensor:
     """A = (R_max - R_second) / (std_g + 1e-6) for the best of a group, 0 for others: [tokens] (arXiv 2503.19595)."""
     std = segment_std(episodes.returns, episodes.group, episodes.groups)
-    advantage = torch.zeros_like(episodes.returns)
+    baseline = episodes.returns.clone()
     for group in range(episodes.groups):
         members = (episodes.group == group).nonzero().squeeze(-1)
         if members.numel() > 1:
-            best, second = episodes.returns[members].topk(2)[0]
-            winner = members[episodes.returns[members].argmax()]
-            advantage[winner] = (best - second) / (std[group] + STD_EPSILON)
-    return episodes.to_tokens(advantage)
+            own = episodes.returns[members]
+            baseline[members[own.argmax()]] = own.topk(2)[0][1]
+    margin = deviation(episodes.returns, baseline, episodes.group, episodes.groups)
+    return episodes.to_tokens(margin / (std[episodes.group] + STD_EPSILON))
 
 
 @needs(Input.COMPONENTS)
@@ -133,11 +133,10 @@ def _check_components(given: Mapping[str, torch.Tensor], weights: Mapping[str, f
 
 def centred_returns(episodes: EpisodeBatch) -> torch.Tensor:
     """R - mean_g: [episodes]."""
-    return episodes.returns - segment_mean(episodes.returns, episodes.group, episodes.groups)[episodes.group]
+    return centred(episodes.returns, episodes.group, episodes.groups)
 
 
 def against_others(values: torch.Tensor, episodes: EpisodeBatch) -> torch.Tensor:
     """Values minus the mean of the group's other members: [episodes]; 0 for a group of one."""
     size = segment_sizes(episodes.group, episodes.groups)[episodes.group]
-    mean = segment_mean(values, episodes.group, episodes.groups)[episodes.group]
-    return (values - mean) * size / (size - 1).clamp(min=1)
+    return centred(values, episodes.group, episodes.groups) * size / (size - 1).clamp(min=1)

@@ -9,11 +9,19 @@ from typing import Any
 import torch
 
 LOG_RATIO_LIMIT = 20.0
+"""Bound of a token's log-ratio, as in verl."""
+
+MEAN_LOG_RATIO_LIMIT = 10.0
+"""Upper bound of a sequence's mean log-ratio in `agentrl.algorithms.policy_losses.gspo` and ``gmpo``, as in verl."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class LossInput:
-    """Sampled tokens of whole sequences (one micro-batch); all tensors are [tokens] where nothing else is said."""
+    """Sampled tokens of whole sequences (one micro-batch); all tensors are [tokens] where nothing else is said.
+
+    A loss is given the tokens that train. Those that a filter or the correction rejects are not among them, so that no
+    ratio, mean or share of a sequence depends on a rejected token.
+    """
 
     logp: torch.Tensor
     """log pi of the current policy; the gradient flows through it."""
@@ -43,6 +51,8 @@ class LossInput:
     chosen: torch.Tensor | None = None
     """Bool: the loss's own choice among all tokens of the update (`agentrl.algorithms.marks.chooses`). Without it the
     tokens given are taken for all."""
+    draw: int = 0
+    """Seed of a loss's random choices: another one in every update, the same on all ranks and in all micro-batches."""
 
     @property
     def ratio(self) -> torch.Tensor:

@@ -67,6 +67,17 @@ def is_blind_to_advantage(loss: Callable[..., Any]) -> bool:
     return getattr(loss, "ignores_advantage", False)
 
 
+def averages_sequences(loss: Marked) -> Marked:
+    """Mark a loss that is a mean over sequences in its paper: ``seq-mean-token-mean`` is its default aggregation."""
+    loss.__dict__["averages_sequences"] = True
+    return loss
+
+
+def is_mean_of_sequences(loss: Callable[..., Any]) -> bool:
+    """Whether a loss was marked with `averages_sequences`."""
+    return getattr(loss, "averages_sequences", False)
+
+
 def weighs_behaviour(loss: Marked) -> Marked:
     """Mark a loss that holds the weight pi_old / mu itself, so that a correction would apply it twice."""
     loss.__dict__["weighs_behaviour"] = True

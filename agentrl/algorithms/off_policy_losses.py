@@ -6,7 +6,7 @@ import torch
 
 from agentrl.algorithms.given import given
 from agentrl.algorithms.loss_input import LossInput, TokenLoss, log_ratio, unclipped
-from agentrl.algorithms.marks import Input, advantage_weighted, ignores_advantage, needs
+from agentrl.algorithms.marks import Input, advantage_weighted, averages_sequences, ignores_advantage, needs
 from agentrl.algorithms.policy_losses import ppo
 from agentrl.algorithms.ranges import Positive
 from agentrl.algorithms.segments import segment_sum
@@ -58,11 +58,12 @@ def luffy(
 
 
 @needs(Input.REFERENCE)
+@averages_sequences
 @ignores_advantage
 def sppo(tokens: LossInput, *, eta: Positive = 1.0) -> TokenLoss:
     """(log pi / pi_ref - eta (R - 1/2))^2 of whole sequences, R the share of opponents beaten (SPPO, arXiv 2405.00675).
 
-    Every token carries its sequence's value; meant for aggregation seq-mean-token-mean.
+    Every token carries its sequence's value.
     """
     difference = tokens.logp - given(tokens.reference_logp, Input.REFERENCE)
     total = segment_sum(difference, tokens.sequence, tokens.sequences)[tokens.sequence]

@@ -5,15 +5,15 @@ from __future__ import annotations
 import torch
 
 from agentrl.algorithms.clip import ClipRange, clip_range
-from agentrl.algorithms.loss_input import LossInput, TokenLoss, log_ratio, unclipped
-from agentrl.algorithms.marks import advantage_weighted, weighs_behaviour
+from agentrl.algorithms.loss_input import MEAN_LOG_RATIO_LIMIT, LossInput, TokenLoss, log_ratio, unclipped
+from agentrl.algorithms.marks import advantage_weighted, averages_sequences, weighs_behaviour
 from agentrl.algorithms.ranges import NotNegative, Positive
 from agentrl.algorithms.segments import segment_mean
 
 PPO_CLIP = ClipRange(low=0.2, high=0.2)
 DAPO_CLIP = ClipRange(low=0.2, high=0.28)
 GSPO_CLIP = ClipRange(low=3e-4, high=4e-4)
-CISPO_CLIP = ClipRange(low=1.0, high=0.28)
+CISPO_CLIP = ClipRange(low=1.0, high=4.0)
 GMPO_CLIP = ClipRange(low=0.4, high=0.4)
 
 
@@ -52,21 +52,26 @@ def dapo(
     return clipped_surrogate(tokens.ratio, tokens.advantage, bounds, dual_clip=dual_clip)
 
 
+@averages_sequences
 @advantage_weighted
 def gspo(tokens: LossInput, *, clip_low: float | None = None, clip_high: float | None = None) -> TokenLoss:
     """The PPO clip on s = exp(mean_t d_t) of each sequence, lo = 3e-4, hi = 4e-4 (GSPO-token, arXiv 2507.18071).
 
-    Each token's gradient goes through sg(s) pi / sg(pi), and each keeps its own advantage.
+    Each token's gradient goes through sg(s) pi / sg(pi), and each keeps its own advantage. Where the mean of d is above
+    10, s stays at exp(10) and has no gradient, as in verl: nothing else bounds it where A < 0.
     """
     bounds = clip_range(None, clip_low, clip_high, default=GSPO_CLIP)
-    mean = segment_mean(log_ratio(tokens.logp, tokens.old_logp), tokens.sequence, tokens.sequences).detach()
-    ratio = (mean[tokens.sequence] + tokens.logp - tokens.logp.detach()).exp()
-    return clipped_surrogate(ratio, tokens.advantage, bounds, dual_clip=None)
+    loss = clipped_surrogate(_sequence_ratio(tokens, tokens.logp - tokens.old_logp), tokens.advantage, bounds)
+    return TokenLoss(values=loss.values, clipped=loss.clipped | _is_capped(tokens, tokens.logp - tokens.old_logp))
 
 
 @advantage_weighted
 def cispo(tokens: LossInput, *, clip_low: float | None = None, clip_high: float | None = None) -> TokenLoss:
-    """-sg(clip(r, 1 - lo, 1 + hi)) A log pi, with lo = 1 (no lower bound) and hi = 0.28 (arXiv 2506.13585)."""
+    """-sg(clip(r, 1 - lo, 1 + hi)) A log pi, with lo = 1 (no lower bound) and hi = 4 (CISPO, arXiv 2506.13585).
+
+    MiniMax-M1 tunes hi and does not publish it. The bound 1 + hi = 5 is that of ScaleRL (arXiv 2510.13786), which TRL's
+    documentation recommends, too. A bound near 1 takes weight from the rare tokens that the loss is made to keep.
+    """
     bounds = clip_range(None, clip_low, clip_high, default=CISPO_CLIP)
     ratio = tokens.ratio.detach()
     return TokenLoss(values=-bounds.clip(ratio) * tokens.advantage * tokens.logp, clipped=bounds.outside(ratio))
@@ -78,6 +83,7 @@ def reinforce(tokens: LossInput) -> TokenLoss:
     return unclipped(-tokens.advantage * tokens.logp)
 
 
+@averages_sequences
 @advantage_weighted
 def sapo(tokens: LossInput, *, tau_positive: Positive = 1.0, tau_negative: Positive = 1.05) -> TokenLoss:
     """-A (4 / tau) sigmoid(tau (r - 1)), tau by the sign of A: 1.0 for A > 0, 1.05 for A < 0 (SAPO, arXiv 2511.20347).
@@ -88,19 +94,21 @@ def sapo(tokens: LossInput, *, tau_positive: Positive = 1.0, tau_negative: Posit
     return unclipped(-tokens.advantage * (4 / tau) * (tau * (tokens.ratio - 1)).sigmoid())
 
 
+@averages_sequences
 @advantage_weighted
 def gmpo(tokens: LossInput, *, clip_low: float | None = None, clip_high: float | None = None) -> TokenLoss:
     """-A s, s = exp(mean_t c_t), c_t = d_t clipped to at most hi where A > 0, at least -lo where A < 0; both 0.4.
 
     GMPO, arXiv 2507.20673. Each token keeps its own advantage, and its gradient goes through sg(s) exp(c - sg(c)): with
-    one advantage in a sequence that is the gradient of -A s, and with several none is averaged away.
+    one advantage in a sequence that is the gradient of -A s, and with several none is averaged away. The mean of c is
+    bounded by 10 as in `gspo`.
     """
     bounds = clip_range(None, clip_low, clip_high, default=GMPO_CLIP)
-    difference = log_ratio(tokens.logp, tokens.old_logp)
+    difference = tokens.logp - tokens.old_logp
     bounded = torch.where(tokens.advantage > 0, difference.clamp(max=bounds.high), difference.clamp(min=-bounds.low))
-    mean = segment_mean(bounded, tokens.sequence, tokens.sequences).detach()
-    ratio = (mean[tokens.sequence] + bounded - bounded.detach()).exp()
-    return TokenLoss(values=-tokens.advantage * ratio, clipped=bounded != difference)
+    ratio = _sequence_ratio(tokens, bounded)
+    clipped = (bounded != difference) | _is_capped(tokens, bounded)
+    return TokenLoss(values=-tokens.advantage * ratio, clipped=clipped)
 
 
 @weighs_behaviour
@@ -151,8 +159,26 @@ def vapo(
     return TokenLoss(values=loss.values + positive_weight * imitation, clipped=loss.clipped)
 
 
+def _mean_log_ratio(tokens: LossInput, log_ratios: torch.Tensor) -> torch.Tensor:
+    """Mean of the log-ratios of each token's sequence, without gradient: [tokens] from log-ratios [tokens]."""
+    return segment_mean(log_ratios.detach(), tokens.sequence, tokens.sequences)[tokens.sequence]
+
+
+def _sequence_ratio(tokens: LossInput, log_ratios: torch.Tensor) -> torch.Tensor:
+    """Geometric mean of the ratios of each token's sequence: [tokens]; each token's gradient is that of its own ratio.
+
+    Single log-ratios are not bounded: two of opposite signs cancel, however large they are. Their mean is.
+    """
+    mean = _mean_log_ratio(tokens, log_ratios)
+    return (mean + log_ratios - log_ratios.detach()).clamp(max=MEAN_LOG_RATIO_LIMIT).exp()
+
+
+def _is_capped(tokens: LossInput, log_ratios: torch.Tensor) -> torch.Tensor:
+    return _mean_log_ratio(tokens, log_ratios) > MEAN_LOG_RATIO_LIMIT
+
+
 def clipped_surrogate(
-    ratio: torch.Tensor, advantage: torch.Tensor, bounds: ClipRange, *, dual_clip: float | None
+    ratio: torch.Tensor, advantage: torch.Tensor, bounds: ClipRange, *, dual_clip: float | None = None
 ) -> TokenLoss:
     """max(-A r, -A clip(r)), bounded by -A c where A < 0: all [tokens]."""
     plain, bounded = -advantage * ratio, -advantage * bounds.clip(ratio)

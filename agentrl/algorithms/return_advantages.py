@@ -8,7 +8,7 @@ from agentrl.algorithms.episodes import EpisodeBatch
 from agentrl.algorithms.given import given
 from agentrl.algorithms.marks import Input, needs
 from agentrl.algorithms.ranges import Discount
-from agentrl.algorithms.segments import backward_sums, whiten
+from agentrl.algorithms.segments import backward_sums, deviation, whiten
 
 
 def reinforce(episodes: EpisodeBatch, *, gamma: Discount = 1.0) -> torch.Tensor:
@@ -28,7 +28,7 @@ def reinforce_plus_plus(episodes: EpisodeBatch, *, gamma: Discount = 1.0) -> tor
 def remax(episodes: EpisodeBatch) -> torch.Tensor:
     """A = R minus the return of a greedy rollout of the same task: [tokens] (ReMax, arXiv 2310.10505)."""
     baseline = given(episodes.greedy_return, Input.GREEDY_RETURN)[episodes.group]
-    return episodes.to_tokens(episodes.returns - baseline)
+    return episodes.to_tokens(deviation(episodes.returns, baseline, episodes.group, episodes.groups))
 
 
 def turn_returns(episodes: EpisodeBatch, gamma: float) -> torch.Tensor:

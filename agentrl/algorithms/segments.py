@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import torch
 
+from agentrl.reward import LEAST_DIFFERENCE, ROUNDING
+
 STD_EPSILON = 1e-6
 """Added to every standard deviation that divides."""
 
@@ -18,11 +20,39 @@ def segment_mean(values: torch.Tensor, segment: torch.Tensor, count: int) -> tor
     return segment_sum(values, segment, count) / segment_sizes(segment, count).clamp(min=1)
 
 
-def segment_std(values: torch.Tensor, segment: torch.Tensor, count: int) -> torch.Tensor:
-    """Unbiased standard deviation of each segment: [count]; 0 for a segment of one."""
-    deviations = values - segment_mean(values, segment, count)[segment]
-    squares = segment_sum(deviations.square(), segment, count)
-    return (squares / (segment_sizes(segment, count) - 1).clamp(min=1)).sqrt()
+def segment_std(values: torch.Tensor, segment: torch.Tensor, count: int, *, unbiased: bool = True) -> torch.Tensor:
+    """Standard deviation of each segment: [count]; 0 for a segment of one, and for equal values.
+
+    Args:
+        values: [n].
+        segment: int64 [n].
+        count: Number of segments.
+        unbiased: Divide by one less than the number of members.
+    """
+    squares = segment_sum(centred(values, segment, count).square(), segment, count)
+    return (squares / (segment_sizes(segment, count) - int(unbiased)).clamp(min=1)).sqrt()
+
+
+def centred(values: torch.Tensor, segment: torch.Tensor, count: int) -> torch.Tensor:
+    """Values minus the mean of their segment: [n]; exactly 0 where they differ by rounding only."""
+    return deviation(values, segment_mean(values, segment, count)[segment], segment, count)
+
+
+def deviation(values: torch.Tensor, baseline: torch.Tensor, segment: torch.Tensor, count: int) -> torch.Tensor:
+    """Values minus a baseline, both [n]: [n]; exactly 0 where they differ by rounding only.
+
+    The mean of equal numbers need not be that number: three times 0.7 has a mean of 0.7 - 1e-16. What is left would be
+    a gradient, and an optimizer that divides by the gradient's size would move the weights by a whole step. The bounds
+    are those of `agentrl.reward.rewards_differ`.
+    """
+    largest = values.new_zeros(count).scatter_reduce(0, segment, values.abs(), "amax")
+    difference = values - baseline
+    return torch.where(difference.abs() <= LEAST_DIFFERENCE + ROUNDING * largest[segment], 0.0, difference)
+
+
+def differs(values: torch.Tensor, segment: torch.Tensor, count: int) -> torch.Tensor:
+    """Bool [count]: the members of a segment differ by more than rounding."""
+    return segment_sum((centred(values, segment, count) != 0).long(), segment, count) > 0
 
 
 def segment_sizes(segment: torch.Tensor, count: int) -> torch.Tensor:
@@ -34,7 +64,7 @@ def whiten(values: torch.Tensor) -> torch.Tensor:
     """Values with mean 0 and (unbiased) standard deviation 1; a single value becomes 0."""
     if values.numel() < 2:
         return torch.zeros_like(values)
-    return (values - values.mean()) / (values.std() + STD_EPSILON)
+    return standardize(values, torch.zeros_like(values, dtype=torch.int64), 1)
 
 
 def backward_sums(values: torch.Tensor, factors: torch.Tensor, segment: torch.Tensor) -> torch.Tensor:
@@ -46,9 +76,7 @@ def backward_sums(values: torch.Tensor, factors: torch.Tensor, segment: torch.Te
     return values.new_tensor(sums)
 
 
-def standardize(values: torch.Tensor, segment: torch.Tensor, count: int) -> torch.Tensor:
-    """Values minus the mean of their segment, over its unbiased standard deviation: [n]; 0 in a segment of one."""
-    sizes = segment_sizes(segment, count)
-    deviation = values - (segment_sum(values, segment, count) / sizes.clamp(min=1))[segment]
-    variance = segment_sum(deviation.square(), segment, count) / (sizes - 1).clamp(min=1)
-    return deviation / (variance.sqrt()[segment] + STD_EPSILON)
+def standardize(values: torch.Tensor, segment: torch.Tensor, count: int, *, unbiased: bool = True) -> torch.Tensor:
+    """Values minus the mean of their segment, over its standard deviation: [n]; 0 in a segment of one, or of equals."""
+    std = segment_std(values, segment, count, unbiased=unbiased)
+    return centred(values, segment, count) / (std[segment] + STD_EPSILON)

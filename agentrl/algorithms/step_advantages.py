@@ -11,7 +11,7 @@ from agentrl.algorithms.group_advantages import dr_grpo, grpo
 from agentrl.algorithms.marks import compares_group
 from agentrl.algorithms.ranges import Depth, Discount, NotNegative
 from agentrl.algorithms.return_advantages import turn_returns
-from agentrl.algorithms.segments import segment_mean, standardize
+from agentrl.algorithms.segments import centred, standardize
 
 
 @compares_group
@@ -35,30 +35,39 @@ def hgpo(
     *,
     depth: Depth = 2,
     alpha: NotNegative = 1.0,
-    omega: NotNegative = 1.0,
+    omega: NotNegative | None = None,
     gamma: Discount = 0.95,
     normalize: bool = True,
 ) -> torch.Tensor:
-    """`gigpo` with A_step averaged over step groups of depth h = 0..H, weight (h + 1)^alpha (HGPO, arXiv 2602.22817).
+    """A = sum_h w_h A_h, h = 0..H: G_k among turns that share the last h states, too: [tokens] (arXiv 2602.22817).
 
-    At depth h turns are compared that were taken in the same state after the same h states before it, or as many as
-    there were.
+    At depth h a turn is compared with the turns of its group that were taken in the same state after the same h states:
+    A_h is G_k minus their mean, over their deviation (that of all members, dividing by n). w_h is proportional to
+    (h + 2)^alpha over the depths at which the turn differs from others; a depth at which it stands alone, or has fewer
+    than h states behind it, does not count. This is the recipe of the authors' code (verl-agent, ``recipe/hgpo``),
+    which counts the state itself as the first of the context.
 
     Args:
         episodes: The step.
         depth: H.
         alpha: How much more a longer common past counts; 0 not at all.
-        omega: Weight of A_step.
+        omega: With it, A is that of `grpo` plus omega times the above, as in `gigpo`; the authors leave `grpo` out.
         gamma: Discount of the returns, per turn.
         normalize: Divide by standard deviations.
     """
     returns = turn_returns(episodes, gamma)
-    weights = [(h + 1) ** alpha for h in range(depth + 1)]
-    step = torch.zeros_like(returns)
-    for weight, context in zip(weights, contexts(episodes, depth), strict=True):
-        step = step + weight / sum(weights) * _among(returns, context, normalize)
-    whole = grpo(episodes) if normalize else dr_grpo(episodes)
-    return whole + omega * step[episodes.token_turn]
+    total, weights = torch.zeros_like(returns), torch.zeros_like(returns)
+    for h, context in enumerate(contexts(episodes, depth)):
+        weight = (h + 2) ** alpha
+        known = context >= 0
+        advantage = torch.zeros_like(returns)
+        if bool(known.any()):
+            advantage[known] = _among(returns[known], context[known], normalize, unbiased=False)
+        total, weights = total + weight * advantage, weights + weight * (advantage != 0)
+    step = (total / torch.where(weights > 0, weights, 1.0))[episodes.token_turn]
+    if omega is None:
+        return step
+    return (grpo(episodes) if normalize else dr_grpo(episodes)) + omega * step
 
 
 @compares_group
@@ -81,12 +90,15 @@ def turn_discounted(
 
 
 def contexts(episodes: EpisodeBatch, depth: int) -> list[torch.Tensor]:
-    """For h = 0..depth, the number of the last h + 1 states at each turn, equal where they are: int64 [turns] each."""
+    """For h = 0..depth, the number of the last h + 1 states at each turn, equal where they are; -1 where an episode has
+    not seen as many: int64 [turns] each.
+    """
     found, number = [episodes.turn_state], turn_numbers(episodes)
     for h in range(1, depth + 1):
-        earlier = torch.where(number >= h, episodes.turn_state.roll(h), -1)
-        pairs = torch.stack([found[-1], earlier], dim=1)
+        pairs = torch.stack([found[-1], episodes.turn_state.roll(h)], dim=1)
+        pairs[number < h] = -1
         found.append(torch.unique(pairs, dim=0, return_inverse=True)[1])
+        found[-1] = torch.where(number < h, -1, found[-1])
     return found
 
 
@@ -97,9 +109,9 @@ def turn_numbers(episodes: EpisodeBatch) -> torch.Tensor:
     return index - (sizes.cumsum(0) - sizes)[episodes.turn_episode]
 
 
-def _among(returns: torch.Tensor, segment: torch.Tensor, normalize: bool) -> torch.Tensor:
+def _among(returns: torch.Tensor, segment: torch.Tensor, normalize: bool, *, unbiased: bool = True) -> torch.Tensor:
     """Returns against those of their segment: [turns]."""
     count = int(segment.max()) + 1
     if normalize:
-        return standardize(returns, segment, count)
-    return returns - segment_mean(returns, segment, count)[segment]
+        return standardize(returns, segment, count, unbiased=unbiased)
+    return centred(returns, segment, count)

@@ -36,16 +36,29 @@ def kl_cov(tokens: LossInput, *, share: Share = 2e-4, coef: NotNegative = 1.0) -
 
 
 def random_in_band(
-    tokens: LossInput, *, share: Share = 2e-4, cov_low: float = 1.0, cov_high: float = 5.0, seed: int = 0
+    tokens: LossInput,
+    *,
+    clip: float | None = None,
+    clip_low: float | None = None,
+    clip_high: float | None = None,
+    dual_clip: float | None = 3.0,
+    share: Share = 2e-4,
+    cov_low: float = 1.0,
+    cov_high: float = 5.0,
+    seed: int = 0,
 ) -> torch.Tensor:
     """A random share of the tokens, at least one if any, with a covariance in [cov_low, cov_high]: bool [tokens].
 
-    Drawn from the band in the order of covariance, so that the order of the tokens does not matter.
+    Tokens that `ppo` clips anyway are not drawn. The others are drawn in the order of covariance, so that the order of
+    the tokens does not matter, and anew in every update.
     """
     covariance = token_covariance(tokens)
-    inside = ((covariance >= cov_low) & (covariance <= cov_high)).nonzero().squeeze(-1)
-    inside = inside[covariance[inside].argsort()]
-    order = torch.randperm(inside.numel(), generator=torch.Generator().manual_seed(seed)).to(inside.device)
+    bounds = clip_range(clip, clip_low, clip_high, default=PPO_CLIP)
+    clipped = clipped_surrogate(tokens.ratio, tokens.advantage, bounds, dual_clip=dual_clip).clipped
+    inside = ((covariance >= cov_low) & (covariance <= cov_high) & ~clipped).nonzero().squeeze(-1)
+    inside = inside[covariance[inside].argsort(stable=True)]
+    generator = torch.Generator().manual_seed((tokens.draw + seed) % 2**63)
+    order = torch.randperm(inside.numel(), generator=generator).to(inside.device)
     chosen = torch.zeros_like(covariance, dtype=torch.bool)
     chosen[inside[order[: _count(share, covariance)]]] = True
     return chosen
@@ -67,6 +80,8 @@ def clip_cov(
 ) -> TokenLoss:
     """`ppo`, with the loss of a random share of tokens in a covariance band set to 0 (Clip-Cov, arXiv 2505.22617).
 
+    As in the authors' code, the share is drawn from tokens that the clip of `ppo` leaves alone.
+
     Args:
         tokens: The tokens.
         clip: As for `ppo`, also the next three.
@@ -76,34 +91,47 @@ def clip_cov(
         share: Of all tokens of an update.
         cov_low: Where the band of (A - mean A)(log pi - mean log pi) begins.
         cov_high: Where it ends.
-        seed: Of the choice.
+        seed: Added to the seed of the choice, which follows from ``run.seed`` and the number of the update.
     """
-    options = {"share": share, "cov_low": cov_low, "cov_high": cov_high}
-    chosen = random_in_band(tokens, seed=seed, **options) if tokens.chosen is None else tokens.chosen
+    chosen = tokens.chosen
+    if chosen is None:
+        clips = {"clip": clip, "clip_low": clip_low, "clip_high": clip_high, "dual_clip": dual_clip}
+        chosen = random_in_band(tokens, **clips, share=share, cov_low=cov_low, cov_high=cov_high, seed=seed)
     bounds = clip_range(clip, clip_low, clip_high, default=PPO_CLIP)
     loss = clipped_surrogate(tokens.ratio, tokens.advantage, bounds, dual_clip=dual_clip)
     return TokenLoss(values=torch.where(chosen, 0.0, loss.values), clipped=loss.clipped | chosen)
 
 
 @advantage_weighted
-def dppo(tokens: LossInput, *, delta_low: NotNegative = 0.2, delta_high: NotNegative = 0.2) -> TokenLoss:
+def dppo(
+    tokens: LossInput, *, delta_low: NotNegative = 0.15, delta_high: NotNegative = 0.15, cap: Positive = 20.0
+) -> TokenLoss:
     """-A r, 0 where (A > 0 and pi - mu > delta_high) or (A < 0 and mu - pi > delta_low) (DPPO, arXiv 2602.04879).
 
-    A rare token may then gain many times its probability, and a frequent one no more than delta.
+    A rare token may then gain many times its probability, and a frequent one no more than delta. The thresholds are
+    those of the authors' scripts in verl, 0.15 for this loss and 0.05 for `dppo_binary_kl`.
+
+    Args:
+        tokens: The tokens.
+        delta_low: The greatest loss of probability that still trains.
+        delta_high: The greatest gain.
+        cap: The greatest weight r of a token's gradient: large, because truncation biases (section 5.4); 20 as in verl.
     """
     pi, mu = tokens.logp.detach().exp(), tokens.behaviour_logp.exp()
-    return _kept_inside(tokens, pi - mu > delta_high, mu - pi > delta_low)
+    return _kept_inside(tokens, pi - mu > delta_high, mu - pi > delta_low, cap)
 
 
 @advantage_weighted
-def dppo_binary_kl(tokens: LossInput, *, delta_low: NotNegative = 0.05, delta_high: NotNegative = 0.05) -> TokenLoss:
+def dppo_binary_kl(
+    tokens: LossInput, *, delta_low: NotNegative = 0.05, delta_high: NotNegative = 0.05, cap: Positive = 20.0
+) -> TokenLoss:
     """`dppo` by KL(mu, pi) of "this token or another": dropped where it is above 0.05 in A's direction."""
     pi, mu = (
         logp.exp().clamp(SMALLEST_PROBABILITY, 1 - SMALLEST_PROBABILITY)
         for logp in (tokens.logp.detach(), tokens.behaviour_logp)
     )
     divergence = mu * (mu / pi).log() + (1 - mu) * ((1 - mu) / (1 - pi)).log()
-    return _kept_inside(tokens, (pi > mu) & (divergence > delta_high), (pi < mu) & (divergence > delta_low))
+    return _kept_inside(tokens, (pi > mu) & (divergence > delta_high), (pi < mu) & (divergence > delta_low), cap)
 
 
 def low_second_moment(tokens: LossInput, *, tau: Positive = 0.04) -> torch.Tensor:
@@ -134,9 +162,12 @@ def token_covariance(tokens: LossInput) -> torch.Tensor:
     return (tokens.advantage - tokens.advantage.mean()) * (logp - logp.mean())
 
 
-def _kept_inside(tokens: LossInput, above: torch.Tensor, below: torch.Tensor) -> TokenLoss:
+def _kept_inside(tokens: LossInput, above: torch.Tensor, below: torch.Tensor, cap: float) -> TokenLoss:
+    """-A min(r, cap), with the gradient -A min(r, cap), and 0 for dropped tokens."""
     dropped = ((tokens.advantage > 0) & above) | ((tokens.advantage < 0) & below)
-    return TokenLoss(values=torch.where(dropped, 0.0, -tokens.advantage * tokens.ratio), clipped=dropped)
+    ratio = tokens.ratio.detach()
+    weighted = ratio.clamp(max=cap) * (tokens.logp - tokens.logp.detach()).exp()
+    return TokenLoss(values=torch.where(dropped, 0.0, -tokens.advantage * weighted), clipped=dropped | (ratio > cap))
 
 
 def _count(share: float, values: torch.Tensor) -> int:

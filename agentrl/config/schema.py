@@ -145,6 +145,9 @@ class CorrectionConfig(Section):
 REFERENCE_LOSSES = frozenset({"sppo"})
 """Shipped losses that compare with a reference policy; a test holds this against their marks."""
 
+SEQUENCE_LOSSES = frozenset({"gmpo", "gspo", "sapo", "sppo"})
+"""Shipped losses that are means over sequences in their papers; a test holds this against their marks."""
+
 
 class AlgorithmConfig(Section):
     advantage: str = "grpo"
@@ -163,7 +166,8 @@ class AlgorithmConfig(Section):
         "traj-mean-token-mean",
         "prompt-mean",
     ] = "token-mean"
-    """How token losses become one number; denominators are counted over the whole optimizer step."""
+    """How token losses become one number; denominators are counted over the whole optimizer step. When left out, the
+    losses gmpo, gspo, sapo and sppo take seq-mean-token-mean, as their papers do, and all others token-mean."""
     norm_length: int | None = Field(None, ge=1)
     """Constant length of seq-mean-token-sum-norm; only there."""
     group_size: int = Field(8, ge=1)
@@ -190,7 +194,17 @@ class AlgorithmConfig(Section):
     @classmethod
     def _without_what_was_a_key(cls, data: Any) -> Any:
         """The config.yaml of an older run holds ``kl_estimator``, which is in ``reference`` now."""
-        return _without(data, "kl_estimator", "k3")
+        rest = _without(data, "kl_estimator", "k3")
+        if rest is not data and rest.get("kl_coef") and rest.get("reference") is None:
+            return {**rest, "reference": {"kl_estimator": "k3"}}
+        return rest
+
+    @model_validator(mode="before")
+    @classmethod
+    def _aggregation_of_the_loss(cls, data: Any) -> Any:
+        if isinstance(data, dict) and "aggregation" not in data and data.get("loss") in SEQUENCE_LOSSES:
+            return {**data, "aggregation": "seq-mean-token-mean"}
+        return data
 
     @property
     def keeps_reference(self) -> bool:
@@ -207,7 +221,8 @@ class AlgorithmConfig(Section):
             )
         if needs_length and self.norm_length is None:
             raise ValueError("aggregation seq-mean-token-sum-norm divides by algorithm.norm_length: set it, in tokens")
-        if self.reference is not None and self.reference.kl_estimator != "k3" and self.kl_coef == 0:
+        ignored = self.reference is not None and self.reference.kl_estimator not in ("k3", "k3+")
+        if ignored and self.kl_coef == 0:  # k3 was the default of older runs
             raise ValueError(
                 "algorithm.reference.kl_estimator is ignored while algorithm.kl_coef is 0: set kl_coef, or remove it"
             )

@@ -8,6 +8,7 @@ from typing import Any
 
 from agentrl.curriculum.mixture import Draw
 from agentrl.curriculum.tally import Tally
+from agentrl.reward import rewards_differ
 from agentrl.task import Task
 from agentrl.trajectory import Trajectory
 
@@ -74,7 +75,8 @@ class Group:
     @property
     def returns_differ(self) -> bool:
         """Whether some trainable episodes did better than others; if not, comparing them teaches nothing."""
-        return len({trajectory.reward for trajectory in (*self.trainable, *self.experts)}) > 1
+        members = (*self.trainable, *self.experts)
+        return rewards_differ([trajectory.reward for trajectory in members if trajectory.reward is not None])
 
     @property
     def oldest_version(self) -> int | None:

@@ -80,6 +80,7 @@ class GradientPass:
         self._balance = balance
         self._workers = passes.lanes.count * passes.ranks.teams
         self._updates = 0
+        self._kept: torch.Tensor | None = None
         self._chosen: torch.Tensor | None = None
 
     def accumulate(self, part: list[int]) -> float:
@@ -163,10 +164,17 @@ class GradientPass:
         tokens = self._loss_input(part, index.to(self._model.device), self._current(part))
         kept = self._objective.kept(tokens)
         self.tally.add("train/dropped_share", ~kept)
-        self._chosen = torch.zeros(self._batch.tokens, dtype=torch.bool, device=self._model.device)
+        if self._objective.masks_tokens:
+            corrected = self._objective.correction(tokens.old_logp, tokens.behaviour_logp, tokens.sequence)
+            self.tally.add("mismatch/clip_share", corrected.truncated)
         chosen = self._objective.chosen(tokens.select(kept))
-        self._chosen[index.to(kept.device)[kept]] = True if chosen is None else chosen
-        return index[kept.cpu()]
+        index, trained = index[kept.cpu()], index.to(kept.device)[kept]
+        self._kept = torch.zeros(self._batch.tokens, dtype=torch.bool, device=self._model.device)
+        self._kept[trained] = True
+        self._chosen = self._kept.clone()
+        if chosen is not None:
+            self._chosen[trained] = chosen
+        return index
 
     def _current(self, part: list[int]) -> torch.Tensor:
         """Log pi of the current policy, without gradient: [tokens of the part]."""
@@ -186,11 +194,16 @@ class GradientPass:
         with recording as routed, self._counting() as count:
             scores = self._score(part, others=None if top_ids is None else top_ids[where])
         tokens = replace(self._loss_input(indices, where, scores.logp), top_logp=scores.top_logp)
-        objective = self._objective.loss(tokens, scores.entropy)
+        trained, entropy, weight = tokens, scores.entropy, weights[where]
+        if self._kept is not None:
+            kept = self._kept[where]
+            trained, entropy, weight = tokens.select(kept), entropy[kept], weight[kept]
+        objective = self._objective.loss(trained, entropy)
         tally = Tally()
         tally.add("train/entropy", scores.entropy)
         tally.add("train/clip_share", objective.clipped)
-        tally.add("mismatch/clip_share", objective.truncated)
+        if not self._objective.masks_tokens:
+            tally.add("mismatch/clip_share", objective.truncated)
         if count is not None:
             _add_routes(tally, count, part)
         log_rho = log_ratio(tokens.old_logp, tokens.logp.detach())
@@ -199,7 +212,7 @@ class GradientPass:
             tally.add("train/kl_reference", objective.kl)
         if tokens.teacher_logp is not None:
             tally.add("train/kl_teacher", scores.logp.detach() - tokens.teacher_logp)
-        loss = (weights[where] * objective.values).sum()
+        loss = (weight * objective.values).sum()
         if self._critic is not None and scores.values is not None:
             loss = loss + self._critic.joined_loss(scores.values, where, tally)
         if balance is not None:
@@ -245,6 +258,7 @@ class GradientPass:
             expert=expert,
             entropy=None if values.entropy is None else values.entropy[where],
             chosen=None if self._chosen is None else self._chosen[where],
+            draw=values.draw(self._updates),
         )
 
     def _old_logp(self, where: torch.Tensor, logp: torch.Tensor) -> torch.Tensor:

@@ -27,14 +27,14 @@ from agentrl.training.step.guide_checks import check_guides
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class TokenObjective:
-    """The parts of the loss of some tokens; all [tokens]."""
+    """The parts of the loss of the tokens that train; all [tokens]."""
 
     values: torch.Tensor
     """Policy loss times correction weight, plus KL and entropy terms; carries the gradient."""
     clipped: torch.Tensor
     """Bool: by the policy loss."""
     truncated: torch.Tensor
-    """Bool: by the correction."""
+    """Bool: the correction's weight reached its cap."""
     kl: torch.Tensor | None
     """To the reference; ``None`` without ``kl_coef``."""
 
@@ -79,6 +79,8 @@ class Objective:
             self._mode.drops_tokens or self._filters or (self._choice is not None and self._choice.drops)
         )
         """Tokens may leave the loss, so that pi_old must be known before anything is counted."""
+        self.masks_tokens = self._mode.drops_tokens
+        """The correction drops tokens, instead of truncating their weights."""
         self.chooses_tokens = self._choice is not None and not self._choice.drops
         """The loss looks at all tokens of an update, under the current policy, before it is computed."""
         self.uses_reference = config.keeps_reference or Input.REFERENCE in needed_inputs(loss)
@@ -136,7 +138,11 @@ class Objective:
         return token_weights(Aggregation(self._config.aggregation), owners, norm_length=self._config.norm_length)
 
     def loss(self, tokens: LossInput, entropy: torch.Tensor) -> TokenObjective:
-        """Loss of the tokens of whole sequences, before aggregation.
+        """Loss of tokens of whole sequences, before aggregation.
+
+        Args:
+            tokens: Those that train; what `kept` rejects is not among them.
+            entropy: Of the current policy at each of them: [tokens].
 
         Raises:
             TrainingError: the loss gave something else than one number with a gradient for each token.

@@ -80,7 +80,7 @@ class Trainer:
         model: As `agentrl.training.models.loading.load_model` gives it.
         algorithm: Estimator, loss, corrections.
         config: Optimizer and batches.
-        seed: Seed of the mini-batches.
+        seed: Seed of the mini-batches, and of a loss's random choices.
         max_tokens: Most tokens of a sequence (``agent.max_tokens``), for the overlong penalty.
         reference: The policy that KL is measured from; when left out, `model` without its adapters where these are all
             that is trained, and else a frozen copy of `model` as it is now. Only used where the algorithm has a KL, or
@@ -118,7 +118,7 @@ class Trainer:
         self.model = model
         self.ranks = ranks or Ranks()
         self.steps = 0
-        self._config = config
+        self._config, self._seed = config, seed
         prepare_repeatable(enabled=config.deterministic)
         shared = config.critic is not None and config.critic.kind == "shared"
         self._objective = Objective(algorithm, shared_critic=shared)
@@ -178,7 +178,7 @@ class Trainer:
     def _one_step(self, given: StepInput) -> StepReport:
         started = time.perf_counter()
         step = self._prepared(given)
-        values = token_values(step, self._objective, self._policy, self._shaping, version=self.steps)
+        values = token_values(step, self._objective, self._policy, self._shaping, version=self.steps, seed=self._seed)
         gradient = self._gradient(step, values)
         taken = self._updated(step, gradient)
         self.steps += 1

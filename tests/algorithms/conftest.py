@@ -6,8 +6,10 @@ trajectory, forks that put turns out of order, members that the machinery failed
 
 import dataclasses
 import random
+import sys
 from collections import defaultdict
 from dataclasses import dataclass, field
+from pathlib import Path
 
 import pytest
 import torch
@@ -18,6 +20,8 @@ from agentrl.training.step.batch import step_batch
 from agentrl.training.step.rewards import RewardShaping
 from agentrl.training.step.selection import select
 from agentrl.trajectory import Source, TokenSequence, Trajectory, Turn
+
+sys.path.append(str(Path(__file__).parent))  # for loss_loops
 
 STEPS = 1000
 UNSHAPED = RewardShaping({}, max_tokens=1000)

@@ -39,11 +39,20 @@ def test_sequence_product_is_clamped():
     assert found.weights.tolist() == pytest.approx([math.exp(-20)] * 40)
 
 
+def test_single_log_ratios_of_a_product_are_not_bounded():
+    old = torch.tensor([-41.0, -1.0], dtype=torch.float64)
+    found = correction(
+        CorrectionMode.SEQUENCE, old, old - torch.tensor([-40.0, 24.9]), torch.zeros(2, dtype=torch.long)
+    )
+    assert found.weights.tolist() == pytest.approx([math.exp(-15.1)] * 2)
+
+
 def test_icepop_drops_single_tokens_not_sequences():
     found = correction(CorrectionMode.ICEPOP, OLD, BEHAVIOUR, SEQUENCE, band=(0.5, 3.0))
     assert found.kept.tolist() == [True, False, False, True, True]
     assert found.weights.tolist() == pytest.approx([1.5, 0.0, 0.0, 0.8, 2.0])
-    assert correct("icepop").kept.tolist()[:4] == [True, False, False, True]
+    assert correct("icepop").kept.tolist()[:4] == [True, True, False, True]
+    assert correct("icepop", band=(0.0, 1.9)).kept.tolist()[:4] == [True, False, True, True]
 
 
 def test_off():

@@ -35,8 +35,16 @@ def test_estimator(name):
     assert gradient.tolist() == pytest.approx(GRADIENTS[name])
 
 
+@pytest.mark.parametrize(("name", "gradients"), [("k3", [0.0, 0.0]), ("k3+", [-2.8, -15.0])])
+def test_k3_is_at_most_ten(name, gradients):
+    logp = torch.tensor([-3.0, -16.0], dtype=torch.float64, requires_grad=True)
+    values = kl_divergence(KLEstimator(name), logp, logp.detach() + torch.tensor([2.8, 15.0], dtype=torch.float64))
+    assert values.tolist() == [10.0, 10.0]
+    assert torch.autograd.grad(values.sum(), logp)[0].tolist() == pytest.approx(gradients)
+
+
 def test_k3_of_distant_policies_is_finite():
-    assert kl_divergence(KLEstimator.K3, torch.tensor([-200.0]), torch.tensor([0.0])).isfinite().all()
+    assert kl_divergence(KLEstimator.K3, torch.tensor([-200.0]), torch.tensor([0.0])).tolist() == [10.0]
 
 
 def test_k2_gradient_is_the_divergence_gradient():

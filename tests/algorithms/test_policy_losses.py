@@ -1,5 +1,6 @@
 """Values and gradients of each policy loss, token by token, against plain Python."""
 
+import dataclasses
 import math
 
 import pytest
@@ -86,13 +87,43 @@ def test_gspo_clips_whole_sequences():
 
 
 def test_cispo_cap_is_one_plus_epsilon_and_keeps_the_gradient():
-    values, gradient, clipped = run("cispo", loss_input())
+    values, gradient, clipped = run("cispo", loss_input(), clip_high=0.28)
     logps = [old + math.log(ratio) for old, ratio in zip(OLD, RATIOS, strict=True)]
     weights = [1.28, 0.5, 1.1, 1.0, 1.28]
     expected = [-w * a for w, a in zip(weights, ADVANTAGES, strict=True)]
     assert gradient == pytest.approx(expected)
     assert values == pytest.approx([e * logp for e, logp in zip(expected, logps, strict=True)])
     assert clipped == [True, False, False, False, True]
+
+
+def test_cispo_bounds_weights_at_five():
+    _, gradient, clipped = run("cispo", loss_input([4.9, 5.1, 0.01, 1.0, 1.0], [1.0] * 5))
+    assert gradient[:3] == pytest.approx([-4.9, -5.0, -0.01])
+    assert clipped == [False, True, False, False, False]
+
+
+@pytest.mark.parametrize("name", ["gspo", "gmpo"])
+def test_single_log_ratios_of_a_sequence_are_not_bounded_but_their_mean_is(name):
+    """Of three tokens at -40, 25 and 15 the mean is 0; of two at 12 it is above 10."""
+    tokens = loss_input([math.exp(-40), math.exp(25), math.exp(15), math.exp(12), math.exp(12)], [-1.0] * 5)
+    options = {"clip_low": 100.0, "clip_high": 1e9}
+    values, gradient, clipped = run(name, tokens, **options)
+    assert values == pytest.approx([1.0] * 3 + [math.exp(10)] * 2, rel=1e-9)
+    assert gradient == pytest.approx([1.0] * 3 + [0.0] * 2, rel=1e-9)
+    assert clipped == [False] * 3 + [True] * 2
+
+
+@pytest.mark.parametrize("name", ["dppo", "dppo_binary_kl"])
+def test_dppo_caps_the_weight_of_a_rare_token(name):
+    rare = loss_input([1.0, 1.0, 1.0, 1.0, 1.0], [1.0] * 5)
+    rare = dataclasses.replace(
+        rare,
+        logp=torch.full((5,), -6.0, dtype=torch.float64).requires_grad_(),
+        old_logp=torch.full((5,), -10.0, dtype=torch.float64),
+        behaviour_logp=torch.full((5,), -6.0, dtype=torch.float64),
+    )
+    assert run(name, rare)[1:] == ([-20.0] * 5, [True] * 5)
+    assert run(name, rare, cap=100.0)[1] == pytest.approx([-math.exp(4)] * 5)
 
 
 def test_reinforce():

@@ -167,14 +167,26 @@ def gigpo(step):
 
 def hgpo(step):
     returns = turn_returns(step, 0.95)
-    depths = [among(step, returns, lambda e, k, h=h: state_context(step, e, k, h)) for h in range(3)]
-    return spread_turns(
-        step,
-        [
-            [grpo_of(step, e) + sum((h + 1) / 6 * depths[h][e][k] for h in range(3)) for k in range(len(own))]
-            for e, own in enumerate(returns)
-        ],
-    )
+    found = [[hgpo_of(step, returns, e, k) for k in range(len(own))] for e, own in enumerate(returns)]
+    return spread_turns(step, found)
+
+
+def hgpo_of(step, returns, e, k):
+    """The mean over the depths at which the turn has peers that differ, of weight h + 2."""
+    total = weights = 0.0
+    for h in range(min(k, 2) + 1):
+        own = state_context(step, e, k, h)
+        pool = [
+            x
+            for other, known in enumerate(returns)
+            for j, x in enumerate(known)
+            if j >= h and state_context(step, other, j, h) == own
+        ]
+        if max(pool) - min(pool) > 1e-9:
+            centre = mean(pool)
+            advantage = (returns[e][k] - centre) / (math.sqrt(mean([(x - centre) ** 2 for x in pool])) + EPSILON)
+            total, weights = total + (h + 2) * advantage, weights + (h + 2) * (abs(advantage) > 1e-9)
+    return total / weights if weights else 0.0
 
 
 def turn_discounted(step):

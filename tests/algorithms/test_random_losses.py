@@ -4,10 +4,10 @@ Sequences of unequal length, several per trajectory, an advantage per turn, toke
 """
 
 import dataclasses
-import math
 
 import pytest
 import torch
+from loss_loops import OVER_THE_UPDATE, REFERENCES, covariances, kl_cov, m2po, ppo, ppo_clips, sequences_of
 
 from agentrl.algorithms.loss_input import LossInput
 from agentrl.algorithms.marks import other_input
@@ -84,156 +84,6 @@ def joined(inputs):
     )
 
 
-@dataclasses.dataclass
-class Token:
-    """One token for the references: x = log pi, d = log pi - log pi_old, q = log pi_old - log mu."""
-
-    x: float
-    d: float
-    q: float
-    a: float
-    returned: float
-    reference: float
-    teacher: float
-    expert: bool
-
-    @property
-    def r(self):
-        return math.exp(self.d)
-
-    @property
-    def moves(self):
-        return abs(self.d) < 20
-
-
-def clamp(x, low=-20.0, high=20.0):
-    return min(max(x, low), high)
-
-
-def sequences_of(tokens):
-    found = [[] for _ in range(tokens.sequences)]
-    columns = (
-        tokens.sequence,
-        tokens.logp.detach(),
-        tokens.old_logp,
-        tokens.behaviour_logp,
-        tokens.advantage,
-        tokens.episode_return,
-        tokens.reference_logp,
-        tokens.teacher_logp,
-        tokens.expert,
-    )
-    for s, x, old, mu, a, returned, reference, teacher, expert in zip(*(c.tolist() for c in columns), strict=True):
-        found[s].append(Token(x, clamp(x - old), clamp(old - mu), a, returned, reference, teacher, expert))
-    return found
-
-
-def of_token(formula):
-    return lambda sequence: [formula(token) for token in sequence]
-
-
-def ppo(t, low=0.2, high=0.2, c=3.0, ratio=None):
-    """Value and gradient with respect to log pi."""
-    r = t.r if ratio is None else ratio
-    plain, bounded = -t.a * r, -t.a * clamp(r, 1 - low, 1 + high)
-    value, gradient = (bounded, 0.0) if bounded > plain else (plain, plain if t.moves or ratio else 0.0)
-    if c is not None and t.a < 0 and value > -t.a * c:
-        return -t.a * c, 0.0
-    return value, gradient
-
-
-def gspo(sequence):
-    s = math.exp(sum(t.d for t in sequence) / len(sequence))
-    return [ppo(t, 3e-4, 4e-4, None, ratio=s) for t in sequence]
-
-
-def cispo(t):
-    weight = min(t.r, 1.28)
-    return -weight * t.a * t.x, -weight * t.a
-
-
-def sapo(t):
-    tau = 1.0 if t.a > 0 else 1.05
-    sigmoid = 1 / (1 + math.exp(-tau * (t.r - 1))) if t.r < 500 else 1.0
-    return -t.a * 4 / tau * sigmoid, -t.a * 4 * sigmoid * (1 - sigmoid) * t.r if t.moves else 0.0
-
-
-def gmpo(sequence):
-    clipped = [min(t.d, 0.4) if t.a > 0 else max(t.d, -0.4) for t in sequence]
-    s = math.exp(sum(clipped) / len(sequence))
-    return [(-t.a * s, -t.a * s if c == t.d and t.moves else 0.0) for t, c in zip(sequence, clipped, strict=True)]
-
-
-def scaled(pair, weight):
-    return tuple(weight * number for number in pair)
-
-
-def decoupled_ppo(t):
-    return scaled(ppo(t), min(math.exp(t.q), 5.0))
-
-
-def vapo(t):
-    value, gradient = ppo(t, 0.2, 0.28)
-    return (value - 0.1 * t.x, gradient - 0.1) if t.returned > 0 else (value, gradient)
-
-
-def dppo(t):
-    pi, mu = math.exp(t.x), math.exp(t.x - t.d - t.q) if t.moves else math.exp(t.x - 25 - t.q)
-    dropped = (t.a > 0 and pi - mu > 0.2) or (t.a < 0 and mu - pi > 0.2)
-    return (0.0, 0.0) if dropped else (-t.a * t.r, -t.a * t.r if t.moves else 0.0)
-
-
-def dppo_binary_kl(t):
-    distance = t.d if t.moves else 25.0
-    pi, mu = (clamp(math.exp(x), 1e-7, 1 - 1e-7) for x in (t.x, t.x - distance - t.q))
-    divergence = mu * math.log(mu / pi) + (1 - mu) * math.log((1 - mu) / (1 - pi))
-    dropped = divergence > 0.05 and ((t.a > 0 and pi > mu) or (t.a < 0 and pi < mu))
-    return (0.0, 0.0) if dropped else (-t.a * t.r, -t.a * t.r if t.moves else 0.0)
-
-
-def topr(t):
-    weight = 1.0 if t.returned > 0 else min(t.r, 1.0)
-    return -weight * t.a * t.x, -weight * t.a
-
-
-def kimi(t):
-    return -t.a * t.x + 0.05 * t.d**2, -t.a + (0.1 * t.d if t.moves else 0.0)
-
-
-def luffy(t):
-    if not t.expert:
-        return ppo(t)
-    p = math.exp(t.x)
-    return -t.a * p / (p + 0.1), -t.a * p * 0.1 / (p + 0.1) ** 2
-
-
-def sppo(sequence):
-    error = sum(t.x - t.reference for t in sequence) - (sequence[0].returned - 0.5)
-    return [(error**2, 2 * error * len(sequence))] * len(sequence)
-
-
-REFERENCES = {
-    "ppo": of_token(ppo),
-    "dapo": of_token(lambda t: ppo(t, 0.2, 0.28)),
-    "gspo": gspo,
-    "cispo": of_token(cispo),
-    "sapo": of_token(sapo),
-    "gmpo": gmpo,
-    "reinforce": of_token(lambda t: (-t.a * t.x, -t.a)),
-    "gpg": of_token(lambda t: (-t.a * t.x, -t.a)),
-    "decoupled_ppo": of_token(decoupled_ppo),
-    "vapo": of_token(vapo),
-    "dppo": of_token(dppo),
-    "dppo_binary_kl": of_token(dppo_binary_kl),
-    "topr": of_token(topr),
-    "kimi": of_token(kimi),
-    "luffy": of_token(luffy),
-    "sppo": sppo,
-    "sft": of_token(lambda t: (-t.x, -1.0)),
-    "distill": of_token(lambda t: (clamp(t.x - t.teacher), t.x - t.teacher)),
-}
-
-
 def assert_equal(name, tokens, expected, **options):
     logp = tokens.logp.detach().requires_grad_()
     loss = lookup(Kind.LOSS, name)(dataclasses.replace(tokens, logp=logp), **options)
@@ -254,30 +104,6 @@ def test_loss_and_gradient_equal_the_reference(joined, name):
     assert_equal(name, joined, expected)
 
 
-def covariances(tokens):
-    centre = sum(t.a for t in tokens) / len(tokens), sum(t.x for t in tokens) / len(tokens)
-    return [(t.a - centre[0]) * (t.x - centre[1]) for t in tokens]
-
-
-def kl_cov(tokens, share):
-    by = covariances(tokens)
-    ranked = sorted(range(len(tokens)), key=lambda i: -by[i])[: max(1, int(share * len(tokens)))]
-    return [
-        (-t.a * t.r + abs(t.d) * (i in ranked), (-t.a * t.r + math.copysign(1, t.d) * (i in ranked)) * t.moves)
-        for i, t in enumerate(tokens)
-    ]
-
-
-def m2po(tokens, share):
-    kept, total = set(), 0.0
-    for i in sorted(range(len(tokens)), key=lambda i: tokens[i].q ** 2):
-        total += tokens[i].q ** 2
-        if total / (len(kept) + 1) >= share:
-            break
-        kept.add(i)
-    return [(-t.a * t.r * (i in kept), -t.a * t.r * (i in kept) * t.moves) for i, t in enumerate(tokens)]
-
-
 def test_kl_cov_equals_the_reference(inputs):
     for parts in inputs:
         distinct = torch.linspace(0, 0.1, parts.logp.numel(), dtype=torch.float64)
@@ -292,10 +118,22 @@ def test_m2po_equals_the_reference(inputs):
         assert_equal("m2po", tokens, m2po(flat, 0.1), tau=0.1)
 
 
+def test_clip_cov_draws_anew_in_every_update(inputs):
+    tokens = max(inputs, key=lambda parts: parts.logp.numel())
+    tokens = dataclasses.replace(tokens, old_logp=tokens.logp.detach())  # nothing is clipped
+    choose, options = lookup(Kind.LOSS, "clip_cov").choice.choose, {"share": 0.3, "cov_low": -9.0, "cov_high": 9.0}
+    found = [choose(dataclasses.replace(tokens, draw=draw), **options).tolist() for draw in (*range(20), 0)]
+    assert found[0] == found[-1]
+    assert len(set(map(tuple, found))) > 10
+    assert choose(tokens, seed=7, **options).tolist() == found[7]
+
+
 def test_clip_cov_is_ppo_without_some_tokens_of_the_band(inputs):
     for seed, tokens in enumerate(inputs):
         flat = [token for sequence in sequences_of(tokens) for token in sequence]
-        band = {i for i, covariance in enumerate(covariances(flat)) if 0.2 <= covariance <= 2.0}
+        band = {
+            i for i, covariance in enumerate(covariances(flat)) if 0.2 <= covariance <= 2.0 and not ppo_clips(flat[i])
+        }
         options = {"share": 0.3, "cov_low": 0.2, "cov_high": 2.0, "seed": seed}
         mask = lookup(Kind.LOSS, "clip_cov").choice.choose(tokens, **options)
         chosen = set(mask.nonzero().squeeze(-1).tolist())
@@ -304,6 +142,3 @@ def test_clip_cov_is_ppo_without_some_tokens_of_the_band(inputs):
         expected = [(0.0, 0.0) if i in chosen else ppo(t) for i, t in enumerate(flat)]
         told = tokens if seed % 5 == 0 else dataclasses.replace(tokens, chosen=mask)  # what it would choose again
         assert_equal("clip_cov", told, expected, **options)
-
-
-OVER_THE_UPDATE = {"kl_cov", "m2po", "clip_cov"}

@@ -27,7 +27,13 @@ def random_batch(rng):
     owner = [rng.randrange(trajectories) for _ in range(rng.randint(1, 5))]
     group = [rng.randrange(2) for _ in range(trajectories)]
     rows = [
-        (s, trajectory, group[trajectory], rng.gauss(0, 0.4) if rng.random() < 0.9 else 30.0, rng.random())
+        (
+            s,
+            trajectory,
+            group[trajectory],
+            rng.gauss(0, 0.4) if rng.random() < 0.8 else rng.choice([30.0, -22.0, -8.0]),
+            rng.random(),
+        )
         for s, trajectory in enumerate(owner)
         for _ in range(rng.randint(1, 5))
     ]
@@ -79,6 +85,10 @@ def loss_input(rows):
     )
 
 
+def distance(row):
+    return row[3]
+
+
 def clamped(row):
     return max(-20.0, min(20.0, row[3]))
 
@@ -92,12 +102,12 @@ def sequence_mean(rows, row, of):
 
 
 def sequence_weight(rows, row):
-    return min(math.exp(max(-20.0, min(20.0, sequence_sum(rows, row, clamped)))), 5.0)
+    return min(math.exp(max(-20.0, min(20.0, sequence_sum(rows, row, distance)))), 5.0)
 
 
 def icepop(_, row):
     rho = math.exp(clamped(row))
-    return rho if 0.5 <= rho <= 2.0 else 0.0
+    return rho if 0.5 <= rho <= 5.0 else 0.0
 
 
 CORRECTIONS = {
@@ -118,8 +128,8 @@ def test_correction_equals_the_loop(batches, mode):
 
 
 K = {
-    "k1": lambda row: -clamped(row),
-    "k2": lambda row: clamped(row) ** 2 / 2,
+    "k1": distance,
+    "k2": lambda row: distance(row) ** 2 / 2,
     "k3": lambda row: math.exp(clamped(row)) - clamped(row) - 1,
 }
 
@@ -135,7 +145,7 @@ def test_rejection_equals_the_loop(batches, name, of):
 def test_geometric_mean_rejects_whole_sequences(batches):
     for rows in batches:
         kept = lookup(Kind.FILTER, "geometric")(loss_input(rows), band=(0.8, 1.25)).tolist()
-        assert kept == [0.8 <= math.exp(sequence_mean(rows, row, clamped)) <= 1.25 for row in rows]
+        assert kept == [0.8 <= math.exp(sequence_mean(rows, row, distance)) <= 1.25 for row in rows]
 
 
 def test_top_entropy_keeps_the_most_uncertain_tokens(batches):

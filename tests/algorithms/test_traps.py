@@ -8,10 +8,13 @@ import torch
 from agentrl.algorithms.clip import clip_range
 from agentrl.algorithms.episodes import EpisodeBatch, Estimate
 from agentrl.algorithms.loss_input import LossInput
+from agentrl.algorithms.marks import Input, needed_inputs
 from agentrl.algorithms.options import check_options
 from agentrl.algorithms.policy_losses import PPO_CLIP
 from agentrl.errors import ConfigError, TrainingError
-from agentrl.registry import Kind, lookup
+from agentrl.registry import Kind, lookup, names
+from agentrl.reward import rewards_differ
+from agentrl.training.step.report import zero_variance_groups
 
 
 def loss_input(distances, advantages, *, sequence=None, mu=0.0):
@@ -102,13 +105,29 @@ def test_step_groups_are_of_one_task_and_of_one_state_not_of_a_step_number():
 
 
 def test_hgpo_weighs_a_common_past():
-    """Both first episodes reach state 9; only their common start puts them into one group at depth 1."""
-    same = episodes(turn_state=torch.tensor([0, 9, 0, 9, 3, 4, 3, 5]))
-    other = episodes(turn_state=torch.tensor([0, 9, 1, 9, 3, 4, 3, 5]))
+    """All four reach state 9, with returns 1, 0, 3 and 2; two and two have a common start. Weights are 2/5 and 3/5."""
+    group = torch.zeros(4, dtype=torch.int64)
+    batch = episodes(group=group, turn_state=torch.tensor([0, 9, 0, 9, 1, 9, 1, 9]))
     hgpo, options = lookup(Kind.ADVANTAGE, "hgpo"), {"depth": 1, "normalize": False, "gamma": 1.0}
-    whole = lookup(Kind.ADVANTAGE, "dr_grpo")(same)
-    assert (hgpo(same, **options) - whole)[1].item() == pytest.approx(0.5)
-    assert (hgpo(other, **options) - whole)[1].item() == pytest.approx(0.5 / 3)  # weights 1/3 and 2/3
+    assert hgpo(batch, **options)[1::2].tolist() == pytest.approx([0.1, -0.9, 0.9, -0.1])
+    assert hgpo(batch, alpha=0.0, **options)[1::2].tolist() == pytest.approx([0.0, -1.0, 1.0, 0.0])
+    assert hgpo(batch, **options)[::2].tolist() == pytest.approx([0.5, -0.5, 0.5, -0.5]), "no past: depth 0 alone"
+    whole = lookup(Kind.ADVANTAGE, "dr_grpo")(batch)
+    assert torch.equal(hgpo(batch, omega=2.0, **options), whole + 2 * hgpo(batch, **options))
+
+
+def test_hgpo_is_not_diluted_by_depths_without_peers():
+    """Two reach state 9 from different states: only the state itself compares them."""
+    batch = episodes(turn_state=torch.tensor([0, 9, 1, 9, 3, 4, 3, 5]))
+    found = lookup(Kind.ADVANTAGE, "hgpo")(batch, normalize=False, gamma=1.0)
+    assert found.tolist() == pytest.approx([0.0, 0.5, 0.0, -0.5, 0.5, 0.0, -0.5, 0.0])
+
+
+def test_hgpo_divides_by_the_deviation_of_all_members():
+    """Returns 1 and 0 are one population deviation of 1/2 from their mean."""
+    batch = episodes(turn_state=torch.tensor([0, 9, 1, 9, 3, 4, 3, 5]))
+    found = lookup(Kind.ADVANTAGE, "hgpo")(batch, gamma=1.0)
+    assert found[[1, 3]].tolist() == pytest.approx([1.0, -1.0], abs=1e-5)
 
 
 def advantage_of(name, batch, **options):
@@ -182,11 +201,65 @@ def test_maxrl_wants_returns_that_are_not_negative():
         lookup(Kind.ADVANTAGE, "maxrl")(episodes(returns=torch.tensor([-1.0, 0.0, 1.0, 1.0], dtype=torch.float64)))
 
 
+CENTRED = [
+    name
+    for name in names(Kind.ADVANTAGE)
+    if ":" not in name and name != "reinforce" and not needed_inputs(lookup(Kind.ADVANTAGE, name)) & {Input.VALUES}
+]
+"""Estimators that subtract a mean or another member's return; those with a critic subtract its opinion."""
+CONSTANTS = [0.1, 0.7, 1 / 3, 1e6 + 0.1, -0.3, 0.1 + 0.2]
+
+
+def test_everything_but_reinforce_and_critics_is_centred():
+    assert set(names(Kind.ADVANTAGE)) - set(CENTRED) == {"reinforce", "gae", "gae_turn", "bi_level", "vapo"}
+
+
+@pytest.mark.parametrize("members", range(2, 18))
+@pytest.mark.parametrize("name", CENTRED)
+def test_equal_returns_have_no_advantage(name, members):
+    """Exactly: what rounding leaves of an inexact mean would be read, and an optimizer would make a step of it."""
+    for constant in CONSTANTS:
+        returns = torch.full((members,), constant, dtype=torch.float64)
+        if constant == 0.1 + 0.2:
+            returns[0] = 0.3  # the same sum in another order
+        batch = EpisodeBatch(
+            returns=returns.abs() if name == "maxrl" else returns,
+            group=torch.zeros(members, dtype=torch.int64),
+            turn_reward=returns,
+            turn_episode=torch.arange(members),
+            turn_state=torch.zeros(members, dtype=torch.int64),
+            token_turn=torch.arange(members).repeat_interleave(torch.arange(members) % 3 + 1),
+            greedy_return=returns[:1],
+            components={"all": returns},
+            process_reward=torch.zeros(int((torch.arange(members) % 3 + 1).sum()), dtype=torch.float64),
+        )
+        assert not lookup(Kind.ADVANTAGE, name)(batch).any(), constant
+        assert zero_variance_groups(batch.returns, batch.group) == 1
+        assert not rewards_differ(returns.tolist())
+
+
+def test_a_difference_above_rounding_is_one():
+    close = episodes(returns=torch.tensor([0.1, 0.1 + 1e-8, 1e6, 1e6 + 0.1], dtype=torch.float64))
+    assert lookup(Kind.ADVANTAGE, "grpo")(close).all()
+    assert zero_variance_groups(close.returns, close.group) == 0
+    assert rewards_differ([0.1, 0.1 + 1e-8])
+    assert rewards_differ([1e6, 1e6 + 0.1])
+    assert not rewards_differ([])
+    assert not rewards_differ([-5.0])
+
+
+def test_what_is_left_of_sums_that_cancel_is_no_difference():
+    cancelled = episodes(returns=torch.tensor([0.1 + 0.2 - 0.3, 0.0, 1.0, 0.0], dtype=torch.float64))
+    assert lookup(Kind.ADVANTAGE, "grpo")(cancelled)[:4].tolist() == [0.0] * 4
+    assert zero_variance_groups(cancelled.returns, cancelled.group) == 1
+    assert not rewards_differ([0.1 + 0.2 - 0.3, 0.0])
+
+
 @pytest.mark.parametrize("name", ["grpo", "dr_grpo", "rloo", "opo", "gpg", "maxrl", "grpo_passk"])
-def test_a_group_of_one_or_of_equals_has_no_advantage(name):
+def test_a_group_of_one_has_no_advantage(name):
     """Never the raw reward."""
     lone = episodes(group=torch.tensor([0, 0, 0, 1]), returns=torch.tensor([0.1, 0.1, 0.1, 5.0], dtype=torch.float64))
-    assert lookup(Kind.ADVANTAGE, name)(lone).abs().max().item() < 1e-6
+    assert not lookup(Kind.ADVANTAGE, name)(lone).any()
 
 
 def test_topr_weighs_failures_only():

@@ -297,6 +297,31 @@ def test_the_saved_config_of_an_older_run_can_be_read_where_it_held_defaults():
         config_from({**old, "trainer": {"logprob_chunk": 64}})
 
 
+@pytest.mark.parametrize(
+    ("old", "estimator"),
+    [
+        ({"kl_estimator": "k3", "kl_coef": 0.1}, "k3"),
+        ({"kl_estimator": "k3", "kl_coef": 0.1, "reference": None}, "k3"),
+        ({"kl_coef": 0.0, "reference": {"kl_estimator": "k3", "refresh_every": 5}}, "k3"),
+        ({"kl_coef": 0.1, "reference": {}}, "k3+"),
+    ],
+)
+def test_the_estimator_of_an_older_run_stays(old, estimator):
+    config = config_from({"environment": "a", "algorithm": old})
+    assert config.algorithm.reference.kl_estimator == estimator
+
+
+def test_the_aggregation_of_an_older_run_stays():
+    """What a run saved names its aggregation, so that a newer default of its loss does not reach it."""
+    saved = config_from({"environment": "a", "algorithm": {"loss": "gspo", "aggregation": "token-mean"}})
+    again = config_from(saved.model_dump(mode="json"))
+    assert again == saved
+    assert again.algorithm.aggregation == "token-mean"
+    assert (
+        config_from({"environment": "a", "algorithm": {"loss": "gspo"}}).algorithm.aggregation == "seq-mean-token-mean"
+    )
+
+
 def optional_sections(model, path=()):
     """The paths of the sections that are left out unless somebody asks for what they configure."""
     for name in own_fields(model):

@@ -12,6 +12,7 @@ from agentrl.errors import Outcome
 from agentrl.trajectory import Source, TokenSequence, Trajectory, Turn
 
 sys.path.append(str(Path(__file__).parent))  # for ranks_here
+sys.path.append(str(Path(__file__).parents[1] / "algorithms"))  # for loss_loops
 
 VOCABULARY = 40
 

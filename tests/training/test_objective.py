@@ -7,8 +7,9 @@ import pytest
 import torch
 
 from agentrl.algorithms.aggregation import Aggregation, TokenOwners
-from agentrl.algorithms.marks import Input, needed_inputs
-from agentrl.config.schema import REFERENCE_LOSSES, AlgorithmConfig, TrainerConfig
+from agentrl.algorithms.marks import Input, is_mean_of_sequences, needed_inputs
+from agentrl.algorithms.policy_losses import ppo
+from agentrl.config.schema import REFERENCE_LOSSES, SEQUENCE_LOSSES, AlgorithmConfig, TrainerConfig
 from agentrl.errors import ConfigError, UnknownNameError
 from agentrl.registry import Kind, lookup, names
 from agentrl.training.objective import Objective
@@ -207,6 +208,42 @@ def test_unknown_filters_and_shapings_name_the_nearest():
 def test_the_config_knows_which_losses_keep_a_reference():
     found = {name for name in names(Kind.LOSS) if Input.REFERENCE in needed_inputs(lookup(Kind.LOSS, name))}
     assert found == REFERENCE_LOSSES
+
+
+def test_the_config_knows_which_losses_are_means_over_sequences():
+    found = {name for name in names(Kind.LOSS) if is_mean_of_sequences(lookup(Kind.LOSS, name))}
+    assert found == SEQUENCE_LOSSES
+    for name in SEQUENCE_LOSSES:
+        assert AlgorithmConfig(loss=name).aggregation == "seq-mean-token-mean"
+        assert AlgorithmConfig(loss=name, aggregation="token-mean").aggregation == "token-mean"
+    assert AlgorithmConfig(loss="ppo").aggregation == AlgorithmConfig().aggregation == "token-mean"
+
+
+DRAWS: list[int] = []
+
+
+def remembers_draws(tokens):
+    DRAWS.append(tokens.draw)
+    return ppo(tokens)
+
+
+def test_random_choices_of_a_loss_differ_between_updates_steps_and_seeds_only(model, trajectories):
+    def draws(seed, *, start=0, **settings):
+        DRAWS.clear()
+        settings = TrainerConfig(epochs=2, **settings)
+        config = AlgorithmConfig(loss=f"{__name__}:remembers_draws")
+        trainer = Trainer(copy.deepcopy(model), config, settings, seed=seed, max_tokens=100)
+        trainer.steps = start
+        for _ in range(2 - start):
+            trainer.step(trajectories, temperature=1.0, pad_id=0)
+        return list(dict.fromkeys(DRAWS))
+
+    once = draws(3)
+    assert len(once) == 4
+    assert draws(3, tokens_per_micro_batch=40) == once
+    assert draws(3, start=1) == once[2:], "a resumed run draws what it would have drawn"
+    assert not set(once) & set(draws(4))
+    assert not set(once) & set(draws(-3))
 
 
 def first_half(tokens, *, share: float = 0.5):

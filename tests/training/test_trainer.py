@@ -94,7 +94,8 @@ def reference_gradient(model, trajectories, *, kl_coef=0.0, entropy_coef=0.0, te
                 x = other[t - 1, ids[t]].detach() - logp
                 entropy = -(distribution[t - 1].exp() * distribution[t - 1]).sum()
                 policy = -weight * advantage * (logp - logp.detach()).exp()
-                losses.append(policy + kl_coef * (x.exp() - x - 1) - entropy_coef * entropy)
+                kl = (x.exp() - x - 1).detach() + x.square() / 2 - x.square().detach() / 2
+                losses.append(policy + kl_coef * kl - entropy_coef * entropy)
     loss = torch.stack(losses).mean()
     loss.backward()
     return float(loss.detach()), {name: p.grad for name, p in model.named_parameters()}

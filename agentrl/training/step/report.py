@@ -9,6 +9,7 @@ from dataclasses import asdict, dataclass
 import torch
 
 from agentrl.algorithms.mismatch import mismatch
+from agentrl.algorithms.segments import differs
 from agentrl.errors import Outcome
 from agentrl.training.numerics.turn_mismatch import mismatch_by_turn
 from agentrl.training.optimizer import Update
@@ -88,9 +89,8 @@ def step_report(
 
 
 def zero_variance_groups(returns: torch.Tensor, group: torch.Tensor) -> int:
-    """Number of groups in which all returns are equal: both [episodes]."""
-    members = (returns[group == g] for g in range(int(group.max()) + 1))
-    return sum(bool((own == own[0]).all()) for own in members)
+    """Number of groups in which all returns are equal but for rounding: both [episodes]."""
+    return int((~differs(returns, group, int(group.max()) + 1)).sum())
 
 
 def _rewards(selection: Selection, batch: StepBatch) -> dict[str, float]:

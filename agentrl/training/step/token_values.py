@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+import random
 from dataclasses import dataclass
 
 import torch
@@ -38,10 +39,16 @@ class TokenValues:
     """Before the first update; only where something looks ahead."""
     draws: torch.Tensor | None = None
     """How often each trajectory was drawn: int64 [trajectories], on the CPU; once when left out."""
+    seed: int = 0
+    """Of the run."""
+
+    def draw(self, update: int) -> int:
+        """Seed of random choices in an update of the step, counted from 0: in [0, 2^63)."""
+        return random.Random(f"{self.seed} {self.step_version} {update}").getrandbits(63)
 
 
 def token_values(
-    step: PreparedStep, objective: Objective, policy: Scorer, shaping: RewardShaping, *, version: int
+    step: PreparedStep, objective: Objective, policy: Scorer, shaping: RewardShaping, *, version: int, seed: int
 ) -> TokenValues:
     """Gather the values, and score pi_old where the first update's forward pass cannot give it.
 
@@ -51,6 +58,7 @@ def token_values(
         policy: As it is before the first update.
         shaping: May draw the trajectories anew.
         version: Of the policy's weights.
+        seed: Of the run.
     """
     batch, device, teacher = step.batch, policy.model.device, step.frozen.teacher
     returns = batch.episodes.returns
@@ -77,6 +85,7 @@ def token_values(
         expert=_expert(step, objective, device),
         entropy=entropy,
         draws=shaping.draws(returns, seed=version),
+        seed=seed,
     )
 
 
