@@ -43,12 +43,12 @@ class Raising(Letters):
 
 
 class Hanging(Letters):
-    """Now and then a step answers only after anybody stopped waiting."""
+    """Now and then a step of the policy, never one of the expert, answers long after its deadline."""
 
     count = itertools.count(1)
 
     def step(self, action):
-        if next(Hanging.count) % 23 == 0:
+        if action != "aeiou" and next(Hanging.count) % 23 == 0:
             time.sleep(0.3)
         return super().step(action)
 
