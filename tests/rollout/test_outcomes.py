@@ -8,14 +8,16 @@ import pytest
 import agentrl
 from agentrl.agent_loop import AgentLoop
 from agentrl.errors import Outcome, PolicyError, SandboxError, UsageError
-from agentrl.message import ImagePart, TextPart
+from agentrl.message import ImagePart, TextPart, user
 from agentrl.policy import StopReason
 from agentrl.reward import Score, Scorer
 from agentrl.rollout.budget import EpisodeLimits
 from agentrl.rollout.counters import RolloutObserver
 from agentrl.rollout.episode import _shortened
+from agentrl.rollout.seeds import derive_seed
 from agentrl.rollout.stall import WaitKind, Waits
 from agentrl.serving.script import Failure, ScriptedAnswer
+from agentrl.serving.scripted import ScriptedEngine
 
 
 async def test_finished(make_runner, play, worlds):
@@ -289,8 +291,6 @@ async def test_infrastructure_failures_are_tried_again(make_runner, play, worlds
         failure = Failure.RAISE if state["fail"] else Failure.NONE
         return ScriptedAnswer(token_ids=renderer.encoder.encode("forward"), failure=failure)
 
-    from agentrl.serving.scripted import ScriptedEngine
-
     recorder = Recorder()
     engine = ScriptedEngine(script=script, vocab_size=400)
     runner = make_runner(worlds.Corridor, engine=engine, retries=2, observer=recorder)
@@ -424,3 +424,59 @@ async def test_time_spent_in_tools_and_environments_is_on_the_turn(make_runner, 
     assert trajectory.metrics["seconds"] == 10.0
     assert (waits.seconds[WaitKind.TOOL], waits.seconds[WaitKind.ENVIRONMENT]) == (6.0, 4.0)
     assert runner.counters.snapshot()["tool_calls"] == 2.0
+
+
+class Striding(AgentLoop):
+    """Takes all words of an answer as actions."""
+
+    async def run(self, episode):
+        conversation = episode.open([user(await episode.reset())])
+        while True:
+            for action in (await conversation.generate()).text.split():
+                result = await episode.step(action)
+                if result.done:
+                    return
+            conversation.add(user(result.observation))
+
+
+async def test_the_steps_of_one_turn_add_up_on_it(make_runner, play, worlds):
+    now = 0.0
+
+    class Paying(worlds.Corridor):
+        def step(self, action):
+            nonlocal now
+            now += 2.0
+            observation, _, *rest = super().step(action)
+            return observation, 0.25, *rest
+
+    recorder = Recorder()
+    runner = make_runner(Paying, "forward jump", "back forward forward", waits=Waits(lambda: now), observer=recorder)
+    runner.loop = Striding()
+    trajectory = await play(runner, options={"length": 2})
+    assert [turn.reward for turn in trajectory.turns] == [0.5, 0.75]
+    assert [turn.timings.env for turn in trajectory.turns] == [4.0, 6.0]
+    assert [turn.valid for turn in trajectory.turns] == [False, True]
+    assert [turn.state_key for turn in trajectory.turns] == ["place 0", "place 1"]
+    assert trajectory.reward == 1.25
+    assert trajectory.reward_components == {"walked": 5.0}
+    assert recorder.turns == [("g/0.0", 0, 0.5), ("g/0.0", 1, 0.75)]
+
+
+async def test_every_turn_attempt_and_member_samples_with_a_seed_of_its_own(make_runner, play, worlds, renderer):
+    seeds = {}
+
+    def script(request):
+        seeds[request.request_id] = request.params.seed
+        failure = Failure.RAISE if ".0/" in request.request_id and request.request_id.endswith("1") else Failure.NONE
+        return ScriptedAnswer(token_ids=renderer.encoder.encode("forward"), failure=failure)
+
+    runner = make_runner(worlds.Corridor, engine=ScriptedEngine(script=script, vocab_size=400), retries=1)
+    for member in (0, 1):
+        await play(runner, member=member, seed=7)
+    first = dict(seeds)
+    assert len(first) == 2 * (2 + 3)
+    assert len(set(first.values())) == len(first)
+    assert first["g/0.0/turn-0"] == derive_seed(derive_seed(7, 0, 0), 0)
+    assert first["g/1.1/turn-2"] == derive_seed(derive_seed(7, 1, 1), 2)
+    await play(runner, seed=8)
+    assert not [name for name in first if name.startswith("g/0") and seeds[name] == first[name]]

@@ -398,3 +398,110 @@ async def test_companions_are_saved_and_those_who_had_not_played_play_later(make
     (group,) = await second.next_batch()
     assert (group.position, sorted(group.beside)) == (0, ["expert-0", "greedy"])
     assert (len(greedy.seeds), len(expert.seeds)) == (0, 2)
+
+
+class Mixed(Player):
+    """Members of one group are sampled under versions of their own."""
+
+    def __init__(self, versions, decide=None):
+        super().__init__(decide)
+        self.versions = versions
+
+    async def run(self, task, *, group_id, member, seed):
+        self.version = self.versions(int(group_id.partition("-")[0]), member)
+        return await super().run(task, group_id=group_id, member=member, seed=seed)
+
+
+@pytest.mark.parametrize("oldest", [0, 1])
+async def test_a_group_is_as_stale_as_its_oldest_token(make, oldest):
+    """Members 0 and 2 are of the newest version; only member 1 of group 2 may be too old."""
+    player = Mixed(lambda position, member: oldest if (position, member) == (2, 1) else 3)
+    scheduler = make(player, max_staleness=2, batch=2, group_size=3, version=3)
+    scheduler.admission.used = 6
+    assert positions(await scheduler.next_batch()) == [0, 1]
+    for _ in range(20):
+        await asyncio.sleep(0)
+    assert scheduler.waiting_groups == 4
+    groups = await scheduler.next_batch()
+    assert positions(groups) == ([2, 3] if oldest == 1 else [3, 4])
+    assert player.counters.groups_stale == (oldest == 0)
+    assert groups[0].oldest_version == (oldest if oldest == 1 else 3)
+
+
+async def test_failed_and_unscored_members_make_no_group_stale(make):
+    def decide(task_id, member):
+        return [(Outcome.FINISHED, 1.0), (Outcome.ENGINE_ERROR, None), (Outcome.FINISHED, None)][member]
+
+    player = Mixed(lambda position, member: 5 if member == 0 else 0, decide)
+    scheduler = make(player, group_size=3, batch=2, version=5)
+    scheduler.admission.used = 10
+    groups = await scheduler.next_batch()
+    assert [group.oldest_version for group in groups] == [5, 5]
+    assert [[t.id[-3:] for t in group.trainable] for group in groups] == [["0.0"], ["0.0"]]
+    assert player.counters.groups_stale == 0
+
+
+async def test_unscored_episodes_do_not_train(make):
+    unscored = Player(lambda task_id, member: (Outcome.FINISHED, None if member else 1.0))
+    (group,) = await make(unscored, batch=1).next_batch()
+    assert (len(group.trainable), group.tally().episodes, group.returns_differ) == (1, 1, False)
+    with pytest.raises(TrainingError, match=r"fewer than 2 episodes to train on: got finished in .*/1\.0: no reward"):
+        await make(unscored, least_members=2).next_batch()
+    nobody = Player(lambda task_id, member: (Outcome.FINISHED, None))
+    with pytest.raises(TrainingError, match="no episode to train on"):
+        await make(nobody).next_batch()
+    assert nobody.counters.groups_failed >= LEAST_FAILED_GROUPS
+
+
+async def test_a_group_without_a_score_of_its_companion_fails(make):
+    scored = iter([None, None])
+    greedy = Player(lambda task_id, member: (Outcome.FINISHED, next(scored, 0.5)))
+    player = Player()
+    groups = await make(player, batch=2, companions={"": {"greedy": greedy}}).next_batch()
+    assert positions(groups) == [2, 3]
+    assert player.counters.groups_failed == 2
+
+
+async def test_failures_and_filtered_groups_must_be_in_a_row_to_end_a_run(make):
+    """Three failures, a good group, three failures, … never end it; nor do filtered groups between good ones."""
+    results = {0: (Outcome.FINISHED, 1.0)}
+    failing = Player(lambda task_id, member: (Outcome.ENGINE_ERROR, None))
+    failing.decide = lambda task_id, member: results.get(
+        failing.count.setdefault(task_id, len(failing.count)) % LEAST_FAILED_GROUPS, (Outcome.ENGINE_ERROR, None)
+    )
+    failing.count = {}
+    scheduler = make(failing, batch=4, max_concurrent=1, group_size=1)
+    assert len(await scheduler.next_batch()) == 4
+    assert failing.counters.groups_failed == 3 * (LEAST_FAILED_GROUPS - 1)
+
+    seen = []
+    wasteful = make(
+        batch=1,
+        max_concurrent=1,
+        group_size=1,
+        keep=lambda group: seen.append(group) or len(seen) % MAX_WASTED_BATCHES == 0,
+    )
+    for version in range(1, 4):
+        assert len(await wasteful.next_batch()) == 1
+        wasteful.runners[""].version = version
+        wasteful.set_version(version)
+    assert wasteful.runners[""].counters.groups_filtered == 3 * (MAX_WASTED_BATCHES - 1)
+
+
+async def test_what_is_counted_of_groups_adds_up(make):
+    def decide(task_id, member):
+        kind = int(task_id[6:]) % 3
+        return (Outcome.ENGINE_ERROR, None) if kind == 0 else (Outcome.FINISHED, float(member * (kind == 1)))
+
+    player = Player(decide)
+    scheduler = make(player, batch=4, keep=lambda group: group.returns_differ)
+    for version in range(1, 4):
+        await scheduler.next_batch()
+        player.version = version
+        scheduler.set_version(version)
+    counters = player.counters
+    assert counters.groups_delivered == 12
+    gone = counters.groups_delivered + counters.groups_failed + counters.groups_filtered
+    assert scheduler.tasks.position == gone + scheduler.admission.running + scheduler.waiting_groups
+    assert scheduler.admission.used == 12
+    assert min(counters.groups_failed, counters.groups_filtered) > 0
