@@ -115,6 +115,13 @@ def test_a_tokenizer_without_a_template_is_refused() -> None:
         Renderer(tokenizer)
 
 
+OWN_TEMPLATE = (
+    "{% for m in messages %}{{ m.role }}: {{ m.content }}<|im_end|>{% endfor %}"
+    "{% if add_generation_prompt %}assistant: {% endif %}"
+)
+"""A template of no known family, which ends turns with a token of Qwen's."""
+
+
 def test_an_unknown_template_gives_its_own_boundary() -> None:
     tokenizer = build_tokenizer("gemma")
     tokenizer.chat_template = (
@@ -126,6 +133,22 @@ def test_an_unknown_template_gives_its_own_boundary() -> None:
     assert renderer.encoder.decode([renderer.boundary.end_id]) == "<eos>"
     suffix = renderer.suffix([user("hi")], last_id=renderer.boundary.end_id)
     assert renderer.encoder.decode(suffix.ids) == "<bos>user: hi<eos><bos>assistant: "
+
+
+@pytest.mark.parametrize("template", [None, OWN_TEMPLATE], ids=["known", "own"])
+def test_an_eos_that_is_not_the_end_of_turn_stops_sampling_and_ends_no_turn(template: str | None) -> None:
+    tokenizer = build_tokenizer("qwen2.5")
+    tokenizer.chat_template = template or tokenizer.chat_template
+    tokenizer.add_special_tokens({"eos_token": "<|document_end|>"})
+    renderer, eos = Renderer(tokenizer), tokenizer.eos_token_id
+    end = renderer.encoder.added_id("<|im_end|>")
+    assert (renderer.boundary.end_id, renderer.family is None) == (end, template is not None)
+    assert {eos, end} <= renderer.stop_token_ids
+    assert renderer.demonstration("north")[-1] == end
+    after_eos, after_end = (renderer.suffix([user("on")], last_id=last).ids for last in (eos, end))
+    assert after_eos == [end, *after_end]
+    tokenizer.eos_token = None
+    assert Renderer(tokenizer).stop_token_ids == renderer.stop_token_ids - {eos}
 
 
 def test_a_template_without_an_end_of_turn_is_refused() -> None:
