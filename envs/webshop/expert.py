@@ -1,15 +1,16 @@
 """A scripted customer that reads text pages: it searches with the wishes of the instruction, looks at products whose
 price is within the limit, and buys the first that has all options and attributes that were asked for.
 
-It knows the vocabulary of the generated catalogue. For other catalogues it is a rule of thumb: it searches with the
-instruction, and clicks the options whose values stand in it.
+It knows the vocabulary of the generated catalogue, and with it what the other words of instructions mean. For other
+catalogues it is a rule of thumb: it searches with the instruction, and clicks the options whose values stand in it.
 """
 
 from __future__ import annotations
 
+import functools
 import itertools
 import re
-from collections.abc import Generator, Iterable, Sequence
+from collections.abc import Generator, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import NamedTuple
 
@@ -20,7 +21,7 @@ from .goals import NO_LIMIT
 from .pages import BACK_TO_SEARCH, BUY_NOW, NEXT, PREVIOUS, SubPage
 from .rendering import SEPARATOR
 from .shop import BY_CHANCE
-from .vocabulary import load_vocabulary
+from .vocabulary import Sayings, load_vocabulary
 
 _Steps = Generator[str, str, None]
 _LIMIT = re.compile(r",? and price lower than ([\d.]+) dollars")
@@ -29,8 +30,11 @@ _ASIN = re.compile(r"[0-9A-Z]{10}")
 _DOLLARS = re.compile(r"\$([\d.]+)")
 _LABELS = {label.lower() for label in (*SubPage, BACK_TO_SEARCH, NEXT, PREVIOUS, BUY_NOW)}
 """Options of these values cannot be chosen: a click on them is one on the button."""
-_TO_GO_ON = 5
-"""Steps that must be left to look closer, and go on to another product: features, back, back, there, buy."""
+_KINDS, _BRANDS = "types", "brands"
+"""Names of the phrases that are no attributes and no values."""
+_BACK, _NEXT = f"click[{PREVIOUS.lower()}]", f"click[{NEXT.lower()}]"
+_TO_GO_ON = 4
+"""Steps that must be left to look closer, and go on to another product: features, search, there, buy."""
 
 
 def goal_words(instruction: str) -> str:
@@ -44,12 +48,14 @@ def goal_words(instruction: str) -> str:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Wishes:
-    """What an instruction asks for, as far as the vocabulary goes."""
+    """What an instruction asks for, as far as the vocabulary goes, in the words of the products."""
 
     words: str
     """The whole instruction but the price."""
     kind: str
     """The product's type; empty when it is not a known one."""
+    brand: str
+    """Empty when the instruction names none."""
     attributes: tuple[str, ...]
     options: tuple[str, ...]
     """Values."""
@@ -58,49 +64,87 @@ class Wishes:
 
     @property
     def keywords(self) -> str:
-        """What to search for."""
-        return " ".join([*self.attributes, self.kind, *self.options]) if self.kind else self.words
+        """What to search for. Brand and options, which set products of one type apart, count twice."""
+        if not self.kind:
+            return self.words
+        twice = (self.brand, *self.options)
+        return " ".join(filter(None, (*twice, *self.attributes, self.kind, *twice)))
 
 
 def read_wishes(instruction: str) -> Wishes:
     """Take an instruction apart.
 
-    >>> wishes = read_wishes("i need long lasting lip balm, pack pack of 2, and price lower than 20.00 dollars")
-    >>> wishes.kind, wishes.attributes, wishes.options, wishes.limit
-    ('lip balm', ('long lasting',), ('pack of 2',), 20.0)
+    >>> wishes = read_wishes("i need lip balm by alsen that will stay on all day, and price lower than 20.00 dollars")
+    >>> wishes.kind, wishes.brand, wishes.attributes, wishes.limit
+    ('lip balm', 'alsen', ('long lasting',), 20.0)
     """
     limit, words = _LIMIT.search(instruction), goal_words(instruction)
     vocabulary = load_vocabulary()
-    kinds, words_left = _take(words, (kind.name for kind in vocabulary.types))
-    attributes, words_left = _take(words_left, (text for texts in vocabulary.attributes.values() for text in texts))
-    options, _ = _take(words_left, (value for values in vocabulary.options.values() for value in values))
+    found, rest = _phrases_of(_KINDS).find(words)
+    kind = next((kind for kind in vocabulary.types if kind.name in found), None)
+    brands, rest = _phrases_of(_BRANDS).find(rest)
+    attributes, rest = _phrases_of(kind.category).find(rest) if kind else _Found((), rest)
     return Wishes(
         words=words,
-        kind=next(iter(kinds), ""),
-        attributes=tuple(attributes),
-        options=tuple(options),
+        kind=kind.name if kind else "",
+        brand=next(iter(brands), ""),
+        attributes=attributes,
+        options=tuple(value for name in (kind.options if kind else ()) for value in _phrases_of(name).find(rest).texts),
         limit=float(limit[1]) if limit else NO_LIMIT,
     )
 
 
-class _Taken(NamedTuple):
-    phrases: list[str]
+class _Found(NamedTuple):
+    texts: tuple[str, ...]
+    """What the phrases stand for, each once, in the order of the text."""
     rest: str
+    """The text without the phrases."""
 
 
-def _take(text: str, phrases: Iterable[str]) -> _Taken:
-    """The phrases that stand in a text, longer ones first, and the text without them."""
-    found = []
-    for phrase in sorted(set(phrases), key=lambda phrase: (-len(phrase), phrase)):
-        text, count = re.subn(rf"(?<![\w.-]){re.escape(phrase)}(?![\w-]|\.\d)", "|", text)
-        found += [phrase] * bool(count)
-    return _Taken(found, text)
+class _Phrases:
+    """Phrases to find in texts, where the longest counts, and what each of them stands for."""
+
+    def __init__(self, meanings: Mapping[str, str]) -> None:
+        self._meanings = meanings
+        longest_first = sorted(meanings, key=lambda phrase: (-len(phrase), phrase))
+        choices = "|".join(map(re.escape, longest_first))
+        self._pattern = re.compile(rf"(?<![\w.-])(?:{choices})(?![\w-]|\.\d)" if choices else r"(?!)")
+
+    def find(self, text: str) -> _Found:
+        """Find the phrases in a text.
+
+        >>> _Phrases({"large": "large", "extra large": "x-large"}).find("an extra large one")
+        _Found(texts=('x-large',), rest='an | one')
+        """
+        texts = dict.fromkeys(self._meanings[phrase] for phrase in self._pattern.findall(text))
+        return _Found(tuple(texts), self._pattern.sub("|", text))
 
 
-class _Result(NamedTuple):
+@functools.cache
+def _phrases_of(name: str) -> _Phrases:
+    """The vocabulary's phrases for types, brands, the attributes of a category or the values of an option."""
+    words = load_vocabulary()
+    sayings: Sayings
+    if name == _KINDS:
+        sayings = {kind.name: kind.also for kind in words.types}
+    elif name == _BRANDS:
+        sayings = {f"{start}{end}".lower(): () for start in words.brand_starts for end in words.brand_ends}
+    else:
+        sayings = words.attributes[name] if name in words.attributes else words.options[name]
+    return _Phrases({phrase: text for text, others in sayings.items() for phrase in (text, *others)})
+
+
+class Result(NamedTuple):
+    """A product on a page of results."""
+
     asin: str
     title: str
     prices: tuple[float, ...]
+
+    @property
+    def click(self) -> str:
+        """The action that opens its page."""
+        return f"click[{self.asin.lower()}]"
 
 
 class WebShopExpert:
@@ -137,54 +181,83 @@ class _Plan:
     first: str
     steps_left: int
     wishes: Wishes = field(init=False)
+    search: str = field(init=False)
+    """The search that found something."""
+    is_first_page: bool = True
+    """The page of results that is looked at is the first, where that search leads back to."""
 
     def __post_init__(self) -> None:
         self.wishes = read_wishes(_instruction(self.first))
 
     def steps(self) -> _Steps:
-        """Search, look at products, buy."""
-        results: list[_Result] = []
+        """Search, look at the products of one page of results after the other, buy."""
+        results = yield from self._search()
+        first = results[:1]
+        while results and self.steps_left >= self._steps_to_go_on:
+            for result in sorted(filter(self._is_affordable, results), key=self._is_other_kind):
+                if (yield from self._look_at(result)):
+                    return
+            results = read_results((yield from self._do(_NEXT)))
+            self.is_first_page = False
+        yield from self._do(self.search)
+        for result in first:
+            yield from self._buy(self._options_on((yield from self._do(result.click)), result))
+
+    def _search(self) -> Generator[str, str, list[Result]]:
         for keywords in (self.wishes.keywords, self.wishes.words, BY_CHANCE):
-            results = _results((yield from self._do(f"search[{keywords}]")))
+            self.search = f"search[{keywords}]"
+            results = read_results((yield from self._do(self.search)))
             if results:
                 break
-        ranked = sorted(results, key=self._order)
-        for i, result in enumerate(ranked):
-            page = yield from self._do(f"click[{result.asin.lower()}]")
-            wanted = self._options_on(page, result)
-            is_last = i == len(ranked) - 1 or self.steps_left < _TO_GO_ON + len(self.wishes.options)
-            if is_last or (self._has_options(wanted) and (yield from self._has_attributes(result))):
-                yield from self._buy(wanted)
-                return
-            yield from self._do(f"click[{PREVIOUS.lower()}]")
+        return results
+
+    def _look_at(self, result: Result) -> Generator[str, str, bool]:
+        """Buy a product if it is as wanted, or if no steps are left to look at another.
+
+        Returns:
+            Whether it was bought; if not, the page of results is shown again.
+        """
+        wanted = self._options_on((yield from self._do(result.click)), result)
+        if self.steps_left >= self._steps_to_go_on:
+            if set(self.wishes.options) - set(wanted):
+                yield from self._do(_BACK)
+                return False
+            if self._missing_in(result.title):
+                features = yield from self._do(f"click[{SubPage.FEATURES.lower()}]")
+                if self._missing_in("\n".join([result.title, *features[features.index(PREVIOUS) :]])):
+                    for action in [self.search] if self.is_first_page else [_BACK, _BACK]:
+                        yield from self._do(action)
+                    return False
+                yield from self._do(_BACK)
+        yield from self._buy(wanted)
+        return True
+
+    @property
+    def _steps_to_go_on(self) -> int:
+        """Steps in which the features can be looked at, and another product be bought."""
+        return _TO_GO_ON + len(self.wishes.options)
 
     def _do(self, action: str) -> Generator[str, str, list[str]]:
         self.steps_left -= 1
         return texts_of((yield action))
 
-    def _order(self, result: _Result) -> tuple[bool, bool, bool]:
-        """Surely affordable ones of the right type first; else as they were found."""
-        limit = self.wishes.limit
-        return self.wishes.kind not in result.title.lower(), max(result.prices) > limit, min(result.prices) > limit
+    def _is_affordable(self, result: Result) -> bool:
+        return max(result.prices) <= self.wishes.limit
 
-    def _options_on(self, page: Sequence[str], result: _Result) -> list[str]:
+    def _is_other_kind(self, result: Result) -> bool:
+        return self.wishes.kind not in result.title.lower()
+
+    def _options_on(self, page: Sequence[str], result: Result) -> list[str]:
         """Values on a product's page that the instruction asks for."""
-        values = page[page.index(PREVIOUS) + 1 : page.index(result.title) if result.title in page else None]
-        asked = _take(self.wishes.words, set(values) - _LABELS).phrases
-        return [value for value in asked if not self.wishes.kind or value in self.wishes.options]
+        shown = page[page.index(PREVIOUS) + 1 : page.index(result.title) if result.title in page else None]
+        values = set(shown) - _LABELS
+        if self.wishes.kind:
+            return [value for value in self.wishes.options if value in values]
+        return list(_Phrases({value: value for value in values}).find(self.wishes.words).texts)
 
-    def _has_options(self, wanted: Sequence[str]) -> bool:
-        return set(self.wishes.options) <= set(wanted)
-
-    def _has_attributes(self, result: _Result) -> Generator[str, str, bool]:
-        """Whether title or features name all attributes; leads back to the product's page."""
-        missing = [attribute for attribute in self.wishes.attributes if attribute not in result.title.lower()]
-        if not missing:
-            return True
-        page = yield from self._do(f"click[{SubPage.FEATURES.lower()}]")
-        yield from self._do(f"click[{PREVIOUS.lower()}]")
-        told = "\n".join(page[page.index(PREVIOUS) :]).lower()
-        return all(attribute in told for attribute in missing)
+    def _missing_in(self, text: str) -> list[str]:
+        """The attributes asked for that a text does not name."""
+        return [attribute for attribute in self.wishes.attributes if attribute not in text.lower()]
 
     def _buy(self, wanted: Sequence[str]) -> _Steps:
         for value in wanted[: self.steps_left - 1]:
@@ -207,11 +280,11 @@ def _instruction(observation: str) -> str:
     return texts[texts.index("Instruction:") + 1]
 
 
-def _results(page: Sequence[str]) -> list[_Result]:
+def read_results(page: Sequence[str]) -> list[Result]:
     """The products on a page of results."""
     shown = list(page[page.index(NEXT) + 1 :]) if NEXT in page else []
     starts = [i for i, text in enumerate(shown) if _ASIN.fullmatch(text)] + [len(shown)]
     rows = [shown[start:stop] for start, stop in itertools.pairwise(starts)]
     return [
-        _Result(row[0], row[1], tuple(map(float, _DOLLARS.findall(row[-1]))) or (NO_LIMIT,)) for row in rows if row[1:]
+        Result(row[0], row[1], tuple(map(float, _DOLLARS.findall(row[-1]))) or (NO_LIMIT,)) for row in rows if row[1:]
     ]

@@ -1,11 +1,15 @@
 """The generated catalogue: products in WebShop's own format, each a function of its number alone.
 
-Every product has a human-like instruction, which names its type, one to three of its attributes and up to all of its
-options, and a synthetic one. Products with a price range get no instruction: their price is only known at the till.
+Products come in families of near-duplicates: one type, brand, title and description, but other attributes, options and
+prices. Six members combine one of three attributes with one of two halves of an option's values. The seventh is a copy
+of one of them that costs more than any limit for the original. An instruction asks for what its product has and its
+siblings lack. It mostly says so in words that do not occur in the catalogue, and in some families the attribute that
+decides stands on the features page only, where search does not reach it. Overpriced copies have no instruction.
 """
 
 from __future__ import annotations
 
+import functools
 import random
 import string
 from collections.abc import Iterator, Mapping, Sequence
@@ -14,16 +18,19 @@ from typing import Any, NamedTuple
 
 from .official import products_of
 from .records import Product
-from .vocabulary import ProductType, load_vocabulary, vocabulary_file
+from .vocabulary import ProductType, Sayings, load_vocabulary, vocabulary_file
 
 GENERATOR = Path(__file__).read_bytes() + vocabulary_file()
 """Whatever changes the catalogue changes this."""
+FAMILY = 7
+"""Products in a family."""
 _CHARACTERS = string.digits + string.ascii_uppercase
 _INSTRUCTIONS = (
-    "i am looking for {type} that is {attributes}{options}",
-    "i need {attributes} {type}{options}",
-    "please find me {attributes} {type}{options}",
-    "show me some {type}, {attributes}{options}.",
+    "i am looking for {before}{type}{brand}{after}{options}",
+    "i need {before}{type}{brand}{after}{options}",
+    "please find me {before}{type}{after}{brand}{options}",
+    "show me some {before}{type}{brand}{options}{also}.",
+    "i would like to buy {before}{type}{brand}{also}{options}",
 )
 _DESCRIPTIONS = (
     "Our {line} {type} is {attributes}. It was made for people who use it every day and want it to last.",
@@ -35,8 +42,18 @@ _BULLETS = (
     "{attribute} - checked by hand before it leaves our house",
     "made to be {attribute}, at home or on the way",
 )
-_RANGED = 0.1
-"""Share of products with a price range."""
+_OTHER_WORDS = 0.75
+"""Share of attributes and option values that an instruction says in other words."""
+_OTHER_TYPE = 0.25
+"""Share of instructions that call the type by another name."""
+_BRANDED = 0.25
+"""Share of instructions that name the brand although they need not."""
+_HIDDEN = 0.4
+"""Share of families whose deciding attribute stands on the features page only; their instructions name the brand."""
+_STRIDE = 263
+"""Leads through all 575 brands in no obvious order: the two numbers share no factor."""
+_DEAREST_LIMIT = 40
+"""Dollars by which a limit can lie above the ten below the price (`goals.price_limit`)."""
 
 
 class RawProduct(NamedTuple):
@@ -50,6 +67,32 @@ class RawProduct(NamedTuple):
     """Of ``items_human_ins.json``."""
 
 
+class _Family(NamedTuple):
+    """What near-duplicates share, and what sets them apart."""
+
+    kind: ProductType
+    names: Mapping[str, str]
+    """Brand, line and type."""
+    shared: Sequence[str]
+    """Attributes of all members; the first stands in the title."""
+    deciding: Sequence[str]
+    """Attributes of which each member has one."""
+    is_hidden: bool
+    """Deciding attributes stand on the features page only."""
+    split_option: str
+    """The option of which each member has one of two halves."""
+    halves: tuple[Sequence[str], Sequence[str]]
+    options: Mapping[str, Sequence[str]]
+    """All options, with the values of the other ones."""
+    description: str
+    first_bullet: str
+    price: float
+    roles: Sequence[int]
+    """By the place in the family: number of the combination; the last one is the overpriced copy."""
+    copied: int
+    """The combination that the overpriced copy repeats."""
+
+
 def generate_products(count: int) -> Iterator[Product]:
     """The first products of the catalogue."""
     for number in range(count):
@@ -60,64 +103,159 @@ def generate_products(count: int) -> Iterator[Product]:
 
 def generate_product(number: int) -> RawProduct:
     """One product."""
-    words = load_vocabulary()
+    family = _family(number // FAMILY)
+    role = family.roles[number % FAMILY]
+    is_copy = role == FAMILY - 1
+    combination = family.copied if is_copy else role
     rng = random.Random(f"webshop product {number}")
-    kind = words.types[number % len(words.types)]
-    attributes = rng.sample(words.attributes[kind.category], rng.randint(3, 6))
-    options = {name: _values(name, rng) for name in kind.options}
-    names = {
-        "brand": rng.choice(words.brand_starts) + rng.choice(words.brand_ends),
-        "line": rng.choice(words.lines),
-        "type": kind.name,
-    }
-    pricing = _pricing(kind, rng)
+    deciding, half = family.deciding[combination // 2], family.halves[combination % 2]
+    options = {**family.options, family.split_option: half}
+    attributes = [*family.shared, deciding]
+    price = _price(family, combination)
     row = {
         "asin": _asin(number, rng),
-        "name": _title(names, attributes),
-        "full_description": rng.choice(_DESCRIPTIONS).format(**names, attributes=_listed(attributes)),
-        "small_description": [_bullet(attribute, names["brand"], rng) for attribute in attributes],
-        "pricing": pricing,
+        "name": f"{family.names['brand']} {family.names['line']} {family.names['type'].title()},"
+        f" {family.shared[0].title()}",
+        "full_description": family.description.format(
+            **family.names, attributes=_listed(family.shared if family.is_hidden else attributes)
+        ),
+        "small_description": _bullets(family, deciding, rng),
+        "pricing": _overpriced(price, rng) if is_copy else f"${price:.2f}",
         "customization_options": {
-            name: [{"value": value, "image": None} for value in options[name]] for name in options
+            name: [{"value": value, "image": None} for value in options[name]] for name in family.kind.options
         },
         "images": [],
-        "category": kind.category,
-        "query": kind.query,
-        "product_category": kind.path,
+        "category": family.kind.category,
+        "query": family.kind.query,
+        "product_category": family.kind.path,
     }
-    asked = rng.randint(1, 3)
-    wanted = rng.sample(attributes[:asked], asked)
     synthetic: dict[str, Any] = {"attributes": attributes, "instruction": None, "instruction_attributes": None}
-    if " to " in pricing:
+    if is_copy:
         return RawProduct(row, synthetic, ())
-    synthetic |= {"instruction": f"find me {_listed(wanted)} {kind.name}", "instruction_attributes": wanted}
-    return RawProduct(row, synthetic, [_instruction(kind, wanted, options, rng)])
+    wanted = [*rng.sample(family.shared, rng.randint(0 if family.is_hidden else 1, 2)), deciding]
+    chosen = _chosen(family, combination % 2, rng)
+    brand = family.names["brand"].lower() if _is_branded(family, chosen, rng) else ""
+    synthetic |= {"instruction": _instruction(family, wanted, {}, brand, rng), "instruction_attributes": wanted}
+    human = {
+        "instruction": _instruction(family, wanted, chosen, brand, rng),
+        "instruction_attributes": wanted,
+        "instruction_options": list(chosen.values()),
+    }
+    return RawProduct(row, synthetic, [human])
 
 
-def _instruction(
-    kind: ProductType, wanted: list[str], options: Mapping[str, list[str]], rng: random.Random
-) -> dict[str, Any]:
-    named = rng.sample(sorted(options), rng.randint(0, len(options)))
-    chosen = {name: rng.choice(options[name]) for name in named}
-    text = rng.choice(_INSTRUCTIONS).format(
-        type=kind.name,
-        attributes=_listed(wanted),
-        options="".join(f", {name} {value}" for name, value in chosen.items()),
+@functools.lru_cache(maxsize=4)
+def _family(number: int) -> _Family:
+    words = load_vocabulary()
+    rng = random.Random(f"webshop family {number}")
+    kind = words.types[number % len(words.types)]
+    shared_count = rng.randint(2, 3)
+    attributes = rng.sample(list(words.attributes[kind.category]), shared_count + 3)
+    split_option = rng.choice(kind.options)
+    values = list(words.options[split_option])
+    drawn = sorted(rng.sample(values, min(len(values), rng.choice((4, 6)))), key=values.index)
+    half = len(drawn) // 2
+    return _Family(
+        kind=kind,
+        names={
+            "brand": _brand(number),
+            "line": rng.choice(words.lines),
+            "type": kind.name,
+        },
+        shared=attributes[:shared_count],
+        deciding=attributes[shared_count:],
+        is_hidden=rng.random() < _HIDDEN,
+        split_option=split_option,
+        halves=(drawn[:half], drawn[half:]),
+        options={name: _some_values(words.options[name], rng) for name in kind.options},
+        description=rng.choice(_DESCRIPTIONS),
+        first_bullet=rng.choice(_BULLETS),
+        price=rng.uniform(*kind.price),
+        roles=rng.sample(range(FAMILY), FAMILY),
+        copied=rng.randrange(FAMILY - 1),
     )
-    return {"instruction": text, "instruction_attributes": wanted, "instruction_options": list(chosen.values())}
 
 
-def _values(option: str, rng: random.Random) -> list[str]:
+def _brand(family: int) -> str:
+    """A brand that no other of the first 575 families of the same type has."""
+    words = load_vocabulary()
+    type_number, place = family % len(words.types), family // len(words.types)
+    brands = len(words.brand_starts) * len(words.brand_ends)
+    start, end = divmod((place * _STRIDE + type_number * _STRIDE**2) % brands, len(words.brand_ends))
+    return words.brand_starts[start] + words.brand_ends[end]
+
+
+def _some_values(values: Sayings, rng: random.Random) -> list[str]:
     """Some of an option's values, in the vocabulary's order."""
-    values = load_vocabulary().options[option]
-    chosen = set(rng.sample(values, rng.randint(2, min(len(values), 6))))
+    chosen = set(rng.sample(list(values), rng.randint(2, min(len(values), 6))))
     return [value for value in values if value in chosen]
 
 
-def _pricing(kind: ProductType, rng: random.Random) -> str:
-    prices = [int(rng.uniform(*kind.price)) + rng.choice((0.0, 0.49, 0.95, 0.99)) for _ in range(2)]
-    low, high = sorted(prices)
-    return f"${low:.2f} to ${high:.2f}" if rng.random() < _RANGED and low < high else f"${prices[0]:.2f}"
+def _chosen(family: _Family, half: int, rng: random.Random) -> dict[str, str]:
+    """The options that an instruction names; the one that sets the product apart nearly always."""
+    chosen = {name: rng.choice(values) for name, values in family.options.items() if rng.random() < 0.5}
+    chosen.pop(family.split_option, None)
+    if family.is_hidden or rng.random() < 0.8:
+        other_words = set(" ".join(family.halves[1 - half]).replace("-", " ").split())
+        values = [v for v in family.halves[half] if not set(v.replace("-", " ").split()) <= other_words]
+        chosen[family.split_option] = rng.choice(values or family.halves[half])
+    return {name: chosen[name] for name in rng.sample(sorted(chosen), len(chosen))}
+
+
+def _is_branded(family: _Family, chosen: Mapping[str, str], rng: random.Random) -> bool:
+    """Whether an instruction names the brand: where search needs it to find the family, and at times elsewhere."""
+    return family.is_hidden or family.split_option not in chosen or rng.random() < _BRANDED
+
+
+def _instruction(
+    family: _Family, wanted: Sequence[str], chosen: Mapping[str, str], brand: str, rng: random.Random
+) -> str:
+    kind, words = family.kind, load_vocabulary()
+    before, after = [], []
+    for attribute in rng.sample(wanted, len(wanted)):
+        others = words.attributes[kind.category][attribute]
+        if rng.random() < _OTHER_WORDS:
+            after.append(rng.choice(others))
+        else:
+            before.append(attribute)
+    return rng.choice(_INSTRUCTIONS).format(
+        type=rng.choice(kind.also) if rng.random() < _OTHER_TYPE else kind.name,
+        brand=f" by {brand}" if brand else "",
+        before="".join(f"{attribute} " for attribute in before),
+        after=f" {_listed(after)}" if after else "",
+        also=f", {_listed(after)}" if after else "",
+        options="".join(f", {_said_option(name, value, rng)}" for name, value in chosen.items()),
+    )
+
+
+def _said_option(name: str, value: str, rng: random.Random) -> str:
+    others = load_vocabulary().options[name][value]
+    said = rng.choice(others) if others and rng.random() < _OTHER_WORDS else value
+    return f"{name} {said}" if name != "pack" else said
+
+
+def _bullets(family: _Family, deciding: str, rng: random.Random) -> list[str]:
+    """A line for each attribute. Search indexes the first line only: there a hidden attribute must not stand."""
+    first = family.shared[0] if family.is_hidden else deciding
+    rest = [attribute for attribute in (*family.shared, deciding) if attribute != first]
+    forms = [family.first_bullet, *rng.choices(_BULLETS, k=len(rest))]
+    attributes = [first, *rng.sample(rest, len(rest))]
+    return [
+        form.format(attribute=attribute, brand=family.names["brand"])
+        for form, attribute in zip(forms, attributes, strict=True)
+    ]
+
+
+def _price(family: _Family, combination: int) -> float:
+    """What a combination costs, in dollars."""
+    rng = random.Random(f"{family.names} {family.price} {combination}")
+    return int(family.price * rng.uniform(0.8, 1.3)) + rng.choice((0.0, 0.49, 0.95, 0.99))
+
+
+def _overpriced(price: float, rng: random.Random) -> str:
+    """A price above all limits for a product of this price, or a range that ends above them."""
+    high = price // 10 * 10 + _DEAREST_LIMIT + rng.randint(1, 20) + 0.95
+    return f"${price:.2f} to ${high:.2f}" if rng.random() < 0.5 else f"${high:.2f}"
 
 
 def _asin(number: int, rng: random.Random) -> str:
@@ -127,15 +265,6 @@ def _asin(number: int, rng: random.Random) -> str:
         number, digit = divmod(number, len(_CHARACTERS))
         digits += _CHARACTERS[digit]
     return f"B0{''.join(rng.choices(_CHARACTERS, k=4))}{digits}"
-
-
-def _title(names: Mapping[str, str], attributes: Sequence[str]) -> str:
-    told = ", ".join(attribute.title() for attribute in attributes[:2])
-    return f"{names['brand']} {names['line']} {names['type'].title()}, {told}"
-
-
-def _bullet(attribute: str, brand: str, rng: random.Random) -> str:
-    return rng.choice(_BULLETS).format(attribute=attribute, brand=brand)
 
 
 def _listed(texts: Sequence[str]) -> str:

@@ -45,5 +45,5 @@ SPEC = EnvironmentSpec(
     success_threshold=1.0,
     isolation=Isolation.INLINE,
     images_of=shows_pictures,
-    scores={"random": 0.1, "expert": 1.0},
+    scores={"random": 0.008, "expert": 1.0},
 )

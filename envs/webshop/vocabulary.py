@@ -5,15 +5,20 @@ from __future__ import annotations
 import functools
 import importlib.resources
 from collections.abc import Mapping
-from typing import NamedTuple
+from typing import NamedTuple, TypeAlias
 
 import orjson
+
+Sayings: TypeAlias = Mapping[str, tuple[str, ...]]
+"""Words as products have them, each with other ways to say it; none of these stands in a product's texts."""
 
 
 class ProductType(NamedTuple):
     """A kind of product, such as a body lotion."""
 
     name: str
+    also: tuple[str, ...]
+    """Other names, which only instructions use."""
     category: str
     query: str
     path: str
@@ -32,9 +37,9 @@ class Vocabulary(NamedTuple):
     lines: tuple[str, ...]
     types: tuple[ProductType, ...]
     """Categories take turns."""
-    attributes: Mapping[str, tuple[str, ...]]
+    attributes: Mapping[str, Sayings]
     """By category."""
-    options: Mapping[str, tuple[str, ...]]
+    options: Mapping[str, Sayings]
     """Values by option."""
 
 
@@ -52,6 +57,7 @@ def load_vocabulary() -> Vocabulary:
         [
             ProductType(
                 name=row["name"],
+                also=tuple(row["also"]),
                 category=category,
                 query=row["query"],
                 path=f"{words['path']} › {row['path']} › {row['name'].title()}",
@@ -67,6 +73,10 @@ def load_vocabulary() -> Vocabulary:
         brand_ends=tuple(plain["brand_ends"]),
         lines=tuple(plain["lines"]),
         types=tuple(kind for kinds in zip(*types, strict=True) for kind in kinds),
-        attributes={category: tuple(words["attributes"]) for category, words in categories.items()},
-        options={name: tuple(values) for name, values in plain["options"].items()},
+        attributes={category: _sayings(words["attributes"]) for category, words in categories.items()},
+        options={name: _sayings(values) for name, values in plain["options"].items()},
     )
+
+
+def _sayings(plain: Mapping[str, list[str]]) -> Sayings:
+    return {text: tuple(others) for text, others in plain.items()}

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import json
 import re
 import shutil
@@ -16,16 +17,21 @@ import pytest
 from agentrl.envs.manifests import load_manifest
 from agentrl.envs.webshop import json_rows
 from agentrl.envs.webshop import shop as shop_module
+from agentrl.envs.webshop.analysis import term_of, words_of
 from agentrl.envs.webshop.cache import cache_folder, made_folder
+from agentrl.envs.webshop.generator import FAMILY, generate_products
 from agentrl.envs.webshop.goals import GoalKind, Goals, make_goals, price_limit, purchase_price
 from agentrl.envs.webshop.json_rows import read_json_members, read_json_rows
 from agentrl.envs.webshop.manifest import build_manifest
 from agentrl.envs.webshop.official import products_of, read_products
 from agentrl.envs.webshop.options import GENERATED_PRODUCTS, parse_options
 from agentrl.envs.webshop.records import Product
+from agentrl.envs.webshop.reward import ALIKE
 from agentrl.envs.webshop.shop import CatalogueSource, open_shop
+from agentrl.envs.webshop.similarity import token_set_ratio
 from agentrl.envs.webshop.tables import Texts
 from agentrl.envs.webshop.tasks import SPLITS, WebShopTasks, goal_number, split_goals
+from agentrl.envs.webshop.vocabulary import load_vocabulary
 
 from agentrl.errors import UsageError
 
@@ -228,6 +234,46 @@ def test_unknown_tasks_are_refused(task_id: str) -> None:
         split_goals("trial", 10)
 
 
+def test_other_words_of_instructions_do_not_occur_in_titles() -> None:
+    words = load_vocabulary()
+    types = {kind.name: kind.also for kind in words.types}
+    for category, attributes in words.attributes.items():
+        titles = terms(*attributes, *words.lines, *(kind.name for kind in words.types if kind.category == category))
+        assert not terms(*(other for others in attributes.values() for other in others)) & titles
+    assert not terms(*(other for others in types.values() for other in others)) & terms(*types)
+
+
+def terms(*texts: str) -> set[str]:
+    found = (term_of(word) for text in texts for word in words_of(text))
+    return {term for term in found if term is not None}
+
+
+def test_no_two_phrases_of_the_vocabulary_can_be_mistaken() -> None:
+    words = load_vocabulary()
+    for sayings in [
+        {kind.name: kind.also for kind in words.types},
+        *words.attributes.values(),
+        *words.options.values(),
+    ]:
+        phrases = [phrase for text, others in sayings.items() for phrase in (text, *others)]
+        assert len(phrases) == len(set(phrases))
+    for attributes in words.attributes.values():
+        assert not [pair for pair in itertools.combinations(attributes, 2) if token_set_ratio(*pair) > ALIKE]
+
+
+def test_an_overpriced_copy_is_no_goal_and_may_cost_too_much() -> None:
+    catalogue = list(generate_products(7 * 40))
+    for number in range(0, len(catalogue), FAMILY):
+        family = catalogue[number : number + FAMILY]
+        (copy,) = (product for product in family if not product.human)
+        (original,) = (product for product in family if product.human and same_but_for_the_price(copy, product))
+        assert max(copy.prices) > max(price_limit(original, 0), original.prices[0] + 30)
+
+
+def same_but_for_the_price(one: Product, other: Product) -> bool:
+    return (one.title, one.options, one.attributes) == (other.title, other.options, other.attributes)
+
+
 def test_the_manifest_tells_what_the_code_makes() -> None:
     manifest = load_manifest("agentrl.envs.webshop")
     assert manifest == build_manifest()
@@ -268,7 +314,9 @@ def test_a_cache_that_cannot_be_written_says_what_to_set(tmp_path: Path, monkeyp
 
 
 SCRIPT = """
+from agentrl.envs.webshop.reward import ALIKE
 from agentrl.envs.webshop.shop import CatalogueSource, open_shop
+from agentrl.envs.webshop.similarity import token_set_ratio
 shop = open_shop(CatalogueSource(data=None, products=80))
 print([shop.product(int(row)).title for row in shop.search(["lotion"], "")[:3]])
 """
@@ -280,4 +328,4 @@ def test_processes_that_make_a_shop_at_once_see_the_same() -> None:
     first, second = (process.communicate()[0] for process in processes)
     assert [process.returncode for process in processes] == [0, 0]
     assert first == second
-    assert first.count("Body Lotion") == 2
+    assert first.count("Body Lotion") == 3

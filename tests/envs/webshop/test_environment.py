@@ -8,6 +8,8 @@ import re
 import statistics
 import subprocess
 import sys
+from collections import Counter
+from collections.abc import Callable, Sequence
 from html.parser import HTMLParser
 from pathlib import Path
 from typing import Any
@@ -15,9 +17,14 @@ from typing import Any
 import agentrl.envs.registration
 import gymnasium
 import pytest
+from agentrl.envs.webshop.analysis import words_of
 from agentrl.envs.webshop.environment import WebShopEnv
-from agentrl.envs.webshop.expert import read_wishes, texts_of
+from agentrl.envs.webshop.expert import Result, goal_words, read_results, read_wishes, texts_of
+from agentrl.envs.webshop.generator import FAMILY
+from agentrl.envs.webshop.goals import purchase_price
+from agentrl.envs.webshop.nouns import nouns_by_rule
 from agentrl.envs.webshop.options import Observation, parse_options
+from agentrl.envs.webshop.reward import judge
 from agentrl.envs.webshop.spec import SPEC
 from agentrl.envs.webshop.tasks import WebShopTasks
 from gymnasium.utils.env_checker import check_env
@@ -289,6 +296,64 @@ def test_the_expert_gets_what_was_asked_for(observation: str) -> None:
         assert 3 <= steps <= 15
 
 
+def cheapest(results: Sequence[Result]) -> Result:
+    return min(results, key=lambda result: min(result.prices))
+
+
+def most_alike(results: Sequence[Result], words: str) -> Result:
+    return max(results, key=lambda result: len(set(words_of(words)) & set(words_of(result.title))))
+
+
+SCRIPTS: dict[str, Callable[[list[Result], str], Result]] = {
+    "first": lambda results, _: results[0],
+    "cheapest": lambda results, _: cheapest(results),
+    "most alike": most_alike,
+}
+"""Ways to take a product from the first page of results, without looking at the product."""
+
+
+@pytest.mark.parametrize("is_within_limit", [False, True])
+@pytest.mark.parametrize("script", SCRIPTS)
+def test_a_script_that_does_not_compare_products_seldom_succeeds(script: str, is_within_limit: bool) -> None:
+    env, rewards = WebShopEnv(), []
+    for number in range(80):
+        observation, _ = env.reset(options={"task_id": f"test-{number}"})
+        instruction = texts_of(observation)[2]
+        words, limit = goal_words(instruction), read_wishes(instruction).limit
+        results = read_results(texts_of(env.step(f"search[{words}]")[0]))
+        cheap = [result for result in results if max(result.prices) <= limit]
+        chosen = SCRIPTS[script]((is_within_limit and cheap) or results, words)
+        env.step(f"click[{chosen.asin.lower()}]")
+        for action in env.admissible_actions():
+            if re.search(rf"(?<![\w.-]){re.escape(action[6:-1])}(?![\w-]|\.\d)", words):
+                env.step(action)
+        rewards.append(env.step("click[buy now]")[1])
+    assert statistics.fmean(reward == 1 for reward in rewards) < 0.4
+    assert statistics.fmean(rewards) < 0.8
+
+
+def test_siblings_lack_what_the_instruction_asks_for(shop_env: WebShopEnv) -> None:
+    products = list(shop_env.shop.products())
+    family = {product.asin: number // FAMILY for number, product in enumerate(products)}
+    good = Counter[int]()
+    for number in range(len(shop_env.goals)):
+        goal = shop_env.shop.goal(shop_env.goals, number)
+        for sibling in products[family[goal.asin] * FAMILY :][:FAMILY]:
+            chosen = {
+                name: option.value
+                for option in goal.options
+                for name in sibling.options
+                if option.value in sibling.options[name]
+            }
+            price = purchase_price(sibling)
+            verdict = judge(sibling, goal, price=price, chosen=chosen, nouns=nouns_by_rule, compat=False)
+            assert verdict.type_match.reward == 1
+            assert sibling.asin != goal.asin or verdict.reward == 1
+            good[number] += verdict.reward == 1
+    assert max(good.values()) <= 3
+    assert statistics.fmean(good.values()) < 1.4
+
+
 def test_the_expert_does_its_best_in_other_shops(official_folder: Path) -> None:
     for goals in ("human", "synthetic"):
         env = official_env(official_folder, goals=goals)
@@ -298,7 +363,7 @@ def test_the_expert_does_its_best_in_other_shops(official_folder: Path) -> None:
 
 
 def test_the_expert_reads_wishes_and_nothing_else() -> None:
-    wishes = read_wishes("show me some polo shirt, wrinkle free and slim fit, size x-large, color dark red")
+    wishes = read_wishes("show me some wrinkle free polo shirt with a narrow cut, size extra large, color dark red")
     assert (wishes.kind, set(wishes.attributes)) == ("polo shirt", {"wrinkle free", "slim fit"})
     assert set(wishes.options) == {"x-large", "dark red"}
     env = WebShopEnv(products=300, observation="html")
@@ -323,7 +388,7 @@ def test_random_play_has_the_stated_score() -> None:
     for number in range(500):
         env.reset(options={"task_id": f"test-{number}"})
         solved.append(play_randomly(env, number)[-1][5]["success"])
-    assert abs(statistics.fmean(solved) - SPEC.scores["random"]) <= 0.03
+    assert abs(statistics.fmean(solved) - SPEC.scores["random"]) <= 0.01
 
 
 @pytest.mark.parametrize("observation", Observation)

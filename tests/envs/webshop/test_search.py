@@ -50,14 +50,17 @@ def build(folder: Path, texts: list[str]) -> SearchIndex:
     return SearchIndex(folder)
 
 
-def scores_by_formula(texts: list[str], query: str) -> list[float]:
-    documents = [Counter(filter(None, map(term_of, words_of(text)))) for text in texts]
+def counted_terms(text: str) -> Counter[str]:
+    return Counter(filter(None, map(term_of, words_of(text))))
+
+
+def scores_by_formula(documents: list[Counter[str]], query: str) -> list[float]:
     lengths = rounded_lengths(np.array([sum(document.values()) for document in documents], np.int32)).tolist()
     mean = sum(sum(document.values()) for document in documents) / len(documents)
-    scores = [0.0] * len(texts)
-    for term, times in Counter(filter(None, map(term_of, words_of(query)))).items():
+    scores = [0.0] * len(documents)
+    for term, times in counted_terms(query).items():
         having = sum(term in document for document in documents)
-        rarity = math.log(1 + (len(texts) - having + 0.5) / (having + 0.5))
+        rarity = math.log(1 + (len(documents) - having + 0.5) / (having + 0.5))
         for i, document in enumerate(documents):
             count = document[term]
             scores[i] += times * rarity * count / (count + 0.9 * (1 - 0.4 + 0.4 * lengths[i] / mean)) if count else 0
@@ -68,10 +71,10 @@ def test_scores_are_bm25(tmp_path: Path) -> None:
     rng = random.Random(3)
     words = [f"word{i}" for i in range(60)]
     texts = [" ".join(rng.choices(words, weights=range(60, 0, -1), k=rng.randint(1, 90))) for _ in range(200)]
-    index = build(tmp_path, texts)
+    index, documents = build(tmp_path, texts), [counted_terms(text) for text in texts]
     for _ in range(100):
         query = " ".join(rng.choices(words, k=rng.randint(1, 6)))
-        scores = scores_by_formula(texts, query)
+        scores = scores_by_formula(documents, query)
         found = index.search(query).tolist()
         assert len(found) == min(HITS, sum(score > 0 for score in scores))
         told = [scores[row] for row in found]
