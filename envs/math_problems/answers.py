@@ -6,29 +6,77 @@ import re
 from fractions import Fraction
 
 MOST_DIGITS = 60
-_NUMBER = re.compile(r"[-+]?(?:\d+(?:\.\d+)?|\.\d+)", re.ASCII)
-_FRACTION = re.compile(r"([-+]?)(?:\\[dt]?frac)?\{?([-+]?\d+)\}?(?:/|(?=\{))\{?([-+]?\d+)\}?", re.ASCII)
-_MIXED = re.compile(r"([-+]?\d+)\s*\\[dt]?frac\{(\d+)\}\{(\d+)\}", re.ASCII)
+_WHOLE = r"(?:\d{1,3}(?:(?:,|\{,\}|\\,)\d{3})+(?!\d)|\d+)"
+_PLAIN = rf"(?:{_WHOLE}(?:\.\d+)?|\.\d+)"
+_FORMS = rf"""(?P<sign>[-+]?)(?:
+    (?:(?P<mixed>\d+)\s*)?\\[dt]?frac\s*\{{\s*(?P<over>[-+]?\d+)\s*\}}\s*\{{\s*(?P<under>[-+]?\d+)\s*\}}
+    |(?P<mixed_plain>\d+)\s+(?P<over_plain>\d+)/(?P<under_plain>\d+)
+    |(?P<number>{_PLAIN})(?:\s*/\s*(?P<divisor>[-+]?{_PLAIN}))?
+)"""
+_NUMBER = re.compile(_FORMS, re.VERBOSE | re.ASCII)
+_NUMBER_IN_TEXT = re.compile(rf"(?<![\w\\^.+-]){_FORMS}(?![\w^]|[.,]\d)", re.VERBOSE | re.ASCII)
+_SEPARATOR_OF_THOUSANDS = re.compile(r"\{,\}|\\,|,")
+_WRAPPER = re.compile(r"\\(?:text|textbf|mathrm|mathbf)\s*\{([^{}]*)\}")
+_TYPESETTING = re.compile(r"\\(?:left|right|!|;|quad|[()\[\]])|\*\*|__|`|\\(?=[$%])|\$|\\,(?!\d{3})")
 _DECORATION = re.compile(r"\\(?:left|right|text|mathrm|!|,|;|\$|%)|[$%{}\s]")
-_LABEL = re.compile(r"(?:####|\banswer(?: is)?\s*[:=]?)\s*(.+)$", re.IGNORECASE)
+_TAG = re.compile(r"<answer>(.*?)</answer>", re.IGNORECASE | re.DOTALL)
+_LABEL = re.compile(r"(?:####|\banswer\b(?:\s+is\b)?)[\s\"'*_]*[:=]?", re.IGNORECASE)
+_REASON = re.compile(
+    r"(?<=\S)[\s,;:(-]+(?:because|since|as|which|so|where|for|after|by)\b.*", re.IGNORECASE | re.DOTALL
+)
+_END_OF_SENTENCE = re.compile(r"[.!?](?=\s|$)|\n")
+_LEAD = re.compile(
+    r"(?:\b(?:so|thus|therefore|hence|it is|it's|that is|this is|i get|that makes)\b|[=:,\s])*", re.IGNORECASE
+)
+_WORD = re.compile(r"[^\W\d_]+(?:['’-][^\W\d_]+)*")
+_HARMLESS = re.compile(r"[\s.,:;!?\"'’%€£{}()\[\]*_~&]*")
+_MOST_WORDS = 3
+"""Words behind a number that stands alone, such as its unit."""
 
 
-def stated_answer(text: str) -> str:
-    r"""What a text says is the answer: in its last ``\boxed{}``, else after ``####`` or "answer", else all of it.
+class NoAnswer(Exception):
+    """The text states no answer, or several; the message says which."""
 
-    >>> stated_answer(r"So it is \boxed{\frac{3}{4}}."), stated_answer("The answer is 42.")
-    ('\\frac{3}{4}', '42.')
+
+def stated_answer(text: str) -> str | None:
+    r"""What a text states as the answer, or ``None``.
+
+    It stands in the last ``\boxed{}`` or ``<answer>`` tag, else behind the last ``####`` or "answer"; the rest of the
+    sentence and reasons do not belong to it. Without any of these, a number that stands alone is the answer.
+
+    >>> stated_answer(r"So it is \boxed{\frac{3}{4}}."), stated_answer("The answer is 42, because 6 * 7 is.")
+    ('\\frac{3}{4}', '42')
+    >>> stated_answer("42 apples."), stated_answer("I do not know the answer."), stated_answer("Let me see: 42")
+    ('42 apples', None, None)
     """
-    start = text.rfind("\\boxed{")
-    if start >= 0:
-        depth, begin = 1, start + len("\\boxed{")
-        for end in range(begin, len(text)):
-            depth += {"{": 1, "}": -1}.get(text[end], 0)
-            if not depth:
-                return text[begin:end]
-    labels = re.split(r"(?=####|\banswer)", text, flags=re.IGNORECASE)
-    found = _LABEL.match(labels[-1].strip().replace("\n", " "))
-    return found[1] if found else text.strip()
+    marked = _boxed(text) or _tagged(text)
+    if marked is not None:
+        return marked.strip() or None
+    plain = _without_typesetting(text)
+    labels = list(_LABEL.finditer(plain))
+    if not labels:
+        return _standing_alone(plain)
+    behind = plain[labels[-1].end() :].strip()
+    return _END_OF_SENTENCE.split(_REASON.sub("", behind), maxsplit=1)[0].strip(" \t*_\"'") or None
+
+
+def stated_number(stated: str) -> Fraction:
+    """The number that a stated answer gives: the only one in it, or the one behind the last equals sign.
+
+    >>> stated_number("42 apples"), stated_number("6 * 7 = 42"), stated_number("-1 1/2")
+    (Fraction(42, 1), Fraction(42, 1), Fraction(-3, 2))
+
+    Raises:
+        NoAnswer: it gives none, or several different ones.
+    """
+    plain = _without_typesetting(stated).rpartition("=")[2]
+    found = [_value(match) for match in _NUMBER_IN_TEXT.finditer(plain)]
+    rest = _WORD.sub("", _NUMBER_IN_TEXT.sub("", plain))
+    if len(set(found)) > 1:
+        raise NoAnswer("This states several answers.")
+    if not found or found[0] is None or not _HARMLESS.fullmatch(rest):
+        raise NoAnswer("This answer is no number.")
+    return found[0]
 
 
 def number_of(text: str) -> Fraction | None:
@@ -37,19 +85,9 @@ def number_of(text: str) -> Fraction | None:
     >>> number_of("$1,250.50"), number_of(r"-\frac{3}{4}"), number_of("2 apples")
     (Fraction(2501, 2), Fraction(-3, 4), None)
     """
-    if text.isascii() and text.isdigit() and len(text) <= MOST_DIGITS:
-        return Fraction(int(text))
-    plain = re.sub(r"(?<=\d)(?:,|\{,\}|\\,)(?=\d{3}(?!\d))", "", text.strip().rstrip(".")).replace("−", "-")
-    if len(plain) > MOST_DIGITS:
-        return None
-    if mixed := _MIXED.fullmatch(plain.strip("$ ")):
-        whole, over, under = int(mixed[1]), int(mixed[2]), int(mixed[3])
-        return whole + Fraction(over if whole >= 0 else -over, under) if under else None
-    bare = re.sub(r"\\(?:left|right|!|,|;|\$|%)|[$%\s]", "", plain)
-    if fraction := _FRACTION.fullmatch(bare):
-        sign, over, under = fraction[1], int(fraction[2]), int(fraction[3])
-        return Fraction(-over if sign == "-" else over, under) if under else None
-    return Fraction(bare) if _NUMBER.fullmatch(bare) else None
+    plain = _without_typesetting(text).strip().rstrip(".").removesuffix("%").strip()
+    found = _NUMBER.fullmatch(plain)
+    return _value(found) if found else None
 
 
 def same_answer(said: str, right: str) -> bool:
@@ -62,6 +100,55 @@ def same_answer(said: str, right: str) -> bool:
     if number is not None:
         return number_of(said) == number
     return _plain(said) == _plain(right)
+
+
+def _boxed(text: str) -> str | None:
+    start = text.rfind("\\boxed{")
+    if start < 0:
+        return None
+    depth, begin = 1, start + len("\\boxed{")
+    for end in range(begin, len(text)):
+        depth += {"{": 1, "}": -1}.get(text[end], 0)
+        if not depth:
+            return text[begin:end]
+    return None
+
+
+def _tagged(text: str) -> str | None:
+    found = _TAG.findall(text)
+    return found[-1] if found else None
+
+
+def _standing_alone(plain: str) -> str | None:
+    """The text, if it is a number with at most a few words behind it."""
+    said = _REASON.sub("", plain).strip().rstrip(".!").strip(" *_")
+    found = _NUMBER_IN_TEXT.search(said)
+    if found is None or not _LEAD.fullmatch(said[: found.start()]):
+        return None
+    behind = said[found.end() :]
+    is_short = len(_WORD.findall(behind)) <= _MOST_WORDS and _HARMLESS.fullmatch(_WORD.sub("", behind))
+    return said[found.start() :] if is_short else None
+
+
+def _without_typesetting(text: str) -> str:
+    return _TYPESETTING.sub("", _WRAPPER.sub(r" \1 ", re.sub(r"[−–](?=[\d.\\])", "-", text)))
+
+
+def _value(found: re.Match[str]) -> Fraction | None:
+    """The value of a number that was found; ``None`` where it divides by zero or is too long."""
+    if len(found[0]) > MOST_DIGITS:
+        return None
+    sign = -1 if found["sign"] == "-" else 1
+    if found["number"]:
+        divisor = _decimal(found["divisor"] or "1")
+        return sign * _decimal(found["number"]) / divisor if divisor else None
+    over, under = int(found["over"] or found["over_plain"]), int(found["under"] or found["under_plain"])
+    whole = int(found["mixed"] or found["mixed_plain"] or 0)
+    return sign * (whole + Fraction(over, under)) if under else None
+
+
+def _decimal(text: str) -> Fraction:
+    return Fraction(_SEPARATOR_OF_THOUSANDS.sub("", text))
 
 
 def _plain(text: str) -> str:

@@ -88,4 +88,4 @@ def _answer(row: Mapping[str, Any]) -> str:
     """The answer alone: worked solutions state it behind ``####`` or in a box."""
     told = str(row.get("answer") or row.get("solution") or "")
     worked = "####" in told or "\\boxed{" in told
-    return (stated_answer(told) if worked else told if "answer" in row else "").strip()
+    return (stated_answer(told) or "" if worked else told if "answer" in row else "").strip()

@@ -11,13 +11,15 @@ from collections.abc import Callable
 
 from agentrl.errors import UsageError
 
-from .answers import same_answer, stated_answer
+from .answers import NoAnswer, number_of, same_answer, stated_answer, stated_number
 from .verifier import Verifier
 
 LONGEST = 400
 """Characters of a formula that is worked out."""
 _HUGE = re.compile(r"(?:\^|\*\*)[\s{(+-]*(?:\d{5,}|[\d.]+[\s})]*(?:\^|\*\*|!))")
 """An exponent of five digits and more, or one that is a power or a factorial of a number itself."""
+_LIST = re.compile(r"\d\s*(?:[,;|/]\s|,(?!\d{3}(?!\d))|or\b|and\b|\s[-+]?\d)", re.IGNORECASE)
+"""Several numbers: where one number is right, they are no answer."""
 
 
 class Judge(enum.StrEnum):
@@ -30,7 +32,7 @@ class Judge(enum.StrEnum):
 
 
 def judge_named(name: str) -> Callable[[str, str], bool]:
-    """A function of what was said and what is right.
+    """A function of what was said and what is right, which raises `NoAnswer` where no single answer was said.
 
     Raises:
         UsageError: there is no such judge, or its package is not installed.
@@ -40,8 +42,16 @@ def judge_named(name: str) -> Callable[[str, str], bool]:
     return _exact if name == Judge.EXACT else _math_verify()
 
 
+def _stated(said: str) -> str:
+    answer = stated_answer(said)
+    if answer is None:
+        raise NoAnswer("This states no answer.")
+    return answer
+
+
 def _exact(said: str, right: str) -> bool:
-    return same_answer(stated_answer(said), right)
+    answer, number = _stated(said), number_of(right)
+    return same_answer(answer, right) if number is None else stated_number(answer) == number
 
 
 @functools.cache
@@ -61,7 +71,9 @@ def _math_verify() -> Callable[[str, str], bool]:
         )
 
     def compare(said: str, right: str) -> bool:
-        answer = stated_answer(said)
+        answer = _stated(said)
+        if number_of(right) is not None and _LIST.search(answer):
+            return stated_number(answer) == number_of(right)
         return same_answer(answer, right) or (is_small(answer) and _verifier().is_same(right, answer))
 
     return compare

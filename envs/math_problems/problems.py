@@ -18,15 +18,14 @@ from ..puzzles.environment import PuzzleEnv
 from ..puzzles.planner import read
 from ..puzzles.rules import Illegal, Played, Puzzle
 from ..split_files import file_of, files_by_split
-from .answers import number_of
+from .answers import NoAnswer
 from .dataset import FileTasks, Problem
 from .judges import Judge, judge_named
 from .kinds import KINDS
 
 CALCULATE = "calculate "
 MAX_LEVEL = 3
-TELLING = ("answer", "####", "\\boxed{")
-"""What an answer is told by; a bare number is one, too."""
+FORMS = "Write a calculation, for example: calculate (3 + 4) / 5, or the answer as one number, for example: answer 7/5"
 
 
 class MathProblems(Puzzle):
@@ -66,9 +65,10 @@ class MathProblems(Puzzle):
         """Calculate, or check the answer."""
         if action.startswith(CALCULATE):
             return Played(note=_calculated(action.removeprefix(CALCULATE)))
-        if not any(sign in action for sign in TELLING) and number_of(action) is None:
-            raise Illegal("Write calculate and an expression, or answer and a number.")
-        won = self.judge(action, self.answer)
+        try:
+            won = self.judge(action, self.answer)
+        except NoAnswer as problem:
+            raise Illegal(f"{problem} {FORMS}") from problem
         note = "Right." if won else "That is wrong."
         return Played(float(won), note, over=True, won=won)
 

@@ -19,7 +19,7 @@ from agentrl.sandbox.interpreter import Interpreter
 from agentrl.task import SeedTasks, TaskSource, seed_tasks
 from agentrl.tool import Tool
 
-from ..math_problems.answers import stated_answer
+from ..math_problems.answers import NoAnswer
 from ..math_problems.dataset import FileTasks, Problem
 from ..math_problems.judges import Judge, judge_named
 from ..programs.acting import ActingSandbox, cut
@@ -36,10 +36,9 @@ GRACE_S = 2.0
 LIMITS = Limits(memory_bytes=512 * 2**20)
 """Of the interpreter."""
 _BLOCK = re.compile(r"```[ \t]*(?:python3?|py)?[ \t]*\n(.*?)```", re.DOTALL | re.IGNORECASE)
-_TOLD = re.compile(r"\\boxed\{|####|\banswer\b", re.IGNORECASE)
 _TENTHS = (range(8), range(8, 9), range(9, 10))
 """Of the checksums of questions, by split."""
-RULE = "Write code in a block that begins with ```python, or the answer as \\boxed{answer}."
+RULE = "Write code in a block that begins with ```python, or one answer in a box, for example: \\boxed{7/5}"
 Step = tuple[str, float, bool, bool, dict[str, Any]]
 
 
@@ -131,10 +130,13 @@ class PythonMath(AsyncEnv):
             raise UsageError("the python_math episode is over", expected="reset before the next step")
         self._done.append(action)
         block, is_last = _BLOCK.search(action), len(self._done) >= self.max_steps
-        if block is None and _TOLD.search(action):
-            return await self._answer(action)
-        said = f"This is neither code nor an answer. {RULE}"
-        if block is not None:
+        said = ""
+        if block is None:
+            try:
+                return await self._answer(self._judge(action[-MOST_ANSWER:], self.problem.answer))
+            except NoAnswer as problem:
+                said = f"{problem} {RULE}"
+        else:
             said = await self._run(block[1])
         if is_last:
             await self._end()
@@ -152,9 +154,8 @@ class PythonMath(AsyncEnv):
             return f"{ran.lost} The interpreter begins anew."
         return cut(ran.output.rstrip(), MOST_SHOWN) or "[no output]"
 
-    async def _answer(self, action: str) -> Step:
+    async def _answer(self, won: bool) -> Step:
         await self._end()
-        won = self._judge(stated_answer(action[-MOST_ANSWER:]), self.problem.answer)
         info = {**self._info(), "success": won, "valid": True}
         return "Right." if won else "That is wrong.", float(won), True, False, info
 

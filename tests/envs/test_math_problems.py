@@ -15,7 +15,7 @@ from agentrl.envs.math_problems.answers import number_of, same_answer, stated_an
 from agentrl.envs.math_problems.dataset import read_problems
 from agentrl.envs.math_problems.judges import Judge, is_small, judge_named
 from agentrl.envs.math_problems.kinds import KINDS, Kind
-from agentrl.envs.math_problems.problems import SPEC, MathEnv, MathExpert, calculate
+from agentrl.envs.math_problems.problems import FORMS, SPEC, MathEnv, MathExpert, calculate
 from agentrl.envs.math_problems.verifier import Verifier
 from hypothesis import given, settings
 from hypothesis import strategies as st
@@ -47,6 +47,11 @@ def posed(**changes: str) -> MathEnv:
         ("-\\dfrac{1}{3}", Fraction(-1, 3)),
         ("2\\frac{1}{2}", Fraction(5, 2)),
         ("−7", Fraction(-7)),
+        ("1 1/2", Fraction(3, 2)),
+        ("-1 1/2", Fraction(-3, 2)),
+        ("-2\\frac{1}{2}", Fraction(-5, 2)),
+        ("-0\\frac{1}{2}", Fraction(-1, 2)),
+        ("4 2", None),
         ("1/0", None),
         ("12 apples", None),
         ("x + 1", None),
@@ -87,14 +92,29 @@ def test_answers_are_compared(said: str, right: str, is_right: bool) -> None:
     [
         ("answer 7/5", "7/5"),
         ("Answer: 12", "12"),
+        ("**Answer: 42**", "42"),
+        ("**Final answer:** 42 apples, because 6 * 7 is 42.", "42 apples"),
+        ("The answer is 1.5. There are 3 left.", "1.5"),
+        ('{"answer": 42}', "42}"),
+        ("<answer> 42 </answer>", "42"),
+        ("answer 41\nanswer 42", "42"),
+        ("So it is 42.", "42"),
+        ("42 apples", "42 apples"),
+        ("I do not know the answer.", None),
+        ("I do not know the answer. 5 steps are left.", None),
+        ("What is the answer? I think of 42", None),
+        ("3 apples. Then he buys 4 more.", None),
+        ("Let me think about 42", None),
+        ("", None),
         ("First 3, so the answer is 4", "4"),
         ("He has 72.\n#### 72", "72"),
         ("\\boxed{1} no, \\boxed{\\frac{1}{2}}", "\\frac{1}{2}"),
         ("42", "42"),
-        ("\\boxed{4", "\\boxed{4"),
+        ("\\boxed{}", None),
+        ("\\boxed{4", None),
     ],
 )
-def test_the_answer_is_found_in_a_text(text: str, answer: str) -> None:
+def test_the_answer_is_found_in_a_text(text: str, answer: str | None) -> None:
     assert stated_answer(text) == answer
 
 
@@ -106,7 +126,10 @@ def test_calculations_go_on_and_an_answer_ends() -> None:
     for action, note in (
         ("calculate six", "Write one expression of numbers"),
         ("calculate 1 / 0", "This divides by zero."),
-        ("let me think about 42", "Write calculate and an expression, or answer and a number."),
+        ("let me think about 42", f"This states no answer. {FORMS}"),
+        ("I do not know the answer", f"This states no answer. {FORMS}"),
+        ("answer 41 or 42", f"This states several answers. {FORMS}"),
+        ("answer a few", f"This answer is no number. {FORMS}"),
     ):
         observation, _, terminated, _, info = env.step(action)
         assert observation.startswith(note)
@@ -116,12 +139,82 @@ def test_calculations_go_on_and_an_answer_ends() -> None:
     assert (reward, terminated, info["success"], info["task_type"]) == (1.0, True, True, "product")
 
 
+FORMS_OF_AN_ANSWER = [
+    "N",
+    "N.",
+    "$N",
+    "N apples",
+    "**N**",
+    "\\(N\\)",
+    "\\[ N \\]",
+    "So it is \\boxed{N}.",
+    "\\boxed{N \\text{ apples}}",
+    "\\boxed{\\$N.00}",
+    "#### N",
+    "**Answer: N**",
+    "**Answer:** N",
+    "Answer: \\(N\\)",
+    "The answer is N, because 6 * 7 is N, not 43.",
+    "The answer is N!",
+    "First 6, then 7. The final answer is x = N.",
+    "<answer>N</answer>",
+]
+
+
 @pytest.mark.parametrize(
     ("action", "reward"),
-    [("42", 1.0), ("So it is \\boxed{42}.", 1.0), ("#### 42", 1.0), ("answer: 41", 0.0), ("-42", 0.0), ("84/2", 1.0)],
+    [
+        *[(text.replace("N", "42"), 1.0) for text in FORMS_OF_AN_ANSWER],
+        *[(text.replace("N", "41"), 0.0) for text in FORMS_OF_AN_ANSWER],
+        ("-42", 0.0),
+        ("84/2", 1.0),
+        ("answer 84/2 = 42", 1.0),
+        ("answer: 41. No. Answer: 42", 1.0),
+        ("answer: 42. No. Answer: 41", 0.0),
+    ],
 )
 def test_an_answer_may_be_written_in_several_ways(action: str, reward: float) -> None:
     assert posed().step(action)[1:3] == (reward, True)
+
+
+@pytest.mark.parametrize(
+    ("text", "right"),
+    [
+        ("Answer: 1,234", "1234"),
+        ("Answer: $1,234,567.50", "2469135/2"),
+        ("-1 1/2", "-3/2"),
+        ("answer -1\\frac{1}{2}", "-1.5"),
+        ("answer −3/4 of it", "-0.75"),
+    ],
+)
+def test_numbers_of_all_kinds_are_graded(text: str, right: str) -> None:
+    assert posed(answer=right).step(text)[1:3] == (1.0, True)
+    assert posed(answer="7").step(text)[1:3] == (0.0, True)
+
+
+@pytest.mark.parametrize(
+    "text",
+    [
+        " ".join(map(str, range(100))),
+        f"answer {', '.join(map(str, range(100)))}",
+        "answer 41 or 42",
+        "answer 42 (or 41)",
+        "\\boxed{41, 42}",
+        "answer 42/41 and 42",
+        "answer 40 + 2",
+        "answer 6*7",
+        "answer 10-5",
+        "answer \\sqrt{42}",
+        "answer 42^1",
+        "answer 42x",
+    ],
+)
+def test_several_answers_and_formulas_are_no_answer(text: str) -> None:
+    env = posed()
+    observation, reward, terminated, _, info = env.step(text)
+    assert observation.startswith("This ")
+    assert (reward, terminated, info["valid"]) == (0.0, False, False)
+    assert env.step("answer 42")[1:3] == (1.0, True)
 
 
 def test_the_tool_computes_what_the_action_computes() -> None:

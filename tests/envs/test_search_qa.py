@@ -13,7 +13,7 @@ import pytest
 from agentrl.envs.search_qa.environment import SearchQA, make_search_qa
 from agentrl.envs.search_qa.expert import SearchExpert
 from agentrl.envs.search_qa.relations import RELATIONS, parse_chain
-from agentrl.envs.search_qa.scoring import normalise
+from agentrl.envs.search_qa.scoring import f1, normalise
 from agentrl.envs.search_qa.spec import SPEC
 from agentrl.envs.search_qa.vocabulary import Kind, names
 from agentrl.envs.search_qa.world import world_of
@@ -134,6 +134,21 @@ def test_random_text_has_the_stated_score() -> None:
             done = truncated
         solved += info["success"]
     assert solved == SPEC.scores["random"] * 60
+
+
+@pytest.mark.parametrize(
+    ("answer", "golden", "score"),
+    [
+        ("red red", ["red"], 2 / 3),
+        ("red", ["red red"], 2 / 3),
+        ("red red", ["red red"], 1.0),
+        ("red red blue", ["red blue blue"], 2 / 3),
+        ("The red!", ["blue", "red"], 1.0),
+        ("", ["red"], 0.0),
+    ],
+)
+def test_f1_counts_repeated_words_as_often_as_both_have_them(answer: str, golden: list[str], score: float) -> None:
+    assert f1(answer, golden) == pytest.approx(score)
 
 
 def test_the_reward_is_exact_match_or_f1() -> None:
