@@ -117,7 +117,7 @@ class Orchestrator:
             UsageError: something that the user must change: a missing model, a full disk.
             TrainingError: numbers that are not finite, a failed weight sync, nothing to train on, a rank that was lost.
         """
-        with self.folder.in_use(), logging_to(self.folder.logs / "agentrl.log"):
+        with self.folder.in_use(), logging_to(self.folder.logs / "agentrl.log", self._watcher.on_message):
             self._watcher.on_start(self.folder.path, self.status)
             async with AsyncExitStack() as stack:
                 interrupted = await self._prepare_and_train(stack)
@@ -149,8 +149,7 @@ class Orchestrator:
         self.step = 0 if progress is None else progress.step
         start = await prepare_model(self.config, self.folder, say=self._say)
         void_after(self.folder.trajectories, self.step + 1, 0 if progress is None else progress.store_position)
-        self._store = TrajectoryStore(self.folder.trajectories, step=self.step + 1)
-        stack.callback(self._store.close)
+        self._store = stack.enter_context(TrajectoryStore(self.folder.trajectories, step=self.step + 1))
         model_path = start if self._saved is None else str(self._saved.path / MODEL)
         version = 0 if progress is None else progress.version
         alone = sends_adapters(self.config.engine)  # then servers have the base

@@ -62,7 +62,7 @@ class WarmStart:
             UsageError: no expert, no model, a full disk.
             TrainingError: the loss is not finite.
         """
-        with self.folder.in_use(), logging_to(self.folder.logs / "agentrl.log"):
+        with self.folder.in_use(), logging_to(self.folder.logs / "agentrl.log", self._watcher.on_message):
             self._watcher.on_start(self.folder.path, self.status)
             path, demonstrations = asyncio.run(self._demonstrate())
             return self._learn(path, demonstrations)
@@ -77,14 +77,11 @@ class WarmStart:
         check_rendering(self.config, renderer)
         self._enter(Phase.DEMONSTRATE)
         self.status.episodes_wanted = self.config.sft.episodes
-        store = TrajectoryStore(self.folder.trajectories, step=0)
-        try:
+        with TrajectoryStore(self.folder.trajectories, step=0) as store:
             recorder = EpisodeRecorder(store, self.status, self._watcher)
             return path, await collect_demonstrations(
                 self.config, renderer, observer=recorder, on_stall=self._watcher.on_message
             )
-        finally:
-            store.close()
 
     def _read(self, file: str, renderer: Renderer) -> list[Trajectory]:
         """The conversations of a file that fit."""

@@ -1,6 +1,7 @@
 import asyncio
 import logging
 import os
+import shutil
 import signal
 
 import pytest
@@ -231,8 +232,11 @@ def test_an_interrupted_run_saves_and_goes_on(tiny_run, phase, staleness):
     lines = read_metrics(run.folder.metrics_file)
     assert [line["step"] for line in lines] == [1, 2, 3, 4]
     assert [line["step"] for line in lines if "eval/success" in line] == [2, 4]
-    stored = [s.trajectory.id for s in read_trajectories(run.folder.trajectories) if s.trajectory.reward is not None]
-    assert len(set(stored)) == len(stored)
+    stored = [s.trajectory for s in read_trajectories(run.folder.trajectories)]
+    assert len({trajectory.id for trajectory in stored}) == len(stored)
+    if not staleness:
+        assert len(stored) == 4 * 2 * 3
+        assert {trajectory.outcome for trajectory in stored} == {Outcome.FINISHED}
 
 
 @pytest.mark.parametrize("staleness", [0, 2])
@@ -328,3 +332,50 @@ def test_a_run_is_its_folder_and_its_config(tiny_run):
     run = tiny_run()
     assert isinstance(run, Run)
     assert resume_run(run.folder.path).config == run.config
+
+
+@pytest.mark.parametrize("again", [False, True])
+def test_a_run_whose_folder_is_moved_ends_with_an_error(tiny_run, tmp_path, again):
+    run = tiny_run("checkpoint.every=1")
+
+    class Moving(RunWatcher):
+        def on_step(self, step, metrics):
+            if step == 2:
+                run.folder.path.rename(tmp_path / "moved")
+                if again:
+                    shutil.copytree(tmp_path / "moved", run.folder.path)
+
+    with pytest.raises(UsageError, match=r"was moved or removed while it is written.*--resume"):
+        train(run, watcher=Moving())
+    moved = tmp_path / "moved"
+    assert run.folder.path.exists() == again
+    assert train(resume_run(moved)).step == 4
+    assert [line["step"] for line in read_metrics(moved / "metrics.jsonl")] == [1, 2, 3, 4]
+
+
+def test_copies_beside_checkpoints_disturb_neither_a_run_nor_its_resume(tiny_run):
+    run = tiny_run("checkpoint.every=1", "checkpoint.keep=1")
+
+    class Copying(RunWatcher):
+        def on_checkpoint(self, step, folder):
+            if step == 2:
+                shutil.copytree(folder, folder.with_name(f"{folder.name}-keep"))
+                (folder.parent / "step-000009.tmp").write_text("mine")
+                (run.folder.trajectories / "step-000002 copy.jsonl").write_text("mine")
+
+    assert train(run, watcher=Copying()).step == 4
+    assert train(resume_run(run.folder.path, ["trainer.steps=5"])).step == 5
+    names = {path.name for path in run.folder.checkpoints.iterdir()}
+    assert names == {"step-000002-keep", "step-000009.tmp", "step-000005"}
+
+
+def test_a_checkpoint_that_is_passed_over_is_named_on_the_screen(tiny_run):
+    run, watcher = tiny_run("trainer.steps=2", "checkpoint.every=1"), Recorder()
+    train(run)
+    (run.folder.checkpoints / "step-000002" / "manifest.json").write_text("{}")
+    run.folder.metrics_file.write_bytes(run.folder.metrics_file.read_bytes()[:50])
+    train(resume_run(run.folder.path), watcher=watcher)
+    assert any("step-000002 is passed over" in text for text in watcher.messages)
+    assert any("metrics.jsonl has lost its end" in text for text in watcher.messages)
+    assert b"\0" not in run.folder.metrics_file.read_bytes()
+    assert [line["step"] for line in read_metrics(run.folder.metrics_file)] == [2]

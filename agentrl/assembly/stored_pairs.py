@@ -11,7 +11,7 @@ from agentrl.config.preferences import PreferencesConfig
 from agentrl.errors import ConfigError, UsageError
 from agentrl.observe.model_folder import find_model
 from agentrl.observe.run_directory import RunDirectory
-from agentrl.observe.trajectory_store import read_trajectories
+from agentrl.observe.trajectory_store import read_trajectories, step_files
 from agentrl.training.preferences.pairs import Pair, make_pairs
 from agentrl.trajectory import Trajectory
 
@@ -97,7 +97,7 @@ def _store(source: Path) -> Path:
     store = source / "trajectories" if (source / "trajectories").is_dir() else source
     if store.is_file() and store.suffix == ".jsonl":
         return store.resolve()
-    if not store.is_dir() or not any(store.glob("step-*.jsonl")):
+    if not store.is_dir() or not step_files(store):
         raise UsageError(
             f"there are no trajectories in {source}",
             got="no such file or folder" if not source.exists() else "no step-*.jsonl in it",

@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from agentrl.observe.json_lines import JsonLinesWriter, read_json_lines
+from agentrl.observe.json_lines import UNREADABLE, JsonLinesWriter, numbered_records, warn_damaged
 from agentrl.trajectory import Trajectory
 
 
@@ -67,7 +67,12 @@ class EpisodeStore:
 
 
 def read_episodes(path: Path) -> Iterator[EvaluatedEpisode]:
-    """The episodes of a stored evaluation."""
-    for record in read_json_lines(path):
-        trajectory = Trajectory.from_record(record.pop("trajectory"))
-        yield EvaluatedEpisode(**record, trajectory=trajectory)
+    """Read the episodes of a stored evaluation. Damaged ones are left out with a warning."""
+    damaged: list[int] = []
+    for number, record in numbered_records(path, damaged):
+        try:
+            trajectory = Trajectory.from_record(record.pop("trajectory"))
+            yield EvaluatedEpisode(**record, trajectory=trajectory)
+        except UNREADABLE:
+            damaged.append(number)
+    warn_damaged(path, sorted(damaged))

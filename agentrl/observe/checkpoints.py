@@ -1,14 +1,16 @@
 """Checkpoints as folders that are whole or absent.
 
 A checkpoint is written into a hidden folder, made durable, and renamed: ``checkpoints/step-000010``. Its
-``manifest.json`` holds the size and checksum of every file; a folder that does not match it is passed over with a
-message, and the one before is used.
+``manifest.json`` holds the size and checksum of every file, and its own checksum; a folder that does not match it is
+passed over with a message, and the one before is used. What other names stand for (``step-000010-keep``) is the user's:
+it is neither read nor removed.
 """
 
 from __future__ import annotations
 
 import logging
 import os
+import re
 import shutil
 import zlib
 from collections.abc import Callable
@@ -16,15 +18,16 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-import orjson
-
 from agentrl.errors import UsageError
 from agentrl.observe.disk import replace_file, sync_folder, writing
+from agentrl.observe.json_lines import DamagedRecord, sealed, unsealed
+from agentrl.observe.run_directory import step_name, step_of
 
 _log = logging.getLogger(__name__)
 
-_MANIFEST = "manifest.json"
+MANIFEST = "manifest.json"
 _PARTIAL = ".partial-"
+_LEFTOVER = re.compile(r"\.partial-[0-9]{6,}(-replaced)?")
 _CHUNK = 1 << 20
 
 
@@ -58,7 +61,7 @@ class Checkpoints:
         Raises:
             UsageError: the disk is full; the checkpoints before are untouched.
         """
-        final = self.folder / f"step-{step:06d}"
+        final = self.folder / step_name(step)
         partial, replaced = (self.folder / f"{_PARTIAL}{step:06d}{kind}" for kind in ("", "-replaced"))
         try:
             with writing(final):
@@ -66,6 +69,7 @@ class Checkpoints:
                 partial.mkdir(parents=True)
                 write(partial)
                 _seal(partial)
+                _set_aside(final)
                 if final.exists():  # two renames, not a deletion in between: nobody must be killed without either
                     final.rename(replaced)
                 partial.rename(final)
@@ -77,14 +81,14 @@ class Checkpoints:
         return Checkpoint(step, final)
 
     def newest(self) -> Checkpoint | None:
-        """The newest whole checkpoint; broken ones are named in a warning. ``None`` when there are none at all.
+        """Find the newest whole checkpoint; ``None`` when there are none. Broken ones are passed over with a warning.
 
         Raises:
             UsageError: all are broken.
         """
         present = self.present()
         for checkpoint in reversed(present):
-            problem = _problem(checkpoint.path)
+            problem = damage(checkpoint.path)
             if problem is None:
                 return checkpoint
             _log.warning("checkpoint %s is passed over: %s", checkpoint.path, problem)
@@ -98,17 +102,33 @@ class Checkpoints:
         return None
 
     def present(self) -> list[Checkpoint]:
-        """All checkpoint folders by step, unchecked."""
-        return sorted(
-            (Checkpoint(int(path.name.removeprefix("step-")), path) for path in self.folder.glob("step-*")),
-            key=lambda checkpoint: checkpoint.step,
-        )
+        """List all checkpoint folders by step, unchecked."""
+        if not self.folder.is_dir():
+            return []
+        steps = ((step_of(path.name), path) for path in self.folder.iterdir() if _is_own_folder(path))
+        found = (Checkpoint(step, path) for step, path in steps if step is not None)
+        return sorted(found, key=lambda checkpoint: checkpoint.step)
 
     def _prune(self) -> None:
         for checkpoint in self.present()[: -self.keep]:
             shutil.rmtree(checkpoint.path)
-        for leftover in self.folder.glob(f"{_PARTIAL}*"):
-            shutil.rmtree(leftover)
+        for path in self.folder.iterdir():
+            if _LEFTOVER.fullmatch(path.name) and _is_own_folder(path):
+                shutil.rmtree(path)
+
+
+def _is_own_folder(path: Path) -> bool:
+    """Whether it is a folder, and not a link to one that lies elsewhere."""
+    return path.is_dir() and not path.is_symlink()
+
+
+def _set_aside(path: Path) -> None:
+    """Rename a file or link that lies where a checkpoint goes: the user has put it there."""
+    if (path.exists() or path.is_symlink()) and not _is_own_folder(path):
+        number = 1
+        while (aside := path.with_name(f"{path.name}-found-{number}")).exists():
+            number += 1
+        path.rename(aside)
 
 
 def _seal(folder: Path) -> None:
@@ -119,17 +139,17 @@ def _seal(folder: Path) -> None:
             os.fsync(file.fileno())
     for path in (folder, *(path for path in folder.rglob("*") if path.is_dir())):
         sync_folder(path)
-    manifest = {path.relative_to(folder).as_posix(): _fingerprint(path) for path in files}
-    replace_file(folder / _MANIFEST, orjson.dumps(manifest, option=orjson.OPT_INDENT_2))
+    files_found = {path.relative_to(folder).as_posix(): _fingerprint(path) for path in files}
+    replace_file(folder / MANIFEST, sealed({"files": files_found}, indent=True))
 
 
-def _problem(folder: Path) -> str | None:
-    """What is wrong with a checkpoint, in words."""
+def damage(folder: Path) -> str | None:
+    """Say what is wrong with a checkpoint; ``None`` for a whole one."""
     try:
-        manifest = orjson.loads((folder / _MANIFEST).read_bytes())
-    except (OSError, orjson.JSONDecodeError):
+        files = unsealed((folder / MANIFEST).read_bytes(), must_be_sealed=True)["files"]
+    except (OSError, DamagedRecord, KeyError):
         return "its manifest is missing or broken"
-    for name, expected in manifest.items():
+    for name, expected in files.items():
         path = folder / name
         if not path.is_file():
             return f"{name} is missing"

@@ -2,12 +2,15 @@
 
 from __future__ import annotations
 
+import logging
 import math
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
-from agentrl.observe.json_lines import JsonLinesWriter, read_json_lines
+from agentrl.observe.json_lines import JsonLinesWriter, numbered_records, warn_damaged
+
+_log = logging.getLogger(__name__)
 
 TIMING_PREFIX = "time/"
 """Names under which a run's clock shows; two equal runs differ only there."""
@@ -40,8 +43,17 @@ class MetricsFile:
         return self._writer.position
 
     def truncate(self, position: int) -> None:
-        """Forget the steps after a checkpoint's position, before they are run again."""
+        """Forget the steps after a checkpoint's position, before they are run again.
+
+        A file that is shorter, because another program has cut it, is kept with a warning.
+        """
+        found = self._writer.position
         self._writer.truncate(position)
+        if found < position:
+            _log.warning(
+                "%s has lost its end: %d of %d bytes are there; the metrics of some steps are missing",
+                *(self._writer.path, found, position),
+            )
 
     def sync(self) -> None:
         """Make it durable."""
@@ -53,8 +65,15 @@ class MetricsFile:
 
 
 def read_metrics(path: Path) -> list[dict[str, Any]]:
-    """All complete lines of a metrics file."""
-    return list(read_json_lines(path)) if path.exists() else []
+    """Read the metrics of all steps; none where there is no file. Damaged lines are left out with a warning."""
+    lines, damaged = [], list[int]()
+    for number, record in numbered_records(path, damaged) if path.exists() else ():
+        if isinstance(record.get("step"), int):
+            lines.append(record)
+        else:
+            damaged.append(number)
+    warn_damaged(path, damaged)
+    return lines
 
 
 def _plain(value: float | int) -> float | int | None:

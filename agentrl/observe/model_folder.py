@@ -5,7 +5,7 @@ from __future__ import annotations
 from pathlib import Path
 
 from agentrl.errors import UsageError
-from agentrl.observe.checkpoints import Checkpoints
+from agentrl.observe.checkpoints import MANIFEST, Checkpoints, damage
 from agentrl.observe.run_directory import RunDirectory
 
 MODEL = "model"
@@ -20,7 +20,8 @@ def find_model(path: str) -> str:
             name on the Hugging Face hub.
 
     Raises:
-        UsageError: a folder without a model, a run whose checkpoints are all damaged, or a path that does not exist.
+        UsageError: a folder without a model, a damaged checkpoint, a run whose checkpoints are all damaged, or a path
+            that does not exist.
     """
     folder = Path(path)
     if folder.is_dir():
@@ -38,6 +39,7 @@ def _inside(folder: Path) -> Path:
     if (folder / "config.json").is_file():
         return folder
     if (folder / MODEL / "config.json").is_file() and not (folder / "config.yaml").is_file():
+        _check_whole(folder)
         return folder / MODEL
     if (folder / "config.yaml").is_file():
         return _of_run(RunDirectory.open(folder))
@@ -46,6 +48,12 @@ def _inside(folder: Path) -> Path:
         got="neither config.json nor a run's config.yaml",
         expected="a Hugging Face folder, a checkpoint, or a run",
     )
+
+
+def _check_whole(checkpoint: Path) -> None:
+    """Check the files of a checkpoint that was named itself; a copy without its manifest is taken as it is."""
+    if (checkpoint / MANIFEST).is_file() and (problem := damage(checkpoint)) is not None:
+        raise UsageError(f"checkpoint {checkpoint} is damaged", got=problem, hint="take another checkpoint of the run")
 
 
 def _of_run(run: RunDirectory) -> Path:

@@ -29,6 +29,25 @@ LOCK = ".lock"
 """Held by the process that works in a run."""
 
 
+def step_name(step: int, suffix: str = "") -> str:
+    """Name what belongs to a step.
+
+    >>> step_name(12, ".jsonl")
+    'step-000012.jsonl'
+    """
+    return f"step-{step:06d}{suffix}"
+
+
+def step_of(name: str, suffix: str = "") -> int | None:
+    """Read the step out of a name that `step_name` gave; ``None`` for all other names, such as those of copies.
+
+    >>> step_of("step-000012.jsonl", ".jsonl"), step_of("step-000012-keep")
+    (12, None)
+    """
+    found = re.fullmatch(rf"step-([0-9]{{6}}|[1-9][0-9]{{6,}}){re.escape(suffix)}", name)
+    return None if found is None else int(found[1])
+
+
 class RunDirectory:
     """Paths inside one run's folder.
 

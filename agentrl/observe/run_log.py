@@ -1,23 +1,51 @@
-"""The run's own log file: warnings, retries, stall reports."""
+"""The run's own log file: warnings, retries, stall reports; and what of it the user must see at once."""
 
 from __future__ import annotations
 
 import logging
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
 
+RECORDS = "agentrl.observe"
+"""What is logged here is about damaged records on disk."""
+
 
 @contextmanager
-def logging_to(file: Path) -> Iterator[None]:
-    """Append what agentrl logs inside the block to `file`, whatever else happens to it."""
+def logging_to(file: Path, say: Callable[[str], None]) -> Iterator[None]:
+    """Append what agentrl logs inside the block to `file`, whatever else happens to it.
+
+    Args:
+        file: The log.
+        say: Tells the user about damaged records.
+    """
     file.parent.mkdir(parents=True, exist_ok=True)
-    handler = logging.FileHandler(file, encoding="utf-8", delay=True)
-    handler.setFormatter(logging.Formatter("%(asctime)s %(levelname)s %(name)s: %(message)s"))
-    logger = logging.getLogger("agentrl")
-    logger.addHandler(handler)
+    log = logging.FileHandler(file, encoding="utf-8", delay=True)
+    log.addFilter(lambda record: file.parent.is_dir())  # the run's folder may be gone, and its log with it
+    log.setFormatter(logging.Formatter("%(asctime)s %(levelname)s %(name)s: %(message)s"))
+    screen = _Screen(say)
+    logger, records = logging.getLogger("agentrl"), logging.getLogger(RECORDS)
+    logger.addHandler(log)
+    records.addHandler(screen)
     try:
         yield
     finally:
-        logger.removeHandler(handler)
-        handler.close()
+        records.removeHandler(screen)
+        logger.removeHandler(log)
+        log.close()
+
+
+class _Screen(logging.Handler):
+    """Passes warnings on to the user.
+
+    Args:
+        say: Shows one.
+    """
+
+    def __init__(self, say: Callable[[str], None]) -> None:
+        super().__init__(logging.WARNING)
+        self._say = say
+
+    def emit(self, record: logging.LogRecord) -> None:
+        """Show the message."""
+        self._say(record.getMessage())

@@ -8,26 +8,38 @@ kinds of records with the trajectory's ``id``:
 - ``end``: outcome, reward, metrics, the table of turns, and the tokens after the last turn.
 
 An ``image`` record has the image's checksum as ``id`` and stands once in a file, before the tokens that stand for it.
+
+An id has one episode: that of its last ``start``. A run that is interrupted ends its episodes as ``cancelled``, and
+plays them again under the same ids when it is resumed; readers then get the new ones only.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+import logging
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from types import TracebackType
+from typing import Any, NamedTuple, Self
 
+from agentrl.errors import UsageError
 from agentrl.image import image_from_record, image_record
 from agentrl.message import ImagePart
 from agentrl.observe.disk import replace_file, writing
-from agentrl.observe.json_lines import JsonLinesWriter, read_json_lines
+from agentrl.observe.json_lines import UNREADABLE, JsonLinesWriter, numbered_records, warn_damaged
+from agentrl.observe.run_directory import step_name, step_of
 from agentrl.trajectory import TokenSequence, Trajectory, Turn
 
-_PATTERN = "step-*.jsonl"
+_log = logging.getLogger(__name__)
+_SUFFIX = ".jsonl"
+_MOST_NEW = 10_000
+"""Branches that one record may begin."""
 
 
 class TrajectoryStore:
     """Writes trajectories. A record reaches the operating system before the call returns, and the disk at `rotate`.
+
+    As a context manager it closes itself; an error that is on its way already is not replaced by one of closing.
 
     Args:
         folder: The run's ``trajectories``.
@@ -68,6 +80,7 @@ class TrajectoryStore:
         del self._written[trajectory.id]
         record = trajectory.to_record()
         turns = [sequence["turns"] for sequence in record["sequences"]]
+        lengths = [len(sequence) - sequence.shared for sequence in trajectory.sequences]
         self._file.append(
             {
                 "kind": "end",
@@ -75,15 +88,16 @@ class TrajectoryStore:
                 "trajectory": _header(record),
                 "sequences": tokens,
                 "turns": turns,
+                "lengths": lengths,
             }
         )
 
     def rotate(self, step: int) -> None:
         """Go on in the file of another training step; the old one is made durable."""
         self.sync()
-        self._file.close()
+        finished, self._file = self._file, JsonLinesWriter(step_file(self._folder, step))
+        finished.close()
         self._images.clear()
-        self._file = JsonLinesWriter(step_file(self._folder, step))
 
     def sync(self) -> None:
         """Make everything written so far survive a power cut."""
@@ -96,8 +110,23 @@ class TrajectoryStore:
 
     def close(self) -> None:
         """Sync and close."""
-        self.sync()
-        self._file.close()
+        try:
+            self.sync()
+        finally:
+            self._file.close()
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        try:
+            self.close()
+        except UsageError:
+            if error is None:
+                raise
+            _log.exception("the trajectories could not be made durable")
 
     def _new_tokens(self, trajectory: Trajectory) -> list[dict[str, Any]]:
         """The tokens of each sequence that no record holds yet; advances the marks."""
@@ -122,7 +151,13 @@ class TrajectoryStore:
 
 def step_file(folder: Path, step: int) -> Path:
     """The file of a training step."""
-    return folder / f"step-{step:06d}.jsonl"
+    return folder / step_name(step, _SUFFIX)
+
+
+def step_files(folder: Path) -> list[Path]:
+    """Find the files of all training steps, in the order of steps; files of other names are not the store's."""
+    numbered = ((step_of(path.name, _SUFFIX), path) for path in folder.iterdir() if path.is_file())
+    return [path for _, path in sorted((step, path) for step, path in numbered if step is not None)]
 
 
 def void_after(folder: Path, step: int, position: int) -> None:
@@ -135,10 +170,12 @@ def void_after(folder: Path, step: int, position: int) -> None:
         step: The step that was running at the checkpoint.
         position: Bytes in that step's file at the checkpoint; later files are void as a whole.
     """
-    for file in sorted(folder.glob(_PATTERN)):
-        number = _step_of(file)
+    for file in step_files(folder) if folder.is_dir() else ():
+        number, size = _step_of(file), file.stat().st_size
         keep = position if number == step else 0
-        if number < step or file.stat().st_size == keep:
+        if size < keep:
+            _log.warning("%s has lost its end: %d of %d bytes are there", file, size, keep)
+        if number < step or size <= keep:
             continue
         with writing(file):
             target = _unused(folder / "void" / file.name)
@@ -156,11 +193,12 @@ def _unused(path: Path) -> Path:
 
 
 def _step_of(file: Path) -> int:
-    return int(file.stem.removeprefix("step-"))
+    """The step of a file; 0 of one that somebody has named otherwise."""
+    return step_of(file.name, _SUFFIX) or 0
 
 
 def _piece(trajectory: Trajectory, number: int, sequence: TokenSequence, start: int) -> dict[str, Any]:
-    piece: dict[str, Any] = {"sequence": number, **sequence.own_arrays(start)}
+    piece: dict[str, Any] = {"sequence": number, "from": start, **sequence.own_arrays(start)}
     if start == 0 and sequence.parent is not None:
         piece["parent"] = next(i for i, other in enumerate(trajectory.sequences) if other is sequence.parent)
         piece["shared"] = sequence.shared
@@ -183,35 +221,88 @@ class StoredTrajectory:
 
 
 def read_trajectories(source: Path, *, unfinished: bool = False) -> Iterator[StoredTrajectory]:
-    """The trajectories of a store, in the order in which they ended; then, if asked for, the unfinished ones.
+    """Read the trajectories of a store, in the order in which they ended; then, if asked for, the unfinished ones.
+
+    Episodes with damaged records are left out with a warning.
 
     Args:
         source: The store's folder, or one of its files.
         unfinished: Whether to give episodes without an end, too.
     """
-    running: dict[str, _Parts] = {}
-    images: dict[str, ImagePart] = {}
-    step = 0
-    for file in sorted(source.glob(_PATTERN)) if source.is_dir() else [source]:
-        step = _step_of(file)
-        for record in read_json_lines(file):
-            identity = record["id"]
-            if record["kind"] == "start":
-                running[identity] = _Parts(record["trajectory"], images)
-                continue
-            if record["kind"] == "image":
-                images[identity] = image_from_record(record["image"])
-                continue
-            parts = running.get(identity)
-            if parts is None:
-                continue
-            parts.add(record["sequences"])
-            if record["kind"] == "end":
-                del running[identity]
-                yield StoredTrajectory(parts.finish(record), step, complete=True)
+    files = step_files(source) if source.is_dir() else [source]
+    reader = _Reader(_last_starts(files))
+    for file in files:
+        yield from reader.read(file)
     if unfinished:
-        for parts in running.values():
-            yield StoredTrajectory(parts.restore(parts.header, []), step, complete=False)
+        yield from reader.unfinished(_step_of(files[-1]) if files else 0)
+
+
+class _Place(NamedTuple):
+    """Where a record stands; places compare as the records were written."""
+
+    file: int
+    line: int
+
+
+def _last_starts(files: Sequence[Path]) -> dict[str, _Place]:
+    """Where the last attempt under each id begins: what was written for the id before is void."""
+    found: dict[str, _Place] = {}
+    for number, file in enumerate(files):
+        for line, record in numbered_records(file, [], containing=b'"start"'):
+            if record.get("kind") == "start" and isinstance(record.get("id"), str):
+                found[record["id"]] = _Place(number, line)
+    return found
+
+
+class _Reader:
+    """Puts episodes together from the records of all files, which it is given in order."""
+
+    def __init__(self, last_starts: Mapping[str, _Place]) -> None:
+        self._last_starts = last_starts
+        self._running: dict[str, _Parts] = {}
+        self._images: dict[str, ImagePart] = {}
+        self._files = 0
+
+    def read(self, file: Path) -> Iterator[StoredTrajectory]:
+        """Read one file; gives the episodes that end in it."""
+        damaged: list[int] = []
+        for line, record in numbered_records(file, damaged):
+            try:
+                ended = self._take(record, _Place(self._files, line))
+            except UNREADABLE:
+                self._running.pop(str(record.get("id")), None)
+                damaged.append(line)
+                continue
+            if ended is not None:
+                yield StoredTrajectory(ended, _step_of(file), complete=True)
+        self._files += 1
+        warn_damaged(file, sorted(damaged))
+
+    def unfinished(self, step: int) -> Iterator[StoredTrajectory]:
+        """Give what is known of the episodes that have not ended."""
+        for parts in self._running.values():
+            try:
+                known = parts.restore(parts.header, [])
+            except UNREADABLE:  # an image of it was damaged, which has been said
+                continue
+            yield StoredTrajectory(known, step, complete=False)
+
+    def _take(self, record: Mapping[str, Any], place: _Place) -> Trajectory | None:
+        """Take note of a record; the episode, if the record ends it."""
+        identity = record["id"]
+        match record["kind"]:
+            case "start":
+                if place >= self._last_starts.get(identity, place):
+                    self._running[identity] = _Parts(record["trajectory"], self._images)
+            case "image":
+                self._images[identity] = image_from_record(record["image"])
+            case "turn" | "end" if identity in self._running:
+                parts = self._running[identity]
+                parts.add(record["sequences"])
+                if record["kind"] == "end":
+                    del self._running[identity]
+                    return parts.finish(record)
+        return None
 
 
 class _Parts:
@@ -224,11 +315,15 @@ class _Parts:
 
     def add(self, pieces: list[dict[str, Any]]) -> None:
         for piece in pieces:
+            if not 0 <= piece["sequence"] < len(self._sequences) + _MOST_NEW:
+                raise ValueError("no record begins so many branches")
             while piece["sequence"] >= len(self._sequences):
                 self._sequences.append(
                     {"parent": None, "shared": 0, "token_ids": [], "sources": [], "logprobs": [], "versions": []}
                 )
             row = self._sequences[piece["sequence"]]
+            if piece.get("from", len(row["token_ids"])) != len(row["token_ids"]):
+                raise ValueError("a record of this episode is missing")
             for name in ("token_ids", "sources", "logprobs", "versions"):
                 row[name].extend(piece[name])
             row.setdefault("images", []).extend(piece.get("images", ()))
@@ -237,6 +332,10 @@ class _Parts:
             row["shared"] = piece.get("shared", row["shared"])
 
     def finish(self, end: Mapping[str, Any]) -> Trajectory:
+        lengths = [len(row["token_ids"]) for row in self._sequences]
+        told = end.get("lengths", lengths)
+        if told[: len(lengths)] != lengths or any(told[len(lengths) :]):
+            raise ValueError("a record of this episode is missing")
         return self.restore(end["trajectory"], end["turns"])
 
     def restore(self, header: Mapping[str, Any], turns: list[list[Any]]) -> Trajectory:

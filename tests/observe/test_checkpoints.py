@@ -1,4 +1,5 @@
 import logging
+import shutil
 import subprocess
 import sys
 import textwrap
@@ -61,6 +62,8 @@ def test_a_failed_write_leaves_nothing(checkpoints, error):
         (lambda folder: (folder / "model" / "weights").unlink(), "model/weights is missing"),
         (lambda folder: (folder / "manifest.json").unlink(), "manifest is missing"),
         (lambda folder: (folder / "manifest.json").write_text("{"), "manifest is missing or broken"),
+        (lambda folder: (folder / "manifest.json").write_text("{}"), "manifest is missing or broken"),
+        (lambda folder: (folder / "manifest.json").write_text("[]"), "manifest is missing or broken"),
     ],
 )
 def test_a_damaged_checkpoint_is_passed_over_with_a_message(checkpoints, caplog, damage, problem):
@@ -109,3 +112,36 @@ def test_errors_of_the_writer_are_not_mistaken_for_the_disk(checkpoints):
 
     with pytest.raises(UsageError, match="something else"):
         checkpoints.save(1, fail)
+
+
+STRAYS = ("step-000002-keep", "step-000009.tmp", "step-", "step-9", "step-0000003", "step-٠٠٠٠٠٩", "step-000001 copy")
+
+
+def test_what_the_user_puts_beside_checkpoints_is_left_alone(checkpoints):
+    checkpoints.save(1, writer("a"))
+    for name in STRAYS:
+        shutil.copytree(checkpoints.folder / "step-000001", checkpoints.folder / name)
+    for name in ("step-000007", "step-", "notes", ".partial-000001", ".partial-mine"):
+        (checkpoints.folder / name).with_suffix(".txt").write_text("mine")
+    (checkpoints.folder / "step-000008").write_text("mine")
+    (checkpoints.folder / "step-000099").symlink_to("step-000001", target_is_directory=True)
+    (checkpoints.folder / ".partial-000098").symlink_to("step-000001", target_is_directory=True)
+    before = {path.name for path in checkpoints.folder.iterdir()}
+    assert checkpoints.newest().step == 1
+    for step in (2, 3):
+        checkpoints.save(step, writer("b"))
+    assert [checkpoint.step for checkpoint in checkpoints.present()] == [2, 3]
+    after = {path.name for path in checkpoints.folder.iterdir()}
+    assert after == before - {"step-000001"} | {"step-000002", "step-000003"}
+
+
+@pytest.mark.parametrize("kind", ["file", "link"])
+def test_what_lies_where_a_checkpoint_goes_is_renamed(checkpoints, kind):
+    checkpoints.save(1, writer("a"))
+    place = checkpoints.folder / "step-000002"
+    place.write_text("mine") if kind == "file" else place.symlink_to("step-000001")
+    checkpoints.save(2, writer("b"))
+    assert checkpoints.newest().step == 2
+    found = checkpoints.folder / "step-000002-found-1"
+    assert found.is_symlink() if kind == "link" else found.read_text() == "mine"
+    assert (checkpoints.folder / "step-000001" / "state").read_text() == "aa"

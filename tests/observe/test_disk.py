@@ -50,7 +50,7 @@ def test_a_file_size_limit_stops_the_writer_and_keeps_the_lines_before(tmp_path)
         from agentrl.errors import UsageError
         from agentrl.observe.metrics import MetricsFile
         signal.signal(signal.SIGXFSZ, signal.SIG_IGN)
-        resource.setrlimit(resource.RLIMIT_FSIZE, (100, 100))
+        resource.setrlimit(resource.RLIMIT_FSIZE, (230, 230))
         metrics = MetricsFile(pathlib.Path(sys.argv[1]))
         try:
             for step in range(100):

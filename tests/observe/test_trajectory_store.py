@@ -151,3 +151,44 @@ def test_what_a_killed_run_wrote_after_its_checkpoint_is_set_aside(tmp_path):
     assert [s.trajectory.id for s in read_trajectories(tmp_path)] == ["t0", "t1"]
     void_after(tmp_path, 1, position)
     assert len(list((tmp_path / "void").iterdir())) == 3
+
+
+def test_files_of_other_names_are_not_the_stores(tmp_path):
+    with TrajectoryStore(tmp_path, step=1) as store:
+        play(store, episode := new_trajectory(), 1)
+        finish(store, episode)
+    data = (tmp_path / "step-000001.jsonl").read_bytes()
+    names = ("step-000001-copy.jsonl", "step-.jsonl", "step-000009.tmp.jsonl", "step-x.jsonl", "notes.jsonl")
+    for name in names:
+        (tmp_path / name).write_bytes(data)
+    (tmp_path / "step-000003.jsonl").mkdir()
+    assert [s.trajectory.id for s in read_trajectories(tmp_path)] == ["t0"]
+    void_after(tmp_path, 1, 0)
+    assert all((tmp_path / name).read_bytes() == data for name in names)
+    (copied,) = read_trajectories(tmp_path / "notes.jsonl")
+    assert (copied.trajectory.id, copied.step) == ("t0", 0)
+
+
+def test_steps_beyond_a_million_come_after_those_before(tmp_path):
+    for number, step in enumerate((1_000_000, 999_999)):
+        with TrajectoryStore(tmp_path, step=step) as store:
+            play(store, episode := new_trajectory(number), 1)
+            finish(store, episode)
+    assert [s.step for s in read_trajectories(tmp_path)] == [999_999, 1_000_000]
+
+
+@pytest.mark.parametrize("ends", [True, False])
+def test_an_episode_that_was_cancelled_and_played_again_is_read_once(tmp_path, ends):
+    with TrajectoryStore(tmp_path, step=1) as store:
+        for number in (0, 1):
+            play(store, cancelled := new_trajectory(number), 1)
+            finish(store, cancelled, Outcome.CANCELLED)
+    with TrajectoryStore(tmp_path, step=2) as store:
+        play(store, again := new_trajectory(0), 2)
+        if ends:
+            finish(store, again)
+    stored = {s.trajectory.id: s.trajectory for s in read_trajectories(tmp_path, unfinished=True)}
+    assert len(list(read_trajectories(tmp_path, unfinished=True))) == 2
+    assert stored["t0"].outcome == (Outcome.FINISHED if ends else None)
+    assert stored["t0"].sequences[0].ids_list() == again.sequences[0].ids_list()
+    assert stored["t1"].outcome is Outcome.CANCELLED, "which was never played again"
