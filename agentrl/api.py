@@ -9,6 +9,7 @@ from pathlib import Path
 from typing import Any
 
 from agentrl.assembly.checks import check_training
+from agentrl.assembly.gpus import check_gpus
 from agentrl.assembly.run_result import RunResult
 from agentrl.assembly.runs import start_run
 from agentrl.config import load_config
@@ -74,6 +75,7 @@ def train(
         ],
     )
     check_training(resolved)
+    check_gpus(resolved)
     return train_run(start_run(resolved, kind=resolved.algorithm.advantage), watcher=watcher)
 
 

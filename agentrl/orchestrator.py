@@ -33,6 +33,7 @@ from agentrl.assembly.adapter_sync import sends_adapters
 from agentrl.assembly.checks import check_experts
 from agentrl.assembly.cluster import RunCluster, open_cluster
 from agentrl.assembly.companions import guides_of
+from agentrl.assembly.gpus import trainer_gpus
 from agentrl.assembly.models import embedding_rows, prepare_model
 from agentrl.assembly.placed_engines import open_placed_pool
 from agentrl.assembly.recording import EpisodeRecorder
@@ -59,6 +60,7 @@ from agentrl.rollout.group import Group
 from agentrl.rollout.heap import settled_heap
 from agentrl.serving.local import LocalEngine
 from agentrl.serving.pool import ServerPool
+from agentrl.training.models.accelerators import accelerators
 from agentrl.training.ranks import Ranks
 from agentrl.training.ranks.processes import RankProcesses, open_ranks
 from agentrl.training.step.report import StepReport
@@ -208,7 +210,8 @@ class Orchestrator:
             return await stack.enter_async_context(placed)
         assert isinstance(self.config.engine, ServerEngineConfig)
         section = told_experts(self.config, self.config.engine)
-        pool = open_pool(section, served, self.folder.path, version=version, say=self._say)
+        gpus = () if cluster else trainer_gpus(self.config, len(accelerators()))
+        pool = open_pool(section, served, self.folder.path, version=version, trainer_gpus=gpus, say=self._say)
         return await stack.enter_async_context(pool)
 
     def _open_metrics(self, stack: AsyncExitStack, position: int) -> None:

@@ -14,6 +14,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Literal, TypeAlias
 
+from agentrl.assembly.gpus import server_gpus
 from agentrl.assembly.models import load_tokenizer
 from agentrl.config.engines import LocalEngineConfig, ServerEngineConfig
 from agentrl.errors import EngineError, TrainingError, UsageError, async_boundary
@@ -24,7 +25,6 @@ from agentrl.serving.launch import (
     LaunchCommand,
     Launcher,
     StartProgress,
-    assign_gpus,
     engine_python,
     usable_gpus,
 )
@@ -71,6 +71,7 @@ async def open_pool(
     folder: Path,
     *,
     version: int = 0,
+    trainer_gpus: Sequence[int] = (),
     say: Callable[[str], None] = lambda _: None,
 ) -> AsyncIterator[ServerPool]:
     """The servers, ready to serve; launched ones end with the block, attached ones go on.
@@ -80,6 +81,7 @@ async def open_pool(
         model: What launched ones serve.
         folder: Gets the copy of the model that is served, and the servers' logs.
         version: Of the weights that the first sync will bring.
+        trainer_gpus: GPUs that the trainer computes on; launched servers avoid them where enough others are left.
         say: Is told how far the start is, and what happens to the servers.
 
     Raises:
@@ -95,7 +97,8 @@ async def open_pool(
         finally:
             await pool.close()
         return
-    async with make_launcher(section, model.path, folder, dtype=model.dtype, say=say) as launcher:
+    launched = make_launcher(section, model.path, folder, dtype=model.dtype, trainer_gpus=trainer_gpus, say=say)
+    async with launched as launcher:
         processes = await launcher.start()
 
         async def restart(index: int) -> InferenceServer:
@@ -167,6 +170,7 @@ def make_launcher(
     folder: Path,
     *,
     dtype: Dtype,
+    trainer_gpus: Sequence[int] = (),
     say: Callable[[str], None],
     ports: Sequence[int] | None = None,
     host: str = THIS_MACHINE,
@@ -179,6 +183,7 @@ def make_launcher(
         model: Folder or name; one whose head is its embedding is written out with a head of its own.
         folder: Gets that copy, and the servers' logs.
         dtype: Number format of the weights.
+        trainer_gpus: GPUs that the trainer computes on; servers avoid them where enough others are left.
         say: Is told how far the start is.
         ports: One for each server; free ones when left out.
         host: Address on which they listen.
@@ -189,7 +194,7 @@ def make_launcher(
     """
     return Launcher(
         _command_maker(section, model, folder, dtype=dtype, host=host),
-        gpus=assign_gpus(section.replicas, section.tensor_parallel, usable_gpus(os.environ), section.gpus),
+        gpus=server_gpus(section, len(usable_gpus(os.environ)), trainer_gpus),
         logs=folder / LOGS,
         start_timeout_s=section.start_timeout_s,
         on_progress=StartLines(say),

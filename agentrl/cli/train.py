@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Annotated
@@ -13,6 +14,7 @@ from rich.text import Text
 from agentrl.assembly.checks import check_training
 from agentrl.assembly.curriculum_check import check_curriculum
 from agentrl.assembly.environments import find_environment, task_source
+from agentrl.assembly.gpus import check_gpus, gpu_rows
 from agentrl.assembly.rank import follow_launcher, follows_launcher
 from agentrl.assembly.run_result import RunResult
 from agentrl.assembly.runs import Run, resume_run, start_run
@@ -27,6 +29,7 @@ from agentrl.errors import UsageError
 from agentrl.observe.console import note, out
 from agentrl.observe.run_watcher import watching
 from agentrl.orchestrator import train as train_run
+from agentrl.serving.launch import usable_gpus
 
 app = typer.Typer()
 
@@ -40,6 +43,7 @@ Words = Annotated[
     epilog=examples(
         "agentrl train quickstart",
         "agentrl train quickstart trainer.steps=10 run.seed=1 --dry-run",
+        "agentrl train recipes/household_qwen2.5-7b_8gpu --dry-run --gpus 8",
         "agentrl train --env my_game:GuessNumber-v0 --model Qwen/Qwen2.5-0.5B-Instruct",
         "agentrl train --resume runs/latest",
         "agentrl train --resume runs/latest trainer.steps=200",
@@ -52,7 +56,12 @@ def train(
     resume: Annotated[
         Path | None, typer.Option(metavar="RUN_DIR", help="Go on with this run; overrides may follow.")
     ] = None,
-    dry_run: Annotated[bool, typer.Option("--dry-run", help="Print config and arithmetic, and run nothing.")] = False,
+    dry_run: Annotated[
+        bool, typer.Option("--dry-run", help="Print config, arithmetic and placement, and run nothing.")
+    ] = False,
+    gpus: Annotated[
+        int | None, typer.Option(min=0, help="With --dry-run: the placement on a machine with this many GPUs.")
+    ] = None,
 ) -> None:
     """Train an agent by reinforcement learning.
 
@@ -68,8 +77,13 @@ def train(
     config = read_config(words, shortcuts=shortcuts)
     check_training(config)
     if dry_run:
-        print_dry_run(config, rows(config))
+        print_dry_run(
+            config, [*rows(config), *gpu_rows(config, len(usable_gpus(os.environ)) if gpus is None else gpus)]
+        )
         return
+    if gpus is not None:
+        raise UsageError("--gpus is for --dry-run", hint="CUDA_VISIBLE_DEVICES limits the GPUs of a real run")
+    check_gpus(config)
     _finish(start_run(config, kind=config.algorithm.advantage))
 
 

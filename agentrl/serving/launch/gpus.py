@@ -50,9 +50,17 @@ def assign_gpus(
         chosen: Positions to take from; all when left out.
 
     Raises:
-        UsageError: there are too few, or one is named that is not there.
+        UsageError: there are too few, or none for servers that are divided among several, or one is named that is not
+            there.
     """
     if chosen is None and not usable:
+        if tensor_parallel > 1:
+            raise UsageError(
+                "engine.tensor_parallel divides a server among GPUs, and this process can use none",
+                got=tensor_parallel,
+                expected="1",
+                hint="run it on a machine with GPUs; agentrl train … --dry-run --gpus 8 shows the placement on one",
+            )
         return [()] * replicas
     positions = list(range(len(usable)) if chosen is None else chosen)
     if wrong := sorted({position for position in positions if not 0 <= position < len(usable)}):

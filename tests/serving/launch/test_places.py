@@ -67,7 +67,6 @@ def test_a_port_that_is_listened_on_is_not_free(address):
         (2, 2, ["0", "1", "2", "3"], None, [(0, 1), (2, 3)]),
         (2, 2, ["0", "1", "2", "3", "4"], [4, 0, 2, 3], [(4, 0), (2, 3)]),
         (1, 1, ["GPU-1"], [0], [(0,)]),
-        (1, 2, [], None, [()]),
     ],
 )
 def test_gpus_are_assigned_in_turn(replicas, parallel, usable, chosen, expected):
@@ -83,6 +82,7 @@ def test_gpus_are_assigned_in_turn(replicas, parallel, usable, chosen, expected)
         (1, 1, ["0", "1"], [2], r"not there: got \[2\], expected 0 to 1"),
         (1, 1, ["0", "1"], [-1], r"not there: got \[-1\]"),
         (1, 1, [], [0], "may use no GPU"),
+        (1, 8, [], None, "divides a server among GPUs, and this process can use none: got 8, expected 1"),
         (1, 1, ["0", "1"], [1, 1], "names a GPU twice"),
     ],
 )

@@ -1,0 +1,78 @@
+"""Which GPUs a run's processes and servers get, and what a dry run says of it."""
+
+import pytest
+
+from agentrl.assembly.gpus import gpu_rows, place_on_gpus
+from agentrl.config import load_config
+from agentrl.errors import ConfigError, UsageError
+
+TRAIN = ("environment=household", "model.path=some/model")
+
+
+def config_of(*overrides):
+    return load_config(None, [*TRAIN, *overrides])
+
+
+@pytest.mark.parametrize(
+    ("overrides", "count", "trainer", "servers"),
+    [
+        ((), 0, (), []),
+        ((), 8, (0,), []),
+        (("trainer.processes=4",), 8, (0, 1, 2, 3), []),
+        (("model.device=cuda:3",), 8, (3,), []),
+        (("model.device=cpu",), 8, (), []),
+        (("engine=vllm",), 0, (), [()]),
+        (("engine=vllm",), 1, (0,), [(0,)]),
+        (("engine=vllm",), 2, (0,), [(1,)]),
+        (("engine=vllm", "trainer.processes=4", "engine.replicas=4"), 8, (0, 1, 2, 3), [(4,), (5,), (6,), (7,)]),
+        (("engine=sglang", "trainer.processes=4", "engine.tensor_parallel=4"), 8, (0, 1, 2, 3), [(4, 5, 6, 7)]),
+        (("engine=vllm", "trainer.processes=8", "engine.replicas=8"), 8, tuple(range(8)), [(k,) for k in range(8)]),
+        (("engine=vllm", "engine.gpus=[0]"), 8, (0,), [(0,)]),
+        (("engine=vllm", "engine.transport=cuda_ipc"), 8, (0,), [(0,)]),
+        (("engine=vllm", "model.device=cuda:1"), 3, (1,), [(0,)]),
+    ],
+)
+def test_servers_get_the_gpus_that_the_trainer_leaves(overrides, count, trainer, servers):
+    placed = place_on_gpus(config_of(*overrides), count)
+    assert (placed.trainer, placed.servers) == (trainer, servers)
+
+
+@pytest.mark.parametrize(
+    ("overrides", "count", "message"),
+    [
+        (("engine=vllm", "engine.tensor_parallel=8"), 0, "this process can use none: got 8, expected 1"),
+        (("engine=vllm", "engine.tensor_parallel=8"), 4, "got 4 for 1 servers with 8 each"),
+        (("engine=vllm", "engine.gpus=[9]"), 8, r"not there: got \[9\]"),
+        (("trainer.processes=4",), 2, "got trainer.processes 4, and 2 GPUs"),
+        (("model.device=cuda:2",), 2, "expected cuda:0 to cuda:1"),
+        (("model.device=cuda",), 0, "torch can use no GPU here"),
+    ],
+)
+def test_a_machine_with_too_few_gpus_is_refused(overrides, count, message):
+    with pytest.raises((ConfigError, UsageError), match=message):
+        place_on_gpus(config_of(*overrides), count)
+
+
+def test_a_torch_for_the_cpu_trains_there_while_servers_use_the_gpus():
+    placed = place_on_gpus(config_of("engine=vllm"), 2, torch_count=0)
+    assert placed.trainer == ()
+    assert placed.servers == [(0,)]
+
+
+def test_the_rows_name_shared_and_idle_gpus():
+    rows = {row.name: row.value for row in gpu_rows(config_of("engine=vllm", "trainer.processes=2"), 4)}
+    assert rows == {
+        "GPUs": "4",
+        "trainer": "2 processes on GPU 0, 1",
+        "server-0": "GPU 2",
+        "idle GPUs": "3",
+    }
+    shared = {row.name: row for row in gpu_rows(config_of("engine=vllm", "engine.sleep=true"), 1)}
+    assert shared["shared GPUs"].value == "0"
+    assert "engine.sleep" in shared["shared GPUs"].how
+    unlimited = {row.name: row for row in gpu_rows(config_of("engine=vllm"), 1)}
+    assert "set engine.sleep=true" in unlimited["shared GPUs"].how
+
+
+def test_a_cluster_places_the_run_itself():
+    assert gpu_rows(config_of("cluster={}"), 8) == []
