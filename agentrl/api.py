@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import Any
 
 from agentrl.assembly.checks import check_training
-from agentrl.assembly.gpus import check_gpus
+from agentrl.assembly.machine import check_machine
 from agentrl.assembly.run_result import RunResult
 from agentrl.assembly.runs import start_run
 from agentrl.config import load_config
@@ -75,7 +75,7 @@ def train(
         ],
     )
     check_training(resolved)
-    check_gpus(resolved)
+    check_machine(resolved)
     return train_run(start_run(resolved, kind=resolved.algorithm.advantage), watcher=watcher)
 
 

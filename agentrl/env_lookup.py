@@ -110,7 +110,7 @@ def _gymnasium_spec(name: str, env_id: str) -> EnvironmentSpec:
     return _plain_spec(
         name,
         functools.partial(make_gymnasium, name),
-        description=_first_paragraph(creator if callable(creator) else None),
+        description=_first_paragraph(creator),
         max_turns=registered.max_episode_steps,
         success_threshold=registered.reward_threshold,
     )
@@ -168,20 +168,55 @@ def _load_gymnasium_plugins() -> None:
 
 def _unknown(name: str) -> UnknownNameError:
     _load_gymnasium_plugins()
+    module, _, attribute = name.rpartition(":")
+    if module:
+        return _unknown_in_module(module, attribute)
     known = registry.names(Kind.ENVIRONMENT)
     candidates = {key.lower(): key for key in [*gymnasium.registry, *known]}
-    near = difflib.get_close_matches(name.partition(":")[2].lower() or name.lower(), candidates, n=3, cutoff=0.6)
-    hint = f"did you mean {' or '.join(candidates[key] for key in near)}?" if near else None
+    near = [candidates[key] for key in difflib.get_close_matches(name.lower(), candidates, n=3, cutoff=0.6)]
+    hint = f"did you mean {' or '.join(near)}?" if near else None
     if hint is None and name.isidentifier() and importlib.util.find_spec(name) is not None:
-        hint = f"to name what stands in the module {name}, write {name}:EnvId"
+        hint = f"to name an environment of the module {name}, write {name}:EnvId"
+    installed = "a name that agentrl env list shows" if near else f"one of {', '.join(known)}"
     return UnknownNameError(
         "unknown environment",
         got=repr(name),
-        expected=f"one of {', '.join(known)}, a registered Gymnasium id, module:EnvId, or a server's address",
+        expected=f"{installed}, a registered Gymnasium id, module:EnvId, or a server's address",
         hint=hint,
     )
 
 
+def _unknown_in_module(module: str, attribute: str) -> UnknownNameError:
+    """An error that names the environments of the user's module."""
+    there = environments_of(module)
+    near = difflib.get_close_matches(attribute.lower(), [name.lower() for name in there], n=1, cutoff=0.5)
+    closest = next((name for name in there if near and name.lower() == near[0]), None)
+    return UnknownNameError(
+        f"the module {module} has no such environment",
+        got=repr(attribute),
+        expected=f"one of {', '.join(there)}" if there else "an id that it registers: gymnasium.register(id, Class)",
+        hint=f"did you mean {module}:{closest}?" if closest else None,
+    )
+
+
+def environments_of(module: str) -> list[str]:
+    """The ids that a module registers with Gymnasium, then its own environment classes and specs."""
+    loaded = registry.load_module(module)
+    ids = [env_id for env_id, spec in gymnasium.registry.items() if _module_of(spec.entry_point) == module]
+    own = [
+        name
+        for name, value in vars(loaded).items()
+        if isinstance(value, EnvironmentSpec)
+        or (inspect.isclass(value) and issubclass(value, gymnasium.Env | AsyncEnv) and value.__module__ == module)
+    ]
+    return [*ids, *own]
+
+
+def _module_of(entry_point: object) -> str | None:
+    return entry_point.partition(":")[0] if isinstance(entry_point, str) else getattr(entry_point, "__module__", None)
+
+
 def _first_paragraph(documented: object) -> str:
-    text = inspect.getdoc(documented) if documented is not None else None
-    return " ".join((text or "").partition("\n\n")[0].split())
+    """The first paragraph of a class's or function's own docstring; that of a base class describes something else."""
+    text = documented.__doc__ if inspect.isroutine(documented) else getattr(documented, "__dict__", {}).get("__doc__")
+    return " ".join(inspect.cleandoc(text or "").partition("\n\n")[0].split())

@@ -33,7 +33,7 @@ from agentrl.assembly.adapter_sync import sends_adapters
 from agentrl.assembly.checks import check_experts
 from agentrl.assembly.cluster import RunCluster, open_cluster
 from agentrl.assembly.companions import guides_of
-from agentrl.assembly.gpus import trainer_gpus
+from agentrl.assembly.machine import trainer_gpus
 from agentrl.assembly.models import embedding_rows, prepare_model
 from agentrl.assembly.placed_engines import open_placed_pool
 from agentrl.assembly.recording import EpisodeRecorder

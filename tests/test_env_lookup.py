@@ -112,7 +112,8 @@ def test_what_this_process_registers_is_found(game: str) -> None:
     [
         ("hosehold", UnknownNameError, "unknown environment: got 'hosehold'.*Did you mean household"),
         ("agentrl/Houshold-v0", UnknownNameError, "Did you mean agentrl/Household-v0"),
-        ("lookup_game:LokupEcho-v0", UnknownNameError, "Did you mean LookupEcho-v0"),
+        ("lookup_game:LokupEcho-v0", UnknownNameError, "no such environment.*Did you mean lookup_game:LookupEcho-v0"),
+        ("lookup_game:Other-v0", UnknownNameError, "expected one of LookupEcho-v0, lookup/Echo-v3, Echo, SPEC"),
         ("lookup_gmae:LookupEcho-v0", UsageError, "no module lookup_gmae"),
         ("lookup_needs:Echo-v0", UsageError, "needs a package that is not installed: got no no_such_package"),
         ("lookup_game:Ecko", UsageError, "has no 'Ecko'. Did you mean 'Echo'"),

@@ -12,7 +12,7 @@ from agentrl.assembly.checks import check_training
 from agentrl.assembly.curriculum_check import check_curriculum
 from agentrl.assembly.environments import find_environment, task_source
 from agentrl.assembly.episodes import build_loop
-from agentrl.assembly.gpus import check_gpus
+from agentrl.assembly.machine import check_machine
 from agentrl.assembly.models import resolve_model
 from agentrl.assembly.tools import check_tools
 from agentrl.config.loading import dump_config, load_config
@@ -122,7 +122,7 @@ def resume_run(path: str | Path, overrides: Sequence[str] = ()) -> Run:
     config = load_config(folder.config_file, overrides)
     _check_same_run(load_config(folder.config_file), config)
     check_training(config)
-    check_gpus(config)
+    check_machine(config)
     _check_panels(config)
     check_curriculum(config)
     folder.save_config(dump_config(config))

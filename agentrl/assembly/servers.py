@@ -14,7 +14,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Literal, TypeAlias
 
-from agentrl.assembly.gpus import server_gpus
+from agentrl.assembly.machine import server_gpus
 from agentrl.assembly.models import load_tokenizer
 from agentrl.config.engines import LocalEngineConfig, ServerEngineConfig
 from agentrl.errors import EngineError, TrainingError, UsageError, async_boundary

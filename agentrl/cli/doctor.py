@@ -15,6 +15,7 @@ import typer
 from rich.table import Table
 from rich.text import Text
 
+from agentrl.assembly.machine import memory_limit
 from agentrl.cli.help import examples
 from agentrl.observe.console import out
 from agentrl.registry import Kind, names
@@ -42,7 +43,6 @@ EXTRAS = {
 NO_BUBBLEWRAP = "no bubblewrap; to install: apt-get install bubblewrap, or your system's package"
 LEAST_MEMORY = 4 * GIB
 LEAST_DISK = 2 * GIB
-CGROUP_LIMIT = Path("/sys/fs/cgroup/memory.max")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -123,10 +123,3 @@ def servers_from(engine: str, *, has_gpu: bool) -> str:
 def installed_extras() -> list[str]:
     """Extras whose main module can be found."""
     return [extra for extra, module in EXTRAS.items() if importlib.util.find_spec(module) is not None]
-
-
-def memory_limit() -> int:
-    """Bytes of memory that this process may use."""
-    physical = os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")
-    limit = CGROUP_LIMIT.read_text().strip() if CGROUP_LIMIT.is_file() else "max"
-    return physical if limit == "max" else min(physical, int(limit))

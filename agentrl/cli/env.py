@@ -70,7 +70,7 @@ def show(name: Name, options: Options = None) -> None:
     spec = resolve_environment(parse_env_name(name).name)
     given = {**spec.options, **json_pairs(options)}
     out.print(Text(spec.name, style="bold"))
-    out.print(Text(spec.description or "no description"))
+    out.print(Text(spec.description or "no description: its class or function has no docstring"))
     table = Table(box=None, show_header=False, pad_edge=False)
     for split in spec.splits:
         table.add_row(f"split {split}", _size(spec, split, given))

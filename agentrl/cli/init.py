@@ -6,6 +6,7 @@ import importlib.resources
 import importlib.util
 import keyword
 import re
+import shutil
 from collections.abc import Iterator
 from importlib.resources.abc import Traversable
 from pathlib import Path
@@ -45,7 +46,7 @@ def create_project(name: str, folder: Path) -> Path:
     """Write the project's files; its folder.
 
     Raises:
-        UsageError: the name cannot be a package's, or the folder is there already.
+        UsageError: the name cannot be a package's, the folder exists already, or cannot be written.
     """
     if not NAME.fullmatch(name) or keyword.iskeyword(name):
         raise UsageError(
@@ -57,10 +58,18 @@ def create_project(name: str, folder: Path) -> Path:
     if importlib.util.find_spec(name) is not None:
         raise UsageError("there is a Python package of this name already", got=repr(name), hint="choose another name")
     words = {"package": name, "class_name": "".join(part.capitalize() for part in name.split("_"))}
-    for path, text in _templates(importlib.resources.files("agentrl.cli").joinpath("scaffold"), Path()):
-        target = project / str(path).replace("package", name).removesuffix(SUFFIX)
-        target.parent.mkdir(parents=True, exist_ok=True)
-        target.write_text(Template(text).substitute(words), encoding="utf-8")
+    try:
+        for path, text in _templates(importlib.resources.files("agentrl.cli").joinpath("scaffold"), Path()):
+            target = project / str(path).replace("package", name).removesuffix(SUFFIX)
+            target.parent.mkdir(parents=True, exist_ok=True)
+            target.write_text(Template(text).substitute(words), encoding="utf-8")
+    except OSError as error:
+        shutil.rmtree(project, ignore_errors=True)
+        raise UsageError(
+            f"the project cannot be written to {project.absolute()}",
+            got=error.strerror or error,
+            hint="choose a folder that you may write to: agentrl init NAME --folder FOLDER",
+        ) from error
     return project
 
 

@@ -12,9 +12,9 @@ from rich.table import Table
 from rich.text import Text
 
 from agentrl.assembly.checks import check_training
+from agentrl.assembly.machine import memory_limit
 from agentrl.assembly.models import resolve_model
 from agentrl.cli.arguments import read_config, shortcut
-from agentrl.cli.doctor import memory_limit
 from agentrl.cli.help import examples
 from agentrl.cli.train import Words
 from agentrl.config import Config

@@ -3,21 +3,28 @@
 from __future__ import annotations
 
 import asyncio
+import dataclasses
 import functools
 import itertools
+import shlex
 import tempfile
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
 from rich.text import Text
 
+from agentrl.cli.arguments import json_pairs
 from agentrl.env import AnyEnv, EnvironmentSpec, optional_part, settled
-from agentrl.message import Content, ImagePart, TextPart
+from agentrl.errors import UsageError
+from agentrl.message import Content, ImagePart, TextPart, ToolCall
 from agentrl.observe.console import out
+from agentrl.rollout.tool_session import tool_session
 from agentrl.task import Task
+from agentrl.tool import Tool, ToolResult
 
 KEYS = "? lists the actions, ! lets the expert act if you begin with it, q leaves"
+TOOL_KEYS = "? lists the tools, /TOOL KEY=VALUE … calls one"
 
 
 def play_in_terminal(spec: EnvironmentSpec, env: AnyEnv, task: Task) -> None:
@@ -33,15 +40,21 @@ async def _play(spec: EnvironmentSpec, env: AnyEnv, task: Task) -> None:
     show = functools.partial(shown, numbers=itertools.count())
     observation, _ = await settled(env.reset(seed=task.seed, options=dict(task.options)))
     expert = await _expert_of(env)
+    tools: dict[str, Tool] = {tool.name: tool for tool in optional_part(env, "tools") or ()}
     total, turns, done = 0.0, 0, False
-    out.print(Text(f"{spec.name}, task {task.id} ({KEYS})\n", style="dim"))
+    out.print(Text(f"{spec.name}, task {task.id} ({f'{TOOL_KEYS}; {KEYS}' if tools else KEYS})\n", style="dim"))
     out.print(Text(show(observation)))
     while not done:
         action = _ask()
         if action is None:
             return
         if action == "?":
-            out.print(Text("\n".join(await actions_of(env))))
+            out.print(Text("\n".join([*await actions_of(env), *map(tool_line, tools.values())])))
+            continue
+        if action.startswith("/") and tools:
+            result = await _called(action, tools)
+            out.print(Text(result.text))
+            total, turns, done = total + result.reward, turns + 1, result.stop
             continue
         if action == "!" and expert is None:
             out.print(Text("There is no expert here, or it was not asked from the first turn on."))
@@ -77,6 +90,28 @@ async def actions_of(env: AnyEnv) -> list[str]:
     if method is None:
         return [str(optional_part(env, "action_hint") or "This environment does not list its actions.")]
     return list(await settled(method()))
+
+
+def tool_line(tool: Tool) -> str:
+    """How a person calls a tool, and what it does: ``/search query=… [limit=…]   Search the library.``."""
+    function = tool.schema["function"]
+    required = function["parameters"].get("required", [])
+    words = [f"{name}=…" if name in required else f"[{name}=…]" for name in function["parameters"]["properties"]]
+    sentence = " ".join(function["description"].split()).partition(". ")[0].rstrip(".")
+    return f"{' '.join([f'/{tool.name}', *words])}   {sentence}."
+
+
+async def _called(line: str, tools: Mapping[str, Tool]) -> ToolResult:
+    """The result of a call that a person wrote, as the policy would read it; a mistake is told in the result."""
+    try:
+        name, *words = shlex.split(line.removeprefix("/"))
+        arguments = json_pairs(words)
+    except (ValueError, UsageError) as error:
+        return ToolResult(f"Error: {error}. Write /TOOL KEY=VALUE, with quotes around values that hold spaces.")
+    async with tool_session() as session:
+        called = await session.carry_out(ToolCall(name=name, arguments=arguments), tools)
+    rules_stop = called.tool is not None and called.tool.rules.stop and not called.failed
+    return dataclasses.replace(called.result, stop=called.result.stop or rules_stop)
 
 
 async def _expert_of(env: AnyEnv) -> Any:

@@ -14,7 +14,7 @@ from rich.text import Text
 from agentrl.assembly.checks import check_training
 from agentrl.assembly.curriculum_check import check_curriculum
 from agentrl.assembly.environments import find_environment, task_source
-from agentrl.assembly.gpus import check_gpus, gpu_rows
+from agentrl.assembly.machine import check_machine, gpu_rows
 from agentrl.assembly.rank import follow_launcher, follows_launcher
 from agentrl.assembly.run_result import RunResult
 from agentrl.assembly.runs import Run, resume_run, start_run
@@ -83,7 +83,7 @@ def train(
         return
     if gpus is not None:
         raise UsageError("--gpus is for --dry-run", hint="CUDA_VISIBLE_DEVICES limits the GPUs of a real run")
-    check_gpus(config)
+    check_machine(config)
     _finish(start_run(config, kind=config.algorithm.advantage))
 
 

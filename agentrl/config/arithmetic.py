@@ -41,19 +41,14 @@ class Memory:
     """Logits of one chunk and their gradient."""
 
     @property
+    def trained(self) -> int:
+        """What is allocated as soon as training starts: without an engine's copy, a full cache, and logits."""
+        return self.weights + self.gradients + self.optimizer + self.reference + self.critic + self.process_reward
+
+    @property
     def total(self) -> int:
         """All of them."""
-        return (
-            self.weights
-            + self.gradients
-            + self.optimizer
-            + self.reference
-            + self.critic
-            + self.process_reward
-            + self.engine_copy
-            + self.cache
-            + self.logits
-        )
+        return self.trained + self.engine_copy + self.cache + self.logits
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -89,14 +89,14 @@ class ServerEngineConfig(Section):
 
     servers: Literal["launch"] | list[str] = "launch"
     """``launch`` starts servers on this machine; addresses (``[http://host:8000]``) attach to running ones."""
-    replicas: int = Field(1, ge=1)
+    replicas: int = Field(1, ge=1, le=1024)
     """Servers to launch."""
     python: str | None = None
     """Interpreter of the virtual environment that holds the engine, for launching; the one that ``make engines`` made,
     or else this one, when left out."""
     arguments: list[str] = Field(default_factory=list)
     """More command line arguments for launched servers."""
-    tensor_parallel: int = Field(1, ge=1)
+    tensor_parallel: int = Field(1, ge=1, le=1024)
     """GPUs per launched server."""
     gpus: list[int] | None = None
     """GPUs for launched servers, ``tensor_parallel`` of them for each; all of this machine's when left out."""

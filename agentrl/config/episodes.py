@@ -23,7 +23,7 @@ class EnvironmentConfig(Section):
     """A JSON-lines or Parquet file of tasks, instead of the environment's own."""
     isolation: Isolation | None = None
     """Where blocking code runs: ``inline``, ``thread`` or ``process``; the environment's own choice when left out."""
-    workers: int = Field(4, ge=1)
+    workers: int = Field(4, ge=1, le=1024)
     """Worker threads or processes."""
     max_concurrent: int = Field(256, ge=1)
     """Most episodes that hold an environment at once."""

@@ -100,7 +100,8 @@ def _expected(details: ErrorDetails) -> str:
 
 
 def _plain(message: str) -> str:
-    return message.removeprefix("Input should be ").removeprefix("a valid ")
+    plain = message.removeprefix("Input should be ").removeprefix("a valid ")
+    return plain.replace("greater than or equal to", "at least").replace("less than or equal to", "at most")
 
 
 def _suggestion(path: KeyPath) -> str:

@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
-from typing import Any
+from enum import Enum
+from types import UnionType
+from typing import Annotated, Any, Literal, Union, get_args, get_origin
 
 from pydantic import BaseModel
 from pydantic.fields import FieldInfo
@@ -55,13 +57,26 @@ def _row(prefix: str, name: str, field: FieldInfo) -> str:
 
 
 def _type_in_words(field: FieldInfo) -> str:
-    annotation = field.annotation
-    name = (
-        annotation.__name__ if isinstance(annotation, type) and not hasattr(annotation, "__args__") else str(annotation)
-    )
-    for prefix in ("typing.", "agentrl.env."):
-        name = name.replace(prefix, "")
-    return f"`{name}`".replace("|", "\\|")
+    return f"`{_type_name(field.annotation)}`".replace("|", "\\|")
+
+
+def _type_name(annotation: Any) -> str:
+    """A type as Python writes it, without checks and the modules of names: ``list[str] | None``."""
+    origin, parts = get_origin(annotation), get_args(annotation)
+    if origin is Annotated:
+        return _type_name(parts[0])
+    if origin in (Union, UnionType):
+        return " | ".join(_type_name(part) for part in parts)
+    if origin is Literal:
+        return " | ".join(f'"{part}"' if isinstance(part, str) else str(part) for part in parts)
+    if annotation is type(None):
+        return "None"
+    if annotation is Ellipsis:
+        return "..."
+    if isinstance(annotation, type) and issubclass(annotation, Enum):
+        return " | ".join(f'"{member.value}"' for member in annotation)
+    name = getattr(origin or annotation, "__name__", str(annotation))
+    return f"{name}[{', '.join(_type_name(part) for part in parts)}]" if parts else name
 
 
 def _default(field: FieldInfo) -> str:

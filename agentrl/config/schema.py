@@ -21,7 +21,7 @@ from agentrl.config.numerics import NumericsConfig
 from agentrl.config.policy_reference import ReferenceConfig
 from agentrl.config.preferences import PreferencesConfig
 from agentrl.config.process_reward import ProcessRewardConfig
-from agentrl.config.section import Finite, LearningRate, Section
+from agentrl.config.section import Finite, LearningRate, Section, implausible_values
 from agentrl.errors import ConfigError
 
 
@@ -94,6 +94,9 @@ LOGITS_MEGABYTES = 256
 
 Checkpointing: TypeAlias = Literal["full", "selective", "offload"]
 """What is kept of a layer's forward pass; see `agentrl.training.models.gradient_mode`."""
+
+MOST_EPISODES_PER_STEP = 1_000_000
+"""A training step holds its episodes in memory: about 10 KB each, and more for long ones."""
 
 LABEL = re.compile(r"[\w-]+")
 """How an environment of several may be called: labels stand in names of metrics, and in overrides."""
@@ -272,7 +275,7 @@ class TrainerConfig(Section):
     share_prefixes: bool = False
     """Compute what sequences begin with in common once: the prompt of a group, the history of branches. The gradients
     are the same; it pays where much is shared."""
-    lanes: int = Field(1, ge=1)
+    lanes: int = Field(1, ge=1, le=256)
     """Micro-batches that are computed at the same time, each on its share of torch's threads; on the CPU, for models so
     small that their operations cannot keep several cores busy."""
     gradient_checkpointing: bool | Checkpointing = False
@@ -287,7 +290,7 @@ class TrainerConfig(Section):
     """Let equal steps give equal bits, whatever that costs; see docs/numerics.md."""
     numerics: NumericsConfig | None = None
     """Limits of the watch over the training's numbers; its defaults when left out."""
-    processes: int = Field(1, ge=1)
+    processes: int = Field(1, ge=1, le=4096)
     """Processes (ranks) that share the model's parameters and a step's work, each with a GPU of its own where there are
     any; see docs/distributed.md."""
     context_parallel: int = Field(1, ge=1)
@@ -539,6 +542,19 @@ class Config(Section):
                     f"environments.{label}.agent.max_answer_tokens ({entry.agent.max_answer_tokens}) exceeds "
                     f"agent.max_tokens ({self.agent.max_tokens}): an answer could never fit"
                 )
+        return self
+
+    @model_validator(mode="after")
+    def _values_are_plausible(self) -> Self:
+        if problems := list(implausible_values(self)):
+            raise ValueError("; ".join(problems))
+        episodes = self.trainer.tasks_per_step * self.algorithm.group_size
+        if episodes > MOST_EPISODES_PER_STEP:
+            raise ValueError(
+                f"trainer.tasks_per_step ({self.trainer.tasks_per_step:,}) x algorithm.group_size "
+                f"({self.algorithm.group_size:,}) are {episodes:,} episodes in each training step, which are kept in "
+                f"memory until it ends: expected at most {MOST_EPISODES_PER_STEP:,}"
+            )
         return self
 
     @model_validator(mode="after")

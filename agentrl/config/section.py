@@ -2,9 +2,18 @@
 
 from __future__ import annotations
 
-from typing import Annotated, TypeAlias
+from collections.abc import Iterator, Mapping
+from typing import Annotated, Any, TypeAlias
 
-from pydantic import BaseModel, ConfigDict, Field
+from pydantic import AfterValidator, BaseModel, ConfigDict, Field
+from pydantic_core import PydanticCustomError
+
+LARGEST_COUNT = 2**31 - 1
+"""Counts and sizes above it are mistakes: token positions and most counters are 32-bit integers."""
+LONGEST_S = 365 * 86_400.0
+"""Deadlines above a year are mistakes, too, and far larger ones overflow the event loop's clock."""
+ANY_INTEGER = frozenset({"seed"})
+"""Keys that are no counts."""
 
 
 class Section(BaseModel):
@@ -16,7 +25,39 @@ class Section(BaseModel):
 Finite: TypeAlias = Annotated[float, Field(allow_inf_nan=False)]
 """A number that is one."""
 
-LearningRate: TypeAlias = Annotated[float, Field(ge=0, allow_inf_nan=False)]
+
+def _is_a_rate(value: float) -> float:
+    if value > 1:
+        raise PydanticCustomError("too_fast", "at most 1: an update moves each weight by about the learning rate")
+    return value
+
+
+LearningRate: TypeAlias = Annotated[float, Field(ge=0, allow_inf_nan=False), AfterValidator(_is_a_rate)]
 
 Decay: TypeAlias = Annotated[float, Field(ge=0, lt=1)]
 """Of an average that moves: the share of it that each new value leaves."""
+
+
+def implausible_values(section: Section, path: str = "") -> Iterator[str]:
+    """Name the counts and deadlines that no run could want, with the largest accepted value.
+
+    Args:
+        section: The section, whose own sections are searched, too.
+        path: Its key; empty for the whole config.
+    """
+    for name in type(section).model_fields:
+        yield from _implausible(getattr(section, name), f"{path}.{name}" if path else name)
+
+
+def _implausible(value: Any, key: str) -> Iterator[str]:
+    name = key.rpartition(".")[2]
+    if isinstance(value, Section):
+        yield from implausible_values(value, key)
+    elif isinstance(value, Mapping):
+        for label, entry in value.items():
+            if isinstance(entry, Section):
+                yield from implausible_values(entry, f"{key}.{label}")
+    elif isinstance(value, int) and value > LARGEST_COUNT and name not in ANY_INTEGER:
+        yield f"{key}: got {value:,}, expected at most {LARGEST_COUNT:,}"
+    elif isinstance(value, float) and name.endswith(("_s", "seconds")) and value > LONGEST_S:
+        yield f"{key}: got {value:g} seconds, expected at most {LONGEST_S:,.0f}, a year"

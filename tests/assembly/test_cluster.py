@@ -31,7 +31,7 @@ def quickstart(*overrides):
         ("cluster.rank={CPU: 1.5}", "1.5 CPU cannot be had: write a whole number, or a share below 1"),
         ("cluster.rank={cpu: 1}", "cpu is written CPU"),
         ("cluster.engine={GPU: 0}", "no resources"),
-        ("cluster.engines=0", "greater than or equal to 1"),
+        ("cluster.engines=0", "at least 1"),
         ("cluster.adress=auto", "unknown key cluster.adress; did you mean cluster.address?"),
     ],
 )

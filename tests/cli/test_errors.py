@@ -48,7 +48,7 @@ Cli = Callable[..., Any]
         ("export nowhere out --shard-size 0", "is no size of a file: got '0'"),
         ("export nowhere out", "no run or checkpoint"),
         ("env show houshold", "household"),
-        ("env show json", "what stands in the module json, write json:EnvId"),
+        ("env show json", "an environment of the module json, write json:EnvId"),
         ("env show json:", "names nothing in its module"),
         ("env play guess_number --task 999999999", "no task of this number"),
         ("env play guess_number size", "expected key=value"),

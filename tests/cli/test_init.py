@@ -62,3 +62,11 @@ def test_the_command_says_what_it_made_and_never_overwrites(agentrl: Cli, workpl
     again = agentrl("init", "other_quest")
     assert again.code == 2
     assert "is there already" in again.err
+
+
+def test_a_place_that_cannot_be_written_is_named(agentrl: Cli, workplace: Path) -> None:
+    (workplace / "file").write_text("")
+    ended = agentrl("init", "lost_quest", "--folder", "file")
+    assert ended.code == 2
+    assert "the project cannot be written to" in " ".join(ended.err.split())
+    assert "Not a directory" in ended.err

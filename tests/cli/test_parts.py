@@ -128,6 +128,16 @@ def test_a_person_plays(agentrl: Cli, monkeypatch: pytest.MonkeyPatch) -> None:
     assert "after 10 turns" in out
 
 
+def test_a_person_calls_tools(agentrl: Cli, monkeypatch: pytest.MonkeyPatch) -> None:
+    typed = "?\n/search query=mirror\n/serch query=mirror\n/search 'query\n/search\nq\n"
+    out = play(agentrl, monkeypatch, typed, "search_qa")
+    assert "/search query=…   Searches for passages." in out
+    assert "Doc 1(Title:" in out
+    assert "there is no tool 'serch', expected search" in out
+    assert "Error: No closing quotation" in out
+    assert "query is missing" in out
+
+
 def test_the_expert_helps_a_person(agentrl: Cli, monkeypatch: pytest.MonkeyPatch) -> None:
     out = play(agentrl, monkeypatch, "?\n" + "!\n" * 50, "household", "size=tiny", "--task", "2")
     assert "go to" in out

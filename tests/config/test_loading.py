@@ -60,9 +60,16 @@ def test_the_file_is_read_then_overrides_win_in_order(config_file):
             [],
             "my.yaml line 3: trainer.steps: got 'many', expected a whole number",
         ),
-        ("environment: a\ntrainer:\n  steps: 0\n", [], "trainer.steps: got 0, expected greater than or equal to 1"),
-        ("environment: a\nengine:\n  slots: 0\n", [], "engine.slots: got 0, expected greater than or equal to 1"),
-        ("environment: {name: a, workers: 0}\n", [], "environment.workers: got 0, expected greater than or equal to 1"),
+        ("environment: a\ntrainer:\n  steps: 0\n", [], "trainer.steps: got 0, expected at least 1"),
+        ("environment: a\n", ["trainer.tasks_per_step=1e11"], "tasks_per_step: got 100,000,000,000, expected at most"),
+        ("environment: a\n", ["trainer.tasks_per_step=200000"], "are 1,600,000 episodes in each training step"),
+        ("environment: a\n", ["trainer.learning_rate=1e30"], "got 1e+30, expected at most 1: an update moves each"),
+        ("environment: a\n", ["sft.learning_rate=1.5"], "sft.learning_rate: got 1.5, expected at most 1"),
+        ("environment: a\n", ["engine.timeout_s=1e30"], "engine.timeout_s: got 1e+30 seconds, expected at most"),
+        ("environments: {a: {step_timeout_s: 1e9}}\n", [], "environments.a.step_timeout_s: got 1e+09 seconds"),
+        ("environment: a\n", ["trainer.processes=100000"], "trainer.processes: got 100000, expected at most 4096"),
+        ("environment: a\nengine:\n  slots: 0\n", [], "engine.slots: got 0, expected at least 1"),
+        ("environment: {name: a, workers: 0}\n", [], "environment.workers: got 0, expected at least 1"),
         ("environment: a\n", ["rollout.stall_report_s=0"], "rollout.stall_report_s: got 0, expected greater than 0"),
         ("environment: a\n", ["algorithm.correction={mode: icepop, band: [2, 1]}"], "band is [2.0, 1.0]"),
         ("environment: a\n", ["engine=slang"], "unknown engine: got 'slang', expected 'local', 'scripted', 'openai'"),
@@ -342,7 +349,9 @@ def test_there_are_fewer_than_150_keys_where_a_part_that_is_left_out_counts_as_o
 
 
 def test_the_reference_explains_every_key():
-    lines = config_reference().splitlines()
+    text = config_reference()
+    assert not [name for name in ("Annotated", "Undefined", "FieldInfo", "<", " at 0x") if name in text]
+    lines = text.splitlines()
     for key in all_keys():
         line = next(line for line in lines if f"`{'.'.join(key)}`" in line)
         assert not line.endswith("|  |"), f"{line} has no meaning"

@@ -2,7 +2,7 @@
 
 import pytest
 
-from agentrl.assembly.gpus import gpu_rows, place_on_gpus
+from agentrl.assembly.machine import check_machine, gpu_rows, place_on_gpus
 from agentrl.config import load_config
 from agentrl.errors import ConfigError, UsageError
 
@@ -76,3 +76,8 @@ def test_the_rows_name_shared_and_idle_gpus():
 
 def test_a_cluster_places_the_run_itself():
     assert gpu_rows(config_of("cluster={}"), 8) == []
+
+
+def test_a_model_larger_than_the_memory_is_refused():
+    with pytest.raises(ConfigError, match=r"does not fit into this machine's memory.*weights, gradients and optimizer"):
+        check_machine(config_of("model.path=scratch", "model.scratch={layers: 100000, hidden_size: 4096}"))

@@ -1,4 +1,4 @@
-"""Which GPUs of one machine the trainer's processes and the launched servers get.
+"""What this machine has for a run: GPUs for the trainer's processes and the launched servers, and memory.
 
 Process k of the trainer computes on GPU k. Servers get the GPUs behind those, unless ``engine.gpus`` names others, or
 too few are left: then servers share the trainer's GPUs. A cluster places processes and servers itself.
@@ -9,13 +9,16 @@ from __future__ import annotations
 import os
 from collections.abc import Sequence
 from dataclasses import dataclass
+from pathlib import Path
 
-from agentrl.config.arithmetic import Row
+from agentrl.config.arithmetic import Row, derive, shown_bytes
 from agentrl.config.engines import ServerEngineConfig
 from agentrl.config.schema import Config
 from agentrl.errors import ConfigError
 from agentrl.serving.launch import assign_gpus, usable_gpus
 from agentrl.training.models.accelerators import accelerators
+
+CGROUP_LIMIT = Path("/sys/fs/cgroup/memory.max")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -101,15 +104,37 @@ def server_gpus(section: ServerEngineConfig, count: int, trainer: Sequence[int] 
     return assign_gpus(section.replicas, section.tensor_parallel, names, chosen)
 
 
-def check_gpus(config: Config) -> None:
-    """Check that this machine has the GPUs that a training run asks for.
+def check_machine(config: Config) -> None:
+    """Check that this machine has the GPUs and the memory that a training run is certain to need.
 
     Raises:
-        ConfigError: as `place_on_gpus`.
+        ConfigError: as `place_on_gpus`; or the trainer's weights, gradients and moments alone exceed the memory.
         UsageError: as `place_on_gpus`.
     """
-    if config.cluster is None:
-        place_on_gpus(config, len(usable_gpus(os.environ)), torch_count=len(accelerators()))
+    if config.cluster is not None:
+        return
+    gpus = accelerators()
+    placed = place_on_gpus(config, len(usable_gpus(os.environ)), torch_count=len(gpus))
+    memory = derive(config).memory
+    if memory is None:
+        return
+    on_gpus = sum(gpus[position].memory_bytes for position in placed.trainer)
+    offloaded = config.trainer.fsdp.offload or not placed.trainer
+    available = memory_limit() + on_gpus if offloaded else on_gpus
+    if memory.trained > available:
+        raise ConfigError(
+            "the model does not fit into this machine's memory",
+            got=f"{shown_bytes(memory.trained)} of weights, gradients and optimizer moments",
+            expected=f"at most {shown_bytes(available)}",
+            hint="take a smaller model, train adapters (model.lora), or see agentrl plan",
+        )
+
+
+def memory_limit() -> int:
+    """Bytes of memory that this process may use."""
+    physical = os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")
+    limit = CGROUP_LIMIT.read_text().strip() if CGROUP_LIMIT.is_file() else "max"
+    return physical if limit == "max" else min(physical, int(limit))
 
 
 def gpu_rows(config: Config, count: int) -> list[Row]:
