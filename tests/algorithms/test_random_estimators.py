@@ -1,4 +1,4 @@
-"""Every estimator on 1,000 random steps against a float64 reference in plain Python, written from the formula."""
+"""Every estimator on 300 random steps against a float64 reference in plain Python, written from the formula."""
 
 import dataclasses
 import itertools
@@ -12,7 +12,7 @@ from agentrl.registry import Kind, lookup, names
 
 EPSILON = 1e-6
 WHOLE = {"reinforce++", "reinforce++_baseline", "gdpo", "gpg", "gae", "gae_turn", "bi_level", "vapo", "grpo_passk"}
-"""Those that look at a whole step; for the others 1,000 steps are as good as one, and are given as one."""
+"""Those that look at a whole step; for the others 300 steps are as good as one, and are given as one."""
 
 
 @pytest.fixture(scope="module")
@@ -237,43 +237,60 @@ def gae_sums(rewards, values, gamma, weight):
     return discounted(delta, gamma * weight)
 
 
-def gae(step):
-    return whitened(
-        per_token(step, lambda p: gae_sums(in_time(token_rewards(p)), in_time([t.values for t in p.turns]), 1.0, 0.95))
-    )
+def gae_of(weight):
+    """L_t of an episode; weight(episode) is lambda."""
+    return lambda p: gae_sums(in_time(token_rewards(p)), in_time([t.values for t in p.turns]), 1.0, weight(p))
 
 
-def vapo(step):
-    def sums(p):
-        weight = max(1 - 1 / (0.05 * p.tokens), 0.0)
-        return gae_sums(in_time(token_rewards(p)), in_time([t.values for t in p.turns]), 1.0, weight)
-
-    return whitened(per_token(step, sums))
+def plus_values(sums):
+    return lambda p: [x + v for x, v in zip(sums(p), in_time([t.values for t in p.turns]), strict=True)]
 
 
-def gae_turn(step):
-    def sums(p):
-        spoken = [(rewards, t) for rewards, t in zip(token_rewards(p), p.turns, strict=True) if t.tokens]
-        found = gae_sums([sum(r) for r, _ in spoken], [t.values[0] for _, t in spoken], 1.0, 0.95)
-        return [x for x, (_, t) in zip(found, spoken, strict=True) for _ in range(t.tokens)]
+def at_turns(sums):
+    """Numbers of the turns that have tokens, at each of these tokens."""
 
-    return whitened(per_token(step, sums))
+    def at_tokens(p):
+        spoken = [t for t in p.turns if t.tokens]
+        return [x for x, t in zip(sums(p), spoken, strict=True) for _ in range(t.tokens)]
+
+    return at_tokens
 
 
-def bi_level(step):
-    def sums(p):
-        spoken = [(rewards, t.values) for rewards, t in zip(token_rewards(p), p.turns, strict=True) if t.tokens]
-        early = [sum(rewards[:-1]) for rewards, _ in spoken[1:]] + [0.0]
-        ends = gae_sums(
-            [r[-1] + x for (r, _), x in zip(spoken, early, strict=True)], [v[-1] for _, v in spoken], 1, 0.95
-        )
-        found = []
-        for (rewards, values), end in zip(spoken, ends, strict=True):
-            delta = [rewards[j] + values[j + 1] - values[j] for j in range(len(values) - 1)] + [end]
-            found += discounted(delta, 0.95)
-        return found
+def gae_of_turns(p):
+    spoken = [(rewards, t) for rewards, t in zip(token_rewards(p), p.turns, strict=True) if t.tokens]
+    return gae_sums([sum(r) for r, _ in spoken], [t.values[0] for _, t in spoken], 1.0, 0.95)
 
-    return whitened(per_token(step, sums))
+
+def turn_targets(p):
+    """L + V at the first token of each turn, nothing elsewhere."""
+    found, sums = [], iter(gae_of_turns(p))
+    for turn in (t for t in p.turns if t.tokens):
+        found += [next(sums) + turn.values[0], *[math.nan] * (turn.tokens - 1)]
+    return found
+
+
+def bi_level_of(p):
+    spoken = [(rewards, t.values) for rewards, t in zip(token_rewards(p), p.turns, strict=True) if t.tokens]
+    early = [sum(rewards[:-1]) for rewards, _ in spoken[1:]] + [0.0]
+    ends = gae_sums([r[-1] + x for (r, _), x in zip(spoken, early, strict=True)], [v[-1] for _, v in spoken], 1, 0.95)
+    found = []
+    for (rewards, values), end in zip(spoken, ends, strict=True):
+        delta = [rewards[j] + values[j + 1] - values[j] for j in range(len(values) - 1)] + [end]
+        found += discounted(delta, 0.95)
+    return found
+
+
+def adaptive(p):
+    return max(1 - 1 / (0.05 * p.tokens), 0.0)
+
+
+CRITICS = {
+    "gae": (gae_of(lambda _: 0.95), plus_values(gae_of(lambda _: 0.95))),
+    "gae_turn": (at_turns(gae_of_turns), turn_targets),
+    "bi_level": (bi_level_of, plus_values(bi_level_of)),
+    "vapo": (gae_of(adaptive), plus_values(gae_of(lambda _: 1.0))),
+}
+"""Of one episode: L_t, which is whitened over the step, and what the critic learns."""
 
 
 def prime(step):
@@ -304,10 +321,7 @@ REFERENCES = {
     "turn_discounted": turn_discounted,
     "gigpo": gigpo,
     "hgpo": hgpo,
-    "gae": gae,
-    "gae_turn": gae_turn,
-    "bi_level": bi_level,
-    "vapo": vapo,
+    **{name: lambda step, sums=sums: whitened(per_token(step, sums)) for name, (sums, _) in CRITICS.items()},
     "prime": prime,
 }
 OPTIONS = {
@@ -343,6 +357,34 @@ def test_estimator_equals_its_reference(random_steps, joined, name):
         return
     for number, step in enumerate(random_steps):
         assert_equal(advantages(name, step.batch), REFERENCES[name](step), (name, number))
+
+
+@pytest.mark.parametrize("name", CRITICS)
+def test_what_a_critic_learns_equals_its_reference(random_steps, name):
+    """Also in steps of one episode, after whose last token nothing comes."""
+    for number, step in enumerate([*random_steps[:100], *map(alone, random_steps[:100])]):
+        found = lookup(Kind.ADVANTAGE, name)(step.batch)
+        wanted = found.value_target.new_tensor(per_token(step, CRITICS[name][1]))
+        torch.testing.assert_close(found.value_target, wanted, rtol=1e-9, atol=1e-9, equal_nan=True, msg=str(number))
+        assert_equal(found.advantage, REFERENCES[name](step), (name, number))
+
+
+def alone(step):
+    """The first episode of a step as a step of its own."""
+    batch = step.batch
+    turns, tokens = batch.turn_episode == 0, batch.token_episode == 0
+    own = dataclasses.replace(
+        batch,
+        returns=batch.returns[:1],
+        group=batch.group[:1],
+        turn_reward=batch.turn_reward[turns],
+        turn_episode=batch.turn_episode[turns],
+        turn_state=batch.turn_state[turns],
+        token_turn=batch.token_turn[tokens],
+        token_reward=batch.token_reward[tokens],
+        values=batch.values[tokens],
+    )
+    return dataclasses.replace(step, played=step.played[:1], batch=own, members={})
 
 
 @pytest.mark.parametrize("case", OPTIONS, ids="-".join)

@@ -1,4 +1,4 @@
-"""Every loss and its gradient on 1,000 random batches against scalar float64 formulas, token by token.
+"""Every loss and its gradient on 400 random batches against scalar float64 formulas, token by token.
 
 Sequences of unequal length, several per trajectory, an advantage per turn, tokens without one, stale tokens.
 """
@@ -13,7 +13,7 @@ from agentrl.algorithms.loss_input import LossInput
 from agentrl.algorithms.marks import other_input
 from agentrl.registry import Kind, lookup, names
 
-BATCHES = 1000
+BATCHES = 400
 MOST = 6
 """Tokens of a sequence."""
 

@@ -1,4 +1,4 @@
-"""Aggregations, corrections and filters on 1,000 random batches against loops."""
+"""Aggregations, corrections and filters on 400 random batches against loops."""
 
 import itertools
 import math
@@ -12,7 +12,7 @@ from agentrl.algorithms.correction import CorrectionMode, correction
 from agentrl.algorithms.loss_input import LossInput
 from agentrl.registry import Kind, lookup, names
 
-BATCHES = 1000
+BATCHES = 400
 
 
 @pytest.fixture(scope="module")

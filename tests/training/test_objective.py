@@ -140,6 +140,34 @@ def test_an_episode_that_is_drawn_twice_counts_as_two():
         assert token_shares(objective, owners, index, torch.tensor([1, 1])).tolist() == once.tolist()
 
 
+@pytest.mark.parametrize("draws", [[2, 1], [2, 2], [1, 3], [3, 2]])
+@pytest.mark.parametrize("aggregation", list(Aggregation))
+def test_draws_are_copies_with_sequences_and_trajectories_of_their_own(aggregation, draws):
+    """Against the copies written out one by one; the trajectories have two sequences and one."""
+    sequence, trajectory, group = [0, 0, 1, 2, 2, 2], [0, 0, 0, 1, 1, 1], [0, 0, 0, 1, 1, 1]
+    rows = [(t, copy) for t in range(6) for copy in range(draws[trajectory[t]])]
+
+    def numbered(names):
+        numbers = {name: number for number, name in enumerate(dict.fromkeys(names))}
+        return torch.tensor([numbers[name] for name in names])
+
+    copies = TokenOwners(
+        sequence=numbered([(sequence[t], copy) for t, copy in rows]),
+        trajectory=numbered([(trajectory[t], copy) for t, copy in rows]),
+        group=torch.tensor([group[t] for t, _ in rows]),
+    )
+    norm = 10 if aggregation is Aggregation.SEQ_MEAN_TOKEN_SUM_NORM else None
+    objective = Objective(AlgorithmConfig(aggregation=aggregation.value, norm_length=norm))
+    expected = [0.0] * 6
+    for (t, _), weight in zip(rows, objective.weights(copies).tolist(), strict=True):
+        expected[t] += weight
+    owners = TokenOwners(
+        sequence=torch.tensor(sequence), trajectory=torch.tensor(trajectory), group=torch.tensor(group)
+    )
+    found = token_shares(objective, owners, torch.arange(6), torch.tensor(draws))
+    assert found.tolist() == pytest.approx(expected)
+
+
 @pytest.mark.parametrize(
     ("settings", "message"),
     [

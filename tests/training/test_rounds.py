@@ -29,10 +29,10 @@ def weights(model):
 
 
 def test_each_round_is_played_against_the_policy_that_ended_the_last_one(model, trajectories):
-    """At the start of a round log pi / pi_ref is 0, so that the loss is the mean over tokens of (R - 1/2)^2."""
+    """At the start of a round log pi / pi_ref is 0, so that the loss is the mean over sequences of (R - 1/2)^2."""
     trainer = trainer_for(model)
-    tokens = sum(t.sampled_tokens for t in trajectories)
-    expected = sum(t.sampled_tokens * (t.reward - 0.5) ** 2 for t in trajectories) / tokens
+    sequences = sum(len(t.sequences) for t in trajectories)
+    expected = sum(len(t.sequences) * (t.reward - 0.5) ** 2 for t in trajectories) / sequences
     seen = []
     for number in range(5):
         before = weights(model)
@@ -53,8 +53,8 @@ def test_the_share_of_the_groups_others_that_an_episode_beats(model, trajectorie
     for trajectory in trajectories:
         rewards = by_group[trajectory.group_id]
         wins = sum((trajectory.reward > r) + 0.5 * (trajectory.reward == r) for r in rewards) - 0.5
-        total += trajectory.sampled_tokens * (wins / (len(rewards) - 1) - 0.5) ** 2
-    expected = total / sum(t.sampled_tokens for t in trajectories)
+        total += len(trajectory.sequences) * (wins / (len(rewards) - 1) - 0.5) ** 2
+    expected = total / sum(len(t.sequences) for t in trajectories)
     found = run_step(trainer_for(model, shaping={"win_rate": {}}), trajectories)
     assert found["train/loss"] == pytest.approx(expected, rel=1e-4)
 

@@ -183,6 +183,61 @@ def test_sequences_without_advantage_change_nothing(model, trajectories):
     assert report.metrics["train/idle_sequences"] == sum(len(t.sequences) for t in trajectories[3:5])
 
 
+def last_turns(episodes):
+    """1 at the last turn of each episode, 0 before, and 0 everywhere in the first episode."""
+    last = episodes.turn_episode != episodes.turn_episode.roll(-1)
+    return (last & (episodes.turn_episode > 0)).double()[episodes.token_turn]
+
+
+@pytest.mark.parametrize("mini_batches", [1, 2])
+def test_a_sequence_with_an_advantage_at_some_turns_is_read(model, trajectories, mini_batches):
+    """A sequence is idle only where all of its tokens have advantage 0."""
+    config = algorithm(advantage=f"{__name__}:last_turns", correction={"mode": "off"})
+    report, found = gradient_of_step(model, trajectories, config, mini_batches=mini_batches)
+    read = {id(trajectory.turns[-1]) for trajectory in trajectories[1:]}
+    idle = [s for t in trajectories for s in t.sequences if not {id(turn) for turn in s.turns} & read]
+    assert report.metrics["train/idle_sequences"] == len(idle) > len(trajectories[0].sequences)
+    everything = algorithm(advantage=f"{__name__}:last_turns", correction={"mode": "off"}, entropy_coef=1e-12)
+    all_read, expected = gradient_of_step(model, trajectories, everything, mini_batches=mini_batches)
+    assert all_read.metrics["train/idle_sequences"] == 0
+    assert_same_gradient(found, expected)
+    assert float(found["model.norm.weight"].abs().max()) > 1e-3
+
+
+def test_the_ratio_of_the_second_update_is_that_to_the_start_of_the_step(model, trajectories):
+    """REINFORCE weighted by pi / pi_old, which is PPO without a clip: by hand, at the second of two updates."""
+    wide = {"clip_low": 1.0, "clip_high": 1e9, "dual_clip": None}
+    config = algorithm(advantage="reinforce", loss_options=wide, correction={"mode": "off"})
+    trainer, policies = trainer_for(copy.deepcopy(model), config, epochs=2, learning_rate=2e-2), []
+    update, gradients = trainer._optimizer.update, []
+
+    def record():
+        policies.append(copy.deepcopy(trainer.model))
+        gradients.append({name: p.grad.clone() for name, p in trainer.model.named_parameters()})
+        policies[-1].zero_grad()
+        return update()
+
+    trainer._optimizer.update = record
+    report = run_step(trainer, trajectories)
+    terms, ratios = [], []
+    for trajectory in trajectories:
+        for sequence in trajectory.sequences:
+            ids = torch.from_numpy(sequence.token_ids).long()
+            old, now = (policy(ids[None]).logits[0].log_softmax(-1) for policy in policies)
+            for t in sequence.loss_mask.nonzero()[0]:
+                turn = next(turn for turn in sequence.turns if turn.start <= t < turn.end)
+                advantage = sum(later.reward for later in trajectory.turns if later.index >= turn.index)
+                ratio = (now[t - 1, ids[t]] - old[t - 1, ids[t]].detach()).exp()
+                terms.append(-advantage * ratio)
+                ratios.append(float(ratio.detach()))
+    torch.stack(terms).mean().backward()
+    assert max(ratios) > 1.1
+    assert min(ratios) < 0.9
+    assert_same_gradient(gradients[1], {name: p.grad for name, p in policies[1].named_parameters()})
+    k3 = [ratio - 1 - math.log(ratio) for ratio in ratios]
+    assert report.metrics["train/kl_old"] == pytest.approx(sum(k3) / len(k3) / 2, rel=1e-3)
+
+
 def test_a_step_without_any_advantage_is_still_measured(model, trajectories):
     for trajectory in trajectories:
         trajectory.reward = trajectory.turns[-1].reward = 0.5
