@@ -208,6 +208,9 @@ def test_the_ratio_of_the_second_update_is_that_to_the_start_of_the_step(model, 
     """REINFORCE weighted by pi / pi_old, which is PPO without a clip: by hand, at the second of two updates."""
     wide = {"clip_low": 1.0, "clip_high": 1e9, "dual_clip": None}
     config = algorithm(advantage="reinforce", loss_options=wide, correction={"mode": "off"})
+    for trajectory in trajectories:
+        trajectory.turns[-1].reward += 0.5  # so that every sequence is read
+        trajectory.reward += 0.5
     trainer, policies = trainer_for(copy.deepcopy(model), config, epochs=2, learning_rate=2e-2), []
     update, gradients = trainer._optimizer.update, []
 
