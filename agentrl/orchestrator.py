@@ -119,7 +119,7 @@ class Orchestrator:
             UsageError: something that the user must change: a missing model, a full disk.
             TrainingError: numbers that are not finite, a failed weight sync, nothing to train on, a rank that was lost.
         """
-        with self.folder.in_use(), logging_to(self.folder.logs / "agentrl.log", self._watcher.on_message):
+        with self.folder.in_use(), logging_to(self.folder.run_log, self._watcher.on_message):
             self._watcher.on_start(self.folder.path, self.status)
             async with AsyncExitStack() as stack:
                 interrupted = await self._prepare_and_train(stack)

@@ -46,7 +46,7 @@ class PreferenceRun:
             ConfigError: a loss that does not learn from pairs, or episodes of a model with other tokens.
             TrainingError: the loss is not finite, or a rank was lost.
         """
-        with self.folder.in_use(), logging_to(self.folder.logs / "agentrl.log", self._watcher.on_message), self._log:
+        with self.folder.in_use(), logging_to(self.folder.run_log, self._watcher.on_message), self._log:
             self._watcher.on_start(self.folder.path, self.status)
             self._enter(Phase.PREPARE)
             path = asyncio.run(prepare_model(self.config, self.folder))

@@ -36,7 +36,7 @@ def train_reward(run: Run, *, watcher: RunWatcher | None = None) -> RunResult:
     """
     watcher, status, settings = watcher or RunWatcher(), RunStatus(), run.config.preferences or PreferencesConfig()
     log = UpdateLog(run, status, watcher)
-    with run.folder.in_use(), logging_to(run.folder.logs / "agentrl.log", watcher.on_message), log:
+    with run.folder.in_use(), logging_to(run.folder.run_log, watcher.on_message), log:
         watcher.on_start(run.folder.path, status)
         pairs = _texts(find_pairs(settings), settings)
         watcher.on_message(f"{len(pairs)} pairs from {', '.join(settings.sources)}")

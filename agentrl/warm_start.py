@@ -62,7 +62,7 @@ class WarmStart:
             UsageError: no expert, no model, a full disk.
             TrainingError: the loss is not finite.
         """
-        with self.folder.in_use(), logging_to(self.folder.logs / "agentrl.log", self._watcher.on_message):
+        with self.folder.in_use(), logging_to(self.folder.run_log, self._watcher.on_message):
             self._watcher.on_start(self.folder.path, self.status)
             path, demonstrations = asyncio.run(self._demonstrate())
             return self._learn(path, demonstrations)

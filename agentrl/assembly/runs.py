@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import asyncio
 from collections.abc import Mapping, Sequence
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -11,15 +13,17 @@ from agentrl.assembly.chat_file import ENVIRONMENT
 from agentrl.assembly.checks import check_training
 from agentrl.assembly.curriculum_check import check_curriculum
 from agentrl.assembly.environments import find_environment, task_source
-from agentrl.assembly.episodes import build_loop
+from agentrl.assembly.episodes import build_host, build_loop
 from agentrl.assembly.machine import check_machine
-from agentrl.assembly.models import resolve_model
+from agentrl.assembly.models import SCRATCH, load_tokenizer, resolve_model
 from agentrl.assembly.tools import check_tools
 from agentrl.config.loading import dump_config, load_config
 from agentrl.config.parts import parts_of
 from agentrl.config.schema import Config
-from agentrl.errors import ConfigError
+from agentrl.env import Isolation
+from agentrl.errors import AgentRLError, ConfigError, UsageError
 from agentrl.observe.run_directory import RunDirectory
+from agentrl.observe.trackers import check_trackers
 
 MIXED = "mixed"
 """Stands for the environment in the made-up name of a run that has several."""
@@ -56,9 +60,18 @@ def start_run(config: Config, *, kind: str) -> Run:
             holds.
     """
     name = _checked_world(config) if config.has_environment else ENVIRONMENT
+    check_trackers(config.trackers)
     resolved = resolve_model(config)
+    if resolved.model.path != SCRATCH:
+        load_tokenizer(resolved.model.path)
+    if config.has_environment:
+        check_environments(config)
     folder = RunDirectory.create(Path(config.run.directory), config.run.name, prefix=f"{name}-{kind}")
-    folder.save_config(dump_config(resolved))
+    try:
+        folder.save_config(dump_config(resolved))
+    except UsageError:
+        folder.undo_start()
+        raise
     return Run(folder, resolved)
 
 
@@ -72,6 +85,41 @@ def _checked_world(config: Config) -> str:
     _check_panels(config)
     check_curriculum(config)
     return MIXED if config.environments else spec.name
+
+
+def check_environments(config: Config) -> None:
+    """Make each environment once and close it, so that one that cannot be made is found before the run begins.
+
+    Environments that live in processes of their own are not tried: a process takes seconds to start, and their first
+    episode tells the same.
+
+    Raises:
+        UsageError: an environment cannot be made.
+    """
+    with ThreadPoolExecutor(1) as thread:  # the caller may have an event loop already
+        thread.submit(asyncio.run, _make_environments(config)).result()
+
+
+async def _make_environments(config: Config) -> None:
+    for part in parts_of(config):
+        spec, environment = find_environment(part.config.sole_environment), part.config.sole_environment
+        if (environment.isolation or spec.isolation_under(environment.options)) is Isolation.PROCESS:
+            continue
+        host = build_host(part.config, spec=spec)
+        try:
+            async with host.borrow("the check before the run"):
+                pass
+        except AgentRLError as error:
+            if isinstance(error, UsageError):
+                raise
+            raise UsageError(
+                f"environment {spec.name} cannot be made",
+                got=error.got,
+                expected="a constructor that takes environment.options",
+                hint=f"try: agentrl env check {spec.name}",
+            ) from error
+        finally:
+            await host.close()
 
 
 def _flat(section: Mapping[str, Any], prefix: str = "") -> dict[str, Any]:
@@ -123,6 +171,7 @@ def resume_run(path: str | Path, overrides: Sequence[str] = ()) -> Run:
     _check_same_run(load_config(folder.config_file), config)
     check_training(config)
     check_machine(config)
+    check_trackers(config.trackers)
     _check_panels(config)
     check_curriculum(config)
     folder.save_config(dump_config(config))

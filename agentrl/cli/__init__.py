@@ -1,5 +1,44 @@
 """The command line."""
 
-from agentrl.cli.application import main
+from __future__ import annotations
+
+import importlib
+import os
+import signal
+import threading
+from collections.abc import Sequence
+from types import FrameType
 
 __all__ = ["main"]
+
+INTERRUPTED = 130
+"""The exit code of an interruption, as `agentrl.cli.exit_code` has it, which is imported later."""
+
+
+def main(arguments: Sequence[str] | None = None) -> None:
+    """Run the command line; ends the process with an `agentrl.cli.exit_code.ExitCode`.
+
+    Ctrl-C while the libraries are imported ends the process with one line and no traceback.
+
+    Args:
+        arguments: The words after ``agentrl``; the process's own when left out.
+    """
+    before = signal.getsignal(signal.SIGINT)
+    is_main = threading.current_thread() is threading.main_thread() and before is signal.default_int_handler
+    if is_main:
+        signal.signal(signal.SIGINT, _end_at_once)
+
+    def imported() -> None:
+        if is_main:
+            signal.signal(signal.SIGINT, before)
+
+    try:
+        importlib.import_module("agentrl.cli.application").run(arguments, imported=imported)
+    finally:
+        imported()
+
+
+def _end_at_once(number: int, frame: FrameType | None) -> None:
+    """End the process: nothing has begun yet, and libraries that are interrupted while they load say anything."""
+    os.write(2, b"interrupted\n")
+    os._exit(INTERRUPTED)

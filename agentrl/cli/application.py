@@ -6,7 +6,7 @@ import importlib
 import importlib.metadata
 import os
 import sys
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Annotated
 
@@ -14,7 +14,7 @@ import typer
 
 from agentrl.cli.commands import COMMANDS, CommandEntry
 from agentrl.cli.exit_code import ExitCode
-from agentrl.cli.help import examples
+from agentrl.cli.help import PlainCommand, PlainGroup, examples
 from agentrl.errors import AgentRLError, UsageError
 from agentrl.observe.console import note, print_error
 
@@ -22,17 +22,21 @@ DEBUG = "--debug"
 HELP = "Train language-model agents by reinforcement learning inside environments."
 EXAMPLES = examples(
     "agentrl demo",
-    "agentrl train --env guess_number trainer.steps=20",
-    "agentrl eval --env household/valid_unseen --policy expert --tasks 50",
     "agentrl init my_game",
+    "agentrl env check my_game:GuessNumber-v0",
+    "agentrl sft quickstart",
+    "agentrl train quickstart model.path=runs/latest",
+    "agentrl eval runs/latest",
+    "agentrl view runs/latest",
 )
 
 
-def main(arguments: Sequence[str] | None = None) -> None:
+def run(arguments: Sequence[str] | None = None, *, imported: Callable[[], None] = lambda: None) -> None:
     """Run the command line; ends the process with an `ExitCode`.
 
     Args:
         arguments: The words after ``agentrl``; the process's own when left out.
+        imported: Called when the command's module and its libraries are imported.
     """
     words = list(sys.argv[1:] if arguments is None else arguments)
     debug = DEBUG in words
@@ -43,7 +47,12 @@ def main(arguments: Sequence[str] | None = None) -> None:
     if "" not in sys.path and str(Path.cwd()) not in sys.path:
         sys.path.append(str(Path.cwd()))  # a user's module:attr names are looked up where the command is run
     try:
-        build(next((word for word in words if not word.startswith("-")), None))(args=words, prog_name="agentrl")
+        program = build(next((word for word in words if not word.startswith("-")), None))
+        imported()
+        program(args=words, prog_name="agentrl")
+    except KeyboardInterrupt:
+        note("interrupted")
+        sys.exit(ExitCode.INTERRUPTED)
     except AgentRLError as error:
         if debug:
             raise
@@ -61,6 +70,7 @@ def build(chosen: str | None) -> typer.Typer:
     """The program with the chosen command loaded; the others are names with a line of help."""
     root = typer.Typer(
         name="agentrl",
+        cls=PlainGroup,
         help=HELP,
         epilog=EXAMPLES,
         no_args_is_help=True,
@@ -80,8 +90,10 @@ def _add(root: typer.Typer, name: str, entry: CommandEntry, *, load: bool) -> No
         root.command(name, help=entry.help, rich_help_panel=entry.panel)(_not_loaded)
         return
     app: typer.Typer = importlib.import_module(entry.module).app
+    for command in app.registered_commands:
+        command.cls = PlainCommand
     if entry.is_group:
-        root.add_typer(app, name=name, help=entry.help, rich_help_panel=entry.panel)
+        root.add_typer(app, name=name, cls=PlainGroup, help=entry.help, rich_help_panel=entry.panel)
         return
     (command,) = app.registered_commands
     command.name, command.rich_help_panel = name, entry.panel

@@ -16,27 +16,30 @@ class CommandEntry:
     is_group: bool = False
 
 
-RUNS = "Train and evaluate"
+START = "Start here"
 PARTS = "Environments and tools"
-HELP = "Set up and understand"
+RUNS = "Train and measure"
+LOOK = "Look at results"
+MORE = "Servers and details"
 
 COMMANDS: dict[str, CommandEntry] = {
-    "demo": CommandEntry("agentrl.cli.demo", "Watch a small agent learn household tasks, from nothing.", RUNS),
-    "train": CommandEntry("agentrl.cli.train", "Train an agent by reinforcement learning.", RUNS),
-    "plan": CommandEntry("agentrl.cli.plan", "See what memory a run needs, before it runs.", RUNS),
-    "sft": CommandEntry("agentrl.cli.sft", "Warm-start a model on an environment's expert.", RUNS),
-    "dpo": CommandEntry("agentrl.cli.dpo", "Learn from pairs of a run's episodes: the better one of a task.", RUNS),
-    "reward-model": CommandEntry("agentrl.cli.reward_model", "Train a reward model on a run's episodes.", RUNS),
-    "eval": CommandEntry("agentrl.cli.evaluate", "Measure a policy on fixed tasks, with intervals.", RUNS),
-    "serve": CommandEntry("agentrl.cli.serve", "Start vLLM or SGLang servers alone.", RUNS),
-    "view": CommandEntry("agentrl.cli.view", "See a run's episodes token by token.", RUNS),
-    "export": CommandEntry("agentrl.cli.export", "Write a run's model as a Hugging Face checkpoint.", RUNS),
-    "replay-step": CommandEntry("agentrl.cli.replay_step", "Repeat an update that was not finite.", RUNS),
+    "init": CommandEntry("agentrl.cli.init", "Start a project with an environment and a tool of your own.", START),
+    "doctor": CommandEntry("agentrl.cli.doctor", "See what this machine has, and what to do next.", START),
+    "demo": CommandEntry("agentrl.cli.demo", "Watch a small agent learn household tasks, from nothing.", START),
     "env": CommandEntry("agentrl.cli.env", "List, show, check, play and serve environments.", PARTS, is_group=True),
     "tool": CommandEntry("agentrl.cli.tool", "List, show, call and check tools.", PARTS, is_group=True),
     "sandbox": CommandEntry("agentrl.cli.sandbox", "Check, use and serve sandboxes.", PARTS, is_group=True),
-    "init": CommandEntry("agentrl.cli.init", "Start a project with an environment and a tool of your own.", PARTS),
-    "doctor": CommandEntry("agentrl.cli.doctor", "See what this machine has, and what to do next.", HELP),
-    "config": CommandEntry("agentrl.cli.config", "Show a resolved config, or every key there is.", HELP, is_group=True),
-    "bench": CommandEntry("agentrl.cli.bench", "Run a benchmark of a source checkout.", HELP),
+    "config": CommandEntry("agentrl.cli.config", "Show a resolved config, or every key there is.", RUNS, is_group=True),
+    "plan": CommandEntry("agentrl.cli.plan", "See what memory a run needs, before it runs.", RUNS),
+    "sft": CommandEntry("agentrl.cli.sft", "Warm-start a model on an environment's expert.", RUNS),
+    "train": CommandEntry("agentrl.cli.train", "Train an agent by reinforcement learning.", RUNS),
+    "eval": CommandEntry("agentrl.cli.evaluate", "Measure a policy on fixed tasks, with intervals.", RUNS),
+    "dpo": CommandEntry("agentrl.cli.dpo", "Learn from pairs of a run's episodes: the better one of a task.", RUNS),
+    "reward-model": CommandEntry("agentrl.cli.reward_model", "Train a reward model on a run's episodes.", RUNS),
+    "view": CommandEntry("agentrl.cli.view", "See the episodes of a run or an evaluation token by token.", LOOK),
+    "export": CommandEntry("agentrl.cli.export", "Write a run's model as a Hugging Face checkpoint.", LOOK),
+    "replay-step": CommandEntry("agentrl.cli.replay_step", "Repeat an update that was not finite.", LOOK),
+    "serve": CommandEntry("agentrl.cli.serve", "Start vLLM or SGLang servers alone.", MORE),
+    "bench": CommandEntry("agentrl.cli.bench", "Run a benchmark of a source checkout.", MORE),
 }
+"""In the order of work, which is the order of ``agentrl --help``."""

@@ -18,6 +18,7 @@ from rich.text import Text
 from agentrl.assembly.machine import memory_limit
 from agentrl.cli.help import examples
 from agentrl.observe.console import out
+from agentrl.observe.trackers import tracker_states
 from agentrl.registry import Kind, names
 from agentrl.sandbox.docker.daemon import describe_daemon
 from agentrl.serving.launch.environments import ENGINES, engines_folder, find_environments, how_to_make
@@ -34,7 +35,6 @@ EXTRAS = {
     "docker": "docker",
     "mcp": "mcp",
     "alfworld": "alfworld",
-    "trackers": "tensorboard",
     "gpu": "liger_kernel",
     "docs": "material",
     "dev": "pytest",
@@ -76,6 +76,8 @@ def doctor() -> None:
         table.add_row(f"{engine} servers", servers_from(engine, has_gpu=bool(machine.gpus)))
     table.add_row("local sandboxes", shutil.which("bwrap") or NO_BUBBLEWRAP)
     table.add_row("docker sandboxes", describe_daemon())
+    for tracker, state in tracker_states().items():
+        table.add_row(f"tracker {tracker}", state)
     table.add_row("environments", ", ".join(names(Kind.ENVIRONMENT)) or "none")
     table.add_row("extras installed", ", ".join(installed_extras()) or "none")
     out.print(table)

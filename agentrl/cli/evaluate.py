@@ -11,10 +11,12 @@ import typer
 from rich.table import Column, Table
 from rich.text import Text
 
+from agentrl.cli.arguments import config_words
 from agentrl.cli.help import examples
 from agentrl.cli.interrupt import told_when_interrupted
 from agentrl.cli.reports import write_evaluation_report
-from agentrl.errors import AgentRLError, Outcome
+from agentrl.config import shipped_configs
+from agentrl.errors import AgentRLError, Outcome, UsageError
 from agentrl.evaluation.policies import PolicyKind
 from agentrl.evaluation.report import tables
 from agentrl.evaluation.result import EvaluationResult
@@ -29,16 +31,23 @@ app = typer.Typer()
 
 @app.command(
     epilog=examples(
+        "agentrl eval runs/latest",
+        "agentrl eval quickstart --model runs/latest --tasks 256",
         "agentrl eval --env household/valid_unseen --policy expert --tasks 50",
         "agentrl eval --env household/valid_unseen --model runs/latest --samples 4 --report",
         "agentrl eval --env household/valid_unseen --model Qwen/Qwen2.5-0.5B-Instruct --temperature 0.7",
         "agentrl eval --env household/valid_unseen --model runs/latest --engine vllm",
         "agentrl eval --env guess_number --engine openai --url http://127.0.0.1:8000/v1 --model my-model",
+        configs=shipped_configs(),
     )
 )
 def evaluate(
-    overrides: Annotated[
-        list[str] | None, typer.Argument(metavar="[KEY=VALUE]...", help="Config keys, put on top.")
+    words: Annotated[
+        list[str] | None,
+        typer.Argument(
+            metavar="[CONFIG|RUN] [KEY=VALUE]...",
+            help="A config file, a shipped name or a run's folder, then overrides.",
+        ),
     ] = None,
     env: Annotated[str | None, typer.Option(help="Environment and split; a run's own when left out.")] = None,
     model: Annotated[str | None, typer.Option(help="A model folder or name, a run, a checkpoint.")] = None,
@@ -61,7 +70,14 @@ def evaluate(
     """
     if json_file is not None:
         check_writable(json_file)
+    chosen = config_words(words or [])
+    source = chosen.source
+    if source is not None and Path(source).is_dir():  # a run or a model
+        if model is not None:
+            raise UsageError("two models are named", got=f"{source} and --model {model}", expected="one of them")
+        source, model = None, source
     config = evaluation_config(
+        source=source,
         env=env,
         model=model,
         policy=policy,
@@ -69,7 +85,7 @@ def evaluate(
         url=url,
         temperature=temperature,
         concurrency=concurrency,
-        overrides=overrides or [],
+        overrides=chosen.overrides,
     )
     n_tasks = default_tasks(config) if tasks is None else tasks
     request = EvaluationRequest(

@@ -1,8 +1,13 @@
-"""What stands under every help page: examples, and how failures are told."""
+"""Help pages: what stands under every page, and how options and arguments are written."""
 
 from __future__ import annotations
 
+import re
+from collections.abc import Sequence
+from typing import Any
+
 from rich.markup import escape
+from typer.core import TyperCommand, TyperGroup
 
 FOOTER = (
     "Add --debug to any command for full tracebacks. "
@@ -10,7 +15,41 @@ FOOTER = (
 )
 
 
-def examples(*commands: str) -> str:
-    """The end of a help page: commands to copy, then the footer."""
+def examples(*commands: str, configs: Sequence[str] = ()) -> str:
+    """The end of a help page: commands to copy, the configs that the command can be given, then the footer."""
     lines = "\n".join(f"  [cyan]{escape(command)}[/cyan]" for command in commands)
-    return f"Examples:\n{lines}\n\n{FOOTER}"
+    shipped = "\n".join(f"  {name}" for name in configs)
+    return "\n\n".join(
+        [
+            f"Examples:\n{lines}",
+            *([f"Shipped configs (CONFIG is one of them, or a YAML file):\n{shipped}"] if configs else []),
+            FOOTER,
+        ]
+    )
+
+
+class PlainCommand(TyperCommand):
+    """A command whose help shows flags without a type, and several words as their metavar says."""
+
+    def get_params(self, ctx: Any) -> list[Any]:
+        """All options and arguments."""
+        return _flags_without_type(super().get_params(ctx))
+
+    def collect_usage_pieces(self, ctx: Any) -> list[str]:
+        """The parts of the usage line; a metavar that has brackets of its own gets no others around it."""
+        return [re.sub(r"^\[(\[.*\].*)\](\.\.\.)?$", r"\1", piece) for piece in super().collect_usage_pieces(ctx)]
+
+
+class PlainGroup(TyperGroup):
+    """A group of commands whose help shows flags without a type."""
+
+    def get_params(self, ctx: Any) -> list[Any]:
+        """All options and arguments."""
+        return _flags_without_type(super().get_params(ctx))
+
+
+def _flags_without_type(parameters: list[Any]) -> list[Any]:
+    for parameter in parameters:
+        if getattr(parameter, "is_flag", False):
+            parameter.metavar = ""
+    return parameters

@@ -17,7 +17,7 @@ from agentrl.assembly.models import resolve_model
 from agentrl.cli.arguments import read_config, shortcut
 from agentrl.cli.help import examples
 from agentrl.cli.train import Words
-from agentrl.config import Config
+from agentrl.config import Config, shipped_configs
 from agentrl.config.arithmetic import shown_bytes
 from agentrl.errors import ConfigError, UsageError
 from agentrl.observe.console import note, out
@@ -38,6 +38,7 @@ UNITS = {"": 1, "B": 1, "KIB": 2**10, "MIB": 2**20, "GIB": 2**30, "TIB": 2**40, 
         "agentrl plan quickstart",
         "agentrl plan configs/my_run.yaml trainer.processes=8 --memory 80GiB",
         "agentrl plan --env household --model Qwen/Qwen3-8B model.dtype=bfloat16 --memory 80GiB --json",
+        configs=shipped_configs(),
     )
 )
 def plan(

@@ -7,14 +7,14 @@ from collections.abc import Callable
 from agentrl.assembly.models import load_tokenizer
 from agentrl.evaluation.report import Report, ReportFiles, choose_examples, write_report
 from agentrl.evaluation.session import FinishedEvaluation
-from agentrl.evaluation.settings import run_of
 from agentrl.observe.metrics import read_metrics
+from agentrl.observe.run_directory import find_run
 
 
 def write_evaluation_report(finished: FinishedEvaluation) -> ReportFiles:
     """A report beside the evaluation's episodes; with the learning curve of the run that the model comes from."""
     result = finished.result
-    run = None if result.panel.model is None else run_of(result.panel.model)
+    run = None if result.panel.model is None else find_run(result.panel.model)
     report = Report(
         title=f"{result.panel.environment}: {result.panel.policy}",
         results={"result": result},

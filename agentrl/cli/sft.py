@@ -14,6 +14,7 @@ from agentrl.cli.arguments import read_config, shortcut
 from agentrl.cli.help import examples
 from agentrl.cli.interrupt import told_when_interrupted
 from agentrl.cli.train import Words, print_dry_run
+from agentrl.config import shipped_configs
 from agentrl.config.arithmetic import warm_start_rows
 from agentrl.observe.console import note
 from agentrl.observe.run_watcher import watching
@@ -29,6 +30,7 @@ app = typer.Typer()
         "agentrl sft --env household --model Qwen/Qwen2.5-0.5B-Instruct",
         "agentrl sft --data chats.jsonl --model Qwen/Qwen2.5-0.5B-Instruct",
         "agentrl train quickstart model.path=runs/latest",
+        configs=shipped_configs(),
     )
 )
 def sft(

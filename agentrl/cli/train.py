@@ -22,12 +22,13 @@ from agentrl.assembly.tools import check_tools
 from agentrl.cli.arguments import config_words, read_config, shortcut
 from agentrl.cli.exit_code import ExitCode
 from agentrl.cli.help import examples
-from agentrl.config import Config, dump_config
+from agentrl.config import Config, dump_config, shipped_configs
 from agentrl.config.arithmetic import Row, rows
 from agentrl.config.parts import Part, parts_of
 from agentrl.errors import UsageError
 from agentrl.observe.console import note, out
 from agentrl.observe.run_watcher import watching
+from agentrl.observe.trackers import check_trackers
 from agentrl.orchestrator import train as train_run
 from agentrl.serving.launch import usable_gpus
 
@@ -47,6 +48,7 @@ Words = Annotated[
         "agentrl train --env my_game:GuessNumber-v0 --model Qwen/Qwen2.5-0.5B-Instruct",
         "agentrl train --resume runs/latest",
         "agentrl train --resume runs/latest trainer.steps=200",
+        configs=shipped_configs(),
     )
 )
 def train(
@@ -89,6 +91,7 @@ def train(
 
 def print_dry_run(config: Config, amounts: Sequence[Row]) -> None:
     """The resolved config and what it amounts to; the environment and its tasks are looked up too."""
+    check_trackers(config.trackers)
     tasks = []
     if config.has_environment:
         check_curriculum(config)

@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
-import itertools
-from collections.abc import Iterator
+import json
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass
 from pathlib import Path
-from typing import Annotated
+from typing import Annotated, Any
 
 import typer
 from rich.text import Text
@@ -16,15 +17,17 @@ from agentrl.cli.reports import decoder
 from agentrl.config import load_config
 from agentrl.errors import UsageError
 from agentrl.evaluation.episode import read_episodes
-from agentrl.evaluation.session import EPISODES_FILE
+from agentrl.evaluation.session import EPISODES_FILE, RESULT_FILE
 from agentrl.evaluation.token_view import Decode, page_html, segments
 from agentrl.observe.console import note, out
 from agentrl.observe.model_folder import MODEL, find_model
-from agentrl.observe.run_directory import RunDirectory
+from agentrl.observe.run_directory import RunDirectory, find_run
 from agentrl.observe.trajectory_store import read_trajectories
 from agentrl.trajectory import Source, Trajectory
 
 app = typer.Typer()
+
+EPISODES_PAGE = "episodes.html"
 
 STYLES = {
     Source.PROMPT: "",
@@ -41,6 +44,7 @@ STYLES = {
         "agentrl view runs/latest",
         "agentrl view runs/latest --step 40 --failed --count 20 --output failed.html",
         "agentrl view runs/latest --terminal --count 1",
+        "agentrl view runs/latest/evaluations/engine-4f0c2a9d1b3e",
     )
 )
 def view(
@@ -53,19 +57,20 @@ def view(
     output: Annotated[Path | None, typer.Option(help="The page; episodes.html in the folder when left out.")] = None,
 ) -> None:
     """See episodes token by token: where each token came from, how likely it was, which weights sampled it."""
-    found = [
-        trajectory
-        for trajectory in _trajectories(run, step)
-        if (task is None or trajectory.task_id == task) and not (failed and trajectory.success)
-    ][-count:]
+    stored = [
+        episode
+        for episode in _episodes(run)
+        if (task is None or episode.trajectory.task_id == task) and not (failed and episode.trajectory.success)
+    ]
+    found = [episode.trajectory for episode in stored if step is None or episode.step == step][-count:]
     if not found:
-        raise UsageError(f"no episode in {run} fits", hint="ask for fewer conditions")
+        raise _nothing_fits(run, step, [episode.step for episode in stored])
     decode = decoder(_model_of(run))
     if terminal:
         for trajectory in found:
             out.print(episode_text(trajectory, decode))
         return
-    target = output or run / "episodes.html"
+    target = output or run / EPISODES_PAGE
     target.write_text(page_html(f"Episodes of {run.resolve().name}", found, decode), encoding="utf-8")
     note(f"wrote {len(found)} episodes to {target}: open it in a browser")
 
@@ -87,27 +92,89 @@ def episode_text(trajectory: Trajectory, decode: Decode) -> Text:
     return text
 
 
-def _trajectories(folder: Path, step: int | None) -> Iterator[Trajectory]:
-    if (folder / EPISODES_FILE).is_file():
-        return (episode.trajectory for episode in read_episodes(folder / EPISODES_FILE))
-    run = RunDirectory.open(folder)
+@dataclass(frozen=True, slots=True)
+class _Episode:
+    """A stored episode; an evaluation's has no training step."""
+
+    trajectory: Trajectory
+    step: int | None
+
+
+def _episodes(folder: Path) -> Iterator[_Episode]:
+    """The episodes of an evaluation's folder, or of the run that a folder is or lies in.
+
+    Raises:
+        UsageError: there are none.
+    """
+    if _is_evaluation(folder):
+        return (_Episode(episode.trajectory, None) for episode in read_episodes(folder / EPISODES_FILE))
+    run = find_run(folder) or RunDirectory.open(folder)
     if not run.trajectories.is_dir():
-        raise UsageError(f"run {folder} has no episodes yet")
+        raise UsageError(f"run {run.path} has no episodes yet")
     stored = read_trajectories(run.trajectories)
-    wanted = (found for found in stored if step is None or found.step == step)
-    return (found.trajectory for found in wanted if found.trajectory.sequences)
+    return (_Episode(found.trajectory, found.step) for found in stored if found.trajectory.sequences)
+
+
+def _is_evaluation(folder: Path) -> bool:
+    return (folder / EPISODES_FILE).is_file()
+
+
+def _nothing_fits(folder: Path, step: int | None, others: list[int | None]) -> UsageError:
+    """Why no episode is shown, and which steps have some that fit otherwise."""
+    steps = sorted({number for number in others if number is not None})
+    if step is None or not others:
+        return UsageError(f"no episode in {folder} fits", hint="ask for fewer conditions")
+    if not steps:
+        return UsageError("--step chooses episodes of a training run", got=f"{folder}, an evaluation")
+    return UsageError(f"no episode in {folder} is of this step", got=step, expected=_ranges(steps))
+
+
+def _ranges(numbers: list[int]) -> str:
+    """Sorted numbers in words.
+
+    >>> _ranges([1, 2, 3, 7])
+    '1 to 3, 7'
+    """
+    parts: list[list[int]] = []
+    for number in numbers:
+        if parts and number == parts[-1][-1] + 1:
+            parts[-1].append(number)
+        else:
+            parts.append([number])
+    return ", ".join(str(part[0]) if len(part) == 1 else f"{part[0]} to {part[-1]}" for part in parts)
 
 
 def _model_of(folder: Path) -> str:
-    """Where the tokenizer is: in the run, which for an evaluation is two folders up."""
-    candidates = itertools.chain([folder], folder.resolve().parents[:2])
-    run = next((path for path in candidates if (path / "config.yaml").is_file()), None)
+    """Where the tokenizer of the episodes is.
+
+    Raises:
+        UsageError: the episodes have no tokens, or there is no model.
+    """
+    if _is_evaluation(folder) and (folder / RESULT_FILE).is_file():
+        result = json.loads((folder / RESULT_FILE).read_text(encoding="utf-8"))
+        return _model_of_evaluation(folder, result)
+    run = find_run(folder)
     if run is None:
-        raise UsageError(f"{folder} does not lie in a run", hint="evaluations of other models have a report instead")
+        raise UsageError(
+            f"evaluation {folder} is not finished, so it does not say which model has played",
+            hint="the same agentrl eval command goes on with it",
+        )
     try:
-        return find_model(str(run))
+        return find_model(str(run.path))
     except UsageError:  # no whole checkpoint; the model that the run started from has the same tokenizer
-        start = load_config(run / "config.yaml").model.path
-        if start == SCRATCH and not (run / MODEL).is_dir():
+        start = load_config(run.config_file).model.path
+        if start == SCRATCH and not run.model.is_dir():
             raise
-        return str(run / MODEL) if start == SCRATCH else find_model(start)
+        return str(run.model) if start == SCRATCH else find_model(start)
+
+
+def _model_of_evaluation(folder: Path, result: Mapping[str, Any]) -> str:
+    engine = result["settings"].get("engine", {}).get("type")
+    if result["model"] is None or engine == "openai":
+        who = "a service behind --engine openai" if engine == "openai" else f"--policy {result['policy']}"
+        raise UsageError(
+            f"the episodes in {folder} have no tokens to view",
+            got=who,
+            expected="an evaluation of a model with an engine that samples tokens",
+        )
+    return str(folder / MODEL) if result["model"] == SCRATCH else find_model(result["model"])

@@ -22,8 +22,8 @@ from agentrl.evaluation.evaluate import evaluate_panel, unwatched
 from agentrl.evaluation.panel import Panel
 from agentrl.evaluation.policies import PolicyKind, open_speaker
 from agentrl.evaluation.result import EvaluationResult
-from agentrl.evaluation.settings import run_of
 from agentrl.observe.disk import replace_file, writing
+from agentrl.observe.run_directory import find_run
 from agentrl.rollout.heap import settled_heap
 
 _log = logging.getLogger(__name__)
@@ -125,7 +125,7 @@ def episodes_at_once(config: Config, policy: PolicyKind) -> int:
 
 def evaluations_folder(config: Config, model: str | None) -> Path:
     """Where evaluations are kept: in the run that the model comes from, else beside the runs."""
-    run = None if model is None else run_of(model)
+    run = None if model is None else find_run(model)
     return (Path(config.run.directory) if run is None else run.path) / FOLDER
 
 

@@ -4,9 +4,9 @@ from __future__ import annotations
 
 import json
 from collections.abc import Sequence
-from pathlib import Path
 
 from agentrl.assembly.cluster_check import refuse_cluster
+from agentrl.assembly.models import SCRATCH
 from agentrl.config import Config, load_config
 from agentrl.config.parts import Part, parts_of
 from agentrl.env_lookup import resolve_environment
@@ -14,7 +14,7 @@ from agentrl.env_name import parse_env_name
 from agentrl.errors import UsageError
 from agentrl.evaluation.policies import PolicyKind
 from agentrl.observe.model_folder import find_model
-from agentrl.observe.run_directory import RunDirectory
+from agentrl.observe.run_directory import find_run
 
 TRAIN = "train"
 """The split that an evaluation does not choose by itself."""
@@ -22,6 +22,7 @@ TRAIN = "train"
 
 def evaluation_config(
     *,
+    source: str | None = None,
     env: str | None = None,
     model: str | None = None,
     policy: PolicyKind = PolicyKind.ENGINE,
@@ -35,9 +36,11 @@ def evaluation_config(
 
     With a run's folder, or anything inside it, as the model, the run's own config is where it starts: the agent, the
     sampling of evaluations, and, without `env`, the environment and its evaluation split. Of a run with several
-    environments, `env` names one by its label, and the agent is the one that it has there.
+    environments, `env` names one by its label, and the agent is the one that it has there. A config file or a shipped
+    config stands for the run's config in the same way; its model is evaluated where `model` is left out.
 
     Args:
+        source: A config file or a shipped config's name.
         env: ``name`` or ``name/split``; without a split the first one that is not for training.
         model: A model folder or name, a run, a checkpoint; the service's name for the model with `url`.
         policy: Who plays.
@@ -50,33 +53,29 @@ def evaluation_config(
     Raises:
         UsageError: not enough is said, or two things contradict each other.
     """
-    run = None if model is None or url is not None else run_of(model)
-    if env is None and run is None:
+    run = None if model is None or url is not None else find_run(model)
+    base = source if source is not None or run is None else run.config_file
+    start = None if base is None else load_config(base)
+    if env is None and start is None:
         if model is not None and url is None:
             find_model(model)  # says so when it is a path to nothing
-        raise UsageError("nothing says where to evaluate", expected="an environment (--env NAME/SPLIT), or a run")
+        raise UsageError(
+            "nothing says where to evaluate",
+            expected="an environment (--env NAME/SPLIT), a run or a config",
+            hint="for example: agentrl eval runs/latest",
+        )
+    if model is None and start is not None and start.model.path != SCRATCH:
+        model = start.model.path
     told = [
-        *_environment_words(env, None if run is None else load_config(run.config_file)),
+        *_environment_words(env, start),
         *(_engine_words(model, engine, url) if policy is PolicyKind.ENGINE else []),
         *([] if temperature is None else [f"sampling.temperature={temperature}"]),
         *([] if concurrency is None else [f"rollout.max_concurrent={concurrency}"]),
     ]
-    own = [] if run is None else ["cluster=null"]
-    config = load_config(None if run is None else run.config_file, [*told, *own, *overrides])
+    own = [] if base is None else ["cluster=null"]
+    config = load_config(base, [*told, *own, *overrides])
     refuse_cluster(config, "an evaluation")
     return config
-
-
-def run_of(path: str) -> RunDirectory | None:
-    """The run that a folder is, or lies in; ``None`` for other models."""
-    folder = Path(path)
-    if not folder.is_dir():
-        return None
-    folder = folder.resolve()
-    for candidate in (folder, *folder.parents[:3]):
-        if (candidate / "config.yaml").is_file():
-            return RunDirectory.open(candidate)
-    return None
 
 
 def _environment_words(env: str | None, run: Config | None) -> list[str]:
@@ -142,6 +141,7 @@ def _engine_words(model: str | None, engine: str | None, url: str | None) -> lis
         raise UsageError(
             "nothing says what to evaluate",
             expected="a model (--model PATH or a run), or --policy expert or random",
+            hint="a config with model.path scratch has no trained model: add --model runs/latest",
         )
     if url is None:
         return [f"model.path={model}", *([] if engine is None else [f"engine={engine}"])]

@@ -6,7 +6,7 @@ from pathlib import Path
 
 from agentrl.errors import UsageError
 from agentrl.observe.checkpoints import MANIFEST, Checkpoints, damage
-from agentrl.observe.run_directory import RunDirectory
+from agentrl.observe.run_directory import LATEST, RunDirectory, find_run
 
 MODEL = "model"
 """Name of the Hugging Face folder inside a checkpoint."""
@@ -41,8 +41,10 @@ def _inside(folder: Path) -> Path:
     if (folder / MODEL / "config.json").is_file() and not (folder / "config.yaml").is_file():
         _check_whole(folder)
         return folder / MODEL
-    if (folder / "config.yaml").is_file():
-        return _of_run(RunDirectory.open(folder))
+    if (folder / "config.yaml").is_file() or (folder / LATEST / "config.yaml").is_file():
+        run = find_run(folder)
+        assert run is not None
+        return _of_run(run)
     raise UsageError(
         f"there is no model in {folder}",
         got="neither config.json nor a run's config.yaml",

@@ -16,17 +16,20 @@ from __future__ import annotations
 import fcntl
 import os
 import re
+import shutil
 from collections.abc import Iterator
 from contextlib import contextmanager
 from datetime import datetime
 from pathlib import Path
 
-from agentrl.errors import UsageError
+from agentrl.errors import AgentRLError, Outcome, UsageError
 from agentrl.observe.disk import replace_file, writing
+from agentrl.observe.json_lines import read_json_lines
 
 LATEST = "latest"
 LOCK = ".lock"
 """Held by the process that works in a run."""
+RUN_LOG = "agentrl.log"
 
 
 def step_name(step: int, suffix: str = "") -> str:
@@ -57,6 +60,10 @@ class RunDirectory:
 
     def __init__(self, path: Path) -> None:
         self.path = path
+        self._made: list[Path] = []
+        """The folders that `create` made, innermost first; empty for a run that was there already."""
+        self._latest_before: str | None = None
+        """Where ``latest`` pointed before."""
 
     @classmethod
     def create(cls, parent: Path, name: str | None, *, prefix: str = "run") -> RunDirectory:
@@ -84,10 +91,18 @@ class RunDirectory:
                 expected="a new folder",
                 hint=f"choose another run.name, remove it, or go on with: agentrl train --resume {path}",
             )
-        with writing(path):
-            path.mkdir(parents=True, exist_ok=True)
-            _point(parent / LATEST, path)
-        return cls(path)
+        run = cls(path)
+        link = parent / LATEST
+        run._latest_before = os.readlink(link) if link.is_symlink() else None
+        run._made = [folder for folder in (path, *path.parents) if not folder.exists()]
+        try:
+            with writing(path):
+                path.mkdir(parents=True, exist_ok=True)
+                _point(link, path)
+        except UsageError:
+            run.undo_start()
+            raise
+        return run
 
     @classmethod
     def open(cls, path: str | Path) -> RunDirectory:
@@ -144,6 +159,8 @@ class RunDirectory:
     def in_use(self) -> Iterator[None]:
         """Keep other processes from working in this run; the system lets go of it however this process ends.
 
+        When the block fails and leaves nothing finished, a run that this process made is removed: see `undo_start`.
+
         Raises:
             UsageError: another process works in it.
         """
@@ -160,12 +177,74 @@ class RunDirectory:
             ) from None
         try:
             yield
+        except BaseException:
+            self.undo_start()
+            raise
         finally:
             os.close(descriptor)
+
+    def undo_start(self) -> None:
+        """Remove what `create` made and let ``latest`` point where it pointed before, unless something is finished.
+
+        Finished is a training step, a checkpoint or an episode. Logs of servers and ranks are kept too, because error
+        messages refer to them; ``latest`` is put back all the same. A run that was there already is left alone.
+        """
+        if not self._made or self._holds_results():
+            return
+        link = self.path.parent / LATEST
+        if link.is_symlink() and (link.parent / os.readlink(link)) == self.path:
+            _put_back(link, self._latest_before)
+        if self._holds_foreign_logs():
+            return
+        shutil.rmtree(self.path, ignore_errors=True)
+        for folder in self._made[1:]:
+            if folder.is_dir() and not any(folder.iterdir()):
+                folder.rmdir()
+
+    def _holds_results(self) -> bool:
+        """Whether a step, a checkpoint or an episode is finished; what cannot be read may be one."""
+        has_metrics = self.metrics_file.is_file() and self.metrics_file.stat().st_size > 0
+        if has_metrics or any(self.checkpoints.glob("step-*")):
+            return True
+        return any(_holds_an_episode(file) for file in self.trajectories.glob("step-*.jsonl"))
+
+    def _holds_foreign_logs(self) -> bool:
+        """Whether other processes than this one have written logs."""
+        return any(log.name != RUN_LOG and log.stat().st_size for log in self.logs.glob("*.log"))
+
+    @property
+    def run_log(self) -> Path:
+        """What agentrl itself logs."""
+        return self.logs / RUN_LOG
 
     def save_config(self, text: str) -> None:
         """Write ``config.yaml``."""
         replace_file(self.config_file, text.encode())
+
+
+def _holds_an_episode(file: Path) -> bool:
+    """Whether an episode in a file of the trajectory store ended by itself; what cannot be read may be one."""
+    try:
+        ends = (record["trajectory"]["outcome"] for record in read_json_lines(file) if record["kind"] == "end")
+        return any(outcome is not None and Outcome(outcome).is_trainable for outcome in ends)
+    except (OSError, ValueError, KeyError, TypeError, AgentRLError):
+        return True
+
+
+def find_run(path: str | Path) -> RunDirectory | None:
+    """The run that a folder is or lies in, such as ``runs/latest`` or a checkpoint; else the latest of the runs in it.
+
+    Returns:
+        ``None`` where there is no run.
+    """
+    folder = Path(path)
+    if not folder.is_dir():
+        return None
+    folder = folder.resolve()
+    for candidate in (folder, *folder.parents[:3], (folder / LATEST).resolve()):
+        if (candidate / "config.yaml").is_file():
+            return RunDirectory.open(candidate)
+    return None
 
 
 def _free_name(parent: Path, prefix: str) -> str:
@@ -180,7 +259,15 @@ def _point(link: Path, target: Path) -> None:
     """Let the symbolic link `link` point at its neighbour `target`, without a moment in which it is absent."""
     if link.exists() and not link.is_symlink():
         return
+    _put_back(link, os.path.relpath(target, link.parent))
+
+
+def _put_back(link: Path, target: str | None) -> None:
+    """Let `link` point at `target` again; remove it where there was none."""
+    if target is None:
+        link.unlink(missing_ok=True)
+        return
     temporary = link.with_name(f".{link.name}.{os.getpid()}")
     temporary.unlink(missing_ok=True)
-    temporary.symlink_to(os.path.relpath(target, link.parent), target_is_directory=True)
+    temporary.symlink_to(target, target_is_directory=True)
     temporary.replace(link)

@@ -7,8 +7,8 @@ from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
 
-RECORDS = "agentrl.observe"
-"""What is logged here is about damaged records on disk."""
+OBSERVED = "agentrl.observe"
+"""What is logged here is about damaged records on disk, and trackers that failed."""
 
 
 @contextmanager
@@ -17,20 +17,20 @@ def logging_to(file: Path, say: Callable[[str], None]) -> Iterator[None]:
 
     Args:
         file: The log.
-        say: Tells the user about damaged records.
+        say: Tells the user about damaged records and failed trackers.
     """
     file.parent.mkdir(parents=True, exist_ok=True)
     log = logging.FileHandler(file, encoding="utf-8", delay=True)
     log.addFilter(lambda record: file.parent.is_dir())  # the run's folder may be gone, and its log with it
     log.setFormatter(logging.Formatter("%(asctime)s %(levelname)s %(name)s: %(message)s"))
     screen = _Screen(say)
-    logger, records = logging.getLogger("agentrl"), logging.getLogger(RECORDS)
+    logger, observed = logging.getLogger("agentrl"), logging.getLogger(OBSERVED)
     logger.addHandler(log)
-    records.addHandler(screen)
+    observed.addHandler(screen)
     try:
         yield
     finally:
-        records.removeHandler(screen)
+        observed.removeHandler(screen)
         logger.removeHandler(log)
         log.close()
 

@@ -1,22 +1,32 @@
-"""Trackers: where else the metrics go. One that fails never stops a run: it warns once and is left out from then on."""
+"""Trackers: where else the metrics go.
+
+A tracker whose package is missing ends the start (`check_trackers`). One that fails later never stops a run: it says so
+once and is left out from then on.
+"""
 
 from __future__ import annotations
 
+import importlib.util
 import logging
+import sys
 import time
 import uuid
 from abc import ABC, abstractmethod
 from collections.abc import Mapping, Sequence
 from pathlib import Path
-from typing import Any
+from typing import Any, ClassVar
 
-from agentrl.registry import Kind, lookup
+from agentrl.errors import ConfigError, UsageError
+from agentrl.registry import Kind, lookup, names
 
 _log = logging.getLogger(__name__)
 
 
 class Tracker(ABC):
     """Receives the metrics of a run. Made by its class with the run's folder, name and config."""
+
+    package: ClassVar[str | None] = None
+    """The package that it needs besides agentrl; its name is the same for ``pip install`` and for ``import``."""
 
     @abstractmethod
     def __init__(self, folder: Path, name: str, config: Mapping[str, Any]) -> None: ...
@@ -32,6 +42,8 @@ class Tracker(ABC):
 
 class TensorBoardTracker(Tracker):
     """Scalars as TensorBoard event files in the run's ``logs``; needs the package tensorboard (not torch)."""
+
+    package = "tensorboard"
 
     def __init__(self, folder: Path, name: str, config: Mapping[str, Any]) -> None:
         from tensorboard.compat.proto.event_pb2 import Event
@@ -56,6 +68,8 @@ class TensorBoardTracker(Tracker):
 
 class WandbTracker(Tracker):
     """A Weights & Biases run; needs the package wandb."""
+
+    package = "wandb"
 
     def __init__(self, folder: Path, name: str, config: Mapping[str, Any]) -> None:
         import wandb
@@ -82,27 +96,76 @@ class WandbTracker(Tracker):
         self._run.finish()
 
 
+def check_trackers(chosen: Sequence[str]) -> None:
+    """Check that every named tracker can be made.
+
+    Raises:
+        UnknownNameError: no tracker of this name.
+        UsageError: its package is missing, or the name stands for something else.
+    """
+    for name in chosen:
+        found = lookup(Kind.TRACKER, name)
+        if not (isinstance(found, type) and issubclass(found, Tracker)):
+            raise ConfigError(
+                f"trackers names {name}, which is not a tracker",
+                got=repr(found),
+                expected="a subclass of agentrl.observe.trackers.Tracker",
+            )
+        if found.package is not None and not _is_importable(found.package):
+            raise _missing(name, found.package)
+
+
+def tracker_states() -> dict[str, str]:
+    """Each registered tracker with ``present``, or with what is missing and how to install it."""
+    states = {}
+    for name in names(Kind.TRACKER):
+        try:
+            check_trackers([name])
+            states[name] = "present"
+        except UsageError as error:
+            states[name] = f"missing; {error.hint}" if error.hint else f"cannot be used: {error}"
+    return states
+
+
+def _is_importable(package: str) -> bool:
+    return package in sys.modules or importlib.util.find_spec(package) is not None
+
+
+def _missing(name: str, package: str) -> UsageError:
+    return UsageError(
+        f"tracker {name} needs the package {package}",
+        got="no such package here",
+        expected=f"{package} installed, or trackers without {name}",
+        hint=f"to install it: pip install {package}",
+    )
+
+
 class Trackers:
-    """All configured trackers, kept apart from the run: their failures are logged, once each.
+    """All configured trackers, kept apart from the run: when one fails, this is said once, and the run goes on.
 
     Args:
-        names: Registry names.
+        chosen: Registry names.
         folder: The run's ``logs``; each tracker gets its own folder in it.
         name: The run's name.
         config: The resolved config as plain data.
 
     Raises:
         UnknownNameError: no tracker of this name.
+        UsageError: a tracker cannot be imported.
     """
 
-    def __init__(self, names: Sequence[str], *, folder: Path, name: str, config: Mapping[str, Any]) -> None:
+    def __init__(self, chosen: Sequence[str], *, folder: Path, name: str, config: Mapping[str, Any]) -> None:
+        check_trackers(chosen)
         self._trackers: dict[str, Tracker] = {}
-        for kind in names:
+        for kind in chosen:
             make = lookup(Kind.TRACKER, kind)
             try:
                 self._trackers[kind] = make(folder / kind, name, config)
+            except ImportError as error:
+                self.close()
+                raise UsageError(f"tracker {kind} cannot be imported", got=error, expected="its packages") from error
             except Exception as error:
-                self._warn(kind, error)
+                self._give_up(kind, error)
 
     def log(self, step: int, metrics: Mapping[str, float]) -> None:
         """Hand one step's numbers to every tracker that still works."""
@@ -111,7 +174,7 @@ class Trackers:
                 tracker.log(step, metrics)
             except Exception as error:
                 del self._trackers[kind]
-                self._warn(kind, error)
+                self._give_up(kind, error)
 
     def close(self) -> None:
         """Close every tracker."""
@@ -119,9 +182,10 @@ class Trackers:
             try:
                 tracker.close()
             except Exception as error:
-                self._warn(kind, error)
+                self._give_up(kind, error)
         self._trackers.clear()
 
-    def _warn(self, kind: str, error: Exception) -> None:
-        hint = " (pip install 'agentrl[trackers]')" if isinstance(error, ImportError) else ""
-        _log.warning("tracker %s is off: %s: %s%s; the run goes on", kind, type(error).__name__, error, hint)
+    def _give_up(self, kind: str, error: Exception) -> None:
+        _log.warning(
+            "tracker %s failed and is off; the run goes on without it: %s: %s", kind, type(error).__name__, error
+        )

@@ -198,10 +198,9 @@ async def test_answers_that_the_agent_could_not_give_are_not_demonstrated(tiny_r
         await collect_demonstrations(run.config, renderer)
 
 
-def test_latest_is_resolved_before_a_new_run_becomes_the_latest(tiny_run, tmp_path):
+async def test_latest_is_resolved_before_a_new_run_becomes_the_latest(tiny_run, tmp_path):
     first = tiny_run(name="first")
-    first.folder.model.mkdir()
-    (first.folder.model / "config.json").write_text("{}")
+    await prepare_model(first.config, first.folder)
     latest = tmp_path / "runs" / "latest"
     second = start_run(load_config(None, [*_settings(first), f"model.path={latest}", "run.name=second"]), kind="test")
     assert second.config.model.path == str(first.folder.model)

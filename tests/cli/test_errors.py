@@ -33,6 +33,7 @@ Cli = Callable[..., Any]
         ("train --env guess_number sampling.top_p=0.9", "whole distribution"),
         ("train --env guess_number algorithm.advantage=grop", "grpo"),
         ("train --env guess_number algorithm.loss_options={clip_hihg:0.3}", "clip_high"),
+        ("train quickstart trackers=[wandbb]", "Did you mean 'wandb'?"),
         ("train --resume nowhere", "no run in nowhere"),
         ("train --resume nowhere quickstart", "resumed with its own config"),
         ("sft --env gymnasium --model scratch", "no expert"),

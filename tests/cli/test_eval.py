@@ -32,10 +32,11 @@ def test_the_expert_solves_the_household_and_the_json_says_so(agentrl: Cli, work
 
 def test_a_run_is_measured_with_its_own_settings_and_found_again(agentrl: Cli, trained_run: Path) -> None:
     words = ("eval", "--model", str(trained_run), "--tasks", "3", "--samples", "2")
+    others = set((trained_run / "evaluations").glob("*"))
     first = agentrl(*words, "--report")
     assert first.code == 0, first.err
     assert "guess_number/valid" in first.out
-    (folder,) = (trained_run / "evaluations").iterdir()
+    (folder,) = set((trained_run / "evaluations").iterdir()) - others
     assert {"episodes.jsonl", "evaluation.json", "report.md", "report.html", "learning_curve.png"} <= {
         path.name for path in folder.iterdir()
     }
@@ -46,7 +47,25 @@ def test_a_run_is_measured_with_its_own_settings_and_found_again(agentrl: Cli, t
     assert agentrl("eval", "--model", str(trained_run), "--tasks", "4", "--samples", "2").code == 0
     assert (folder / "episodes.jsonl").read_bytes().count(b"\n") == 8
     assert agentrl(*words, "--temperature", "0").code == 0
-    assert len(list((trained_run / "evaluations").iterdir())) == 2
+    assert len(set((trained_run / "evaluations").iterdir()) - others) == 2
+
+
+def test_a_config_is_evaluated_as_train_takes_one(agentrl: Cli, trained_run: Path, workplace: Path) -> None:
+    settings = "environment: guess_number\nagent: {loop: react_text, max_turns: 2, max_answer_tokens: 4}\n"
+    (workplace / "mine.yaml").write_text(f"{settings}model: {trained_run}\nevaluation: {{split: test}}\n")
+    (workplace / "new.yaml").write_text(settings)
+    ended = agentrl("eval", "mine.yaml", "--tasks", "2", "--json", "a.json", "agent.max_tokens=512")
+    assert ended.code == 0, ended.err
+    found = json.loads((workplace / "a.json").read_text())
+    assert found["env"] == "guess_number/test"
+    assert found["settings"]["agent"]["max_turns"] == 2
+    told = agentrl("eval", "new.yaml", "--model", str(trained_run), "--tasks", "2", "--json", "b.json")
+    assert told.code == 0, told.err
+    assert json.loads((workplace / "b.json").read_text())["settings"]["agent"]["max_turns"] == 2
+    without = agentrl("eval", "new.yaml")
+    assert without.code == 2
+    assert "add --model runs/latest" in without.err
+    assert agentrl("eval", "quickstart", "--policy", "expert", "--tasks", "2").code == 0
 
 
 def test_the_same_seed_gives_the_same_episodes(agentrl: Cli, trained_run: Path, workplace: Path) -> None:

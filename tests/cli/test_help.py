@@ -4,13 +4,17 @@ from __future__ import annotations
 
 import importlib
 import re
+import subprocess
+import sys
 from collections.abc import Callable
+from pathlib import Path
 from typing import Any
 
 import pytest
 import typer
 
 from agentrl.cli.commands import COMMANDS
+from agentrl.config import shipped_configs
 
 Cli = Callable[..., Any]
 
@@ -35,7 +39,9 @@ def test_every_help_page_explains_and_gives_examples(agentrl: Cli, words: tuple[
     if not COMMANDS[words[0]].is_group or len(words) == 2:
         assert f"agentrl {' '.join(words)}" in page.out.partition("Examples:")[2]
         assert "--debug" in page.out
-        assert not {"{", "["} & set(re.sub(r"'[^']*'", "", page.out.partition("Examples:")[2])), "a shell splits this"
+    assert "<bool>" not in page.out
+    assert "[[" not in page.out
+    assert not {"{", "["} & set(re.sub(r"'[^']*'", "", page.out.partition("Examples:")[2])), "a shell splits this"
 
 
 def test_the_overview_names_every_command(agentrl: Cli) -> None:
@@ -44,6 +50,35 @@ def test_the_overview_names_every_command(agentrl: Cli) -> None:
     for name, entry in COMMANDS.items():
         assert f" {name} " in page.out
         assert entry.help in page.out
+
+
+def test_the_overview_follows_the_order_of_work(agentrl: Cli) -> None:
+    page = agentrl("--help").out
+    work = ("init", "doctor", "demo", "env", "tool", "config", "plan", "sft", "train", "eval", "view", "serve")
+    places = [page.index(f" {name}  ") for name in work]
+    assert places == sorted(places)
+
+
+@pytest.mark.parametrize("command", ["train", "sft", "plan", "eval"])
+def test_commands_that_take_a_config_list_those_that_are_shipped(agentrl: Cli, command: str) -> None:
+    shown = agentrl(command, "--help").out.partition("Shipped configs")[2].split()
+    assert set(shipped_configs()) <= set(shown)
+
+
+@pytest.mark.parametrize("library", ["typer", "torch"])
+def test_an_interruption_during_imports_is_one_line(library: str, tmp_path: Path) -> None:
+    program = (
+        "import signal, sys\n"
+        "signal.signal(signal.SIGINT, signal.default_int_handler)\n"
+        "class Finder:\n"
+        "    def find_spec(self, name, path=None, target=None):\n"
+        f"        if name == {library!r}: signal.raise_signal(signal.SIGINT)\n"
+        "sys.meta_path.insert(0, Finder())\n"
+        "from agentrl.cli import main\n"
+        "main(['doctor'])\n"
+    )
+    ended = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, cwd=tmp_path, check=False)
+    assert (ended.returncode, ended.stderr, ended.stdout) == (130, "interrupted\n", "")
 
 
 def test_a_command_group_without_a_command_shows_its_help(agentrl: Cli) -> None:

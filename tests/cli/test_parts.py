@@ -186,6 +186,10 @@ def test_the_doctor_tells_versions_machine_and_next_step(agentrl: Cli) -> None:
     assert ended.code == 0, ended.err
     for word in ("torch", "cores", "memory", "GPUs", "engines", "local", "household", "extras", "→"):
         assert word in ended.out
+    text = " ".join(ended.out.split())
+    for tracker in ("tensorboard", "wandb"):
+        state = text.partition(f" tracker {tracker} ")[2]
+        assert state.startswith(("present ", f"missing; to install it: pip install {tracker} "))
 
 
 GPU = Accelerator(device="cuda:0", name="Big GPU", memory_bytes=80 * GIB)

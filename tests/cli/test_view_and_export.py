@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import shutil
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -28,6 +29,7 @@ def test_episodes_are_chosen_by_step_and_task(agentrl: Cli, trained_run: Path) -
     none = agentrl("view", str(trained_run), "--step", "99")
     assert none.code == 2
     assert "no episode" in none.err
+    assert "got 99, expected 1 to 2" in none.err
 
 
 def test_an_evaluations_episodes_can_be_viewed(agentrl: Cli, trained_run: Path) -> None:
@@ -36,6 +38,37 @@ def test_an_evaluations_episodes_can_be_viewed(agentrl: Cli, trained_run: Path) 
     ended = agentrl("view", str(folder), "--terminal", "--count", "1")
     assert ended.code == 0, ended.err
     assert "turns" in ended.out
+
+
+def test_view_and_eval_find_the_same_run(agentrl: Cli, trained_run: Path) -> None:
+    latest = trained_run.parent / "latest"
+    for folder in (latest, latest.parent, latest / "checkpoints" / "step-000002"):
+        words = ("--tasks", "2", "--seed", "8")
+        assert agentrl("eval", str(folder), *words).code == 0
+        ended = agentrl("view", str(folder), "--terminal", "--count", "1")
+        assert ended.code == 0, ended.err
+    two = agentrl("eval", str(latest), "--model", "other")
+    assert "two models are named" in two.err
+
+
+def test_an_evaluation_outside_a_run_can_be_viewed(agentrl: Cli, trained_run: Path, workplace: Path) -> None:
+    model = trained_run / "model"
+    shutil.copytree(model, workplace / "model")
+    words = ("--env", "guess_number", "--model", "model", "agent.loop=react_text", "agent.max_answer_tokens=8")
+    assert agentrl("eval", *words, "--tasks", "1", "agent.max_turns=2", "agent.max_tokens=512").code == 0
+    (folder,) = (workplace / "runs" / "evaluations").iterdir()
+    shown = agentrl("view", str(folder), "--count", "1")
+    assert shown.code == 0, shown.err
+    assert 'class="sampled' in (folder / "episodes.html").read_text()
+    assert "--step chooses episodes of a training run" in agentrl("view", str(folder), "--step", "3").err
+
+
+def test_episodes_without_tokens_cannot_be_viewed(agentrl: Cli, workplace: Path) -> None:
+    assert agentrl("eval", "--env", "guess_number", "--policy", "random", "--tasks", "1").code == 0
+    (folder,) = (workplace / "runs" / "evaluations").iterdir()
+    ended = agentrl("view", str(folder))
+    assert ended.code == 2
+    assert "have no tokens to view: got --policy random" in ended.err
 
 
 def test_an_exported_model_is_a_folder_of_its_own(agentrl: Cli, trained_run: Path, workplace: Path) -> None:

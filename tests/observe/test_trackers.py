@@ -4,8 +4,9 @@ import types
 
 import pytest
 
-from agentrl.errors import UnknownNameError
-from agentrl.observe.trackers import Tracker, Trackers
+from agentrl.errors import UnknownNameError, UsageError
+from agentrl.observe.run_log import logging_to
+from agentrl.observe.trackers import Tracker, Trackers, check_trackers, tracker_states
 from agentrl.registry import Kind, register, unregister
 
 
@@ -22,30 +23,49 @@ class Broken(Tracker):
 
 
 class Unavailable(Broken):
+    package = "no_such_package"
+
+
+class Unimportable(Broken):
     def __init__(self, folder, name, config):
         raise ImportError("no module named tracker")
 
 
 @pytest.fixture
 def registered():
-    register(Kind.TRACKER, "broken", Broken)
-    register(Kind.TRACKER, "unavailable", Unavailable)
+    made = {"broken": Broken, "unavailable": Unavailable, "unimportable": Unimportable, "dict": dict}
+    for name, tracker in made.items():
+        register(Kind.TRACKER, name, tracker)
     yield
-    unregister(Kind.TRACKER, "broken")
-    unregister(Kind.TRACKER, "unavailable")
+    for name in made:
+        unregister(Kind.TRACKER, name)
 
 
-def test_failures_warn_once_and_the_run_goes_on(tmp_path, caplog, registered):
-    with caplog.at_level(logging.WARNING):
-        trackers = Trackers(["broken", "unavailable"], folder=tmp_path, name="run", config={})
+def test_a_tracker_that_fails_says_so_once_on_the_screen_and_the_run_goes_on(tmp_path, caplog, registered):
+    said = []
+    with caplog.at_level(logging.WARNING), logging_to(tmp_path / "agentrl.log", said.append):
+        trackers = Trackers(["broken"], folder=tmp_path, name="run", config={})
         for step in range(3):
             trackers.log(step, {"a": 1.0})
         trackers.close()
-    assert [record.getMessage().split(":")[0] for record in caplog.records] == [
-        "tracker unavailable is off",
-        "tracker broken is off",
+    assert said == [
+        "tracker broken failed and is off; the run goes on without it: RuntimeError: service is down",
     ]
-    assert "agentrl[trackers]" in caplog.records[0].getMessage()
+
+
+def test_a_tracker_without_its_package_is_an_error_with_how_to_install_it(registered):
+    with pytest.raises(UsageError, match="pip install no_such_package"):
+        check_trackers(["tensorboard", "unavailable"])
+    assert tracker_states()["unavailable"] == "missing; to install it: pip install no_such_package"
+    assert tracker_states()["tensorboard"] == "present"
+
+
+@pytest.mark.parametrize(
+    ("name", "message"), [("unimportable", "cannot be imported: got no module named"), ("dict", "is not a tracker")]
+)
+def test_what_cannot_be_made_is_an_error(tmp_path, registered, name, message):
+    with pytest.raises(UsageError, match=message):
+        Trackers([name], folder=tmp_path, name="run", config={})
 
 
 def test_an_unknown_tracker_is_an_error_before_the_run(tmp_path):
