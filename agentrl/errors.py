@@ -15,6 +15,7 @@ from __future__ import annotations
 
 import asyncio
 import enum
+import numbers
 import signal
 import threading
 from collections.abc import Iterator
@@ -24,6 +25,10 @@ from typing import Any, ClassVar, TypeAlias
 
 RunningTask: TypeAlias = "asyncio.Task[Any] | None"
 
+LARGEST_REWARD = 1e12
+"""Maximum magnitude of a reward: sums and squares of rewards stay finite in float32."""
+A_REWARD = "a finite number between -1e12 and 1e12"
+"""What a reward may be, in words."""
 LONGEST_REASON = 2000
 """Maximum number of characters of a foreign exception's text in an error."""
 
@@ -253,6 +258,35 @@ def _is_ctrl_c(error: KeyboardInterrupt) -> bool:
     while trace is not None and trace.tb_next is not None:
         trace = trace.tb_next
     return trace is not None and trace.tb_frame.f_globals.get("__name__") == asyncio.runners.__name__
+
+
+def bounded_reward(value: object) -> float | None:
+    """Convert a reward, or a component of one, to a float; ``None`` when it is not allowed.
+
+    Allowed are real numbers of any type (NumPy's too) that are finite and at most `LARGEST_REWARD` in magnitude.
+
+    >>> bounded_reward(2), bounded_reward(True), bounded_reward(1e308), bounded_reward(10**400), bounded_reward(2j)
+    (2.0, 1.0, None, None, None)
+    """
+    if not isinstance(value, numbers.Real):
+        return None
+    try:
+        number = float(value)
+    except (OverflowError, ValueError):
+        return None
+    return number if abs(number) <= LARGEST_REWARD else None
+
+
+def shortened(value: object, characters: int = 80) -> str:
+    """How a foreign value looks in an error message, whatever its size.
+
+    >>> shortened(10**5000)[:12], shortened("x" * 100, 6)
+    ('an int of 16', "'xxxxx…")
+    """
+    if isinstance(value, int) and abs(value) > 10**characters:
+        return f"an int of {value.bit_length()} bits"
+    shown = repr(value[: characters + 1] if isinstance(value, str | bytes) else value)
+    return shown if len(shown) <= characters else f"{shown[:characters]}…"
 
 
 def described_error(error: BaseException) -> str:

@@ -28,7 +28,6 @@ import difflib
 import functools
 import inspect
 import json
-import math
 import re
 import types
 from abc import ABC, abstractmethod
@@ -37,7 +36,7 @@ from contextlib import AbstractAsyncContextManager, AsyncExitStack
 from dataclasses import dataclass, field
 from typing import Any, ClassVar, TypedDict, TypeVar, Unpack, overload
 
-from agentrl.errors import ConfigError, EnvironmentFailure, ToolError, UsageError
+from agentrl.errors import A_REWARD, ConfigError, EnvironmentFailure, ToolError, UsageError, bounded_reward, shortened
 from agentrl.tool_arguments import Arguments, WrongArguments
 from agentrl.tool_fault import contained, contained_in_thread
 
@@ -130,15 +129,18 @@ class ToolResult:
         return _HALF.sub("\ufffd", text)
 
     def checked(self, tool: str) -> ToolResult:
-        """This result, if its numbers are finite.
+        """Return this result with its numbers as floats.
 
         Raises:
-            EnvironmentFailure: they are not; nothing that was computed with them may train.
+            EnvironmentFailure: a number is not finite, or too large; nothing that was computed with it may train.
         """
+        checked: dict[str, float] = {}
         for name, value in {"reward": self.reward, **self.metrics}.items():
-            if isinstance(value, bool) or not isinstance(value, int | float) or not math.isfinite(value):
-                raise EnvironmentFailure(f"{name} of tool {tool} is {value!r}", expected="a finite number")
-        return self
+            number = None if isinstance(value, bool) else bounded_reward(value)
+            if number is None:
+                raise EnvironmentFailure(f"{name} of tool {tool} is {shortened(value)}", expected=A_REWARD)
+            checked[name] = number
+        return dataclasses.replace(self, reward=checked.pop("reward"), metrics=checked)
 
 
 class ToolContext(ABC):

@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
-import math
 import numbers
 from collections.abc import Mapping
 from typing import Any
 
 from agentrl.env import StepResult
+from agentrl.errors import A_REWARD, bounded_reward, shortened
 from agentrl.message import Content, ImagePart, TextPart
 
 _NEXT_STEP = "Check the environment with: agentrl env check NAME"
@@ -113,20 +113,21 @@ def _check_components(components: object) -> None:
     if not isinstance(components, Mapping):
         raise _wrong("reward_components of info", components, "a dictionary of numbers by name")
     for name, value in components.items():
-        if not isinstance(value, numbers.Real) or not math.isfinite(value):
-            raise _wrong(f"reward component {name}", value, "a finite number")
+        if bounded_reward(value) is None:
+            raise _wrong(f"reward component {name}", value, A_REWARD)
 
 
 def _is_number(value: object) -> bool:
     return isinstance(value, numbers.Real)
 
 
-def _checked_reward(reward: float) -> float:
-    if not math.isfinite(reward):
-        raise WrongReturn(f"the reward is {float(reward)}, expected a finite number")
-    return float(reward)
+def _checked_reward(reward: object) -> float:
+    checked = bounded_reward(reward)
+    if checked is None:
+        raise WrongReturn(f"the reward is {shortened(reward)}, expected {A_REWARD}")
+    return checked
 
 
 def _wrong(what: str, got: object, expected: str) -> WrongReturn:
-    shown = f"{type(got).__name__} {repr(got)[:80]}"
+    shown = f"{type(got).__name__} {shortened(got)}"
     return WrongReturn(f"{what} is not what an environment may return: got {shown}, expected {expected}")

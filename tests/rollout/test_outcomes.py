@@ -2,7 +2,9 @@
 
 import asyncio
 import math
+from fractions import Fraction
 
+import numpy as np
 import pytest
 
 import agentrl
@@ -308,13 +310,13 @@ async def test_retries_end(make_runner, play, worlds):
 
 
 class Judge(Scorer):
-    def __init__(self, verdict):
-        self.verdict = verdict
+    def __init__(self, verdict, components=None):
+        self.verdict, self.components = verdict, components or {"judge": 1.0}
 
     async def score(self, trajectory, task):
         if isinstance(self.verdict, Exception):
             raise self.verdict
-        return Score(reward=self.verdict, components={"judge": 1.0})
+        return Score(reward=self.verdict, components=self.components)
 
 
 @pytest.mark.parametrize("verdict", [math.nan, math.inf, KeyError("answer")])
@@ -480,3 +482,59 @@ async def test_every_turn_attempt_and_member_samples_with_a_seed_of_its_own(make
     assert first["g/1.1/turn-2"] == derive_seed(derive_seed(7, 1, 1), 2)
     await play(runner, seed=8)
     assert not [name for name in first if name.startswith("g/0") and seeds[name] == first[name]]
+
+
+class Worth:
+    """A number that is no number."""
+
+
+GOOD = [(True, 1.0), (3, 3.0), (np.float32(0.5), 0.5), (np.int64(-2), -2.0), (Fraction(1, 4), 0.25), (-4e11, -4e11)]
+BAD = [1e308, -1.1e12, 10**400, math.inf, math.nan, np.float32("inf"), 1j, np.bool_(1), "1", None, Worth(), [1.0]]
+
+
+def paying(worlds, reward):
+    """A world that gives `reward` with each step."""
+
+    class Paying(worlds.Corridor):
+        def step(self, action):
+            observation, _, *rest = super().step(action)
+            return observation, reward, *rest
+
+    return Paying
+
+
+@pytest.mark.parametrize(("reward", "number"), GOOD)
+async def test_rewards_of_all_real_types_are_taken(make_runner, play, worlds, reward, number):
+    trajectory = await play(make_runner(paying(worlds, reward), "forward"), options={"length": 2})
+    assert trajectory.reward == 2 * number
+    assert {type(turn.reward) for turn in trajectory.turns} == {float}
+    components = {"style": reward}
+    scored = make_runner(worlds.Corridor, "forward", scorer=Judge(reward, components))
+    trajectory = await play(scored)
+    assert (trajectory.reward, trajectory.reward_components["style"]) == (number, number)
+
+
+@pytest.mark.parametrize("reward", BAD, ids=repr)
+async def test_rewards_that_no_sum_should_hold_fail_their_episode(make_runner, play, worlds, reward):
+    """A finite reward may be too large for the arithmetic of training."""
+    failed = [await play(make_runner(paying(worlds, reward), "forward"))]
+    failed.append(await play(make_runner(worlds.Corridor, "forward", scorer=Judge(1.0, {"style": reward or "0"}))))
+    if reward is not None:
+        failed.append(await play(make_runner(worlds.Corridor, "forward", scorer=Judge(reward))))
+    for trajectory in failed:
+        assert trajectory.outcome is Outcome.ENVIRONMENT_ERROR
+        assert trajectory.reward is None
+        assert "1e12" in trajectory.error or "finite number" in trajectory.error
+    assert type(reward) is not float or repr(reward) in failed[0].error
+
+
+@pytest.mark.parametrize("reward", [1e308, 10**400, True, "1"])
+async def test_a_reward_of_a_tool_is_bounded_too(make_runner, play, worlds, reward):
+    @agentrl.tool
+    def pay() -> agentrl.ToolResult:
+        """Pay."""
+        return agentrl.ToolResult("there", reward=reward)
+
+    trajectory = await play(make_runner(worlds.Corridor, call("pay"), loop="tool_calling", tools=[pay]))
+    assert trajectory.outcome is Outcome.ENVIRONMENT_ERROR
+    assert "reward of tool pay is" in trajectory.error
