@@ -13,8 +13,12 @@ from agentrl.errors import TemplateError
 if TYPE_CHECKING:
     from transformers import PreTrainedTokenizerFast
 
-CUT_MARK = "… [cut: {} tokens left out]"
+CUT_MARK = "… [cut: {} characters left out]"
 """What stands where a text was cut."""
+CHARACTERS_PER_TOKEN = 16
+"""A long text is first encoded up to so many characters per token of its budget; ordinary text has about four."""
+UNSTABLE_TOKENS = 8
+"""The last tokens of a prefix may differ from those of the whole text."""
 _SEGMENT_CACHE = 2048
 
 
@@ -99,24 +103,41 @@ class TextEncoder:
         return self.decode([i for i in ids if i not in left_out])
 
     def cut(self, text: str, max_tokens: int) -> str:
-        """The beginning of `text` that fits `max_tokens` tokens with a mark that tells how many were left out.
+        """Cut `text` to a token budget, with a mark that tells how many characters were left out.
 
-        A text that fits comes back as it is. When not even the mark fits, the mark alone is returned.
+        A text that fits comes back as it is. When not even the mark fits, the mark alone is returned. The cost depends
+        on the budget and not on the length of the text: only as much of it is encoded as the budget could hold.
         """
         if text.isascii() and len(text) < max_tokens:
             return text
-        encoding = self._backend.encode(text, add_special_tokens=False)
+        encoding, is_whole = self._beginning(text, max_tokens)
         total = len(encoding.ids)
-        if total <= max_tokens:
+        if is_whole and total <= max_tokens:
             return text
-        kept = max_tokens
+        kept = min(max_tokens, total)
         while kept > 0:
-            shortened = text[: encoding.offsets[kept][0]] + CUT_MARK.format(total - kept)
+            end = encoding.offsets[kept][0] if kept < total else encoding.offsets[kept - 1][1]
+            shortened = text[:end] + CUT_MARK.format(len(text) - end)
             excess = len(self._encode_whole(shortened)) - max_tokens
             if excess <= 0:
                 return shortened
             kept -= excess
-        return CUT_MARK.format(total)
+        return CUT_MARK.format(len(text))
+
+    def _beginning(self, text: str, max_tokens: int) -> tuple[Any, bool]:
+        """Encode so much of `text` that it exceeds a budget; whether that is all of it."""
+        most = (max_tokens + UNSTABLE_TOKENS) * self._longest_token
+        size = CHARACTERS_PER_TOKEN * (max_tokens + UNSTABLE_TOKENS)
+        while True:
+            encoding = self._backend.encode(text[:size], add_special_tokens=False)
+            if size >= min(len(text), most) or len(encoding.ids) >= max_tokens + UNSTABLE_TOKENS:
+                return encoding, size >= len(text)
+            size = min(4 * size, most)
+
+    @functools.cached_property
+    def _longest_token(self) -> int:
+        """Maximum number of characters that one token stands for."""
+        return max(map(len, self._backend.get_vocab(with_added_tokens=True)))
 
     def _encode_whole(self, text: str) -> tuple[int, ...]:
         return tuple(self._backend.encode(text, add_special_tokens=False).ids)

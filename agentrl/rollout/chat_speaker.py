@@ -9,6 +9,7 @@ from agentrl.agent_loop import Answer, Conversation
 from agentrl.errors import EngineError, UsageError, async_boundary
 from agentrl.message import Message
 from agentrl.policy import ChatPolicy, SamplingParams
+from agentrl.render.encoding import CUT_MARK
 from agentrl.rollout.speaker import Situation, Speaker
 from agentrl.rollout.stall import WaitKind
 from agentrl.rollout.turns import TurnLog
@@ -17,7 +18,6 @@ from agentrl.trajectory import TokenSequence, Turn
 
 CHARACTERS_PER_TOKEN = 4
 """The usual estimate for English: a text service's tokens cannot be counted here."""
-CUT_MARK = "… [cut: {} characters left out]"
 
 
 def cut_characters(text: str, max_tokens: int) -> str:

@@ -79,8 +79,9 @@ class RuntimeEpisode(Episode):
         """
         result = await self.environment.reset(self.task)
         self.tools = {**self._configured, **self._own_tools(result.tools)}
-        self.action_hint = result.action_hint
-        self.goal = result.info.get("goal")
+        self.action_hint = self._cut_text(result.action_hint)
+        goal = result.info.get("goal")
+        self.goal = None if goal is None else self._cut_text(str(goal))
         self.turns.state_key = result.state_key
         self.info.update(result.info)
         self.observation = result.observation

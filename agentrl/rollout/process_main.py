@@ -16,7 +16,7 @@ from typing import Any, BinaryIO
 
 from agentrl.errors import AgentRLError, EnvironmentFailure, described_error
 from agentrl.remote.tool import RemoteTool
-from agentrl.rollout.process_worker import HEADER, RemoteCall
+from agentrl.rollout.process_worker import HEADER, LARGEST_REPLY, RemoteCall
 from agentrl.rollout.resident import ResetResult, Resident
 
 
@@ -72,6 +72,9 @@ def _reply(replies: BinaryIO, reply: tuple[bool, Any]) -> None:
         message = pickle.dumps(reply)
     except BaseException as error:
         text = f"what it returned cannot be sent to the runtime: {described_error(error)}"
+        message = pickle.dumps((False, (EnvironmentFailure, text)))
+    if len(message) > LARGEST_REPLY:
+        text = f"what it returned has {len(message):,} bytes, expected at most {LARGEST_REPLY:,}"
         message = pickle.dumps((False, (EnvironmentFailure, text)))
     replies.write(HEADER.pack(len(message)) + message)
     replies.flush()

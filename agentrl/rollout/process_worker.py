@@ -21,6 +21,8 @@ from agentrl.rollout.serial_worker import Job, SerialWorker
 
 HEADER = struct.Struct("<Q")
 """Length of the pickled reply that follows."""
+LARGEST_REPLY = 256 * 2**20
+"""Maximum number of bytes of a pickled reply; a larger one is an error of the environment."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -10,6 +10,8 @@ from agentrl.env import StepResult
 from agentrl.errors import A_REWARD, bounded_reward, shortened
 from agentrl.message import Content, ImagePart, TextPart
 
+LARGEST_OBSERVATION = 10_000_000
+"""Maximum number of characters of an observation, over all its parts."""
 _NEXT_STEP = "Check the environment with: agentrl env check NAME"
 _STEP_FIELDS = "observation, reward, terminated, truncated, info"
 
@@ -85,12 +87,21 @@ def unpacked_step(returned: object) -> StepResult:
 
 def _checked_observation(where: str, observation: object) -> Content:
     if isinstance(observation, str):
+        _check_length(where, len(observation))
         if not observation.isascii():
             _check_text(where, observation)
         return observation
     if isinstance(observation, tuple) and all(isinstance(part, TextPart | ImagePart) for part in observation):
+        _check_length(where, sum(len(part.text) for part in observation if isinstance(part, TextPart)))
         return observation
     raise _wrong(f"observation of {where}", observation, "text, or a tuple of TextPart and ImagePart")
+
+
+def _check_length(where: str, characters: int) -> None:
+    if characters > LARGEST_OBSERVATION:
+        raise WrongReturn(
+            f"the observation of {where} has {characters:,} characters, expected at most {LARGEST_OBSERVATION:,}"
+        )
 
 
 def _check_text(where: str, observation: str) -> None:

@@ -27,11 +27,11 @@ def test_a_cut_text_fits_and_says_what_is_missing(number: int, text: str, budget
     if total <= budget:
         assert cut == text
         return
-    mark = re.fullmatch(r"(.*)… \[cut: (\d+) tokens left out\]", cut, re.DOTALL)
+    mark = re.fullmatch(r"(.*)… \[cut: (\d+) characters left out\]", cut, re.DOTALL)
     assert mark is not None
     assert text.startswith(mark[1])
-    assert 0 < int(mark[2]) <= total
-    assert len(encoder.encode(cut)) <= budget or cut == CUT_MARK.format(total)
+    assert 0 < int(mark[2]) == len(text) - len(mark[1])
+    assert len(encoder.encode(cut)) <= budget or cut == CUT_MARK.format(len(text))
 
 
 def test_a_long_observation_keeps_its_beginning() -> None:
@@ -39,6 +39,50 @@ def test_a_long_observation_keeps_its_beginning() -> None:
     text = "On the countertop 1, you see a mug 1. " * 50
     cut = encoder.cut(text, 100)
     assert cut.startswith("On the countertop 1, you see a mug 1. On")
-    left_out = int(re.search(r"(\d+) tokens left out", cut)[1])
-    kept = cut.partition("…")[0]
-    assert left_out == len(encoder.encode(text)) - len(encoder.encode(kept))
+    left_out = int(re.search(r"(\d+) characters left out", cut)[1])
+    assert left_out == len(text) - len(cut.partition("…")[0])
+
+
+class Counting:
+    """A tokenizer's backend that counts the characters that it encodes."""
+
+    def __init__(self, backend):
+        self._backend = backend
+        self.characters = 0
+
+    def __getattr__(self, name):
+        return getattr(self._backend, name)
+
+    def encode(self, text, **options):
+        self.characters += len(text)
+        return self._backend.encode(text, **options)
+
+
+WORDS = "On the countertop 1, you see a mug 1. "
+
+
+@pytest.mark.parametrize("unit", [WORDS, "a", " ", "\n", "é", "鸡", "🙂", "<|im_end|>", "ab "], ids=repr)
+@pytest.mark.parametrize("number", [0, 1, 2])
+def test_the_cost_of_a_cut_does_not_grow_with_the_text(monkeypatch, number: int, unit: str) -> None:
+    encoder, encoded = ENCODERS[number], []
+    for size in (300_000, 3_000_000):
+        text = unit * (size // len(unit))
+        backend = Counting(encoder._backend)
+        monkeypatch.setattr(encoder, "_backend", backend)
+        cut = encoder.cut(text, 100)
+        monkeypatch.undo()
+        assert len(encoder.encode(cut)) <= 100
+        assert int(re.search(r"(\d+) characters left out", cut)[1]) + len(cut.rpartition("…")[0]) == len(text)
+        encoded.append(backend.characters)
+    assert encoded[1] < 2 * encoded[0]  # not 10 times
+    assert encoded[0] < 300_000 / 2
+
+
+@pytest.mark.parametrize("budget", [10, 100, 1000])
+def test_a_cut_keeps_what_the_whole_text_would_keep(budget: int) -> None:
+    encoder = ENCODERS[0]
+    text = "".join(f"Shelf {number} holds {number * number} jars of jam. " for number in range(20_000))
+    kept = encoder.cut(text, budget).partition("…")[0]
+    whole = encoder.encode(text[: 100 * budget])
+    assert kept == encoder.decode(whole[: len(encoder.encode(kept))])
+    assert budget - len(encoder.encode(kept)) < 40  # the mark

@@ -3,15 +3,23 @@
 import asyncio
 import contextlib
 import functools
+import io
 import os
+import pickle
+from types import SimpleNamespace
 
 import gymnasium
 import pytest
+import rollout_worlds
 
 from agentrl.config.episodes import EnvironmentConfig
 from agentrl.env import ExpertAction, Isolation
 from agentrl.errors import EnvironmentFailure, Outcome, UsageError
+from agentrl.message import TextPart
+from agentrl.rollout import process_main
+from agentrl.rollout.budget import EpisodeLimits
 from agentrl.rollout.environments import EnvironmentHost
+from agentrl.rollout.process_worker import HEADER
 from agentrl.task import Task
 
 TASK = Task(id="t", environment="world", seed=5)
@@ -279,3 +287,50 @@ async def test_random_actions_are_short_where_a_space_allows_long_texts(make_hos
     assert samples == lengths[:3]
     assert least <= min(lengths) < max(lengths) or least == longest == max(lengths)
     assert longest * 0.8 <= max(lengths) <= longest
+
+
+class Loud(rollout_worlds.Faulty):
+    """Says as much as its task wants, at the places that it names."""
+
+    def reset(self, *, seed=None, options=None):
+        self.options = options
+        return self._text("reset"), {"goal": self._text("goal")}
+
+    def step(self, action):
+        parts = (TextPart(text=self._text("parts")), TextPart(text="."))
+        return parts, 1.0, True, False, {"junk": bytes(self.options.get("junk", 0))}
+
+    def _text(self, place):
+        return "loud " * (self.options.get(place, 5) // 5)
+
+
+@pytest.mark.parametrize("place", ["reset", "parts"])
+async def test_an_observation_of_any_length_is_cut_or_refused(make_runner, play, renderer, monkeypatch, place):
+    limits = EpisodeLimits(max_observation_tokens=50)
+    runner = make_runner(Loud, "x", limits=limits)
+    encoded = []
+    encode = renderer.encoder._backend.encode
+    backend = SimpleNamespace(
+        encode=lambda text, **options: encoded.append(len(text)) or encode(text, **options),
+        get_vocab=renderer.encoder._backend.get_vocab,
+        decode=renderer.encoder._backend.decode,
+    )
+    monkeypatch.setattr(renderer.encoder, "_backend", backend)
+    trajectory = await play(runner, options={place: 9_999_990, "goal": 5_000_000})
+    assert trajectory.outcome is Outcome.FINISHED
+    assert sum(encoded) < 20_000
+    trajectory = await play(runner, options={place: 50_000_000})
+    assert trajectory.outcome is Outcome.ENVIRONMENT_ERROR
+    assert "has 50,000,00" in trajectory.error
+    assert "characters, expected at most 10,000,000" in trajectory.error
+    assert sum(encoded) < 40_000
+
+
+def test_a_reply_of_a_worker_process_is_bounded(monkeypatch):
+    monkeypatch.setattr(process_main, "LARGEST_REPLY", 1000)
+    for size, fits in ((900, True), (1000, False)):
+        sent = io.BytesIO()
+        process_main._reply(sent, (True, bytes(size)))
+        succeeded, value = pickle.loads(sent.getvalue()[HEADER.size :])
+        assert succeeded == fits
+        assert fits or value == (EnvironmentFailure, "what it returned has 1,021 bytes, expected at most 1,000")
