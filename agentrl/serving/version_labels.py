@@ -18,11 +18,11 @@ def decode_versions(spans: Sequence[Mapping[str, Any]], count: int) -> list[int]
         EngineError: the spans do not cover the tokens one after the other, or a version is not ours.
     """
     versions: list[int] = []
+    is_whole = True
     for span in spans:
-        if span["start"] != len(versions):
-            break
+        is_whole &= span["start"] == len(versions) < span["end"]
         versions += [decode_version(span["version"])] * (span["end"] - span["start"])
-    if len(versions) != count:
+    if not is_whole or len(versions) != count:
         raise EngineError(
             "the server's version spans do not cover the answer", got=list(spans), expected=f"{count} tokens"
         )

@@ -163,6 +163,8 @@ class LocalServer(InferenceServer):
     async def _take(self, tensors: Mapping[str, torch.Tensor], version: int) -> None:
         if self.is_asleep:
             raise EngineError(f"{self.url} is asleep")
+        if not self._is_paused:
+            raise EngineError(f"{self.url} got weights while it samples", expected="a pause before the update")
         if self.faults.keeps_version:
             return
         own = {name: tensor.clone() for name, tensor in self.model.state_dict().items()}

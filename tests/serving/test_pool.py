@@ -6,7 +6,7 @@ import pytest
 
 from agentrl.config.engines import VLLMEngineConfig
 from agentrl.errors import EngineError, TrainingError, UsageError
-from agentrl.policy import StopReason
+from agentrl.policy import Generation, StopReason
 from agentrl.server import ServerLost
 from agentrl.serving.pool import PoolSettings, ServerPool
 from agentrl.testing import check_engine
@@ -307,6 +307,33 @@ async def test_an_answer_with_a_version_that_was_never_published_is_not_passed_o
     assert {version for answer in answers for version in answer.versions} == {0}
     assert sum(answer.resubmissions for answer in answers) == 3
     assert pool.servers == [servers[1]]
+
+
+async def test_an_answer_of_weights_older_than_the_request_is_not_passed_on(pool_of, request_of):
+    pool, servers = pool_of(version=3)
+    servers[0]._stamps[0], servers[1]._stamps[0] = 2, 3
+    await pool.start()
+    answers = await asyncio.gather(*(pool.generate(request_of([i], f"r{i}", max_tokens=6)) for i in range(1, 7)))
+    assert {version for answer in answers for version in answer.versions} == {3}
+    assert sum(answer.resubmissions for answer in answers) == 3
+    assert pool.servers == [servers[1]]
+    assert "it sampled with weights of version [2], expected 3 to 3" in pool.group.members[0].why
+
+
+async def test_an_answer_over_an_update_may_have_every_version_from_its_start_to_its_end(pool_of, request_of):
+    pool, (server,) = pool_of(1, version=3)
+    await pool.start()
+    server._stamps[0] = 3
+
+    async def generate(request):
+        pool.group.publish(5)
+        return Generation(
+            token_ids=[1, 2, 3], logprobs=[-1.0] * 3, versions=list(versions), stop_reason=StopReason.LENGTH
+        )
+
+    server.generate = generate
+    versions = [3, 4, 5]
+    assert (await pool.generate(request_of([1], "whole", max_tokens=3))).versions == [3, 4, 5]
 
 
 async def test_a_new_process_at_the_same_address_does_not_pass_for_the_old_one(pool_of, monkeypatch):

@@ -16,6 +16,10 @@ from agentrl.serving.vllm.launch import RECEIVER, WORKER_PATH
 from agentrl.serving.vllm.wire import decode_answer, decode_load, encode_abort, encode_request
 
 
+def _spans(*bounds):
+    return [{"version": str(index), "start": start, "end": end} for index, (start, end) in enumerate(bounds)]
+
+
 def _answer(token_ids, *, finish="length", spans=None, logprobs=None, cached=None):
     values = [-0.5 * (i + 1) for i in range(len(token_ids))] if logprobs is None else logprobs
     rows = [{"token_id": t, "logprob": v, "rank": 1} for t, v in zip(token_ids, values, strict=False)]
@@ -89,6 +93,11 @@ def test_an_abort_before_the_first_token_has_none():
         (_answer([1, 2], spans=[]), "do not cover the answer"),
         (_answer([1, 2], spans=[{"version": "3", "start": 1, "end": 2}]), "do not cover the answer"),
         (_answer([1, 2], spans=[{"version": "3", "start": 0, "end": 1}]), "do not cover the answer"),
+        (_answer([1, 2, 3], spans=_spans((0, 2), (1, 2))), "do not cover the answer"),
+        (_answer([1, 2, 3], spans=_spans((0, 2), (1, 3))), "do not cover the answer"),
+        (_answer([1, 2, 3], spans=_spans((0, 1), (2, 4))), "do not cover the answer"),
+        (_answer([1, 2, 3], spans=_spans((0, 3), (9, 12))), "do not cover the answer"),
+        (_answer([1, 2, 3], spans=_spans((0, 3), (3, 2), (2, 3))), "do not cover the answer"),
         (_answer([1], spans=[{"version": "main", "start": 0, "end": 1}]), "unknown version: got main"),
     ],
 )

@@ -21,9 +21,9 @@ class Source:
         return [self.logprob] * len(answer_ids)
 
 
-def engine(drift=0.0, version=None):
+def engine(drift=0.0, version=None, token_ids=(5, 6, 7, 8), logprobs=(-0.5,) * 4):
     def script(request):
-        return ScriptedAnswer(token_ids=[5, 6, 7, 8], logprobs=[-0.5] * 4, drift=drift, version=version)
+        return ScriptedAnswer(token_ids=token_ids, logprobs=logprobs, drift=drift, version=version)
 
     return ScriptedEngine(script=script, vocab_size=16)
 
@@ -52,6 +52,35 @@ async def test_a_difference_need_not_come_from_an_update():
 
 async def test_a_difference_within_rounding_is_reported_and_passes():
     assert (await PROBE.compare(engine(drift=5e-4), Source())).difference == pytest.approx(5e-4)
+
+
+@pytest.mark.parametrize("position", range(4))
+async def test_every_token_of_an_answer_is_compared(position):
+    logprobs = [-0.5] * 4
+    logprobs[position] = -0.51
+    wrong = engine(logprobs=logprobs)
+    expected = f"log-probability of token {5 + position} after {24 + position} tokens: got -0.51 from the engine, expected -0.5"
+    with pytest.raises(TrainingError, match=expected):
+        await PROBE.compare(wrong, Source())
+    recorded = (await PROBE.compare(engine(), Source())).answers
+    with pytest.raises(TrainingError, match=expected):
+        await PROBE.compare_recorded(wrong, recorded)
+
+
+async def test_recorded_answers_are_compared_up_to_the_first_other_token_and_with_it_when_it_is_the_first():
+    recorded = (await PROBE.compare(engine(), Source())).answers
+    later = engine(token_ids=[5, 6, 9, 8], logprobs=[-0.5, -0.5003, -3.0, -3.0])
+    assert await PROBE.compare_recorded(later, recorded) == pytest.approx(3e-4)
+    first = engine(token_ids=[9, 6, 7, 8], logprobs=[-0.5002, -3.0, -3.0, -3.0])
+    assert await PROBE.compare_recorded(first, recorded) == pytest.approx(2e-4)
+    with pytest.raises(TrainingError, match="token 9 after 24 tokens"):
+        await PROBE.compare_recorded(engine(token_ids=[9, 6], logprobs=[-0.6, -0.5]), recorded)
+
+
+async def test_the_version_of_every_token_is_compared():
+    recorded = (await PROBE.compare(engine(), Source())).answers
+    with pytest.raises(TrainingError, match=r"another version after a sync: got \[3\], expected 0"):
+        await PROBE.compare_recorded(engine(version=3), recorded)
 
 
 async def test_an_engine_that_missed_the_update_is_named():
