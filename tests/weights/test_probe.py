@@ -59,8 +59,7 @@ async def test_every_token_of_an_answer_is_compared(position):
     logprobs = [-0.5] * 4
     logprobs[position] = -0.51
     wrong = engine(logprobs=logprobs)
-    expected = f"log-probability of token {5 + position} after {24 + position} tokens: "
-        "got -0.51 from the engine, expected -0.5"
+    expected = f"log-probability of token {5 + position} after {24 + position} tokens: got -0.51 from the engine"
     with pytest.raises(TrainingError, match=expected):
         await PROBE.compare(wrong, Source())
     recorded = (await PROBE.compare(engine(), Source())).answers
