@@ -6,7 +6,7 @@ STAMP := $(VENV)/.installed
 
 .PHONY: setup demo test bubblewrap docker-daemon test-docker lint docs engines engine-vllm engine-sglang \
 	engine-harmony test-engines test-engines-cluster ray test-cluster originals \
-	original-alfworld original-openenv test-originals clean
+	original-alfworld original-openenv test-originals mutants clean
 
 setup: $(STAMP)
 
@@ -161,6 +161,19 @@ original-%: setup
 test-originals: setup originals
 	PYTHONPATH=$(ALFWORLD)$$(printf ':$(ORIGINALS)/%s-$(PYTHON_TAG)' $(ADAPTED)) AGENTRL_OPENENV=$(OPENENV) \
 		$(BIN)/python -m pytest --durations=5 tests/originals
+
+# Small wrong changes of the sources, and whether the nearest tests notice them (tests/mutants). cosmic-ray makes the
+# changes, and lives in a folder of its own. Results are kept in .cache/mutants, so that a run that was interrupted goes on.
+# More of it: make mutants ROOM=rollout SAMPLE=200, SAMPLE=all, SEED=1; FRESH=1 forgets the results.
+COSMIC_RAY_VERSION := 8.7.0
+COSMIC_RAY := .cache/cosmic-ray-$(COSMIC_RAY_VERSION)-$(PYTHON_TAG)
+SAMPLE ?= 40
+SEED ?= 0
+mutants: setup
+	@test -e $(COSMIC_RAY)/.installed || { $(BIN)/pip $(INTO_ENGINE) --no-deps --target $(COSMIC_RAY) \
+		cosmic_ray==$(COSMIC_RAY_VERSION) parso==0.8.7 stevedore==5.10.0 && touch $(COSMIC_RAY)/.installed; }
+	PYTHONPATH=tests:$(CURDIR)/$(COSMIC_RAY) $(BIN)/python -u -m mutants --sample $(SAMPLE) --seed $(SEED) \
+		$(addprefix --room ,$(ROOM)) $(if $(FRESH),--fresh)
 
 # mypy sees the package as it is installed: the catalogue folders are mapped into it.
 TYPING ?= .cache/typing

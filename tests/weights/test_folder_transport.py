@@ -1,7 +1,9 @@
 import json
 import os
+import shutil
 import subprocess
 import sys
+from pathlib import Path
 
 import pytest
 import torch
@@ -65,6 +67,23 @@ async def test_versions_exist_until_they_are_discarded(tensors, tmp_path):
     await transport.close()
     await transport.close()
     assert list(tmp_path.iterdir()) == []
+
+
+async def test_a_version_that_is_gone_already_can_be_discarded(tensors, tmp_path):
+    transport = FolderTransport(tmp_path)
+    written = await transport.prepare(tensors, 1)
+    shutil.rmtree(written.folder)
+    await written.discard()
+    await transport.close()
+
+
+@pytest.mark.skipif(not Path("/proc/self/fd").exists(), reason="open files are counted in /proc")
+def test_neither_a_closed_folder_nor_one_that_another_owner_holds_keeps_a_file_open(tmp_path):
+    other, before = OwnedFolder(tmp_path / "other"), os.listdir("/proc/self/fd")
+    OwnedFolder(tmp_path).close()
+    assert clear_abandoned(tmp_path / "other") == []
+    assert os.listdir("/proc/self/fd") == before
+    other.close()
 
 
 async def test_a_failed_write_leaves_nothing_that_could_be_read(tensors, tmp_path, monkeypatch):

@@ -104,6 +104,20 @@ async def test_a_sync_raises_the_version_and_copies_only_when_it_must(shared):
     assert report.seconds == report.transport_s + report.verify_s >= 0
 
 
+async def test_an_engine_of_this_process_is_held_while_its_weights_change(monkeypatch):
+    served, calls = engine(), []
+    for name in ("pause", "update_weights", "resume", "generate"):
+
+        async def recorded(*args, name=name, real=getattr(served, name)):
+            calls.append(name)
+            return await real(*args)
+
+        monkeypatch.setattr(served, name, recorded)
+    report = await InProcessSync(Source(), served, shared=False, probe=PROBE).sync(1)
+    assert calls == ["pause", "update_weights", "resume", *["generate"] * 4]
+    assert max(report.transport_s, report.verify_s) < 60
+
+
 def test_the_prompts_are_the_same_every_time_and_inside_the_vocabulary():
     assert Probe.random(16, tolerance=1).prompts == PROBE.prompts
     assert max(max(prompt) for prompt in PROBE.prompts) < 16

@@ -138,6 +138,16 @@ async def test_a_server_that_does_not_come_to_the_meeting_is_taken_out(world_of,
         await world.next_version()
 
 
+async def test_preparing_copies_the_tensors_and_says_how_long_it_took(tensors, transport):
+    prepared = await transport.prepare(tensors, 4)
+    for tensor in tensors.values():
+        tensor.zero_()
+    assert (prepared.version, prepared.size) == (4, sum(tensor.nbytes for tensor in tensors.values()))
+    assert 0 < prepared.seconds < 60
+    assert prepared.tensors()["count"] == 7
+    await transport.close()
+
+
 async def test_a_skipped_tensor_is_caught(world_of, transport):
     world = await world_of(transport=transport)
     world.servers[1].faults.skips.add("model.layers.1.self_attn.v_proj.weight")

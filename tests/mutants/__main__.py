@@ -1,0 +1,142 @@
+"""`make mutants`: change the sources a little, room by room, and say how many changes the tests notice."""
+
+from __future__ import annotations
+
+import argparse
+import hashlib
+import json
+import math
+import os
+import shutil
+import subprocess
+import sys
+from dataclasses import asdict
+from pathlib import Path
+from typing import Any
+
+import yaml
+
+from mutants.changes import Change, sample
+from mutants.rooms import ROOMS, TREE, Room
+
+FOLDER = TREE / ".cache" / "mutants"
+COPY = FOLDER / "tree"
+CATALOGUE = {"envs": "envs", "tools": "tools", "agent_loops": "agent_loops", "configs": "configs"}
+EXPLAINED = Path(__file__).with_name("explained.yaml")
+
+
+def main() -> int:
+    """Run the rooms that are asked for; 1 when one of them is below its goal."""
+    words = argparse.ArgumentParser(prog="make mutants", description=__doc__)
+    words.add_argument("--room", action="append", choices=[*ROOMS], help="all of them when left out")
+    words.add_argument("--sample", default="40", help="changes per room, or `all`")
+    words.add_argument("--seed", type=int, default=0)
+    words.add_argument("--budget", type=float, default=60.0, help="seconds of tests per change")
+    words.add_argument("--fresh", action="store_true", help="forget the results of earlier runs")
+    asked = words.parse_args()
+    if asked.fresh:
+        shutil.rmtree(FOLDER, ignore_errors=True)
+    count = None if asked.sample == "all" else int(asked.sample)
+    rows = [run_room(name, count, asked.seed, asked.budget) for name in asked.room or ROOMS]
+    print(f"\nseed {asked.seed}, {asked.sample} changes per room, commit {_commit()}")
+    head = ("room", "places", "changed", "noticed", "of these ended", "survived", "explained", "share", "95 %", "goal")
+    print("| " + " | ".join(head) + " |\n" + "|---" * len(head) + "|")
+    for row in rows:
+        print("| " + " | ".join(map(str, row["cells"])) + " |")
+    return int(not all(row["reached"] for row in rows))
+
+
+def run_room(name: str, count: int | None, seed: int, budget_s: float) -> dict[str, Any]:
+    """Play the changes of a room that were not played before, print the survivors, and sum up."""
+    room = ROOMS[name]
+    changes, places = sample(TREE, list(room.files()), count, seed)
+    results = _results(name, room, changes, budget_s)
+    explained = {(one["path"], one["from"], one["to"]) for one in yaml.safe_load(EXPLAINED.read_text()) or []}
+    survivors = [change for change in changes if results[_key(change)]["status"] == "survived"]
+    open_ones = [one for one in survivors if (one.path, one.before, one.after) not in explained]
+    for change in open_ones:
+        print(f"\n{name}: survived {results[_key(change)]['tests']} tests, in {change.function}\n{change.diff}")
+    ended = sum(results[_key(change)]["status"] == "ended" for change in changes)
+    noticed, judged = len(changes) - len(survivors), len(changes) - len(survivors) + len(open_ones)
+    low, high = wilson(noticed, judged)
+    share = noticed / judged if judged else 1.0
+    cells = (name, places, len(changes), noticed, ended, len(open_ones), len(survivors) - len(open_ones))
+    figures = (f"{share:.1%}", f"{low:.0%} to {high:.0%}", f"{room.goal:.0%}")
+    return {"cells": [*cells, *figures], "reached": share >= room.goal}
+
+
+def wilson(hits: int, count: int) -> tuple[float, float]:
+    """The 95 % interval of a share (Wilson, 1927); (0, 1) of nothing."""
+    if not count:
+        return 0.0, 1.0
+    z, share = 1.959964, hits / count
+    middle = share + z * z / (2 * count)
+    half = z * math.sqrt(share * (1 - share) / count + z * z / (4 * count * count))
+    return (middle - half) / (1 + z * z / count), (middle + half) / (1 + z * z / count)
+
+
+def _results(name: str, room: Room, changes: list[Change], budget_s: float) -> dict[str, Any]:
+    """By change. What was noticed before is not played again; what survived is, once tests have changed."""
+    FOLDER.mkdir(parents=True, exist_ok=True)
+    path, tests = FOLDER / f"{name}.jsonl", _digest(*room.tests, "tests/conftest.py")
+    known = {}
+    for line in path.read_text().splitlines() if path.exists() else []:
+        result = json.loads(line)
+        if result["status"] != "survived" or result["key"].endswith(tests):
+            known[result["key"].split(" ")[0]] = result
+    left = [change for change in changes if _key(change) not in known]
+    print(f"{name}: {len(changes)} changes, {len(left)} to play", flush=True)
+    if left:
+        tasks = [{**asdict(change), "key": f"{_key(change)} {tests}"} for change in left]
+        _play(name, room, tasks, path, tests, budget_s)
+        return _results(name, room, changes, budget_s)
+    return known
+
+
+def _play(name: str, room: Room, tasks: list[dict[str, Any]], results: Path, tests: str, budget_s: float) -> None:
+    _copy_tree()
+    calls = FOLDER / f"{name}-calls-{_digest('agentrl')[:8]}{tests[:8]}.json"
+    file = FOLDER / f"{name}-tasks.json"
+    paths = {"tree": str(COPY), "results": str(results), "calls": str(calls)}
+    file.write_text(json.dumps({**paths, "changes": tasks, "budget_s": budget_s}))
+    path = os.pathsep.join([str(COPY), str(TREE / "tests"), os.environ.get("PYTHONPATH", "")])
+    environment = os.environ | {"PYTHONPATH": path, "OMP_NUM_THREADS": "1", "MUTANTS_TASKS": str(file)}
+    options = ["-p", "mutants.forks", "-p", "no:cacheprovider", f"--basetemp={FOLDER / 'tmp'}"]
+    command = [sys.executable, "-P", "-m", "pytest", "-q", *options, *room.tests]
+    before = results.read_text() if results.exists() else ""
+    ran = subprocess.run(command, cwd=TREE, env=environment, capture_output=True, text=True, check=False)
+    if (results.read_text() if results.exists() else "") == before:
+        raise SystemExit(f"{name}: nothing was played\n{ran.stdout[-4000:]}\n{ran.stderr[-4000:]}")
+
+
+def _copy_tree() -> None:
+    """The package as it is installed, with files of its own to change."""
+    shutil.rmtree(COPY, ignore_errors=True)
+    shutil.copytree(TREE / "agentrl", COPY / "agentrl", ignore=shutil.ignore_patterns("__pycache__"))
+    for package, folder in CATALOGUE.items():
+        (COPY / "agentrl" / package).unlink(missing_ok=True)
+        (COPY / "agentrl" / package).symlink_to(TREE / folder)
+
+
+def _key(change: Change) -> str:
+    source = (TREE / change.path).read_text()
+    return hashlib.sha256(f"{change.path}\0{source}\0{change.source}".encode()).hexdigest()[:16]
+
+
+def _digest(*paths: str) -> str:
+    """Of all Python files in some files and folders."""
+    digest = hashlib.sha256()
+    for path in paths:
+        found = sorted((TREE / path).rglob("*.py")) if (TREE / path).is_dir() else [TREE / path]
+        for file in found:
+            digest.update(file.read_bytes())
+    return digest.hexdigest()[:16]
+
+
+def _commit() -> str:
+    command = ["git", "describe", "--always", "--dirty"]
+    return subprocess.run(command, cwd=TREE, capture_output=True, text=True, check=False).stdout.strip()
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,237 @@
+"""Small wrong changes of a source file: cosmic-ray's operators, and three of our own."""
+
+from __future__ import annotations
+
+import ast
+import difflib
+import inspect
+import random
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from types import CodeType
+from typing import Any, ClassVar
+
+import parso
+from cosmic_ray.ast import ast_nodes, get_ast
+from cosmic_ray.mutating import mutate_code
+from cosmic_ray.operators.operator import Operator
+from cosmic_ray.operators.provider import OperatorProvider
+
+PAIRS = (
+    "Binary: Add_Sub Sub_Add Mul_Div Mul_Add Div_Mul FloorDiv_Mul Mod_FloorDiv Pow_Mul BitOr_BitAnd BitAnd_BitOr "
+    "Comparison: Lt_LtE Lt_GtE LtE_Lt LtE_Gt Gt_GtE Gt_LtE GtE_Gt GtE_Lt Eq_NotEq NotEq_Eq Is_IsNot IsNot_Is "
+    "Unary: USub_UAdd Delete_Invert Delete_Not"
+)
+OTHERS = (
+    "AddNot ReplaceTrueWithFalse ReplaceFalseWithTrue ReplaceAndWithOr ReplaceOrWithAnd ReplaceBreakWithContinue "
+    "ReplaceContinueWithBreak ExceptionReplacer NumberReplacer ZeroIterationForLoop"
+)
+
+
+class _Leaf(Operator):
+    """Replaces one leaf by another."""
+
+    replacements: ClassVar[dict[str, str]]
+
+    def mutation_positions(self, node: Any) -> Iterator[tuple[Any, Any]]:
+        if getattr(node, "value", None) in self.replacements and self.fits(node):
+            yield node.start_pos, node.end_pos
+
+    def fits(self, node: Any) -> bool:
+        return True
+
+    def mutate(self, node: Any, index: int) -> Any:
+        node.value = self.replacements[node.value]
+        return node
+
+    @classmethod
+    def examples(cls) -> Sequence[Any]:
+        return ()
+
+
+class SwapExtreme(_Leaf):
+    """Calls the function or method of the opposite meaning."""
+
+    replacements: ClassVar = {"min": "max", "max": "min", "any": "all", "all": "any", "amin": "amax", "amax": "amin"}
+
+    def fits(self, node: Any) -> bool:
+        after = node.get_next_leaf()
+        return node.type == "name" and after is not None and after.value == "("
+
+
+class AssignPlainly(_Leaf):
+    """Forgets what a variable held."""
+
+    replacements: ClassVar = {"+=": "=", "-=": "=", "*=": "=", "|=": "=", "&=": "="}
+
+
+class RemoveCall(Operator):
+    """Leaves out a call whose result is not used."""
+
+    def mutation_positions(self, node: Any) -> Iterator[tuple[Any, Any]]:
+        if node.type == "simple_stmt" and node.children[0].type in ("atom_expr", "power", "await_expr"):
+            yield node.children[0].start_pos, node.children[0].end_pos
+
+    def mutate(self, node: Any, index: int) -> Any:
+        call = node.children[0]
+        node.children[0] = parso.python.tree.Name("pass", call.start_pos, prefix=call.get_first_leaf().prefix)
+        return node
+
+    @classmethod
+    def examples(cls) -> Sequence[Any]:
+        return ()
+
+
+def operators() -> dict[str, Operator]:
+    """The operators that are used, by name: boundaries and opposites, since a wilder change is noticed anyway."""
+    library, kind, found = OperatorProvider(), "", {}
+    for word in PAIRS.split():
+        if word.endswith(":"):
+            kind = word[:-1]
+        else:
+            name = f"Replace{kind}Operator_{word}"
+            found[name] = library[name]()
+    found |= {name: library[name]() for name in OTHERS.split()}
+    return found | {type(own).__name__: own for own in (SwapExtreme(), AssignPlainly(), RemoveCall())}
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Change:
+    """One wrong change of one function."""
+
+    path: str
+    function: str
+    """Qualified name of the outermost function around it, without the module."""
+    first_line: int
+    """Of that function's code."""
+    before: str
+    """The changed lines."""
+    after: str
+    source: str
+    """The whole changed file."""
+    diff: str
+
+
+def sample(tree: Path, paths: Sequence[str], count: int | None, seed: int) -> tuple[list[Change], int]:
+    """Draw changes, at most one per place; all of them without a count. Also the number of places.
+
+    A place is one position in a file; where several changes are possible there, one is drawn. Messages of errors, words
+    for the log and annotations are not changed: no test should depend on them.
+    """
+    draw = random.Random(f"{seed} {','.join(paths)}")
+    places = [place for path in paths for place in _places(tree, path)]
+    draw.shuffle(places)
+    taken: list[Change] = []
+    for place in places:
+        if count is not None and len(taken) >= count:
+            break
+        ways = list(place.ways)
+        draw.shuffle(ways)
+        change = next((found for way in ways if (found := _change(tree, place, *way)) is not None), None)
+        if change is not None:
+            taken.append(change)
+    return taken, len(places)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class _Place:
+    path: str
+    ways: list[tuple[str, int]]
+    """Names of operators, and which of their occurrences."""
+    line: int
+
+
+def _places(tree: Path, path: str) -> list[_Place]:
+    source = (tree / path).read_text()
+    excluded, functions = _excluded(source), [_lines(code) for code in outermost_functions(source, path)]
+    found: dict[tuple[int, int], _Place] = {}
+    parsed = get_ast(source)
+    for name, operator in operators().items():
+        occurrence = 0
+        for node in ast_nodes(parsed):
+            for start, _ in operator.mutation_positions(node):
+                is_inside = any(first <= start[0] <= last for first, last in functions)
+                if is_inside and not any(first <= start < last for first, last in excluded):
+                    place = found.setdefault(start, _Place(path=path, ways=[], line=start[0]))
+                    place.ways.append((name, occurrence))
+                occurrence += 1
+    return [found[start] for start in sorted(found)]
+
+
+def _change(tree: Path, place: _Place, operator: str, occurrence: int) -> Change | None:
+    """The change, unless it is none: annotations are not part of the code."""
+    source = (tree / place.path).read_text()
+    changed = mutate_code(source, operators()[operator], occurrence)
+    old = next(code for code in outermost_functions(source, place.path) if _contains(code, place.line))
+    try:
+        news = outermost_functions(changed, place.path)
+    except SyntaxError:
+        return None
+    new = next((code for code in news if _name_of(code) == _name_of(old)), None)
+    if new is None or new == old or new.co_freevars != old.co_freevars:
+        return None
+    lines = list(
+        difflib.unified_diff(source.splitlines(), changed.splitlines(), place.path, place.path, lineterm="", n=2)
+    )
+    return Change(
+        path=place.path,
+        function=old.co_qualname,
+        first_line=old.co_firstlineno,
+        before="\n".join(line[1:].strip() for line in lines[2:] if line.startswith("-")),
+        after="\n".join(line[1:].strip() for line in lines[2:] if line.startswith("+")),
+        source=changed,
+        diff="\n".join(lines),
+    )
+
+
+def outermost_functions(source: str, path: str) -> list[CodeType]:
+    """Code of the functions of a module and its classes; what is defined inside them is part of them."""
+    found: list[CodeType] = []
+    around = [compile(source, path, "exec", dont_inherit=True)]
+    while around:
+        for inner in around.pop().co_consts:
+            if isinstance(inner, CodeType):
+                (found if inner.co_flags & inspect.CO_OPTIMIZED else around).append(inner)
+    return found
+
+
+def _name_of(code: CodeType) -> tuple[str, int]:
+    return code.co_qualname, code.co_firstlineno
+
+
+def _lines(code: CodeType) -> tuple[int, int]:
+    """First and last line of a function's body, without its decorators' and parameters' lines where they differ."""
+    last = code.co_firstlineno
+    pending = [code]
+    while pending:
+        one = pending.pop()
+        last = max([last, *(end for _, end, _, _ in one.co_positions() if end is not None)])
+        pending += [inner for inner in one.co_consts if isinstance(inner, CodeType)]
+    return code.co_firstlineno, last
+
+
+def _contains(code: CodeType, line: int) -> bool:
+    first, last = _lines(code)
+    return first <= line <= last
+
+
+def _excluded(source: str) -> list[tuple[tuple[int, int], tuple[int, int]]]:
+    """What no test should depend on: arguments of raised errors, calls of a log; and how parameters are passed."""
+    found = []
+    for node in ast.walk(ast.parse(source)):
+        if isinstance(node, ast.Raise) and isinstance(node.exc, ast.Call):
+            found += [(_start(word), _end(word)) for word in (*node.exc.args, *node.exc.keywords)]
+        elif isinstance(node, ast.Expr) and ast.unparse(node.value).startswith(("_log.", "logging.")):
+            found.append((_start(node), _end(node)))
+        elif isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef):
+            found.append((_start(node), _start(node.body[0])))
+    return found
+
+
+def _start(node: Any) -> tuple[int, int]:
+    return node.lineno, node.col_offset
+
+
+def _end(node: Any) -> tuple[int, int]:
+    return node.end_lineno, node.end_col_offset

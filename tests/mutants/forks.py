@@ -1,0 +1,204 @@
+"""A plugin of pytest that plays changes: everything is imported once, and each change has a fork of this process.
+
+In the fork, the code of the changed function replaces that of the live one, and the tests that call it run, the
+shortest first, until one fails. Processes that tests start read the changed file from disk.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import gc
+import json
+import os
+import resource
+import signal
+import sys
+import threading
+import time
+from collections.abc import Callable, Iterator, Sequence
+from functools import partial
+from pathlib import Path
+from types import CodeType, FrameType, FunctionType
+from typing import Any
+
+import hypothesis
+import pytest
+
+from mutants.changes import outermost_functions
+
+TASKS = "MUTANTS_TASKS"
+"""Variable with the path of a JSON file: `tree`, `results`, `calls` (paths), `changes`, `budget_s`."""
+
+hypothesis.settings.register_profile(
+    "mutants",
+    database=None,
+    deadline=None,
+    derandomize=True,
+    phases=[hypothesis.Phase.explicit, hypothesis.Phase.generate],
+)
+hypothesis.settings.load_profile("mutants")
+
+_failed: list[str] = []
+
+
+def pytest_runtest_logreport(report: Any) -> None:
+    """Remember failures."""
+    if report.failed:
+        _failed.append(report.nodeid)
+
+
+@pytest.hookimpl(tryfirst=True)
+def pytest_runtestloop(session: Any) -> bool:
+    """Play the changes instead of the tests."""
+    tasks = json.loads(Path(os.environ[TASKS]).read_text())
+    gc.unfreeze()
+    calls = _calls(session, tasks)
+    functions = _live_functions(tasks["tree"])
+    assert functions, f"the package was not imported from {tasks['tree']}"
+    times = iter(range(int(time.time()) + 10, 2**31))
+    for change in tasks["changes"]:
+        items = _tests_of(session, calls, change, tasks["budget_s"])
+        expected_s = sum(calls[item.nodeid]["seconds"] for item in items)
+        began = time.monotonic()
+        patches = _patches(functions, change)
+        with _on_disk(Path(tasks["tree"]) / change["path"], change["source"], times):
+            outcome = _in_fork(partial(_play, patches, items), expected_s)
+        line = {"key": change["key"], "seconds": round(time.monotonic() - began, 2), "tests": len(items), **outcome}
+        with Path(tasks["results"]).open("a") as file:
+            file.write(json.dumps(line) + "\n")
+    return True
+
+
+def _calls(session: Any, tasks: dict[str, Any]) -> dict[str, Any]:
+    """Per test: its seconds, the functions that it calls, and whether it starts processes. Only tests that pass."""
+    path = Path(tasks["calls"])
+    if not path.exists():
+        outcome = _in_fork(lambda: _trace(session, tasks["tree"], path), 1e9)
+        if not path.exists():
+            raise RuntimeError(f"the tests themselves ended early: {outcome}")
+    return json.loads(path.read_text())
+
+
+def _trace(session: Any, tree: str, path: Path) -> str:
+    seen: dict[int, CodeType] = {}
+
+    def on_call(frame: FrameType, event: str, argument: object) -> None:
+        code = frame.f_code
+        if code.co_filename.startswith(tree):
+            seen[id(code)] = code
+
+    found = {}
+    for item, following in zip(session.items, [*session.items[1:], None], strict=True):
+        seen.clear()
+        began, children = time.monotonic(), resource.getrusage(resource.RUSAGE_CHILDREN).ru_utime
+        threading.settrace(on_call)
+        sys.settrace(on_call)
+        item.ihook.pytest_runtest_protocol(item=item, nextitem=following)
+        sys.settrace(None)
+        names = {f"{os.path.relpath(c.co_filename, tree)}:{c.co_qualname.split('.<locals>')[0]}" for c in seen.values()}
+        if item.nodeid not in _failed:
+            found[item.nodeid] = {
+                "seconds": time.monotonic() - began,
+                "functions": sorted(names),
+                "processes": resource.getrusage(resource.RUSAGE_CHILDREN).ru_utime > children,
+            }
+    path.write_text(json.dumps(found))
+    return ""
+
+
+def _tests_of(session: Any, calls: dict[str, Any], change: dict[str, Any], budget_s: float) -> list[Any]:
+    """The tests that call the function; those with processes of their own where none does. Some, within the budget."""
+    name = f"{change['path']}:{change['function']}"
+    passing = [item for item in session.items if item.nodeid in calls]
+    items = [item for item in passing if name in calls[item.nodeid]["functions"]]
+    items = items or [item for item in passing if calls[item.nodeid]["processes"]]
+    taken: list[Any] = []
+    left_s = budget_s
+    for item in sorted(items, key=lambda item: calls[item.nodeid]["seconds"]):
+        left_s -= calls[item.nodeid]["seconds"]
+        if taken and left_s < 0:
+            break
+        taken.append(item)
+    return taken
+
+
+def _live_functions(tree: str) -> dict[tuple[str, str, int], list[FunctionType]]:
+    """By file, qualified name and first line."""
+    found: dict[tuple[str, str, int], list[FunctionType]] = {}
+    for one in gc.get_objects():
+        if type(one) is FunctionType and one.__code__.co_filename.startswith(tree):
+            code = one.__code__
+            key = (os.path.relpath(code.co_filename, tree), code.co_qualname, code.co_firstlineno)
+            found.setdefault(key, []).append(one)
+    return found
+
+
+def _patches(functions: dict[Any, list[FunctionType]], change: dict[str, Any]) -> list[tuple[FunctionType, CodeType]]:
+    """The live functions that the change is about, and their new code."""
+    name, line = change["function"], change["first_line"]
+    found = []
+    for function in functions.get((change["path"], name, line), []):
+        news = outermost_functions(change["source"], function.__code__.co_filename)
+        code = next(code for code in news if (code.co_qualname, code.co_firstlineno) == (name, line))
+        found.append((function, code))
+    return found
+
+
+def _play(patches: Sequence[tuple[FunctionType, CodeType]], items: Sequence[Any]) -> str:
+    """Name the first test that notices the change, or nothing."""
+    for function, code in patches:
+        function.__code__ = code
+    for item, following in zip(items, [*items[1:], None], strict=True):
+        item.ihook.pytest_runtest_protocol(item=item, nextitem=following)
+        if _failed:
+            return _failed[0]
+    return ""
+
+
+@contextlib.contextmanager
+def _on_disk(path: Path, source: str, times: Iterator[int]) -> Iterator[None]:
+    """The changed file, with times of its own: Python keeps compiled files by time and size."""
+    original, before = path.read_text(), path.stat()
+    path.write_text(source)
+    stamp = next(times)
+    os.utime(path, (stamp, stamp))
+    try:
+        yield
+    finally:
+        path.write_text(original)
+        os.utime(path, ns=(before.st_atime_ns, before.st_mtime_ns))
+
+
+def _in_fork(work: Callable[[], str], expected_s: float) -> dict[str, str]:
+    """Do something in a fork: `noticed` with the test's name, `ended` when it dies or runs too long, or `survived`."""
+    reading, writing = os.pipe()
+    child = os.fork()
+    if child == 0:
+        os.setsid()
+        os.close(reading)
+        null = os.open(os.devnull, os.O_RDWR)
+        for stream in (0, 1, 2):
+            os.dup2(null, stream)
+        if expected_s < 1e6:
+            seconds = int(30 + 5 * expected_s)
+            resource.setrlimit(resource.RLIMIT_CPU, (seconds, seconds))
+        try:
+            by = work()
+            os.write(writing, json.dumps({"status": "noticed" if by else "survived", "by": by}).encode())
+        finally:
+            os._exit(0)
+    os.close(writing)
+    deadline = time.monotonic() + 30 + 5 * expected_s
+    ended, limit = False, False
+    while not ended:
+        ended = os.waitpid(child, os.WNOHANG)[0] != 0
+        if not ended and time.monotonic() > deadline:
+            os.killpg(child, signal.SIGKILL)
+            os.waitpid(child, 0)
+            ended = limit = True
+        time.sleep(0.01)
+    with contextlib.suppress(ProcessLookupError):
+        os.killpg(child, signal.SIGKILL)
+    with os.fdopen(reading, "rb") as pipe:
+        said = pipe.read()
+    return json.loads(said) if said else {"status": "ended", "by": "the time limit" if limit else "the process"}

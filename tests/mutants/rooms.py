@@ -1,0 +1,66 @@
+"""What is changed, which tests should notice it, and how many changes they must notice."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import dataclass
+from pathlib import Path
+
+TREE = Path(__file__).parents[2]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Room:
+    """A part of the sources and its nearest tests."""
+
+    sources: tuple[str, ...]
+    """Files, or folders of which every file is changed."""
+    tests: tuple[str, ...]
+    left_out: tuple[str, ...] = ()
+    """Sources that no process of these tests can import."""
+    goal: float
+    """Smallest share of noticed changes, without those that are explained."""
+
+    def files(self) -> Iterator[str]:
+        """Paths of the sources below the checkout."""
+        for source in self.sources:
+            found = sorted((TREE / source).rglob("*.py")) if (TREE / source).is_dir() else [TREE / source]
+            for path in found:
+                relative = path.relative_to(TREE).as_posix()
+                if not relative.startswith(self.left_out):
+                    yield relative
+
+
+def _training(*names: str) -> tuple[str, ...]:
+    return tuple(f"tests/training/test_{name}.py" for name in names)
+
+
+ROOMS = {
+    "weights": Room(sources=("agentrl/weights",), tests=("tests/weights",), goal=0.90),
+    "serving": Room(
+        sources=("agentrl/serving",),
+        tests=("tests/serving",),
+        left_out=("agentrl/serving/sglang/cpu_modules/", "agentrl/serving/vllm/worker/"),
+        goal=0.90,
+    ),
+    "ledger": Room(
+        sources=("agentrl/trajectory.py",),
+        tests=("tests/test_trajectory.py", "tests/observe/test_trajectory_store.py"),
+        goal=0.95,
+    ),
+    "rollout": Room(sources=("agentrl/rollout",), tests=("tests/rollout",), goal=0.90),
+    "algorithms": Room(sources=("agentrl/algorithms",), tests=("tests/algorithms",), goal=0.95),
+    "render": Room(sources=("agentrl/render",), tests=("tests/render",), goal=0.90),
+    "losses": Room(
+        sources=(
+            "agentrl/training/objective.py",
+            "agentrl/training/gradient_pass.py",
+            "agentrl/training/micro_batch_gradients.py",
+            "agentrl/training/critic/step.py",
+            "agentrl/training/critic/targets.py",
+            "agentrl/training/step",
+        ),
+        tests=_training("objective", "critic", "guides", "matrix", "rounds", "selection", "step_batch", "trainer"),
+        goal=0.90,
+    ),
+}
