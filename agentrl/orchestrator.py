@@ -37,6 +37,7 @@ from agentrl.assembly.machine import trainer_gpus
 from agentrl.assembly.models import embedding_rows, prepare_model
 from agentrl.assembly.placed_engines import open_placed_pool
 from agentrl.assembly.recording import EpisodeRecorder
+from agentrl.assembly.resume_rules import rule_of
 from agentrl.assembly.router_replay import told_experts
 from agentrl.assembly.run_result import RunResult
 from agentrl.assembly.runs import Run
@@ -46,6 +47,7 @@ from agentrl.assembly.step_clock import StepClock
 from agentrl.assembly.training import build_training
 from agentrl.checkpoint import Progress, copy_checkpoint, read_progress, restore, write_checkpoint
 from agentrl.config.engines import ServerEngineConfig
+from agentrl.config.loading import dump_config
 from agentrl.errors import TrainingError, described_error
 from agentrl.evaluation.periodic import evaluate_now
 from agentrl.observe.checkpoint_writer import CheckpointWriter
@@ -89,6 +91,7 @@ class Orchestrator:
     def __init__(self, run: Run, *, watcher: RunWatcher | None = None) -> None:
         self.config = run.config
         self.folder = run.folder
+        self._changes = run.changes
         self.status = RunStatus(steps=run.config.trainer.steps)
         self.step = 0
         self._watcher = watcher or RunWatcher()
@@ -121,6 +124,8 @@ class Orchestrator:
         """
         with self.folder.in_use(), logging_to(self.folder.run_log, self._watcher.on_message):
             self._watcher.on_start(self.folder.path, self.status)
+            for change in self._changes:
+                self._say(f"changed: {change} ({rule_of(change.key).why})")
             async with AsyncExitStack() as stack:
                 interrupted = await self._prepare_and_train(stack)
             return RunResult(
@@ -177,6 +182,8 @@ class Orchestrator:
         await stack.enter_async_context(watched)
         await self._parts.engine.start()
         await self._parts.sync.verify()
+        if self._changes:
+            self.folder.save_config(dump_config(self.config))
 
     def _losses(self) -> Callable[[TrainingError], None]:
         """What other threads call when something is lost without which the run cannot go on."""

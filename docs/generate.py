@@ -14,6 +14,7 @@ from environment_pages import generated_pages, index_table, page_path, section
 from typer.testing import CliRunner
 
 from agentrl.algorithms.marks import needed_inputs, other_input
+from agentrl.assembly.resume_rules import RULES as RESUME_RULES
 from agentrl.cli.application import build
 from agentrl.cli.commands import COMMANDS
 from agentrl.config import shipped_configs
@@ -107,7 +108,16 @@ def configs_table() -> str:
 
 
 PAGES: Mapping[str, Callable[[], str]] = {"configuration.md": configuration_page, "cli.md": cli_page}
+
+
+def resume_table() -> str:
+    """What a resumed run may change."""
+    rows = [f"| `{key}` | {'yes' if rule.may_change else 'no'} | {rule.why} |" for key, rule in RESUME_RULES.items()]
+    return "\n".join(["| keys | may change | why |", "|---|---|---|", *rows])
+
+
 TABLES: Mapping[str, Callable[[], str]] = {
+    "resume": resume_table,
     "environments": index_table,
     "environment rules": lambda: rules_table(RULES),
     "integrity rules": lambda: rules_table(INTEGRITY),

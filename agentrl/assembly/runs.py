@@ -3,11 +3,10 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
 
 from agentrl.assembly.chat_file import ENVIRONMENT
 from agentrl.assembly.checks import check_training
@@ -16,6 +15,7 @@ from agentrl.assembly.environments import find_environment, task_source
 from agentrl.assembly.episodes import build_host, build_loop
 from agentrl.assembly.machine import check_machine
 from agentrl.assembly.models import SCRATCH, load_tokenizer, resolve_model
+from agentrl.assembly.resume_rules import Change, changes, check_same_run
 from agentrl.assembly.tools import check_tools
 from agentrl.config.loading import dump_config, load_config
 from agentrl.config.parts import parts_of
@@ -27,16 +27,6 @@ from agentrl.observe.trackers import check_trackers
 
 MIXED = "mixed"
 """Stands for the environment in the made-up name of a run that has several."""
-_FREE_ON_RESUME = (
-    *("trainer", "rollout", "evaluation", "checkpoint", "trackers", "cluster", "model.device"),
-    *("engine.slots", "engine.lanes", "engine.cache_tokens", "engine.prefill_tokens", "engine.timeout_s"),
-    *("engine.servers", "engine.replicas", "engine.python", "engine.arguments", "engine.tensor_parallel"),
-    *("engine.gpus", "engine.max_running", "engine.api_key_variable", "engine.start_timeout_s"),
-    *("engine.health_timeout_s", "engine.transport", "engine.bucket_mib", "engine.sleep"),
-    *("environment.workers", "environment.max_concurrent", "environment.reset_timeout_s"),
-    *("environment.step_timeout_s", "agent.tool_timeout_s"),
-)
-"""Keys and sections that a resumed run may change: how long, how fast, how watched; the others say what the run is."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -45,6 +35,8 @@ class Run:
 
     folder: RunDirectory
     config: Config
+    changes: tuple[Change, ...] = ()
+    """What is different from the config in the folder, which takes it over once the run has begun."""
 
 
 def start_run(config: Config, *, kind: str) -> Run:
@@ -122,20 +114,6 @@ async def _make_environments(config: Config) -> None:
             await host.close()
 
 
-def _flat(section: Mapping[str, Any], prefix: str = "") -> dict[str, Any]:
-    found: dict[str, Any] = {}
-    for name, value in section.items():
-        found |= _flat(value, f"{prefix}{name}.") if isinstance(value, Mapping) else {f"{prefix}{name}": value}
-    return found
-
-
-def _is_free(key: str) -> bool:
-    """Whether a resumed run may change it; what is free of one environment is free of each of several."""
-    section, _, rest = key.partition(".")
-    plain = f"environment.{rest.partition('.')[2]}" if section == "environments" else key
-    return any(f"{plain}.".startswith(f"{free}.") for free in _FREE_ON_RESUME)
-
-
 def _check_panels(config: Config) -> None:
     if config.evaluation.every:
         for part in parts_of(config):
@@ -156,7 +134,7 @@ def _check_panel(config: Config) -> None:
 
 
 def resume_run(path: str | Path, overrides: Sequence[str] = ()) -> Run:
-    """An existing run, to go on with.
+    """An existing run, to go on with. Its folder is left as it is until the run has begun.
 
     Args:
         path: Its folder, or ``runs/latest``.
@@ -168,25 +146,11 @@ def resume_run(path: str | Path, overrides: Sequence[str] = ()) -> Run:
     """
     folder = RunDirectory.open(path)
     config = load_config(folder.config_file, overrides)
-    _check_same_run(load_config(folder.config_file), config)
+    found = changes(load_config(folder.config_file), config)
+    check_same_run(found)
     check_training(config)
     check_machine(config)
     check_trackers(config.trackers)
     _check_panels(config)
     check_curriculum(config)
-    folder.save_config(dump_config(config))
-    return Run(folder, config)
-
-
-def _check_same_run(saved: Config, config: Config) -> None:
-    """A resumed run may become longer, faster or better watched; it does not become another one."""
-    before, after = _flat(saved.model_dump()), _flat(config.model_dump())
-    changed = sorted(key for key in before | after if before.get(key) != after.get(key))
-    refused = [key for key in changed if not _is_free(key)]
-    if refused:
-        raise ConfigError(
-            "a resumed run keeps what it is",
-            got=f"a change of {', '.join(refused)}",
-            expected=f"changes in {', '.join(_FREE_ON_RESUME)} only",
-            hint="start a new run from this one's model: agentrl train CONFIG model.path=RUN",
-        )
+    return Run(folder, config, found)

@@ -13,6 +13,7 @@ from agentrl.assembly.environments import find_environment, task_source
 from agentrl.assembly.episodes import build_host, build_runner
 from agentrl.assembly.judges import find_scorer
 from agentrl.assembly.models import build_renderer, load_tokenizer, prepare_model, resolve_model
+from agentrl.assembly.resume_rules import RULES, rule_of
 from agentrl.assembly.runs import resume_run, start_run
 from agentrl.assembly.scratch import MAX_FAILED, has_expert, scratch_corpus
 from agentrl.assembly.signals import stop_signals
@@ -20,9 +21,12 @@ from agentrl.assembly.tools import find_tool
 from agentrl.assembly.training import check_rendering
 from agentrl.config import load_config, shipped_configs
 from agentrl.config.parts import parts_of
+from agentrl.config.problems import all_keys
 from agentrl.curriculum.mixture import Draw
 from agentrl.errors import ConfigError, Outcome, TemplateError, UnknownNameError, UsageError
+from agentrl.observe.progress import RunWatcher
 from agentrl.observe.trajectory_store import read_trajectories
+from agentrl.orchestrator import train
 from agentrl.render.renderer import Renderer
 from agentrl.reward import EnvironmentReward
 from agentrl.rollout.group import Group
@@ -213,7 +217,11 @@ def _settings(run):
 
 @pytest.mark.parametrize(
     "override",
-    ["environment.split=test", "algorithm.loss=dapo", "run.seed=1", "agent.options={format: react}", "model.path=/x"],
+    [
+        *("environment.split=test", "algorithm.loss=dapo", "run.seed=1", "agent.options.format=react", "model.path=/x"),
+        *("trainer.tasks_per_step=3", "trainer.optimizer=muon", "algorithm.group_size=2", "sampling.temperature=0.5"),
+        *("trainer.epochs=2", "engine.max_context=256", "sft.episodes=3"),
+    ],
 )
 def test_a_resumed_run_does_not_become_another_one(tiny_run, override):
     run = tiny_run()
@@ -224,12 +232,45 @@ def test_a_resumed_run_does_not_become_another_one(tiny_run, override):
 
 
 @pytest.mark.parametrize(
-    "override", ["trainer.steps=9", "engine.slots=4", "trackers=[tensorboard]", "model.device=cpu"]
+    "override",
+    ["trainer.steps=9", "engine.slots=4", "trackers=[tensorboard]", "model.device=cpu", "trainer.learning_rate=1e-3"],
 )
 def test_a_resumed_run_may_become_longer_faster_or_better_watched(tiny_run, override):
     run = tiny_run()
-    assert resume_run(run.folder.path, [override]).config != run.config
-    assert resume_run(run.folder.path).config != run.config
+    resumed = resume_run(run.folder.path, [override])
+    assert [change.key for change in resumed.changes] == [override.split("=")[0]]
+    assert resume_run(run.folder.path).config == run.config  # until the run has begun
+
+
+def test_every_config_key_has_a_rule_for_resumed_runs_and_every_rule_a_key():
+    keys = [".".join(key) for key in all_keys()]
+    rules = {key: rule_of(key) for key in keys}
+    assert all(rule.why for rule in rules.values())
+    assert {key for key in keys if rules[key].may_change} >= {"trainer.steps", "trackers", "environment.workers"}
+    own = {rule for rule in RULES if not any(f"{key}.".startswith(f"{rule}.") for key in keys)}
+    assert not own, "no such key"
+    assert rule_of("environments.maze.workers") == rule_of("environment.workers")
+    assert not rule_of("environments.maze.options.size").may_change
+
+
+def test_a_resumed_run_says_what_is_changed_and_keeps_it_once_it_has_begun(tiny_run):
+    run = tiny_run("trainer.steps=1")
+    train(run)
+    said = []
+
+    class Listener(RunWatcher):
+        def on_message(self, text):
+            said.append(text)
+
+    before = run.folder.config_file.read_bytes()
+    resumed = resume_run(run.folder.path, ["trainer.steps=2", "trainer.learning_rate=1e-3"])
+    assert run.folder.config_file.read_bytes() == before
+    train(resumed, watcher=Listener())
+    assert [text.partition(" (")[0] for text in said if text.startswith("changed: ")] == [
+        "changed: trainer.learning_rate: 0.01 -> 0.001",
+        "changed: trainer.steps: 1 -> 2",
+    ]
+    assert resume_run(run.folder.path).config == resumed.config
 
 
 def test_an_absent_tokenizer_is_named(tmp_path):
