@@ -10,18 +10,19 @@ With the quirks of WebShop (``compat``), as its own engine computes it:
 - Titles that share no noun make the purchase worth 0 and few of them 0.1, even within one query and category.
 
 Without them, a named option is met only by the value chosen under its name, nameless ones by any chosen value; values
-must have the same words, up to spelling; and titles only matter where neither query nor category agree.
+must be the same (`is_same_value`); and titles only matter where neither query nor category agree.
 """
 
 from __future__ import annotations
 
+import re
 from collections.abc import Mapping
 from dataclasses import dataclass
 
 from .colours import COLOURS, normalise_colour
 from .nouns import Tagger
 from .records import Goal, GoalOption, Product
-from .similarity import token_set_ratio, token_sort_ratio
+from .similarity import token_set_ratio
 
 ALIKE = 85
 """Texts are alike above this percentage."""
@@ -138,5 +139,41 @@ def _is_option_met_by_any(option: GoalOption, chosen: Mapping[str, str]) -> bool
 
 
 def _is_option_met_by_name(option: GoalOption, chosen: Mapping[str, str]) -> bool:
-    values = chosen.values() if option.name is None else [chosen.get(option.name, "")]
-    return any(token_sort_ratio(value, option.value) > ALIKE for value in values)
+    values = chosen.values() if option.name is None else filter(None, [chosen.get(option.name)])
+    return any(is_same_value(value, option.value) for value in values)
+
+
+def is_same_value(one: str, other: str) -> bool:
+    """Whether two texts name the same value of an option, however they are punctuated.
+
+    Words count without case and without the s of a plural; gray is grey. Texts with numbers must have the same words,
+    numbers, signs and marks of units in the same order, others the same words in any order.
+
+    >>> is_same_value("12 fl oz", "1 fl oz"), is_same_value("xx-large", "x-large"), is_same_value("32GB", "32.0 gb")
+    (False, False, True)
+    """
+    parts, others = _parts(one), _parts(other)
+    if not any(map(_is_number, (*parts, *others))):
+        parts, others = sorted(parts), sorted(others)
+    return parts == others if parts or others else one.strip() == other.strip()
+
+
+_PART = re.compile(r"""(?<![\w)-])-?\d+(?:,\d{3})*(?:\.\d+)?|\d+(?:\.\d+)?|[^\W\d_]+|['’′"”″%°+]""")
+
+
+def _parts(text: str) -> list[str]:
+    """Words and numbers of a text as `is_same_value` compares them."""
+    return [_number(part) if _is_number(part) else _singular(part) for part in _PART.findall(text.lower())]
+
+
+def _is_number(part: str) -> bool:
+    return part[-1].isdecimal()
+
+
+def _number(text: str) -> str:
+    return f"{float(text.replace(',', '')):.12g}"
+
+
+def _singular(word: str) -> str:
+    single = word[:-1] if len(word) > 2 and word.endswith("s") and not word.endswith("ss") else word
+    return "gray" if single == "grey" else single

@@ -1,6 +1,6 @@
-"""How alike two texts are: the two ratios of the package thefuzz (0.19) that WebShop's reward is made of.
+"""How alike two texts are: the ratio of the package thefuzz (0.19) that WebShop's reward is made of.
 
-Both clean texts first, and both give whole percentages: twice the length of the longest common subsequence, divided by
+It cleans texts first, and gives whole percentages: twice the length of the longest common subsequence, divided by
 the length of both texts. Values of thefuzz itself are kept in the tests.
 """
 
@@ -20,15 +20,6 @@ def token_set_ratio(one: str, other: str) -> int:
     (100, 77)
     """
     return _set_ratio(clean(one), clean(other))
-
-
-def token_sort_ratio(one: str, other: str) -> int:
-    """Percentage for the sorted words; words that only one text has count against it.
-
-    >>> token_sort_ratio("fuzzy was a bear", "a bear was fuzzy"), token_sort_ratio("red", "red wine")
-    (100, 55)
-    """
-    return ratio(*(" ".join(sorted(clean(text).split())) for text in (one, other)))
 
 
 @functools.lru_cache(maxsize=16384)
