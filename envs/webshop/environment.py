@@ -18,7 +18,7 @@ from agentrl.message import Content, TextPart
 from .expert import WebShopExpert, goal_words
 from .goals import GoalKind, purchase_price
 from .nouns import NounTagger, find_tagger
-from .options import MAX_STEPS, Observation, parse_options
+from .options import MAX_STEPS, VALID_GOALS, Observation, RewardKind, parse_options
 from .pages import Element, done_page
 from .pictures import picture_of
 from .rendering import html_page, plain_text, rich_text
@@ -34,7 +34,7 @@ class WebShopEnv(gymnasium.Env[Content, str]):
     """WebShop: find a product, choose its options, buy it. An episode is a function of (options, task), everywhere.
 
     The reward is 0 until something is bought, which ends the episode: then it is the share of the goal's wishes that
-    the purchase meets (see `agentrl.envs.webshop.reward`). A reward of 1 is a success. An action that is not understood
+    the purchase meets (see `agentrl.envs.webshop.reward`). A share of 1 is a success. An action that is not understood
     shows the page again and costs a step.
 
     `reset` takes these options: ``task_id`` (a task of a split), or ``goal`` (WebShop's number of a goal); without them
@@ -53,6 +53,8 @@ class WebShopEnv(gymnasium.Env[Content, str]):
         pictures: A product's page comes with its picture, where `data` names a file of it.
         placeholder: The first page's admissible action is ``search[<your query>]``, which finds nothing, instead of a
             search with the words of the instruction.
+        reward: ``score``, or ``success``: 1 for a purchase with the full score, else 0.
+        valid_goals: How many goals after the 500 test goals are for validation; the rest are for training.
     """
 
     action_hint = "search[words to search for] or click[text of a button, product or option]"
@@ -70,6 +72,8 @@ class WebShopEnv(gymnasium.Env[Content, str]):
         max_steps: int = MAX_STEPS,
         pictures: bool = False,
         placeholder: bool = False,
+        reward: str = RewardKind.SCORE,
+        valid_goals: int = VALID_GOALS,
     ) -> None:
         self.options = parse_options(
             data=data,
@@ -82,6 +86,8 @@ class WebShopEnv(gymnasium.Env[Content, str]):
             max_steps=max_steps,
             pictures=pictures,
             placeholder=placeholder,
+            reward=reward,
+            valid_goals=valid_goals,
         )
         self.observation_space: Space[Content] = (
             ContentSpace(1 << 20) if pictures else Text(1 << 20, min_length=0, charset=string.printable)
@@ -114,9 +120,10 @@ class WebShopEnv(gymnasium.Env[Content, str]):
             UsageError: an option is unknown, or names no goal.
         """
         super().reset(seed=seed)
-        number = chosen_goal(options or {}, len(self.goals))
+        number = chosen_goal(options or {}, len(self.goals), self.options.valid_goals)
         if number is None:
-            number = draw_goal(self.goals, int(self.np_random.integers(2**31)) if seed is None else seed)
+            draw = int(self.np_random.integers(2**31)) if seed is None else seed
+            number = draw_goal(self.goals, draw, self.options.valid_goals)
         self._enter(number, State(), steps=0)
         told_once = self.options.observation is Observation.URL
         goal = self.session.goal.instruction if told_once else ""  # other pages repeat it
@@ -136,7 +143,7 @@ class WebShopEnv(gymnasium.Env[Content, str]):
         verdict = self._judge() if session.is_done() else None
         truncated = verdict is None and self._steps >= self.options.max_steps
         info = {**self._info(verdict), "valid": is_understood}
-        return self._observe(verdict), verdict.reward if verdict else 0.0, verdict is not None, truncated, info
+        return self._observe(verdict), self._reward(verdict), verdict is not None, truncated, info
 
     def admissible_actions(self) -> list[str]:
         """What can be clicked now; on the first page one search."""
@@ -190,11 +197,17 @@ class WebShopEnv(gymnasium.Env[Content, str]):
             compat=self.options.compat,
         )
 
+    def _reward(self, verdict: Verdict | None) -> float:
+        if verdict is None:
+            return 0.0
+        return verdict.reward if self.options.reward is RewardKind.SCORE else float(verdict.reward == 1.0)
+
     def _info(self, verdict: Verdict | None) -> dict[str, Any]:
         info = {"success": verdict is not None and verdict.reward == 1.0, "task_type": self.session.goal.category}
         if verdict is None:
             return info
-        return {**info, "reward_components": verdict.components(), "nouns": self.options.nouns.value}
+        parts = {"reward_components": verdict.components(), "nouns": self.options.nouns.value}
+        return {**info, "score": verdict.reward, **parts}
 
     def web_page(self) -> str:
         """The page for a person with a browser: HTML in which ``data-action`` says what a click means."""

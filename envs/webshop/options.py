@@ -15,6 +15,7 @@ from .nouns import NounTagger
 
 MAX_STEPS = 15
 GENERATED_PRODUCTS = 6000
+VALID_GOALS = 1000
 
 
 class Observation(enum.StrEnum):
@@ -27,6 +28,15 @@ class Observation(enum.StrEnum):
     HTML = "html"
     URL = "url"
     """The page's address only."""
+
+
+class RewardKind(enum.StrEnum):
+    """What a purchase is rewarded with."""
+
+    SCORE = "score"
+    """How much of the goal it meets, from 0 to 1."""
+    SUCCESS = "success"
+    """1 if it meets the whole goal, else 0."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -44,6 +54,8 @@ class ShopOptions:
     max_steps: int
     pictures: bool
     placeholder: bool
+    reward: RewardKind
+    valid_goals: int
 
 
 @typed_options("webshop")
@@ -59,6 +71,8 @@ def parse_options(
     max_steps: int = MAX_STEPS,
     pictures: bool = False,
     placeholder: bool = False,
+    reward: str = RewardKind.SCORE,
+    valid_goals: int = VALID_GOALS,
 ) -> ShopOptions:
     """Check options as they stand in a config.
 
@@ -68,6 +82,8 @@ def parse_options(
     for name, number in (("products", products), ("max_steps", max_steps)):
         if number is not None and number < 1:
             raise UsageError(f"webshop {name} is too small", got=number, expected="at least 1")
+    if valid_goals < 0:
+        raise UsageError("webshop valid_goals is negative", got=valid_goals, expected="0 or more")
     if data is not None and not Path(data).expanduser().is_dir():
         raise UsageError("the webshop data folder is not there", got=data, expected="a folder with WebShop's files")
     if pictures and (data is None or observation not in (Observation.TEXT, Observation.TEXT_RICH)):
@@ -87,6 +103,8 @@ def parse_options(
         max_steps=max_steps,
         pictures=pictures,
         placeholder=placeholder,
+        reward=choose(RewardKind, reward, "webshop reward"),
+        valid_goals=valid_goals,
     )
 
 

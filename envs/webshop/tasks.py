@@ -1,7 +1,8 @@
 """The tasks and their splits: which goal each task id stands for.
 
 WebShop's published splits: the first 500 goals, in the order that the shop keeps them in, are for tests, the next 1,000
-for validation, the rest for training. Of fewer than 3,000 goals a sixth and a third are taken.
+(or the option ``valid_goals``) for validation, the rest for training. Of fewer than 3,000 goals at most a sixth and a
+third are taken.
 """
 
 from __future__ import annotations
@@ -18,13 +19,12 @@ from agentrl.task import Task
 
 from ..task_ids import parse_task_id
 from .goals import Goals
-from .options import ShopOptions
+from .options import VALID_GOALS, ShopOptions
 from .shop import CatalogueSource, open_shop
 
 ENVIRONMENT = "webshop"
 TRAIN, VALID, TEST = SPLITS = ("train", "valid", "test")
 TEST_GOALS = 500
-VALID_GOALS = 1000
 RESET_OPTIONS = ("task_id", "goal")
 
 
@@ -34,44 +34,47 @@ def source_of(options: ShopOptions) -> CatalogueSource:
 
 
 @functools.lru_cache(maxsize=64)
-def split_goals(split: str, goals: int) -> range:
+def split_goals(split: str, goals: int, valid_goals: int = VALID_GOALS) -> range:
     """The goals of a split by number.
 
     Args:
         split: Its name.
         goals: How many there are in all.
+        valid_goals: How many are for validation.
 
     Raises:
         UsageError: no such split.
     """
     test = min(TEST_GOALS, goals // 6)
-    valid = test + min(VALID_GOALS, goals // 3)
+    valid = test + min(valid_goals, goals // 3)
     ranges = {TEST: range(test), VALID: range(test, valid), TRAIN: range(valid, goals)}
     if split not in ranges:
         raise UsageError("environment webshop has no split of this name", got=split, expected=" or ".join(SPLITS))
     return ranges[split]
 
 
-def goal_number(task_id: str, goals: int) -> int:
+def goal_number(task_id: str, goals: int, valid_goals: int = VALID_GOALS) -> int:
     """The goal that a task id such as ``valid-17`` stands for.
 
     Args:
         task_id: Split and number in it.
         goals: How many goals there are in all.
+        valid_goals: How many are for validation.
 
     Raises:
         UsageError: there is no such task.
     """
-    split, number = parse_task_id(task_id, ENVIRONMENT, lambda split: len(split_goals(split, goals)))
-    return split_goals(split, goals)[number]
+    split, number = parse_task_id(task_id, ENVIRONMENT, lambda split: len(split_goals(split, goals, valid_goals)))
+    return split_goals(split, goals, valid_goals)[number]
 
 
-def chosen_goal(options: Mapping[str, Any], goals: int) -> int | None:
+def chosen_goal(options: Mapping[str, Any], goals: int, valid_goals: int = VALID_GOALS) -> int | None:
     """The goal that options of a reset choose; ``None`` where they leave it open.
 
     Args:
         options: ``task_id``, or ``goal``, or none.
         goals: How many goals there are in all.
+        valid_goals: How many are for validation.
 
     Raises:
         UsageError: an option is unknown, or names no goal.
@@ -81,7 +84,7 @@ def chosen_goal(options: Mapping[str, Any], goals: int) -> int | None:
             "webshop cannot reset with these options", got=", ".join(options), expected="task_id, or goal, or none"
         )
     if "task_id" in options:
-        return goal_number(options["task_id"], goals)
+        return goal_number(options["task_id"], goals, valid_goals)
     if "goal" not in options:
         return None
     if not 0 <= options["goal"] < goals:
@@ -89,9 +92,9 @@ def chosen_goal(options: Mapping[str, Any], goals: int) -> int | None:
     return int(options["goal"])
 
 
-def draw_goal(goals: Goals, seed: int) -> int:
+def draw_goal(goals: Goals, seed: int, valid_goals: int = VALID_GOALS) -> int:
     """A training goal, drawn by weight."""
-    train = split_goals(TRAIN, len(goals))
+    train = split_goals(TRAIN, len(goals), valid_goals)
     sums = np.cumsum(goals.weights[train.start :])
     share = random.Random(f"goal {seed}").random()
     return train[min(int(np.searchsorted(sums, share * sums[-1], side="right")), len(train) - 1)]
@@ -108,12 +111,12 @@ class WebShopTasks:
         self._shop = open_shop(source_of(options))
         self._goals = self._shop.goals(options.goals)
         self._split = split
-        self._range = split_goals(split, len(self._goals))
+        self._range = split_goals(split, len(self._goals), options.valid_goals)
         if not self._range:
             raise UsageError(
                 f"webshop/{split} holds no task",
                 got=f"{len(self._goals)} {options.goals} goals",
-                hint="use a larger catalogue, or the other kind of goals",
+                hint="use a larger catalogue, the other kind of goals, or more valid_goals",
             )
 
     def __len__(self) -> int:

@@ -26,9 +26,10 @@ from agentrl.envs.webshop.nouns import nouns_by_rule
 from agentrl.envs.webshop.options import Observation, parse_options
 from agentrl.envs.webshop.reward import judge
 from agentrl.envs.webshop.spec import SPEC
-from agentrl.envs.webshop.tasks import WebShopTasks
+from agentrl.envs.webshop.tasks import WebShopTasks, split_goals
 from gymnasium.utils.env_checker import check_env
 
+from agentrl.config import load_config
 from agentrl.env_lookup import resolve_environment
 from agentrl.errors import UsageError
 
@@ -270,6 +271,40 @@ def buy_x_large(env: WebShopEnv, number: int) -> float:
     return env.step("click[buy now]")[1]
 
 
+def test_reward_for_success_alone_keeps_the_score_in_the_info(shop_env: WebShopEnv) -> None:
+    strict = WebShopEnv(products=300, reward="success")
+    for wrong, paid in ((False, 1.0), (True, 0.0)):
+        shop_env.reset(options={"goal": 3})
+        goal = shop_env.session.goal
+        values = [] if wrong else [option.value for option in goal.options]
+        clicks = [f"click[{text}]" for text in (goal.asin.lower(), *values, "buy now")]
+        last: list[Any] = []
+        for env in (shop_env, strict):
+            env.reset(options={"goal": 3})
+            last.append([env.step(action) for action in (f"search[{goal.title} {goal.options[0].value}]", *clicks)][-1])
+        (_, score, *_, info), (_, reward, *_, strict_info) = last
+        assert (reward, strict_info["success"], strict_info["score"]) == (paid, not wrong, score)
+        assert info["score"] == score < 1 if wrong else score == 1
+
+
+def test_the_published_setting_plays_the_goals_of_the_published_run(official_folder: Path) -> None:
+    data = f"environment.options.data={official_folder}"
+    config = load_config("webshop/published_gigpo_qwen2.5-1.5b", [data, "environment.options.nouns=rule"])
+    environment, evaluation = config.sole_environment, config.evaluation
+    options = parse_options(**environment.options)
+    assert (options.products, options.goals, options.valid_goals, options.reward) == (1000, "synthetic", 0, "success")
+    assert (environment.split, evaluation.split, config.agent.max_turns) == ("train", "test", 15)
+    tested, trained = (WebShopTasks(split, options) for split in (evaluation.split, environment.split))
+    assert [task.seed for task in tested] + [task.seed for task in trained] == list(range(6))
+    env = WebShopEnv(**environment.options)
+    env.reset(options=dict(trained[0].options))
+    assert env.snapshot()["goal"] == trained[0].seed == 1
+    assert split_goals("test", 6910, 0) == range(500)
+    assert split_goals("train", 6910, 0) == range(500, 6910)
+    with pytest.raises(UsageError, match=r"webshop/valid holds no task.*more valid_goals"):
+        WebShopTasks("valid", options)
+
+
 def test_gymnasium_accepts_it() -> None:
     assert "agentrl/WebShop-v0" in agentrl.envs.registration.ENTRY_POINTS
     check_env(gymnasium.make("agentrl/WebShop-v0", products=300).unwrapped, skip_render_check=True)
@@ -470,7 +505,15 @@ def test_wrong_reset_options_are_refused(shop_env: WebShopEnv, options: dict[str
 
 @pytest.mark.parametrize(
     "options",
-    [{"goals": "humans"}, {"observation": "rich"}, {"nouns": "none"}, {"products": 0}, {"max_steps": 0}],
+    [
+        {"goals": "humans"},
+        {"observation": "rich"},
+        {"nouns": "none"},
+        {"products": 0},
+        {"max_steps": 0},
+        {"reward": "win"},
+        {"valid_goals": -1},
+    ],
 )
 def test_wrong_options_are_refused(options: dict[str, Any]) -> None:
     with pytest.raises(UsageError, match=re.escape(next(iter(options)))):
