@@ -53,7 +53,7 @@ PLUGINS: dict[str, dict[str, str]] = {
         "docker": "agentrl.sandbox.docker:DockerSandbox",
         "http": "agentrl.sandbox.http:HttpSandbox",
     },
-    "scorer": {"environment": "agentrl.reward:EnvironmentReward"},
+    "reward": {"environment": "agentrl.reward:EnvironmentReward"},
     "loss": {
         "ppo": "agentrl.algorithms.policy_losses:ppo",
         "dapo": "agentrl.algorithms.policy_losses:dapo",

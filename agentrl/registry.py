@@ -33,7 +33,7 @@ class Kind(enum.StrEnum):
     SANDBOX = "sandbox"
     AGENT_LOOP = "agent_loop"
     ENGINE = "engine"
-    SCORER = "scorer"
+    REWARD = "reward"
     ADVANTAGE = "advantage"
     LOSS = "loss"
     FILTER = "filter"

@@ -2,11 +2,18 @@
 
 from __future__ import annotations
 
+import functools
+import inspect
 import math
+import numbers
+import traceback
 from abc import ABC, abstractmethod
-from collections.abc import Mapping, Sequence
+from collections.abc import Hashable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass, field
+from typing import Any
 
+from agentrl.errors import EnvironmentFailure, InfrastructureError, UsageError
 from agentrl.task import Task
 from agentrl.trajectory import Trajectory
 
@@ -40,7 +47,11 @@ class Score:
 
 
 class Scorer(ABC):
-    """Scores finished episodes. Exceptions become `EnvironmentFailure`; NaN is refused by the runtime."""
+    """Scores finished episodes.
+
+    An exception, or a reward that is no finite number, fails the episode as a failure of its environment does. Most
+    rewards are plain functions instead: see docs/reward-functions.md.
+    """
 
     @abstractmethod
     async def score(self, trajectory: Trajectory, task: Task) -> Score:
@@ -52,4 +63,92 @@ class EnvironmentReward(Scorer):
 
     async def score(self, trajectory: Trajectory, task: Task) -> Score:
         """Sum of the turns' rewards."""
-        return Score(reward=sum(turn.reward for turn in trajectory.turns))
+        return Score(reward=trajectory.environment_reward)
+
+
+async def checked_score(scorer: Scorer, trajectory: Trajectory, task: Task) -> Score:
+    """What a scorer says of an episode, if it may.
+
+    Raises:
+        EnvironmentFailure: it raised, or returned no `Score` of finite numbers.
+    """
+    place = defined_in(scorer)
+    what = f"{type(scorer).__name__}{place.words} on task {task.id}"
+    with failures_named(what, place.file):
+        score = await scorer.score(trajectory, task)
+    if not isinstance(score, Score):
+        raise EnvironmentFailure(
+            f"{what} did not return a score",
+            got=f"{type(score).__name__} {repr(score)[:80]}",
+            expected="agentrl.reward.Score(reward=…)",
+        )
+    given = {} if score.reward is None else {"reward": score.reward}
+    for name, value in {**given, **score.components}.items():
+        number = as_number(value)
+        if number is None or not math.isfinite(number):
+            environment = trajectory.environment
+            raise EnvironmentFailure(
+                f"{what} gave a {name} that is no reward",
+                got=f"{type(value).__name__} {repr(value)[:80]} (environment {environment})",
+                expected="a finite number, or None as the reward when nothing can be said",
+                hint=f"see agentrl env check {environment}" if isinstance(scorer, EnvironmentReward) else None,
+            )
+    return Score(
+        reward=None if score.reward is None else as_number(score.reward),
+        components={name: float(value) for name, value in score.components.items()},
+    )
+
+
+@contextmanager
+def failures_named(what: str, file: str | None) -> Iterator[None]:
+    """Turn whatever a user's function raises into a failure that names it, and the line of its file."""
+    try:
+        yield
+    except (UsageError, InfrastructureError):
+        raise
+    except (Exception, SystemExit) as error:  # the user's code may raise anything; the trajectory records it
+        frames = traceback.extract_tb(error.__traceback__)
+        frame = next((found for found in reversed(frames) if found.filename == file), frames[-1])
+        raise EnvironmentFailure(
+            f"{what} failed",
+            got=f"{type(error).__name__}: {error}",
+            hint=f"it was raised in {frame.filename} line {frame.lineno}: {frame.line}",
+        ) from error
+
+
+@dataclass(frozen=True, slots=True)
+class Place:
+    """A line of a file, where it is known."""
+
+    file: str | None = None
+    line: int = 0
+
+    @property
+    def words(self) -> str:
+        """For messages: ``" (my.py line 3)"``, or nothing."""
+        return "" if self.file is None else f" ({self.file} line {self.line})"
+
+
+def defined_in(function: Any) -> Place:
+    """Where a function, or the class of an object, is defined."""
+    target = inspect.unwrap(function.func if isinstance(function, functools.partial) else function)
+    return _place(target if inspect.isclass(target) or hasattr(target, "__code__") else type(target))
+
+
+@functools.lru_cache(maxsize=256)
+def _place(target: Any) -> Place:
+    try:
+        file, line = inspect.getsourcefile(target), inspect.getsourcelines(target)[1]
+    except (OSError, TypeError):
+        return Place()
+    return Place(file, line)
+
+
+def as_number(value: Any) -> float | None:
+    """A number, NumPy's and tensors of one element among them."""
+    item = getattr(value, "item", None)
+    try:
+        single = item() if callable(item) and not isinstance(value, numbers.Real) else value
+        return float(single) if isinstance(single, numbers.Real) else None
+    except (ValueError, RuntimeError, TypeError, OverflowError):  # several elements, or a number without end
+        return None

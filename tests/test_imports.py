@@ -73,7 +73,7 @@ ROOMS: dict[str, tuple[str, ...]] = {
     "docker": ("agentrl/sandbox/docker/",),
     "typer": ("agentrl/cli/", "tests/cli/"),
     "rich": ("agentrl/cli/", "agentrl/observe/", "tests/cli/"),
-    "pyarrow": ("agentrl/observe/", "tests/", "agentrl/rollout/task_file.py", "agentrl/task_file.py"),
+    "pyarrow": ("agentrl/observe/", "tests/", "agentrl/task.py"),
     "matplotlib": ("agentrl/evaluation/", "tests/evaluation/"),
 }
 """A third-party package has one room: paths in which it may be imported."""

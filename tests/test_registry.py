@@ -12,25 +12,25 @@ from agentrl.registry import Kind
 @pytest.fixture
 def registered() -> Iterator[object]:
     target = object()
-    registry.register(Kind.SCORER, "mine", target)
+    registry.register(Kind.REWARD, "mine", target)
     yield target
-    registry.unregister(Kind.SCORER, "mine")
+    registry.unregister(Kind.REWARD, "mine")
 
 
 def test_a_registered_object_is_found(registered: object) -> None:
-    assert registry.lookup(Kind.SCORER, "mine") is registered
-    assert "mine" in registry.names(Kind.SCORER)
+    assert registry.lookup(Kind.REWARD, "mine") is registered
+    assert "mine" in registry.names(Kind.REWARD)
 
 
 def test_a_name_belongs_to_one_target(registered: object) -> None:
-    registry.register(Kind.SCORER, "mine", registered)
+    registry.register(Kind.REWARD, "mine", registered)
     with pytest.raises(UsageError, match="taken"):
-        registry.register(Kind.SCORER, "mine", object())
+        registry.register(Kind.REWARD, "mine", object())
 
 
 def test_an_unknown_name_gets_the_nearest_one(registered: object) -> None:
-    with pytest.raises(UnknownNameError, match=r"unknown scorer: got 'mien'.*Did you mean 'mine'"):
-        registry.lookup(Kind.SCORER, "mien")
+    with pytest.raises(UnknownNameError, match=r"unknown reward: got 'mien'.*Did you mean 'mine'"):
+        registry.lookup(Kind.REWARD, "mien")
 
 
 @pytest.mark.parametrize(
@@ -52,7 +52,7 @@ def test_every_name_in_every_table_can_be_imported(kind: Kind) -> None:
 
 
 def test_module_attr_is_imported() -> None:
-    assert registry.lookup(Kind.SCORER, "agentrl.reward:EnvironmentReward").__name__ == "EnvironmentReward"
+    assert registry.lookup(Kind.REWARD, "agentrl.reward:EnvironmentReward").__name__ == "EnvironmentReward"
 
 
 @pytest.mark.parametrize(

@@ -9,6 +9,7 @@ from agentrl.assembly.chat_file import read_chats
 from agentrl.assembly.cluster_check import check_cluster, refuse_cluster
 from agentrl.assembly.environments import find_environment
 from agentrl.assembly.episodes import build_loop
+from agentrl.assembly.judges import check_reward_weights
 from agentrl.assembly.models import SCRATCH
 from agentrl.assembly.scratch import has_expert
 from agentrl.assembly.stored_pairs import check_sources
@@ -59,6 +60,7 @@ def check_training(config: Config) -> LocalEngineConfig | ServerEngineConfig:
     check_adapters(config)
     check_adapter_sync(config)
     objective = Objective(config.algorithm)
+    check_reward_weights(config)
     has_adapters = config.model.lora is not None
     check_rounds(config.algorithm, has_reference=objective.uses_reference, has_adapters=has_adapters)
     check_critic(config.algorithm, config.trainer)

@@ -18,6 +18,7 @@ from agentrl.rollout.budget import EpisodeLimits
 from agentrl.rollout.counters import RolloutCounters, RolloutObserver
 from agentrl.rollout.environments import EnvironmentHost
 from agentrl.rollout.loops import make_agent_loop
+from agentrl.rollout.reward_functions import WeightedSum
 from agentrl.rollout.runner import EpisodeRunner
 from agentrl.rollout.speaker import Speaker
 from agentrl.rollout.stall import Waits
@@ -45,7 +46,7 @@ def build_runner(
 
     Raises:
         ConfigError: see `build_loop`.
-        UnknownNameError: no such loop, tool or scorer.
+        UnknownNameError: no such loop, tool or reward function.
     """
     limits = EpisodeLimits.from_config(
         config.agent,
@@ -53,8 +54,11 @@ def build_runner(
         config.sole_environment.options,
         answer_timeout_s=_answer_timeout_s(config.engine),
     )
+    scorer = build_scorer(config.agent, config.model, host, speaker)
     if config.agent.judge is not None:
         limits = replace(limits, score_timeout_s=longest_score_s(config.agent.judge))
+    elif isinstance(scorer, WeightedSum):
+        limits = replace(limits, score_timeout_s=None)  # functions have deadlines, which begin when their turn comes
     tools = build_tools(config.agent)
     for one in tools:
         if isinstance(one, Toolset):
@@ -67,7 +71,7 @@ def build_runner(
         tools=tools,
         desk=desk,
         make_sandbox=sandbox_maker(config.agent),
-        scorer=build_scorer(config.agent, config.model, host, speaker),
+        scorer=scorer,
         system_prompt=config.agent.system_prompt,
         retries=config.rollout.retries if retries is None else retries,
         observer=observer,

@@ -3,13 +3,19 @@
 from __future__ import annotations
 
 import asyncio
+import inspect
+from collections.abc import Mapping, Sequence
+from typing import Any
 
+from agentrl.algorithms.marks import Input, needed_inputs
+from agentrl.assembly.environments import find_environment
 from agentrl.chat_service.client import ChatService, ServiceSettings
 from agentrl.config.episodes import AgentConfig
 from agentrl.config.judge import JudgeConfig
+from agentrl.config.parts import parts_of
 from agentrl.config.reward_model import RewardModelConfig
-from agentrl.config.schema import ModelConfig
-from agentrl.errors import ConfigError, UsageError
+from agentrl.config.schema import Config, ModelConfig
+from agentrl.errors import ConfigError
 from agentrl.observe.model_folder import find_model
 from agentrl.registry import Kind, lookup
 from agentrl.reward import Score, Scorer
@@ -17,7 +23,9 @@ from agentrl.rollout.demonstrator import Demonstrator
 from agentrl.rollout.engine_speaker import EngineSpeaker
 from agentrl.rollout.environments import EnvironmentHost
 from agentrl.rollout.judge import Judge, require_tokens
+from agentrl.rollout.reward_functions import FunctionReward, WeightedReward, WeightedSum
 from agentrl.rollout.speaker import Speaker
+from agentrl.rollout.thread_worker import ThreadWorker
 from agentrl.rollout.transcript import Decode, transcript
 from agentrl.task import Task
 from agentrl.training.preferences.reward_model import RewardModel
@@ -36,7 +44,7 @@ def build_scorer(config: AgentConfig, model: ModelConfig, host: EnvironmentHost,
     Raises:
         ConfigError: two are asked for, or the judge's prompt is no template.
         UsageError: there is no such reward model.
-        UnknownNameError: no such scorer.
+        UnknownNameError: no such reward function.
     """
     _check_one(config)
     if config.judge is not None:
@@ -45,12 +53,14 @@ def build_scorer(config: AgentConfig, model: ModelConfig, host: EnvironmentHost,
         return Judge(service, config.judge, _decoder(speaker))
     if config.reward_model is not None:
         return RewardModelScorer(config.reward_model, model, _decoder(speaker))
-    return find_scorer(config.scorer)
+    thread = ThreadWorker()
+    host.belongings.push_async_callback(thread.close)
+    return find_reward(config, thread)
 
 
 def _check_one(config: AgentConfig) -> None:
     asked = {
-        "scorer": config.scorer != AgentConfig.model_fields["scorer"].default,
+        "reward": config.reward != AgentConfig().reward,
         "judge": config.judge is not None,
         "reward_model": config.reward_model is not None,
     }
@@ -99,13 +109,95 @@ class RewardModelScorer(Scorer):
         )
 
 
-def find_scorer(name: str) -> Scorer:
-    """A scorer by registry name or ``module:attr`` (of its class, or of an object)."""
-    found = lookup(Kind.SCORER, name)
-    scorer = found() if isinstance(found, type) else found
-    if not isinstance(scorer, Scorer):
-        raise UsageError(f"{name} is not a scorer", got=type(scorer).__name__, expected="a class derived from Scorer")
-    return scorer
+def find_reward(config: AgentConfig, thread: ThreadWorker) -> Scorer:
+    """What ``agent.reward`` names: one scorer alone, or the weighted sum of several rewards.
+
+    Args:
+        config: Names, weights and options.
+        thread: Runs functions that block.
+
+    Raises:
+        UnknownNameError: no such reward function.
+        ConfigError: something that is no reward function, options that it does not take, or two of one name.
+    """
+    entries = [{"name": entry} if isinstance(entry, str) else entry for entry in config.reward]
+    found = [_found(entry, thread) for entry in entries]
+    if len(found) == 1 and not isinstance(found[0], FunctionReward) and entries[0].get("weight", 1) == 1:
+        return found[0]
+    labels = _labels([str(entry["name"]) for entry in entries])
+    return WeightedSum(
+        [
+            WeightedReward(name=label, weight=float(entry.get("weight", 1.0)), scorer=scorer)
+            for label, entry, scorer in zip(labels, entries, found, strict=True)
+        ]
+    )
+
+
+def _found(entry: Mapping[str, Any], thread: ThreadWorker) -> Scorer:
+    name = str(entry["name"])
+    options = {key: value for key, value in entry.items() if key not in ("name", "weight")}
+    target = lookup(Kind.REWARD, name)
+    if isinstance(target, Scorer):
+        if options:
+            raise ConfigError(f"reward {name} takes no options", got=", ".join(options), expected="none")
+        return target
+    if inspect.isclass(target) and issubclass(target, Scorer):
+        try:
+            return target(**options)
+        except TypeError as error:
+            raise ConfigError(f"options of reward {name} do not fit", got=error) from error
+    return FunctionReward(name, target, options, thread)
+
+
+def _labels(names: Sequence[str]) -> list[str]:
+    """Short names, or whole ones where two of them would be the same."""
+    short = [name.rpartition(":")[2].rpartition(".")[2] for name in names]
+    return [name if short.count(label) > 1 else label for name, label in zip(names, short, strict=True)]
+
+
+def check_rewards(config: Config) -> None:
+    """Check, before a run has a folder, what scores the episodes of all environments.
+
+    Raises:
+        UnknownNameError: no such reward function.
+        ConfigError: a function that takes other arguments, or nothing rewards the episodes of an environment that gives
+            no rewards itself.
+    """
+    for part in parts_of(config):
+        agent, spec = part.config.agent, find_environment(part.config.sole_environment)
+        _check_one(agent)
+        find_reward(agent, ThreadWorker())
+        is_scored = agent.judge is not None or agent.reward_model is not None
+        if spec.reward_range == (0.0, 0.0) and agent.reward == AgentConfig().reward and not is_scored:
+            raise ConfigError(
+                f"environment {spec.name} gives no rewards of its own",
+                got="agent.reward environment",
+                expected="a reward function: --reward my_module:my_function, or agent.reward in a config",
+                hint="see docs/reward-functions.md",
+            )
+
+
+def check_reward_weights(config: Config) -> None:
+    """Check that an estimator which normalises the components of rewards is not expected to read their weights.
+
+    Raises:
+        ConfigError: it would ignore them.
+    """
+    if Input.COMPONENTS not in needed_inputs(lookup(Kind.ADVANTAGE, config.algorithm.advantage)):
+        return
+    for part in parts_of(config):
+        entries = [entry for entry in part.config.agent.reward if isinstance(entry, dict)]
+        weighted = {str(entry["name"]): entry.get("weight", 1) for entry in entries if entry.get("weight", 1) != 1}
+        if weighted:
+            labels = dict(zip(_labels(list(weighted)), weighted.values(), strict=True))
+            words = ", ".join(f"{label}: {weight:g}" for label, weight in labels.items())
+            raise ConfigError(
+                f"{config.algorithm.advantage} weighs the components of a reward itself, and ignores weights in "
+                "agent.reward",
+                got=", ".join(f"weight {weight:g} of {name}" for name, weight in weighted.items()),
+                expected="no weights there",
+                hint=f"set algorithm.advantage_options={{weights: {{{words}}}}}",
+            )
 
 
 def longest_score_s(judge: JudgeConfig) -> float:

@@ -13,6 +13,7 @@ from agentrl.assembly.checks import check_training
 from agentrl.assembly.curriculum_check import check_curriculum
 from agentrl.assembly.environments import find_environment, task_source
 from agentrl.assembly.episodes import build_host, build_loop
+from agentrl.assembly.judges import check_rewards
 from agentrl.assembly.machine import check_machine
 from agentrl.assembly.models import SCRATCH, load_tokenizer, resolve_model
 from agentrl.assembly.resume_rules import Change, changes, check_same_run
@@ -74,6 +75,7 @@ def _checked_world(config: Config) -> str:
         task_source(spec, part.config.sole_environment)
         build_loop(part.config.agent)
     check_tools(config)
+    check_rewards(config)
     _check_panels(config)
     check_curriculum(config)
     return MIXED if config.environments else spec.name

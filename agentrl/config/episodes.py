@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from typing import Annotated, Any, Self, TypeAlias
 
 from pydantic import BeforeValidator, Field, model_validator
@@ -60,6 +61,41 @@ def _checked_entries(tools: Any) -> Any:
 ToolEntries: TypeAlias = Annotated[list[ToolEntry], BeforeValidator(_checked_entries)]
 
 
+RewardEntry: TypeAlias = str | dict[str, Any]
+"""A reward's name, or its name with a weight and options."""
+
+
+def _reward_entries(given: Any) -> Any:
+    """One entry or several, as a list of checked ones."""
+    entries = [given] if isinstance(given, str | dict) else given
+    if not isinstance(entries, list):
+        return entries
+    if not entries:
+        raise ValueError("agent.reward is empty: name a function, or environment for the environment's own rewards")
+    for entry in entries:
+        name = entry.get("name") if isinstance(entry, dict) else entry
+        if not isinstance(name, str):
+            raise ValueError(f"agent.reward: {entry!r} names no function: write module:attr, or {{name: …, weight: 1}}")
+        weight = entry.get("weight", 1.0) if isinstance(entry, dict) else 1.0
+        if isinstance(weight, bool) or not isinstance(weight, int | float) or not math.isfinite(weight):
+            raise ValueError(f"agent.reward: the weight of {name} is {weight!r}: expected a finite number")
+    named = [entry["name"] if isinstance(entry, dict) else entry for entry in entries]
+    if twice := sorted({name for name in named if named.count(name) > 1}):
+        raise ValueError(f"agent.reward names {', '.join(twice)} more than once")
+    return entries
+
+
+RewardEntries: TypeAlias = Annotated[list[RewardEntry], BeforeValidator(_reward_entries)]
+
+
+def _with_reward(data: Any) -> Any:
+    """The config.yaml of an older run holds ``scorer``, which is ``reward`` now."""
+    if not isinstance(data, dict) or "scorer" not in data:
+        return data
+    rest = {name: value for name, value in data.items() if name != "scorer"}
+    return rest if data["scorer"] is None else {"reward": data["scorer"], **rest}
+
+
 class AgentConfig(Section):
     loop: str = "tool_calling"
     """Registry name of the agent loop: tool_calling, react_text, step_independent, single_turn, or module:attr."""
@@ -92,12 +128,19 @@ class AgentConfig(Section):
     """Actions that the environment did not accept before the episode ends as policy_error; no limit when left out."""
     max_invalid: int = Field(10, ge=1)
     """Unusable answers in an episode before it ends as policy_error."""
-    scorer: str = "environment"
-    """Registry name or module:attr of the scorer; ``environment`` sums the environment's rewards."""
+    reward: RewardEntries = Field(default_factory=lambda: ["environment"])
+    """What scores an episode: a function by ``module:attr`` or registry name, or several, with weights and options:
+    ``[my:exact, {name: my:brief, weight: 0.2}]``. ``environment`` is the sum of the environment's own rewards, which
+    counts only where it is named. See docs/reward-functions.md."""
     judge: JudgeConfig | None = None
     """A language model that scores episodes instead: ``{engine: {url: …, model: …}}``. See docs/guides.md."""
     reward_model: RewardModelConfig | None = None
     """A sequence classifier that scores episodes instead: ``{path: …}``. See docs/guides.md."""
+
+    @model_validator(mode="before")
+    @classmethod
+    def _without_what_was_a_key(cls, data: Any) -> Any:
+        return _with_reward(data)
 
 
 class AgentChanges(Section):
@@ -115,8 +158,13 @@ class AgentChanges(Section):
     """Turns of its episodes."""
     max_answer_tokens: int | None = Field(None, ge=1)
     """Tokens of one answer."""
-    scorer: str | None = None
-    """Another scorer."""
+    reward: RewardEntries | None = None
+    """Instead of ``agent.reward``."""
+
+    @model_validator(mode="before")
+    @classmethod
+    def _without_what_was_a_key(cls, data: Any) -> Any:
+        return _with_reward(data)
 
 
 class MixedEnvironmentConfig(EnvironmentConfig):

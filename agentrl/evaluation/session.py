@@ -12,6 +12,7 @@ import orjson
 
 from agentrl.assembly.environments import find_environment, task_source
 from agentrl.assembly.episodes import build_host, build_runner
+from agentrl.assembly.judges import check_rewards
 from agentrl.assembly.models import SCRATCH, resolve_model
 from agentrl.assembly.tools import check_tools
 from agentrl.config.engines import OpenAIEngineConfig
@@ -80,6 +81,7 @@ async def run_evaluation(
     spec = find_environment(config.sole_environment)
     check_split(spec, config.sole_environment.split)
     check_tools(config)
+    check_rewards(config)
     panel = describe(request, config)
     folder = request.folder / f"{panel.policy}-{panel.key()}"
     with writing(folder):

@@ -30,7 +30,7 @@ class EpisodeLimits:
     answer_timeout_s: float = 600.0
     """Deadline of the engine's answer."""
     tool_timeout_s: float = 30.0
-    score_timeout_s: float = 60.0
+    score_timeout_s: float | None = 60.0
 
     @classmethod
     def from_config(

@@ -18,20 +18,17 @@ from typing import Any
 
 from agentrl.agent_loop import AgentLoop, EpisodeEnd
 from agentrl.errors import (
-    A_REWARD,
     AgentRLError,
     EnvironmentFailure,
     Outcome,
     PolicyError,
     UsageError,
     async_boundary,
-    bounded_reward,
     described_error,
     is_addressed_to,
     running_task,
-    shortened,
 )
-from agentrl.reward import EnvironmentReward, Scorer
+from agentrl.reward import EnvironmentReward, Scorer, checked_score
 from agentrl.rollout.budget import EpisodeLimits
 from agentrl.rollout.counters import RolloutCounters, RolloutObserver
 from agentrl.rollout.environments import EnvironmentHost, HostedEnvironment
@@ -262,17 +259,9 @@ class EpisodeRunner:
         what = f"scoring task {task.id}"
         with self.waits.on(WaitKind.SCORER, trajectory.id, type(self.scorer).__name__):
             async with async_boundary(EnvironmentFailure, what, deadline_s=self.limits.score_timeout_s):
-                score = await self.scorer.score(trajectory, task)
-        for name, value in (("reward", score.reward), *score.components.items()):
-            if value is not None and bounded_reward(value) is None:
-                raise EnvironmentFailure(
-                    f"{name} of task {task.id} is {shortened(value)} (environment {self.spec.name})",
-                    expected=f"{A_REWARD}, or None when nothing can be said",
-                    hint=f"see agentrl env check {self.spec.name}",
-                )
-        trajectory.reward = bounded_reward(score.reward)
-        components = {name: bounded_reward(value) for name, value in score.components.items()}
-        trajectory.reward_components |= {name: value for name, value in components.items() if value is not None}
+                score = await checked_score(self.scorer, trajectory, task)
+        trajectory.reward = score.reward
+        trajectory.reward_components.update(score.components)
 
 
 def _fail(trajectory: Trajectory, outcome: Outcome, error: AgentRLError) -> None:

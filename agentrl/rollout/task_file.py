@@ -2,19 +2,19 @@
 
 from __future__ import annotations
 
-import json
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import fields
 from pathlib import Path
 from typing import Any
 
 from agentrl.errors import UsageError
-from agentrl.task import Task
+from agentrl.task import Task, read_rows
 
 _FIELDS = tuple(field.name for field in fields(Task))
 _CHECKED: Mapping[str, tuple[type, str]] = {
     "seed": (int, "a whole number"),
     "options": (Mapping, "an object"),
+    "columns": (Mapping, "an object"),
     "prompt": (str, "text"),
     "type": (str, "text"),
     "max_turns": (int, "a whole number"),
@@ -32,40 +32,14 @@ def read_tasks(path: str | Path, *, environment: str) -> Sequence[Task]:
         UsageError: the file cannot be read, a row has unknown columns, or two rows have one id.
     """
     file = Path(path)
-    if not file.is_file():
-        raise UsageError(f"no task file {path}", expected="a .jsonl or .parquet file")
-    tasks = [_task(row, f"{path} row {number}", number, environment) for number, row in enumerate(_rows(file), start=1)]
+    tasks = [
+        _task(row, f"{path} row {number}", number, environment) for number, row in enumerate(read_rows(file), start=1)
+    ]
     if not tasks:
         raise UsageError(f"task file {path} is empty", expected="at least one row")
     if len({task.id for task in tasks}) < len(tasks):
         raise UsageError(f"task file {path} has two rows of one id", expected="unique ids")
     return tasks
-
-
-def _rows(file: Path) -> Iterator[Mapping[str, Any]]:
-    if file.suffix == ".parquet":
-        from pyarrow import ArrowException, parquet  # slow to import, and rarely needed
-
-        try:
-            rows = parquet.read_table(file).to_pylist()
-        except (ArrowException, OSError) as error:
-            raise UsageError(f"{file} cannot be read as Parquet", got=error) from error
-        yield from rows
-        return
-    try:
-        text = file.read_text(encoding="utf-8")
-    except (UnicodeDecodeError, OSError) as error:
-        raise UsageError(f"{file} cannot be read", got=error, expected="JSON lines in UTF-8") from error
-    for number, line in enumerate(text.splitlines(), start=1):
-        if not line.strip():
-            continue
-        try:
-            row = json.loads(line)
-        except json.JSONDecodeError as error:
-            raise UsageError(f"{file} line {number} is not JSON", got=str(error)) from error
-        if not isinstance(row, dict):
-            raise UsageError(f"{file} line {number} is no task", got=type(row).__name__, expected="an object")
-        yield row
 
 
 def _task(row: Mapping[str, Any], place: str, number: int, environment: str) -> Task:

@@ -11,7 +11,6 @@ from agentrl.assembly.curriculum_check import check_curriculum
 from agentrl.assembly.demonstrations import collect_demonstrations
 from agentrl.assembly.environments import find_environment, task_source
 from agentrl.assembly.episodes import build_host, build_runner
-from agentrl.assembly.judges import find_scorer
 from agentrl.assembly.models import build_renderer, load_tokenizer, prepare_model, resolve_model
 from agentrl.assembly.resume_rules import RULES, rule_of
 from agentrl.assembly.runs import resume_run, start_run
@@ -28,7 +27,6 @@ from agentrl.observe.progress import RunWatcher
 from agentrl.observe.trajectory_store import read_trajectories
 from agentrl.orchestrator import train
 from agentrl.render.renderer import Renderer
-from agentrl.reward import EnvironmentReward
 from agentrl.rollout.group import Group
 from agentrl.rollout.loops import make_agent_loop
 from agentrl.task import Task
@@ -280,12 +278,9 @@ def test_an_absent_tokenizer_is_named(tmp_path):
         resolve_model(load_config(None, ["environment=a", f"model.path={tmp_path / 'none'}"]))
 
 
-def test_tools_and_scorers_are_found_by_name():
+def test_tools_are_found_by_name():
     assert find_tool("calculator").name == "calculator"
     assert find_tool("agentrl.message:parse_int").name == "parse_int"
-    assert isinstance(find_scorer("environment"), EnvironmentReward)
-    with pytest.raises(UsageError, match="is not a scorer"):
-        find_scorer("agentrl.message:parse_int")
 
 
 def group(*rewards):
