@@ -3,14 +3,16 @@
 from __future__ import annotations
 
 import functools
+import hashlib
 import inspect
 import math
 import numbers
 import traceback
 from abc import ABC, abstractmethod
-from collections.abc import Hashable, Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass, field
+from pathlib import Path
 from typing import Any
 
 from agentrl.errors import EnvironmentFailure, InfrastructureError, UsageError
@@ -132,7 +134,8 @@ class Place:
 def defined_in(function: Any) -> Place:
     """Where a function, or the class of an object, is defined."""
     target = inspect.unwrap(function.func if isinstance(function, functools.partial) else function)
-    return _place(target if inspect.isclass(target) or hasattr(target, "__code__") else type(target))
+    found: Any = target if inspect.isclass(target) or hasattr(target, "__code__") else type(target)
+    return _place(found)
 
 
 @functools.lru_cache(maxsize=256)
@@ -142,6 +145,20 @@ def _place(target: Any) -> Place:
     except (OSError, TypeError):
         return Place()
     return Place(file, line)
+
+
+def fingerprint(function: Any) -> str:
+    """What tells a function or class from an earlier one of its name: a hash of its file, or of its source or code."""
+    place = defined_in(function)
+    with suppress(OSError):
+        if place.file is not None:
+            return hashlib.sha256(Path(place.file).read_bytes()).hexdigest()[:16]
+    try:
+        source = inspect.getsource(function if hasattr(function, "__code__") else type(function))
+    except (OSError, TypeError):
+        code = getattr(function, "__code__", None)
+        source = "" if code is None else f"{code.co_code!r} {code.co_consts} {code.co_names}"
+    return hashlib.sha256(source.encode()).hexdigest()[:16]
 
 
 def as_number(value: Any) -> float | None:

@@ -27,6 +27,7 @@ PLUGINS: dict[str, dict[str, str]] = {
         "minigrid": "agentrl.envs.adapters.minigrid:SPEC",
         "openenv": "agentrl.envs.openenv:SPEC",
         "points24": "agentrl.envs.puzzles.points24:SPEC",
+        "prompts": "agentrl.envs.prompts:SPEC",
         "python_math": "agentrl.envs.python_math.environment:SPEC",
         "reasoning_gym": "agentrl.envs.adapters.reasoning_gym:SPEC",
         "repo_fix": "agentrl.envs.repo_fix.environment:SPEC",

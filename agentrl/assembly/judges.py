@@ -18,7 +18,7 @@ from agentrl.config.schema import Config, ModelConfig
 from agentrl.errors import ConfigError
 from agentrl.observe.model_folder import find_model
 from agentrl.registry import Kind, lookup
-from agentrl.reward import Score, Scorer
+from agentrl.reward import Score, Scorer, fingerprint
 from agentrl.rollout.demonstrator import Demonstrator
 from agentrl.rollout.engine_speaker import EngineSpeaker
 from agentrl.rollout.environments import EnvironmentHost
@@ -153,6 +153,12 @@ def _labels(names: Sequence[str]) -> list[str]:
     """Short names, or whole ones where two of them would be the same."""
     short = [name.rpartition(":")[2].rpartition(".")[2] for name in names]
     return [name if short.count(label) > 1 else label for name, label in zip(names, short, strict=True)]
+
+
+def reward_fingerprints(config: AgentConfig) -> dict[str, str]:
+    """What tells the functions that ``agent.reward`` names from earlier ones of the same names; not of the default."""
+    names = [entry if isinstance(entry, str) else str(entry["name"]) for entry in config.reward]
+    return {name: fingerprint(lookup(Kind.REWARD, name)) for name in names if name not in AgentConfig().reward}
 
 
 def check_rewards(config: Config) -> None:

@@ -16,6 +16,7 @@ from agentrl.cli.help import examples
 from agentrl.cli.interrupt import told_when_interrupted
 from agentrl.cli.reports import write_evaluation_report
 from agentrl.config import shipped_configs
+from agentrl.config.overrides import reward_words
 from agentrl.errors import AgentRLError, Outcome, UsageError
 from agentrl.evaluation.policies import PolicyKind
 from agentrl.evaluation.report import tables
@@ -58,6 +59,12 @@ def evaluate(
         int | None, typer.Option(min=1, help="How many tasks of the split; 100, or all of a smaller one.")
     ] = None,
     samples: Annotated[int, typer.Option(min=1, help="Episodes per task.")] = 1,
+    prompts: Annotated[
+        str | None, typer.Option(metavar="FILE", help="Evaluate on the prompts of this file, each answered once.")
+    ] = None,
+    reward: Annotated[
+        list[str] | None, typer.Option(metavar="NAME[=WEIGHT]", help="A reward function: module:attr; may be repeated.")
+    ] = None,
     seed: Annotated[int, typer.Option(help="Chooses the tasks, and seeds the sampling.")] = 0,
     concurrency: Annotated[int | None, typer.Option(min=1, help="Most episodes at once.")] = None,
     temperature: Annotated[float | None, typer.Option(min=0, help="Of the sampling; 0 is greedy.")] = None,
@@ -85,7 +92,8 @@ def evaluate(
         url=url,
         temperature=temperature,
         concurrency=concurrency,
-        overrides=chosen.overrides,
+        prompts=prompts,
+        overrides=[*reward_words(reward), *chosen.overrides],
     )
     n_tasks = default_tasks(config) if tasks is None else tasks
     request = EvaluationRequest(

@@ -14,6 +14,7 @@ from rich.text import Text
 from agentrl.assembly.checks import check_training
 from agentrl.assembly.curriculum_check import check_curriculum
 from agentrl.assembly.environments import find_environment, task_source
+from agentrl.assembly.judges import check_rewards
 from agentrl.assembly.machine import check_machine, gpu_rows
 from agentrl.assembly.rank import follow_launcher, follows_launcher
 from agentrl.assembly.run_result import RunResult
@@ -24,6 +25,7 @@ from agentrl.cli.exit_code import ExitCode
 from agentrl.cli.help import examples
 from agentrl.config import Config, dump_config, shipped_configs
 from agentrl.config.arithmetic import Row, rows
+from agentrl.config.overrides import reward_words, task_words
 from agentrl.config.parts import Part, parts_of
 from agentrl.errors import UsageError
 from agentrl.observe.console import note, out
@@ -46,6 +48,7 @@ Words = Annotated[
         "agentrl train quickstart trainer.steps=10 run.seed=1 --dry-run",
         "agentrl train recipes/household_qwen2.5-7b_8gpu --dry-run --gpus 8",
         "agentrl train --env my_game:GuessNumber-v0 --model Qwen/Qwen2.5-0.5B-Instruct",
+        "agentrl train --tasks prompts.jsonl --reward my_rewards:exact --model Qwen/Qwen2.5-0.5B-Instruct",
         "agentrl train --resume runs/latest",
         "agentrl train --resume runs/latest trainer.steps=200",
         configs=shipped_configs(),
@@ -55,6 +58,12 @@ def train(
     words: Words = None,
     env: Annotated[str | None, typer.Option(help="The environment: NAME or NAME/SPLIT.")] = None,
     model: Annotated[str | None, typer.Option(help="The model: a folder, a name, a run, or scratch.")] = None,
+    tasks: Annotated[
+        str | None, typer.Option(metavar="FILE", help="Tasks of the environment; without one, prompts to answer once.")
+    ] = None,
+    reward: Annotated[
+        list[str] | None, typer.Option(metavar="NAME[=WEIGHT]", help="A reward function: module:attr; may be repeated.")
+    ] = None,
     resume: Annotated[
         Path | None, typer.Option(metavar="RUN_DIR", help="Go on with this run; overrides may follow.")
     ] = None,
@@ -72,7 +81,12 @@ def train(
     if follows_launcher():  # one of torchrun's processes, and not the one that runs the command
         follow_launcher()
         return
-    shortcuts = [*shortcut("environment", env), *shortcut("model", model)]
+    shortcuts = [
+        *shortcut("environment", env),
+        *shortcut("model", model),
+        *task_words(tasks, env, config_words(words or []).source),
+        *reward_words(reward),
+    ]
     if resume is not None:
         _finish(_resumed(resume, words, shortcuts))
         return
@@ -96,6 +110,7 @@ def print_dry_run(config: Config, amounts: Sequence[Row]) -> None:
     if config.has_environment:
         check_curriculum(config)
         check_tools(config)
+        check_rewards(config)
         tasks = [_tasks_row(part) for part in parts_of(config)]
     out.print(Text(dump_config(config)))
     table = Table("what", "how many", "from", box=None, pad_edge=False)

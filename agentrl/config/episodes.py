@@ -85,6 +85,10 @@ def _reward_entries(given: Any) -> Any:
     return entries
 
 
+def _environments_own() -> list[RewardEntry]:
+    return ["environment"]
+
+
 RewardEntries: TypeAlias = Annotated[list[RewardEntry], BeforeValidator(_reward_entries)]
 
 
@@ -128,7 +132,7 @@ class AgentConfig(Section):
     """Actions that the environment did not accept before the episode ends as policy_error; no limit when left out."""
     max_invalid: int = Field(10, ge=1)
     """Unusable answers in an episode before it ends as policy_error."""
-    reward: RewardEntries = Field(default_factory=lambda: ["environment"])
+    reward: RewardEntries = Field(default_factory=_environments_own)
     """What scores an episode: a function by ``module:attr`` or registry name, or several, with weights and options:
     ``[my:exact, {name: my:brief, weight: 0.2}]``. ``environment`` is the sum of the environment's own rewards, which
     counts only where it is named. See docs/reward-functions.md."""

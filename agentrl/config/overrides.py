@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+import json
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -140,3 +141,48 @@ def _merge(data: dict[str, Any], section: str, new: dict[str, Any]) -> None:
         dropped = _REPLACED[section]
         old = {} if dropped is None else {key: value for key, value in old.items() if key not in dropped}
     data[section] = {**old, **new}
+
+
+def task_words(tasks: str | None, env: str | None, source: str | None) -> list[str]:
+    """The overrides that ``--tasks FILE`` stands for.
+
+    With an environment, named here or in a config, the file holds its tasks; without one it holds prompts, each
+    answered once.
+    """
+    if tasks is None:
+        return []
+    return prompts_words(tasks) if env is None and source is None else [f"environment.tasks={json.dumps(tasks)}"]
+
+
+def prompts_words(file: str, split: str = "train") -> list[str]:
+    """The overrides of a run whose tasks are the prompts of a file, each answered once."""
+    return [prompts_environment(file, split), "agent.loop=single_turn"]
+
+
+def prompts_environment(file: str, split: str) -> str:
+    """The override that makes the prompts of a file the tasks of a split."""
+    return f"environment={json.dumps({'name': 'prompts', 'split': split, 'options': {'files': {split: file}}})}"
+
+
+def reward_words(rewards: Sequence[str] | None) -> list[str]:
+    """The override that ``--reward NAME`` and ``--reward NAME=WEIGHT`` stand for.
+
+    >>> reward_words(["my:exact", "my:brief=0.2"])
+    ['agent.reward=["my:exact", {"name": "my:brief", "weight": 0.2}]']
+
+    Raises:
+        ConfigError: a weight that is no number.
+    """
+    return [f"agent.reward={json.dumps([_reward(word) for word in rewards])}"] if rewards else []
+
+
+def _reward(word: str) -> str | dict[str, Any]:
+    name, equals, weight = word.partition("=")
+    if not equals:
+        return name
+    try:
+        return {"name": name, "weight": float(weight)}
+    except ValueError:
+        raise ConfigError(
+            f"the weight in --reward {word} is no number", got=repr(weight), expected="NAME=WEIGHT, as my:brief=0.2"
+        ) from None

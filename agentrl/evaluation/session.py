@@ -12,7 +12,7 @@ import orjson
 
 from agentrl.assembly.environments import find_environment, task_source
 from agentrl.assembly.episodes import build_host, build_runner
-from agentrl.assembly.judges import check_rewards
+from agentrl.assembly.judges import check_rewards, reward_fingerprints
 from agentrl.assembly.models import SCRATCH, resolve_model
 from agentrl.assembly.tools import check_tools
 from agentrl.config.engines import OpenAIEngineConfig
@@ -139,6 +139,8 @@ def describe(request: EvaluationRequest, config: Config) -> Panel:
         "tasks": environment.tasks,
         "agent": config.agent.model_dump(mode="json"),
     }
+    if fingerprints := reward_fingerprints(config.agent):
+        settings["rewards"] = fingerprints
     model = None
     if request.policy is PolicyKind.ENGINE:
         settings |= {

@@ -8,6 +8,7 @@ from collections.abc import Sequence
 from agentrl.assembly.cluster_check import refuse_cluster
 from agentrl.assembly.models import SCRATCH
 from agentrl.config import Config, load_config
+from agentrl.config.overrides import prompts_environment, prompts_words
 from agentrl.config.parts import Part, parts_of
 from agentrl.env_lookup import resolve_environment
 from agentrl.env_name import parse_env_name
@@ -18,6 +19,8 @@ from agentrl.observe.run_directory import find_run
 
 TRAIN = "train"
 """The split that an evaluation does not choose by itself."""
+HELD_OUT = "valid"
+"""The split that a file of prompts is for an evaluation."""
 
 
 def evaluation_config(
@@ -30,6 +33,7 @@ def evaluation_config(
     url: str | None = None,
     temperature: float | None = None,
     concurrency: int | None = None,
+    prompts: str | None = None,
     overrides: Sequence[str] = (),
 ) -> Config:
     """The config of an evaluation.
@@ -48,15 +52,18 @@ def evaluation_config(
         url: Base address of an OpenAI-compatible service.
         temperature: Of the sampling; 0 is greedy.
         concurrency: Most episodes at once.
+        prompts: A file of prompts, each answered once, in place of `env`.
         overrides: ``key=value``, put on top.
 
     Raises:
         UsageError: not enough is said, or two things contradict each other.
     """
+    if prompts is not None and env is not None:
+        raise UsageError("two things to evaluate on", got=f"{env} and the prompts of {prompts}", expected="one of them")
     run = None if model is None or url is not None else find_run(model)
     base = source if source is not None or run is None else run.config_file
     start = None if base is None else load_config(base)
-    if env is None and start is None:
+    if env is None and start is None and prompts is None:
         if model is not None and url is None:
             find_model(model)  # says so when it is a path to nothing
         raise UsageError(
@@ -67,7 +74,7 @@ def evaluation_config(
     if model is None and start is not None and start.model.path != SCRATCH:
         model = start.model.path
     told = [
-        *_environment_words(env, start),
+        *_environment_words(env, start, prompts),
         *(_engine_words(model, engine, url) if policy is PolicyKind.ENGINE else []),
         *([] if temperature is None else [f"sampling.temperature={temperature}"]),
         *([] if concurrency is None else [f"rollout.max_concurrent={concurrency}"]),
@@ -78,13 +85,17 @@ def evaluation_config(
     return config
 
 
-def _environment_words(env: str | None, run: Config | None) -> list[str]:
+def _environment_words(env: str | None, run: Config | None, prompts: str | None) -> list[str]:
     """Where to evaluate, and what a run's own config says about its evaluations, as overrides of that config."""
+    if run is None and prompts is not None:
+        return prompts_words(prompts, HELD_OUT)
     if run is None:
         return [] if env is None else [f"environment={_with_split(env)}"]
-    part = _part(env, run)
     sampling = run.evaluation.sampling or run.sampling
     words = [f"sampling.{name}={value}" for name, value in sampling.model_dump().items()]
+    if prompts is not None:
+        return [prompts_environment(prompts, HELD_OUT), *words]
+    part = _part(env, run)
     if part is not None and part.label:
         return [*_part_words(part), *_split_words(part, env), *words]
     if part is not None:

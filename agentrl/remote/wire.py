@@ -165,6 +165,7 @@ def write_task(task: Task) -> dict[str, Any]:
         "options": dict(task.options),
         "prompt": task.prompt,
         "ground_truth": task.ground_truth,
+        **({"columns": dict(task.columns)} if task.columns else {}),
         "type": task.type,
         "max_turns": task.max_turns,
     }

@@ -28,7 +28,7 @@ EXPLAINED = {"alfworld": {"keeps splits apart"}}
 FEW = 3
 IN_SANDBOXES = {"code", "python_math", "repo_fix", "terminal"}
 """Each of their episodes takes a tenth of a second; `FEW` of them are enough for every rule."""
-WITHOUT_DEFAULT = {"agentgym", "openenv", "verifiers"}
+WITHOUT_DEFAULT = {"agentgym", "openenv", "prompts", "verifiers"}
 """Adapters that play nothing unless told what."""
 
 

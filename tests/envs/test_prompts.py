@@ -1,0 +1,136 @@
+"""Prompts of files: data sets as TRL and verl have them, scored by reward functions."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import pytest
+
+from agentrl.cli import main
+from agentrl.env_lookup import resolve_environment
+from agentrl.errors import UsageError
+from agentrl.evaluation.settings import evaluation_config
+from agentrl.observe.metrics import read_metrics
+from agentrl.task import TaskSource
+
+SMALL = (
+    "trainer.steps=1",
+    "trainer.tasks_per_step=2",
+    "algorithm.group_size=2",
+    "agent.max_answer_tokens=4",
+    "model.scratch.hidden_size=32",
+    "model.scratch.layers=1",
+)
+ROWS = [
+    {"prompt": "2 + 2?", "ground_truth": "4"},
+    {"prompt": [{"role": "system", "content": "Be brief."}, {"role": "user", "content": "3 + 4?"}], "solution": "7"},
+    {"prompt": [{"role": "user", "content": "1 + 4?"}], "reward_model": {"ground_truth": "5"}, "id": 7, "type": "sum"},
+]
+FUNCTIONS = """
+def length(trajectory, task):
+    return {scale} * len(trajectory.completions[0])
+
+def of_trl(completions, level, **kwargs):
+    return [level[0]]
+"""
+
+
+@pytest.fixture
+def workplace(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.syspath_prepend(str(tmp_path))
+    return tmp_path
+
+
+def written(folder: Path, *rows: object, name: str = "prompts.jsonl") -> str:
+    (folder / name).write_text("".join(json.dumps(row) + "\n" for row in rows))
+    return str(folder / name)
+
+
+def tasks_of(file: str, split: str = "train") -> TaskSource:
+    return resolve_environment("prompts").tasks(split, files={split: file})
+
+
+def agentrl(*words: str) -> int | str | None:
+    with pytest.raises(SystemExit) as end:
+        main(list(words))
+    return end.value.code
+
+
+def test_rows_become_tasks_and_their_other_columns_are_kept(workplace: Path) -> None:
+    first, second, third = list(tasks_of(written(workplace, *ROWS)))
+    assert (first.prompt, first.ground_truth, first.id) == ("2 + 2?", "4", "train-1")
+    assert (second.prompt, second.ground_truth) == ("Be brief.\n\n3 + 4?", None)
+    assert second.columns == {"solution": "7"}
+    assert (third.prompt, third.ground_truth, third.id, third.type) == ("1 + 4?", "5", "7", "sum")
+
+
+@pytest.mark.parametrize(
+    ("rows", "words"),
+    [
+        ([{"question": "?"}], "row 1 has no prompt: got the columns question"),
+        ([{"prompt": " "}], "row 1 has no prompt"),
+        ([{"prompt": "a"}, {"prompt": []}], "prompt of .* row 2 is no single question"),
+        ([{"prompt": [{"role": "user", "content": "a"}, {"role": "assistant", "content": "b"}]}], "no single question"),
+        ([{"prompt": [{"role": "user", "content": None}]}], "no single question"),
+        ([{"prompt": "a", "id": 1}, {"prompt": "b", "id": "1"}], "two rows of one id"),
+        ([], "is empty"),
+        (["a"], "is no task: got str"),
+    ],
+)
+def test_a_file_without_prompts_is_refused_with_its_row(workplace: Path, rows: list[object], words: str) -> None:
+    with pytest.raises(UsageError, match=words):
+        tasks_of(written(workplace, *rows))
+
+
+def test_a_split_without_a_file_says_how_to_name_one(workplace: Path) -> None:
+    spec = resolve_environment("prompts")
+    with pytest.raises(UsageError, match=r"which prompts are in train.*--tasks prompts.jsonl"):
+        spec.tasks("train")
+    with pytest.raises(UsageError, match=r"no file of prompts for split valid.*agentrl eval --prompts FILE"):
+        spec.tasks("valid", files={"train": written(workplace, *ROWS)})
+
+
+def test_a_data_set_and_a_function_are_enough_to_train_and_to_evaluate(
+    workplace: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    file = written(workplace, *({"prompt": f"{i} + 1?", "level": i / 10} for i in range(4)))
+    (workplace / "own_rewards.py").write_text(FUNCTIONS.format(scale=1))
+    rewards = ["--reward", "own_rewards:length", "--reward", "own_rewards:of_trl=10"]
+    assert agentrl("train", "--tasks", file, *rewards, "--model", "scratch", *SMALL) == 0
+    (metrics,) = list(read_metrics(workplace / "runs" / "latest" / "metrics.jsonl"))
+    length, trl = (metrics[f"reward/component/{name}"] for name in ("length", "of_trl"))
+    assert metrics["reward/mean"] == pytest.approx(length + 10 * trl)
+    assert agentrl("eval", "--prompts", file, "--model", "runs/latest") == 0
+    assert "mean reward" in capsys.readouterr().out
+
+
+def test_an_evaluation_after_a_change_of_the_function_is_another_one(
+    workplace: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    file = written(workplace, *ROWS)
+    words = ["eval", "--prompts", file, "--policy", "random", "--reward", "changing_rewards:length"]
+    for scale in (1, 1, 2):
+        monkeypatch.delitem(__import__("sys").modules, "changing_rewards", raising=False)
+        (workplace / "changing_rewards.py").write_text(FUNCTIONS.format(scale=scale))
+        assert agentrl(*words) == 0
+    assert len(list((workplace / "runs" / "evaluations").iterdir())) == 2
+
+
+def test_a_data_set_without_a_reward_function_is_refused_before_there_is_a_folder(
+    workplace: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    file = written(workplace, *ROWS)
+    for words in ([], ["--reward", "no_such_module:f"], ["--reward", "agentrl.message:parse_int"], ["--reward", "a=x"]):
+        assert agentrl("train", "--tasks", file, "--model", "scratch", *words) == 2
+    assert not (workplace / "runs").exists()
+    told = capsys.readouterr().err
+    assert "environment prompts gives no rewards of its own" in told
+    assert "expected def reward(trajectory, task) -> float" in told
+
+
+def test_tasks_of_a_named_environment_stay_a_task_file(workplace: Path) -> None:
+    assert agentrl("train", "--env", "guess_number", "--tasks", "none.jsonl", *SMALL) == 2
+    with pytest.raises(UsageError, match="two things to evaluate on"):
+        evaluation_config(env="guess_number", prompts="a.jsonl", model="m")
