@@ -15,7 +15,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-from agentrl.errors import EnvironmentFailure, InfrastructureError, UsageError
+from agentrl.errors import A_REWARD, EnvironmentFailure, InfrastructureError, UsageError, bounded_reward, shortened
 from agentrl.task import Task
 from agentrl.trajectory import Trajectory
 
@@ -81,22 +81,21 @@ async def checked_score(scorer: Scorer, trajectory: Trajectory, task: Task) -> S
     if not isinstance(score, Score):
         raise EnvironmentFailure(
             f"{what} did not return a score",
-            got=f"{type(score).__name__} {repr(score)[:80]}",
+            got=f"{type(score).__name__} {shortened(score)}",
             expected="agentrl.reward.Score(reward=…)",
         )
     given = {} if score.reward is None else {"reward": score.reward}
     for name, value in {**given, **score.components}.items():
-        number = as_number(value)
-        if number is None or not math.isfinite(number):
+        if bounded_reward(value) is None:
             environment = trajectory.environment
             raise EnvironmentFailure(
                 f"{what} gave a {name} that is no reward",
-                got=f"{type(value).__name__} {repr(value)[:80]} (environment {environment})",
-                expected="a finite number, or None as the reward when nothing can be said",
+                got=f"{type(value).__name__} {shortened(value)} (environment {environment})",
+                expected=f"{A_REWARD}, or None as the reward when nothing can be said",
                 hint=f"see agentrl env check {environment}" if isinstance(scorer, EnvironmentReward) else None,
             )
     return Score(
-        reward=None if score.reward is None else as_number(score.reward),
+        reward=bounded_reward(score.reward),
         components={name: float(value) for name, value in score.components.items()},
     )
 
@@ -162,10 +161,9 @@ def fingerprint(function: Any) -> str:
 
 
 def as_number(value: Any) -> float | None:
-    """A number, NumPy's and tensors of one element among them."""
+    """A reward as a plain number, NumPy's numbers and tensors of one element among them; ``None`` for anything else."""
     item = getattr(value, "item", None)
     try:
-        single = item() if callable(item) and not isinstance(value, numbers.Real) else value
-        return float(single) if isinstance(single, numbers.Real) else None
-    except (ValueError, RuntimeError, TypeError, OverflowError):  # several elements, or a number without end
+        return bounded_reward(item() if callable(item) and not isinstance(value, numbers.Real) else value)
+    except (ValueError, RuntimeError, TypeError):  # several elements
         return None

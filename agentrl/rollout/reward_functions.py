@@ -17,12 +17,11 @@ from __future__ import annotations
 import asyncio
 import functools
 import inspect
-import math
 from collections.abc import Awaitable, Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from agentrl.errors import ConfigError, EnvironmentFailure
+from agentrl.errors import A_REWARD, ConfigError, EnvironmentFailure, shortened
 from agentrl.message import Message
 from agentrl.reward import Score, Scorer, as_number, checked_score, defined_in, failures_named
 from agentrl.rollout.episode_tools import all_of
@@ -164,12 +163,12 @@ class FunctionReward(Scorer):
         if value is None and self._may_abstain:
             return None
         number = as_number(value)
-        if number is None or not math.isfinite(number):
+        if number is None:
             hint = "annotate it with -> float | None if None means that it does not apply" if value is None else None
             raise EnvironmentFailure(
                 f"{what} did not return a reward",
-                got=f"{type(value).__name__} {repr(value)[:80]}",
-                expected="a finite number: float, int or bool",
+                got=f"{type(value).__name__} {shortened(value)}",
+                expected=f"{A_REWARD}: float, int or bool",
                 hint=hint,
             )
         return number
@@ -219,7 +218,7 @@ def _trl_arguments(trajectory: Trajectory, task: Task) -> dict[str, Any]:
 def _only(returned: Any) -> Any:
     """The single entry of a list."""
     if isinstance(returned, str | Mapping) or not hasattr(returned, "__len__") or len(returned) != 1:
-        raise TypeError(f"it returned {repr(returned)[:80]}, expected a list of one number for the one episode")
+        raise TypeError(f"it returned {shortened(returned)}, expected a list of one number for the one episode")
     return returned[0]
 
 
