@@ -100,9 +100,10 @@ class ProcessWorker(SerialWorker[_Work]):
             sys.executable,
             "-m",
             "agentrl.rollout.process_main",
+            str(os.getpid()),
             stdin=asyncio.subprocess.PIPE,
             stdout=asyncio.subprocess.PIPE,
-            start_new_session=True,  # whatever the environments start can be ended with it
+            start_new_session=True,  # Ctrl-C in the trainer's terminal does not reach it
         )
         assert self._process.stdin is not None
         self._process.stdin.write(pickle.dumps(sys.path))
@@ -115,7 +116,7 @@ class ProcessWorker(SerialWorker[_Work]):
         if process is not None:
             assert process.stdin is not None
             with contextlib.suppress(ProcessLookupError):
-                os.killpg(process.pid, signal.SIGKILL)
+                os.killpg(process.pid, signal.SIGTERM)  # the keeper kills what the environments started
             process.stdin.close()
             await process.wait()
 

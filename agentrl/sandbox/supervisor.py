@@ -282,11 +282,11 @@ class Supervisor:
         if number == SIGKILL:
             self._kill(job)
             return
-        for pid in _below({job.keeper}, _parents()) - {job.keeper}:
-            _send(pid, number)
+        for pid in processes_below({job.keeper}, process_parents()) - {job.keeper}:
+            send_signal(pid, number)
 
     def _kill(self, job: Job) -> None:
-        _send(job.keeper, SIGKILL)
+        send_signal(job.keeper, SIGKILL)
 
     def _end(self, job: Job) -> None:
         """The keeper ended: kill what it left behind, take the last output, answer."""
@@ -331,23 +331,25 @@ class Supervisor:
         keepers = {job.keeper for job in self.jobs.values() if not job.ended}
         stopped: set[int] = set()
         for _ in range(ROUNDS):
-            parents = _parents()
-            strays = _below({os.getpid()}, parents) - _below(keepers, parents) - {os.getpid()} - stopped
+            parents = process_parents()
+            strays = (
+                processes_below({os.getpid()}, parents) - processes_below(keepers, parents) - {os.getpid()} - stopped
+            )
             if not strays:
                 break
             for pid in strays:
-                _send(pid, SIGSTOP)
+                send_signal(pid, SIGSTOP)
             stopped |= strays
         else:
             _kill_all()
         for pid in stopped:
-            _send(pid, SIGKILL)
+            send_signal(pid, SIGKILL)
         _reap(stopped)
         while _reap_any(keepers):
             pass
 
 
-def _parents() -> dict[int, int]:
+def process_parents() -> dict[int, int]:
     """The parent of each process that is there; a zombie is, when threads of it go on."""
     parents = {}
     for name in os.listdir("/proc"):
@@ -362,7 +364,7 @@ def _parents() -> dict[int, int]:
     return parents
 
 
-def _below(roots: set[int], parents: dict[int, int]) -> set[int]:
+def processes_below(roots: set[int], parents: dict[int, int]) -> set[int]:
     """The roots, and all that descend from them."""
     found, growing = set(roots), True
     while growing:
@@ -372,7 +374,7 @@ def _below(roots: set[int], parents: dict[int, int]) -> set[int]:
     return found
 
 
-def _send(pid: int, number: int) -> bool:
+def send_signal(pid: int, number: int) -> bool:
     """Send a signal; whether somebody was there."""
     try:
         os.kill(pid, number)

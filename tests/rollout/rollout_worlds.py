@@ -95,7 +95,7 @@ class Faulty(gymnasium.Env):
         self.fault = (options or {}).get("fault", self.fault)
         if self.fault == "child":
             with open(options["pipe"], "wb") as pipe:  # waits for the reader, so that the child has it for certain
-                subprocess.Popen(["sleep", "30"], stdout=pipe)
+                subprocess.Popen(["sleep", "1000"], stdout=pipe, start_new_session=options.get("apart", False))
         if self.fault == "reset":
             raise RuntimeError("the world is gone")
         return "Hello.", {"process": os.getpid()}
@@ -125,6 +125,11 @@ class Faulty(gymnasium.Env):
             "observation": (17, 0.0, False, False, {}),
             "function": ("x", 0.0, False, False, {"f": lambda: None}),
         }.get(self.fault, ("Bye.", 1.0, True, False, {"process": os.getpid()}))
+
+    def go_wrong(self, fault):
+        """Hang, or end the process, whatever the task says."""
+        self.fault, self.at = fault, 0
+        return self.step("x")
 
 
 class Whispering(Faulty):

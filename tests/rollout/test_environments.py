@@ -6,6 +6,10 @@ import functools
 import io
 import os
 import pickle
+import subprocess
+import sys
+from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
 from types import SimpleNamespace
 
 import gymnasium
@@ -104,15 +108,62 @@ async def test_faults_become_one_error_wherever_they_happen(make_host, worlds, i
         await play_one_step(host, task)
 
 
-async def test_what_an_environment_started_ends_with_its_worker(make_host, worlds, tmp_path):
+CHILD = {"fault": "child", "apart": False}
+APART = {"fault": "child", "apart": True}
+"""A process of the environment that leaves its session."""
+
+
+@pytest.mark.parametrize(("dies", "options"), [("closed", CHILD), ("closed", APART), ("exit", APART), ("hang", APART)])
+async def test_what_an_environment_started_ends_with_its_worker(make_host, worlds, tmp_path, options, dies):
     pipe = tmp_path / "pipe"
     os.mkfifo(pipe)
     closed = asyncio.create_task(asyncio.to_thread(pipe.read_bytes))
-    host = make_host(worlds.Faulty, Isolation.PROCESS, workers=1)
+    host = make_host(worlds.Faulty, Isolation.PROCESS, workers=1, step_timeout_s=0.2)
     async with host.borrow("e") as world:
-        await world.reset(Task(id="t", environment="world", options={"fault": "child", "pipe": str(pipe)}))
+        await world.reset(Task(id="t", environment="world", options={**options, "pipe": str(pipe)}))
+        if dies != "closed":
+            with pytest.raises(EnvironmentFailure):
+                await world.call("optional", "go_wrong", dies)
     await host.close()
-    assert await asyncio.wait_for(closed, timeout=10) == b""
+    assert await asyncio.wait_for(closed, timeout=30) == b""
+
+
+TRAINER = """
+import asyncio, sys
+import rollout_worlds
+from agentrl.env import EnvironmentSpec, Isolation
+from agentrl.rollout.environments import EnvironmentHost
+from agentrl.task import SeedTasks, Task
+
+async def main():
+    spec = EnvironmentSpec(name="w", make=rollout_worlds.Faulty, tasks=SeedTasks, isolation=Isolation.PROCESS)
+    host = EnvironmentHost(spec, workers=1)
+    async with host.borrow("e") as world:
+        options = {"fault": "child", "apart": True, "pipe": sys.argv[1]}
+        await world.reset(Task(id="t", environment="w", options=options))
+        print("ready", flush=True)
+        await asyncio.sleep(3600)
+
+asyncio.run(main())
+"""
+
+
+def test_nothing_survives_a_killed_trainer(tmp_path):
+    pipe = tmp_path / "pipe"
+    os.mkfifo(pipe)
+    path = os.pathsep.join([str(Path(__file__).parent), os.environ.get("PYTHONPATH", "")])
+    environment = {**os.environ, "PYTHONPATH": path}
+    with (
+        subprocess.Popen(
+            [sys.executable, "-c", TRAINER, str(pipe)], env=environment, stdout=subprocess.PIPE
+        ) as trainer,
+        ThreadPoolExecutor() as pool,
+    ):
+        closed = pool.submit(pipe.read_bytes)
+        assert trainer.stdout.readline() == b"ready\n"
+        assert not closed.done()
+        trainer.kill()
+        assert closed.result(timeout=30) == b""
 
 
 @pytest.mark.parametrize("isolation", BLOCKING)
