@@ -52,6 +52,7 @@ from agentrl.errors import TrainingError, described_error
 from agentrl.evaluation.periodic import evaluate_now
 from agentrl.observe.checkpoint_writer import CheckpointWriter
 from agentrl.observe.checkpoints import Checkpoint, Checkpoints
+from agentrl.observe.learning import LearningWatch
 from agentrl.observe.metrics import MetricsFile
 from agentrl.observe.model_folder import MODEL
 from agentrl.observe.progress import Phase, RunStatus, RunWatcher
@@ -63,6 +64,7 @@ from agentrl.rollout.heap import settled_heap
 from agentrl.serving.local import LocalEngine
 from agentrl.serving.pool import ServerPool
 from agentrl.training.models.accelerators import accelerators
+from agentrl.training.objective import learns_from_rewards
 from agentrl.training.ranks import Ranks
 from agentrl.training.ranks.processes import RankProcesses, open_ranks
 from agentrl.training.step.report import StepReport
@@ -102,6 +104,7 @@ class Orchestrator:
         self._saved: Checkpoint | None = None
         self._pending: dict[str, float] | None = None
         self._last: Mapping[str, float] = {}
+        self._learning = LearningWatch() if learns_from_rewards(run.config.algorithm) else None
         self._stop = asyncio.Event()
         self._failure: TrainingError | None = None
 
@@ -276,9 +279,15 @@ class Orchestrator:
             raise _Interrupted
         if self.config.rollout.max_staleness:
             parts.scheduler.start_episodes()
-        for warning in report.warnings:
+        for warning in (*report.warnings, *self._without_learning(self._pending, groups)):
             self._say(f"step {self.step}: {warning}")
         await self._finish_step()
+
+    def _without_learning(self, metrics: Mapping[str, float], groups: Sequence[Group]) -> list[str]:
+        """What to say when nothing has been learnt for several steps."""
+        trajectories = [trajectory for group in groups for trajectory in group.trajectories]
+        told = None if self._learning is None else self._learning.look(metrics, trajectories)
+        return [] if told is None else [told]
 
     async def _synced(self, version: int) -> SyncReport | None:
         """Bring the new weights to the engine; ``None`` when somebody asked to stop, and no server took them in time.

@@ -2,13 +2,23 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+import threading
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager, suppress
+from pathlib import Path
+from typing import Any
 
 from agentrl.assembly.models import load_tokenizer
-from agentrl.evaluation.report import Report, ReportFiles, choose_examples, write_report
+from agentrl.errors import AgentRLError
+from agentrl.evaluation.learning_curve import draw_learning_curve, drawable
+from agentrl.evaluation.report import CURVE_FILE, Report, ReportFiles, choose_examples, write_report
 from agentrl.evaluation.session import FinishedEvaluation
+from agentrl.observe.learning import steps_without_learning
 from agentrl.observe.metrics import read_metrics
-from agentrl.observe.run_directory import find_run
+from agentrl.observe.model_folder import find_model
+from agentrl.observe.run_directory import RunDirectory, find_run
+from agentrl.observe.run_watcher import step_words
+from agentrl.observe.trajectory_store import read_trajectories
 
 
 def write_evaluation_report(finished: FinishedEvaluation) -> ReportFiles:
@@ -22,6 +32,72 @@ def write_evaluation_report(finished: FinishedEvaluation) -> ReportFiles:
         examples=choose_examples([episode.trajectory for episode in result.episodes]),
     )
     return write_report(report, finished.folder, None if finished.model_path is None else decoder(finished.model_path))
+
+
+def write_run_report(folder: Path) -> ReportFiles:
+    """A report in a run's folder: its learning curve, its last numbers, and episodes of its newest step with any.
+
+    Raises:
+        UsageError: the folder cannot be written, or the run has no model.
+    """
+    run = RunDirectory(folder)
+    metrics = read_metrics(run.metrics_file)
+    files = sorted(run.trajectories.glob("step-*.jsonl"), reverse=True)
+    newest = next((found for file in files if (found := [s.trajectory for s in read_trajectories(file)])), [])
+    report = Report(
+        title=f"Run {run.path.name}",
+        metrics=metrics,
+        examples=choose_examples(newest),
+        notes=[_run_note(metrics)],
+    )
+    return write_report(report, run.path, decoder(find_model(str(run.path))))
+
+
+def _run_note(metrics: Sequence[Mapping[str, Any]]) -> str:
+    if not metrics:
+        return "No training step is finished."
+    note = f"{len(metrics)} training steps. The last one: {step_words(metrics[-1]['step'], len(metrics), metrics[-1])}."
+    idle = steps_without_learning(metrics)
+    return f"{note} {idle} of the steps learnt nothing: all episodes of a task had the same return." if idle else note
+
+
+@contextmanager
+def curve_kept_up(folder: Path, *, every_s: float = 60.0) -> Iterator[None]:
+    """Draw a run's learning curve again and again while the block runs, in a thread of its own.
+
+    Args:
+        folder: The run's.
+        every_s: Seconds between two drawings.
+    """
+    ended = threading.Event()
+
+    def draw() -> None:
+        size = 0
+        run = RunDirectory(folder)
+        while not ended.wait(every_s):
+            now = run.metrics_file.stat().st_size if run.metrics_file.is_file() else 0
+            if now == size:
+                continue
+            size = now
+            with suppress(AgentRLError, OSError):
+                draw_curve(run)
+
+    thread = threading.Thread(target=draw, name="learning curve", daemon=True)
+    thread.start()
+    try:
+        yield
+    finally:
+        ended.set()
+        thread.join()
+
+
+def draw_curve(run: RunDirectory) -> None:
+    """Draw ``learning_curve.png`` from the steps so far; readers see the old picture or the new one."""
+    metrics = read_metrics(run.metrics_file)
+    if drawable(metrics):
+        partial = run.path / f".{CURVE_FILE}"
+        draw_learning_curve(metrics, partial)
+        partial.replace(run.path / CURVE_FILE)
 
 
 def decoder(model_path: str) -> Callable[[int], str]:

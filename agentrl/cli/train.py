@@ -23,16 +23,21 @@ from agentrl.assembly.tools import check_tools
 from agentrl.cli.arguments import config_words, read_config, shortcut
 from agentrl.cli.exit_code import ExitCode
 from agentrl.cli.help import examples
+from agentrl.cli.reports import curve_kept_up, write_run_report
 from agentrl.config import Config, dump_config, shipped_configs
 from agentrl.config.arithmetic import Row, rows
 from agentrl.config.overrides import reward_words, task_words
 from agentrl.config.parts import Part, parts_of
-from agentrl.errors import UsageError
+from agentrl.errors import AgentRLError, UsageError
 from agentrl.observe.console import note, out
+from agentrl.observe.learning import steps_without_learning
+from agentrl.observe.metrics import read_metrics
+from agentrl.observe.run_directory import RunDirectory
 from agentrl.observe.run_watcher import watching
 from agentrl.observe.trackers import check_trackers
 from agentrl.orchestrator import train as train_run
 from agentrl.serving.launch import usable_gpus
+from agentrl.training.objective import learns_from_rewards
 
 app = typer.Typer()
 
@@ -129,13 +134,34 @@ def _tasks_row(part: Part) -> tuple[str, str, str]:
 
 
 def print_run(result: RunResult, config: Config) -> None:
-    """Where a run ended, and what to do next."""
+    """Where a run ended, whether it learnt anything, and what to do next."""
     env = f" --env {next(iter(config.environments))}" if config.environments else ""
-    note(f"{'stopped' if result.interrupted else 'done'} after step {result.step}: {result.folder}")
+    end = f"{'stopped' if result.interrupted else 'done'} after step {result.step}"
+    note(f"{end}{_without_learning(result, config)}: {result.folder}")
+    if result.step:
+        _report(result.folder)
     if result.interrupted:
         note(f"go on with: agentrl train --resume {result.folder}")
         raise typer.Exit(ExitCode.INTERRUPTED)
     note(f"measure it: agentrl eval --model {result.folder}{env}\nread it:    agentrl view {result.folder}")
+
+
+def _without_learning(result: RunResult, config: Config) -> str:
+    """What the last line says of steps whose rewards taught nothing, if there were many."""
+    lines = read_metrics(RunDirectory(result.folder).metrics_file)
+    idle = steps_without_learning(lines)
+    if not learns_from_rewards(config.algorithm) or not idle or 2 * idle < len(lines):
+        return ""
+    return (
+        f", but nothing was learnt in {idle} of {len(lines)} steps, in which all episodes of a task had the same return"
+    )
+
+
+def _report(folder: Path) -> None:
+    try:
+        note(f"report:     {write_run_report(folder).html}")
+    except (AgentRLError, OSError) as error:  # the run is done all the same
+        note(f"no report could be written: {error}")
 
 
 def _resumed(folder: Path, words: list[str] | None, shortcuts: list[str]) -> Run:
@@ -151,9 +177,12 @@ def _resumed(folder: Path, words: list[str] | None, shortcuts: list[str]) -> Run
 
 def _finish(run: Run) -> None:
     try:
-        with watching() as watcher:
+        with curve_kept_up(run.folder.path), watching() as watcher:
             result = train_run(run, watcher=watcher)
     except KeyboardInterrupt:
-        note(f"ended at once; go on from the newest checkpoint with: agentrl train --resume {run.folder.path}")
+        if run.folder.config_file.is_file():
+            note(f"ended at once; go on from the newest checkpoint with: agentrl train --resume {run.folder.path}")
+        else:
+            note("ended at once, before anything was finished")
         raise
     print_run(result, run.config)

@@ -15,6 +15,7 @@ from rich.text import Text
 
 from agentrl.observe.console import err, note
 from agentrl.observe.heartbeat import Heartbeat
+from agentrl.observe.learning import share_that_differs
 from agentrl.observe.metrics import ENVIRONMENT_PREFIX
 from agentrl.observe.progress import RunStatus, RunWatcher
 
@@ -36,6 +37,7 @@ class Shown:
 COLUMNS = (
     Shown("success/mean", "success", "{:.1%}"),
     Shown("reward/mean", "reward", "{:.3f}"),
+    Shown("groups/differ", "groups that differ", "{:.0%}"),
     Shown("curriculum/turns", "horizon", "{:.0f}"),
     Shown("sft/loss", "loss", "{:.3f}"),
     Shown("preferences/loss", "loss", "{:.3f}"),
@@ -45,6 +47,11 @@ COLUMNS = (
     Shown("eval/success", "evaluated", "{:.1%}"),
     Shown("rollout/retries", "retries", "{:.0f}", is_trouble=True),
     Shown("rollout/groups_failed", "failed groups", "{:.0f}", is_trouble=True),
+    Shown("train/loss", "loss", "{:.4f}"),
+    Shown("train/kl_reference", "KL to reference", "{:.4f}"),
+    Shown("train/kl_old", "KL", "{:.4f}"),
+    Shown("train/entropy", "entropy", "{:.3f}"),
+    Shown("train/grad_norm", "gradient norm", "{:.3g}"),
     Shown("turns/mean", "turns", "{:.1f}"),
     Shown("time/tokens_per_s", "tokens/s", "{:,.0f}"),
     Shown("staleness/mean", "staleness", "{:.2f}"),
@@ -72,12 +79,19 @@ def _worth_showing(metrics: Mapping[str, float]) -> set[str]:
     return set(metrics) - {column.metric for column in COLUMNS if column.is_trouble and not metrics.get(column.metric)}
 
 
+def with_share(metrics: Mapping[str, float]) -> Mapping[str, float]:
+    """A step's metrics, and the share of its groups in which some episodes did better than others."""
+    share = share_that_differs(metrics)
+    return metrics if share is None else {**metrics, "groups/differ": share}
+
+
 def step_words(step: int, steps: int, metrics: Mapping[str, float]) -> str:
     """One training step on one line.
 
     >>> step_words(3, 60, {"success/mean": 0.25, "reward/mean": 0.25, "time/tokens_per_s": 1234.0})
     'step 3/60  success 25.0%  reward 0.250  tokens/s 1,234'
     """
+    metrics = with_share(metrics)
     parts = [f"{c.title} {c.format.format(metrics[c.metric])}" for c in columns_of(_worth_showing(metrics))]
     return "  ".join([f"step {step}/{steps}", *parts])
 
@@ -150,7 +164,7 @@ class LiveWatcher(RunWatcher):
 
     def on_step(self, step: int, metrics: Mapping[str, float]) -> None:
         """Add a row."""
-        self._recent = [*self._recent[-(RECENT - 1) :], (step, metrics)]
+        self._recent = [*self._recent[-(RECENT - 1) :], (step, with_share(metrics))]
 
     def on_message(self, text: str) -> None:
         """Print it above the panel."""

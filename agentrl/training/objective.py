@@ -15,7 +15,14 @@ from agentrl.algorithms.correction import Correction, CorrectionMode, correction
 from agentrl.algorithms.divergence import KLEstimator, kl_divergence
 from agentrl.algorithms.episodes import EpisodeBatch, Estimate
 from agentrl.algorithms.loss_input import LossInput, TokenLoss
-from agentrl.algorithms.marks import Input, choice_of, is_advantage_weighted, needed_inputs, requires_group
+from agentrl.algorithms.marks import (
+    Input,
+    choice_of,
+    is_advantage_weighted,
+    is_blind_to_advantage,
+    needed_inputs,
+    requires_group,
+)
 from agentrl.algorithms.options import check_options
 from agentrl.config.policy_reference import ReferenceConfig
 from agentrl.config.schema import AlgorithmConfig
@@ -37,6 +44,11 @@ class TokenObjective:
     """Bool: the correction's weight reached its cap."""
     kl: torch.Tensor | None
     """To the reference; ``None`` without ``kl_coef``."""
+
+
+def learns_from_rewards(config: AlgorithmConfig) -> bool:
+    """Whether differences in returns are all that is learnt from: no teacher, and a loss that reads advantages."""
+    return config.teacher is None and not is_blind_to_advantage(lookup(Kind.LOSS, config.loss))
 
 
 class Objective:

@@ -40,9 +40,11 @@ def test_the_printed_config_runs_again(agentrl: Cli, workplace: Path) -> None:
 
 
 def test_a_run_leaves_a_folder_with_everything(trained_run: Path) -> None:
-    assert {"config.yaml", "metrics.jsonl", "trajectories", "checkpoints", "model"} <= {
-        path.name for path in trained_run.iterdir()
-    }
+    expected = {"config.yaml", "metrics.jsonl", "trajectories", "checkpoints", "model"}
+    report = {"report.md", "report.html", "learning_curve.png"}
+    assert expected | report <= {path.name for path in trained_run.iterdir()}
+    assert (trained_run / "report.html").read_text().count('class="sampled')
+    assert "2 training steps" in (trained_run / "report.md").read_text()
     lines = [json.loads(line) for line in (trained_run / "metrics.jsonl").read_text().splitlines()]
     assert [line["step"] for line in lines] == [1, 2]
     assert all(line["mismatch/prob_abs_mean"] < 1e-4 for line in lines)
@@ -55,7 +57,8 @@ def test_progress_is_plain_lines_where_there_is_no_terminal(
     assert ended.code == 0, ended.err
     assert ended.out == ""
     (line,) = [line for line in ended.err.splitlines() if line.startswith("step 1/1")]
-    for title in ("reward", "tokens/s", "staleness 0.00", "waiting for episodes"):
+    shown = ("reward", "groups that differ", "loss", "KL", "entropy", "gradient norm", "tokens/s", "staleness 0.00")
+    for title in (*shown, "waiting for episodes"):
         assert title in line
     assert "agentrl eval --model runs/" in ended.err
     assert (workplace / "runs" / "latest").exists()
@@ -64,6 +67,16 @@ def test_progress_is_plain_lines_where_there_is_no_terminal(
     assert resumed.code == 0, resumed.err
     assert "step 2/2" in resumed.err
     assert "step 1/2" not in resumed.err
+
+
+def test_a_run_that_learns_nothing_says_so(agentrl: Cli, workplace: Path, small: tuple[str, ...]) -> None:
+    words = ("--env", "guess_number", "--model", "scratch", *small, "trainer.steps=3", "agent.max_answer_tokens=1")
+    ended = agentrl("train", *words, "agent.max_turns=1")
+    assert ended.code == 0, ended.err
+    assert ended.err.count("step 3: nothing is being learnt: in the last 3 steps") == 1
+    assert "done after step 3, but nothing was learnt in 3 of 3 steps" in ended.err
+    assert "All 4 episodes of the newest step failed" in ended.err
+    assert "3 of the steps learnt nothing" in (workplace / "runs" / "latest" / "report.md").read_text()
 
 
 def test_a_run_is_not_resumed_with_another_environment(agentrl: Cli, trained_run: Path) -> None:
@@ -86,6 +99,7 @@ def test_control_c_saves_and_says_how_to_go_on(tmp_path: Path, small: tuple[str,
         rest = process.stderr.read()
     assert process.returncode == 130, rest
     assert "go on with: agentrl train --resume" in rest
+    assert (tmp_path / "runs" / "latest" / "report.html").is_file()
     assert "Traceback" not in rest
     assert list((tmp_path / "runs" / "latest" / "checkpoints").glob("step-*"))
 

@@ -1,0 +1,124 @@
+"""Whether a run learns anything: a step in which all returns of each group are equal prefers no episode to another."""
+
+from __future__ import annotations
+
+import math
+from collections import Counter
+from collections.abc import Iterable, Mapping, Sequence
+
+from agentrl.errors import Outcome
+from agentrl.trajectory import Trajectory
+
+FIRST, FACTOR = 3, 3
+"""A message comes after 3 such steps in a row, and again after 9, 27, 81, …"""
+NONE = 1e-8
+"""Mean size of advantages below which there are none."""
+MANY = 0.5
+"""Share of unusable answers from which on they are named as the cause."""
+
+
+def share_that_differs(metrics: Mapping[str, float]) -> float | None:
+    """Share of a step's groups in which some episodes did better than others; ``None`` where there are no groups."""
+    trained, equal = metrics.get("groups/trained"), metrics.get("groups/zero_variance")
+    return None if not trained or equal is None else 1 - equal / trained
+
+
+def learns_nothing(metrics: Mapping[str, float]) -> bool:
+    """Whether a step's rewards say nothing about how to act.
+
+    No group has a difference in returns, and either there is no advantage, or a critic's own error is all of it.
+    """
+    if share_that_differs(metrics) != 0:
+        return False
+    has_critic = any(name.startswith("critic/") for name in metrics)
+    rewards_are_equal = math.isclose(metrics.get("reward/min", 0.0), metrics.get("reward/max", 1.0), abs_tol=NONE)
+    return (metrics.get("train/advantage_abs_mean") or 0.0) < NONE or (has_critic and rewards_are_equal)
+
+
+def steps_without_learning(lines: Iterable[Mapping[str, float]]) -> int:
+    """Number of training steps in ``metrics.jsonl`` that learnt nothing."""
+    return sum(learns_nothing(line) for line in lines)
+
+
+class LearningWatch:
+    """Notices that nothing has been learnt for several steps, and says why and what to try."""
+
+    def __init__(self) -> None:
+        self._steps = 0
+        self._next = FIRST
+
+    def look(self, metrics: Mapping[str, float], trajectories: Sequence[Trajectory]) -> str | None:
+        """Take in a step; what to tell the user, if it is time to.
+
+        Args:
+            metrics: Of the step.
+            trajectories: What it was trained on.
+        """
+        if not learns_nothing(metrics):
+            self._steps, self._next = 0, FIRST
+            return None
+        self._steps += 1
+        if self._steps < self._next:
+            return None
+        self._next *= FACTOR
+        return explanation(self._steps, trajectories)
+
+
+def explanation(steps: int, trajectories: Sequence[Trajectory]) -> str:
+    """Why nothing is learnt, from the episodes of the newest step, and what to try.
+
+    Args:
+        steps: How many steps in a row have learnt nothing.
+        trajectories: Of the newest one.
+    """
+    ended = [t for t in trajectories if t.outcome is not None and t.outcome.is_trainable]
+    return (
+        f"nothing is being learnt: in the last {steps} steps all episodes of a task had the same return, so that none "
+        f"was better than another. {_cause(ended)}. See what the agent does with: agentrl view"
+    )
+
+
+def _cause(ended: Sequence[Trajectory]) -> str:
+    solved = [trajectory.success for trajectory in ended]
+    if ended and all(solved):
+        return (
+            f"All {len(ended)} episodes of the newest step succeeded: the tasks are too easy for this agent. "
+            "Try harder tasks (environment.options, another environment.split), or end the run"
+        )
+    if ended and all(success is False for success in solved):
+        what = f"All {len(ended)} episodes of the newest step failed"
+    else:
+        rewards = ", ".join(f"{reward:g}" for reward in sorted({t.reward for t in ended if t.reward is not None})[:3])
+        what = f"The returns of the newest step are {rewards or 'unknown'}"
+    told = f"{what} ({_outcomes(ended)}{_remark(ended)})"
+    unusable = _unusable_share(ended)
+    if unusable >= MANY:
+        return (
+            f"{told}, and {unusable:.0%} of the answers could not be used as actions. Try a warm start (agentrl sft) "
+            "or a model that follows the format, and look at agent.loop and agent.max_answer_tokens"
+        )
+    return (
+        f"{told}. Try a warm start (agentrl sft), easier tasks (environment.options), a stronger model, "
+        "or more episodes per task (algorithm.group_size)"
+    )
+
+
+def _outcomes(ended: Sequence[Trajectory]) -> str:
+    counts = Counter(str(trajectory.outcome) for trajectory in ended)
+    return ", ".join(f"{count} {outcome}" for outcome, count in counts.most_common()) or "no episode ended"
+
+
+def _remark(ended: Sequence[Trajectory]) -> str:
+    remarks = Counter(trajectory.error for trajectory in ended if trajectory.error)
+    return f"; most often: {remarks.most_common(1)[0][0]}" if remarks else ""
+
+
+def _unusable_share(ended: Sequence[Trajectory]) -> float:
+    """Share of the turns that were no usable action; all of them where every episode ended for that."""
+    turns = sum(len(trajectory.turns) for trajectory in ended)
+    unusable = sum(
+        trajectory.metrics.get("invalid_answers", 0.0) + trajectory.metrics.get("invalid_actions", 0.0)
+        for trajectory in ended
+    )
+    by_outcome = sum(trajectory.outcome is Outcome.POLICY_ERROR for trajectory in ended) / max(1, len(ended))
+    return max(by_outcome, min(1.0, unusable / turns) if turns else 0.0)
