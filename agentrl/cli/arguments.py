@@ -13,27 +13,29 @@ from agentrl.errors import UsageError
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ConfigWords:
-    """What stands after ``agentrl train``: at most one config, then overrides."""
+    """The words after ``agentrl train``: configs, each on top of the one before, then overrides."""
 
-    source: str | None
+    source: str | list[str] | None
+    """The config, or several."""
     overrides: list[str]
 
 
 def config_words(words: Sequence[str]) -> ConfigWords:
-    """Tell the config's name from the overrides.
+    """Tell the names of configs from the overrides.
 
     Raises:
-        UsageError: two words that are no overrides.
+        UsageError: a value that the shell split at its spaces.
     """
     sources = [word for word in words if "=" not in word]
-    if len(sources) > 1:
+    if len(sources) > 1 and _is_torn(words):
         raise UsageError(
-            "more than one config is named",
+            "a value was split at its spaces",
             got=" and ".join(sources),
-            expected="one file or shipped name, then key=value overrides",
-            hint="put quotes around a value with spaces: 'key={a: 1, b: 2}'" if _is_torn(words) else None,
+            expected="files or shipped names, then key=value overrides",
+            hint="put quotes around a value with spaces: 'key={a: 1, b: 2}'",
         )
-    return ConfigWords(source=next(iter(sources), None), overrides=[word for word in words if "=" in word])
+    source = sources if len(sources) > 1 else next(iter(sources), None)
+    return ConfigWords(source=source, overrides=[word for word in words if "=" in word])
 
 
 def _is_torn(words: Sequence[str]) -> bool:

@@ -26,7 +26,8 @@ def list_configs() -> None:
 @app.command(epilog=examples("agentrl config show quickstart trainer.steps=5", "agentrl config show my_config.yaml"))
 def show(
     words: Annotated[
-        list[str] | None, typer.Argument(metavar="[CONFIG] [KEY=VALUE]...", help="A file or shipped name, overrides.")
+        list[str] | None,
+        typer.Argument(metavar="[CONFIG]... [KEY=VALUE]...", help="Files or shipped names, then overrides."),
     ] = None,
 ) -> None:
     """Print a config with all its keys, defaults included, as YAML that can be run again."""

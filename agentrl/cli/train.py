@@ -43,7 +43,10 @@ app = typer.Typer()
 
 Words = Annotated[
     list[str] | None,
-    typer.Argument(metavar="[CONFIG] [KEY=VALUE]...", help="A file or shipped name, then overrides."),
+    typer.Argument(
+        metavar="[CONFIG]... [KEY=VALUE]...",
+        help="Configs, each on top of the one before; then overrides.",
+    ),
 ]
 
 
@@ -51,7 +54,7 @@ Words = Annotated[
     epilog=examples(
         "agentrl train quickstart",
         "agentrl train quickstart trainer.steps=10 run.seed=1 --dry-run",
-        "agentrl train recipes/household_qwen2.5-7b_8gpu --dry-run --gpus 8",
+        "agentrl train tasks/math hardware/qwen2.5-7b_8gpu_vllm --dry-run --gpus 8",
         "agentrl train --env my_game:GuessNumber-v0 --model Qwen/Qwen2.5-0.5B-Instruct",
         "agentrl train --tasks prompts.jsonl --reward my_rewards:exact --model Qwen/Qwen2.5-0.5B-Instruct",
         "agentrl train --resume runs/latest",

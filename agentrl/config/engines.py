@@ -126,6 +126,14 @@ class ServerEngineConfig(Section):
     """vLLM servers keep the weights that they start with, and are sent adapters (``model.lora``) of up to this rank
     alone; merged weights are sent when left out."""
 
+    @field_validator("arguments", mode="before")
+    @classmethod
+    def _numbers_are_words(cls, arguments: object) -> object:
+        """A number in YAML, such as the 0.5 of ``[--gpu-memory-utilization, 0.5]``, is a word of the command line."""
+        if not isinstance(arguments, list):
+            return arguments
+        return [str(word) if type(word) in (int, float) else word for word in arguments]
+
     @field_validator("servers")
     @classmethod
     def _servers_have_addresses(cls, servers: str | list[str]) -> str | list[str]:

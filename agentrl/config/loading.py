@@ -11,7 +11,7 @@ from typing import Any
 import yaml
 from pydantic import ValidationError
 
-from agentrl.config.overrides import Override, apply, expand_all, parse_override
+from agentrl.config.overrides import Override, apply, expand_all, overrides_of, parse_override
 from agentrl.config.problems import config_error
 from agentrl.config.schema import Config
 from agentrl.config.yaml_source import KeyPath, Source, parse_source
@@ -20,12 +20,12 @@ from agentrl.errors import ConfigError
 _SHIPPED_PACKAGE = "agentrl.configs"
 
 
-def load_config(source: str | Path | None = None, overrides: Sequence[str] = ()) -> Config:
+def load_config(source: str | Path | Sequence[str | Path] | None = None, overrides: Sequence[str] = ()) -> Config:
     """Read a config.
 
     Args:
-        source: A YAML file, or the name of a shipped config (``quickstart``, ``household/grpo``); ``None`` starts from
-            the defaults.
+        source: A YAML file, or the name of a shipped config (``quickstart``, ``household/grpo``); several are put on
+            top of each other, later ones win; ``None`` starts from the defaults.
         overrides: ``key.sub=value``, later ones win; ``engine=local`` and ``environment=household/train`` are short
             for a section's main key.
 
@@ -33,10 +33,12 @@ def load_config(source: str | Path | None = None, overrides: Sequence[str] = ())
         ConfigError: no such file, an unknown key, a wrong value, or a key that the chosen parts would ignore; the
             message says in which line or override.
     """
-    name, text = ("defaults", "") if source is None else _read(source)
+    first, *others = [source] if source is None or isinstance(source, str | Path) else (list(source) or [None])
+    name, text = ("defaults", "") if first is None else _read(first)
     parsed = parse_source(text, name)
     data = expand_all(parsed.data)
-    chosen = [parse_override(override) for override in overrides]
+    chosen = [override for other in others if other is not None for override in _layer(other)]
+    chosen += [parse_override(override) for override in overrides]
     for override in chosen:
         apply(data, override)
     return _validate(data, name, parsed, chosen)
@@ -67,7 +69,7 @@ def _validate(data: dict[str, Any], name: str, parsed: Source, overrides: Sequen
         for override in reversed(overrides):
             shared = min(len(path), len(override.path))
             if shared and path[:shared] == override.path[:shared]:
-                return f"override {override.text!r}"
+                return override.place
         line = parsed.lines.get(path) or parsed.lines.get(path[:1])
         return f"{name} line {line}" if line else ""
 
@@ -77,6 +79,11 @@ def _validate(data: dict[str, Any], name: str, parsed: Source, overrides: Sequen
         return Config.model_validate(data)
     except ValidationError as error:
         raise config_error(error, origin) from None
+
+
+def _layer(source: str | Path) -> list[Override]:
+    name, text = _read(source)
+    return overrides_of(parse_source(text, name), name)
 
 
 def _read(source: str | Path) -> tuple[str, str]:

@@ -3,13 +3,13 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
 import yaml
 
-from agentrl.config.yaml_source import KeyPath, parse_value
+from agentrl.config.yaml_source import KeyPath, Source, parse_value
 from agentrl.env_name import parse_env_name
 from agentrl.errors import ConfigError
 
@@ -34,9 +34,10 @@ _RIVALS: Mapping[str, str] = {"environment": "environments", "environments": "en
 
 @dataclass(frozen=True, slots=True)
 class Override:
-    """One ``key=value``."""
+    """One ``key=value``, or one key of a config file that is put on top of another."""
 
-    text: str
+    place: str
+    """Where it was written, for messages: ``override 'trainer.steps=50'``, ``my.yaml line 4``."""
     path: KeyPath
     value: Any
 
@@ -54,7 +55,30 @@ def parse_override(text: str) -> Override:
         parsed = parse_value(value)
     except yaml.YAMLError as error:
         raise ConfigError(f"the value of override {text!r} is not YAML", got=" ".join(str(error).split())) from error
-    return Override(text, tuple(key.strip().split(".")), parsed)
+    return Override(f"override {text!r}", tuple(key.strip().split(".")), parsed)
+
+
+def overrides_of(source: Source, name: str) -> list[Override]:
+    """The keys of a config file as overrides of the files before it; a section's main key comes first.
+
+    Args:
+        source: The file.
+        name: Its name, for messages.
+    """
+    return [
+        Override(f"{name} line {source.lines[path[:1]]}", path, value)
+        for section, data in expand_all(source.data).items()
+        for path, value in _leaves((section,), data)
+    ]
+
+
+def _leaves(path: KeyPath, value: Any) -> Iterator[tuple[KeyPath, Any]]:
+    if not isinstance(value, dict) or not value or path == ("environments",):
+        yield path, value
+        return
+    first = MAIN_KEYS.get(path[0]) if len(path) == 1 else None
+    for key in sorted(value, key=lambda key: key != first):
+        yield from _leaves((*path, key), value[key])
 
 
 def expand(section: str, value: Any) -> Any:
@@ -128,7 +152,7 @@ def apply(data: dict[str, Any], override: Override) -> None:
             node[key] = {}
         node = node[key]
         if not isinstance(node, dict):
-            raise ConfigError(f"override {override.text!r} goes through {key}, which is no section", got=repr(node))
+            raise ConfigError(f"{override.place} goes through {key}, which is no section", got=repr(node))
     node[override.path[-1]] = value
 
 

@@ -1,11 +1,27 @@
 """Which GPUs a run's processes and servers get, and what a dry run says of it."""
 
+import json
+
 import pytest
 
 from agentrl.assembly.machine import check_machine, gpu_rows, place_on_gpus
-from agentrl.config import load_config
+from agentrl.config import load_config, shipped_configs
+from agentrl.config.arithmetic import derive
 from agentrl.errors import ConfigError, UsageError
 
+QWEN_7B = {
+    "model_type": "qwen2",
+    "architectures": ["Qwen2ForCausalLM"],
+    "hidden_size": 3584,
+    "num_hidden_layers": 28,
+    "num_attention_heads": 28,
+    "num_key_value_heads": 4,
+    "intermediate_size": 18944,
+    "vocab_size": 152064,
+    "max_position_embeddings": 32768,
+    "rms_norm_eps": 1e-6,
+    "tie_word_embeddings": False,
+}
 TRAIN = ("environment=household", "model.path=some/model")
 
 
@@ -72,6 +88,27 @@ def test_the_rows_name_shared_and_idle_gpus():
     assert "engine.sleep" in shared["shared GPUs"].how
     unlimited = {row.name: row for row in gpu_rows(config_of("engine=vllm"), 1)}
     assert "set engine.sleep=true" in unlimited["shared GPUs"].how
+
+
+@pytest.mark.parametrize("hardware", [name for name in shipped_configs() if name.startswith("hardware/")])
+def test_the_shipped_hardware_configs_use_every_gpu(hardware):
+    count = 8 if "8gpu" in hardware else 1
+    config = load_config(["tasks/math", hardware])
+    placed = place_on_gpus(config, count)
+    used = [*placed.trainer, *(position for server in placed.servers for position in server)]
+    assert sorted(set(used)) == list(range(count))
+    assert bool(placed.shared) == config.engine.sleep == (count == 1)
+
+
+def test_the_largest_shipped_hardware_config_fits_into_80_gib(tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    folder = tmp_path / "Qwen" / "Qwen2.5-7B-Instruct"
+    folder.mkdir(parents=True)
+    (folder / "config.json").write_text(json.dumps(QWEN_7B))
+    config = load_config(["tasks/tool_calling", "hardware/qwen2.5-7b_8gpu_vllm"])
+    amounts = derive(config)
+    assert 7.5e9 < amounts.model.parameters < 7.7e9
+    assert amounts.memory.trained / config.trainer.processes + amounts.memory.logits < 60 * 2**30
 
 
 def test_a_cluster_places_the_run_itself():

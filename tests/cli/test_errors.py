@@ -18,7 +18,7 @@ Cli = Callable[..., Any]
     [
         ("train", "nothing says what to run"),
         ("train quickstrt", "Did you mean quickstart?"),
-        ("train quickstart quickstart2", "more than one config"),
+        ("train quickstart quickstart2", "no config file quickstart2"),
         ("train quickstart a={b: 0.1 c}", "quotes around a value with spaces"),
         ("train quickstart trainer.learning_rate=inf", "expected a finite number"),
         ("train quickstart trainer.adam.betas=[2,3]", "trainer.adam.betas: got 2, expected less than 1"),
@@ -60,6 +60,8 @@ Cli = Callable[..., Any]
         ("bench nothing --folder nowhere", "no folder nowhere"),
         ("init 1game", "cannot be the name"),
         ("init json", "package of this name"),
+        ("train quickstart engine={a: 1}", "a value was split at its spaces"),
+        ("train quickstart --gpus 8", "--gpus is for --dry-run"),
         ("config show quickstart model.pth=x", "did you mean model.path?"),
     ],
 )

@@ -22,10 +22,45 @@ def config_file(tmp_path):
     return write
 
 
-@pytest.mark.parametrize("name", shipped_configs())
+HARDWARE = [name for name in shipped_configs() if name.startswith("hardware/")]
+TASKS = [name for name in shipped_configs() if name.startswith("tasks/")]
+
+
+@pytest.mark.parametrize("name", [name for name in shipped_configs() if name not in HARDWARE])
 def test_shipped_configs_load_and_survive_a_round_trip(name, config_file):
     config = load_config(name)
     assert load_config(config_file(dump_config(config))) == config
+
+
+@pytest.mark.parametrize("hardware", HARDWARE)
+def test_every_task_runs_on_every_hardware(hardware):
+    for task in TASKS:
+        alone, config = load_config(task), load_config([task, hardware])
+        assert config.environment == alone.environment
+        assert config.algorithm == alone.algorithm
+        assert config.engine.type in hardware
+        assert (config.model.lora is not None) == ("lora" in hardware)
+
+
+def test_later_configs_are_put_on_top_of_earlier_ones(config_file, tmp_path):
+    base = config_file(
+        "environment: {name: a, options: {size: 1, rooms: [x]}}\nengine: {type: local, slots: 8}\ntrainer: {steps: 3}\n"
+    )
+    top = tmp_path / "top.yaml"
+    top.write_text("environment: {options: {size: 2}}\nengine: vllm\nmodel: {lora: {}}\n")
+    config = load_config([base, top], ["trainer.steps=5"])
+    assert config.environment.options == {"size": 2, "rooms": ["x"]}
+    assert config.engine.type == "vllm"
+    assert config.model.lora is not None
+    assert config.trainer.steps == 5
+    top.write_text("model: {path: x}\ntrainer: {stepz: 3}\n")
+    with pytest.raises(ConfigError, match=r"top\.yaml line 2: unknown key trainer\.stepz; did you mean trainer\.steps"):
+        load_config([base, top])
+
+
+def test_numbers_among_a_servers_arguments_are_words():
+    config = load_config(None, ["environment=a", "engine={type: vllm, arguments: [--gpu-memory-utilization, 0.5]}"])
+    assert config.engine.arguments == ["--gpu-memory-utilization", "0.5"]
 
 
 def test_shipped_names_may_be_given_as_paths():
