@@ -1,10 +1,24 @@
 """Options are the keyword-only parameters of a function."""
 
+import inspect
+
 import pytest
 
+from agentrl.algorithms.correction import ICEPOP_BAND, SEQUENCE_CAP, TOKEN_CAP
+from agentrl.algorithms.marks import (
+    Input,
+    corrects_itself,
+    is_advantage_weighted,
+    is_blind_to_advantage,
+    needed_inputs,
+    other_input,
+    requires_group,
+)
 from agentrl.algorithms.options import check_options
+from agentrl.algorithms.policy_losses import CISPO_CLIP, DAPO_CLIP, GMPO_CLIP, GSPO_CLIP, PPO_CLIP
+from agentrl.config.policy_reference import ReferenceConfig
 from agentrl.errors import ConfigError
-from agentrl.registry import Kind, lookup
+from agentrl.registry import Kind, lookup, names
 
 
 def ppo():
@@ -72,3 +86,93 @@ def test_missing_option_of_a_users_function():
 def test_conflicting_clips():
     with pytest.raises(ConfigError, match="symmetric and an asymmetric"):
         check_options(ppo(), {"clip": 0.2, "clip_high": 0.28})
+
+
+DUAL = {"dual_clip": 3.0}
+BAND = {"share": 2e-4, "cov_low": 1.0, "cov_high": 5.0, "seed": 0}
+DEFAULTS = {
+    (Kind.LOSS, "ppo"): DUAL,
+    (Kind.LOSS, "dapo"): DUAL,
+    (Kind.LOSS, "sapo"): {"tau_positive": 1.0, "tau_negative": 1.05},
+    (Kind.LOSS, "decoupled_ppo"): {**DUAL, "cap": 5.0},
+    (Kind.LOSS, "vapo"): {**DUAL, "positive_weight": 0.1},
+    (Kind.LOSS, "kl_cov"): {"share": 2e-4, "coef": 1.0},
+    (Kind.LOSS, "clip_cov"): {**DUAL, **BAND},
+    (Kind.LOSS, "dppo"): {"delta_low": 0.15, "delta_high": 0.15, "cap": 20.0},
+    (Kind.LOSS, "dppo_binary_kl"): {"delta_low": 0.05, "delta_high": 0.05, "cap": 20.0},
+    (Kind.LOSS, "m2po"): {"tau": 0.04},
+    (Kind.LOSS, "kimi"): {"tau": 0.1},
+    (Kind.LOSS, "luffy"): {**DUAL, "shaping": 0.1},
+    (Kind.LOSS, "sppo"): {"eta": 1.0},
+    (Kind.LOSS, "dpo"): {"beta": 0.1},
+    (Kind.LOSS, "spin"): {"beta": 0.1},
+    (Kind.LOSS, "prime"): {"beta": 0.05},
+    (Kind.LOSS, "value"): {"clip": 0.5},
+    (Kind.FILTER, "k1"): {"of": "token"},
+    (Kind.FILTER, "k2"): {"of": "token"},
+    (Kind.FILTER, "k3"): {"of": "token"},
+    (Kind.FILTER, "geometric"): {"band": (0.99, 1.01)},
+    (Kind.FILTER, "top_entropy"): {"share": 0.2},
+    (Kind.ADVANTAGE, "reinforce"): {"gamma": 1.0},
+    (Kind.ADVANTAGE, "reinforce++"): {"gamma": 1.0},
+    (Kind.ADVANTAGE, "prime"): {"gamma": 1.0},
+    (Kind.ADVANTAGE, "gigpo"): {"omega": 1.0, "gamma": 0.95, "normalize": True},
+    (Kind.ADVANTAGE, "hgpo"): {"depth": 2, "alpha": 1.0, "gamma": 0.95, "normalize": True},
+    (Kind.ADVANTAGE, "turn_discounted"): {"gamma": 0.95, "normalize_over": "turn_index"},
+    (Kind.ADVANTAGE, "gae"): {"gamma": 1.0, "gae_lambda": 0.95},
+    (Kind.ADVANTAGE, "gae_turn"): {"gamma_turn": 1.0, "lambda_turn": 0.95},
+    (Kind.ADVANTAGE, "bi_level"): {"gamma": 1.0, "gae_lambda": 0.95, "gamma_turn": 1.0, "lambda_turn": 0.95},
+    (Kind.ADVANTAGE, "vapo"): {"gamma": 1.0, "alpha": 0.05},
+}
+"""Defaults that a config does not show, as in docs/algorithms.md and the papers; others are None or needed."""
+
+
+@pytest.mark.parametrize("kind", [Kind.ADVANTAGE, Kind.LOSS, Kind.FILTER])
+def test_defaults_are_those_of_the_papers(kind):
+    for name in names(kind):
+        parameters = inspect.signature(lookup(kind, name)).parameters.values()
+        own = {p.name: p.default for p in parameters if p.kind is p.KEYWORD_ONLY and p.default is not p.empty}
+        assert {key: value for key, value in own.items() if value is not None} == DEFAULTS.get((kind, name), {}), name
+
+
+def test_other_defaults_are_those_of_the_papers():
+    assert inspect.signature(lookup(Kind.SHAPING, "pf_ppo")).parameters["power"].default == 2.0
+    choice = inspect.signature(lookup(Kind.LOSS, "clip_cov").choice.choose).parameters
+    assert {name: choice[name].default for name in (*DUAL, *BAND)} == {**DUAL, **BAND}
+    assert inspect.signature(lookup(Kind.LOSS, "kl_cov").choice.choose).parameters["share"].default == 2e-4
+    assert inspect.signature(lookup(Kind.LOSS, "m2po").choice.choose).parameters["tau"].default == 0.04
+    sides = {(c.low, c.high) for c in (PPO_CLIP, DAPO_CLIP, GSPO_CLIP, CISPO_CLIP, GMPO_CLIP)}
+    assert sides == {(0.2, 0.2), (0.2, 0.28), (3e-4, 4e-4), (1.0, 4.0), (0.4, 0.4)}
+    assert (TOKEN_CAP, SEQUENCE_CAP, ICEPOP_BAND) == (2.0, 5.0, (0.5, 5.0))
+    assert ReferenceConfig().kl_estimator == "k3+"
+
+
+def marked(kind, mark):
+    return {name for name in names(kind) if mark(lookup(kind, name))}
+
+
+def test_what_the_trainer_may_assume_of_each_function():
+    alone = {"reinforce", "reinforce++", "remax", "gae", "gae_turn", "bi_level", "vapo"}
+    assert marked(Kind.ADVANTAGE, requires_group) == set(names(Kind.ADVANTAGE)) - alone
+    assert marked(Kind.LOSS, corrects_itself) == {"decoupled_ppo"}
+    assert marked(Kind.LOSS, is_blind_to_advantage) == {"distill", "distill_top_k", "sft", "sppo"}
+    assert marked(Kind.LOSS, other_input) == {"dpo", "spin", "prime", "value"}
+    moves = {"distill", "distill_top_k", "sft", "sppo", "dpo", "spin", "prime", "value", "kimi", "kl_cov", "vapo"}
+    assert marked(Kind.LOSS, is_advantage_weighted) == set(names(Kind.LOSS)) - moves
+    needed = {
+        (kind, name): needed_inputs(lookup(kind, name))
+        for kind in (Kind.ADVANTAGE, Kind.LOSS, Kind.FILTER)
+        for name in names(kind)
+        if needed_inputs(lookup(kind, name))
+    }
+    assert needed == {
+        (Kind.ADVANTAGE, "gdpo"): {Input.COMPONENTS},
+        (Kind.ADVANTAGE, "prime"): {Input.PROCESS_REWARD},
+        (Kind.ADVANTAGE, "remax"): {Input.GREEDY_RETURN},
+        **{(Kind.ADVANTAGE, name): {Input.VALUES} for name in ("gae", "gae_turn", "bi_level", "vapo")},
+        (Kind.LOSS, "distill"): {Input.TEACHER},
+        (Kind.LOSS, "distill_top_k"): {Input.TEACHER_TOP},
+        (Kind.LOSS, "luffy"): {Input.EXPERT},
+        (Kind.LOSS, "sppo"): {Input.REFERENCE},
+        (Kind.FILTER, "top_entropy"): {Input.ENTROPY},
+    }

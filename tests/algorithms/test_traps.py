@@ -280,3 +280,64 @@ def moved(before, now):
     old = torch.tensor([before], dtype=torch.float64).log()
     logp = torch.tensor([now], dtype=torch.float64).log().requires_grad_()
     return dataclasses.replace(loss_input([0.0], [1.0]), logp=logp, old_logp=old, behaviour_logp=old)
+
+
+def test_limits_are_kept_when_they_are_met_exactly():
+    equal = loss_input([0.0, 0.0], [1.0, -1.0])
+    for name in ("k1", "k2", "k3"):
+        assert lookup(Kind.FILTER, name)(equal, limit=0.0).all()
+        assert lookup(Kind.FILTER, name)(equal, limit=0.0, of="sequence").all()
+    for band in ((1.0, 2.0), (0.0, 1.0)):
+        assert lookup(Kind.FILTER, "geometric")(equal, band=band).all()
+    for band in ((1.0, 1.0), (2.0, 1.0), (-0.1, 1.0)):
+        with pytest.raises(ConfigError, match="keeps sequences inside a band"):
+            lookup(Kind.FILTER, "geometric")(equal, band=band)
+    for name, options in (
+        ("ppo", {"clip": 0.0, "dual_clip": 1.0}),
+        ("cispo", {"clip_high": 0.0}),
+        ("topr", {}),
+        ("gmpo", {"clip_low": 0.0, "clip_high": 0.0}),
+        ("dppo", {"delta_low": 0.0, "delta_high": 0.0, "cap": 1.0}),
+        ("dppo_binary_kl", {"delta_low": 0.0, "delta_high": 0.0, "cap": 1.0}),
+        ("decoupled_ppo", {"cap": 1.0}),
+    ):
+        found = lookup(Kind.LOSS, name)(equal, **options)
+        assert not found.clipped.any(), name
+        assert gradient(name, equal, **options).tolist() == [-1.0, 1.0], name
+    failed = dataclasses.replace(equal, episode_return=torch.zeros(2))
+    assert not lookup(Kind.LOSS, "topr")(failed).clipped.any()
+
+
+@pytest.mark.parametrize("name", ["dppo", "dppo_binary_kl"])
+def test_a_token_without_advantage_is_not_counted_as_dropped(name):
+    far = loss_input([1.5, -3.0], [0.0, 0.0])
+    assert not lookup(Kind.LOSS, name)(far).clipped.any()
+
+
+def test_the_second_moment_stays_below_tau():
+    """Squares of 1/4 each: their mean is tau, and not below it."""
+    tokens = loss_input([0.0, 0.0], [1.0, 1.0], mu=0.5)
+    assert not lookup(Kind.LOSS, "m2po").choice.choose(tokens, tau=0.25).any()
+    assert lookup(Kind.LOSS, "m2po").choice.choose(tokens, tau=0.26).all()
+
+
+def test_the_ends_of_the_band_of_clip_cov_are_in_it():
+    """Both tokens have a covariance of 1."""
+    tokens = dataclasses.replace(
+        loss_input([0.0, 0.0], [1.0, -1.0]),
+        logp=torch.tensor([-1.0, -3.0], dtype=torch.float64),
+        old_logp=torch.tensor([-1.0, -3.0], dtype=torch.float64),
+    )
+    choose = lookup(Kind.LOSS, "clip_cov").choice.choose
+    for band in ({"cov_low": 1.0, "cov_high": 2.0}, {"cov_low": 0.0, "cov_high": 1.0}):
+        assert choose(tokens, share=1.0, **band).all()
+        assert int(choose(tokens, share=1e-9, **band).sum()) == 1
+    clipped = dataclasses.replace(tokens, old_logp=tokens.logp - torch.tensor([1.0, -1.0], dtype=torch.float64))
+    assert not choose(clipped, share=1.0, cov_low=0.0).any()
+    assert choose(clipped, share=1.0, cov_low=0.0, clip=9.0).all()
+
+
+def test_a_part_of_the_step_that_cancels_is_no_negative_return():
+    """Maxrl refuses negative returns, but not what rounding leaves of 0."""
+    returns = torch.tensor([0.1 + 0.2 - 0.3 - 1e-16, 0.0, 1.0, 1.0], dtype=torch.float64) - 1e-16
+    assert not lookup(Kind.ADVANTAGE, "maxrl")(episodes(returns=returns)).any()

@@ -297,6 +297,7 @@ def group(*rewards):
 def test_groups_without_a_difference_are_known():
     assert group(0.0, 1.0).returns_differ
     assert not group(1.0, 1.0).returns_differ
+    assert not group(0.3, 0.1 + 0.2).returns_differ
     assert not group(0.0, None).returns_differ
 
 
