@@ -10,6 +10,8 @@ from agentrl.tool import tool as tool  # imported now: the attribute must be the
 if TYPE_CHECKING:
     from agentrl.agent_loop import AgentLoop as AgentLoop
     from agentrl.api import evaluate as evaluate
+    from agentrl.api import resume as resume
+    from agentrl.api import sft as sft
     from agentrl.api import train as train
     from agentrl.env import AsyncEnv as AsyncEnv
     from agentrl.errors import ToolError as ToolError
@@ -25,10 +27,24 @@ _EXPORTS = {
     "ToolResult": "agentrl.tool",
     "evaluate": "agentrl.api",
     "parse_int": "agentrl.message",
+    "resume": "agentrl.api",
+    "sft": "agentrl.api",
     "train": "agentrl.api",
 }
 
-__all__ = ["AgentLoop", "AsyncEnv", "ToolContext", "ToolError", "ToolResult", "evaluate", "parse_int", "tool", "train"]
+__all__ = [
+    "AgentLoop",
+    "AsyncEnv",
+    "ToolContext",
+    "ToolError",
+    "ToolResult",
+    "evaluate",
+    "parse_int",
+    "resume",
+    "sft",
+    "tool",
+    "train",
+]
 
 
 def __getattr__(name: str) -> Any:

@@ -116,7 +116,7 @@ class DemoRunner:
         return result
 
     def _evaluate(self, run: RunResult) -> EvaluationResult:
-        return evaluate(model=run.checkpoint, tasks=self.n_tasks, seed=self.seed)
+        return evaluate(model=run.checkpoint, tasks=self.n_tasks, seed=self.seed, progress=False)
 
     def _report(self, before: EvaluationResult, after: EvaluationResult, trained: RunResult) -> ReportFiles:
         tokenizer = load_tokenizer(find_model(trained.checkpoint))

@@ -50,7 +50,7 @@ def resolve_environment(name: str) -> EnvironmentSpec:
     """
     if ADDRESS.fullmatch(name):
         return remote_spec(name.rstrip("/"))
-    if name in registry.names(Kind.ENVIRONMENT):
+    if name in registry.names(Kind.ENVIRONMENT) or name.startswith(registry.SESSION):
         return _spec_of(name, registry.lookup(Kind.ENVIRONMENT, name))
     if ":" in name:
         return _resolve_in_module(name)
@@ -77,8 +77,8 @@ def check_split(spec: EnvironmentSpec, split: str) -> str:
     )
 
 
-def make_gymnasium(env: str | type[gymnasium.Env[Any, Any]], **options: Any) -> AnyEnv:
-    """Make an environment by its Gymnasium id or its class, with text in and out.
+def make_gymnasium(env: str | Callable[..., AnyEnv], **options: Any) -> AnyEnv:
+    """Make an environment by its Gymnasium id, its class or a function, with text in and out.
 
     By id it works in worker processes too, where the id's module is not imported yet.
 
@@ -123,10 +123,19 @@ def _spec_of(name: str, target: object) -> EnvironmentSpec:
         return _plain_spec(name, functools.partial(make_gymnasium, target), description=_first_paragraph(target))
     if inspect.isclass(target) and issubclass(target, AsyncEnv):
         return _plain_spec(name, target, description=_first_paragraph(target))
+    if isinstance(target, gymnasium.Env | AsyncEnv):
+        raise UsageError(
+            f"{name} is one environment, and every episode has one of its own",
+            got=f"an object of the class {type(target).__name__}",
+            expected="the class, or a function that makes an environment",
+        )
+    if callable(target) and not inspect.isclass(target):
+        return _plain_spec(name, functools.partial(make_gymnasium, target), description=_first_paragraph(target))
     raise UsageError(
         f"{name} is no environment",
         got=type(target).__name__,
-        expected="an EnvironmentSpec, or a class derived from gymnasium.Env or agentrl.AsyncEnv",
+        expected="an EnvironmentSpec, a class derived from gymnasium.Env or agentrl.AsyncEnv, or a function that makes "
+        "an environment",
     )
 
 

@@ -42,7 +42,7 @@ from agentrl.assembly.router_replay import told_experts
 from agentrl.assembly.run_result import RunResult
 from agentrl.assembly.runs import Run
 from agentrl.assembly.servers import ServedModel, open_pool
-from agentrl.assembly.signals import stop_signals
+from agentrl.assembly.signals import Interruption, stop_signals
 from agentrl.assembly.step_clock import StepClock
 from agentrl.assembly.training import build_training
 from agentrl.checkpoint import Progress, copy_checkpoint, read_progress, restore, write_checkpoint
@@ -397,15 +397,20 @@ class Orchestrator:
         self._watcher.on_message(text)
 
 
-def train(run: Run, *, watcher: RunWatcher | None = None) -> RunResult:
-    """Train a run from a program without an event loop; Ctrl-C and SIGTERM save a checkpoint, a second one is obeyed.
+def train(run: Run, *, watcher: RunWatcher | None = None, interruption: Interruption | None = None) -> RunResult:
+    """Train a run in a thread without an event loop; Ctrl-C and SIGTERM save a checkpoint, a second one is obeyed.
+
+    Args:
+        run: Folder and config.
+        watcher: Is told how it goes.
+        interruption: Stops the run from another thread; the main thread has signals as well.
 
     Raises:
         UsageError: something that the user must change.
         TrainingError: training cannot go on.
     """
     try:
-        return asyncio.run(_train_with_signals(Orchestrator(run, watcher=watcher)))
+        return asyncio.run(_train_with_signals(Orchestrator(run, watcher=watcher), interruption or Interruption()))
     except SystemExit as error:
         raise TrainingError(
             "code of an environment, a tool or an agent loop ended the program from a task that it started itself",
@@ -414,6 +419,6 @@ def train(run: Run, *, watcher: RunWatcher | None = None) -> RunResult:
         ) from error
 
 
-async def _train_with_signals(orchestrator: Orchestrator) -> RunResult:
-    with stop_signals(orchestrator.stop):
+async def _train_with_signals(orchestrator: Orchestrator, interruption: Interruption) -> RunResult:
+    with stop_signals(orchestrator.stop), interruption.stops(orchestrator.stop):
         return await orchestrator.run()

@@ -16,6 +16,7 @@ import enum
 import functools
 import importlib
 import importlib.metadata
+import sys
 from collections.abc import Mapping
 from types import ModuleType
 from typing import Any
@@ -45,7 +46,11 @@ class Kind(enum.StrEnum):
 ALGORITHM_PARTS = (Kind.ADVANTAGE, Kind.LOSS, Kind.FILTER, Kind.SHAPING)
 """Kinds that are taken for one another: GRPO is an advantage, PPO a loss."""
 
+SESSION = "python:"
+"""Begins the names of objects of this Python session that no other process could import."""
+
 _registered: dict[Kind, dict[str, Any]] = {kind: {} for kind in Kind}
+_session: dict[Kind, dict[str, Any]] = {kind: {} for kind in Kind}
 
 
 def register(kind: Kind, name: str, target: Any) -> None:
@@ -70,6 +75,29 @@ def unregister(kind: Kind, name: str) -> None:
     _registered[kind].pop(name, None)
 
 
+def name_of(kind: Kind, target: Any) -> str:
+    """The name under which a config finds an object of a Python program.
+
+    That is ``module:attr`` where the object can be imported, and otherwise, as in a notebook or a script, a name of
+    this session (`SESSION`). The session keeps the latest object of a name, so that a cell can be run again.
+    """
+    anchor = getattr(target, "target", target)  # of a tool, its function
+    module, path = getattr(anchor, "__module__", None), getattr(anchor, "__qualname__", "")
+    if path and module != "__main__" and _importable(module, path) is target:
+        return f"{module}:{path}"
+    name = SESSION + str(getattr(target, "name", None) or getattr(anchor, "__name__", type(target).__name__))
+    _session[kind][name] = target
+    return name
+
+
+def _importable(module: str | None, path: str) -> Any:
+    """What another process would import; ``None`` for what is defined inside a function, or nowhere."""
+    try:
+        return functools.reduce(getattr, path.split("."), sys.modules[str(module)])
+    except (AttributeError, KeyError):
+        return None
+
+
 def names(kind: Kind) -> list[str]:
     """All known names of a kind, sorted."""
     return sorted({*_registered[kind], *_plugin_tables()[kind]})
@@ -82,6 +110,8 @@ def lookup(kind: Kind, name: str) -> Any:
         UnknownNameError: no such name; the message gives the nearest ones.
         UsageError: the name's module cannot be imported.
     """
+    if name.startswith(SESSION):
+        return _of_session(kind, name)
     target = _registered[kind].get(name, _plugin_tables()[kind].get(name))
     if target is None and ":" in name:
         target = name
@@ -95,6 +125,17 @@ def lookup(kind: Kind, name: str) -> Any:
             hint=_hint(kind, name, near),
         )
     return load(target) if isinstance(target, str) else target
+
+
+def _of_session(kind: Kind, name: str) -> Any:
+    if name in _session[kind]:
+        return _session[kind][name]
+    raise UnknownNameError(
+        f"the {kind.replace('_', ' ')} {name.removeprefix(SESSION)} was an object of another Python session",
+        got=repr(name),
+        expected="the same object in this one",
+        hint="pass it again, as in agentrl.resume(RUN, reward=…), or put it into a module and name it module:attr",
+    )
 
 
 def _hint(kind: Kind, name: str, near: list[str]) -> str | None:

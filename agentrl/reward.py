@@ -152,11 +152,13 @@ def fingerprint(function: Any) -> str:
     with suppress(OSError):
         if place.file is not None:
             return hashlib.sha256(Path(place.file).read_bytes()).hexdigest()[:16]
+    target = function if inspect.isclass(function) or hasattr(function, "__code__") else type(function)
     try:
-        source = inspect.getsource(function if hasattr(function, "__code__") else type(function))
-    except (OSError, TypeError):
-        code = getattr(function, "__code__", None)
-        source = "" if code is None else f"{code.co_code!r} {code.co_consts} {code.co_names}"
+        source = inspect.getsource(target)
+    except (OSError, TypeError):  # a notebook's classes
+        parts = [target, *vars(target).values()] if inspect.isclass(target) else [target]
+        codes = [part.__code__ for part in parts if hasattr(part, "__code__")]
+        source = " ".join(f"{code.co_code!r} {code.co_consts} {code.co_names}" for code in codes)
     return hashlib.sha256(source.encode()).hexdigest()[:16]
 
 

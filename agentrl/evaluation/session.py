@@ -25,6 +25,8 @@ from agentrl.evaluation.policies import PolicyKind, open_speaker
 from agentrl.evaluation.result import EvaluationResult
 from agentrl.observe.disk import replace_file, writing
 from agentrl.observe.run_directory import find_run
+from agentrl.registry import SESSION, Kind, lookup
+from agentrl.reward import fingerprint as code_fingerprint
 from agentrl.rollout.heap import settled_heap
 
 _log = logging.getLogger(__name__)
@@ -139,8 +141,8 @@ def describe(request: EvaluationRequest, config: Config) -> Panel:
         "tasks": environment.tasks,
         "agent": config.agent.model_dump(mode="json"),
     }
-    if fingerprints := reward_fingerprints(config.agent):
-        settings["rewards"] = fingerprints
+    if fingerprints := {**reward_fingerprints(config.agent), **_session_fingerprints(config)}:
+        settings["code"] = fingerprints
     model = None
     if request.policy is PolicyKind.ENGINE:
         settings |= {
@@ -159,6 +161,15 @@ def describe(request: EvaluationRequest, config: Config) -> Panel:
         seed=request.seed,
         settings=settings,
     )
+
+
+def _session_fingerprints(config: Config) -> dict[str, str]:
+    """What tells an environment, a loop and tools of this Python session from earlier ones of their names."""
+    tools = [entry if isinstance(entry, str) else str(entry["name"]) for entry in config.agent.tools]
+    named = [(Kind.ENVIRONMENT, config.sole_environment.name), (Kind.AGENT_LOOP, config.agent.loop)]
+    named += [(Kind.TOOL, name) for name in tools]
+    found = {name: lookup(kind, name) for kind, name in named if name.startswith(SESSION)}
+    return {name: code_fingerprint(getattr(target, "target", target)) for name, target in found.items()}
 
 
 def fingerprint(config: Config) -> list[str]:

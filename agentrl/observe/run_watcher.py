@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import importlib.util
 from collections.abc import Iterable, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass
@@ -190,8 +191,8 @@ class LiveWatcher(RunWatcher):
 
 @contextmanager
 def watching() -> Iterator[RunWatcher]:
-    """A watcher that suits where standard error goes."""
-    if not err.is_terminal:
+    """A watcher that suits where standard error goes: a panel in terminals and notebooks that can draw one."""
+    if not (err.is_terminal or (err.is_jupyter and importlib.util.find_spec("ipywidgets") is not None)):
         lines = LineWatcher()
         with lines.heartbeat.beating():
             yield lines

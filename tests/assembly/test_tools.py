@@ -84,15 +84,12 @@ def test_programs_give_tools_as_objects_names_or_options():
             return self.size
 
     shelf = agentrl.tool(Shelf).with_options({"size": 4})
-    try:
-        (override,) = tool_overrides([shelf, "submit", {"name": "calculator", "max_tokens": 5}])
-        assert json.loads(override.partition("=")[2])[0] == "shelf"
-        tools = built(override)
-        assert (tools[0].options, tools[2].rules.max_tokens) == ({"size": 4}, 5)
-        with pytest.raises(UsageError, match="a shelf has a size"):
-            find_tool({"name": "shelf", "size": 0})
-    finally:
-        unregister(Kind.TOOL, "shelf")
+    (override,) = tool_overrides([shelf, "submit", {"name": "calculator", "max_tokens": 5}])
+    assert json.loads(override.partition("=")[2])[0] == "python:shelf"
+    tools = built(override)
+    assert (tools[0].options, tools[2].rules.max_tokens) == ({"size": 4}, 5)
+    with pytest.raises(UsageError, match="a shelf has a size"):
+        find_tool({"name": "python:shelf", "size": 0})
 
 
 def test_a_target_that_is_no_tool_is_refused():

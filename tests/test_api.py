@@ -1,0 +1,231 @@
+"""Python programs and notebooks: objects as keywords, a running event loop, other threads, Ctrl-C, progress."""
+
+import asyncio
+import json
+import signal
+import threading
+
+import gymnasium
+import pytest
+
+import agentrl
+from agentrl import registry
+from agentrl.agent_loop import AgentLoop
+from agentrl.algorithms.group_advantages import centred_returns
+from agentrl.algorithms.loss_input import unclipped
+from agentrl.config import load_config
+from agentrl.errors import UnknownNameError, UsageError
+from agentrl.message import Message, user
+from agentrl.observe.progress import RunWatcher
+from agentrl.registry import Kind
+
+SMALL = {
+    "trainer.tasks_per_step": 1,
+    "algorithm.group_size": 2,
+    "agent.max_turns": 2,
+    "agent.max_answer_tokens": 4,
+    "model.scratch": {"hidden_size": 32, "layers": 1},
+}
+
+
+def make_objects():
+    """What a notebook defines: nothing of it can be imported."""
+
+    class Game(gymnasium.Env):
+        """Say anything."""
+
+        observation_space = action_space = gymnasium.spaces.Text(20)
+
+        def reset(self, *, seed=None, options=None):
+            return "Speak.", {}
+
+        def step(self, action):
+            return "Well.", 1.0, True, False, {"success": True}
+
+    class Loop(AgentLoop):
+        """One question with a tool in the prompt."""
+
+        offers_tools = True
+
+        async def run(self, episode):
+            conversation = episode.open([user(await episode.reset())], tools=list(episode.tools.values()))
+            await episode.step((await conversation.generate()).text)
+
+        def demonstrate(self, action):
+            return Message(role="assistant", content=action)
+
+    @agentrl.tool
+    def double(number: int) -> int:
+        """Twice a number.
+
+        Args:
+            number: Any.
+        """
+        return 2 * number
+
+    def length(trajectory, task):
+        return len(trajectory.completions[0])
+
+    async def one(trajectory, task):
+        return 1
+
+    def centred(episodes):
+        return episodes.to_tokens(centred_returns(episodes))
+
+    def plain(tokens):
+        return unclipped(-tokens.advantage * tokens.logp)
+
+    return {
+        "env": Game,
+        "loop": Loop,
+        "tools": [double],
+        "reward": [length, (one, 0.5)],
+        "algorithm": centred,
+        "loss": plain,
+    }
+
+
+@pytest.fixture(autouse=True)
+def _workplace(tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    for kind in Kind:
+        monkeypatch.setitem(registry._session, kind, {})
+
+
+def in_a_loop(call):
+    """The result of a call in a thread whose event loop runs, as a notebook's does."""
+
+    async def cell():
+        return call()
+
+    loop = asyncio.new_event_loop()
+    try:
+        return loop.run_until_complete(cell())
+    finally:
+        loop.close()
+
+
+def test_a_notebook_trains_with_its_own_objects_and_goes_on(capsys, tmp_path):
+    objects = make_objects()
+    run = in_a_loop(lambda: agentrl.train(**objects, model="scratch", steps=1, overrides=SMALL))
+    metrics = run.metrics
+    assert metrics["reward/mean"] == pytest.approx(metrics["reward/component/length"] + 0.5)
+    assert "step 1/1" in capsys.readouterr().err
+    config = load_config(run.folder / "config.yaml")
+    assert config.agent.reward == ["python:length", {"name": "python:one", "weight": 0.5}]
+
+    registry._session[Kind.REWARD].clear()  # as in a new session
+    with pytest.raises(
+        UnknownNameError, match=r"reward length was an object of another Python session.*agentrl.resume"
+    ):
+        agentrl.resume(run, steps=2, progress=False)
+    again = in_a_loop(lambda: agentrl.resume(run, **objects, steps=2, progress=False))
+    assert (again.step, again.folder) == (2, run.folder.resolve())
+    assert capsys.readouterr().err == ""
+
+    found = in_a_loop(lambda: agentrl.evaluate(env=objects["env"], model=run.checkpoint, tasks=2, progress=False))
+    assert (len(found.episodes), found.failed) == (2, 0)
+
+
+class Killer(RunWatcher):
+    """Interrupts the main thread at the first step, as Ctrl-C does."""
+
+    def on_step(self, step, metrics):
+        if step == 1:
+            signal.pthread_kill(threading.main_thread().ident, signal.SIGINT)
+
+
+def test_ctrl_c_in_a_notebook_stops_a_run_with_a_checkpoint():
+    objects = make_objects()
+    run = in_a_loop(lambda: agentrl.train(**objects, model="scratch", steps=500, overrides=SMALL, watcher=Killer()))
+    assert run.interrupted
+    assert 1 <= run.step < 500
+    assert run.checkpoint
+
+
+def test_ctrl_c_in_a_notebook_ends_a_warm_start_and_an_evaluation():
+    def interrupt(episode):
+        signal.pthread_kill(threading.main_thread().ident, signal.SIGINT)
+
+    for call in (
+        lambda: agentrl.evaluate("guess_number", policy="random", tasks=50, concurrency=1, on_episode=interrupt),
+        lambda: agentrl.sft(env="guess_number", model="scratch", episodes=64, overrides=SMALL, watcher=Interrupter()),
+    ):
+        with pytest.raises(KeyboardInterrupt):
+            in_a_loop(call)
+
+
+class Interrupter(RunWatcher):
+    def on_start(self, folder, status):
+        signal.pthread_kill(threading.main_thread().ident, signal.SIGINT)
+
+
+def test_errors_come_out_of_a_running_loop_as_they_are():
+    with pytest.raises(UsageError, match="unknown environment"):
+        in_a_loop(lambda: agentrl.train(env="gess_number", model="scratch"))
+
+
+def test_another_thread_evaluates():
+    found = []
+    thread = threading.Thread(
+        target=lambda: found.append(agentrl.evaluate("guess_number", policy="expert", tasks=2, progress=False))
+    )
+    thread.start()
+    thread.join()
+    assert found[0].failed == 0
+
+
+@pytest.mark.parametrize(("progress", "told"), [(True, "2/2 episodes"), (False, "")])
+def test_progress_can_be_silent(capsys, progress, told):
+    agentrl.evaluate("guess_number", policy="random", tasks=2, progress=progress)
+    err = capsys.readouterr().err
+    assert told in err
+    assert bool(err) is progress
+
+
+def test_a_function_may_make_environments_and_a_cell_may_run_again():
+    for length in (1, 2):
+
+        def make(length=length):
+            return make_objects()["env"]()
+
+        found = agentrl.evaluate(make, policy="random", tasks=1, progress=False)
+        assert found.failed == 0
+    with pytest.raises(UsageError, match="is one environment, and every episode has one of its own"):
+        agentrl.evaluate(make_objects()["env"](), policy="random")
+
+
+def test_what_can_be_imported_is_named_by_its_module():
+    assert registry.name_of(Kind.ADVANTAGE, centred_returns) == "agentrl.algorithms.group_advantages:centred_returns"
+    assert registry.name_of(Kind.REWARD, lambda trajectory, task: 1.0) == "python:<lambda>"
+    assert registry.name_of(Kind.REWARD, make_objects) == f"{__name__}:make_objects"
+
+
+def test_other_processes_need_what_they_can_import():
+    objects = make_objects()
+    with pytest.raises(UsageError, match=r"environment.isolation process needs objects that other.*Game, defined in"):
+        agentrl.train(env=objects["env"], model="scratch", overrides={"environment.isolation": "process"})
+    with pytest.raises(UsageError, match=r"trainer.processes 2 needs objects.*got plain, defined"):
+        agentrl.train(env="guess_number", model="scratch", loss=objects["loss"], overrides={"trainer.processes": 2})
+
+
+@pytest.mark.parametrize(
+    ("reward", "words"),
+    [
+        ((len, 1.0, 2.0), "a reward is no pair"),
+        ([lambda trajectory, task: 0, lambda trajectory, task: 1], "two reward functions have one name"),
+        (lambda prompt: 0, "does not take the arguments of a reward function"),
+        (3, "cannot be called: got int"),
+    ],
+)
+def test_what_is_no_reward_is_refused_without_a_folder(tmp_path, reward, words):
+    with pytest.raises(UsageError, match=words):
+        agentrl.train(env="guess_number", model="scratch", reward=reward)
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_prompts_and_a_function_are_enough(tmp_path):
+    file = tmp_path / "prompts.jsonl"
+    file.write_text("".join(json.dumps({"prompt": f"Say {i}."}) + "\n" for i in range(3)))
+    found = agentrl.evaluate(prompts=file, policy="random", reward=lambda trajectory, task: 0.5, progress=False)
+    assert {episode.trajectory.reward for episode in found.episodes} == {0.5}
