@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import importlib
 import importlib.metadata
+import logging
 import os
 import sys
 from collections.abc import Callable, Sequence
@@ -16,7 +17,7 @@ from agentrl.cli.commands import COMMANDS, CommandEntry
 from agentrl.cli.exit_code import ExitCode
 from agentrl.cli.help import PlainCommand, PlainGroup, examples
 from agentrl.errors import AgentRLError, UsageError
-from agentrl.observe.console import note, print_error
+from agentrl.observe.console import VisibleFormatter, note, print_error
 
 DEBUG = "--debug"
 HELP = "Train language-model agents by reinforcement learning inside environments."
@@ -46,6 +47,8 @@ def run(arguments: Sequence[str] | None = None, *, imported: Callable[[], None] 
     os.environ.setdefault("OMP_WAIT_POLICY", "PASSIVE")
     if "" not in sys.path and str(Path.cwd()) not in sys.path:
         sys.path.append(str(Path.cwd()))  # a user's module:attr names are looked up where the command is run
+    if logging.lastResort is not None:  # what prints warnings that no run takes into its log
+        logging.lastResort.setFormatter(VisibleFormatter())
     try:
         program = build(next((word for word in words if not word.startswith("-")), None))
         imported()

@@ -14,7 +14,7 @@ from agentrl.cli.arguments import json_pairs
 from agentrl.cli.env_check import Look, check_all, check_one
 from agentrl.cli.help import examples
 from agentrl.cli.play import play_in_terminal
-from agentrl.cli.server_options import TOKEN_HELP, Host, Lease, Port
+from agentrl.cli.server_options import Host, Lease, Port, TokenFile, read_token
 from agentrl.cli.until_stopped import serve_until_stopped
 from agentrl.cli.web_play import play_in_browser
 from agentrl.env import EnvironmentSpec
@@ -224,7 +224,7 @@ _DEFAULTS = ServerSettings()
 @app.command(
     epilog=examples(
         "agentrl env serve household --port 8100",
-        "agentrl env serve my_game:GuessNumber-v0 difficulty=3 --host 0.0.0.0 --token SECRET",
+        "agentrl env serve my_game:GuessNumber-v0 difficulty=3 --host 0.0.0.0 --token-file token.txt",
         "agentrl eval --env http://127.0.0.1:8100/valid_unseen --policy expert",
     )
 )
@@ -233,7 +233,7 @@ def serve(
     options: Options = None,
     host: Host = _DEFAULTS.host,
     port: Port = _DEFAULTS.port,
-    token: Annotated[str | None, typer.Option(envvar=TOKEN_VARIABLE, help=TOKEN_HELP)] = None,
+    token_file: TokenFile = None,
     max_sessions: Annotated[int, typer.Option(min=1, help="Most episodes at once.")] = _DEFAULTS.max_sessions,
     lease_s: Lease = _DEFAULTS.lease_s,
     workers: Annotated[
@@ -253,7 +253,7 @@ def serve(
     settings = ServerSettings(
         host=host,
         port=port,
-        token=token,
+        token=read_token(token_file, TOKEN_VARIABLE),
         max_sessions=max_sessions,
         lease_s=lease_s,
         workers=workers,

@@ -11,12 +11,12 @@ import typer
 from agentrl.cli.arguments import json_pairs
 from agentrl.cli.help import examples
 from agentrl.cli.sandbox_check import check_back_ends
-from agentrl.cli.server_options import TOKEN_HELP, Host, Lease, Port
+from agentrl.cli.server_options import Host, Lease, Port, TokenFile, read_token
 from agentrl.cli.until_stopped import serve_until_stopped
 from agentrl.env_server import ServerSettings
 from agentrl.env_server.sandbox_server import SandboxServer
 from agentrl.errors import UsageError
-from agentrl.observe.console import note
+from agentrl.observe.console import note, visible
 from agentrl.sandbox import ExecResult, SandboxSpec, open_sandbox, read_spec
 from agentrl.sandbox.http_wire import TOKEN_VARIABLE
 
@@ -72,7 +72,8 @@ def run(
     data = sys.stdin.buffer.read() if stdin else b""
     result = asyncio.run(_run(spec_of(type_, settings), command, data))
     for stream, output in ((sys.stdout, result.stdout), (sys.stderr, result.stderr)):
-        stream.write(output.decode(errors="replace"))
+        text = output.decode(errors="replace")
+        stream.write(visible(text) if stream.isatty() else text)
         stream.flush()
     endings = (
         (result.timed_out, f"killed after {result.seconds:.1f} s"),
@@ -111,7 +112,7 @@ async def _run(spec: SandboxSpec, command: list[str], stdin: bytes) -> ExecResul
 @app.command(
     epilog=examples(
         "agentrl sandbox serve --port 8300",
-        "agentrl sandbox serve --host 0.0.0.0 --token SECRET --set limits.memory_bytes=536870912",
+        "agentrl sandbox serve --host 0.0.0.0 --token-file token.txt --set limits.memory_bytes=536870912",
         "agentrl sandbox run --type http --set url=http://127.0.0.1:8300 -- uname -a",
     )
 )
@@ -120,7 +121,7 @@ def serve(
     settings: Settings = None,
     host: Host = _DEFAULTS.host,
     port: Port = _DEFAULTS.port,
-    token: Annotated[str | None, typer.Option(envvar=TOKEN_VARIABLE, help=TOKEN_HELP)] = None,
+    token_file: TokenFile = None,
     max_sessions: Annotated[int, typer.Option(min=1, help="Most sandboxes at once.")] = _DEFAULTS.max_sessions,
     lease_s: Lease = _DEFAULTS.lease_s,
 ) -> None:
@@ -129,6 +130,7 @@ def serve(
     Prints the address, which clients give as url of sandboxes of type http. They can ask for lower limits, not for
     higher ones.
     """
+    token = read_token(token_file, TOKEN_VARIABLE)
     chosen = ServerSettings(host=host, port=port, token=token, max_sessions=max_sessions, lease_s=lease_s)
     spec = spec_of(type_, settings)
     serve_until_stopped(

@@ -35,7 +35,7 @@ def serve_until_stopped(server: Server, settings: ServerSettings, *, open_to_all
         usage: What is served and how it is used; ``{url}`` stands for the address.
     """
     if settings.token is None and settings.host not in LOCAL:
-        note(f"without --token, everybody who reaches {settings.host} can {open_to_all}")
+        note(f"without --token-file, everybody who reaches {settings.host} can {open_to_all}")
     asyncio.run(_serve(server, usage))
 
 

@@ -11,13 +11,17 @@ from yarl import URL
 
 from agentrl.cli.play import ending
 from agentrl.env import AnyEnv, EnvironmentSpec, optional_part, settled
+from agentrl.env_server.listening import IDLE_S, is_own_host, read_body
+from agentrl.env_server.refusal import Refusal
 from agentrl.errors import UsageError
 from agentrl.message import Content, ImagePart, user
 from agentrl.observe.console import note
 from agentrl.task import Task
 
 HOST = "127.0.0.1"
-LOCAL = (HOST, "localhost")
+LOCAL = frozenset({HOST, "localhost"})
+LARGEST_ACTION = 2**20
+"""Bytes of a request."""
 Handler = Callable[[web.Request], Awaitable[web.StreamResponse]]
 
 
@@ -28,7 +32,13 @@ def play_in_browser(spec: EnvironmentSpec, env: AnyEnv, task: Task, *, port: int
         UsageError: something else listens on the port.
     """
     try:
-        web.run_app(make_application(spec, env, task), host=HOST, port=port, print=lambda text: note(str(text)))
+        web.run_app(
+            make_application(spec, env, task),
+            host=HOST,
+            port=port,
+            keepalive_timeout=IDLE_S,
+            print=lambda text: note(str(text)),
+        )
     except OSError as error:
         raise UsageError(
             f"cannot listen on port {port}", got=error, hint="choose another: --port 0 takes any"
@@ -50,9 +60,16 @@ def make_application(spec: EnvironmentSpec, env: AnyEnv, task: Task) -> web.Appl
 async def _own_page_only(request: web.Request, handler: Handler) -> web.StreamResponse:
     """Answer the page that was served here, not one of another site in the same browser."""
     origin = request.headers.get("Origin", "")
-    if URL(f"//{request.host}").host not in LOCAL or (origin and URL(origin).host not in LOCAL):
+    if not (is_own_host(request.host, LOCAL) and (not origin or _host_of(origin) in LOCAL)):
         raise web.HTTPForbidden(text="this page answers on this machine only")
     return await handler(request)
+
+
+def _host_of(address: str) -> str | None:
+    try:
+        return URL(address).host
+    except ValueError:
+        return None
 
 
 async def _send_page(_request: web.Request) -> web.Response:
@@ -82,8 +99,8 @@ class _Game:
         if self._ending:
             return web.json_response({"problem": f"the episode is over: {self._ending}"}, status=409)
         try:
-            action = str((await request.json())["action"])
-        except (ValueError, KeyError, TypeError):
+            action = str((await read_body(request, LARGEST_ACTION))[1]["action"])
+        except (Refusal, KeyError):
             return web.json_response({"problem": 'expected JSON such as {"action": "look"}'}, status=400)
         observation, reward, terminated, truncated, info = await settled(self._env.step(action))
         self._total, self._turns = self._total + float(reward), self._turns + 1

@@ -17,6 +17,7 @@ from agentrl.remote.wire import Problem, read_content, write_content, write_mess
 from agentrl.rollout.resident import call_own_tool
 from agentrl.task import Task
 
+LARGEST_SEED = 2**128
 T = TypeVar("T")
 Body: TypeAlias = Mapping[str, Any]
 Method: TypeAlias = Callable[[Session, Body], Awaitable[dict[str, Any]]]
@@ -35,8 +36,24 @@ def field(body: Body, name: str, kind: type[T]) -> T:
     return value
 
 
+def whole(body: Body, name: str, *, least: int, most: int) -> int:
+    """A whole number of a request.
+
+    Raises:
+        Refusal: it is missing, of another type, or outside the range.
+    """
+    value = field(body, name, int)
+    if not least <= value <= most:
+        raise Refusal(Problem.REQUEST, f"{name!r} of the request is {value:.6g}, expected {least} to {most}")
+    return value
+
+
+def _seed(body: Body) -> int | None:
+    return None if body.get("seed") is None else whole(body, "seed", least=0, most=LARGEST_SEED)
+
+
 async def _reset(session: Session, body: Body) -> dict[str, Any]:
-    seed = None if body.get("seed") is None else field(body, "seed", int)
+    seed = _seed(body)
     # without a seed the environment goes on with its own generator, as Gymnasium's reset(seed=None) does
     task = Task(id=f"seed {seed}", environment="", seed=cast("int", seed), options=field(body, "options", dict))
     result = await session.environment.reset(task)
@@ -117,7 +134,7 @@ async def _expert_mistake(session: Session, body: Body) -> dict[str, Any]:
 
 
 async def _sample(session: Session, body: Body) -> dict[str, Any]:
-    seed = None if body.get("seed") is None else field(body, "seed", int)
+    seed = _seed(body)
     return {"action": await session.environment.call("sample", seed)}
 
 

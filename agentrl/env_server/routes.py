@@ -3,14 +3,14 @@
 from __future__ import annotations
 
 import functools
-import hmac
 import re
-from collections.abc import Awaitable, Callable, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any, TypeAlias
+from typing import Any
 
 from aiohttp import web
 
+from agentrl.env_server.listening import Handler, guard, read_body
 from agentrl.env_server.methods import METHODS, field
 from agentrl.env_server.refusal import Refusal
 from agentrl.env_server.session import Answer, error_answer
@@ -19,20 +19,19 @@ from agentrl.errors import UsageError
 from agentrl.remote.wire import (
     HEALTH,
     INFO,
-    LARGEST_REQUEST,
+    LARGEST_CALL,
     PROTOCOL,
     SESSIONS,
     TASKS,
     TASKS_PER_PAGE,
     VERSION,
     Problem,
-    from_json,
+    largest_request,
     to_json,
     write_task,
 )
 from agentrl.task import TaskSource
 
-Handler: TypeAlias = Callable[[web.Request], Awaitable[web.StreamResponse]]
 SESSION_NAME = re.compile(r"[\w-]{8,64}", re.ASCII)
 
 
@@ -43,6 +42,7 @@ def make_application(
     tasks: Callable[[str], TaskSource],
     splits: Sequence[str],
     token: str | None,
+    host: str,
 ) -> web.Application:
     """The routes as an aiohttp application.
 
@@ -52,9 +52,10 @@ def make_application(
         tasks: The tasks of a split.
         splits: Their names.
         token: What clients must send; ``None``: nothing.
+        host: Where the server listens.
     """
     routes = _Routes(info, sessions, functools.cache(tasks), splits)
-    application = web.Application(middlewares=[error_answers, guard(token)], client_max_size=LARGEST_REQUEST)
+    application = web.Application(middlewares=[error_answers, guard(token, host)])
     application.add_routes(
         [
             web.get(HEALTH, routes.health),
@@ -100,7 +101,7 @@ class _Routes:
         name = request.match_info["session"]
         if not SESSION_NAME.fullmatch(name):
             raise Refusal(Problem.REQUEST, f"{name[:80]!r} names no session: 8 to 64 letters, digits, - or _")
-        wanted, served = (await read_body(request))[1].get("fingerprint"), self.told["fingerprint"]
+        wanted, served = (await read_body(request, LARGEST_CALL))[1].get("fingerprint"), self.told["fingerprint"]
         if wanted not in (None, served):
             raise UsageError(
                 f"{self.told['spec']['name']} is served with other options or by another version, or is another one",
@@ -117,7 +118,7 @@ class _Routes:
         name = request.match_info["method"]
         if name not in METHODS:
             raise Refusal(Problem.REQUEST, f"there is no method {name!r}: expected one of {', '.join(METHODS)}")
-        raw, body = await read_body(request)
+        raw, body = await read_body(request, largest_request(name))
         number = field(body, "number", int)
         return to_response(await session.answer(number, name.encode() + raw, lambda: METHODS[name](session, body)))
 
@@ -125,20 +126,6 @@ class _Routes:
         """Close a session."""
         self.sessions.end(request.match_info["session"])
         return respond({})
-
-
-def guard(token: str | None) -> Any:
-    """Lets only requests with the token pass; all when there is none."""
-    wanted = None if token is None else f"Bearer {token}".encode()
-
-    @web.middleware
-    async def check(request: web.Request, handler: Handler) -> web.StreamResponse:
-        given = request.headers.get("Authorization", "").encode(errors="surrogateescape")
-        if wanted is not None and request.path != HEALTH and not hmac.compare_digest(given, wanted):
-            raise Refusal(Problem.TOKEN, "wrong token" if given else "no token")
-        return await handler(request)
-
-    return check
 
 
 @web.middleware
@@ -151,20 +138,6 @@ async def error_answers(request: web.Request, handler: Handler) -> web.StreamRes
         return to_response(Answer(error.status, answer.body))
     except Exception as error:
         return to_response(error_answer(error))
-
-
-async def read_body(request: web.Request) -> tuple[bytes, Mapping[str, Any]]:
-    """A request's bytes, and the JSON object that they are."""
-    if request.content_type != "application/json":  # which pages of other sites cannot send unasked
-        raise Refusal(Problem.REQUEST, f"the request's content is {request.content_type}, expected application/json")
-    raw = await request.read()
-    try:
-        body = from_json(raw)
-    except ValueError as error:
-        raise Refusal(Problem.REQUEST, f"the request is no JSON: {error}") from error
-    if not isinstance(body, dict):
-        raise Refusal(Problem.REQUEST, f"the request is {raw[:80]!r}, expected an object")
-    return raw, body
 
 
 def _natural(request: web.Request, name: str, default: int) -> int:

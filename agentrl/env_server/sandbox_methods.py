@@ -4,23 +4,44 @@ from __future__ import annotations
 
 import dataclasses
 from collections.abc import Awaitable, Callable, Mapping
-from typing import Any, TypeAlias
+from typing import Any, TypeAlias, cast
 
-from agentrl.env_server.methods import Body, field
+from agentrl.env_server.methods import Body, field, whole
 from agentrl.env_server.refusal import Refusal
 from agentrl.env_server.served_sandbox import ServedSandbox
 from agentrl.remote.wire import Problem
 from agentrl.sandbox import Command, SandboxProcess
-from agentrl.sandbox.http_wire import read_bytes, read_limits, write_bytes, write_result
+from agentrl.sandbox.http_wire import LARGEST_REQUEST, read_bytes, read_limits, write_bytes, write_result
 
 SandboxMethod: TypeAlias = Callable[[ServedSandbox, Body], Awaitable[dict[str, Any]]]
 
 
 def _command(body: Body) -> Command:
     words = body.get("command")
-    if isinstance(words, str) or (isinstance(words, list) and words and all(isinstance(word, str) for word in words)):
-        return words
+    parts = [words] if isinstance(words, str) else words
+    if isinstance(parts, list) and parts and all(isinstance(word, str) and "\0" not in word for word in parts):
+        return cast("Command", words)
     raise Refusal(Problem.REQUEST, f"'command' of the request is {words!r:.80}, expected text or a list of texts")
+
+
+def variables(body: Body) -> dict[str, str]:
+    """The environment variables of a request.
+
+    Raises:
+        Refusal: they are not texts, or hold what no variable can.
+    """
+    found: dict[str, Any] = field(body, "env", dict)
+    for name, value in found.items():
+        if not isinstance(value, str) or "\0" in name + value or not name or "=" in name:
+            raise Refusal(Problem.REQUEST, f"'env' of the request: {name!r:.80} is no variable, or its value no text")
+    return found
+
+
+def _folder(body: Body) -> str | None:
+    found = None if body.get("cwd") is None else field(body, "cwd", str)
+    if found is not None and "\0" in found:
+        raise Refusal(Problem.REQUEST, "'cwd' of the request has a NUL character")
+    return found
 
 
 def _arguments(body: Body) -> dict[str, Any]:
@@ -28,8 +49,7 @@ def _arguments(body: Body) -> dict[str, Any]:
         limits = read_limits(body.get("limits"))
     except TypeError as error:
         raise Refusal(Problem.REQUEST, f"'limits' of the request: {error}") from error
-    cwd = None if body.get("cwd") is None else field(body, "cwd", str)
-    return {"cwd": cwd, "env": field(body, "env", dict), "limits": limits}
+    return {"cwd": _folder(body), "env": variables(body), "limits": limits}
 
 
 def _data(body: Body, name: str = "data") -> bytes:
@@ -56,7 +76,8 @@ async def _spawn(served: ServedSandbox, body: Body) -> dict[str, Any]:
 
 
 async def _read(served: ServedSandbox, body: Body) -> dict[str, Any]:
-    return {"data": write_bytes(await served.sandbox.read(field(body, "path", str), most=field(body, "most", int)))}
+    most = whole(body, "most", least=1, most=LARGEST_REQUEST)
+    return {"data": write_bytes(await served.sandbox.read(field(body, "path", str), most=most))}
 
 
 async def _write(served: ServedSandbox, body: Body) -> dict[str, Any]:

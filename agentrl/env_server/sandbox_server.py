@@ -10,17 +10,18 @@ from typing import Any
 
 from aiohttp import web
 
+from agentrl.env_server.listening import Listener, guard, read_body
 from agentrl.env_server.methods import field
 from agentrl.env_server.refusal import Refusal
-from agentrl.env_server.routes import SESSION_NAME, error_answers, guard, read_body, respond, to_response
-from agentrl.env_server.sandbox_methods import SANDBOX_METHODS
+from agentrl.env_server.routes import SESSION_NAME, error_answers, respond, to_response
+from agentrl.env_server.sandbox_methods import SANDBOX_METHODS, variables
 from agentrl.env_server.served_sandbox import ServedSandbox
-from agentrl.env_server.server import SWEEPS_PER_LEASE, ServerSettings, listen
+from agentrl.env_server.server import SWEEPS_PER_LEASE, ServerSettings
 from agentrl.env_server.session import Clock
 from agentrl.errors import UsageError
 from agentrl.remote.wire import HEALTH, Problem
 from agentrl.sandbox import Limits, SandboxSpec, open_sandbox
-from agentrl.sandbox.http_wire import LARGEST_REQUEST, PROTOCOL, SANDBOXES, VERSION, read_limits
+from agentrl.sandbox.http_wire import LARGEST_CALL, PROTOCOL, SANDBOXES, VERSION, largest_request, read_limits
 from agentrl.sandbox.spec import NO_NETWORK
 
 KEPT_NAMES = 1000
@@ -42,7 +43,7 @@ class SandboxServer:
         self._opened: dict[str, asyncio.Task[ServedSandbox]] = {}
         self._closing: set[asyncio.Task[None]] = set()
         self._ended: dict[str, None] = {}
-        self._runner: web.AppRunner | None = None
+        self._listener: Listener | None = None
         self._sweeper: asyncio.Task[None] | None = None
 
     def __len__(self) -> int:
@@ -57,9 +58,7 @@ class SandboxServer:
         """
         async with open_sandbox(self.spec):
             pass
-        application = web.Application(
-            middlewares=[error_answers, guard(self.settings.token)], client_max_size=LARGEST_REQUEST
-        )
+        application = web.Application(middlewares=[error_answers, guard(self.settings.token, self.settings.host)])
         application.add_routes(
             [
                 web.get(HEALTH, self._health),
@@ -68,8 +67,8 @@ class SandboxServer:
                 web.delete(SANDBOXES + "/{name}", self._end),
             ]
         )
-        self._runner = web.AppRunner(application, access_log=None, shutdown_timeout=1.0)
-        self.url = await listen(self._runner, self.settings.host, self.settings.port)
+        self._listener = Listener(application, most_connections=self.settings.most_connections)
+        self.url = await self._listener.start(self.settings.host, self.settings.port)
         self._sweeper = asyncio.create_task(self._sweep())
 
     async def close(self) -> None:
@@ -78,8 +77,8 @@ class SandboxServer:
             self._sweeper.cancel()
             await asyncio.wait({self._sweeper})
         await self._drop_all()  # which answers the calls that are under way
-        if self._runner is not None:
-            await self._runner.cleanup()
+        if self._listener is not None:
+            await self._listener.close()
         await self._drop_all()  # what was opened meanwhile
 
     def expire(self) -> None:
@@ -98,7 +97,7 @@ class SandboxServer:
             raise Refusal(Problem.REQUEST, f"{name[:80]!r} names no sandbox: 8 to 64 letters, digits, - or _")
         if name in self._ended:  # by a client that did not wait for the answer
             raise Refusal(Problem.SESSION, f"the sandbox {name} was closed")
-        spec = self._narrowed((await read_body(request))[1])
+        spec = self._narrowed((await read_body(request, LARGEST_CALL))[1])
         if name not in self._opened:
             if len(self._opened) >= self.settings.max_sessions:
                 raise Refusal(Problem.BUSY, f"all {self.settings.max_sessions} sandboxes are taken")
@@ -130,12 +129,12 @@ class SandboxServer:
         self._refuse_higher(asked, field({"demanded": [], **wanted}, "demanded", list))
         limits = self.spec.limits.narrowed(asked)
         network, image = wanted.get("network", NO_NETWORK), wanted.get("image")
-        network = tuple(network) if isinstance(network, list) else network
+        network = tuple(map(str, network)) if isinstance(network, list) else network
         if network not in (NO_NETWORK, self.spec.network):
             raise UsageError("sandboxes are served without this network", got=network, expected=self.spec.network)
         if image not in (None, self.spec.image):
             raise UsageError("sandboxes are served without this image", got=image, expected=self.spec.image or "none")
-        env = {**self.spec.env, **field(wanted, "env", dict)}
+        env = {**self.spec.env, **variables(wanted)}
         return dataclasses.replace(self.spec, limits=limits, network=network, env=env)
 
     def _refuse_higher(self, asked: Limits, demanded: Sequence[str]) -> None:
@@ -163,7 +162,7 @@ class SandboxServer:
         served, method = opened.result(), request.match_info["method"]
         if method not in SANDBOX_METHODS:
             raise Refusal(Problem.REQUEST, f"there is no method {method!r}: expected {', '.join(SANDBOX_METHODS)}")
-        raw, body = await read_body(request)
+        raw, body = await read_body(request, largest_request(method, self.spec.limits))
         do = SANDBOX_METHODS[method]
         return to_response(await served.answer(field(body, "id", str), method.encode() + raw, lambda: do(served, body)))
 

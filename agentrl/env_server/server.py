@@ -8,13 +8,11 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
 
-from aiohttp import web
-
 from agentrl.env import EnvironmentSpec
+from agentrl.env_server.listening import Listener
 from agentrl.env_server.routes import make_application
 from agentrl.env_server.session import Clock
 from agentrl.env_server.sessions import Sessions
-from agentrl.errors import UsageError
 from agentrl.remote.served import Part, write_served
 from agentrl.rollout.environments import EnvironmentHost
 
@@ -41,6 +39,11 @@ class ServerSettings:
     """Deadline of making and resetting an environment."""
     step_timeout_s: float = 30.0
     """Deadline of everything else."""
+
+    @property
+    def most_connections(self) -> int:
+        """Connections at once: a session has one for each request that is under way."""
+        return 4 * self.max_sessions + 64
 
 
 class EnvironmentServer:
@@ -80,7 +83,7 @@ class EnvironmentServer:
             tool_timeout_s=settings.step_timeout_s,
             clock=clock,
         )
-        self._runner: web.AppRunner | None = None
+        self._listener: Listener | None = None
         self._sweeper: asyncio.Task[None] | None = None
 
     async def start(self) -> None:
@@ -96,9 +99,10 @@ class EnvironmentServer:
             tasks=lambda split: self.spec.tasks(split, **self._options),
             splits=self.spec.splits,
             token=self.settings.token,
+            host=self.settings.host,
         )
-        self._runner = web.AppRunner(application, access_log=None, shutdown_timeout=1.0)
-        self.url = await listen(self._runner, self.settings.host, self.settings.port)
+        self._listener = Listener(application, most_connections=self.settings.most_connections)
+        self.url = await self._listener.start(self.settings.host, self.settings.port)
         self._sweeper = asyncio.create_task(self._sweep())
 
     async def close(self) -> None:
@@ -106,8 +110,8 @@ class EnvironmentServer:
         if self._sweeper is not None:
             self._sweeper.cancel()
             await asyncio.wait({self._sweeper})
-        if self._runner is not None:
-            await self._runner.cleanup()
+        if self._listener is not None:
+            await self._listener.close()
         await self.sessions.close()
         await self._host.close()
 
@@ -122,21 +126,3 @@ class EnvironmentServer:
         while True:
             await asyncio.sleep(self.settings.lease_s / SWEEPS_PER_LEASE)
             self.sessions.expire()
-
-
-async def listen(runner: web.AppRunner, host: str, port: int) -> str:
-    """Begin to answer requests; the address.
-
-    Raises:
-        UsageError: the port is taken.
-    """
-    await runner.setup()
-    site = web.TCPSite(runner, host, port)
-    try:
-        await site.start()
-    except OSError as error:
-        raise UsageError(
-            f"cannot listen on {host}:{port}", got=error.strerror, expected="another --host or --port"
-        ) from error
-    found, number = runner.addresses[0][:2]
-    return f"http://[{found}]:{number}" if ":" in found else f"http://{found}:{number}"

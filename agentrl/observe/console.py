@@ -2,13 +2,50 @@
 
 from __future__ import annotations
 
-from rich.console import Console
+import logging
+from collections.abc import Iterable
+
+from rich.console import Console, ConsoleOptions, RenderableType
+from rich.segment import Segment
 from rich.text import Text
 
 from agentrl.errors import AgentRLError
 
-out = Console(highlight=False, soft_wrap=True)
-err = Console(stderr=True, highlight=False, soft_wrap=True)
+_TERMINAL = (*range(0x20), *range(0x7F, 0xA0))
+_DIRECTION = (0x61C, *range(0x200E, 0x2010), *range(0x2028, 0x202F), *range(0x2066, 0x206A))
+_VISIBLE = {code: "\N{REPLACEMENT CHARACTER}" for code in (*_TERMINAL, *_DIRECTION) if chr(code) not in "\n\t"}
+_VISIBLE |= {code: chr(0x2400 + code) for code in range(0x20) if chr(code) not in "\n\t"}
+_VISIBLE[0x7F] = "\N{SYMBOL FOR DELETE}"
+
+
+def visible(text: str) -> str:
+    r"""Replace control characters by signs: a terminal would obey those that models, tools and file names hold.
+
+    >>> visible("a\x1b[2J\tb\n")
+    'a␛[2J\tb\n'
+    """
+    return text.translate(_VISIBLE)
+
+
+class VisibleConsole(Console):
+    """A console whose own control codes are the only ones that reach the terminal."""
+
+    def render(self, renderable: RenderableType, options: ConsoleOptions | None = None) -> Iterable[Segment]:
+        """Turn what is printed into pieces of text, with control characters in the texts made visible."""
+        for segment in super().render(renderable, options):
+            yield segment if segment.control else Segment(visible(segment.text), segment.style)
+
+
+class VisibleFormatter(logging.Formatter):
+    """Formats log records with control characters made visible."""
+
+    def format(self, record: logging.LogRecord) -> str:
+        """Format a record."""
+        return visible(super().format(record))
+
+
+out = VisibleConsole(highlight=False, soft_wrap=True)
+err = VisibleConsole(stderr=True, highlight=False, soft_wrap=True)
 
 
 def print_error(error: AgentRLError) -> None:

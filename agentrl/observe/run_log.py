@@ -7,6 +7,8 @@ from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
 
+from agentrl.observe.console import VisibleFormatter
+
 OBSERVED = "agentrl.observe"
 """What is logged here is about damaged records on disk, and trackers that failed."""
 
@@ -22,7 +24,7 @@ def logging_to(file: Path, say: Callable[[str], None]) -> Iterator[None]:
     file.parent.mkdir(parents=True, exist_ok=True)
     log = logging.FileHandler(file, encoding="utf-8", delay=True)
     log.addFilter(lambda record: file.parent.is_dir())  # the run's folder may be gone, and its log with it
-    log.setFormatter(logging.Formatter("%(asctime)s %(levelname)s %(name)s: %(message)s"))
+    log.setFormatter(VisibleFormatter("%(asctime)s %(levelname)s %(name)s: %(message)s"))
     screen = _Screen(say)
     logger, observed = logging.getLogger("agentrl"), logging.getLogger(OBSERVED)
     logger.addHandler(log)

@@ -18,7 +18,7 @@ from agentrl.remote.links import Links
 from agentrl.remote.served import Part, Served
 from agentrl.remote.tasks import PATIENCE_S
 from agentrl.remote.tool import RemoteTool
-from agentrl.remote.wire import LARGEST_REQUEST, SESSIONS, read_content, read_message, read_tool_result, to_json
+from agentrl.remote.wire import SESSIONS, largest_request, read_content, read_message, read_tool_result, to_json
 from agentrl.tool import ToolResult
 
 CLOSE_S = 5.0
@@ -130,7 +130,7 @@ class RemoteEnvironment(AsyncEnv):
                 with contextlib.suppress(_Answered):
                     await self._send(*self._pending)
             body = {"number": self._number + 1, **arguments}
-            _check_size(body, self.served.url)
+            _check_size(method, body, self.served.url)
             self._number += 1
             self._pending = method, body
             try:
@@ -208,7 +208,7 @@ class MakeRemote:
         return MakeRemote, (self.served,)
 
 
-def _check_size(body: Mapping[str, Any], url: str) -> None:
+def _check_size(method: str, body: Mapping[str, Any], url: str) -> None:
     """Refuse what the server would refuse, before it counts as a call."""
-    if (size := len(to_json(body))) > LARGEST_REQUEST:
-        raise UsageError(f"this is too much for {url}", got=f"{size} bytes", expected=f"at most {LARGEST_REQUEST}")
+    if (size := len(to_json(body))) > (most := largest_request(method)):
+        raise UsageError(f"this is too much for {url}", got=f"{size} bytes", expected=f"at most {most}")

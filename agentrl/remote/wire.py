@@ -26,7 +26,11 @@ SESSIONS = f"/v{VERSION}/sessions"
 TOKEN_VARIABLE = "AGENTRL_ENV_TOKEN"
 """Environment variable with the token that a server asks for and a client sends."""
 LARGEST_REQUEST = 16 * 2**20
-"""Bytes of a request that a server reads."""
+"""Bytes of a request that a server reads where a snapshot or images may be in it."""
+LARGEST_CALL = 4 * 2**20
+"""Bytes of all other requests."""
+LARGE_METHODS = frozenset({"restore", "expert_action"})
+"""What is asked with a snapshot or an observation."""
 LARGEST_ANSWER = 64 * 2**20
 """Bytes of an answer that a client reads."""
 TASKS_PER_PAGE = 100
@@ -70,6 +74,11 @@ _STATUS = {
 }
 
 
+def largest_request(method: str) -> int:
+    """Bytes of a request to a session that a server reads."""
+    return LARGEST_REQUEST if method in LARGE_METHODS else LARGEST_CALL
+
+
 def to_json(value: Any) -> bytes:
     """A message's bytes.
 
@@ -86,7 +95,10 @@ def from_json(data: bytes) -> Any:
     Raises:
         ValueError: the bytes are not JSON.
     """
-    return json.loads(data)
+    try:
+        return json.loads(data)
+    except RecursionError as error:
+        raise ValueError("it is nested too deeply") from error
 
 
 def _plain(value: Any) -> Any:

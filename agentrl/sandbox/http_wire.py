@@ -14,8 +14,12 @@ VERSION = 1
 SANDBOXES = f"/v{VERSION}/sandboxes"
 TOKEN_VARIABLE = "AGENTRL_SANDBOX_TOKEN"
 """Environment variable with the token that a server asks for and a client sends."""
+LARGEST_CALL = 4 * 2**20
+"""Bytes of a request that a server reads, where neither a file nor a snapshot is in it."""
+LARGEST_INPUT = 32 * 2**20
+"""Bytes of one with the standard input of a program."""
 LARGEST_REQUEST = 512 * 2**20
-"""Bytes of a request that a server reads: a snapshot may be in it."""
+"""Bytes of any request, whatever the sandbox's limits are."""
 
 
 def write_bytes(data: bytes) -> str:
@@ -30,6 +34,20 @@ def read_bytes(text: str) -> bytes:
         ValueError: it is not base64.
     """
     return base64.b64decode(text, validate=True)
+
+
+def largest_request(method: str, limits: Limits) -> int:
+    """Bytes of a call that a server reads: what its sandboxes can hold, in base64."""
+    match method:
+        case "write":
+            held = limits.file_bytes or LARGEST_REQUEST
+        case "restore":
+            held = limits.disk_bytes or LARGEST_REQUEST
+        case "exec" | "process_write":
+            return LARGEST_INPUT
+        case _:
+            return LARGEST_CALL
+    return min(LARGEST_REQUEST, held * 3 // 2 + LARGEST_CALL)
 
 
 def write_result(result: ExecResult) -> dict[str, Any]:

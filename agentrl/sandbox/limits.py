@@ -9,6 +9,9 @@ from typing import Any
 from agentrl.errors import UsageError
 
 MIB = 2**20
+LARGEST = 2**60
+"""Of any limit: beyond it the kernel's own numbers end."""
+_SECONDS = frozenset({"seconds", "cpu_seconds"})
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -35,8 +38,13 @@ class Limits:
 
     def __post_init__(self) -> None:
         for name, value in self.given.items():
-            if isinstance(value, bool) or not isinstance(value, int | float) or not value > 0:
-                raise UsageError(f"limit {name} is not understood", got=repr(value), expected="a number above 0")
+            kinds, expected = (int | float, "a number") if name in _SECONDS else (int, "a whole number")
+            if isinstance(value, bool) or not isinstance(value, kinds) or not 0 < value <= LARGEST:
+                raise UsageError(
+                    f"limit {name} is not understood",
+                    got=f"{value!r:.80}",
+                    expected=f"{expected} above 0, at most 2**60",
+                )
 
     @property
     def given(self) -> dict[str, Any]:

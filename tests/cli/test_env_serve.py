@@ -12,6 +12,7 @@ from pathlib import Path
 import pytest
 
 from agentrl.cli import main
+from agentrl.cli.server_options import read_token
 from agentrl.env_lookup import resolve_environment
 from agentrl.errors import UsageError
 
@@ -50,5 +51,36 @@ def test_an_address_that_others_reach_without_a_token_is_pointed_out(capfd: pyte
         main(["env", "serve", "household", "size=huge", "--host", "0.0.0.0"])
     assert end.value.code == 2
     said = capfd.readouterr().err
-    assert "without --token, everybody who reaches 0.0.0.0 can use this server" in said
+    assert "without --token-file, everybody who reaches 0.0.0.0 can use this server" in said
     assert "huge" in said
+
+
+@pytest.mark.parametrize("command", [["env", "serve", "guess_number"], ["sandbox", "serve"]])
+def test_a_token_on_the_command_line_is_refused(command: list[str], capfd: pytest.CaptureFixture[str]) -> None:
+    """Every user of the machine sees it there."""
+    with pytest.raises(SystemExit) as end:
+        main([*command, "--token", "secret"])
+    assert end.value.code == 2
+    assert "--token-file" in capfd.readouterr().err
+
+
+def test_a_token_is_read_from_a_file_or_the_variable(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    file = tmp_path / "token"
+    file.write_text("from-file\n")
+    monkeypatch.setenv("TOKEN_OF_TEST", "from-variable")
+    assert read_token(file, "TOKEN_OF_TEST") == "from-file"
+    assert read_token(None, "TOKEN_OF_TEST") == "from-variable"
+    monkeypatch.setenv("TOKEN_OF_TEST", "")
+    assert read_token(None, "TOKEN_OF_TEST") is None
+    assert read_token(None, "NO_SUCH_VARIABLE") is None
+
+
+@pytest.mark.parametrize(
+    "content", [b"", b"  \n", b"a b", b"a\nb", b"a\x1bb", "ä".encode(), b"\xff", b"x" * 5000, None]
+)
+def test_what_is_no_token_is_refused(tmp_path: Path, content: bytes | None) -> None:
+    file = tmp_path / "token"
+    if content is not None:
+        file.write_bytes(content)
+    with pytest.raises(UsageError, match="token"):
+        read_token(file, "NO_SUCH_VARIABLE")

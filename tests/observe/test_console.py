@@ -1,0 +1,77 @@
+"""No control code of a model, a tool, a server or a file name reaches the terminal."""
+
+import io
+import logging
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+from rich.live import Live
+from rich.panel import Panel
+from rich.table import Table
+from rich.text import Text
+
+from agentrl.errors import UsageError
+from agentrl.observe import console
+from agentrl.observe.console import VisibleConsole, VisibleFormatter, note, print_error, visible
+from agentrl.observe.run_log import logging_to
+
+EVIL = "a\x1b]0;owned\x07\x1b[2J\x9b31m\r\x08\x7f\u202egnp.exe"
+HARMFUL = "\x1b\x9b\x07\x08\r\x7f\u202e"
+
+
+def printed(thing, **options):
+    target = io.StringIO()
+    VisibleConsole(file=target, width=200, **options).print(thing)
+    return target.getvalue()
+
+
+def table(text):
+    made = Table(text, title=text)
+    made.add_row(text)
+    return made
+
+
+@pytest.mark.parametrize("wrap", [str, Text, table, lambda text: Panel(text, title=text)])
+def test_nothing_that_is_printed_controls_the_terminal(wrap):
+    assert not set(HARMFUL) & set(printed(wrap(EVIL)))
+    assert "owned" in printed(wrap(EVIL))
+
+
+def test_the_consoles_own_codes_stay():
+    assert printed(Text("bold\x1b[0m", style="bold"), force_terminal=True, color_system="standard") == (
+        "\x1b[1mbold\N{SYMBOL FOR ESCAPE}[0m\x1b[0m\n"
+    )
+
+
+def test_a_live_panel_shows_them_too():
+    target = io.StringIO()
+    with Live(console=VisibleConsole(file=target, force_terminal=True), auto_refresh=False) as live:
+        live.update(Text("\x9bowned\x07"), refresh=True)
+    assert "\x9b" not in target.getvalue()
+    assert "owned" in target.getvalue()
+
+
+@given(st.text())
+def test_only_control_characters_change(text):
+    shown = visible(text)
+    assert len(shown) == len(text)
+    assert visible(shown) == shown
+    assert all(a == b or not a.isprintable() for a, b in zip(text, shown, strict=True))
+    assert all(character.isprintable() or character in "\n\t" or ord(character) > 0x9F for character in shown)
+
+
+def test_errors_notes_and_logs(capsys, tmp_path, monkeypatch):
+    monkeypatch.setattr(console, "err", VisibleConsole(stderr=True, soft_wrap=True))
+    print_error(UsageError(EVIL, got=EVIL))
+    note(EVIL)
+    handler = logging.StreamHandler()
+    handler.setFormatter(VisibleFormatter())
+    logging.getLogger("agentrl.test_console").addHandler(handler)
+    with logging_to(tmp_path / "log", lambda text: None):
+        logging.getLogger("agentrl.test_console").warning("said %s", EVIL)
+    logging.getLogger("agentrl.test_console").removeHandler(handler)
+    said = capsys.readouterr().err
+    assert said.count("owned") >= 4
+    assert not set(HARMFUL) & set(said)
+    assert not set(HARMFUL) & set((tmp_path / "log").read_text())
