@@ -1,8 +1,9 @@
 """The nouns in a product's title, of which the reward compares how many two titles share.
 
 WebShop asks spaCy's model ``en_core_web_sm`` for words tagged as nouns or proper nouns. Where that is not installed, a
-rule stands in: in titles nearly every word is tagged as one of the two, so every word counts that is no number, no
-function word, no common adjective or verb of titles, and has none of the endings of adjectives and adverbs.
+rule stands in: in titles nearly every word is tagged as one of the two, so every word counts that is no number and no
+function word. Adjectives and adverbs, known by a list and by their endings, count where they are capitalised: spaCy
+takes them for parts of names there.
 """
 
 from __future__ import annotations
@@ -20,22 +21,25 @@ Tagger: TypeAlias = Callable[[str], tuple[str, ...]]
 """The nouns of a title in lower case, in order, with repetition."""
 
 SPACY_MODEL = "en_core_web_sm"
-_WORD = re.compile(r"[^\W_]+(?:['’][^\W_]+)?")
+_WORD = re.compile(r"([^\W_]+(?:['’](?!s\b)[^\W_]+)?)(?:['’]s\b)?", re.IGNORECASE)
+"""A word, without the ending of a possessive, which spaCy takes as a word of its own."""
 _ADJECTIVE_ENDINGS = ("able", "ible", "ful", "less", "ous", "ive", "ly", "proof", "ical", "ised", "ized")
-_EXCLUDED = """
+_NEVER_NOUNS = """
     a about above after all also an and any are around as at be been before behind below best between both but by can
     compatible down each every extra for from has have her his i if in inside into is it its like make makes may more
     most my near new no non not of off on only or other our out outside over own per plus she so some such than that
     the their them these they this those through to too under until up us use used using very via was we were what when
     which while who will with within without would you your
+    """
+_ADJECTIVES = """
     anti big black blue bright brown casual cheap classic clean clear cold comfortable cool cute dark deep dry easy
     elegant fast fine firm flat flexible fresh full funny gentle genuine glossy good gray great green grey happy hard
     heavy high hot huge ideal large light long loose low mini modern multi natural nice old open organic perfect pink
     portable premium professional pure purple quick quiet raw red real rich rough round sharp shiny short simple slim
     small smart smooth soft solid special strong super sweet tall thick thin tight tiny traditional ultra universal warm
     wet white wide wild wireless yellow young
-"""
-_NO_NOUNS = frozenset(_EXCLUDED.split())
+    """
+_NEVER_NOUN_WORDS, _ADJECTIVE_WORDS = frozenset(_NEVER_NOUNS.split()), frozenset(_ADJECTIVES.split())
 
 
 class NounTagger(enum.StrEnum):
@@ -51,15 +55,18 @@ class NounTagger(enum.StrEnum):
 def nouns_by_rule(title: str) -> tuple[str, ...]:
     """The nouns of a title by the rule above.
 
-    >>> nouns_by_rule("Kenzo Men's Waterproof Running Shoes, Extra Wide - 2 Pairs, Dark Blue")
-    ('kenzo', "men's", 'running', 'shoes', 'pairs')
+    >>> nouns_by_rule("Kenzo Men's Waterproof Running Shoes, extra wide - 2 Pairs, Dark Blue")
+    ('kenzo', 'men', 'waterproof', 'running', 'shoes', 'pairs', 'dark', 'blue')
     """
-    words = (word.lower() for word in _WORD.findall(title))
-    return tuple(word for word in words if _is_noun(word))
+    return tuple(word.lower() for word in _WORD.findall(title) if _is_noun(word))
 
 
 def _is_noun(word: str) -> bool:
-    return not (word[0].isdigit() or word in _NO_NOUNS or (len(word) > 4 and word.endswith(_ADJECTIVE_ENDINGS)))
+    lower = word.lower()
+    if word[0].isdigit() or lower in _NEVER_NOUN_WORDS:
+        return False
+    is_adjective = lower in _ADJECTIVE_WORDS or (len(word) > 4 and lower.endswith(_ADJECTIVE_ENDINGS))
+    return word[0].isupper() or not is_adjective
 
 
 def find_tagger(wanted: NounTagger) -> Tagger:
@@ -75,7 +82,8 @@ def find_tagger(wanted: NounTagger) -> Tagger:
             "spaCy cannot find nouns",
             got="no package spacy, or no model",
             expected=f"both installed: spacy, and its model {SPACY_MODEL}",
-            hint="or set the option nouns to rule: rewards then differ from WebShop's where titles decide",
+            hint=f"pip install 'agentrl[webshop]', then python -m spacy download {SPACY_MODEL}; or set the option nouns"
+            " to rule: rewards then differ from WebShop's in some purchases whose titles decide",
         )
     return _spacy_tagger()
 
