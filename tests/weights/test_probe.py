@@ -106,13 +106,18 @@ async def test_a_sync_raises_the_version_and_copies_only_when_it_must(shared):
 
 async def test_an_engine_of_this_process_is_held_while_its_weights_change(monkeypatch):
     served, calls = engine(), []
-    for name in ("pause", "update_weights", "resume", "generate"):
 
-        async def recorded(*args, name=name, real=getattr(served, name)):
+    def record(name):
+        real = getattr(served, name)
+
+        async def recorded(*args):
             calls.append(name)
             return await real(*args)
 
         monkeypatch.setattr(served, name, recorded)
+
+    for name in ("pause", "update_weights", "resume", "generate"):
+        record(name)
     report = await InProcessSync(Source(), served, shared=False, probe=PROBE).sync(1)
     assert calls == ["pause", "update_weights", "resume", *["generate"] * 4]
     assert max(report.transport_s, report.verify_s) < 60
