@@ -10,6 +10,9 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from agentrl.errors import LedgerError, Outcome
+from agentrl.image import PlacedImage
+from agentrl.message import ImagePart
+from agentrl.routes import Routes
 from agentrl.trajectory import (
     NOT_SAMPLED,
     Source,
@@ -21,6 +24,7 @@ from agentrl.trajectory import (
 )
 
 NOT_BY_POLICY = [source for source in Source if source is not Source.SAMPLED]
+RED, BLUE = ImagePart(data=b"red"), ImagePart(data=b"blue")
 ids = st.lists(st.integers(0, 2**31 - 1), max_size=5)
 logprobs = st.floats(-100, 0, width=32)
 
@@ -80,6 +84,100 @@ def test_sequences_behave_like_lists_under_any_interleaving(data: st.DataObject)
     own = [row for rows in models for row in rows if row[4]]
     assert trajectory.sampled_tokens == restored.sampled_tokens == len(own)
     assert trajectory.oldest_version == min((row[3] for row in own), default=None)
+
+
+@settings(max_examples=60, deadline=None, derandomize=True)
+@given(data=st.data())
+def test_images_and_routes_follow_their_tokens_through_forks_and_storage(data: st.DataObject) -> None:
+    """Sequences grow by turns, fork and are stored turn by turn; token t of any branch was routed to experts (t, t)."""
+    trajectory = Trajectory(id="t", task_id="17", environment="e", seed=1, group_id="g", sequences=[TokenSequence()])
+    stored, pictures = [TokenSequence()], [list[PlacedImage]()]
+    told: dict[int, int] = {}
+
+    def routed(index: int) -> int:
+        """How many tokens have routes: those told in this branch, else those that its parent knows by now."""
+        sequence = trajectory.sequences[index]
+        if index in told or sequence.parent is None:
+            return told.get(index, 0)
+        return min(routed(trajectory.sequences.index(sequence.parent)), sequence.shared)
+
+    for _ in range(data.draw(st.integers(1, 8))):
+        index = data.draw(st.integers(0, len(stored) - 1))
+        sequence = trajectory.sequences[index]
+        if data.draw(st.booleans()):
+            shared = data.draw(st.integers(0, len(sequence)))
+            if any(image.start < shared < image.end for image in pictures[index]):
+                with pytest.raises(LedgerError, match="fork inside an image"):
+                    sequence.fork(shared)
+                continue
+            fork = sequence.fork(shared)
+            trajectory.sequences.append(fork)
+            pictures.append([image for image in pictures[index] if image.end <= shared])
+            parent = None if fork.parent is None else stored[trajectory.sequences.index(fork.parent)]
+            stored.append(TokenSequence(parent=parent, shared=fork.shared))
+            index, sequence = len(stored) - 1, fork
+        written = len(sequence) - sequence.shared
+        known = len(pictures[index])
+        for _ in range(data.draw(st.integers(0, 3))):
+            pictures[index] += show(data, sequence)
+            sequence.extend_sampled([7] * 2, logprobs=[-1.0] * 2, versions=[0] * 2)
+        if len(sequence) - sequence.shared > written and data.draw(st.booleans()):
+            sequence.extend_routes(expert_pairs(routed(index), len(sequence) - 1))
+            told[index] = len(sequence) - 1
+        assert sequence.own_images(written) == [image.image for image in pictures[index][known:]]
+        arrays = json.loads(json.dumps(sequence.own_arrays(written)))
+        stored[index].load_arrays(arrays, {image.checksum: image for image in (RED, BLUE)})
+    restored = Trajectory.from_record(json.loads(json.dumps(trajectory.to_record())))
+    for number, sequences in enumerate(zip(trajectory.sequences, restored.sequences, stored, strict=True)):
+        for sequence in sequences:
+            assert list(sequence.images) == pictures[number]
+            assert sequence.token_ids.tolist() == trajectory.sequences[number].token_ids.tolist()
+            assert sequence.routed == routed(number)
+            found = [] if sequence.routes is None else sequence.routes.tolist()
+            assert found == expert_pairs(0, routed(number)).tolist()
+
+
+def show(data: st.DataObject, sequence: TokenSequence) -> list[PlacedImage]:
+    """Append text and perhaps an image, which is returned."""
+    sequence.extend([1] * data.draw(st.integers(0, 2)), Source.PROMPT)
+    rows = data.draw(st.integers(0, 2))
+    start = len(sequence)
+    sequence.extend([0] * rows * 2, Source.OBSERVATION)
+    image = PlacedImage(start=start, rows=rows, columns=2, image=data.draw(st.sampled_from([RED, BLUE])))
+    if not rows:
+        with pytest.raises(LedgerError, match=f"expected some between .* and {start} that were not sampled"):
+            sequence.place(image)
+        return []
+    sequence.place(image)
+    return [image]
+
+
+def expert_pairs(start: int, end: int) -> Routes:
+    return np.repeat(np.arange(start, end, dtype=np.uint8)[:, None], 2, axis=1)
+
+
+def test_routes_that_lack_those_before_them_are_not_read() -> None:
+    sequence = TokenSequence()
+    sequence.extend([1] * 9, Source.PROMPT)
+    sequence.extend_routes(expert_pairs(0, 2))
+    sequence.extend_routes(expert_pairs(2, 4))
+    arrays = sequence.own_arrays()
+    del arrays["routes"][0]
+    copy = TokenSequence()
+    copy.load_arrays(arrays)
+    assert (copy.routed, copy.routes) == (0, None)
+
+
+@pytest.mark.parametrize("routes", [expert_pairs(0, 3)[:, 0], expert_pairs(0, 3), expert_pairs(0, 4)])
+def test_routes_of_tokens_that_were_not_computed_are_refused(routes: Routes) -> None:
+    sequence = TokenSequence()
+    sequence.extend([1] * 3, Source.PROMPT)
+    with pytest.raises(LedgerError, match="from token 0 on, expected at most 2 tokens"):
+        sequence.extend_routes(routes)
+    sequence.extend_routes(expert_pairs(0, 0))
+    assert sequence.routes is None
+    sequence.extend_routes(expert_pairs(0, 2))
+    assert sequence.routed == 2
 
 
 def test_a_fork_of_a_fork_hangs_on_the_sequence_that_stores_the_tokens() -> None:

@@ -62,7 +62,7 @@ def pytest_runtestloop(session: Any) -> bool:
         began = time.monotonic()
         patches = _patches(functions, change)
         with _on_disk(Path(tasks["tree"]) / change["path"], change["source"], times):
-            outcome = _in_fork(partial(_play, patches, items), expected_s)
+            outcome = _in_fork(partial(_play, patches, items, calls), expected_s)
         line = {"key": change["key"], "seconds": round(time.monotonic() - began, 2), "tests": len(items), **outcome}
         with Path(tasks["results"]).open("a") as file:
             file.write(json.dumps(line) + "\n")
@@ -144,10 +144,12 @@ def _patches(functions: dict[Any, list[FunctionType]], change: dict[str, Any]) -
     return found
 
 
-def _play(patches: Sequence[tuple[FunctionType, CodeType]], items: Sequence[Any]) -> str:
-    """Name the first test that notices the change, or nothing."""
+def _play(patches: Sequence[tuple[FunctionType, CodeType]], items: Sequence[Any], calls: dict[str, Any]) -> str:
+    """Name the first test that notices the change, or nothing; a test that hangs ends the process."""
     for function, code in patches:
         function.__code__ = code
+    for item in items:
+        item.add_marker(pytest.mark.timeout(15 + 8 * calls[item.nodeid]["seconds"]), append=False)
     for item, following in zip(items, [*items[1:], None], strict=True):
         item.ihook.pytest_runtest_protocol(item=item, nextitem=following)
         if _failed:

@@ -45,7 +45,12 @@ ROOMS = {
     ),
     "ledger": Room(
         sources=("agentrl/trajectory.py",),
-        tests=("tests/test_trajectory.py", "tests/observe/test_trajectory_store.py"),
+        tests=(
+            "tests/test_trajectory.py",
+            "tests/test_images.py",
+            "tests/test_routes.py",
+            "tests/observe/test_trajectory_store.py",
+        ),
         goal=0.95,
     ),
     "rollout": Room(sources=("agentrl/rollout",), tests=("tests/rollout",), goal=0.90),
