@@ -20,7 +20,6 @@ from mutants.changes import Change, sample
 from mutants.rooms import ROOMS, TREE, Room
 
 FOLDER = TREE / ".cache" / "mutants"
-COPY = FOLDER / "tree"
 CATALOGUE = {"envs": "envs", "tools": "tools", "agent_loops": "agent_loops", "configs": "configs"}
 EXPLAINED = Path(__file__).with_name("explained.yaml")
 
@@ -94,14 +93,15 @@ def _results(name: str, room: Room, changes: list[Change], budget_s: float) -> d
 
 
 def _play(name: str, room: Room, tasks: list[dict[str, Any]], results: Path, tests: str, budget_s: float) -> None:
-    _copy_tree()
+    copy = FOLDER / f"tree-{name}"
+    _copy_tree(copy)
     calls = FOLDER / f"{name}-calls-{_digest('agentrl')[:8]}{tests[:8]}.json"
     file = FOLDER / f"{name}-tasks.json"
-    paths = {"tree": str(COPY), "results": str(results), "calls": str(calls)}
+    paths = {"tree": str(copy), "results": str(results), "calls": str(calls)}
     file.write_text(json.dumps({**paths, "changes": tasks, "budget_s": budget_s}))
-    path = os.pathsep.join([str(COPY), str(TREE / "tests"), os.environ.get("PYTHONPATH", "")])
+    path = os.pathsep.join([str(copy), str(TREE / "tests"), os.environ.get("PYTHONPATH", "")])
     environment = os.environ | {"PYTHONPATH": path, "OMP_NUM_THREADS": "1", "MUTANTS_TASKS": str(file)}
-    options = ["-p", "mutants.forks", "-p", "no:cacheprovider", f"--basetemp={FOLDER / 'tmp'}"]
+    options = ["-p", "mutants.forks", "-p", "no:cacheprovider", f"--basetemp={FOLDER / f'tmp-{name}'}"]
     command = [sys.executable, "-P", "-m", "pytest", "-q", *options, *room.tests]
     before = results.read_text() if results.exists() else ""
     ran = subprocess.run(command, cwd=TREE, env=environment, capture_output=True, text=True, check=False)
@@ -109,13 +109,13 @@ def _play(name: str, room: Room, tasks: list[dict[str, Any]], results: Path, tes
         raise SystemExit(f"{name}: nothing was played\n{ran.stdout[-4000:]}\n{ran.stderr[-4000:]}")
 
 
-def _copy_tree() -> None:
+def _copy_tree(copy: Path) -> None:
     """The package as it is installed, with files of its own to change."""
-    shutil.rmtree(COPY, ignore_errors=True)
-    shutil.copytree(TREE / "agentrl", COPY / "agentrl", ignore=shutil.ignore_patterns("__pycache__"))
+    shutil.rmtree(copy, ignore_errors=True)
+    shutil.copytree(TREE / "agentrl", copy / "agentrl", ignore=shutil.ignore_patterns("__pycache__"))
     for package, folder in CATALOGUE.items():
-        (COPY / "agentrl" / package).unlink(missing_ok=True)
-        (COPY / "agentrl" / package).symlink_to(TREE / folder)
+        (copy / "agentrl" / package).unlink(missing_ok=True)
+        (copy / "agentrl" / package).symlink_to(TREE / folder)
 
 
 def _key(change: Change) -> str:

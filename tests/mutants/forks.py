@@ -17,6 +17,7 @@ import threading
 import time
 from collections.abc import Callable, Iterator, Sequence
 from functools import partial
+from itertools import zip_longest
 from pathlib import Path
 from types import CodeType, FrameType, FunctionType
 from typing import Any
@@ -88,7 +89,7 @@ def _trace(session: Any, tree: str, path: Path) -> str:
             seen[id(code)] = code
 
     found = {}
-    for item, following in zip(session.items, [*session.items[1:], None], strict=True):
+    for item, following in zip_longest(session.items, session.items[1:]):
         seen.clear()
         began, children = time.monotonic(), resource.getrusage(resource.RUSAGE_CHILDREN).ru_utime
         threading.settrace(on_call)
@@ -150,7 +151,7 @@ def _play(patches: Sequence[tuple[FunctionType, CodeType]], items: Sequence[Any]
         function.__code__ = code
     for item in items:
         item.add_marker(pytest.mark.timeout(15 + 8 * calls[item.nodeid]["seconds"]), append=False)
-    for item, following in zip(items, [*items[1:], None], strict=True):
+    for item, following in zip_longest(items, items[1:]):
         item.ihook.pytest_runtest_protocol(item=item, nextitem=following)
         if _failed:
             return _failed[0]

@@ -8,9 +8,11 @@ import pytest
 import torch
 
 from agentrl.errors import EngineError, TrainingError
+from agentrl.server import TensorLayout
 from agentrl.testing.local_worker import decode_parts
 from agentrl.weights import CollectiveTransport, IpcTransport, TensorTransport
 from agentrl.weights.buckets import pack, unpack
+from agentrl.weights.group_member import GroupMember
 from agentrl.weights.process_group import TrainerGroup, address_towards
 
 BUCKET_BYTES = 20_000
@@ -174,6 +176,19 @@ async def test_a_meeting_that_ends_after_the_group_was_closed_leaves_nothing_ope
     closed.set()
     await meeting
     assert aborted == [1]
+
+
+async def test_a_member_says_that_its_meeting_or_its_broadcast_broke_off(monkeypatch):
+    def broken(*_, **__):
+        raise RuntimeError("closed by the peer")
+
+    member = GroupMember()
+    monkeypatch.setattr("agentrl.weights.group_member._joined", broken)
+    with pytest.raises(EngineError, match="the trainer's group was not joined: got closed by the peer"):
+        await member.join(SimpleNamespace(backend="gloo"))
+    member._group = SimpleNamespace(broadcast=broken)
+    with pytest.raises(EngineError, match="the broadcast broke off: got closed by the peer"):
+        await member.hear(TensorLayout(names=["a"], dtype="float32", shapes=[[2]]))
 
 
 async def test_groups_are_left_with_their_servers_in_the_end(world_of, collective, monkeypatch):

@@ -27,6 +27,10 @@ async def test_servers_sleep_until_the_next_sync_and_then_serve_its_weights(worl
     assert (report.servers, report.released_bytes) == (2, 800)
     assert report.probe_difference < 1e-5
     assert (await world.pool.generate(world.request("r", max_tokens=4))).versions == [2] * 4
+    await world.pool.pause()
+    await world.pool.update_weights(None, 3)
+    assert world.pool.group.is_paused, "servers that are awake stay held by whoever holds them"
+    await world.pool.resume()
 
 
 async def test_servers_that_share_nothing_stay_awake(world_of):
