@@ -3,12 +3,17 @@
 from __future__ import annotations
 
 import asyncio
+import builtins
 import hashlib
 import inspect
+import json
 import random
+import re
+import types
+from collections import abc
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any, NamedTuple, TypeAlias
+from typing import Annotated, Any, Literal, NamedTuple, TypeAlias, Union, get_args, get_origin
 
 from agentrl.env import AnyEnv, EnvironmentSpec, StepResult, optional_part, settled
 from agentrl.errors import AgentRLError
@@ -17,13 +22,20 @@ from agentrl.rollout.resident import call_own_tool
 from agentrl.rollout.returned import unpacked_pair, unpacked_step
 from agentrl.task import Task
 from agentrl.testing.env_calls import LONG_CALL, asking
-from agentrl.tool import Tool
+from agentrl.tool import Tool, ToolResult
 
 Policy: TypeAlias = Callable[["EnvSession", Content], str]
 
 
 _WORDS = ("help", "look", "wait", "yes", "no", "1", "2")
 """What a random policy says to an environment that does not tell what it understands."""
+_CALL = "\x1fcall "
+"""Begins an action that is a call of a tool of the environment, and not a text for `step`."""
+_CALLS_AT_RANDOM = 3
+"""Calls of tools in an episode of random play: each may take as long as a program in a sandbox."""
+_SEEN_WORD = re.compile(r"[#@\w][\w@.#-]{1,40}")
+_SEEN_WORDS = 100
+"""The last words of an observation that may become arguments of a call."""
 
 
 class Moment(NamedTuple):
@@ -88,7 +100,9 @@ class EnvSession:
         return unpacked_pair(self.ask("reset", self.env.reset, seed=task.seed, options=dict(task.options)))
 
     def step(self, action: str) -> StepResult:
-        """Take an action."""
+        """Take an action: the text of one, or a call of a tool that `call_action` made."""
+        if is_call(action):
+            return self._runner.run(_call(self.find("tools"), action))
         return unpacked_step(self.ask("step", self.env.step, action))
 
     def call(self, name: str, *arguments: Any) -> Any:
@@ -102,6 +116,13 @@ class EnvSession:
             return str(self.ask(f"tool {tool.name}", call_own_tool, tool, arguments).text)
         except AgentRLError as error:
             return str(error)
+
+    def own_tools(self) -> list[Tool]:
+        """The tools of the episode that can be called without a run around them."""
+        tools = [tool for tool in self.find("tools") or () if not tool.is_stateful]
+        return [
+            tool for tool in tools if not any(hasattr(kind, "provided_as") for kind in parameters_of(tool).values())
+        ]
 
     def find(self, name: str) -> Any:
         """An optional attribute, through Gymnasium's wrappers; ``None`` when the environment does not have it."""
@@ -129,6 +150,29 @@ async def _wait_for(value: Any) -> Any:
     return await value
 
 
+def call_action(tool: Tool, arguments: Mapping[str, Any]) -> str:
+    """The action that calls a tool of the environment."""
+    return f"{_CALL}{json.dumps([tool.name, dict(arguments)])}"
+
+
+def is_call(action: str) -> bool:
+    """Whether an action calls a tool."""
+    return action.startswith(_CALL)
+
+
+async def _call(tools: Sequence[Tool], action: str) -> StepResult:
+    """What a tool says, to wrong arguments, too, as the result of a step."""
+    name, arguments = json.loads(action.removeprefix(_CALL))
+    tool = next(tool for tool in tools if tool.name == name)
+    with asking(f"tool {tool.name}"):
+        try:
+            result = await call_own_tool(tool, arguments)
+        except AgentRLError as error:
+            result = ToolResult(str(error))
+    ended = result.stop or tool.stop
+    return StepResult(observation=result.text, reward=result.reward, terminated=ended, truncated=False, info={})
+
+
 def play(session: EnvSession, task: Task, policy: Policy, limit: int) -> Played:
     """One episode of a task, of at most `limit` steps."""
     observation = session.reset(task)
@@ -152,6 +196,9 @@ async def replay(env: AnyEnv, task: Task, actions: Sequence[str]) -> list[Moment
     moments = [opening_of(observation)]
     for action in actions:
         await asyncio.sleep(0)
+        if is_call(action):
+            moments.append(moment_of(action, await _call(optional_part(env, "tools"), action)))
+            continue
         with asking("step"):
             returned = await settled(env.step(action))
         moments.append(moment_of(action, unpacked_step(returned)))
@@ -178,10 +225,19 @@ def plain_text(content: Content) -> str:
 
 
 def random_policy(seed: int) -> Policy:
-    """Chooses among the admissible actions, or samples the action space; says a word where there is neither."""
-    generator = random.Random(seed)
+    """Chooses among the admissible actions, or samples the action space; says a word where there is neither.
 
-    def choose(session: EnvSession, _observation: Content) -> str:
+    Where the environment has tools, it calls some of them in between, with valid arguments.
+    """
+    generator = random.Random(seed)
+    calls_left = _CALLS_AT_RANDOM
+
+    def choose(session: EnvSession, observation: Content) -> str:
+        nonlocal calls_left
+        if calls_left and session.find("tools") and generator.random() < 0.5 and (tools := session.own_tools()):
+            calls_left -= 1
+            tool = generator.choice(tools)
+            return call_action(tool, random_arguments(tool, generator, plain_text(observation)))
         admissible = session.call("admissible_actions")
         if admissible:
             return str(generator.choice(admissible))
@@ -192,6 +248,37 @@ def random_policy(seed: int) -> Policy:
         return str(session.ask("sample of the action space", space.sample))
 
     return choose
+
+
+def parameters_of(tool: Tool) -> dict[str, Any]:
+    """The types of a tool's arguments by name, from its signature: a schema would import large libraries."""
+    parameters = inspect.signature(tool.target, eval_str=True).parameters.values()
+    return {part.name: part.annotation for part in parameters if part.kind is not inspect.Parameter.VAR_KEYWORD}
+
+
+def random_arguments(tool: Tool, generator: random.Random, seen: str = "") -> dict[str, Any]:
+    """Arguments of the types that a tool declares; texts are words of what was seen."""
+    words = [*_WORDS, *_SEEN_WORD.findall(seen)[-_SEEN_WORDS:]]
+    return {name: _random_value(kind, generator, words) for name, kind in parameters_of(tool).items()}
+
+
+def _random_value(kind: Any, generator: random.Random, words: Sequence[str]) -> Any:
+    """A value of an annotation; of a union, one of its first kind."""
+    origin, parts = get_origin(kind), get_args(kind)
+    if origin is Literal:
+        return generator.choice(parts)
+    if origin in (Union, types.UnionType, Annotated):
+        return _random_value(parts[0], generator, words)
+    match origin or kind:
+        case builtins.int | builtins.float:
+            return generator.randrange(10)
+        case builtins.bool:
+            return generator.random() < 0.5
+        case builtins.list | builtins.tuple | abc.Sequence:
+            return [_random_value(parts[0] if parts else str, generator, words)]
+        case builtins.dict | abc.Mapping:
+            return {}
+    return generator.choice(words)
 
 
 def expert_policy(*, mistakes: float = 0.0, seed: int = 0) -> Policy:

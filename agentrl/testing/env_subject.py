@@ -59,6 +59,8 @@ class Effort:
     scored: int
     """Episodes of a score."""
     scored_s: float
+    lazy_s: float
+    """Seconds of play by each policy that does no work."""
     timed_s: float
     """Seconds of timed play."""
     growth_episodes: int
@@ -76,6 +78,7 @@ EFFORTS: Mapping[Thoroughness, Effort] = {
         openings_s=0.2,
         scored=0,
         scored_s=0.0,
+        lazy_s=0.1,
         timed_s=0.1,
         growth_episodes=1000,
         growth_s=0.2,
@@ -88,6 +91,7 @@ EFFORTS: Mapping[Thoroughness, Effort] = {
         openings_s=3.0,
         scored=200,
         scored_s=5.0,
+        lazy_s=2.0,
         timed_s=3.0,
         growth_episodes=1000,
         growth_s=15.0,

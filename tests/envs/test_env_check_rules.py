@@ -22,6 +22,7 @@ from agentrl.testing import Thoroughness, check_env
 from agentrl.testing.env_report import CheckStatus, EnvCheckReport
 from agentrl.testing.env_rules import scores, speed, tasks
 from agentrl.testing.env_rules.catalogue import ELSEWHERE, RULES
+from agentrl.testing.env_rules.cheap_play import NONSENSE
 from agentrl.testing.env_rules.rule import Rule
 from agentrl.tool import tool
 
@@ -186,6 +187,9 @@ class Helpful(Arrows):
         self.seed = seed
         return super().reset(seed=seed)
 
+    def snapshot(self) -> dict[str, Any]:
+        return super().snapshot() | {"seed": self.seed}
+
 
 class Showing(Arrows):
     def text(self) -> str:
@@ -234,6 +238,67 @@ class ReadingTool(Arrows):
             return Path(path).read_text() if Path(path).is_file() else "no file"
 
         self.tools = [read]
+
+
+class Overpaid(Arrows):
+    """Each step after some words pays as much as following the arrow does."""
+
+    def is_paid(self, action: str) -> bool:
+        raise NotImplementedError
+
+    def step(self, action: str) -> Step:
+        text, reward, *rest = super().step(action)
+        return text, 1 / self.length if self.is_paid(action) else reward, *rest
+
+
+class Idle(Overpaid):
+    def is_paid(self, action: str) -> bool:
+        return action == ""
+
+
+class Muddled(Overpaid):
+    def is_paid(self, action: str) -> bool:
+        return action == NONSENSE
+
+
+class Lenient(Overpaid):
+    def is_paid(self, action: str) -> bool:
+        return "give up" in action
+
+
+class Hedged(Overpaid):
+    def is_paid(self, action: str) -> bool:
+        return all(way in action for way in WAYS)
+
+
+class LenientTool(Overpaid):
+    """Handing over is a tool; what is said after it pays."""
+
+    def __init__(self) -> None:
+        @tool(inline=True)
+        def transfer(to: str) -> str:
+            """Hands over.
+
+            Args:
+                to: Whom to.
+            """
+            self.is_handed_over = to != ""
+            return "Good."
+
+        self.tools = [transfer]
+
+    def reset(self, *, seed: int | None = None, options: dict[str, Any] | None = None) -> tuple[str, dict[str, Any]]:
+        self.is_handed_over = False
+        return super().reset(seed=seed)
+
+    def state_key(self) -> str:
+        return f"{super().state_key()}/{self.is_handed_over}"
+
+    def snapshot(self) -> dict[str, Any]:
+        return super().snapshot() | {"is_handed_over": self.is_handed_over}
+
+    def is_paid(self, action: str) -> bool:
+        return self.is_handed_over and action not in WAYS
 
 
 class Opening(Arrows):
@@ -392,6 +457,11 @@ BROKEN = [
     (spec_of(Reading), "reads no files", WARNED),
     (spec_of(ReadingTool), "reads no files", WARNED),
     (spec_of(Running), "reads no files", WARNED),
+    (spec_of(Idle), "doing nothing does not pay", FAILED),
+    (spec_of(Muddled), "repeating nonsense does not pay", FAILED),
+    (spec_of(Lenient), "giving up does not pay", FAILED),
+    (spec_of(LenientTool), "giving up does not pay", FAILED),
+    (spec_of(Hedged), "saying everything does not pay", FAILED),
     (spec_of(Opening), "releases everything", FAILED),
     (spec_of(Waiting), "releases everything", FAILED),
     (spec_of(Listed), "releases everything", FAILED),

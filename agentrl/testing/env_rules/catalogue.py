@@ -54,6 +54,25 @@ LEAKS = (
     ),
 )
 """Those about what must not be told."""
+LAZY = (
+    Rule(
+        look=cheap_play.doing_nothing_does_not_pay,
+        mend="pay at the limit what losing pays, and on the way only for what actions have changed",
+    ),
+    Rule(
+        look=cheap_play.repeating_nonsense_does_not_pay,
+        mend="pay at the limit what losing pays; an invalid action may cost, and must not pay",
+    ),
+    Rule(
+        look=cheap_play.giving_up_does_not_pay,
+        mend="let giving up be worth no more than losing; make handing over depend on the task",
+    ),
+    Rule(
+        look=cheap_play.saying_everything_does_not_pay,
+        mend="grade one answer: take several for none, and ask which is meant",
+    ),
+)
+"""Those about policies that do no work."""
 RULES = (
     PLAYS,
     Rule(
@@ -125,6 +144,7 @@ RULES = (
     ),
     Rule(look=scores.has_a_random_score, mend="measure the random policy again, and state its score"),
     *LEAKS,
+    *LAZY,
     Rule(
         look=resources.releases_everything,
         mend="close files, threads and processes in `close`, even without a reset; keep no list of instances",

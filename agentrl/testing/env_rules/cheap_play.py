@@ -3,25 +3,73 @@
 from __future__ import annotations
 
 import math
+import random
 import re
 import statistics
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from contextlib import suppress
 
 import numpy as np
 import numpy.typing as npt
 
 from agentrl.message import Content
-from agentrl.testing.env_session import EnvSession, Played, Policy, expert_policy, plain_text, play
-from agentrl.testing.env_subject import Broken, Finding, Missing, Subject, Suspect
+from agentrl.rollout.returned import WrongReturn
+from agentrl.task import Task
+from agentrl.testing.env_calls import CallFailed
+from agentrl.testing.env_session import (
+    EnvSession,
+    Played,
+    Policy,
+    call_action,
+    expert_policy,
+    parameters_of,
+    plain_text,
+    play,
+    random_arguments,
+)
+from agentrl.testing.env_subject import Broken, Finding, Missing, Subject, Suspect, until
+from agentrl.tool import Tool
 
 LITTLE = 0.1
 """Share of the expert's return that play without a solution may earn by chance."""
 SHUFFLES = 200
+FEWEST_COMPARED = 4
+"""Tasks on which lazy play must have been compared with random play; fewer may differ by accident."""
+DEVIATIONS = 2.5
+"""Standard errors by which the mean returns of two policies must differ."""
+NONSENSE = "zx qv"
+EVERYTHING = 100
+"""Numbers that are said at once, from 0 on."""
+_GIVING_UP = re.compile(r"submit|finish|done|end|stop|quit|give|answer|transfer|escalate", re.IGNORECASE)
+_LONGEST_SAID = 8000
 _WORD = re.compile(r"[a-z0-9_]+")
 _SUCCESS = "All tests passed. reward 1"
 _PROGRAM = f"```python\nimport sys\nprint({_SUCCESS!r})\nsys.exit(0)\n```"
 _COMMAND = f"```bash\necho {_SUCCESS!r}; exit 0\n```"
+
+
+def doing_nothing_does_not_pay(subject: Subject) -> Finding:
+    """Saying nothing until the end earns no more than random play, and less than the expert."""
+    return _compared(subject, lambda _task: _always(""))
+
+
+def repeating_nonsense_does_not_pay(subject: Subject) -> Finding:
+    """Repeating one invalid action until the end earns no more than random play, and less than the expert."""
+    return _compared(subject, lambda _task: _always(NONSENSE))
+
+
+def giving_up_does_not_pay(subject: Subject) -> Finding:
+    """Giving up at once, in words and by tools that end or hand over, earns no more than random play, and less than
+    the expert.
+    """
+    return _compared(subject, lambda task: _giving_up(task.seed))
+
+
+def saying_everything_does_not_pay(subject: Subject) -> Finding:
+    """Saying all numbers, all admissible actions and all that was seen at once earns no more than random play, and less
+    than the expert.
+    """
+    return _compared(subject, lambda _task: _saying_everything())
 
 
 def silence_earns_nothing(subject: Subject) -> Finding:
@@ -89,6 +137,78 @@ def _judged(subject: Subject, played: Sequence[Played]) -> Finding:
     if worth is not None and earned > min(worth * LITTLE, worth):
         raise Suspect(detail)
     return Finding(detail=detail, figures={"mean_return": earned})
+
+
+def _compared(subject: Subject, policy_of: Callable[[Task], Policy]) -> Finding:
+    """What lazy play earned, if random play of the same tasks earned as much.
+
+    Raises:
+        Missing: it cannot be played; *bears nonsense* says more.
+        Broken: lazy play earned more, and not by accident; or as much as an expert who is better than random play.
+    """
+    lazy = _lazy_episodes(subject, policy_of)
+    honest = subject.random_episodes[: len(lazy)]
+    earned, chance = _mean(lazy), _mean(honest)
+    detail = f"mean return {earned:g}, of random play {chance:g}"
+    if earned > chance:
+        gains = [one.total - other.total for one, other in zip(lazy, honest, strict=True)]
+        if len(gains) >= FEWEST_COMPARED and earned - chance > DEVIATIONS * _standard_error(gains):
+            raise Broken(detail)
+        with suppress(Missing):
+            worth = _mean(subject.expert_episodes[: len(lazy)])
+            if earned >= worth > chance:
+                raise Broken(f"{detail}, of the expert {worth:g}")
+    return Finding(detail=f"{detail}; {len(lazy)} tasks", figures={"mean_return": earned, "random_return": chance})
+
+
+def _lazy_episodes(subject: Subject, policy_of: Callable[[Task], Policy]) -> list[Played]:
+    with subject.session() as session:
+        timed = until(subject.effort.lazy_s, subject.tasks)
+        try:
+            return [play(session, task, policy_of(task), subject.limit) for task in timed]
+        except (CallFailed, WrongReturn):
+            raise
+        except Exception as error:
+            raise Missing(f"an action is refused by an exception ({type(error).__name__}: {error})") from error
+
+
+def _standard_error(values: Sequence[float]) -> float:
+    return statistics.stdev(values) / math.sqrt(len(values))
+
+
+def _giving_up(seed: int) -> Policy:
+    """Calls each tool that may end the episode once, then says that it gives up."""
+    generator = random.Random(seed)
+    tools: list[Tool] | None = None
+
+    def choose(session: EnvSession, observation: Content) -> str:
+        nonlocal tools
+        if tools is None:
+            tools = [tool for tool in session.own_tools() if _GIVING_UP.search(tool.name)]
+        if tools:
+            tool = tools.pop()
+            return call_action(tool, random_arguments(tool, generator, plain_text(observation)))
+        return "I give up. I do not know the answer."
+
+    return choose
+
+
+def _saying_everything() -> Policy:
+    """Calls each tool that needs no arguments once, then says all that it knows, again and again."""
+    seen = list[str]()
+    tools: list[Tool] | None = None
+
+    def choose(session: EnvSession, observation: Content) -> str:
+        nonlocal tools
+        seen.append(plain_text(observation))
+        if tools is None:
+            tools = [tool for tool in session.own_tools() if not parameters_of(tool)]
+        if tools:
+            return call_action(tools.pop(), {})
+        told = [*map(str, range(EVERYTHING)), *(session.call("admissible_actions") or ()), *seen]
+        return "\n".join(told)[:_LONGEST_SAID]
+
+    return choose
 
 
 def _worth(subject: Subject) -> float | None:

@@ -12,7 +12,7 @@ from agentrl.env import AsyncEnv, Isolation, settled
 from agentrl.task import Task
 from agentrl.testing.env_calls import LONG_CALL, asking
 from agentrl.testing.env_rules.comparing import require_equal
-from agentrl.testing.env_session import Moment, Played, made, replay
+from agentrl.testing.env_session import Moment, Played, is_call, made, replay
 from agentrl.testing.env_subject import Broken, Finding, Missing, Subject
 
 DEADLINE_S = 60.0
@@ -115,7 +115,7 @@ async def _cut_and_go_on(subject: Subject, fresh: Played) -> int:
             cut += await _cancel(env.reset(seed=task.seed, options=dict(task.options)), pauses)
             async with asyncio.timeout(DEADLINE_S):
                 await env.reset(seed=task.seed, options=dict(task.options))
-            cut += await _cancel(env.step(fresh.actions[0]), pauses)
+            cut += await _cancel(env.step(next((said for said in fresh.actions if not is_call(said)), "")), pauses)
             async with asyncio.timeout(DEADLINE_S):
                 again = await replay(env, task, fresh.actions)
             require_equal(fresh.moments, again, "an episode after a cancelled one differs")
