@@ -79,7 +79,7 @@ def evaluate(
         check_writable(json_file)
     chosen = config_words(words or [])
     source = chosen.source
-    if source is not None and Path(source).is_dir():  # a run or a model
+    if isinstance(source, str) and Path(source).is_dir():  # a run or a model
         if model is not None:
             raise UsageError("two models are named", got=f"{source} and --model {model}", expected="one of them")
         source, model = None, source

@@ -26,6 +26,7 @@ from agentrl.cli.help import examples
 from agentrl.cli.reports import curve_kept_up, write_run_report
 from agentrl.config import Config, dump_config, shipped_configs
 from agentrl.config.arithmetic import Row, rows
+from agentrl.config.loading import names_environment
 from agentrl.config.overrides import reward_words, task_words
 from agentrl.config.parts import Part, parts_of
 from agentrl.errors import AgentRLError, UsageError
@@ -89,10 +90,11 @@ def train(
     if follows_launcher():  # one of torchrun's processes, and not the one that runs the command
         follow_launcher()
         return
+    has_environment = env is not None or names_environment(config_words(words or []).source)
     shortcuts = [
         *shortcut("environment", env),
         *shortcut("model", model),
-        *task_words(tasks, env, config_words(words or []).source),
+        *task_words(tasks, has_environment=has_environment),
         *reward_words(reward),
     ]
     if resume is not None:

@@ -6,7 +6,7 @@ import difflib
 import importlib.resources
 from collections.abc import Mapping, Sequence
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeAlias
 
 import yaml
 from pydantic import ValidationError
@@ -19,8 +19,11 @@ from agentrl.errors import ConfigError
 
 _SHIPPED_PACKAGE = "agentrl.configs"
 
+ConfigSource: TypeAlias = str | Path | Sequence[str | Path] | None
+"""A config file or a shipped config's name, or several, each on top of the one before."""
 
-def load_config(source: str | Path | Sequence[str | Path] | None = None, overrides: Sequence[str] = ()) -> Config:
+
+def load_config(source: ConfigSource = None, overrides: Sequence[str] = ()) -> Config:
     """Read a config.
 
     Args:
@@ -33,11 +36,11 @@ def load_config(source: str | Path | Sequence[str | Path] | None = None, overrid
         ConfigError: no such file, an unknown key, a wrong value, or a key that the chosen parts would ignore; the
             message says in which line or override.
     """
-    first, *others = [source] if source is None or isinstance(source, str | Path) else (list(source) or [None])
-    name, text = ("defaults", "") if first is None else _read(first)
+    sources = _listed(source)
+    name, text = _read(sources[0]) if sources else ("defaults", "")
     parsed = parse_source(text, name)
     data = expand_all(parsed.data)
-    chosen = [override for other in others if other is not None for override in _layer(other)]
+    chosen = [override for other in sources[1:] for override in _layer(other)]
     chosen += [parse_override(override) for override in overrides]
     for override in chosen:
         apply(data, override)
@@ -79,6 +82,24 @@ def _validate(data: dict[str, Any], name: str, parsed: Source, overrides: Sequen
         return Config.model_validate(data)
     except ValidationError as error:
         raise config_error(error, origin) from None
+
+
+def names_environment(source: ConfigSource) -> bool:
+    """Whether a config, or one of several, names what is played; a hardware config does not.
+
+    Raises:
+        ConfigError: as `load_config`.
+    """
+    return any(
+        {"environment", "environments"} & parse_source(text, name).data.keys()
+        for name, text in map(_read, _listed(source))
+    )
+
+
+def _listed(source: ConfigSource) -> list[str | Path]:
+    if source is None:
+        return []
+    return [source] if isinstance(source, str | Path) else list(source)
 
 
 def _layer(source: str | Path) -> list[Override]:

@@ -167,7 +167,7 @@ def _merge(data: dict[str, Any], section: str, new: dict[str, Any]) -> None:
     data[section] = {**old, **new}
 
 
-def task_words(tasks: str | None, env: str | None, source: str | None) -> list[str]:
+def task_words(tasks: str | None, *, has_environment: bool) -> list[str]:
     """The overrides that ``--tasks FILE`` stands for.
 
     With an environment, named here or in a config, the file holds its tasks; without one it holds prompts, each
@@ -175,7 +175,7 @@ def task_words(tasks: str | None, env: str | None, source: str | None) -> list[s
     """
     if tasks is None:
         return []
-    return prompts_words(tasks) if env is None and source is None else [f"environment.tasks={json.dumps(tasks)}"]
+    return prompts_words(tasks) if not has_environment else [f"environment.tasks={json.dumps(tasks)}"]
 
 
 def prompts_words(file: str, split: str = "train") -> list[str]:

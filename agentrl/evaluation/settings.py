@@ -8,6 +8,7 @@ from collections.abc import Sequence
 from agentrl.assembly.cluster_check import refuse_cluster
 from agentrl.assembly.models import SCRATCH
 from agentrl.config import Config, load_config
+from agentrl.config.loading import ConfigSource
 from agentrl.config.overrides import prompts_environment, prompts_words
 from agentrl.config.parts import Part, parts_of
 from agentrl.env_lookup import resolve_environment
@@ -25,7 +26,7 @@ HELD_OUT = "valid"
 
 def evaluation_config(
     *,
-    source: str | None = None,
+    source: ConfigSource = None,
     env: str | None = None,
     model: str | None = None,
     policy: PolicyKind = PolicyKind.ENGINE,

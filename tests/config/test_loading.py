@@ -4,6 +4,7 @@ import sys
 import pytest
 
 from agentrl.config import Config, config_from, dump_config, load_config, shipped_configs
+from agentrl.config.loading import names_environment
 from agentrl.config.overrides import parse_override
 from agentrl.config.parts import parts_of
 from agentrl.config.problems import all_keys, key_words, models_of, own_fields
@@ -56,6 +57,12 @@ def test_later_configs_are_put_on_top_of_earlier_ones(config_file, tmp_path):
     top.write_text("model: {path: x}\ntrainer: {stepz: 3}\n")
     with pytest.raises(ConfigError, match=r"top\.yaml line 2: unknown key trainer\.stepz; did you mean trainer\.steps"):
         load_config([base, top])
+
+
+def test_a_hardware_config_names_no_environment():
+    assert names_environment(["tasks/math", HARDWARE[0]])
+    assert not names_environment(HARDWARE[0])
+    assert not names_environment(None)
 
 
 def test_numbers_among_a_servers_arguments_are_words():
