@@ -25,10 +25,12 @@ ARGUMENTS = {
     "guess_number": ("--steps", "1", *SMALL),
     "custom_tool": (),
     "custom_agent_loop": (),
+    "reward_function": ("--steps", "1", *SMALL),
 }
 EXPECTED = {
     "guess_number": "on GuessNumber-v0/valid: success 0.0 %",
     "custom_tool": '["not 50", "not 75"]',
+    "reward_function": "'reward/component/exact': 0.0",
     "custom_agent_loop": "expert on household/valid_unseen: success 100.0 %",
 }
 

@@ -127,7 +127,7 @@ def _check_components(given: Mapping[str, torch.Tensor], weights: Mapping[str, f
         "gdpo normalises every component of the reward",
         got=f"episodes without {partial[0]!r}" if partial else f"the components {', '.join(given) or '(none)'}",
         expected=f"one named {unknown[0]!r}" if unknown else "the same components in every episode, one or more",
-        hint="a scorer names the parts of its reward in reward_components",
+        hint="name several reward functions in agent.reward, or let the environment give reward_components",
     )
 
 
