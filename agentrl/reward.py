@@ -7,6 +7,7 @@ import hashlib
 import inspect
 import math
 import numbers
+import tokenize
 import traceback
 from abc import ABC, abstractmethod
 from collections.abc import Iterator, Mapping, Sequence
@@ -139,11 +140,12 @@ def defined_in(function: Any) -> Place:
 
 @functools.lru_cache(maxsize=256)
 def _place(target: Any) -> Place:
+    if code := getattr(target, "__code__", None):
+        return Place(code.co_filename, code.co_firstlineno)
     try:
-        file, line = inspect.getsourcefile(target), inspect.getsourcelines(target)[1]
-    except (OSError, TypeError):
+        return Place(inspect.getsourcefile(target), inspect.getsourcelines(target)[1])
+    except (OSError, TypeError, SyntaxError, tokenize.TokenError):  # no file, or another one than was run
         return Place()
-    return Place(file, line)
 
 
 def fingerprint(function: Any) -> str:
@@ -155,7 +157,7 @@ def fingerprint(function: Any) -> str:
     target = function if inspect.isclass(function) or hasattr(function, "__code__") else type(function)
     try:
         source = inspect.getsource(target)
-    except (OSError, TypeError):  # a notebook's classes
+    except (OSError, TypeError, SyntaxError, tokenize.TokenError):  # a notebook's classes
         parts = [target, *vars(target).values()] if inspect.isclass(target) else [target]
         codes = [part.__code__ for part in parts if hasattr(part, "__code__")]
         source = " ".join(f"{code.co_code!r} {code.co_consts} {code.co_names}" for code in codes)

@@ -16,7 +16,7 @@ from agentrl.config.episodes import AgentChanges, AgentConfig
 from agentrl.errors import ConfigError, EnvironmentFailure, Outcome, UnknownNameError, UsageError
 from agentrl.message import Message, ToolCall, system, user
 from agentrl.registry import Kind, register, unregister
-from agentrl.reward import EnvironmentReward, Score, Scorer
+from agentrl.reward import EnvironmentReward, Score, Scorer, defined_in, fingerprint
 from agentrl.rollout.reward_functions import FunctionReward
 from agentrl.rollout.thread_worker import ThreadWorker
 from agentrl.task import Task
@@ -310,6 +310,17 @@ def test_a_wrong_list_of_rewards_is_a_config_error(value, words):
 def test_the_configs_of_older_runs_name_a_scorer():
     assert AgentConfig(scorer="my:Judge").reward == ["my:Judge"]
     assert AgentChanges(scorer=None).reward is None
+
+
+def test_a_function_whose_file_holds_something_else_has_a_place_all_the_same(tmp_path):
+    file = tmp_path / "cell.md"
+    file.write_text("(((\n")
+    defined = {}
+    exec(compile("\ndef reward(trajectory, task):\n    return 1\n", str(file), "exec"), defined)
+    assert defined_in(defined["reward"]).words == f" ({file} line 2)"
+    before = fingerprint(defined["reward"])
+    file.write_text("another")
+    assert fingerprint(defined["reward"]) != before
 
 
 def test_functions_of_one_name_keep_their_modules_apart(named):
