@@ -77,7 +77,7 @@ ENVIRONMENTS: dict[str, dict[str, Any]] = {
         "environment": {"name": "webshop", "options": {"products": 100}},
         "evaluation": {"split": "train"},
         "model": {"scratch": {"max_context": 4096, "vocab_size": 2048}},
-        "agent": {"max_turns": 6, "max_answer_tokens": 32, "max_tokens": 4096},
+        "agent": {"max_turns": 14, "max_answer_tokens": 48, "max_tokens": 4096},
         "sft": {"episodes": 2000, "stop_at": 0.1},
     },
     "retail": {
