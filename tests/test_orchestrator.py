@@ -142,6 +142,26 @@ def test_bad_episodes_are_data(tiny_run):
     assert [line["step"] for line in lines] == [1, 2, 3, 4]
 
 
+def test_runs_are_equal_wherever_environments_run_if_that_is_asked_for(tiny_run):
+    """Steps of environments end in another order each time."""
+    words = [
+        "environment={name: letters:Jittering, isolation: thread, workers: 3}",
+        "trainer.deterministic=true",
+        "rollout.max_concurrent=5",
+        "evaluation={every: 2, tasks: 3, split: test}",
+    ]
+    lines, episodes = [], []
+    for name in ("first", "second"):
+        run = tiny_run(*words, name=name)
+        train(run)
+        read = read_metrics(run.folder.metrics_file)
+        lines.append([{name: value for name, value in line.items() if not name.startswith("time/")} for line in read])
+        stored = [s.trajectory for s in read_trajectories(run.folder.trajectories)]
+        episodes.append(sorted((t.id, t.sequences[0].ids_list(), t.sequences[0].logprobs.tobytes()) for t in stored))
+    assert lines[0] == lines[1]
+    assert episodes[0] == episodes[1]
+
+
 def test_an_environment_that_hangs_costs_its_episodes_only(tiny_run):
     run = tiny_run("environment={name: letters:Hanging, isolation: thread, step_timeout_s: 0.1}", "rollout.retries=1")
     train(run)

@@ -143,6 +143,8 @@ def build_training(
     check_tells_experts(config, engine)
     speaker = EngineSpeaker(engine, renderer, sampling_params(config.sampling))
     worlds = build_worlds(config, speaker, observer=observer)
+    if config.trainer.deterministic and config.rollout.max_staleness == 0 and isinstance(engine, LocalEngine):
+        engine.callers = worlds[0].host.waits
     return TrainingParts(
         worlds=worlds,
         tokenizer=tokenizer,

@@ -287,7 +287,8 @@ class TrainerConfig(Section):
     mixture: MixtureConfig | None = None
     """For models with routed experts: ``{balance: 0.001, replay: true}``; neither when left out."""
     deterministic: bool = False
-    """Let equal steps give equal bits, whatever that costs; see docs/numerics.md."""
+    """Let equal steps give equal bits, and runs of one seed too: the local engine waits for all episodes before each of
+    its steps. It costs speed; see docs/numerics.md."""
     numerics: NumericsConfig | None = None
     """Limits of the watch over the training's numbers; its defaults when left out."""
     processes: int = Field(1, ge=1, le=4096)

@@ -50,6 +50,8 @@ class HostedEnvironment:
         self._step_timeout_s = step_timeout_s
         self._task = "none"
         self._steps = 0
+        self.borrower = "nobody"
+        """The id of the trajectory whose episode has it."""
 
     async def reset(self, task: Task) -> ResetResult:
         """Start the task's episode."""
@@ -108,7 +110,7 @@ class HostedEnvironment:
         """
         where = f"task {self._task}, step {self._steps}" if method == "step" else f"task {self._task}"
         what = f"{method} of environment {self._name} ({where})"
-        with self._waits.on(WaitKind.ENVIRONMENT, self._task, f"{method} of {self._name}"):
+        with self._waits.on(WaitKind.ENVIRONMENT, self.borrower, f"{method} of {self._name}"):
             return await self.place.call(method, *arguments, deadline_s=deadline_s or self._step_timeout_s, what=what)
 
 
@@ -180,6 +182,7 @@ class EnvironmentHost:
             await self._free.acquire()
         try:
             environment = self._take_idle() or await self._make(who)
+            environment.borrower = who
             try:
                 yield environment
             except BaseException:

@@ -25,6 +25,10 @@ class WaitKind(enum.StrEnum):
     """Finished groups: the trainer waits for episodes."""
 
 
+AT_WORK = frozenset({WaitKind.ENVIRONMENT, WaitKind.TOOL, WaitKind.SCORER})
+"""Waits that end by themselves, whatever the engine does."""
+
+
 @dataclass(slots=True)
 class Wait:
     """One wait; a context manager. `seconds` is right once it has ended."""
@@ -59,6 +63,9 @@ class Waits:
         self.clock = clock
         self.seconds: defaultdict[WaitKind, float] = defaultdict(float)
         """Seconds waited by kind, summed over episodes."""
+        self.changes = 0
+        """Grows with every wait that begins or ends."""
+        self._changed = asyncio.Event()
         self._open: dict[int, Wait] = {}
         self._last_progress = clock()
         self._last_report = self._last_progress
@@ -72,12 +79,33 @@ class Waits:
         if not self._open:
             self._last_progress = wait.began
         self._open[id(wait)] = wait
+        self._note_change()
 
     def end(self, wait: Wait) -> None:
         """Remove a wait: something moved."""
         del self._open[id(wait)]
         self.seconds[wait.kind] += wait.seconds
         self._last_progress = wait.began + wait.seconds
+        self._note_change()
+
+    async def all_callers(self) -> None:
+        """Wait until no episode is at work outside the engine: in its environment, in a tool, in its scorer.
+
+        One that asks the engine from there (a tool that lets the policy answer) does not count: it waits for the
+        engine itself.
+        """
+        while self._outside():
+            self._changed.clear()
+            await self._changed.wait()
+
+    def _outside(self) -> set[str]:
+        """Who is at work outside the engine."""
+        asking = {wait.who for wait in self._open.values() if wait.kind is WaitKind.ENGINE}
+        return {wait.who for wait in self._open.values() if wait.kind in AT_WORK} - asking
+
+    def _note_change(self) -> None:
+        self.changes += 1
+        self._changed.set()
 
     def stall_report(self, silence_s: float) -> str | None:
         """The table, when nothing has moved for `silence_s` (again only after as much more silence), else ``None``."""

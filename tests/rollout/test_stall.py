@@ -101,3 +101,28 @@ async def test_the_watch_reports(clock):
         "nothing has moved for 60 s; 1 wait:",
         "nothing has moved for 120 s; 1 wait:",
     ]
+
+
+async def test_an_engine_in_lockstep_waits_for_all_who_are_at_work_and_for_nobody_who_asks_it():
+    waits = Waits()
+    step, tool = (waits.on(kind, who, "x") for kind, who in ((WaitKind.ENVIRONMENT, "a"), (WaitKind.TOOL, "b")))
+    place, question = (waits.on(kind, who, "x") for kind, who in ((WaitKind.CAPACITY, "c"), (WaitKind.ENGINE, "b")))
+    for wait in (step, tool, place):
+        wait.__enter__()
+    asked = asyncio.create_task(waits.all_callers())
+    await asyncio.sleep(0)
+    before = waits.changes
+    step.__exit__(None, None, None)
+    for _ in range(3):
+        await asyncio.sleep(0)
+    assert not asked.done()  # the tool of b
+    question.__enter__()
+    assert waits.changes == before + 2
+    await asyncio.wait_for(asked, timeout=10)
+    question.__exit__(None, None, None)
+    again = asyncio.create_task(waits.all_callers())
+    await asyncio.sleep(0)
+    assert not again.done()
+    tool.__exit__(None, None, None)
+    await asyncio.wait_for(again, timeout=10)
+    place.__exit__(None, None, None)

@@ -220,3 +220,40 @@ async def test_metrics_count_tokens_and_time(request_of, play_sessions):
     for _, answer in turns:
         assert min(answer.queue_s, answer.prefill_s, answer.decode_s) >= 0
     await engine.close()
+
+
+class Worker:
+    """Callers that are at work until they are told to stop."""
+
+    def __init__(self):
+        self.changes = 0
+        self._done = asyncio.Event()
+
+    async def all_callers(self):
+        await self._done.wait()
+
+    def end(self):
+        self.changes += 1
+        self._done.set()
+
+
+@pytest.mark.parametrize("order", list(itertools.permutations(range(3))))
+async def test_in_lockstep_neither_the_time_nor_the_order_of_requests_matters(request_of, order):
+    model, prompts = tiny_model(), [[5], [7, 8, 9], [4] * 40]
+
+    async def serve(order, delay):
+        engine, worker = LocalEngine(model, LocalEngineConfig(slots=2)), Worker()
+        engine.callers = worker
+        answers = {}
+        for number in order:
+            request = request_of(prompts[number], str(number), max_tokens=6, seed=number)
+            answers[number] = asyncio.create_task(engine.generate(request))
+            for _ in range(delay):
+                await asyncio.sleep(0)
+        assert engine.metrics().details["steps"] == 0
+        worker.end()
+        found = [await answers[number] for number in range(3)]
+        await engine.close()
+        return [(answer.token_ids, answer.logprobs) for answer in found]
+
+    assert await serve(order, delay=30) == await serve((0, 1, 2), delay=0)

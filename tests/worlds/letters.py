@@ -1,6 +1,7 @@
 """A world for tests of whole runs: write vowels, for three turns. Any policy earns something, and can earn more."""
 
 import itertools
+import os
 import time
 
 import gymnasium as gym
@@ -50,6 +51,15 @@ class Hanging(Letters):
     def step(self, action):
         if action != "aeiou" and next(Hanging.count) % 23 == 0:
             time.sleep(0.3)
+        return super().step(action)
+
+
+class Jittering(Letters):
+    """Steps of the policy take a time that differs each time."""
+
+    def step(self, action):
+        if action != "aeiou":
+            time.sleep(os.urandom(1)[0] / 1e5)
         return super().step(action)
 
 

@@ -10,7 +10,7 @@
 One task serves; a step holds the event loop until it is over, and between two steps the loop is left to run until
 nobody has submitted anything for a few of its turns. So callers whose answer is ready send their next turn before the
 next step, and which requests meet in a step depends on the order of events only, never on time: with environments that
-run inline, a run repeated from the same state computes the same bits.
+run inline, a run repeated from the same state computes the same bits; with others it does in lockstep (`callers`).
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ import asyncio
 import random
 import time
 from collections.abc import Mapping
-from typing import Any
+from typing import Any, Protocol
 
 import torch
 from transformers import PreTrainedModel
@@ -42,6 +42,16 @@ QUIET_TICKS = 10
 """Turns of the event loop without a new request after which it counts as settled."""
 MOST_TICKS = 1000
 """Turns of the event loop after which the next step begins in any case."""
+
+
+class Callers(Protocol):
+    """The episodes that ask the engine, as far as it must know them to serve them in lockstep."""
+
+    changes: int
+    """Grows whenever an episode begins or ends a wait."""
+
+    async def all_callers(self) -> None:
+        """Wait until no episode is at work outside the engine."""
 
 
 class LocalEngine(PolicyEngine):
@@ -85,6 +95,9 @@ class LocalEngine(PolicyEngine):
             images=reader is not None,
             routes=routes,
         )
+        self.callers: Callers | None = None
+        """In lockstep with them, a step waits until all have asked: which requests meet in it then does not depend on
+        time, wherever environments and tools run."""
         self._runner = ModelRunner(model, reader, routes=routes)
         check_lanes("engine.lanes", config.lanes, model)
         self._lanes = Lanes(config.lanes)
@@ -181,11 +194,18 @@ class LocalEngine(PolicyEngine):
     async def _settle(self) -> None:
         quiet = 0
         for _ in range(MOST_TICKS):
-            before = self._arrivals
+            before = self._events
             await asyncio.sleep(0)
-            quiet = quiet + 1 if self._arrivals == before else 0
+            if self.callers is not None:
+                await self.callers.all_callers()
+            quiet = quiet + 1 if self._events == before else 0
             if quiet == QUIET_TICKS:
                 return
+
+    @property
+    def _events(self) -> int:
+        """Grows with whatever may bring a request."""
+        return self._arrivals + (0 if self.callers is None else self.callers.changes)
 
     def _step_or_fail(self) -> None:
         start = time.perf_counter()
@@ -198,6 +218,8 @@ class LocalEngine(PolicyEngine):
         self._totals.busy_s += time.perf_counter() - start
 
     def _step(self) -> None:
+        if self.callers is not None:
+            self._scheduler.order_waiting()
         pieces = self._scheduler.plan()
         steps = [Step(part, self._runner.device) for part in split_pieces(pieces, self._lanes.count)]
         parts = self._lanes.run(self._runner.logits, steps)

@@ -120,6 +120,10 @@ class Scheduler:
         """Put a new request at the end of the queue."""
         self.waiting.append(job)
 
+    def order_waiting(self) -> None:
+        """Put the queue into an order that does not depend on who came first."""
+        self.waiting = deque(sorted(self.waiting, key=lambda job: job.request.request_id))
+
     def plan(self) -> list[Piece]:
         """Admit what fits, then say what each running request computes next; empty when nothing runs."""
         while self.waiting and len(self.running) < self.slots and self._place(self.waiting[0]):
