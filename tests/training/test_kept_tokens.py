@@ -202,7 +202,7 @@ def corrected(mode, token, tokens):
 
 
 def coefficients(loss, mode, tokens, kept):
-    """Value and coefficient of log pi of each token in the loss of an update."""
+    """Value and coefficient of log pi of each token in the loss of an update, and which tokens are kept in the end."""
     if mode == "icepop":
         kept = {i for i in kept if 0.5 <= math.exp(tokens[i].q) <= 5.0}
     if loss == "m2po":
@@ -225,7 +225,17 @@ def coefficients(loss, mode, tokens, kept):
             total = mean([found[i][1] for i in members])
             for i in members:
                 found[i] = (found[i][0], total)
-    return found, len(kept)
+    return found, kept
+
+
+def truncated(mode, tokens, kept):
+    """What the correction bounds, one flag a token: of the kept ones, or all that icepop looks at."""
+    if mode == "icepop":
+        return [not 0.5 <= math.exp(t.q) <= 5.0 for t in tokens]
+    own = [tokens[i] for i in sorted(kept)]
+    if mode == "sequence":
+        return [math.fsum(t.q for t in own if t.sequence == token.sequence) > math.log(5) for token in own]
+    return [mode == "token" and math.exp(t.q) > 2 for t in own]
 
 
 @pytest.mark.parametrize("loss", LOSSES)
@@ -248,15 +258,16 @@ def test_a_loss_with_a_filter_is_the_loss_of_the_kept_tokens_alone(model, played
             correction={"mode": mode},
         )
         report, seen = two_updates(model, reference, played, config)
-        losses, counts = [], []
+        losses, counts, clipped, bounded = [], [], [], []
         for number, (weights, gradients) in enumerate(zip(seen.weights, seen.gradients, strict=True)):
             policy = with_weights(model, weights)
             logp, _ = scored(policy, played)
             tokens = tokens_of(played, logp, old, told, entropy, first=number == 0)
-            kept = keep(tokens)
-            found, count = coefficients(loss, mode, tokens, kept)
+            found, kept = coefficients(loss, mode, tokens, keep(tokens))
             losses.append(math.fsum(value for value, _ in found))
-            counts.append(count / len(tokens))
+            counts.append(len(kept) / len(tokens))
+            clipped += [ppo_clips(tokens[i]) for i in kept]
+            bounded += truncated(mode, tokens, kept)
             (logp * torch.tensor([pair[1] for pair in found], dtype=torch.float64)).sum().backward()
             for parameter, own in policy.named_parameters():
                 wanted = torch.zeros_like(own) if own.grad is None else own.grad
@@ -265,3 +276,6 @@ def test_a_loss_with_a_filter_is_the_loss_of_the_kept_tokens_alone(model, played
                 assert float((gradients[parameter] - wanted).abs().max()) < 1e-4 * scale, what
         assert report.metrics["train/loss"] == pytest.approx(mean(losses), rel=1e-4, abs=1e-5), (name, mode)
         assert report.metrics.get("train/dropped_share", 0.0) == pytest.approx(1 - mean(counts)), (name, mode)
+        assert report.metrics["mismatch/clip_share"] == pytest.approx(mean(bounded)), (name, mode)
+        if loss == "ppo":
+            assert report.metrics["train/clip_share"] == pytest.approx(mean(clipped)), (name, mode)

@@ -242,12 +242,15 @@ def test_the_ratio_of_the_second_update_is_that_to_the_start_of_the_step(model, 
 
 
 def test_a_step_without_any_advantage_is_still_measured(model, trajectories):
+    """The mean of three returns of 0.7 is not 0.7, which must not move a weight."""
     for trajectory in trajectories:
-        trajectory.reward = trajectory.turns[-1].reward = 0.5
+        trajectory.reward = trajectory.turns[-1].reward = 0.7
     trainer = trainer_for(model)
     before = {name: p.detach().clone() for name, p in model.named_parameters()}
     report = run_step(trainer, trajectories)
     assert report.metrics["train/idle_sequences"] == 0
+    assert report.metrics["groups/zero_variance"] == report.metrics["groups/trained"] == 3
+    assert report.metrics["train/advantage_abs_mean"] == 0
     assert report.metrics["mismatch/prob_abs_mean"] > 0
     assert all(torch.equal(p, before[name]) for name, p in model.named_parameters())
 
