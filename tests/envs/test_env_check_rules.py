@@ -7,9 +7,12 @@ import functools
 import itertools
 import os
 import subprocess
+import sys
 import threading
 from collections.abc import Callable, Iterator
+from importlib.machinery import EXTENSION_SUFFIXES
 from pathlib import Path
+from types import ModuleType
 from typing import Any, ClassVar
 
 import gymnasium
@@ -301,6 +304,22 @@ class LenientTool(Overpaid):
         return self.is_handed_over and action not in WAYS
 
 
+class Threaded(Arrows):
+    """Starts a thread in each episode, and ends it."""
+
+    def reset(self, *, seed: int | None = None, options: dict[str, Any] | None = None) -> tuple[str, dict[str, Any]]:
+        self.close()
+        self.end = threading.Event()
+        self.thread = threading.Thread(target=self.end.wait, name="physics", daemon=True)
+        self.thread.start()
+        return super().reset(seed=seed)
+
+    def close(self) -> None:
+        if hasattr(self, "end"):
+            self.end.set()
+            self.thread.join()
+
+
 class Opening(Arrows):
     files: ClassVar[list[int]] = []
 
@@ -462,6 +481,7 @@ BROKEN = [
     (spec_of(Lenient), "giving up does not pay", FAILED),
     (spec_of(LenientTool), "giving up does not pay", FAILED),
     (spec_of(Hedged), "saying everything does not pay", FAILED),
+    (spec_of(Threaded), "is isolated enough", WARNED),
     (spec_of(Opening), "releases everything", FAILED),
     (spec_of(Waiting), "releases everything", FAILED),
     (spec_of(Listed), "releases everything", FAILED),
@@ -486,6 +506,17 @@ def test_a_rule_finds_what_breaks_it_and_nothing_else_does(
 def test_nothing_is_said_of_one_that_keeps_the_rules(make: Callable[..., Any]) -> None:
     """`Telling` says the word "answer" with a number that is none of it."""
     assert complaints(check(spec_of(make, tasks=Answered, scores={"random": 0.0}))) == {}
+
+
+def test_native_code_is_recommended_to_run_in_a_process(monkeypatch: pytest.MonkeyPatch) -> None:
+    native = ModuleType("fast_physics")
+    native.__file__ = f"/packages/fast_physics{EXTENSION_SUFFIXES[0]}"
+    monkeypatch.setitem(sys.modules, "fast_physics", native)
+    monkeypatch.setitem(globals(), "fast_physics", native)
+    (row,) = check(spec_of(Arrows), only=("is isolated enough",)).rows
+    assert (row.status, "native code (fast_physics)" in row.detail) == (WARNED, True)
+    (row,) = check(spec_of(Arrows, isolation=Isolation.PROCESS), only=("is isolated enough",)).rows
+    assert row.status is CheckStatus.SKIPPED
 
 
 def test_a_slow_step_may_not_run_in_the_event_loop(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -106,6 +106,10 @@ RULES = (
         mend="share nothing that changes, or state `isolation=Isolation.PROCESS`",
     ),
     Rule(
+        look=concurrency.is_isolated_enough,
+        mend="state `isolation=Isolation.PROCESS`: there, a crash costs the episodes of one worker",
+    ),
+    Rule(
         look=concurrency.survives_cancellation,
         mend="release in `finally` what was taken before an `await`; let `reset` start from anything",
     ),

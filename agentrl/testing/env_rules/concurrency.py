@@ -6,6 +6,8 @@ import asyncio
 import sys
 import threading
 from collections.abc import Coroutine, Sequence
+from importlib.machinery import EXTENSION_SUFFIXES
+from types import ModuleType
 from typing import Any, cast
 
 from agentrl.env import AsyncEnv, Isolation, settled
@@ -13,12 +15,53 @@ from agentrl.task import Task
 from agentrl.testing.env_calls import LONG_CALL, asking
 from agentrl.testing.env_rules.comparing import require_equal
 from agentrl.testing.env_session import Moment, Played, is_call, made, replay
-from agentrl.testing.env_subject import Broken, Finding, Missing, Subject
+from agentrl.testing.env_subject import Broken, Finding, Missing, Subject, Suspect
 
+TRUSTED = frozenset({"aiohttp", "gymnasium", "numpy", "orjson", "PIL", "pydantic", "rapidfuzz", "agentrl"})
+"""Packages with native code that this framework itself runs on."""
+_THREADS_OF_PYTHON = ("asyncio_", "waitpid-", "environment check")
+"""Beginnings of names of threads that an environment did not start itself."""
 DEADLINE_S = 60.0
 """Seconds after which something hangs."""
 _SHORT_TURN_S = 1e-5
 """Threads take turns this often: what they must not share is then shared sooner."""
+
+
+def is_isolated_enough(subject: Subject) -> Finding:
+    """What may end the process, native code and threads of its own, runs in worker processes."""
+    if subject.spec.isolation_under(subject.options) is Isolation.PROCESS:
+        raise Missing("it runs in worker processes")
+    before = set(threading.enumerate())
+    with subject.session() as session:
+        session.reset(subject.tasks[0])
+        started = [thread.name for thread in set(threading.enumerate()) - before]
+        native = _native_packages(type(getattr(session.env, "unwrapped", session.env)))
+    if own := [name for name in started if not name.startswith(_THREADS_OF_PYTHON)]:
+        raise Suspect(f"it starts threads ({', '.join(sorted(own)[:3])}): what one of them breaks ends the run")
+    if native:
+        raise Suspect(f"its module uses native code ({', '.join(native[:3])}): a crash there ends the run")
+    return Finding(detail="no native code and no threads seen")
+
+
+def _native_packages(kind: type) -> list[str]:
+    """Packages with extension modules that the modules of an environment's classes have imported."""
+    modules = [sys.modules.get(base.__module__) for base in kind.__mro__]
+    names = {name for module in modules if module is not None for name in _imported(module)}
+    roots = {name.partition(".")[0] for name in names} - TRUSTED - sys.stdlib_module_names
+    return sorted(root for root in roots if _has_extension(root))
+
+
+def _imported(module: ModuleType) -> set[str]:
+    """Names of the modules that a module's globals are, or come from."""
+    values = list(vars(module).values())
+    named = {value.__name__ for value in values if isinstance(value, ModuleType)}
+    return named | {value.__module__ for value in values if isinstance(getattr(value, "__module__", None), str)}
+
+
+def _has_extension(root: str) -> bool:
+    loaded = [module for name, module in list(sys.modules.items()) if name.partition(".")[0] == root]
+    files = [str(getattr(module, "__file__", None)) for module in loaded]
+    return any(file.endswith(tuple(EXTENSION_SUFFIXES)) for file in files)
 
 
 def runs_interleaved(subject: Subject) -> Finding:
