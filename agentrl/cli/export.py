@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import re
 import shutil
+import tempfile
 from pathlib import Path
 from typing import Annotated, Literal
 
@@ -61,16 +62,17 @@ def export(
         )
     if folder.exists():
         raise UsageError(f"{folder} is there already", hint="choose another folder, or delete it first")
-    partial = folder.with_name(folder.name + ".partial")
     with writing(folder):
-        shutil.rmtree(partial, ignore_errors=True)
-        if is_written_anew:
-            with system_errors():
-                own: Format = "float32" if is_adapter else _format_of(source)
-                write_merged(str(source), partial, dtype=dtype or own, shard_size=shard_size or SHARD_SIZE)
-        else:
-            shutil.copytree(source, partial)
-        partial.rename(folder)
+        folder.parent.mkdir(parents=True, exist_ok=True)
+        with tempfile.TemporaryDirectory(prefix=f".{folder.name}.partial-", dir=folder.parent) as place:
+            partial = Path(place) / folder.name
+            if is_written_anew:
+                with system_errors():
+                    own: Format = "float32" if is_adapter else _format_of(source)
+                    write_merged(str(source), partial, dtype=dtype or own, shard_size=shard_size or SHARD_SIZE)
+            else:
+                shutil.copytree(source, partial)
+            partial.rename(folder)
     note(f"wrote {folder} from {source}")
 
 

@@ -11,6 +11,7 @@ from typing import Any
 from agentrl.evaluation.learning_curve import draw_learning_curve, drawable
 from agentrl.evaluation.result import UNTYPED, EvaluationResult, estimate_text
 from agentrl.evaluation.token_view import LEGEND, Decode, template, trajectory_html
+from agentrl.observe.console import visible
 from agentrl.observe.disk import replace_file
 from agentrl.trajectory import Trajectory
 
@@ -58,7 +59,7 @@ def write_report(report: Report, folder: Path, decode: Decode | None) -> ReportF
         draw_learning_curve(report.metrics, curve)
     files = ReportFiles(markdown=folder / "report.md", html=folder / "report.html", curve=curve)
     examples = [] if decode is None else [trajectory_html(example, decode) for example in report.examples]
-    replace_file(files.markdown, markdown(report, curve).encode())
+    replace_file(files.markdown, visible(markdown(report, curve)).encode())  # it is read in terminals, too
     replace_file(files.html, _html(report, curve, examples).encode())
     return files
 
