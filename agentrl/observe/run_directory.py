@@ -64,6 +64,8 @@ class RunDirectory:
         """The folders that `create` made, innermost first; empty for a run that was there already."""
         self._latest_before: str | None = None
         """Where ``latest`` pointed before."""
+        self._identity: tuple[int, int] | None = None
+        """Device and inode of the folder that `create` made."""
 
     @classmethod
     def create(cls, parent: Path, name: str | None, *, prefix: str = "run") -> RunDirectory:
@@ -98,6 +100,7 @@ class RunDirectory:
         try:
             with writing(path):
                 path.mkdir(parents=True, exist_ok=True)
+                run._identity = _identity(path)
                 _point(link, path)
         except UsageError:
             run.undo_start()
@@ -187,9 +190,10 @@ class RunDirectory:
         """Remove what `create` made and let ``latest`` point where it pointed before, unless something is finished.
 
         Finished is a training step, a checkpoint or an episode. Logs of servers and ranks are kept too, because error
-        messages refer to them; ``latest`` is put back all the same. A run that was there already is left alone.
+        messages refer to them; ``latest`` is put back all the same. A run that was there already is left alone, and so
+        is everything when the folder was moved away: another one may lie in its place.
         """
-        if not self._made or self._holds_results():
+        if not self._made or self._identity not in (None, _identity(self.path)) or self._holds_results():
             return
         link = self.path.parent / LATEST
         if link.is_symlink() and (link.parent / os.readlink(link)) == self.path:
@@ -245,6 +249,15 @@ def find_run(path: str | Path) -> RunDirectory | None:
         if (candidate / "config.yaml").is_file():
             return RunDirectory.open(candidate)
     return None
+
+
+def _identity(path: Path) -> tuple[int, int] | None:
+    """Device and inode of a folder; ``None`` where there is none."""
+    try:
+        found = path.stat()
+    except OSError:
+        return None
+    return found.st_dev, found.st_ino
 
 
 def _free_name(parent: Path, prefix: str) -> str:

@@ -50,3 +50,13 @@ def test_a_name_leads_nowhere_else(tmp_path, name):
     with pytest.raises(UsageError, match="leads elsewhere"):
         RunDirectory.create(tmp_path / "runs", name)
     assert not list(tmp_path.iterdir())
+
+
+def test_a_start_whose_folder_was_moved_removes_nothing(tmp_path):
+    run = RunDirectory.create(tmp_path / "runs", "mine")
+    run.path.rename(tmp_path / "moved")
+    run.path.mkdir()
+    (run.path / "notes").write_text("another one's")
+    run.undo_start()
+    assert (run.path / "notes").read_text() == "another one's"
+    assert (tmp_path / "moved").is_dir()
