@@ -99,9 +99,12 @@ def train(
         UsageError: something that the caller must change.
         TrainingError: training cannot go on.
     """
+    has_environment = env is not None or config is not None
+    told = task_words(_text(tasks), has_environment=has_environment)
     words = [
+        *([] if has_environment else told),  # the loop of prompts may be another one
         *_parts(env=env, algorithm=algorithm, loss=loss, loop=loop, tools=tools, reward=reward),
-        *task_words(None if tasks is None else str(tasks), None if env is None else "", _text(config)),
+        *(told if has_environment else []),
         *_override("model", model),
         *_override("engine", engine),
         *_override("trainer.steps", steps),

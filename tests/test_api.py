@@ -229,3 +229,11 @@ def test_prompts_and_a_function_are_enough(tmp_path):
     file.write_text("".join(json.dumps({"prompt": f"Say {i}."}) + "\n" for i in range(3)))
     found = agentrl.evaluate(prompts=file, policy="random", reward=lambda trajectory, task: 0.5, progress=False)
     assert {episode.trajectory.reward for episode in found.episodes} == {0.5}
+    tiny = {**SMALL, "agent.options": {"format": "plain"}}
+    run = agentrl.train(
+        tasks=file, loop="react_text", reward=lambda trajectory, task: 0.5, model="scratch", steps=1, overrides=tiny
+    )
+    assert run.metrics["reward/mean"] == 0.5
+    assert load_config(run.folder / "config.yaml").agent.loop == "react_text"
+    with pytest.raises(UsageError, match=r"no task file none.jsonl"):
+        agentrl.train(env="guess_number", tasks="none.jsonl", model="scratch")

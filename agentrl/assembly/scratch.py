@@ -6,14 +6,14 @@ import json
 from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 
-from agentrl.agent_loop import Answer, Conversation
+from agentrl.agent_loop import AgentLoop, Answer, Conversation, Episode
 from agentrl.assembly.environments import find_environment, task_source
 from agentrl.assembly.episodes import build_host, build_runner
 from agentrl.config.parts import parts_of
 from agentrl.config.schema import Config, ScratchModelConfig
 from agentrl.env import EnvironmentSpec, optional_part, settled
 from agentrl.errors import EnvironmentFailure, UsageError, async_boundary, boundary
-from agentrl.message import Message
+from agentrl.message import Message, system, user
 from agentrl.policy import StopReason
 from agentrl.reward import EnvironmentReward
 from agentrl.rollout.chat_speaker import append_textual_turn, cut_characters
@@ -77,6 +77,21 @@ class _WrittenDown(Conversation):
         return Answer(message=message, raw_text=message.text)
 
 
+class BareActions(AgentLoop):
+    """Plays with bare actions, in place of an agent loop that has no `demonstrate`."""
+
+    async def run(self, episode: Episode) -> None:
+        """Play one episode."""
+        observation = await episode.reset()
+        conversation = episode.open([system(episode.spec.instructions), user(observation)])
+        while not (result := await episode.step((await conversation.generate()).text)).done:
+            conversation.add(user(result.observation))
+
+    def demonstrate(self, action: str) -> Message:
+        """The action itself."""
+        return Message(role="assistant", content=action)
+
+
 def _texts_of(message: Message) -> Iterator[str]:
     """What a message says, and its calls as the new model's template writes them."""
     yield message.text
@@ -124,6 +139,12 @@ async def _texts(config: Config, episodes: int, say: Callable[[str], None]) -> l
     failed, in_a_row = None, 0
     try:
         runner = build_runner(config, host, scribe)
+        if type(runner.loop).demonstrate is AgentLoop.demonstrate:
+            say(
+                f"agent loop {type(runner.loop).__name__} has no demonstrate(action): the new model's vocabulary is "
+                "learnt from the environment's text and bare actions"
+            )
+            runner.loop = BareActions()
         runner.scorer = EnvironmentReward()  # nobody reads these returns, and a judge would be asked about each
         for number in range(episodes):
             seed = derive_seed(config.run.seed, "corpus", number)

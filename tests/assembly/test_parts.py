@@ -7,6 +7,7 @@ import time
 
 import pytest
 
+from agentrl.agent_loop import AgentLoop
 from agentrl.assembly.curriculum_check import check_curriculum
 from agentrl.assembly.demonstrations import collect_demonstrations
 from agentrl.assembly.environments import find_environment, task_source
@@ -26,6 +27,7 @@ from agentrl.errors import ConfigError, Outcome, TemplateError, UnknownNameError
 from agentrl.observe.progress import RunWatcher
 from agentrl.observe.trajectory_store import read_trajectories
 from agentrl.orchestrator import train
+from agentrl.registry import Kind, name_of
 from agentrl.render.renderer import Renderer
 from agentrl.rollout.group import Group
 from agentrl.rollout.loops import make_agent_loop
@@ -337,3 +339,15 @@ def test_the_second_signal_is_obeyed_even_while_code_blocks_the_event_loop():
         assert signal.getsignal(signal.SIGTERM) is handler
     finally:
         signal.signal(signal.SIGTERM, before)
+
+
+async def test_a_loop_without_demonstrations_has_a_vocabulary_of_bare_actions(tiny_run):
+    class Mute(AgentLoop):
+        async def run(self, episode):
+            raise AssertionError("it reads tokens that there are not yet")
+
+    said = []
+    loop = f"agent.loop={name_of(Kind.AGENT_LOOP, Mute)}"
+    corpus = await scratch_corpus(tiny_run(loop, "agent.options={}").config, say=said.append)
+    assert len(set(corpus)) > 3
+    assert [line for line in said if "agent loop Mute has no demonstrate(action)" in line]
