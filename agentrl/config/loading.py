@@ -4,20 +4,34 @@ from __future__ import annotations
 
 import difflib
 import importlib.resources
+import logging
 from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, TypeAlias
 
 import yaml
 from pydantic import ValidationError
 
-from agentrl.config.overrides import Override, apply, expand_all, overrides_of, parse_override
-from agentrl.config.problems import config_error
+from agentrl.config.overrides import (
+    MAIN_KEYS,
+    REPLACED_WHOLE,
+    Override,
+    apply,
+    expand_all,
+    overrides_of,
+    parse_override,
+)
+from agentrl.config.problems import config_error, models_of
 from agentrl.config.schema import Config
 from agentrl.config.yaml_source import KeyPath, Source, parse_source
 from agentrl.errors import ConfigError
 
+_log = logging.getLogger(__name__)
+
 _SHIPPED_PACKAGE = "agentrl.configs"
+_LOCAL = "local"
+"""The engine of a section that names none."""
 
 ConfigSource: TypeAlias = str | Path | Sequence[str | Path] | None
 """A config file or a shipped config's name, or several, each on top of the one before."""
@@ -40,11 +54,48 @@ def load_config(source: ConfigSource = None, overrides: Sequence[str] = ()) -> C
     name, text = _read(sources[0]) if sources else ("defaults", "")
     parsed = parse_source(text, name)
     data = expand_all(parsed.data)
-    chosen = [override for other in sources[1:] for override in _layer(other)]
-    chosen += [parse_override(override) for override in overrides]
-    for override in chosen:
+    layers = [override for other in sources[1:] for override in _layer(other)]
+    chosen = [*layers, *(parse_override(override) for override in overrides)]
+    replaced = []
+    for number, override in enumerate(chosen):
+        before = {section: data.get(section) for section in REPLACED_WHOLE}
         apply(data, override)
-    return _validate(data, name, parsed, chosen)
+        if number >= len(layers):  # a config on top of another is meant to replace
+            own = [Replaced(override.text, section, old) for section, old in before.items() if isinstance(old, dict)]
+            replaced += own
+    config = _validate(data, name, parsed, chosen)
+    dropped = (one.dropped(data.get(one.section)) for one in replaced)
+    for told in dict.fromkeys(filter(None, dropped)):
+        _log.warning("%s", told)
+    return config
+
+
+@dataclass(frozen=True, slots=True)
+class Replaced:
+    """A section before an override, which may have put another environment or engine in its place."""
+
+    override: str
+    section: str
+    old: Mapping[str, Any]
+
+    def dropped(self, new: Any) -> str | None:
+        """What to tell the user of settings that `new` has no longer; ``None`` where nothing was lost."""
+        main = MAIN_KEYS[self.section]
+        if not isinstance(new, dict) or self.old.get(main, _LOCAL) == new.get(main, _LOCAL):
+            return None
+        lost = {key: value for key, value in self.old.items() if key != main and key not in new}
+        settings = [f"{self.section}.{key}={value}" for key, value in lost.items() if self._is_chosen(key, value)]
+        if not settings:
+            return None
+        owner = f"{self.section} {self.old.get(main, _LOCAL)}"
+        again = f"give them after it if {new.get(main)} takes them"
+        return f"{self.override} drops the settings of {owner}: {', '.join(settings)}; {again}"
+
+    def _is_chosen(self, key: str, value: Any) -> bool:
+        """Whether a value differs from the key's default: a run's own config.yaml holds the defaults too."""
+        models = models_of(Config.model_fields[self.section].annotation)
+        fields = [model.model_fields[key] for model in models if key in model.model_fields]
+        return all(field.get_default(call_default_factory=True) != value for field in fields)
 
 
 def config_from(data: Mapping[str, Any]) -> Config:

@@ -27,6 +27,9 @@ MAIN_KEYS: Mapping[str, str] = {
 _REPLACED: Mapping[str, tuple[str, ...] | None] = {"engine": None, "environment": None, "model": ("scratch",)}
 """Another engine, environment or model has other settings: these keys of the old one are dropped (``None``: all)."""
 
+REPLACED_WHOLE = tuple(section for section, keys in _REPLACED.items() if keys is None)
+"""Sections that another main key replaces with all their settings."""
+
 
 _RIVALS: Mapping[str, str] = {"environment": "environments", "environments": "environment"}
 """Naming one of them anew takes the place of the other."""
@@ -161,10 +164,15 @@ def _merge(data: dict[str, Any], section: str, new: dict[str, Any]) -> None:
     main = MAIN_KEYS.get(section)
     if not isinstance(old, dict):
         old = {}
-    elif section in _REPLACED and main in new and old.get(main) != new[main]:
+    elif section in _REPLACED and main in new and _main_value(section, old) != new[main]:
         dropped = _REPLACED[section]
         old = {} if dropped is None else {key: value for key, value in old.items() if key not in dropped}
     data[section] = {**old, **new}
+
+
+def _main_value(section: str, values: dict[str, Any]) -> Any:
+    """The main key of a section; an engine that has none is local."""
+    return values.get(MAIN_KEYS[section], "local" if section == "engine" else None)
 
 
 def task_words(tasks: str | None, *, has_environment: bool) -> list[str]:

@@ -299,6 +299,37 @@ def test_another_engine_drops_the_settings_of_the_old_one():
     assert load_config(None, overrides).engine.type == "scripted"
 
 
+@pytest.mark.parametrize(
+    ("overrides", "told"),
+    [
+        (["environment=b"], "environment=b drops the settings of environment household: environment.options={"),
+        (["environment.name=b"], "environment.name=b drops the settings of environment household"),
+        (["environment=b", "environment.options={size: 3}"], None),
+        (["environment=household/valid_seen"], None),
+        (["engine=vllm"], "engine=vllm drops the settings of engine local: engine.slots=128, engine.lanes=2; give"),
+        (["engine=local"], None),
+    ],
+)
+def test_settings_that_another_environment_or_engine_drops_are_told(overrides, told, caplog):
+    load_config("quickstart", overrides)
+    messages = [record.getMessage() for record in caplog.records]
+    assert len(messages) == (told is not None)
+    assert told is None or messages[0].startswith(told)
+
+
+def test_defaults_of_a_saved_config_are_not_told_as_dropped(tmp_path, caplog):
+    saved = tmp_path / "config.yaml"
+    saved.write_text(dump_config(load_config(None, ["environment=a", "environment.workers=2"])))
+    assert load_config(saved, ["environment=b", "engine=vllm"]).environment.workers == 4
+    assert [record.getMessage() for record in caplog.records] == [
+        "environment=b drops the settings of environment a: environment.workers=2; give them after it if b takes them"
+    ]
+
+
+def test_the_local_engine_named_again_keeps_its_settings():
+    assert load_config(None, ["environment=a", "engine.slots=3", "engine=local"]).engine.slots == 3
+
+
 def test_another_model_drops_the_scratch_sizes_and_keeps_the_rest():
     model = load_config("quickstart", ["model.dtype=bfloat16", "model.path=runs/latest"]).model
     assert (model.path, model.scratch, model.dtype) == ("runs/latest", None, "bfloat16")
