@@ -61,7 +61,7 @@ def load_config(source: ConfigSource = None, overrides: Sequence[str] = ()) -> C
         before = {section: data.get(section) for section in REPLACED_WHOLE}
         apply(data, override)
         if number >= len(layers):  # a config on top of another is meant to replace
-            own = [Replaced(override.text, section, old) for section, old in before.items() if isinstance(old, dict)]
+            own = [Replaced(override.place, section, old) for section, old in before.items() if isinstance(old, dict)]
             replaced += own
     config = _validate(data, name, parsed, chosen)
     dropped = (one.dropped(data.get(one.section)) for one in replaced)

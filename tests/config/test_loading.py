@@ -302,11 +302,17 @@ def test_another_engine_drops_the_settings_of_the_old_one():
 @pytest.mark.parametrize(
     ("overrides", "told"),
     [
-        (["environment=b"], "environment=b drops the settings of environment household: environment.options={"),
-        (["environment.name=b"], "environment.name=b drops the settings of environment household"),
+        (
+            ["environment=b"],
+            "override 'environment=b' drops the settings of environment household: environment.options={",
+        ),
+        (["environment.name=b"], "override 'environment.name=b' drops the settings of environment household"),
         (["environment=b", "environment.options={size: 3}"], None),
         (["environment=household/valid_seen"], None),
-        (["engine=vllm"], "engine=vllm drops the settings of engine local: engine.slots=128, engine.lanes=2; give"),
+        (
+            ["engine=vllm"],
+            "override 'engine=vllm' drops the settings of engine local: engine.slots=128, engine.lanes=2; give",
+        ),
         (["engine=local"], None),
     ],
 )
@@ -314,7 +320,7 @@ def test_settings_that_another_environment_or_engine_drops_are_told(overrides, t
     load_config("quickstart", overrides)
     messages = [record.getMessage() for record in caplog.records]
     assert len(messages) == (told is not None)
-    assert told is None or messages[0].startswith(told)
+    assert told is None or told in messages[0]
 
 
 def test_defaults_of_a_saved_config_are_not_told_as_dropped(tmp_path, caplog):
@@ -322,7 +328,8 @@ def test_defaults_of_a_saved_config_are_not_told_as_dropped(tmp_path, caplog):
     saved.write_text(dump_config(load_config(None, ["environment=a", "environment.workers=2"])))
     assert load_config(saved, ["environment=b", "engine=vllm"]).environment.workers == 4
     assert [record.getMessage() for record in caplog.records] == [
-        "environment=b drops the settings of environment a: environment.workers=2; give them after it if b takes them"
+        "override 'environment=b' drops the settings of environment a: environment.workers=2; "
+        "give them after it if b takes them"
     ]
 
 
