@@ -266,7 +266,11 @@ def test_a_loss_with_a_filter_is_the_loss_of_the_kept_tokens_alone(model, played
             found, kept = coefficients(loss, mode, tokens, keep(tokens))
             losses.append(math.fsum(value for value, _ in found))
             counts.append(len(kept) / len(tokens))
-            clipped += [ppo_clips(tokens[i]) for i in kept]
+            learning = {
+                token.sequence for token in tokens if token.a != 0
+            }  # others are read where something is dropped
+            every = options is not None or mode == "icepop"
+            clipped += [ppo_clips(tokens[i]) for i in kept if every or tokens[i].sequence in learning]
             bounded += truncated(mode, tokens, kept)
             (logp * torch.tensor([pair[1] for pair in found], dtype=torch.float64)).sum().backward()
             for parameter, own in policy.named_parameters():
