@@ -87,6 +87,7 @@ async def test_policy_error_after_too_many_unusable_answers(make_runner, play, w
     trajectory = await play(runner)
     assert trajectory.outcome is Outcome.POLICY_ERROR
     assert trajectory.metrics["invalid_answers"] == 3
+    assert (runner.counters.invalid_answers, runner.counters.invalid_actions) == (3, 0)
     assert [turn.valid for turn in trajectory.turns] == [False] * 3
     assert trajectory.reward == 0.0
 
@@ -99,9 +100,11 @@ async def test_policy_error_after_too_many_refused_actions(make_runner, play, wo
 
 
 async def test_invalid_actions_are_counted_and_play_on(make_runner, play, worlds):
-    trajectory = await play(make_runner(worlds.Corridor, "jump", "forward"))
+    runner = make_runner(worlds.Corridor, "jump", "forward")
+    trajectory = await play(runner)
     assert trajectory.outcome is Outcome.FINISHED
     assert trajectory.metrics["invalid_actions"] == 3
+    assert (runner.counters.invalid_answers, runner.counters.invalid_actions) == (0, 3)
     assert [turn.valid for turn in trajectory.turns] == [False, True, False, True, False, True]
 
 

@@ -13,6 +13,7 @@ from agentrl.errors import Outcome, TrainingError, UsageError
 from agentrl.rollout.admission import Admission
 from agentrl.rollout.counters import RolloutCounters
 from agentrl.rollout.group import Group
+from agentrl.rollout.group_metrics import environment_metrics
 from agentrl.rollout.scheduler import LEAST_FAILED_GROUPS, MAX_WASTED_BATCHES, GroupScheduler
 from agentrl.rollout.stall import Waits
 from agentrl.task import SeedTasks, TaskCursor
@@ -505,3 +506,23 @@ async def test_what_is_counted_of_groups_adds_up(make):
     assert scheduler.tasks.position == gone + scheduler.admission.running + scheduler.waiting_groups
     assert scheduler.admission.used == 12
     assert min(counters.groups_failed, counters.groups_filtered) > 0
+
+
+def test_the_metrics_of_an_environment_are_means_over_its_own_groups():
+    tasks = Mixture({"w": SeedTasks("w"), "other": SeedTasks("other")}, seed=0)
+    groups = []
+    for position, rewards in enumerate([(1.0, 1.0), (0.0, 1.0), (0.5, 0.5), (0.0, None), (1.0, 0.0), (1.0, 0.0)]):
+        group = Group(position=position, draw=tasks.next(), size=2)
+        for member, reward in enumerate(rewards):
+            trajectory = Trajectory(id=f"{member}", task_id="t", environment="w", seed=1, group_id="g")
+            trajectory.outcome, trajectory.reward = Outcome.FINISHED, reward
+            group.members[member] = trajectory
+        groups.append(group)
+    metrics = environment_metrics(groups)
+    for label in ("w", "other"):
+        own = [group for group in groups if group.draw.environment == label]
+        rewards = [t.reward for group in own for t in group.trainable]
+        assert metrics[f"env/{label}/groups"] == len(own) > 0
+        equal = [len({t.reward for t in group.trainable}) == 1 for group in own]
+        assert metrics[f"env/{label}/zero_variance"] == sum(equal) / len(own)
+        assert metrics[f"env/{label}/reward"] == pytest.approx(sum(rewards) / len(rewards))
