@@ -87,18 +87,19 @@ def _results(name: str, room: Room, changes: list[Change], budget_s: float) -> d
     print(f"{name}: {len(changes)} changes, {len(left)} to play", flush=True)
     if left:
         tasks = [{**asdict(change), "key": f"{_key(change)} {tests}"} for change in left]
-        _play(name, room, tasks, path, tests, budget_s)
+        _play(name, room, tasks, path, budget_s)
         return _results(name, room, changes, budget_s)
     return known
 
 
-def _play(name: str, room: Room, tasks: list[dict[str, Any]], results: Path, tests: str, budget_s: float) -> None:
+def _play(name: str, room: Room, tasks: list[dict[str, Any]], results: Path, budget_s: float) -> None:
     copy = FOLDER / f"tree-{name}"
     _copy_tree(copy)
-    calls = FOLDER / f"{name}-calls-{_digest('agentrl')[:8]}{tests[:8]}.json"
     file = FOLDER / f"{name}-tasks.json"
-    paths = {"tree": str(copy), "results": str(results), "calls": str(calls)}
-    file.write_text(json.dumps({**paths, "changes": tasks, "budget_s": budget_s}))
+    paths = {"tree": str(copy), "results": str(results), "calls": str(FOLDER / f"{name}-calls.json")}
+    sources, found = _digest(*room.files()), [path for test in room.tests for path in _python(test)]
+    digests = {path.relative_to(TREE).as_posix(): sources + _digest(path) for path in found}
+    file.write_text(json.dumps({**paths, "digests": digests, "changes": tasks, "budget_s": budget_s}))
     path = os.pathsep.join([str(copy), str(TREE / "tests"), os.environ.get("PYTHONPATH", "")])
     environment = os.environ | {"PYTHONPATH": path, "OMP_NUM_THREADS": "1", "MUTANTS_TASKS": str(file)}
     options = ["-p", "mutants.forks", "-p", "no:cacheprovider", f"--basetemp={FOLDER / f'tmp-{name}'}"]
@@ -123,14 +124,16 @@ def _key(change: Change) -> str:
     return hashlib.sha256(f"{change.path}\0{source}\0{change.source}".encode()).hexdigest()[:16]
 
 
-def _digest(*paths: str) -> str:
+def _digest(*paths: str | Path) -> str:
     """Of all Python files in some files and folders."""
     digest = hashlib.sha256()
-    for path in paths:
-        found = sorted((TREE / path).rglob("*.py")) if (TREE / path).is_dir() else [TREE / path]
-        for file in found:
-            digest.update(file.read_bytes())
+    for file in (file for path in paths for file in _python(path)):
+        digest.update(file.read_bytes())
     return digest.hexdigest()[:16]
+
+
+def _python(path: str | Path) -> list[Path]:
+    return sorted((TREE / path).rglob("*.py")) if (TREE / path).is_dir() else [TREE / path]
 
 
 def _commit() -> str:

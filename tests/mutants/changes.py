@@ -4,10 +4,12 @@ from __future__ import annotations
 
 import ast
 import difflib
+import hashlib
 import inspect
 import random
+from collections import Counter
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from types import CodeType
 from typing import Any, ClassVar
@@ -117,17 +119,16 @@ def sample(tree: Path, paths: Sequence[str], count: int | None, seed: int) -> tu
     """Draw changes, at most one per place; all of them without a count. Also the number of places.
 
     A place is one position in a file; where several changes are possible there, one is drawn. Messages of errors, words
-    for the log and annotations are not changed: no test should depend on them.
+    for the log and annotations are not changed: no test should depend on them. Which places are drawn depends on each
+    of them alone, so that samples before and after an edit elsewhere are the same.
     """
-    draw = random.Random(f"{seed} {','.join(paths)}")
-    places = [place for path in paths for place in _places(tree, path)]
-    draw.shuffle(places)
+    places = sorted((place for path in paths for place in _places(tree, path)), key=lambda place: place.rank(seed))
     taken: list[Change] = []
     for place in places:
         if count is not None and len(taken) >= count:
             break
         ways = list(place.ways)
-        draw.shuffle(ways)
+        random.Random(place.rank(seed)).shuffle(ways)
         change = next((found for way in ways if (found := _change(tree, place, *way)) is not None), None)
         if change is not None:
             taken.append(change)
@@ -140,12 +141,19 @@ class _Place:
     ways: list[tuple[str, int]]
     """Names of operators, and which of their occurrences."""
     line: int
+    text: str
+    """Of its line up to it, and how often that stands in the file before."""
+
+    def rank(self, seed: int) -> str:
+        """Of the draw."""
+        return hashlib.sha256(f"{seed} {self.path} {self.text}".encode()).hexdigest()
 
 
 def _places(tree: Path, path: str) -> list[_Place]:
     source = (tree / path).read_text()
     excluded, functions = _excluded(source), [_lines(code) for code in outermost_functions(source, path)]
     found: dict[tuple[int, int], _Place] = {}
+    lines, texts = source.splitlines(), Counter[str]()
     parsed = get_ast(source)
     for name, operator in operators().items():
         occurrence = 0
@@ -153,10 +161,15 @@ def _places(tree: Path, path: str) -> list[_Place]:
             for start, _ in operator.mutation_positions(node):
                 is_inside = any(first <= start[0] <= last for first, last in functions)
                 if is_inside and not any(first <= start < last for first, last in excluded):
-                    place = found.setdefault(start, _Place(path=path, ways=[], line=start[0]))
+                    place = found.setdefault(start, _Place(path=path, ways=[], line=start[0], text=""))
                     place.ways.append((name, occurrence))
                 occurrence += 1
-    return [found[start] for start in sorted(found)]
+    numbered = []
+    for start in sorted(found):
+        text = f"{start[1]} {lines[start[0] - 1]}"
+        numbered.append(replace(found[start], text=f"{text} {texts[text]}"))
+        texts[text] += 1
+    return numbered
 
 
 def _change(tree: Path, place: _Place, operator: str, occurrence: int) -> Change | None:

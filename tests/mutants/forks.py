@@ -28,7 +28,8 @@ import pytest
 from mutants.changes import outermost_functions
 
 TASKS = "MUTANTS_TASKS"
-"""Variable with the path of a JSON file: `tree`, `results`, `calls` (paths), `changes`, `budget_s`."""
+"""Variable with the path of a JSON file: `tree`, `results`, `calls` (paths), `digests` (of the tests' files), `changes`,
+`budget_s`."""
 
 hypothesis.settings.register_profile(
     "mutants",
@@ -71,16 +72,28 @@ def pytest_runtestloop(session: Any) -> bool:
 
 
 def _calls(session: Any, tasks: dict[str, Any]) -> dict[str, Any]:
-    """Per test: its seconds, the functions that it calls, and whether it starts processes. Only tests that pass."""
-    path = Path(tasks["calls"])
-    if not path.exists():
-        outcome = _in_fork(lambda: _trace(session, tasks["tree"], path), 1e9)
-        if not path.exists():
+    """Per test: its seconds, the functions that it calls, and whether it starts processes. Only tests that pass.
+
+    Tests in files that have not changed since they were traced are not traced again.
+    """
+    path, digests = Path(tasks["calls"]), tasks["digests"]
+    known = json.loads(path.read_text()) if path.exists() else {}
+    known = {file: one for file, one in known.items() if one["digest"] == digests.get(file)}
+    left = [item for item in session.items if item.nodeid.split("::")[0] not in known]
+    if left:
+        traced = path.with_suffix(".part")
+        traced.unlink(missing_ok=True)
+        outcome = _in_fork(partial(_trace, left, tasks["tree"], traced), 1e9)
+        if not traced.exists():
             raise RuntimeError(f"the tests themselves ended early: {outcome}")
-    return json.loads(path.read_text())
+        for test, found in json.loads(traced.read_text()).items():
+            file = test.split("::")[0]
+            known.setdefault(file, {"digest": digests[file], "tests": {}})["tests"][test] = found
+        path.write_text(json.dumps(known))
+    return {test: found for one in known.values() for test, found in one["tests"].items()}
 
 
-def _trace(session: Any, tree: str, path: Path) -> str:
+def _trace(items: Sequence[Any], tree: str, path: Path) -> str:
     seen: dict[int, CodeType] = {}
 
     def on_call(frame: FrameType, event: str, argument: object) -> None:
@@ -89,7 +102,7 @@ def _trace(session: Any, tree: str, path: Path) -> str:
             seen[id(code)] = code
 
     found = {}
-    for item, following in zip_longest(session.items, session.items[1:]):
+    for item, following in zip_longest(items, items[1:]):
         seen.clear()
         began, children = time.monotonic(), resource.getrusage(resource.RUSAGE_CHILDREN).ru_utime
         threading.settrace(on_call)

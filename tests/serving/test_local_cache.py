@@ -95,6 +95,10 @@ async def test_long_prompts_are_computed_in_parts_within_the_budget(job_of):
     assert _compute(scheduler) == [20]
     assert _compute(scheduler) == [2]
     assert _compute(scheduler) == []
+    scheduler = _scheduler(prefill_tokens=4)
+    for name in "abc":
+        scheduler.submit(job_of(name, 2))
+    assert [_compute(scheduler), _compute(scheduler)] == [[2, 2], [2]]
 
 
 async def test_the_least_recently_used_idle_session_is_evicted(job_of):

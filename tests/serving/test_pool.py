@@ -106,6 +106,7 @@ async def test_two_servers_share_the_load_and_sessions_stay(pool_of, request_of)
     assert received[homes[3]] == before[homes[3]] + 4
     assert received[1 - homes[3]] == before[1 - homes[3]]
     assert again.resubmissions == 0
+    assert pool.metrics().prompt_tokens == 8 * 2 + 4
     await pool.end_session("s3")
     assert "s3" not in pool._router._homes
 

@@ -26,12 +26,19 @@ def _tokens(params: SamplingParams, numbers: list[float]) -> list[int]:
         ({"min_p": 0.29}, [0, 0, 1, 2, 2]),
         ({"min_p": 0.31}, [0, 0, 0, 1, 1]),
         ({"top_p": 1e-9}, [0, 0, 0, 0, 0]),
+        ({"top_k": 2, "top_p": 0.6}, [0, 0, 0, 0, 0]),
+        ({"top_k": 2, "top_p": 0.7}, [0, 0, 0, 1, 1]),
         ({"temperature": 0.0}, [0, 0, 0, 0, 0]),
     ],
 )
 def test_the_inverse_of_the_cumulative_distribution_by_hand(params, tokens):
     # cumulative: 0.5 0.8 0.95 1.0; of the two likeliest: 0.625 1.0; of the three likeliest: 0.526 0.842 1.0
     assert _tokens(SamplingParams(**params), [0.0, 0.49, 0.6, 0.9, 1 - 2**-53]) == tokens
+
+
+def test_tokens_as_likely_as_min_p_asks_stay():
+    logits = torch.log(torch.tensor([[0.2, 0.4, 0.4]])).repeat(3, 1)
+    assert sample(logits, [SamplingParams(min_p=1.0)] * 3, np.array([0.0, 0.49, 0.51])).token_ids == [1, 1, 2]
 
 
 @pytest.mark.parametrize(("temperature", "at"), [(1.0, 1.0), (0.5, 0.5), (2.0, 2.0), (0.0, 1.0)])

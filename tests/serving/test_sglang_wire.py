@@ -23,6 +23,7 @@ from agentrl.serving.sglang.launch import CPU_MODULES
 from agentrl.serving.sglang.load import decode_load
 from agentrl.serving.sglang.wire import (
     decode_answer,
+    decode_checksums,
     encode_request,
     encode_update,
     needs_flush,
@@ -354,3 +355,9 @@ def test_the_stand_ins_can_be_imported_and_decorate():
     )
     assert (result.returncode, result.stderr) == (0, "")
     assert "sgl_kernel.shm_allreduce_cpu was called, and this is a stand-in" in result.stdout
+
+
+@pytest.mark.parametrize("body", [{}, {"ranks": []}, None, {"ranks": [{}]}, {"ranks": [{"checksums": ["0123"]}]}])
+def test_an_answer_without_checksums_is_an_engine_error(body):
+    with pytest.raises(EngineError, match="does not tell the checksums"):
+        decode_checksums(body)

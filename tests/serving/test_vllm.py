@@ -143,6 +143,8 @@ async def test_requests_name_the_adapter_that_was_loaded(request_of, tmp_path):
     fake.answers["/v1/load_lora_adapter"] = web.Response(text="Success: loaded")
     async with serving(fake, adapter_rank=4) as server:
         await server.generate(request_of([1, 2], "before"))
+        with pytest.raises(EngineError, match="is not paused"):
+            await server.load_adapter(tmp_path, 2)
         await server.pause()
         for version in (3, 4):
             await server.load_adapter(tmp_path, version)
@@ -151,6 +153,17 @@ async def test_requests_name_the_adapter_that_was_loaded(request_of, tmp_path):
     named = [body.get("model") for path, body in fake.calls if path == "/inference/v1/generate"]
     assert named == [None, "policy-adapter"]
     assert [path for path, _ in fake.calls].count("/v1/load_lora_adapter") == 1
+
+
+@pytest.mark.parametrize(
+    "models", [{}, {"data": []}, {"data": [{"id": "a"}]}, {"data": [{"id": "a", "max_model_len": "?"}]}]
+)
+async def test_a_server_that_does_not_tell_its_context_is_refused(models):
+    fake = FakeVLLM()
+    fake.answers["/v1/models"] = web.json_response(models)
+    async with serving(fake, connect=False) as server:
+        with pytest.raises(EngineError, match="does not tell its longest context"):
+            await server.connect(deadline_s=10)
 
 
 @pytest.mark.parametrize(("found", "told"), [(None, "no --enable-lora"), ({"max_lora_rank": 8}, "--max-lora-rank 8")])

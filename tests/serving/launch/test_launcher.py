@@ -12,6 +12,7 @@ import pytest
 
 from agentrl.errors import EngineError, UsageError
 from agentrl.serving.launch import LaunchCommand, Launcher, ServerExited
+from agentrl.serving.launch import ports as launch_ports
 from agentrl.serving.launch.ports import is_free, reserve_port
 
 
@@ -171,3 +172,18 @@ async def test_when_another_program_takes_the_port_first_the_next_is_tried(launc
     finally:
         for thief in thieves:
             thief.close()
+
+
+@pytest.mark.parametrize(
+    ("ephemeral", "expected"),
+    [
+        ("32768 60999", [*range(20_000, 32_768), *range(61_000, 65_536)]),
+        ("20000\t65535", [*range(20_000, 65_536)]),
+    ],
+)
+def test_candidates_are_the_ports_that_the_system_does_not_use_itself(tmp_path, monkeypatch, ephemeral, expected):
+    (tmp_path / "range").write_text(ephemeral)
+    monkeypatch.setattr(launch_ports, "EPHEMERAL_PORTS", tmp_path / "range")
+    found = launch_ports._candidates()
+    assert sorted(found) == expected
+    assert found == [*range(found[0], 65_536), *range(20_000, found[0])] or len(expected) < 45_536
