@@ -28,8 +28,8 @@ import pytest
 from mutants.changes import outermost_functions
 
 TASKS = "MUTANTS_TASKS"
-"""Variable with the path of a JSON file: `tree`, `results`, `calls` (paths), `digests` (of the tests' files), `changes`,
-`budget_s`."""
+"""Variable with the path of a JSON file: `tree`, `results` and `calls` are paths, `digests` are of the tests' files;
+`changes`, `budget_s`."""
 
 hypothesis.settings.register_profile(
     "mutants",
