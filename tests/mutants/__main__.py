@@ -5,7 +5,6 @@ from __future__ import annotations
 import argparse
 import hashlib
 import json
-import math
 import os
 import shutil
 import subprocess
@@ -17,11 +16,10 @@ from typing import Any
 import yaml
 
 from mutants.changes import Change, sample
-from mutants.rooms import ROOMS, TREE, Room
+from mutants.rooms import EXPLAINED, ROOMS, TREE, Room, wilson
 
 FOLDER = TREE / ".cache" / "mutants"
 CATALOGUE = {"envs": "envs", "tools": "tools", "agent_loops": "agent_loops", "configs": "configs"}
-EXPLAINED = Path(__file__).with_name("explained.yaml")
 
 
 def main() -> int:
@@ -62,16 +60,6 @@ def run_room(name: str, count: int | None, seed: int, budget_s: float) -> dict[s
     cells = (name, places, len(changes), noticed, ended, len(open_ones), len(survivors) - len(open_ones))
     figures = (f"{share:.1%}", f"{low:.0%} to {high:.0%}", f"{room.goal:.0%}")
     return {"cells": [*cells, *figures], "reached": share >= room.goal}
-
-
-def wilson(hits: int, count: int) -> tuple[float, float]:
-    """The 95 % interval of a share (Wilson, 1927); (0, 1) of nothing."""
-    if not count:
-        return 0.0, 1.0
-    z, share = 1.959964, hits / count
-    middle = share + z * z / (2 * count)
-    half = z * math.sqrt(share * (1 - share) / count + z * z / (4 * count * count))
-    return (middle - half) / (1 + z * z / count), (middle + half) / (1 + z * z / count)
 
 
 def _results(name: str, room: Room, changes: list[Change], budget_s: float) -> dict[str, Any]:

@@ -2,11 +2,14 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
 
 TREE = Path(__file__).parents[2]
+EXPLAINED = Path(__file__).with_name("explained.yaml")
+"""Survivors that no test can notice, or need not."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -69,3 +72,13 @@ ROOMS = {
         goal=0.90,
     ),
 }
+
+
+def wilson(hits: int, count: int) -> tuple[float, float]:
+    """The 95 % interval of a share (Wilson, 1927); (0, 1) of nothing."""
+    if not count:
+        return 0.0, 1.0
+    z, share = 1.959964, hits / count
+    middle = share + z * z / (2 * count)
+    half = z * math.sqrt(share * (1 - share) / count + z * z / (4 * count * count))
+    return (middle - half) / (1 + z * z / count), (middle + half) / (1 + z * z / count)
