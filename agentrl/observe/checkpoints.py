@@ -146,8 +146,8 @@ def _seal(folder: Path) -> None:
 def damage(folder: Path) -> str | None:
     """Say what is wrong with a checkpoint; ``None`` for a whole one."""
     try:
-        files = unsealed((folder / MANIFEST).read_bytes(), must_be_sealed=True)["files"]
-    except (OSError, DamagedRecord, KeyError):
+        files = _listed_files((folder / MANIFEST).read_bytes())
+    except (OSError, DamagedRecord):
         return "its manifest is missing or broken"
     for name, expected in files.items():
         path = folder / name
@@ -156,6 +156,21 @@ def damage(folder: Path) -> str | None:
         if path.stat().st_size != expected["bytes"] or _fingerprint(path) != expected:
             return f"{name} is damaged"
     return None
+
+
+def _listed_files(manifest: bytes) -> dict[str, dict[str, Any]]:
+    """The files that a manifest lists; one of an older run holds nothing else, and no checksum of its own.
+
+    Raises:
+        DamagedRecord: it is not what was written, or lists no file.
+    """
+    record = unsealed(manifest)
+    files = record.get("files") if record.keys() == {"files"} else record
+    if not isinstance(files, dict) or not files:
+        raise DamagedRecord("it lists no file")
+    if not all(isinstance(entry, dict) and entry.keys() == {"bytes", "crc32"} for entry in files.values()):
+        raise DamagedRecord("it is no list of files")
+    return files
 
 
 def _fingerprint(path: Path) -> dict[str, Any]:

@@ -1,3 +1,4 @@
+import json
 import logging
 import shutil
 import subprocess
@@ -64,6 +65,8 @@ def test_a_failed_write_leaves_nothing(checkpoints, error):
         (lambda folder: (folder / "manifest.json").write_text("{"), "manifest is missing or broken"),
         (lambda folder: (folder / "manifest.json").write_text("{}"), "manifest is missing or broken"),
         (lambda folder: (folder / "manifest.json").write_text("[]"), "manifest is missing or broken"),
+        (lambda folder: (folder / "manifest.json").write_text('{"files": {}}'), "manifest is missing or broken"),
+        (lambda folder: (folder / "manifest.json").write_text('{"a": {"bytes": 1}}'), "manifest is missing or broken"),
     ],
 )
 def test_a_damaged_checkpoint_is_passed_over_with_a_message(checkpoints, caplog, damage, problem):
@@ -145,3 +148,13 @@ def test_what_lies_where_a_checkpoint_goes_is_renamed(checkpoints, kind):
     found = checkpoints.folder / "step-000002-found-1"
     assert found.is_symlink() if kind == "link" else found.read_text() == "mine"
     assert (checkpoints.folder / "step-000001" / "state").read_text() == "aa"
+
+
+def test_a_checkpoint_of_an_older_run_is_whole(checkpoints):
+    checkpoint = checkpoints.save(1, writer("a"))
+    manifest = checkpoint.path / "manifest.json"
+    manifest.write_text(json.dumps(json.loads(manifest.read_text())["files"]))
+    assert checkpoints.newest() == checkpoint
+    (checkpoint.path / "state").write_text("ab")
+    with pytest.raises(UsageError, match="no checkpoint"):
+        checkpoints.newest()

@@ -490,6 +490,9 @@ async def test_every_turn_attempt_and_member_samples_with_a_seed_of_its_own(make
 class Worth:
     """A number that is no number."""
 
+    def __repr__(self):
+        return "Worth()"
+
 
 GOOD = [(True, 1.0), (3, 3.0), (np.float32(0.5), 0.5), (np.int64(-2), -2.0), (Fraction(1, 4), 0.25), (-4e11, -4e11)]
 BAD = [1e308, -1.1e12, 10**400, math.inf, math.nan, np.float32("inf"), 1j, np.bool_(1), "1", None, Worth(), [1.0]]
