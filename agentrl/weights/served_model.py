@@ -29,7 +29,6 @@ def write_served_model(
     weights = {name: tensor.detach() for name, tensor in model.state_dict().items()}
     if HEAD not in weights:
         raise UsageError("the model cannot be served", got=type(model).__name__, expected=f"a tensor {HEAD}")
-    folder.mkdir(parents=True, exist_ok=True)
     config = copy.deepcopy(model.config)
     config.tie_word_embeddings = False
     config.get_text_config().tie_word_embeddings = False

@@ -51,6 +51,7 @@ def test_icepop_drops_single_tokens_not_sequences():
     found = correction(CorrectionMode.ICEPOP, OLD, BEHAVIOUR, SEQUENCE, band=(0.5, 3.0))
     assert found.kept.tolist() == [True, False, False, True, True]
     assert found.weights.tolist() == pytest.approx([1.5, 0.0, 0.0, 0.8, 2.0])
+    assert found.truncated.tolist() == [False, True, True, False, False]
     assert correct("icepop").kept.tolist()[:4] == [True, True, False, True]
     assert correct("icepop", band=(0.0, 1.9)).kept.tolist()[:4] == [True, False, True, True]
 

@@ -1,6 +1,7 @@
 import json
 import os
 import shutil
+import signal
 import subprocess
 import sys
 from pathlib import Path
@@ -15,7 +16,7 @@ from agentrl.testing.tokenizers import build_tokenizer
 from agentrl.training.models.loading import load_model
 from agentrl.weights import FolderTransport, write_served_model
 from agentrl.weights.owned_folder import OwnedFolder, clear_abandoned, lock_of
-from agentrl.weights.safetensors_folder import INDEX, write_tensors
+from agentrl.weights.safetensors_folder import INDEX, _separate, write_tensors
 
 
 @pytest.fixture
@@ -86,6 +87,26 @@ def test_neither_a_closed_folder_nor_one_that_another_owner_holds_keeps_a_file_o
     other.close()
 
 
+def test_a_folder_whose_lock_is_gone_can_be_closed(tmp_path):
+    folder = OwnedFolder(tmp_path)
+    lock_of(folder.path).unlink()
+    folder.close()
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_only_tensors_that_share_memory_are_copied():
+    whole, matrix = torch.arange(6.0), torch.arange(4.0).reshape(2, 2)
+    separate = _separate({"whole": whole, "again": whole, "part": torch.arange(9.0)[3:6], "turned": matrix.t()})
+    assert separate["whole"].data_ptr() == whole.data_ptr() != separate["again"].data_ptr()
+    assert all(tensor.untyped_storage().nbytes() == tensor.nbytes for tensor in separate.values())
+    assert {name: tensor.tolist() for name, tensor in separate.items()} == {
+        "whole": whole.tolist(),
+        "again": whole.tolist(),
+        "part": [3.0, 4.0, 5.0],
+        "turned": [[0.0, 2.0], [1.0, 3.0]],
+    }
+
+
 async def test_a_failed_write_leaves_nothing_that_could_be_read(tensors, tmp_path, monkeypatch):
     transport = FolderTransport(tmp_path)
 
@@ -110,24 +131,31 @@ async def test_shared_memory_is_used_where_it_exists_and_the_temporary_folder_el
         await transport.close()
 
 
-DIES = """
-import os, sys
+ENDS = """
+import sys
 from pathlib import Path
 from agentrl.weights.owned_folder import OwnedFolder
 folder = OwnedFolder(Path(sys.argv[1]))
 (folder.path / "model.safetensors").write_bytes(b"weights")
 print(folder.path, flush=True)
-if sys.argv[2] == "killed":
-    os.kill(os.getpid(), 9)
 """
 
 
-@pytest.mark.parametrize("end", ["killed", "left"])
-def test_what_a_dead_process_left_is_cleared_and_what_a_living_one_has_stays(tmp_path, end):
+def test_a_process_that_ends_removes_its_folder(tmp_path):
+    result = subprocess.run([sys.executable, "-c", ENDS, str(tmp_path)], capture_output=True, text=True)
+    assert result.stdout.startswith(str(tmp_path)), result.stderr
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_what_a_dead_process_left_is_cleared_and_what_a_living_one_has_stays(tmp_path):
     mine = OwnedFolder(tmp_path)
-    result = subprocess.run([sys.executable, "-c", DIES, str(tmp_path), end], capture_output=True, text=True)
-    left = tmp_path / result.stdout.strip().rsplit("/", 1)[-1]
-    assert left.exists() == (end == "killed"), result.stderr
+    child = os.fork()
+    if child == 0:
+        folder = OwnedFolder(tmp_path)
+        (folder.path / "model.safetensors").write_bytes(b"weights")
+        os.kill(os.getpid(), signal.SIGKILL)
+    os.waitpid(child, 0)
+    assert len(list(tmp_path.glob("*/model.safetensors"))) == 1
     (tmp_path / "somebody-else").mkdir()
     other = OwnedFolder(tmp_path)
     assert sorted(path.name for path in tmp_path.iterdir()) == sorted(
