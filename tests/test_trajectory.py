@@ -9,9 +9,9 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from agentrl.errors import LedgerError, Outcome
+from agentrl.errors import LedgerError, Outcome, UsageError
 from agentrl.image import PlacedImage
-from agentrl.message import ImagePart
+from agentrl.message import ImagePart, Message, ToolCall
 from agentrl.routes import Routes
 from agentrl.trajectory import (
     NOT_SAMPLED,
@@ -259,3 +259,35 @@ def test_turns_are_ordered_over_all_sequences() -> None:
 )
 def test_first_difference(expected: list[int], got: list[int], index: int | None) -> None:
     assert first_difference(expected, got) == index
+
+
+def test_what_was_said_can_be_read_until_it_is_forgotten() -> None:
+    calls = [ToolCall(name=name, arguments={}, id=name) for name in ("look", "take", "go")]
+    first, second = TokenSequence(), TokenSequence()
+    first.turns.append(Turn(index=0, start=0, end=0, reward=0.5))
+    first.turns.append(Turn(index=1, start=0, end=0, reward=-0.25))
+    trajectory = Trajectory(
+        id="t7", task_id="t", environment="e", seed=0, group_id="g", sequences=[second, first], completions=["a", "b"]
+    )
+    trajectory.conversations = [
+        [Message(role="user", content="old")],
+        [Message(role="user", content="new"), Message(role="assistant", content="b")],
+    ]
+    trajectory.answers = [
+        Message(role="assistant", content="a", tool_calls=tuple(calls[:2])),
+        Message(role="assistant", content="b", tool_calls=tuple(calls[2:])),
+    ]
+    assert trajectory.messages == tuple(trajectory.conversations[1])
+    assert (trajectory.final_text, trajectory.tool_calls) == ("b", tuple(calls))
+    assert trajectory.environment_reward == 0.25
+    trajectory.forget_messages()
+    for name in ("messages", "final_text", "tool_calls"):
+        with pytest.raises(UsageError, match="the messages of episode t7 are not there"):
+            getattr(trajectory, name)
+    assert trajectory.completions == []
+
+
+def test_an_episode_that_never_answered_said_nothing() -> None:
+    trajectory = Trajectory(id="t", task_id="t", environment="e", seed=0, group_id="g", sequences=[TokenSequence()])
+    assert (trajectory.messages, trajectory.final_text, trajectory.tool_calls) == ((), "", ())
+    assert trajectory.environment_reward == 0

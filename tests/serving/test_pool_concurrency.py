@@ -3,7 +3,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from agentrl.server import ServerLoad
-from agentrl.serving.pool.concurrency import AdaptiveConcurrency
+from agentrl.serving.pool.concurrency import ROOMY, AdaptiveConcurrency
 
 
 def load(running=8, waiting=0, cache_used=0.3, preemptions=0):
@@ -43,6 +43,11 @@ def test_a_preemption_leaves_what_still_runs_and_is_counted_once():
     readings = [load(running=40, waiting=24, cache_used=0.95, preemptions=count) for count in (5, 6, 6)]
     assert limits(AdaptiveConcurrency(limit=64), *readings[:2]) == [64, 40]
     assert limits(AdaptiveConcurrency(limit=40), *readings[1:]) == [40, 40]
+
+
+def test_a_preemption_counts_from_the_use_of_the_cache_on_at_which_it_is_no_longer_roomy():
+    readings = [load(running=40, waiting=24, cache_used=ROOMY, preemptions=count) for count in (5, 6)]
+    assert limits(AdaptiveConcurrency(limit=64), *readings) == [64, 40]
 
 
 def test_a_preemption_that_is_over_takes_off_an_eighth_of_what_was_given():

@@ -361,3 +361,12 @@ def test_the_stand_ins_can_be_imported_and_decorate():
 def test_an_answer_without_checksums_is_an_engine_error(body):
     with pytest.raises(EngineError, match="does not tell the checksums"):
         decode_checksums(body)
+
+
+@pytest.mark.parametrize(
+    ("times", "seconds"),
+    [({"prefill_finished_time": None}, (0.0, 0.0)), ({"forward_entry_time": 101.0}, (0.0, 2.0))],
+)
+def test_times_that_are_missing_or_run_backwards_count_as_none(times, seconds):
+    generation = decode_answer(_answer(**times), frozenset()).generation
+    assert (generation.prefill_s, generation.decode_s) == seconds
