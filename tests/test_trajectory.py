@@ -277,7 +277,7 @@ def test_what_was_said_can_be_read_until_it_is_forgotten() -> None:
         Message(role="assistant", content="a", tool_calls=tuple(calls[:2])),
         Message(role="assistant", content="b", tool_calls=tuple(calls[2:])),
     ]
-    assert trajectory.messages == tuple(trajectory.conversations[1])
+    assert [message.content for message in trajectory.messages] == ["new", "b"]
     assert (trajectory.final_text, trajectory.tool_calls) == ("b", tuple(calls))
     assert trajectory.environment_reward == 0.25
     trajectory.forget_messages()

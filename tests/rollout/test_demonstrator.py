@@ -1,15 +1,20 @@
 """Scripted policies through the loops: the same tokens as from a policy that writes exactly that, but forced."""
 
 import itertools
+import pickle
 import re
+from io import BytesIO
 
 import pytest
 
 from agentrl.errors import Outcome, UsageError
 from agentrl.render.renderer import Renderer
+from agentrl.rollout import process_main
 from agentrl.rollout.demonstrator import Demonstrator, ScriptedPolicy
+from agentrl.rollout.stored_expert import StoredExpert
+from agentrl.task import Task
 from agentrl.testing.tokenizers import TOKENIZER_FAMILIES, build_tokenizer
-from agentrl.trajectory import Source
+from agentrl.trajectory import Source, TokenSequence, Trajectory
 
 LOOPS = [
     ("react_text", {}),
@@ -115,3 +120,50 @@ async def test_a_loop_that_cannot_be_demonstrated_says_so(make_runner, play, wor
     runner.loop = Mute()
     with pytest.raises(UsageError, match="demonstrate"):
         await play(runner)
+
+
+async def test_a_stored_expert_shows_the_best_valid_episodes_of_a_task():
+    def played(name, reward, outcome=Outcome.FINISHED, seed=1):
+        sequence = TokenSequence()
+        sequence.extend([5, 6], Source.PROMPT)
+        sequence.extend_sampled([7], logprobs=[-0.5], versions=[3])
+        return Trajectory(
+            id=name,
+            task_id="t",
+            environment="e",
+            seed=seed,
+            group_id="g",
+            sequences=[sequence],
+            reward=reward,
+            outcome=outcome,
+        )
+
+    episodes = [
+        played("worse", 0.5),
+        played("best", 1.0, Outcome.TRUNCATED_TURNS),
+        played("running", 9.0, None),
+        played("broken", 9.0, Outcome.ENVIRONMENT_ERROR),
+        played("unscored", None),
+        played("elsewhere", 9.0, seed=2),
+    ]
+    task = Task(id="t", environment="e", seed=1)
+    experts = [StoredExpert(episodes, place=place) for place in range(3)]
+    assert [expert.plays(task) for expert in experts] == [True, True, False]
+    shown = [await expert.run(task, group_id="h", member=4, seed=0) for expert in experts[:2]]
+    assert [(one.reward, one.id, one.group_id, one.sampled_tokens) for one in shown] == [
+        (1.0, "h/4.0", "h", 0),
+        (0.5, "h/4.0", "h", 0),
+    ]
+    assert shown[0].sequences[0].sources.tolist() == [Source.PROMPT, Source.PROMPT, Source.FORCED]
+    assert shown[0].oldest_version is None
+    assert episodes[1].sampled_tokens == 1
+
+
+@pytest.mark.parametrize(("value", "told"), [(lambda: 1, "cannot be sent"), (b"x" * 300, "has 3"), ((1, 2), None)])
+def test_what_a_worker_cannot_send_is_a_failure_of_its_environment(monkeypatch, value, told):
+    monkeypatch.setattr(process_main, "LARGEST_REPLY", 250)
+    sent = BytesIO()
+    process_main._reply(sent, (True, value))
+    is_result, reply = pickle.loads(sent.getvalue()[process_main.HEADER.size :])
+    assert is_result == (told is None)
+    assert reply == value if told is None else told in reply[1]
