@@ -275,7 +275,8 @@ def test_what_was_said_can_be_read_until_it_is_forgotten() -> None:
     ]
     trajectory.answers = [
         Message(role="assistant", content="a", tool_calls=tuple(calls[:2])),
-        Message(role="assistant", content="b", tool_calls=tuple(calls[2:])),
+        Message(role="assistant", content="", tool_calls=tuple(calls[2:])),
+        Message(role="assistant", content="b"),
     ]
     assert [message.content for message in trajectory.messages] == ["new", "b"]
     assert (trajectory.final_text, trajectory.tool_calls) == ("b", tuple(calls))

@@ -41,7 +41,7 @@ async def test_an_episode_in_text(make_runner, play, worlds):
     speaker = ChatSpeaker(service, SamplingParams(temperature=0.3))
     trajectory = await play(make_runner(worlds.Corridor, speaker=speaker))
     assert (trajectory.outcome, trajectory.reward, trajectory.success) == (Outcome.FINISHED, 1.0, True)
-    assert [turn.index for turn in trajectory.turns] == [0, 1, 2]
+    assert [(turn.index, turn.start, turn.end) for turn in trajectory.turns] == [(0, 0, 0), (1, 0, 0), (2, 0, 0)]
     assert trajectory.sampled_tokens == 0
     assert [len(messages) for messages, *_ in service.asked] == [2, 4, 6]
     seeds = [params.seed for _, _, params, _ in service.asked]
