@@ -66,18 +66,18 @@ def _results(name: str, room: Room, changes: list[Change], budget_s: float) -> d
     """By change. What was noticed before is not played again; what survived is, once tests have changed."""
     FOLDER.mkdir(parents=True, exist_ok=True)
     path, tests = FOLDER / f"{name}.jsonl", _digest(*room.tests, "tests/conftest.py")
-    known = {}
-    for line in path.read_text().splitlines() if path.exists() else []:
-        result = json.loads(line)
-        if result["status"] != "survived" or result["key"].endswith(tests):
-            known[result["key"].split(" ")[0]] = result
-    left = [change for change in changes if _key(change) not in known]
-    print(f"{name}: {len(changes)} changes, {len(left)} to play", flush=True)
-    if left:
+    while True:
+        known = {}
+        for line in path.read_text().splitlines() if path.exists() else []:
+            result = json.loads(line)
+            if result["status"] != "survived" or result["key"].endswith(tests):
+                known[result["key"].split(" ")[0]] = result
+        left = [change for change in changes if _key(change) not in known]
+        print(f"{name}: {len(changes)} changes, {len(left)} to play", flush=True)
+        if not left:
+            return known
         tasks = [{**asdict(change), "key": f"{_key(change)} {tests}"} for change in left]
         _play(name, room, tasks, path, budget_s)
-        return _results(name, room, changes, budget_s)
-    return known
 
 
 def _play(name: str, room: Room, tasks: list[dict[str, Any]], results: Path, budget_s: float) -> None:
