@@ -97,7 +97,7 @@ def _store(source: Path) -> Path:
     store = source / "trajectories" if (source / "trajectories").is_dir() else source
     if store.is_file() and store.suffix == ".jsonl":
         return store.resolve()
-    if not store.is_dir() or not step_files(store):
+    if not step_files(store):
         raise UsageError(
             f"there are no trajectories in {source}",
             got="no such file or folder" if not source.exists() else "no step-*.jsonl in it",

@@ -18,7 +18,7 @@ from agentrl.observe.metrics import read_metrics
 from agentrl.observe.model_folder import find_model
 from agentrl.observe.run_directory import RunDirectory, find_run
 from agentrl.observe.run_watcher import step_words
-from agentrl.observe.trajectory_store import read_trajectories
+from agentrl.observe.trajectory_store import read_trajectories, step_files
 
 
 def write_evaluation_report(finished: FinishedEvaluation) -> ReportFiles:
@@ -42,7 +42,7 @@ def write_run_report(folder: Path) -> ReportFiles:
     """
     run = RunDirectory(folder)
     metrics = read_metrics(run.metrics_file)
-    files = sorted(run.trajectories.glob("step-*.jsonl"), reverse=True)
+    files = reversed(step_files(run.trajectories))
     newest = next((found for file in files if (found := [s.trajectory for s in read_trajectories(file)])), [])
     report = Report(
         title=f"Run {run.path.name}",

@@ -156,6 +156,8 @@ def step_file(folder: Path, step: int) -> Path:
 
 def step_files(folder: Path) -> list[Path]:
     """Find the files of all training steps, in the order of steps; files of other names are not the store's."""
+    if not folder.is_dir():
+        return []
     numbered = ((step_of(path.name, _SUFFIX), path) for path in folder.iterdir() if path.is_file())
     return [path for _, path in sorted((step, path) for step, path in numbered if step is not None)]
 
@@ -170,7 +172,7 @@ def void_after(folder: Path, step: int, position: int) -> None:
         step: The step that was running at the checkpoint.
         position: Bytes in that step's file at the checkpoint; later files are void as a whole.
     """
-    for file in step_files(folder) if folder.is_dir() else ():
+    for file in step_files(folder):
         number, size = _step_of(file), file.stat().st_size
         keep = position if number == step else 0
         if size < keep:
@@ -193,7 +195,7 @@ def _unused(path: Path) -> Path:
 
 
 def _step_of(file: Path) -> int:
-    """The step of a file; 0 of one that somebody has named otherwise."""
+    """The step of a file; 0 for a file with another name."""
     return step_of(file.name, _SUFFIX) or 0
 
 
@@ -238,14 +240,14 @@ def read_trajectories(source: Path, *, unfinished: bool = False) -> Iterator[Sto
 
 
 class _Place(NamedTuple):
-    """Where a record stands; places compare as the records were written."""
+    """Position of a record; positions compare in the order of writing."""
 
     file: int
     line: int
 
 
 def _last_starts(files: Sequence[Path]) -> dict[str, _Place]:
-    """Where the last attempt under each id begins: what was written for the id before is void."""
+    """Find where the last attempt under each id begins: earlier records of the id are void."""
     found: dict[str, _Place] = {}
     for number, file in enumerate(files):
         for line, record in numbered_records(file, [], containing=b'"start"'):

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import shutil
 import signal
 import subprocess
 import sys
@@ -12,6 +13,8 @@ from typing import Any
 
 import pytest
 import yaml
+
+from agentrl.cli.reports import write_run_report
 
 Cli = Callable[..., Any]
 
@@ -48,6 +51,14 @@ def test_a_run_leaves_a_folder_with_everything(trained_run: Path) -> None:
     lines = [json.loads(line) for line in (trained_run / "metrics.jsonl").read_text().splitlines()]
     assert [line["step"] for line in lines] == [1, 2]
     assert all(line["mismatch/prob_abs_mean"] < 1e-4 for line in lines)
+
+
+def test_a_report_shows_the_newest_step_and_no_copies_of_files(trained_run: Path, tmp_path: Path) -> None:
+    run = Path(shutil.copytree(trained_run, tmp_path / "run", symlinks=True))
+    store = run / "trajectories"
+    report = write_run_report(run).html.read_text()
+    (store / "step-000001.jsonl").replace(store / "step-000009-keep.jsonl")
+    assert write_run_report(run).html.read_text() == report
 
 
 def test_progress_is_plain_lines_where_there_is_no_terminal(
