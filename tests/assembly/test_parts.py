@@ -129,9 +129,12 @@ async def test_an_environment_that_ends_the_program_when_it_is_made_is_named(tin
     def leave(self):
         sys.exit(0)
 
+    config = tiny_run().config
     monkeypatch.setattr(letters.Letters, "__init__", leave)
     with pytest.raises(UsageError, match=r"making environment letters:Letters failed: got SystemExit: 0"):
-        await scratch_corpus(tiny_run().config)
+        await scratch_corpus(config)
+    with pytest.raises(UsageError, match=r"environment letters:Letters cannot be made: got SystemExit: 0"):
+        tiny_run()
 
 
 async def test_a_step_that_hangs_while_a_model_is_prepared_is_told_and_soon_given_up(tiny_run, monkeypatch):
