@@ -1,8 +1,7 @@
 """The customer: a script that says what it wants step by step, and leaves with a stop mark.
 
-Whether a request was met it sees in the database. A question is over with the first answer to it, right or wrong: the
-customer does not know which it is. What it says depends only on the scenario, on its own
-state, and on what the agent says.
+It sees in the database whether a request was met. A question is over with the first answer to it, right or wrong: the
+customer does not know which it is. What it says depends only on the scenario, its own state, and what the agent says.
 """
 
 from __future__ import annotations

@@ -132,10 +132,10 @@ class RetailEpisode:
         return is_known and self.database.key() == self.case.gold_key and self._has_answered()
 
     def _has_answered(self) -> bool:
-        """The last answer is the right one.
+        """Return True if the last answer is the right one.
 
-        A model that plays the customer does not tell which request the agent speaks about. With another request beside
-        the question, an amount of that one may look like an answer: of two different answers one must be right.
+        A model that plays the customer does not tell which request the agent speaks about. With a second request, an
+        amount of that one may look like an answer to the question: of two different answers one must be right.
         """
         right = self.case.outputs
         if not right:
