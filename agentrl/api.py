@@ -1,4 +1,4 @@
-"""What a program or a notebook calls: `train`, `resume`, `evaluate` and `sft`, with keywords for the config.
+"""The Python interface for programs and notebooks: `train`, `resume`, `evaluate` and `sft`.
 
 Environments, agent loops, tools, reward functions, estimators and losses may be given as objects. A config names each:
 ``module:attr`` where it can be imported, and otherwise by a name of this Python session (``python:exact``), which no
@@ -90,7 +90,7 @@ def train(
         seed: ``run.seed``.
         overrides: Further keys, put on top.
         progress: Show how the run goes, on standard error.
-        watcher: Is told how the run goes instead.
+        watcher: Receives the progress instead; see `agentrl.observe.progress.RunWatcher`.
 
     Returns:
         The run's folder, its newest checkpoint, the metrics of its last step.

@@ -223,7 +223,7 @@ class _AsyncBoundary:
 
 
 def is_addressed_to(task: RunningTask, error: BaseException) -> bool:
-    """Whether an exception that came out of foreign code is not that code's own, but was sent to `task` through it.
+    """Return True if an exception that came out of foreign code was sent to `task` through it, and is not its own.
 
     Three are: the cancellation of `task`, Ctrl-C, and the end of a coroutine that is closed from outside. Everything
     else that is no `Exception` (``sys.exit()``, the cancellation of a task that the code itself started) says nothing
@@ -249,7 +249,7 @@ def running_task() -> RunningTask:
 
 
 def _is_ctrl_c(error: KeyboardInterrupt) -> bool:
-    """Whether a signal handler raised it. Only the main thread runs signal handlers."""
+    """Return True if a signal handler raised it. Only the main thread runs signal handlers."""
     if threading.current_thread() is not threading.main_thread():
         return False
     if signal.getsignal(signal.SIGINT) is signal.default_int_handler:
@@ -278,7 +278,7 @@ def bounded_reward(value: object) -> float | None:
 
 
 def shortened(value: object, characters: int = 80) -> str:
-    """How a foreign value looks in an error message, whatever its size.
+    """Represent a foreign value in an error message, whatever its size.
 
     >>> shortened(10**5000)[:12], shortened("x" * 100, 6)
     ('an int of 16', "'xxxxx…")

@@ -284,7 +284,7 @@ class Orchestrator:
         await self._finish_step()
 
     def _without_learning(self, metrics: Mapping[str, float], groups: Sequence[Group]) -> list[str]:
-        """What to say when nothing has been learnt for several steps."""
+        """Return the message about steps that learn nothing, when one is due."""
         trajectories = [trajectory for group in groups for trajectory in group.trajectories]
         told = None if self._learning is None else self._learning.look(metrics, trajectories)
         return [] if told is None else [told]

@@ -91,7 +91,7 @@ def name_of(kind: Kind, target: Any) -> str:
 
 
 def _importable(module: str | None, path: str) -> Any:
-    """What another process would import; ``None`` for what is defined inside a function, or nowhere."""
+    """Find the object that another process would import; ``None`` for one that is defined inside a function."""
     try:
         return functools.reduce(getattr, path.split("."), sys.modules[str(module)])
     except (AttributeError, KeyError):

@@ -16,7 +16,15 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-from agentrl.errors import A_REWARD, EnvironmentFailure, InfrastructureError, UsageError, bounded_reward, shortened
+from agentrl.errors import (
+    A_REWARD,
+    EnvironmentFailure,
+    InfrastructureError,
+    UsageError,
+    bounded_reward,
+    described_error,
+    shortened,
+)
 from agentrl.task import Task
 from agentrl.trajectory import Trajectory
 
@@ -28,7 +36,7 @@ LEAST_DIFFERENCE = 1e-12
 
 
 def rewards_differ(rewards: Sequence[float]) -> bool:
-    """Whether some rewards are further from the mean of all than rounding explains.
+    """Return True if some rewards are further from the mean of all than rounding explains.
 
     >>> rewards_differ([0.3, 0.1 + 0.2]), rewards_differ([0.7, 0.7, 0.7]), rewards_differ([0.0, 1.0])
     (False, False, True)
@@ -70,7 +78,7 @@ class EnvironmentReward(Scorer):
 
 
 async def checked_score(scorer: Scorer, trajectory: Trajectory, task: Task) -> Score:
-    """What a scorer says of an episode, if it may.
+    """Score an episode, and check what the scorer returned.
 
     Raises:
         EnvironmentFailure: it raised, or returned no `Score` of finite numbers.
@@ -113,14 +121,14 @@ def failures_named(what: str, file: str | None) -> Iterator[None]:
         frame = next((found for found in reversed(frames) if found.filename == file), frames[-1])
         raise EnvironmentFailure(
             f"{what} failed",
-            got=f"{type(error).__name__}: {error}",
+            got=described_error(error),
             hint=f"it was raised in {frame.filename} line {frame.lineno}: {frame.line}",
         ) from error
 
 
 @dataclass(frozen=True, slots=True)
-class Place:
-    """A line of a file, where it is known."""
+class Definition:
+    """File and line of a definition, where they are known."""
 
     file: str | None = None
     line: int = 0
@@ -131,25 +139,25 @@ class Place:
         return "" if self.file is None else f" ({self.file} line {self.line})"
 
 
-def defined_in(function: Any) -> Place:
-    """Where a function, or the class of an object, is defined."""
+def defined_in(function: Any) -> Definition:
+    """Find the line where a function, or the class of an object, is defined."""
     target = inspect.unwrap(function.func if isinstance(function, functools.partial) else function)
     found: Any = target if inspect.isclass(target) or hasattr(target, "__code__") else type(target)
     return _place(found)
 
 
 @functools.lru_cache(maxsize=256)
-def _place(target: Any) -> Place:
+def _place(target: Any) -> Definition:
     if code := getattr(target, "__code__", None):
-        return Place(code.co_filename, code.co_firstlineno)
+        return Definition(code.co_filename, code.co_firstlineno)
     try:
-        return Place(inspect.getsourcefile(target), inspect.getsourcelines(target)[1])
+        return Definition(inspect.getsourcefile(target), inspect.getsourcelines(target)[1])
     except (OSError, TypeError, SyntaxError, tokenize.TokenError):  # no file, or another one than was run
-        return Place()
+        return Definition()
 
 
 def fingerprint(function: Any) -> str:
-    """What tells a function or class from an earlier one of its name: a hash of its file, or of its source or code."""
+    """Hash the file of a function or class, or its source or code, to tell it from an earlier one of its name."""
     place = defined_in(function)
     with suppress(OSError):
         if place.file is not None:

@@ -74,7 +74,7 @@ def averages_sequences(loss: Marked) -> Marked:
 
 
 def is_mean_of_sequences(loss: Callable[..., Any]) -> bool:
-    """Whether a loss was marked with `averages_sequences`."""
+    """Return True if a loss was marked with `averages_sequences`."""
     return getattr(loss, "averages_sequences", False)
 
 

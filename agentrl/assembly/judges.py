@@ -110,7 +110,7 @@ class RewardModelScorer(Scorer):
 
 
 def find_reward(config: AgentConfig, thread: ThreadWorker) -> Scorer:
-    """What ``agent.reward`` names: one scorer alone, or the weighted sum of several rewards.
+    """Find what ``agent.reward`` names: one scorer alone, or the weighted sum of several rewards.
 
     Args:
         config: Names, weights and options.
@@ -156,7 +156,7 @@ def _labels(names: Sequence[str]) -> list[str]:
 
 
 def reward_fingerprints(config: AgentConfig) -> dict[str, str]:
-    """What tells the functions that ``agent.reward`` names from earlier ones of the same names; not of the default."""
+    """Hash the code of the functions that ``agent.reward`` names, by name; the default has no hash."""
     names = [entry if isinstance(entry, str) else str(entry["name"]) for entry in config.reward]
     return {name: fingerprint(lookup(Kind.REWARD, name)) for name in names if name not in AgentConfig().reward}
 

@@ -1,4 +1,4 @@
-"""What this machine has for a run: GPUs for the trainer's processes and the launched servers, and memory.
+"""Placement of a run on one machine: GPUs for the trainer's processes and the launched servers, and memory.
 
 Process k of the trainer computes on GPU k. Servers get the GPUs behind those, unless ``engine.gpus`` names others, or
 too few are left: then servers share the trainer's GPUs. A cluster places processes and servers itself.
@@ -170,7 +170,7 @@ def gpu_rows(config: Config, count: int) -> list[Row]:
 
 
 def _sharing(config: Config) -> str:
-    """What lets trainer and servers share memory, or what is missing for that."""
+    """Describe how trainer and servers share GPU memory, or what to set for that."""
     engine = config.engine
     if isinstance(engine, ServerEngineConfig) and engine.sleep:
         return "engine.sleep: servers give memory back while the trainer trains"

@@ -1,4 +1,4 @@
-"""What `agentrl train --resume` may change of a run's config, key by key, and why."""
+"""Rules of `agentrl train --resume`: which config keys may change, and why."""
 
 from __future__ import annotations
 
@@ -11,8 +11,8 @@ from agentrl.errors import ConfigError
 
 
 @dataclass(frozen=True, slots=True)
-class Rule:
-    """Whether a resumed run may change a key."""
+class ResumeRule:
+    """Permission to change a key when a run is resumed, with the reason."""
 
     may_change: bool
     why: str
@@ -30,31 +30,31 @@ class Change:
         return f"{self.key}: {_shown(self.old)} -> {_shown(self.new)}"
 
 
-_FOLDER = Rule(False, "the run's folder has this name, and its tasks and sampling this seed")
-_MODEL = Rule(False, "the weights and the optimizer's state belong to this model")
-_WORLD = Rule(False, "other tasks make another run")
-_PLAY = Rule(False, "episodes would be played by other rules")
-_OBJECTIVE = Rule(False, "it decides what is learnt from the same episodes")
-_UPDATE = Rule(False, "it decides what an update consists of, and the optimizer's state belongs to it")
-_CONTEXT = Rule(False, "episodes end there")
-_UNREAD = Rule(False, "training does not read it")
-_LENGTH = Rule(True, "how long the run is; a cosine schedule is computed anew over the new length")
-_RATE = Rule(True, "how far an update goes: an unstable run may need less; it holds from now on")
-_PLACE = Rule(True, "where and how fast the same thing is computed")
-_WATCH = Rule(True, "what is measured, saved and shown")
+_FOLDER = ResumeRule(False, "the run's folder has this name, and its tasks and sampling this seed")
+_MODEL = ResumeRule(False, "the weights and the optimizer's state belong to this model")
+_TASKS = ResumeRule(False, "other tasks make another run")
+_PLAY = ResumeRule(False, "episodes would be played by other rules")
+_OBJECTIVE = ResumeRule(False, "it decides what is learnt from the same episodes")
+_UPDATE = ResumeRule(False, "it decides what an update consists of, and the optimizer's state belongs to it")
+_CONTEXT = ResumeRule(False, "episodes end there")
+_UNREAD = ResumeRule(False, "training does not read it")
+_LENGTH = ResumeRule(True, "how long the run is; a cosine schedule is computed anew over the new length")
+_RATE = ResumeRule(True, "how far an update goes: an unstable run may need less; it holds from now on")
+_PLACE = ResumeRule(True, "where and how fast the same thing is computed")
+_WATCH = ResumeRule(True, "what is measured, saved and shown")
 
-RULES: Mapping[str, Rule] = {
+RULES: Mapping[str, ResumeRule] = {
     "run": _FOLDER,
     "model": _MODEL,
     "model.device": _PLACE,
-    "environment": _WORLD,
+    "environment": _TASKS,
     **dict.fromkeys(
         (f"environment.{name}" for name in ("isolation", "workers", "max_concurrent")),
         _PLACE,
     ),
     "environment.reset_timeout_s": _PLACE,
     "environment.step_timeout_s": _PLACE,
-    "environments": _WORLD,
+    "environments": _TASKS,
     "environments.LABEL.evaluation_split": _WATCH,
     "agent": _PLAY,
     "agent.tool_timeout_s": _PLACE,
@@ -102,20 +102,20 @@ RULES: Mapping[str, Rule] = {
     "rollout": _PLACE,
     "evaluation": _WATCH,
     "checkpoint": _WATCH,
-    "curriculum": _WORLD,
+    "curriculum": _TASKS,
     "cluster": _PLACE,
     "trackers": _WATCH,
 }
 """The rule of a key is that of the longest of these that it is or begins with; every key has one."""
 
 
-def rule_of(key: str) -> Rule:
+def rule_of(key: str) -> ResumeRule:
     """The rule of a config key, such as ``trainer.steps``.
 
     Of several environments, ``environments.maze.workers`` follows ``environment.workers``.
 
     Raises:
-        KeyError: nobody has decided about this key.
+        KeyError: the table has no rule for this key.
     """
     section, _, rest = key.partition(".")
     if section == "environments":

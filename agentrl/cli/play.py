@@ -93,7 +93,7 @@ async def actions_of(env: AnyEnv) -> list[str]:
 
 
 def tool_line(tool: Tool) -> str:
-    """How a person calls a tool, and what it does: ``/search query=… [limit=…]   Search the library.``."""
+    """Describe a tool's call and purpose on one line: ``/search query=… [limit=…]   Search the library.``."""
     function = tool.schema["function"]
     required = function["parameters"].get("required", [])
     words = [f"{name}=…" if name in required else f"[{name}=…]" for name in function["parameters"]["properties"]]
@@ -102,7 +102,7 @@ def tool_line(tool: Tool) -> str:
 
 
 async def _called(line: str, tools: Mapping[str, Tool]) -> ToolResult:
-    """The result of a call that a person wrote, as the policy would read it; a mistake is told in the result."""
+    """The result of a call that a person wrote, as the policy would read it; the result explains a mistake."""
     try:
         name, *words = shlex.split(line.removeprefix("/"))
         arguments = json_pairs(words)

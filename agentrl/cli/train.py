@@ -139,7 +139,7 @@ def _tasks_row(part: Part) -> tuple[str, str, str]:
 
 
 def print_run(result: RunResult, config: Config) -> None:
-    """Where a run ended, whether it learnt anything, and what to do next."""
+    """Print where a run ended, whether it learnt anything, and the next command."""
     env = f" --env {next(iter(config.environments))}" if config.environments else ""
     end = f"{'stopped' if result.interrupted else 'done'} after step {result.step}"
     note(f"{end}{_without_learning(result, config)}: {result.folder}")
@@ -152,7 +152,7 @@ def print_run(result: RunResult, config: Config) -> None:
 
 
 def _without_learning(result: RunResult, config: Config) -> str:
-    """What the last line says of steps whose rewards taught nothing, if there were many."""
+    """Describe the steps that learnt nothing, if they were half of the run or more."""
     lines = read_metrics(RunDirectory(result.folder).metrics_file)
     idle = steps_without_learning(lines)
     if not learns_from_rewards(config.algorithm) or not idle or 2 * idle < len(lines):

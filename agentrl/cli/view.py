@@ -145,7 +145,7 @@ def _ranges(numbers: list[int]) -> str:
 
 
 def _model_of(folder: Path) -> str:
-    """Where the tokenizer of the episodes is.
+    """Find the model whose tokenizer wrote the episodes.
 
     Raises:
         UsageError: the episodes have no tokens, or there is no model.

@@ -42,7 +42,7 @@ class Memory:
 
     @property
     def trained(self) -> int:
-        """What is allocated as soon as training starts: without an engine's copy, a full cache, and logits."""
+        """Bytes that are allocated as soon as training starts: all but the engine's copy, a full cache, and logits."""
         return self.weights + self.gradients + self.optimizer + self.reference + self.critic + self.process_reward
 
     @property

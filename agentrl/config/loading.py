@@ -79,7 +79,7 @@ class Replaced:
     old: Mapping[str, Any]
 
     def dropped(self, new: Any) -> str | None:
-        """What to tell the user of settings that `new` has no longer; ``None`` where nothing was lost."""
+        """Name the settings that `new` no longer has, for the user; ``None`` where nothing was lost."""
         main = MAIN_KEYS[self.section]
         if not isinstance(new, dict) or self.old.get(main, _LOCAL) == new.get(main, _LOCAL):
             return None
@@ -92,7 +92,7 @@ class Replaced:
         return f"{self.override} drops the settings of {owner}: {', '.join(settings)}; {again}"
 
     def _is_chosen(self, key: str, value: Any) -> bool:
-        """Whether a value differs from the key's default: a run's own config.yaml holds the defaults too."""
+        """Return True if a value differs from the key's default: a run's own config.yaml holds the defaults too."""
         models = models_of(Config.model_fields[self.section].annotation)
         fields = [model.model_fields[key] for model in models if key in model.model_fields]
         return all(field.get_default(call_default_factory=True) != value for field in fields)
@@ -136,7 +136,7 @@ def _validate(data: dict[str, Any], name: str, parsed: Source, overrides: Sequen
 
 
 def names_environment(source: ConfigSource) -> bool:
-    """Whether a config, or one of several, names what is played; a hardware config does not.
+    """Return True if a config, or one of several, names an environment; a hardware config does not.
 
     Raises:
         ConfigError: as `load_config`.

@@ -1,8 +1,8 @@
-"""How servers listen to clients that may be hostile: connections, addresses, headers, and bodies have bounds.
+"""HTTP listening with bounds on connections, host names, headers and bodies, for clients that may be hostile.
 
 - Beyond a number of connections, new ones are dropped at once.
 - A connection without a complete request for `IDLE_S` is closed, and so is one whose body does not arrive in time.
-- A body is refused with status 413 as soon as it is known to be too long: before it is read where its length is told.
+- A body is refused with status 413 as soon as it is known to be too long: before it is read where its length is stated.
 - Without a token, a request must name this machine as its host: a page of another site, whose name was made to lead
   here (DNS rebinding), names that site.
 """
@@ -110,7 +110,7 @@ def own_names(host: str) -> Set[str]:
 
 
 def is_own_host(host: str, names: Set[str]) -> bool:
-    """Whether the ``Host`` of a request is an address or one of these names: no site of the web.
+    """Return True if the ``Host`` of a request is an IP address or one of these names, and no web site.
 
     >>> [is_own_host(host, LOCAL_NAMES) for host in ("127.0.0.1:8300", "[::1]:80", "localhost", "evil.example:80", "")]
     [True, True, True, False, False]
@@ -127,7 +127,7 @@ def is_own_host(host: str, names: Set[str]) -> bool:
 
 
 def guard(token: str | None, host: str) -> Any:
-    """Lets only requests with the token pass; without a token, those that name this machine as their host.
+    """Make a middleware that admits requests with the token; without a token, those that name this machine.
 
     Args:
         token: What clients must send.

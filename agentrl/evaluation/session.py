@@ -164,7 +164,7 @@ def describe(request: EvaluationRequest, config: Config) -> Panel:
 
 
 def _session_fingerprints(config: Config) -> dict[str, str]:
-    """What tells an environment, a loop and tools of this Python session from earlier ones of their names."""
+    """Hash the code of the environment, loop and tools of this Python session, by name."""
     tools = [entry if isinstance(entry, str) else str(entry["name"]) for entry in config.agent.tools]
     named = [(Kind.ENVIRONMENT, config.sole_environment.name), (Kind.AGENT_LOOP, config.agent.loop)]
     named += [(Kind.TOOL, name) for name in tools]

@@ -118,7 +118,7 @@ class Checkpoints:
 
 
 def _is_own_folder(path: Path) -> bool:
-    """Whether it is a folder, and not a link to one that lies elsewhere."""
+    """Return True for a folder, and False for a link to one elsewhere."""
     return path.is_dir() and not path.is_symlink()
 
 

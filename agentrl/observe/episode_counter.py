@@ -18,7 +18,7 @@ LINES = 10
 
 @dataclass(slots=True)
 class EpisodeCounter:
-    """Counts episodes as they end, and tells whoever watches."""
+    """Counter of episodes, which shows each one as it ends."""
 
     total: int
     done: int = 0
@@ -31,7 +31,7 @@ class EpisodeCounter:
     """Called after a line is printed."""
 
     def add(self, trajectory: Trajectory) -> None:
-        """An episode ended."""
+        """Count an episode that ended."""
         self.done += 1
         infrastructure = trajectory.outcome is not None and trajectory.outcome.is_infrastructure
         self.failed += infrastructure
@@ -45,11 +45,11 @@ class EpisodeCounter:
             self.on_line()
 
     def line(self) -> str:
-        """How far it is, on one line."""
+        """Describe the progress on one line."""
         return f"{self.done}/{self.total} episodes, {self.words()}"
 
     def words(self) -> str:
-        """What is known so far."""
+        """Describe the results so far."""
         success = f"success {self.solved / self.told:.1%}" if self.told else "success unknown"
         return f"{success}, {self.failed} failed" if self.failed else success
 

@@ -1,4 +1,4 @@
-"""Says that work goes on, when nothing else has said so for a while: for logs, which have no live panel."""
+"""Lines that show that work goes on when nothing else was printed for a while: for logs, which have no live panel."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ class Heartbeat:
         self._began = self._said = time.monotonic()
 
     def heard(self) -> None:
-        """Somebody else has just said something."""
+        """Note that another line was printed just now."""
         self._said = time.monotonic()
 
     def beat(self, now: float) -> float:

@@ -2,7 +2,7 @@
 
 Each line ends with a checksum of the record before it: ``{"step": 1, …, "checksum": "crc32:5f0e2a91"}``. It is taken of
 the record and not of its bytes, so a file that was filtered or formatted by another program keeps its checksums. A
-line without one, which somebody has written by hand, is taken as it is.
+line without one, such as one written by hand, is taken as it is.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""Whether a run learns anything: a step in which all returns of each group are equal prefers no episode to another."""
+"""Detection of runs that learn nothing: where all returns of each group are equal, no episode is preferred."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ def share_that_differs(metrics: Mapping[str, float]) -> float | None:
 
 
 def learns_nothing(metrics: Mapping[str, float]) -> bool:
-    """Whether a step's rewards say nothing about how to act.
+    """Return True if a step's rewards do not prefer any action to another.
 
     No group has a difference in returns, and either there is no advantage, or a critic's own error is all of it.
     """
@@ -41,14 +41,14 @@ def steps_without_learning(lines: Iterable[Mapping[str, float]]) -> int:
 
 
 class LearningWatch:
-    """Notices that nothing has been learnt for several steps, and says why and what to try."""
+    """Watch for several steps in a row that learn nothing."""
 
     def __init__(self) -> None:
         self._steps = 0
         self._next = FIRST
 
     def look(self, metrics: Mapping[str, float], trajectories: Sequence[Trajectory]) -> str | None:
-        """Take in a step; what to tell the user, if it is time to.
+        """Take in a step; return a message for the user when one is due.
 
         Args:
             metrics: Of the step.
@@ -65,7 +65,7 @@ class LearningWatch:
 
 
 def explanation(steps: int, trajectories: Sequence[Trajectory]) -> str:
-    """Why nothing is learnt, from the episodes of the newest step, and what to try.
+    """Explain why nothing is learnt, from the episodes of the newest step, and what to try.
 
     Args:
         steps: How many steps in a row have learnt nothing.

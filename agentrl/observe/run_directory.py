@@ -206,19 +206,19 @@ class RunDirectory:
                 folder.rmdir()
 
     def _holds_results(self) -> bool:
-        """Whether a step, a checkpoint or an episode is finished; what cannot be read may be one."""
+        """Return True if a step, a checkpoint or an episode is finished; what cannot be read may be one."""
         has_metrics = self.metrics_file.is_file() and self.metrics_file.stat().st_size > 0
         if has_metrics or any(self.checkpoints.glob("step-*")):
             return True
         return any(_holds_an_episode(file) for file in self.trajectories.glob("step-*.jsonl"))
 
     def _holds_foreign_logs(self) -> bool:
-        """Whether other processes than this one have written logs."""
+        """Return True if other processes than this one have written logs."""
         return any(log.name != RUN_LOG and log.stat().st_size for log in self.logs.glob("*.log"))
 
     @property
     def run_log(self) -> Path:
-        """What agentrl itself logs."""
+        """Log file of agentrl itself."""
         return self.logs / RUN_LOG
 
     def save_config(self, text: str) -> None:
@@ -227,7 +227,7 @@ class RunDirectory:
 
 
 def _holds_an_episode(file: Path) -> bool:
-    """Whether an episode in a file of the trajectory store ended by itself; what cannot be read may be one."""
+    """Return True if an episode in a file of the trajectory store ended by itself, or the file cannot be read."""
     try:
         ends = (record["trajectory"]["outcome"] for record in read_json_lines(file) if record["kind"] == "end")
         return any(outcome is not None and Outcome(outcome).is_trainable for outcome in ends)

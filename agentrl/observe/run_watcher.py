@@ -1,4 +1,4 @@
-"""What a person sees of a run while it goes on: a live panel in a terminal, plain lines elsewhere."""
+"""Progress of a run for people: a live panel in a terminal, plain lines elsewhere."""
 
 from __future__ import annotations
 
@@ -62,7 +62,7 @@ COLUMNS = (
 
 
 def columns_of(metrics: Iterable[str]) -> list[Shown]:
-    """What is shown of a step: the fixed columns, and the success in each of several environments after the first.
+    """Choose the columns of a step: the fixed ones, and the success in each of several environments after the first.
 
     >>> [column.title for column in columns_of(["reward/mean", "env/maze/success", "success/mean"])]
     ['success', 'maze', 'reward']
@@ -98,7 +98,7 @@ def step_words(step: int, steps: int, metrics: Mapping[str, float]) -> str:
 
 
 def status_words(status: RunStatus) -> str:
-    """What a run is busy with, on one line.
+    """Describe on one line what a run is doing.
 
     >>> status_words(RunStatus(step=3, steps=60, episodes_running=16, episodes_done=2))
     'prepare, step 3/60, 16 episodes running, 2 done'

@@ -8,8 +8,8 @@ Functions written for TRL, verl and verifiers are recognised by the names of the
 ``completion``  verifiers: ``f(prompt, completion, answer, state, info)``, any of them
 =============== ==================================================================================================
 
-A blocking function runs in one thread beside the event loop, one call after the other; an ``async`` one runs in the
-event loop, beside all others. What a function raises, or returns instead of a number, is a failure of the machinery.
+A blocking function runs in a thread of its own, one call after the other; an ``async`` one runs in the
+event loop, concurrently with others. An exception, or a result that is no number, is an `EnvironmentFailure`.
 """
 
 from __future__ import annotations
@@ -142,7 +142,7 @@ class FunctionReward(Scorer):
             return self._call(trajectory, task)
 
     async def _awaited(self, what: str, work: Awaitable[Any]) -> Any:
-        """What a coroutine gives; one that cancels itself has failed, and does not cancel the episode."""
+        """Await a coroutine; one that cancels itself has failed, and does not cancel the episode."""
 
         async def guarded() -> Any:
             with failures_named(what, self._file):
@@ -189,7 +189,7 @@ def _may_return_none(signature: inspect.Signature) -> bool:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Convention:
-    """How functions of one library are called."""
+    """Calling convention of one library's functions."""
 
     arguments: Callable[[Trajectory, Task], dict[str, Any]]
     """Everything that they may ask for, by parameter name."""
@@ -247,7 +247,7 @@ def _split(trajectory: Trajectory) -> tuple[list[dict[str, Any]], list[dict[str,
 
 
 def _written(message: Message, completion: str | None) -> dict[str, Any]:
-    """As TRL shows a message: an answer without tool calls is the whole text, thinking included."""
+    """Write a message as TRL does: an answer without tool calls is the whole text, thinking included."""
     if completion is None or message.tool_calls:
         return message.to_template()
     return {"role": message.role, "content": completion}

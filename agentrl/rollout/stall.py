@@ -99,7 +99,7 @@ class Waits:
             await self._changed.wait()
 
     def _outside(self) -> set[str]:
-        """Who is at work outside the engine."""
+        """Return the ids of episodes that are at work outside the engine."""
         asking = {wait.who for wait in self._open.values() if wait.kind is WaitKind.ENGINE}
         return {wait.who for wait in self._open.values() if wait.kind in AT_WORK} - asking
 

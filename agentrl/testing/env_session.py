@@ -156,12 +156,12 @@ def call_action(tool: Tool, arguments: Mapping[str, Any]) -> str:
 
 
 def is_call(action: str) -> bool:
-    """Whether an action calls a tool."""
+    """Return True if an action calls a tool."""
     return action.startswith(_CALL)
 
 
 async def _call(tools: Sequence[Tool], action: str) -> StepResult:
-    """What a tool says, to wrong arguments, too, as the result of a step."""
+    """Call a tool, and return its answer (to wrong arguments, too) as the result of a step."""
     name, arguments = json.loads(action.removeprefix(_CALL))
     tool = next(tool for tool in tools if tool.name == name)
     with asking(f"tool {tool.name}"):

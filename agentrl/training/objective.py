@@ -47,7 +47,7 @@ class TokenObjective:
 
 
 def learns_from_rewards(config: AlgorithmConfig) -> bool:
-    """Whether differences in returns are all that is learnt from: no teacher, and a loss that reads advantages."""
+    """Return True if a run learns from differences in returns only: no teacher, and a loss that reads advantages."""
     return config.teacher is None and not is_blind_to_advantage(lookup(Kind.LOSS, config.loss))
 
 

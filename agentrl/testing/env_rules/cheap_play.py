@@ -140,7 +140,7 @@ def _judged(subject: Subject, played: Sequence[Played]) -> Finding:
 
 
 def _compared(subject: Subject, policy_of: Callable[[Task], Policy]) -> Finding:
-    """What lazy play earned, if random play of the same tasks earned as much.
+    """Compare the returns of lazy play with those of random play of the same tasks.
 
     Raises:
         Missing: it cannot be played; *bears nonsense* says more.

@@ -28,7 +28,7 @@ _SHORT_TURN_S = 1e-5
 
 
 def is_isolated_enough(subject: Subject) -> Finding:
-    """What may end the process, native code and threads of its own, runs in worker processes."""
+    """Environments that may end the process (native code, threads of their own) run in worker processes."""
     if subject.spec.isolation_under(subject.options) is Isolation.PROCESS:
         raise Missing("it runs in worker processes")
     before = set(threading.enumerate())
