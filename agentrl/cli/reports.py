@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import threading
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
 from pathlib import Path
@@ -13,12 +12,16 @@ from agentrl.errors import AgentRLError
 from agentrl.evaluation.learning_curve import draw_learning_curve, drawable
 from agentrl.evaluation.report import CURVE_FILE, Report, ReportFiles, choose_examples, write_report
 from agentrl.evaluation.session import FinishedEvaluation
+from agentrl.observe.heartbeat import repeating
 from agentrl.observe.learning import steps_without_learning
 from agentrl.observe.metrics import read_metrics
 from agentrl.observe.model_folder import find_model
 from agentrl.observe.run_directory import RunDirectory, find_run
 from agentrl.observe.run_watcher import step_words
 from agentrl.observe.trajectory_store import read_trajectories, step_files
+
+DRAWN_EVERY_S = 60.0
+"""Seconds between two drawings of a learning curve."""
 
 
 def write_evaluation_report(finished: FinishedEvaluation) -> ReportFiles:
@@ -62,33 +65,21 @@ def _run_note(metrics: Sequence[Mapping[str, Any]]) -> str:
 
 
 @contextmanager
-def curve_kept_up(folder: Path, *, every_s: float = 60.0) -> Iterator[None]:
-    """Draw a run's learning curve again and again while the block runs, in a thread of its own.
+def curve_kept_up(folder: Path) -> Iterator[None]:
+    """Draw the learning curve of the run in `folder` while the block runs: at once, and after new steps."""
+    run, drawn_size = RunDirectory(folder), 0
 
-    Args:
-        folder: The run's.
-        every_s: Seconds between two drawings.
-    """
-    ended = threading.Event()
-
-    def draw() -> None:
-        size = 0
-        run = RunDirectory(folder)
-        while not ended.wait(every_s):
-            now = run.metrics_file.stat().st_size if run.metrics_file.is_file() else 0
-            if now == size:
-                continue
-            size = now
+    def draw() -> float:
+        nonlocal drawn_size
+        size = run.metrics_file.stat().st_size if run.metrics_file.is_file() else 0
+        if size != drawn_size:
+            drawn_size = size
             with suppress(AgentRLError, OSError):
                 draw_curve(run)
+        return DRAWN_EVERY_S
 
-    thread = threading.Thread(target=draw, name="learning curve", daemon=True)
-    thread.start()
-    try:
+    with repeating("learning curve", draw):
         yield
-    finally:
-        ended.set()
-        thread.join()
 
 
 def draw_curve(run: RunDirectory) -> None:

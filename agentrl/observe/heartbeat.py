@@ -47,16 +47,28 @@ class Heartbeat:
     @contextmanager
     def beating(self) -> Iterator[None]:
         """Watch the clock inside the block."""
-        ended = threading.Event()
-
-        def watch() -> None:
-            while not ended.wait(self.beat(time.monotonic())):
-                pass
-
-        thread = threading.Thread(target=watch, name="heartbeat", daemon=True)
-        thread.start()
-        try:
+        with repeating("heartbeat", lambda: self.beat(time.monotonic())):
             yield
-        finally:
-            ended.set()
-            thread.join()
+
+
+@contextmanager
+def repeating(name: str, work: Callable[[], float]) -> Iterator[None]:
+    """Call `work` again and again while the block runs, at least once, in a thread of its own.
+
+    Args:
+        name: Of the thread.
+        work: Returns the seconds until the next call.
+    """
+    ended = threading.Event()
+
+    def repeat() -> None:
+        while not ended.wait(work()):
+            pass
+
+    thread = threading.Thread(target=repeat, name=name, daemon=True)
+    thread.start()
+    try:
+        yield
+    finally:
+        ended.set()
+        thread.join()

@@ -14,7 +14,7 @@ from typing import Any
 import pytest
 import yaml
 
-from agentrl.cli.reports import write_run_report
+from agentrl.cli.reports import curve_kept_up, write_run_report
 
 Cli = Callable[..., Any]
 
@@ -59,6 +59,13 @@ def test_a_report_shows_the_newest_step_and_no_copies_of_files(trained_run: Path
     report = write_run_report(run).html.read_text()
     (store / "step-000001.jsonl").replace(store / "step-000009-keep.jsonl")
     assert write_run_report(run).html.read_text() == report
+
+
+def test_the_learning_curve_of_a_run_that_goes_on_is_drawn(trained_run: Path, tmp_path: Path) -> None:
+    shutil.copy(trained_run / "metrics.jsonl", tmp_path)
+    with curve_kept_up(tmp_path):
+        pass
+    assert {path.name for path in tmp_path.iterdir()} == {"metrics.jsonl", "learning_curve.png"}
 
 
 def test_progress_is_plain_lines_where_there_is_no_terminal(
