@@ -39,7 +39,7 @@ class NoAnswer(Exception):
 
 
 def stated_answer(text: str) -> str | None:
-    r"""What a text states as the answer, or ``None``.
+    r"""Find what a text states as the answer, or ``None``.
 
     It stands in the last ``\boxed{}`` or ``<answer>`` tag, else behind the last ``####`` or "answer"; the rest of the
     sentence and reasons do not belong to it. Without any of these, a number that stands alone is the answer.

@@ -163,7 +163,7 @@ class PuzzleEnv(gymnasium.Env[Content, str]):
         self._progress_at_start = snapshot["progress_at_start"]
 
     def _reward_at_limit(self) -> float:
-        """What losing pays, and the share of the missing progress that the actions made."""
+        """Pay what losing pays, and the share of the missing progress that the actions made."""
         gained = self.game.progress() - self._progress_at_start
         return self.game.loss_reward + max(gained, 0.0) / (1 - self._progress_at_start)
 

@@ -56,7 +56,7 @@ class Puzzle(ABC):
     """How many actions one turn may hold: ``left || up``."""
     illegal_reward: ClassVar[float] = 0.0
     loss_reward: ClassVar[float] = 0.0
-    """What losing pays. Reaching the limit pays the same, so that refusing to play is no better than losing."""
+    """Reward of losing. Reaching the limit pays the same, so that refusing to play is no better than losing."""
     looks: ClassVar[Fields] = {}
     """How the letters of `text` look in a picture; without, the puzzle is shown as text only."""
 
@@ -93,7 +93,7 @@ class Puzzle(ABC):
         return rng.choice(self.actions() or [""])
 
     def progress(self) -> float:
-        """How close the state is to the solution, from 0 to 1.
+        """Measure how close the state is to the solution, from 0 to 1.
 
         An episode that is truncated pays for what its actions added to the progress of the first state, as a share of
         what was missing there.

@@ -95,7 +95,7 @@ class Customer:
         return database.order(request.order_id) == self._expected[self.mood.request]
 
     def _unclear(self, text: str) -> list[str]:
-        """What a customer who asked a question says to figures that are no answer to it."""
+        """Reply to figures that are no answer to the customer's question."""
         outputs, figures = self.request.outputs, figures_in(text)
         if not outputs or not (figures.amounts or figures.counts):
             return []

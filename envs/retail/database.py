@@ -61,7 +61,7 @@ class Database:
         return self._orders[order_id]
 
     def changes(self) -> dict[str, Any]:
-        """What differs from the store, and who was identified, as JSON types; what was changed back does not differ."""
+        """Give the differences from the store, and who was identified, as JSON types; undone changes do not differ."""
         return {**copy.deepcopy(self._differences()), "identified": sorted(self.identified)}
 
     def key(self) -> str:

@@ -1,4 +1,4 @@
-"""What a customer hears in what the agent says: questions by topic, a wish for confirmation, a refusal, figures."""
+"""Recognition of what the agent says: questions by topic, a wish for confirmation, a refusal, figures."""
 
 from __future__ import annotations
 
@@ -79,14 +79,14 @@ class Figures(NamedTuple):
     """It quotes a record, which a customer does not read."""
 
     def answers(self, outputs: Sequence[str]) -> bool:
-        """Whether they are one answer to a question for `outputs`: one amount, and one count where that is asked for.
+        """Return True if they are one answer to a question for `outputs`: one amount, and one count if asked for.
 
         Right or wrong: several amounts are no answer, because one of them may always be right.
         """
         return not self.is_record and len(self.amounts) == 1 and (len(outputs) == 1 or len(self.counts) == 1)
 
     def answer(self, outputs: Sequence[str]) -> tuple[str, ...]:
-        """What they say of `outputs`: the count first, where that is asked for, then the amount."""
+        """Give the answer for `outputs`: the count first, where that is asked for, then the amount."""
         return (*self.counts, *self.amounts) if len(outputs) > 1 else self.amounts
 
 

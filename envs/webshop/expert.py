@@ -48,7 +48,7 @@ def goal_words(instruction: str) -> str:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Wishes:
-    """What an instruction asks for, as far as the vocabulary goes, in the words of the products."""
+    """Wishes of an instruction, as far as the vocabulary goes, in the words of the products."""
 
     words: str
     """The whole instruction but the price."""
@@ -64,7 +64,7 @@ class Wishes:
 
     @property
     def keywords(self) -> str:
-        """What to search for. Brand and options, which set products of one type apart, count twice."""
+        """Words to search for. Brand and options, which set products of one type apart, count twice."""
         if not self.kind:
             return self.words
         twice = (self.brand, *self.options)

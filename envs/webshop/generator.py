@@ -68,7 +68,7 @@ class RawProduct(NamedTuple):
 
 
 class _Family(NamedTuple):
-    """What near-duplicates share, and what sets them apart."""
+    """Family of near-duplicates: what they share, and what sets them apart."""
 
     kind: ProductType
     names: Mapping[str, str]
@@ -203,7 +203,7 @@ def _chosen(family: _Family, half: int, rng: random.Random) -> dict[str, str]:
 
 
 def _is_branded(family: _Family, chosen: Mapping[str, str], rng: random.Random) -> bool:
-    """Whether an instruction names the brand: where search needs it to find the family, and at times elsewhere."""
+    """Decide if an instruction names the brand: where search needs it to find the family, and at times elsewhere."""
     return family.is_hidden or family.split_option not in chosen or rng.random() < _BRANDED
 
 
@@ -247,7 +247,7 @@ def _bullets(family: _Family, deciding: str, rng: random.Random) -> list[str]:
 
 
 def _price(family: _Family, combination: int) -> float:
-    """What a combination costs, in dollars."""
+    """Price of a combination, in dollars."""
     rng = random.Random(f"{family.names} {family.price} {combination}")
     return int(family.price * rng.uniform(0.8, 1.3)) + rng.choice((0.0, 0.49, 0.95, 0.99))
 

@@ -31,10 +31,10 @@ class Observation(enum.StrEnum):
 
 
 class RewardKind(enum.StrEnum):
-    """What a purchase is rewarded with."""
+    """Kind of reward for a purchase."""
 
     SCORE = "score"
-    """How much of the goal it meets, from 0 to 1."""
+    """Share of the goal that it meets, from 0 to 1."""
     SUCCESS = "success"
     """1 if it meets the whole goal, else 0."""
 

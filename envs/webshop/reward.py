@@ -144,7 +144,7 @@ def _is_option_met_by_name(option: GoalOption, chosen: Mapping[str, str]) -> boo
 
 
 def is_same_value(one: str, other: str) -> bool:
-    """Whether two texts name the same value of an option, however they are punctuated.
+    """Return True if two texts name the same value of an option, however they are punctuated.
 
     Words count without case and without the s of a plural; gray is grey. Texts with numbers must have the same words,
     numbers, signs and marks of units in the same order, others the same words in any order.

@@ -1,4 +1,4 @@
-"""How alike two texts are: the ratio of the package thefuzz (0.19) that WebShop's reward is made of.
+"""Similarity of two texts: the ratio of the package thefuzz (0.19) that WebShop's reward is made of.
 
 It cleans texts first, and gives whole percentages: twice the length of the longest common subsequence, divided by
 the length of both texts. Values of thefuzz itself are kept in the tests.
