@@ -8,9 +8,10 @@ import pytest
 
 import agentrl
 from agentrl import tool_fault
+from agentrl.agent_loop import AgentLoop
 from agentrl.chat_service.wire import decode_answer
-from agentrl.errors import Outcome, ToolError
-from agentrl.message import ToolCall
+from agentrl.errors import Outcome, ToolError, UsageError
+from agentrl.message import ToolCall, user
 from agentrl.rollout.budget import EpisodeLimits
 from agentrl.rollout.resident import call_own_tool
 from agentrl.rollout.tool_session import tool_session
@@ -195,3 +196,30 @@ async def test_a_call_that_never_ends_is_left_behind(monkeypatch):
     assert called.result.text == "Error: stay did not answer in 0.01 s"
     released.set()
     await ended.wait()
+
+
+class Forgetful(AgentLoop):
+    """Opens its conversation as loops without tools do, unless told otherwise."""
+
+    offers_tools = True
+
+    def __init__(self, **opened):
+        self.opened = opened
+
+    async def run(self, episode):
+        await episode.reset()
+        await episode.open([user("Go.")], **self.opened).generate()
+
+
+async def test_a_loop_that_offers_tools_must_not_leave_them_out_of_the_prompt(make_runner, play, worlds):
+    runner = make_runner(worlds.Corridor, "x", tools=[count])
+    runner.loop = Forgetful()
+    with pytest.raises(UsageError, match=r"agent loop Forgetful offers tools.*count.*tools=list\(episode.tools.values"):
+        await play(runner)
+
+
+@pytest.mark.parametrize(("opened", "tools"), [({"tools": ()}, [count]), ({}, [])])
+async def test_a_conversation_may_have_no_tools_on_purpose(make_runner, play, worlds, opened, tools):
+    runner = make_runner(worlds.Corridor, "x", tools=tools)
+    runner.loop = Forgetful(**opened)
+    assert (await play(runner)).outcome is Outcome.FINISHED

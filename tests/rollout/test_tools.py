@@ -530,35 +530,6 @@ async def test_loops_may_call_one_tool_after_the_other(make_runner, play, worlds
     assert runner.loop.told == ["2", "4"]
 
 
-class Forgetful(AgentLoop):
-    """Opens its conversation as loops without tools do, unless told otherwise."""
-
-    offers_tools = True
-
-    def __init__(self, **opened):
-        self.opened = opened
-
-    async def run(self, episode):
-        await episode.reset()
-        await episode.open([user("Go.")], **self.opened).generate()
-
-
-async def test_a_loop_that_offers_tools_must_not_leave_them_out_of_the_prompt(make_runner, play, worlds):
-    runner = make_runner(worlds.Corridor, "x", tools=[double])
-    runner.loop = Forgetful()
-    with pytest.raises(
-        UsageError, match=r"agent loop Forgetful offers tools.*double.*tools=list\(episode.tools.values"
-    ):
-        await play(runner)
-
-
-@pytest.mark.parametrize(("opened", "tools"), [({"tools": ()}, [double]), ({}, [])])
-async def test_a_conversation_may_have_no_tools_on_purpose(make_runner, play, worlds, opened, tools):
-    runner = make_runner(worlds.Corridor, "x", tools=tools)
-    runner.loop = Forgetful(**opened)
-    assert (await play(runner)).outcome is Outcome.FINISHED
-
-
 class Remembering(Scorer):
     """Keeps what a scorer can read of an episode."""
 
