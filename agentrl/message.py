@@ -129,14 +129,16 @@ def tool_result(call: ToolCall, text: str) -> Message:
     return Message(role="tool", content=text, tool_call_id=call.id, name=call.name)
 
 
+MOST_DIGITS = 1000
+"""Maximum length of a number that `parse_int` reads; Python refuses to convert more than 4300 digits."""
 _INTEGER = re.compile(r"(?<![\w.])[-+]?\d+(?![\w]|\.\d)")
 
 
 def parse_int(text: str) -> int | None:
-    """The last whole number in `text`, or ``None`` when there is none.
+    """Find the last whole number in `text`; ``None`` when there is none, or when it has more than `MOST_DIGITS` digits.
 
-    >>> parse_int("I try 50, no: 42."), parse_int("no idea")
-    (42, None)
+    >>> parse_int("I try 50, no: 42."), parse_int("no idea"), parse_int("9" * 5000)
+    (42, None, None)
     """
     numbers = _INTEGER.findall(text)
-    return int(numbers[-1]) if numbers else None
+    return int(numbers[-1]) if numbers and len(numbers[-1]) <= MOST_DIGITS else None

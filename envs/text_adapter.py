@@ -20,7 +20,7 @@ import numpy as np
 from gymnasium import spaces
 
 from agentrl.errors import UsageError
-from agentrl.message import Content
+from agentrl.message import MOST_DIGITS, Content
 
 _NUMBER = re.compile(r"[-+]?\d+(?:\.\d+)?(?:[eE][-+]?\d+)?")
 
@@ -156,7 +156,7 @@ def _find_name(text: str, names: Sequence[str]) -> int | None:
     mentioned = [i for i, name in enumerate(names) if re.search(rf"(?<!\w){re.escape(name.lower())}(?!\w)", said)]
     if len(mentioned) == 1:
         return mentioned[0]
-    number = int(said) if said.isdecimal() else -1
+    number = int(said) if said.isdecimal() and len(said) <= MOST_DIGITS else -1
     return number if not mentioned and 0 <= number < len(names) else None
 
 

@@ -11,10 +11,10 @@ from typing import Any, TypeAlias, TypeVar, cast
 
 from agentrl.env_server.refusal import Refusal
 from agentrl.env_server.session import Session
-from agentrl.errors import EnvironmentFailure, ToolError, async_boundary
+from agentrl.errors import EnvironmentFailure, ToolError, async_boundary, shortened
 from agentrl.remote.tool import RemoteTool
 from agentrl.remote.wire import Problem, read_content, write_content, write_message, write_tool_result
-from agentrl.rollout.resident import call_own_tool
+from agentrl.rollout.resident import call_own_tool, restored_generator
 from agentrl.task import Task
 
 LARGEST_SEED = 2**128
@@ -44,7 +44,7 @@ def whole(body: Body, name: str, *, least: int, most: int) -> int:
     """
     value = field(body, name, int)
     if not least <= value <= most:
-        raise Refusal(Problem.REQUEST, f"{name!r} of the request is {value:.6g}, expected {least} to {most}")
+        raise Refusal(Problem.REQUEST, f"{name!r} of the request is {shortened(value)}, expected {least} to {most}")
     return value
 
 
@@ -129,7 +129,12 @@ async def _expert_action(session: Session, body: Body) -> dict[str, Any]:
 
 
 async def _expert_mistake(session: Session, body: Body) -> dict[str, Any]:
-    action, state = await session.environment.call("expert_mistake", field(body, "random_state", list))
+    state = field(body, "random_state", list)
+    try:
+        restored_generator(state)
+    except (TypeError, ValueError, OverflowError) as error:
+        raise Refusal(Problem.REQUEST, f"'random_state' of the request is no state of a generator: {error}") from error
+    action, state = await session.environment.call("expert_mistake", state)
     return {"action": action, "random_state": state}
 
 

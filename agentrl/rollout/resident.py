@@ -138,9 +138,7 @@ class Resident:
 
     async def expert_mistake(self, random_state: Sequence[Any]) -> tuple[str | None, list[Any]]:
         """The expert's mistake in place of its last action, drawn by a generator in a state, and the state then."""
-        version, numbers, gauss = random_state
-        rng = random.Random()
-        rng.setstate((version, tuple(numbers), gauss))
+        rng = restored_generator(random_state)
         mistake = await settled(cast("FallibleExpert", self._expert).mistake(rng))
         version, numbers, gauss = rng.getstate()
         return None if mistake is None else str(mistake), [version, list(numbers), gauss]
@@ -219,3 +217,17 @@ async def call_own_tool(tool: Tool, arguments: Mapping[str, Any]) -> ToolResult:
             raise
         except Exception as error:
             raise ToolError(f"{tool.name} failed ({type(error).__name__})") from error
+
+
+def restored_generator(state: Sequence[Any]) -> random.Random:
+    """Make a generator from its state in JSON types.
+
+    Raises:
+        TypeError: it is no state; also the next two.
+        ValueError: as above.
+        OverflowError: as above.
+    """
+    version, numbers, gauss = state
+    generator = random.Random()
+    generator.setstate((version, tuple(numbers), gauss))
+    return generator

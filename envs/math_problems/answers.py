@@ -19,10 +19,10 @@ _SEPARATOR_OF_THOUSANDS = re.compile(r"\{,\}|\\,|,")
 _WRAPPER = re.compile(r"\\(?:text|textbf|mathrm|mathbf)\s*\{([^{}]*)\}")
 _TYPESETTING = re.compile(r"\\(?:left|right|!|;|quad|[()\[\]])|\*\*|__|`|\\(?=[$%])|\$|\\,(?!\d{3})")
 _DECORATION = re.compile(r"\\(?:left|right|text|mathrm|!|,|;|\$|%)|[$%{}\s]")
-_TAG = re.compile(r"<answer>(.*?)</answer>", re.IGNORECASE | re.DOTALL)
+_TAG = re.compile(r"<(/?)answer>", re.IGNORECASE)
 _LABEL = re.compile(r"(?:####|\banswer\b(?:\s+is\b)?)[\s\"'*_]*[:=]?", re.IGNORECASE)
 _REASON = re.compile(
-    r"(?<=\S)[\s,;:(-]+(?:because|since|as|which|so|where|for|after|by)\b.*", re.IGNORECASE | re.DOTALL
+    r"(?<=[^\s,;:(-])[\s,;:(-]+(?:because|since|as|which|so|where|for|after|by)\b.*", re.IGNORECASE | re.DOTALL
 )
 _END_OF_SENTENCE = re.compile(r"[.!?](?=\s|$)|\n")
 _LEAD = re.compile(
@@ -115,8 +115,13 @@ def _boxed(text: str) -> str | None:
 
 
 def _tagged(text: str) -> str | None:
-    found = _TAG.findall(text)
-    return found[-1] if found else None
+    start, last = None, None
+    for tag in _TAG.finditer(text):
+        if not tag[1]:
+            start = tag.end()
+        elif start is not None:
+            start, last = None, text[start : tag.start()]
+    return last
 
 
 def _standing_alone(plain: str) -> str | None:

@@ -23,7 +23,7 @@ from agentrl.task import SeedTasks, seed_tasks
 from ..choices import did_you_mean
 from ..pictures import ObservationForm, legend, observation_form, pictured, shows_images
 from ..splits import split_of_checksum, split_of_seed
-from .rules import Illegal, Played, Puzzle
+from .rules import Illegal, Played, Puzzle, share_gained
 
 SEPARATOR = "||"
 MAX_DRAWS = 1000
@@ -164,8 +164,7 @@ class PuzzleEnv(gymnasium.Env[Content, str]):
 
     def _reward_at_limit(self) -> float:
         """Pay what losing pays, and the share of the missing progress that the actions made."""
-        gained = self.game.progress() - self._progress_at_start
-        return self.game.loss_reward + max(gained, 0.0) / (1 - self._progress_at_start)
+        return self.game.loss_reward + share_gained(self._progress_at_start, self.game.progress())
 
     def _opening_info(self) -> dict[str, Any]:
         goal = self.game.introduction().removesuffix(self.game.text()).strip()

@@ -12,7 +12,7 @@ from agentrl.message import Content
 from .bounds import within
 from .environment import puzzle_spec
 from .planner import read
-from .rules import Illegal, Played, Puzzle
+from .rules import Illegal, Played, Puzzle, share_gained
 
 
 class Mastermind(Puzzle):
@@ -64,8 +64,12 @@ class Mastermind(Puzzle):
         return Played(0.0, f"{' '.join(guess)}: {placed} in place, {misplaced} in another place.")
 
     def progress(self) -> float:
-        """How close the last guess came; half for a digit in another place."""
-        placed, misplaced = compare(self.guesses[-1], self.code) if self.guesses else (0, 0)
+        """How much closer the last guess came than the first, which nothing was known for."""
+        return share_gained(*map(self._closeness, (self.guesses[0], self.guesses[-1]))) if self.guesses else 0.0
+
+    def _closeness(self, guess: str) -> float:
+        """The share of the digits that are in place; half for a digit in another place."""
+        placed, misplaced = compare(guess, self.code)
         return (placed + misplaced / 2) / self.length
 
     def introduction(self) -> str:

@@ -115,6 +115,15 @@ class Puzzle(ABC):
             setattr(self, name, state[name])
 
 
+def share_gained(before: float, now: float) -> float:
+    """Give the share of what was missing before that has been added since: 0 where nothing was.
+
+    >>> share_gained(0.5, 0.75), share_gained(0.5, 0.25)
+    (0.5, 0.0)
+    """
+    return max(now - before, 0.0) / (1 - before) if before < 1 else 0.0
+
+
 class ChancePuzzle(Puzzle):
     """A puzzle in which chance goes on to play after the start.
 

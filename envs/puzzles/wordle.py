@@ -12,7 +12,7 @@ from agentrl.message import Content
 
 from .environment import puzzle_spec
 from .planner import read
-from .rules import Illegal, Played, Puzzle
+from .rules import Illegal, Played, Puzzle, share_gained
 from .words import words_of
 
 LENGTH = 5
@@ -51,8 +51,12 @@ class Wordle(Puzzle):
         return Played(0.0, f"{' '.join(guess.upper())}\n{' '.join(mark(guess, self.word))}")
 
     def progress(self) -> float:
-        """How close the last guess came; half for a letter in another place."""
-        marks = mark(self.guesses[-1], self.word) if self.guesses else ""
+        """How much closer the last guess came than the first, which nothing was known for."""
+        return share_gained(*map(self._closeness, (self.guesses[0], self.guesses[-1]))) if self.guesses else 0.0
+
+    def _closeness(self, guess: str) -> float:
+        """The share of the letters that are in place; half for a letter in another place."""
+        marks = mark(guess, self.word)
         return (marks.count(PLACED) + marks.count(MISPLACED) / 2) / LENGTH
 
     def introduction(self) -> str:

@@ -118,6 +118,12 @@ def test_the_answer_is_found_in_a_text(text: str, answer: str | None) -> None:
     assert stated_answer(text) == answer
 
 
+@pytest.mark.parametrize("text", ["(" * 30_000, "<answer>" * 10_000 + "."])
+def test_what_never_ends_is_read_in_linear_time(text: str) -> None:
+    """A regular expression that begins anew at each character would take hours: the timeout of the tests tells."""
+    assert stated_answer(f"<answer>{text}<answer>42</answer>") == "42"
+
+
 def test_calculations_go_on_and_an_answer_ends() -> None:
     env = posed()
     observation, reward, terminated, _, info = env.step("calculate 6 * 7 / 4")

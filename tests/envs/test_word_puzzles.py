@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import statistics
 from fractions import Fraction
 from typing import Any
 
@@ -157,11 +158,35 @@ def test_mastermind_counts_both_kinds() -> None:
     assert env.step("1234")[1:3] == (1.0, True)
 
 
-def test_time_pays_for_how_close_the_last_guess_was() -> None:
-    env = started(Mastermind, {"code": "1234", "guesses": []}, max_steps=1)
-    assert env.step("1 4 3 5")[1] == pytest.approx(2.5 / 4)
-    env = started(Wordle, {"word": "label", "guesses": []}, max_steps=1)
-    assert env.step("allow")[1] == pytest.approx(1.5 / 5)
+@pytest.mark.parametrize(
+    ("rules", "state", "guesses", "pays"),
+    [
+        (Mastermind, {"code": "1234"}, ["5 6 1 2", "1 4 3 5"], (2.5 - 1) / (4 - 1)),
+        (Mastermind, {"code": "1234"}, ["1 4 3 5", "5 6 1 2"], 0.0),
+        (Mastermind, {"code": "1234"}, ["1 4 3 5", "1 4 3 5"], 0.0),
+        (Wordle, {"word": "label"}, ["vowel", "allow"], 0.0),
+        (Wordle, {"word": "label"}, ["allow", "vowel"], (2.0 - 1.5) / (5 - 1.5)),
+    ],
+)
+def test_the_limit_pays_for_what_the_last_guess_has_over_the_first(
+    rules: type[Puzzle], state: dict[str, Any], guesses: list[str], pays: float
+) -> None:
+    env = started(rules, {**state, "guesses": []}, max_steps=2)
+    assert env.step(guesses[0])[1] == 0.0
+    assert env.step(guesses[1])[1] == pytest.approx(pays)
+
+
+@pytest.mark.parametrize(("rules", "guess"), [(Mastermind, "1 2 3 4"), (Wordle, "crane")])
+def test_one_guess_and_no_other_pays_nothing(rules: type[Puzzle], guess: str) -> None:
+    env = PuzzleEnv(rules)
+    totals = []
+    for seed in range(40):
+        env.reset(seed=seed)
+        rewards = [0.0]
+        while not env._over:
+            rewards.append(env.step(guess)[1])
+        totals.append(sum(rewards))
+    assert statistics.fmean(totals) < 0.06  # a code in forty is the one that was guessed
 
 
 @given(guess=st.text("123", min_size=4, max_size=4), code=st.text("123", min_size=4, max_size=4))

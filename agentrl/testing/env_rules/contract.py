@@ -23,7 +23,17 @@ from agentrl.testing.env_subject import Broken, Finding, Missing, Subject, Suspe
 _COLOUR = re.compile(r"\x1b\[\d+m")
 _STATES_TRIED = 10
 """States of an episode in which every admissible action is tried."""
-NONSENSE = ("", " ", "\n\n", "x" * 20_000, "naïve 🦆 \u202e\x00", "<action></action>", '{"name": null}', "-1e999")
+NONSENSE = (
+    "",
+    " ",
+    "\n\n",
+    "x" * 20_000,
+    "naïve 🦆 \u202e\x00",
+    "<action></action>",
+    '{"name": null}',
+    "-1e999",
+    "9" * 5000,
+)
 
 
 class _AnyText(Text):
