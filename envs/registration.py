@@ -32,6 +32,7 @@ ENTRY_POINTS = {
     "agentrl/Minesweeper-v0": "agentrl.envs.puzzles.minesweeper:make",
     "agentrl/MiniGrid-v0": "agentrl.envs.adapters.minigrid:MiniGrid",
     "agentrl/Points24-v0": "agentrl.envs.puzzles.points24:make",
+    "agentrl/Prompts-v0": "agentrl.envs.prompts:Prompts",
     "agentrl/ReasoningGym-v0": "agentrl.envs.adapters.reasoning_gym:ReasoningGym",
     "agentrl/Retail-v0": "agentrl.envs.retail.environment:RetailDesk",
     "agentrl/SearchQa-v0": "agentrl.envs.search_qa.environment:SearchQA",

@@ -61,8 +61,10 @@ def load_config(source: ConfigSource = None, overrides: Sequence[str] = ()) -> C
         before = {section: data.get(section) for section in REPLACED_WHOLE}
         apply(data, override)
         if number >= len(layers):  # a config on top of another is meant to replace
-            own = [Replaced(override.place, section, old) for section, old in before.items() if isinstance(old, dict)]
-            replaced += own
+            changed = (
+                Replaced(override.place, section, old) for section, old in before.items() if isinstance(old, dict)
+            )
+            replaced += [one for one in changed if one.is_by(data.get(one.section))]
     config = _validate(data, name, parsed, chosen)
     dropped = (one.dropped(data.get(one.section)) for one in replaced)
     for told in dict.fromkeys(filter(None, dropped)):
@@ -78,10 +80,15 @@ class Replaced:
     section: str
     old: Mapping[str, Any]
 
+    def is_by(self, new: Any) -> bool:
+        """Whether `new` is the section of another environment or engine."""
+        main = MAIN_KEYS[self.section]
+        return isinstance(new, dict) and self.old.get(main, _LOCAL) != new.get(main, _LOCAL)
+
     def dropped(self, new: Any) -> str | None:
         """Name the settings that `new` no longer has, for the user; ``None`` where nothing was lost."""
         main = MAIN_KEYS[self.section]
-        if not isinstance(new, dict) or self.old.get(main, _LOCAL) == new.get(main, _LOCAL):
+        if not self.is_by(new):
             return None
         lost = {key: value for key, value in self.old.items() if key != main and key not in new}
         settings = [f"{self.section}.{key}={value}" for key, value in lost.items() if self._is_chosen(key, value)]

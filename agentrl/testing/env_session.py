@@ -18,6 +18,7 @@ from typing import Annotated, Any, Literal, NamedTuple, TypeAlias, Union, get_ar
 from agentrl.env import AnyEnv, EnvironmentSpec, StepResult, optional_part, settled
 from agentrl.errors import AgentRLError
 from agentrl.message import Content, TextPart
+from agentrl.remote.tool import RemoteTool
 from agentrl.rollout.resident import call_own_tool
 from agentrl.rollout.returned import unpacked_pair, unpacked_step
 from agentrl.task import Task
@@ -250,8 +251,24 @@ def random_policy(seed: int) -> Policy:
     return choose
 
 
+_SCHEMA_TYPES: Mapping[str, Any] = {
+    "integer": int,
+    "number": float,
+    "boolean": bool,
+    "array": list[str],
+    "object": dict[str, Any],
+}
+"""Types of arguments by their names in JSON schemas; all others are text."""
+
+
 def parameters_of(tool: Tool) -> dict[str, Any]:
-    """The types of a tool's arguments by name, from its signature: a schema would import large libraries."""
+    """The types of a tool's arguments by name, from its signature: a schema would import large libraries.
+
+    A tool of a remote environment has its schema alone.
+    """
+    if isinstance(tool, RemoteTool):
+        properties = tool.schema["function"]["parameters"].get("properties", {})
+        return {name: _SCHEMA_TYPES.get(entry.get("type"), str) for name, entry in properties.items()}
     parameters = inspect.signature(tool.target, eval_str=True).parameters.values()
     return {part.name: part.annotation for part in parameters if part.kind is not inspect.Parameter.VAR_KEYWORD}
 

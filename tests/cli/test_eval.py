@@ -186,13 +186,6 @@ def test_from_a_program(trained_run: Path, workplace: Path) -> None:
         library.evaluate("guess_number", policy="nobody")
 
 
-async def test_a_notebook_is_told_to_use_a_thread() -> None:
-    with pytest.raises(UsageError, match=r"asyncio\.to_thread\(agentrl\.evaluate"):
-        library.evaluate("guess_number", policy="random", tasks=1)
-    with pytest.raises(UsageError, match=r"asyncio\.to_thread\(agentrl\.train"):
-        library.train(env="guess_number")
-
-
 def test_training_from_a_program_takes_tools_as_objects(workplace: Path) -> None:
     @library.tool
     def double(number: int) -> int:
@@ -219,5 +212,5 @@ def test_training_from_a_program_takes_tools_as_objects(workplace: Path) -> None
     assert not run.interrupted
     assert Path(run.checkpoint, "model", "config.json").is_file()
     config = (run.folder / "config.yaml").read_text()
-    assert "- double\n  - calculator" in config
+    assert "double\n  - calculator" in config
     assert "advantage: rloo" in config

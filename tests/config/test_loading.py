@@ -337,6 +337,12 @@ def test_the_local_engine_named_again_keeps_its_settings():
     assert load_config(None, ["environment=a", "engine.slots=3", "engine=local"]).engine.slots == 3
 
 
+def test_only_the_override_that_names_another_engine_is_told(caplog):
+    overrides = ["environment=a", "engine.slots=8", "trainer.steps=2", "engine=vllm", "trainer.steps=3"]
+    load_config(None, overrides)
+    assert [record.getMessage().partition(" drops")[0] for record in caplog.records] == ["override 'engine=vllm'"]
+
+
 def test_another_model_drops_the_scratch_sizes_and_keeps_the_rest():
     model = load_config("quickstart", ["model.dtype=bfloat16", "model.path=runs/latest"]).model
     assert (model.path, model.scratch, model.dtype) == ("runs/latest", None, "bfloat16")

@@ -50,7 +50,16 @@ def test_another_environment_has_another_fingerprint() -> None:
 
 
 def test_tasks_and_messages_arrive_whole() -> None:
-    task = Task(id="a", environment="here", seed=2**70, options={"x": [1]}, prompt="p", ground_truth={"y": 1}, type="t")
+    task = Task(
+        id="a",
+        environment="here",
+        seed=2**70,
+        options={"x": [1]},
+        prompt="p",
+        ground_truth={"y": 1},
+        type="t",
+        columns={"z": [2]},
+    )
     assert set(write_task(task)) | {"environment"} == names(Task)
     assert read_task(from_json(to_json(write_task(task))), "there") == dataclasses.replace(task, environment="there")
     message = Message(

@@ -54,7 +54,7 @@ def test_a_run_puts_its_servers_to_sleep_in_every_step(tiny_run, monkeypatch):
             await super().wake_up()
 
     @asynccontextmanager
-    async def pool_of_one(section, model, folder, *, version, say):
+    async def pool_of_one(section, model, folder, *, version, trainer_gpus, say):
         pool = ServerPool([Sleeper(model.path, name="0")], version=version)
         await pool.start()
         yield pool
