@@ -129,7 +129,9 @@ async def test_no_exception_of_a_loop_or_a_scorer_ends_or_hangs_a_run(make_runne
     errors = named(await train_on(runner, plan))
     assert errors.keys() == set(plan)
     for (fault, place), error in errors.items():
-        assert fault == "self" or error.startswith("agent loop Loop failed" if place == "loop" else ("Reader (", "scoring task"))
+        assert fault == "self" or error.startswith(
+            "agent loop Loop failed" if place == "loop" else ("Reader (", "scoring task")
+        )
 
 
 UNMADE = [(Isolation.INLINE, fault) for fault in SYNCHRONOUS] + [
