@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import functools
 import hashlib
 import inspect
@@ -23,6 +24,8 @@ from agentrl.errors import (
     UsageError,
     bounded_reward,
     described_error,
+    is_addressed_to,
+    running_task,
     shortened,
 )
 from agentrl.task import Task
@@ -114,9 +117,11 @@ def failures_named(what: str, file: str | None) -> Iterator[None]:
     """Turn whatever a user's function raises into a failure that names it, and the line of its file."""
     try:
         yield
-    except (UsageError, InfrastructureError):
+    except (UsageError, InfrastructureError, asyncio.CancelledError):
         raise
-    except (Exception, SystemExit) as error:  # the user's code may raise anything; the trajectory records it
+    except BaseException as error:  # the user's code may raise anything; the trajectory records it
+        if is_addressed_to(running_task(), error):
+            raise
         frames = traceback.extract_tb(error.__traceback__)
         frame = next((found for found in reversed(frames) if found.filename == file), frames[-1])
         raise EnvironmentFailure(

@@ -170,6 +170,11 @@ async def broken_later(trajectory, task):
     raise SystemExit(0)
 
 
+async def interrupted(trajectory, task):
+    await asyncio.sleep(0)
+    raise KeyboardInterrupt
+
+
 async def cancelled(trajectory, task):
     inner = asyncio.ensure_future(asyncio.sleep(60))
     inner.cancel()
@@ -181,6 +186,7 @@ async def cancelled(trajectory, task):
     [
         (broken, r"TypeError: .*It was raised in .*test_reward_functions.py line \d+: return task.ground_truth\["),
         (broken_later, r"SystemExit: 0.*line \d+: raise SystemExit"),
+        (interrupted, r"KeyboardInterrupt: .*line \d+: raise KeyboardInterrupt"),
         (cancelled, "a coroutine that was cancelled from within"),
         (functools.partial(broken), "TypeError"),
         (lambda completions: [1.0, 2.0], "expected a list of one number"),
