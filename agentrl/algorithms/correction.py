@@ -55,8 +55,7 @@ def correction(
     ``token``: min(rho_t, C), C = 2. ``sequence``: min(product of rho over the sequence, C), C = 5. ``icepop``: rho_t
     inside [0.5, 5], else 0 for that token only. ``off``: 1.
 
-    The band of icepop is its authors' default (Ring-1T, arXiv 2510.18855); with [0.5, 2] their training became
-    unstable.
+    The band of icepop is its authors' default (Ring-1T, arXiv 2510.18855).
 
     Args:
         mode: Which.

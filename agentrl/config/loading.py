@@ -168,7 +168,10 @@ def _layer(source: str | Path) -> list[Override]:
 def _read(source: str | Path) -> tuple[str, str]:
     path = Path(source)
     if path.is_file():
-        return str(path), path.read_text(encoding="utf-8")
+        try:
+            return str(path), path.read_text(encoding="utf-8")
+        except UnicodeDecodeError as error:
+            raise ConfigError(f"{path} is no text file", got=error, expected="YAML in UTF-8") from error
     name = path.as_posix().removeprefix("configs/").removesuffix(".yaml")
     known = shipped_configs()
     if name not in known:

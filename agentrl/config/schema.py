@@ -117,7 +117,7 @@ class CorrectionConfig(Section):
     cap: float | None = Field(None, gt=0)
     """Truncation; 2 for token, 5 for sequence when left out. Not used by icepop and off."""
     band: tuple[float, float] | None = None
-    """Range of rho that icepop keeps; [0.5, 2] when left out. Only icepop."""
+    """Range of rho that icepop keeps; [0.5, 5] when left out. Only icepop."""
     proximal: Literal["trainer", "behaviour", "loglinear"] = "trainer"
     """Where pi_old comes from: computed by the trainer, the engine's mu itself, or between mu and pi by their versions.
     The latter two save a forward pass where a step has several mini-batches."""

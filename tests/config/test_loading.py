@@ -70,6 +70,12 @@ def test_numbers_among_a_servers_arguments_are_words():
     assert config.engine.arguments == ["--gpu-memory-utilization", "0.5"]
 
 
+def test_a_damaged_config_is_named(tmp_path):
+    (tmp_path / "config.yaml").write_bytes(b"environment: a\xba\n")
+    with pytest.raises(ConfigError, match=r"config\.yaml is no text file"):
+        load_config(tmp_path / "config.yaml")
+
+
 def test_shipped_names_may_be_given_as_paths():
     assert load_config("configs/quickstart.yaml") == load_config("quickstart")
 
