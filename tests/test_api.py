@@ -135,6 +135,15 @@ class Killer(RunWatcher):
             signal.pthread_kill(threading.main_thread().ident, signal.SIGINT)
 
 
+@pytest.fixture
+def _notices_ctrl_c():
+    """Python's own handler, as a notebook has it; a shell lets its background jobs ignore the signal."""
+    before = signal.signal(signal.SIGINT, signal.default_int_handler)
+    yield
+    signal.signal(signal.SIGINT, before)
+
+
+@pytest.mark.usefixtures("_notices_ctrl_c")
 def test_ctrl_c_in_a_notebook_stops_a_run_with_a_checkpoint():
     objects = make_objects()
     run = in_a_loop(lambda: agentrl.train(**objects, model="scratch", steps=500, overrides=SMALL, watcher=Killer()))
@@ -143,6 +152,7 @@ def test_ctrl_c_in_a_notebook_stops_a_run_with_a_checkpoint():
     assert run.checkpoint
 
 
+@pytest.mark.usefixtures("_notices_ctrl_c")
 def test_ctrl_c_in_a_notebook_ends_a_warm_start_and_an_evaluation():
     def interrupt(episode):
         signal.pthread_kill(threading.main_thread().ident, signal.SIGINT)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import gc
+import sys
 import time
 import tracemalloc
 import weakref
@@ -129,7 +130,18 @@ def _round(session: EnvSession, scripts: Sequence[tuple[Task, Sequence[str]]]) -
 
 def _read() -> _Reading:
     gc.collect()
+    _clear_method_cache()
     return _Reading(allocated=tracemalloc.get_traced_memory()[0], resident=resident_bytes())
+
+
+def _clear_method_cache() -> None:
+    """Drop the interpreter's cache of methods, which keeps up to 4,096 names that were made for a look-up.
+
+    ``finditer`` and ``getattr`` with a new string fill it slowly, which looks like a leak.
+    """
+    clear = getattr(sys, "_clear_internal_caches", None) or getattr(sys, "_clear_type_cache", None)
+    if clear is not None:
+        clear()
 
 
 @contextmanager
