@@ -4,7 +4,7 @@ VENV := .venv
 BIN := $(VENV)/bin
 STAMP := $(VENV)/.installed
 
-.PHONY: setup demo test bubblewrap docker-daemon test-docker lint docs engines engine-vllm engine-sglang \
+.PHONY: setup demo test test-slow bubblewrap docker-daemon test-docker lint docs engines engine-vllm engine-sglang \
 	engine-harmony test-engines test-engines-cluster ray test-cluster originals \
 	original-alfworld original-openenv test-originals mutants clean
 
@@ -19,9 +19,14 @@ $(STAMP): pyproject.toml constraints.txt
 demo: setup
 	$(BIN)/agentrl demo
 
+PYTEST := $(BIN)/python -m pytest --numprocesses 2 --dist worksteal --ignore tests/docker_engine \
+	--ignore tests/engines --ignore tests/originals --ignore tests/cluster
 test: setup
-	$(BIN)/python -m pytest --numprocesses 2 --dist worksteal --ignore tests/docker_engine --ignore tests/engines \
-		--ignore tests/originals --ignore tests/cluster tests
+	$(PYTEST) -m "not slow" tests
+
+# Those that take several seconds each: every environment's check, runs of several processes, the wheel.
+test-slow: setup
+	$(PYTEST) -m slow tests
 
 # Local sandboxes run behind bubblewrap; where it is missing, their tests are skipped.
 bubblewrap:

@@ -121,6 +121,7 @@ def test_an_environment_without_an_expert_ends_the_run_at_its_start(tiny_run):
     assert not run.folder.metrics_file.exists() or json.loads(run.folder.metrics_file.read_text() or "{}") == {}
 
 
+@pytest.mark.slow
 def test_two_ranks_learn_from_the_same_guides(tiny_run):
     taught = tiny_run("trainer={steps: 1, learning_rate: 0.1}", name="teacher")
     train(taught)

@@ -111,6 +111,7 @@ def test_the_wheel_holds_every_source_file_and_the_data(unpacked_wheel: Path) ->
     assert not [name for name in inside if name.startswith(("tests", "envs", "tools", "configs", "examples"))]
 
 
+@pytest.mark.slow
 def test_the_wheel_works_outside_the_checkout(unpacked_wheel: Path, tmp_path: Path) -> None:
     program = (
         "import sys, agentrl.cli\n"

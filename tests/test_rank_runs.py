@@ -45,6 +45,7 @@ class Killer(RunWatcher):
             self.killed_at = time.monotonic()
 
 
+@pytest.mark.slow
 def test_a_run_of_two_processes_trains_dies_with_one_and_goes_on_with_one(tiny_run):
     run = tiny_run("trainer.processes=2", "trainer.steps=2", "algorithm.kl_coef=0.01")
     assert train(run).step == 2

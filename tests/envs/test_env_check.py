@@ -263,6 +263,7 @@ def test_an_asynchronous_environment_is_checked_too() -> None:
     assert {"keeps gymnasium rules", "is solved by its expert", "restores snapshots"} <= skipped
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("name", registry.names(Kind.ENVIRONMENT))
 def test_every_shipped_environment_passes(name: str) -> None:
     extra = resolve_environment(name).extra

@@ -78,6 +78,7 @@ async def in_flight(pool, servers, requests):
     return tasks
 
 
+@pytest.mark.slow
 async def test_it_conforms_as_an_engine(pool_of, monkeypatch):
     async def update(weights, version):
         for server in servers:

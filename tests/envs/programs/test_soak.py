@@ -20,6 +20,7 @@ def _short_patience(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(pipes, "STOP_S", 1.0)
 
 
+@pytest.mark.slow
 def test_trouble_leaves_nothing_behind() -> None:
     try:
         find_bubblewrap()
