@@ -29,6 +29,8 @@ RANDOM = "random"
 MOST_PLAYERS = 8
 _MOVES = re.compile(r"(?:available|valid|legal) moves:?(.*)", re.IGNORECASE)
 _MOVE = re.compile(r"\[[^\[\]]+\]")
+_LONG_NUMBER = re.compile(r"(\d{100})\d+")
+"""Games turn what an action says into integers, which Python refuses above 4,300 digits."""
 
 
 class TextArena(gymnasium.Env[str, str]):
@@ -76,7 +78,7 @@ class TextArena(gymnasium.Env[str, str]):
         if self._over:
             raise UsageError(f"the game {self.name} is over", expected="reset before the next step")
         with self._random.installed():
-            is_over, _ = self._game.step(action=action)
+            is_over, _ = self._game.step(action=_LONG_NUMBER.sub(r"\1", action))
             refused = not is_over and self._game.state.current_player_id == 0 and self._was_refused()
             self._over = self._let_others_play(is_over=bool(is_over))
             text = self._told()
