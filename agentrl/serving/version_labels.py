@@ -14,13 +14,15 @@ FIRST_VERSION = "default"
 def decode_versions(spans: Sequence[Mapping[str, Any]], count: int) -> list[int]:
     """Version of each of `count` tokens, from spans ``[start, end)``.
 
+    A span may be empty: SGLang writes one for an answer that was paused before its first token.
+
     Raises:
         EngineError: the spans do not cover the tokens one after the other, or a version is not ours.
     """
     versions: list[int] = []
     is_whole = True
     for span in spans:
-        is_whole &= span["start"] == len(versions) < span["end"]
+        is_whole &= span["start"] == len(versions) <= span["end"]
         versions += [decode_version(span["version"])] * (span["end"] - span["start"])
     if not is_whole or len(versions) != count:
         raise EngineError(

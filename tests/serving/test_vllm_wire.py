@@ -3,7 +3,7 @@ import pytest
 from agentrl.config.engines import VLLMEngineConfig
 from agentrl.errors import EngineError, UsageError
 from agentrl.policy import SamplingParams, StopReason
-from agentrl.serving.version_labels import decode_version
+from agentrl.serving.version_labels import decode_version, decode_versions
 from agentrl.serving.vllm import launch_command
 from agentrl.serving.vllm.convention import (
     WORKER_EXTENSION,
@@ -80,6 +80,15 @@ def test_an_abort_before_the_first_token_has_none():
     answer = decode_answer(body, frozenset())
     assert (answer.token_ids, answer.logprobs, answer.versions) == ([], [], [])
     assert answer.stop_reason is StopReason.ABORT
+
+
+@pytest.mark.parametrize(
+    ("spans", "versions"),
+    [([("46", 0, 0)], []), ([("46", 0, 0), ("47", 0, 2)], [47, 47]), ([("46", 0, 1), ("47", 1, 1)], [46])],
+)
+def test_an_empty_span_says_nothing_of_any_token(spans, versions):
+    written = [{"version": version, "start": start, "end": end} for version, start, end in spans]
+    assert decode_versions(written, len(versions)) == versions
 
 
 @pytest.mark.parametrize(
