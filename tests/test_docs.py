@@ -60,6 +60,7 @@ def _own_environment_ids() -> Iterator[None]:
     gymnasium.registry.update(before)
 
 
+@pytest.mark.timeout(300)  # some blocks are whole runs
 @pytest.mark.parametrize("page", pages_with("python"))
 def test_python_blocks_run(page: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.chdir(tmp_path)
