@@ -205,6 +205,13 @@ def test_a_function_may_make_environments_and_a_cell_may_run_again():
         agentrl.evaluate(make_objects()["env"](), policy="random")
 
 
+@pytest.mark.parametrize("loop", [3, dict, lambda: 0])
+def test_what_is_no_agent_loop_is_refused_without_a_folder(tmp_path, loop):
+    with pytest.raises(UsageError, match=r"is not an agent loop.*expected a subclass of agentrl.AgentLoop"):
+        agentrl.train(env="guess_number", model="scratch", loop=loop)
+    assert list(tmp_path.iterdir()) == []
+
+
 def test_what_can_be_imported_is_named_by_its_module():
     assert registry.name_of(Kind.ADVANTAGE, centred_returns) == "agentrl.algorithms.group_advantages:centred_returns"
     assert registry.name_of(Kind.REWARD, lambda trajectory, task: 1.0) == "python:<lambda>"

@@ -9,11 +9,10 @@ from agentrl.config.critic import CriticConfig
 from agentrl.config.engines import LocalEngineConfig, ServerEngineConfig
 from agentrl.config.episodes import AgentConfig
 from agentrl.config.model_size import ModelSize, model_size
-from agentrl.config.parts import parts_of
+from agentrl.config.parts import agent_loop_class, parts_of
 from agentrl.config.placement_rows import placement_words
 from agentrl.config.schema import LOGITS_MEGABYTES, Config, ModelConfig
 from agentrl.config.trained_size import TrainedSize, trained_size, weight_bytes
-from agentrl.registry import Kind, lookup
 
 _BYTES = {"float32": 4, "bfloat16": 2}
 _OPTIMIZER_BYTES = 8
@@ -125,7 +124,7 @@ def derive(config: Config) -> Arithmetic:
 
 
 def _sequences(agent: AgentConfig) -> int:
-    return agent.max_turns if lookup(Kind.AGENT_LOOP, agent.loop).sequence_per_turn else 1
+    return agent.max_turns if agent_loop_class(agent.loop).sequence_per_turn else 1
 
 
 def _micro_batches(sequences: int, length: int, budget: int) -> int:

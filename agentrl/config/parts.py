@@ -2,11 +2,15 @@
 
 from __future__ import annotations
 
+import inspect
 from dataclasses import dataclass
 from typing import Any
 
+from agentrl.agent_loop import AgentLoop
 from agentrl.config.episodes import AgentChanges, AgentConfig, EnvironmentConfig, MixedEnvironmentConfig
 from agentrl.config.schema import Config
+from agentrl.errors import ConfigError
+from agentrl.registry import Kind, lookup
 
 SOLE = ""
 """The label of a run's only environment."""
@@ -53,3 +57,16 @@ def _changed(agent: AgentConfig, changes: AgentChanges) -> AgentConfig:
     given = {name: value for name, value in changes if value is not None}
     fresh: dict[str, Any] = {"options": {}, "tools": []} if given.get("loop", agent.loop) != agent.loop else {}
     return agent.model_copy(update={**fresh, **given})
+
+
+def agent_loop_class(name: str) -> type[AgentLoop]:
+    """Look up the class of an agent loop.
+
+    Raises:
+        UnknownNameError: no such loop.
+        ConfigError: the object is not an agent loop.
+    """
+    kind = lookup(Kind.AGENT_LOOP, name)
+    if not (inspect.isclass(kind) and issubclass(kind, AgentLoop)):
+        raise ConfigError(f"{name} is not an agent loop", got=repr(kind), expected="a subclass of agentrl.AgentLoop")
+    return kind

@@ -8,8 +8,8 @@ from collections.abc import Mapping
 from typing import Any
 
 from agentrl.agent_loop import AgentLoop
+from agentrl.config.parts import agent_loop_class
 from agentrl.errors import ConfigError
-from agentrl.registry import Kind, lookup
 
 
 def make_agent_loop(name: str, options: Mapping[str, Any]) -> AgentLoop:
@@ -19,9 +19,7 @@ def make_agent_loop(name: str, options: Mapping[str, Any]) -> AgentLoop:
         UnknownNameError: no such loop.
         ConfigError: an option that the loop does not take, or a value that it refuses.
     """
-    kind = lookup(Kind.AGENT_LOOP, name)
-    if not (inspect.isclass(kind) and issubclass(kind, AgentLoop)):
-        raise ConfigError(f"{name} is not an agent loop", got=kind, expected="a subclass of agentrl.AgentLoop")
+    kind = agent_loop_class(name)
     known = list(inspect.signature(kind).parameters)
     for option in options:
         if option not in known:

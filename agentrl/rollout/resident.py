@@ -130,7 +130,7 @@ class Resident:
         if self._random is None:
             self._random = random.Random(seed)
             space.seed(seed % 2**32)
-        return await _sampled(space)
+        return await sampled(space)
 
     async def new_expert(self) -> bool:
         """Ask the environment for an expert, whom `expert_action` asks then; whether it can make mistakes."""
@@ -148,7 +148,7 @@ class Resident:
         space = self._optional("action_space")
         if seed is not None:
             space.seed(seed)
-        return await _sampled(space)
+        return await sampled(space)
 
     async def action_hint(self) -> str:
         """One line for the model; empty when the environment has none."""
@@ -193,7 +193,7 @@ class Resident:
         return optional_part(self.env, name)
 
 
-async def _sampled(space: Any) -> str:
+async def sampled(space: Any) -> str:
     """A sample of an action space as text: of a text space that allows very long texts, a short one."""
     least, most = getattr(space, "min_length", 0), getattr(space, "max_length", 0)
     if most <= LONGEST_SAMPLE:

@@ -100,7 +100,9 @@ class FunctionReward(Scorer):
     def _check_arguments(self) -> None:
         try:
             if self._convention is NATIVE:
-                self._signature.bind(None, None, **self._options)
+                bound = self._signature.bind(None, None, **self._options)
+                if list(bound.arguments)[:2] == ["task", "trajectory"]:
+                    raise TypeError("the trajectory comes first, then the task")
         except TypeError as error:
             raise ConfigError(
                 f"{self._where} does not take the arguments of a reward function",

@@ -19,7 +19,7 @@ from agentrl.env import AnyEnv, EnvironmentSpec, StepResult, optional_part, sett
 from agentrl.errors import AgentRLError
 from agentrl.message import Content, TextPart
 from agentrl.remote.tool import RemoteTool
-from agentrl.rollout.resident import call_own_tool
+from agentrl.rollout.resident import call_own_tool, sampled
 from agentrl.rollout.returned import unpacked_pair, unpacked_step
 from agentrl.task import Task
 from agentrl.testing.env_calls import LONG_CALL, asking
@@ -246,7 +246,7 @@ def random_policy(seed: int) -> Policy:
         if space is None:
             return generator.choice(_WORDS)
         space.seed(generator.randrange(2**31))
-        return str(session.ask("sample of the action space", space.sample))
+        return str(session.ask("sample of the action space", sampled, space))
 
     return choose
 

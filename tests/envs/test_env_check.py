@@ -16,6 +16,7 @@ from agentrl.env import AsyncEnv, EnvironmentSpec, Isolation
 from agentrl.env_lookup import resolve_environment
 from agentrl.errors import UnknownNameError
 from agentrl.registry import Kind
+from agentrl.rollout.resident import RANDOM_CHARACTERS
 from agentrl.task import SeedTasks
 from agentrl.testing.env_check import check_env
 from agentrl.testing.env_report import CheckStatus, EnvCheckReport
@@ -295,3 +296,19 @@ def test_split_and_options_can_be_chosen() -> None:
     assert report.environment == resolve_environment("household").name
     with pytest.raises(UnknownNameError, match="Did you mean household/valid_seen"):
         check_env("household/valid_sen")
+
+
+def test_random_play_of_a_space_of_very_long_texts_is_short() -> None:
+    """Gymnasium allows any length: a sample of the whole space would take minutes and gigabytes."""
+    said: list[str] = []
+
+    class Endless(Corridor):
+        action_space = gymnasium.spaces.Text(100_000_000)
+
+        def step(self, action: str) -> tuple[str, float, bool, bool, dict[str, Any]]:
+            said.append(action)
+            return super().step(action)
+
+    spec = EnvironmentSpec(name="endless", make=Endless, tasks=lambda split, **_: SeedTasks("endless", split))
+    assert check_env(spec, only=("plays an episode",)).passed
+    assert 0 < max(map(len, said)) <= RANDOM_CHARACTERS

@@ -279,6 +279,10 @@ def wrong_arguments(prompt):
     return 0.0
 
 
+def wrong_order(task, trajectory):
+    return float(task is not None)
+
+
 @pytest.mark.parametrize(
     ("entry", "words"),
     [
@@ -288,6 +292,7 @@ def wrong_arguments(prompt):
         ("agentrl.reward:Any", "cannot be called"),
         ("agentrl.message:parse_int", r"\(.*message.py line \d+\).*got parse_int\(text.*expected def reward\(traj"),
         ({"name": "agentrl.message:tool_result", "most": 3}, "unexpected keyword argument 'most'"),
+        (f"{__name__}:wrong_order", r"got wrong_order\(task, trajectory\): the trajectory comes first, then the task"),
         ({"name": "environment", "most": 3}, "options of reward environment do not fit"),
         ("exakt", "unknown reward"),
     ],
