@@ -23,6 +23,7 @@ from agentrl.config.parts import parts_of
 from agentrl.config.schema import Config
 from agentrl.env import Isolation
 from agentrl.errors import AgentRLError, ConfigError, UsageError
+from agentrl.observe.checkpoints import Checkpoints
 from agentrl.observe.run_directory import RunDirectory
 from agentrl.observe.trackers import check_trackers
 
@@ -144,15 +145,28 @@ def resume_run(path: str | Path, overrides: Sequence[str] = ()) -> Run:
 
     Raises:
         UsageError: no run lies there.
-        ConfigError: a wrong override, or one that would make it another run.
+        ConfigError: a wrong override, one that would make it another run, or changes of a run that has no step left.
     """
     folder = RunDirectory.open(path)
     config = load_config(folder.config_file, overrides)
     found = changes(load_config(folder.config_file), config)
     check_same_run(found)
+    _check_steps_left(folder, config, found)
     check_training(config)
     check_machine(config)
     check_trackers(config.trackers)
     _check_panels(config)
     check_curriculum(config)
     return Run(folder, config, found)
+
+
+def _check_steps_left(folder: RunDirectory, config: Config, found: Sequence[Change]) -> None:
+    """Refuse changes that no step would ever see."""
+    newest = Checkpoints(folder.checkpoints, keep=1).newest() if found else None
+    if newest is not None and newest.step >= config.trainer.steps:
+        raise ConfigError(
+            "the run has no step left that the change could act on",
+            got=f"{', '.join(map(str, found))}; {newest.step} steps are done",
+            expected=f"trainer.steps above {newest.step}",
+            hint=f"add trainer.steps={2 * newest.step}",
+        )

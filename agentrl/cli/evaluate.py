@@ -155,7 +155,7 @@ def check_measured(result: EvaluationResult) -> None:
 def _next_step(outcome: Outcome, environment: str) -> str:
     """What to do about episodes that all failed in the same way."""
     if outcome is Outcome.ENVIRONMENT_ERROR:
-        return f"try: agentrl env check {environment}"
+        return f"mend what the message names, and try: agentrl env check {environment}"
     if outcome is Outcome.ENGINE_ERROR:
         return "the engine's own message says why; the environment is not to blame"
     return "see the command's warnings above"

@@ -27,7 +27,7 @@ from agentrl.cli.reports import curve_kept_up, write_run_report
 from agentrl.config import Config, dump_config, shipped_configs
 from agentrl.config.arithmetic import Row, rows
 from agentrl.config.loading import names_environment
-from agentrl.config.overrides import reward_words, task_words
+from agentrl.config.overrides import PROMPTS, reward_words, task_words
 from agentrl.config.parts import Part, parts_of
 from agentrl.errors import AgentRLError, UsageError
 from agentrl.observe.console import note, out
@@ -140,7 +140,9 @@ def _tasks_row(part: Part) -> tuple[str, str, str]:
 
 def print_run(result: RunResult, config: Config) -> None:
     """Print where a run ended, whether it learnt anything, and the next command."""
-    env = f" --env {next(iter(config.environments))}" if config.environments else ""
+    where = f" --env {next(iter(config.environments))}" if config.environments else ""
+    if config.environment is not None and config.environment.name == PROMPTS:
+        where = " --prompts FILE"
     end = f"{'stopped' if result.interrupted else 'done'} after step {result.step}"
     note(f"{end}{_without_learning(result, config)}: {result.folder}")
     if result.step:
@@ -148,7 +150,7 @@ def print_run(result: RunResult, config: Config) -> None:
     if result.interrupted:
         note(f"go on with: agentrl train --resume {result.folder}")
         raise typer.Exit(ExitCode.INTERRUPTED)
-    note(f"measure it: agentrl eval --model {result.folder}{env}\nread it:    agentrl view {result.folder}")
+    note(f"measure it: agentrl eval --model {result.folder}{where}\nread it:    agentrl view {result.folder}")
 
 
 def _without_learning(result: RunResult, config: Config) -> str:

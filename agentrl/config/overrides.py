@@ -186,6 +186,10 @@ def task_words(tasks: str | None, *, has_environment: bool) -> list[str]:
     return prompts_words(tasks) if not has_environment else [f"environment.tasks={json.dumps(tasks)}"]
 
 
+PROMPTS = "prompts"
+"""Environment whose tasks are the prompts of a file."""
+
+
 def prompts_words(file: str, split: str = "train") -> list[str]:
     """The overrides of a run whose tasks are the prompts of a file, each answered once."""
     return [prompts_environment(file, split), "agent.loop=single_turn"]
@@ -193,7 +197,7 @@ def prompts_words(file: str, split: str = "train") -> list[str]:
 
 def prompts_environment(file: str, split: str) -> str:
     """The override that makes the prompts of a file the tasks of a split."""
-    return f"environment={json.dumps({'name': 'prompts', 'split': split, 'options': {'files': {split: file}}})}"
+    return f"environment={json.dumps({'name': PROMPTS, 'split': split, 'options': {'files': {split: file}}})}"
 
 
 def reward_words(rewards: Sequence[str] | None) -> list[str]:

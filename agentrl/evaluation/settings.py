@@ -72,8 +72,8 @@ def evaluation_config(
             expected="an environment (--env NAME/SPLIT), a run or a config",
             hint="for example: agentrl eval runs/latest",
         )
-    if model is None and start is not None and start.model.path != SCRATCH:
-        model = start.model.path
+    if model is None and base is not None and (named := load_config(base, overrides).model.path) != SCRATCH:
+        model = named
     told = [
         *_environment_words(env, start, prompts),
         *(_engine_words(model, engine, url) if policy is PolicyKind.ENGINE else []),
@@ -152,8 +152,8 @@ def _engine_words(model: str | None, engine: str | None, url: str | None) -> lis
     if model is None:
         raise UsageError(
             "nothing says what to evaluate",
-            expected="a model (--model PATH or a run), or --policy expert or random",
-            hint="a config with model.path scratch has no trained model: add --model runs/latest",
+            expected="a model (--model PATH or a run, or model.path=PATH), or --policy expert or random",
+            hint=f"a config with model.path={SCRATCH} has no trained model: add --model runs/latest",
         )
     if url is None:
         return [f"model.path={model}", *([] if engine is None else [f"engine={engine}"])]

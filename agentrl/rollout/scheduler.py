@@ -24,13 +24,14 @@ from typing import Any
 
 from agentrl.curriculum.mixture import Draw, Mixture
 from agentrl.curriculum.tally import Tally
-from agentrl.errors import AgentRLError, EnvironmentFailure, TrainingError, UsageError, boundary
+from agentrl.errors import AgentRLError, EnvironmentFailure, Outcome, TrainingError, UsageError, boundary
 from agentrl.rollout.admission import Admission
 from agentrl.rollout.group import Group
 from agentrl.rollout.runner import EpisodeRunner
 from agentrl.rollout.seeds import derive_seed
 from agentrl.rollout.stall import WaitKind
 from agentrl.rollout.stored_expert import StoredExpert
+from agentrl.trajectory import Trajectory
 
 MAX_WASTED_BATCHES = 20
 """Batches' worth of groups that may be filtered out, or dropped as too stale, in a row before the run gives up."""
@@ -231,7 +232,7 @@ class GroupScheduler:
             self._failure = TrainingError(
                 f"{self._failed_in_a_row} groups in a row have {few} to train on",
                 got=f"{latest.outcome} in {latest.id}: {latest.error or 'no reward'}",
-                hint="the trajectories on disk hold every error",
+                hint=_next_step(latest),
             )
 
     def _note_filtered(self) -> None:
@@ -312,3 +313,10 @@ class GroupScheduler:
     def _restored(self, record: Mapping[str, Any]) -> Group:
         draw: Draw = self.tasks.again(record["environment"], record["place"], record["horizon"])
         return Group.from_record(record, draw=draw, size=self.group_size, companions=self._names(draw))
+
+
+def _next_step(failed: Trajectory) -> str:
+    """Return what to do about groups that failed like this episode."""
+    if failed.outcome is Outcome.ENVIRONMENT_ERROR:
+        return f"mend what the message names, and try: agentrl env check {failed.environment}"
+    return "mend what the message names"

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import contextvars
 import subprocess
 import threading
@@ -11,6 +12,8 @@ from concurrent.futures import Future, wait
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from typing import TypeVar
+
+from agentrl.errors import is_addressed_to, running_task
 
 T = TypeVar("T")
 
@@ -75,6 +78,10 @@ def asking(name: str, times: int = 1) -> Iterator[None]:
         if isinstance(error, KeyboardInterrupt) and threading.current_thread() is threading.main_thread():
             raise  # the user's: only the main thread is interrupted from outside
         raise CallFailed(f"{name} ended the process ({type(error).__name__})") from error
+    except asyncio.CancelledError as error:
+        if is_addressed_to(running_task(), error):
+            raise
+        raise CallFailed(f"{name} raised {type(error).__name__}, though nobody cancelled it") from error
     except Exception:
         calls.raised = name
         raise

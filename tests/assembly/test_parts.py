@@ -276,6 +276,17 @@ def test_a_resumed_run_says_what_is_changed_and_keeps_it_once_it_has_begun(tiny_
     assert resume_run(run.folder.path).config == resumed.config
 
 
+@pytest.mark.parametrize("override", ["trainer.steps=1", "trainer.learning_rate=1e-3"])
+def test_a_change_that_no_step_would_see_is_refused(tiny_run, override):
+    run = tiny_run("trainer.steps=2")
+    train(run)
+    before = run.folder.config_file.read_bytes()
+    with pytest.raises(ConfigError, match=r"no step left.*2 steps are done.*trainer.steps=4"):
+        resume_run(run.folder.path, [override])
+    assert run.folder.config_file.read_bytes() == before
+    assert resume_run(run.folder.path).changes == ()
+
+
 def test_an_absent_tokenizer_is_named(tmp_path):
     with pytest.raises(UsageError, match="cannot load the tokenizer"):
         load_tokenizer(str(tmp_path))

@@ -154,6 +154,22 @@ class BadExpert(Corridor):
         return observation, reward, terminated, truncated, {**info, "success": False}
 
 
+class Cancelling(Corridor):
+    """An environment whose own task was cancelled."""
+
+    def step(self, action: str) -> tuple[str, float, bool, bool, dict[str, Any]]:
+        raise asyncio.CancelledError
+
+
+class Immense(Corridor):
+    """The sum of a few of its returns is no float."""
+
+    length = 1
+
+    def reward(self, action: str) -> float:
+        return 1e308
+
+
 class Raising(Corridor):
     def step(self, action: str) -> tuple[str, float, bool, bool, dict[str, Any]]:
         raise RuntimeError("the door is stuck")
@@ -203,6 +219,7 @@ def test_a_sound_environment_passes() -> None:
         ),
         (Leaking, {GYMNASIUM, *LEAKS}),
         (Greedy, {"speaks properly"}),
+        (Immense, {"speaks properly"}),
         (NotANumber, {GYMNASIUM, "speaks properly"}),
         (Resetting, {"ends properly"}),
         (Lying, {"accepts admissible actions"}),
@@ -220,6 +237,7 @@ def test_a_broken_environment_fails_where_it_is_broken(make: Callable[..., Any],
     [
         (Speechless, "speaks properly", "observation of step is not what an environment may return: got int 7"),
         (Raising, "plays an episode", "step raised RuntimeError: the door is stuck"),
+        (Cancelling, "plays an episode", "step raised CancelledError, though nobody cancelled it"),
     ],
 )
 def test_what_an_environment_raises_is_reported(make: Callable[..., Any], rule: str, words: str) -> None:

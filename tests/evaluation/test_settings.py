@@ -7,6 +7,7 @@ from pathlib import Path
 import pytest
 
 from agentrl.config.engines import ServerEngineConfig
+from agentrl.errors import UsageError
 from agentrl.evaluation.policies import PolicyKind
 from agentrl.evaluation.session import episodes_at_once
 from agentrl.evaluation.settings import evaluation_config
@@ -18,6 +19,13 @@ def test_a_run_on_a_task_file_is_measured_on_its_evaluation_split(tmp_path: Path
     )
     environment = evaluation_config(model=str(tmp_path)).environment
     assert (environment.tasks, environment.split) == (None, "test")
+
+
+def test_a_config_with_an_untrained_model_takes_one_as_an_override() -> None:
+    with pytest.raises(UsageError, match=r"nothing says what to evaluate.*model.path=PATH"):
+        evaluation_config(source="quickstart")
+    found = evaluation_config(source="quickstart", overrides=["model.path=mine/model"])
+    assert found.model.path == "mine/model"
 
 
 def test_no_episode_waits_for_a_place_at_a_service() -> None:

@@ -220,7 +220,7 @@ def _worth(subject: Subject) -> float | None:
 
 
 def _mean(played: Sequence[Played]) -> float:
-    return statistics.fmean(episode.total for episode in played)
+    return math.fsum(episode.total / len(played) for episode in played)  # rewards of any size can be added so
 
 
 def _listed(words: Sequence[str]) -> str:

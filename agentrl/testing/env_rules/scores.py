@@ -97,7 +97,7 @@ def _score(subject: Subject, policy: str, played: Sequence[Played]) -> Finding:
 def _measured(subject: Subject, played: Sequence[Played]) -> Finding:
     verdicts = [episode.is_solved(subject.spec) for episode in played]
     steps = statistics.fmean(len(episode.results) for episode in played)
-    total = statistics.fmean(episode.total for episode in played)
+    total = math.fsum(episode.total / len(played) for episode in played)
     figures = {"episodes": float(len(played)), "mean_return": total, "mean_steps": steps}
     if None in verdicts:
         return Finding(detail=f"mean return {total:g}, {steps:.1f} steps; no success to tell", figures=figures)
