@@ -45,7 +45,7 @@ test-docker: setup docker-daemon
 	$(BIN)/python -m pytest -rs --durations=5 tests/docker_engine
 
 # vLLM and SGLang pin libraries of their own: each gets an environment outside the checkout, named after its version, and
-# complete once it holds .installed (see agentrl/serving/launch/environments.py). These are builds for the CPU.
+# complete once it holds .installed (see agentrl/serving/launch/resources.py). These are builds for the CPU.
 ENGINES ?= $(or $(AGENTRL_ENGINES),$(HOME)/.cache/agentrl/engines)
 PYTHON_TAG = $(shell $(PYTHON) -c 'import sys; print("py%d.%d" % sys.version_info[:2])')
 ENGINE_TORCH := torch==2.13.0

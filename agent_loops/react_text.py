@@ -7,9 +7,9 @@ import re
 from dataclasses import dataclass
 
 from agentrl.agent_loop import AgentLoop, Answer, Episode
+from agentrl.engine import StopReason
 from agentrl.errors import ConfigError
 from agentrl.message import Content, Message, user
-from agentrl.policy import StopReason
 
 from .prompting import action_list, goal_of, opening, with_lines
 

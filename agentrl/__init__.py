@@ -9,13 +9,13 @@ from agentrl.tool import tool as tool  # imported now: the attribute must be the
 
 if TYPE_CHECKING:
     from agentrl.agent_loop import AgentLoop as AgentLoop
-    from agentrl.api import evaluate as evaluate
-    from agentrl.api import resume as resume
-    from agentrl.api import sft as sft
-    from agentrl.api import train as train
     from agentrl.env import AsyncEnv as AsyncEnv
     from agentrl.errors import ToolError as ToolError
     from agentrl.message import parse_int as parse_int
+    from agentrl.runs.api import evaluate as evaluate
+    from agentrl.runs.api import resume as resume
+    from agentrl.runs.api import sft as sft
+    from agentrl.runs.api import train as train
     from agentrl.tool import ToolContext as ToolContext
     from agentrl.tool import ToolResult as ToolResult
 
@@ -25,11 +25,11 @@ _EXPORTS = {
     "ToolContext": "agentrl.tool",
     "ToolError": "agentrl.errors",
     "ToolResult": "agentrl.tool",
-    "evaluate": "agentrl.api",
+    "evaluate": "agentrl.runs.api",
     "parse_int": "agentrl.message",
-    "resume": "agentrl.api",
-    "sft": "agentrl.api",
-    "train": "agentrl.api",
+    "resume": "agentrl.runs.api",
+    "sft": "agentrl.runs.api",
+    "train": "agentrl.runs.api",
 }
 
 __all__ = [

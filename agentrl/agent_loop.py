@@ -25,10 +25,10 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import ClassVar
 
+from agentrl.engine import StopReason
 from agentrl.env import EnvironmentSpec, StepResult
 from agentrl.errors import Outcome, UsageError
 from agentrl.message import Content, Message, Role, ToolCall
-from agentrl.policy import StopReason
 from agentrl.task import Task
 from agentrl.tool import Tool
 

@@ -31,8 +31,8 @@ from collections.abc import Awaitable, Callable, Mapping
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any, Protocol, TypeAlias, TypeVar
 
-from agentrl.extra import Extra
 from agentrl.message import Content
+from agentrl.registry import Extra
 from agentrl.task import TaskSource
 
 if TYPE_CHECKING:

@@ -10,6 +10,8 @@
 
 A split is taken off first, by `parse_env_name`. What is no `EnvironmentSpec` gets a plain one: tasks are seeds
 (`SeedTasks`), its code runs in threads, and numbers are put into text by the registry's entry ``gymnasium``.
+
+- An environment's name as users write it: ``name`` or ``name/split``.
 """
 
 from __future__ import annotations
@@ -19,20 +21,57 @@ import functools
 import importlib.metadata
 import importlib.util
 import inspect
+import re
 from collections.abc import Callable
-from typing import Any
+from typing import Any, NamedTuple
 
 import gymnasium
 from gymnasium.envs.registration import EnvSpec, namespace
 
 from agentrl import registry
-from agentrl.env import AnyEnv, AsyncEnv, EnvironmentSpec, Isolation
-from agentrl.env_name import ADDRESS, GYMNASIUM_ID
-from agentrl.env_name import parse_env_name as parse_env_name
+from agentrl.env import (
+    AnyEnv,
+    AsyncEnv,
+    EnvironmentSpec,
+    Isolation,
+)
 from agentrl.errors import UnknownNameError, UsageError
 from agentrl.registry import Kind
 from agentrl.remote.lookup import remote_spec
 from agentrl.task import SeedTasks, seed_tasks
+
+GYMNASIUM_ID = re.compile(r"(?:(?P<namespace>[\w-]+)/)?(?P<name>[\w.-]+)-v\d+")
+
+ADDRESS = re.compile(r"https?://.+")
+"""The address of an environment server."""
+
+
+class EnvironmentName(NamedTuple):
+    """What stands before and after the last slash."""
+
+    name: str
+    split: str | None
+
+
+def parse_env_name(text: str) -> EnvironmentName:
+    """Take ``name/split`` apart; the slash of a Gymnasium id stays in the name, and so does one that ends an address.
+
+    >>> parse_env_name("household/valid_unseen")
+    EnvironmentName(name='household', split='valid_unseen')
+    >>> parse_env_name("agentrl/Household-v0").split, parse_env_name("agentrl/Household-v0/valid").split
+    (None, 'valid')
+    >>> parse_env_name("http://127.0.0.1:8100/valid_unseen")
+    EnvironmentName(name='http://127.0.0.1:8100', split='valid_unseen')
+    >>> parse_env_name("http://worlds").split, parse_env_name("http://worlds/below/").name
+    (None, 'http://worlds/below')
+    """
+    name, slash, split = text.rpartition("/")
+    if ADDRESS.fullmatch(text) and (name.endswith("/") or not split):
+        return EnvironmentName(text.rstrip("/"), None)
+    if not slash or ":" in split or GYMNASIUM_ID.fullmatch(split):
+        return EnvironmentName(text, None)
+    return EnvironmentName(name, split)
+
 
 GYMNASIUM_PLUGINS = "gymnasium.envs"
 """Entry-point group of packages that register environments; Gymnasium itself reads it no more since 1.0."""

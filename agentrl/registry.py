@@ -7,6 +7,9 @@ plugins, and, when it has the form ``module:attr``, by import. A plugin is a pac
     PLUGINS = {"environment": {"household": "agentrl.envs.household:SPEC"}}
 
 Tables hold strings only; a module is imported when its name is first used. The shipped catalogue uses the same door.
+
+- Optional extras: packages that are imported only where they are used.
+- The table of the core's own named parts; read like any plugin's (see `agentrl.registry`).
 """
 
 from __future__ import annotations
@@ -16,8 +19,10 @@ import enum
 import functools
 import importlib
 import importlib.metadata
+import importlib.util
 import sys
 from collections.abc import Mapping
+from dataclasses import dataclass
 from types import ModuleType
 from typing import Any
 
@@ -197,3 +202,140 @@ def _plugin_tables() -> Mapping[Kind, dict[str, str]]:
                         expected="one",
                     )
     return tables
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Extra:
+    """One of agentrl's extras."""
+
+    name: str
+    """As in ``pip install "agentrl[NAME]"``."""
+    module: str
+    """What cannot be imported where the extra is not installed: a top-level module."""
+
+    @property
+    def is_installed(self) -> bool:
+        """Whether its module is there; nothing is imported to find out."""
+        return importlib.util.find_spec(self.module) is not None
+
+    def load(self, module: str | None = None) -> ModuleType:
+        """Import a module of the extra.
+
+        Args:
+            module: Its dotted name; the extra's own when left out.
+
+        Raises:
+            UsageError: it is not installed, or lacks something itself.
+        """
+        try:
+            return importlib.import_module(module or self.module)
+        except ImportError as error:
+            raise UsageError(
+                f"the extra {self.name} is not installed",
+                got=error,
+                expected=f"the package {self.module}",
+                hint=f'install it: pip install "agentrl[{self.name}]"',
+            ) from error
+
+
+PLUGINS: dict[str, dict[str, str]] = {
+    "advantage": {
+        "grpo": "agentrl.algorithms.advantages:grpo",
+        "dr_grpo": "agentrl.algorithms.advantages:dr_grpo",
+        "rloo": "agentrl.algorithms.advantages:rloo",
+        "opo": "agentrl.algorithms.advantages:opo",
+        "gpg": "agentrl.algorithms.advantages:gpg",
+        "maxrl": "agentrl.algorithms.advantages:maxrl",
+        "grpo_passk": "agentrl.algorithms.advantages:grpo_passk",
+        "gdpo": "agentrl.algorithms.advantages:gdpo",
+        "gigpo": "agentrl.algorithms.advantages:gigpo",
+        "hgpo": "agentrl.algorithms.advantages:hgpo",
+        "turn_discounted": "agentrl.algorithms.advantages:turn_discounted",
+        "reinforce": "agentrl.algorithms.advantages:reinforce",
+        "reinforce++": "agentrl.algorithms.advantages:reinforce_plus_plus",
+        "reinforce++_baseline": "agentrl.algorithms.advantages:reinforce_plus_plus_baseline",
+        "remax": "agentrl.algorithms.advantages:remax",
+        "gae": "agentrl.algorithms.critic_advantages:gae",
+        "gae_turn": "agentrl.algorithms.critic_advantages:gae_turn",
+        "bi_level": "agentrl.algorithms.critic_advantages:bi_level",
+        "vapo": "agentrl.algorithms.critic_advantages:vapo",
+        "prime": "agentrl.algorithms.off_policy_losses:prime",
+    },
+    "engine": {
+        "local": "agentrl.serving.local:LocalEngine",
+        "scripted": "agentrl.serving.scripted:ScriptedEngine",
+        "vllm": "agentrl.serving.vllm:VLLMServer",
+        "sglang": "agentrl.serving.sglang:SGLangServer",
+        "openai": "agentrl.serving.openai:OpenAIEngine",
+    },
+    "tracker": {
+        "tensorboard": "agentrl.observe.metrics:TensorBoardTracker",
+        "wandb": "agentrl.observe.metrics:WandbTracker",
+    },
+    "tool_parser": {
+        "deepseek_v3": "agentrl.render.tool_parsers.deepseek:parse_v3",
+        "deepseek_v31": "agentrl.render.tool_parsers.deepseek:parse_v31",
+        "deepseek_v32": "agentrl.render.tool_parsers.xml_calls:parse_deepseek_v32",
+        "glm": "agentrl.render.tool_parsers.xml_calls:parse_glm",
+        "harmony": "agentrl.render.tool_parsers.harmony:parse",
+        "hermes": "agentrl.render.tool_parsers.json_calls:parse_hermes",
+        "kimi_k2": "agentrl.render.tool_parsers.deepseek:parse_kimi_k2",
+        "llama3_json": "agentrl.render.tool_parsers.json_calls:parse_llama3_json",
+        "minimax_m2": "agentrl.render.tool_parsers.xml_calls:parse_minimax_m2",
+        "mistral": "agentrl.render.tool_parsers.json_calls:parse_mistral",
+        "pythonic": "agentrl.render.tool_parsers.pythonic:parse",
+        "qwen3_coder": "agentrl.render.tool_parsers.xml_calls:parse_qwen3_coder",
+    },
+    "sandbox": {
+        "local": "agentrl.sandbox.local:LocalSandbox",
+        "docker": "agentrl.sandbox.docker:DockerSandbox",
+        "http": "agentrl.sandbox.http:HttpSandbox",
+    },
+    "reward": {"environment": "agentrl.reward:EnvironmentReward"},
+    "loss": {
+        "ppo": "agentrl.algorithms.policy_losses:ppo",
+        "dapo": "agentrl.algorithms.policy_losses:dapo",
+        "gspo": "agentrl.algorithms.policy_losses:gspo",
+        "cispo": "agentrl.algorithms.policy_losses:cispo",
+        "sapo": "agentrl.algorithms.policy_losses:sapo",
+        "gmpo": "agentrl.algorithms.policy_losses:gmpo",
+        "reinforce": "agentrl.algorithms.policy_losses:reinforce",
+        "gpg": "agentrl.algorithms.policy_losses:reinforce",
+        "decoupled_ppo": "agentrl.algorithms.policy_losses:decoupled_ppo",
+        "vapo": "agentrl.algorithms.policy_losses:vapo",
+        "kl_cov": "agentrl.algorithms.policy_losses:kl_cov",
+        "clip_cov": "agentrl.algorithms.policy_losses:clip_cov",
+        "dppo": "agentrl.algorithms.policy_losses:dppo",
+        "dppo_binary_kl": "agentrl.algorithms.policy_losses:dppo_binary_kl",
+        "m2po": "agentrl.algorithms.policy_losses:m2po",
+        "topr": "agentrl.algorithms.off_policy_losses:topr",
+        "kimi": "agentrl.algorithms.off_policy_losses:kimi",
+        "luffy": "agentrl.algorithms.off_policy_losses:luffy",
+        "sppo": "agentrl.algorithms.off_policy_losses:sppo",
+        "sft": "agentrl.algorithms.off_policy_losses:sft",
+        "distill": "agentrl.algorithms.off_policy_losses:distill",
+        "distill_top_k": "agentrl.algorithms.off_policy_losses:distill_top_k",
+        "dpo": "agentrl.algorithms.off_policy_losses:dpo",
+        "spin": "agentrl.algorithms.off_policy_losses:spin",
+        "prime": "agentrl.algorithms.off_policy_losses:prime_reward_model",
+        "value": "agentrl.algorithms.critic_advantages:value",
+    },
+    "filter": {
+        "k1": "agentrl.algorithms.correction:k1",
+        "k2": "agentrl.algorithms.correction:k2",
+        "k3": "agentrl.algorithms.correction:k3",
+        "geometric": "agentrl.algorithms.correction:geometric",
+        "top_entropy": "agentrl.algorithms.correction:top_entropy",
+    },
+    "shaping": {
+        "invalid": "agentrl.algorithms.rewards:invalid",
+        "format": "agentrl.algorithms.rewards:format_reward",
+        "length": "agentrl.algorithms.rewards:length",
+        "overlong": "agentrl.algorithms.rewards:overlong",
+        "clip": "agentrl.algorithms.rewards:clip",
+        "win_rate": "agentrl.algorithms.rewards:win_rate",
+        "kl": "agentrl.algorithms.rewards:RewardKL",
+        "distill": "agentrl.algorithms.rewards:TeacherKL",
+        "pf_ppo": "agentrl.algorithms.rewards:pf_ppo",
+    },
+}

@@ -25,13 +25,22 @@ environment answers with one token; then it samples one more:
 >>> branch.extend([9, 9], Source.OBSERVATION)
 >>> branch.token_ids.tolist(), branch.loss_mask.any().item()
 ([5, 6, 7, 8, 2, 9, 9], False)
+
+- Which experts of a mixture each token was routed to, as engines tell it.
 """
 
 from __future__ import annotations
 
+import base64
 import enum
+import zlib
 from array import array
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import (
+    Iterable,
+    Iterator,
+    Mapping,
+    Sequence,
+)
 from dataclasses import dataclass, field
 from types import MappingProxyType
 from typing import Any
@@ -40,9 +49,53 @@ import numpy as np
 import numpy.typing as npt
 
 from agentrl.errors import LedgerError, Outcome, UsageError
-from agentrl.image import PlacedImage, image_from_record, image_record, place_from_record, place_record
+from agentrl.image import (
+    PlacedImage,
+    image_from_record,
+    image_record,
+    place_from_record,
+    place_record,
+)
 from agentrl.message import ImagePart, Message, ToolCall
-from agentrl.routes import Routes, joined, routes_from_record, routes_record
+
+Routes = npt.NDArray[np.unsignedinteger[Any]]
+"""uint8 or uint16 [tokens, layers x chosen]."""
+
+
+def small(experts: npt.NDArray[np.integer[Any]]) -> Routes:
+    """The same numbers, none of which is negative, in as few bytes as they need."""
+    return experts.astype(np.uint8 if experts.max(initial=0) <= np.iinfo(np.uint8).max else np.uint16)
+
+
+def joined(first: Routes | None, second: Routes | None) -> Routes | None:
+    """Routes of tokens and of those that follow them."""
+    if first is None or second is None:
+        return second if first is None else first
+    if first.shape[1] != second.shape[1]:
+        raise LedgerError(
+            "experts of the same sequence are told for different numbers of layers",
+            got=f"{second.shape[1]} numbers per token, after {first.shape[1]}",
+            hint="all servers must serve the same model",
+        )
+    return np.concatenate([first, second])
+
+
+def routes_record(start: int, routes: Routes) -> dict[str, Any]:
+    """Routes of the tokens from an index on as plain JSON types."""
+    return {
+        "start": start,
+        "shape": list(routes.shape),
+        "type": routes.dtype.name,
+        "data": base64.b64encode(zlib.compress(routes.tobytes(), level=1)).decode("ascii"),
+    }
+
+
+def routes_from_record(record: Mapping[str, Any]) -> Routes:
+    """What `routes_record` was given."""
+    data = zlib.decompress(base64.b64decode(record["data"]))
+    found: Routes = np.frombuffer(data, dtype=record["type"]).reshape(record["shape"])
+    return found
+
 
 NOT_SAMPLED = -1
 """The version of a token that no policy sampled."""
@@ -91,7 +144,7 @@ class Turn:
     reward: float = 0.0
     """Reward that the environment gave for this turn, before any shaping."""
     stop_reason: str = "stop"
-    """Why the engine stopped: a value of `agentrl.policy.StopReason`."""
+    """Why the engine stopped: a value of `agentrl.engine.StopReason`."""
     valid: bool = True
     """The answer could be parsed and the environment accepted the action."""
     state_key: str | None = None
@@ -172,7 +225,7 @@ class TokenSequence:
 
     @property
     def routes(self) -> Routes | None:
-        """Experts of the first `routed` tokens: see `agentrl.routes`; ``None`` where none are known."""
+        """Experts of the first `routed` tokens: see `agentrl.trajectory`; ``None`` where none are known."""
         found = None
         if self.parent is not None and (before := self.parent.routes) is not None:
             found = before[: self._routes_start if self._routes else self.shared]

@@ -21,14 +21,14 @@ import orjson
 import torch
 
 import agentrl
-from agentrl.assembly.runs import resume_run, start_run
+from agentrl.builders.run import resume_run, start_run
 from agentrl.config import Config, load_config
 from agentrl.errors import TrainingError, UsageError
-from agentrl.observe.disk import replace_file
+from agentrl.observe.files import replace_file
 from agentrl.observe.metrics import read_metrics
 from agentrl.observe.progress import RunStatus, RunWatcher
-from agentrl.orchestrator import RunResult, train
-from agentrl.warm_start import warm_start
+from agentrl.runs.rl import RunResult, train
+from agentrl.runs.sft import warm_start
 
 RESULT = "result.json"
 EDGE = 5

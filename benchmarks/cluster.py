@@ -14,12 +14,12 @@ from contextlib import contextmanager
 from statistics import fmean
 from typing import Any
 
-from agentrl.assembly.runs import start_run
+from agentrl.builders.run import start_run
 from agentrl.config import load_config
-from agentrl.extra import Extra
 from agentrl.observe.metrics import read_metrics
-from agentrl.orchestrator import train
-from agentrl.warm_start import warm_start
+from agentrl.registry import Extra
+from agentrl.runs.rl import train
+from agentrl.runs.sft import warm_start
 
 RAY = Extra(name="ray", module="ray")
 LAST = 10

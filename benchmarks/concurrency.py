@@ -16,17 +16,17 @@ from pathlib import Path
 from statistics import median
 from typing import Any
 
+from support.models import tiny_model
+from support.tokenizers import build_tokenizer
 from throughput.bare_client import WIRES, forget
 from throughput.server import open_server, server_version
 
-from agentrl.assembly.servers import ServedModel, open_pool
+from agentrl.builders.servers import ServedModel, open_pool
 from agentrl.config.engines import ServerEngineConfig, SGLangEngineConfig, VLLMEngineConfig
+from agentrl.engine import GenerateRequest, SamplingParams
 from agentrl.errors import UnknownNameError
-from agentrl.policy import GenerateRequest, SamplingParams
 from agentrl.serving.pool import ServerPool
-from agentrl.serving.pool.concurrency import AdaptiveConcurrency
-from agentrl.testing.models import tiny_model
-from agentrl.testing.tokenizers import build_tokenizer
+from agentrl.serving.pool.member import AdaptiveConcurrency
 from agentrl.weights import write_served_model
 
 CACHE_TOKENS = 16_384

@@ -18,13 +18,13 @@ from dataclasses import dataclass
 from typing import Any
 
 import torch
+from support.models import tiny_model
 from throughput.sessions import Session, Turn
 from transformers import PreTrainedModel
 
 from agentrl.config.engines import LocalEngineConfig
-from agentrl.policy import GenerateRequest, SamplingParams
+from agentrl.engine import GenerateRequest, SamplingParams
 from agentrl.serving.local import LocalEngine
-from agentrl.testing.models import tiny_model
 
 
 def make_sessions(*, sessions: int, turns: int, vocab_size: int, seed: int) -> list[Session]:

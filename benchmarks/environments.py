@@ -17,7 +17,7 @@ from agentrl.env_lookup import resolve_environment
 from agentrl.errors import AgentRLError
 from agentrl.registry import Kind, names
 from agentrl.task import Task
-from agentrl.testing.env_rules.speed import quantile
+from agentrl.testing.env_rules.resources import quantile
 from agentrl.testing.env_session import EnvSession, Policy, expert_policy, play, random_policy
 from agentrl.testing.env_subject import until
 

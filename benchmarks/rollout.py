@@ -24,23 +24,21 @@ from pathlib import Path
 from typing import Any
 
 import gymnasium
+from support.tokenizers import build_tokenizer
 from throughput.measure import Load, measure
 
 from agentrl.config import load_config
 from agentrl.config.engines import ServerEngineConfig
+from agentrl.engine import GenerateRequest, SamplingParams
 from agentrl.env import EnvironmentSpec, Isolation
 from agentrl.errors import UsageError
-from agentrl.policy import GenerateRequest, SamplingParams
 from agentrl.render.renderer import Renderer
-from agentrl.rollout.budget import EpisodeLimits
-from agentrl.rollout.engine_speaker import EngineSpeaker
-from agentrl.rollout.environments import EnvironmentHost
-from agentrl.rollout.loops import make_agent_loop
-from agentrl.rollout.play import Assignment, play_all
-from agentrl.rollout.runner import EpisodeRunner
+from agentrl.rollout.env_pool import EnvironmentHost
+from agentrl.rollout.policies import EngineSpeaker
+from agentrl.rollout.runner import Assignment, EpisodeRunner, make_agent_loop, play_all
+from agentrl.rollout.turns import EpisodeLimits
 from agentrl.serving.scripted import ScriptedEngine
 from agentrl.task import SeedTasks, Task
-from agentrl.testing.tokenizers import build_tokenizer
 from agentrl.tool import tool
 
 ANSWER_TOKENS = 64

@@ -17,13 +17,12 @@ from collections.abc import Awaitable, Callable
 from typing import Any
 
 from agentrl.sandbox import Sandbox, SandboxSpec, open_sandbox
-from agentrl.sandbox.bubblewrap import Walls, arguments, find_bubblewrap
-from agentrl.sandbox.docker.container import Image, Traits, plan
+from agentrl.sandbox.docker.container import DEFAULT_IMAGE, Image, Traits, plan, read_options
 from agentrl.sandbox.docker.daemon import EXTRA
-from agentrl.sandbox.docker.options import DEFAULT_IMAGE, read_options
-from agentrl.sandbox.docker.supply import SUPPLY
-from agentrl.sandbox.launch import SUPERVISOR
-from agentrl.sandbox.limits import DEFAULT_LIMITS
+from agentrl.sandbox.docker.sandbox import SUPPLY
+from agentrl.sandbox.isolation import Walls, arguments, find_bubblewrap
+from agentrl.sandbox.local import SUPERVISOR
+from agentrl.sandbox.spec import DEFAULT_LIMITS
 
 ECHO = "import sys\nfor line in sys.stdin: print(eval(line), flush=True)"
 COMMANDS_EACH = 5

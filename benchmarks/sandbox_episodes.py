@@ -29,11 +29,9 @@ from agentrl.env_lookup import resolve_environment
 from agentrl.errors import Outcome, SandboxError
 from agentrl.message import Content
 from agentrl.registry import Kind, register, unregister
-from agentrl.rollout.demonstrator import Demonstrator, ScriptedPolicy
-from agentrl.rollout.environments import EnvironmentHost
-from agentrl.rollout.loops import make_agent_loop
-from agentrl.rollout.play import Assignment, play_all
-from agentrl.rollout.runner import EpisodeRunner
+from agentrl.rollout.env_pool import EnvironmentHost
+from agentrl.rollout.runner import Assignment, EpisodeRunner, make_agent_loop, play_all
+from agentrl.rollout.scripted_policies import Demonstrator, ScriptedPolicy
 from agentrl.sandbox import Command, Limits, SandboxProcess, SandboxSpec
 from agentrl.sandbox.contract import NO_VARIABLES
 from agentrl.sandbox.local import LocalSandbox

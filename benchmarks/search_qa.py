@@ -14,7 +14,7 @@ from agentrl.envs.search_qa.environment import SearchQA
 from agentrl.envs.search_qa.spec import SPEC
 from agentrl.envs.search_qa.world import World
 
-from agentrl.retrieval.bm25 import BM25Index
+from agentrl.remote.retrieval import BM25Index
 
 SPLIT = "train"
 EPISODES = 300

@@ -19,16 +19,16 @@ from pathlib import Path
 from typing import Any
 
 import torch
+from support.models import tiny_model
+from support.tokenizers import build_tokenizer
 from transformers import PreTrainedModel
 
-from agentrl.assembly.servers import ServedModel, make_transport, open_pool
+from agentrl.builders.servers import ServedModel, make_transport, open_pool
 from agentrl.config.engines import ServerEngineConfig, SGLangEngineConfig, VLLMEngineConfig
+from agentrl.engine import InferenceServer
 from agentrl.errors import UsageError
-from agentrl.server import InferenceServer
 from agentrl.serving.pool import ServerPool
-from agentrl.testing.models import tiny_model
-from agentrl.testing.tokenizers import build_tokenizer
-from agentrl.training.models.weights import ModelWeights
+from agentrl.training.weights import ModelWeights
 from agentrl.weights import TOLERANCE, FolderTransport, Probe, RemoteSync, SyncReport, write_served_model
 
 ENGINES: dict[str, Callable[..., ServerEngineConfig]] = {"vllm": VLLMEngineConfig, "sglang": SGLangEngineConfig}

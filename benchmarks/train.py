@@ -21,13 +21,13 @@ from statistics import median
 from typing import Any
 
 import torch
+from support.models import tiny_model
 from throughput.training_load import GROUP_SIZE, long_prompts, multi_turn
 from throughput.trl_step import TRLStep
 from transformers import PreTrainedModel
 
-from agentrl.config.schema import AlgorithmConfig, CorrectionConfig, TrainerConfig
+from agentrl.config.config import AlgorithmConfig, CorrectionConfig, TrainerConfig
 from agentrl.errors import UsageError
-from agentrl.testing.models import tiny_model
 from agentrl.training.trainer import Trainer
 from agentrl.trajectory import Trajectory
 

@@ -12,11 +12,11 @@ from __future__ import annotations
 from typing import Any
 
 import torch
+from support.models import tiny_model
 from throughput.training_load import GROUP_SIZE, multi_turn
 
-from agentrl.config.schema import AlgorithmConfig, TrainerConfig
-from agentrl.testing.models import tiny_model
-from agentrl.training.memory.tensors import TensorMemory
+from agentrl.config.config import AlgorithmConfig, TrainerConfig
+from agentrl.training.diagnostics.memory_trace import TensorMemory
 from agentrl.training.trainer import Trainer
 
 

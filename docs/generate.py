@@ -13,8 +13,8 @@ from typing import TYPE_CHECKING, Any
 from environment_pages import generated_pages, index_table, page_path, section
 from typer.testing import CliRunner
 
-from agentrl.algorithms.marks import needed_inputs, other_input
-from agentrl.assembly.resume_rules import RULES as RESUME_RULES
+from agentrl.algorithms.traits import needed_inputs, other_input
+from agentrl.builders.resume_rules import RULES as RESUME_RULES
 from agentrl.cli.application import build
 from agentrl.cli.commands import COMMANDS
 from agentrl.config import shipped_configs
@@ -23,7 +23,7 @@ from agentrl.registry import Kind, lookup, names
 from agentrl.testing.env_rules.catalogue import INTEGRITY, RULES
 from agentrl.testing.env_rules.rule import Rule
 from agentrl.tool import Tool
-from agentrl.training.objective_checks import PROVIDED
+from agentrl.training.checks import PROVIDED
 
 if TYPE_CHECKING:
     from mkdocs.structure.files import Files

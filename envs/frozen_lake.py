@@ -10,9 +10,9 @@ from collections import deque
 from collections.abc import Mapping
 from typing import Any
 
+from agentrl.envs.content_space import ContentSpace
 from gymnasium.envs.toy_text.frozen_lake import FrozenLakeEnv, generate_random_map
 
-from agentrl.content_space import ContentSpace
 from agentrl.env import EnvironmentSpec, Isolation
 from agentrl.errors import UsageError
 from agentrl.message import Content, described

@@ -8,12 +8,12 @@ from pathlib import Path
 
 import pytest
 import torch
+from support.reference import model_reference
 
-from agentrl.assembly import scratch
-from agentrl.assembly.runs import start_run
+from agentrl.builders import scratch
+from agentrl.builders.run import start_run
 from agentrl.config import load_config
-from agentrl.policy import GenerateRequest, SamplingParams
-from agentrl.testing.reference import model_reference
+from agentrl.engine import GenerateRequest, SamplingParams
 
 WORLDS = Path(__file__).parent / "worlds"
 

@@ -11,8 +11,8 @@ import pytest
 import agentrl
 from agentrl import registry
 from agentrl.agent_loop import AgentLoop
-from agentrl.algorithms.group_advantages import centred_returns
-from agentrl.algorithms.loss_input import unclipped
+from agentrl.algorithms.advantages import centred_returns
+from agentrl.algorithms.types import unclipped
 from agentrl.config import load_config
 from agentrl.errors import UnknownNameError, UsageError
 from agentrl.message import Message, user
@@ -213,7 +213,7 @@ def test_what_is_no_agent_loop_is_refused_without_a_folder(tmp_path, loop):
 
 
 def test_what_can_be_imported_is_named_by_its_module():
-    assert registry.name_of(Kind.ADVANTAGE, centred_returns) == "agentrl.algorithms.group_advantages:centred_returns"
+    assert registry.name_of(Kind.ADVANTAGE, centred_returns) == "agentrl.algorithms.advantages:centred_returns"
     assert registry.name_of(Kind.REWARD, lambda trajectory, task: 1.0) == "python:<lambda>"
     assert registry.name_of(Kind.REWARD, make_objects) == f"{__name__}:make_objects"
 

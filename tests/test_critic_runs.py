@@ -4,10 +4,10 @@ from pathlib import Path
 
 import pytest
 
-from agentrl.assembly.runs import resume_run
+from agentrl.builders.run import resume_run
 from agentrl.errors import UsageError
 from agentrl.observe.metrics import read_metrics
-from agentrl.orchestrator import train
+from agentrl.runs.rl import train
 
 PPO = ("algorithm={advantage: gae, group_size: 1}", "trainer.tasks_per_step=6", "trainer.max_kl=1.0")
 

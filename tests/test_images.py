@@ -5,16 +5,16 @@ from __future__ import annotations
 from pathlib import Path
 
 import pytest
+from agentrl.envs.content_space import ContentSpace
 from gymnasium.spaces import Text
 from hypothesis import given
 from hypothesis import strategies as st
 
-from agentrl.content_space import ContentSpace
 from agentrl.errors import LedgerError
 from agentrl.image import PlacedImage, common_tokens, rope_positions
 from agentrl.message import ImagePart, TextPart, described
 from agentrl.observe.trajectory_store import TrajectoryStore, read_trajectories
-from agentrl.training.step.anchor_states import turn_states
+from agentrl.training.batch import turn_states
 from agentrl.trajectory import Source, TokenSequence, Trajectory, Turn
 
 A, B = ImagePart(data=b"a", alternative="an a"), ImagePart(data=b"b")

@@ -5,7 +5,7 @@ import threading
 import pytest
 import torch
 
-from agentrl.lanes import Lanes
+from agentrl.models.threads import Lanes
 
 
 def test_parts_run_together_in_threads_of_their_own_and_in_order():

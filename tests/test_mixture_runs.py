@@ -1,13 +1,13 @@
 """Runs that train a mixture of experts: routes go from the engine over the ledger to the trainer's routers."""
 
 import pytest
+from support.models import tiny_model
+from support.tokenizers import build_tokenizer
 
 from agentrl.errors import ConfigError
 from agentrl.observe.metrics import read_metrics
 from agentrl.observe.trajectory_store import read_trajectories
-from agentrl.orchestrator import train
-from agentrl.testing.models import tiny_model
-from agentrl.testing.tokenizers import build_tokenizer
+from agentrl.runs.rl import train
 
 
 @pytest.fixture

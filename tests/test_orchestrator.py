@@ -6,16 +6,16 @@ import signal
 
 import pytest
 
-from agentrl.assembly.runs import Run, resume_run, start_run
+from agentrl.builders.run import Run, resume_run, start_run
 from agentrl.config import load_config
 from agentrl.errors import ConfigError, Outcome, TemplateError, TrainingError, UnknownNameError, UsageError
 from agentrl.observe.metrics import read_metrics
 from agentrl.observe.model_folder import find_model
 from agentrl.observe.progress import Phase, RunWatcher
 from agentrl.observe.trajectory_store import read_trajectories
-from agentrl.orchestrator import Orchestrator, train
-from agentrl.serving.local.runner import ModelRunner
-from agentrl.warm_start import warm_start
+from agentrl.runs.rl import Orchestrator, train
+from agentrl.runs.sft import warm_start
+from agentrl.serving.local.forward import ModelRunner
 from agentrl.weights import InProcessSync
 
 
@@ -262,7 +262,7 @@ def test_an_interrupted_run_saves_and_goes_on(tiny_run, phase, staleness):
 @pytest.mark.parametrize("staleness", [0, 2])
 def test_a_sync_that_does_not_end_is_given_up(tiny_run, monkeypatch, staleness):
     run = tiny_run(f"rollout.max_staleness={staleness}", "checkpoint.every=100")
-    monkeypatch.setattr("agentrl.orchestrator.SYNC_GRACE_S", 0.01)
+    monkeypatch.setattr("agentrl.runs.rl.SYNC_GRACE_S", 0.01)
 
     class Interrupting(Recorder):
         def on_status(self, status):

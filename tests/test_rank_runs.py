@@ -7,12 +7,12 @@ from pathlib import Path
 
 import pytest
 
-from agentrl.assembly.runs import resume_run
+from agentrl.builders.run import resume_run
 from agentrl.errors import ConfigError, TrainingError
 from agentrl.observe.metrics import read_metrics
 from agentrl.observe.progress import RunWatcher
-from agentrl.orchestrator import train
-from agentrl.training.ranks.processes import RankProcesses, open_ranks
+from agentrl.runs.rl import train
+from agentrl.training.distributed.launch import RankProcesses, open_ranks
 
 DEADLINE_S = 60
 """In which a run must notice that a rank is gone; it takes less than a second on an idle machine."""
@@ -26,7 +26,7 @@ def ranks_of_this_process():
             parent = int(status.read_text().rpartition(")")[2].split()[1])
         except (OSError, UnicodeDecodeError):
             continue
-        if parent == os.getpid() and "agentrl.assembly.rank" in words:
+        if parent == os.getpid() and "agentrl.builders.workers" in words:
             found.append(int(status.parent.name))
     return found
 
@@ -73,7 +73,7 @@ def test_a_run_of_two_processes_trains_dies_with_one_and_goes_on_with_one(tiny_r
 
 
 def test_what_a_rank_failed_of_is_shown_with_its_number(tmp_path, monkeypatch):
-    monkeypatch.setattr("agentrl.training.ranks.processes.PROGRAM", "json.no_such_program")
+    monkeypatch.setattr("agentrl.training.distributed.launch.PROGRAM", "json.no_such_program")
     processes = RankProcesses(2, logs=tmp_path)
     try:
         said = r"(?s)rank 1 of the trainer ended.*exit code 1, after it said:.*No module named json.no_such_program"

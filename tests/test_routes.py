@@ -3,11 +3,19 @@
 import numpy as np
 import pytest
 
+from agentrl.engine import Generation, StopReason
 from agentrl.errors import LedgerError, Outcome
 from agentrl.observe.trajectory_store import TrajectoryStore, read_trajectories
-from agentrl.policy import Generation, StopReason
-from agentrl.routes import joined, routes_from_record, routes_record, small
-from agentrl.trajectory import Source, TokenSequence, Trajectory, Turn
+from agentrl.trajectory import (
+    Source,
+    TokenSequence,
+    Trajectory,
+    Turn,
+    joined,
+    routes_from_record,
+    routes_record,
+    small,
+)
 
 
 def numbered(first, last, dtype=np.uint8):

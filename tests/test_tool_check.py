@@ -12,7 +12,7 @@ import agentrl
 from agentrl.errors import UsageError
 from agentrl.registry import Kind, lookup, names, register, unregister
 from agentrl.testing import check_tool
-from agentrl.testing.env_report import CheckStatus
+from agentrl.testing.report import CheckStatus
 from agentrl.tool import Tool, Toolset
 
 seen: Counter[str] = Counter()

@@ -12,9 +12,9 @@ from hypothesis import strategies as st
 from agentrl.errors import LedgerError, Outcome, UsageError
 from agentrl.image import PlacedImage
 from agentrl.message import ImagePart, Message, ToolCall
-from agentrl.routes import Routes
 from agentrl.trajectory import (
     NOT_SAMPLED,
+    Routes,
     Source,
     TokenSequence,
     Trajectory,

@@ -11,7 +11,7 @@ from contextlib import AsyncExitStack, asynccontextmanager
 from typing import Any
 
 from agentrl.errors import AgentRLError, EnvironmentFailure, ToolError, UsageError
-from agentrl.extra import Extra
+from agentrl.registry import Extra
 from agentrl.tool import Provisions, Tool, ToolResult, ToolRules, Toolset
 
 EXTRA = Extra(name="mcp", module="mcp")

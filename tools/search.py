@@ -8,9 +8,7 @@ from types import TracebackType
 
 from agentrl import ToolError, tool
 from agentrl.errors import UsageError
-from agentrl.retrieval.bm25 import BM25Index
-from agentrl.retrieval.passages import list_passages, load_corpus
-from agentrl.retrieval.service import RetrievalService
+from agentrl.remote.retrieval import BM25Index, RetrievalService, list_passages, load_corpus
 
 
 @functools.lru_cache(maxsize=4)

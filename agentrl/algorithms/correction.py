@@ -1,14 +1,25 @@
-"""Train/inference correction: weights from rho = pi_old / mu, trainer against engine."""
+"""Train/inference correction: weights from rho = pi_old / mu, trainer against engine.
+
+- Which tokens of an update train at all: rejection by the distance of trainer and engine, and by certainty.
+- The proximal policy without a forward pass of its own.
+- How far the engine's log-probabilities are from the trainer's, over the sampled tokens of a step.
+- Estimators of the KL divergence of the policy from a reference, one value per sampled token.
+- Entropy of token distributions.
+"""
 
 from __future__ import annotations
 
 import enum
 from dataclasses import dataclass
+from typing import Literal
 
 import torch
 
-from agentrl.algorithms.loss_input import LOG_RATIO_LIMIT, log_ratio
-from agentrl.algorithms.segments import segment_sum
+from agentrl.algorithms.options import NotNegative, Share
+from agentrl.algorithms.segments import segment_mean, segment_sum
+from agentrl.algorithms.traits import Input, needs
+from agentrl.algorithms.types import LOG_RATIO_LIMIT, LossInput, given, log_ratio
+from agentrl.errors import ConfigError
 
 TOKEN_CAP = 2.0
 SEQUENCE_CAP = 5.0
@@ -87,3 +98,151 @@ def correction(
 def _truncate(rho: torch.Tensor, cap: float) -> Correction:
     everything = torch.ones_like(rho, dtype=torch.bool)
     return Correction(weights=rho.clamp(max=cap), kept=everything, truncated=rho > cap)
+
+
+GEOMETRIC_BAND = (0.99, 1.01)
+Unit = Literal["token", "sequence"]
+
+
+def k1(tokens: LossInput, *, limit: NotNegative, of: Unit = "token") -> torch.Tensor:
+    """abs(q) at most `limit`, or abs(mean q) for whole sequences: bool [tokens].
+
+    Args:
+        tokens: The tokens.
+        limit: The greatest distance that trains.
+        of: ``token`` rejects single tokens; ``sequence`` all tokens of a sequence, by its mean.
+    """
+    return _distance(tokens, _difference(tokens), of).abs() <= limit
+
+
+def k2(tokens: LossInput, *, limit: NotNegative, of: Unit = "token") -> torch.Tensor:
+    """q^2 / 2 at most `limit`, or its mean for whole sequences: bool [tokens]."""
+    return _distance(tokens, _difference(tokens).square() / 2, of) <= limit
+
+
+def k3(tokens: LossInput, *, limit: NotNegative, of: Unit = "token") -> torch.Tensor:
+    """exp(q) - q - 1 at most `limit`, or its mean for whole sequences: bool [tokens]."""
+    log_rho = log_ratio(tokens.old_logp, tokens.behaviour_logp).detach()
+    return _distance(tokens, log_rho.exp() - log_rho - 1, of) <= limit
+
+
+def geometric(tokens: LossInput, *, band: tuple[float, float] = GEOMETRIC_BAND) -> torch.Tensor:
+    """Sequences whose geometric mean of pi_old / mu, exp(mean q), is in the band, 0.99 to 1.01: bool [tokens].
+
+    Raises:
+        ConfigError: the band is none.
+    """
+    low, high = band
+    if not 0 <= low < high:
+        raise ConfigError("geometric keeps sequences inside a band", got=list(band), expected="0 <= low < high")
+    mean = _distance(tokens, _difference(tokens), "sequence").clamp(-LOG_RATIO_LIMIT, LOG_RATIO_LIMIT).exp()
+    return (mean >= low) & (mean <= high)
+
+
+@needs(Input.ENTROPY)
+def top_entropy(tokens: LossInput, *, share: Share = 0.2) -> torch.Tensor:
+    """The share of tokens, 20 %, at which the proximal policy was most uncertain: bool [tokens] (arXiv 2506.01939)."""
+    entropy = given(tokens.entropy, Input.ENTROPY)
+    kept = torch.zeros_like(entropy, dtype=torch.bool)
+    kept[entropy.topk(min(max(1, round(share * entropy.numel())), entropy.numel())).indices] = True
+    return kept
+
+
+def _difference(tokens: LossInput) -> torch.Tensor:
+    """Give q of each token, not bounded, so that a mean is the sequence's own: [tokens]."""
+    return (tokens.old_logp - tokens.behaviour_logp).detach()
+
+
+def _distance(tokens: LossInput, values: torch.Tensor, of: Unit) -> torch.Tensor:
+    if of == "token":
+        return values
+    return segment_mean(values, tokens.sequence, tokens.sequences)[tokens.sequence]
+
+
+def loglinear(
+    logp: torch.Tensor, behaviour_logp: torch.Tensor, version: torch.Tensor, *, old_version: int
+) -> torch.Tensor:
+    """Log pi_old = log mu + a (log pi - log mu), a = (v_old - v_mu) / (v_pi - v_mu): [tokens], without gradient.
+
+    Weights are taken to have moved evenly from the version that sampled a token, v_mu, to the one in training,
+    v_pi = v_old + 1; v_old is that at the start of the step (AReaL).
+
+    Args:
+        logp: log pi, [tokens].
+        behaviour_logp: log mu, [tokens].
+        version: v_mu of each token: [tokens].
+        old_version: v_old.
+    """
+    age = (old_version - version).to(logp.dtype)
+    return (behaviour_logp + age / (age + 1) * (logp - behaviour_logp)).detach()
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Mismatch:
+    """Distances between pi_old (trainer) and mu (engine)."""
+
+    prob_abs_mean: float
+    """Mean |pi_old - mu|."""
+    prob_abs_max: float
+    k3: float
+    """KL(mu, pi_old), estimated by mean(rho - log rho - 1)."""
+    effective_sample_size: float
+    """(sum rho)^2 / (n sum rho^2): 1 when trainer and engine agree."""
+
+
+def mismatch(old_logp: torch.Tensor, behaviour_logp: torch.Tensor) -> Mismatch:
+    """Compare log-probabilities of the same tokens: [tokens] each, at least one."""
+    old, behaviour = old_logp.double(), behaviour_logp.double()
+    difference = (old.exp() - behaviour.exp()).abs()
+    log_rho = log_ratio(old, behaviour)
+    rho = log_rho.exp()
+    return Mismatch(
+        prob_abs_mean=float(difference.mean()),
+        prob_abs_max=float(difference.max()),
+        k3=float((rho - log_rho - 1).mean()),
+        effective_sample_size=float(rho.sum().square() / (rho.numel() * rho.square().sum())),
+    )
+
+
+LARGEST_K3 = 10.0
+"""Upper bound of the value of k3 at a token, as in verl; without it one token of 20 nats outweighs a whole step."""
+
+
+class KLEstimator(enum.StrEnum):
+    """Which estimator (http://joschu.net/blog/kl-approx.html)."""
+
+    K1 = "k1"
+    K2 = "k2"
+    K3 = "k3"
+    K1_PLUS = "k1+"
+    """The value of k1 with the gradient of k2."""
+    K3_PLUS = "k3+"
+    """The value of k3 with the gradient of k2."""
+
+
+def kl_divergence(estimator: KLEstimator, logp: torch.Tensor, reference_logp: torch.Tensor) -> torch.Tensor:
+    """KL(pi, ref) at each token, from x = log ref - log pi, clamped to [-20, 20]: [tokens].
+
+    k1 = -x, k2 = x^2 / 2, k3 = exp(x) - x - 1, at most 10; above that k3 has no gradient. On tokens that the policy
+    sampled, the gradient of k2 is an unbiased estimate of the divergence's. That of k3 is an estimate of the gradient
+    of KL(ref, pi) instead (arXiv 2510.01555, 2512.21852).
+    """
+    x = log_ratio(reference_logp, logp)
+    k1, k2, k3 = -x, x.square() / 2, (x.exp() - x - 1).clamp(max=LARGEST_K3)
+    match estimator:
+        case KLEstimator.K1:
+            return k1
+        case KLEstimator.K2:
+            return k2
+        case KLEstimator.K3:
+            return k3
+        case KLEstimator.K1_PLUS:
+            return k1.detach() + k2 - k2.detach()
+        case KLEstimator.K3_PLUS:
+            return k3.detach() + k2 - k2.detach()
+
+
+def entropy(log_probabilities: torch.Tensor) -> torch.Tensor:
+    """-sum p log p in nats: log-probabilities [..., vocabulary] to [...]; an impossible token adds 0."""
+    information: torch.Tensor = torch.special.entr(log_probabilities.exp())
+    return information.sum(-1)

@@ -2,17 +2,20 @@
 
 Observation tokens are not among the tokens here, so that discounts count what was sampled. Rewards and values of a turn
 without sampled tokens go to the turn before it; see `EpisodeBatch.token_rewards`. An episode ends with a value of 0.
+
+- The critic's loss.
 """
 
 from __future__ import annotations
 
+from dataclasses import dataclass
+
 import torch
 
-from agentrl.algorithms.episodes import EpisodeBatch, Estimate
-from agentrl.algorithms.given import given
-from agentrl.algorithms.marks import Input, needs
-from agentrl.algorithms.ranges import Discount, Positive
+from agentrl.algorithms.options import Discount, Positive
 from agentrl.algorithms.segments import backward_sums, segment_sum, whiten
+from agentrl.algorithms.traits import Input, needs, takes
+from agentrl.algorithms.types import EpisodeBatch, Estimate, TokenLoss, given
 
 
 @needs(Input.VALUES)
@@ -126,3 +129,31 @@ class _SpokenTurns:
         """L_k = delta_k + gamma lambda L_{k+1}: [spoken]."""
         delta = rewards + gamma * self.following(values) - values
         return backward_sums(delta, torch.full_like(delta, gamma * gae_lambda), self.episode)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ValueInput:
+    """Tokens that a critic learns from; all tensors are [tokens]."""
+
+    values: torch.Tensor
+    """v of the current critic; the gradient flows through it."""
+    old_values: torch.Tensor
+    """V at the start of the step."""
+    targets: torch.Tensor
+    """G."""
+
+
+@takes("a critic's values (ValueInput)")
+def value(tokens: ValueInput, *, clip: float | None = 0.5) -> TokenLoss:
+    """1/2 max((v - G)^2, (clip(v, V - eps, V + eps) - G)^2), eps = 0.5: [tokens] (arXiv 1707.06347's baselines).
+
+    Args:
+        tokens: The tokens.
+        clip: eps; ``None`` leaves values unbounded.
+    """
+    plain = (tokens.values - tokens.targets).square()
+    if clip is None:
+        return TokenLoss(values=plain / 2, clipped=torch.zeros_like(plain, dtype=torch.bool))
+    bounded = tokens.values.clamp(tokens.old_values - clip, tokens.old_values + clip)
+    clipped = (bounded - tokens.targets).square()
+    return TokenLoss(values=torch.maximum(plain, clipped) / 2, clipped=clipped > plain)

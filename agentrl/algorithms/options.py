@@ -1,16 +1,76 @@
-"""Options of estimators and losses: their keyword-only parameters, checked before a run starts."""
+"""Options of estimators and losses: their keyword-only parameters, checked before a run starts.
+
+- Ranges in which options must be; `agentrl.algorithms.options.check_options` refuses others.
+- The clip range around a ratio of 1.
+"""
 
 from __future__ import annotations
 
 import difflib
 import inspect
 from collections.abc import Callable, Mapping
-from typing import Annotated, Any, get_args, get_origin
+from dataclasses import dataclass
+from typing import (
+    Annotated,
+    Any,
+    TypeAlias,
+    get_args,
+    get_origin,
+)
 
-from pydantic import TypeAdapter, ValidationError
+import torch
+from pydantic import Field, TypeAdapter, ValidationError
 
-from agentrl.algorithms.clip import ClipRange, clip_range
 from agentrl.errors import ConfigError
+
+Discount: TypeAlias = Annotated[float, Field(ge=0, le=1)]
+Share: TypeAlias = Annotated[float, Field(gt=0, le=1)]
+Positive: TypeAlias = Annotated[float, Field(gt=0, allow_inf_nan=False)]
+NotNegative: TypeAlias = Annotated[float, Field(ge=0, allow_inf_nan=False)]
+Depth: TypeAlias = Annotated[int, Field(ge=0)]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ClipRange:
+    """Ratios are kept in [1 - low, 1 + high]."""
+
+    low: float
+    high: float
+
+    def clip(self, ratio: torch.Tensor) -> torch.Tensor:
+        """The ratio, bounded on both sides."""
+        return ratio.clamp(1.0 - self.low, 1.0 + self.high)
+
+    def outside(self, ratio: torch.Tensor) -> torch.Tensor:
+        """Bool: the ratio is not in the range."""
+        return (ratio < 1.0 - self.low) | (ratio > 1.0 + self.high)
+
+
+def clip_range(clip: float | None, clip_low: float | None, clip_high: float | None, *, default: ClipRange) -> ClipRange:
+    """The range from one symmetric number or from two; a side that is not given takes the default.
+
+    Raises:
+        ConfigError: both a symmetric and an asymmetric number, or a negative one.
+    """
+    sides = {"clip_low": clip_low, "clip_high": clip_high}
+    given = {name: value for name, value in sides.items() if value is not None}
+    if clip is not None and given:
+        raise ConfigError(
+            "the loss has a symmetric and an asymmetric clip",
+            got=f"clip={clip} and {', '.join(f'{name}={value}' for name, value in given.items())}",
+            expected="clip alone, or clip_low and clip_high",
+        )
+    if any(value is not None and value < 0 for value in (clip, clip_low, clip_high)):
+        raise ConfigError("a clip is negative", got=min(v for v in (clip, clip_low, clip_high) if v is not None))
+    return ClipRange(
+        low=_first(clip, clip_low, default.low),
+        high=_first(clip, clip_high, default.high),
+    )
+
+
+def _first(*values: float | None) -> float:
+    return next(value for value in values if value is not None)
+
 
 OUT_OF_RANGE = frozenset({"greater_than", "greater_than_equal", "less_than", "less_than_equal", "finite_number"})
 """Errors of pydantic at numbers that are numbers."""

@@ -12,11 +12,11 @@ from types import FrameType
 __all__ = ["main"]
 
 INTERRUPTED = 130
-"""The exit code of an interruption, as `agentrl.cli.exit_code` has it, which is imported later."""
+"""The exit code of an interruption, as `agentrl.cli.exits` has it, which is imported later."""
 
 
 def main(arguments: Sequence[str] | None = None) -> None:
-    """Run the command line; ends the process with an `agentrl.cli.exit_code.ExitCode`.
+    """Run the command line; ends the process with an `agentrl.cli.exits.ExitCode`.
 
     Ctrl-C while the libraries are imported ends the process with one line and no traceback.
 

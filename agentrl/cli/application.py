@@ -14,7 +14,7 @@ from typing import Annotated
 import typer
 
 from agentrl.cli.commands import COMMANDS, CommandEntry
-from agentrl.cli.exit_code import ExitCode
+from agentrl.cli.exits import ExitCode
 from agentrl.cli.help import PlainCommand, PlainGroup, examples
 from agentrl.errors import AgentRLError, UsageError
 from agentrl.observe.console import VisibleFormatter, note, print_error

@@ -106,7 +106,7 @@ def find_benchmarks(folder: Path) -> dict[str, Path]:
 
 
 def load_run(path: Path) -> Callable[..., dict[str, Any]]:
-    """The function `run` of a benchmark file, which may import its siblings.
+    """The function `run` of a benchmark file, which may import its siblings and the small models in ``tests/support``.
 
     Raises:
         UsageError: the file has none.
@@ -116,8 +116,9 @@ def load_run(path: Path) -> Callable[..., dict[str, Any]]:
     if spec is None or spec.loader is None:
         raise UsageError(f"{path} cannot be imported")
     module = importlib.util.module_from_spec(spec)
-    if str(path.parent) not in sys.path:
-        sys.path.append(str(path.parent))
+    for folder in (path.parent, path.parent.parent / "tests"):
+        if str(folder) not in sys.path:
+            sys.path.append(str(folder))
     sys.modules[name] = module
     spec.loader.exec_module(module)
     if not callable(getattr(module, "run", None)):

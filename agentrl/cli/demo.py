@@ -9,10 +9,10 @@ from typing import Annotated
 import typer
 
 from agentrl.cli.help import examples
-from agentrl.demo import JSON_FILE, Demo, DemoRunner
 from agentrl.evaluation.result import EvaluationResult, estimate_text
 from agentrl.observe.console import note, out
-from agentrl.observe.run_watcher import watching
+from agentrl.observe.terminal import watching
+from agentrl.runs.demo import JSON_FILE, Demo, DemoRunner
 
 app = typer.Typer()
 

@@ -15,14 +15,19 @@ import typer
 from rich.table import Table
 from rich.text import Text
 
-from agentrl.assembly.machine import memory_limit
+from agentrl.builders.machine import memory_limit
 from agentrl.cli.help import examples
+from agentrl.models.load import Accelerator, accelerators, torch_build
 from agentrl.observe.console import out
-from agentrl.observe.trackers import tracker_states
+from agentrl.observe.metrics import tracker_states
 from agentrl.registry import Kind, names
 from agentrl.sandbox.docker.daemon import describe_daemon
-from agentrl.serving.launch.environments import ENGINES, engines_folder, find_environments, how_to_make
-from agentrl.training.models.accelerators import Accelerator, accelerators, torch_build
+from agentrl.serving.launch.resources import (
+    ENGINES,
+    engines_folder,
+    find_environments,
+    how_to_make,
+)
 
 app = typer.Typer()
 

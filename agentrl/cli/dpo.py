@@ -7,20 +7,20 @@ from typing import Annotated
 
 import typer
 
-from agentrl.assembly.checks import check_preferences
-from agentrl.assembly.rank import follow_launcher, follows_launcher
-from agentrl.assembly.runs import Run, start_run
-from agentrl.assembly.stored_pairs import check_sources, first_run
+from agentrl.builders.checks import check_preferences
+from agentrl.builders.pairs import check_sources, first_run
+from agentrl.builders.run import Run, start_run
+from agentrl.builders.workers import follow_launcher, follows_launcher
 from agentrl.cli.arguments import config_words, shortcut
+from agentrl.cli.exits import told_when_interrupted
 from agentrl.cli.help import examples
-from agentrl.cli.interrupt import told_when_interrupted
 from agentrl.cli.train import Words
 from agentrl.config import Config, dump_config, load_config
-from agentrl.config.preferences import PreferencesConfig
+from agentrl.config.algorithm import PreferencesConfig
 from agentrl.errors import UsageError
 from agentrl.observe.console import note, out
-from agentrl.observe.run_watcher import watching
-from agentrl.preference_run import learn_preferences
+from agentrl.observe.terminal import watching
+from agentrl.runs.preferences import learn_preferences
 
 app = typer.Typer()
 

@@ -11,24 +11,27 @@ from rich.table import Table
 from rich.text import Text
 
 from agentrl.cli.arguments import json_pairs
-from agentrl.cli.env_check import Look, check_all, check_one
+from agentrl.cli.check import Look, check_all, check_one
 from agentrl.cli.help import examples
-from agentrl.cli.play import play_in_terminal
-from agentrl.cli.server_options import Host, Lease, Port, TokenFile, read_token
-from agentrl.cli.until_stopped import serve_until_stopped
-from agentrl.cli.web_play import play_in_browser
+from agentrl.cli.play import play_in_browser, play_in_terminal
+from agentrl.cli.server import (
+    Host,
+    Lease,
+    Port,
+    TokenFile,
+    read_token,
+    serve_until_stopped,
+)
 from agentrl.env import EnvironmentSpec
-from agentrl.env_lookup import check_split, resolve_environment
-from agentrl.env_name import parse_env_name
-from agentrl.env_server import EnvironmentServer, ServerSettings
+from agentrl.env_lookup import check_split, parse_env_name, resolve_environment
 from agentrl.errors import UsageError
 from agentrl.observe.console import out
 from agentrl.registry import Kind, names
+from agentrl.remote.server import EnvironmentServer, ServerSettings
 from agentrl.remote.wire import TOKEN_VARIABLE
-from agentrl.testing.env_check import check_env
+from agentrl.testing.env_check import check_env, reward_integrity
 from agentrl.testing.env_rules.catalogue import INTEGRITY, RULES, choose_rules
 from agentrl.testing.env_subject import Thoroughness
-from agentrl.testing.integrity import reward_integrity
 
 app = typer.Typer(no_args_is_help=True)
 

@@ -12,20 +12,20 @@ from rich.table import Column, Table
 from rich.text import Text
 
 from agentrl.cli.arguments import config_words
+from agentrl.cli.exits import told_when_interrupted
 from agentrl.cli.help import examples
-from agentrl.cli.interrupt import told_when_interrupted
 from agentrl.cli.reports import write_evaluation_report
 from agentrl.config import shipped_configs
 from agentrl.config.overrides import reward_words
 from agentrl.errors import AgentRLError, Outcome, UsageError
-from agentrl.evaluation.policies import PolicyKind
+from agentrl.evaluation.evaluate import PolicyKind
 from agentrl.evaluation.report import tables
 from agentrl.evaluation.result import EvaluationResult
 from agentrl.evaluation.session import EvaluationRequest, default_tasks, evaluations_folder, run_evaluation
 from agentrl.evaluation.settings import evaluation_config
 from agentrl.observe.console import note, out
-from agentrl.observe.disk import check_writable, replace_file
-from agentrl.observe.episode_counter import EpisodeCounter, counting
+from agentrl.observe.files import check_writable, replace_file
+from agentrl.observe.terminal import EpisodeCounter, counting
 
 app = typer.Typer()
 

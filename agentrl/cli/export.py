@@ -11,14 +11,14 @@ from typing import Annotated, Literal
 
 import typer
 
-from agentrl.assembly.models import SHARD_SIZE, write_merged
+from agentrl.builders.models import SHARD_SIZE, write_merged
 from agentrl.cli.help import examples
 from agentrl.errors import UsageError
+from agentrl.models.lora import is_adapter_folder
 from agentrl.observe.console import note
-from agentrl.observe.disk import writing
+from agentrl.observe.files import writing
 from agentrl.observe.model_folder import find_model
 from agentrl.training.checkpoint import system_errors
-from agentrl.training.models.lora import is_adapter_folder
 
 Format = Literal["float32", "bfloat16"]
 

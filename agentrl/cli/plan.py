@@ -11,20 +11,19 @@ import typer
 from rich.table import Table
 from rich.text import Text
 
-from agentrl.assembly.checks import check_training
-from agentrl.assembly.machine import memory_limit
-from agentrl.assembly.models import resolve_model
+from agentrl.builders.checks import check_training
+from agentrl.builders.machine import memory_limit
+from agentrl.builders.models import resolve_model
 from agentrl.cli.arguments import read_config, shortcut
 from agentrl.cli.help import examples
 from agentrl.cli.train import Words
 from agentrl.config import Config, shipped_configs
-from agentrl.config.arithmetic import shown_bytes
+from agentrl.config.estimate import shown_bytes
 from agentrl.errors import ConfigError, UsageError
+from agentrl.models.load import accelerators
 from agentrl.observe.console import note, out
-from agentrl.training.memory.plan import MemoryPlan
-from agentrl.training.memory.plan import plan as memory_plan
-from agentrl.training.memory.remedies import remedies
-from agentrl.training.models.accelerators import accelerators
+from agentrl.training.diagnostics.memory_plan import MemoryPlan, remedies
+from agentrl.training.diagnostics.memory_plan import plan as memory_plan
 
 app = typer.Typer()
 

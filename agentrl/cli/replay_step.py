@@ -12,11 +12,11 @@ import typer
 from rich.table import Table
 from rich.text import Text
 
-from agentrl.assembly.models import load_images
+from agentrl.builders.models import load_images
 from agentrl.cli.help import examples
 from agentrl.observe.console import note, out
-from agentrl.training.numerics.dump import read_dump
-from agentrl.training.numerics.replay import Replay, replay
+from agentrl.training.diagnostics.replay import Replay, replay
+from agentrl.training.diagnostics.watch import read_dump
 
 app = typer.Typer()
 

@@ -7,17 +7,23 @@ from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import Any
 
-from agentrl.assembly.models import load_tokenizer
+from agentrl.builders.models import load_tokenizer
 from agentrl.errors import AgentRLError
-from agentrl.evaluation.learning_curve import draw_learning_curve, drawable
-from agentrl.evaluation.report import CURVE_FILE, Report, ReportFiles, choose_examples, write_report
+from agentrl.evaluation.report import (
+    CURVE_FILE,
+    Report,
+    ReportFiles,
+    choose_examples,
+    draw_learning_curve,
+    drawable,
+    write_report,
+)
 from agentrl.evaluation.session import FinishedEvaluation
-from agentrl.observe.heartbeat import repeating
 from agentrl.observe.learning import steps_without_learning
 from agentrl.observe.metrics import read_metrics
 from agentrl.observe.model_folder import find_model
-from agentrl.observe.run_directory import RunDirectory, find_run
-from agentrl.observe.run_watcher import step_words
+from agentrl.observe.run_folder import RunDirectory, find_run
+from agentrl.observe.terminal import repeating, step_words
 from agentrl.observe.trajectory_store import read_trajectories, step_files
 
 DRAWN_EVERY_S = 60.0

@@ -7,16 +7,16 @@ from typing import Annotated
 
 import typer
 
-from agentrl.assembly.checks import check_reward_training
-from agentrl.assembly.rank import follow_launcher, follows_launcher
-from agentrl.assembly.runs import Run, start_run
+from agentrl.builders.checks import check_reward_training
+from agentrl.builders.run import Run, start_run
+from agentrl.builders.workers import follow_launcher, follows_launcher
 from agentrl.cli.dpo import pairs_config
+from agentrl.cli.exits import told_when_interrupted
 from agentrl.cli.help import examples
-from agentrl.cli.interrupt import told_when_interrupted
 from agentrl.cli.train import Words
 from agentrl.observe.console import note
-from agentrl.observe.run_watcher import watching
-from agentrl.reward_run import train_reward
+from agentrl.observe.terminal import watching
+from agentrl.runs.preferences import train_reward
 
 app = typer.Typer()
 

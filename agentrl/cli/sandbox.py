@@ -9,16 +9,22 @@ from typing import Annotated, Any
 import typer
 
 from agentrl.cli.arguments import json_pairs
+from agentrl.cli.check import check_back_ends
 from agentrl.cli.help import examples
-from agentrl.cli.sandbox_check import check_back_ends
-from agentrl.cli.server_options import Host, Lease, Port, TokenFile, read_token
-from agentrl.cli.until_stopped import serve_until_stopped
-from agentrl.env_server import ServerSettings
-from agentrl.env_server.sandbox_server import SandboxServer
+from agentrl.cli.server import (
+    Host,
+    Lease,
+    Port,
+    TokenFile,
+    read_token,
+    serve_until_stopped,
+)
 from agentrl.errors import UsageError
 from agentrl.observe.console import note, visible
+from agentrl.remote.server import ServerSettings
+from agentrl.remote.server.sandboxes import SandboxServer
 from agentrl.sandbox import ExecResult, SandboxSpec, open_sandbox, read_spec
-from agentrl.sandbox.http_wire import TOKEN_VARIABLE
+from agentrl.sandbox.http import TOKEN_VARIABLE
 
 app = typer.Typer(no_args_is_help=True)
 _DEFAULTS = ServerSettings()

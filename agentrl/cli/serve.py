@@ -14,17 +14,16 @@ from typing import Annotated
 
 import typer
 
-from agentrl.assembly.cluster_check import refuse_cluster
-from agentrl.assembly.servers import LOGS, SERVED_MODEL, make_launcher
-from agentrl.assembly.signals import stop_signals
+from agentrl.builders.checks import refuse_cluster
+from agentrl.builders.run import stop_signals
+from agentrl.builders.servers import LOGS, SERVED_MODEL, make_launcher
 from agentrl.cli.arguments import shortcut
 from agentrl.cli.help import examples
 from agentrl.config import load_config
 from agentrl.config.engines import ServerEngineConfig
 from agentrl.errors import EngineError, UsageError
 from agentrl.observe.console import note, out
-from agentrl.observe.hub_model import check_fetchable
-from agentrl.observe.model_folder import find_model
+from agentrl.observe.model_folder import check_fetchable, find_model
 from agentrl.serving.launch import Launcher, ServerProcess
 
 app = typer.Typer()

@@ -7,18 +7,18 @@ from typing import Annotated
 
 import typer
 
-from agentrl.assembly.checks import check_warm_start
-from agentrl.assembly.rank import follow_launcher, follows_launcher
-from agentrl.assembly.runs import Run, start_run
+from agentrl.builders.checks import check_warm_start
+from agentrl.builders.run import Run, start_run
+from agentrl.builders.workers import follow_launcher, follows_launcher
 from agentrl.cli.arguments import read_config, shortcut
+from agentrl.cli.exits import told_when_interrupted
 from agentrl.cli.help import examples
-from agentrl.cli.interrupt import told_when_interrupted
 from agentrl.cli.train import Words, print_dry_run
 from agentrl.config import shipped_configs
-from agentrl.config.arithmetic import warm_start_rows
+from agentrl.config.estimate import warm_start_rows
 from agentrl.observe.console import note
-from agentrl.observe.run_watcher import watching
-from agentrl.warm_start import warm_start
+from agentrl.observe.terminal import watching
+from agentrl.runs.sft import warm_start
 
 app = typer.Typer()
 

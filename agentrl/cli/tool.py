@@ -10,15 +10,14 @@ from typing import Annotated, Any
 import typer
 from rich.table import Table
 
-from agentrl.assembly.tools import find_tool
+from agentrl.builders.episodes import find_tool
 from agentrl.cli.arguments import json_pairs
 from agentrl.cli.help import examples
 from agentrl.errors import AgentRLError, UnknownNameError, UsageError
 from agentrl.message import ToolCall
 from agentrl.observe.console import note, out
 from agentrl.registry import Kind, lookup, names
-from agentrl.rollout.episode_tools import Called
-from agentrl.rollout.tool_session import tool_session
+from agentrl.rollout.tools import Called, tool_session
 from agentrl.testing.tool_check import ToolCheckReport, check_tool_here
 from agentrl.tool import Tool
 

@@ -11,32 +11,28 @@ import typer
 from rich.table import Table
 from rich.text import Text
 
-from agentrl.assembly.checks import check_training
-from agentrl.assembly.curriculum_check import check_curriculum
-from agentrl.assembly.environments import find_environment, task_source
-from agentrl.assembly.judges import check_rewards
-from agentrl.assembly.machine import check_machine, gpu_rows
-from agentrl.assembly.rank import follow_launcher, follows_launcher
-from agentrl.assembly.run_result import RunResult
-from agentrl.assembly.runs import Run, resume_run, start_run
-from agentrl.assembly.tools import check_tools
+from agentrl.builders.checks import check_curriculum, check_training
+from agentrl.builders.environments import find_environment, task_source
+from agentrl.builders.episodes import check_rewards, check_tools
+from agentrl.builders.machine import check_machine, gpu_rows
+from agentrl.builders.run import Run, RunResult, resume_run, start_run
+from agentrl.builders.workers import follow_launcher, follows_launcher
 from agentrl.cli.arguments import config_words, read_config, shortcut
-from agentrl.cli.exit_code import ExitCode
+from agentrl.cli.exits import ExitCode
 from agentrl.cli.help import examples
 from agentrl.cli.reports import curve_kept_up, write_run_report
 from agentrl.config import Config, dump_config, shipped_configs
-from agentrl.config.arithmetic import Row, rows
-from agentrl.config.loading import names_environment
+from agentrl.config.derived import Part, parts_of
+from agentrl.config.estimate import Row, rows
+from agentrl.config.load import names_environment
 from agentrl.config.overrides import PROMPTS, reward_words, task_words
-from agentrl.config.parts import Part, parts_of
 from agentrl.errors import AgentRLError, UsageError
 from agentrl.observe.console import note, out
 from agentrl.observe.learning import steps_without_learning
-from agentrl.observe.metrics import read_metrics
-from agentrl.observe.run_directory import RunDirectory
-from agentrl.observe.run_watcher import watching
-from agentrl.observe.trackers import check_trackers
-from agentrl.orchestrator import train as train_run
+from agentrl.observe.metrics import check_trackers, read_metrics
+from agentrl.observe.run_folder import RunDirectory
+from agentrl.observe.terminal import watching
+from agentrl.runs.rl import train as train_run
 from agentrl.serving.launch import usable_gpus
 from agentrl.training.objective import learns_from_rewards
 

@@ -11,17 +11,17 @@ from typing import Annotated, Any
 import typer
 from rich.text import Text
 
-from agentrl.assembly.models import SCRATCH
+from agentrl.builders.models import SCRATCH
 from agentrl.cli.help import examples
 from agentrl.cli.reports import decoder
 from agentrl.config import load_config
 from agentrl.errors import UsageError
-from agentrl.evaluation.episode import read_episodes
+from agentrl.evaluation.panel import read_episodes
 from agentrl.evaluation.session import EPISODES_FILE, RESULT_FILE
 from agentrl.evaluation.token_view import Decode, page_html, segments
 from agentrl.observe.console import note, out
 from agentrl.observe.model_folder import MODEL, find_model
-from agentrl.observe.run_directory import RunDirectory, find_run
+from agentrl.observe.run_folder import RunDirectory, find_run
 from agentrl.observe.trajectory_store import read_trajectories
 from agentrl.trajectory import Source, Trajectory
 

@@ -11,8 +11,8 @@ from pydantic import BaseModel
 from pydantic.fields import FieldInfo
 from pydantic_core import PydanticUndefined
 
-from agentrl.config.problems import key_words, models_of, own_fields
-from agentrl.config.schema import Config
+from agentrl.config.config import Config
+from agentrl.config.load import key_words, models_of, own_fields
 
 
 def config_reference() -> str:

@@ -1,16 +1,63 @@
-"""Evaluating with an episode runner: choose the tasks, play what is not finished yet, draw the estimates."""
+"""Evaluating with an episode runner: choose the tasks, play what is not finished yet, draw the estimates.
+
+- Who is evaluated: an engine, a text service, the environment's expert, or a random policy.
+- An OpenAI-compatible service under evaluation: checked before the first episode, with hints in its refusals.
+"""
 
 from __future__ import annotations
 
+import enum
+import logging
+import os
+import re
 import time
-from collections.abc import Callable
+from collections.abc import AsyncIterator, Callable, Mapping, Sequence
+from contextlib import asynccontextmanager
+from pathlib import Path
+from typing import Any
 
-from agentrl.evaluation.episode import EpisodeStore, EvaluatedEpisode
-from agentrl.evaluation.panel import Panel, Slot, choose_tasks, slots
+import aiohttp
+
+from agentrl.builders.checks import check_images
+from agentrl.builders.episodes import sampling_params
+from agentrl.builders.models import (
+    SCRATCH,
+    build_renderer,
+    embedding_rows,
+    load_tokenizer,
+)
+from agentrl.builders.scratch import write_scratch_model
+from agentrl.builders.servers import ServedModel, check_served, open_pool
+from agentrl.builders.training import check_rendering
+from agentrl.config.config import Config
+from agentrl.config.engines import (
+    LocalEngineConfig,
+    OpenAIEngineConfig,
+    ScriptedEngineConfig,
+    ServerEngineConfig,
+)
+from agentrl.engine import ChatAnswer, ChatPolicy, PolicyEngine, SamplingParams
+from agentrl.errors import EngineError, UsageError
+from agentrl.evaluation.panel import (
+    EpisodeStore,
+    EvaluatedEpisode,
+    Panel,
+    Slot,
+    choose_tasks,
+    slots,
+)
 from agentrl.evaluation.result import EvaluationResult, summarise
-from agentrl.rollout.play import Assignment, play_all
-from agentrl.rollout.runner import EpisodeRunner
-from agentrl.rollout.seeds import derive_seed
+from agentrl.image import ImageReader
+from agentrl.message import Message
+from agentrl.models.load import load_model
+from agentrl.remote.chat import error_message
+from agentrl.rollout.policies import ChatSpeaker, EngineSpeaker, Speaker
+from agentrl.rollout.runner import Assignment, EpisodeRunner, play_all
+from agentrl.rollout.scripted_policies import Demonstrator, ScriptedPolicy
+from agentrl.rollout.turns import derive_seed
+from agentrl.serving.local import LocalEngine
+from agentrl.serving.openai import OpenAIEngine
+from agentrl.serving.scripted import ScriptedEngine
 from agentrl.task import TaskSource
 
 
@@ -77,3 +124,194 @@ def _group(slot: Slot) -> str:
 def _assignment_id(slot: Slot) -> str:
     """What the runner calls all attempts at this episode, before the attempt's number."""
     return f"{_group(slot)}/{slot.sample}"
+
+
+CHECK_S = 10.0
+"""Most seconds until a service has taken the connection of the check, and until it has answered."""
+NO_CHAT = (404, 405, 501)
+"""What servers answer that have no chat at the address."""
+BASE_ADDRESS = "give the service's base address, up to and with /v1: --url http://127.0.0.1:8000/v1"
+
+
+async def check_service(config: OpenAIEngineConfig) -> None:
+    """Ask a service for nothing (a chat without messages), to know before the first episode whether it is there.
+
+    Refusals of that request are fine, for they come from a chat service.
+
+    Args:
+        config: Its address and its name of the model.
+
+    Raises:
+        UsageError: something listens there that has no such chat or no such model.
+        EngineError: nothing listens there.
+    """
+    timeout = aiohttp.ClientTimeout(total=None, connect=CHECK_S, sock_read=CHECK_S)
+    key = os.environ.get(config.api_key_variable)
+    headers = {"Authorization": f"Bearer {key}"} if key else {}
+    url = f"{config.url.rstrip('/')}/chat/completions"
+    body = {"model": config.model, "messages": [], "max_tokens": 1}
+    try:
+        async with (
+            aiohttp.ClientSession(timeout=timeout, headers=headers) as session,
+            session.post(url, json=body) as response,
+        ):
+            if response.status in NO_CHAT:
+                _raise_no_chat(config, url, response.status, error_message(await response.text(errors="replace")))
+    except (aiohttp.ClientConnectorError, aiohttp.ConnectionTimeoutError) as error:
+        raise EngineError(
+            f"the service at {config.url} cannot be reached", got=error, hint=f"start it, or {BASE_ADDRESS}"
+        ) from error
+    except aiohttp.ClientError:
+        return  # it is there, and may do better with a real request; if not, the episodes say so
+
+
+class HintingService(ChatPolicy):
+    """A service whose refusals say what to set.
+
+    Args:
+        service: Answers.
+        url: Its address, for messages.
+    """
+
+    def __init__(self, service: ChatPolicy, url: str) -> None:
+        self.max_context = service.max_context
+        self._service = service
+        self._url = url
+
+    async def start(self) -> None:
+        """Start the service's client."""
+        await self._service.start()
+
+    async def chat(
+        self,
+        messages: Sequence[Message],
+        tools: Sequence[Mapping[str, Any]],
+        params: SamplingParams,
+        request_id: str,
+    ) -> ChatAnswer:
+        """Answer a conversation.
+
+        Raises:
+            UsageError: as the service does; and where it takes no tools, which no other request would mend.
+            EngineError: as the service does.
+        """
+        try:
+            return await self._service.chat(messages, tools, params, request_id)
+        except EngineError as error:
+            said = str(error.got)
+            if "tool-call-parser" in said or "enable-auto-tool-choice" in said:
+                raise UsageError(
+                    f"{self._url} takes no tool calls",
+                    got=said,
+                    hint="set agent.loop=react_text, which needs none; or start vLLM with --enable-auto-tool-choice "
+                    "--tool-call-parser NAME",
+                ) from error
+            if "context length" in said:
+                raise EngineError(
+                    f"{self._url} has a smaller context than the episode needs",
+                    got=said,
+                    hint="set agent.max_tokens to its context, or agent.max_answer_tokens lower",
+                ) from error
+            raise
+
+    async def close(self) -> None:
+        """Close the service's client."""
+        await self._service.close()
+
+
+def _raise_no_chat(config: OpenAIEngineConfig, url: str, status: int, said: str) -> None:
+    is_named = re.search(rf"(?<!\w){re.escape(config.model)}(?!\w)", said) is not None
+    if status == 404 and is_named and not said.lstrip().startswith("<"):
+        raise UsageError(
+            f"{config.url} does not know model {config.model!r}",
+            got=f"{status}, {said!r}",
+            hint="--model is the service's own name of the model; a server that agentrl serve --engine vllm started "
+            "calls it policy",
+        )
+    raise UsageError(
+        f"there is no chat service at {config.url}",
+        got=f"{status} from {url}, {said!r}",
+        expected="an OpenAI-compatible service",
+        hint=BASE_ADDRESS,
+    )
+
+
+_log = logging.getLogger(__name__)
+
+
+class PolicyKind(enum.StrEnum):
+    """Who plays."""
+
+    ENGINE = "engine"
+    EXPERT = "expert"
+    RANDOM = "random"
+
+
+@asynccontextmanager
+async def open_speaker(config: Config, kind: PolicyKind, folder: Path) -> AsyncIterator[Speaker]:
+    """The policy, ready to play; released afterwards.
+
+    Args:
+        config: Engine, model and sampling.
+        kind: Who plays.
+        folder: Where a scratch model is made, if the config asks for one.
+
+    Raises:
+        UsageError: the model is not there, or there is no chat at the service's address.
+        EngineError: the service or a server cannot be reached.
+        TemplateError: the chat template rewrites history.
+    """
+    if kind is not PolicyKind.ENGINE:
+        yield Demonstrator(ScriptedPolicy(kind.value))
+        return
+    check_images(config)
+    if isinstance(config.engine, OpenAIEngineConfig):
+        await check_service(config.engine)
+        service = HintingService(OpenAIEngine(config.engine), config.engine.url)
+        await service.start()
+        try:
+            yield ChatSpeaker(service, sampling_params(config.sampling))
+        finally:
+            await service.close()
+        return
+    path = await _model_path(config, folder)
+    renderer = build_renderer(config, path, load_tokenizer(path))
+    check_rendering(config, renderer)
+    async with _open_engine(config.engine, config, path, folder, renderer.images) as engine:
+        yield EngineSpeaker(engine, renderer, sampling_params(config.sampling))
+
+
+@asynccontextmanager
+async def _open_engine(
+    section: LocalEngineConfig | ScriptedEngineConfig | ServerEngineConfig,
+    config: Config,
+    path: str,
+    folder: Path,
+    reader: ImageReader | None,
+) -> AsyncIterator[PolicyEngine]:
+    if isinstance(section, ServerEngineConfig):
+        served = ServedModel(path=path, dtype=config.model.dtype, vocab_size=embedding_rows(path))
+        async with open_pool(section, served, folder, say=_log.warning) as pool:
+            if section.servers != "launch":
+                await check_served(pool, served)
+            yield pool
+        return
+    if isinstance(section, ScriptedEngineConfig):
+        engine: PolicyEngine = ScriptedEngine(section, vocab_size=len(load_tokenizer(path)), seed=config.run.seed)
+    else:
+        model = load_model(path, dtype=config.model.dtype, device=config.model.device)
+        engine = LocalEngine(model, section, reader=reader)
+    await engine.start()
+    try:
+        yield engine
+    finally:
+        await engine.close()
+
+
+async def _model_path(config: Config, folder: Path) -> str:
+    if config.model.path != SCRATCH:
+        return config.model.path
+    made = folder / "model"
+    if not made.is_dir():
+        await write_scratch_model(config, made)
+    return str(made)

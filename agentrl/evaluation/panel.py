@@ -1,17 +1,28 @@
-"""The panel of an evaluation: which tasks, how often each, and what makes two evaluations the same one."""
+"""The panel of an evaluation: which tasks, how often each, and what makes two evaluations the same one.
+
+- A finished episode of an evaluation, and the file that keeps them.
+"""
 
 from __future__ import annotations
 
 import hashlib
 import random
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
+from pathlib import Path
 from typing import Any
 
 import orjson
 
 from agentrl.errors import UsageError
+from agentrl.observe.files import (
+    UNREADABLE,
+    JsonLinesWriter,
+    numbered_records,
+    warn_damaged,
+)
 from agentrl.task import Task, TaskSource
+from agentrl.trajectory import Trajectory
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -83,3 +94,70 @@ def slots(tasks: list[Task], samples: int) -> list[Slot]:
     if len({task.id for task in tasks}) < len(tasks):
         raise UsageError("the task source has two tasks of one id", hint="task ids must be unique within a split")
     return [Slot(task=task, sample=sample) for sample in range(samples) for task in tasks]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class EvaluatedEpisode:
+    """One task played once."""
+
+    task_id: str
+    sample: int
+    trajectory: Trajectory
+
+    @property
+    def slot(self) -> tuple[str, int]:
+        """Which episode of the panel this is."""
+        return self.task_id, self.sample
+
+    @property
+    def is_measured(self) -> bool:
+        """Whether it says something about the policy."""
+        outcome = self.trajectory.outcome
+        return outcome is not None and not outcome.is_infrastructure
+
+    def to_record(self) -> dict[str, Any]:
+        """Plain JSON types."""
+        return {"task_id": self.task_id, "sample": self.sample, "trajectory": self.trajectory.to_record()}
+
+
+class EpisodeStore:
+    """The finished episodes of one evaluation, on disk as JSON lines.
+
+    Only measured episodes are kept: what the machinery failed is tried again by the next run.
+
+    Args:
+        path: The file; what it holds counts as finished.
+    """
+
+    def __init__(self, path: Path) -> None:
+        self._finished = {episode.slot: episode for episode in read_episodes(path)} if path.exists() else {}
+        self._writer = JsonLinesWriter(path)
+
+    def find(self, task_id: str, sample: int) -> EvaluatedEpisode | None:
+        """The episode, if it is finished."""
+        return self._finished.get((task_id, sample))
+
+    def add(self, episode: EvaluatedEpisode) -> None:
+        """Keep a finished episode.
+
+        Raises:
+            UsageError: the disk is full.
+        """
+        self._writer.append(episode.to_record())
+        self._finished[episode.slot] = episode
+
+    def close(self) -> None:
+        """Close the file."""
+        self._writer.close()
+
+
+def read_episodes(path: Path) -> Iterator[EvaluatedEpisode]:
+    """Read the episodes of a stored evaluation. Damaged ones are left out with a warning."""
+    damaged: list[int] = []
+    for number, record in numbered_records(path, damaged):
+        try:
+            trajectory = Trajectory.from_record(record.pop("trajectory"))
+            yield EvaluatedEpisode(**record, trajectory=trajectory)
+        except UNREADABLE:
+            damaged.append(number)
+    warn_damaged(path, sorted(damaged))

@@ -7,20 +7,19 @@ from collections.abc import Sequence
 
 from transformers import PreTrainedModel
 
-from agentrl.assembly.environments import task_source
-from agentrl.assembly.episodes import sampling_params
-from agentrl.assembly.training import TrainingParts
-from agentrl.assembly.worlds import World, build_worlds, close_worlds
+from agentrl.builders.environments import task_source
+from agentrl.builders.episodes import World, build_worlds, close_worlds, sampling_params
+from agentrl.builders.training import TrainingParts
+from agentrl.config.config import Config
+from agentrl.config.derived import SOLE
 from agentrl.config.engines import LocalEngineConfig
-from agentrl.config.parts import SOLE
-from agentrl.config.schema import Config
 from agentrl.errors import UsageError
 from agentrl.evaluation.evaluate import evaluate_panel
 from agentrl.evaluation.panel import Panel
 from agentrl.evaluation.result import EvaluationResult
 from agentrl.observe.metrics import TIMING_PREFIX
 from agentrl.render.renderer import Renderer
-from agentrl.rollout.engine_speaker import EngineSpeaker
+from agentrl.rollout.policies import EngineSpeaker
 from agentrl.serving.local import LocalEngine
 
 

@@ -10,24 +10,20 @@ from typing import Any
 
 import orjson
 
-from agentrl.assembly.environments import find_environment, task_source
-from agentrl.assembly.episodes import build_host, build_runner
-from agentrl.assembly.judges import check_rewards, reward_fingerprints
-from agentrl.assembly.models import SCRATCH, resolve_model
-from agentrl.assembly.tools import check_tools
+from agentrl.builders.environments import find_environment, task_source
+from agentrl.builders.episodes import build_host, build_runner, check_rewards, check_tools, reward_fingerprints
+from agentrl.builders.models import SCRATCH, resolve_model
+from agentrl.config.config import Config
 from agentrl.config.engines import OpenAIEngineConfig
-from agentrl.config.schema import Config
 from agentrl.env_lookup import check_split
-from agentrl.evaluation.episode import EpisodeStore, EvaluatedEpisode
-from agentrl.evaluation.evaluate import evaluate_panel, unwatched
-from agentrl.evaluation.panel import Panel
-from agentrl.evaluation.policies import PolicyKind, open_speaker
+from agentrl.evaluation.evaluate import PolicyKind, evaluate_panel, open_speaker, unwatched
+from agentrl.evaluation.panel import EpisodeStore, EvaluatedEpisode, Panel
 from agentrl.evaluation.result import EvaluationResult
-from agentrl.observe.disk import replace_file, writing
-from agentrl.observe.run_directory import find_run
+from agentrl.observe.files import replace_file, writing
+from agentrl.observe.run_folder import find_run
 from agentrl.registry import SESSION, Kind, lookup
 from agentrl.reward import fingerprint as code_fingerprint
-from agentrl.rollout.heap import settled_heap
+from agentrl.rollout.waits import settled_heap
 
 _log = logging.getLogger(__name__)
 

@@ -5,18 +5,17 @@ from __future__ import annotations
 import json
 from collections.abc import Sequence
 
-from agentrl.assembly.cluster_check import refuse_cluster
-from agentrl.assembly.models import SCRATCH
+from agentrl.builders.checks import refuse_cluster
+from agentrl.builders.models import SCRATCH
 from agentrl.config import Config, load_config
-from agentrl.config.loading import ConfigSource
+from agentrl.config.derived import Part, parts_of
+from agentrl.config.load import ConfigSource
 from agentrl.config.overrides import prompts_environment, prompts_words
-from agentrl.config.parts import Part, parts_of
-from agentrl.env_lookup import resolve_environment
-from agentrl.env_name import parse_env_name
+from agentrl.env_lookup import parse_env_name, resolve_environment
 from agentrl.errors import UsageError
-from agentrl.evaluation.policies import PolicyKind
+from agentrl.evaluation.evaluate import PolicyKind
 from agentrl.observe.model_folder import find_model
-from agentrl.observe.run_directory import find_run
+from agentrl.observe.run_folder import find_run
 
 TRAIN = "train"
 """The split that an evaluation does not choose by itself."""

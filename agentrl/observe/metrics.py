@@ -1,14 +1,27 @@
-"""``metrics.jsonl``: the numbers of every training step, exactly."""
+"""``metrics.jsonl``: the numbers of every training step, exactly.
+
+- The numbers of one training step that follow from its trajectories.
+- Trackers: where else the metrics go.
+"""
 
 from __future__ import annotations
 
+import importlib.util
 import logging
 import math
-from collections.abc import Mapping
+import sys
+import time
+import uuid
+from abc import ABC, abstractmethod
+from collections import Counter
+from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
-from typing import Any
+from typing import Any, ClassVar
 
-from agentrl.observe.json_lines import JsonLinesWriter, numbered_records, warn_damaged
+from agentrl.errors import ConfigError, Outcome, UsageError
+from agentrl.observe.files import JsonLinesWriter, numbered_records, warn_damaged
+from agentrl.registry import Kind, lookup, names
+from agentrl.trajectory import Trajectory
 
 _log = logging.getLogger(__name__)
 
@@ -81,3 +94,267 @@ def _plain(value: float | int) -> float | int | None:
         return int(value)
     number = float(value)
     return number if math.isfinite(number) else None
+
+
+_TIMINGS = ("queue", "prefill", "decode", "tool", "env")
+
+
+def trajectory_metrics(trajectories: Sequence[Trajectory], *, version: int) -> dict[str, float]:
+    """Reward, success, outcomes, lengths, staleness and measured seconds of a step's trajectories.
+
+    Args:
+        trajectories: Everything that was delivered for the step, failed episodes too; their order decides the last
+            bits of means.
+        version: Version of the weights that the step starts from.
+    """
+    trained = [t for t in trajectories if t.outcome is not None and t.outcome.is_trainable and t.reward is not None]
+    return {
+        "episodes": len(trajectories),
+        **_spread("reward", [t.reward for t in trained if t.reward is not None]),
+        **_mean("success/mean", [float(t.success) for t in trained if t.success is not None]),
+        **_outcomes(trajectories),
+        **_spread("turns", [float(len(t.turns)) for t in trained]),
+        **_tokens(trained),
+        **_staleness(trained, version),
+        **_counts(trained),
+        **_seconds(trajectories),
+    }
+
+
+def _spread(name: str, values: Sequence[float]) -> dict[str, float]:
+    if not values:
+        return {}
+    mean = math.fsum(values) / len(values)
+    variance = math.fsum((value - mean) ** 2 for value in values) / max(1, len(values) - 1)
+    return {
+        f"{name}/mean": mean,
+        f"{name}/std": math.sqrt(variance),
+        f"{name}/min": min(values),
+        f"{name}/max": max(values),
+    }
+
+
+def _mean(name: str, values: Sequence[float]) -> dict[str, float]:
+    return {name: math.fsum(values) / len(values)} if values else {}
+
+
+def _outcomes(trajectories: Sequence[Trajectory]) -> dict[str, float]:
+    counts = Counter(t.outcome for t in trajectories)
+    return {f"outcome/{outcome.value}": counts[outcome] / max(1, len(trajectories)) for outcome in Outcome}
+
+
+def _tokens(trajectories: Sequence[Trajectory]) -> dict[str, float]:
+    totals = [sum(len(s) - s.shared for s in t.sequences) for t in trajectories]
+    sampled = [t.sampled_tokens for t in trajectories]
+    return {
+        "tokens/total": sum(totals),
+        "tokens/sampled": sum(sampled),
+        **_mean("tokens/per_episode", [float(total) for total in totals]),
+        **_mean("tokens/sampled_per_episode", [float(count) for count in sampled]),
+        "tokens/longest_sequence": max((len(s) for t in trajectories for s in t.sequences), default=0),
+    }
+
+
+def _staleness(trajectories: Sequence[Trajectory], version: int) -> dict[str, float]:
+    ages = [float(version - oldest) for t in trajectories if (oldest := t.oldest_version) is not None]
+    return {**_mean("staleness/mean", ages), "staleness/max": max(ages, default=0.0)}
+
+
+def _counts(trajectories: Sequence[Trajectory]) -> dict[str, float]:
+    """Means of what episodes counted themselves (invalid answers, tool calls, …)."""
+    return {
+        f"{TIMING_PREFIX if _is_time(name) else ''}episode/{name}": value
+        for name, value in _means(t.metrics for t in trajectories).items()
+    } | {f"reward/component/{name}": value for name, value in _means(t.reward_components for t in trajectories).items()}
+
+
+def _means(records: Iterable[Mapping[str, float]]) -> dict[str, float]:
+    """Mean over all records of every name; a record without it counts as 0."""
+    rows = list(records)
+    names = sorted({name for row in rows for name in row})
+    return {name: math.fsum(row.get(name, 0.0) for row in rows) / len(rows) for name in names}
+
+
+def _is_time(name: str) -> bool:
+    return name.endswith(("_s", "seconds"))
+
+
+def _seconds(trajectories: Sequence[Trajectory]) -> dict[str, float]:
+    """Seconds that episodes spent on the engine, on tools and in the environment, and the shares of them."""
+    sums = {name: math.fsum(getattr(t.timings, name) for x in trajectories for t in x.turns) for name in _TIMINGS}
+    engine = sums["queue"] + sums["prefill"] + sums["decode"]
+    whole = engine + sums["tool"] + sums["env"]
+    shares = {"engine": engine, "tool": sums["tool"], "environment": sums["env"]}
+    return {
+        **{f"{TIMING_PREFIX}turns/{name}_s": value for name, value in sums.items()},
+        **{f"{TIMING_PREFIX}share/{name}": value / whole if whole else 0.0 for name, value in shares.items()},
+    }
+
+
+class Tracker(ABC):
+    """Receives the metrics of a run. Made by its class with the run's folder, name and config."""
+
+    package: ClassVar[str | None] = None
+    """The package that it needs besides agentrl; its name is the same for ``pip install`` and for ``import``."""
+
+    @abstractmethod
+    def __init__(self, folder: Path, name: str, config: Mapping[str, Any]) -> None: ...
+
+    @abstractmethod
+    def log(self, step: int, metrics: Mapping[str, float]) -> None:
+        """The numbers of one training step."""
+
+    @abstractmethod
+    def close(self) -> None:
+        """Flush and end."""
+
+
+class TensorBoardTracker(Tracker):
+    """Scalars as TensorBoard event files in the run's ``logs``; needs the package tensorboard (not torch)."""
+
+    package = "tensorboard"
+
+    def __init__(self, folder: Path, name: str, config: Mapping[str, Any]) -> None:
+        from tensorboard.compat.proto.event_pb2 import Event
+        from tensorboard.compat.proto.summary_pb2 import Summary
+        from tensorboard.summary.writer.event_file_writer import EventFileWriter
+
+        self._event, self._summary = Event, Summary
+        folder.mkdir(parents=True, exist_ok=True)
+        self._writer = EventFileWriter(str(folder))
+
+    def log(self, step: int, metrics: Mapping[str, float]) -> None:
+        """One event with all scalars."""
+        values = [self._summary.Value(tag=name, simple_value=float(value)) for name, value in metrics.items()]
+        summary = self._summary(value=values)
+        self._writer.add_event(self._event(step=step, wall_time=time.time(), summary=summary))
+        self._writer.flush()
+
+    def close(self) -> None:
+        """Close the event file."""
+        self._writer.close()
+
+
+class WandbTracker(Tracker):
+    """A Weights & Biases run; needs the package wandb."""
+
+    package = "wandb"
+
+    def __init__(self, folder: Path, name: str, config: Mapping[str, Any]) -> None:
+        import wandb
+
+        folder.mkdir(parents=True, exist_ok=True)
+        identity = folder / "run_id"  # a resumed run goes on in the same history
+        if not identity.is_file():
+            identity.write_text(uuid.uuid4().hex)
+        self._run = wandb.init(
+            project="agentrl",
+            id=identity.read_text(),
+            name=name,
+            dir=str(folder),
+            config=dict(config),
+            resume="allow",
+        )
+
+    def log(self, step: int, metrics: Mapping[str, float]) -> None:
+        """One history row."""
+        self._run.log(dict(metrics), step=step)
+
+    def close(self) -> None:
+        """Finish the run."""
+        self._run.finish()
+
+
+def check_trackers(chosen: Sequence[str]) -> None:
+    """Check that every named tracker can be made.
+
+    Raises:
+        UnknownNameError: no tracker of this name.
+        UsageError: its package is missing, or the name stands for something else.
+    """
+    for name in chosen:
+        found = lookup(Kind.TRACKER, name)
+        if not (isinstance(found, type) and issubclass(found, Tracker)):
+            raise ConfigError(
+                f"trackers names {name}, which is not a tracker",
+                got=repr(found),
+                expected="a subclass of agentrl.observe.metrics.Tracker",
+            )
+        if found.package is not None and not _is_importable(found.package):
+            raise _missing(name, found.package)
+
+
+def tracker_states() -> dict[str, str]:
+    """Each registered tracker with ``present``, or with what is missing and how to install it."""
+    states = {}
+    for name in names(Kind.TRACKER):
+        try:
+            check_trackers([name])
+            states[name] = "present"
+        except UsageError as error:
+            states[name] = f"missing; {error.hint}" if error.hint else f"cannot be used: {error}"
+    return states
+
+
+def _is_importable(package: str) -> bool:
+    return package in sys.modules or importlib.util.find_spec(package) is not None
+
+
+def _missing(name: str, package: str) -> UsageError:
+    return UsageError(
+        f"tracker {name} needs the package {package}",
+        got="no such package here",
+        expected=f"{package} installed, or trackers without {name}",
+        hint=f"to install it: pip install {package}",
+    )
+
+
+class Trackers:
+    """All configured trackers, kept apart from the run: when one fails, this is said once, and the run goes on.
+
+    Args:
+        chosen: Registry names.
+        folder: The run's ``logs``; each tracker gets its own folder in it.
+        name: The run's name.
+        config: The resolved config as plain data.
+
+    Raises:
+        UnknownNameError: no tracker of this name.
+        UsageError: a tracker cannot be imported.
+    """
+
+    def __init__(self, chosen: Sequence[str], *, folder: Path, name: str, config: Mapping[str, Any]) -> None:
+        check_trackers(chosen)
+        self._trackers: dict[str, Tracker] = {}
+        for kind in chosen:
+            make = lookup(Kind.TRACKER, kind)
+            try:
+                self._trackers[kind] = make(folder / kind, name, config)
+            except ImportError as error:
+                self.close()
+                raise UsageError(f"tracker {kind} cannot be imported", got=error, expected="its packages") from error
+            except Exception as error:
+                self._give_up(kind, error)
+
+    def log(self, step: int, metrics: Mapping[str, float]) -> None:
+        """Hand one step's numbers to every tracker that still works."""
+        for kind, tracker in list(self._trackers.items()):
+            try:
+                tracker.log(step, metrics)
+            except Exception as error:
+                del self._trackers[kind]
+                self._give_up(kind, error)
+
+    def close(self) -> None:
+        """Close every tracker."""
+        for kind, tracker in self._trackers.items():
+            try:
+                tracker.close()
+            except Exception as error:
+                self._give_up(kind, error)
+        self._trackers.clear()
+
+    def _give_up(self, kind: str, error: Exception) -> None:
+        _log.warning(
+            "tracker %s failed and is off; the run goes on without it: %s: %s", kind, type(error).__name__, error
+        )

@@ -25,9 +25,15 @@ from typing import Any, NamedTuple, Self
 from agentrl.errors import UsageError
 from agentrl.image import image_from_record, image_record
 from agentrl.message import ImagePart
-from agentrl.observe.disk import replace_file, writing
-from agentrl.observe.json_lines import UNREADABLE, JsonLinesWriter, numbered_records, warn_damaged
-from agentrl.observe.run_directory import step_name, step_of
+from agentrl.observe.files import (
+    UNREADABLE,
+    JsonLinesWriter,
+    numbered_records,
+    replace_file,
+    warn_damaged,
+    writing,
+)
+from agentrl.observe.run_folder import step_name, step_of
 from agentrl.trajectory import TokenSequence, Trajectory, Turn
 
 _log = logging.getLogger(__name__)

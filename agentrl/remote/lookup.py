@@ -7,12 +7,9 @@ from typing import Any
 
 from agentrl.env import EnvironmentSpec, Isolation
 from agentrl.errors import UsageError
-from agentrl.remote.environment import MakeRemote
-from agentrl.remote.link import NoProtocol, Unanswered
-from agentrl.remote.links import ask_now
-from agentrl.remote.served import read_served, spec_facts
-from agentrl.remote.tasks import PATIENCE_S, remote_tasks
-from agentrl.remote.wire import HEALTH, INFO, PROTOCOL, VERSION
+from agentrl.remote.client import PATIENCE_S, MakeRemote, remote_tasks
+from agentrl.remote.link import NoProtocol, Unanswered, ask_now
+from agentrl.remote.wire import HEALTH, INFO, PROTOCOL, VERSION, read_served, spec_facts
 
 OPTIONS = {"patience_s": PATIENCE_S}
 """The options of every remote environment; those of the served one belong to its server."""

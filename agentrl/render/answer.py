@@ -7,14 +7,13 @@ from dataclasses import dataclass
 from typing import cast
 
 from agentrl.agent_loop import Answer
+from agentrl.engine import StopReason
 from agentrl.errors import TemplateError
 from agentrl.message import Message
-from agentrl.policy import StopReason
 from agentrl.registry import Kind, lookup
 from agentrl.render.families import THINK_TAGS, Family, ThinkingMarks
-from agentrl.render.template import ToolSchema
-from agentrl.render.tool_parsers import harmony
-from agentrl.render.tool_parsers.contract import ParsedCalls, ToolParser
+from agentrl.render.tokens import ToolSchema
+from agentrl.render.tool_parsers import ParsedCalls, ToolParser, harmony
 
 _PARSER_MARKS = {"qwen3_coder": "<function=", "hermes": "<tool_call>"}
 

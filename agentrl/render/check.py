@@ -13,9 +13,8 @@ from dataclasses import dataclass
 
 from agentrl.errors import TemplateError
 from agentrl.message import Content, ImagePart, Message, Role, TextPart, ToolCall, system, user
-from agentrl.render.difference import common_prefix
 from agentrl.render.renderer import Renderer
-from agentrl.render.template import ToolSchema
+from agentrl.render.tokens import ToolSchema, common_prefix
 
 _AROUND = 60
 _TURNS = 3

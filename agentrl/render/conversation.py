@@ -6,13 +6,12 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 from agentrl.agent_loop import Answer
+from agentrl.engine import Generation, StopReason
 from agentrl.errors import LedgerError
 from agentrl.image import PlacedImage, common_tokens
 from agentrl.message import Message
-from agentrl.policy import Generation, StopReason
-from agentrl.render.difference import common_prefix, require_prefix
 from agentrl.render.renderer import Rendered, Renderer
-from agentrl.render.template import ToolSchema
+from agentrl.render.tokens import ToolSchema, common_prefix, require_prefix
 from agentrl.trajectory import Source, TokenSequence, Trajectory, Turn, TurnTimings
 
 

@@ -5,32 +5,158 @@ difference of two renderings of a short stand-in conversation, one that ends wit
 on with the new messages, so the cost of a turn does not grow with the history. That the difference does not depend on
 the history is checked before a run starts (`agentrl.render.check`). What the policy sampled is never decoded and
 encoded again.
+
+- Which part of a rendered suffix is the template's, and which is what the messages say.
+- Where a turn of the policy ends, and what the template writes there.
 """
 
 from __future__ import annotations
 
 import functools
-from collections.abc import Iterator, Sequence
+import re
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, replace
 from itertools import repeat, takewhile
 from typing import TYPE_CHECKING, Any, TypeVar
 
 from agentrl.agent_loop import Answer
+from agentrl.engine import StopReason
 from agentrl.errors import LedgerError, TemplateError
 from agentrl.image import PlacedImage
 from agentrl.message import Message, ToolCall, user
-from agentrl.policy import StopReason
 from agentrl.render.answer import AnswerReader
-from agentrl.render.boundary import TurnBoundary, find_boundary
-from agentrl.render.encoding import TextEncoder
-from agentrl.render.families import THINK_TAGS, Family, ThinkingMarks, detect_family
-from agentrl.render.images import ImageProcessor, counts, images_of, placed_images
-from agentrl.render.spans import ContentSpans
-from agentrl.render.template import ChatTemplate, ToolSchema
+from agentrl.render.families import (
+    THINK_TAGS,
+    Family,
+    ThinkingMarks,
+    detect_family,
+)
+from agentrl.render.images import (
+    ImageProcessor,
+    counts,
+    images_of,
+    placed_images,
+)
+from agentrl.render.tokens import ChatTemplate, TextEncoder, ToolSchema
 from agentrl.trajectory import Source
 
 if TYPE_CHECKING:
     from transformers import PreTrainedTokenizerFast
+
+_MARK = "@@CONTENT-{}@@"
+_MARKS = re.compile(r"@@CONTENT-\d+@@")
+_SHAPES = 512
+
+
+@dataclass(frozen=True, slots=True)
+class Span:
+    """A range of characters that does not come from the template."""
+
+    start: int
+    end: int
+    source: Source
+
+
+class ContentSpans:
+    """Finds the contents of messages in their rendering.
+
+    The same messages are rendered once per shape with marks as contents; what is left between the marks is the
+    template's.
+
+    Args:
+        render: Gives the text of messages that follow an answer.
+    """
+
+    def __init__(self, render: Callable[[Sequence[Message]], str]) -> None:
+        self._render = render
+        self._pieces = functools.lru_cache(_SHAPES)(self._split_by_marks)
+
+    def find(self, text: str, messages: Sequence[Message]) -> list[Span]:
+        """The spans of the messages' contents in `text`, in order."""
+        shape = tuple(_shape(message) for message in messages)
+        pieces = self._pieces(shape)
+        if len(pieces) != len(messages) + 1 or not text.startswith(pieces[0]):
+            return [Span(0, len(text), Source.OBSERVATION)]
+        spans: list[Span] = []
+        cursor = len(pieces[0])
+        for message, after in zip(messages, pieces[1:], strict=True):
+            end = _content_end(text, cursor, message.text, after)
+            spans.append(Span(cursor, end, _source(message)))
+            cursor = end + len(after)
+        return spans
+
+    def _split_by_marks(self, shape: tuple[Message, ...]) -> list[str]:
+        marked = [replace(message, content=_MARK.format(i)) for i, message in enumerate(shape)]
+        return _MARKS.split(self._render(marked))
+
+
+def _shape(message: Message) -> Message:
+    return replace(message, content="", tool_calls=(), reasoning=None)
+
+
+def _source(message: Message) -> Source:
+    return Source.FORCED if message.role == "assistant" else Source.OBSERVATION
+
+
+def _content_end(text: str, start: int, content: str, after: str) -> int:
+    for candidate in (content, content.strip()):
+        if text.startswith(candidate + after, start):
+            return start + len(candidate)
+    found = text.find(after, start) if after else -1
+    return found if found >= 0 else len(text)
+
+
+@dataclass(frozen=True, slots=True)
+class TurnBoundary:
+    """The rule by which answers and what follows them are joined."""
+
+    end_id: int
+    """The token that the template writes at the end of an answer."""
+    end_ids: frozenset[int]
+    """Tokens that close an answer when the model writes them; the template's own is then left out."""
+    stop_ids: frozenset[int]
+    """Tokens at which sampling stops."""
+    opens_message: bool = False
+    """The end of an answer is the head of the next message: it is left out only where it is that message's own."""
+
+    def is_written(self, last_id: int | None, following: int) -> bool:
+        """Whether an answer that ends with `last_id` has its end already, which `following` would write again."""
+        return last_id == following if self.opens_message else last_id in self.end_ids
+
+
+def find_boundary(after_answer: str, encoder: TextEncoder, family: Family | None) -> TurnBoundary:
+    """The boundary rule: the family's where the template follows it, else derived from the template.
+
+    Args:
+        after_answer: What the template writes after an answer, up to and with the next answer's header.
+        encoder: The model's tokenizer.
+        family: The family found in the template, if any.
+
+    Raises:
+        TemplateError: The text after an answer does not begin with a token of its own.
+    """
+    first = encoder.encode(after_answer)[:1]
+    if family is not None and family.ends_open_messages and (heads := _ids(encoder, family.end_of_turn)):
+        (end,) = _ids(encoder, family.end_of_turn[:1])
+        return TurnBoundary(end, heads, heads | _ids(encoder, family.stop_tokens), opens_message=True)
+    if family is not None and after_answer.startswith(family.end_of_turn[0] + family.after_end):
+        ends = _ids(encoder, family.end_of_turn)
+        if first and first[0] in ends:
+            stops = ends - _ids(encoder, family.goes_on_after)
+            return TurnBoundary(first[0], ends, stops | _ids(encoder, family.stop_tokens))
+    if not first or not encoder.is_added(first[0]):
+        raise TemplateError(
+            "nothing in the chat template tells where an answer ends",
+            got=repr(after_answer[:60]),
+            expected="a special token right after the assistant's content, such as <|im_end|>",
+            hint="add the token that ends a turn to the tokenizer as a special token, and to its chat template",
+        )
+    return TurnBoundary(first[0], frozenset(first), frozenset(first))
+
+
+def _ids(encoder: TextEncoder, tokens: tuple[str, ...]) -> frozenset[int]:
+    return frozenset(i for token in tokens if (i := encoder.added_id(token)) is not None)
+
 
 STAND_IN = "@@STAND-IN@@"
 KNOWN_SUFFIXES = 4096

@@ -10,10 +10,15 @@ from agentrl.agent_loop import AgentLoop, Answer, Conversation, Episode, Episode
 from agentrl.env import EnvironmentSpec, StepResult
 from agentrl.errors import Outcome, UsageError
 from agentrl.message import Content, ContentPart, Message, TextPart, ToolCall, described, tool_result
-from agentrl.rollout.environments import HostedEnvironment
-from agentrl.rollout.episode_tools import Called, EpisodeTools, all_of, batches
-from agentrl.rollout.speaker import Speaker
-from agentrl.rollout.tool_desk import ToolDesk
+from agentrl.rollout.env_pool import HostedEnvironment
+from agentrl.rollout.policies import Speaker
+from agentrl.rollout.tools import (
+    Called,
+    EpisodeTools,
+    ToolDesk,
+    all_of,
+    batches,
+)
 from agentrl.rollout.turns import TurnLog
 from agentrl.sandbox import Sandbox
 from agentrl.task import Task

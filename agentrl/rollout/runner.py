@@ -4,6 +4,9 @@ An error is classified here, once: by the outcome that its type carries. What th
 a new attempt under the same task and seed; then the failed trajectory stands, and does not train. Only what the user
 must change (`UsageError`) and cancellation by the caller leave `EpisodeRunner.run` as exceptions, recorded all the
 same. Code of environments, loops, tools and scorers cannot cancel the caller: every attempt is a task of its own.
+
+- Plays a list of episodes with bounded concurrency: evaluation, and demonstrations for warm starts.
+- Agent loops by name, with their options checked.
 """
 
 from __future__ import annotations
@@ -11,14 +14,19 @@ from __future__ import annotations
 import asyncio
 import copy
 import dataclasses
+import difflib
+import inspect
 import logging
 from collections import Counter
-from collections.abc import Callable, Coroutine, Sequence
+from collections.abc import AsyncIterator, Callable, Coroutine, Iterable, Mapping, Sequence
+from dataclasses import dataclass
 from typing import Any
 
 from agentrl.agent_loop import AgentLoop, EpisodeEnd
+from agentrl.config.derived import agent_loop_class
 from agentrl.errors import (
     AgentRLError,
+    ConfigError,
     EnvironmentFailure,
     Outcome,
     PolicyError,
@@ -29,15 +37,12 @@ from agentrl.errors import (
     running_task,
 )
 from agentrl.reward import EnvironmentReward, Scorer, checked_score
-from agentrl.rollout.budget import EpisodeLimits
-from agentrl.rollout.counters import RolloutCounters, RolloutObserver
-from agentrl.rollout.environments import EnvironmentHost, HostedEnvironment
+from agentrl.rollout.env_pool import EnvironmentHost, HostedEnvironment
 from agentrl.rollout.episode import RuntimeEpisode, ending
-from agentrl.rollout.seeds import derive_seed
-from agentrl.rollout.speaker import Speaker
-from agentrl.rollout.stall import WaitKind
-from agentrl.rollout.tool_desk import ToolDesk
-from agentrl.rollout.turns import Recorders, TurnLog
+from agentrl.rollout.policies import Speaker
+from agentrl.rollout.tools import ToolDesk
+from agentrl.rollout.turns import EpisodeLimits, Recorders, TurnLog, derive_seed
+from agentrl.rollout.waits import RolloutCounters, RolloutObserver, WaitKind
 from agentrl.sandbox import Sandbox
 from agentrl.task import Task
 from agentrl.tool import Tool, Toolset
@@ -289,3 +294,71 @@ async def _in_own_task(work: Coroutine[Any, Any, None], name: str) -> None:
     if task.cancelled():
         raise EnvironmentFailure(f"{name} failed", got="the task that runs it was cancelled by code of the episode")
     task.result()
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Assignment:
+    """One episode to play."""
+
+    task: Task
+    group_id: str
+    member: int
+    seed: int
+    """Decides the episode's sampling."""
+
+
+async def play_all(
+    runner: EpisodeRunner, assignments: Iterable[Assignment], *, concurrency: int
+) -> AsyncIterator[Trajectory]:
+    """Play all assignments, at most `concurrency` at a time; trajectories come as episodes end.
+
+    Leaving the loop early cancels what runs.
+
+    Raises:
+        UsageError: an episode met something that the user must change.
+    """
+    remaining = iter(assignments)
+    running: set[asyncio.Task[Trajectory]] = set()
+    done: set[asyncio.Task[Trajectory]] = set()
+    try:
+        while True:
+            for assignment in remaining:
+                running.add(asyncio.create_task(_play(runner, assignment)))
+                if len(running) >= concurrency:
+                    break
+            if not running:
+                return
+            done, running = await asyncio.wait(running, return_when=asyncio.FIRST_COMPLETED)
+            for episode in done:
+                yield episode.result()
+    finally:
+        for episode in running:
+            episode.cancel()
+        await asyncio.gather(*running, *done, return_exceptions=True)
+
+
+async def _play(runner: EpisodeRunner, assignment: Assignment) -> Trajectory:
+    return await runner.run(
+        assignment.task, group_id=assignment.group_id, member=assignment.member, seed=assignment.seed
+    )
+
+
+def make_agent_loop(name: str, options: Mapping[str, Any]) -> AgentLoop:
+    """The loop that the config's ``agent.loop`` and ``agent.options`` describe.
+
+    Raises:
+        UnknownNameError: no such loop.
+        ConfigError: an option that the loop does not take, or a value that it refuses.
+    """
+    kind = agent_loop_class(name)
+    known = list(inspect.signature(kind).parameters)
+    for option in options:
+        if option not in known:
+            near = difflib.get_close_matches(option, known, n=1)
+            raise ConfigError(
+                f"agent loop {name} has no option {option!r}",
+                expected=", ".join(known) or "no options",
+                hint=f"did you mean {near[0]!r}?" if near else None,
+            )
+    loop: AgentLoop = kind(**options)
+    return loop

@@ -12,6 +12,8 @@ to the mixture when a batch is complete, all at once and in the order of groups.
 With `max_staleness` 0 a batch is exactly the groups that were started for it, and comes sorted by task order and
 member, so nothing depends on which episode was faster. Sampling seeds follow from the run's seed and the group's
 position.
+
+- When a group of episodes may start: the staleness rule, as a state machine of counts.
 """
 
 from __future__ import annotations
@@ -19,19 +21,69 @@ from __future__ import annotations
 import asyncio
 from collections import deque
 from collections.abc import Callable, Mapping
-from dataclasses import asdict
+from dataclasses import asdict, dataclass
 from typing import Any
 
-from agentrl.curriculum.mixture import Draw, Mixture
-from agentrl.curriculum.tally import Tally
-from agentrl.errors import AgentRLError, EnvironmentFailure, Outcome, TrainingError, UsageError, boundary
-from agentrl.rollout.admission import Admission
+from agentrl.errors import (
+    AgentRLError,
+    EnvironmentFailure,
+    Outcome,
+    TrainingError,
+    UsageError,
+    boundary,
+)
+from agentrl.rollout.curriculum import Tally
 from agentrl.rollout.group import Group
 from agentrl.rollout.runner import EpisodeRunner
-from agentrl.rollout.seeds import derive_seed
-from agentrl.rollout.stall import WaitKind
-from agentrl.rollout.stored_expert import StoredExpert
+from agentrl.rollout.scripted_policies import StoredExpert
+from agentrl.rollout.task_order import Draw, Mixture
+from agentrl.rollout.turns import derive_seed
+from agentrl.rollout.waits import WaitKind
 from agentrl.trajectory import Trajectory
+
+
+@dataclass(slots=True, kw_only=True)
+class Admission:
+    """Counts groups through their lives: running, waiting, used; or gone without having been used."""
+
+    batch: int
+    max_staleness: int
+    version: int = 0
+    running: int = 0
+    waiting: int = 0
+    used: int = 0
+
+    @property
+    def limit(self) -> int:
+        """Most groups that may have started by now and not be gone."""
+        return (self.max_staleness + self.version + 1) * self.batch
+
+    def may_start(self) -> bool:
+        """Whether one more group may start."""
+        return self.running + self.waiting + self.used < self.limit
+
+    def start(self) -> None:
+        """A group starts."""
+        self.running += 1
+
+    def finish(self) -> None:
+        """A running group is complete and waits for the trainer."""
+        self.running -= 1
+        self.waiting += 1
+
+    def fail(self) -> None:
+        """A running group is complete and cannot be used; another may start in its place."""
+        self.running -= 1
+
+    def use(self, groups: int) -> None:
+        """Waiting groups are handed to the trainer."""
+        self.waiting -= groups
+        self.used += groups
+
+    def drop(self) -> None:
+        """A waiting group is thrown away; another may start in its place."""
+        self.waiting -= 1
+
 
 MAX_WASTED_BATCHES = 20
 """Batches' worth of groups that may be filtered out, or dropped as too stale, in a row before the run gives up."""

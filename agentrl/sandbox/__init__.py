@@ -16,9 +16,9 @@ from agentrl.sandbox.contract import Entry as Entry
 from agentrl.sandbox.contract import Sandbox as Sandbox
 from agentrl.sandbox.contract import SandboxFileError as SandboxFileError
 from agentrl.sandbox.contract import SandboxProcess as SandboxProcess
-from agentrl.sandbox.limits import DEFAULT_LIMITS as DEFAULT_LIMITS
-from agentrl.sandbox.limits import ExecResult as ExecResult
-from agentrl.sandbox.limits import Limits as Limits
+from agentrl.sandbox.spec import DEFAULT_LIMITS as DEFAULT_LIMITS
+from agentrl.sandbox.spec import ExecResult as ExecResult
+from agentrl.sandbox.spec import Limits as Limits
 from agentrl.sandbox.spec import SandboxSpec as SandboxSpec
 from agentrl.sandbox.spec import read_spec as read_spec
 

@@ -82,7 +82,7 @@ class Channel:
 
         Args:
             end: The host's end of the socket.
-            opening: As `agentrl.sandbox.opening` makes it; empty when it was sent already.
+            opening: As `agentrl.sandbox.supervised` makes it; empty when it was sent already.
             deadline_s: Seconds to get ready in.
             unwrap: Takes what comes out of the wrapping in which something between here and there puts it.
 

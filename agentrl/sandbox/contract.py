@@ -9,8 +9,7 @@ from types import MappingProxyType, TracebackType
 from typing import ClassVar, Self, TypeAlias
 
 from agentrl.errors import ToolError
-from agentrl.sandbox.limits import ExecResult, Limits
-from agentrl.sandbox.spec import SandboxSpec
+from agentrl.sandbox.spec import ExecResult, Limits, SandboxSpec
 
 Command: TypeAlias = str | Sequence[str]
 """A text for ``/bin/sh -c``, or a program and its arguments."""

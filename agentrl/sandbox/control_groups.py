@@ -14,7 +14,7 @@ from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 
-from agentrl.sandbox.limits import Limits
+from agentrl.sandbox.spec import Limits
 
 PREFIX = "agentrl-"
 _CONTROLLERS = ("memory", "pids", "cpu")

@@ -2,31 +2,110 @@
 
 Each call has an id, and the server does it once: a call that is repeated after a lost connection gets the answer of the
 first. The token comes from the environment variable `TOKEN_VARIABLE`.
+
+- The words and values of the sandbox protocol, as JSON; ``docs/sandboxes.md`` describes them.
 """
 
 from __future__ import annotations
 
 import asyncio
+import base64
 import contextlib
+import dataclasses
 import secrets
 from collections.abc import Coroutine, Mapping
 from typing import Any
 
-from agentrl.errors import EnvironmentFailure, SandboxError, ToolError, UsageError
-from agentrl.remote.link import Link
-from agentrl.sandbox.contract import NO_VARIABLES, Command, Entry, Sandbox, SandboxFileError, SandboxProcess
-from agentrl.sandbox.http_wire import (
-    SANDBOXES,
-    TOKEN_VARIABLE,
-    demanded,
-    read_bytes,
-    read_result,
-    write_bytes,
-    write_limits,
+from agentrl.errors import (
+    EnvironmentFailure,
+    SandboxError,
+    ToolError,
+    UsageError,
 )
-from agentrl.sandbox.limits import ExecResult, Limits
-from agentrl.sandbox.pulled_process import PulledProcess
-from agentrl.sandbox.spec import SandboxSpec
+from agentrl.remote.link import Link
+from agentrl.sandbox.contract import (
+    NO_VARIABLES,
+    Command,
+    Entry,
+    Sandbox,
+    SandboxFileError,
+    SandboxProcess,
+)
+from agentrl.sandbox.spec import DEFAULT_LIMITS, ExecResult, Limits, SandboxSpec
+from agentrl.sandbox.supervised import PulledProcess
+
+PROTOCOL = "agentrl-sandbox"
+VERSION = 1
+SANDBOXES = f"/v{VERSION}/sandboxes"
+TOKEN_VARIABLE = "AGENTRL_SANDBOX_TOKEN"
+"""Environment variable with the token that a server asks for and a client sends."""
+LARGEST_CALL = 4 * 2**20
+"""Bytes of a request that a server reads, where neither a file nor a snapshot is in it."""
+LARGEST_INPUT = 32 * 2**20
+"""Bytes of one with the standard input of a program."""
+LARGEST_REQUEST = 512 * 2**20
+"""Bytes of any request, whatever the sandbox's limits are."""
+
+
+def write_bytes(data: bytes) -> str:
+    """Bytes, as JSON can hold them."""
+    return base64.b64encode(data).decode()
+
+
+def read_bytes(text: str) -> bytes:
+    """What `write_bytes` wrote.
+
+    Raises:
+        ValueError: it is not base64.
+    """
+    return base64.b64decode(text, validate=True)
+
+
+def largest_request(method: str, limits: Limits) -> int:
+    """Bytes of a call that a server reads: what its sandboxes can hold, in base64."""
+    match method:
+        case "write":
+            held = limits.file_bytes or LARGEST_REQUEST
+        case "restore":
+            held = limits.disk_bytes or LARGEST_REQUEST
+        case "exec" | "process_write":
+            return LARGEST_INPUT
+        case _:
+            return LARGEST_CALL
+    return min(LARGEST_REQUEST, held * 3 // 2 + LARGEST_CALL)
+
+
+def write_result(result: ExecResult) -> dict[str, Any]:
+    """How a command ended."""
+    told = dataclasses.asdict(result)
+    return {**told, "stdout": write_bytes(result.stdout), "stderr": write_bytes(result.stderr)}
+
+
+def read_result(data: Mapping[str, Any]) -> ExecResult:
+    """What `write_result` wrote."""
+    return ExecResult(**{**data, "stdout": read_bytes(data["stdout"]), "stderr": read_bytes(data["stderr"])})
+
+
+def write_limits(limits: Limits | None) -> dict[str, float] | None:
+    """Limits by name."""
+    return None if limits is None else limits.given
+
+
+def demanded(limits: Limits) -> list[str]:
+    """The limits of a spec that are no defaults: somebody asked for them, and a server may not lower them unsaid."""
+    defaults = DEFAULT_LIMITS.given
+    return [name for name, value in limits.given.items() if value != defaults[name]]
+
+
+def read_limits(data: Mapping[str, Any] | None) -> Limits | None:
+    """What `write_limits` wrote.
+
+    Raises:
+        TypeError: an unknown limit.
+        UsageError: a limit that is no positive number.
+    """
+    return None if data is None else Limits(**data)
+
 
 PATIENCE_S = 20.0
 """Seconds for which a lost or full server is asked again, unless the option ``patience_s`` says otherwise."""

@@ -1,4 +1,7 @@
-"""A Python interpreter in a sandbox, which keeps its variables from one piece of code to the next."""
+"""A Python interpreter in a sandbox, which keeps its variables from one piece of code to the next.
+
+- Whether a program that is silent, or gone, is itself to blame.
+"""
 
 from __future__ import annotations
 
@@ -11,8 +14,26 @@ from typing import Any
 
 from agentrl.errors import SandboxError, UsageError, async_boundary
 from agentrl.sandbox.contract import Sandbox, SandboxProcess
-from agentrl.sandbox.life import require_life
-from agentrl.sandbox.limits import ExecResult, Limits
+from agentrl.sandbox.spec import ExecResult, Limits
+
+SIGN_OF_LIFE_S = 3.0
+"""How long a sandbox may take to run nothing before it counts as lost, or its machine as too busy to judge by."""
+
+
+async def require_life(sandbox: Sandbox) -> None:
+    """Ask a sandbox for a sign of life: only a quick one makes a program to blame for its silence.
+
+    Raises:
+        SandboxError: there is none, or it takes so long that the program may have waited for the machine, too.
+    """
+    try:
+        async with asyncio.timeout(SIGN_OF_LIFE_S):
+            result = await sandbox.exec(["true"])
+    except TimeoutError as error:
+        raise SandboxError("a sandbox hangs", got=f"no sign of life in {SIGN_OF_LIFE_S:g} s") from error
+    if not result.succeeded:
+        raise SandboxError("a sandbox cannot run anything", got=f"exit code {result.exit_code} of true")
+
 
 PROGRAM = Path(__file__).with_name("interpreter_main.py").read_text(encoding="utf-8")
 START_S = 20.0

@@ -1,4 +1,7 @@
-"""What a sandbox is like, as a config or an environment's options say it."""
+"""What a sandbox is like, as a config or an environment's options say it.
+
+- What code in a sandbox may use, and how a command ended.
+"""
 
 from __future__ import annotations
 
@@ -9,7 +12,97 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from agentrl.errors import UsageError
-from agentrl.sandbox.limits import DEFAULT_LIMITS, Limits
+
+MIB = 2**20
+LARGEST = 2**60
+"""Of any limit: beyond it the kernel's own numbers end."""
+_SECONDS = frozenset({"seconds", "cpu_seconds"})
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Limits:
+    """What a sandbox, or one command in it, may use; ``None`` leaves the sandbox's own limit.
+
+    A command gets the lower of its own and its sandbox's limits. Where the machine has cgroups, the memory and the
+    processes of a sandbox are counted together; a command's own memory limit counts for each of its processes.
+    """
+
+    seconds: float | None = None
+    """Wall-clock time of a command, after which it is killed with all that it started."""
+    cpu_seconds: float | None = None
+    """Processor time of each process."""
+    memory_bytes: int | None = None
+    processes: int | None = None
+    """Processes and threads."""
+    file_bytes: int | None = None
+    """The largest file that can be written."""
+    disk_bytes: int | None = None
+    """What fits into each writable folder; a sandbox's limit, and not a command's."""
+    output_bytes: int | None = None
+    """Output that is kept, of standard output and standard error each; the rest is dropped."""
+
+    def __post_init__(self) -> None:
+        for name, value in self.given.items():
+            kinds, expected = (int | float, "a number") if name in _SECONDS else (int, "a whole number")
+            if isinstance(value, bool) or not isinstance(value, kinds) or not 0 < value <= LARGEST:
+                raise UsageError(
+                    f"limit {name} is not understood",
+                    got=f"{value!r:.80}",
+                    expected=f"{expected} above 0, at most 2**60",
+                )
+
+    @property
+    def given(self) -> dict[str, Any]:
+        """The limits that are not ``None``, by name."""
+        values = {field.name: getattr(self, field.name) for field in dataclasses.fields(self)}
+        return {name: value for name, value in values.items() if value is not None}
+
+    def narrowed(self, other: Limits | None) -> Limits:
+        """The lower of each of two limits.
+
+        >>> Limits(seconds=9.0, processes=4).narrowed(Limits(seconds=20.0, output_bytes=5)).given
+        {'seconds': 9.0, 'processes': 4, 'output_bytes': 5}
+        """
+        if other is None:
+            return self
+        both = {**other.given, **self.given}
+        return dataclasses.replace(self, **{name: min(both[name], other.given.get(name, both[name])) for name in both})
+
+
+DEFAULT_LIMITS = Limits(
+    seconds=60.0,
+    cpu_seconds=60.0,
+    memory_bytes=1024 * MIB,
+    processes=128,
+    file_bytes=256 * MIB,
+    disk_bytes=256 * MIB,
+    output_bytes=MIB,
+)
+"""Of a sandbox whose spec says nothing else."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ExecResult:
+    """How a command ended."""
+
+    exit_code: int
+    """As a shell counts: 127 no such program, 126 it cannot be run, 128 + n killed by signal n."""
+    stdout: bytes
+    stderr: bytes
+    timed_out: bool = False
+    """It was killed at its deadline; output until then is kept."""
+    truncated: bool = False
+    """Output beyond the limit was dropped."""
+    out_of_memory: bool = False
+    """The kernel killed one of its processes for using too much memory."""
+    seconds: float = 0.0
+    """From start to end."""
+
+    @property
+    def succeeded(self) -> bool:
+        """It ended by itself with exit code 0."""
+        return self.exit_code == 0 and not self.timed_out
+
 
 NO_NETWORK = "none"
 ANY_NETWORK = "all"

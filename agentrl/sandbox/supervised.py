@@ -1,21 +1,188 @@
-"""What sandboxes with a supervisor inside have in common, however that got there: commands, files, snapshots."""
+"""What sandboxes with a supervisor inside have in common, however that got there: commands, files, snapshots.
+
+- How a supervisor is sent into a sandbox: a few words for Python's command line, and what it then reads first.
+- A program that goes on running in a sandbox with a supervisor.
+- A program whose output comes piece by piece, when it is asked for; lines are cut from it here.
+"""
 
 from __future__ import annotations
 
 import asyncio
+import functools
+import importlib.machinery
+import importlib.util
+import marshal
 import os
 import resource
 import signal
+import struct
 from abc import abstractmethod
 from collections.abc import Callable, Mapping
 from typing import Any
 
 from agentrl.errors import SandboxError, UsageError
 from agentrl.sandbox.channel import Answer, Channel
-from agentrl.sandbox.contract import NO_VARIABLES, Command, Entry, Sandbox, SandboxFileError, SandboxProcess
-from agentrl.sandbox.limits import ExecResult, Limits
-from agentrl.sandbox.spec import SandboxSpec
-from agentrl.sandbox.spoken_process import SpokenProcess
+from agentrl.sandbox.contract import (
+    NO_VARIABLES,
+    Command,
+    Entry,
+    Sandbox,
+    SandboxFileError,
+    SandboxProcess,
+)
+from agentrl.sandbox.spec import ExecResult, Limits, SandboxSpec
+
+OLDEST_PYTHON = (3, 10)
+TOO_OLD = "this Python is too old"
+_MODULES = ("agentrl.sandbox.supervisor_files", "agentrl.sandbox.supervisor")
+_BOOT = f"""
+import sys, os
+if sys.version_info < {OLDEST_PYTHON}:
+    os.write(2, b"{TOO_OLD}: " + sys.version.split()[0].encode())
+    os._exit(1)
+import marshal, _frozen_importlib_external
+def read(size):
+    data = b""
+    while len(data) < size:
+        data += os.read(0, size - len(data)) or os._exit(0)
+    return data
+for name, magic, code, source in marshal.loads(read(int.from_bytes(read(4), "little"))):
+    module = sys.modules[name] = type(sys)(name)
+    same = magic == _frozen_importlib_external.MAGIC_NUMBER
+    exec(marshal.loads(code) if same else compile(source, name, "exec"), module.__dict__)
+module.main()
+"""
+BOOT = ("-I", "-S", "-B", "-c", _BOOT)
+"""What Python is started with; it reads an `opening`."""
+
+
+def opening(settings: dict[str, Any]) -> bytes:
+    """What the supervisor reads first: its code, and its settings."""
+    return b"".join(struct.pack("<I", len(part)) + part for part in (_supervisor_code(), marshal.dumps(settings)))
+
+
+@functools.cache
+def _supervisor_code() -> bytes:
+    """Compiled code for a Python like this one, and its source for others."""
+    return marshal.dumps([(name, importlib.util.MAGIC_NUMBER, *_code_and_source(name)) for name in _MODULES])
+
+
+def _code_and_source(name: str) -> tuple[bytes, str]:
+    found = importlib.util.find_spec(name)
+    assert found is not None
+    assert isinstance(found.loader, importlib.machinery.SourceFileLoader)
+    source = found.loader.get_source(name)
+    assert source is not None
+    return marshal.dumps(found.loader.get_code(name)), source
+
+
+class PulledProcess(SandboxProcess):
+    """What back ends with a request for the next piece have in common. What a cancelled reader asked for is kept."""
+
+    def __init__(self) -> None:
+        self._pull: asyncio.Task[bytes] | None = None
+        self._pulled = bytearray()
+
+    @abstractmethod
+    async def _next_piece(self) -> bytes:
+        """The next piece of its output; empty at the end.
+
+        Raises:
+            SandboxError: the sandbox is gone.
+        """
+
+    async def read(self) -> bytes:
+        """See `SandboxProcess.read`."""
+        if not self._pulled:
+            await self._more()
+        piece = bytes(self._pulled)
+        self._pulled.clear()
+        return piece
+
+    async def read_line(self, *, longest: int = 2**20) -> bytes:
+        """See `SandboxProcess.read_line`."""
+        searched = 0
+        while True:
+            end = self._pulled.find(b"\n", searched, longest)
+            if end >= 0 or len(self._pulled) >= longest:
+                break
+            searched = len(self._pulled)
+            if not await self._more():
+                break
+        size = end + 1 if end >= 0 else min(len(self._pulled), longest)
+        line = bytes(self._pulled[:size])
+        del self._pulled[:size]
+        return line
+
+    async def _more(self) -> bool:
+        """Add the next piece to what was pulled; whether there was one."""
+        if self._pull is None:
+            self._pull = asyncio.create_task(self._next_piece())
+            self._pull.add_done_callback(seen)
+        pull = self._pull
+        try:
+            piece = await asyncio.shield(pull)
+        finally:
+            if pull.done():
+                self._pull = None
+        self._pulled += piece
+        return bool(piece)
+
+
+def seen(task: asyncio.Task[object]) -> None:
+    """Who waits gets the error; where nobody does, nothing is to be said."""
+    if not task.cancelled():
+        task.exception()
+
+
+class SpokenProcess(PulledProcess):
+    """See `SandboxProcess`.
+
+    Args:
+        channel: To the supervisor.
+        number: Of the request that started it.
+        ended: That request's answer, which comes at the program's end.
+        result: Makes a result of that answer.
+    """
+
+    def __init__(
+        self,
+        channel: Channel,
+        number: int,
+        ended: asyncio.Task[Answer],
+        result: Callable[[Answer], ExecResult],
+    ) -> None:
+        super().__init__()
+        self._channel, self._number, self._ended, self._make_result = channel, number, ended, result
+        self._ended.add_done_callback(seen)
+        self._result: ExecResult | None = None
+
+    async def write(self, data: bytes) -> None:
+        """See `SandboxProcess.write`."""
+        answer = await self._channel.ask("push", body=data, target=self._number)
+        if answer.code != 0:
+            raise BrokenPipeError(answer.code, "the program in the sandbox reads no more")
+
+    async def _next_piece(self) -> bytes:
+        return (await self._channel.ask("pull", target=self._number)).out
+
+    async def wait(self) -> ExecResult:
+        """See `SandboxProcess.wait`."""
+        answer = await asyncio.shield(self._ended)
+        if self._result is None:
+            self._result = self._make_result(answer)
+        return self._result
+
+    async def interrupt(self) -> None:
+        """See `SandboxProcess.interrupt`."""
+        await self._channel.ask("signal", target=self._number, signal=int(signal.SIGINT))
+
+    async def kill(self) -> None:
+        """See `SandboxProcess.kill`."""
+        await self._channel.ask("signal", target=self._number, signal=int(signal.SIGKILL))
+        await self.wait()
+        self._channel.tell("release", target=self._number)
+
 
 GRACE_S = 30.0
 """How much later than its deadline a command's answer may come before the sandbox counts as broken."""

@@ -1,1 +1,46 @@
-"""Policy engines."""
+"""Policy engines.
+
+- The engines whose servers a run launches or attaches to: what starts one, and what talks to it.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+
+from agentrl.config.engines import ServerEngineConfig, SGLangEngineConfig, VLLMEngineConfig
+from agentrl.engine import InferenceServer
+from agentrl.errors import UsageError
+from agentrl.serving import sglang, vllm
+from agentrl.serving.launch import LaunchCommand
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ServerKind:
+    """One engine. Its functions take the same arguments as every other engine's."""
+
+    name: str
+    """Of the package that has it."""
+    command: Callable[..., LaunchCommand]
+    """As `agentrl.serving.vllm.launch_command`."""
+    client: Callable[..., InferenceServer]
+    """As `agentrl.serving.vllm.VLLMServer`."""
+
+
+KINDS: Mapping[type[ServerEngineConfig], ServerKind] = {
+    VLLMEngineConfig: ServerKind(name="vllm", command=vllm.launch_command, client=vllm.VLLMServer),
+    SGLangEngineConfig: ServerKind(name="sglang", command=sglang.launch_command, client=sglang.SGLangServer),
+}
+"""By the section of a config that asks for them."""
+
+
+def server_kind(section: ServerEngineConfig) -> ServerKind:
+    """The engine of a config.
+
+    Raises:
+        UsageError: nobody knows how to start it.
+    """
+    if type(section) not in KINDS:
+        known = " or ".join(kind.__name__ for kind in KINDS)
+        raise UsageError("there are no servers of this engine", got=type(section).__name__, expected=known)
+    return KINDS[type(section)]

@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from agentrl.chat_service.client import ChatService, ServiceSettings
 from agentrl.config.engines import OpenAIEngineConfig
+from agentrl.remote.chat import ChatService, ServiceSettings
 
 
 class OpenAIEngine(ChatService):

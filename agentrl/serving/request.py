@@ -6,8 +6,8 @@ import random
 from collections.abc import Container, Sequence
 from dataclasses import replace
 
+from agentrl.engine import Capabilities, GenerateRequest
 from agentrl.errors import UsageError
-from agentrl.policy import Capabilities, GenerateRequest
 
 SEED_BITS = 63
 

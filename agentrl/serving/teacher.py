@@ -12,10 +12,9 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
-from agentrl.config.guides import TeacherConfig
+from agentrl.config.algorithm import TeacherConfig
+from agentrl.engine import ServerLost, TopTokens
 from agentrl.errors import EngineError, UsageError
-from agentrl.policy import TopTokens
-from agentrl.server import ServerLost
 from agentrl.serving.http import HttpSession, Refused
 
 ATTEMPTS = 3

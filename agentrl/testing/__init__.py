@@ -8,8 +8,8 @@ from typing import TYPE_CHECKING, Any
 if TYPE_CHECKING:
     from agentrl.testing.engine_check import check_engine as check_engine
     from agentrl.testing.env_check import check_env as check_env
+    from agentrl.testing.env_check import reward_integrity as reward_integrity
     from agentrl.testing.env_subject import Thoroughness as Thoroughness
-    from agentrl.testing.integrity import reward_integrity as reward_integrity
     from agentrl.testing.sandbox_check import check_sandbox as check_sandbox
     from agentrl.testing.server_engine import ServerEngine as ServerEngine
     from agentrl.testing.tool_check import check_tool as check_tool
@@ -21,7 +21,7 @@ _EXPORTS = {
     "check_env": "agentrl.testing.env_check",
     "check_sandbox": "agentrl.testing.sandbox_check",
     "check_tool": "agentrl.testing.tool_check",
-    "reward_integrity": "agentrl.testing.integrity",
+    "reward_integrity": "agentrl.testing.env_check",
 }
 
 __all__ = [

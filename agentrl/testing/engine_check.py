@@ -3,20 +3,469 @@
 report = await check_engine(lambda: MyEngine(...), reference=logprobs_of_my_model)
 print(report)
 report.raise_on_failure()
+
+- The checks of a policy engine, one function each: it raises `CheckFailed`, or returns a remark.
+- What the checks of a policy engine share: the engine under test, and ways to use it.
 """
 
 from __future__ import annotations
 
 import asyncio
 import enum
-from collections.abc import Awaitable, Callable
-from contextlib import suppress
-from dataclasses import dataclass
+import itertools
+import time
+from collections.abc import (
+    Awaitable,
+    Callable,
+    Iterator,
+    Mapping,
+    Sequence,
+)
+from contextlib import contextmanager, suppress
+from dataclasses import dataclass, field
+from typing import Any, TypeAlias
 
-from agentrl.errors import AgentRLError, EngineError
-from agentrl.policy import PolicyEngine
-from agentrl.testing.engine_checks import CHECKS
-from agentrl.testing.engine_probe import CheckSkipped, EngineProbe, NewWeights, Reference, Sampling
+from agentrl.engine import (
+    GenerateRequest,
+    Generation,
+    PolicyEngine,
+    SamplingParams,
+    StopReason,
+)
+from agentrl.errors import AgentRLError, EngineError, UsageError
+
+Reference: TypeAlias = Callable[[Sequence[int], float], Sequence[float]]
+"""(ids, temperature) → log-probability of ``ids[1:]``, each given what stands before it, on the current weights."""
+NewWeights: TypeAlias = Callable[[], Mapping[str, Any] | None]
+"""Makes new weights and gives what `PolicyEngine.update_weights` takes."""
+Sampling: TypeAlias = Callable[[Any], Awaitable[int]]
+"""Asks an engine how many of its requests have their first token and not their last."""
+
+LONGEST_WAIT_S = 60.0
+"""What should happen and has not happened after so long never will."""
+QUICK_TURNS = 1000
+"""Turns of the event loop in which a condition is looked at without a rest: engines of this process need one each."""
+REST_S = 0.01
+LOOKS = 20
+"""Looks at an engine that must not move."""
+LONG = 1000
+"""Most tokens of a request that is met in flight."""
+MEETINGS = 8
+"""Requests that are started to meet one in flight: what a busy server tells of itself may come too late."""
+
+
+class CheckFailed(Exception):
+    """What the check found."""
+
+
+class CheckSkipped(Exception):
+    """Why the check does not apply."""
+
+
+def expect(condition: bool, found: str) -> None:
+    """Fail the check with what was found unless the condition holds."""
+    if not condition:
+        raise CheckFailed(found)
+
+
+@contextmanager
+def refusal(kind: type[AgentRLError], what: str) -> Iterator[None]:
+    """Fail the check unless the enclosed code raises `kind`."""
+    try:
+        yield
+    except kind:
+        return
+    except Exception as error:
+        raise CheckFailed(f"{what} raised {type(error).__name__} instead of {kind.__name__}: {error}") from error
+    raise CheckFailed(f"{what} did not raise {kind.__name__}")
+
+
+@dataclass(slots=True, kw_only=True)
+class EngineProbe:
+    """An engine under test.
+
+    Attributes:
+        factory: Makes it.
+        engine: The one that runs; made by `start`.
+        sampling: How its requests are watched; through `engine.metrics` when left out.
+        kill: Ends the process that samples.
+    """
+
+    factory: Callable[[], PolicyEngine]
+    engine: PolicyEngine = field(init=False)
+    reference: Reference | None
+    new_weights: NewWeights
+    tolerance: float
+    """Largest difference of a log-probability from the reference."""
+    sampling: Sampling | None = None
+    kill: Callable[[], object] | None = None
+    names: Iterator[int] = field(default_factory=itertools.count)
+    _submitted: list[asyncio.Task[Generation]] = field(default_factory=list)
+
+    async def start(self) -> None:
+        """Make an engine and start it."""
+        self.engine = self.factory()
+        await self.engine.start()
+
+    async def look(self) -> int:
+        """A number that grows when a request gets its first token."""
+        if self.sampling is not None:
+            return await self.sampling(self.engine)
+        return self.engine.metrics().sampled_tokens
+
+    def prompt(self, length: int, start: int = 1) -> list[int]:
+        """Ids that walk through the vocabulary."""
+        return [(start + 7 * i) % self.engine.capabilities.vocab_size for i in range(length)]
+
+    def request(self, prompt: Sequence[int], *, session: str | None = None, **params: Any) -> GenerateRequest:
+        """A request with names of its own."""
+        name = f"check-{next(self.names)}"
+        settings = SamplingParams(**params)
+        return GenerateRequest(prompt_ids=prompt, params=settings, session_id=session or name, request_id=name)
+
+    async def generate(self, prompt: Sequence[int], *, session: str | None = None, **params: Any) -> Generation:
+        """Sample one turn and check its form."""
+        request = self.request(prompt, session=session, **params)
+        answer = await self.engine.generate(request)
+        self.check_form(request, answer)
+        return answer
+
+    def check_form(self, request: GenerateRequest, answer: Generation) -> None:
+        """Check what holds for every answer."""
+        count, size = len(answer.token_ids), self.engine.capabilities.vocab_size
+        expect(all(0 <= token < size for token in answer.token_ids), f"ids out of the vocabulary: {answer.token_ids}")
+        expect(len(answer.versions) == count, f"{len(answer.versions)} versions for {count} tokens")
+        if self.engine.capabilities.logprobs:
+            expect(len(answer.logprobs) == count, f"{len(answer.logprobs)} log-probabilities for {count} tokens")
+            expect(all(value <= 1e-6 for value in answer.logprobs), f"log-probabilities above 0: {answer.logprobs}")
+        stops = request.params.stop_token_ids
+        expect(not stops.intersection(answer.token_ids[:-1]), "sampling went on after a stop token")
+        if answer.stop_reason is StopReason.STOP:
+            expect(bool(answer.token_ids) and answer.token_ids[-1] in stops, "stopped without a stop token")
+        expect(count <= request.params.max_tokens, f"{count} tokens for max_tokens {request.params.max_tokens}")
+        expect(0 <= answer.cached_tokens < len(request.prompt_ids), f"{answer.cached_tokens} cached tokens")
+
+    def check_logprobs(self, prompt: Sequence[int], answer: Generation, temperature: float, first: int = 0) -> float:
+        """Compare with the reference, from token `first` of the answer on; the largest difference."""
+        if self.reference is None:
+            raise CheckSkipped("no reference was given")
+        expected = self.reference([*prompt, *answer.token_ids], temperature or 1.0)[len(prompt) - 1 :]
+        differences = [abs(a - b) for a, b in zip(answer.logprobs, expected, strict=True)][first:]
+        worst = max(differences, default=0.0)
+        expect(worst <= self.tolerance, f"log-probabilities differ from the reference by {worst:.2e}")
+        return worst
+
+    def long_request(self, **params: Any) -> GenerateRequest:
+        """A request that runs long enough to be met in flight: it fills the context, up to `LONG` tokens."""
+        prompt = self.prompt(8)
+        return self.request(prompt, max_tokens=min(LONG, self.engine.capabilities.max_context - 9), **params)
+
+    async def submit(self, request: GenerateRequest) -> asyncio.Task[Generation]:
+        """Start a request and wait until it has sampled something; it is far from its end then."""
+        for _ in range(MEETINGS):
+            task = await self._begun(request)
+            if not task.done():
+                return task
+            answer = await task
+        raise CheckFailed(
+            f"a request could not be met in flight: it ended with {len(answer.token_ids)} tokens before its first "
+            "one was seen; serve a model with a longer context, or look at how it is watched"
+        )
+
+    async def _begun(self, request: GenerateRequest) -> asyncio.Task[Generation]:
+        """A request whose first token was seen, or that has ended before."""
+        if all(task.done() for task in self._submitted):
+            await self.until_idle()
+        before = await self.look()
+        task = asyncio.ensure_future(self.engine.generate(request))
+        self._submitted.append(task)
+
+        async def has_begun() -> bool:
+            return task.done() or await self.look() > before
+
+        await self.until(has_begun, "a request that begins to sample")
+        return task
+
+    async def until(self, condition: Callable[[], Awaitable[bool]], what: str) -> None:
+        """Wait until something is so, and fail when it never is."""
+        end = time.monotonic() + LONGEST_WAIT_S
+        for turn in itertools.count():
+            if await condition():
+                return
+            expect(time.monotonic() < end, f"waited {LONGEST_WAIT_S:g} s in vain for {what}")
+            await asyncio.sleep(0 if turn < QUICK_TURNS else REST_S)
+
+    async def until_idle(self) -> None:
+        """Wait until the engine has no request; servers notice within seconds that a caller has gone."""
+
+        async def is_idle() -> bool:
+            await self.look()
+            load = self.engine.metrics()
+            return load.running + load.waiting == 0
+
+        await self.until(is_idle, "an engine without requests")
+
+    async def stands_still(self) -> bool:
+        """Whether nothing is sampled, however often one looks."""
+        before = await self.look(), self.engine.metrics().sampled_tokens
+        for _ in range(LOOKS):
+            await asyncio.sleep(REST_S)
+            if (await self.look(), self.engine.metrics().sampled_tokens) != before:
+                return False
+        return True
+
+    async def update(self) -> int:
+        """Give the engine new weights; their version."""
+        version = self.engine.version + 1
+        await self.engine.update_weights(self.new_weights(), version)
+        return version
+
+
+async def length(probe: EngineProbe) -> str:
+    """`max_tokens` ends an answer."""
+    for most in (1, 5, 17):
+        answer = await probe.generate(probe.prompt(6), max_tokens=most)
+        expect(answer.stop_reason is StopReason.LENGTH, f"stop reason {answer.stop_reason}")
+        expect(len(answer.token_ids) == most, f"{len(answer.token_ids)} tokens for max_tokens {most}")
+    return ""
+
+
+async def context(probe: EngineProbe) -> str:
+    """A full context ends an answer."""
+    limit = probe.engine.capabilities.max_context
+    answer = await probe.generate(probe.prompt(limit - 3), max_tokens=50)
+    expect(answer.stop_reason is StopReason.LENGTH, f"stop reason {answer.stop_reason}")
+    expect(len(answer.token_ids) == 3, f"{len(answer.token_ids)} tokens where 3 fit")
+    return f"at {limit} tokens"
+
+
+async def stop(probe: EngineProbe) -> str:
+    """A stop token ends an answer and is its last token."""
+    size = probe.engine.capabilities.vocab_size
+    stops = frozenset(range(0, size, 2))
+    for seed in range(8):
+        answer = await probe.generate(probe.prompt(5, seed), max_tokens=200, stop_token_ids=stops, seed=seed)
+        expect(answer.stop_reason is StopReason.STOP, f"stop reason {answer.stop_reason} with half of the ids as stops")
+    return ""
+
+
+async def greedy(probe: EngineProbe) -> str:
+    """Temperature 0 repeats itself."""
+    first = await probe.generate(probe.prompt(9), max_tokens=12, temperature=0.0)
+    second = await probe.generate(probe.prompt(9), max_tokens=12, temperature=0.0)
+    expect(first.token_ids == second.token_ids, f"{first.token_ids} and {second.token_ids}")
+    return ""
+
+
+async def seeds(probe: EngineProbe) -> str:
+    """Equal seeds give equal tokens, alone and under load; another seed gives others."""
+    if not probe.engine.capabilities.seeded:
+        raise CheckSkipped("the engine does not promise it")
+    prompt = probe.prompt(10)
+    alone = await probe.generate(prompt, max_tokens=24, seed=5)
+    load = [probe.generate(probe.prompt(3 + i), max_tokens=30, seed=i) for i in range(10)]
+    crowded, other, *_ = await asyncio.gather(
+        probe.generate(prompt, max_tokens=24, seed=5), probe.generate(prompt, max_tokens=24, seed=6), *load
+    )
+    expect(alone.token_ids == crowded.token_ids, "the same seed gave other tokens under load")
+    expect(alone.token_ids != other.token_ids, "another seed gave the same tokens")
+    return ""
+
+
+async def logprobs(probe: EngineProbe) -> str:
+    """Log-probabilities equal the reference's: before any cut, at the request's temperature."""
+    worst = 0.0
+    for cuts in ({}, {"top_p": 0.6}, {"top_k": 3}, {"min_p": 0.2}):
+        for temperature in (1.0, 0.6, 1.5, 0.0):
+            prompt = probe.prompt(12)
+            answer = await probe.generate(prompt, max_tokens=8, temperature=temperature, seed=3, **cuts)
+            worst = max(worst, probe.check_logprobs(prompt, answer, temperature))
+    return f"largest difference {worst:.1e}"
+
+
+async def abort(probe: EngineProbe) -> str:
+    """An abort ends a request with what it has sampled."""
+    request = probe.long_request()
+    task = await probe.submit(request)
+    expect(await probe.engine.abort(request.request_id), "abort did not find the request")
+    answer = await task
+    probe.check_form(request, answer)
+    expect(answer.stop_reason is StopReason.ABORT, f"stop reason {answer.stop_reason}")
+    expect(0 < len(answer.token_ids) < request.params.max_tokens, f"{len(answer.token_ids)} tokens")
+    expect(not await probe.engine.abort(request.request_id), "abort found a request that is over")
+    return f"after {len(answer.token_ids)} tokens"
+
+
+async def pause(probe: EngineProbe) -> str:
+    """A pause holds what runs, an abort reaches it, and resume lets the rest go on."""
+    held, aborted = probe.long_request(), probe.long_request()
+    tasks = [await probe.submit(held), await probe.submit(aborted)]
+    await probe.engine.pause()
+    expect(not any(task.done() for task in tasks), "a request ended before the pause took effect")
+    late = asyncio.ensure_future(probe.engine.generate(probe.request(probe.prompt(4), max_tokens=3)))
+    expect(await probe.stands_still(), "tokens were sampled during a pause")
+    expect(not any(task.done() for task in (*tasks, late)), "a request ended during a pause")
+    await probe.engine.abort(aborted.request_id)
+    partial = await tasks[1]
+    expect(partial.stop_reason is StopReason.ABORT, f"stop reason {partial.stop_reason} of an abort during a pause")
+    await probe.engine.resume()
+    answer, _ = await asyncio.gather(tasks[0], late)
+    probe.check_form(held, answer)
+    expect(len(answer.token_ids) == held.params.max_tokens, "the held request did not run to its end")
+    return ""
+
+
+async def update_in_flight(probe: EngineProbe) -> str:
+    """An answer that meets an update has two spans of versions, and the second is computed from the new weights."""
+    request = probe.long_request(seed=1)
+    old = probe.engine.version
+    task = await probe.submit(request)
+    await probe.engine.pause()
+    new = await probe.update()
+    await probe.engine.resume()
+    answer = await task
+    probe.check_form(request, answer)
+    first = answer.versions.count(old)
+    expect(answer.versions == [old] * first + [new] * (len(answer.versions) - first), f"versions {answer.versions}")
+    expect(0 < first < len(answer.versions), f"{first} of {len(answer.versions)} tokens before the update")
+    if probe.reference is None:
+        return f"{first} tokens before the update; no reference was given"
+    worst = probe.check_logprobs(request.prompt_ids, answer, 1.0, first)
+    return f"{first} tokens before the update; after it, largest difference {worst:.1e}"
+
+
+async def versions(probe: EngineProbe) -> str:
+    """After an update all tokens carry the new version."""
+    new = await probe.update()
+    answer = await probe.generate(probe.prompt(5), max_tokens=6)
+    expect(probe.engine.version == new, f"the engine says version {probe.engine.version}, expected {new}")
+    expect(set(answer.versions) == {new}, f"versions {answer.versions}, expected {new}")
+    return ""
+
+
+async def sessions(probe: EngineProbe) -> str:
+    """Turns of a session continue it exactly, whatever the cache holds, and forget what an update made stale."""
+    history = probe.prompt(40, 3)
+    cached = []
+    for turn in range(4):
+        if turn == 2:
+            await probe.update()
+        answer = await probe.generate(history, session="check-session", max_tokens=6, seed=turn)
+        if probe.reference is not None:
+            probe.check_logprobs(history, answer, 1.0)
+        cached.append(answer.cached_tokens)
+        history = [*history, *answer.token_ids, *probe.prompt(5, turn)]
+    expect(cached[0] == 0, f"a new session had {cached[0]} cached tokens")
+    expect(cached[2] == 0, f"{cached[2]} cached tokens were used after an update of the weights")
+    rewritten = [*history[:20], *probe.prompt(15, 3)]
+    answer = await probe.generate(rewritten, session="check-session", max_tokens=6, seed=9)
+    if probe.reference is not None:
+        probe.check_logprobs(rewritten, answer, 1.0)
+    await probe.engine.end_session("check-session")
+    await probe.engine.end_session("check-unknown")
+    return f"cached tokens by turn: {cached}"
+
+
+async def shared_session(probe: EngineProbe) -> str:
+    """Two requests of one session at once are both served."""
+    prompts = [probe.prompt(12), probe.prompt(20, 5)]
+    answers = await asyncio.gather(*(probe.generate(p, session="check-both", max_tokens=10) for p in prompts))
+    if probe.reference is not None:
+        for prompt, answer in zip(prompts, answers, strict=True):
+            probe.check_logprobs(prompt, answer, 1.0)
+    await probe.engine.end_session("check-both")
+    return ""
+
+
+async def load(probe: EngineProbe) -> str:
+    """Many requests of different lengths at once each get their own answer."""
+    prompts = [probe.prompt(2 + (i * 13) % 60, i) for i in range(64)]
+    answers = await asyncio.gather(*(probe.generate(p, max_tokens=1 + i % 20) for i, p in enumerate(prompts)))
+    for i, (prompt, answer) in enumerate(zip(prompts, answers, strict=True)):
+        expect(len(answer.token_ids) == 1 + i % 20, f"request {i} got {len(answer.token_ids)} tokens")
+        if probe.reference is not None:
+            probe.check_logprobs(prompt, answer, 1.0)
+    return "64 requests"
+
+
+async def malformed(probe: EngineProbe) -> str:
+    """What cannot be served is refused, and hurts nobody else."""
+    capabilities = probe.engine.capabilities
+    neighbour = await probe.submit(probe.long_request())
+    bad = {
+        "an empty prompt": [],
+        "an id above the vocabulary": [1, capabilities.vocab_size],
+        "a negative id": [-1, 2],
+        "a prompt longer than the context": probe.prompt(capabilities.max_context + 1),
+    }
+    for what, prompt in bad.items():
+        with refusal(UsageError, what):
+            await probe.engine.generate(probe.request(prompt, max_tokens=4))
+    with refusal(UsageError, "max_tokens of 0"):
+        await probe.engine.generate(probe.request([1], max_tokens=0))
+    answer = await neighbour
+    expect(answer.stop_reason is StopReason.LENGTH, f"the request beside them ended as {answer.stop_reason}")
+    return ""
+
+
+async def cancellation(probe: EngineProbe) -> str:
+    """Cancelling the caller ends its request and frees its place."""
+    task = await probe.submit(probe.long_request())
+    task.cancel()
+    await asyncio.wait([task])
+    expect(task.cancelled(), "the cancelled caller got an answer")
+    await probe.until_idle()
+    await probe.generate(probe.prompt(3), max_tokens=2)
+    return ""
+
+
+async def close(probe: EngineProbe) -> str:
+    """Closing ends what runs as `EngineError`; later requests too; closing again does nothing."""
+    task = await probe.submit(probe.long_request())
+    await probe.engine.close()
+    with refusal(EngineError, "a request that ran at close"):
+        await task
+    with refusal(EngineError, "a request after close"):
+        await probe.engine.generate(probe.request([1, 2], max_tokens=2))
+    await probe.engine.close()
+    return ""
+
+
+async def killed(probe: EngineProbe) -> str:
+    """When the process that samples is killed, what runs ends as `EngineError`; later requests too."""
+    if probe.kill is None:
+        raise CheckSkipped("no way to kill it was given")
+    await probe.start()
+    task = await probe.submit(probe.long_request())
+    probe.kill()
+    with refusal(EngineError, "a request that ran at the kill"):
+        await task
+    with refusal(EngineError, "a request after the kill"):
+        await probe.engine.generate(probe.request([1, 2], max_tokens=2))
+    await probe.engine.close()
+    return ""
+
+
+CHECKS: tuple[Callable[[EngineProbe], Awaitable[str]], ...] = (
+    length,
+    context,
+    stop,
+    greedy,
+    seeds,
+    logprobs,
+    abort,
+    pause,
+    update_in_flight,
+    versions,
+    sessions,
+    shared_session,
+    load,
+    malformed,
+    cancellation,
+    close,
+    killed,
+)
+"""In the order in which they run: on one engine up to its `close`; `killed` makes another one."""
 
 
 class Verdict(enum.StrEnum):
@@ -33,7 +482,7 @@ class CheckRow:
     """One check of a report."""
 
     check: str
-    """Its name: a function in `agentrl.testing.engine_checks`, whose docstring says what is promised."""
+    """Its name: a function in `agentrl.testing.engine_check`, whose docstring says what is promised."""
     verdict: Verdict
     detail: str
     """What was found."""
@@ -79,7 +528,7 @@ async def check_engine(
     kill: Callable[[], object] | None = None,
     deadline_s: float = 120.0,
 ) -> EngineReport:
-    """Check what `agentrl.policy` promises, on one engine, from its start to its close.
+    """Check what `agentrl.engine` promises, on one engine, from its start to its close.
 
     Requests that are to be met in flight are watched, not timed: the kit acts when it sees that one has begun.
 

@@ -13,10 +13,9 @@ from typing import Any
 
 from agentrl.errors import UsageError
 from agentrl.sandbox import SandboxSpec, read_spec
-from agentrl.testing.env_report import CheckRow, CheckStatus
 from agentrl.testing.env_subject import Broken, Finding, Missing, Suspect
-from agentrl.testing.sandbox_rules.catalogue import choose_rules
-from agentrl.testing.sandbox_rules.rule import SandboxRule
+from agentrl.testing.report import CheckRow, CheckStatus
+from agentrl.testing.sandbox_rules.catalogue import SandboxRule, choose_rules
 from agentrl.testing.sandbox_subject import SandboxSubject
 
 

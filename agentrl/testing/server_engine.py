@@ -9,9 +9,14 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
+from agentrl.engine import (
+    EngineMetrics,
+    GenerateRequest,
+    Generation,
+    InferenceServer,
+    PolicyEngine,
+)
 from agentrl.errors import UsageError
-from agentrl.policy import EngineMetrics, GenerateRequest, Generation, PolicyEngine
-from agentrl.server import InferenceServer
 
 
 class ServerEngine(PolicyEngine):

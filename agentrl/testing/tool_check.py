@@ -14,12 +14,11 @@ from collections.abc import Callable, Coroutine, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from agentrl.assembly.tools import find_tool
+from agentrl.builders.episodes import find_tool
 from agentrl.errors import UsageError
 from agentrl.message import ToolCall
-from agentrl.rollout.episode_tools import Called, EpisodeTools
-from agentrl.rollout.tool_session import tool_session
-from agentrl.testing.env_report import CheckRow, CheckStatus
+from agentrl.rollout.tools import Called, EpisodeTools, tool_session
+from agentrl.testing.report import CheckRow, CheckStatus
 from agentrl.tool import Tool
 
 NAME = re.compile(r"[a-zA-Z0-9_-]{1,64}")

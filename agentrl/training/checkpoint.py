@@ -1,14 +1,19 @@
-"""Models and training states as files."""
+"""Models and training states as files.
+
+- A copy of a trainer's state, which is written while training goes on.
+- The state of a policy's optimizer and of what is trained beside it as one: a checkpoint holds all or nothing.
+"""
 
 from __future__ import annotations
 
 import os
 import re
+import threading
 import warnings
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from pathlib import Path
-from typing import Any
+from typing import Any, Protocol, TypeVar
 
 import torch
 from safetensors import SafetensorError
@@ -19,10 +24,146 @@ from torch.distributed.checkpoint.state_dict_loader import load
 from torch.distributed.checkpoint.state_dict_saver import save
 from transformers import PreTrainedModel, PreTrainedTokenizerBase
 
+from agentrl.errors import UsageError
+from agentrl.models.lora import save_adapter
 from agentrl.render.images import ImageProcessor
-from agentrl.training.critic.state import TrainedState
-from agentrl.training.models.lora import save_adapter
-from agentrl.training.ranks import Ranks
+from agentrl.training.distributed import Ranks
+from agentrl.training.distributed.fsdp import sharded_like
+from agentrl.training.optimizer import PolicyOptimizer
+
+T = TypeVar("T")
+
+CRITIC, PROCESS_REWARD, REFERENCE = "critic", "process_reward", "reference"
+"""Name parts of a state."""
+PARTS = {
+    CRITIC: "trainer.critic",
+    PROCESS_REWARD: "trainer.process_reward",
+    REFERENCE: "algorithm.reference.refresh_every",
+}
+"""The settings that ask for them."""
+
+
+class TrainedState(Protocol):
+    """What a checkpoint of a trainer asks of what was trained; `PolicyOptimizer` says more on each."""
+
+    def state_dict(self) -> dict[str, Any]:
+        """Everything, as one process writes it."""
+
+    def load_state_dict(self, state: dict[str, Any]) -> None:
+        """Restore what `state_dict` gave."""
+
+    def named_state(self) -> dict[str, torch.Tensor]:
+        """Everything as tensors by name, as ranks write it."""
+
+    def room_for(self, names: Iterable[str]) -> dict[str, torch.Tensor]:
+        """Tensors into which a state of these names can be read."""
+
+    def load_named_state(self, state: Mapping[str, torch.Tensor]) -> None:
+        """Take what `room_for` made, filled."""
+
+
+class Companion(Protocol):
+    """What is trained beside a policy; its state holds its weights, too, because no model folder does."""
+
+    def named_state(self) -> dict[str, torch.Tensor]:
+        """Everything as tensors by name."""
+
+    def room_for(self, names: Sequence[str]) -> dict[str, torch.Tensor]:
+        """Tensors into which a state of these names can be read."""
+
+    def load_named_state(self, state: Mapping[str, torch.Tensor]) -> None:
+        """Take what `room_for` made, filled."""
+
+
+class PolicyAndCompanions:
+    """All states.
+
+    Args:
+        policy: The policy's optimizer.
+        companions: Beside it, by the part's name; ``None`` where there is none.
+    """
+
+    def __init__(self, policy: PolicyOptimizer, companions: Mapping[str, Companion | None]) -> None:
+        self._policy = policy
+        self._companions = {name: part for name, part in companions.items() if part is not None}
+
+    def state_dict(self) -> dict[str, Any]:
+        """As the policy's, and the companions' tensors by name."""
+        return {**self._policy.state_dict(), **{name: part.named_state() for name, part in self._companions.items()}}
+
+    def load_state_dict(self, state: dict[str, Any]) -> None:
+        """Restore what `state_dict` gave; the tensors are copied, and sharded as the models are.
+
+        Raises:
+            UsageError: the state is of another optimizer or companion, or there is one on one side only.
+        """
+        saved: dict[str, dict[str, torch.Tensor]] = {name: state.get(name, {}) for name in PARTS}
+        rooms = {name: self._room(name, list(own)) for name, own in saved.items()}
+        self._policy.load_state_dict({name: part for name, part in state.items() if name not in PARTS})
+        with torch.no_grad():
+            for name, room in rooms.items():
+                for key, tensor in room.items():
+                    tensor.copy_(sharded_like(saved[name][key], tensor))
+        self._load(rooms)
+
+    def named_state(self) -> dict[str, torch.Tensor]:
+        """All tensors by name; a companion's behind its own, as in ``critic/``."""
+        return {
+            **self._policy.named_state(),
+            **{
+                f"{name}/{key}": tensor
+                for name, part in self._companions.items()
+                for key, tensor in part.named_state().items()
+            },
+        }
+
+    def room_for(self, names: Iterable[str]) -> dict[str, torch.Tensor]:
+        """Tensors into which a state of these names can be read.
+
+        Raises:
+            UsageError: as `load_state_dict`.
+        """
+        policy, parts = _divided(dict.fromkeys(names))
+        rooms = {name: self._room(name, list(own)) for name, own in parts.items()}
+        return {
+            **self._policy.room_for(policy),
+            **{f"{name}/{key}": tensor for name, room in rooms.items() for key, tensor in room.items()},
+        }
+
+    def load_named_state(self, state: Mapping[str, torch.Tensor]) -> None:
+        """Take what `room_for` made, filled."""
+        policy, parts = _divided(state)
+        self._policy.load_named_state(policy)
+        self._load(parts)
+
+    def _room(self, name: str, keys: list[str]) -> dict[str, torch.Tensor]:
+        if name in self._companions:
+            return self._companions[name].room_for(keys)
+        if keys:
+            raise UsageError(
+                f"the checkpoint holds a {name.replace('_', ' ')}",
+                got=f"no {PARTS[name]}",
+                hint=f"set {PARTS[name]} as the run had it",
+            )
+        return {}
+
+    def _load(self, states: Mapping[str, Mapping[str, torch.Tensor]]) -> None:
+        for name, part in self._companions.items():
+            part.load_named_state(states[name])
+
+
+def _divided(named: Mapping[str, T]) -> tuple[dict[str, T], dict[str, dict[str, T]]]:
+    """What is the policy's, and what each companion's, whose names then have no prefix."""
+    parts: dict[str, dict[str, T]] = {name: {} for name in PARTS}
+    policy: dict[str, T] = {}
+    for name, value in named.items():
+        part, _, rest = name.partition("/")
+        if part in parts:
+            parts[part][rest] = value
+        else:
+            policy[name] = value
+    return policy, parts
+
 
 ALONE = "trainer.pt"
 """The state of a trainer without other ranks, in a checkpoint."""
@@ -201,3 +342,75 @@ def system_errors() -> Iterator[None]:
         if isinstance(error.__context__, OSError):
             raise error.__context__ from None
         raise
+
+
+COPY, WRITE, FINISH = "copy", "write copy", "finish copy"
+"""What rank 0 asks of the others."""
+
+
+class StateCopies:
+    """Copies the state of a trainer, one at a time, and writes the copy from a thread.
+
+    Args:
+        trained: What is saved.
+        progress: Gives what is saved beside it.
+        ranks: Each has a part.
+    """
+
+    def __init__(self, trained: TrainedState, progress: Callable[[], Mapping[str, Any]], ranks: Ranks) -> None:
+        self._trained, self._progress, self._ranks = trained, progress, ranks
+        self._state: Mapping[str, Any] = {}
+        self._thread: threading.Thread | None = None
+
+    def calls(self) -> Mapping[str, Callable[..., object]]:
+        """What rank 0 asks of the other ranks, by name."""
+        return {COPY: self._copy, WRITE: self._write_beside, FINISH: self._finish}
+
+    def take(self) -> Callable[[Path], None]:
+        """Copy the state into the CPU's memory; gives what writes it, from any thread, and raises OSError."""
+        with self._ranks.led(COPY):
+            self._copy()
+        return self._write
+
+    def _copy(self) -> None:
+        own = self._trained.state_dict() if not self._ranks.are_many else None
+        state = shared_state(self._trained, self._progress()) if own is None else {"optimizer": own, **self._progress()}
+        self._state = copied(state)
+
+    def _write(self, folder: Path) -> None:
+        if not self._ranks.are_many:
+            save_state(self._state, folder / ALONE)
+            return
+        with self._ranks.led(WRITE, folder):  # which waits for a step to end; the others write beside theirs, too
+            pass
+        try:
+            save_shared(self._state, folder, self._ranks.beside)
+        finally:
+            with self._ranks.led(FINISH):
+                self._state = {}
+
+    def _write_beside(self, folder: Path) -> None:
+        self._thread = threading.Thread(target=self._write_own, args=(folder,), name="checkpoint", daemon=True)
+        self._thread.start()
+
+    def _write_own(self, folder: Path) -> None:
+        try:
+            save_shared(self._state, folder, self._ranks.beside)
+        except OSError:
+            return  # rank 0 gets it as well, and says so
+
+    def _finish(self) -> None:
+        if self._thread is not None:
+            self._thread.join()
+        self._thread, self._state = None, {}
+
+
+def copied(value: Any) -> Any:
+    """Nested data with copies of its tensors, in the CPU's memory; a tensor in shards stays in shards."""
+    if isinstance(value, torch.Tensor):
+        return value.detach().to("cpu", copy=True)
+    if isinstance(value, Mapping):
+        return {name: copied(item) for name, item in value.items()}
+    if isinstance(value, list | tuple):
+        return type(value)(copied(item) for item in value)
+    return value

@@ -1,23 +1,184 @@
 """Updates of a model: gradients are clipped, the learning rate follows a schedule, and nothing is learnt from gradients
 that are not finite.
+
+- The numbers of an optimizer, and its learning rate over time.
+- Which optimizer updates which parameters: AdamW all of them, or Muon the matrices of a model's blocks.
+- Gradient norms by kind of parameter: where in a model a norm comes from.
 """
 
 from __future__ import annotations
 
 import copy
 import math
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import Any
+from typing import Any, Literal
 
 import torch
 from torch import nn
 
+from agentrl.config.algorithm import PreferencesConfig
+from agentrl.config.config import SFTConfig, TrainerConfig
+from agentrl.config.trainer import AdamConfig
 from agentrl.errors import TrainingError, UsageError
-from agentrl.training.numerics.groups import group_norms
-from agentrl.training.optimizer_settings import OptimizerSettings
-from agentrl.training.parameter_groups import make_optimizers
-from agentrl.training.ranks.sharding import is_sharded, sharded_like, whole
+from agentrl.training.distributed.fsdp import is_sharded, mesh_of, sharded_like, total_norm, whole
+from agentrl.training.distributed.muon import ShardedMuon
+
+Schedule = TrainerConfig | SFTConfig | PreferencesConfig
+"""A section of a config with ``learning_rate``, ``warmup_steps`` and ``schedule``."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class OptimizerSettings:
+    """Numbers of `PolicyOptimizer`; see `agentrl.config.config.TrainerConfig` for each."""
+
+    learning_rate: float
+    total_updates: int
+    """Optimizer steps over which the schedule runs."""
+    warmup_updates: int = 0
+    schedule: Literal["constant", "cosine"] = "constant"
+    min_lr_ratio: float = 0.1
+    optimizer: Literal["adamw", "muon"] = "adamw"
+    betas: tuple[float, float] = (0.9, 0.95)
+    weight_decay: float = 0.0
+    """On matrices; vectors (norms, biases) have none."""
+    max_grad_norm: float = 1.0
+
+    @classmethod
+    def of(
+        cls, trainer: TrainerConfig, schedule: Schedule, *, total_updates: int, min_lr_ratio: float = 0.1
+    ) -> OptimizerSettings:
+        """Those of a training whose learning rate has a section of its own.
+
+        Args:
+            trainer: Has the rest.
+            schedule: The section.
+            total_updates: Optimizer steps over which the schedule runs.
+            min_lr_ratio: Where cosine ends, as a share of the learning rate.
+        """
+        adam = trainer.adam or AdamConfig()
+        return cls(
+            learning_rate=schedule.learning_rate,
+            total_updates=total_updates,
+            warmup_updates=schedule.warmup_steps,
+            schedule=schedule.schedule,
+            min_lr_ratio=min_lr_ratio,
+            optimizer=trainer.optimizer,
+            betas=adam.betas,
+            weight_decay=adam.weight_decay,
+            max_grad_norm=trainer.max_grad_norm,
+        )
+
+    def learning_rate_at(self, update: int) -> float:
+        """Learning rate of optimizer step `update`, from 0: linear warm-up, then constant or half a cosine."""
+        if update < self.warmup_updates:
+            return self.learning_rate * (update + 1) / self.warmup_updates
+        if self.schedule == "constant":
+            return self.learning_rate
+        span = max(self.total_updates - self.warmup_updates, 1)
+        progress = min((update - self.warmup_updates) / span, 1.0)
+        share = self.min_lr_ratio + (1 - self.min_lr_ratio) * (1 + math.cos(math.pi * progress)) / 2
+        return self.learning_rate * share
+
+
+def make_optimizers(
+    model: nn.Module, masters: Mapping[str, torch.Tensor], settings: OptimizerSettings
+) -> dict[str, torch.optim.Optimizer]:
+    """The optimizers by name; Muon's first, AdamW for what is left.
+
+    Args:
+        model: Says which matrices are in its blocks.
+        masters: The tensors to update, by the names of the model's parameters.
+        settings: Numbers.
+
+    Raises:
+        TrainingError: Muon is asked for, and there is no matrix for it.
+    """
+    taken = _block_matrices(model) if settings.optimizer == "muon" else frozenset[str]()
+    optimizers: dict[str, torch.optim.Optimizer] = {}
+    if taken:
+        optimizers["muon"] = _muon([master for name, master in masters.items() if name in taken], settings)
+    if left := [master for name, master in masters.items() if name not in taken]:
+        optimizers["adamw"] = torch.optim.AdamW(
+            _groups(left, settings.weight_decay), lr=settings.learning_rate, betas=settings.betas, fused=True
+        )
+    return optimizers
+
+
+def _muon(matrices: Sequence[torch.Tensor], settings: OptimizerSettings) -> torch.optim.Optimizer:
+    learning_rate, weight_decay = settings.learning_rate, settings.weight_decay
+    if is_sharded(matrices[0]):
+        return ShardedMuon(matrices, lr=learning_rate, weight_decay=weight_decay)
+    return torch.optim.Muon(matrices, lr=learning_rate, weight_decay=weight_decay, adjust_lr_fn="match_rms_adamw")
+
+
+def _block_matrices(model: nn.Module) -> frozenset[str]:
+    """Names of the trained matrices inside the model's lists of blocks.
+
+    Raises:
+        TrainingError: there are none.
+    """
+    names = frozenset(
+        f"{path}.{name}"
+        for path, module in model.named_modules()
+        if isinstance(module, nn.ModuleList)
+        for name, p in module.named_parameters()
+        if p.requires_grad and p.ndim == 2
+    )
+    if not names:
+        raise TrainingError(
+            "the model has no matrices for Muon", expected="blocks in a ModuleList", hint="set trainer.optimizer=adamw"
+        )
+    return names
+
+
+def _groups(tensors: Sequence[torch.Tensor], weight_decay: float) -> list[dict[str, Any]]:
+    """Matrices, vectors; those that are sharded over other ranks on their own, as they cannot be updated at once."""
+    kinds: dict[tuple[bool, Any], list[torch.Tensor]] = {}
+    for tensor in sorted(tensors, key=lambda tensor: tensor.ndim <= 1):
+        kinds.setdefault((tensor.ndim > 1, mesh_of(tensor)), []).append(tensor)
+    return [
+        {"params": params, "weight_decay": weight_decay if is_matrix else 0.0}
+        for (is_matrix, _), params in kinds.items()
+    ]
+
+
+OTHER = "other"
+"""The group of parameters whose names say nothing."""
+
+
+def group_of(name: str) -> str:
+    """The group of a parameter, by its name.
+
+    >>> group_of("model.layers.0.self_attn.q_proj.weight"), group_of("model.layers.0.self_attn.q_norm.weight")
+    ('attention', 'norms')
+    >>> group_of("model.layers.3.mlp.experts.2.up_proj.weight"), group_of("model.embed_tokens.weight")
+    ('mlp', 'embeddings')
+    """
+    words = name.lower().split(".")
+    module = words[-2] if len(words) > 1 else words[-1]
+    if any(word.startswith("lora") for word in words):
+        return "adapters"
+    if "visual" in words or "vision_tower" in words:
+        return "vision"
+    if "norm" in module or module.startswith("ln_"):
+        return "norms"
+    if any("attn" in word or "attention" in word for word in words):
+        return "attention"
+    if any(word in ("mlp", "ffn", "feed_forward", "experts", "block_sparse_moe") for word in words):
+        return "mlp"
+    if any(word.startswith("embed_") or word in ("wte", "wpe", "embeddings") for word in words):
+        return "embeddings"
+    return "head" if module in ("lm_head", "embed_out", "score", "value_head") else OTHER
+
+
+def group_norms(gradients: Mapping[str, torch.Tensor]) -> dict[str, float]:
+    """2-norm of the gradients of each group, by the names of the parameters; all ranks must ask for it."""
+    members: dict[str, list[torch.Tensor]] = {}
+    for name, gradient in gradients.items():
+        members.setdefault(group_of(name), []).append(gradient)
+    return {group: total_norm(own) for group, own in members.items()}
+
 
 MASTERS, UPDATES, STEP = "masters", "updates", "step"
 """Names in a saved state: float32 copies, number of updates, and, of each parameter, torch's own count of them."""
@@ -35,7 +196,7 @@ class Update:
     non_finite: tuple[str, ...]
     """Parameters with a NaN or infinite gradient, or all when only the norm is; if any, nothing was changed."""
     group_norms: dict[str, float] = field(default_factory=dict)
-    """Norms before clipping by kind of parameter: `agentrl.training.numerics.groups`."""
+    """Norms before clipping by kind of parameter: `agentrl.training.optimizer`."""
 
 
 class PolicyOptimizer:

@@ -11,22 +11,19 @@ import numpy as np
 import torch
 from transformers import PreTrainedModel
 
-from agentrl.config.schema import SFTConfig, TrainerConfig
+from agentrl.config.config import SFTConfig, TrainerConfig
 from agentrl.errors import TrainingError
 from agentrl.image import ImageReader
-from agentrl.lanes import Lanes, check_lanes
-from agentrl.training.micro_batch_gradients import add_gradients, cut
-from agentrl.training.models.compilation import compile_layers
-from agentrl.training.models.gradient_mode import gradients_recomputed
-from agentrl.training.models.lora import adapters_dropped_out
-from agentrl.training.optimizer import PolicyOptimizer
-from agentrl.training.optimizer_settings import OptimizerSettings
-from agentrl.training.ranks import Ranks
-from agentrl.training.ranks.sharding import reshard
-from agentrl.training.ranks.shares import share_of
-from agentrl.training.scoring.layout import choose_layout
-from agentrl.training.scoring.logprobs import score
-from agentrl.training.scoring.sequences import ScoredSequence, scored_sequence
+from agentrl.models.lora import adapters_dropped_out
+from agentrl.models.threads import Lanes, check_lanes
+from agentrl.training.compile import compile_layers, gradients_recomputed
+from agentrl.training.distributed import Ranks
+from agentrl.training.distributed.fsdp import reshard
+from agentrl.training.forward.layout import choose_layout
+from agentrl.training.forward.logprobs import score
+from agentrl.training.forward.micro_batches import add_gradients, cut, share_of
+from agentrl.training.forward.sequences import ScoredSequence, scored_sequence
+from agentrl.training.optimizer import OptimizerSettings, PolicyOptimizer
 from agentrl.trajectory import Source, Trajectory
 
 SORTED_UPDATES = 16
@@ -73,7 +70,7 @@ class SupervisedLearner:
     """Trains a model in place on what somebody else, or a better policy, did; every rank has one.
 
     Args:
-        model: As `agentrl.training.models.loading.load_model` gives it, or in shards.
+        model: As `agentrl.models.load.load_model` gives it, or in shards.
         demonstrations: Their forced and sampled tokens are learnt; with `settings.observation_weight` all tokens
             after the first of each sequence, the others with a weight that falls linearly to 0.
         settings: Data, learning rate.

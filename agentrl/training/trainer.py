@@ -14,59 +14,132 @@ One step, in order:
 pi_old is the policy at the start of the step. Until the first update the policy *is* pi_old, so the first mini-batch
 takes it from its own forward pass; the others are scored before that update.
 
-With several ranks (`agentrl.training.ranks`), each has a trainer of its own, and what rank 0 is asked for all of them
-do: they agree on the batch, the advantages and the micro-batches, and each computes its share of these.
+With several ranks (`agentrl.training.distributed`), each has a trainer of its own, and all of them do what rank 0 is
+asked for: they agree on the batch, the advantages and the micro-batches, and each computes its share of these.
+
+- The updates of a training step: epochs and mini-batches, of the policy and of a critic, until the policy is far
+  off.
 """
 
 from __future__ import annotations
 
 import time
 from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
 import torch
 from transformers import PreTrainedModel
 
-from agentrl.config.numerics import NumericsConfig
-from agentrl.config.schema import AlgorithmConfig, TrainerConfig
+from agentrl.config.config import AlgorithmConfig, TrainerConfig
+from agentrl.config.trainer import NumericsConfig
 from agentrl.image import ImageReader
-from agentrl.lanes import check_lanes
-from agentrl.training.checkpoint import load_trainer, save_trainer
-from agentrl.training.critic.checks import check_critic
-from agentrl.training.critic.making import critic_step, make_critic, with_values
-from agentrl.training.critic.state import CRITIC, PROCESS_REWARD, REFERENCE, PolicyAndCompanions
-from agentrl.training.gradient_pass import GradientPass, sequences_to_read
-from agentrl.training.models.compilation import compile_layers
-from agentrl.training.models.gradient_mode import gradients_recomputed
-from agentrl.training.models.rounds import make_rounds
-from agentrl.training.models.router_balance import RouterBalance
-from agentrl.training.numerics.deterministic import prepare_repeatable, repeatable
-from agentrl.training.numerics.watch import NumericsWatch, Step, WatchedUpdates
+from agentrl.models.threads import check_lanes
+from agentrl.training.batch import StepBatch, mini_batches, select, step_batch
+from agentrl.training.checkpoint import (
+    CRITIC,
+    PROCESS_REWARD,
+    REFERENCE,
+    PolicyAndCompanions,
+    StateCopies,
+    load_trainer,
+    save_trainer,
+)
+from agentrl.training.checks import check_critic, check_process_reward
+from agentrl.training.compile import compile_layers, gradients_recomputed
+from agentrl.training.critic import CriticStep, critic_step, make_critic, with_values
+from agentrl.training.diagnostics.watch import NumericsWatch, Step, WatchedUpdates, prepare_repeatable, repeatable
+from agentrl.training.distributed import Ranks
+from agentrl.training.forward.runner import Scorer, choose_passes
+from agentrl.training.forward.sequences import scored_sequence
+from agentrl.training.gradients import GradientPass, sequences_to_read
+from agentrl.training.moe import RouterBalance
 from agentrl.training.objective import Objective
-from agentrl.training.optimizer import PolicyOptimizer
-from agentrl.training.optimizer_settings import OptimizerSettings
-from agentrl.training.passes import choose_passes
-from agentrl.training.process_reward.checks import check_process_reward
-from agentrl.training.process_reward.making import ProcessModels, make_process_reward
-from agentrl.training.process_reward.step import with_process_reward
-from agentrl.training.ranks import Ranks
-from agentrl.training.scoring.scorer import Scorer
-from agentrl.training.scoring.sequences import scored_sequence
-from agentrl.training.state_copy import StateCopies
-from agentrl.training.step.batch import StepBatch, step_batch
-from agentrl.training.step.divergence import with_reward_kl, with_teacher_reward
-from agentrl.training.step.frozen_models import FrozenModels
-from agentrl.training.step.guides import Guides, with_greedy_returns
-from agentrl.training.step.input import StepInput
-from agentrl.training.step.mini_batches import mini_batches
-from agentrl.training.step.prepared import PreparedStep
-from agentrl.training.step.report import StepReport, step_report
-from agentrl.training.step.rewards import RewardShaping
-from agentrl.training.step.selection import select
-from agentrl.training.step.token_values import TokenValues, token_values
-from agentrl.training.step.updates import StepUpdates, pretrain_critic, take_updates
+from agentrl.training.optimizer import OptimizerSettings, PolicyOptimizer, Update
+from agentrl.training.process_reward import ProcessModels, make_process_reward, with_process_reward
+from agentrl.training.reference import (
+    FrozenModels,
+    Guides,
+    StepInput,
+    make_rounds,
+    with_greedy_returns,
+    with_reward_kl,
+    with_teacher_reward,
+)
+from agentrl.training.report import StepReport, step_report
+from agentrl.training.rewards import RewardShaping
+from agentrl.training.token_inputs import PreparedStep, TokenValues, token_values
 from agentrl.trajectory import TokenSequence, Trajectory
+
+
+@dataclass(slots=True)
+class StepUpdates:
+    """What the updates of a step were."""
+
+    updates: list[Update] = field(default_factory=list)
+    """Of the policy, in order."""
+    losses: list[float] = field(default_factory=list)
+    """Of the policy, before each update; also before one that was left out."""
+    metrics: dict[str, float] = field(default_factory=dict)
+    """Of the critic and of the limit, under their final names."""
+
+
+def take_updates(
+    parts: Sequence[list[int]],
+    watched: WatchedUpdates,
+    model: PreTrainedModel,
+    *,
+    critic: CriticStep | None,
+    max_kl: float | None,
+) -> StepUpdates:
+    """Train the policy, and the critic if there is one.
+
+    Args:
+        parts: The sequences of every update.
+        watched: Adds up the policy's gradients, and applies them.
+        model: The policy.
+        critic: Learns from the same parts.
+        max_kl: The limit; ``None`` sets none.
+    """
+    taken, stopped = StepUpdates(), False
+    for part in parts:
+        if critic is not None and not (stopped and critic.joins_policy):
+            critic.accumulate(part)
+        if not stopped:
+            taken.losses.append(watched.accumulate(part))
+            stopped = max_kl is not None and watched.kl_old > max_kl
+            if not stopped:
+                taken.updates.append(watched.apply())
+            else:
+                model.zero_grad(set_to_none=True)
+                taken.metrics["train/kl_stop"] = watched.kl_old
+        if critic is not None and not (stopped and critic.joins_policy):
+            critic.update()
+        elif critic is not None:
+            critic.leave_out()
+    if max_kl is not None:
+        taken.metrics["train/updates_left_out"] = float(len(parts) - len(taken.updates))
+    if critic is not None:
+        taken.metrics |= critic.metrics()
+    return taken
+
+
+def pretrain_critic(parts: Sequence[list[int]], gradient: GradientPass, critic: CriticStep) -> StepUpdates:
+    """Train the critic alone; the policy is measured, and stays as it is.
+
+    Args:
+        parts: The sequences of every update.
+        gradient: Of a policy that does not learn.
+        critic: Learns from the parts.
+    """
+    everything = sorted({sequence for part in parts for sequence in part})
+    taken = StepUpdates(losses=[gradient.accumulate(everything)])
+    for part in parts:
+        critic.accumulate(part)
+        critic.update()
+    taken.metrics |= critic.metrics()
+    return taken
 
 
 class Trainer:
@@ -77,7 +150,7 @@ class Trainer:
         torch.save(trainer.state_dict(), path)
 
     Args:
-        model: As `agentrl.training.models.loading.load_model` gives it.
+        model: As `agentrl.models.load.load_model` gives it.
         algorithm: Estimator, loss, corrections.
         config: Optimizer and batches.
         seed: Seed of the mini-batches, and of a loss's random choices.

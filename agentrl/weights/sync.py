@@ -1,81 +1,329 @@
-"""The contract of weight sync: the trainer's new weights reach the engine, and then that is proven."""
+"""Weight sync with servers: prepared while they go on, given to them while they are held, verified on each of them.
+
+    prepare ──► pause ──► load on every server at once ──► version ──► resume ──► probe every server ──► record
+    (episodes go on)      └ one that fails is taken out                           └ one that differs stops training
+
+A server that comes back later is given the same weights, and is compared with the recorded answers of the probe: the
+trainer may be changing its weights by then.
+
+- Weight sync with an engine in this process.
+- Servers that sleep while the trainer trains, and give it the memory of the GPU that they share.
+"""
 
 from __future__ import annotations
 
-from abc import ABC, abstractmethod
+import logging
+import time
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any, Protocol
+from typing import Any
+from weakref import WeakSet
+
+import torch
+
+from agentrl.engine import GenerateRequest, Generation, InferenceServer, PolicyEngine
+from agentrl.errors import (
+    AgentRLError,
+    EngineError,
+    TrainingError,
+    async_boundary,
+)
+from agentrl.weights.contract import PreparedWeights, ServerGroup, SyncReport, Transport, WeightSource, WeightSync
+from agentrl.weights.verify import Probe, RecordedAnswer, name_tensors
 
 
-class WeightSource(Protocol):
-    """What sync needs from a trainer."""
+class InProcessSync(WeightSync):
+    """Pause, hand the tensors over (or let the engine know that they changed), resume, verify.
 
-    def weights(self) -> Mapping[str, Any]:
-        """The policy's tensors by parameter name, as they are now; they may change with the next optimizer step."""
+    Args:
+        trainer: Owns the weights.
+        engine: Serves them.
+        shared: The engine computes with the trainer's own tensors, so that nothing is copied; only right while
+            nothing is sampled during optimizer steps.
+        probe: What is compared.
+    """
 
-    def token_logprobs(self, prompt_ids: Sequence[int], answer_ids: Sequence[int]) -> list[float]:
-        """Log-probability of each answer token after the prompt and the tokens before it, at temperature 1."""
+    def __init__(self, trainer: WeightSource, engine: PolicyEngine, *, shared: bool, probe: Probe) -> None:
+        self._trainer = trainer
+        self._engine = engine
+        self._shared = shared
+        self._probe = probe
+
+    async def sync(self, version: int) -> SyncReport:
+        """Serve the trainer's weights as `version`."""
+        began = time.perf_counter()
+        await self._engine.pause()
+        await self._engine.update_weights(None if self._shared else self._trainer.weights(), version)
+        await self._engine.resume()
+        transported = time.perf_counter()
+        difference = await self.verify()
+        return SyncReport(
+            version=version,
+            transport_s=transported - began,
+            verify_s=time.perf_counter() - transported,
+            probe_difference=difference,
+        )
+
+    async def verify(self) -> float:
+        """Compare engine and trainer as they are."""
+        return (await self._probe.compare(self._engine, self._trainer)).difference
+
+
+TIMEOUT_S = 120.0
+
+cuda: Any = torch.cuda
+"""Not all of it is typed."""
+
+
+class ServerSleep:
+    """Puts the servers of a group to sleep, and wakes them. The caller holds the group's `changing`.
+
+    Args:
+        group: The servers.
+
+    Attributes:
+        is_asleep: The servers sleep.
+        released_bytes: Given back in the last sleep, as this process sees it on its GPU; 0 without one.
+    """
+
+    def __init__(self, group: ServerGroup) -> None:
+        self._group = group
+        self._asleep: WeakSet[InferenceServer] = WeakSet()
+        self.is_asleep = False
+        self.released_bytes = 0
+
+    async def sleep(self) -> None:
+        """Hold all servers, and let them sleep; one that cannot is taken out."""
+        await self._group.pause()
+        before = free_bytes()
+        self.is_asleep = True
+        await self._group.change(self._put_to_sleep, what="falling asleep", deadline_s=TIMEOUT_S)
+        self.released_bytes = max(0, free_bytes() - before)
+
+    async def _put_to_sleep(self, server: InferenceServer) -> None:
+        self._asleep.add(server)
+        await server.sleep()
+
+    async def wake_up(self) -> None:
+        """Wake those that sleep, which stay held; one that cannot is taken out. One that came back is awake."""
+        if not self.is_asleep:
+            return
+        cuda.empty_cache()  # the servers need what torch only keeps for later
+        await self._group.change(self.wake, what="waking up", deadline_s=TIMEOUT_S)
+        self.is_asleep = False
+
+    async def wake(self, server: InferenceServer) -> None:
+        """Wake one server, if it sleeps or may do so: it did not say in time."""
+        if server in self._asleep:
+            await server.wake_up()
+            self._asleep.discard(server)
+
+
+def free_bytes() -> int:
+    """Free memory of this process's GPU; 0 while it uses none, so that it makes no context on those of servers."""
+    return int(cuda.mem_get_info()[0]) if cuda.is_initialized() else 0
+
+
+_log = logging.getLogger(__name__)
+
+
+@dataclass(frozen=True, slots=True)
+class _ServerUnderProbe:
+    """One server as the probe asks it."""
+
+    server: InferenceServer
+    version: int
+
+    async def generate(self, request: GenerateRequest) -> Generation:
+        return await self.server.generate(request)
+
+    async def end_session(self, session_id: str) -> None:
+        pass
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class SyncReport:
-    """What a sync did."""
-
-    version: int
-    """The version that the engine serves now."""
-    transport_s: float
-    verify_s: float
-    probe_difference: float
-    """Largest difference of a probe token's log-probability between engine and trainer."""
-    servers: int = 0
-    """Servers that were verified; 0 for an engine in this process."""
-    bytes: int = 0
-    """Of the weights, where they were copied."""
-    prepare_s: float = 0.0
-    """Seconds in which they were copied or written while the servers went on."""
-    load_s: float = 0.0
-    """Seconds in which the servers were held."""
-    released_bytes: int | None = None
-    """GPU memory that the servers had given back before it, as this process sees it on its GPU; ``None`` where servers
-    do not sleep."""
-
-    @property
-    def seconds(self) -> float:
-        """The whole sync."""
-        return self.transport_s + self.verify_s
+class _Delivery:
+    prepared: PreparedWeights
+    load_s: float
 
 
-class WeightSync(ABC):
-    """Brings weights from the trainer to the engine. One per run."""
+class RemoteSync(WeightSync):
+    """Brings the trainer's weights to a group of servers.
 
-    @abstractmethod
+    Args:
+        trainer: Owns the weights.
+        group: The servers; from now on it asks this object for weights of servers that come back.
+        transport: Takes the weights to the servers; closed with this object.
+        probe: What is compared.
+        sleeps: `release_memory` puts the servers to sleep; the next sync wakes them.
+        load_timeout_s: Deadline of a server's load.
+        probe_timeout_s: Deadline of a server's answers to the probe.
+        return_timeout_s: How long a sync waits for a server to come back when all are lost.
+    """
+
+    def __init__(
+        self,
+        trainer: WeightSource,
+        group: ServerGroup,
+        transport: Transport,
+        probe: Probe,
+        *,
+        sleeps: bool = False,
+        load_timeout_s: float = 600.0,
+        probe_timeout_s: float = 120.0,
+        return_timeout_s: float = 600.0,
+    ) -> None:
+        self._trainer = trainer
+        self._group = group
+        self._transport = transport
+        self._probe = probe
+        self._load_timeout_s = load_timeout_s
+        self._probe_timeout_s = probe_timeout_s
+        self._return_timeout_s = return_timeout_s
+        self._server_sleep = ServerSleep(group)
+        self._uses_sleep = sleeps
+        self._current: PreparedWeights | None = None
+        self._recorded: Sequence[RecordedAnswer] | None = None
+        group.connect_sync(deliver=self.deliver, bring_up_to_date=self.bring_up_to_date)
+
     async def sync(self, version: int) -> SyncReport:
-        """Serve the trainer's current weights as `version`, and verify them.
-
-        The trainer must not change them meanwhile.
+        """Serve the trainer's weights as `version` on every server, and verify each of them.
 
         Raises:
-            TrainingError: the engine's log-probabilities are not the trainer's.
-            EngineError: the engine did not take the weights.
+            TrainingError: a server's log-probabilities are not the trainer's; the message names it.
+            EngineError: no server took the weights, and none came back.
         """
+        began = time.perf_counter()
+        delivery = await self.deliver(self._trainer.weights(), version)
+        transported = time.perf_counter()
+        differences = await self._verify_servers()
+        return SyncReport(
+            version=version,
+            transport_s=transported - began,
+            verify_s=time.perf_counter() - transported,
+            probe_difference=max(differences.values()),
+            servers=len(differences),
+            bytes=delivery.prepared.size,
+            prepare_s=delivery.prepared.seconds,
+            load_s=delivery.load_s,
+            released_bytes=self._server_sleep.released_bytes if self._uses_sleep else None,
+        )
 
-    @abstractmethod
     async def verify(self) -> float:
-        """Compare engine and trainer as they are; the largest difference found.
+        """Compare every server with the trainer; the first time, after a sync that proves the path."""
+        if self._current is None:
+            return (await self.sync(self._group.version)).probe_difference
+        return max((await self._verify_servers()).values())
 
-        Raises:
-            TrainingError: they differ.
-        """
+    async def deliver(self, weights: Mapping[str, Any] | None, version: int) -> _Delivery:
+        """Give weights to every server without verifying them; the trainer's, with ``None``. Held servers stay held."""
+        given = self._trainer.weights() if weights is None else weights
+        prepared = await self._transport.prepare(given, version)
+        async with self._group.changing:
+            began = time.perf_counter()
+            old, self._current, self._recorded = self._current, prepared, None
+            await self._give(prepared)
+            load_s = time.perf_counter() - began
+            if old is not None:
+                await old.discard()
+        return _Delivery(prepared=prepared, load_s=load_s)
+
+    async def _give(self, prepared: PreparedWeights) -> None:
+        """Wake and hold all servers, and give them weights; the caller holds `changing`."""
+        stay_paused = self._group.is_paused and not self._server_sleep.is_asleep
+        try:
+            await self._server_sleep.wake_up()
+            if not stay_paused:
+                await self._group.pause()
+            await self._group.change(
+                lambda server: _load(server, prepared),
+                what=f"the update to version {prepared.version}",
+                deadline_s=self._load_timeout_s,
+            )
+            self._group.publish(prepared.version)
+        finally:
+            if not stay_paused:
+                await self._group.resume()
 
     async def release_memory(self) -> None:
-        """The engine is not needed before the next sync, and may give its memory to the trainer meanwhile.
+        """Put the servers to sleep, where the config says so."""
+        if self._uses_sleep:
+            async with self._group.changing:
+                await self._server_sleep.sleep()
+
+    async def bring_up_to_date(self, server: InferenceServer) -> None:
+        """Give the current weights to a server that has come back, and verify it; the caller holds `changing`.
 
         Raises:
-            EngineError: no server could.
+            TrainingError: its log-probabilities are not those of the current weights.
+            EngineError: it did not take them.
         """
-        return
+        current = self._current
+        if current is None:
+            return
+        async with async_boundary(EngineError, f"the update of {server.url}", deadline_s=self._load_timeout_s):
+            await self._server_sleep.wake(server)
+            await server.pause()
+            await _load(server, current)
+            await server.resume()
+        await self._compare(server, current)
+
+    async def _verify_servers(self) -> dict[str, float]:
+        """The largest difference by server, for those that are there at the end: at least one."""
+        differences: dict[str, float] = {}
+        wrong: dict[InferenceServer, TrainingError] = {}
+
+        async def compare(server: InferenceServer) -> None:
+            try:
+                differences[server.url] = await self._compare_live(server, self._group.version)
+            except TrainingError as error:
+                wrong[server] = error
+
+        while not differences and not wrong:
+            await self._group.wait_for_server(deadline_s=self._return_timeout_s)
+            await self._group.each(compare, what="the probe", deadline_s=self._probe_timeout_s)
+        for server, error in wrong.items():
+            raise await name_tensors(error, server, self._trainer.weights) from error
+        return differences
+
+    async def _compare(self, server: InferenceServer, current: PreparedWeights) -> None:
+        """With the trainer during a sync, with the recorded answers at any other time."""
+        recorded = self._recorded
+        weights = self._trainer.weights if recorded is None else current.tensors
+        try:
+            async with async_boundary(EngineError, f"the probe of {server.url}", deadline_s=self._probe_timeout_s):
+                if recorded is None:
+                    await self._compare_live(server, current.version)
+                else:
+                    asked, name = _ServerUnderProbe(server, current.version), f"server {server.url}"
+                    await self._probe.compare_recorded(asked, recorded, name=name)
+        except TrainingError as error:
+            raise await name_tensors(error, server, weights) from error
+
+    async def _compare_live(self, server: InferenceServer, version: int) -> float:
+        asked, name = _ServerUnderProbe(server, version), f"server {server.url}"
+        found = await self._probe.compare(asked, self._trainer, name=name)
+        self._recorded = found.answers
+        return found.difference
 
     async def close(self) -> None:
-        """Release what it holds, while the engine still serves. Idempotent."""
-        return
+        """Close the transport. Servers that still sleep wake with the weights that they had: attached ones go on."""
+        if self._server_sleep.is_asleep and self._current is not None:
+            try:
+                what = "waking the servers"
+                async with async_boundary(EngineError, what, deadline_s=TIMEOUT_S), self._group.changing:
+                    await self._give(self._current)
+            except AgentRLError as error:
+                _log.warning("servers are left asleep: %s", error)
+        await self._transport.close()
+
+
+async def _load(server: InferenceServer, prepared: PreparedWeights) -> None:
+    await prepared.give_to(server)
+    version = await server.weight_version()
+    if version != prepared.version:
+        raise EngineError(
+            f"{server.url} says that it serves another version after an update",
+            got=version,
+            expected=prepared.version,
+        )

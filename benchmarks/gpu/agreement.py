@@ -14,15 +14,15 @@ import numpy as np
 import torch
 from _gpu_setup import conditions, random_model, usual_size
 
-from agentrl.algorithms.mismatch import mismatch
+from agentrl.algorithms.correction import mismatch
+from agentrl.config.config import TrainerConfig
 from agentrl.config.engines import LocalEngineConfig
-from agentrl.config.schema import TrainerConfig
-from agentrl.lanes import Lanes
-from agentrl.policy import GenerateRequest, Generation, SamplingParams
+from agentrl.engine import GenerateRequest, Generation, SamplingParams
+from agentrl.models.threads import Lanes
 from agentrl.serving.local import LocalEngine
-from agentrl.training.scoring.layout import choose_layout
-from agentrl.training.scoring.logprobs import score_all
-from agentrl.training.scoring.sequences import ScoredSequence, scored_sequence
+from agentrl.training.forward.layout import choose_layout
+from agentrl.training.forward.logprobs import score_all
+from agentrl.training.forward.sequences import ScoredSequence, scored_sequence
 
 
 async def _sample(engine: LocalEngine, prompts: list[list[int]], tokens: int) -> list[Generation]:

@@ -10,10 +10,10 @@ from typing import Any
 import torch
 from _gpu_setup import conditions, episodes, random_model, seconds_of, usual_size
 
-from agentrl.config.schema import TrainerConfig
-from agentrl.training.scoring.layout import FEWEST_SHARED, Layout, choose_layout
-from agentrl.training.scoring.logprobs import score
-from agentrl.training.scoring.sequences import ScoredSequence, scored_sequence
+from agentrl.config.config import TrainerConfig
+from agentrl.training.forward.layout import FEWEST_SHARED, Layout, choose_layout
+from agentrl.training.forward.logprobs import score
+from agentrl.training.forward.sequences import ScoredSequence, scored_sequence
 
 
 def _gradients(model: Any, sequences: list[ScoredSequence], layout: Layout) -> tuple[torch.Tensor, torch.Tensor]:

@@ -12,9 +12,9 @@ from typing import Any
 import torch
 from _gpu_setup import conditions, episodes, random_model, seconds_of, usual_size
 
-from agentrl.training.models.liger import use_liger
-from agentrl.training.scoring.logprobs import score
-from agentrl.training.scoring.sequences import ScoredSequence, scored_sequence
+from agentrl.training.compile import use_liger
+from agentrl.training.forward.logprobs import score
+from agentrl.training.forward.sequences import ScoredSequence, scored_sequence
 
 
 def _gradients(model: Any, sequences: list[ScoredSequence]) -> tuple[torch.Tensor, torch.Tensor]:

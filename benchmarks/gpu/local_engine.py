@@ -13,7 +13,7 @@ import torch
 from _gpu_setup import conditions, random_model, seconds_of, usual_size
 
 from agentrl.config.engines import LocalEngineConfig
-from agentrl.policy import GenerateRequest, SamplingParams
+from agentrl.engine import GenerateRequest, SamplingParams
 from agentrl.serving.local import LocalEngine
 
 

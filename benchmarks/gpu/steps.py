@@ -14,8 +14,8 @@ import torch
 from _gpu_setup import PEAK_FLOPS, conditions, episodes, model_config, random_model, seconds_of, usual_size
 
 from agentrl.config import Config, load_config
-from agentrl.training.memory.plan import plan
-from agentrl.training.memory.tensors import TensorMemory
+from agentrl.training.diagnostics.memory_plan import plan
+from agentrl.training.diagnostics.memory_trace import TensorMemory
 from agentrl.training.trainer import Trainer
 
 

@@ -18,7 +18,7 @@ from _gpu_setup import conditions, seconds_of
 from torch.distributed import TCPStore
 from torch.multiprocessing.reductions import reduce_tensor
 
-from agentrl.weights.process_group import TrainerGroup, make_group
+from agentrl.weights.collective import TrainerGroup, make_group
 
 TIMEOUT_S = 60.0
 READER = """

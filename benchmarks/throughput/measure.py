@@ -10,23 +10,29 @@ from pathlib import Path
 from statistics import fmean, median
 from typing import Any
 
-from agentrl.assembly.environments import find_environment, task_source
-from agentrl.assembly.episodes import build_host, build_runner, sampling_params
-from agentrl.assembly.models import SCRATCH, build_renderer, embedding_rows, load_tokenizer, resolve_model
-from agentrl.assembly.recording import EpisodeRecorder
-from agentrl.assembly.scratch import write_scratch_model
-from agentrl.assembly.servers import ServedModel, check_served, open_pool
+from agentrl.builders.environments import find_environment, task_source
+from agentrl.builders.episodes import build_host, build_runner, sampling_params
+from agentrl.builders.models import (
+    SCRATCH,
+    build_renderer,
+    embedding_rows,
+    load_tokenizer,
+    resolve_model,
+)
+from agentrl.builders.record import EpisodeRecorder
+from agentrl.builders.scratch import write_scratch_model
+from agentrl.builders.servers import ServedModel, check_served, open_pool
+from agentrl.config.config import Config
 from agentrl.config.engines import ServerEngineConfig
-from agentrl.config.schema import Config
 from agentrl.errors import AgentRLError
+from agentrl.models.load import load_model
 from agentrl.observe.console import note
 from agentrl.observe.progress import RunStatus, RunWatcher
 from agentrl.observe.trajectory_store import TrajectoryStore
-from agentrl.rollout.engine_speaker import EngineSpeaker
-from agentrl.rollout.heap import settled_heap
-from agentrl.rollout.play import Assignment, play_all
+from agentrl.rollout.policies import EngineSpeaker
+from agentrl.rollout.runner import Assignment, play_all
+from agentrl.rollout.waits import settled_heap
 from agentrl.task import TaskCursor
-from agentrl.training.models.loading import load_model
 from throughput.bare_client import WIRES, forget, play
 from throughput.server import open_server, server_version
 from throughput.sessions import Session, recorded

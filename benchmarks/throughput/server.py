@@ -8,7 +8,7 @@ from pathlib import Path
 
 import aiohttp
 
-from agentrl.assembly.servers import ServedModel, make_launcher
+from agentrl.builders.servers import ServedModel, make_launcher
 from agentrl.config.engines import ServerEngineConfig
 from agentrl.observe.console import note
 

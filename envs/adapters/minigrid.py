@@ -13,8 +13,8 @@ import numpy as np
 
 from agentrl.env import EnvironmentSpec, Isolation
 from agentrl.errors import UsageError
-from agentrl.extra import Extra
 from agentrl.message import Content
+from agentrl.registry import Extra
 from agentrl.task import seed_tasks
 
 from ..text_adapter import TextAdapter

@@ -15,7 +15,7 @@ from gymnasium.spaces import Text
 from agentrl import registry
 from agentrl.env import EnvironmentSpec, Isolation
 from agentrl.errors import UsageError
-from agentrl.extra import Extra
+from agentrl.registry import Extra
 from agentrl.task import seed_tasks
 
 from ..choices import did_you_mean

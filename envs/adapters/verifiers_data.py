@@ -13,7 +13,7 @@ from unittest import mock
 
 from agentrl import registry
 from agentrl.errors import UsageError
-from agentrl.extra import Extra
+from agentrl.registry import Extra
 from agentrl.task import Task
 
 EXTRA = Extra(name="verifiers", module="verifiers")

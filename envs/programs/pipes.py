@@ -11,7 +11,7 @@ from typing import Any, Self
 
 from agentrl.errors import SandboxError, async_boundary
 from agentrl.sandbox import Limits, Sandbox, SandboxProcess
-from agentrl.sandbox.life import require_life
+from agentrl.sandbox.interpreter import require_life
 
 from . import inside
 

@@ -12,9 +12,9 @@ from typing import Any, NamedTuple
 
 import gymnasium
 import orjson
+from agentrl.envs.content_space import ContentSpace
 from gymnasium.spaces import Space, Text
 
-from agentrl.content_space import ContentSpace
 from agentrl.env import EnvironmentSpec, Expert, Isolation
 from agentrl.errors import UsageError
 from agentrl.message import Content

@@ -8,8 +8,8 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
 
-from agentrl.chat_service.client import ServiceSettings
 from agentrl.errors import UsageError
+from agentrl.remote.chat import ServiceSettings
 
 SECTION = "environment.options.customer"
 DEFAULTS: Mapping[str, Any] = {

@@ -10,10 +10,10 @@ from typing import Any, TypeVar
 import gymnasium
 from gymnasium.spaces import Text
 
-from agentrl.chat_service.client import ChatService
 from agentrl.env import AnyEnv, AsyncEnv
 from agentrl.errors import ToolError, UsageError
 from agentrl.message import Message
+from agentrl.remote.chat import ChatService
 
 from .customer import Customer
 from .episode import RetailEpisode, Step, begin

@@ -6,9 +6,14 @@ import re
 from collections.abc import Sequence
 from typing import Any
 
+from agentrl.engine import (
+    ChatAnswer,
+    ChatPolicy,
+    SamplingParams,
+    StopReason,
+)
 from agentrl.errors import EngineError, EnvironmentFailure
 from agentrl.message import Message, system, user
-from agentrl.policy import ChatAnswer, ChatPolicy, SamplingParams, StopReason
 
 from . import phrases
 from .briefing import GREETING, brief

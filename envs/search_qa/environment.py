@@ -12,8 +12,7 @@ from gymnasium.spaces import Text
 from agentrl.env import AnyEnv, AsyncEnv
 from agentrl.errors import UsageError
 from agentrl.message import Message, ToolCall
-from agentrl.retrieval.passages import list_passages
-from agentrl.retrieval.service import RetrievalService
+from agentrl.remote.retrieval import RetrievalService, list_passages
 from agentrl.tool import Tool
 
 from ..task_ids import TRAIN, asked_task

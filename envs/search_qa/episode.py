@@ -9,7 +9,7 @@ from typing import Any, TypeAlias
 import orjson
 
 from agentrl.errors import ToolError, UsageError
-from agentrl.retrieval.passages import Passage
+from agentrl.remote.retrieval import Passage
 
 from .options import RewardKind, SearchOptions
 from .protocol import RULE, Move, MoveKind, read_action, show_passages

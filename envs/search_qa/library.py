@@ -4,8 +4,7 @@ from __future__ import annotations
 
 import functools
 
-from agentrl.retrieval.bm25 import BM25Index
-from agentrl.retrieval.passages import load_corpus
+from agentrl.remote.retrieval import BM25Index, load_corpus
 
 from .options import SearchOptions
 from .world import world_of

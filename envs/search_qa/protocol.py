@@ -7,7 +7,7 @@ import re
 from collections.abc import Sequence
 from typing import NamedTuple
 
-from agentrl.retrieval.passages import Passage, list_passages
+from agentrl.remote.retrieval import Passage, list_passages
 
 _TAGGED = re.compile(r"<(search|answer)>(.*?)</\1>", re.DOTALL)
 

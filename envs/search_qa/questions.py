@@ -8,7 +8,7 @@ from random import Random
 from typing import Any, NamedTuple
 
 from agentrl.errors import UsageError
-from agentrl.retrieval.passages import read_rows
+from agentrl.remote.retrieval import read_rows
 
 from ..split_files import file_of
 from ..task_ids import TEST, TRAIN, VALID, check_split

@@ -5,7 +5,7 @@ from __future__ import annotations
 import functools
 from random import Random
 
-from agentrl.retrieval.passages import Passage
+from agentrl.remote.retrieval import Passage
 
 from .relations import RELATIONS, Chain, Relation
 from .vocabulary import Kind, names

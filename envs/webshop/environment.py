@@ -9,9 +9,9 @@ from typing import Any
 
 import gymnasium
 import orjson
+from agentrl.envs.content_space import ContentSpace
 from gymnasium.spaces import Space, Text
 
-from agentrl.content_space import ContentSpace
 from agentrl.errors import UsageError
 from agentrl.message import Content, TextPart
 

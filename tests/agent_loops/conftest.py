@@ -1,16 +1,15 @@
 import pytest
+from support.tokenizers import build_tokenizer
 
+from agentrl.engine import SamplingParams
 from agentrl.env import EnvironmentSpec, Isolation
-from agentrl.policy import SamplingParams
 from agentrl.render.renderer import Renderer
-from agentrl.rollout.budget import EpisodeLimits
-from agentrl.rollout.engine_speaker import EngineSpeaker
-from agentrl.rollout.environments import EnvironmentHost
-from agentrl.rollout.loops import make_agent_loop
-from agentrl.rollout.runner import EpisodeRunner
+from agentrl.rollout.env_pool import EnvironmentHost
+from agentrl.rollout.policies import EngineSpeaker
+from agentrl.rollout.runner import EpisodeRunner, make_agent_loop
+from agentrl.rollout.turns import EpisodeLimits
 from agentrl.serving.scripted import ScriptedEngine
 from agentrl.task import SeedTasks, Task
-from agentrl.testing.tokenizers import build_tokenizer
 
 
 class Played:

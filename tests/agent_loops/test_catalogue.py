@@ -7,7 +7,7 @@ import pytest
 import agentrl
 from agentrl.env_lookup import resolve_environment
 from agentrl.errors import Outcome
-from agentrl.rollout.loops import make_agent_loop
+from agentrl.rollout.runner import make_agent_loop
 
 
 def expert_actions(env, seed):

@@ -5,7 +5,7 @@ from agentrl.agent_loops.step_independent import RecentSteps
 from agentrl import AgentLoop, agent_loops
 from agentrl.errors import ConfigError, Outcome, UnknownNameError, UsageError
 from agentrl.registry import Kind, names
-from agentrl.rollout.loops import make_agent_loop
+from agentrl.rollout.runner import make_agent_loop
 
 
 class Steps(gymnasium.Env):

@@ -4,9 +4,9 @@ from agentrl.agent_loops.prompting import goal_line, with_lines
 from agentrl.agent_loops.react_text import ReactText
 
 from agentrl.agent_loop import Answer
+from agentrl.engine import StopReason
 from agentrl.errors import ConfigError, Outcome
 from agentrl.message import Message, TextPart
-from agentrl.policy import StopReason
 
 
 class Room(gymnasium.Env):

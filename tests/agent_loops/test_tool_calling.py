@@ -7,10 +7,9 @@ import agentrl
 from agentrl.env import EnvironmentSpec, Isolation
 from agentrl.errors import Outcome, UsageError
 from agentrl.message import Message, ToolCall
-from agentrl.rollout.demonstrator import Demonstrator, ScriptedPolicy
-from agentrl.rollout.environments import EnvironmentHost
-from agentrl.rollout.loops import make_agent_loop
-from agentrl.rollout.runner import EpisodeRunner
+from agentrl.rollout.env_pool import EnvironmentHost
+from agentrl.rollout.runner import EpisodeRunner, make_agent_loop
+from agentrl.rollout.scripted_policies import Demonstrator, ScriptedPolicy
 from agentrl.task import SeedTasks, Task
 
 

@@ -14,11 +14,10 @@ from pathlib import Path
 import pytest
 import torch
 
-from agentrl.algorithms.episodes import EpisodeBatch
+from agentrl.algorithms.types import EpisodeBatch
 from agentrl.errors import Outcome
-from agentrl.training.step.batch import step_batch
-from agentrl.training.step.rewards import RewardShaping
-from agentrl.training.step.selection import select
+from agentrl.training.batch import select, step_batch
+from agentrl.training.rewards import RewardShaping
 from agentrl.trajectory import Source, TokenSequence, Trajectory, Turn
 
 sys.path.append(str(Path(__file__).parent))  # for loss_loops

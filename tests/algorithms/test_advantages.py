@@ -5,9 +5,9 @@ import statistics
 import pytest
 import torch
 
-from agentrl.algorithms.episodes import EpisodeBatch
-from agentrl.algorithms.marks import requires_group
 from agentrl.algorithms.segments import segment_mean, segment_std, whiten
+from agentrl.algorithms.traits import requires_group
+from agentrl.algorithms.types import EpisodeBatch
 from agentrl.registry import Kind, lookup
 
 # Per episode: its group, and its turns as (reward, sampled tokens). Groups of 3 and 2, unequal lengths, a turn whose

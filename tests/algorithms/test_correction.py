@@ -5,8 +5,7 @@ import math
 import pytest
 import torch
 
-from agentrl.algorithms.correction import CorrectionMode, correction
-from agentrl.algorithms.mismatch import mismatch
+from agentrl.algorithms.correction import CorrectionMode, correction, mismatch
 
 RHO = [1.5, 4.0, 0.25, 0.8, 2.0]
 BEHAVIOUR = torch.tensor([-1.0, -2.0, -0.5, -3.0, -1.0], dtype=torch.float64)

@@ -5,8 +5,7 @@ import math
 import pytest
 import torch
 
-from agentrl.algorithms.divergence import KLEstimator, kl_divergence
-from agentrl.algorithms.entropy import entropy
+from agentrl.algorithms.correction import KLEstimator, entropy, kl_divergence
 
 X = [0.5, -0.25, 0.0]
 VALUES = {

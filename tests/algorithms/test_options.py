@@ -5,7 +5,9 @@ import inspect
 import pytest
 
 from agentrl.algorithms.correction import ICEPOP_BAND, SEQUENCE_CAP, TOKEN_CAP
-from agentrl.algorithms.marks import (
+from agentrl.algorithms.options import check_options
+from agentrl.algorithms.policy_losses import CISPO_CLIP, DAPO_CLIP, GMPO_CLIP, GSPO_CLIP, PPO_CLIP
+from agentrl.algorithms.traits import (
     Input,
     corrects_itself,
     is_advantage_weighted,
@@ -14,9 +16,7 @@ from agentrl.algorithms.marks import (
     other_input,
     requires_group,
 )
-from agentrl.algorithms.options import check_options
-from agentrl.algorithms.policy_losses import CISPO_CLIP, DAPO_CLIP, GMPO_CLIP, GSPO_CLIP, PPO_CLIP
-from agentrl.config.policy_reference import ReferenceConfig
+from agentrl.config.algorithm import ReferenceConfig
 from agentrl.errors import ConfigError
 from agentrl.registry import Kind, lookup, names
 

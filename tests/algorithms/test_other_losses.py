@@ -5,11 +5,10 @@ import math
 import pytest
 import torch
 
-from agentrl.algorithms.loss_input import LossInput
-from agentrl.algorithms.preference_losses import PreferencePairs
-from agentrl.algorithms.prime import ScoredAnswers, implicit_reward
-from agentrl.algorithms.proximal import loglinear
-from agentrl.algorithms.value_loss import ValueInput
+from agentrl.algorithms.correction import loglinear
+from agentrl.algorithms.critic_advantages import ValueInput
+from agentrl.algorithms.off_policy_losses import PreferencePairs, ScoredAnswers, implicit_reward
+from agentrl.algorithms.types import LossInput
 from agentrl.registry import Kind, lookup
 
 ROWS = 1000

@@ -6,9 +6,9 @@ import math
 import pytest
 import torch
 
-from agentrl.algorithms.clip import ClipRange, clip_range
-from agentrl.algorithms.loss_input import LossInput
-from agentrl.algorithms.marks import is_advantage_weighted
+from agentrl.algorithms.options import ClipRange, clip_range
+from agentrl.algorithms.traits import is_advantage_weighted
+from agentrl.algorithms.types import LossInput
 from agentrl.errors import ConfigError
 from agentrl.registry import Kind, lookup, names
 

@@ -7,7 +7,7 @@ import math
 import pytest
 import torch
 
-from agentrl.algorithms.episodes import EpisodeBatch, Estimate
+from agentrl.algorithms.types import EpisodeBatch, Estimate
 from agentrl.registry import Kind, lookup, names
 
 EPSILON = 1e-6

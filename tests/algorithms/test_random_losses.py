@@ -9,8 +9,8 @@ import pytest
 import torch
 from loss_loops import OVER_THE_UPDATE, REFERENCES, covariances, kl_cov, m2po, ppo, ppo_clips, sequences_of
 
-from agentrl.algorithms.loss_input import LossInput
-from agentrl.algorithms.marks import other_input
+from agentrl.algorithms.traits import other_input
+from agentrl.algorithms.types import LossInput
 from agentrl.registry import Kind, lookup, names
 
 BATCHES = 400

@@ -9,7 +9,7 @@ import torch
 
 from agentrl.algorithms.aggregation import Aggregation, TokenOwners, token_weights
 from agentrl.algorithms.correction import CorrectionMode, correction
-from agentrl.algorithms.loss_input import LossInput
+from agentrl.algorithms.types import LossInput
 from agentrl.registry import Kind, lookup, names
 
 BATCHES = 400

@@ -6,9 +6,7 @@ import random
 import pytest
 import torch
 
-from agentrl.algorithms.resampling import pf_ppo
-from agentrl.algorithms.reward_kl import RewardKL
-from agentrl.algorithms.shaping import EpisodeRewards
+from agentrl.algorithms.rewards import EpisodeRewards, RewardKL, pf_ppo
 from agentrl.errors import ConfigError
 from agentrl.registry import Kind, lookup
 

@@ -5,16 +5,14 @@ import dataclasses
 import pytest
 import torch
 
-from agentrl.algorithms.clip import clip_range
-from agentrl.algorithms.episodes import EpisodeBatch, Estimate
-from agentrl.algorithms.loss_input import LossInput
-from agentrl.algorithms.marks import Input, needed_inputs
-from agentrl.algorithms.options import check_options
+from agentrl.algorithms.options import check_options, clip_range
 from agentrl.algorithms.policy_losses import PPO_CLIP
+from agentrl.algorithms.traits import Input, needed_inputs
+from agentrl.algorithms.types import EpisodeBatch, Estimate, LossInput
 from agentrl.errors import ConfigError, TrainingError
 from agentrl.registry import Kind, lookup, names
 from agentrl.reward import rewards_differ
-from agentrl.training.step.report import zero_variance_groups
+from agentrl.training.report import zero_variance_groups
 
 
 def loss_input(distances, advantages, *, sequence=None, mu=0.0):

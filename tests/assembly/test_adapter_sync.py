@@ -2,8 +2,8 @@
 
 import pytest
 
-from agentrl.assembly.adapter_sync import check_adapter_sync, sends_adapters
-from agentrl.config.schema import Config
+from agentrl.builders.adapters import check_adapter_sync, sends_adapters
+from agentrl.config.config import Config
 from agentrl.errors import ConfigError
 
 

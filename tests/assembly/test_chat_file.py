@@ -3,11 +3,11 @@
 import json
 
 import pytest
+from support.tokenizers import build_tokenizer
 
-from agentrl.assembly.chat_file import lessons, read_chats
+from agentrl.builders.chat_file import lessons, read_chats
 from agentrl.errors import UsageError
 from agentrl.render.renderer import Renderer
-from agentrl.testing.tokenizers import build_tokenizer
 from agentrl.trajectory import Source
 
 CALL = {"id": "c1", "type": "function", "function": {"name": "look", "arguments": '{"at": "door"}'}}

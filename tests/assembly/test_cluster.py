@@ -6,13 +6,12 @@ from importlib.util import find_spec
 
 import pytest
 
-from agentrl.assembly.checks import check_training, check_warm_start
-from agentrl.cluster.connection import Node, Place
-from agentrl.cluster.host import check_shared
-from agentrl.cluster.interface import gloo_variables, interface_of
+from agentrl.builders.checks import check_training, check_warm_start
+from agentrl.builders.ray.actors import check_shared
+from agentrl.builders.ray.connection import Node, Place, gloo_variables, interface_of
 from agentrl.config import dump_config, load_config
-from agentrl.config.arithmetic import rows
-from agentrl.config.placement import Bundle, engine_bundles, rank_bundles
+from agentrl.config.derived import Bundle, engine_bundles, rank_bundles
+from agentrl.config.estimate import rows
 from agentrl.errors import ConfigError, UsageError
 from agentrl.evaluation.settings import evaluation_config
 
@@ -109,10 +108,10 @@ def test_gloo_meets_at_the_interface_of_an_address():
 WHOLE_RUN = """
 import sys
 sys.path.insert(0, {worlds!r})
-import agentrl.cli, agentrl.cluster
-from agentrl.assembly.runs import start_run
+import agentrl.cli, agentrl.builders.ray
+from agentrl.builders.run import start_run
 from agentrl.config import load_config
-from agentrl.orchestrator import train
+from agentrl.runs.rl import train
 train(start_run(load_config(None, {overrides!r}), kind="test"))
 print([name for name in sys.modules if name.partition(".")[0] == "ray"])
 """

@@ -4,9 +4,9 @@ import json
 
 import pytest
 
-from agentrl.assembly.machine import check_machine, gpu_rows, place_on_gpus
+from agentrl.builders.machine import check_machine, gpu_rows, place_on_gpus
 from agentrl.config import load_config, shipped_configs
-from agentrl.config.arithmetic import derive
+from agentrl.config.estimate import derive
 from agentrl.errors import ConfigError, UsageError
 
 QWEN_7B = {

@@ -6,33 +6,36 @@ import sys
 import time
 
 import pytest
+from support.tokenizers import build_tokenizer
 
 from agentrl.agent_loop import AgentLoop
-from agentrl.assembly.curriculum_check import check_curriculum
-from agentrl.assembly.demonstrations import collect_demonstrations
-from agentrl.assembly.environments import find_environment, task_source
-from agentrl.assembly.episodes import build_host, build_runner
-from agentrl.assembly.models import build_renderer, load_tokenizer, prepare_model, resolve_model
-from agentrl.assembly.resume_rules import RULES, rule_of
-from agentrl.assembly.runs import resume_run, start_run
-from agentrl.assembly.scratch import MAX_FAILED, has_expert, scratch_corpus
-from agentrl.assembly.signals import stop_signals
-from agentrl.assembly.tools import find_tool
-from agentrl.assembly.training import check_rendering
+from agentrl.builders.checks import check_curriculum
+from agentrl.builders.environments import find_environment, task_source
+from agentrl.builders.episodes import build_host, build_runner, find_tool
+from agentrl.builders.models import (
+    build_renderer,
+    load_tokenizer,
+    prepare_model,
+    resolve_model,
+)
+from agentrl.builders.resume_rules import RULES, rule_of
+from agentrl.builders.run import resume_run, start_run, stop_signals
+from agentrl.builders.scratch import MAX_FAILED, has_expert, scratch_corpus
+from agentrl.builders.training import check_rendering
 from agentrl.config import load_config, shipped_configs
-from agentrl.config.parts import parts_of
-from agentrl.config.problems import all_keys
-from agentrl.curriculum.mixture import Draw
+from agentrl.config.derived import parts_of
+from agentrl.config.load import all_keys
 from agentrl.errors import ConfigError, Outcome, TemplateError, UnknownNameError, UsageError
 from agentrl.observe.progress import RunWatcher
 from agentrl.observe.trajectory_store import read_trajectories
-from agentrl.orchestrator import train
 from agentrl.registry import Kind, name_of
 from agentrl.render.renderer import Renderer
 from agentrl.rollout.group import Group
-from agentrl.rollout.loops import make_agent_loop
+from agentrl.rollout.runner import make_agent_loop
+from agentrl.rollout.task_order import Draw
+from agentrl.runs.rl import train
+from agentrl.runs.sft import collect_demonstrations
 from agentrl.task import Task
-from agentrl.testing.tokenizers import build_tokenizer
 from agentrl.training.objective import Objective
 from agentrl.trajectory import Source, Trajectory
 

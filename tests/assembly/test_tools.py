@@ -8,11 +8,16 @@ import sqlite3
 import pytest
 
 import agentrl
-from agentrl.api import tool_overrides
-from agentrl.assembly.tools import build_tools, check_tools, find_tool, sandbox_maker
+from agentrl.builders.episodes import (
+    build_tools,
+    check_tools,
+    find_tool,
+    sandbox_maker,
+)
 from agentrl.config import load_config
 from agentrl.errors import ConfigError, UsageError
 from agentrl.registry import Kind, register, unregister
+from agentrl.runs.api import tool_overrides
 
 
 def config_of(*overrides):

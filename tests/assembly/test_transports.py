@@ -2,7 +2,7 @@
 
 import pytest
 
-from agentrl.assembly.servers import make_transport
+from agentrl.builders.servers import make_transport
 from agentrl.config.engines import SGLangEngineConfig
 from agentrl.weights import CollectiveTransport, FolderTransport, IpcTransport, TensorTransport
 

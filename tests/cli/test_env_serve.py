@@ -12,7 +12,7 @@ from pathlib import Path
 import pytest
 
 from agentrl.cli import main
-from agentrl.cli.server_options import read_token
+from agentrl.cli.server import read_token
 from agentrl.env_lookup import resolve_environment
 from agentrl.errors import UsageError
 

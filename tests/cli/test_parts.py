@@ -13,8 +13,8 @@ from typing import Any
 import pytest
 
 from agentrl.cli.doctor import GIB, Machine, advice
+from agentrl.models.load import Accelerator
 from agentrl.registry import Kind, names
-from agentrl.training.models.accelerators import Accelerator
 
 Cli = Callable[..., Any]
 

@@ -12,11 +12,9 @@ from typing import Any
 import pytest
 
 import agentrl.cli.sft
-import agentrl.observe.heartbeat
-from agentrl.observe.episode_counter import EpisodeCounter, counting
-from agentrl.observe.heartbeat import Heartbeat
+import agentrl.observe.terminal
 from agentrl.observe.progress import Phase, RunStatus
-from agentrl.observe.run_watcher import LineWatcher, status_words
+from agentrl.observe.terminal import EpisodeCounter, Heartbeat, LineWatcher, counting, status_words
 
 Cli = Callable[..., Any]
 
@@ -41,7 +39,7 @@ def test_a_slow_evaluation_says_how_far_it_is(monkeypatch: pytest.MonkeyPatch) -
         said.append(line)
         spoke.set()
 
-    monkeypatch.setattr(agentrl.observe.heartbeat, "note", note)
+    monkeypatch.setattr(agentrl.observe.terminal, "note", note)
     monkeypatch.setattr(Heartbeat.__init__, "__kwdefaults__", {"quiet_s": 0.01})
     with counting(400):
         assert spoke.wait(30)

@@ -10,7 +10,7 @@ from rich.console import Console
 from rich.live import Live
 
 from agentrl.observe.progress import Phase, RunStatus
-from agentrl.observe.run_watcher import RECENT, LineWatcher, LiveWatcher
+from agentrl.observe.terminal import RECENT, LineWatcher, LiveWatcher
 
 METRICS = {"success/mean": 0.5, "reward/mean": 0.25, "staleness/mean": 1.0, "time/share/rollout": 0.75}
 

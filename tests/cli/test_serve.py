@@ -14,11 +14,11 @@ from typing import Any
 
 import pytest
 from safetensors import safe_open
+from support.models import tiny_model
+from support.tokenizers import build_tokenizer
 
 from agentrl.cli import serve
 from agentrl.serving.launch import ServerProcess
-from agentrl.testing.models import tiny_model
-from agentrl.testing.tokenizers import build_tokenizer
 
 Cli = Callable[..., Any]
 

@@ -12,7 +12,7 @@ import pytest
 from aiohttp.test_utils import TestClient, TestServer
 
 from agentrl.cli import env as env_command
-from agentrl.cli.web_play import make_application, play_in_browser
+from agentrl.cli.play import make_application, play_in_browser
 from agentrl.env_lookup import resolve_environment
 from agentrl.errors import UsageError
 

@@ -13,7 +13,7 @@ import pytest
 from agentrl.errors import TrainingError, UsageError
 from agentrl.observe.metrics import read_metrics
 from agentrl.observe.progress import RunWatcher
-from agentrl.orchestrator import train
+from agentrl.runs.rl import train
 
 pytestmark = [pytest.mark.cluster, pytest.mark.timeout(300)]
 DEADLINE_S = 60
@@ -99,10 +99,10 @@ def ray_processes(mark):
 STOPPED_RUN = """
 import sys
 sys.path.insert(0, {worlds!r})
-from agentrl.assembly.runs import start_run
+from agentrl.builders.run import start_run
 from agentrl.config import load_config
 from agentrl.observe.progress import RunWatcher
-from agentrl.orchestrator import train
+from agentrl.runs.rl import train
 
 class Teller(RunWatcher):
     def on_step(self, step, metrics):

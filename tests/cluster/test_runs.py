@@ -4,7 +4,7 @@ import pytest
 
 from agentrl.observe.metrics import read_metrics
 from agentrl.observe.progress import RunWatcher
-from agentrl.orchestrator import train
+from agentrl.runs.rl import train
 
 pytestmark = [pytest.mark.cluster, pytest.mark.timeout(300)]
 

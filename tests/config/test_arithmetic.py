@@ -3,7 +3,7 @@ import json
 import pytest
 
 from agentrl.config import load_config
-from agentrl.config.arithmetic import derive, rows
+from agentrl.config.estimate import derive, rows
 
 SMALL = [
     "environment=a",

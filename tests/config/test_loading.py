@@ -4,12 +4,17 @@ import sys
 import pytest
 
 from agentrl.config import Config, config_from, dump_config, load_config, shipped_configs
-from agentrl.config.loading import names_environment
+from agentrl.config.derived import parts_of
+from agentrl.config.load import (
+    all_keys,
+    key_words,
+    models_of,
+    names_environment,
+    own_fields,
+)
 from agentrl.config.overrides import parse_override
-from agentrl.config.parts import parts_of
-from agentrl.config.problems import all_keys, key_words, models_of, own_fields
 from agentrl.config.reference import config_reference
-from agentrl.env_name import parse_env_name
+from agentrl.env_lookup import parse_env_name
 from agentrl.errors import ConfigError
 
 
@@ -450,7 +455,7 @@ def test_the_reference_explains_every_key():
 
 
 def test_reading_a_config_imports_no_torch():
-    code = "import sys, agentrl.config.arithmetic as a; from agentrl.config import load_config; "
+    code = "import sys, agentrl.config.estimate as a; from agentrl.config import load_config; "
     code += "a.rows(load_config('quickstart')); sys.exit('torch' in sys.modules)"
     assert subprocess.run([sys.executable, "-c", code], check=False).returncode == 0
 

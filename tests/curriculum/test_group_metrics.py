@@ -2,10 +2,9 @@
 
 import pytest
 
-from agentrl.curriculum.mixture import Draw
 from agentrl.errors import Outcome
-from agentrl.rollout.group import Group
-from agentrl.rollout.group_metrics import environment_metrics
+from agentrl.rollout.group import Group, environment_metrics
+from agentrl.rollout.task_order import Draw
 from agentrl.task import Task
 from agentrl.trajectory import TokenSequence, Trajectory, Turn
 

@@ -5,9 +5,8 @@ import json
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from agentrl.config.curriculum import HorizonConfig
-from agentrl.curriculum.horizon import Horizon
-from agentrl.curriculum.tally import Tally
+from agentrl.config.environment import HorizonConfig
+from agentrl.rollout.curriculum import Horizon, Tally
 
 
 def tally(successes, tries=8, *, turns=10, environment="a"):

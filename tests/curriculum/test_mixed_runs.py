@@ -5,19 +5,19 @@ import signal
 
 import pytest
 
-from agentrl.assembly.demonstrations import collect_demonstrations
-from agentrl.assembly.models import build_renderer, load_tokenizer, prepare_model
-from agentrl.assembly.runs import Run, resume_run
+from agentrl.builders.models import build_renderer, load_tokenizer, prepare_model
+from agentrl.builders.run import Run, resume_run
 from agentrl.config import load_config
 from agentrl.errors import ConfigError, UsageError
-from agentrl.evaluation.learning_curve import curves
+from agentrl.evaluation.report import curves
 from agentrl.evaluation.settings import evaluation_config
 from agentrl.observe.metrics import read_metrics
 from agentrl.observe.progress import RunWatcher
-from agentrl.observe.run_directory import RunDirectory
-from agentrl.observe.run_watcher import step_words
+from agentrl.observe.run_folder import RunDirectory
+from agentrl.observe.terminal import step_words
 from agentrl.observe.trajectory_store import read_trajectories
-from agentrl.orchestrator import train
+from agentrl.runs.rl import train
+from agentrl.runs.sft import collect_demonstrations
 
 TWO = (
     "environments={vowels: {name: 'letters:Letters', isolation: inline, weight: 2}, "

@@ -7,10 +7,10 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from agentrl.config.curriculum import CurriculumConfig
-from agentrl.curriculum.mixture import Mixture
-from agentrl.curriculum.tally import Tally
+from agentrl.config.environment import CurriculumConfig
 from agentrl.errors import UsageError
+from agentrl.rollout.curriculum import Tally
+from agentrl.rollout.task_order import Mixture
 from agentrl.task import SeedTasks, Task, TaskCursor
 
 weights = st.dictionaries(st.sampled_from("abcdef"), st.floats(0.05, 20), min_size=1)

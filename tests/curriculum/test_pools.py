@@ -4,11 +4,10 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from agentrl.config.curriculum import CurriculumConfig, PoolsConfig
-from agentrl.curriculum.mixture import Mixture
-from agentrl.curriculum.pools import Evidence, Pool, Pools
-from agentrl.curriculum.tally import Tally
+from agentrl.config.environment import CurriculumConfig, PoolsConfig
 from agentrl.errors import UsageError
+from agentrl.rollout.curriculum import Evidence, Pool, Pools, Tally
+from agentrl.rollout.task_order import Mixture
 from agentrl.task import Task
 
 KEY = ("a", "t")

@@ -8,7 +8,7 @@ import pytest
 
 from agentrl.sandbox import open_sandbox
 from agentrl.sandbox.docker import sandbox as sandbox_module
-from agentrl.sandbox.docker.supply import Supply
+from agentrl.sandbox.docker.sandbox import Supply
 
 sys.path.append(str(Path(__file__).parent))
 
@@ -26,7 +26,7 @@ async def supply(monkeypatch):
     """Daemons and warm containers of one test."""
     made = Supply()
     monkeypatch.setattr(sandbox_module, "SUPPLY", made)
-    monkeypatch.setattr("agentrl.sandbox.docker.supply.atexit.register", lambda _: None)
+    monkeypatch.setattr("agentrl.sandbox.docker.sandbox.atexit.register", lambda _: None)
     yield made
     await asyncio.to_thread(made.close)
 

@@ -7,8 +7,14 @@ import time
 import pytest
 
 from agentrl.errors import SandboxError
+from agentrl.sandbox.docker.container import (
+    OWNER,
+    UNTIL,
+    Owner,
+    is_left_behind,
+    labels,
+)
 from agentrl.sandbox.docker.daemon import Daemon
-from agentrl.sandbox.docker.owner import OWNER, UNTIL, Owner, is_left_behind, labels
 
 
 async def until(holds):

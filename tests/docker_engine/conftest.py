@@ -5,8 +5,8 @@ from pathlib import Path
 
 import pytest
 
-from agentrl.sandbox.bubblewrap import PREFIX, PYTHON
-from agentrl.sandbox.docker.supply import SUPPLY
+from agentrl.sandbox.docker.sandbox import SUPPLY
+from agentrl.sandbox.isolation import PREFIX, PYTHON
 
 sys.path.append(str(Path(__file__).parent))
 

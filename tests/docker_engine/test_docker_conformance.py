@@ -2,7 +2,7 @@
 
 import pytest
 
-from agentrl.testing.env_report import CheckStatus
+from agentrl.testing.report import CheckStatus
 from agentrl.testing.sandbox_check import check_sandbox
 from agentrl.testing.sandbox_rules.catalogue import RULES
 

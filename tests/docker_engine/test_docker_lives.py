@@ -12,9 +12,9 @@ from engine import IMAGE
 
 from agentrl.errors import SandboxError, UsageError
 from agentrl.sandbox import Limits, open_sandbox
+from agentrl.sandbox.docker.container import OWNER, UNTIL, Owner
 from agentrl.sandbox.docker.daemon import Daemon
-from agentrl.sandbox.docker.owner import OWNER, UNTIL, Owner
-from agentrl.sandbox.docker.supply import SUPPLY
+from agentrl.sandbox.docker.sandbox import SUPPLY
 
 OWNING = """
 import asyncio, json, sys

@@ -15,20 +15,20 @@ from pathlib import Path
 
 import pytest
 import torch
+from support.models import tiny_model
+from support.tokenizers import build_tokenizer
 
 from agentrl.config.engines import SGLangEngineConfig, VLLMEngineConfig
 from agentrl.serving.launch import LaunchCommand, ServerProcess, engine_python
 from agentrl.serving.launch.guard import descendants
-from agentrl.serving.launch.ports import reserve_port
+from agentrl.serving.launch.resources import reserve_port
 from agentrl.serving.sglang import SGLangServer
 from agentrl.serving.sglang import launch_command as sglang_command
 from agentrl.serving.vllm import VLLMServer
 from agentrl.serving.vllm import launch_command as vllm_command
 from agentrl.testing import ServerEngine
-from agentrl.testing.engine_probe import EngineProbe
-from agentrl.testing.models import tiny_model
-from agentrl.testing.tokenizers import build_tokenizer
-from agentrl.training.models.weights import ModelWeights
+from agentrl.testing.engine_check import EngineProbe
+from agentrl.training.weights import ModelWeights
 from agentrl.weights import write_served_model
 
 MAX_CONTEXT = 1024

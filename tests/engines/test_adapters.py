@@ -9,19 +9,19 @@ from pathlib import Path
 
 import pytest
 
-from agentrl.assembly.runs import resume_run, start_run
+from agentrl.builders.run import resume_run, start_run
 from agentrl.config import load_config
 from agentrl.config.engines import VLLMEngineConfig
-from agentrl.config.lora import LoraConfig
+from agentrl.config.trainer import LoraConfig
+from agentrl.engine import GenerateRequest, SamplingParams
 from agentrl.errors import TrainingError, UsageError
+from agentrl.models.lora import add_adapters, save_adapter
 from agentrl.observe.metrics import read_metrics
-from agentrl.orchestrator import train
-from agentrl.policy import GenerateRequest, SamplingParams
+from agentrl.runs.rl import train
 from agentrl.serving.pool import PoolSettings, ServerPool
 from agentrl.serving.vllm import VLLMServer
 from agentrl.serving.vllm import launch_command as vllm_command
-from agentrl.training.models.lora import add_adapters, save_adapter
-from agentrl.training.models.weights import TrainedWeights
+from agentrl.training.weights import TrainedWeights
 from agentrl.weights import AdapterTransport, Probe, RemoteSync, memory_folder
 
 pytestmark = [pytest.mark.engines, pytest.mark.timeout(1800)]

@@ -8,10 +8,10 @@ from pathlib import Path
 
 import pytest
 
-from agentrl.assembly.runs import start_run
+from agentrl.builders.run import start_run
 from agentrl.config import load_config
 from agentrl.observe.metrics import read_metrics
-from agentrl.orchestrator import train
+from agentrl.runs.rl import train
 
 ray_cluster = pytest.importorskip("ray.cluster_utils", reason="Ray is not installed: make ray")
 pytestmark = [pytest.mark.engines, pytest.mark.timeout(600)]

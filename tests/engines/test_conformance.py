@@ -3,17 +3,16 @@
 import asyncio
 
 import pytest
+from support.models import tiny_model
 
 from agentrl.config.engines import LocalEngineConfig, ScriptedEngineConfig, SGLangEngineConfig, VLLMEngineConfig
-from agentrl.policy import StopReason
-from agentrl.server import ServerLost
+from agentrl.engine import ServerLost, StopReason
 from agentrl.serving.local import LocalEngine
 from agentrl.serving.scripted import ScriptedEngine
 from agentrl.serving.sglang import SGLangServer
 from agentrl.serving.vllm import VLLMServer
 from agentrl.testing import ServerEngine, check_engine
 from agentrl.testing.engine_check import Verdict
-from agentrl.testing.models import tiny_model
 
 pytestmark = [pytest.mark.engines, pytest.mark.timeout(900)]
 SERVERS = ["sglang", "vllm"]

@@ -12,11 +12,11 @@ from pathlib import Path
 import pytest
 from safetensors.torch import load_file, save_file
 
-from agentrl.assembly.scratch import write_scratch_model
+from agentrl.builders.scratch import write_scratch_model
 from agentrl.cli import main
 from agentrl.cli.bench import load_run
 from agentrl.config import load_config
-from agentrl.evaluation.episode import read_episodes
+from agentrl.evaluation.panel import read_episodes
 
 pytestmark = [pytest.mark.engines, pytest.mark.timeout(900)]
 PROGRAM = str(Path(sys.executable).with_name("agentrl"))

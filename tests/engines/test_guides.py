@@ -7,18 +7,18 @@ from pathlib import Path
 import numpy as np
 import pytest
 import torch
+from support.tokenizers import build_tokenizer
 
-from agentrl.chat_service.client import ChatService, ServiceSettings
-from agentrl.config.guides import TeacherConfig
-from agentrl.config.judge import JudgeConfig
+from agentrl.config.algorithm import TeacherConfig
+from agentrl.config.environment import JudgeConfig
 from agentrl.errors import EngineError, Outcome, UsageError
-from agentrl.rollout.judge import Judge
-from agentrl.serving.launch.ports import reserve_port
+from agentrl.remote.chat import ChatService, ServiceSettings
+from agentrl.rollout.judges import Judge
+from agentrl.serving.launch.resources import reserve_port
 from agentrl.serving.teacher import TeacherServers
 from agentrl.task import Task
 from agentrl.testing import ServerEngine
-from agentrl.testing.tokenizers import build_tokenizer
-from agentrl.training.models.weights import ModelWeights
+from agentrl.training.weights import ModelWeights
 from agentrl.trajectory import Source, TokenSequence, Trajectory, Turn
 from agentrl.weights import write_served_model
 

@@ -5,12 +5,12 @@ from types import SimpleNamespace
 
 import pytest
 import torch
+from support.models import tiny_model
+from support.tokenizers import build_tokenizer
 
 from agentrl.config.engines import SGLangEngineConfig
 from agentrl.serving.sglang import SGLangServer, launch_command
-from agentrl.testing.models import tiny_model
-from agentrl.testing.tokenizers import build_tokenizer
-from agentrl.training.models.weights import ModelWeights
+from agentrl.training.weights import ModelWeights
 from agentrl.weights import CheckpointSource, FolderTransport, Probe, write_served_model
 
 pytestmark = [pytest.mark.engines, pytest.mark.timeout(600)]

@@ -13,9 +13,9 @@ from pathlib import Path
 import pytest
 import pytest_asyncio
 
-from agentrl.assembly.servers import ServedModel, open_pool
+from agentrl.builders.servers import ServedModel, open_pool
 from agentrl.config.engines import SGLangEngineConfig, VLLMEngineConfig
-from agentrl.policy import GenerateRequest, SamplingParams, StopReason
+from agentrl.engine import GenerateRequest, SamplingParams, StopReason
 from agentrl.serving.launch.guard import descendants, segments_of, segments_there
 from agentrl.serving.pool import PoolSettings, ServerPool
 from agentrl.weights import FolderTransport, Probe, RemoteSync

@@ -4,12 +4,12 @@ import asyncio
 import json
 
 import pytest
+from support.tokenizers import build_tokenizer
 
+from agentrl.engine import StopReason
 from agentrl.errors import EngineError, UsageError
-from agentrl.policy import StopReason
 from agentrl.serving.http import HttpSession
-from agentrl.testing.engine_checks import sessions
-from agentrl.testing.tokenizers import build_tokenizer
+from agentrl.testing.engine_check import sessions
 
 pytestmark = [pytest.mark.engines, pytest.mark.timeout(600)]
 

@@ -13,15 +13,15 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from support.tokenizers import build_tokenizer
+from support.tool_notations import NOTATIONS
+from support.tool_outputs import TOOLS, Output, tool_outputs
 
 from agentrl.registry import Kind, lookup
 from agentrl.render.answer import split_channels
 from agentrl.serving.launch import engine_python
-from agentrl.serving.launch.environments import engines_folder
+from agentrl.serving.launch.resources import engines_folder
 from agentrl.serving.sglang.launch import CPU_MODULES
-from agentrl.testing.tokenizers import build_tokenizer
-from agentrl.testing.tool_notations import NOTATIONS
-from agentrl.testing.tool_outputs import TOOLS, Output, tool_outputs
 
 SCRIPT = Path(__file__).with_name("server_parsers.py")
 DIFFERENCES = json.loads(Path(__file__).with_name("tool_parser_differences.json").read_text(encoding="utf-8"))

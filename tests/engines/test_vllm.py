@@ -5,8 +5,8 @@ import asyncio
 import pytest
 
 from agentrl.config.engines import VLLMEngineConfig
+from agentrl.engine import StopReason
 from agentrl.errors import UsageError
-from agentrl.policy import StopReason
 from agentrl.serving.vllm import VLLMServer
 
 pytestmark = [pytest.mark.engines, pytest.mark.timeout(900)]

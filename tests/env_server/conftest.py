@@ -15,7 +15,7 @@ import pytest
 from aiohttp import web
 
 from agentrl.env import EnvironmentSpec
-from agentrl.env_server import EnvironmentServer, ServerSettings
+from agentrl.remote.server import EnvironmentServer, ServerSettings
 
 sys.path.append(str(Path(__file__).parent))
 

@@ -11,8 +11,18 @@ from served_worlds import STAIRS
 import agentrl.env
 from agentrl.env import EnvironmentSpec
 from agentrl.message import ImagePart, Message, TextPart, ToolCall
-from agentrl.remote.served import Part, read_served, spec_facts, write_served
-from agentrl.remote.wire import from_json, read_message, read_task, to_json, write_message, write_task
+from agentrl.remote.wire import (
+    Part,
+    from_json,
+    read_message,
+    read_served,
+    read_task,
+    spec_facts,
+    to_json,
+    write_message,
+    write_served,
+    write_task,
+)
 from agentrl.task import Task
 
 CLIENTS_OWN = {"name", "make", "tasks", "isolation", "isolation_of", "options", "extra"}

@@ -13,9 +13,9 @@ from agentrl.env import optional_part
 from agentrl.env_lookup import resolve_environment
 from agentrl.errors import EnvironmentFailure, ToolError, UsageError
 from agentrl.message import ImagePart
-from agentrl.remote.environment import RemoteEnvironment
+from agentrl.remote.client import RemoteEnvironment
 from agentrl.remote.link import SessionLost, Unanswered
-from agentrl.rollout.environments import EnvironmentHost
+from agentrl.rollout.env_pool import EnvironmentHost
 from agentrl.task import Task
 
 

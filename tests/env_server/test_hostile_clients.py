@@ -13,19 +13,16 @@ import pytest
 from served_worlds import STAIRS
 from test_protocol import SESSION, Client, ask
 
-from agentrl.env_server import listening
-from agentrl.env_server.listening import LOCAL_NAMES, is_own_host, own_names
-from agentrl.env_server.methods import METHODS
-from agentrl.env_server.refusal import Refusal
-from agentrl.env_server.sandbox_methods import SANDBOX_METHODS
-from agentrl.env_server.sandbox_server import SandboxServer
-from agentrl.env_server.served_sandbox import ServedSandbox
-from agentrl.env_server.server import ServerSettings
-from agentrl.env_server.session import error_answer
 from agentrl.errors import UsageError
+from agentrl.remote.server import listening
+from agentrl.remote.server.listening import LOCAL_NAMES, is_own_host, own_names
+from agentrl.remote.server.methods import METHODS
+from agentrl.remote.server.sandboxes import SANDBOX_METHODS, SandboxServer, ServedSandbox
+from agentrl.remote.server.server import ServerSettings
+from agentrl.remote.server.session import Refusal, error_answer
 from agentrl.remote.wire import LARGEST_CALL
 from agentrl.sandbox import Limits, SandboxSpec
-from agentrl.sandbox.http_wire import largest_request
+from agentrl.sandbox.http import largest_request
 
 JSON = b"Content-Type: application/json\r\n"
 

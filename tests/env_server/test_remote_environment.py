@@ -11,8 +11,8 @@ from served_worlds import STAIRS, WAITING
 from agentrl.env import EnvironmentSpec, Isolation, optional_part
 from agentrl.env_lookup import check_split, resolve_environment
 from agentrl.errors import ToolError, UsageError
-from agentrl.rollout.environments import EnvironmentHost, HostedEnvironment
-from agentrl.rollout.resident import call_own_tool
+from agentrl.rollout.env_adapter import call_own_tool
+from agentrl.rollout.env_pool import EnvironmentHost, HostedEnvironment
 from agentrl.task import Task
 from agentrl.testing.env_check import check_env
 

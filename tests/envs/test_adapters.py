@@ -20,8 +20,7 @@ from agentrl import registry
 from agentrl.cli import main
 from agentrl.env_lookup import resolve_environment
 from agentrl.errors import UsageError
-from agentrl.extra import Extra
-from agentrl.registry import Kind
+from agentrl.registry import Extra, Kind
 from agentrl.testing.env_check import check_env
 
 ADAPTERS = {

@@ -9,10 +9,10 @@ import pkgutil
 import agentrl.envs
 import pytest
 
-import agentrl.env_name
+import agentrl.env_lookup
 
 MODULES = [
-    agentrl.env_name.__name__,
+    agentrl.env_lookup.__name__,
     *(module.name for module in pkgutil.walk_packages(agentrl.envs.__path__, prefix="agentrl.envs.")),
 ]
 

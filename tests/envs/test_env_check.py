@@ -16,12 +16,12 @@ from agentrl.env import AsyncEnv, EnvironmentSpec, Isolation
 from agentrl.env_lookup import resolve_environment
 from agentrl.errors import UnknownNameError
 from agentrl.registry import Kind
-from agentrl.rollout.resident import RANDOM_CHARACTERS
+from agentrl.rollout.env_adapter import RANDOM_CHARACTERS
 from agentrl.task import SeedTasks
 from agentrl.testing.env_check import check_env
-from agentrl.testing.env_report import CheckStatus, EnvCheckReport
 from agentrl.testing.env_rules.catalogue import LAZY
 from agentrl.testing.env_subject import Thoroughness
+from agentrl.testing.report import CheckStatus, EnvCheckReport
 
 COUNTER = itertools.count()
 GYMNASIUM = "keeps gymnasium rules"

@@ -16,8 +16,8 @@ from typing import Any
 import pytest
 
 from agentrl.testing import check_env
-from agentrl.testing.env_report import CheckStatus, EnvCheckReport
 from agentrl.testing.env_subject import EFFORTS
+from agentrl.testing.report import CheckStatus, EnvCheckReport
 
 WORLDS = Path(__file__).parent.parent / "worlds"
 PATIENCE_S = 60

@@ -22,11 +22,12 @@ from agentrl.env import AsyncEnv, EnvironmentSpec, Isolation
 from agentrl.errors import UnknownNameError, UsageError
 from agentrl.task import SeedTasks, Task
 from agentrl.testing import Thoroughness, check_env
-from agentrl.testing.env_report import CheckStatus, EnvCheckReport
-from agentrl.testing.env_rules import scores, speed, tasks
+from agentrl.testing.env_rules import resources as speed
+from agentrl.testing.env_rules import scores, tasks
 from agentrl.testing.env_rules.catalogue import ELSEWHERE, RULES
 from agentrl.testing.env_rules.cheap_play import NONSENSE
 from agentrl.testing.env_rules.rule import Rule
+from agentrl.testing.report import CheckStatus, EnvCheckReport
 from agentrl.tool import tool
 
 WAYS = ("north", "east", "south", "west")

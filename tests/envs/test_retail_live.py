@@ -21,18 +21,23 @@ from agentrl.envs.retail.tasks import Case, case_of
 from agentrl.envs.retail.tools import call_text
 from aiohttp import web
 from aiohttp.test_utils import TestServer
+from support.models import tiny_model
+from support.tokenizers import build_tokenizer
 
 from agentrl.config.engines import LocalEngineConfig
+from agentrl.engine import (
+    ChatAnswer,
+    ChatPolicy,
+    GenerateRequest,
+    SamplingParams,
+    StopReason,
+)
 from agentrl.errors import EnvironmentFailure, Outcome, UsageError
 from agentrl.message import Message
-from agentrl.policy import ChatAnswer, ChatPolicy, GenerateRequest, SamplingParams, StopReason
-from agentrl.rollout.chat_speaker import ChatSpeaker
-from agentrl.rollout.environments import EnvironmentHost
-from agentrl.rollout.loops import make_agent_loop
-from agentrl.rollout.runner import EpisodeRunner
+from agentrl.rollout.env_pool import EnvironmentHost
+from agentrl.rollout.policies import ChatSpeaker
+from agentrl.rollout.runner import EpisodeRunner, make_agent_loop
 from agentrl.serving.local import LocalEngine
-from agentrl.testing.models import tiny_model
-from agentrl.testing.tokenizers import build_tokenizer
 from agentrl.trajectory import Trajectory
 
 Play = Callable[[dict[str, Any]], Any]

@@ -12,8 +12,8 @@ from agentrl.env import EnvironmentSpec
 from agentrl.errors import UnknownNameError
 from agentrl.task import SeedTasks
 from agentrl.testing import reward_integrity
-from agentrl.testing.env_report import CheckStatus, EnvCheckReport
 from agentrl.testing.env_rules.catalogue import INTEGRITY, LEAKS
+from agentrl.testing.report import CheckStatus, EnvCheckReport
 
 Step = tuple[str, float, bool, bool, dict[str, Any]]
 FAILED, WARNED = CheckStatus.FAILED, CheckStatus.WARNED

@@ -21,8 +21,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from agentrl.errors import EnvironmentFailure, UsageError
-from agentrl.retrieval.bm25 import BM25Index, words
-from agentrl.retrieval.passages import Passage, list_passages, load_corpus
+from agentrl.remote.retrieval import BM25Index, Passage, list_passages, load_corpus, words
 
 WORDS = st.lists(st.sampled_from(["ash", "birch", "cedar", "elm", "fir", "oak", "pine", "yew"]), max_size=8).map(
     " ".join

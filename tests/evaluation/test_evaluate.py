@@ -13,14 +13,13 @@ from agentrl.agent_loop import AgentLoop, Episode
 from agentrl.config import load_config
 from agentrl.env import EnvironmentSpec, Isolation
 from agentrl.errors import Outcome, UsageError
-from agentrl.evaluation.episode import EpisodeStore, EvaluatedEpisode
 from agentrl.evaluation.evaluate import evaluate_panel
-from agentrl.evaluation.panel import Panel, choose_tasks, slots
+from agentrl.evaluation.panel import EpisodeStore, EvaluatedEpisode, Panel, choose_tasks, slots
 from agentrl.evaluation.session import default_tasks
 from agentrl.message import Message, user
-from agentrl.rollout.demonstrator import Demonstrator, ScriptedPolicy
-from agentrl.rollout.environments import EnvironmentHost
+from agentrl.rollout.env_pool import EnvironmentHost
 from agentrl.rollout.runner import EpisodeRunner
+from agentrl.rollout.scripted_policies import Demonstrator, ScriptedPolicy
 from agentrl.task import SeedTasks, Task
 
 

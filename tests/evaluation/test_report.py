@@ -8,10 +8,8 @@ from pathlib import Path
 import pytest
 
 from agentrl.errors import Outcome
-from agentrl.evaluation.episode import EvaluatedEpisode
-from agentrl.evaluation.learning_curve import draw_learning_curve
-from agentrl.evaluation.panel import Panel
-from agentrl.evaluation.report import Report, choose_examples, markdown, write_report
+from agentrl.evaluation.panel import EvaluatedEpisode, Panel
+from agentrl.evaluation.report import Report, choose_examples, draw_learning_curve, markdown, write_report
 from agentrl.evaluation.result import EvaluationResult, summarise
 from agentrl.trajectory import Source, TokenSequence, Trajectory, Turn
 

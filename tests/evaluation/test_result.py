@@ -7,8 +7,7 @@ import json
 import pytest
 
 from agentrl.errors import Outcome
-from agentrl.evaluation.episode import EvaluatedEpisode
-from agentrl.evaluation.panel import Panel
+from agentrl.evaluation.panel import EvaluatedEpisode, Panel
 from agentrl.evaluation.result import summarise
 from agentrl.trajectory import Source, TokenSequence, Trajectory, Turn
 

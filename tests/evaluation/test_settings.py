@@ -8,7 +8,7 @@ import pytest
 
 from agentrl.config.engines import ServerEngineConfig
 from agentrl.errors import UsageError
-from agentrl.evaluation.policies import PolicyKind
+from agentrl.evaluation.evaluate import PolicyKind
 from agentrl.evaluation.session import episodes_at_once
 from agentrl.evaluation.settings import evaluation_config
 

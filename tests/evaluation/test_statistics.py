@@ -8,7 +8,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from agentrl.evaluation.statistics import (
+from agentrl.evaluation.result import (
     bootstrap_mean,
     clustered_success,
     pass_at_k,

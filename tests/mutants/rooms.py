@@ -62,11 +62,10 @@ ROOMS = {
     "losses": Room(
         sources=(
             "agentrl/training/objective.py",
-            "agentrl/training/gradient_pass.py",
-            "agentrl/training/micro_batch_gradients.py",
-            "agentrl/training/critic/step.py",
-            "agentrl/training/critic/targets.py",
-            "agentrl/training/step",
+            "agentrl/training/gradients.py",
+            "agentrl/training/forward/micro_batches.py",
+            "agentrl/training/critic.py",
+            *(f"agentrl/training/{name}.py" for name in ("batch", "rewards", "token_inputs", "reference", "report")),
         ),
         tests=_training("objective", "critic", "guides", "matrix", "rounds", "selection", "step_batch", "trainer"),
         goal=0.90,

@@ -6,8 +6,7 @@ import threading
 import pytest
 
 from agentrl.errors import UsageError
-from agentrl.observe.checkpoint_writer import CheckpointWriter
-from agentrl.observe.checkpoints import Checkpoints
+from agentrl.observe.checkpoints import Checkpoints, CheckpointWriter
 
 PATIENCE_S = 30
 

@@ -14,7 +14,7 @@ from rich.text import Text
 from agentrl.errors import UsageError
 from agentrl.observe import console
 from agentrl.observe.console import VisibleConsole, VisibleFormatter, note, print_error, visible
-from agentrl.observe.run_log import logging_to
+from agentrl.observe.run_folder import logging_to
 
 EVIL = "a\x1b]0;owned\x07\x1b[2J\x9b31m\r\x08\x7f\u202egnp.exe"
 HARMFUL = "\x1b\x9b\x07\x08\r\x7f\u202e"

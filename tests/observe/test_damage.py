@@ -8,12 +8,12 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from agentrl.errors import AgentRLError, Outcome
-from agentrl.evaluation.episode import EpisodeStore, EvaluatedEpisode, read_episodes
+from agentrl.evaluation.panel import EpisodeStore, EvaluatedEpisode, read_episodes
 from agentrl.image import PlacedImage
 from agentrl.message import ImagePart
 from agentrl.observe.checkpoints import Checkpoints
 from agentrl.observe.metrics import MetricsFile, read_metrics
-from agentrl.observe.run_log import logging_to
+from agentrl.observe.run_folder import logging_to
 from agentrl.observe.trajectory_store import TrajectoryStore, read_trajectories
 from agentrl.trajectory import Source, TokenSequence, Trajectory, Turn
 

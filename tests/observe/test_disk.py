@@ -9,7 +9,7 @@ from types import SimpleNamespace
 import pytest
 
 from agentrl.errors import UsageError
-from agentrl.observe.disk import check_writable, replace_file, writing
+from agentrl.observe.files import check_writable, replace_file, writing
 from agentrl.observe.metrics import read_metrics
 
 

@@ -6,11 +6,11 @@ from pathlib import Path
 
 import pytest
 
-from agentrl.assembly.models import resolve_model
+from agentrl.builders.models import resolve_model
 from agentrl.cli import main
 from agentrl.config import load_config
 from agentrl.errors import UsageError
-from agentrl.observe.hub_model import check_fetchable
+from agentrl.observe.model_folder import check_fetchable
 
 
 @pytest.fixture
@@ -22,8 +22,8 @@ def asked(monkeypatch: pytest.MonkeyPatch) -> list[str]:
         addresses.append(url)
         raise ConnectionError("no network\nand a second line")
 
-    monkeypatch.setattr("agentrl.observe.hub_model.get_hf_file_metadata", no_network)
-    monkeypatch.setattr("agentrl.observe.hub_model.try_to_load_from_cache", lambda *_: None)
+    monkeypatch.setattr("agentrl.observe.model_folder.get_hf_file_metadata", no_network)
+    monkeypatch.setattr("agentrl.observe.model_folder.try_to_load_from_cache", lambda *_: None)
     return addresses
 
 
@@ -46,7 +46,7 @@ def test_a_folder_and_a_cached_model_are_not_asked_for(
     asked: list[str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     check_fetchable(str(tmp_path))
-    monkeypatch.setattr("agentrl.observe.hub_model.try_to_load_from_cache", lambda *_: "cached/config.json")
+    monkeypatch.setattr("agentrl.observe.model_folder.try_to_load_from_cache", lambda *_: "cached/config.json")
     check_fetchable("some/model")
     assert asked == []
 

@@ -1,4 +1,4 @@
-from agentrl.observe.json_lines import JsonLinesWriter, read_json_lines
+from agentrl.observe.files import JsonLinesWriter, read_json_lines
 
 
 def test_lone_surrogates_are_written_out(tmp_path):

@@ -3,7 +3,7 @@ import pytest
 from agentrl.errors import UsageError
 from agentrl.observe.checkpoints import Checkpoints
 from agentrl.observe.model_folder import find_model
-from agentrl.observe.run_directory import RunDirectory
+from agentrl.observe.run_folder import RunDirectory
 
 
 def write_model(folder):

@@ -1,7 +1,7 @@
 import pytest
 
 from agentrl.errors import UsageError
-from agentrl.observe.run_directory import RunDirectory
+from agentrl.observe.run_folder import RunDirectory
 
 
 def test_a_new_run_is_reached_through_latest(tmp_path):

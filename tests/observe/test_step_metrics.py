@@ -1,7 +1,7 @@
 import pytest
 
 from agentrl.errors import Outcome
-from agentrl.observe.step_metrics import trajectory_metrics
+from agentrl.observe.metrics import trajectory_metrics
 from agentrl.trajectory import Source, TokenSequence, Trajectory, Turn
 
 

@@ -5,8 +5,13 @@ import types
 import pytest
 
 from agentrl.errors import UnknownNameError, UsageError
-from agentrl.observe.run_log import logging_to
-from agentrl.observe.trackers import Tracker, Trackers, check_trackers, tracker_states
+from agentrl.observe.metrics import (
+    Tracker,
+    Trackers,
+    check_trackers,
+    tracker_states,
+)
+from agentrl.observe.run_folder import logging_to
 from agentrl.registry import Kind, register, unregister
 
 

@@ -12,7 +12,7 @@ import pytest
 
 from agentrl.env_lookup import resolve_environment
 from agentrl.errors import UsageError
-from agentrl.rollout.environments import EnvironmentHost
+from agentrl.rollout.env_pool import EnvironmentHost
 from agentrl.testing.env_check import check_env
 from agentrl.testing.env_rules.catalogue import LAZY
 

@@ -18,7 +18,7 @@ from agentrl.envs.household.alfworld.original import OriginalAlfworldEnv, packag
 from agentrl.envs.household.alfworld.spec import SPEC
 from agentrl.envs.household.alfworld.tasks import AlfworldTasks
 
-from agentrl.rollout.environments import EnvironmentHost
+from agentrl.rollout.env_pool import EnvironmentHost
 
 pytestmark = [
     pytest.mark.originals,

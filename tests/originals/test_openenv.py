@@ -12,7 +12,7 @@ import pytest
 from agentrl.envs.openenv import SPEC, OpenEnvironment
 
 from agentrl.env_lookup import resolve_environment
-from agentrl.rollout.environments import EnvironmentHost
+from agentrl.rollout.env_pool import EnvironmentHost
 
 pytestmark = [pytest.mark.originals, pytest.mark.timeout(300)]
 

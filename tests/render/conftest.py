@@ -5,9 +5,9 @@ from __future__ import annotations
 from collections.abc import Callable
 
 import pytest
+from support.tokenizers import build_tokenizer
 
 from agentrl.render.renderer import Renderer
-from agentrl.testing.tokenizers import build_tokenizer
 
 RendererOf = Callable[..., Renderer]
 

@@ -3,12 +3,12 @@
 from __future__ import annotations
 
 import pytest
+from support.tokenizers import build_tokenizer
 
 from agentrl.errors import TemplateError
 from agentrl.message import Role
 from agentrl.render.check import check_template
 from agentrl.render.renderer import Renderer
-from agentrl.testing.tokenizers import build_tokenizer
 
 TOOL = {
     "type": "function",

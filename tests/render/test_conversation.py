@@ -10,13 +10,13 @@ import numpy as np
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from support.tokenizers import TOKENIZER_FAMILIES, assemble_tokenizer, random_bpe
 
+from agentrl.engine import Generation, StopReason
 from agentrl.errors import LedgerError, TemplateError
 from agentrl.message import Message, system, user
-from agentrl.policy import Generation, StopReason
 from agentrl.render.conversation import LedgerConversation
 from agentrl.render.renderer import Renderer
-from agentrl.testing.tokenizers import TOKENIZER_FAMILIES, assemble_tokenizer, random_bpe
 from agentrl.trajectory import NOT_SAMPLED, Source, TokenSequence, Trajectory
 
 texts = st.text(st.sampled_from("aest\n >_é…<|"), max_size=10)

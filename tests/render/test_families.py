@@ -5,14 +5,14 @@ from __future__ import annotations
 import itertools
 
 import pytest
+from support.tokenizers import build_tokenizer
 
+from agentrl.engine import Generation, StopReason
 from agentrl.errors import TemplateError
 from agentrl.message import Message, ToolCall, system, tool_result, user
-from agentrl.policy import Generation, StopReason
 from agentrl.render.check import check_template
 from agentrl.render.conversation import LedgerConversation
 from agentrl.render.renderer import Renderer
-from agentrl.testing.tokenizers import build_tokenizer
 from agentrl.trajectory import Source, Trajectory
 
 TOOL = {

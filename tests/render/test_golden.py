@@ -6,8 +6,8 @@ import itertools
 
 import pytest
 
+from agentrl.engine import Generation, StopReason
 from agentrl.message import Message, ToolCall, system, tool_result, user
-from agentrl.policy import Generation, StopReason
 from agentrl.render.conversation import LedgerConversation
 from agentrl.render.renderer import Renderer
 from agentrl.trajectory import Source, Trajectory

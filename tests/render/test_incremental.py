@@ -7,13 +7,18 @@ import functools
 import pytest
 from hypothesis import assume, given, settings
 from hypothesis import strategies as st
+from support.tokenizers import (
+    TOKENIZER_FAMILIES,
+    assemble_tokenizer,
+    build_tokenizer,
+    random_bpe,
+)
 
+from agentrl.engine import Generation, StopReason
 from agentrl.errors import TemplateError
 from agentrl.message import Message, Role, TextPart, system, user
-from agentrl.policy import Generation, StopReason
 from agentrl.render.conversation import LedgerConversation
 from agentrl.render.renderer import Renderer
-from agentrl.testing.tokenizers import TOKENIZER_FAMILIES, assemble_tokenizer, build_tokenizer, random_bpe
 from agentrl.trajectory import Trajectory
 
 ROLES: dict[str, tuple[Role, ...]] = {

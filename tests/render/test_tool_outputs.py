@@ -7,12 +7,12 @@ import json
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from support.tool_notations import NOTATIONS
+from support.tool_outputs import TOOLS, tool_outputs
 
 from agentrl.registry import Kind, lookup
 from agentrl.render.answer import split_channels
-from agentrl.render.tool_parsers.contract import ParsedCalls
-from agentrl.testing.tool_notations import NOTATIONS
-from agentrl.testing.tool_outputs import TOOLS, tool_outputs
+from agentrl.render.tool_parsers import ParsedCalls
 
 OFFERED = {tool["function"]["name"]: tool for tool in TOOLS}
 PARSERS = {

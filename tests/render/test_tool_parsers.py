@@ -10,7 +10,9 @@ from hypothesis import strategies as st
 
 from agentrl.message import ToolCall
 from agentrl.registry import Kind, lookup, names
-from agentrl.render.tool_parsers import hermes, llama3_json, qwen3_coder
+from agentrl.render.tool_parsers import json_calls as hermes
+from agentrl.render.tool_parsers import json_calls as llama3_json
+from agentrl.render.tool_parsers import xml_calls as qwen3_coder
 
 PARSERS = {name: lookup(Kind.TOOL_PARSER, name) for name in ("hermes", "llama3_json", "qwen3_coder")}
 

@@ -3,10 +3,10 @@
 import pytest
 
 from agentrl.agent_loop import EpisodeEnd
-from agentrl.config.episodes import AgentConfig
+from agentrl.config.environment import AgentConfig
 from agentrl.env import EnvironmentSpec
 from agentrl.errors import Outcome
-from agentrl.rollout.budget import Budget, EpisodeLimits
+from agentrl.rollout.turns import Budget, EpisodeLimits
 from agentrl.task import SeedTasks
 
 

@@ -2,11 +2,16 @@
 
 import pytest
 
+from agentrl.engine import (
+    ChatAnswer,
+    ChatPolicy,
+    SamplingParams,
+    StopReason,
+)
 from agentrl.errors import EngineError, Outcome, UsageError
 from agentrl.message import Message, ToolCall
-from agentrl.policy import ChatAnswer, ChatPolicy, SamplingParams, StopReason
-from agentrl.rollout.budget import EpisodeLimits
-from agentrl.rollout.chat_speaker import ChatSpeaker, cut_characters
+from agentrl.rollout.policies import ChatSpeaker, cut_characters
+from agentrl.rollout.turns import EpisodeLimits
 
 
 class Service(ChatPolicy):

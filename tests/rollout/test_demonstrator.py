@@ -6,14 +6,13 @@ import re
 from io import BytesIO
 
 import pytest
+from support.tokenizers import TOKENIZER_FAMILIES, build_tokenizer
 
 from agentrl.errors import Outcome, UsageError
 from agentrl.render.renderer import Renderer
-from agentrl.rollout import process_main
-from agentrl.rollout.demonstrator import Demonstrator, ScriptedPolicy
-from agentrl.rollout.stored_expert import StoredExpert
+from agentrl.rollout import env_worker_main as process_main
+from agentrl.rollout.scripted_policies import Demonstrator, ScriptedPolicy, StoredExpert
 from agentrl.task import Task
-from agentrl.testing.tokenizers import TOKENIZER_FAMILIES, build_tokenizer
 from agentrl.trajectory import Source, TokenSequence, Trajectory
 
 LOOPS = [
@@ -101,7 +100,7 @@ async def test_an_expert_without_mistakes_makes_none_that_it_could(make_runner, 
 
 
 async def test_demonstrations_keep_to_the_token_budget(make_runner, play, worlds, renderer):
-    from agentrl.rollout.budget import EpisodeLimits
+    from agentrl.rollout.turns import EpisodeLimits
 
     speaker = Demonstrator(ScriptedPolicy.EXPERT, renderer)
     trajectory = await play(make_runner(worlds.Corridor, speaker=speaker, limits=EpisodeLimits(max_tokens=20)))

@@ -5,13 +5,12 @@ import asyncio
 import pytest
 
 from agentrl.agent_loop import AgentLoop
+from agentrl.engine import SamplingParams, StopReason
 from agentrl.errors import Outcome
 from agentrl.message import user
-from agentrl.policy import SamplingParams, StopReason
-from agentrl.rollout.budget import EpisodeLimits
-from agentrl.rollout.engine_speaker import MAX_RESUBMISSIONS, EngineSpeaker
-from agentrl.serving.script import ScriptedAnswer
-from agentrl.serving.scripted import ScriptedEngine
+from agentrl.rollout.policies import MAX_RESUBMISSIONS, EngineSpeaker
+from agentrl.rollout.turns import EpisodeLimits
+from agentrl.serving.scripted import ScriptedAnswer, ScriptedEngine
 from agentrl.trajectory import Source
 
 

@@ -16,14 +16,14 @@ import gymnasium
 import pytest
 import rollout_worlds
 
-from agentrl.config.episodes import EnvironmentConfig
+from agentrl.config.environment import EnvironmentConfig
 from agentrl.env import ExpertAction, Isolation
 from agentrl.errors import EnvironmentFailure, Outcome, UsageError
 from agentrl.message import TextPart
-from agentrl.rollout import process_main
-from agentrl.rollout.budget import EpisodeLimits
-from agentrl.rollout.environments import EnvironmentHost
-from agentrl.rollout.process_worker import HEADER
+from agentrl.rollout import env_worker_main as process_main
+from agentrl.rollout.env_pool import EnvironmentHost
+from agentrl.rollout.env_workers import HEADER
+from agentrl.rollout.turns import EpisodeLimits
 from agentrl.task import Task
 
 TASK = Task(id="t", environment="world", seed=5)
@@ -132,7 +132,7 @@ TRAINER = """
 import asyncio, sys
 import rollout_worlds
 from agentrl.env import EnvironmentSpec, Isolation
-from agentrl.rollout.environments import EnvironmentHost
+from agentrl.rollout.env_pool import EnvironmentHost
 from agentrl.task import SeedTasks, Task
 
 async def main():

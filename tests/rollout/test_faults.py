@@ -9,14 +9,14 @@ import pytest
 from saboteur import ASYNCHRONOUS, FAULTS, PLACES, AsyncSaboteur, Saboteur, go_wrong, unmade
 
 from agentrl.agent_loop import AgentLoop
-from agentrl.curriculum.mixture import Mixture
 from agentrl.env import Isolation
 from agentrl.errors import EnvironmentFailure, Outcome, TrainingError
 from agentrl.message import user
 from agentrl.reward import Score, Scorer
-from agentrl.rollout.counters import RolloutObserver
-from agentrl.rollout.play import Assignment, play_all
+from agentrl.rollout.runner import Assignment, play_all
 from agentrl.rollout.scheduler import GroupScheduler
+from agentrl.rollout.task_order import Mixture
+from agentrl.rollout.waits import RolloutObserver
 from agentrl.task import Task, TaskSource
 from agentrl.tool import Toolset
 

@@ -5,7 +5,7 @@ import weakref
 
 import pytest
 
-from agentrl.rollout.heap import settled_heap
+from agentrl.rollout.waits import settled_heap
 
 
 @pytest.fixture(autouse=True)

@@ -7,11 +7,10 @@ from contextlib import asynccontextmanager
 import pytest
 from aiohttp import web
 
-from agentrl.chat_service.client import ChatService, ServiceSettings
-from agentrl.config.judge import JudgeConfig
+from agentrl.config.environment import JudgeConfig
 from agentrl.errors import ConfigError, EngineError, Outcome, UsageError
-from agentrl.rollout.judge import Judge
-from agentrl.rollout.transcript import transcript
+from agentrl.remote.chat import ChatService, ServiceSettings
+from agentrl.rollout.judges import Judge, transcript
 from agentrl.task import Task
 from agentrl.trajectory import Source, TokenSequence, Trajectory, Turn
 

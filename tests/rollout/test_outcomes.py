@@ -9,17 +9,14 @@ import pytest
 
 import agentrl
 from agentrl.agent_loop import AgentLoop
+from agentrl.engine import StopReason
 from agentrl.errors import Outcome, PolicyError, SandboxError, UsageError
 from agentrl.message import ImagePart, TextPart, user
-from agentrl.policy import StopReason
 from agentrl.reward import Score, Scorer
-from agentrl.rollout.budget import EpisodeLimits
-from agentrl.rollout.counters import RolloutObserver
 from agentrl.rollout.episode import _shortened
-from agentrl.rollout.seeds import derive_seed
-from agentrl.rollout.stall import WaitKind, Waits
-from agentrl.serving.script import Failure, ScriptedAnswer
-from agentrl.serving.scripted import ScriptedEngine
+from agentrl.rollout.turns import EpisodeLimits, derive_seed
+from agentrl.rollout.waits import RolloutObserver, WaitKind, Waits
+from agentrl.serving.scripted import Failure, ScriptedAnswer, ScriptedEngine
 
 
 async def test_finished(make_runner, play, worlds):

@@ -5,9 +5,9 @@ import asyncio
 import pytest
 
 from agentrl.errors import Outcome, UsageError
-from agentrl.rollout.play import Assignment, play_all
-from agentrl.rollout.seeds import derive_seed
-from agentrl.serving.script import Failure, ScriptedAnswer
+from agentrl.rollout.runner import Assignment, play_all
+from agentrl.rollout.turns import derive_seed
+from agentrl.serving.scripted import Failure, ScriptedAnswer
 from agentrl.task import Task
 
 

@@ -10,15 +10,15 @@ import numpy as np
 import pytest
 import torch
 
-from agentrl.assembly.judges import check_reward_weights, find_reward
+from agentrl.builders.episodes import check_reward_weights, find_reward
 from agentrl.config import load_config
-from agentrl.config.episodes import AgentChanges, AgentConfig
+from agentrl.config.environment import AgentChanges, AgentConfig
 from agentrl.errors import ConfigError, EnvironmentFailure, Outcome, UnknownNameError, UsageError
 from agentrl.message import Message, ToolCall, system, user
 from agentrl.registry import Kind, register, unregister
 from agentrl.reward import EnvironmentReward, Score, Scorer, defined_in, fingerprint
+from agentrl.rollout.env_workers import ThreadWorker
 from agentrl.rollout.reward_functions import FunctionReward
-from agentrl.rollout.thread_worker import ThreadWorker
 from agentrl.task import Task
 from agentrl.trajectory import Source, TokenSequence, Trajectory, Turn
 

@@ -8,14 +8,11 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from agentrl.curriculum.mixture import Mixture
 from agentrl.errors import Outcome, TrainingError, UsageError
-from agentrl.rollout.admission import Admission
-from agentrl.rollout.counters import RolloutCounters
-from agentrl.rollout.group import Group
-from agentrl.rollout.group_metrics import environment_metrics
-from agentrl.rollout.scheduler import LEAST_FAILED_GROUPS, MAX_WASTED_BATCHES, GroupScheduler
-from agentrl.rollout.stall import Waits
+from agentrl.rollout.group import Group, environment_metrics
+from agentrl.rollout.scheduler import LEAST_FAILED_GROUPS, MAX_WASTED_BATCHES, Admission, GroupScheduler
+from agentrl.rollout.task_order import Mixture
+from agentrl.rollout.waits import RolloutCounters, Waits
 from agentrl.task import SeedTasks, TaskCursor
 from agentrl.trajectory import TokenSequence, Trajectory, Turn
 

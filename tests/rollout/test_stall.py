@@ -4,7 +4,7 @@ import asyncio
 
 import pytest
 
-from agentrl.rollout.stall import WaitKind, Waits
+from agentrl.rollout.waits import WaitKind, Waits
 
 
 class Clock:

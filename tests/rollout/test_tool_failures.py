@@ -7,14 +7,14 @@ import sys
 import pytest
 
 import agentrl
-from agentrl import tool_fault
+from agentrl import tool as tool_fault
 from agentrl.agent_loop import AgentLoop
-from agentrl.chat_service.wire import decode_answer
 from agentrl.errors import Outcome, ToolError, UsageError
 from agentrl.message import ToolCall, user
-from agentrl.rollout.budget import EpisodeLimits
-from agentrl.rollout.resident import call_own_tool
-from agentrl.rollout.tool_session import tool_session
+from agentrl.remote.chat import decode_answer
+from agentrl.rollout.env_adapter import call_own_tool
+from agentrl.rollout.tools import tool_session
+from agentrl.rollout.turns import EpisodeLimits
 from agentrl.tool import Tool
 
 

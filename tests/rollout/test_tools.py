@@ -11,13 +11,12 @@ from agentrl.agent_loop import AgentLoop
 from agentrl.env import Isolation
 from agentrl.errors import EnvironmentFailure, Outcome, SandboxError, UsageError
 from agentrl.message import ToolCall, user
-from agentrl.observe.step_metrics import trajectory_metrics
-from agentrl.remote.tool import RemoteTool
+from agentrl.observe.metrics import trajectory_metrics
+from agentrl.remote.client import RemoteTool
 from agentrl.remote.wire import read_tool_result, write_tool_result
 from agentrl.reward import Score, Scorer
-from agentrl.rollout.budget import EpisodeLimits
-from agentrl.rollout.episode_tools import batches
-from agentrl.rollout.tool_desk import KEPT_RESULTS, Gate, ToolDesk
+from agentrl.rollout.tools import KEPT_RESULTS, Gate, ToolDesk, batches
+from agentrl.rollout.turns import EpisodeLimits
 from agentrl.sandbox import Sandbox, SandboxSpec
 from agentrl.tool import Tool, ToolResult, ToolRules, Toolset
 

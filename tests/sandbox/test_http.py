@@ -6,11 +6,11 @@ from collections.abc import AsyncIterator
 import aiohttp
 import pytest
 
-from agentrl.env_server import ServerSettings
-from agentrl.env_server.sandbox_server import SandboxServer
 from agentrl.errors import SandboxError, UsageError
+from agentrl.remote.server import ServerSettings
+from agentrl.remote.server.sandboxes import SandboxServer
 from agentrl.sandbox import Limits, SandboxSpec, open_sandbox
-from agentrl.sandbox.http_wire import SANDBOXES, TOKEN_VARIABLE
+from agentrl.sandbox.http import SANDBOXES, TOKEN_VARIABLE
 from agentrl.testing.sandbox_check import check_sandbox
 
 RULES = (

@@ -15,11 +15,16 @@ from pathlib import Path
 import pytest
 
 from agentrl.errors import SandboxError, UsageError
-from agentrl.sandbox import Limits, SandboxFileError, SandboxSpec, bubblewrap, open_sandbox
-from agentrl.sandbox.bubblewrap import find_bubblewrap, own_folders
+from agentrl.sandbox import (
+    Limits,
+    SandboxFileError,
+    SandboxSpec,
+    open_sandbox,
+)
+from agentrl.sandbox import isolation as bubblewrap
 from agentrl.sandbox.control_groups import PREFIX, ControlGroup, Hierarchy, find_hierarchy
+from agentrl.sandbox.isolation import _DENIED, _MACHINES, filter_program, find_bubblewrap, own_folders
 from agentrl.sandbox.local import UNCONFINED
-from agentrl.sandbox.seccomp import _DENIED, _MACHINES, filter_program
 
 HEADERS = Path("/usr/include/x86_64-linux-gnu/asm/unistd_64.h")
 AGENTRL = (sys.executable, "-c", "from agentrl.cli import main; main()")

@@ -5,10 +5,13 @@ import pytest
 from agentrl.errors import UnknownNameError, UsageError
 from agentrl.sandbox import SandboxSpec
 from agentrl.sandbox.local import UNCONFINED
-from agentrl.testing.env_report import CheckStatus
 from agentrl.testing.env_subject import Broken
+from agentrl.testing.report import CheckStatus
 from agentrl.testing.sandbox_check import check_sandbox
-from agentrl.testing.sandbox_rules import escapes, files, network, secrets_kept
+from agentrl.testing.sandbox_rules import behaviour as files
+from agentrl.testing.sandbox_rules import security as escapes
+from agentrl.testing.sandbox_rules import security as network
+from agentrl.testing.sandbox_rules import security as secrets_kept
 from agentrl.testing.sandbox_rules.catalogue import RULES
 from agentrl.testing.sandbox_subject import SandboxSubject
 

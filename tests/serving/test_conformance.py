@@ -5,19 +5,17 @@ from dataclasses import replace
 
 import pytest
 import torch
+from support.local_server import LocalServer
+from support.models import tiny_model
+from support.tokenizers import build_tokenizer
 
 from agentrl.config.engines import LocalEngineConfig, ScriptedEngineConfig
+from agentrl.engine import StopReason
 from agentrl.errors import EngineError
-from agentrl.policy import StopReason
 from agentrl.serving.local import LocalEngine
-from agentrl.serving.script import ScriptedAnswer
-from agentrl.serving.scripted import ScriptedEngine
+from agentrl.serving.scripted import ScriptedAnswer, ScriptedEngine
 from agentrl.testing import ServerEngine, check_engine
-from agentrl.testing.engine_check import Verdict
-from agentrl.testing.engine_checks import CHECKS
-from agentrl.testing.local_server import LocalServer
-from agentrl.testing.models import tiny_model
-from agentrl.testing.tokenizers import build_tokenizer
+from agentrl.testing.engine_check import CHECKS, Verdict
 from agentrl.weights import write_served_model
 
 

@@ -4,8 +4,8 @@ from contextlib import asynccontextmanager
 import pytest
 from aiohttp import web
 
+from agentrl.engine import ServerLost
 from agentrl.errors import EngineError, UsageError
-from agentrl.server import ServerLost
 from agentrl.serving.http import HttpSession, Refused
 
 

@@ -3,11 +3,11 @@ import itertools
 
 import pytest
 import torch
+from support.models import FAMILIES, tiny_model
 
 from agentrl.config.engines import LocalEngineConfig
 from agentrl.errors import EngineError, UsageError
 from agentrl.serving.local import LocalEngine
-from agentrl.testing.models import FAMILIES, tiny_model
 
 
 def _answers(played):

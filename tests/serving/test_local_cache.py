@@ -5,7 +5,7 @@ import asyncio
 import pytest
 import torch
 
-from agentrl.serving.local.rows import RowStore, capacity_for
+from agentrl.serving.local.cache import RowStore, capacity_for
 from agentrl.serving.local.scheduler import Job, Scheduler
 
 

@@ -1,14 +1,14 @@
 """Lanes: a step's sequences in parts that are computed at the same time."""
 
 import pytest
+from support.models import tiny_model
 
 from agentrl.config.engines import FEWEST_PER_LANE, LocalEngineConfig
 from agentrl.errors import EngineError, UsageError
 from agentrl.serving.local import LocalEngine
-from agentrl.serving.local.lanes import split_pieces
-from agentrl.serving.local.rows import RowStore
-from agentrl.serving.local.step import Piece
-from agentrl.testing.models import tiny_model
+from agentrl.serving.local.cache import RowStore
+from agentrl.serving.local.forward import Piece
+from agentrl.serving.local.scheduler import split_pieces
 
 SESSIONS = 3 * FEWEST_PER_LANE
 

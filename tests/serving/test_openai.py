@@ -6,9 +6,9 @@ import pytest
 from aiohttp import web
 
 from agentrl.config.engines import OpenAIEngineConfig
+from agentrl.engine import SamplingParams, StopReason
 from agentrl.errors import EngineError, UsageError
 from agentrl.message import ImagePart, Message, TextPart, ToolCall, system, tool_result, user
-from agentrl.policy import SamplingParams, StopReason
 from agentrl.serving.openai import OpenAIEngine
 
 COMPLETION = {

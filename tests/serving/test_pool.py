@@ -3,16 +3,15 @@
 import asyncio
 
 import pytest
+from support.local_server import LocalServer
+from support.models import tiny_model
+from support.tokenizers import build_tokenizer
 
 from agentrl.config.engines import VLLMEngineConfig
+from agentrl.engine import Generation, ServerLost, StopReason
 from agentrl.errors import EngineError, TrainingError, UsageError
-from agentrl.policy import Generation, StopReason
-from agentrl.server import ServerLost
 from agentrl.serving.pool import PoolSettings, ServerPool
 from agentrl.testing import check_engine
-from agentrl.testing.local_server import LocalServer
-from agentrl.testing.models import tiny_model
-from agentrl.testing.tokenizers import build_tokenizer
 from agentrl.weights import write_served_model
 
 LONG = 150

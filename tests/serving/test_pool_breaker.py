@@ -1,6 +1,6 @@
 import pytest
 
-from agentrl.serving.pool.breaker import LONGEST_FACTOR, BreakerState, CircuitBreaker
+from agentrl.serving.pool.member import LONGEST_FACTOR, BreakerState, CircuitBreaker
 
 
 @pytest.fixture

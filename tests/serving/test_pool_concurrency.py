@@ -2,8 +2,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from agentrl.server import ServerLoad
-from agentrl.serving.pool.concurrency import ROOMY, AdaptiveConcurrency
+from agentrl.engine import ServerLoad
+from agentrl.serving.pool.member import ROOMY, AdaptiveConcurrency
 
 
 def load(running=8, waiting=0, cache_used=0.3, preemptions=0):

@@ -5,8 +5,8 @@ from types import SimpleNamespace
 
 import pytest
 
+from agentrl.engine import Capabilities
 from agentrl.errors import EngineError, TrainingError, UsageError
-from agentrl.policy import Capabilities
 from agentrl.serving.pool import PoolSettings
 from agentrl.serving.pool.group import ServerGroup
 

@@ -8,12 +8,13 @@ import io
 import numpy as np
 import pytest
 import torch
+from support.models import tiny_model
 
 from agentrl.config.engines import LocalEngineConfig, SGLangEngineConfig, VLLMEngineConfig
+from agentrl.engine import Capabilities
 from agentrl.errors import UsageError
-from agentrl.policy import Capabilities
-from agentrl.routers import ChosenExperts, routers
-from agentrl.serving.launch.command import RETURN_ROUTES
+from agentrl.models.moe import ChosenExperts, routers
+from agentrl.serving.launch.process import RETURN_ROUTES
 from agentrl.serving.local import LocalEngine
 from agentrl.serving.pool.group import common_capabilities
 from agentrl.serving.sglang import launch_command as sglang_command
@@ -22,7 +23,6 @@ from agentrl.serving.sglang.wire import encode_request as encode_sglang
 from agentrl.serving.vllm import launch_command as vllm_command
 from agentrl.serving.vllm.wire import decode_answer as decode_vllm
 from agentrl.serving.vllm.wire import encode_request as encode_vllm
-from agentrl.testing.models import tiny_model
 
 EXPERTS = np.arange(24, dtype=np.int32).reshape(3, 4, 2)
 """Of 3 tokens in 4 layers."""

@@ -4,9 +4,8 @@ import numpy as np
 import pytest
 import torch
 
-from agentrl.policy import SamplingParams
-from agentrl.serving.local.sampling import sample
-from agentrl.serving.local.uniform import uniform
+from agentrl.engine import SamplingParams
+from agentrl.serving.local.sampling import sample, uniform
 
 LOGITS = torch.log(torch.tensor([[0.5, 0.3, 0.15, 0.05]]))
 

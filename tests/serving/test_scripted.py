@@ -4,10 +4,15 @@ import math
 import pytest
 
 from agentrl.config.engines import ScriptedEngineConfig
+from agentrl.engine import StopReason
 from agentrl.errors import EngineError, UsageError
-from agentrl.policy import StopReason
-from agentrl.serving.script import Failure, ScriptedAnswer, cut_answer, random_script
-from agentrl.serving.scripted import ScriptedEngine
+from agentrl.serving.scripted import (
+    Failure,
+    ScriptedAnswer,
+    ScriptedEngine,
+    cut_answer,
+    random_script,
+)
 
 
 @pytest.mark.parametrize(
@@ -110,7 +115,7 @@ async def test_delays_take_time(request_of):
 
 
 async def test_a_script_named_in_the_config_is_played(request_of):
-    engine = ScriptedEngine(ScriptedEngineConfig(script="agentrl.serving.script:random_script"))
+    engine = ScriptedEngine(ScriptedEngineConfig(script="agentrl.serving.scripted:random_script"))
     with pytest.raises(EngineError):
         await engine.generate(request_of([1]))
     config = ScriptedEngineConfig(script="json.encoder:escape")

@@ -7,12 +7,11 @@ import pytest
 from aiohttp import web
 
 from agentrl.config.engines import SGLangEngineConfig
+from agentrl.engine import GenerateRequest, SamplingParams, ServerLost, StopReason
 from agentrl.errors import EngineError, UsageError
-from agentrl.policy import GenerateRequest, SamplingParams, StopReason
-from agentrl.server import ServerLost
 from agentrl.serving.sglang import SGLangServer
 from agentrl.serving.sglang import server as server_module
-from agentrl.serving.sglang.facts import NEEDED_ROUTES
+from agentrl.serving.sglang.probe import NEEDED_ROUTES
 
 VOCAB_SIZE = 50
 MAX_CONTEXT = 40

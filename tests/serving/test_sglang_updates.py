@@ -5,8 +5,8 @@ from contextlib import asynccontextmanager
 import pytest
 from aiohttp import web
 
+from agentrl.engine import TensorLayout, UpdateGroup
 from agentrl.errors import EngineError
-from agentrl.server import TensorLayout, UpdateGroup
 from agentrl.serving.http import HttpSession, Refused
 from agentrl.serving.sglang.updates import WeightUpdates
 

@@ -6,10 +6,12 @@ from pathlib import Path
 import pytest
 
 from agentrl.config.engines import SGLangEngineConfig
+from agentrl.engine import GenerateRequest, SamplingParams, StopReason
 from agentrl.errors import EngineError, UsageError
-from agentrl.policy import GenerateRequest, SamplingParams, StopReason
+from agentrl.serving.http import decode_version
 from agentrl.serving.sglang import launch_command, start_with_key
-from agentrl.serving.sglang.facts import (
+from agentrl.serving.sglang.launch import CPU_MODULES
+from agentrl.serving.sglang.probe import (
     NEEDED_ROUTES,
     TRANSPORT_ROUTES,
     check_answers,
@@ -19,16 +21,14 @@ from agentrl.serving.sglang.facts import (
     decode_context,
     decode_vocabulary,
 )
-from agentrl.serving.sglang.launch import CPU_MODULES
-from agentrl.serving.sglang.load import decode_load
 from agentrl.serving.sglang.wire import (
     decode_answer,
     decode_checksums,
+    decode_load,
     encode_request,
     encode_update,
     needs_flush,
 )
-from agentrl.serving.version_labels import decode_version
 
 ANSWER = {
     "text": "se",

@@ -8,9 +8,9 @@ from contextlib import asynccontextmanager
 import pytest
 from aiohttp import web
 
-from agentrl.config.guides import TeacherConfig
+from agentrl.config.algorithm import TeacherConfig
+from agentrl.engine import ServerLost
 from agentrl.errors import EngineError, UsageError
-from agentrl.server import ServerLost
 from agentrl.serving.teacher import TeacherServers
 
 

@@ -7,11 +7,10 @@ import pytest
 from aiohttp import web
 
 from agentrl.config.engines import VLLMEngineConfig
+from agentrl.engine import ServerLost, StopReason
 from agentrl.errors import EngineError, UsageError
-from agentrl.policy import StopReason
-from agentrl.server import ServerLost
 from agentrl.serving.vllm import VLLMServer
-from agentrl.serving.vllm.convention import WORKER_EXTENSION
+from agentrl.serving.vllm.wire import WORKER_EXTENSION
 
 UNCUT = {
     "model_config": {"logprobs_mode": "processed_logprobs"},

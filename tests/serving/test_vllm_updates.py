@@ -5,8 +5,8 @@ from contextlib import asynccontextmanager
 import pytest
 from aiohttp import web
 
+from agentrl.engine import SharedTensors, TensorLayout, UpdateGroup
 from agentrl.errors import EngineError
-from agentrl.server import SharedTensors, TensorLayout, UpdateGroup
 from agentrl.serving.http import HttpSession, Refused
 from agentrl.serving.vllm.launch import WORKER_PATH
 from agentrl.serving.vllm.updates import EXCHANGE, WeightUpdates

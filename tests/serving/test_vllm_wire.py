@@ -1,19 +1,22 @@
 import pytest
 
 from agentrl.config.engines import VLLMEngineConfig
+from agentrl.engine import SamplingParams, StopReason
 from agentrl.errors import EngineError, UsageError
-from agentrl.policy import SamplingParams, StopReason
-from agentrl.serving.version_labels import decode_version, decode_versions
+from agentrl.serving.http import decode_version, decode_versions
 from agentrl.serving.vllm import launch_command
-from agentrl.serving.vllm.convention import (
+from agentrl.serving.vllm.launch import RECEIVER, WORKER_PATH
+from agentrl.serving.vllm.wire import (
     WORKER_EXTENSION,
     LogprobConvention,
     check_convention,
     convention_of,
+    decode_answer,
+    decode_load,
+    encode_abort,
+    encode_request,
     is_uncut,
 )
-from agentrl.serving.vllm.launch import RECEIVER, WORKER_PATH
-from agentrl.serving.vllm.wire import decode_answer, decode_load, encode_abort, encode_request
 
 
 def _spans(*bounds):

@@ -2,10 +2,10 @@ from contextlib import asynccontextmanager
 
 import pytest
 
-from agentrl.assembly.tools import find_tool
+from agentrl.builders.episodes import find_tool
 from agentrl.errors import UsageError
 from agentrl.message import ToolCall
-from agentrl.rollout.tool_session import tool_session
+from agentrl.rollout.tools import tool_session
 from agentrl.sandbox import open_sandbox
 
 

@@ -9,10 +9,10 @@ import sys
 
 import pytest
 
-from agentrl.assembly.tools import find_tool
+from agentrl.builders.episodes import find_tool
 from agentrl.errors import EnvironmentFailure, UsageError
 from agentrl.message import ToolCall
-from agentrl.rollout.tool_session import tool_session
+from agentrl.rollout.tools import tool_session
 
 pytest.importorskip("mcp")
 

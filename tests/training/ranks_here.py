@@ -15,10 +15,10 @@ import torch
 from torch import distributed
 from torch.distributed.tensor import debug
 
-from agentrl.assembly.rank import serve
-from agentrl.assembly.trainers import BUILD, build_trainer
-from agentrl.training.ranks import Ranks, join
-from agentrl.training.ranks.group import leave
+from agentrl.builders.trainers import BUILD, build_trainer
+from agentrl.builders.workers import serve
+from agentrl.training.distributed import Ranks, join
+from agentrl.training.distributed.group import leave
 
 PATIENCE = timedelta(seconds=60)
 

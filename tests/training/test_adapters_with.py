@@ -6,21 +6,18 @@ import json
 import pytest
 import torch
 
-from agentrl.assembly.adapter_check import check_adapters
-from agentrl.assembly.checks import check_reward_training
-from agentrl.assembly.trainers import build_trainer
-from agentrl.config.preferences import PreferencesConfig
-from agentrl.config.schema import Config, TrainerConfig
+from agentrl.builders.checks import check_adapters, check_reward_training
+from agentrl.builders.trainers import build_trainer
+from agentrl.config.algorithm import PreferencesConfig
+from agentrl.config.config import Config, TrainerConfig
 from agentrl.errors import ConfigError
-from agentrl.training.models.lora import add_adapters, is_adapter
-from agentrl.training.models.policy_folder import copy_policy, save_policy_folder
-from agentrl.training.models.weights import ModelWeights
-from agentrl.training.numerics.dump import read_dump
-from agentrl.training.numerics.replay import replay
-from agentrl.training.preferences.pairs import make_pairs
-from agentrl.training.preferences.trainer import train_preferences
-from agentrl.training.ranks import Ranks
+from agentrl.models.lora import add_adapters, is_adapter
+from agentrl.training.diagnostics.replay import replay
+from agentrl.training.diagnostics.watch import read_dump
+from agentrl.training.distributed import Ranks
+from agentrl.training.preferences import make_pairs, train_preferences
 from agentrl.training.trainer import Trainer
+from agentrl.training.weights import ModelWeights, copy_policy, save_policy_folder
 
 CRITICS = {
     "own": {"kind": "own", "learning_rate": 1e-2},

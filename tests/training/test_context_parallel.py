@@ -3,12 +3,12 @@
 import pytest
 import torch
 from ranks_here import group_of, in_ranks
+from support.models import tiny_model
 from transformers import MistralConfig, MistralForCausalLM, Qwen3Config, Qwen3ForCausalLM
 
-from agentrl.config.schema import Config
+from agentrl.config.config import Config
 from agentrl.errors import ConfigError, UsageError
-from agentrl.testing.models import tiny_model
-from agentrl.training.ranks.context import key_value_copies
+from agentrl.training.distributed.context_parallel import key_value_copies
 
 SIZES = {
     "vocab_size": 41,

@@ -6,11 +6,11 @@ import dataclasses
 import pytest
 import torch
 
-from agentrl.algorithms.episodes import Estimate
-from agentrl.config.schema import AlgorithmConfig, TrainerConfig
+from agentrl.algorithms.types import Estimate
+from agentrl.config.config import AlgorithmConfig, TrainerConfig
 from agentrl.errors import ConfigError, TrainingError, UsageError
-from agentrl.training.critic.targets import ValueTargets
-from agentrl.training.step.tally import Tally
+from agentrl.training.critic import ValueTargets
+from agentrl.training.forward.micro_batches import Tally
 from agentrl.training.trainer import Trainer
 
 KINDS = ("own", "shared")
@@ -142,9 +142,9 @@ LAYOUTS = {
 @pytest.mark.parametrize("layout", LAYOUTS)
 def test_layouts_change_no_gradient(model, trajectories, monkeypatch, kind, layout):
     alone, expected = gradients_of_step(model, trajectories, kind, tokens_per_micro_batch=1)
-    monkeypatch.setattr("agentrl.training.scoring.layout.FEWEST_SHARED", 2)
+    monkeypatch.setattr("agentrl.training.forward.layout.FEWEST_SHARED", 2)
     if layout == "padded":
-        monkeypatch.setattr("agentrl.training.scoring.layout._packs_well", lambda _: False)
+        monkeypatch.setattr("agentrl.training.forward.layout._packs_well", lambda _: False)
     report, found = gradients_of_step(model, list(reversed(trajectories)), kind, **LAYOUTS[layout])
     assert_same(found, expected)
     for name, value in alone.metrics.items():

@@ -2,16 +2,16 @@
 
 import pytest
 import torch
+from support.models import FAMILIES, tiny_model
 
+from agentrl.config.config import AlgorithmConfig, TrainerConfig
 from agentrl.config.engines import LocalEngineConfig
-from agentrl.config.schema import AlgorithmConfig, TrainerConfig
-from agentrl.policy import GenerateRequest, SamplingParams
+from agentrl.engine import GenerateRequest, SamplingParams
+from agentrl.models.load import load_model
 from agentrl.serving.local import LocalEngine
-from agentrl.testing.models import FAMILIES, tiny_model
-from agentrl.training.models.loading import load_model
-from agentrl.training.scoring.layout import PADDED, Layout, choose_layout
-from agentrl.training.scoring.logprobs import score
-from agentrl.training.scoring.sequences import ScoredSequence
+from agentrl.training.forward.layout import PADDED, Layout, choose_layout
+from agentrl.training.forward.logprobs import score
+from agentrl.training.forward.sequences import ScoredSequence
 from agentrl.training.trainer import Trainer
 
 SHARED = TrainerConfig(share_prefixes=True, learning_rate=1e-3)

@@ -3,15 +3,14 @@
 import pytest
 import torch
 from pydantic import ValidationError
+from support.models import tiny_model
 from torch.utils._python_dispatch import TorchDispatchMode
 
-from agentrl.config.schema import TrainerConfig
-from agentrl.testing.models import tiny_model
-from agentrl.training.models.compilation import compile_layers
-from agentrl.training.models.gradient_mode import gradients_recomputed
-from agentrl.training.scoring.layout import PADDED, Layout, choose_layout
-from agentrl.training.scoring.logprobs import score
-from agentrl.training.scoring.sequences import ScoredSequence
+from agentrl.config.config import TrainerConfig
+from agentrl.training.compile import compile_layers, gradients_recomputed
+from agentrl.training.forward.layout import PADDED, Layout, choose_layout
+from agentrl.training.forward.logprobs import score
+from agentrl.training.forward.sequences import ScoredSequence
 
 MODES = (False, True, "full", "selective", "offload")
 PACKED = Layout(packed=True)

@@ -6,14 +6,13 @@ import random
 import pytest
 import torch
 
-from agentrl.config.schema import AlgorithmConfig, TrainerConfig
+from agentrl.config.config import AlgorithmConfig, TrainerConfig
+from agentrl.engine import TopTokens
 from agentrl.errors import TrainingError, UsageError
-from agentrl.policy import TopTokens
-from agentrl.training.scoring.top_tokens import TokenOpinions
-from agentrl.training.step.batch import step_batch
-from agentrl.training.step.divergence import with_teacher_reward
-from agentrl.training.step.guides import Guides
-from agentrl.training.step.rewards import RewardShaping
+from agentrl.training.batch import step_batch
+from agentrl.training.forward.logprobs import TokenOpinions
+from agentrl.training.reference import Guides, with_teacher_reward
+from agentrl.training.rewards import RewardShaping
 from agentrl.training.trainer import Trainer
 from agentrl.trajectory import Source, TokenSequence, Turn
 
@@ -195,8 +194,8 @@ TOP_K = {"advantage": "reinforce", "loss": "distill_top_k", "correction": OFF}
 @pytest.mark.parametrize("layout", [{}, {"tokens_per_micro_batch": 30, "lanes": 2}])
 def test_the_policy_learns_what_its_teacher_would_have_said(model, plain, layout, monkeypatch):
     """The forward KL on the teacher's four best tokens, and all others as one, in chunks of the head."""
-    monkeypatch.setattr("agentrl.training.scoring.logprobs.chunk_tokens", lambda *_: 5)
-    monkeypatch.setattr("agentrl.training.scoring.top_tokens.chunk_tokens", lambda *_: 5)
+    monkeypatch.setattr("agentrl.training.forward.logprobs.chunk_tokens", lambda *_: 5)
+    monkeypatch.setattr("agentrl.training.forward.logprobs.chunk_tokens", lambda *_: 5)
     teacher = teacher_of(model)
     exact, own = copy.deepcopy(teacher).double(), copy.deepcopy(model).double()
     losses = []

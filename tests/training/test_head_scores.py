@@ -7,7 +7,7 @@ import torch
 from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_leaves
 
-from agentrl.training.scoring.head_scores import chunk_tokens, head_scores
+from agentrl.training.forward.logprobs import chunk_tokens, head_scores
 
 WIDTH = 16
 

@@ -13,10 +13,10 @@ import pytest
 import torch
 from loss_loops import REFERENCES, Token, clamp, covariances, kl_cov, m2po, ppo, ppo_clips
 
-from agentrl.algorithms.marks import corrects_itself, needed_inputs, other_input
-from agentrl.config.schema import AlgorithmConfig, TrainerConfig
+from agentrl.algorithms.traits import corrects_itself, needed_inputs, other_input
+from agentrl.config.config import AlgorithmConfig, TrainerConfig
 from agentrl.registry import Kind, lookup, names
-from agentrl.training.objective_checks import PROVIDED
+from agentrl.training.checks import PROVIDED
 from agentrl.training.trainer import Trainer
 
 LOSSES = [

@@ -2,18 +2,23 @@
 
 import pytest
 import torch
+from support.models import FAMILIES, tiny_model
 from transformers import MambaConfig, MambaForCausalLM
 
-from agentrl.config.schema import TrainerConfig
+from agentrl.config.config import TrainerConfig
 from agentrl.errors import UsageError
-from agentrl.testing.models import FAMILIES, tiny_model
-from agentrl.training.micro_batch_gradients import cut
-from agentrl.training.models.gradient_mode import gradients_recomputed
-from agentrl.training.scoring.layout import FEWEST_SHARED, PADDED, Layout, choose_layout
-from agentrl.training.scoring.logprobs import score
-from agentrl.training.scoring.prefix_tree import pack
-from agentrl.training.scoring.sequences import ScoredSequence
-from agentrl.training.scoring.tree_attention import ATTENTION, AttentionTree
+from agentrl.training.compile import gradients_recomputed
+from agentrl.training.forward.layout import (
+    FEWEST_SHARED,
+    PADDED,
+    Layout,
+    choose_layout,
+)
+from agentrl.training.forward.logprobs import score
+from agentrl.training.forward.micro_batches import cut
+from agentrl.training.forward.prefix_tree import pack
+from agentrl.training.forward.sequences import ScoredSequence
+from agentrl.training.forward.tree_attention import ATTENTION, AttentionTree
 
 SHARED = TrainerConfig(share_prefixes=True)
 LAYOUTS = {"packed": Layout(packed=True), "shared": Layout(packed=True, share=2)}
@@ -151,6 +156,6 @@ def test_others_are_padded_and_refuse_to_share(build, reason):
 def test_a_model_that_packs_wrongly_is_found_out(monkeypatch):
     model = tiny_model()
     monkeypatch.setattr(AttentionTree, "mask", lambda *_: None)
-    monkeypatch.setattr("agentrl.training.scoring.tree_attention.attention_blocks", lambda nodes: ())
+    monkeypatch.setattr("agentrl.training.forward.tree_attention.attention_blocks", lambda nodes: ())
     assert choose_layout(model, TrainerConfig()) == PADDED
     assert model.config._attn_implementation == "sdpa"

@@ -3,7 +3,7 @@
 import pytest
 import torch
 
-from agentrl.config.schema import AlgorithmConfig, TrainerConfig
+from agentrl.config.config import AlgorithmConfig, TrainerConfig
 from agentrl.errors import Outcome
 from agentrl.training.trainer import Trainer
 from agentrl.trajectory import Source, TokenSequence, Trajectory, Turn

@@ -6,10 +6,9 @@ from types import ModuleType
 import pytest
 import torch
 
-from agentrl.config.schema import TrainerConfig
+from agentrl.config.config import TrainerConfig
 from agentrl.errors import ConfigError, UsageError
-from agentrl.training.models.compilation import compile_layers
-from agentrl.training.models.liger import use_liger
+from agentrl.training.compile import compile_layers, use_liger
 
 LIGER = TrainerConfig(kernels="liger")
 

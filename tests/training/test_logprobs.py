@@ -4,14 +4,13 @@ import numpy as np
 import pytest
 import torch
 
-from agentrl.algorithms.entropy import entropy
+from agentrl.algorithms.correction import entropy
 from agentrl.errors import LedgerError
-from agentrl.lanes import Lanes
-from agentrl.training.scoring.batching import micro_batches, pad
-from agentrl.training.scoring.layout import PADDED, Layout
-from agentrl.training.scoring.logprobs import score, score_all
-from agentrl.training.scoring.sequences import scored_sequence
-from agentrl.training.scoring.tree_attention import ATTENTION
+from agentrl.models.threads import Lanes
+from agentrl.training.forward.layout import PADDED, Layout
+from agentrl.training.forward.logprobs import score, score_all
+from agentrl.training.forward.sequences import micro_batches, pad, scored_sequence
+from agentrl.training.forward.tree_attention import ATTENTION
 
 PACKED = Layout(packed=True)
 

@@ -7,22 +7,32 @@ import warnings
 import peft
 import pytest
 import torch
+from support.models import tiny_model
 from transformers import AutoModelForCausalLM
 
-from agentrl.assembly.trainers import load_policy
-from agentrl.config.lora import LoraConfig
-from agentrl.config.model_size import ModelSize
-from agentrl.config.schema import AlgorithmConfig, Config, SFTConfig, TrainerConfig
+from agentrl.builders.trainers import load_policy
+from agentrl.config.config import (
+    AlgorithmConfig,
+    Config,
+    SFTConfig,
+    TrainerConfig,
+)
+from agentrl.config.estimate import ModelSize
+from agentrl.config.trainer import LoraConfig
 from agentrl.errors import ConfigError, UsageError
-from agentrl.testing.models import tiny_model
+from agentrl.models.load import load_model
+from agentrl.models.lora import (
+    adapters_off,
+    add_adapters,
+    has_adapters,
+    load_adapter,
+)
 from agentrl.training.checkpoint import save_adapter_folder
-from agentrl.training.models.loading import load_model
-from agentrl.training.models.lora import adapters_off, add_adapters, has_adapters, load_adapter
-from agentrl.training.models.weights import ModelWeights
-from agentrl.training.scoring.logprobs import score
-from agentrl.training.scoring.sequences import ScoredSequence
+from agentrl.training.forward.logprobs import score
+from agentrl.training.forward.sequences import ScoredSequence
 from agentrl.training.sft import SupervisedLearner, train_supervised
 from agentrl.training.trainer import Trainer
+from agentrl.training.weights import ModelWeights
 
 IDS = torch.arange(3, 30)
 SEQUENCE = ScoredSequence(input_ids=IDS[:-1], positions=torch.arange(26), targets=IDS[1:])

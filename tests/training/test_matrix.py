@@ -7,15 +7,20 @@ import random
 import pytest
 import torch
 
-from agentrl.algorithms.loss_input import LossInput
-from agentrl.algorithms.marks import Input, corrects_itself, needed_inputs, other_input
-from agentrl.config.schema import AlgorithmConfig, TrainerConfig
+from agentrl.algorithms.traits import (
+    Input,
+    corrects_itself,
+    needed_inputs,
+    other_input,
+)
+from agentrl.algorithms.types import LossInput
+from agentrl.config.config import AlgorithmConfig, TrainerConfig
 from agentrl.errors import Outcome
 from agentrl.registry import Kind, lookup, names
+from agentrl.training.batch import step_batch
+from agentrl.training.checks import PROVIDED
 from agentrl.training.objective import Objective
-from agentrl.training.objective_checks import PROVIDED
-from agentrl.training.step.batch import step_batch
-from agentrl.training.step.rewards import RewardShaping
+from agentrl.training.rewards import RewardShaping
 from agentrl.training.trainer import Trainer
 from agentrl.trajectory import Source, TokenSequence, Trajectory, Turn
 
@@ -118,7 +123,7 @@ class Policy:
 def _everything_is_provided(request, monkeypatch):
     """As if there were a critic, a teacher, an expert and a process reward model."""
     if "everything" in request.keywords or "whole" in request.node.name:
-        monkeypatch.setattr("agentrl.training.objective_checks.PROVIDED", frozenset(Input))
+        monkeypatch.setattr("agentrl.training.checks.PROVIDED", frozenset(Input))
 
 
 @pytest.mark.parametrize("shape", SHAPES)

@@ -4,18 +4,17 @@ import json
 
 import pytest
 import torch
+from support.models import tiny_model
 from transformers import Qwen3Config, Qwen3MoeConfig
 
 from agentrl.cli import main
 from agentrl.cli.plan import parse_memory
 from agentrl.config import load_config
-from agentrl.config.schema import ModelConfig
+from agentrl.config.config import ModelConfig
 from agentrl.errors import Outcome, UsageError
-from agentrl.testing.models import tiny_model
-from agentrl.training.memory.footprint import footprint
-from agentrl.training.memory.plan import plan
-from agentrl.training.memory.tensors import TensorMemory
-from agentrl.training.models.lora import add_adapters
+from agentrl.models.lora import add_adapters
+from agentrl.training.diagnostics.memory_plan import plan
+from agentrl.training.diagnostics.memory_trace import TensorMemory, footprint
 from agentrl.training.trainer import Trainer
 from agentrl.trajectory import Source, TokenSequence, Trajectory, Turn
 

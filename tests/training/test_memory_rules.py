@@ -4,10 +4,10 @@ import dataclasses
 
 import pytest
 import torch
+from support.models import tiny_model
 
-from agentrl.config.schema import AlgorithmConfig, TrainerConfig
-from agentrl.testing.models import tiny_model
-from agentrl.training.memory.tensors import TensorMemory
+from agentrl.config.config import AlgorithmConfig, TrainerConfig
+from agentrl.training.diagnostics.memory_trace import TensorMemory
 from agentrl.training.trainer import Trainer
 
 from .test_memory_plan import LENGTH, long_answers

@@ -8,7 +8,7 @@ from safetensors.torch import load_file, save_file
 from transformers.utils import logging as transformers_logging
 
 from agentrl.errors import UsageError
-from agentrl.training.models.loading import load_model
+from agentrl.models.load import load_model
 
 QUERY = "model.layers.0.self_attn.q_proj.weight"
 

@@ -6,8 +6,8 @@ import math
 import pytest
 import torch
 
-from agentrl.algorithms.loss_input import TokenLoss, unclipped
-from agentrl.config.schema import AlgorithmConfig, TrainerConfig
+from agentrl.algorithms.types import TokenLoss, unclipped
+from agentrl.config.config import AlgorithmConfig, TrainerConfig
 from agentrl.errors import ConfigError, TrainingError
 from agentrl.training.trainer import Trainer
 
@@ -66,7 +66,7 @@ def step(model, trajectories, **settings):
     ("settings", "words"),
     [
         ({"loss": "mean"}, "gave values of a wrong shape: got float32 of shape (), 0 not finite, expected shape"),
-        ({"loss": "bare_tensor"}, "gave no TokenLoss: got Tensor, expected agentrl.algorithms.loss_input.unclipped"),
+        ({"loss": "bare_tensor"}, "gave no TokenLoss: got Tensor, expected agentrl.algorithms.types.unclipped"),
         ({"loss": "scalar_clip"}, "gave clipped of a wrong shape"),
         ({"loss": "detached"}, "has no gradient: got values that do not depend on logp"),
         ({"loss": "raises"}, "failed: got KeyError: 'oops'. It was raised in"),

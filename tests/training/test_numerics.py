@@ -9,12 +9,17 @@ import torch
 
 from agentrl.cli import main
 from agentrl.config import load_config
-from agentrl.config.numerics import NumericsConfig
+from agentrl.config.trainer import NumericsConfig
 from agentrl.errors import TrainingError, UsageError
-from agentrl.training.numerics.alarms import CALM, FIRST_STEPS, LEAST_HISTORY, Alarms
-from agentrl.training.numerics.dump import read_dump
-from agentrl.training.numerics.groups import group_of
-from agentrl.training.numerics.replay import replay
+from agentrl.training.diagnostics.replay import replay
+from agentrl.training.diagnostics.watch import (
+    CALM,
+    FIRST_STEPS,
+    LEAST_HISTORY,
+    Alarms,
+    read_dump,
+)
+from agentrl.training.optimizer import group_of
 from agentrl.training.trainer import Trainer
 
 PLAIN = ("environment=letters", "trainer.learning_rate=1e-3", "agent.max_tokens=100", "agent.max_answer_tokens=10")

@@ -7,14 +7,19 @@ import pytest
 import torch
 
 from agentrl.algorithms.aggregation import Aggregation, TokenOwners
-from agentrl.algorithms.marks import Input, is_mean_of_sequences, needed_inputs
 from agentrl.algorithms.policy_losses import ppo
-from agentrl.config.schema import REFERENCE_LOSSES, SEQUENCE_LOSSES, AlgorithmConfig, TrainerConfig
+from agentrl.algorithms.traits import Input, is_mean_of_sequences, needed_inputs
+from agentrl.config.config import (
+    REFERENCE_LOSSES,
+    SEQUENCE_LOSSES,
+    AlgorithmConfig,
+    TrainerConfig,
+)
 from agentrl.errors import ConfigError, UnknownNameError
 from agentrl.registry import Kind, lookup, names
 from agentrl.training.objective import Objective
-from agentrl.training.step.rewards import RewardShaping
-from agentrl.training.step.token_shares import token_shares
+from agentrl.training.rewards import RewardShaping
+from agentrl.training.token_inputs import token_shares
 from agentrl.training.trainer import Trainer
 
 OFF = {"mode": "off"}

@@ -7,8 +7,7 @@ import torch
 from torch import nn
 
 from agentrl.errors import TrainingError, UsageError
-from agentrl.training.optimizer import PolicyOptimizer
-from agentrl.training.optimizer_settings import OptimizerSettings
+from agentrl.training.optimizer import OptimizerSettings, PolicyOptimizer
 
 SETTINGS = OptimizerSettings(learning_rate=0.1, total_updates=10)
 MUON = OptimizerSettings(learning_rate=0.1, total_updates=10, optimizer="muon")

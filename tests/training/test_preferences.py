@@ -7,12 +7,11 @@ import random
 import pytest
 import torch
 
-from agentrl.config.preferences import PreferencesConfig
-from agentrl.config.schema import TrainerConfig
+from agentrl.config.algorithm import PreferencesConfig
+from agentrl.config.config import TrainerConfig
 from agentrl.errors import ConfigError, Outcome, UsageError
 from agentrl.training.optimizer import PolicyOptimizer
-from agentrl.training.preferences.pairs import Pair, make_pairs
-from agentrl.training.preferences.trainer import preference_loss, train_preferences
+from agentrl.training.preferences import Pair, make_pairs, preference_loss, train_preferences
 from agentrl.trajectory import Source, TokenSequence, Turn
 
 pytestmark = pytest.mark.usefixtures("one_thread")

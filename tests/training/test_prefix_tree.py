@@ -5,9 +5,9 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from agentrl.training.scoring.prefix_tree import Node, pack, shared_rows
-from agentrl.training.scoring.sequences import ScoredSequence
-from agentrl.training.scoring.tree_attention import AttentionTree
+from agentrl.training.forward.prefix_tree import Node, pack, shared_rows
+from agentrl.training.forward.sequences import ScoredSequence
+from agentrl.training.forward.tree_attention import AttentionTree
 
 
 def sequence(ids):

@@ -6,9 +6,9 @@ import pytest
 import torch
 from torch.nn import functional
 
-from agentrl.config.schema import AlgorithmConfig, TrainerConfig
+from agentrl.config.config import AlgorithmConfig, TrainerConfig
 from agentrl.errors import ConfigError, UsageError
-from agentrl.training.process_reward.making import ProcessModels
+from agentrl.training.process_reward import ProcessModels
 from agentrl.training.trainer import Trainer
 
 BETA = 0.3

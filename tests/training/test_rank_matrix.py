@@ -12,16 +12,15 @@ import torch
 from ranks_here import in_ranks
 from transformers import Qwen3Config, Qwen3ForCausalLM
 
-from agentrl.config.fsdp import FSDPOptions
-from agentrl.config.schema import AlgorithmConfig, TrainerConfig
+from agentrl.config.config import AlgorithmConfig, TrainerConfig
+from agentrl.config.trainer import FSDPOptions
 from agentrl.errors import Outcome
-from agentrl.training.models.loading import load_model
+from agentrl.models.load import load_model
+from agentrl.training.distributed.fsdp import load_sharded, whole
+from agentrl.training.forward.layout import FEWEST_SHARED, Layout
+from agentrl.training.forward.sequences import scored_sequence
 from agentrl.training.optimizer import Update
-from agentrl.training.ranks.loading import load_sharded
-from agentrl.training.ranks.sharding import whole
-from agentrl.training.scoring.layout import FEWEST_SHARED, Layout
-from agentrl.training.scoring.sequences import scored_sequence
-from agentrl.training.step.input import StepInput
+from agentrl.training.reference import StepInput
 from agentrl.training.trainer import Trainer
 from agentrl.trajectory import Source, TokenSequence, Trajectory, Turn
 
@@ -133,8 +132,8 @@ def step(model, ranks, trajectories, cell, budget):
     packed, shares = LAYOUTS[cell.layout]
     model.set_attn_implementation("sdpa")  # what a cell before has put in its place
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr("agentrl.training.scoring.layout._packs_well", lambda model: packed)
-        patch.setattr("agentrl.training.scoring.logprobs.chunk_tokens", lambda *_: 7)
+        patch.setattr("agentrl.training.forward.layout._packs_well", lambda model: packed)
+        patch.setattr("agentrl.training.forward.logprobs.chunk_tokens", lambda *_: 7)
         trainer = Trainer(
             model,
             AlgorithmConfig(kl_coef=0.0, entropy_coef=0.05),

@@ -11,9 +11,8 @@ from torch.distributed.fsdp import fully_shard
 from torch.distributed.tensor import Replicate, distribute_tensor
 from torch.distributed.tensor.parallel import ColwiseParallel, RowwiseParallel, parallelize_module
 
-from agentrl.training.optimizer import PolicyOptimizer
-from agentrl.training.optimizer_settings import OptimizerSettings
-from agentrl.training.ranks.sharding import whole
+from agentrl.training.distributed.fsdp import whole
+from agentrl.training.optimizer import OptimizerSettings, PolicyOptimizer
 
 SETTINGS = OptimizerSettings(learning_rate=0.01, total_updates=3, optimizer="muon", weight_decay=0.1, max_grad_norm=1e9)
 SHAPES = [(5, 8), (8, 3), (1, 4), (6, 6), (2, 9)]

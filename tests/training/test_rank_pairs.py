@@ -4,17 +4,16 @@ import pytest
 import torch
 from ranks_here import group_of
 
-from agentrl.assembly.pair_learners import (
+from agentrl.builders.pairs import (
     BUILD_PREFERENCES,
     BUILD_REWARD_MODEL,
     build_preferences,
     build_reward_model,
 )
-from agentrl.config.schema import Config, ScratchModelConfig
-from agentrl.training.models.scratch import build_scratch_model
-from agentrl.training.preferences.pairs import make_pairs
-from agentrl.training.preferences.reward_model import RewardModel
-from agentrl.training.preferences.reward_training import TextPair
+from agentrl.config.config import Config, ScratchModelConfig
+from agentrl.models.scratch import build_scratch_model
+from agentrl.training.preferences import make_pairs
+from agentrl.training.reward_model import RewardModel, TextPair
 
 pytestmark = pytest.mark.usefixtures("one_thread")
 TEXTS = [TextPair(better=f"up {i} " * (i + 1), worse=f"down {i} " * (4 - i)) for i in range(5)]

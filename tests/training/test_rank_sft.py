@@ -9,11 +9,11 @@ import torch
 from ranks_here import group_of
 from safetensors.torch import load_file
 
-from agentrl.assembly.trainers import BUILD_LEARNER, build_learner
-from agentrl.config.schema import Config
+from agentrl.builders.trainers import BUILD_LEARNER, build_learner
+from agentrl.config.config import Config
+from agentrl.runs.sft import warm_start
 from agentrl.training.sft import train_supervised
 from agentrl.trajectory import Source, TokenSequence, Trajectory
-from agentrl.warm_start import warm_start
 
 
 def demonstration(rng):
@@ -71,7 +71,7 @@ def test_a_warm_start_of_two_processes_measures_and_saves_the_whole_model(tiny_r
         with group_of(count) as group:
             yield group.ranks
 
-    monkeypatch.setattr("agentrl.warm_start.open_ranks", forked_ranks)
+    monkeypatch.setattr("agentrl.runs.sft.open_ranks", forked_ranks)
     lessons = "sft={episodes: 8, tokens_per_update: 128, epochs: 1, stop_at: 0.99, check_every: 1, check_tasks: 2}"
     run, alone = tiny_run(lessons, "trainer.processes=2"), tiny_run(lessons, name="alone")
     found, expected = warm_start(run), warm_start(alone)

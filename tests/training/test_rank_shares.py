@@ -3,8 +3,7 @@
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
-from agentrl.training.micro_batch_gradients import MicroBatch
-from agentrl.training.ranks.shares import balanced, evened, share_of
+from agentrl.training.forward.micro_batches import MicroBatch, balanced, evened, share_of
 
 
 def batch(sequences, learns, cost):

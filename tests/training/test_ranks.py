@@ -10,15 +10,15 @@ import pytest
 import torch
 from ranks_here import Group, exit_code, forked, group_of
 from safetensors.torch import load_file
+from support.models import tiny_model
 from transformers import Qwen3Config, Qwen3ForCausalLM
 
-from agentrl.assembly.rank import follow_launcher, follows_launcher
-from agentrl.config.schema import Config
-from agentrl.testing.models import tiny_model
+from agentrl.builders.workers import follow_launcher, follows_launcher
+from agentrl.config.config import Config
 from agentrl.training.checkpoint import save_adapter_folder, save_model_folder
-from agentrl.training.numerics.dump import read_dump
-from agentrl.training.numerics.replay import replay
-from agentrl.training.ranks.processes import open_ranks
+from agentrl.training.diagnostics.replay import replay
+from agentrl.training.diagnostics.watch import read_dump
+from agentrl.training.distributed.launch import open_ranks
 from agentrl.trajectory import Source, TokenSequence, Turn
 
 CHUNK = 7
@@ -117,7 +117,7 @@ class NoTokenizer:
 def _small_chunks():
     """Of the head."""
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr("agentrl.training.scoring.logprobs.chunk_tokens", lambda *_: CHUNK)
+        patch.setattr("agentrl.training.forward.logprobs.chunk_tokens", lambda *_: CHUNK)
         yield
 
 

@@ -3,15 +3,15 @@
 import pytest
 import torch
 from ranks_here import in_ranks
+from support.models import tiny_model
 from transformers import Qwen3Config, Qwen3ForCausalLM
 
-from agentrl.assembly.trainers import build_trainer
-from agentrl.config.schema import Config
-from agentrl.testing.models import tiny_model
-from agentrl.training.models.lora import adapted_layers, factors
+from agentrl.builders.trainers import build_trainer
+from agentrl.config.config import Config
+from agentrl.models.lora import adapted_layers, factors
+from agentrl.training.distributed.fsdp import sharded_like, whole
 from agentrl.training.optimizer import Update
-from agentrl.training.ranks.sharding import sharded_like, whole
-from agentrl.training.step.input import StepInput
+from agentrl.training.reference import StepInput
 
 OWN = {"trainer": {"critic": {"kind": "own"}}, "algorithm": {"advantage": "gae"}}
 SHARED = {"trainer": {"critic": {"kind": "shared"}}, "algorithm": {"advantage": "gae_turn"}}

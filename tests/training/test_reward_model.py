@@ -6,13 +6,12 @@ import math
 import pytest
 import torch
 
-from agentrl.config.preferences import PreferencesConfig
-from agentrl.config.schema import ScratchModelConfig, TrainerConfig
+from agentrl.config.algorithm import PreferencesConfig
+from agentrl.config.config import ScratchModelConfig, TrainerConfig
 from agentrl.errors import UsageError
-from agentrl.training.models.scratch import build_scratch_model
+from agentrl.models.scratch import build_scratch_model
 from agentrl.training.optimizer import PolicyOptimizer
-from agentrl.training.preferences.reward_model import RewardModel
-from agentrl.training.preferences.reward_training import TextPair, bradley_terry, train_reward_model
+from agentrl.training.reward_model import RewardModel, TextPair, bradley_terry, train_reward_model
 
 pytestmark = pytest.mark.usefixtures("one_thread")
 PAIRS = [TextPair(better=f"up {i} " * (i + 1), worse=f"down {i} " * (3 - i)) for i in range(3)]

@@ -5,9 +5,9 @@ import copy
 import pytest
 import torch
 
-from agentrl.config.schema import AlgorithmConfig, TrainerConfig
+from agentrl.config.config import AlgorithmConfig, TrainerConfig
 from agentrl.errors import ConfigError, UsageError
-from agentrl.training.models.rounds import check_rounds
+from agentrl.training.reference import check_rounds
 from agentrl.training.trainer import Trainer
 
 SPPO = {"advantage": "reinforce", "loss": "sppo", "correction": {"mode": "off"}, "group_size": 3}

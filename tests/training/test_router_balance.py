@@ -2,16 +2,16 @@
 
 import pytest
 import torch
+from support.models import EXPERTS, tiny_model
 
-from agentrl.config.schema import AlgorithmConfig, TrainerConfig
+from agentrl.config.config import AlgorithmConfig, TrainerConfig
 from agentrl.errors import ConfigError
-from agentrl.testing.models import EXPERTS, tiny_model
-from agentrl.training.models.router_balance import RouterBalance, assignments, token_weights
-from agentrl.training.ranks import Ranks
-from agentrl.training.scoring.layout import PADDED, Layout
-from agentrl.training.scoring.logprobs import score
-from agentrl.training.scoring.sequences import ScoredSequence
-from agentrl.training.scoring.tree_attention import ATTENTION
+from agentrl.training.distributed import Ranks
+from agentrl.training.forward.layout import PADDED, Layout
+from agentrl.training.forward.logprobs import score
+from agentrl.training.forward.sequences import ScoredSequence
+from agentrl.training.forward.tree_attention import ATTENTION
+from agentrl.training.moe import RouterBalance, assignments, token_weights
 from agentrl.training.trainer import Trainer
 
 LAYOUTS = {"padded": PADDED, "packed": Layout(packed=True), "shared": Layout(packed=True, share=2)}

@@ -8,18 +8,18 @@ import numpy as np
 import pytest
 import torch
 from ranks_here import group_of
+from support.models import EXPERTS, tiny_model
 
-from agentrl.config.schema import AlgorithmConfig, Config, TrainerConfig
+from agentrl.config.config import AlgorithmConfig, Config, TrainerConfig
 from agentrl.errors import ConfigError, TrainingError
-from agentrl.routers import ChosenExperts, routers
-from agentrl.testing.models import EXPERTS, tiny_model
-from agentrl.training.models.gradient_mode import gradients_recomputed
-from agentrl.training.scoring.layout import PADDED, Layout
-from agentrl.training.scoring.logprobs import score
-from agentrl.training.scoring.prefix_tree import pack
-from agentrl.training.scoring.replaying import replaying
-from agentrl.training.scoring.sequences import ScoredSequence
-from agentrl.training.scoring.tree_attention import ATTENTION
+from agentrl.models.moe import ChosenExperts, routers
+from agentrl.training.compile import gradients_recomputed
+from agentrl.training.forward.layout import PADDED, Layout
+from agentrl.training.forward.logprobs import score
+from agentrl.training.forward.prefix_tree import pack
+from agentrl.training.forward.sequences import ScoredSequence
+from agentrl.training.forward.tree_attention import ATTENTION
+from agentrl.training.moe import replaying
 from agentrl.training.trainer import Trainer
 
 LAYOUTS = {"padded": PADDED, "packed": Layout(packed=True), "shared": Layout(packed=True, share=2)}

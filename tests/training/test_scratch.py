@@ -7,11 +7,10 @@ import json
 import pytest
 from transformers import AutoTokenizer
 
-from agentrl.config.schema import ScratchModelConfig
+from agentrl.config.config import ScratchModelConfig
 from agentrl.errors import ConfigError
-from agentrl.training.models.loading import load_model
-from agentrl.training.models.scratch import build_scratch_model
-from agentrl.training.models.scratch_tokenizer import build_scratch_tokenizer
+from agentrl.models.load import load_model
+from agentrl.models.scratch import build_scratch_model, build_scratch_tokenizer
 
 CORPUS = [
     "You are in the middle of a room. Looking quickly around you, you see a cabinet 1 and a fridge 1.",

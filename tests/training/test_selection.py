@@ -6,8 +6,8 @@ import random
 import pytest
 
 from agentrl.errors import Outcome, TrainingError
-from agentrl.training.step.rewards import RewardShaping
-from agentrl.training.step.selection import select
+from agentrl.training.batch import select
+from agentrl.training.rewards import RewardShaping
 
 
 @pytest.fixture

@@ -7,7 +7,7 @@ import random
 import pytest
 import torch
 
-from agentrl.config.schema import SFTConfig, TrainerConfig
+from agentrl.config.config import SFTConfig, TrainerConfig
 from agentrl.errors import TrainingError
 from agentrl.training.sft import SupervisedLearner, train_supervised
 from agentrl.trajectory import Source, TokenSequence, Trajectory

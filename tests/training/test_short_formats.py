@@ -5,9 +5,9 @@ import copy
 import pytest
 import torch
 
-from agentrl.config.schema import AlgorithmConfig, TrainerConfig
-from agentrl.training.scoring.logprobs import score
-from agentrl.training.scoring.sequences import scored_sequence
+from agentrl.config.config import AlgorithmConfig, TrainerConfig
+from agentrl.training.forward.logprobs import score
+from agentrl.training.forward.sequences import scored_sequence
 from agentrl.training.trainer import Trainer
 
 LOGP_MEAN, LOGP_MAX = 0.03, 0.3

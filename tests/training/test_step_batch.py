@@ -4,9 +4,8 @@ import pytest
 import torch
 
 from agentrl.errors import LedgerError, Outcome, TrainingError
-from agentrl.training.step.batch import step_batch
-from agentrl.training.step.mini_batches import mini_batches
-from agentrl.training.step.rewards import RewardShaping
+from agentrl.training.batch import mini_batches, step_batch
+from agentrl.training.rewards import RewardShaping
 from agentrl.trajectory import Source, TokenSequence, Trajectory, Turn
 
 

@@ -16,10 +16,10 @@ from transformers import (
     Qwen3ForCausalLM,
 )
 
-from agentrl.config.schema import Config
+from agentrl.config.config import Config
 from agentrl.errors import UsageError
 from agentrl.training.checkpoint import save_model_folder
-from agentrl.training.ranks.tensor import FAMILIES, check_tensor_parallel
+from agentrl.training.distributed.tensor_parallel import FAMILIES, check_tensor_parallel
 
 SIZES = {
     "vocab_size": 41,

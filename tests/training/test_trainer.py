@@ -7,11 +7,11 @@ import random
 import pytest
 import torch
 
-from agentrl.algorithms.marks import corrects_itself, needed_inputs, other_input
-from agentrl.config.schema import AlgorithmConfig, TrainerConfig
+from agentrl.algorithms.traits import corrects_itself, needed_inputs, other_input
+from agentrl.config.config import AlgorithmConfig, TrainerConfig
 from agentrl.errors import ConfigError, Outcome, TrainingError, UnknownNameError
 from agentrl.registry import Kind, lookup, names
-from agentrl.training.objective_checks import PROVIDED
+from agentrl.training.checks import PROVIDED
 from agentrl.training.trainer import Trainer
 from agentrl.trajectory import Source, TokenSequence, Turn
 
@@ -329,7 +329,7 @@ def test_first_mini_batch_takes_pi_old_from_its_own_forward(model, trajectories)
 
 def test_single_update_needs_no_extra_forward(model, trajectories, monkeypatch):
     calls = []
-    monkeypatch.setattr("agentrl.training.scoring.scorer.score_all", lambda *_, **__: calls.append(1))
+    monkeypatch.setattr("agentrl.training.forward.runner.score_all", lambda *_, **__: calls.append(1))
     run_step(trainer_for(model), trajectories)
     assert calls == []
 
@@ -470,7 +470,7 @@ def _without_time(metrics):
 @pytest.mark.parametrize(("budget", "checkpointing"), [(10_000, False), (10_000, True), (45, False)])
 def test_shared_prefixes_change_no_gradient(model, make_trajectory, monkeypatch, budget, checkpointing):
     """The members of a group have sampled the same until some of them stopped; one of them has a branch."""
-    monkeypatch.setattr("agentrl.training.scoring.layout.FEWEST_SHARED", 2)
+    monkeypatch.setattr("agentrl.training.forward.layout.FEWEST_SHARED", 2)
     trajectories = [
         make_trajectory(random.Random(group), group, member, turns=member + 1, reward=float(member))
         for group in ("a", "b")

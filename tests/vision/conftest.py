@@ -9,12 +9,17 @@ import numpy as np
 import pytest
 import torch
 from PIL import Image
+from support.vision import (
+    FAMILIES,
+    vision_model,
+    vision_processor,
+    vision_tokenizer,
+)
 from transformers import PreTrainedModel, PreTrainedTokenizerFast
 
 from agentrl.message import ImagePart
 from agentrl.render.images import ImageProcessor
 from agentrl.render.renderer import Renderer
-from agentrl.testing.vision import FAMILIES, vision_model, vision_processor, vision_tokenizer
 
 
 class Eyes:

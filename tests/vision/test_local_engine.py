@@ -9,10 +9,10 @@ import torch
 from transformers import PreTrainedModel
 
 from agentrl.config.engines import LocalEngineConfig
+from agentrl.engine import GenerateRequest, Generation, SamplingParams
 from agentrl.errors import UsageError
 from agentrl.image import PlacedImage, rope_positions
 from agentrl.message import TextPart, user
-from agentrl.policy import GenerateRequest, Generation, SamplingParams
 from agentrl.render.conversation import LedgerConversation
 from agentrl.serving.local import LocalEngine
 from agentrl.trajectory import TokenSequence, Trajectory

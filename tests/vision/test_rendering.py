@@ -10,16 +10,16 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from PIL import Image
+from support.vision import FAMILIES, vision_tokenizer
 from transformers import ProcessorMixin, Qwen2_5_VLProcessor, Qwen3VLProcessor
 
+from agentrl.engine import Generation, StopReason
 from agentrl.errors import EnvironmentFailure, LedgerError, TemplateError
 from agentrl.message import Content, ImagePart, Message, TextPart, system, user
-from agentrl.policy import Generation, StopReason
 from agentrl.render.check import check_template
 from agentrl.render.conversation import LedgerConversation
 from agentrl.render.images import images_of
 from agentrl.render.renderer import Renderer
-from agentrl.testing.vision import FAMILIES, vision_tokenizer
 from agentrl.trajectory import Source, Trajectory
 
 from .conftest import Eyes, eyes_of, noise

@@ -8,26 +8,26 @@ from pathlib import Path
 import numpy as np
 import pytest
 import torch
+from support.models import tiny_model
+from support.tokenizers import build_tokenizer
+from support.vision import FAMILIES, save_vision_model
 
-from agentrl.api import evaluate
-from agentrl.assembly.checks import check_training
-from agentrl.assembly.models import build_renderer
-from agentrl.assembly.runs import Run, start_run
-from agentrl.assembly.training import check_rendering
+from agentrl.builders.checks import check_training
+from agentrl.builders.models import build_renderer
+from agentrl.builders.run import Run, start_run
+from agentrl.builders.training import check_rendering
 from agentrl.config import load_config
 from agentrl.errors import ConfigError, LedgerError, UsageError
 from agentrl.message import TextPart, user
 from agentrl.observe.metrics import read_metrics
 from agentrl.observe.trajectory_store import read_trajectories
-from agentrl.orchestrator import train
 from agentrl.render.conversation import LedgerConversation
-from agentrl.testing.models import tiny_model
-from agentrl.testing.tokenizers import build_tokenizer
-from agentrl.testing.vision import FAMILIES, save_vision_model
-from agentrl.training.scoring.logprobs import score
-from agentrl.training.scoring.sequences import scored_sequence
+from agentrl.runs.api import evaluate
+from agentrl.runs.rl import train
+from agentrl.runs.sft import warm_start
+from agentrl.training.forward.logprobs import score
+from agentrl.training.forward.sequences import scored_sequence
 from agentrl.trajectory import Source, TokenSequence, Trajectory
-from agentrl.warm_start import warm_start
 
 from .conftest import Eyes, noise, processor_inputs
 

@@ -4,13 +4,13 @@ from contextlib import asynccontextmanager
 
 import pytest
 import torch
+from support.local_server import LocalServer
+from support.models import tiny_model
+from support.tokenizers import build_tokenizer
 
-from agentrl.policy import GenerateRequest, SamplingParams
+from agentrl.engine import GenerateRequest, SamplingParams
 from agentrl.serving.pool import PoolSettings, ServerPool
-from agentrl.testing.local_server import LocalServer
-from agentrl.testing.models import tiny_model
-from agentrl.testing.tokenizers import build_tokenizer
-from agentrl.training.models.weights import ModelWeights
+from agentrl.training.weights import ModelWeights
 from agentrl.weights import FolderTransport, Probe, RemoteSync, write_served_model
 
 VOCABULARY = 300

@@ -3,14 +3,15 @@
 import pytest
 import torch
 from safetensors.torch import load_file
+from support.models import EXPERTS, tiny_model
+from support.tokenizers import build_tokenizer
 
-from agentrl.config.lora import LoraConfig
+from agentrl.config.trainer import LoraConfig
 from agentrl.errors import UsageError
-from agentrl.testing.models import EXPERTS, tiny_model
-from agentrl.testing.tokenizers import build_tokenizer
-from agentrl.training.models.lora import add_adapters
-from agentrl.training.models.weights import ModelWeights
-from agentrl.weights import CheckpointSource, checkpoint_names, write_served_model
+from agentrl.models.lora import add_adapters
+from agentrl.training.weights import ModelWeights
+from agentrl.weights import CheckpointSource, write_served_model
+from agentrl.weights import tensors as checkpoint_names
 
 HEAD = "lm_head.weight"
 

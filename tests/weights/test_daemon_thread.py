@@ -3,7 +3,7 @@ from types import SimpleNamespace
 
 import pytest
 
-from agentrl.weights.daemon_thread import in_thread
+from agentrl.weights.collective import in_thread
 
 
 async def test_work_in_a_thread_hands_over_its_result_and_its_error():
@@ -18,7 +18,7 @@ async def test_work_that_was_given_up_before_its_thread_ran_is_not_done(monkeypa
     def late_thread(target, **_):
         return SimpleNamespace(start=lambda: targets.append(target))
 
-    monkeypatch.setattr("agentrl.weights.daemon_thread.threading", SimpleNamespace(Thread=late_thread))
+    monkeypatch.setattr("agentrl.weights.collective.threading", SimpleNamespace(Thread=late_thread))
     work = asyncio.create_task(in_thread(lambda: done.append(1)))
     await asyncio.sleep(0)
     work.cancel()

@@ -9,14 +9,13 @@ from pathlib import Path
 import pytest
 import torch
 from safetensors.torch import load_file
+from support.models import tiny_model
+from support.tokenizers import build_tokenizer
 
 from agentrl.errors import TrainingError, UsageError
-from agentrl.testing.models import tiny_model
-from agentrl.testing.tokenizers import build_tokenizer
-from agentrl.training.models.loading import load_model
+from agentrl.models.load import load_model
 from agentrl.weights import FolderTransport, write_served_model
-from agentrl.weights.owned_folder import OwnedFolder, clear_abandoned, lock_of
-from agentrl.weights.safetensors_folder import INDEX, _separate, write_tensors
+from agentrl.weights.folder import INDEX, OwnedFolder, _separate, clear_abandoned, lock_of, write_tensors
 
 
 @pytest.fixture
@@ -114,7 +113,7 @@ async def test_a_failed_write_leaves_nothing_that_could_be_read(tensors, tmp_pat
         (folder / "model.safetensors").write_bytes(b"half")
         raise OSError(28, "No space left on device")
 
-    monkeypatch.setattr("agentrl.weights.folder_transport.write_tensors", half)
+    monkeypatch.setattr("agentrl.weights.folder.write_tensors", half)
     with pytest.raises(TrainingError, match="cannot write the weights of version 3"):
         await transport.prepare(tensors, 3)
     assert list(transport.path.iterdir()) == []
@@ -124,7 +123,7 @@ async def test_a_failed_write_leaves_nothing_that_could_be_read(tensors, tmp_pat
 async def test_shared_memory_is_used_where_it_exists_and_the_temporary_folder_elsewhere(tmp_path, monkeypatch):
     for memory, expected in ((tmp_path / "memory", tmp_path / "memory"), (tmp_path / "none", tmp_path / "temporary")):
         (tmp_path / "memory").mkdir(exist_ok=True)
-        monkeypatch.setattr("agentrl.weights.folder_transport.MEMORY", memory)
+        monkeypatch.setattr("agentrl.weights.folder.MEMORY", memory)
         monkeypatch.setattr("tempfile.tempdir", str(tmp_path / "temporary"))
         transport = FolderTransport.shared_memory()
         assert transport.path.parent == expected
@@ -134,7 +133,7 @@ async def test_shared_memory_is_used_where_it_exists_and_the_temporary_folder_el
 ENDS = """
 import sys
 from pathlib import Path
-from agentrl.weights.owned_folder import OwnedFolder
+from agentrl.weights.folder import OwnedFolder
 folder = OwnedFolder(Path(sys.argv[1]))
 (folder.path / "model.safetensors").write_bytes(b"weights")
 print(folder.path, flush=True)

@@ -1,8 +1,7 @@
 import pytest
 
 from agentrl.errors import TrainingError
-from agentrl.serving.script import ScriptedAnswer
-from agentrl.serving.scripted import ScriptedEngine
+from agentrl.serving.scripted import ScriptedAnswer, ScriptedEngine
 from agentrl.weights import InProcessSync, Probe
 
 

@@ -236,7 +236,7 @@ async def test_no_room_for_the_weights_leaves_the_servers_alone(world_of, monkey
     def full(*_, **__):
         raise OSError(28, "No space left on device")
 
-    monkeypatch.setattr("agentrl.weights.folder_transport.write_tensors", full)
+    monkeypatch.setattr("agentrl.weights.folder.write_tensors", full)
     with pytest.raises(TrainingError, match="cannot write the weights of version 2: got OSError"):
         await world.next_version()
     assert world.pool.version == 1

@@ -6,14 +6,13 @@ from types import SimpleNamespace
 
 import pytest
 import torch
+from support.local_worker import decode_parts
 
+from agentrl.engine import TensorLayout
 from agentrl.errors import EngineError, TrainingError
-from agentrl.server import TensorLayout
-from agentrl.testing.local_worker import decode_parts
 from agentrl.weights import CollectiveTransport, IpcTransport, TensorTransport
-from agentrl.weights.buckets import pack, unpack
-from agentrl.weights.group_member import GroupMember
-from agentrl.weights.process_group import TrainerGroup, address_towards
+from agentrl.weights.collective import GroupMember, TrainerGroup, address_towards
+from agentrl.weights.tensors import pack, unpack
 
 BUCKET_BYTES = 20_000
 TRANSPORTS = {
@@ -36,7 +35,7 @@ def collective():
 @pytest.fixture(autouse=True)
 def local_addresses(monkeypatch):
     """Servers inside this process have addresses that are no hosts."""
-    monkeypatch.setattr("agentrl.weights.process_group.address_towards", lambda url: "127.0.0.1")
+    monkeypatch.setattr("agentrl.weights.collective.address_towards", lambda url: "127.0.0.1")
 
 
 @pytest.fixture
@@ -169,7 +168,7 @@ async def test_a_meeting_that_ends_after_the_group_was_closed_leaves_nothing_ope
         closed.wait()
         return SimpleNamespace(abort=lambda: aborted.append(1))
 
-    monkeypatch.setattr("agentrl.weights.process_group.make_group", meet_late)
+    monkeypatch.setattr("agentrl.weights.collective.make_group", meet_late)
     meeting = asyncio.create_task(group.meet())
     await asyncio.sleep(0)
     group.close()
@@ -183,7 +182,7 @@ async def test_a_member_says_that_its_meeting_or_its_broadcast_broke_off(monkeyp
         raise RuntimeError("closed by the peer")
 
     member = GroupMember()
-    monkeypatch.setattr("agentrl.weights.group_member._joined", broken)
+    monkeypatch.setattr("agentrl.weights.collective._joined", broken)
     with pytest.raises(EngineError, match="the trainer's group was not joined: got closed by the peer"):
         await member.join(SimpleNamespace(backend="gloo"))
     member._group = SimpleNamespace(broadcast=broken)

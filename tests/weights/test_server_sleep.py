@@ -3,12 +3,12 @@
 from contextlib import asynccontextmanager
 
 import torch
+from support.local_server import LocalServer
 
 from agentrl.errors import EngineError
 from agentrl.observe.metrics import read_metrics
-from agentrl.orchestrator import train
+from agentrl.runs.rl import train
 from agentrl.serving.pool import ServerPool
-from agentrl.testing.local_server import LocalServer
 
 
 def asleep(world):
@@ -19,7 +19,7 @@ async def test_servers_sleep_until_the_next_sync_and_then_serve_its_weights(worl
     world = await world_of(sleeps=True)
     await world.next_version()
     free = iter([1000, 1800])
-    monkeypatch.setattr("agentrl.weights.server_sleep.free_bytes", lambda: next(free))
+    monkeypatch.setattr("agentrl.weights.sync.free_bytes", lambda: next(free))
     await world.sync.release_memory()
     assert (asleep(world), world.pool.group.is_paused) == ([True, True], True)
     report = await world.next_version()
@@ -60,7 +60,7 @@ def test_a_run_puts_its_servers_to_sleep_in_every_step(tiny_run, monkeypatch):
         yield pool
         await pool.close()
 
-    monkeypatch.setattr("agentrl.orchestrator.open_pool", pool_of_one)
+    monkeypatch.setattr("agentrl.runs.rl.open_pool", pool_of_one)
     run = tiny_run("engine={type: vllm, sleep: true}", "trainer.steps=2")
     train(run)
     lines = read_metrics(run.folder.metrics_file)

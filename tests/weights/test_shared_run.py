@@ -6,8 +6,8 @@ import sys
 
 import torch
 
-from agentrl.weights.buckets import pack
-from agentrl.weights.shared_run import open_handle, pickled
+from agentrl.weights.shared_memory import open_handle, pickled
+from agentrl.weights.tensors import pack
 
 WEIGHTS = {"a": torch.arange(6.0).reshape(2, 3), "b": torch.tensor([7.0]), "c": torch.tensor([[1, 2]])}
 OPEN_RUN = """

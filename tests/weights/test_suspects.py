@@ -8,7 +8,7 @@ import pytest
 import torch
 
 from agentrl.errors import EngineError, TrainingError, UsageError
-from agentrl.weights.suspects import compare_checksums, name_tensors
+from agentrl.weights.verify import compare_checksums, name_tensors
 
 
 def checksum(*tensors):
@@ -85,7 +85,7 @@ async def test_names_are_added_to_the_failure_of_the_probe(weights, told):
 
 @pytest.mark.parametrize("failure", [EngineError("none"), UsageError("no key"), ValueError("odd"), None])
 async def test_a_failure_to_name_tensors_leaves_the_failure_of_the_probe(failure, weights, monkeypatch):
-    monkeypatch.setattr("agentrl.weights.suspects.NAMING_S", 0.05)
+    monkeypatch.setattr("agentrl.weights.verify.NAMING_S", 0.05)
 
     async def checksums():
         if failure is None:

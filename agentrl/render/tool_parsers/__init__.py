@@ -1,1 +1,97 @@
-"""How models write tool calls: one module per notation, each a function from text to calls and problems."""
+"""How models write tool calls: one module per notation, each a function from text to calls and problems.
+
+- The contract of a tool-call parser.
+- What a parser has come across so far.
+"""
+
+from __future__ import annotations
+
+import difflib
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field
+from typing import Any, Protocol, TypeAlias
+
+from agentrl.message import ToolCall
+
+ToolSchemas: TypeAlias = Mapping[str, Mapping[str, Any]]
+"""Offered tools by name, as chat templates read them."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ParsedCalls:
+    """What a parser found."""
+
+    content: str
+    """The text around the calls."""
+    calls: tuple[ToolCall, ...] = ()
+    """The calls that can be made, in order, with ids that tell them apart within the answer."""
+    problems: tuple[str, ...] = ()
+    """What was wrong with the others."""
+
+
+class ToolParser(Protocol):
+    """Reads the calls in an answer's text."""
+
+    def __call__(self, text: str, tools: ToolSchemas) -> ParsedCalls:
+        """Calls, problems and the remaining text; never raises."""
+
+
+class Malformed(Exception):
+    """A call that cannot be used; its message is a problem for the model. Raised and caught inside parsers."""
+
+
+def make_call(name: object, arguments: object, tools: ToolSchemas, number: int, call_id: str | None = None) -> ToolCall:
+    """A call of a known tool with an object of arguments.
+
+    Args:
+        name: As the model wrote it.
+        arguments: As the model wrote them.
+        tools: The offered tools.
+        number: Of the call within the answer, from 1 on.
+        call_id: The id that the model gave the call, where its notation has ids.
+
+    Raises:
+        Malformed: says what is missing, unknown or of a wrong type.
+    """
+    if name is None:
+        raise Malformed(f'Tool call {number} has no "name". Offered tools: {", ".join(tools)}.')
+    if not isinstance(name, str):
+        raise Malformed(f'The "name" of tool call {number} must be a string, not {type(name).__name__}.')
+    if name not in tools:
+        near = difflib.get_close_matches(name, tools, n=1)
+        hint = f"Did you mean {near[0]!r}?" if near else f"Offered tools: {', '.join(tools)}."
+        raise Malformed(f"Tool call {number} names an unknown tool {name!r}. {hint}")
+    if not isinstance(arguments, Mapping):
+        raise Malformed(
+            f"The arguments of {name} (tool call {number}) must be a JSON object, not {type(arguments).__name__}."
+        )
+    return ToolCall(name=name, arguments=dict(arguments), id=call_id or f"call_{number}")
+
+
+@dataclass(slots=True)
+class Collected:
+    """Content, calls and problems, in order."""
+
+    content: list[str] = field(default_factory=list)
+    calls: list[ToolCall] = field(default_factory=list)
+    problems: list[str] = field(default_factory=list)
+
+    @property
+    def number(self) -> int:
+        """The number of the call that is read next, from 1 on; malformed ones count."""
+        return len(self.calls) + len(self.problems) + 1
+
+    def take(self, read: Callable[[], ToolCall]) -> bool:
+        """Keep a call, or the problem with it; whether it was a call."""
+        try:
+            self.calls.append(read())
+        except Malformed as problem:
+            self.problems.append(str(problem))
+            return False
+        return True
+
+    def result(self) -> ParsedCalls:
+        """All of it."""
+        return ParsedCalls(
+            content="".join(self.content).strip(), calls=tuple(self.calls), problems=tuple(self.problems)
+        )

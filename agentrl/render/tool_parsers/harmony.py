@@ -8,9 +8,14 @@ from dataclasses import dataclass
 from functools import partial
 
 from agentrl.message import ToolCall
-from agentrl.render.tool_parsers.collected import Collected
-from agentrl.render.tool_parsers.contract import Malformed, ParsedCalls, ToolSchemas, make_call
-from agentrl.render.tool_parsers.json_value import read_json
+from agentrl.render.tool_parsers import (
+    Collected,
+    Malformed,
+    ParsedCalls,
+    ToolSchemas,
+    make_call,
+)
+from agentrl.render.tool_parsers.values import read_json
 
 FORM = "Write <|channel|>commentary to=functions.tool <|constrain|>json<|message|>{...}<|call|>."
 FINAL_FORM = "Write <|channel|>final<|message|> before an answer."

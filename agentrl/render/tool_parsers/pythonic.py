@@ -10,8 +10,13 @@ from functools import partial
 from typing import Any
 
 from agentrl.message import ToolCall
-from agentrl.render.tool_parsers.collected import Collected
-from agentrl.render.tool_parsers.contract import Malformed, ParsedCalls, ToolSchemas, make_call
+from agentrl.render.tool_parsers import (
+    Collected,
+    Malformed,
+    ParsedCalls,
+    ToolSchemas,
+    make_call,
+)
 
 FORM = "Answer with [tool(argument=value)] and nothing else; put , between several calls, and name every argument."
 _START, _END = "<|python_start|>", "<|python_end|>"
@@ -20,7 +25,7 @@ _JSON_NAMES = {"true": True, "false": False, "null": None}
 
 
 def parse(text: str, tools: ToolSchemas) -> ParsedCalls:
-    """Read an answer that is a list of calls; see `agentrl.render.tool_parsers.contract`."""
+    """Read an answer that is a list of calls; see `agentrl.render.tool_parsers`."""
     body = text.strip().removeprefix(_START).removesuffix(_END).strip()
     begins = _CALLS.match(body)
     if begins is None:

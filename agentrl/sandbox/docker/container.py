@@ -1,19 +1,107 @@
-"""How a container is closed off, in the words of the Docker API."""
+"""How a container is closed off, in the words of the Docker API.
+
+- The options of docker sandboxes.
+- Whose a container is: labels name the process that made it, so that what it left behind can be told from the rest.
+"""
 
 from __future__ import annotations
 
 import json
+import os
 import secrets
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, fields
+from pathlib import Path
 from typing import Any
 
 from agentrl.errors import UsageError
-from agentrl.sandbox.docker.options import DockerOptions
-from agentrl.sandbox.limits import MIB, Limits
-from agentrl.sandbox.opening import BOOT
-from agentrl.sandbox.seccomp import all_filter_programs
-from agentrl.sandbox.spec import ANY_NETWORK, SandboxSpec
+from agentrl.sandbox.isolation import all_filter_programs
+from agentrl.sandbox.spec import ANY_NETWORK, MIB, NO_NETWORK, Limits, SandboxSpec
+from agentrl.sandbox.supervised import BOOT
+
+DEFAULT_IMAGE = "python:3.12-slim"
+_LIST_NAMES = ("readable", "writable")
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class DockerOptions:
+    """What a spec's `options` may hold."""
+
+    python: str = "python3"
+    """The image's Python, from 3.10 on, which runs the supervisor: a name in the image's ``PATH``, or a path."""
+    folder: str | None = None
+    """Where commands start, with what the image holds there: its own working folder when left out, else ``/work``."""
+    readable: tuple[str, ...] = ()
+    """Folders of the daemon's machine that can be read inside, under the same names."""
+    writable: tuple[str, ...] = ()
+    """Further folders that can be written, empty at the start."""
+    user: int | None = None
+    """The number of the user that commands are; one for each sandbox when left out."""
+    life_s: float = 7200.0
+    """The time budget: seconds after which a container ends itself, whoever is left to end it."""
+    warm: int = 0
+    """Started containers that are kept ready, so that a start need not wait for the daemon."""
+    starts_per_s: float = 20.0
+    """Containers that this process starts per second, at most."""
+    pull: str = "missing"
+    """Whether an image that is not there is pulled: ``missing`` or ``never``."""
+    runtime: str | None = None
+    """The container runtime, like ``runsc``; the daemon's own when left out."""
+
+
+def read_options(spec: SandboxSpec) -> DockerOptions:
+    """The options of a spec.
+
+    Raises:
+        UsageError: one is not understood, or the spec asks for what this back end does not have.
+    """
+    if spec.network not in (NO_NETWORK, ANY_NETWORK):
+        raise UsageError(
+            "a docker sandbox cannot tell hosts apart: Docker's networks let all through or none",
+            got=spec.network,
+            expected=f"network {NO_NETWORK} or {ANY_NETWORK}",
+            hint=f"take network {NO_NETWORK} and give the policy tools that reach those hosts, like fetch_page",
+        )
+    known = {field.name: field for field in fields(DockerOptions)}
+    for name in spec.options:
+        if name not in known:
+            raise UsageError(f"docker sandboxes have no option {name!r}", expected=", ".join(known))
+    values: dict[str, Any] = {
+        name: _list(name, value) if name in _LIST_NAMES else value for name, value in spec.options.items()
+    }
+    options = DockerOptions(**values)
+    _require("python", options.python, isinstance(options.python, str) and options.python != "", "a program")
+    _require("pull", options.pull, options.pull in ("missing", "never"), "missing or never")
+    _require("folder", options.folder, options.folder is None or _is_folder(options.folder), "an absolute path below /")
+    _require("user", options.user, options.user is None or _is_number(options.user, int, 1), "a number above 0")
+    _require("warm", options.warm, _is_number(options.warm, int, 0), "a number of containers")
+    _require("runtime", options.runtime, isinstance(options.runtime, str | None), "a name")
+    for name in ("life_s", "starts_per_s"):
+        value = getattr(options, name)
+        _require(name, value, _is_number(value, int | float, 0) and value > 0, "a number above 0")
+    return options
+
+
+def _list(name: str, value: Any) -> tuple[str, ...]:
+    is_list = isinstance(value, list | tuple) and all(isinstance(path, str) and _is_folder(path) for path in value)
+    _require(name, value, is_list, "a list of absolute paths below /")
+    return tuple(value)
+
+
+def _is_folder(path: Any) -> bool:
+    """Whether it can be put into the daemon's options, too, which know commas and colons."""
+    is_path = isinstance(path, str) and path.startswith("/") and path.rstrip("/") != ""
+    return is_path and ".." not in path.split("/") and not set(path) & set(":,\0")
+
+
+def _is_number(value: Any, kind: Any, least: float) -> bool:
+    return isinstance(value, kind) and not isinstance(value, bool) and least <= value < 2**31
+
+
+def _require(name: str, value: Any, holds: bool, expected: str) -> None:
+    if not holds:
+        raise UsageError(f"option {name} of docker sandboxes is not understood", got=repr(value), expected=expected)
+
 
 FOLDER = "/work"
 WARM_S = 600.0
@@ -190,3 +278,70 @@ def _room(limits: Limits) -> int:
 
 def _is_below(path: str, folder: str) -> bool:
     return f"{path.rstrip('/')}/".startswith(f"{folder}/")
+
+
+OWNER, UNTIL = "agentrl.owner", "agentrl.until"
+"""Labels: the process, and the time (seconds since 1970) at which the container has ended itself."""
+SLACK_S = 60.0
+"""How much clocks of machines may differ."""
+
+
+@dataclass(frozen=True, slots=True)
+class Owner:
+    """A process."""
+
+    machine: str
+    """This boot of this machine, and the namespace in which `pid` counts."""
+    pid: int
+    started: int
+    """In the kernel's ticks: numbers of processes are used again."""
+
+    @classmethod
+    def this(cls) -> Owner:
+        """This process."""
+        return cls(_machine(), os.getpid(), _started(os.getpid()))
+
+    @classmethod
+    def read(cls, label: str) -> Owner | None:
+        """What a label says; ``None`` when it is none of ours."""
+        machine, _, rest = label.partition("/")
+        pid, _, started = rest.partition("/")
+        return cls(machine, int(pid), int(started)) if pid.isdigit() and started.lstrip("-").isdigit() else None
+
+    def __str__(self) -> str:
+        return f"{self.machine}/{self.pid}/{self.started}"
+
+
+def labels(life_s: float, now: float) -> dict[str, str]:
+    """Of a container that this process starts.
+
+    Args:
+        life_s: Seconds after which it has ended itself.
+        now: Seconds since 1970.
+    """
+    return {OWNER: str(Owner.this()), UNTIL: f"{now + life_s:.0f}"}
+
+
+def is_left_behind(told: Mapping[str, str], now: float) -> bool:
+    """Whether nobody will miss a container with these labels: its owner has ended, or its time is over.
+
+    Whether the owner lives can only be told on its own machine.
+    """
+    owner, until = Owner.read(told.get(OWNER, "")), told.get(UNTIL, "")
+    if owner is None:
+        return False
+    is_over = until.isdigit() and now > float(until) + SLACK_S
+    return is_over or (owner.machine == _machine() and _started(owner.pid) != owner.started)
+
+
+def _machine() -> str:
+    boot = Path("/proc/sys/kernel/random/boot_id").read_text().strip()
+    return f"{boot}:{os.readlink('/proc/self/ns/pid').strip('pid:[]')}"
+
+
+def _started(pid: int) -> int:
+    """When a process started; -1 where there is none."""
+    try:
+        return int(Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[19])
+    except OSError:
+        return -1

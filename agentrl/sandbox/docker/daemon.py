@@ -1,13 +1,18 @@
-"""The daemon, spoken to with Docker's Python library. All calls here block: they are made in threads."""
+"""The daemon, spoken to with Docker's Python library. All calls here block: they are made in threads.
+
+- What comes out of a container: its standard output and its standard error in frames of one stream.
+"""
 
 from __future__ import annotations
 
+import asyncio
 import contextlib
 import dataclasses
 import logging
 import os
 import select
 import socket
+import struct
 import threading
 import time
 from collections.abc import Iterator, Mapping
@@ -15,11 +20,18 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from agentrl.errors import SandboxError, UsageError
-from agentrl.extra import Extra
-from agentrl.sandbox.docker.container import WARM_S, Image, Plan, Traits
-from agentrl.sandbox.docker.options import DockerOptions
-from agentrl.sandbox.docker.owner import OWNER, is_left_behind, labels
-from agentrl.sandbox.opening import opening
+from agentrl.registry import Extra
+from agentrl.sandbox.docker.container import (
+    OWNER,
+    WARM_S,
+    DockerOptions,
+    Image,
+    Plan,
+    Traits,
+    is_left_behind,
+    labels,
+)
+from agentrl.sandbox.supervised import opening
 
 _log = logging.getLogger(__name__)
 EXTRA = Extra(name="docker", module="docker")
@@ -356,3 +368,44 @@ def _progress(layers: Mapping[str, tuple[int, int]], status: str) -> str:
 
 def _short(error: Exception) -> str:
     return f"{type(error).__name__}: {str(getattr(error, 'explanation', None) or error)[:500]}"
+
+
+_HEAD = struct.Struct(">BxxxI")
+_OUTPUT = 1
+_MOST_WORDS = 4000
+
+
+class Frames:
+    """Standard output, as if it came alone; the beginning of standard error is kept.
+
+    Args:
+        stream: From the daemon: frames of a byte that tells the stream (1 is output, 2 errors), three zeros, four bytes
+            of size, and the content.
+    """
+
+    def __init__(self, stream: asyncio.StreamReader) -> None:
+        self._stream = stream
+        self._output = bytearray()
+        self._words = bytearray()
+
+    @property
+    def words(self) -> str:
+        """What was written to standard error."""
+        return self._words.decode(errors="replace").strip()
+
+    async def readexactly(self, size: int) -> bytes:
+        """The next bytes of standard output.
+
+        Raises:
+            asyncio.IncompleteReadError: it ended before.
+        """
+        while len(self._output) < size:
+            kind, length = _HEAD.unpack(await self._stream.readexactly(_HEAD.size))
+            content = await self._stream.readexactly(length)
+            if kind == _OUTPUT:
+                self._output += content
+            else:
+                self._words += content[: max(_MOST_WORDS - len(self._words), 0)]
+        wanted = bytes(self._output[:size])
+        del self._output[:size]
+        return wanted

@@ -1,26 +1,180 @@
-"""A sandbox in a container."""
+"""A sandbox in a container.
+
+- Where containers come from: started in threads, a few at a time, or taken from those that are kept warm.
+"""
 
 from __future__ import annotations
 
 import asyncio
+import atexit
 import logging
+import os
+import threading
 import time
-from collections.abc import Mapping
+from collections import defaultdict, deque
+from collections.abc import Callable, Mapping
+from concurrent.futures import Future, ThreadPoolExecutor
+from typing import TypeVar
 
-from agentrl.errors import SandboxError, UsageError
-from agentrl.sandbox.bubblewrap import USER_NAME
+from agentrl.errors import AgentRLError, SandboxError, UsageError
 from agentrl.sandbox.channel import Reader
 from agentrl.sandbox.contract import NO_VARIABLES
-from agentrl.sandbox.docker.daemon import Container
-from agentrl.sandbox.docker.frames import Frames
-from agentrl.sandbox.docker.options import DEFAULT_IMAGE, read_options
-from agentrl.sandbox.docker.supply import SUPPLY
-from agentrl.sandbox.opening import TOO_OLD
+from agentrl.sandbox.docker.container import DEFAULT_IMAGE, DockerOptions, Owner, Plan, plan, read_options
+from agentrl.sandbox.docker.daemon import Container, Daemon, Frames, find_daemon
+from agentrl.sandbox.isolation import USER_NAME
 from agentrl.sandbox.spec import SandboxSpec
-from agentrl.sandbox.supervised import SupervisedSandbox
+from agentrl.sandbox.supervised import TOO_OLD, SupervisedSandbox
 from agentrl.sandbox.supervisor import NOT_FOUND
 
 _log = logging.getLogger(__name__)
+T = TypeVar("T")
+STARTS, ENDS = 8, 4
+"""Threads that start containers, and that end them: what a daemon does at the same time."""
+
+
+class Supply:
+    """The containers of this process: one is there for all its sandboxes, see `SUPPLY`."""
+
+    def __init__(self) -> None:
+        self._daemons: dict[str | None, Daemon] = {}
+        self._finding = threading.Lock()
+        self._warm: dict[str, deque[Container]] = defaultdict(deque)
+        self._coming: dict[str, int] = defaultdict(int)
+        self._filling: set[Future[None]] = set()
+        self._counting = threading.Lock()
+        self._starts = ThreadPoolExecutor(STARTS, "agentrl-docker-start")
+        self._ends = ThreadPoolExecutor(ENDS, "agentrl-docker-end")
+
+    async def obtain(self, spec: SandboxSpec, options: DockerOptions) -> tuple[Container, Plan]:
+        """A container for a sandbox. Who stops waiting leaves none behind.
+
+        Raises:
+            UsageError: no daemon answers, or the image cannot be used.
+            SandboxError: the daemon fails.
+        """
+        daemon = self._daemons.get(spec.url)
+        image = daemon.known_image(spec.image or DEFAULT_IMAGE, options) if daemon is not None else None
+        if daemon is not None and image is not None:
+            wanted = plan(spec, options, image, daemon.traits)
+            if (container := self._take(daemon, wanted)) is not None:
+                return container, wanted
+        return await _in_thread(self._starts, lambda: self._start(spec, options), lambda made: _throw_away(made[0]))
+
+    async def remove(self, container: Container) -> None:
+        """End a container; that goes on when nobody waits any more.
+
+        Raises:
+            SandboxError: the daemon does not do it.
+        """
+        await _in_thread(self._ends, container.remove, lambda _: None)
+
+    async def settle(self) -> None:
+        """Wait until all warm containers that are to be there are there, or failed."""
+        while self._filling:
+            await asyncio.wait([asyncio.wrap_future(one) for one in list(self._filling)])
+
+    def drain(self) -> None:
+        """Remove the warm containers."""
+        for kept in list(self._warm.values()):
+            while kept:
+                _throw_away(kept.popleft())
+
+    def close(self) -> None:
+        """Remove the warm containers, and what else of this process is still there. For the end of the process."""
+        for executor in (self._starts, self._ends):
+            executor.shutdown(cancel_futures=True)
+        self.drain()
+        for daemon in self._daemons.values():
+            try:
+                for identity in daemon.owned(str(Owner.this())):
+                    daemon.remove(identity)
+            except SandboxError as failure:
+                _log.warning("containers may be left, until their time is over: %s", failure)
+        self._daemons.clear()
+
+    def _start(self, spec: SandboxSpec, options: DockerOptions) -> tuple[Container, Plan]:
+        daemon = self._daemon(spec.url)
+        image = daemon.image(spec.image or DEFAULT_IMAGE, options)
+        wanted = plan(spec, options, image, daemon.traits)
+        container = daemon.start(wanted)
+        self._refill(daemon, wanted)
+        return container, wanted
+
+    def _daemon(self, url: str | None) -> Daemon:
+        with self._finding:
+            if url not in self._daemons:
+                daemon = find_daemon(url)
+                daemon.sweep()
+                if not self._daemons:
+                    _at_exit(self.close)
+                self._daemons[url] = daemon
+            return self._daemons[url]
+
+    def _take(self, daemon: Daemon, wanted: Plan) -> Container | None:
+        """A warm container, if there is one; another takes its place."""
+        kept = self._warm[f"{daemon.url} {wanted.key}"]
+        while True:
+            try:
+                container = kept.popleft()
+            except IndexError:
+                return None
+            if container.can_be_used:
+                self._refill(daemon, wanted)
+                return container
+            self._ends.submit(_throw_away, container)
+
+    def _refill(self, daemon: Daemon, wanted: Plan) -> None:
+        key = f"{daemon.url} {wanted.key}"
+        with self._counting:
+            lacking = wanted.options.warm - len(self._warm[key]) - self._coming[key]
+            self._coming[key] += max(lacking, 0)
+        for _ in range(lacking):
+            filling = self._starts.submit(self._warm_up, daemon, wanted, key)
+            self._filling.add(filling)
+            filling.add_done_callback(self._filling.discard)
+
+    def _warm_up(self, daemon: Daemon, wanted: Plan, key: str) -> None:
+        try:
+            if threading.main_thread().is_alive():
+                self._warm[key].append(daemon.start(wanted))
+        except AgentRLError as failure:
+            _log.warning("no container could be started ahead of its use: %s", failure)
+        finally:
+            with self._counting:
+                self._coming[key] -= 1
+
+
+async def _in_thread(executor: ThreadPoolExecutor, do: Callable[[], T], undo: Callable[[T], object]) -> T:
+    """What `do` returns; it is undone, in its thread, when the caller is cancelled meanwhile."""
+    future = executor.submit(do)
+    try:
+        return await asyncio.wrap_future(future)
+    except asyncio.CancelledError:
+        future.add_done_callback(lambda done: _undo(done, undo))
+        raise
+
+
+def _undo(done: Future[T], undo: Callable[[T], object]) -> None:
+    if not done.cancelled() and done.exception() is None:
+        undo(done.result())
+
+
+def _throw_away(container: Container) -> None:
+    try:
+        container.remove()
+    except SandboxError as failure:
+        _log.warning("a container may be left, until its time is over: %s", failure)
+
+
+def _at_exit(do: Callable[[], None]) -> None:
+    """When this process ends, and not when one that was forked from it does."""
+    pid = os.getpid()
+    atexit.register(lambda: do() if os.getpid() == pid else None)
+
+
+SUPPLY = Supply()
+
+
 START_DEADLINE_S = 60.0
 _PATH = "/usr/local/sbin:/usr/local/bin:/usr/sbin:/usr/bin:/sbin:/bin"
 

@@ -6,11 +6,9 @@ Launcher                    one per engine: ports, GPUs, logs, start, restart, c
     └ the server            in a session of its own
 """
 
-from agentrl.serving.launch.command import CommandMaker, LaunchCommand
-from agentrl.serving.launch.environments import engine_python
-from agentrl.serving.launch.gpus import assign_gpus, usable_gpus
 from agentrl.serving.launch.launcher import Launcher
-from agentrl.serving.launch.process import ServerExited, ServerProcess, StartProgress
+from agentrl.serving.launch.process import CommandMaker, LaunchCommand, ServerExited, ServerProcess, StartProgress
+from agentrl.serving.launch.resources import assign_gpus, engine_python, usable_gpus
 
 __all__ = [
     "CommandMaker",

@@ -10,10 +10,22 @@ from pathlib import Path
 from typing import Self
 
 from agentrl.errors import EngineError
-from agentrl.serving.launch.command import CommandMaker, LaunchCommand
-from agentrl.serving.launch.gpus import usable_gpus, visible_devices
-from agentrl.serving.launch.ports import PortReservation, is_free, reserve_exactly, reserve_port
-from agentrl.serving.launch.process import GRACE_S, ServerExited, ServerProcess, StartProgress
+from agentrl.serving.launch.process import (
+    GRACE_S,
+    CommandMaker,
+    LaunchCommand,
+    ServerExited,
+    ServerProcess,
+    StartProgress,
+)
+from agentrl.serving.launch.resources import (
+    PortReservation,
+    is_free,
+    reserve_exactly,
+    reserve_port,
+    usable_gpus,
+    visible_devices,
+)
 
 PORT_ATTEMPTS = 3
 """Ports that are tried for a server while programs that are not ours take them first."""
@@ -24,7 +36,7 @@ class Launcher:
 
     Args:
         make_command: The command of a server, from its port and GPUs.
-        gpus: Positions of the GPUs of each server (`agentrl.serving.launch.gpus.assign_gpus`); as many as servers.
+        gpus: Positions of the GPUs of each server (`agentrl.serving.launch.resources.assign_gpus`); as many as servers.
         logs: Folder of their logs, ``server-0.log`` and so on; a restarted server goes on in its log.
         start_timeout_s: Seconds that a server gets to become ready.
         grace_s: Seconds that a server gets to end by itself.

@@ -1,16 +1,21 @@
-"""One server process: started under a guard, watched until ready, ended with everything that it started."""
+"""One server process: started under a guard, watched until ready, ended with everything that it started.
+
+- The end of a server's log, as people want to read it.
+- What starts a server: a command line and the variables that it needs besides this process's own.
+"""
 
 from __future__ import annotations
 
 import asyncio
 import contextlib
 import os
+import re
 import signal
 import subprocess
 import sys
 import time
-from collections.abc import Callable
-from dataclasses import dataclass
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Self
 
@@ -18,8 +23,57 @@ import aiohttp
 
 from agentrl.errors import EngineError, UsageError
 from agentrl.serving.launch import guard as guard_program
-from agentrl.serving.launch.command import LaunchCommand
-from agentrl.serving.launch.log_tail import last_lines
+
+READ_BYTES = 65_536
+"""Bytes at the end of a log that are looked at."""
+LONGEST_LINE = 300
+"""Characters of a line that are shown."""
+_ESCAPES = re.compile(r"\x1b\[[0-9;?]*[A-Za-z]")
+
+
+def last_lines(log: Path, count: int, *, start: int = 0) -> list[str]:
+    """The last lines that are not empty, without colours; of a progress bar its last state.
+
+    Args:
+        log: The file; one that is not there has no lines.
+        count: Most lines.
+        start: Byte from which the file is read.
+    """
+    try:
+        with log.open("rb") as file:
+            end = file.seek(0, 2)
+            file.seek(max(start, end - READ_BYTES))
+            text = file.read().decode("utf-8", errors="replace")
+    except FileNotFoundError:
+        return []
+    lines = [_ESCAPES.sub("", line.rstrip("\r").rpartition("\r")[2]).rstrip() for line in text.split("\n")]
+    return [line[:LONGEST_LINE] for line in lines if line][-count:]
+
+
+THIS_MACHINE = "127.0.0.1"
+"""The address of servers that nobody reaches from elsewhere."""
+
+RETURN_ROUTES = "--enable-return-routed-experts"
+"""Lets vLLM and SGLang alike tell which experts tokens went to."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class LaunchCommand:
+    """Command line of one server, made by a pure function of its engine (``launch_command(...)``)."""
+
+    argv: list[str]
+    """The interpreter and its arguments, with the port and the model."""
+    env: Mapping[str, str] = field(default_factory=dict)
+    """Variables set on top of this process's environment."""
+    host: str = THIS_MACHINE
+    """Address on which it listens."""
+    health: str = "/health"
+    """Path that answers 200 once the server is ready."""
+
+
+CommandMaker = Callable[[int, Sequence[int]], LaunchCommand]
+"""The command of a server, from its port and the positions of its GPUs (see `agentrl.serving.launch.resources`)."""
+
 
 GRACE_S = 5.0
 """Seconds that a server gets to end by itself before it is killed."""

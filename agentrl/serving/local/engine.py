@@ -25,17 +25,21 @@ import torch
 from transformers import PreTrainedModel
 
 from agentrl.config.engines import LocalEngineConfig
+from agentrl.engine import (
+    Capabilities,
+    EngineMetrics,
+    GenerateRequest,
+    Generation,
+    PolicyEngine,
+    StopReason,
+)
 from agentrl.errors import EngineError, UsageError, async_boundary
 from agentrl.image import ImageReader
-from agentrl.lanes import Lanes, check_lanes
-from agentrl.policy import Capabilities, EngineMetrics, GenerateRequest, Generation, PolicyEngine, StopReason
-from agentrl.serving.local.lanes import split_pieces
-from agentrl.serving.local.rows import RowStore
-from agentrl.serving.local.runner import ModelRunner
-from agentrl.serving.local.sampling import sample
-from agentrl.serving.local.scheduler import Job, Scheduler
-from agentrl.serving.local.step import Step
-from agentrl.serving.local.uniform import uniform
+from agentrl.models.threads import Lanes, check_lanes
+from agentrl.serving.local.cache import RowStore
+from agentrl.serving.local.forward import ModelRunner, Step
+from agentrl.serving.local.sampling import sample, uniform
+from agentrl.serving.local.scheduler import Job, Scheduler, split_pieces
 from agentrl.serving.request import check_request, seed_of
 
 QUIET_TICKS = 10

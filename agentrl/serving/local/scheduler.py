@@ -6,6 +6,8 @@ Requests wait in order of arrival (`waiting`), run up to `slots` at a time (`run
 session, where the next turn finds it. A row is taken away from an idle session when others need its room, and from the
 youngest running request when the oldest ones need it to grow; that request then waits at the front of the queue and
 computes its keys and values again.
+
+- Which of a step's sequences are computed in which lane (`agentrl.models.threads`).
 """
 
 from __future__ import annotations
@@ -13,16 +15,18 @@ from __future__ import annotations
 import asyncio
 import time
 from collections import deque
+from collections.abc import Sequence
 from dataclasses import dataclass, field
 
 import numpy as np
 
+from agentrl.config.engines import FEWEST_PER_LANE
+from agentrl.engine import GenerateRequest, Generation, StopReason
 from agentrl.image import common_tokens
-from agentrl.policy import GenerateRequest, Generation, StopReason
-from agentrl.routes import Routes
-from agentrl.serving.local.rows import Row, RowStore
-from agentrl.serving.local.step import Piece
+from agentrl.serving.local.cache import Row, RowStore
+from agentrl.serving.local.forward import Piece
 from agentrl.serving.request import common_prefix
+from agentrl.trajectory import Routes
 
 ANSWER_ROOM = 32
 """Tokens of the answer for which a new row has room at once; longer answers move."""
@@ -234,3 +238,22 @@ class Scheduler:
                 del self._sessions[row.session_id]
             self.rows.give_back(row)
         self.waiting.appendleft(job)
+
+
+TOKEN_COST = 24
+"""Cached tokens whose attention costs as much as taking one new token through the model, for small models."""
+
+
+def split_pieces(pieces: Sequence[Piece], lanes: int) -> list[list[Piece]]:
+    """Neighbouring pieces in as many parts as are worth it, of about the same cost."""
+    count = max(1, min(lanes, len(pieces) // FEWEST_PER_LANE))
+    if count == 1:
+        return [list(pieces)]
+    ordered = sorted(pieces, key=lambda piece: (piece.row.shelf.capacity, piece.row.index))
+    costs = [piece.count * TOKEN_COST + piece.end for piece in ordered]
+    share, spent = sum(costs) / count, 0.0
+    parts: list[list[Piece]] = [[] for _ in range(count)]
+    for piece, cost in zip(ordered, costs, strict=True):
+        parts[min(int((spent + cost / 2) / share), count - 1)].append(piece)
+        spent += cost
+    return [part for part in parts if part]

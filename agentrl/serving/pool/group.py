@@ -8,12 +8,10 @@ from collections.abc import AsyncIterator, Awaitable, Callable, Mapping, Sequenc
 from contextlib import asynccontextmanager
 from typing import Any, TypeAlias
 
+from agentrl.engine import Capabilities, InferenceServer
 from agentrl.errors import AgentRLError, EngineError, TrainingError, UsageError, async_boundary
-from agentrl.policy import Capabilities
-from agentrl.server import InferenceServer
 from agentrl.serving.pool.keeper import Keeper, Restart
-from agentrl.serving.pool.member import Member, MemberState, end, first_of
-from agentrl.serving.pool.settings import PoolSettings
+from agentrl.serving.pool.member import Member, MemberState, PoolSettings, end, first_of
 
 CLEANING_S = 15.0
 """For how long a call that is given up may clean up after itself before the server is brought back."""

@@ -17,10 +17,9 @@ from contextlib import suppress
 from dataclasses import dataclass, field
 from typing import Protocol
 
+from agentrl.engine import InferenceServer
 from agentrl.errors import AgentRLError, EngineError, TrainingError, async_boundary
-from agentrl.server import InferenceServer
-from agentrl.serving.pool.member import Member, MemberState
-from agentrl.serving.pool.settings import PoolSettings
+from agentrl.serving.pool.member import Member, MemberState, PoolSettings
 
 BUSY_LOOP_S = 0.1
 """A deadline that fires so late was missed by this process, which did not look: the server is asked again."""

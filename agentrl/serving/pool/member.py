@@ -1,4 +1,9 @@
-"""One server of a pool: whether it serves, what it has, and what is known of its load."""
+"""One server of a pool: whether it serves, what it has, and what is known of its load.
+
+- The circuit breaker of one server: after failures in a row it gets no requests for a while, then one as a trial.
+- How many requests a server gets at once: more while its cache has room, fewer when it throws requests out.
+- How a pool watches its servers.
+"""
 
 from __future__ import annotations
 
@@ -6,13 +11,185 @@ import asyncio
 import enum
 from collections.abc import Callable
 from dataclasses import dataclass, field
-from typing import Any
+from typing import Any, Self
 
-from agentrl.policy import Generation
-from agentrl.server import InferenceServer, ServerLoad
-from agentrl.serving.pool.breaker import CircuitBreaker
-from agentrl.serving.pool.concurrency import AdaptiveConcurrency
-from agentrl.serving.pool.settings import PoolSettings
+from agentrl.config.engines import ServerEngineConfig
+from agentrl.engine import Generation, InferenceServer, ServerLoad
+
+LONGEST_FACTOR = 16
+"""A server that fails every trial rests at most so many times as long as after the first failure."""
+
+
+class BreakerState(enum.StrEnum):
+    """Whether requests pass."""
+
+    CLOSED = "closed"
+    """All pass."""
+    OPEN = "open"
+    """None pass."""
+    HALF_OPEN = "half_open"
+    """One passes: the trial."""
+
+
+class CircuitBreaker:
+    """Counts failures in a row.
+
+    Args:
+        failures: So many in a row open it.
+        open_s: Seconds for which it stays open the first time.
+        clock: Seconds that only grow.
+    """
+
+    def __init__(self, *, failures: int, open_s: float, clock: Callable[[], float]) -> None:
+        self._most_failures = failures
+        self._open_s = open_s
+        self._clock = clock
+        self._failures = 0
+        self._factor = 1
+        self._opened: float | None = None
+
+    @property
+    def state(self) -> BreakerState:
+        """The state now."""
+        if self._opened is None:
+            return BreakerState.CLOSED
+        is_over = self._clock() - self._opened >= self._open_s * self._factor
+        return BreakerState.HALF_OPEN if is_over else BreakerState.OPEN
+
+    def limit(self, most: int) -> int:
+        """How many requests may run at once, where `most` may run while it is closed."""
+        match self.state:
+            case BreakerState.CLOSED:
+                return most
+            case BreakerState.HALF_OPEN:
+                return min(most, 1)
+            case BreakerState.OPEN:
+                return 0
+
+    def record_success(self) -> None:
+        """A request succeeded: all pass, unless it is a late answer while the breaker is open."""
+        if self.state is not BreakerState.OPEN:
+            self.reset()
+
+    def record_failure(self) -> None:
+        """A request failed."""
+        match self.state:
+            case BreakerState.CLOSED:
+                self._failures += 1
+                if self._failures >= self._most_failures:
+                    self._opened = self._clock()
+            case BreakerState.HALF_OPEN:
+                self._factor = min(2 * self._factor, LONGEST_FACTOR)
+                self._opened = self._clock()
+            case BreakerState.OPEN:
+                pass
+
+    def reset(self) -> None:
+        """Start anew: a new server took the place of the old one."""
+        self._failures, self._factor, self._opened = 0, 1, None
+
+
+ROOMY = 0.8
+"""Share of the cache below which more requests fit."""
+PATIENCE = 2
+"""Readings in a row with a queue before it counts: one shows only that requests have just arrived."""
+
+
+@dataclass(slots=True, kw_only=True)
+class AdaptiveConcurrency:
+    """The limit of one server.
+
+    Args:
+        limit: Requests at once, to begin with: those that the server samples at once. While its cache has room, a queue
+            of requests on their way into it never takes the limit below that.
+        least: The limit never falls below it.
+        most: It never grows above it.
+    """
+
+    limit: int
+    least: int = 1
+    most: int = 1024
+    _preemptions: int | None = None
+    _queued_readings: int = 0
+    _first: int = field(init=False)
+
+    def __post_init__(self) -> None:
+        self._first = self.limit
+
+    def read(self, load: ServerLoad, *, in_flight: int) -> None:
+        """Take a reading into account.
+
+        Args:
+            load: What the server says.
+            in_flight: Requests that it was given and has not answered, by our own count.
+        """
+        preempted = self._preemptions is not None and load.preemptions > self._preemptions
+        self._preemptions = load.preemptions
+        self._queued_readings = self._queued_readings + 1 if load.waiting else 0
+        if preempted and load.cache_used >= ROOMY:  # an update of the weights throws out, too, and says nothing
+            fits = load.running if load.waiting else in_flight - self._step(in_flight)
+            self._set(min(self.limit, fits))
+        elif self._queued_readings >= PATIENCE:
+            enough = load.running + self._step(load.running)
+            if load.cache_used < ROOMY:
+                enough = max(enough, self._first)
+            self._set(min(self.limit, max(enough, self.limit - self._step(self.limit))))
+        elif load.cache_used < ROOMY and not load.waiting and in_flight >= self.limit:
+            self._set(self.limit + self._step(self.limit))
+
+    def forget(self) -> None:
+        """A new server took the place of the old one: its counts begin anew, the limit stays."""
+        self._preemptions, self._queued_readings = None, 0
+
+    @staticmethod
+    def _step(value: int) -> int:
+        return 1 + value // 8
+
+    def _set(self, limit: int) -> None:
+        self.limit = max(self.least, min(self.most, limit))
+
+
+QUEUE_FACTOR = 2
+"""A server never has more requests than this many times those that it samples at once."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class PoolSettings:
+    """Deadlines and counts."""
+
+    concurrency: int = 64
+    """Requests at once that a server gets to begin with; adapted from its own readings."""
+    most_concurrency: int = 1024
+    """Never more than that."""
+    connect_timeout_s: float = 600.0
+    """Deadline of the first answer of a server."""
+    control_timeout_s: float = 60.0
+    """Deadline of a pause or a resume."""
+    health_timeout_s: float = 30.0
+    """A server that does not answer its health route for so long is lost."""
+    check_every_s: float = 1.0
+    """Seconds between two checks of a server."""
+    retry_s: float = 1.0
+    """Seconds before a lost server is tried again; twice as long after every attempt that failed."""
+    longest_retry_s: float = 30.0
+    attempts: int = 5
+    """A lost server that could not be brought back so often in a row is given up."""
+    resubmissions: int = 8
+    """How often one request may lose its server; then it fails."""
+    breaker_failures: int = 5
+    """Failed answers in a row after which a server rests."""
+    breaker_open_s: float = 5.0
+    """Seconds of that rest."""
+
+    @classmethod
+    def from_config(cls, config: ServerEngineConfig) -> Self:
+        """The settings of a run: each server starts with what it samples at once."""
+        return cls(
+            concurrency=config.max_running,
+            most_concurrency=QUEUE_FACTOR * config.max_running,
+            connect_timeout_s=config.start_timeout_s,
+            health_timeout_s=config.health_timeout_s,
+        )
 
 
 class MemberState(enum.StrEnum):

@@ -10,28 +10,149 @@ answers for servers that really abort. `Generation.resubmissions` says how often
 that were not published, or that are older than the request, are thrown away, and their server is lost.
 
 Weights do not pass through here: weight sync talks to the pool's `group`.
+
+- One request in the pool, over all its attempts.
+- The numbers of a pool: its own counts, and what the servers said last.
 """
 
 from __future__ import annotations
 
 import asyncio
 import logging
+import time
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
-from dataclasses import replace
+from dataclasses import dataclass, field, replace
 from typing import Any
 
+from agentrl.engine import (
+    EngineMetrics,
+    GenerateRequest,
+    Generation,
+    InferenceServer,
+    PolicyEngine,
+    ServerLost,
+    StopReason,
+)
 from agentrl.errors import AgentRLError, EngineError, async_boundary
-from agentrl.policy import EngineMetrics, GenerateRequest, Generation, PolicyEngine, StopReason
-from agentrl.server import InferenceServer, ServerLost
 from agentrl.serving.pool.group import ServerGroup
 from agentrl.serving.pool.keeper import Restart
-from agentrl.serving.pool.member import Member, first_of
-from agentrl.serving.pool.readings import PoolTotals, pool_metrics
+from agentrl.serving.pool.member import Member, PoolSettings, first_of
 from agentrl.serving.pool.router import Router, ServerPlaces, Ticket
-from agentrl.serving.pool.settings import PoolSettings
-from agentrl.serving.pool.waiting import PoolRequest
 from agentrl.serving.request import check_is_new
+
+
+@dataclass(slots=True, eq=False)
+class PoolRequest:
+    """A request and what became of it."""
+
+    request: GenerateRequest
+    resubmissions: int = 0
+    is_aborted: bool = False
+    member: Member | None = None
+    """The server that samples it now."""
+    _placed: asyncio.Future[None] = field(default_factory=lambda: asyncio.get_running_loop().create_future())
+
+    @property
+    def sent(self) -> GenerateRequest:
+        """What a server is sent: each attempt has an id of its own, because a lost server may still run the last."""
+        if not self.resubmissions:
+            return self.request
+        return replace(self.request, request_id=f"{self.request.request_id}/again-{self.resubmissions}")
+
+    def new_ticket(self) -> Ticket:
+        """The ticket of the next attempt."""
+        self._placed = asyncio.get_running_loop().create_future()
+        tokens = len(self.request.prompt_ids) + self.request.params.max_tokens
+        return Ticket(session_id=self.request.session_id, tokens=tokens)
+
+    async def wait(self) -> None:
+        """Wait until the ticket has a server, or the request is aborted.
+
+        Raises:
+            AgentRLError: the pool failed.
+        """
+        if not self.is_aborted:
+            await self._placed
+
+    def placed(self) -> None:
+        """The ticket has a server."""
+        if not self._placed.done():
+            self._placed.set_result(None)
+
+    def abort(self) -> None:
+        """The caller takes what there is."""
+        self.is_aborted = True
+        self.placed()
+
+    def fail(self, error: AgentRLError) -> None:
+        """The pool cannot serve it any more."""
+        if not self._placed.done():
+            self._placed.set_exception(error)
+            self._placed.exception()  # seen: whoever waits gets it, and nobody may wait
+
+
+@dataclass(slots=True)
+class PoolTotals:
+    """Counts since the start."""
+
+    prompt_tokens: int = 0
+    cached_tokens: int = 0
+    sampled_tokens: int = 0
+    """Of answers that have come; what is being sampled is not known yet."""
+    resubmissions: int = 0
+    _requests: int = 0
+    _busy_s: float = 0.0
+    _busy_since: float = 0.0
+
+    def begin(self, request: GenerateRequest) -> None:
+        """A request comes."""
+        if not self._requests:
+            self._busy_since = time.perf_counter()
+        self._requests += 1
+        self.prompt_tokens += len(request.prompt_ids)
+
+    def end(self) -> None:
+        """A request goes."""
+        self._requests -= 1
+        if not self._requests:
+            self._busy_s += time.perf_counter() - self._busy_since
+
+    def answered(self, answer: Generation) -> None:
+        """It went with an answer."""
+        self.cached_tokens += answer.cached_tokens
+        self.sampled_tokens += len(answer.token_ids)
+
+    @property
+    def busy_s(self) -> float:
+        """Seconds in which there was a request."""
+        return self._busy_s + (time.perf_counter() - self._busy_since if self._requests else 0.0)
+
+
+def pool_metrics(totals: PoolTotals, router: Router, members: Sequence[Member]) -> EngineMetrics:
+    """A reading of the pool, without I/O."""
+    loads = [member.reading for member in members if member.reading is not None]
+    return EngineMetrics(
+        running=sum(places.requests for places in router.servers),
+        waiting=len(router.waiting),
+        prompt_tokens=totals.prompt_tokens,
+        cached_tokens=totals.cached_tokens,
+        sampled_tokens=totals.sampled_tokens,
+        busy_s=totals.busy_s,
+        details={
+            "servers": len(members),
+            "servers_serving": sum(member.limit > 0 for member in members),
+            "servers_lost": sum(member.losses for member in members),
+            "resubmissions": totals.resubmissions,
+            "concurrency": sum(member.limit for member in members),
+            "tokens_in_flight": sum(places.tokens for places in router.servers),
+            "server_running": sum(load.running for load in loads),
+            "server_waiting": sum(load.waiting for load in loads),
+            "cache_used": max((load.cache_used for load in loads), default=0.0),
+            "preemptions": sum(load.preemptions for load in loads),
+        },
+    )
+
 
 _log = logging.getLogger(__name__)
 

@@ -8,7 +8,7 @@ from pathlib import Path
 
 from agentrl.config.engines import SGLangEngineConfig
 from agentrl.serving.launch import LaunchCommand
-from agentrl.serving.launch.command import THIS_MACHINE
+from agentrl.serving.launch.process import THIS_MACHINE
 from agentrl.serving.sglang import start_with_key
 
 CPU_MODULES = Path(__file__).parent / "cpu_modules"

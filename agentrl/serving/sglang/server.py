@@ -1,32 +1,86 @@
-"""The client of one SGLang server."""
+"""The client of one SGLang server.
+
+- One request that runs, from its first token to its last.
+"""
 
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Awaitable, Callable, Mapping, Sequence
-from dataclasses import replace
+import uuid
+from collections.abc import (
+    Awaitable,
+    Callable,
+    Mapping,
+    Sequence,
+)
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 
 from agentrl.config.engines import ServerEngineConfig
-from agentrl.errors import EngineError, UsageError
-from agentrl.policy import GenerateRequest, Generation, StopReason
-from agentrl.server import (
+from agentrl.engine import (
     Broadcast,
+    GenerateRequest,
+    Generation,
     InferenceServer,
     ServerLoad,
     SharedTensors,
+    StopReason,
     TensorLayout,
     TensorPart,
     UpdateGroup,
 )
-from agentrl.serving.http import HttpSession, Refused
+from agentrl.errors import EngineError, UsageError
+from agentrl.serving.http import HttpSession, Refused, decode_version
 from agentrl.serving.request import check_request
-from agentrl.serving.sglang.call import Call
-from agentrl.serving.sglang.handshake import shake_hands
-from agentrl.serving.sglang.load import decode_load
+from agentrl.serving.sglang.probe import shake_hands
 from agentrl.serving.sglang.updates import WeightUpdates
-from agentrl.serving.sglang.wire import decode_answer, encode_request, needs_flush, tokens_left
-from agentrl.serving.version_labels import decode_version
+from agentrl.serving.sglang.wire import (
+    decode_answer,
+    decode_load,
+    encode_request,
+    needs_flush,
+    tokens_left,
+)
+
+
+def _wire_id() -> str:
+    return uuid.uuid4().hex
+
+
+@dataclass(slots=True, eq=False)
+class Call:
+    """A request, and what has been sampled for it."""
+
+    request: GenerateRequest
+    wire_id: str = field(default_factory=_wire_id)
+    """Its name at the server. SGLang aborts all requests whose names begin with the aborted one, so that all names
+    have the same length."""
+    answer: Generation | None = None
+    """What the calls of ``/generate`` that have ended sampled."""
+    task: asyncio.Task[Generation] | None = None
+    sent: bool = False
+    """The server has the request; otherwise it waits here for the end of a pause."""
+    aborted: bool = False
+
+    @property
+    def sampled(self) -> list[int]:
+        """The tokens so far."""
+        return [] if self.answer is None else self.answer.token_ids
+
+    @property
+    def routes_from(self) -> int | None:
+        """The first token whose experts are not known yet, where they are asked for."""
+        first = self.request.routes_from
+        if first is None or self.answer is None or self.answer.routes is None:
+            return first
+        return first + len(self.answer.routes)
+
+    def ended(self, stop_reason: StopReason) -> Generation:
+        """The answer so far as the whole answer."""
+        if self.answer is None:
+            return Generation(token_ids=[], logprobs=[], versions=[], stop_reason=stop_reason)
+        return replace(self.answer, stop_reason=stop_reason)
+
 
 ABORT_WAITS_S = (0.5, 2.0, 8.0)
 """Seconds for which an aborted request is waited for, after each attempt; then it ends without the server's answer. An
@@ -78,7 +132,7 @@ class SGLangServer(InferenceServer):
         self._going.set()
 
     async def generate(self, request: GenerateRequest) -> Generation:
-        """Sample one turn; see `agentrl.server.InferenceServer.generate`.
+        """Sample one turn; see `agentrl.engine.InferenceServer.generate`.
 
         Raises:
             UsageError: no server like this one can serve it.

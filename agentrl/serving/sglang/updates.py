@@ -8,8 +8,13 @@ from contextlib import asynccontextmanager, suppress
 from pathlib import Path
 from typing import Any
 
+from agentrl.engine import (
+    Broadcast,
+    TensorLayout,
+    TensorPart,
+    UpdateGroup,
+)
 from agentrl.errors import EngineError
-from agentrl.server import Broadcast, TensorLayout, TensorPart, UpdateGroup
 from agentrl.serving.http import HttpSession, Refused
 from agentrl.serving.sglang.wire import decode_checksums, encode_broadcast, encode_tensors, encode_update
 
@@ -97,7 +102,7 @@ class WeightUpdates:
         await self._http.post("/destroy_weights_update_group", body, deadline_s=LEAVING_S, late=EngineError)
 
     async def checksums(self) -> Mapping[str, str]:
-        """As `agentrl.server.InferenceServer.checksums`; empty with several workers, of which each has a part."""
+        """As `agentrl.engine.InferenceServer.checksums`; empty with several workers, of which each has a part."""
         told = await self._post("/weights_checker", {"action": "checksum"})
         return decode_checksums(told) if self.workers == 1 else {}
 

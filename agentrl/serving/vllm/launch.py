@@ -8,8 +8,8 @@ from pathlib import Path
 
 from agentrl.config.engines import VLLMEngineConfig
 from agentrl.serving.launch import LaunchCommand
-from agentrl.serving.launch.command import RETURN_ROUTES, THIS_MACHINE
-from agentrl.serving.vllm.convention import PROCESSED, WORKER_EXTENSION
+from agentrl.serving.launch.process import RETURN_ROUTES, THIS_MACHINE
+from agentrl.serving.vllm.wire import PROCESSED, WORKER_EXTENSION
 
 MODULE = "vllm.entrypoints.openai.api_server"
 SERVED_NAME = "policy"

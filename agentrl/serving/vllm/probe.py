@@ -9,12 +9,17 @@ from dataclasses import dataclass
 from typing import Any
 
 from agentrl.config.engines import ServerEngineConfig
+from agentrl.engine import ServerLost
 from agentrl.errors import EngineError, UsageError
-from agentrl.server import ServerLost
 from agentrl.serving.http import HttpSession, Refused
-from agentrl.serving.vllm.convention import CUT_TO_ONE, LogprobConvention, convention_of, is_uncut
 from agentrl.serving.vllm.launch import RECEIVER
-from agentrl.serving.vllm.wire import ADAPTER
+from agentrl.serving.vllm.wire import (
+    ADAPTER,
+    CUT_TO_ONE,
+    LogprobConvention,
+    convention_of,
+    is_uncut,
+)
 
 FIRST_WAIT_S = 0.1
 LONGEST_WAIT_S = 1.0

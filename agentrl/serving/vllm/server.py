@@ -12,10 +12,11 @@ from pathlib import Path
 from typing import Any
 
 from agentrl.config.engines import ServerEngineConfig
-from agentrl.errors import EngineError, UsageError
-from agentrl.policy import Capabilities, GenerateRequest, Generation
-from agentrl.server import (
+from agentrl.engine import (
     Broadcast,
+    Capabilities,
+    GenerateRequest,
+    Generation,
     InferenceServer,
     ServerLoad,
     ServerLost,
@@ -23,13 +24,19 @@ from agentrl.server import (
     TensorLayout,
     UpdateGroup,
 )
-from agentrl.serving.http import HttpSession, Refused
+from agentrl.errors import EngineError, UsageError
+from agentrl.serving.http import HttpSession, Refused, decode_version
 from agentrl.serving.request import check_request
-from agentrl.serving.version_labels import decode_version
-from agentrl.serving.vllm.convention import LogprobConvention, check_convention
 from agentrl.serving.vllm.probe import probe, wait_until_healthy
 from agentrl.serving.vllm.updates import WeightUpdates
-from agentrl.serving.vllm.wire import decode_answer, decode_load, encode_abort, encode_request
+from agentrl.serving.vllm.wire import (
+    LogprobConvention,
+    check_convention,
+    decode_answer,
+    decode_load,
+    encode_abort,
+    encode_request,
+)
 
 GENERATE = "/inference/v1/generate"
 PAUSE = "/pause?mode=keep&clear_cache=false"

@@ -9,8 +9,13 @@ from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
+from agentrl.engine import (
+    Broadcast,
+    SharedTensors,
+    TensorLayout,
+    UpdateGroup,
+)
 from agentrl.errors import EngineError
-from agentrl.server import Broadcast, SharedTensors, TensorLayout, UpdateGroup
 from agentrl.serving.http import HttpSession, Refused
 from agentrl.serving.vllm.wire import ADAPTER, decode_checksums, encode_run
 
@@ -105,7 +110,7 @@ class WeightUpdates:
         await self._post("/init_weight_transfer_engine", {"init_info": asdict(group)})
 
     async def checksums(self) -> Mapping[str, str]:
-        """As `agentrl.server.InferenceServer.checksums`."""
+        """As `agentrl.engine.InferenceServer.checksums`."""
         return decode_checksums(await self._post("/weight_checker", {"action": "checksum"}))
 
     async def sleep(self) -> None:

@@ -13,13 +13,13 @@ from agentrl.testing.env_rules import (
     determinism,
     file_access,
     resources,
-    sandbox_view,
     scores,
     secrets_told,
-    snapshots,
-    speed,
     tasks,
 )
+from agentrl.testing.env_rules import determinism as snapshots
+from agentrl.testing.env_rules import file_access as sandbox_view
+from agentrl.testing.env_rules import resources as speed
 from agentrl.testing.env_rules.rule import Rule
 
 PLAYS = Rule(

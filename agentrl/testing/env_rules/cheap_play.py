@@ -13,10 +13,10 @@ import numpy as np
 import numpy.typing as npt
 
 from agentrl.message import Content
-from agentrl.rollout.returned import WrongReturn
+from agentrl.rollout.env_adapter import WrongReturn
 from agentrl.task import Task
-from agentrl.testing.env_calls import CallFailed
 from agentrl.testing.env_session import (
+    CallFailed,
     EnvSession,
     Played,
     Policy,

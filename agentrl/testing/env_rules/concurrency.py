@@ -12,9 +12,8 @@ from typing import Any, cast
 
 from agentrl.env import AsyncEnv, Isolation, settled
 from agentrl.task import Task
-from agentrl.testing.env_calls import LONG_CALL, asking
-from agentrl.testing.env_rules.comparing import require_equal
-from agentrl.testing.env_session import Moment, Played, is_call, made, replay
+from agentrl.testing.env_rules.determinism import require_equal
+from agentrl.testing.env_session import LONG_CALL, Moment, Played, asking, is_call, made, replay
 from agentrl.testing.env_subject import Broken, Finding, Missing, Subject, Suspect
 
 TRUSTED = frozenset({"aiohttp", "gymnasium", "numpy", "orjson", "PIL", "pydantic", "rapidfuzz", "agentrl"})

@@ -15,9 +15,13 @@ from gymnasium.utils.env_checker import check_env as check_gymnasium
 
 from agentrl.env import StepResult
 from agentrl.errors import UsageError
-from agentrl.rollout.returned import WrongReturn, checked_pair, checked_step, unpacked_step
-from agentrl.testing.env_calls import CallFailed, asking, watched_calls
-from agentrl.testing.env_session import EnvSession, made, play, random_policy
+from agentrl.rollout.env_adapter import (
+    WrongReturn,
+    checked_pair,
+    checked_step,
+    unpacked_step,
+)
+from agentrl.testing.env_session import CallFailed, EnvSession, asking, made, play, random_policy, watched_calls
 from agentrl.testing.env_subject import Broken, Finding, Missing, Subject, Suspect
 
 _COLOUR = re.compile(r"\x1b\[\d+m")

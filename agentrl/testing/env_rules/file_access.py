@@ -1,16 +1,73 @@
-"""Whether an action or a tool gives away files of this machine."""
+"""Whether an action or a tool gives away files of this machine.
+
+- Notices that a file is opened, by whatever process and whether or not anything is shown of it. Linux only.
+- What an environment's own sandbox shows to the programs of the policy.
+"""
 
 from __future__ import annotations
 
+import ctypes
+import os
 import secrets
 import tempfile
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from pathlib import Path
 
-from agentrl.testing.env_rules.watched_file import watched
 from agentrl.testing.env_session import EnvSession, plain_text
-from agentrl.testing.env_subject import Finding, Subject, Suspect
+from agentrl.testing.env_subject import (
+    Broken,
+    Finding,
+    Missing,
+    Subject,
+    Suspect,
+)
 from agentrl.tool import Tool
+
+IN_OPEN = 0x20
+_EVENTS_BYTES = 4096
+
+
+class WatchedFile:
+    """A file that is watched.
+
+    Args:
+        descriptor: Of inotify; ``None`` where there is none, and nothing is noticed.
+    """
+
+    def __init__(self, descriptor: int | None) -> None:
+        self._descriptor = descriptor
+
+    def was_opened(self) -> bool:
+        """Whether it was opened since the last time."""
+        try:
+            return self._descriptor is not None and bool(os.read(self._descriptor, _EVENTS_BYTES))
+        except BlockingIOError:
+            return False
+
+
+@contextmanager
+def watched(path: Path) -> Iterator[WatchedFile]:
+    """Watch a file."""
+    descriptor = _inotify(path)
+    try:
+        yield WatchedFile(descriptor)
+    finally:
+        if descriptor is not None:
+            os.close(descriptor)
+
+
+def _inotify(path: Path) -> int | None:
+    libc = ctypes.CDLL(None)
+    if not hasattr(libc, "inotify_init1"):
+        return None
+    descriptor = int(libc.inotify_init1(os.O_NONBLOCK | os.O_CLOEXEC))
+    if descriptor < 0:
+        return None
+    if libc.inotify_add_watch(descriptor, os.fsencode(path), IN_OPEN) < 0:
+        os.close(descriptor)
+        return None
+    return descriptor
 
 
 def reads_no_files(subject: Subject) -> Finding:
@@ -48,3 +105,40 @@ def _tries(session: EnvSession, subject: Subject, path: str) -> Iterator[tuple[s
 def _text_arguments(tool: Tool) -> list[str]:
     parameters = tool.schema["function"]["parameters"]["properties"]
     return [name for name, described in parameters.items() if described.get("type") == "string"]
+
+
+LOOKED_AT = 4
+"""Tasks."""
+
+
+def keeps_secrets_out_of_the_sandbox(subject: Subject) -> Finding:
+    """No hidden test and no solution can be read where the policy acts, neither at first nor after a step.
+
+    ``visible()`` gives the texts of what can be read there by place, ``secrets()`` the texts that must not be.
+    """
+    read = 0
+    with subject.session() as session:
+        if session.find("visible") is None or session.find("secrets") is None:
+            raise Missing("no visible() and secrets(), which tell of a sandbox")
+        tasks = subject.tasks[:LOOKED_AT]
+        for task in tasks:
+            session.reset(task)
+            read += _look(session)
+            if not session.step("").done:
+                read += _look(session)
+    return Finding(detail=f"{read} things read, {len(tasks)} tasks", figures={"read": float(read)})
+
+
+def _look(session: EnvSession) -> int:
+    """How much is shown.
+
+    Raises:
+        Broken: a secret.
+    """
+    shown: Mapping[str, str] = session.call("visible")
+    secrets: Sequence[str] = session.call("secrets")
+    for place, text in shown.items():
+        for secret in filter(str.strip, secrets):
+            if secret in text:
+                raise Broken(f"{place} shows {secret[:60]!r}")
+    return len(shown)

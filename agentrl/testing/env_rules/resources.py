@@ -1,21 +1,81 @@
-"""What an environment holds, and gives back."""
+"""What an environment holds, and gives back.
+
+- What this process holds from the system: open files, threads, child processes.
+- How long resets and steps take.
+"""
 
 from __future__ import annotations
 
 import gc
+import os
 import sys
+import threading
 import time
 import tracemalloc
 import weakref
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
-from typing import Any
+from pathlib import Path
+from typing import Any, NamedTuple
 
+from agentrl.env import AsyncEnv, Isolation
 from agentrl.task import Task
-from agentrl.testing.env_rules.holdings import holdings, resident_bytes, settled_holdings
 from agentrl.testing.env_session import EnvSession, play, random_policy
-from agentrl.testing.env_subject import Broken, Finding, Missing, Subject, Suspect
+from agentrl.testing.env_subject import (
+    Broken,
+    Finding,
+    Missing,
+    Subject,
+    Suspect,
+    until,
+)
+
+_PATIENCE_S = 2.0
+"""Seconds for threads and processes that were told to end."""
+_OPEN_FILES = Path("/proc/self/fd"), Path("/dev/fd")
+_TASKS = Path("/proc/self/task")
+
+
+class Holdings(NamedTuple):
+    """Numbers of things; 0 where the system does not tell."""
+
+    open_files: int
+    threads: int
+    processes: int
+
+    def over(self, before: Holdings) -> str:
+        """What there is more of than before, in words; empty when there is nothing."""
+        extra = [now - then for now, then in zip(self, before, strict=True)]
+        names = (name.replace("_", " ") for name in self._fields)
+        return ", ".join(f"{count} {name}" for count, name in zip(extra, names, strict=True) if count > 0)
+
+
+def holdings() -> Holdings:
+    """What there is now."""
+    folder = next((path for path in _OPEN_FILES if path.is_dir()), None)
+    return Holdings(
+        open_files=len(os.listdir(folder)) if folder else 0,
+        threads=threading.active_count(),
+        processes=sum(len(path.read_text().split()) for path in _TASKS.glob("*/children")),
+    )
+
+
+def settled_holdings(before: Holdings) -> Holdings:
+    """What there is now; if it is more than before, what there is after some patience."""
+    end = time.perf_counter() + _PATIENCE_S
+    now = holdings()
+    while now.over(before) and time.perf_counter() < end:
+        time.sleep(0.02)
+        now = holdings()
+    return now
+
+
+def resident_bytes() -> int:
+    """Memory of this process; 0 where the system does not tell."""
+    facts = Path("/proc/self/statm")
+    return int(facts.read_text().split()[1]) * os.sysconf("SC_PAGE_SIZE") if facts.is_file() else 0
+
 
 FEWEST_EPISODES = 32
 """With fewer, what is made once looks like a leak."""
@@ -168,3 +228,54 @@ def _tracing() -> Iterator[None]:
         yield
     finally:
         tracemalloc.stop()
+
+
+INLINE_STEP_MS = 2.0
+"""Median milliseconds of a step from which an environment must not run inside the event loop."""
+_EPISODES = 1000
+_TIMED_STEPS = 20
+
+
+def is_as_fast_as_it_says(subject: Subject) -> Finding:
+    """Inside the event loop only what takes far less than a model's turn may run."""
+    resets: list[float] = []
+    steps: list[float] = []
+    with subject.session() as session:
+        for number in until(subject.effort.timed_s, range(min(len(subject.source), _EPISODES))):
+            _time(session, subject, number, resets, steps)
+    figures = {
+        "reset_p50_ms": quantile(resets, 0.5),
+        "reset_p99_ms": quantile(resets, 0.99),
+        "step_p50_ms": quantile(steps, 0.5),
+        "step_p99_ms": quantile(steps, 0.99),
+    }
+    middle = figures["step_p50_ms"]
+    is_inline = subject.spec.isolation_under(subject.options) is Isolation.INLINE
+    if is_inline and not isinstance(session.env, AsyncEnv) and middle > INLINE_STEP_MS:
+        raise Broken(f"a step takes {middle:.2f} ms: declare isolation THREAD or PROCESS")
+    parts = [
+        f"{what} p50 {figures[f'{what}_p50_ms']:.3g} ms, p99 {figures[f'{what}_p99_ms']:.3g} ms of {len(times):,}"
+        for what, times in (("reset", resets), ("step", steps))
+    ]
+    return Finding(detail="; ".join(parts), figures=figures)
+
+
+def quantile(times: list[float], share: float) -> float:
+    """The time within which a share of them lies."""
+    return sorted(times)[min(int(share * len(times)), len(times) - 1)]
+
+
+def _time(session: EnvSession, subject: Subject, number: int, resets: list[float], steps: list[float]) -> None:
+    """Milliseconds of a reset and of the first steps of random play; choosing the actions is not counted."""
+    task = subject.source[number]
+    policy = random_policy(task.seed)
+    start = time.perf_counter()
+    session.reset(task)
+    resets.append(1000 * (time.perf_counter() - start))
+    for _ in range(min(subject.limit, _TIMED_STEPS)):
+        action = policy(session, "")
+        start = time.perf_counter()
+        done = session.step(action).done
+        steps.append(1000 * (time.perf_counter() - start))
+        if done:
+            break

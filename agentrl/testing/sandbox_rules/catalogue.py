@@ -1,22 +1,46 @@
-"""All rules, in the order of the report."""
+"""All rules, in the order of the report.
+
+- A rule of the sandbox check.
+"""
 
 from __future__ import annotations
 
 import difflib
-from collections.abc import Collection
+import inspect
+from collections.abc import Awaitable, Callable, Collection
+from dataclasses import dataclass
 
 from agentrl.errors import UnknownNameError
-from agentrl.testing.sandbox_rules import (
-    commands,
-    endings,
-    escapes,
-    files,
-    lifetimes,
-    network,
-    resources,
-    secrets_kept,
-)
-from agentrl.testing.sandbox_rules.rule import SandboxRule
+from agentrl.testing.env_subject import Finding
+from agentrl.testing.sandbox_rules import behaviour as commands
+from agentrl.testing.sandbox_rules import behaviour as files
+from agentrl.testing.sandbox_rules import behaviour as lifetimes
+from agentrl.testing.sandbox_rules import limits as endings
+from agentrl.testing.sandbox_rules import limits as resources
+from agentrl.testing.sandbox_rules import security as escapes
+from agentrl.testing.sandbox_rules import security as network
+from agentrl.testing.sandbox_rules import security as secrets_kept
+from agentrl.testing.sandbox_subject import SandboxSubject
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class SandboxRule:
+    """What is demanded, and how it is looked for."""
+
+    look: Callable[[SandboxSubject], Awaitable[Finding]]
+    """Says what it found, or raises `Broken`, `Suspect` or `Missing`. Its name is the rule's; its docstring says what
+    is demanded."""
+
+    @property
+    def name(self) -> str:
+        """As reports show it."""
+        return self.look.__name__.replace("_", " ")
+
+    @property
+    def demand(self) -> str:
+        """What is demanded, in a sentence."""
+        return " ".join((inspect.getdoc(self.look) or "").partition("\n\n")[0].split())
+
 
 RULES = tuple(
     SandboxRule(look=look)

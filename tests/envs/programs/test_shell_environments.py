@@ -22,8 +22,8 @@ from agentrl.envs.terminal.kinds import KINDS
 from agentrl.envs.terminal.tasks import errand_of
 
 from agentrl.errors import UsageError
-from agentrl.testing.env_report import CheckStatus
-from agentrl.testing.integrity import reward_integrity
+from agentrl.testing.env_check import reward_integrity
+from agentrl.testing.report import CheckStatus
 
 REPO_DIGESTS = {"train": "b9ba0d20f39c78bf", "valid": "7057f05bb73a700f", "test": "98fe75762ce16d43"}
 TERMINAL_DIGESTS = {"train": "2eaa1e728a3e9534", "valid": "00c6cce7fbfc701a", "test": "143a688a3093ea05"}

@@ -9,8 +9,8 @@ from agentrl.envs.programs import pipes
 
 from agentrl.cli.bench import load_run
 from agentrl.errors import UsageError
-from agentrl.sandbox import life
-from agentrl.sandbox.bubblewrap import find_bubblewrap
+from agentrl.sandbox import interpreter as life
+from agentrl.sandbox.isolation import find_bubblewrap
 
 
 @pytest.fixture(autouse=True)

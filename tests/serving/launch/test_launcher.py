@@ -12,8 +12,8 @@ import pytest
 
 from agentrl.errors import EngineError, UsageError
 from agentrl.serving.launch import LaunchCommand, Launcher, ServerExited
-from agentrl.serving.launch import ports as launch_ports
-from agentrl.serving.launch.ports import is_free, reserve_port
+from agentrl.serving.launch import resources as launch_ports
+from agentrl.serving.launch.resources import is_free, reserve_port
 
 
 @pytest.fixture

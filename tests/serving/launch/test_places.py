@@ -11,10 +11,15 @@ import pytest
 
 from agentrl.errors import EngineError, UnknownNameError, UsageError
 from agentrl.serving.launch import assign_gpus, engine_python, usable_gpus
-from agentrl.serving.launch.environments import find_environments, how_to_make
-from agentrl.serving.launch.gpus import visible_devices
-from agentrl.serving.launch.log_tail import last_lines
-from agentrl.serving.launch.ports import is_free, reserve_exactly, reserve_port
+from agentrl.serving.launch.process import last_lines
+from agentrl.serving.launch.resources import (
+    find_environments,
+    how_to_make,
+    is_free,
+    reserve_exactly,
+    reserve_port,
+    visible_devices,
+)
 
 ROOT = Path(__file__).parents[3]
 
@@ -40,7 +45,9 @@ def test_ports_are_not_those_of_outgoing_connections():
 
 
 def test_another_process_sees_the_reservation():
-    program = "import sys\nfrom agentrl.serving.launch.ports import reserve_exactly\nreserve_exactly(int(sys.argv[1]))"
+    program = (
+        "import sys\nfrom agentrl.serving.launch.resources import reserve_exactly\nreserve_exactly(int(sys.argv[1]))"
+    )
     reservation = reserve_port()
     words = [sys.executable, "-c", program, str(reservation.port)]
     refused = subprocess.run(words, capture_output=True, text=True)

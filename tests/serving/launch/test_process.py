@@ -13,7 +13,7 @@ import pytest
 
 from agentrl.errors import EngineError, UsageError
 from agentrl.serving.launch import LaunchCommand, ServerExited, ServerProcess
-from agentrl.serving.launch.ports import reserve_port
+from agentrl.serving.launch.resources import reserve_port
 
 
 @pytest.fixture

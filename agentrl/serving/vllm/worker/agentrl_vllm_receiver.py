@@ -2,7 +2,7 @@
 
 vLLM's own NCCL engine speaks a protocol for which the trainer needs vLLM. This one stands beside it in vLLM's registry,
 under the name `BACKEND`, and speaks torch's; it is driven by the same requests. The trainer's side is
-`agentrl.weights.process_group` and `agentrl.weights.shared_run`.
+`agentrl.weights.collective` and `agentrl.weights.shared_memory`.
 """
 
 from __future__ import annotations
@@ -126,7 +126,7 @@ def opened(handle: dict[str, Any], device: torch.device) -> torch.Tensor:
     """A run in the trainer's memory; it is given back with the last tensor that views it.
 
     Args:
-        handle: From `agentrl.weights.shared_run.open_handle`.
+        handle: From `agentrl.weights.shared_memory.open_handle`.
         device: Of this worker.
     """
     storage: Any = torch.UntypedStorage

@@ -1,0 +1,285 @@
+"""Advantages of an episode against the other members of its group; every token of the episode gets the same.
+
+- Advantages from discounted returns-to-go, without a group.
+- Advantages of a turn against other turns: those taken in the same state, or those of the same group.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Literal
+
+import torch
+
+from agentrl.algorithms.options import Depth, Discount, NotNegative
+from agentrl.algorithms.segments import (
+    STD_EPSILON,
+    backward_sums,
+    centred,
+    deviation,
+    segment_mean,
+    segment_sizes,
+    segment_std,
+    segment_sum,
+    standardize,
+    whiten,
+)
+from agentrl.algorithms.traits import Input, compares_group, needs
+from agentrl.algorithms.types import EpisodeBatch, given
+from agentrl.errors import TrainingError
+from agentrl.reward import LEAST_DIFFERENCE
+
+
+@compares_group
+def grpo(episodes: EpisodeBatch) -> torch.Tensor:
+    """A = (R - mean_g) / (std_g + 1e-6): [tokens] (DeepSeekMath, arXiv 2402.03300, section 4.1)."""
+    return episodes.to_tokens(standardize(episodes.returns, episodes.group, episodes.groups))
+
+
+@compares_group
+def dr_grpo(episodes: EpisodeBatch) -> torch.Tensor:
+    """A = R - mean_g: [tokens]; meant for aggregation seq-mean-token-sum-norm (Dr. GRPO, arXiv 2503.20783)."""
+    return episodes.to_tokens(centred_returns(episodes))
+
+
+@compares_group
+def rloo(episodes: EpisodeBatch) -> torch.Tensor:
+    """A = R - mean of the others = n / (n - 1) (R - mean_g): [tokens] (RLOO, arXiv 2402.14740)."""
+    return episodes.to_tokens(against_others(episodes.returns, episodes))
+
+
+@compares_group
+def reinforce_plus_plus_baseline(episodes: EpisodeBatch) -> torch.Tensor:
+    """A = R - mean_g, whitened over the tokens of the batch: [tokens] (REINFORCE++, arXiv 2501.03262)."""
+    return whiten(episodes.to_tokens(centred_returns(episodes)))
+
+
+@compares_group
+def opo(episodes: EpisodeBatch) -> torch.Tensor:
+    """A = R - sum_i(len_i R_i) / sum_i(len_i) over the group: [tokens] (OPO, arXiv 2505.23585).
+
+    len is the number of an episode's sampled tokens.
+    """
+    length = episodes.episode_tokens.to(episodes.returns.dtype)
+    weighted = segment_sum(length * episodes.returns, episodes.group, episodes.groups)
+    baseline = weighted / segment_sum(length, episodes.group, episodes.groups).clamp(min=1)
+    return episodes.to_tokens(deviation(episodes.returns, baseline[episodes.group], episodes.group, episodes.groups))
+
+
+@compares_group
+def gpg(episodes: EpisodeBatch) -> torch.Tensor:
+    """A = alpha (R - mean_g), alpha = episodes / episodes whose R is not mean_g: [tokens] (GPG, arXiv 2504.02546)."""
+    advantage = centred_returns(episodes)
+    teaching = int((advantage != 0).sum())
+    return episodes.to_tokens(advantage * (advantage.numel() / max(teaching, 1)))
+
+
+@compares_group
+def maxrl(episodes: EpisodeBatch) -> torch.Tensor:
+    """A = (R - mean_g) / mean_g where mean_g > 0, else 0: [tokens] (MaxRL, arXiv 2602.02710).
+
+    Raises:
+        TrainingError: a return is negative.
+    """
+    if bool((episodes.returns < -LEAST_DIFFERENCE).any()):
+        raise TrainingError(
+            "maxrl divides by the mean return of a group",
+            got=f"a return of {float(episodes.returns.min()):g}",
+            expected="returns of 0 or more, after shaping",
+        )
+    mean = segment_mean(episodes.returns, episodes.group, episodes.groups)[episodes.group]
+    return episodes.to_tokens(torch.where(mean > 0, centred_returns(episodes) / torch.where(mean > 0, mean, 1.0), 0.0))
+
+
+@compares_group
+def grpo_passk(episodes: EpisodeBatch) -> torch.Tensor:
+    """A = (R_max - R_second) / (std_g + 1e-6) for the best of a group, 0 for others: [tokens] (arXiv 2503.19595)."""
+    std = segment_std(episodes.returns, episodes.group, episodes.groups)
+    baseline = episodes.returns.clone()
+    for group in range(episodes.groups):
+        members = (episodes.group == group).nonzero().squeeze(-1)
+        if members.numel() > 1:
+            own = episodes.returns[members]
+            baseline[members[own.argmax()]] = own.topk(2)[0][1]
+    margin = deviation(episodes.returns, baseline, episodes.group, episodes.groups)
+    return episodes.to_tokens(margin / (std[episodes.group] + STD_EPSILON))
+
+
+@needs(Input.COMPONENTS)
+@compares_group
+def gdpo(episodes: EpisodeBatch, *, weights: Mapping[str, float] | None = None) -> torch.Tensor:
+    """A = sum_c w_c (C_c - mean_g) / (std_g + 1e-6), whitened over the episodes: [tokens] (GDPO, arXiv 2601.05242).
+
+    Args:
+        episodes: With reward components C_c.
+        weights: w_c by name; 1 for those that are not named. One of 0 leaves a component out.
+
+    Raises:
+        TrainingError: there are no components, or a weight is given to one that does not exist.
+    """
+    given, named = episodes.components, dict(weights or {})
+    _check_components(given, named)
+    total = torch.zeros_like(episodes.returns)
+    for name, values in given.items():
+        total = total + named.get(name, 1.0) * standardize(values, episodes.group, episodes.groups)
+    return episodes.to_tokens(whiten(total))
+
+
+def _check_components(given: Mapping[str, torch.Tensor], weights: Mapping[str, float]) -> None:
+    unknown = sorted(weights.keys() - given.keys())
+    partial = sorted(name for name, values in given.items() if not bool(values.isfinite().all()))
+    if given and not unknown and not partial:
+        return
+    raise TrainingError(
+        "gdpo normalises every component of the reward",
+        got=f"episodes without {partial[0]!r}" if partial else f"the components {', '.join(given) or '(none)'}",
+        expected=f"one named {unknown[0]!r}" if unknown else "the same components in every episode, one or more",
+        hint="name several reward functions in agent.reward, or let the environment give reward_components",
+    )
+
+
+def centred_returns(episodes: EpisodeBatch) -> torch.Tensor:
+    """R - mean_g: [episodes]."""
+    return centred(episodes.returns, episodes.group, episodes.groups)
+
+
+def against_others(values: torch.Tensor, episodes: EpisodeBatch) -> torch.Tensor:
+    """Values minus the mean of the group's other members: [episodes]; 0 for a group of one."""
+    size = segment_sizes(episodes.group, episodes.groups)[episodes.group]
+    return centred(values, episodes.group, episodes.groups) * size / (size - 1).clamp(min=1)
+
+
+def reinforce(episodes: EpisodeBatch, *, gamma: Discount = 1.0) -> torch.Tensor:
+    """A = G_k = s_k + gamma G_{k+1}, the return-to-go over turns, the same for each token of turn k: [tokens]."""
+    return turn_returns(episodes, gamma)[episodes.token_turn]
+
+
+def reinforce_plus_plus(episodes: EpisodeBatch, *, gamma: Discount = 1.0) -> torch.Tensor:
+    """A = whitened G_t = r_t + gamma G_{t+1} over sampled tokens: [tokens] (REINFORCE++, arXiv 2501.03262).
+
+    A turn's reward falls on its last token. Whitening is over the sampled tokens of the batch.
+    """
+    return whiten(token_returns(episodes, episodes.token_rewards(), gamma))
+
+
+@needs(Input.GREEDY_RETURN)
+def remax(episodes: EpisodeBatch) -> torch.Tensor:
+    """A = R minus the return of a greedy rollout of the same task: [tokens] (ReMax, arXiv 2310.10505)."""
+    baseline = given(episodes.greedy_return, Input.GREEDY_RETURN)[episodes.group]
+    return episodes.to_tokens(deviation(episodes.returns, baseline, episodes.group, episodes.groups))
+
+
+def turn_returns(episodes: EpisodeBatch, gamma: float) -> torch.Tensor:
+    """G_k = s_k + gamma G_{k+1} within each episode: [turns]."""
+    return backward_sums(episodes.turn_reward, torch.full_like(episodes.turn_reward, gamma), episodes.turn_episode)
+
+
+def token_returns(episodes: EpisodeBatch, rewards: torch.Tensor, gamma: float) -> torch.Tensor:
+    """G_t = r_t + gamma G_{t+1} within each episode, in the order of time: [tokens] from rewards [tokens]."""
+    order = episodes.time_order
+    returns = torch.empty_like(rewards)
+    returns[order] = backward_sums(rewards[order], torch.full_like(rewards, gamma), episodes.token_episode[order])
+    return returns
+
+
+@compares_group
+def gigpo(
+    episodes: EpisodeBatch, *, omega: NotNegative = 1.0, gamma: Discount = 0.95, normalize: bool = True
+) -> torch.Tensor:
+    """A = A_episode + omega A_step: [tokens] (GiGPO, arXiv 2505.10978, section 4).
+
+    A_episode is that of `grpo`. A_step compares the discounted return G_k = s_k + gamma G_{k+1} of a turn with those of
+    all turns of its group that were taken in the same state: G_k minus their mean, over their standard deviation. A
+    state that was seen once gives 0. Without ``normalize`` neither part is divided by a deviation.
+    """
+    step = _among(turn_returns(episodes, gamma), episodes.turn_state, normalize)
+    whole = grpo(episodes) if normalize else dr_grpo(episodes)
+    return whole + omega * step[episodes.token_turn]
+
+
+@compares_group
+def hgpo(
+    episodes: EpisodeBatch,
+    *,
+    depth: Depth = 2,
+    alpha: NotNegative = 1.0,
+    omega: NotNegative | None = None,
+    gamma: Discount = 0.95,
+    normalize: bool = True,
+) -> torch.Tensor:
+    """A = sum_h w_h A_h, h = 0..H: G_k among turns that share the last h states, too: [tokens] (arXiv 2602.22817).
+
+    At depth h a turn is compared with the turns of its group that were taken in the same state after the same h states:
+    A_h is G_k minus their mean, over their deviation (that of all members, dividing by n). w_h is proportional to
+    (h + 2)^alpha over the depths at which the turn differs from others; a depth at which it stands alone, or has fewer
+    than h states behind it, does not count. This is the recipe of the authors' code (verl-agent, ``recipe/hgpo``),
+    which counts the state itself as the first of the context.
+
+    Args:
+        episodes: The step.
+        depth: H.
+        alpha: How much more a longer common past counts; 0 not at all.
+        omega: With it, A is that of `grpo` plus omega times the above, as in `gigpo`; the authors leave `grpo` out.
+        gamma: Discount of the returns, per turn.
+        normalize: Divide by standard deviations.
+    """
+    returns = turn_returns(episodes, gamma)
+    total, weights = torch.zeros_like(returns), torch.zeros_like(returns)
+    for h, context in enumerate(contexts(episodes, depth)):
+        weight = (h + 2) ** alpha
+        known = context >= 0
+        advantage = torch.zeros_like(returns)
+        if bool(known.any()):
+            advantage[known] = _among(returns[known], context[known], normalize, unbiased=False)
+        total, weights = total + weight * advantage, weights + weight * (advantage != 0)
+    step = (total / torch.where(weights > 0, weights, 1.0))[episodes.token_turn]
+    if omega is None:
+        return step
+    return (grpo(episodes) if normalize else dr_grpo(episodes)) + omega * step
+
+
+@compares_group
+def turn_discounted(
+    episodes: EpisodeBatch,
+    *,
+    gamma: Discount = 0.95,
+    normalize_over: Literal["turn_index", "all_turns"] = "turn_index",
+) -> torch.Tensor:
+    """A = (G_k - mean) / (std + 1e-6), G_k = s_k + gamma G_{k+1}: [tokens].
+
+    Mean and deviation are over the turns of the group with the same number (``turn_index``), or over all turns of the
+    group (``all_turns``).
+    """
+    group = episodes.group[episodes.turn_episode]
+    if normalize_over == "turn_index":
+        number = turn_numbers(episodes)
+        group = group * (int(number.max()) + 1) + number
+    return _among(turn_returns(episodes, gamma), group, normalize=True)[episodes.token_turn]
+
+
+def contexts(episodes: EpisodeBatch, depth: int) -> list[torch.Tensor]:
+    """For h = 0..depth, the number of the last h + 1 states at each turn, equal where they are; -1 where an episode has
+    not seen as many: int64 [turns] each.
+    """
+    found, number = [episodes.turn_state], turn_numbers(episodes)
+    for h in range(1, depth + 1):
+        pairs = torch.stack([found[-1], episodes.turn_state.roll(h)], dim=1)
+        pairs[number < h] = -1
+        found.append(torch.unique(pairs, dim=0, return_inverse=True)[1])
+        found[-1] = torch.where(number < h, -1, found[-1])
+    return found
+
+
+def turn_numbers(episodes: EpisodeBatch) -> torch.Tensor:
+    """Number of each turn within its episode, from 0: int64 [turns]."""
+    index = torch.arange(episodes.turn_episode.numel(), device=episodes.turn_episode.device)
+    sizes = torch.bincount(episodes.turn_episode, minlength=episodes.returns.numel())
+    return index - (sizes.cumsum(0) - sizes)[episodes.turn_episode]
+
+
+def _among(returns: torch.Tensor, segment: torch.Tensor, normalize: bool, *, unbiased: bool = True) -> torch.Tensor:
+    """Returns against those of their segment: [turns]."""
+    count = int(segment.max()) + 1
+    if normalize:
+        return standardize(returns, segment, count, unbiased=unbiased)
+    return centred(returns, segment, count)

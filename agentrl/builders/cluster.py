@@ -1,0 +1,358 @@
+"""The ranks and engines of a run on a cluster: what runs where, with what, and what has to be shared.
+
+config.cluster ─► connection, room for all ─► ranks: RankActors, which run `agentrl.builders.workers.serve`
+                                            └► engines: `agentrl.builders.cluster`
+
+- The engines of a run on its cluster: a launcher of servers or a local engine in an actor each, and a pool of all.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import secrets
+import sys
+from collections.abc import (
+    AsyncIterator,
+    Callable,
+    Iterator,
+    Mapping,
+)
+from contextlib import AsyncExitStack, asynccontextmanager, contextmanager, suppress
+from dataclasses import dataclass, replace
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+from agentrl.builders.models import load_images
+from agentrl.builders.ray import (
+    ActorServer,
+    Cluster,
+    LocalEngineActor,
+    Place,
+    RankActors,
+    ServerActor,
+    connect,
+    watching_actors,
+)
+from agentrl.builders.ray.actors import Holder, Setting, look, variables_set
+from agentrl.builders.ray.connection import MOST_CALLS, gloo_variables
+from agentrl.builders.ray.engines import answer_of
+from agentrl.builders.servers import (
+    SERVED_MODEL,
+    ServedModel,
+    make_launcher,
+    make_server,
+    untied,
+)
+from agentrl.builders.workers import serve
+from agentrl.config.cluster import ClusterConfig
+from agentrl.config.config import Config
+from agentrl.config.derived import HEAD, engine_bundles, rank_bundles
+from agentrl.config.engines import LocalEngineConfig, ServerEngineConfig
+from agentrl.engine import InferenceServer, ServerLost
+from agentrl.errors import TrainingError, UsageError
+from agentrl.models.load import load_model, use_gpu
+from agentrl.serving.launch import Launcher
+from agentrl.serving.launch.resources import VISIBLE_GPUS as VISIBLE
+from agentrl.serving.local import LocalEngine
+from agentrl.serving.pool import PoolSettings, ServerPool
+from agentrl.training.distributed.launch import launched_ranks
+from agentrl.weights.collective import address_towards
+from agentrl.weights.folder import MEMORY
+
+FOLDER_HINT = "put run.directory and model.path on a file system that all nodes see"
+MEMORY_HINT = "set engine.transport=collective (or disk; for SGLang tensor): memory is shared on one machine only"
+OnLoss = Callable[[TrainingError], None]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class RunCluster:
+    """A run's part of a cluster."""
+
+    cluster: Cluster
+    config: Config
+    folder: Path
+    shared: Mapping[str, str]
+    """Files and folders that ranks and engines must see, and what to do when they do not."""
+
+    @property
+    def places(self) -> dict[str, Place]:
+        """Where ranks and engines are, by name."""
+        return self.cluster.places
+
+    @property
+    def places_engines(self) -> bool:
+        """Whether engines are started on it."""
+        return any(name.startswith("server") for name in self.places)
+
+    @property
+    def host(self) -> str:
+        """Address of this process, as nodes reach it."""
+        if not self.cluster.is_from_outside:
+            return self.cluster.own_node.address
+        return address_towards(f"http://{next(iter(self.places.values())).node.address}")
+
+    def setting(self, name: str, log: str, *, shared: Mapping[str, str]) -> Setting:
+        """What the actor of that name needs to know."""
+        place = self.places.get(name)
+        # what has no GPU of its own must not take the first one of its node
+        variables = {} if place is None or place.bundle.resources.get("GPU") else {VISIBLE: ""}
+        key = getattr(self.config.engine, "api_key_variable", None)
+        if key is not None and name.startswith("server") and key in os.environ:
+            variables[key] = os.environ[key]
+        return Setting(
+            paths=[path or os.getcwd() for path in sys.path],
+            log=self.folder / "logs" / f"{log}.log",
+            variables=variables,
+            shared=shared,
+        )
+
+    def ranks(self, count: int, *, logs: Path, on_loss: OnLoss) -> RankActors:
+        """The ranks of the run, not started."""
+        return RankActors(
+            count,
+            logs=logs,
+            on_loss=on_loss,
+            cluster=self.cluster,
+            setting=lambda rank: self.setting(f"rank {rank}", f"rank-{rank}", shared=self.shared),
+            work=serve,
+            host=self.host,
+        )
+
+
+@asynccontextmanager
+async def open_cluster(config: Config, folder: Path, *, say: Callable[[str], None]) -> AsyncIterator[RunCluster | None]:
+    """The cluster of a run, with room for its ranks and engines; ``None`` where the config asks for none.
+
+    Args:
+        config: The run.
+        folder: Its folder.
+        say: Is told what a person should know.
+
+    Raises:
+        UsageError: no Ray, no cluster, no room.
+        ConfigError: a cluster and a launcher of ranks.
+    """
+    section = config.cluster
+    if section is None:
+        yield None
+        return
+    check_sole_launcher()
+    cluster = await _finished(asyncio.to_thread(_connect, config, section))
+    try:
+        placing = asyncio.create_task(asyncio.to_thread(_place, cluster, config, section, say))
+        try:
+            await asyncio.shield(placing)
+        except asyncio.CancelledError:
+            cluster.give_up()
+            with suppress(UsageError):
+                await placing
+            raise
+        for place in cluster.places.values():
+            say(f"{place.name} is on {place.node}, with {place.bundle.in_words}")
+        with _marked(folder) as mark, _marked_memory(config) as memory:
+            run = RunCluster(cluster=cluster, config=config, folder=folder, shared={str(mark): FOLDER_HINT, **memory})
+            with variables_set(gloo_variables(run.host)), _own_gpu(run):
+                yield run
+    finally:
+        await asyncio.to_thread(cluster.close)
+
+
+def check_sole_launcher() -> None:
+    """Refuse a cluster for ranks that torchrun has started.
+
+    Raises:
+        UsageError: it has.
+    """
+    if launched_ranks():
+        raise UsageError(
+            "torchrun and a cluster both start ranks",
+            got=f"{launched_ranks()} processes of torchrun, and the key cluster",
+            expected="one of them",
+            hint="run agentrl train without torchrun, or remove cluster",
+        )
+
+
+async def _finished(work: Any) -> Cluster:
+    """What a thread opens; closed again when nobody wants it any more by then."""
+    opening = asyncio.ensure_future(work)
+    try:
+        found: Cluster = await asyncio.shield(opening)
+    except asyncio.CancelledError:
+        with suppress(UsageError):
+            (await opening).close()
+        raise
+    return found
+
+
+def _connect(config: Config, section: ClusterConfig) -> Cluster:
+    bundles = [*rank_bundles(config, section, gpus=False), *engine_bundles(config, section, gpus=False)]
+    return connect(section, cpus=sum(bundle.resources.get("CPU", 0) for bundle in bundles))
+
+
+def _place(cluster: Cluster, config: Config, section: ClusterConfig, say: Callable[[str], None]) -> None:
+    gpus = cluster.has_gpus
+    bundles = [*rank_bundles(config, section, gpus=gpus), *engine_bundles(config, section, gpus=gpus)]
+    cluster.reserve(bundles, say=say)
+
+
+@contextmanager
+def _own_gpu(run: RunCluster) -> Iterator[None]:
+    """Let this process compute on the GPU that Ray has put aside for rank 0, and on no other."""
+    place = run.places.get(HEAD)
+    if place is None or not place.bundle.resources.get("GPU"):
+        yield
+        return
+    holder = run.cluster.actor(place, Holder, run.setting(HEAD, "rank-0", shared={}))  # keeps it until the end
+    name = run.cluster.first_gpu(holder)
+    visible = os.environ.get(VISIBLE)
+    position = visible.split(",").index(name) if visible else int(name)
+    use_gpu(position)
+    with variables_set({"LOCAL_RANK": str(position), "LOCAL_WORLD_SIZE": "1"}):
+        yield
+
+
+@contextmanager
+def _marked(folder: Path) -> Iterator[Path]:
+    """A file that shows who sees the folder."""
+    mark = folder / f".cluster-{secrets.token_hex(8)}"
+    mark.touch()
+    try:
+        yield mark
+    finally:
+        mark.unlink(missing_ok=True)
+
+
+@contextmanager
+def _marked_memory(config: Config) -> Iterator[dict[str, str]]:
+    if not isinstance(config.engine, ServerEngineConfig) or config.engine.transport != "shared_memory":
+        yield {}
+        return
+    with _marked(MEMORY) as mark:
+        yield {str(mark): MEMORY_HINT}
+
+
+@asynccontextmanager
+async def open_placed_pool(
+    run: RunCluster, model: ServedModel, *, version: int, say: Callable[[str], None], on_loss: OnLoss
+) -> AsyncIterator[ServerPool]:
+    """The engines of a run on its cluster, ready to serve; they end with the block.
+
+    Args:
+        run: Its cluster.
+        model: What they serve.
+        version: Of the weights that the first sync will bring.
+        say: Is told what happens to them.
+        on_loss: Is called from a thread when one has ended by itself.
+
+    Raises:
+        UsageError: no interpreter with the engine on a node, or something that a node does not see.
+        EngineError: a server does not start.
+    """
+    engines = _PlacedEngines(run, model)
+    try:
+        servers, settings = await engines.start()
+        async with AsyncExitStack() as stack:
+            stack.enter_context(watching_actors(run.cluster, engines.actors, on_loss))
+            pool = ServerPool(servers, settings, restart=engines.restart, version=version, say=say)
+            stack.push_async_callback(pool.close)
+            await pool.start()
+            yield pool
+    finally:
+        await engines.close()
+
+
+class _PlacedEngines:
+    """The actors of the engines of a run."""
+
+    def __init__(self, run: RunCluster, model: ServedModel) -> None:
+        self._run, self._model = run, model
+        self._cluster, self._engine = run.cluster, run.config.engine
+        self._places = [place for name, place in run.places.items() if name.startswith("server")]
+        self.actors: list[tuple[Any, Place]] = []
+
+    async def start(self) -> tuple[list[InferenceServer], PoolSettings]:
+        """Start all of them; the launched ones are ready then."""
+        if isinstance(self._engine, ServerEngineConfig):
+            served = await asyncio.to_thread(
+                untied, self._model.path, self._run.folder / SERVED_MODEL, dtype=self._model.dtype
+            )
+            self._model = replace(self._model, path=str(served))
+        shared = {**self._run.shared, **_folder_of(self._model)}
+        for place in self._places:
+            log = place.name if isinstance(self._engine, LocalEngineConfig) else f"{place.name}-actor"
+            setting = self._run.setting(place.name, log, shared=shared)
+            actor = self._cluster.actor(place, self._kind, setting, self._make(place), calls=MOST_CALLS)
+            self.actors.append((actor, place))
+        for actor, place in self.actors:
+            await asyncio.to_thread(look, self._cluster, actor, shared, place)
+        started = await asyncio.gather(*(self._serve(actor, place) for actor, place in self.actors))
+        return list(started), self._settings
+
+    @property
+    def _kind(self) -> type:
+        return LocalEngineActor if isinstance(self._engine, LocalEngineConfig) else ServerActor
+
+    @property
+    def _settings(self) -> PoolSettings:
+        if isinstance(self._engine, ServerEngineConfig):
+            return PoolSettings.from_config(self._engine)
+        assert isinstance(self._engine, LocalEngineConfig)
+        section = self._run.cluster.section
+        return PoolSettings(
+            concurrency=self._engine.slots, most_concurrency=2 * self._engine.slots, connect_timeout_s=section.timeout_s
+        )
+
+    def _make(self, place: Place) -> Callable[[], Launcher | LocalEngine]:
+        model = self._model
+        if isinstance(self._engine, LocalEngineConfig):
+            return partial(make_engine, self._engine, model, device=self._run.config.model.device)
+        assert isinstance(self._engine, ServerEngineConfig)
+        one = self._engine.model_copy(update={"replicas": 1, "gpus": None})
+        return partial(
+            make_launcher,
+            one,
+            model.path,
+            self._run.folder,
+            dtype=model.dtype,
+            say=print,
+            host=place.node.address,
+            names=[place.name],
+        )
+
+    async def _serve(self, actor: Any, place: Place) -> InferenceServer:
+        if isinstance(self._engine, LocalEngineConfig):
+            return ActorServer(self._cluster, actor, place)
+        assert isinstance(self._engine, ServerEngineConfig)
+        url = await answer_of(self._cluster, actor.start.remote(), place.name)
+        return make_server(self._engine, url, self._model.vocab_size)
+
+    async def restart(self, index: int) -> InferenceServer:
+        """Start the server of an actor again; the loss of an actor is the end of the run."""
+        actor, place = self.actors[index]
+        try:
+            server = await self._serve(actor, place)
+            await server.connect(deadline_s=self._settings.connect_timeout_s)
+        except ServerLost as error:
+            raise self._cluster.loss(place, place.name, error.__cause__ or error) from error
+        return server
+
+    async def close(self) -> None:
+        """End the servers, and the actors."""
+        closing = [answer_of(self._cluster, actor.close.remote(), place.name) for actor, place in self.actors]
+        await asyncio.gather(*closing, return_exceptions=True)
+        for actor, _ in self.actors:
+            self._cluster.kill(actor)
+        self.actors = []
+
+
+def _folder_of(model: ServedModel) -> dict[str, str]:
+    """The folder that every node must see; none of a model on the hub."""
+    return {str(Path(model.path).absolute()): FOLDER_HINT} if Path(model.path).is_dir() else {}
+
+
+def make_engine(section: LocalEngineConfig, model: ServedModel, *, device: str) -> LocalEngine:
+    """A local engine with a copy of the model, in the process that calls."""
+    loaded = load_model(model.path, dtype=model.dtype, device=device)
+    return LocalEngine(loaded, section, reader=load_images(model.path))

@@ -1,0 +1,96 @@
+"""The environment and the tasks of a config.
+
+- Tasks from a file: JSON lines or Parquet, one task per row.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import fields
+from pathlib import Path
+from typing import Any
+
+from agentrl.config.environment import EnvironmentConfig
+from agentrl.env import EnvironmentSpec
+from agentrl.env_lookup import check_split, resolve_environment
+from agentrl.errors import ConfigError, UsageError
+from agentrl.task import Task, TaskSource, read_rows
+
+_FIELDS = tuple(field.name for field in fields(Task))
+_CHECKED: Mapping[str, tuple[type, str]] = {
+    "seed": (int, "a whole number"),
+    "options": (Mapping, "an object"),
+    "columns": (Mapping, "an object"),
+    "prompt": (str, "text"),
+    "type": (str, "text"),
+    "max_turns": (int, "a whole number"),
+}
+
+
+def read_tasks(path: str | Path, *, environment: str) -> Sequence[Task]:
+    """All tasks of a file, in its order.
+
+    Args:
+        path: ``.jsonl`` or ``.parquet``; columns are the fields of `Task`, ``id`` is the row's number when left out.
+        environment: Name for rows that do not say.
+
+    Raises:
+        UsageError: the file cannot be read, a row has unknown columns, or two rows have one id.
+    """
+    file = Path(path)
+    tasks = [
+        _task(row, f"{path} row {number}", number, environment) for number, row in enumerate(read_rows(file), start=1)
+    ]
+    if not tasks:
+        raise UsageError(f"task file {path} is empty", expected="at least one row")
+    if len({task.id for task in tasks}) < len(tasks):
+        raise UsageError(f"task file {path} has two rows of one id", expected="unique ids")
+    return tasks
+
+
+def _task(row: Mapping[str, Any], place: str, number: int, environment: str) -> Task:
+    unknown = sorted(set(row) - set(_FIELDS))
+    if unknown:
+        raise UsageError(f"{place} has unknown columns", got=", ".join(unknown), expected=", ".join(_FIELDS))
+    given = {name: value for name, value in row.items() if value is not None}
+    for name, (kind, expected) in _CHECKED.items():
+        if name in given and (not isinstance(given[name], kind) or isinstance(given[name], bool)):
+            raise UsageError(f"{name} of {place} is of a wrong type", got=repr(given[name]), expected=expected)
+    if given.get("max_turns", 1) < 1:
+        raise UsageError(f"max_turns of {place} is too small", got=given["max_turns"], expected="at least 1")
+    return Task(**{"environment": environment, **given, "id": str(given.get("id", number))})
+
+
+def find_environment(config: EnvironmentConfig) -> EnvironmentSpec:
+    """The environment's entry.
+
+    Raises:
+        UnknownNameError: no such environment.
+        UsageError: its module cannot be imported, or holds no environment.
+    """
+    return resolve_environment(config.name)
+
+
+def task_source(spec: EnvironmentSpec, config: EnvironmentConfig, *, split: str | None = None) -> TaskSource:
+    """The tasks of a split, or of the config's file.
+
+    Args:
+        spec: The environment.
+        config: Options, split and file.
+        split: Instead of the config's split or file.
+
+    Raises:
+        UsageError: no such split, options that the environment does not take, or a file that cannot be read.
+    """
+    if config.tasks is not None and split is None:
+        return read_tasks(config.tasks, environment=spec.name)
+    chosen = check_split(spec, split or config.split)
+    try:
+        return spec.tasks(chosen, **{**spec.options, **config.options})
+    except TypeError as error:
+        raise ConfigError(
+            f"environment.options do not fit {spec.name}",
+            got=", ".join(config.options) or "none",
+            expected=f"among {', '.join(spec.options)}" if spec.options else "none",
+            hint=str(error),
+        ) from error

@@ -1,0 +1,101 @@
+"""Who plays beside the members of a group: the policy without chance, and the environment's expert."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from typing import TypeAlias
+
+from agentrl.algorithms.traits import Input, needed_inputs
+from agentrl.builders.episodes import World
+from agentrl.builders.pairs import load_trajectories
+from agentrl.config.config import AlgorithmConfig, Config
+from agentrl.engine import PolicyEngine, SamplingParams
+from agentrl.errors import UsageError
+from agentrl.registry import Kind, lookup
+from agentrl.render.renderer import Renderer
+from agentrl.rollout.group import EXPERT, GREEDY, Group
+from agentrl.rollout.policies import EngineSpeaker, Speaker
+from agentrl.rollout.runner import EpisodeRunner
+from agentrl.rollout.scripted_policies import Demonstrator, ScriptedPolicy, StoredExpert
+from agentrl.serving.teacher import TeacherServers, TeacherWord
+from agentrl.training.reference import Guides
+from agentrl.trajectory import Trajectory
+
+Companions: TypeAlias = Mapping[str, Mapping[str, EpisodeRunner | StoredExpert]]
+"""By the label of an environment, and name."""
+
+
+def own_members(config: AlgorithmConfig) -> int:
+    """Episodes of a group that the policy plays, by chance."""
+    return config.group_size - (0 if config.expert is None else config.expert.members)
+
+
+def build_companions(
+    config: Config, worlds: Sequence[World], engine: PolicyEngine, renderer: Renderer, model_path: str
+) -> Companions:
+    """Who else plays each group's task, by the label of the environment and the companion's name.
+
+    Their episodes are counted nowhere, and are not on disk.
+
+    Raises:
+        ConfigError: an expert's stored episodes are of a model with other tokens.
+        UsageError: they are not there, or none is of the run's environments.
+    """
+    speakers = _speakers(config, engine, renderer)
+    found: dict[str, dict[str, EpisodeRunner | StoredExpert]] = {
+        world.label: {name: world.runner.answered_by(speaker) for name, speaker in speakers.items()} for world in worlds
+    }
+    expert = config.algorithm.expert
+    if expert is not None and expert.trajectories is not None:
+        shown = load_trajectories(expert.trajectories, model_path, {world.spec.name for world in worlds})
+        for world in worlds:
+            own = [trajectory for trajectory in shown if trajectory.environment == world.spec.name]
+            found[world.label] |= {
+                f"{EXPERT}-{place}": StoredExpert(own, place=place) for place in range(expert.members)
+            }
+    return found
+
+
+def _speakers(config: Config, engine: PolicyEngine, renderer: Renderer) -> dict[str, Speaker]:
+    speakers: dict[str, Speaker] = {}
+    if Input.GREEDY_RETURN in needed_inputs(lookup(Kind.ADVANTAGE, config.algorithm.advantage)):
+        speakers[GREEDY] = EngineSpeaker(engine, renderer, SamplingParams(temperature=0.0))
+    expert = config.algorithm.expert
+    if expert is not None and expert.trajectories is None:
+        speaker = Demonstrator(ScriptedPolicy.EXPERT, renderer, max_context=config.agent.max_tokens)
+        speakers |= {f"{EXPERT}-{number}": speaker for number in range(expert.members)}
+    return speakers
+
+
+async def guides_of(groups: Sequence[Group], teacher: TeacherServers | None) -> Guides:
+    """What was played beside some groups, and what a teacher behind servers says of them, for the trainer.
+
+    Raises:
+        UsageError: the episodes hold images, which a teacher behind servers is not shown; a key is missing.
+        EngineError: the teacher cannot be reached.
+    """
+    experts = [trajectory for group in groups for trajectory in group.experts]
+    trained = [trajectory for group in groups for trajectory in group.trainable]
+    told = {} if teacher is None else await _asked(teacher, [*trained, *experts])
+    return Guides(
+        greedy={group.id: group.beside[GREEDY] for group in groups if GREEDY in group.beside},
+        experts=experts,
+        teacher_logp={name: [word.logp for word in words] for name, words in told.items()},
+        teacher_top={
+            name: [word.top for word in words if word.top is not None]
+            for name, words in told.items()
+            if all(word.top is not None for word in words)
+        },
+    )
+
+
+async def _asked(teacher: TeacherServers, trajectories: Sequence[Trajectory]) -> dict[str, list[TeacherWord]]:
+    if any(sequence.images for trajectory in trajectories for sequence in trajectory.sequences):
+        raise UsageError(
+            "a teacher behind servers is asked about text only",
+            got="episodes with images",
+            hint="remove algorithm.teacher.servers, so that the teacher is loaded beside the trainer",
+        )
+    found = await teacher.words([s.ids_list() for trajectory in trajectories for s in trajectory.sequences])
+    rest = iter(found)
+    return {t.id: [next(rest) for _ in t.sequences] for t in trajectories}

@@ -1,0 +1,184 @@
+"""Placement of a run on one machine: GPUs for the trainer's processes and the launched servers, and memory.
+
+Process k of the trainer computes on GPU k. Servers get the GPUs behind those, unless ``engine.gpus`` names others, or
+too few are left: then servers share the trainer's GPUs. A cluster places processes and servers itself.
+"""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+from agentrl.config.config import Config
+from agentrl.config.engines import ServerEngineConfig
+from agentrl.config.estimate import Row, derive, shown_bytes
+from agentrl.errors import ConfigError
+from agentrl.models.load import accelerators
+from agentrl.serving.launch import assign_gpus, usable_gpus
+
+CGROUP_LIMIT = Path("/sys/fs/cgroup/memory.max")
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class GPUPlacement:
+    """Positions of GPUs, among those that this process may use; empty on a machine without one."""
+
+    trainer: tuple[int, ...]
+    """One for each of the trainer's processes."""
+    servers: list[tuple[int, ...]]
+    """``engine.tensor_parallel`` for each launched server."""
+
+    @property
+    def shared(self) -> list[int]:
+        """The GPUs that a process of the trainer and a server have in common."""
+        return sorted(set(self.trainer) & {position for server in self.servers for position in server})
+
+
+def place_on_gpus(config: Config, count: int, *, torch_count: int | None = None) -> GPUPlacement:
+    """Place a training run on one machine.
+
+    Args:
+        config: The run.
+        count: GPUs of the machine.
+        torch_count: GPUs that torch can use in this process, where that may differ: a build of torch for the CPU can
+            use none.
+
+    Raises:
+        ConfigError: there are fewer GPUs than trainer processes.
+        UsageError: there are too few GPUs for the servers, or ``engine.gpus`` names one that does not exist.
+    """
+    trainer = trainer_gpus(config, count if torch_count is None else torch_count)
+    if not isinstance(config.engine, ServerEngineConfig) or config.engine.servers != "launch":
+        return GPUPlacement(trainer=trainer, servers=[])
+    return GPUPlacement(trainer=trainer, servers=server_gpus(config.engine, count, trainer))
+
+
+def trainer_gpus(config: Config, count: int) -> tuple[int, ...]:
+    """The GPU of each of the trainer's processes; none where it computes on the CPU.
+
+    Raises:
+        ConfigError: there are fewer GPUs than processes, or no GPU with the number in ``model.device``.
+    """
+    device, processes = config.model.device, config.trainer.processes
+    if device.startswith("cuda:"):
+        number = device.removeprefix("cuda:")
+        if not number.isdigit() or int(number) >= count:
+            there = f"cuda:0 to cuda:{count - 1}" if count else "model.device=cpu or auto: torch can use no GPU here"
+            raise ConfigError("model.device names a GPU that does not exist", got=device, expected=there)
+        return (int(number),)
+    if device == "cuda" and not count:
+        raise ConfigError(
+            "model.device is cuda, and torch can use no GPU here",
+            expected="model.device=auto or cpu",
+            hint="agentrl doctor shows what torch was built for",
+        )
+    if device == "cpu" or not count:
+        return ()
+    if processes > count:
+        raise ConfigError(
+            "the trainer has more processes than there are GPUs",
+            got=f"trainer.processes {processes}, and {count} GPUs",
+            expected=f"trainer.processes of at most {count}",
+        )
+    return tuple(range(processes))
+
+
+def server_gpus(section: ServerEngineConfig, count: int, trainer: Sequence[int] = ()) -> list[tuple[int, ...]]:
+    """The GPUs of each launched server.
+
+    Args:
+        section: The servers.
+        count: GPUs of the machine.
+        trainer: GPUs that the trainer computes on; servers avoid them if enough others are left, and unless the
+            transport is ``cuda_ipc``, which needs the trainer's own.
+
+    Raises:
+        UsageError: there are too few, or ``engine.gpus`` names one that does not exist.
+    """
+    chosen, names = section.gpus, [str(position) for position in range(count)]
+    free = [position for position in range(count) if position not in trainer]
+    if chosen is None and section.transport != "cuda_ipc" and len(free) >= section.replicas * section.tensor_parallel:
+        chosen = free if count else None
+    return assign_gpus(section.replicas, section.tensor_parallel, names, chosen)
+
+
+def check_machine(config: Config) -> None:
+    """Check that this machine has the GPUs and the memory that a training run is certain to need.
+
+    Raises:
+        ConfigError: as `place_on_gpus`; or the trainer's weights, gradients and moments alone exceed the memory.
+        UsageError: as `place_on_gpus`.
+    """
+    if config.cluster is not None:
+        return
+    gpus = accelerators()
+    placed = place_on_gpus(config, len(usable_gpus(os.environ)), torch_count=len(gpus))
+    memory = derive(config).memory
+    if memory is None:
+        return
+    on_gpus = sum(gpus[position].memory_bytes for position in placed.trainer)
+    offloaded = config.trainer.fsdp.offload or not placed.trainer
+    available = memory_limit() + on_gpus if offloaded else on_gpus
+    if memory.trained > available:
+        raise ConfigError(
+            "the model does not fit into this machine's memory",
+            got=f"{shown_bytes(memory.trained)} of weights, gradients and optimizer moments",
+            expected=f"at most {shown_bytes(available)}",
+            hint="take a smaller model, train adapters (model.lora), or see agentrl plan",
+        )
+
+
+def memory_limit() -> int:
+    """Bytes of memory that this process may use."""
+    physical = os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")
+    limit = CGROUP_LIMIT.read_text().strip() if CGROUP_LIMIT.is_file() else "max"
+    return physical if limit == "max" else min(physical, int(limit))
+
+
+def gpu_rows(config: Config, count: int) -> list[Row]:
+    """The placement on one machine in words, for a dry run; nothing where a cluster places the run.
+
+    Raises:
+        ConfigError: as `place_on_gpus`.
+        UsageError: as `place_on_gpus`.
+    """
+    if config.cluster is not None:
+        return []
+    placed = place_on_gpus(config, count)
+    rows = [Row("GPUs", f"{count:,}", "of this machine, or --gpus")]
+    where = f"GPU {_listed(placed.trainer)}" if placed.trainer else "CPU"
+    processes = config.trainer.processes
+    rows.append(
+        Row(
+            "trainer",
+            f"{processes} {'process' if processes == 1 else 'processes'} on {where}",
+            "trainer.processes, model.device",
+        )
+    )
+    rows += [
+        Row(f"server-{number}", f"GPU {_listed(gpus)}" if gpus else "CPU", "engine.replicas, engine.tensor_parallel")
+        for number, gpus in enumerate(placed.servers)
+    ]
+    if placed.shared:
+        rows.append(Row("shared GPUs", _listed(placed.shared), _sharing(config)))
+    used = {*placed.trainer, *(position for server in placed.servers for position in server)}
+    if idle := [position for position in range(count) if position not in used]:
+        rows.append(Row("idle GPUs", _listed(idle), "raise trainer.processes or engine.replicas to use them"))
+    return rows
+
+
+def _sharing(config: Config) -> str:
+    """Describe how trainer and servers share GPU memory, or what to set for that."""
+    engine = config.engine
+    if isinstance(engine, ServerEngineConfig) and engine.sleep:
+        return "engine.sleep: servers give memory back while the trainer trains"
+    return "set engine.sleep=true, or limit the servers' memory in engine.arguments"
+
+
+def _listed(positions: Sequence[int]) -> str:
+    """Positions for people: ``0``, ``0 to 3``, ``0, 2``."""
+    if len(positions) > 2 and list(positions) == list(range(positions[0], positions[-1] + 1)):
+        return f"{positions[0]} to {positions[-1]}"
+    return ", ".join(map(str, positions))

@@ -1,0 +1,208 @@
+"""The model of a run: found, or made from nothing; its tokenizer and renderer.
+
+- Whether two models read the same tokens: what one has written, or is asked about, means the same to the other.
+"""
+
+from __future__ import annotations
+
+import shutil
+from collections.abc import Callable
+from pathlib import Path
+from typing import Literal, cast
+
+from transformers import (
+    AutoConfig,
+    AutoImageProcessor,
+    AutoTokenizer,
+    PreTrainedTokenizerFast,
+)
+
+from agentrl.builders.scratch import unheard, write_scratch_model
+from agentrl.config.config import Config
+from agentrl.config.section import Section
+from agentrl.errors import ConfigError, UsageError
+from agentrl.models.load import load_model
+from agentrl.models.lora import is_adapter_folder
+from agentrl.models.vision import MODEL_TYPES
+from agentrl.observe.files import writing
+from agentrl.observe.model_folder import check_fetchable, find_model
+from agentrl.observe.run_folder import RunDirectory
+from agentrl.render.images import ImageProcessor
+from agentrl.render.renderer import Renderer
+from agentrl.training.checkpoint import save_model_folder, system_errors
+
+SHARD_SIZE = "5GB"
+"""Of the largest file of an exported model."""
+SCRATCH = "scratch"
+"""`model.path` of a model that is made from nothing."""
+
+
+def resolve_model(config: Config) -> Config:
+    """The config with the paths of its models as absolute folders, so that ``runs/latest`` means today's latest for
+    ever: ``model.path``, ``algorithm.teacher.path``, ``agent.reward_model.path``, ``trainer.critic.path`` and
+    ``trainer.process_reward.path``.
+
+    Raises:
+        UsageError: there is no model where a path points, or none of that name can be fetched.
+    """
+    changes: dict[str, Section] = {}
+    if config.model.path != SCRATCH:
+        changes["model"] = config.model.model_copy(update={"path": _resolved(config.model.path)})
+    guides: dict[str, Section] = {}
+    if (teacher := config.algorithm.teacher) is not None:
+        guides["teacher"] = teacher.model_copy(update={"path": _resolved(teacher.path)})
+    if (expert := config.algorithm.expert) is not None and expert.trajectories is not None:
+        guides["expert"] = expert.model_copy(update={"trajectories": str(Path(expert.trajectories).resolve())})
+    changes["algorithm"] = config.algorithm.model_copy(update=guides)
+    if (reader := config.agent.reward_model) is not None:
+        read = reader.model_copy(update={"path": _resolved(reader.path)})
+        changes["agent"] = config.agent.model_copy(update={"reward_model": read})
+    beside: dict[str, Section] = {}
+    if (critic := config.trainer.critic) is not None and critic.path is not None:
+        beside["critic"] = critic.model_copy(update={"path": _resolved(critic.path)})
+    if (judge := config.trainer.process_reward) is not None and judge.path is not None:
+        beside["process_reward"] = judge.model_copy(update={"path": _resolved(judge.path)})
+    changes["trainer"] = config.trainer.model_copy(update=beside)
+    return config.model_copy(update=changes)
+
+
+def _resolved(path: str) -> str:
+    found = find_model(path)
+    check_fetchable(found)
+    return found
+
+
+async def prepare_model(config: Config, run: RunDirectory, *, say: Callable[[str], None] = unheard) -> str:
+    """Find the folder of the model that the run starts from; a model that is made from nothing, or from an adapter and
+    its base, is written into the run's folder first. `say` is called with a line for the user when that takes trouble.
+
+    Raises:
+        UsageError: it cannot be made, or the disk is full.
+    """
+    if config.model.path != SCRATCH and not is_adapter_folder(config.model.path):
+        return config.model.path
+    if not run.model.is_dir():
+        partial = run.model.with_name("model.partial")
+        shutil.rmtree(partial, ignore_errors=True)
+        with writing(run.model), system_errors():
+            if config.model.path == SCRATCH:
+                await write_scratch_model(config, partial, say=say)
+            else:
+                write_merged(config.model.path, partial, dtype=config.model.dtype)
+            partial.rename(run.model)
+    return str(run.model)
+
+
+def write_merged(
+    adapter: str, folder: Path, *, dtype: Literal["float32", "bfloat16"], shard_size: str = SHARD_SIZE
+) -> None:
+    """Write an adapter's base, with the adapter merged, as a Hugging Face folder; of a whole model, that.
+
+    Raises:
+        OSError: it cannot be written.
+        UsageError: the base is not there, or does not fit.
+    """
+    model = load_model(adapter, dtype=dtype, device="cpu")
+    save_model_folder(model, load_tokenizer(adapter), folder, load_images(adapter), shard_size=shard_size)
+
+
+def load_tokenizer(path: str) -> PreTrainedTokenizerFast:
+    """The tokenizer in a model folder, or of a name on the Hugging Face hub.
+
+    Raises:
+        UsageError: there is none.
+    """
+    try:
+        return cast("PreTrainedTokenizerFast", AutoTokenizer.from_pretrained(path, use_fast=True))
+    except (OSError, ValueError, KeyError) as error:
+        raise UsageError(
+            f"cannot load the tokenizer of {path}",
+            got=str(error).strip().splitlines()[0],
+            expected="a folder with a Hugging Face tokenizer, or a name on the hub that can be reached",
+        ) from error
+
+
+def embedding_rows(path: str) -> int:
+    """How many token ids the model knows: the rows of its embedding.
+
+    Raises:
+        UsageError: there is no such model.
+    """
+    try:
+        return int(AutoConfig.from_pretrained(path).get_text_config().vocab_size)
+    except (OSError, ValueError, KeyError) as error:
+        raise UsageError(
+            f"cannot read the config of {path}",
+            got=str(error).strip().splitlines()[0],
+            expected="a Hugging Face model folder, or a name on the hub that can be reached",
+        ) from error
+
+
+def load_images(path: str) -> ImageProcessor | None:
+    """The image processor in the folder of a vision-language model; ``None`` for other models.
+
+    Raises:
+        UsageError: it is missing.
+    """
+    try:
+        config = AutoConfig.from_pretrained(path)
+        if config.model_type not in MODEL_TYPES:
+            return None
+        return ImageProcessor(AutoImageProcessor.from_pretrained(path), pad_id=config.image_token_id)
+    except (OSError, ValueError, KeyError, ImportError) as error:
+        raise UsageError(
+            f"cannot load the image processor of {path}",
+            got=str(error).strip().splitlines()[0],
+            expected="a folder with a preprocessor_config.json, or a name on the Hugging Face hub",
+        ) from error
+
+
+def build_renderer(config: Config, path: str, tokenizer: PreTrainedTokenizerFast) -> Renderer:
+    """The renderer of the model at `path`, with its image processor if it has one.
+
+    Raises:
+        TemplateError: the chat template has no known turn boundary.
+        UsageError: its image processor is missing.
+    """
+    agent = config.agent
+    return Renderer(
+        tokenizer, enable_thinking=agent.enable_thinking, tool_parser=agent.tool_parser, images=load_images(path)
+    )
+
+
+def pad_id(tokenizer: PreTrainedTokenizerFast) -> int:
+    """An id to fill batches with; any will do, nothing that is read depends on it."""
+    return int(tokenizer.pad_token_id if tokenizer.pad_token_id is not None else 0)
+
+
+def check_same_tokens(what: str, path: str, model_path: str) -> None:
+    """Check that a model has the policy's tokens: the same ids for the same pieces of text.
+
+    Args:
+        what: The model, for the message: ``the teacher``.
+        path: Its folder or name.
+        model_path: The policy's.
+
+    Raises:
+        ConfigError: they have different tokens; shows the first that differs.
+        UsageError: one has no tokenizer.
+    """
+    if path == model_path:
+        return
+    own, other = (
+        {number: piece for piece, number in load_tokenizer(at).get_vocab().items()} for at in (model_path, path)
+    )
+    apart = sorted(number for number in own.keys() | other.keys() if own.get(number) != other.get(number))
+    if apart:
+        first = apart[0]
+        raise ConfigError(
+            f"{what} has another tokenizer than the policy, so that its tokens are other text",
+            got=f"{len(apart)} ids that differ; id {first} is {_piece(other.get(first))} for {path} "
+            f"and {_piece(own.get(first))} for {model_path}",
+            expected="the same pieces under the same ids",
+            hint="take a model of the policy's own family, or a run that started from the same model",
+        )
+
+
+def _piece(piece: str | None) -> str:
+    return "nothing" if piece is None else repr(piece)

@@ -1,0 +1,267 @@
+"""What learns from pairs of episodes, as every rank builds it: a policy, or a reward model.
+
+- Pairs of episodes from the trajectories that runs have stored.
+"""
+
+from __future__ import annotations
+
+import itertools
+from collections.abc import Callable, Iterator, Mapping, Sequence, Set
+from dataclasses import dataclass
+from pathlib import Path
+
+from agentrl.builders.models import check_same_tokens
+from agentrl.builders.trainers import load_policy
+from agentrl.config.algorithm import PreferencesConfig
+from agentrl.config.config import Config
+from agentrl.errors import ConfigError, UsageError
+from agentrl.image import ImageReader
+from agentrl.observe.model_folder import find_model
+from agentrl.observe.run_folder import RunDirectory
+from agentrl.observe.trajectory_store import read_trajectories, step_files
+from agentrl.training.distributed import Ranks
+from agentrl.training.preferences import Pair, PreferenceProgress, make_pairs, train_preferences
+from agentrl.training.reward_model import RewardModel, RewardProgress, TextPair, train_reward_model
+from agentrl.training.weights import ModelWeights
+from agentrl.trajectory import Trajectory
+
+BUILD_PREFERENCES, BUILD_REWARD_MODEL = "build preferences", "build reward model"
+"""The first calls of rank 0 to the others."""
+LEARN = "learn"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class PreferenceParts:
+    """A rank's policy that learns from pairs."""
+
+    source: ModelWeights
+    config: Config
+    pairs: Sequence[Pair]
+    pad_id: int
+    reader: ImageReader | None
+
+    def learn(self, progress: Callable[[PreferenceProgress], None]) -> PreferenceProgress:
+        """Learn everything; the other ranks do it, too.
+
+        Args:
+            progress: Called in this process after every optimizer step.
+
+        Raises:
+            TrainingError: see `train_preferences`, or a rank was lost.
+        """
+        with self.source.ranks.led(LEARN):
+            return self._learn(progress)
+
+    def _learn(self, progress: Callable[[PreferenceProgress], None] = lambda _: None) -> PreferenceProgress:
+        return train_preferences(
+            self.source.model,
+            self.pairs,
+            self.config.preferences or PreferencesConfig(),
+            self.config.trainer,
+            seed=self.config.run.seed,
+            pad_id=self.pad_id,
+            progress=progress,
+            reader=self.reader,
+            ranks=self.source.ranks,
+        )
+
+    def calls(self) -> Mapping[str, Callable[..., object]]:
+        """What rank 0 asks of other ranks, by name."""
+        return {LEARN: self._learn, **self.source.calls()}
+
+
+def build_preferences(
+    config: Config, pairs: Sequence[Pair], *, model_path: str, pad_id: int, reader: ImageReader | None, ranks: Ranks
+) -> PreferenceParts:
+    """Load the policy, whole or in shards; every rank does.
+
+    Args:
+        config: The run.
+        pairs: What is learnt.
+        model_path: Weights to start from.
+        pad_id: Any id of the vocabulary.
+        reader: Prepares images.
+        ranks: Learn together.
+
+    Raises:
+        ConfigError: ranks that do not fit the machine.
+        UsageError: a model that is not there.
+    """
+    ranks.arrange(context=config.trainer.context_parallel, tensor=config.trainer.tensor_parallel)
+    model = load_policy(config, model_path, ranks=ranks)
+    source = ModelWeights(model, ranks=ranks, dtype=config.model.dtype)
+    return PreferenceParts(source=source, config=config, pairs=pairs, pad_id=pad_id, reader=reader)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class RewardParts:
+    """A rank's reward model that learns from pairs."""
+
+    model: RewardModel
+    config: Config
+    pairs: Sequence[TextPair]
+
+    def learn(self, progress: Callable[[RewardProgress], None]) -> RewardProgress:
+        """Learn everything; the other ranks do it, too.
+
+        Args:
+            progress: Called in this process after every optimizer step.
+
+        Raises:
+            TrainingError: see `train_reward_model`, or a rank was lost.
+        """
+        with self.model.ranks.led(LEARN):
+            return self._learn(progress)
+
+    def _learn(self, progress: Callable[[RewardProgress], None] = lambda _: None) -> RewardProgress:
+        settings, config = self.config.preferences or PreferencesConfig(), self.config
+        return train_reward_model(
+            self.model, self.pairs, settings, config.trainer, seed=config.run.seed, progress=progress
+        )
+
+    def calls(self) -> Mapping[str, Callable[..., object]]:
+        """What rank 0 asks of other ranks, by name."""
+        return {LEARN: self._learn, **self.model.source.calls()}
+
+
+def build_reward_model(config: Config, pairs: Sequence[TextPair], *, model_path: str, ranks: Ranks) -> RewardParts:
+    """Load the language model with a new output, whole or in shards; every rank does.
+
+    Args:
+        config: The run.
+        pairs: What is learnt.
+        model_path: The language model.
+        ranks: Learn together.
+
+    Raises:
+        ConfigError: ranks that do not fit the machine.
+        UsageError: a model that is not there.
+    """
+    ranks.arrange(context=1, tensor=1)
+    model = RewardModel(
+        model_path,
+        dtype=config.model.dtype,
+        device=config.model.device,
+        new_head=True,
+        seed=config.run.seed,
+        ranks=ranks,
+        sharding=config.trainer.fsdp,
+    )
+    return RewardParts(model=model, config=config, pairs=pairs)
+
+
+def check_sources(settings: PreferencesConfig) -> list[Path]:
+    """Where the trajectories lie: folders of trajectory stores, or files of them.
+
+    Raises:
+        ConfigError: no source is named.
+        UsageError: one is not there, or holds no trajectories.
+    """
+    if not settings.sources:
+        raise ConfigError(
+            "nothing says which episodes to learn from",
+            got="no preferences.sources",
+            expected="--from RUN, as often as needed",
+        )
+    return [_store(Path(source)) for source in settings.sources]
+
+
+def load_pairs(settings: PreferencesConfig, model_path: str) -> list[Pair]:
+    """The pairs of a config's sources.
+
+    Raises:
+        ConfigError: a source is of a model with other tokens.
+        UsageError: there is no such source, or no pair in all of them.
+    """
+    for store in check_sources(settings):
+        _check_tokens(store, model_path)
+    return find_pairs(settings)
+
+
+def load_trajectories(source: str, model_path: str, environments: Set[str]) -> list[Trajectory]:
+    """The stored episodes of some environments.
+
+    Raises:
+        ConfigError: they are of a model with other tokens.
+        UsageError: there is no such source, or no episode of these environments in it.
+    """
+    store = _store(Path(source))
+    _check_tokens(store, model_path)
+    played = list(_trajectories(store))
+    found = [trajectory for trajectory in played if trajectory.environment in environments]
+    if not found:
+        raise UsageError(
+            f"nobody has played {' or '.join(sorted(environments))} in {source}",
+            got=f"{len(played)} episodes of {', '.join(sorted({t.environment for t in played})) or 'nothing'}",
+            expected="episodes of the run's own environment",
+        )
+    return found
+
+
+def _check_tokens(store: Path, model_path: str) -> None:
+    if (run := _run_of(store)) is not None:
+        check_same_tokens(f"the run {run.path}", find_model(str(run.path)), model_path)
+
+
+def find_pairs(settings: PreferencesConfig) -> list[Pair]:
+    """The pairs of a config's sources, whoever played them.
+
+    Raises:
+        ConfigError: no source is named.
+        UsageError: there is no such source, or no pair in all of them.
+    """
+    found = itertools.chain.from_iterable(map(_trajectories, check_sources(settings)))
+    return make_pairs(found, by=settings.pairs, per_task=settings.pairs_per_task)
+
+
+def policy_of(settings: PreferencesConfig) -> str:
+    """The model of the policy that played the sources' episodes.
+
+    Raises:
+        UsageError: a source lies in no run, which would tell.
+        ConfigError: models with different tokens played them.
+    """
+    models = [find_model(str(first_run([store]).path)) for store in check_sources(settings)]
+    for model in models[1:]:
+        check_same_tokens(f"the model {model} of another source", model, models[0])
+    return models[0]
+
+
+def _store(source: Path) -> Path:
+    store = source / "trajectories" if (source / "trajectories").is_dir() else source
+    if store.is_file() and store.suffix == ".jsonl":
+        return store.resolve()
+    if not step_files(store):
+        raise UsageError(
+            f"there are no trajectories in {source}",
+            got="no such file or folder" if not source.exists() else "no step-*.jsonl in it",
+            expected="a run, its trajectories folder, or a file step-000012.jsonl of it",
+        )
+    return store.resolve()
+
+
+def _run_of(store: Path) -> RunDirectory | None:
+    """The run that a store belongs to, if it still lies in one."""
+    folder = store.parent.parent if store.is_file() else store.parent
+    return RunDirectory(folder) if (folder / "config.yaml").is_file() else None
+
+
+def _trajectories(store: Path) -> Iterator[Trajectory]:
+    return (stored.trajectory for stored in read_trajectories(store))
+
+
+def first_run(sources: Sequence[Path]) -> RunDirectory:
+    """The run of the first source.
+
+    Raises:
+        UsageError: it lies in none.
+    """
+    run = _run_of(_store(sources[0]))
+    if run is None:
+        raise UsageError(
+            "no config is named, and the episodes lie in no run",
+            got=str(sources[0]),
+            expected="a run's own trajectories, or a config",
+            hint="agentrl dpo CONFIG --model MODEL --from FILE",
+        )
+    return run

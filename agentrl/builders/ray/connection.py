@@ -1,0 +1,307 @@
+"""The connection of a run to Ray: a cluster that runs or one that is started here, and the room that it takes there.
+
+- Which network interface has an address: gloo asks for its name, or takes the loopback.
+"""
+
+from __future__ import annotations
+
+import fcntl
+import logging
+import os
+import socket
+import struct
+import threading
+import time
+from collections.abc import Callable, Mapping, Sequence
+from contextlib import suppress
+from dataclasses import dataclass
+from types import ModuleType
+from typing import Any
+
+from agentrl.config.cluster import ClusterConfig
+from agentrl.config.derived import HEAD, Bundle
+from agentrl.errors import TrainingError, UsageError
+from agentrl.registry import Extra
+
+RAY = Extra(name="ray", module="ray")
+NODE_LABEL = "ray.io/node-id"
+"""Ray gives every node its id under this label."""
+POLL_S = 1.0
+LISTENS_S = 10.0
+"""In which whoever keeps a cluster must take a connection."""
+FROM_OUTSIDE = "ray://"
+OWN_WAYS = {"kill_child_processes_on_worker_exit": False}
+"""An actor that ends must not take the guard of its server with it, which ends the server's whole tree."""
+MOST_CALLS = 10_000
+"""Calls at once to an actor that serves an engine: the pool limits them."""
+
+
+@dataclass(frozen=True, slots=True)
+class Node:
+    """A machine of the cluster, or what plays one."""
+
+    id: str
+    address: str
+
+    def __str__(self) -> str:
+        return f"node {self.address} ({self.id[:8]})"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Place:
+    """Where a rank or an engine is."""
+
+    bundle: Bundle
+    index: int
+    """Of the bundle in the placement group."""
+    node: Node
+
+    @property
+    def name(self) -> str:
+        """``rank 1``, ``server-0``."""
+        return self.bundle.name
+
+
+class Cluster:
+    """What a run holds on a cluster; ended by `close`.
+
+    Args:
+        ray: The library, connected.
+        section: The cluster.
+        leaves: Whether `close` ends the connection.
+    """
+
+    def __init__(self, ray: ModuleType, section: ClusterConfig, *, leaves: bool) -> None:
+        self.ray: Any = ray
+        self.section = section
+        self.places: dict[str, Place] = {}
+        self._leaves = leaves
+        self._group: Any = None
+        self._has_ended = threading.Event()
+
+    @property
+    def is_from_outside(self) -> bool:
+        """Whether this process runs on no node of the cluster."""
+        return (self.section.address or "").startswith(FROM_OUTSIDE)
+
+    @property
+    def has_gpus(self) -> bool:
+        """Whether a node has one."""
+        return any(resources.get("GPU") for resources in self._nodes().values())
+
+    @property
+    def own_node(self) -> Node:
+        """The node of this process."""
+        own = self.ray.get_runtime_context().get_node_id()
+        return next(node for node in self._nodes() if node.id == own)
+
+    def _nodes(self) -> dict[Node, Mapping[str, float]]:
+        """The nodes that are alive, with all that each has."""
+        return {
+            Node(found["NodeID"], found["NodeManagerAddress"]): found["Resources"]
+            for found in self.ray.nodes()
+            if found["Alive"]
+        }
+
+    def reserve(self, bundles: Sequence[Bundle], *, say: Callable[[str], None]) -> None:
+        """Take room for all of them at once, that of rank 0 on the node of this process.
+
+        Args:
+            bundles: Ranks and engines; rank 0 is left out where this process is on no node.
+            say: Is told when that will take a while.
+
+        Raises:
+            UsageError: there is none in time.
+        """
+        wanted = [bundle for bundle in bundles if bundle.name != HEAD or not self.is_from_outside]
+        if not wanted:
+            return
+        if too_large := [bundle.name for bundle in wanted if not self._fits(bundle)]:
+            if self.section.address is None:
+                raise self._no_room(wanted)
+            say(f"no node of the cluster has what {', '.join(too_large)} asks for; waiting for one")
+        own = "" if self.is_from_outside else self.own_node.id
+        util = RAY.load("ray.util")
+        self._group = util.placement_group(
+            [dict(bundle.resources) for bundle in wanted],
+            strategy=self.section.strategy.upper(),
+            bundle_label_selector=[{NODE_LABEL: own} if bundle.name == HEAD else {} for bundle in wanted],
+        )
+        until = time.monotonic() + self.section.timeout_s
+        while not self._group.wait(POLL_S):
+            if self._has_ended.is_set() or time.monotonic() > until:
+                raise self._no_room(wanted)
+        ids = util.placement_group_table(self._group)["bundles_to_node_id"]
+        nodes = {node.id: node for node in self._nodes()}
+        for index, bundle in enumerate(wanted):
+            self.places[bundle.name] = Place(bundle=bundle, index=index, node=nodes[ids[index]])
+
+    def _fits(self, bundle: Bundle) -> bool:
+        nodes = self._nodes()
+        if bundle.name == HEAD:
+            nodes = {self.own_node: nodes[self.own_node]}
+        return any(
+            all(has.get(name, 0) >= amount for name, amount in bundle.resources.items()) for has in nodes.values()
+        )
+
+    def _no_room(self, wanted: Sequence[Bundle]) -> UsageError:
+        on_own = f" on {self.own_node}, where this process runs" if wanted[0].name == HEAD else ""
+        asked = [f"{bundle.name}: {bundle.in_words}" for bundle in wanted]
+        asked[0] += on_own
+        return UsageError(
+            "the cluster has no room for the run",
+            got="; ".join(f"{node}: {_in_words(has)}" for node, has in self._nodes().items()),
+            expected=f"{'; '.join(asked)} (cluster.strategy {self.section.strategy}), free within "
+            f"{self.section.timeout_s:g} s (cluster.timeout_s)",
+            hint="lower cluster.rank and cluster.engine, add nodes, or end what takes their room: ray status",
+        )
+
+    def actor(self, place: Place, kind: type, *arguments: Any, calls: int = 1) -> Any:
+        """A new actor at a place; it may still be starting.
+
+        Args:
+            place: Where; it gets all that was reserved there.
+            kind: Its class.
+            arguments: Of the class.
+            calls: Most at once.
+        """
+        resources = dict(place.bundle.resources)
+        strategies = RAY.load("ray.util.scheduling_strategies")
+        options = {
+            "num_cpus": resources.pop("CPU", 0),
+            "num_gpus": resources.pop("GPU", 0),
+            "resources": resources,
+            "max_restarts": 0,
+            "max_concurrency": calls,
+            "scheduling_strategy": strategies.PlacementGroupSchedulingStrategy(
+                placement_group=self._group, placement_group_bundle_index=place.index
+            ),
+        }
+        return self.ray.remote(kind).options(**options).remote(*arguments)
+
+    def first_gpu(self, holder: Any) -> str:
+        """The GPU of an actor that holds one."""
+        name: str = self.ray.get(holder.gpu.remote(), timeout=self.section.timeout_s)
+        return name
+
+    def kill(self, actor: Any) -> None:
+        """End an actor without waiting, with what it started."""
+        self.ray.kill(actor)
+
+    def loss(self, place: Place, what: str, error: BaseException | None) -> TrainingError:
+        """An actor that has ended by itself, or with its node.
+
+        Args:
+            place: Where it was.
+            what: Who it was.
+            error: What Ray says.
+        """
+        alive = {node.id for node in self._nodes()}
+        cause = f"{type(error).__name__}: {error}" if error is not None else "an end that nobody asked for"
+        return TrainingError(
+            f"{what} was lost on {place.node}",
+            got=f"{_shortened(cause)}" if place.node.id in alive else "a node that left the cluster",
+            hint="go on from the newest checkpoint with agentrl train --resume",
+        )
+
+    def give_up(self) -> None:
+        """Let `reserve`, in another thread, wait no longer."""
+        self._has_ended.set()
+
+    def close(self) -> None:
+        """Give the room back, which ends the actors in it, and the connection, with a cluster that was started here."""
+        if self._group is not None:
+            with suppress(ConnectionError, self.ray.exceptions.RayError):  # the cluster may be what was lost
+                RAY.load("ray.util").remove_placement_group(self._group)
+            self._group = None
+        if self._leaves:
+            self._leaves = False
+            self.ray.shutdown()
+
+
+def connect(section: ClusterConfig, *, cpus: float) -> Cluster:
+    """Connect this process; one that is connected already stays so, and is not disconnected afterwards.
+
+    Args:
+        section: Which cluster.
+        cpus: What the run will ask for. One machine's processes share its cores in any case: a cluster that is started
+            here counts as many.
+
+    Raises:
+        UsageError: Ray is not installed, or there is no cluster at the address.
+    """
+    ray: Any = RAY.load()
+    if ray.is_initialized():
+        return Cluster(ray, section, leaves=False)
+    logging.getLogger("ray").setLevel(logging.ERROR)  # what it warns of, it warns of at every start
+    quiet: dict[str, Any] = {"configure_logging": False, "log_to_driver": False}
+    try:
+        if section.address is None:
+            count = max(os.cpu_count() or 1, int(cpus + 0.999))
+            ray.init(address="local", num_cpus=count, include_dashboard=False, _system_config=OWN_WAYS, **quiet)
+        else:
+            _check_somebody_listens(section.address)
+            ray.init(address=section.address, **quiet)
+    except Exception as error:  # the boundary of Ray, which raises what it likes
+        ray.shutdown()
+        raise UsageError(
+            "cannot connect to the cluster",
+            got=_shortened(f"{type(error).__name__}: {error}"),
+            expected="a Ray that starts here" if section.address is None else f"a running one at {section.address}",
+            hint="start one (ray start --head), name its address in cluster.address, or leave that out",
+        ) from error
+    return Cluster(ray, section, leaves=True)
+
+
+def _check_somebody_listens(address: str) -> None:
+    """Find out at once what Ray would try for minutes.
+
+    Raises:
+        OSError: nobody does.
+    """
+    if address != "auto":
+        host, _, port = address.removeprefix(FROM_OUTSIDE).rpartition(":")
+        socket.create_connection((host, int(port)), timeout=LISTENS_S).close()
+
+
+SHOWN_CHARACTERS = 4000
+
+
+def _shortened(text: str) -> str:
+    return text if len(text) <= SHOWN_CHARACTERS else f"…{text[-SHOWN_CHARACTERS:]}"
+
+
+def _in_words(resources: Mapping[str, float]) -> str:
+    shown = {
+        name: amount
+        for name, amount in resources.items()
+        if "memory" not in name and not name.startswith(("node:", "accelerator_type:"))
+    }
+    return ", ".join(f"{name} {amount:g}" for name, amount in sorted(shown.items())) or "nothing"
+
+
+GLOO_INTERFACE = "GLOO_SOCKET_IFNAME"
+GET_ADDRESS = 0x8915
+"""SIOCGIFADDR of netdevice(7)."""
+NAME_BYTES = 15
+ADDRESS = slice(20, 24)
+"""Of an IPv4 address in what that call fills in."""
+
+
+def interface_of(address: str) -> str | None:
+    """Its name; ``None`` where no interface of this machine has this IPv4 address."""
+    with socket.socket(socket.AF_INET, socket.SOCK_DGRAM) as probe:
+        for _, name in socket.if_nameindex():
+            try:
+                told = fcntl.ioctl(probe, GET_ADDRESS, struct.pack("256s", name.encode()[:NAME_BYTES]))
+            except OSError:  # an interface without an address
+                continue
+            if socket.inet_ntoa(told[ADDRESS]) == address:
+                return name
+    return None
+
+
+def gloo_variables(address: str) -> dict[str, str]:
+    """What lets gloo meet others at an address of this machine."""
+    name = interface_of(address)
+    return {} if name is None else {GLOO_INTERFACE: name}

@@ -1,0 +1,190 @@
+"""Writes what happens in episodes to the store, and keeps the run's status up to date.
+
+- Where a run that only learns (from demonstrations, or from pairs) writes what its updates were.
+- Where the time of a training step went, and what the runtime counted meanwhile.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Mapping, Sequence
+from contextlib import ExitStack
+from types import TracebackType
+from typing import Self
+
+from agentrl.builders.run import Run
+from agentrl.builders.training import TrainingParts
+from agentrl.observe.metrics import TIMING_PREFIX, MetricsFile, Trackers, trajectory_metrics
+from agentrl.observe.progress import RunStatus, RunWatcher
+from agentrl.observe.trajectory_store import TrajectoryStore
+from agentrl.rollout.group import Group, companion_metrics, environment_metrics
+from agentrl.rollout.waits import RolloutObserver, WaitKind
+from agentrl.training.report import StepReport
+from agentrl.trajectory import Trajectory, Turn
+from agentrl.weights import SyncReport
+
+
+class EpisodeRecorder(RolloutObserver):
+    """The observer of a run's training episodes.
+
+    Args:
+        store: Gets every turn.
+        status: Counts episodes and tokens.
+        watcher: Is told when the status changes.
+    """
+
+    def __init__(self, store: TrajectoryStore, status: RunStatus, watcher: RunWatcher) -> None:
+        self._store = store
+        self._status = status
+        self._watcher = watcher
+
+    def on_start(self, trajectory: Trajectory) -> None:
+        """An attempt begins."""
+        self._status.episodes_running += 1
+        self._store.start(trajectory)
+
+    def on_turn(self, trajectory: Trajectory, turn: Turn) -> None:
+        """A turn is complete."""
+        self._status.sampled_tokens += turn.end - turn.start
+        self._store.turn(trajectory, turn)
+
+    def on_end(self, trajectory: Trajectory) -> None:
+        """An attempt ended."""
+        self._status.episodes_running -= 1
+        self._status.episodes_done += trajectory.outcome is None or not trajectory.outcome.is_infrastructure
+        self._store.end(trajectory)
+        self._watcher.on_status(self._status)
+
+
+class UpdateLog:
+    """The run's metrics file, its trackers and its watcher, which are told of every update; open as a context.
+
+    Args:
+        run: Its folder and config.
+        status: Of the run; kept up to date.
+        watcher: Is told.
+
+    Raises:
+        UsageError: the disk is full.
+    """
+
+    def __init__(self, run: Run, status: RunStatus, watcher: RunWatcher) -> None:
+        self.last: dict[str, float] = {}
+        """The metrics of the newest update."""
+        self._run, self._status, self._watcher = run, status, watcher
+        self._stack = ExitStack()
+
+    def __enter__(self) -> Self:
+        """Open the file and the trackers."""
+        folder, config = self._run.folder, self._run.config
+        self._metrics = MetricsFile(folder.metrics_file)
+        self._stack.callback(self._metrics.close)
+        values = config.model_dump(mode="json")
+        self._trackers = Trackers(config.trackers, folder=folder.logs, name=folder.path.name, config=values)
+        self._stack.callback(self._trackers.close)
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        """Close them."""
+        self._stack.close()
+
+    def record(self, update: int, metrics: Mapping[str, float], *, updates: int, skipped: bool) -> None:
+        """Write an update down.
+
+        Args:
+            update: Its number, from 1.
+            metrics: By their final names.
+            updates: How many there will be.
+            skipped: It changed nothing, because gradients were not finite.
+        """
+        self.last = dict(metrics)
+        self._metrics.append(update, self.last)
+        self._trackers.log(update, self.last)
+        self._status.step, self._status.steps, self._status.metrics = update, updates, self.last
+        if skipped:
+            self._watcher.on_message(f"update {update} skipped: gradients are not finite")
+        self._watcher.on_step(update, self.last)
+
+
+_COUNTED = ("groups_failed", "groups_stale", "groups_filtered", "retries")
+
+
+class StepClock:
+    """Starts with the step; every phase is told when it ends.
+
+    Args:
+        parts: The run; its waits, counters and engine are read.
+    """
+
+    def __init__(self, parts: TrainingParts) -> None:
+        self._parts = parts
+        self._began = self._phase_began = time.perf_counter()
+        self._seconds: dict[str, float] = {}
+        self._waits_before = dict(parts.waits.seconds)
+        self._counts_before = self._counts()
+        self._busy_before = parts.engine.metrics().busy_s
+
+    def phase_ended(self, name: str) -> None:
+        """The phase `name` ends, and the next one begins."""
+        now = time.perf_counter()
+        self._seconds[name] = now - self._phase_began
+        self._phase_began = now
+
+    def metrics(
+        self, groups: Sequence[Group], report: StepReport, sync: SyncReport | None, *, version: int
+    ) -> dict[str, float]:
+        """All numbers of the step: what follows from its data as it is, what a clock measured under ``time/``.
+
+        Args:
+            groups: What it was trained on.
+            report: Of the trainer.
+            sync: Of the weights; ``None`` where it was given up.
+            version: Of the new weights.
+        """
+        trajectories = [trajectory for group in groups for trajectory in group.trajectories]
+        counts = self._counts()
+        return {
+            **{_name(name): value for name, value in report.metrics.items()},
+            **trajectory_metrics(trajectories, version=version - 1),
+            **environment_metrics(groups),
+            **companion_metrics(groups),
+            **self._parts.scheduler.tasks.metrics(),
+            **{f"rollout/{name}": counts[name] - self._counts_before[name] for name in _COUNTED},
+            "version": version,
+            **_sync_metrics(sync),
+            **self._timings(trajectories),
+        }
+
+    def _counts(self) -> dict[str, float]:
+        counters = self._parts.counters
+        return {name: float(getattr(counters, name)) for name in _COUNTED}
+
+    def _timings(self, trajectories: Sequence[Trajectory]) -> dict[str, float]:
+        """Seconds of the phases, their share of the step, seconds that episodes waited, and the speed of sampling."""
+        whole = time.perf_counter() - self._began
+        waits = self._parts.waits.seconds
+        sampled = sum(trajectory.sampled_tokens for trajectory in trajectories)
+        timings = {f"{name}_s": seconds for name, seconds in self._seconds.items()}
+        timings |= {f"share/{name}": seconds / whole for name, seconds in self._seconds.items()}
+        timings |= {f"wait/{kind}_s": waits[kind] - self._waits_before.get(kind, 0.0) for kind in WaitKind}
+        timings |= {
+            "step_s": whole,
+            "tokens_per_s": sampled / whole,
+            "engine_busy_s": self._parts.engine.metrics().busy_s - self._busy_before,
+        }
+        return {TIMING_PREFIX + name: value for name, value in timings.items()}
+
+
+def _sync_metrics(sync: SyncReport | None) -> dict[str, float]:
+    if sync is None:
+        return {}
+    released = {} if sync.released_bytes is None else {"sync/released_bytes": float(sync.released_bytes)}
+    return {"sync/probe_difference": sync.probe_difference, **released}
+
+
+def _name(name: str) -> str:
+    """Timings of the trainer go with the others."""
+    is_time = name.endswith(("seconds", "_per_s", "_s"))
+    return TIMING_PREFIX + name if is_time else name

@@ -1,0 +1,260 @@
+"""Starting a run's folder, and finding one to go on with.
+
+- How a run ended.
+- Ctrl-C and SIGTERM as a polite request, once; the second one is obeyed at once.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import signal
+import threading
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import contextmanager, suppress
+from dataclasses import dataclass
+from pathlib import Path
+from types import FrameType
+
+from agentrl.builders.chat_file import ENVIRONMENT
+from agentrl.builders.checks import check_curriculum, check_training
+from agentrl.builders.environments import find_environment, task_source
+from agentrl.builders.episodes import build_host, build_loop, check_rewards, check_tools
+from agentrl.builders.machine import check_machine
+from agentrl.builders.models import SCRATCH, load_tokenizer, resolve_model
+from agentrl.builders.resume_rules import Change, changes, check_same_run
+from agentrl.config.config import Config
+from agentrl.config.derived import parts_of
+from agentrl.config.load import dump_config, load_config
+from agentrl.env import Isolation
+from agentrl.errors import AgentRLError, ConfigError, UsageError
+from agentrl.observe.checkpoints import Checkpoints
+from agentrl.observe.metrics import check_trackers
+from agentrl.observe.run_folder import RunDirectory
+
+MIXED = "mixed"
+"""Stands for the environment in the made-up name of a run that has several."""
+
+
+@dataclass(frozen=True, slots=True)
+class Run:
+    """A run's folder and its config."""
+
+    folder: RunDirectory
+    config: Config
+    changes: tuple[Change, ...] = ()
+    """What is different from the config in the folder, which takes it over once the run has begun."""
+
+
+def start_run(config: Config, *, kind: str) -> Run:
+    """Make the folder of a new run and save the resolved config in it.
+
+    Args:
+        config: The run; its environment, its tasks, those of its evaluations, and its model must be there.
+        kind: What the run does, for its made-up name: ``grpo``, ``sft``.
+
+    Raises:
+        UsageError: something that the config names is not there, or the folder holds a run already.
+        ConfigError: options that the agent loop or a tool does not take, or evaluations of more tasks than their split
+            holds.
+    """
+    name = _checked_world(config) if config.has_environment else ENVIRONMENT
+    check_trackers(config.trackers)
+    resolved = resolve_model(config)
+    if resolved.model.path != SCRATCH:
+        load_tokenizer(resolved.model.path)
+    if config.has_environment:
+        check_environments(config)
+    folder = RunDirectory.create(Path(config.run.directory), config.run.name, prefix=f"{name}-{kind}")
+    try:
+        folder.save_config(dump_config(resolved))
+    except UsageError:
+        folder.undo_start()
+        raise
+    return Run(folder, resolved)
+
+
+def _checked_world(config: Config) -> str:
+    """Check what is played, and evaluated; what to call it."""
+    for part in parts_of(config):
+        spec = find_environment(part.config.sole_environment)
+        task_source(spec, part.config.sole_environment)
+        build_loop(part.config.agent)
+    check_tools(config)
+    check_rewards(config)
+    _check_panels(config)
+    check_curriculum(config)
+    return MIXED if config.environments else spec.name
+
+
+def check_environments(config: Config) -> None:
+    """Make each environment once and close it, so that one that cannot be made is found before the run begins.
+
+    Environments that live in processes of their own are not tried: a process takes seconds to start, and their first
+    episode tells the same.
+
+    Raises:
+        UsageError: an environment cannot be made.
+    """
+    with ThreadPoolExecutor(1) as thread:  # the caller may have an event loop already
+        thread.submit(asyncio.run, _make_environments(config)).result()
+
+
+async def _make_environments(config: Config) -> None:
+    for part in parts_of(config):
+        spec, environment = find_environment(part.config.sole_environment), part.config.sole_environment
+        if (environment.isolation or spec.isolation_under(environment.options)) is Isolation.PROCESS:
+            continue
+        host = build_host(part.config, spec=spec)
+        try:
+            async with host.borrow("the check before the run"):
+                pass
+        except AgentRLError as error:
+            if isinstance(error, UsageError):
+                raise
+            raise UsageError(
+                f"environment {spec.name} cannot be made",
+                got=error.got,
+                expected="a constructor that takes environment.options",
+                hint=f"try: agentrl env check {spec.name}",
+            ) from error
+        finally:
+            await host.close()
+
+
+def _check_panels(config: Config) -> None:
+    if config.evaluation.every:
+        for part in parts_of(config):
+            _check_panel(part.config)
+
+
+def _check_panel(config: Config) -> None:
+    spec = find_environment(config.sole_environment)
+    split, asked = config.evaluation.split, config.evaluation.tasks
+    held = len(task_source(spec, config.sole_environment, split=split))
+    if asked > held:
+        raise ConfigError(
+            "evaluation.tasks exceeds the split of evaluations",
+            got=f"{asked:,} tasks of {spec.name}/{split}",
+            expected=f"at most {held:,}",
+            hint=f"set evaluation.tasks={held} and more evaluation.samples, or another evaluation.split",
+        )
+
+
+def resume_run(path: str | Path, overrides: Sequence[str] = ()) -> Run:
+    """An existing run, to go on with. Its folder is left as it is until the run has begun.
+
+    Args:
+        path: Its folder, or ``runs/latest``.
+        overrides: Changes of the config, such as ``trainer.steps=200``.
+
+    Raises:
+        UsageError: no run lies there.
+        ConfigError: a wrong override, one that would make it another run, or changes of a run that has no step left.
+    """
+    folder = RunDirectory.open(path)
+    config = load_config(folder.config_file, overrides)
+    found = changes(load_config(folder.config_file), config)
+    check_same_run(found)
+    _check_steps_left(folder, config, found)
+    check_training(config)
+    check_machine(config)
+    check_trackers(config.trackers)
+    _check_panels(config)
+    check_curriculum(config)
+    return Run(folder, config, found)
+
+
+def _check_steps_left(folder: RunDirectory, config: Config, found: Sequence[Change]) -> None:
+    """Refuse changes that no step would ever see."""
+    newest = Checkpoints(folder.checkpoints, keep=1).newest() if found else None
+    if newest is not None and newest.step >= config.trainer.steps:
+        raise ConfigError(
+            "the run has no step left that the change could act on",
+            got=f"{', '.join(map(str, found))}; {newest.step} steps are done",
+            expected=f"trainer.steps above {newest.step}",
+            hint=f"add trainer.steps={2 * newest.step}",
+        )
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class RunResult:
+    """What a run has come to."""
+
+    folder: Path
+    step: int
+    """Training steps done, over the whole life of the run; updates, of a run that only learns."""
+    checkpoint: str
+    """Its newest checkpoint: a model path for evaluation."""
+    metrics: Mapping[str, float]
+    """Of the last step."""
+    interrupted: bool
+    """Somebody asked it to stop; `resume` continues."""
+
+
+_SIGNALS = (signal.SIGINT, signal.SIGTERM)
+
+
+@contextmanager
+def stop_signals(stop: Callable[[], None]) -> Iterator[None]:
+    """Call `stop` on the first signal inside the block; after it, signals mean what they meant before.
+
+    The second one counts also while code blocks the event loop, and `stop` cannot be called.
+
+    Only the main thread receives signals; in others nothing changes.
+    """
+    if threading.current_thread() is not threading.main_thread():
+        yield
+        return
+    loop = asyncio.get_running_loop()
+    before = {number: signal.getsignal(number) for number in _SIGNALS}
+
+    def put_back() -> None:
+        for number, handler in before.items():
+            signal.signal(number, handler)
+
+    def first(number: int, frame: FrameType | None) -> None:
+        put_back()  # at once: code that blocks the event loop can still be ended by the second signal
+        loop.call_soon_threadsafe(stop)
+
+    for number in _SIGNALS:
+        signal.signal(number, first)
+    try:
+        yield
+    finally:
+        put_back()
+
+
+class Interruption:
+    """Ctrl-C for work whose event loop runs in another thread: the first asks it to stop, the second cancels it."""
+
+    def __init__(self) -> None:
+        self.count = 0
+        self._loop: asyncio.AbstractEventLoop | None = None
+        self._stop: Callable[[], object] = lambda: None
+        self._cancel: Callable[[], object] = lambda: None
+
+    @contextmanager
+    def stops(self, stop: Callable[[], object] | None = None) -> Iterator[None]:
+        """Inside the block, the running task is what is interrupted.
+
+        Args:
+            stop: Asks the work to stop; it is cancelled at once when left out.
+        """
+        task = asyncio.current_task()
+        assert task is not None
+        self._loop, self._cancel, self._stop = asyncio.get_running_loop(), task.cancel, stop or task.cancel
+        try:
+            if self.count:
+                self._stop()
+            yield
+        finally:
+            self._loop = None
+
+    def __call__(self) -> None:
+        """Interrupt, from any thread."""
+        self.count += 1
+        loop = self._loop
+        if loop is not None:
+            with suppress(RuntimeError):  # it has ended meanwhile
+                loop.call_soon_threadsafe(self._stop if self.count == 1 else self._cancel)

@@ -1,0 +1,186 @@
+"""The text on which a new model's tokenizer is trained: episodes of the environment itself, in the agent's words."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable, Iterator, Sequence
+from pathlib import Path
+
+from agentrl.agent_loop import AgentLoop, Answer, Conversation, Episode
+from agentrl.builders.environments import find_environment, task_source
+from agentrl.builders.episodes import build_host, build_runner
+from agentrl.config.config import Config, ScratchModelConfig
+from agentrl.config.derived import parts_of
+from agentrl.engine import StopReason
+from agentrl.env import EnvironmentSpec, optional_part, settled
+from agentrl.errors import EnvironmentFailure, UsageError, async_boundary, boundary
+from agentrl.message import Message, system, user
+from agentrl.models.scratch import build_scratch_model
+from agentrl.reward import EnvironmentReward
+from agentrl.rollout.policies import Situation, Speaker, append_textual_turn, cut_characters
+from agentrl.rollout.scripted_policies import ScriptedPolicy, demonstration
+from agentrl.rollout.turns import derive_seed
+from agentrl.task import TaskCursor
+from agentrl.tool import Tool
+from agentrl.trajectory import TokenSequence
+
+EPISODES = 512
+"""Episodes of the corpus, of all environments together; the tokenizer spells what they do not contain."""
+
+MAX_FAILED = 8
+"""After so many failed episodes in a row no more are played: each may have cost the deadline of a step."""
+
+
+class Scribe(Speaker):
+    """Lets a scripted policy act, and writes down every text that is said.
+
+    Args:
+        policy: Who acts.
+    """
+
+    def __init__(self, policy: ScriptedPolicy) -> None:
+        self.policy = policy
+        self.texts: list[str] = []
+
+    def open(self, situation: Situation, messages: Sequence[Message], tools: Sequence[Tool]) -> Conversation:
+        """A conversation that is written down, with the tools that it begins with."""
+        self.texts.extend(_json(tool.schema) for tool in tools)
+        conversation = _WrittenDown(self, situation)
+        conversation.add(*messages)
+        return conversation
+
+    def cut(self, text: str, max_tokens: int) -> str:
+        """Cut by an estimate: there is no tokenizer yet."""
+        return cut_characters(text, max_tokens)
+
+
+class _WrittenDown(Conversation):
+    def __init__(self, scribe: Scribe, situation: Situation) -> None:
+        self._scribe = scribe
+        self._situation = situation
+
+    def add(self, *messages: Message) -> None:
+        """Write them down."""
+        self._scribe.texts.extend(text for message in messages for text in _texts_of(message))
+
+    def fork(self, messages: Sequence[Message]) -> Conversation:
+        """A rewritten history is text of its own."""
+        return self._scribe.open(self._situation, messages, ())
+
+    async def generate(self, *, prefill: str = "") -> Answer:
+        """Act, and write the answer down."""
+        turns = self._situation.turns
+        message, _ = await demonstration(self._scribe.policy, self._situation, turns.begin())
+        turns.take(append_textual_turn(turns, TokenSequence(), StopReason.STOP), prompt_tokens=0, answer_tokens=0)
+        self.add(message)
+        return Answer(message=message, raw_text=message.text)
+
+
+class BareActions(AgentLoop):
+    """Plays with bare actions, in place of an agent loop that has no `demonstrate`."""
+
+    async def run(self, episode: Episode) -> None:
+        """Play one episode."""
+        observation = await episode.reset()
+        conversation = episode.open([system(episode.spec.instructions), user(observation)])
+        while not (result := await episode.step((await conversation.generate()).text)).done:
+            conversation.add(user(result.observation))
+
+    def demonstrate(self, action: str) -> Message:
+        """The action itself."""
+        return Message(role="assistant", content=action)
+
+
+def _texts_of(message: Message) -> Iterator[str]:
+    """What a message says, and its calls as the new model's template writes them."""
+    yield message.text
+    for call in message.tool_calls:
+        yield _json({"name": call.name, "arguments": dict(call.arguments)})
+
+
+def _json(value: object) -> str:
+    return json.dumps(value, ensure_ascii=False)
+
+
+def unheard(_: str) -> None:
+    """Say nothing."""
+
+
+async def write_scratch_model(config: Config, folder: Path, *, say: Callable[[str], None] = unheard) -> None:
+    """Make a new model in `folder`, its tokenizer trained on expert episodes (random ones where there is no expert).
+
+    Args:
+        config: Describes the model, the environments and the agent.
+        folder: The new model's.
+        say: Called with a line for the user when an episode fails.
+
+    Raises:
+        UsageError: the environment cannot be played.
+        ConfigError: sizes that do not fit together.
+    """
+    corpus = await scratch_corpus(config, say=say)
+    sizes = config.model.scratch or ScratchModelConfig()
+    build_scratch_model(folder, corpus, sizes, seed=config.run.seed)
+
+
+async def scratch_corpus(config: Config, *, say: Callable[[str], None] = unheard) -> list[str]:
+    """Every text of a few episodes, in the order of tasks; the same for the same config."""
+    parts = parts_of(config)
+    return [text for part in parts for text in await _texts(part.config, max(1, EPISODES // len(parts)), say)]
+
+
+async def _texts(config: Config, episodes: int, say: Callable[[str], None]) -> list[str]:
+    """What is said in one environment."""
+    spec = find_environment(config.sole_environment)
+    tasks = TaskCursor(task_source(spec, config.sole_environment), seed=config.run.seed)
+    scribe = Scribe(ScriptedPolicy.EXPERT if await has_expert(spec, config) else ScriptedPolicy.RANDOM)
+    host = build_host(config, spec=spec)
+    failed, in_a_row = None, 0
+    try:
+        runner = build_runner(config, host, scribe)
+        if type(runner.loop).demonstrate is AgentLoop.demonstrate:
+            say(
+                f"agent loop {type(runner.loop).__name__} has no demonstrate(action): the new model's vocabulary is "
+                "learnt from the environment's text and bare actions"
+            )
+            runner.loop = BareActions()
+        runner.scorer = EnvironmentReward()  # nobody reads these returns, and a judge would be asked about each
+        for number in range(episodes):
+            seed = derive_seed(config.run.seed, "corpus", number)
+            played = await runner.run(tasks.next(), group_id=f"corpus-{number}", member=0, seed=seed)
+            if played.outcome is None or not played.outcome.is_infrastructure:
+                in_a_row = 0
+                continue
+            if failed is None:
+                say(f"an episode for the new model's vocabulary failed; others follow: {played.error}")
+            failed, in_a_row = failed or played, in_a_row + 1
+            if in_a_row >= MAX_FAILED:
+                say(f"{in_a_row} episodes in a row failed; the vocabulary is learnt from the text until then")
+                break
+    finally:
+        await host.close()
+    if failed is not None and not scribe.texts:
+        raise UsageError(
+            "no episode can be played to learn the vocabulary from",
+            got=f"{spec.name}: {failed.error}",
+            hint=f"run: agentrl env check {spec.name}",
+        )
+    return scribe.texts
+
+
+async def has_expert(spec: EnvironmentSpec, config: Config) -> bool:
+    """Whether the environment brings an expert.
+
+    Raises:
+        UsageError: it cannot be made.
+    """
+    what = f"making environment {spec.name}"
+    try:
+        with boundary(EnvironmentFailure, what):
+            environment = spec.make(**{**spec.options, **config.sole_environment.options})
+            found = optional_part(environment, "expert") is not None
+        async with async_boundary(EnvironmentFailure, f"close of environment {spec.name}", deadline_s=None):
+            await settled(environment.close())
+    except EnvironmentFailure as error:
+        raise UsageError(str(error), hint=f"run: agentrl env check {spec.name}") from error
+    return found

@@ -1,0 +1,271 @@
+"""The inference servers of a run as one engine: launched, or attached to.
+
+config.engine.servers = launch         a copy of the model ─► Launcher ─► servers ─► ServerPool
+config.engine.servers = [http://…, …]                                     servers ─► ServerPool
+"""
+
+from __future__ import annotations
+
+import json
+import os
+from collections.abc import AsyncIterator, Callable, Sequence
+from contextlib import asynccontextmanager
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Literal, TypeAlias
+
+from agentrl.builders.machine import server_gpus
+from agentrl.builders.models import load_tokenizer
+from agentrl.config.engines import LocalEngineConfig, ServerEngineConfig
+from agentrl.engine import InferenceServer
+from agentrl.errors import EngineError, TrainingError, UsageError, async_boundary
+from agentrl.models.load import load_model
+from agentrl.models.lora import is_adapter_folder
+from agentrl.serving import server_kind
+from agentrl.serving.launch import (
+    CommandMaker,
+    LaunchCommand,
+    Launcher,
+    StartProgress,
+    engine_python,
+    usable_gpus,
+)
+from agentrl.serving.launch.process import THIS_MACHINE
+from agentrl.serving.pool import PoolSettings, ServerPool
+from agentrl.training.weights import ModelWeights
+from agentrl.weights import (
+    TOLERANCE,
+    CollectiveTransport,
+    FolderTransport,
+    IpcTransport,
+    Probe,
+    TensorTransport,
+    Transport,
+    write_served_model,
+)
+
+Dtype: TypeAlias = Literal["float32", "bfloat16"]
+
+SERVED_MODEL = "served-model"
+LOGS = "logs"
+BUCKET_BYTES = 128 * 2**20
+"""Of weights that go to local engines in other processes."""
+SAID_EVERY_S = 10.0
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ServedModel:
+    """What the servers of a run serve."""
+
+    path: str
+    """Folder or name of the model that they start with."""
+    dtype: Dtype
+    vocab_size: int
+    """Rows of the model's embedding."""
+
+
+@asynccontextmanager
+async def open_pool(
+    section: ServerEngineConfig,
+    model: ServedModel,
+    folder: Path,
+    *,
+    version: int = 0,
+    trainer_gpus: Sequence[int] = (),
+    say: Callable[[str], None] = lambda _: None,
+) -> AsyncIterator[ServerPool]:
+    """The servers, ready to serve; launched ones end with the block, attached ones go on.
+
+    Args:
+        section: Which servers.
+        model: What launched ones serve.
+        folder: Gets the copy of the model that is served, and the servers' logs.
+        version: Of the weights that the first sync will bring.
+        trainer_gpus: GPUs that the trainer computes on; launched servers avoid them where enough others are left.
+        say: Is told how far the start is, and what happens to the servers.
+
+    Raises:
+        UsageError: no interpreter with the engine, too few GPUs, a server that cannot work.
+        EngineError: a server does not start or does not answer.
+    """
+    if isinstance(section.servers, list):
+        servers = [make_server(section, url, model.vocab_size) for url in section.servers]
+        pool = ServerPool(servers, PoolSettings.from_config(section), version=version, say=say)
+        try:
+            await pool.start()
+            yield pool
+        finally:
+            await pool.close()
+        return
+    launched = make_launcher(section, model.path, folder, dtype=model.dtype, trainer_gpus=trainer_gpus, say=say)
+    async with launched as launcher:
+        processes = await launcher.start()
+
+        async def restart(index: int) -> InferenceServer:
+            process = await launcher.restart(processes[index].name)
+            server = make_server(section, process.url, model.vocab_size)
+            await server.connect(deadline_s=section.start_timeout_s)
+            return server
+
+        servers = [make_server(section, process.url, model.vocab_size) for process in processes]
+        pool = ServerPool(servers, PoolSettings.from_config(section), restart=restart, version=version, say=say)
+        try:
+            await pool.start()
+            yield pool
+        finally:
+            await pool.close()
+
+
+async def check_served(pool: ServerPool, model: ServedModel) -> None:
+    """Check that servers have the weights of a model, whatever version they call them.
+
+    Raises:
+        UsageError: they serve something else, or not all of them the same.
+        EngineError: they do not answer.
+    """
+    versions = {server.url: await server.weight_version() for server in pool.servers}
+    if len(set(versions.values())) > 1:
+        got = ", ".join(f"version {version} at {url}" for url, version in versions.items())
+        raise UsageError("the servers have different weights", got=got, expected="one version")
+    pool.group.publish(next(iter(versions.values())))
+    source = ModelWeights(load_model(model.path, dtype=model.dtype))
+    try:
+        deadline_s = pool.settings.connect_timeout_s
+        async with async_boundary(EngineError, "the probe of the servers", deadline_s=deadline_s):
+            await Probe.random(model.vocab_size, tolerance=TOLERANCE[model.dtype]).compare(pool, source)
+    except TrainingError as error:
+        raise UsageError(
+            f"the servers do not serve {model.path}",
+            got=f"{error.got}, expected {error.expected}",
+            hint="name the model that they serve, or let agentrl launch servers",
+        ) from error
+
+
+def make_transport(section: ServerEngineConfig | LocalEngineConfig, shared_folder: Path) -> Transport:
+    """How weights reach the servers of a config.
+
+    Args:
+        section: Which servers; local engines in other processes hear broadcasts.
+        shared_folder: Where weights are written that go by disk.
+    """
+    if isinstance(section, LocalEngineConfig):
+        return CollectiveTransport(bucket_bytes=BUCKET_BYTES)
+    bucket_bytes = section.bucket_mib * 2**20
+    match section.transport:
+        case "shared_memory":
+            return FolderTransport.shared_memory()
+        case "disk":
+            return FolderTransport(shared_folder)
+        case "collective":
+            return CollectiveTransport(bucket_bytes=bucket_bytes)
+        case "cuda_ipc":
+            return IpcTransport(bucket_bytes=bucket_bytes)
+        case "tensor":
+            return TensorTransport(bucket_bytes=bucket_bytes)
+
+
+def make_launcher(
+    section: ServerEngineConfig,
+    model: str,
+    folder: Path,
+    *,
+    dtype: Dtype,
+    trainer_gpus: Sequence[int] = (),
+    say: Callable[[str], None],
+    ports: Sequence[int] | None = None,
+    host: str = THIS_MACHINE,
+    names: Sequence[str] | None = None,
+) -> Launcher:
+    """What starts the servers of a config; nothing runs yet.
+
+    Args:
+        section: Which servers.
+        model: Folder or name; one whose head is its embedding is written out with a head of its own.
+        folder: Gets that copy, and the servers' logs.
+        dtype: Number format of the weights.
+        trainer_gpus: GPUs that the trainer computes on; servers avoid them where enough others are left.
+        say: Is told how far the start is.
+        ports: One for each server; free ones when left out.
+        host: Address on which they listen.
+        names: What they are called; ``server-0`` and so on when left out.
+
+    Raises:
+        UsageError: no interpreter with the engine, too few GPUs, no such model, no key.
+    """
+    return Launcher(
+        _command_maker(section, model, folder, dtype=dtype, host=host),
+        gpus=server_gpus(section, len(usable_gpus(os.environ)), trainer_gpus),
+        logs=folder / LOGS,
+        start_timeout_s=section.start_timeout_s,
+        on_progress=StartLines(say),
+        ports=ports,
+        names=names,
+    )
+
+
+def _command_maker(section: ServerEngineConfig, model: str, folder: Path, *, dtype: Dtype, host: str) -> CommandMaker:
+    """How each server is started.
+
+    Raises:
+        UsageError: no interpreter with the engine, no such model, no key.
+    """
+    kind = server_kind(section)
+    python = engine_python(kind.name, section.python)
+    key = _api_key(section)
+    served = untied(model, folder / SERVED_MODEL, dtype=dtype)
+
+    def command(port: int, gpus: Sequence[int]) -> LaunchCommand:
+        return kind.command(
+            section,
+            python=python,
+            model=served,
+            port=port,
+            dtype=dtype,
+            host=host,
+            gpus=gpus,
+            api_key=key,
+            python_path=os.environ.get("PYTHONPATH", ""),
+        )
+
+    return command
+
+
+def untied(found: str, copy: Path, *, dtype: Dtype) -> Path:
+    """A folder or name that holds the output head as a tensor of its own: `found`, or a copy made of it."""
+    told, is_whole = Path(found) / "config.json", not is_adapter_folder(found)
+    if is_whole and told.is_file() and json.loads(told.read_text(encoding="utf-8")).get("tie_word_embeddings") is False:
+        return Path(found)
+    model = load_model(found, dtype=dtype, device="cpu")
+    if is_whole and not model.config.get_text_config().tie_word_embeddings:
+        return Path(found)
+    write_served_model(model, load_tokenizer(found), copy)
+    return copy
+
+
+def make_server(section: ServerEngineConfig, url: str, vocab_size: int) -> InferenceServer:
+    """The client of a server."""
+    return server_kind(section).client(url, section, vocab_size=vocab_size)
+
+
+def _api_key(section: ServerEngineConfig) -> str | None:
+    variable = section.api_key_variable
+    if variable is None:
+        return None
+    if not (key := os.environ.get(variable)):
+        raise UsageError(f"the environment variable {variable} is empty", expected="the key of the servers")
+    return key
+
+
+class StartLines:
+    """Says now and then how far the starts are."""
+
+    def __init__(self, say: Callable[[str], None]) -> None:
+        self._say = say
+        self._said: dict[str, float] = {}
+
+    def __call__(self, progress: StartProgress) -> None:
+        """A server is not ready yet."""
+        if progress.seconds - self._said.get(progress.name, 0.0) >= SAID_EVERY_S:
+            self._said[progress.name] = progress.seconds
+            said = f": {progress.line}" if progress.line else ""
+            self._say(f"{progress.name} is starting, {progress.seconds:.0f} s{said}")

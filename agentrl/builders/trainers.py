@@ -1,0 +1,190 @@
+"""The trainer of a run, as every rank builds it."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from functools import partial
+
+from transformers import PreTrainedModel
+
+from agentrl.config.config import Config
+from agentrl.image import ImageReader
+from agentrl.models.load import load_model
+from agentrl.models.lora import add_adapters, is_adapter_folder, load_adapter
+from agentrl.training.distributed import Ranks
+from agentrl.training.distributed.fsdp import load_sharded
+from agentrl.training.objective import Objective
+from agentrl.training.process_reward import ProcessModels
+from agentrl.training.sft import SupervisedLearner
+from agentrl.training.trainer import Trainer
+from agentrl.training.weights import ModelWeights
+from agentrl.trajectory import Trajectory
+
+BUILD, BUILD_LEARNER = "build", "build learner"
+"""The first calls of rank 0 to the others: for training, and for a warm start."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class TrainerParts:
+    """A rank's trainer, and what weight sync needs from it."""
+
+    trainer: Trainer
+    source: ModelWeights
+
+    def calls(self) -> Mapping[str, Callable[..., object]]:
+        """What rank 0 asks of other ranks, by name."""
+        return {**self.trainer.calls(), **self.source.calls()}
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class LearnerParts:
+    """A rank's learner of a warm start, and its weights."""
+
+    learner: SupervisedLearner
+    source: ModelWeights
+
+    def calls(self) -> Mapping[str, Callable[..., object]]:
+        """What rank 0 asks of other ranks, by name."""
+        return {**self.learner.calls(), **self.source.calls()}
+
+
+def build_trainer(
+    config: Config, *, model_path: str, reference_path: str | None, reader: ImageReader | None, ranks: Ranks
+) -> TrainerParts:
+    """Load the policy and the models beside it, whole or in shards; every rank does.
+
+    Args:
+        config: The run.
+        model_path: Weights to start from.
+        reference_path: The model that KL is measured from, when it is not the one to start from.
+        reader: Prepares images.
+        ranks: Train together.
+
+    Raises:
+        ConfigError: options of the algorithm that do not fit, or ranks that do not fit the machine.
+        UsageError: a model that is not there.
+    """
+    ranks.arrange(context=config.trainer.context_parallel, tensor=config.trainer.tensor_parallel)
+    model = load_policy(config, model_path, base_path=reference_path, ranks=ranks)
+    reference = None
+    lora = config.model.lora
+    is_free = lora is not None and not lora.whole
+    if Objective(config.algorithm).uses_reference and not is_free and (reference_path is not None or ranks.are_many):
+        reference = _load(config, reference_path or model_path, ranks).requires_grad_(False)
+    critic, own_critic = config.trainer.critic, None
+    if critic is not None and critic.kind == "own":
+        own_critic = load_policy(config, critic.path or reference_path or model_path, ranks=ranks)
+    guide = config.algorithm.teacher
+    teacher = None if guide is None or guide.servers else _load(config, guide.path, ranks).requires_grad_(False)
+    trainer = Trainer(
+        model,
+        config.algorithm,
+        config.trainer,
+        seed=config.run.seed,
+        max_tokens=config.agent.max_tokens,
+        reference=reference,
+        teacher=teacher,
+        reader=reader,
+        ranks=ranks,
+        critic=own_critic,
+        process_reward=_load_process_models(config, reference_path or model_path, ranks),
+    )
+    source = ModelWeights(model, ranks=ranks, dtype=config.model.dtype)
+    return TrainerParts(trainer=trainer, source=source)
+
+
+def _load_process_models(config: Config, start: str, ranks: Ranks) -> ProcessModels | None:
+    section, lora = config.trainer.process_reward, config.model.lora
+    if section is None:
+        return None
+    path = section.path or start
+    trained = load_policy(config, path, ranks=ranks)
+    is_free = lora is not None and not lora.whole
+    return ProcessModels(trained=trained, start=None if is_free else _load(config, path, ranks).requires_grad_(False))
+
+
+def build_learner(
+    config: Config,
+    demonstrations: Sequence[Trajectory],
+    *,
+    model_path: str,
+    pad_id: int,
+    reader: ImageReader | None,
+    ranks: Ranks,
+) -> LearnerParts:
+    """Load the model of a warm start, whole or in shards; every rank does.
+
+    Args:
+        config: The run.
+        demonstrations: What is learnt.
+        model_path: Weights to start from.
+        pad_id: Any id of the vocabulary.
+        reader: Prepares images.
+        ranks: Learn together.
+
+    Raises:
+        ConfigError: ranks that do not fit the machine.
+        UsageError: a model that is not there.
+    """
+    ranks.arrange(context=config.trainer.context_parallel, tensor=config.trainer.tensor_parallel)
+    model = load_policy(config, model_path, ranks=ranks)
+    learner = SupervisedLearner(
+        model,
+        demonstrations,
+        config.sft,
+        config.trainer,
+        seed=config.run.seed,
+        pad_id=pad_id,
+        reader=reader,
+        ranks=ranks,
+    )
+    return LearnerParts(learner=learner, source=ModelWeights(model, ranks=ranks, dtype=config.model.dtype))
+
+
+def load_policy(
+    config: Config, model_path: str, *, base_path: str | None = None, ranks: Ranks | None = None
+) -> PreTrainedModel:
+    """A model that is trained, with its adapters where the config asks for them.
+
+    Args:
+        config: The run.
+        model_path: A model, or, with a `base_path`, a checkpoint's adapter.
+        base_path: The model that the adapter belongs to.
+        ranks: Share the model; left out, or alone, the model is whole.
+
+    Raises:
+        ConfigError: adapters that do not fit the model.
+        UsageError: a model that is not there, or a missing extra.
+    """
+    ranks, lora = ranks or Ranks(), config.model.lora
+    if lora is None:
+        return _load(config, model_path, ranks)
+    base = base_path or model_path
+    adapter = model_path if base_path is not None and is_adapter_folder(model_path) else None
+    adapt = partial(_adapt, config=config, base=base, adapter=adapter, ranks=ranks)
+    if ranks.are_many:
+        return _load(config, base, ranks, adapt)
+    model = load_model(base, dtype=config.model.dtype, device=config.model.device, quantize=lora.quantize)
+    adapt(model)
+    return model
+
+
+def _adapt(model: PreTrainedModel, *, config: Config, base: str, adapter: str | None, ranks: Ranks) -> None:
+    assert config.model.lora is not None
+    device = ranks.device(config.model.device) if ranks.are_many else None
+    add_adapters(model, config.model.lora, base=base, seed=config.run.seed, device=device)
+    if adapter is not None:
+        load_adapter(model, adapter)
+
+
+def _load(
+    config: Config, path: str, ranks: Ranks, adapt: Callable[[PreTrainedModel], None] = lambda model: None
+) -> PreTrainedModel:
+    """A model as it is in its files, whole or in shards."""
+    section = config.model
+    if not ranks.are_many:
+        return load_model(path, dtype=section.dtype, device=section.device)
+    device = ranks.device(section.device)
+    fsdp = config.trainer.fsdp
+    return load_sharded(path, dtype=section.dtype, device=device, ranks=ranks, options=fsdp, adapt=adapt)

@@ -1,1 +1,0 @@
-"""OpenAI-compatible chat services: their wire format, and a client. Policies and environments may talk to one."""

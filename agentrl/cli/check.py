@@ -1,0 +1,221 @@
+"""`agentrl env check` and `env integrity`: look at one environment by rules, or at all that are installed.
+
+- `agentrl sandbox check`: the conformance check of one back end, or of all that this machine has.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import json
+from collections.abc import (
+    Callable,
+    Iterator,
+    Mapping,
+    Sequence,
+)
+from contextlib import contextmanager
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, TypeAlias
+
+from rich.table import Table
+from rich.text import Text
+
+from agentrl.cli.exits import left_for_sure, standard_output_closed
+from agentrl.errors import AgentRLError, UsageError
+from agentrl.observe.console import err, note, out
+from agentrl.registry import Kind, names
+from agentrl.sandbox import SandboxSpec
+from agentrl.testing.report import CheckStatus, EnvCheckReport
+from agentrl.testing.sandbox_check import SandboxReport, check_sandbox
+
+STYLES = {
+    CheckStatus.PASSED: "green",
+    CheckStatus.WARNED: "yellow",
+    CheckStatus.FAILED: "bold red",
+    CheckStatus.SKIPPED: "dim",
+}
+Look: TypeAlias = Callable[..., EnvCheckReport]
+"""`check_env` or `reward_integrity`."""
+STANDARD_OUTPUT = "-"
+"""As the name of a file."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Checked:
+    """An environment of the registry."""
+
+    name: str
+    report: EnvCheckReport | None
+    reason: str = ""
+    """Why there is no report: a package or data is missing."""
+
+    @property
+    def status(self) -> CheckStatus:
+        """The worst of its rows."""
+        if self.report is None:
+            return CheckStatus.SKIPPED
+        if not self.report.passed:
+            return CheckStatus.FAILED
+        return CheckStatus.WARNED if self.report.with_status(CheckStatus.WARNED) else CheckStatus.PASSED
+
+    @property
+    def remarks(self) -> str:
+        """What is wrong, or why it was skipped."""
+        if self.report is None:
+            return self.reason
+        wrong = (*self.report.with_status(CheckStatus.FAILED), *self.report.with_status(CheckStatus.WARNED))
+        return "; ".join(f"{row.check}: {row.detail}" for row in wrong)
+
+
+def check_one(look: Look, name: str, json_file: str | None, **settings: Any) -> None:
+    """Look at an environment and print what the rules say.
+
+    Raises:
+        AgentRLError: it breaks rules.
+    """
+    with left_for_sure():
+        _check_and_print(look, name, json_file, settings)
+
+
+def _check_and_print(look: Look, name: str, json_file: str | None, settings: Mapping[str, Any]) -> None:
+    with watching(name) as watch, standard_output_closed():
+        report = look(name, watch=watch, **settings)
+    if json_file != STANDARD_OUTPUT:
+        _print_report(report)
+    write_report(report.to_plain(), json_file)
+    if not report.passed:
+        broken = ", ".join(row.check for row in report.with_status(CheckStatus.FAILED))
+        raise AgentRLError(f"environment {report.environment} breaks rules", got=broken)
+
+
+def check_all(look: Look, json_file: str | None, **settings: Any) -> None:
+    """Look at every installed environment and print a summary; those that miss a package or data are left out.
+
+    Raises:
+        AgentRLError: one breaks rules.
+    """
+    with left_for_sure():
+        _check_and_print_all(look, json_file, settings)
+
+
+def _check_and_print_all(look: Look, json_file: str | None, settings: Mapping[str, Any]) -> None:
+    checked = []
+    for name in names(Kind.ENVIRONMENT):
+        checked.append(_check_named(look, name, settings))
+        note(f"{name}: {checked[-1].status}")
+    if json_file != STANDARD_OUTPUT:
+        out.print(_summary(checked))
+    reports = [one.report.to_plain() for one in checked if one.report is not None]
+    skipped = {one.name: one.reason for one in checked if one.report is None}
+    write_report({"environments": reports, "skipped": skipped}, json_file)
+    failed = [one.name for one in checked if one.status is CheckStatus.FAILED]
+    if failed:
+        raise AgentRLError("environments break rules", got=", ".join(failed))
+
+
+def _check_named(look: Look, name: str, settings: Mapping[str, Any]) -> Checked:
+    with watching(name) as watch, standard_output_closed():
+        try:
+            return Checked(name=name, report=look(name, watch=watch, **settings))
+        except UsageError as error:  # nothing was given that could be wrong: something is not installed
+            more = error.hint or error.got
+            return Checked(name=name, report=None, reason=error.what if more is None else f"{error.what}: {more}")
+
+
+@contextmanager
+def watching(name: str) -> Iterator[Callable[[str], object]]:
+    """Show which rule is being checked, where there is a terminal."""
+    if not err.is_terminal:
+        yield lambda _rule: None
+        return
+    with err.status(name) as status:
+        yield lambda rule: status.update(f"{name}: {rule}")
+
+
+def _print_report(report: EnvCheckReport) -> None:
+    out.print(Text(f"environment {report.environment}, split {report.split}", style="bold"))
+    table = Table("", "rule", "found", box=None, pad_edge=False)
+    for row in report.rows:
+        table.add_row(Text(row.status, style=STYLES[row.status]), row.check, Text(row.detail))
+    out.print(table)
+    for row in report.rows:
+        if row.mend:
+            out.print(Text(f"→ {row.check}: {row.mend}", style=STYLES[row.status]))
+    out.print(Text(_counts(report), style="dim"))
+
+
+def _counts(report: EnvCheckReport) -> str:
+    counts = ", ".join(f"{len(report.with_status(status))} {status.lower()}" for status in CheckStatus)
+    return f"{counts}; {report.seconds:.1f} s"
+
+
+def _summary(checked: Sequence[Checked]) -> Table:
+    table = Table("environment", "", "rules kept", "seconds", "remarks", box=None, pad_edge=False)
+    for one in checked:
+        kept = seconds = ""
+        if one.report is not None:
+            looked = len(one.report.rows) - len(one.report.with_status(CheckStatus.SKIPPED))
+            kept = f"{len(one.report.with_status(CheckStatus.PASSED))} of {looked}"
+            seconds = f"{one.report.seconds:.1f}"
+        table.add_row(one.name, Text(one.status, style=STYLES[one.status]), kept, seconds, Text(one.remarks))
+    return table
+
+
+def write_report(report: Mapping[str, Any], file: str | None) -> None:
+    """Write a report as JSON; not at all where no file is named."""
+    if file is None:
+        return
+    text = json.dumps(report, indent=2)
+    if file == STANDARD_OUTPUT:
+        out.print(Text(text))
+        return
+    Path(file).write_text(f"{text}\n", encoding="utf-8")
+    note(f"wrote {file}")
+
+
+def check_back_ends(specs: Sequence[SandboxSpec] | None, *, only: Sequence[str], json_file: str | None) -> None:
+    """Check back ends and print their rules.
+
+    Args:
+        specs: Of the back ends; ``None``: all that are registered, without those that this machine cannot run.
+        only: Names of rules; all when empty.
+        json_file: Where the report goes as JSON.
+
+    Raises:
+        UsageError: a back end that was asked for cannot run here.
+        AgentRLError: one breaks rules.
+    """
+    reports, skipped = [], {}
+    for spec in [SandboxSpec(type=name) for name in names(Kind.SANDBOX)] if specs is None else specs:
+        try:
+            reports.append(_check(spec, only))
+        except UsageError as error:
+            if specs is not None:
+                raise
+            skipped[spec.type] = str(error)
+            note(f"{spec.type} is left out: {error}")
+            continue
+        if json_file != STANDARD_OUTPUT:
+            _print_sandbox_report(reports[-1])
+    write_report({"back_ends": [report.to_plain() for report in reports], "skipped": skipped}, json_file)
+    if not reports:
+        raise UsageError("this machine can run no sandbox", hint="install bubblewrap: apt-get install bubblewrap")
+    broken = [f"{report.type}: {row.check}" for report in reports for row in report.with_status(CheckStatus.FAILED)]
+    if broken:
+        raise AgentRLError("sandboxes break rules", got=", ".join(broken))
+
+
+def _check(spec: SandboxSpec, only: Sequence[str]) -> SandboxReport:
+    with watching(spec.type) as watch:
+        return asyncio.run(check_sandbox(spec, only=only, watch=watch))
+
+
+def _print_sandbox_report(report: SandboxReport) -> None:
+    out.print(Text(f"sandbox {report.type}", style="bold"))
+    table = Table("", "rule", "found", box=None, pad_edge=False)
+    for row in report.rows:
+        table.add_row(Text(row.status, style=STYLES[row.status]), row.check, Text(row.detail))
+    out.print(table)
+    counts = ", ".join(f"{len(report.with_status(status))} {status.lower()}" for status in CheckStatus)
+    out.print(Text(f"{counts}; {sum(row.seconds for row in report.rows):.1f} s", style="dim"))

@@ -1,0 +1,162 @@
+"""A run of several environments as several configs of one: everything else in them is the same.
+
+- What a run asks of a cluster: one bundle of resources for each rank and each engine.
+- Where ranks and engines will be, in the words of a dry run.
+"""
+
+from __future__ import annotations
+
+import inspect
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from agentrl.agent_loop import AgentLoop
+from agentrl.config.cluster import ClusterConfig
+from agentrl.config.config import Config
+from agentrl.config.engines import LocalEngineConfig, ServerEngineConfig
+from agentrl.config.environment import (
+    AgentChanges,
+    AgentConfig,
+    EnvironmentConfig,
+    MixedEnvironmentConfig,
+)
+from agentrl.errors import ConfigError
+from agentrl.registry import Kind, lookup
+
+SOLE = ""
+"""The label of a run's only environment."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Part:
+    """One environment of a run."""
+
+    label: str
+    """As the user calls it; `SOLE` for the only one."""
+    weight: float
+    """Its part of the groups, beside the weights of the others."""
+    config: Config
+    """The run's config with this environment alone, and the agent as it is there."""
+
+
+def parts_of(config: Config) -> tuple[Part, ...]:
+    """The environments of a run, in the order of its config; one, with the config itself, where there is one."""
+    if not config.environments:
+        return (Part(label=SOLE, weight=1.0, config=config),)
+    return tuple(
+        Part(label=label, weight=entry.weight, config=_alone(config, entry))
+        for label, entry in config.environments.items()
+    )
+
+
+def _alone(config: Config, entry: MixedEnvironmentConfig) -> Config:
+    environment = EnvironmentConfig(**{name: getattr(entry, name) for name in EnvironmentConfig.model_fields})
+    evaluation = config.evaluation
+    if entry.evaluation_split is not None:
+        evaluation = evaluation.model_copy(update={"split": entry.evaluation_split})
+    return config.model_copy(
+        update={
+            "environment": environment,
+            "environments": {},
+            "agent": _changed(config.agent, entry.agent),
+            "evaluation": evaluation,
+        }
+    )
+
+
+def _changed(agent: AgentConfig, changes: AgentChanges) -> AgentConfig:
+    given = {name: value for name, value in changes if value is not None}
+    fresh: dict[str, Any] = {"options": {}, "tools": []} if given.get("loop", agent.loop) != agent.loop else {}
+    return agent.model_copy(update={**fresh, **given})
+
+
+def agent_loop_class(name: str) -> type[AgentLoop]:
+    """Look up the class of an agent loop.
+
+    Raises:
+        UnknownNameError: no such loop.
+        ConfigError: the object is not an agent loop.
+    """
+    kind = lookup(Kind.AGENT_LOOP, name)
+    if not (inspect.isclass(kind) and issubclass(kind, AgentLoop)):
+        raise ConfigError(f"{name} is not an agent loop", got=repr(kind), expected="a subclass of agentrl.AgentLoop")
+    return kind
+
+
+HEAD = "rank 0"
+"""The rank that is the process of the run."""
+
+
+@dataclass(frozen=True, slots=True)
+class Bundle:
+    """Resources of one node, for one rank or one engine."""
+
+    name: str
+    """``rank 1``, ``server-0``: as messages call it."""
+    resources: Mapping[str, float]
+
+    @property
+    def in_words(self) -> str:
+        """``CPU 2, GPU 1``."""
+        return ", ".join(f"{name} {amount:g}" for name, amount in self.resources.items()) or "nothing"
+
+
+def rank_bundles(config: Config, section: ClusterConfig, *, gpus: bool) -> list[Bundle]:
+    """One for each rank.
+
+    Args:
+        config: The run.
+        section: Its cluster.
+        gpus: Whether there are some.
+    """
+    on_gpus = gpus and config.model.device != "cpu"
+    resources = section.rank if section.rank is not None else _default(1 if on_gpus else 0)
+    return [Bundle(f"rank {rank}", resources) for rank in range(config.trainer.processes)]
+
+
+def engine_bundles(config: Config, section: ClusterConfig, *, gpus: bool) -> list[Bundle]:
+    """One for each engine that is started; none for servers that run already."""
+    engine = config.engine
+    count, each = 0, 0
+    if isinstance(engine, LocalEngineConfig):
+        count, each = section.engines, 0 if config.model.device == "cpu" else 1
+    elif isinstance(engine, ServerEngineConfig) and engine.servers == "launch":
+        count, each = engine.replicas, engine.tensor_parallel
+    resources = section.engine if section.engine is not None else _default(each if gpus else 0)
+    return [Bundle(f"server-{number}", resources) for number in range(count)]
+
+
+def _default(gpus: int) -> dict[str, float]:
+    return {"CPU": 1, "GPU": gpus} if gpus else {"CPU": 1}
+
+
+def placement_words(config: Config) -> list[tuple[str, str, str]]:
+    """What is placed, where and with what, and which key says so; nothing without a cluster."""
+    section = config.cluster
+    if section is None:
+        return []
+    ranks = rank_bundles(config, section, gpus=False)
+    engines = engine_bundles(config, section, gpus=False)
+    started = section.address is None
+    words = [
+        (
+            "cluster",
+            "Ray, started here and ended with the run" if started else f"Ray at {section.address}",
+            f"cluster.address; {section.strategy} (cluster.strategy)",
+        ),
+        (HEAD, f"this process, with {_asked(ranks[:1], section.rank)}", "cluster.rank"),
+    ]
+    if ranks[1:]:
+        words.append((_names(ranks[1:]), f"an actor each, with {_asked(ranks[1:], section.rank)}", "cluster.rank"))
+    if engines:
+        words.append((_names(engines), f"an actor each, with {_asked(engines, section.engine)}", "cluster.engine"))
+    return words
+
+
+def _asked(bundles: Sequence[Bundle], chosen: object) -> str:
+    return bundles[0].in_words + (", and GPUs where there are some" if chosen is None else "")
+
+
+def _names(bundles: Sequence[Bundle]) -> str:
+    return bundles[0].name if len(bundles) == 1 else f"{bundles[0].name} to {bundles[-1].name}"

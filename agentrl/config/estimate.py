@@ -1,0 +1,519 @@
+"""What a config amounts to: episodes, tokens, micro-batches, optimizer steps, memory. Printed by ``--dry-run``.
+
+- How large a decoder model is, from its sizes alone: no weights and no torch.
+- How much of a model is trained: all of it, or adapters and what is trained beside them.
+"""
+
+from __future__ import annotations
+
+import json
+import math
+from collections.abc import Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from agentrl.config.config import LOGITS_MEGABYTES, Config, ModelConfig, ScratchModelConfig
+from agentrl.config.derived import agent_loop_class, parts_of, placement_words
+from agentrl.config.engines import LocalEngineConfig, ServerEngineConfig
+from agentrl.config.environment import AgentConfig
+from agentrl.config.trainer import CriticConfig, LoraConfig
+
+FEED_FORWARD_RATIO = 3
+"""Width of the feed-forward layers over the hidden size in a scratch model."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ModelSize:
+    """The sizes that decide parameters and memory of a Llama-like decoder."""
+
+    layers: int
+    hidden_size: int
+    feed_forward_size: int
+    heads: int
+    kv_heads: int
+    head_dim: int
+    vocab_size: int
+    tied: bool
+
+    @property
+    def parameters(self) -> int:
+        """Number of weights: embedding, per layer attention and a gated feed-forward; norms and biases left out."""
+        return self.trunk_parameters + (0 if self.tied else self.vocab_size * self.hidden_size)
+
+    @property
+    def trunk_parameters(self) -> int:
+        """Those that give hidden states: all but an output head that is no embedding."""
+        attention = self.hidden_size * self.head_dim * (2 * self.heads + 2 * self.kv_heads)
+        feed_forward = 3 * self.hidden_size * self.feed_forward_size
+        return self.vocab_size * self.hidden_size + self.layers * (attention + feed_forward)
+
+    def adapter_parameters(self, lora: LoraConfig) -> int:
+        """Number of weights of adapters, modules that are trained whole left out."""
+        query, key = self.heads * self.head_dim, self.kv_heads * self.head_dim
+        ends = {
+            **dict.fromkeys(("q_proj", "o_proj"), self.hidden_size + query),
+            **dict.fromkeys(("k_proj", "v_proj"), self.hidden_size + key),
+            **dict.fromkeys(("gate_proj", "up_proj", "down_proj"), self.hidden_size + self.feed_forward_size),
+        }
+        named = {target.rpartition(".")[2] for target in lora.targets}
+        taken = ends if lora.targets == "all-linear" else [end for end in ends if end in named]
+        return self.layers * lora.rank * sum(ends[end] for end in taken)
+
+    @property
+    def cache_values_per_token(self) -> int:
+        """Numbers that the key-value cache keeps for one token."""
+        return 2 * self.layers * self.kv_heads * self.head_dim
+
+
+def model_size(config: ModelConfig) -> ModelSize | None:
+    """The sizes of the configured model; ``None`` when they are not on this machine."""
+    if config.path == "scratch":
+        return _scratch_size(config.scratch or ScratchModelConfig())
+    file = Path(config.path) / "config.json"
+    return _folder_size(json.loads(file.read_text(encoding="utf-8"))) if file.is_file() else None
+
+
+def _scratch_size(scratch: ScratchModelConfig) -> ModelSize:
+    return ModelSize(
+        layers=scratch.layers,
+        hidden_size=scratch.hidden_size,
+        feed_forward_size=FEED_FORWARD_RATIO * scratch.hidden_size,
+        heads=scratch.heads,
+        kv_heads=scratch.kv_heads,
+        head_dim=scratch.hidden_size // scratch.heads,
+        vocab_size=scratch.vocab_size,
+        tied=scratch.tie_word_embeddings,
+    )
+
+
+def _folder_size(config: Mapping[str, Any]) -> ModelSize | None:
+    needed = ("num_hidden_layers", "hidden_size", "intermediate_size", "num_attention_heads", "vocab_size")
+    if any(key not in config for key in needed):
+        return None
+    heads = config["num_attention_heads"]
+    return ModelSize(
+        layers=config["num_hidden_layers"],
+        hidden_size=config["hidden_size"],
+        feed_forward_size=config["intermediate_size"],
+        heads=heads,
+        kv_heads=config.get("num_key_value_heads") or heads,
+        head_dim=config.get("head_dim") or config["hidden_size"] // heads,
+        vocab_size=config["vocab_size"],
+        tied=config.get("tie_word_embeddings", False),
+    )
+
+
+_FULL = 4
+"""Bytes of a float32, which adapters are in any format of the model."""
+_MOMENTS = 8
+"""Bytes of AdamW's two moments of a weight."""
+QUANTIZED_BYTES = 0.52
+"""Of a weight in 4 bits, with its share of the scales (https://arxiv.org/abs/2305.14314, section 3)."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class TrainedSize:
+    """Numbers of weights."""
+
+    adapters: int = 0
+    own: int
+    """The model's own that are trained: all of them without adapters."""
+
+    @property
+    def parameters(self) -> int:
+        """All that is trained."""
+        return self.adapters + self.own
+
+    def gradient_bytes(self, width: int) -> int:
+        """Of the gradients of a model whose own weights take `width` bytes each."""
+        return _FULL * self.adapters + width * self.own
+
+    def optimizer_bytes(self, width: int) -> int:
+        """Of AdamW's moments, and of the float32 copies of weights in a short format."""
+        return _MOMENTS * self.parameters + (_FULL * self.own if width < _FULL else 0)
+
+    def adapter_bytes(self) -> int:
+        """Of the adapters' weights."""
+        return _FULL * self.adapters
+
+
+def trained_size(lora: LoraConfig | None, size: ModelSize, *, parameters: int | None = None) -> TrainedSize:
+    """What is trained of a Llama-like decoder.
+
+    Args:
+        lora: Adapters, if there are any.
+        size: Of the model.
+        parameters: That are trained without adapters; all of the model's when left out.
+    """
+    if lora is None:
+        return TrainedSize(own=size.parameters if parameters is None else parameters)
+    ends = {end.rpartition(".")[2] for end in lora.whole}
+    embeddings = len(ends & {"embed_tokens", "lm_head"})
+    if size.tied:
+        embeddings = min(1, embeddings)
+    return TrainedSize(adapters=size.adapter_parameters(lora), own=embeddings * size.vocab_size * size.hidden_size)
+
+
+def weight_bytes(lora: LoraConfig | None, size: ModelSize, width: int) -> int:
+    """Of a model's weights, adapters included."""
+    adapters = trained_size(lora, size).adapter_bytes()
+    if lora is None or lora.quantize is None:
+        return size.parameters * width + adapters
+    in_layers = size.trunk_parameters - size.vocab_size * size.hidden_size
+    return round(in_layers * QUANTIZED_BYTES) + (size.parameters - in_layers) * width + adapters
+
+
+_BYTES = {"float32": 4, "bfloat16": 2}
+_OPTIMIZER_BYTES = 8
+"""AdamW keeps two float32 moments per weight; Muon one, of the matrices that it takes."""
+_LOGIT_BYTES = 4
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Memory:
+    """Bytes that are certain from the config; activations come on top."""
+
+    weights: int
+    gradients: int
+    optimizer: int
+    reference: int
+    critic: int
+    """Weights, gradients and moments of a critic with a model of its own."""
+    process_reward: int
+    """Weights, gradients and moments of an implicit process reward model, and the weights of its frozen start."""
+    engine_copy: int
+    """Weights of the engine, when it cannot share the trainer's."""
+    cache: int
+    """Key-value cache of the local engine, when full."""
+    logits: int
+    """Logits of one chunk and their gradient."""
+
+    @property
+    def trained(self) -> int:
+        """Bytes that are allocated as soon as training starts: all but the engine's copy, a full cache, and logits."""
+        return self.weights + self.gradients + self.optimizer + self.reference + self.critic + self.process_reward
+
+    @property
+    def total(self) -> int:
+        """All of them."""
+        return self.trained + self.engine_copy + self.cache + self.logits
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Arithmetic:
+    """The derived numbers of a config."""
+
+    groups_per_step: int
+    episodes_per_step: int
+    episodes: int
+    """Of the whole run, without retries and replaced groups."""
+    episodes_in_flight: int
+    """Most at once."""
+    sequences_per_episode: int
+    """Most; forks of a user's own loop come on top."""
+    most_tokens_per_episode: int
+    """When the whole budget of every sequence is used."""
+    most_sampled_tokens_per_episode: int
+    most_tokens_per_step: int
+    most_micro_batches: int
+    """Forward and backward passes per optimizer step, when every episode uses its budget."""
+    optimizer_steps_per_step: int
+    optimizer_steps: int
+    admitted_ahead: int
+    """Episodes that may be started before the first training step is done."""
+    evaluation_episodes: int
+    """Of all periodic evaluations together."""
+    checkpoints: int
+    """Written over the run, before older ones are deleted."""
+    model: ModelSize | None
+    critic_parameters: int | None
+    """That a critic trains; ``None`` without one, or where its size is not on this machine."""
+    memory: Memory | None
+
+
+def derive(config: Config) -> Arithmetic:
+    """Work out the numbers; reads at most a model folder's ``config.json``.
+
+    Raises:
+        UnknownNameError: no such agent loop.
+    """
+    trainer, agent = config.trainer, config.agent
+    episodes = trainer.tasks_per_step * config.algorithm.group_size
+    optimizer_steps = trainer.epochs * trainer.mini_batches
+    admitted = (config.rollout.max_staleness + 1) * episodes
+    evaluations = trainer.steps // config.evaluation.every if config.evaluation.every else 0
+    per_mini_batch = math.ceil(episodes / trainer.mini_batches)
+    parts = parts_of(config)
+    environments = [part.config.sole_environment for part in parts]
+    agents = [part.config.agent for part in parts]
+    sequences = max(map(_sequences, agents))
+    most_tokens = sequences * agent.max_tokens
+    size = model_size(config.model)
+    return Arithmetic(
+        groups_per_step=trainer.tasks_per_step,
+        episodes_per_step=episodes,
+        episodes=episodes * trainer.steps,
+        episodes_in_flight=min(
+            config.rollout.max_concurrent, sum(environment.max_concurrent for environment in environments), admitted
+        ),
+        sequences_per_episode=sequences,
+        most_tokens_per_episode=most_tokens,
+        most_sampled_tokens_per_episode=min(most_tokens, max(a.max_turns * a.max_answer_tokens for a in agents)),
+        most_tokens_per_step=episodes * most_tokens,
+        most_micro_batches=_micro_batches(per_mini_batch * sequences, agent.max_tokens, trainer.tokens_per_micro_batch),
+        optimizer_steps_per_step=optimizer_steps,
+        optimizer_steps=optimizer_steps * trainer.steps,
+        admitted_ahead=admitted,
+        evaluation_episodes=evaluations * len(parts) * config.evaluation.tasks * config.evaluation.samples,
+        checkpoints=math.ceil(trainer.steps / config.checkpoint.every),
+        model=size,
+        critic_parameters=None if size is None else _critic_parameters(config, size),
+        memory=None if size is None else _memory(config, size),
+    )
+
+
+def _sequences(agent: AgentConfig) -> int:
+    return agent.max_turns if agent_loop_class(agent.loop).sequence_per_turn else 1
+
+
+def _micro_batches(sequences: int, length: int, budget: int) -> int:
+    return math.ceil(sequences / max(1, budget // length))
+
+
+def _memory(config: Config, size: ModelSize) -> Memory:
+    width = _BYTES[config.model.dtype]
+    trainer, lora = config.trainer, config.model.lora
+    weights, trained = weight_bytes(lora, size, width), trained_size(lora, size)
+    local = isinstance(config.engine, LocalEngineConfig) and config.cluster is None
+    return Memory(
+        weights=weights,
+        gradients=trained.gradient_bytes(width),
+        optimizer=trained.optimizer_bytes(width),
+        reference=size.parameters * width if config.algorithm.keeps_reference and (lora is None or lora.whole) else 0,
+        critic=_critic_bytes(config, size, width),
+        process_reward=_process_reward_bytes(config, size, width),
+        engine_copy=weights if local and config.rollout.max_staleness else 0,
+        cache=config.engine.cache_tokens * size.cache_values_per_token * width
+        if isinstance(config.engine, LocalEngineConfig)
+        else 0,
+        logits=2 * min(LOGITS_MEGABYTES << 20, trainer.tokens_per_micro_batch * size.vocab_size * _LOGIT_BYTES),
+    )
+
+
+def _critic_parameters(config: Config, policy: ModelSize) -> int | None:
+    """Those that a critic trains."""
+    critic = config.trainer.critic
+    if critic is None:
+        return None
+    if critic.kind == "shared":
+        return policy.hidden_size + 1
+    size = _critic_size(critic, policy)
+    return None if size is None else _trained_trunk(config, size).parameters + size.hidden_size + 1
+
+
+def _critic_bytes(config: Config, policy: ModelSize, width: int) -> int:
+    """Of a critic's weights, gradients and moments."""
+    critic = config.trainer.critic
+    size = None if critic is None else _critic_size(critic, policy)
+    if critic is None or size is None:
+        return 0
+    head = (size.hidden_size + 1) * (2 * width + _OPTIMIZER_BYTES)
+    if critic.kind == "shared":
+        return head
+    trained = _trained_trunk(config, size)
+    moments = _OPTIMIZER_BYTES * trained.parameters
+    return size.trunk_parameters * width + trained.adapter_bytes() + trained.gradient_bytes(width) + moments + head
+
+
+def _process_reward_bytes(config: Config, policy: ModelSize, width: int) -> int:
+    """Of an implicit process reward model and its start, which adapters have for free."""
+    section, lora = config.trainer.process_reward, config.model.lora
+    if section is None:
+        return 0
+    size = policy if section.path is None else model_size(ModelConfig(path=section.path))
+    if size is None:
+        return 0
+    trained = trained_size(lora, size)
+    start = 0 if lora is not None and not lora.whole else size.parameters * width
+    return weight_bytes(lora, size, width) + trained.gradient_bytes(width) + trained.optimizer_bytes(width) + start
+
+
+def _critic_size(critic: CriticConfig, policy: ModelSize) -> ModelSize | None:
+    return policy if critic.path is None else model_size(ModelConfig(path=critic.path))
+
+
+def _trained_trunk(config: Config, critic: ModelSize) -> TrainedSize:
+    return trained_size(config.model.lora, critic, parameters=critic.trunk_parameters)
+
+
+@dataclass(frozen=True, slots=True)
+class Row:
+    """One line of the dry run's table."""
+
+    name: str
+    value: str
+    how: str
+
+
+def rows(config: Config) -> list[Row]:
+    """The numbers of `derive` in words, for people."""
+    a = derive(config)
+    trainer = config.trainer
+    group = config.algorithm.group_size
+    table = [
+        Row("groups per step", f"{a.groups_per_step:,}", "trainer.tasks_per_step"),
+        Row("episodes per step", f"{a.episodes_per_step:,}", f"{a.groups_per_step} groups x {group}"),
+        Row("episodes in all", f"{a.episodes:,}", f"{a.episodes_per_step:,} x {trainer.steps:,} steps"),
+        Row("episodes in flight", f"at most {a.episodes_in_flight:,}", "rollout.max_concurrent, admission"),
+        Row(
+            "tokens per episode",
+            f"at most {a.most_tokens_per_episode:,}",
+            f"agent.max_tokens x {a.sequences_per_episode} sequences",
+        ),
+        Row(
+            "sampled per episode",
+            f"at most {a.most_sampled_tokens_per_episode:,}",
+            " or ".join(f"{turns} turns x {tokens}" for turns, tokens in _answers(config)) + ", within that",
+        ),
+        Row("tokens per step", f"at most {a.most_tokens_per_step:,}", "episodes x tokens per episode"),
+        Row(
+            "micro-batches",
+            f"at most {a.most_micro_batches:,}",
+            "per optimizer step, of trainer.tokens_per_micro_batch",
+        ),
+        Row("optimizer steps", f"{a.optimizer_steps:,}", f"{trainer.epochs} epochs x {trainer.mini_batches} x steps"),
+        Row("started ahead", f"{a.admitted_ahead:,} episodes", f"rollout.max_staleness {config.rollout.max_staleness}"),
+        Row("evaluation episodes", f"{a.evaluation_episodes:,}", "all periodic evaluations together"),
+        Row("checkpoints", f"{a.checkpoints:,}", f"newest {config.checkpoint.keep} kept"),
+    ]
+    return [
+        *table,
+        *_memory_rows(a, config),
+        *_server_rows(config),
+        *(Row(*words) for words in placement_words(config)),
+    ]
+
+
+def warm_start_rows(config: Config) -> list[Row]:
+    """What a warm start amounts to, in words; nobody knows the demonstrations' lengths before they are played."""
+    sft = config.sft
+    if sft.data is not None:
+        return [
+            Row("conversations", sft.data, f"of at most {config.agent.max_tokens:,} tokens (agent.max_tokens)"),
+            *_model_rows(model_size(config.model)),
+            *_adapter_rows(model_size(config.model), config),
+        ]
+    a = derive(config)
+    most = sft.episodes * a.most_tokens_per_episode * sft.epochs
+    sequences = sft.episodes * a.sequences_per_episode * sft.epochs
+    return [
+        Row("demonstrations", f"{sft.episodes:,}", "sft.episodes; unsolved ones are left out"),
+        Row(
+            "tokens per episode",
+            f"at most {a.most_tokens_per_episode:,}",
+            f"agent.max_tokens x {a.sequences_per_episode} sequences",
+        ),
+        Row("tokens in all", f"at most {most:,}", f"demonstrations x tokens x {sft.epochs} epochs"),
+        Row(
+            "optimizer steps",
+            f"at most {sequences:,}",
+            f"one per sequence; about one per {sft.tokens_per_update:,} tokens (sft.tokens_per_update)",
+        ),
+        *_model_rows(a.model),
+        *_adapter_rows(a.model, config),
+    ]
+
+
+def _answers(config: Config) -> list[tuple[int, int]]:
+    """Turns of an episode and tokens of an answer, as they differ among environments."""
+    agents = [part.config.agent for part in parts_of(config)]
+    return list(dict.fromkeys((agent.max_turns, agent.max_answer_tokens) for agent in agents))
+
+
+def _model_rows(size: ModelSize | None) -> list[Row]:
+    if size is None:
+        return [Row("model", "size unknown", "its config.json is not on this machine")]
+    return [Row("model", f"{size.parameters:,} parameters", f"{size.layers} layers x {size.hidden_size}")]
+
+
+def _memory_rows(arithmetic: Arithmetic, config: Config) -> list[Row]:
+    memory = arithmetic.memory
+    if memory is None:
+        return _model_rows(arithmetic.model)
+    weights, gradients, optimizer = map(shown_bytes, (memory.weights, memory.gradients, memory.optimizer))
+    found = [
+        *_model_rows(arithmetic.model),
+        *_adapter_rows(arithmetic.model, config),
+        *_critic_rows(arithmetic, config),
+        *_process_reward_rows(memory, config),
+        Row(
+            "memory",
+            f"{shown_bytes(memory.total)} and activations",
+            f"weights {weights}, gradients {gradients}, optimizer {optimizer}",
+        ),
+    ]
+    if isinstance(config.engine, LocalEngineConfig):
+        found.append(Row("key-value cache", f"{shown_bytes(memory.cache)} when full", "engine.cache_tokens"))
+    return found
+
+
+def _adapter_rows(size: ModelSize | None, config: Config) -> list[Row]:
+    lora = config.model.lora
+    if lora is None or size is None:
+        return []
+    trained = trained_size(lora, size)
+    how = f"of rank {lora.rank}, in float32 (model.lora)"
+    beside = f"; {trained.own:,} of the model's own are trained, too" if trained.own else ""
+    return [Row("adapters", f"{trained.adapters:,} parameters", how + beside)]
+
+
+def _critic_rows(arithmetic: Arithmetic, config: Config) -> list[Row]:
+    critic, memory = config.trainer.critic, arithmetic.memory
+    if critic is None or memory is None:
+        return []
+    if arithmetic.critic_parameters is None:
+        return [Row("critic", "size unknown", f"the config.json of {critic.path} is not on this machine")]
+    kind = "on the policy's hidden states" if critic.kind == "shared" else "a model of its own"
+    alone = f", {critic.pretrain_steps} steps alone" if critic.pretrain_steps else ""
+    how = f"{kind}{alone}; {shown_bytes(memory.critic)} with gradients and optimizer"
+    return [Row("critic", f"{arithmetic.critic_parameters:,} parameters", how)]
+
+
+def _process_reward_rows(memory: Memory, config: Config) -> list[Row]:
+    section = config.trainer.process_reward
+    if section is None:
+        return []
+    if not memory.process_reward:
+        return [Row("process reward", "size unknown", f"the config.json of {section.path} is not on this machine")]
+    how = f"a model like {section.path or 'the policy'}, with gradients and optimizer, and its frozen start"
+    return [Row("process reward", shown_bytes(memory.process_reward), how)]
+
+
+def _server_rows(config: Config) -> list[Row]:
+    """What is known of servers before they run; how much memory they take is their own affair."""
+    engine = config.engine
+    if not isinstance(engine, ServerEngineConfig):
+        return []
+    if isinstance(engine.servers, list):
+        servers = Row("servers", f"{len(engine.servers):,} attached", ", ".join(engine.servers))
+    else:
+        how = f"engine.replicas; engine.tensor_parallel {engine.tensor_parallel}"
+        servers = Row("servers", f"{engine.replicas:,} {engine.type} launched", how)
+    context = "the model's own limit" if engine.max_context is None else f"{engine.max_context:,} tokens"
+    return [
+        servers,
+        Row("weights reach them by", engine.transport, "engine.transport"),
+        Row("sampled at once", f"{engine.max_running:,} sequences per server", "engine.max_running"),
+        Row("servers' context", context, "engine.max_context"),
+    ]
+
+
+def shown_bytes(count: int) -> str:
+    """For people: ``1.5 GiB``."""
+    value = float(count)
+    for unit in ("B", "KiB", "MiB", "GiB"):
+        if value < 1024:
+            return f"{value:.3g} {unit}"
+        value /= 1024
+    return f"{value:.3g} TiB"

@@ -1,0 +1,354 @@
+"""Reading a config: a YAML file or a shipped config's name, overrides on top, all keys checked.
+
+- Validation errors in words: which key, where it was written, what would be right.
+"""
+
+from __future__ import annotations
+
+import difflib
+import importlib.resources
+import logging
+import re
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, fields
+from pathlib import Path
+from types import UnionType
+from typing import (
+    Any,
+    TypeAlias,
+    Union,
+    get_args,
+    get_origin,
+)
+
+import yaml
+from pydantic import BaseModel, ValidationError
+from pydantic_core import ErrorDetails
+
+from agentrl.config.config import Config
+from agentrl.config.environment import MixedEnvironmentConfig
+from agentrl.config.overrides import (
+    MAIN_KEYS,
+    REPLACED_WHOLE,
+    KeyPath,
+    Override,
+    Source,
+    apply,
+    expand_all,
+    overrides_of,
+    parse_override,
+    parse_source,
+)
+from agentrl.config.trainer import FSDPOptions
+from agentrl.errors import ConfigError
+
+LABELLED = "environments"
+"""The section that holds others under labels of the user's."""
+LABEL_WORD = "LABEL"
+"""Stands for such a label."""
+_EXPECTED: Mapping[str, str] = {
+    "int_parsing": "a whole number",
+    "int_type": "a whole number",
+    "int_from_float": "a whole number",
+    "float_parsing": "a number",
+    "float_type": "a number",
+    "bool_parsing": "true or false",
+    "bool_type": "true or false",
+    "string_type": "text",
+    "list_type": "a list",
+    "tuple_type": "a list",
+    "dict_type": "a mapping",
+    "dataclass_type": "a mapping",
+    "model_type": "a section with keys",
+    "model_attributes_type": "a section with keys",
+}
+_ALTERNATIVE = re.compile(r"bool|int|float|str|literal\[.*\]")
+"""What pydantic puts behind a key for one of several types that its value may have."""
+
+
+def config_error(error: ValidationError, origin: Callable[[KeyPath], str]) -> ConfigError:
+    """All problems of a config as one error.
+
+    Args:
+        error: What pydantic found.
+        origin: Where a key was written: ``"my.yaml line 4"``, ``"override 'a.b=1'"``, or an empty text.
+    """
+    problems = [_problem(details, origin) for details in _joined(error.errors())]
+    if len(problems) == 1:
+        return ConfigError(problems[0])
+    return ConfigError(f"{len(problems)} problems in the config:\n  " + "\n  ".join(problems))
+
+
+def _joined(errors: Sequence[ErrorDetails]) -> list[ErrorDetails]:
+    """The errors, where a value that fits none of a key's alternatives counts as one that says what each expects."""
+    found: list[ErrorDetails] = []
+    for details in errors:
+        *key, last = details["loc"] or ("",)
+        if not _ALTERNATIVE.fullmatch(str(last)):
+            found.append(details)
+        elif found and found[-1]["loc"] == tuple(key):
+            found[-1]["msg"] += f", or {_expected(details)}"
+        else:
+            found.append({**details, "loc": tuple(key), "msg": _expected(details), "type": "alternatives"})
+    return found
+
+
+def _problem(details: ErrorDetails, origin: Callable[[KeyPath], str]) -> str:
+    path = _key_path(details["loc"])
+    place = origin(path)
+    prefix = f"{place}: " if place else ""
+    return prefix + _explain(details, path)
+
+
+def _explain(details: ErrorDetails, path: KeyPath) -> str:
+    key = ".".join(path)
+    match details["type"]:
+        case "unexpected_keyword_argument":
+            return f"unknown key {key}; known keys here: {', '.join(field.name for field in fields(FSDPOptions))}"
+        case "extra_forbidden":
+            return f"unknown key {key}{_suggestion(path)}"
+        case "missing" if path[:1] == ("environment",):
+            return "no environment is named: give environment=household/train, or --env NAME on the command line"
+        case "missing":
+            return f"{key} is missing"
+        case "union_tag_invalid":
+            return f"unknown {key}: got {details['ctx']['tag']!r}, expected {details['ctx']['expected_tags']}"
+        case "value_error" | "assertion_error":
+            return str(details["ctx"]["error"])
+        case _:
+            return f"{key}: got {details['input']!r}, expected {_expected(details)}"
+
+
+def _expected(details: ErrorDetails) -> str:
+    return _EXPECTED.get(details["type"], _plain(details["msg"]))
+
+
+def _plain(message: str) -> str:
+    plain = message.removeprefix("Input should be ").removeprefix("a valid ")
+    return plain.replace("greater than or equal to", "at least").replace("less than or equal to", "at most")
+
+
+def _suggestion(path: KeyPath) -> str:
+    section = section_at(path[:-1])
+    if path[-1] in section:
+        return f" for this {'.'.join(path[:-1])}: it belongs to another type of it"
+    near = difflib.get_close_matches(path[-1], section or [], n=1, cutoff=0.6)
+    if near:
+        return f"; did you mean {'.'.join((*path[:-1], near[0]))}?"
+    elsewhere = [".".join(key) for key in all_keys() if key[-1] == path[-1]]
+    if elsewhere:
+        return f"; did you mean {elsewhere[0]}?"
+    return f"; known keys here: {', '.join(section)}" if section else ""
+
+
+def section_at(path: KeyPath) -> list[str]:
+    """The keys of the section at `path` (of all variants, for a section with a ``type``); empty when there is none."""
+    models: list[type[BaseModel]] = [Config]
+    for key in (*path[:1], *path[2:]) if path[:1] == (LABELLED,) else path:
+        models = [inner for model in models if key in model.model_fields for inner in models_of(_type(model, key))]
+    return sorted({name for model in models for name in model.model_fields})
+
+
+def all_keys() -> list[KeyPath]:
+    """The path of every key that holds a value."""
+    found: dict[KeyPath, None] = {}
+    _walk(Config, (), found)
+    return list(found)
+
+
+def _walk(model: type[BaseModel], path: KeyPath, found: dict[KeyPath, None]) -> None:
+    for name in own_fields(model):
+        inner = models_of(_type(model, name))
+        for section in inner:
+            _walk(section, (*path, *key_words(name)), found)
+        if not inner:
+            found[(*path, name)] = None
+
+
+def own_fields(model: type[BaseModel]) -> list[str]:
+    """The keys of a section without those that it has from another one, where they are explained."""
+    return [name for name in model.model_fields if model is not MixedEnvironmentConfig or name in model.__annotations__]
+
+
+def key_words(section: str) -> KeyPath:
+    """A section's name as it stands in paths of keys: with a place for the user's label where it has labels."""
+    return (section, LABEL_WORD) if section == LABELLED else (section,)
+
+
+def _type(model: type[BaseModel], field: str) -> Any:
+    return model.model_fields[field].annotation
+
+
+def models_of(annotation: Any) -> list[type[BaseModel]]:
+    """The sections among the alternatives of a field's type, or under its labels."""
+    if get_origin(annotation) is dict:
+        return models_of(get_args(annotation)[1])
+    if get_origin(annotation) in (Union, UnionType):
+        return [model for part in get_args(annotation) for model in models_of(part)]
+    return [annotation] if isinstance(annotation, type) and issubclass(annotation, BaseModel) else []
+
+
+def _key_path(location: Sequence[str | int]) -> KeyPath:
+    """Pydantic's location without list indices and without the tag of a union, which is no key."""
+    keys = [part for part in location if isinstance(part, str)]
+    if len(keys) > 1 and keys[0] == "engine":
+        del keys[1]
+    return tuple(keys)
+
+
+_log = logging.getLogger(__name__)
+
+_SHIPPED_PACKAGE = "agentrl.configs"
+_LOCAL = "local"
+"""The engine of a section that names none."""
+
+ConfigSource: TypeAlias = str | Path | Sequence[str | Path] | None
+"""A config file or a shipped config's name, or several, each on top of the one before."""
+
+
+def load_config(source: ConfigSource = None, overrides: Sequence[str] = ()) -> Config:
+    """Read a config.
+
+    Args:
+        source: A YAML file, or the name of a shipped config (``quickstart``, ``household/grpo``); several are put on
+            top of each other, later ones win; ``None`` starts from the defaults.
+        overrides: ``key.sub=value``, later ones win; ``engine=local`` and ``environment=household/train`` are short
+            for a section's main key.
+
+    Raises:
+        ConfigError: no such file, an unknown key, a wrong value, or a key that the chosen parts would ignore; the
+            message says in which line or override.
+    """
+    sources = _listed(source)
+    name, text = _read(sources[0]) if sources else ("defaults", "")
+    parsed = parse_source(text, name)
+    data = expand_all(parsed.data)
+    layers = [override for other in sources[1:] for override in _layer(other)]
+    chosen = [*layers, *(parse_override(override) for override in overrides)]
+    replaced = []
+    for number, override in enumerate(chosen):
+        before = {section: data.get(section) for section in REPLACED_WHOLE}
+        apply(data, override)
+        if number >= len(layers):  # a config on top of another is meant to replace
+            changed = (
+                Replaced(override.place, section, old) for section, old in before.items() if isinstance(old, dict)
+            )
+            replaced += [one for one in changed if one.is_by(data.get(one.section))]
+    config = _validate(data, name, parsed, chosen)
+    dropped = (one.dropped(data.get(one.section)) for one in replaced)
+    for told in dict.fromkeys(filter(None, dropped)):
+        _log.warning("%s", told)
+    return config
+
+
+@dataclass(frozen=True, slots=True)
+class Replaced:
+    """A section before an override, which may have put another environment or engine in its place."""
+
+    override: str
+    section: str
+    old: Mapping[str, Any]
+
+    def is_by(self, new: Any) -> bool:
+        """Whether `new` is the section of another environment or engine."""
+        main = MAIN_KEYS[self.section]
+        return isinstance(new, dict) and self.old.get(main, _LOCAL) != new.get(main, _LOCAL)
+
+    def dropped(self, new: Any) -> str | None:
+        """Name the settings that `new` no longer has, for the user; ``None`` where nothing was lost."""
+        main = MAIN_KEYS[self.section]
+        if not self.is_by(new):
+            return None
+        lost = {key: value for key, value in self.old.items() if key != main and key not in new}
+        settings = [f"{self.section}.{key}={value}" for key, value in lost.items() if self._is_chosen(key, value)]
+        if not settings:
+            return None
+        owner = f"{self.section} {self.old.get(main, _LOCAL)}"
+        again = f"give them after it if {new.get(main)} takes them"
+        return f"{self.override} drops the settings of {owner}: {', '.join(settings)}; {again}"
+
+    def _is_chosen(self, key: str, value: Any) -> bool:
+        """Return True if a value differs from the key's default: a run's own config.yaml holds the defaults too."""
+        models = models_of(Config.model_fields[self.section].annotation)
+        fields = [model.model_fields[key] for model in models if key in model.model_fields]
+        return all(field.get_default(call_default_factory=True) != value for field in fields)
+
+
+def config_from(data: Mapping[str, Any]) -> Config:
+    """A config from plain data, sections as mappings or as one word.
+
+    Raises:
+        ConfigError: as `load_config`.
+    """
+    return _validate(expand_all(data), "config", Source({}), [])
+
+
+def shipped_configs() -> list[str]:
+    """Names of the configs that come with agentrl, as `load_config` takes them."""
+    root = Path(str(importlib.resources.files(_SHIPPED_PACKAGE)))
+    return sorted(path.relative_to(root).with_suffix("").as_posix() for path in root.rglob("*.yaml"))
+
+
+def dump_config(config: Config) -> str:
+    """The resolved config as YAML: every key, defaults included; `load_config` reads it back."""
+    return yaml.safe_dump(config.model_dump(mode="json"), sort_keys=False, allow_unicode=True)
+
+
+def _validate(data: dict[str, Any], name: str, parsed: Source, overrides: Sequence[Override]) -> Config:
+    def origin(path: KeyPath) -> str:
+        for override in reversed(overrides):
+            shared = min(len(path), len(override.path))
+            if shared and path[:shared] == override.path[:shared]:
+                return override.place
+        line = parsed.lines.get(path) or parsed.lines.get(path[:1])
+        return f"{name} line {line}" if line else ""
+
+    if isinstance(data.get("engine"), dict):
+        data["engine"].setdefault("type", "local")
+    try:
+        return Config.model_validate(data)
+    except ValidationError as error:
+        raise config_error(error, origin) from None
+
+
+def names_environment(source: ConfigSource) -> bool:
+    """Return True if a config, or one of several, names an environment; a hardware config does not.
+
+    Raises:
+        ConfigError: as `load_config`.
+    """
+    return any(
+        {"environment", "environments"} & parse_source(text, name).data.keys()
+        for name, text in map(_read, _listed(source))
+    )
+
+
+def _listed(source: ConfigSource) -> list[str | Path]:
+    if source is None:
+        return []
+    return [source] if isinstance(source, str | Path) else list(source)
+
+
+def _layer(source: str | Path) -> list[Override]:
+    name, text = _read(source)
+    return overrides_of(parse_source(text, name), name)
+
+
+def _read(source: str | Path) -> tuple[str, str]:
+    path = Path(source)
+    if path.is_file():
+        try:
+            return str(path), path.read_text(encoding="utf-8")
+        except UnicodeDecodeError as error:
+            raise ConfigError(f"{path} is no text file", got=error, expected="YAML in UTF-8") from error
+    name = path.as_posix().removeprefix("configs/").removesuffix(".yaml")
+    known = shipped_configs()
+    if name not in known:
+        near = difflib.get_close_matches(name, known, n=1, cutoff=0.4)
+        raise ConfigError(
+            f"no config file {source}",
+            expected=f"a YAML file, or one of {', '.join(known)}",
+            hint=f"did you mean {near[0]}?" if near else None,
+        )
+    file = importlib.resources.files(_SHIPPED_PACKAGE).joinpath(f"{name}.yaml")
+    return f"{name}.yaml", file.read_text(encoding="utf-8")

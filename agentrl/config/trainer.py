@@ -1,0 +1,139 @@
+"""Numbers of the optimizer that seldom change.
+
+- The critic of PPO: a model that learns what an episode will still bring, token by token.
+- The implicit process reward model of PRIME: a language model that learns from outcomes what each token is worth.
+- How a model is sharded over ranks: one config key, with a few words in it.
+- Training of mixtures of experts.
+- Where the watch over a training's numbers speaks up.
+- Low-rank adapters: how a large model is trained through a few small matrices.
+"""
+
+from __future__ import annotations
+
+from typing import Annotated, Literal, Self
+
+from pydantic import ConfigDict, Field, model_validator
+from pydantic.dataclasses import dataclass
+
+from agentrl.config.section import Decay, LearningRate, Section
+
+
+class AdamConfig(Section):
+    """Of AdamW, and the weight decay of Muon."""
+
+    betas: tuple[Decay, Decay] = (0.9, 0.95)
+    """AdamW's decay rates of the moments."""
+    weight_decay: float = Field(0.0, ge=0, allow_inf_nan=False)
+    """Weight decay, on matrices."""
+
+
+class CriticConfig(Section):
+    """What is not here (optimizer, warm-up, schedule, epochs, mini-batches) is taken from ``trainer``."""
+
+    kind: Literal["own", "shared"] = "own"
+    """``own``: a model of its own, with an output of one number. ``shared``: such an output on the policy's hidden
+    states, which takes next to no memory, and lets the value loss change the policy's weights, too."""
+    path: str | None = None
+    """The model that an ``own`` critic starts from, of the policy's vocabulary; the policy's weights when left out."""
+    learning_rate: LearningRate = 1e-5
+    """Peak learning rate; of the output only, where the rest is the policy's."""
+    pretrain_steps: int = Field(0, ge=0)
+    """Training steps, the first ones, in which only the critic learns; a ``shared`` one's output only."""
+    clip: float | None = Field(0.5, gt=0)
+    """How far a step moves a value before the value loss no longer rewards it; ``null`` bounds nothing."""
+    coef: float = Field(0.5, gt=0, allow_inf_nan=False)
+    """Weight of the value loss beside the policy's loss; only ``shared``."""
+
+    @model_validator(mode="after")
+    def _keys_are_used(self) -> Self:
+        if self.kind == "shared" and self.path is not None:
+            raise ValueError("trainer.critic.path is ignored with kind shared: remove it, or use kind own")
+        if self.kind == "own" and self.coef != type(self).model_fields["coef"].default:
+            raise ValueError("trainer.critic.coef is ignored with kind own: remove it, or use kind shared")
+        return self
+
+
+class ProcessRewardConfig(Section):
+    """For ``algorithm.advantage: prime``. What is not here (optimizer, warm-up, schedule, epochs, mini-batches) is
+    taken from ``trainer``.
+    """
+
+    path: str | None = None
+    """The model that it starts from, and whose frozen copy it is compared with; of the policy's tokens. The policy's
+    weights at the start of the run when left out."""
+    learning_rate: float = Field(1e-6, ge=0)
+    """Peak learning rate."""
+    beta: float = Field(0.05, gt=0)
+    """A token's reward is beta log(pi_rm / pi_ref)."""
+    success_above: float = 0.5
+    """Episodes with a greater reward, before shaping, are those that succeeded."""
+    update: Literal["before", "after"] = "before"
+    """``before``: it learns from the episodes of a step, and then says what their tokens are worth. ``after``: the
+    other way round."""
+
+
+@dataclass(frozen=True, config=ConfigDict(extra="forbid"))
+class FSDPOptions:
+    """Memory against communication; only with several ranks."""
+
+    replicas: Annotated[int, Field(ge=1)] = 1
+    """Rows of ranks that hold the whole model each: with 2 machines of 8 GPUs, 2 keeps parameters within a machine."""
+    reshard: bool = True
+    """Give a layer's parameters up between forward and backward pass: less memory, one more gathering."""
+    offload: bool = False
+    """Keep shards, gradients and the optimizer's moments in the CPU's memory, and update there."""
+    reduce: bool = False
+    """Add gradients up over the ranks after every micro-batch, instead of once per update: this keeps no whole
+    gradients, at the price of communication."""
+
+
+class MixtureConfig(Section):
+    """Of models with routed experts; see docs/experts.md."""
+
+    balance: float = Field(0.0, ge=0, allow_inf_nan=False)
+    """Weight in the loss of the balance among the experts; costs a further forward pass."""
+    replay: bool = False
+    """Send tokens to the experts to which the engine sent them, so that rounding does not set trainer and engine
+    apart."""
+
+
+class NumericsConfig(Section):
+    """Limits of the alarms, and what happens to updates that are not finite."""
+
+    mismatch: float = Field(0.01, gt=0)
+    """Mean |pi_old - mu| above which trainer and engine are not the same model."""
+    kl: float = Field(0.5, gt=0)
+    """KL of the policy to pi_old, within a step, above which it runs away."""
+    kl_reference: float = Field(10.0, gt=0)
+    """KL to the reference above which nothing is left of it."""
+    entropy_share: float = Field(0.05, ge=0, lt=1)
+    """Entropy below this share of that of the first steps has collapsed; 0 never."""
+    grad_norm_ratio: float = Field(20.0, gt=1)
+    """A gradient whose norm is so many times the median of the last steps is a spike."""
+    most_skipped: int = Field(10, ge=1)
+    """Updates left out in a row that end the run."""
+    dumps: int = Field(2, ge=0)
+    """Most files of a run that repeat an update that was left out; each holds the model's weights."""
+
+
+class LoraConfig(Section):
+    """Adapters (LoRA) beside frozen weights; needs the extra ``agentrl[lora]``."""
+
+    rank: int = Field(16, ge=1)
+    """Rank of the update of each matrix."""
+    alpha: float | None = Field(None, gt=0)
+    """The update is scaled by ``alpha / rank``; twice the rank when left out."""
+    dropout: float = Field(0.0, ge=0, lt=1)
+    """Share of an adapter's inputs that a warm start (`agentrl sft`) drops; training by reward has none."""
+    targets: Literal["all-linear"] | list[str] = "all-linear"
+    """Ends of the names of matrices that get an adapter (``q_proj``); ``all-linear``: all but the output head."""
+    whole: list[str] = Field(default_factory=list)
+    """Ends of the names of modules that are trained themselves, such as ``embed_tokens``; a KL to the reference then
+    needs a copy of the model."""
+    quantize: Literal["nf4"] | None = None
+    """Keep the frozen weights in 4 bits (QLoRA): needs a GPU and the package bitsandbytes."""
+
+    @property
+    def scale(self) -> float:
+        """What the product of an adapter's matrices is multiplied by."""
+        return (2 * self.rank if self.alpha is None else self.alpha) / self.rank

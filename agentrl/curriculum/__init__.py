@@ -1,1 +1,0 @@
-"""What is played when: environments in their shares, tasks by how often they are solved, horizons that grow."""

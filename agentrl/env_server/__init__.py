@@ -1,4 +1,0 @@
-"""Serves one environment to many clients over HTTP: `agentrl env serve`. Its words are those of `agentrl.remote`."""
-
-from agentrl.env_server.server import EnvironmentServer as EnvironmentServer
-from agentrl.env_server.server import ServerSettings as ServerSettings

@@ -1,0 +1,262 @@
+"""Loading a causal language model to train, with or without eyes.
+
+- Frozen weights in 4 bits, for adapters (QLoRA, https://arxiv.org/abs/2305.14314).
+- Which accelerators torch can use in this process.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, Literal
+
+import torch
+from safetensors import SafetensorError
+from transformers import (
+    AutoConfig,
+    AutoModelForCausalLM,
+    AutoModelForImageTextToText,
+    BitsAndBytesConfig,
+    PreTrainedModel,
+)
+from transformers.utils import logging as transformers_logging
+
+from agentrl.errors import ConfigError, UsageError
+from agentrl.models.lora import base_of, is_adapter_folder, merged_into
+from agentrl.models.vision import MODEL_TYPES
+from agentrl.registry import Extra
+
+BITSANDBYTES = Extra(name="qlora", module="bitsandbytes")
+
+
+def quantized_loading(quantize: Literal["nf4"], *, dtype: torch.dtype, device: torch.device) -> dict[str, Any]:
+    """Arguments of ``from_pretrained`` that load a model in 4 bits.
+
+    Args:
+        quantize: The format.
+        dtype: In which layers compute.
+        device: Of the model.
+
+    Raises:
+        ConfigError: the device is no GPU.
+        UsageError: bitsandbytes is not installed.
+    """
+    if device.type != "cuda":
+        raise ConfigError(
+            "model.lora.quantize needs a GPU",
+            got=f"model.device {device.type}",
+            expected="cuda",
+            hint="leave model.lora.quantize out: adapters train on the CPU without it",
+        )
+    BITSANDBYTES.load()
+    settings = BitsAndBytesConfig(
+        load_in_4bit=True,
+        bnb_4bit_quant_type=quantize,
+        bnb_4bit_use_double_quant=True,
+        bnb_4bit_compute_dtype=dtype,
+    )
+    return {"quantization_config": settings, "device_map": {"": device}}
+
+
+LOGIT_CHANGES = ("logit_scale", "logits_scaling")
+"""Config keys of models that change the head's output in a way unknown here; log-probabilities would be wrong."""
+
+SHOWN = 4
+"""Names of tensors in a message."""
+
+
+def load_model(
+    path: str | Path,
+    *,
+    dtype: Literal["float32", "bfloat16"],
+    device: str = "auto",
+    quantize: Literal["nf4"] | None = None,
+) -> PreTrainedModel:
+    """A Hugging Face causal language model with dropout off, so that two forward passes agree.
+
+    Args:
+        path: A folder, or a name on the Hugging Face hub. An adapter's folder gives its base with the adapter merged.
+        dtype: Number format of the weights.
+        device: ``cpu``, ``cuda``, ``cuda:1``; ``auto`` takes a GPU when there is one.
+        quantize: Keep the weights in 4 bits, for adapters.
+
+    Raises:
+        ConfigError: weights in 4 bits on another device than a GPU.
+        UsageError: no such folder or name, not a causal language model, or a device that is not there.
+    """
+    if is_adapter_folder(path):
+        return merged_into(load_model(base_of(path), dtype=dtype, device=device), path)
+    target = _device(device)
+    format_ = getattr(torch, dtype)
+    options = {} if quantize is None else quantized_loading(quantize, dtype=format_, device=target)
+    with _loading(path):
+        config = _config(path)
+        with reports_left_out():
+            loaded, told = _kind(config).from_pretrained(
+                path,
+                config=config,
+                dtype=format_,
+                attn_implementation=_attention(config),
+                output_loading_info=True,
+                ignore_mismatched_sizes=True,  # they are refused here, with their names
+                **options,
+            )
+    check_complete(path, told)
+    model = _prepared(path, loaded)
+    return model if options else model.to(target)
+
+
+def make_model(path: str | Path) -> PreTrainedModel:
+    """The model that `load_model` loads, in float32 and with whatever values its parameters begin with.
+
+    Raises:
+        UsageError: as `load_model`.
+    """
+    with _loading(path):
+        config = _config(path)
+        model: PreTrainedModel = _kind(config).from_config(
+            config, dtype=torch.float32, attn_implementation=_attention(config)
+        )
+    return _prepared(path, model)
+
+
+@contextmanager
+def reports_left_out() -> Iterator[None]:
+    """Inside the block transformers writes no table of what a file lacks: `check_complete` says that."""
+    before = transformers_logging.get_verbosity()
+    transformers_logging.set_verbosity_error()
+    try:
+        yield
+    finally:
+        transformers_logging.set_verbosity(before)
+
+
+def check_complete(path: str | Path, told: Mapping[str, Any], *, new: tuple[str, ...] = ()) -> None:
+    """Check that every tensor of a model came from its files; the others have random values.
+
+    Args:
+        path: Of the model, for the message.
+        told: What ``from_pretrained`` says with ``output_loading_info``.
+        new: How the names of what may be new begin.
+
+    Raises:
+        UsageError: some did not.
+    """
+    resized = {name: f"{name} of shape {list(found)}, not {list(own)}" for name, found, own in told["mismatched_keys"]}
+    absent = sorted({*told["missing_keys"], *resized})
+    wrong = [resized.get(name, f"no {name}") for name in absent if not name.startswith(new)]
+    if wrong:
+        more = f" and {len(wrong) - SHOWN} more" if len(wrong) > SHOWN else ""
+        raise UsageError(
+            f"the files of the model {path} do not hold all of its weights",
+            got=f"{', '.join(wrong[:SHOWN])}{more}",
+            expected="all that its config.json asks for",
+            hint="copy or download it again; weights that are missing would be random",
+        )
+
+
+@contextmanager
+def _loading(path: str | Path) -> Iterator[None]:
+    _check_folder(path)
+    transformers_logging.disable_progress_bar()
+    try:
+        yield
+    except (OSError, ValueError, KeyError, SafetensorError) as error:
+        raise UsageError(
+            "cannot load the model",
+            got=f"{path} ({str(error).strip().splitlines()[0]})",
+            expected="a folder with a Hugging Face causal language model, or a name on the hub that can be reached",
+        ) from error
+
+
+def _config(path: str | Path) -> Any:
+    return AutoConfig.from_pretrained(path, attention_dropout=0.0)
+
+
+def _kind(config: Any) -> Any:
+    return AutoModelForImageTextToText if config.model_type in MODEL_TYPES else AutoModelForCausalLM
+
+
+def _attention(config: Any) -> str:
+    """SDPA, which cannot cap scores: models that do compute them one by one."""
+    return "eager" if getattr(config.get_text_config(), "attn_logit_softcapping", None) else "sdpa"
+
+
+def _prepared(path: str | Path, model: PreTrainedModel) -> PreTrainedModel:
+    _check_logits(path, model)
+    for module in model.modules():
+        if isinstance(module, torch.nn.Dropout):
+            module.p = 0.0
+        if hasattr(module, "jitter_noise"):  # of a router, in training mode
+            module.jitter_noise = 0.0
+    return model.eval()
+
+
+def _check_folder(path: str | Path) -> None:
+    folder = Path(path)
+    looks_local = isinstance(path, Path) or folder.is_absolute() or str(path).startswith(".") or folder.exists()
+    if not looks_local:
+        return
+    if not folder.is_dir():
+        raise UsageError("there is no such model folder", got=folder, hint="check model.path")
+    if not (folder / "config.json").is_file():
+        raise UsageError("the folder holds no model", got=folder, expected="a config.json and weights in it")
+
+
+def _check_logits(path: str | Path, model: PreTrainedModel) -> None:
+    for key in LOGIT_CHANGES:
+        value = getattr(model.config.get_text_config(), key, None)
+        if value not in (None, 1, 1.0):
+            raise UsageError("this model changes its logits after the head", got=f"{path}: {key}={value}")
+
+
+def _device(name: str) -> torch.device:
+    if name == "auto":
+        return torch.device("cuda" if torch.cuda.is_available() else "cpu")
+    try:
+        device = torch.device(name)
+    except RuntimeError as error:
+        raise UsageError("unknown device", got=repr(name), expected="auto, cpu, cuda or cuda:N") from error
+    if device.type == "cuda" and (device.index or 0) >= torch.cuda.device_count():
+        raise UsageError(
+            "the device is not there", got=name, expected=f"one of {torch.cuda.device_count()} GPUs, or cpu"
+        )
+    return device
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Accelerator:
+    """A GPU as torch sees it."""
+
+    device: str
+    name: str
+    memory_bytes: int
+
+
+def accelerators() -> list[Accelerator]:
+    """The GPUs that torch can use; empty on a machine without, or with a torch built for the CPU."""
+    if not torch.cuda.is_available():
+        return []
+    properties = [torch.cuda.get_device_properties(index) for index in range(torch.cuda.device_count())]
+    return [
+        Accelerator(device=f"cuda:{index}", name=found.name, memory_bytes=found.total_memory)
+        for index, found in enumerate(properties)
+    ]
+
+
+def torch_build() -> str:
+    """Torch's version and what it was built for, for example ``2.9.1 for CUDA 12.8``."""
+    cuda = torch.version.cuda
+    return f"{torch.__version__} for {f'CUDA {cuda}' if cuda else 'the CPU'}"
+
+
+def use_gpu(position: int) -> None:
+    """Let ``cuda`` mean this GPU in this process, where there are some.
+
+    Args:
+        position: Among those that the process may use.
+    """
+    if torch.cuda.is_available():
+        torch.cuda.set_device(position)

@@ -1,0 +1,296 @@
+"""Low-rank adapters (LoRA, https://arxiv.org/abs/2106.09685) in a model that stays what it is for everybody else.
+
+With W of a linear layer frozen, the layer computes W x + scale B (A x); only A and B are trained. peft puts them into
+the layers in place; here is what training needs beside that: the base as reference, merged weights under the base's
+names, and adapters as files.
+"""
+
+from __future__ import annotations
+
+import math
+import warnings
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any, cast
+
+import torch
+from safetensors.torch import load_file, save_file
+from torch import Tensor, nn
+from transformers import PreTrainedModel
+
+from agentrl.config.trainer import LoraConfig
+from agentrl.errors import ConfigError, UsageError
+from agentrl.registry import Extra
+
+PEFT = Extra(name="lora", module="peft")
+ADAPTER_CONFIG, ADAPTER_WEIGHTS = "adapter_config.json", "adapter_model.safetensors"
+"""peft's names of the files of an adapter."""
+_NAME = "default"
+"""Of the adapter, among those that peft could put into a layer."""
+_FILE_PREFIX = "base_model.model."
+"""Stands before the names of tensors in peft's files."""
+
+
+def add_adapters(
+    model: PreTrainedModel, config: LoraConfig, *, base: str, seed: int, device: torch.device | None = None
+) -> None:
+    """Freeze a model, and put adapters into its layers that change nothing yet.
+
+    Args:
+        model: Changed in place; parameters may be without memory (meta).
+        config: Which, and how large.
+        base: Where the frozen weights come from, for whoever reads the adapter's files.
+        seed: Decides A; B is 0.
+        device: Of the adapters; the model's when left out.
+
+    Raises:
+        ConfigError: no such layers, or ones that cannot have an adapter.
+        UsageError: the extra is not installed.
+    """
+    peft = PEFT.load()
+    settings = peft.LoraConfig(
+        r=config.rank,
+        lora_alpha=config.scale * config.rank,
+        lora_dropout=config.dropout,
+        target_modules=config.targets,
+        task_type="CAUSAL_LM",
+        base_model_name_or_path=base,
+    )
+    try:
+        with _quiet():
+            peft.inject_adapter_in_model(settings, model)
+    except ValueError as error:  # peft lists the whole model
+        raise ConfigError(
+            "model.lora.targets fit no layer, or one that cannot have an adapter",
+            got=config.targets,
+            expected="ends of names of linear layers such as q_proj, or all-linear",
+        ) from error
+    _check_layers(model)
+    generator = torch.Generator().manual_seed(seed)
+    for layer in adapted_layers(model).values():
+        _fill(layer, generator, device or model.device)
+        layer.lora_dropout.eval()
+    settings.modules_to_save = list(_train_whole(model, config.whole)) or None
+
+
+def _check_layers(model: PreTrainedModel) -> None:
+    head = model.get_output_embeddings()
+    for name, layer in adapted_layers(model).items():
+        if layer is head:
+            raise ConfigError(
+                f"the output head ({name}) cannot have an adapter: log-probabilities are computed from its weights",
+                hint=f"leave it out of model.lora.targets, or train it itself: model.lora.whole=[{name}]",
+            )
+        if _NAME not in layer.lora_A:
+            raise ConfigError(f"{name} is no linear layer", expected="linear layers in model.lora.targets")
+
+
+def _fill(layer: Any, generator: torch.Generator, device: torch.device) -> None:
+    """Give A its random values, the same on all devices, and B zeros; float32 each."""
+    down, up = layer.lora_A[_NAME], layer.lora_B[_NAME]
+    bound = 1 / math.sqrt(down.weight.shape[1])  # as torch's linear layers begin
+    values = torch.empty(down.weight.shape).uniform_(-bound, bound, generator=generator)
+    down.weight = nn.Parameter(values.to(device))
+    up.weight = nn.Parameter(torch.zeros(up.weight.shape, device=device))
+
+
+def _train_whole(model: PreTrainedModel, wanted: list[str]) -> Iterator[str]:
+    """Train some modules themselves; gives the names under which others find them, two for a tied head."""
+    for end in wanted:
+        if not any(_ends_with(name, end) for name, _ in model.named_modules()):
+            raise ConfigError("model.lora.whole fits no module", got=end, expected="the end of a module's name")
+    for name, module in model.named_modules():
+        if any(_ends_with(name, end) for end in wanted):
+            module.requires_grad_(True)
+    for name, module in model.named_modules(remove_duplicate=False):
+        own = list(module.parameters(recurse=False))
+        if own and not is_adapter(name) and all(parameter.requires_grad for parameter in own):
+            yield name
+
+
+def _ends_with(name: str, end: str) -> bool:
+    return name == end or name.endswith(f".{end}")
+
+
+def is_adapter(name: str) -> bool:
+    """Whether a parameter of this name belongs to an adapter."""
+    return ".lora_A." in name or ".lora_B." in name
+
+
+def adapted_layers(model: nn.Module) -> dict[str, Any]:
+    """The layers with an adapter, by their names in the base."""
+    return {name: m for name, m in model.named_modules() if hasattr(m, "lora_A") and hasattr(m, "base_layer")}
+
+
+def has_adapters(model: nn.Module) -> bool:
+    """Whether `add_adapters` was here."""
+    return bool(adapted_layers(model))
+
+
+def base_is_reference(model: nn.Module) -> bool:
+    """Whether a model without its adapters is what it was before training."""
+    return has_adapters(model) and all(is_adapter(name) for name, p in model.named_parameters() if p.requires_grad)
+
+
+@contextmanager
+def adapters_off(model: nn.Module) -> Iterator[None]:
+    """Let a model compute with its frozen weights alone inside the block.
+
+    peft's own switch would also stop parameters from being trained, which shards do not forgive.
+    """
+    layers = adapted_layers(model).values()
+    for layer in layers:
+        layer._disable_adapters = True
+    try:
+        yield
+    finally:
+        for layer in layers:
+            layer._disable_adapters = False
+
+
+@contextmanager
+def adapters_dropped_out(model: nn.Module) -> Iterator[None]:
+    """Let the adapters' dropout work inside the block."""
+    layers = adapted_layers(model).values()
+    for layer in layers:
+        layer.lora_dropout.train()
+    try:
+        yield
+    finally:
+        for layer in layers:
+            layer.lora_dropout.eval()
+
+
+def base_names(model: nn.Module) -> dict[str, str]:
+    """The names of a model's tensors with their names in the base; adapters have none."""
+    known = {*(name for name, _ in model.named_parameters(remove_duplicate=False)), *dict(model.named_buffers())}
+    names = (name for name in model.state_dict() if name in known and not is_adapter(name))
+    return {name.replace(".base_layer.", "."): name for name in names}
+
+
+def product(layer: Any, *, up: Tensor, down: Tensor) -> Tensor:
+    """What a layer's adapter adds to its weights: scale B A, float32."""
+    return cast("Tensor", layer.scaling[_NAME] * (up.float() @ down.float()))
+
+
+def factors(layer: Any) -> tuple[Tensor, Tensor]:
+    """B and A of a layer."""
+    return layer.lora_B[_NAME].weight, layer.lora_A[_NAME].weight
+
+
+def frozen_weight(layer: Any) -> Tensor:
+    """The base's weights of a layer, also where they are kept in 4 bits."""
+    weight: Tensor = layer.base_layer.weight
+    if hasattr(weight, "quant_state"):
+        dequantized: Tensor = PEFT.load("peft.utils.integrations").dequantize_module_weight(layer.base_layer)
+        return dequantized
+    return weight
+
+
+def trained_names(model: nn.Module) -> list[str]:
+    """Names of the parameters that are trained, as the model has them; a tied one has two."""
+    return [name for name, p in model.named_parameters(remove_duplicate=False) if p.requires_grad]
+
+
+def save_adapter(model: PreTrainedModel, tensors: Mapping[str, Tensor], folder: Path) -> None:
+    """Write an adapter as peft does.
+
+    Args:
+        model: With adapters.
+        tensors: Of `trained_names`, whole.
+        folder: There already.
+
+    Raises:
+        OSError: it cannot be written.
+    """
+    cast("Any", model).peft_config[_NAME].save_pretrained(folder)
+    values = {_file_name(name): tensors[name].detach().cpu().contiguous() for name in trained_names(model)}
+    save_file({name: value.clone() for name, value in values.items()}, folder / ADAPTER_WEIGHTS, {"format": "pt"})
+
+
+def load_adapter(model: PreTrainedModel, folder: str | Path) -> None:
+    """Read what `save_adapter` wrote into a model with the same adapters.
+
+    Raises:
+        UsageError: the files are of other adapters.
+    """
+    found = load_file(Path(folder) / ADAPTER_WEIGHTS)
+    parameters = dict(model.named_parameters(remove_duplicate=False))
+    wanted = {_file_name(name): parameters[name] for name in trained_names(model)}
+    fits = found.keys() == wanted.keys() and all(found[name].shape == p.shape for name, p in wanted.items())
+    if not fits:
+        raise UsageError(
+            "the adapter is not of this model and model.lora",
+            got=f"{len(found)} tensors in {folder}",
+            expected=f"{len(wanted)} tensors of rank {cast('Any', model).peft_config[_NAME].r}",
+        )
+    with torch.no_grad():
+        for name, parameter in wanted.items():
+            parameter.copy_(found[name])
+
+
+def _file_name(name: str) -> str:
+    return _FILE_PREFIX + name.replace(f".{_NAME}.", ".")
+
+
+def is_adapter_folder(path: str | Path) -> bool:
+    """Whether a folder holds an adapter, and not a whole model."""
+    return (Path(path) / ADAPTER_CONFIG).is_file()
+
+
+def base_of(folder: str | Path) -> str:
+    """Where the base of an adapter's folder lies: a folder, or a name on the Hugging Face hub.
+
+    Raises:
+        UsageError: the adapter does not say it, it is gone, or the extra is not installed.
+    """
+    found = PEFT.load().PeftConfig.from_pretrained(str(folder)).base_model_name_or_path
+    if not found or (Path(found).is_absolute() and not Path(found).is_dir()):
+        raise UsageError(
+            "the base of an adapter is not there",
+            got=f"{found or 'none'} in {Path(folder) / ADAPTER_CONFIG}",
+            expected="the folder or name of the model that the adapter was trained on",
+            hint="write the right one there, under base_model_name_or_path",
+        )
+    return str(found)
+
+
+def merged_into(model: PreTrainedModel, folder: str | Path) -> PreTrainedModel:
+    """A model with an adapter of its files added to its weights: as plain as before; any adapter that peft knows.
+
+    Raises:
+        UsageError: the adapter does not fit.
+    """
+    was_tied = model.config.get_text_config().tie_word_embeddings
+    try:
+        with _quiet():
+            merged = PEFT.load().PeftModel.from_pretrained(model, str(folder)).merge_and_unload()
+    except (RuntimeError, ValueError) as error:
+        raise UsageError(
+            "the adapter does not fit its base",
+            got=f"{folder} ({str(error).strip().splitlines()[0]})",
+            expected=f"an adapter of {type(model).__name__} as {model.name_or_path} is",
+        ) from error
+    if was_tied:
+        _tie(merged)
+    return cast("PreTrainedModel", merged.requires_grad_(True))
+
+
+def _tie(model: PreTrainedModel) -> None:
+    """Let an embedding and a head that were trained apart, and are equal, be one again; else they are two for good."""
+    text = model.config.get_text_config()
+    head, embedding = model.get_output_embeddings(), model.get_input_embeddings()
+    is_one = torch.equal(head.weight, embedding.weight)
+    if is_one:
+        head.weight = embedding.weight
+    text.tie_word_embeddings = model.config.tie_word_embeddings = is_one
+
+
+@contextmanager
+def _quiet() -> Iterator[None]:
+    """Without what peft warns of: a name in transformers that has changed, and tied weights, which are dealt with."""
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore", FutureWarning)
+        warnings.filterwarnings("ignore", "(Model has `tie_word_embeddings=True`|Input and output embeddings)")
+        yield

@@ -1,0 +1,225 @@
+"""A complete Hugging Face model folder from nothing: tokenizer, chat template, and a small random Qwen3 model.
+
+- A small byte-level BPE tokenizer with ChatML special tokens, trained on the text that a model will see.
+- The chat template of scratch models: ChatML as Qwen writes it, in a form that never rewrites history.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from pathlib import Path
+
+import torch
+from tokenizers import (
+    AddedToken,
+    Regex,
+    Tokenizer,
+    decoders,
+    models,
+    pre_tokenizers,
+    trainers,
+)
+from transformers import (
+    GenerationConfig,
+    PreTrainedTokenizerFast,
+    Qwen3Config,
+    Qwen3ForCausalLM,
+)
+from transformers.utils import logging as transformers_logging
+
+from agentrl.config.config import ScratchModelConfig
+from agentrl.config.estimate import FEED_FORWARD_RATIO
+from agentrl.errors import ConfigError
+
+CHAT_TEMPLATE = """\
+{%- macro tool_list() -%}
+{{- '# Tools\\n' -}}
+{%- for tool in tools -%}{{- tool | tojson + '\\n' -}}{%- endfor -%}
+{{- '\\nTo call one, answer with\\n<tool_call>\\n{"name": NAME, "arguments": {...}}\\n</tool_call>' -}}
+{%- endmacro -%}
+{%- if tools and (not messages or messages[0].role != 'system') -%}
+{{- '<|im_start|>system\\n' + tool_list() + '<|im_end|>\\n' -}}
+{%- endif -%}
+{%- for message in messages -%}
+{%- if message.content is string -%}
+{%- set text = message.content -%}
+{%- else -%}
+{%- set text = message.content | selectattr('type', 'equalto', 'text') | map(attribute='text') | join -%}
+{%- endif -%}
+{%- if message.role == 'system' -%}
+{{- '<|im_start|>system\\n' + text -}}
+{%- if tools and loop.first -%}{{- '\\n\\n' + tool_list() -}}{%- endif -%}
+{{- '<|im_end|>\\n' -}}
+{%- elif message.role == 'tool' -%}
+{{- '<|im_start|>user\\n<tool_response>\\n' + text + '\\n</tool_response><|im_end|>\\n' -}}
+{%- elif message.role == 'assistant' -%}
+{{- '<|im_start|>assistant\\n' -}}
+{%- if message.reasoning_content -%}{{- '<think>\\n' + message.reasoning_content + '\\n</think>\\n' -}}{%- endif -%}
+{{- text -}}
+{%- for call in message.tool_calls or [] -%}
+{%- set call = call.function or call -%}
+{{- '\\n' if text or not loop.first else '' -}}
+{{- '<tool_call>\\n{"name": "' + call.name + '", "arguments": ' -}}
+{{- call.arguments if call.arguments is string else call.arguments | tojson -}}
+{{- '}\\n</tool_call>' -}}
+{%- endfor -%}
+{{- '<|im_end|>\\n' -}}
+{%- else -%}
+{{- '<|im_start|>' + message.role + '\\n' + text + '<|im_end|>\\n' -}}
+{%- endif -%}
+{%- endfor -%}
+{%- if add_generation_prompt -%}{{- '<|im_start|>assistant\\n' -}}{%- endif -%}
+"""
+
+
+PADDING = "<|endoftext|>"
+TURN_START = "<|im_start|>"
+TURN_END = "<|im_end|>"
+ROLE_STARTS = tuple(f"{TURN_START}{role}\n" for role in ("system", "user", "assistant"))
+"""The template writes these as often as anything else: one token each."""
+CONTROL_TOKENS = (PADDING, TURN_START, TURN_END, *ROLE_STARTS)
+"""Tokens that decoding for people leaves out."""
+MARKUP_TOKENS = (
+    "<tool_call>",
+    "</tool_call>",
+    "<tool_response>",
+    "</tool_response>",
+    "<think>",
+    "</think>",
+    "<action>",
+    "</action>",
+)
+"""One token each, but part of the text: parsers read them."""
+
+BYTES = 256
+_PIECES = r" ?\p{L}+| ?\p{N}| ?[^\s\p{L}\p{N}]+|\s"
+"""A word, a digit or punctuation with the space before it; other white space one character at a time."""
+_NUMBERED_NAME = r" ?\p{L}+ \p{N}{1,2}(?!\p{N})|"
+"""A word and a small number after it."""
+
+
+def build_scratch_tokenizer(
+    corpus: Iterable[str], *, vocab_size: int, max_context: int, numbered_names: bool
+) -> PreTrainedTokenizerFast:
+    """A byte-level BPE tokenizer with at most `vocab_size` entries; every text survives encoding and decoding.
+
+    Args:
+        corpus: Texts on which merges are learnt.
+        vocab_size: With the special tokens.
+        max_context: Most tokens of a sequence.
+        numbered_names: Whether merges may join a word and the number after it, as in ``mug 1``.
+
+    Raises:
+        ConfigError: the vocabulary cannot hold the 256 bytes and the special tokens.
+    """
+    special = [*CONTROL_TOKENS, *MARKUP_TOKENS]
+    if vocab_size < BYTES + len(special):
+        raise ConfigError("scratch vocabulary is too small", got=vocab_size, expected=f"{BYTES + len(special)} or more")
+    tokenizer = Tokenizer(models.BPE())
+    tokenizer.pre_tokenizer = pre_tokenizers.Sequence(
+        [
+            pre_tokenizers.Split(Regex(_NUMBERED_NAME + _PIECES if numbered_names else _PIECES), behavior="isolated"),
+            pre_tokenizers.ByteLevel(add_prefix_space=False, use_regex=False),
+        ]
+    )
+    tokenizer.decoder = decoders.ByteLevel()
+    trainer = trainers.BpeTrainer(
+        vocab_size=vocab_size - len(special),
+        initial_alphabet=sorted(pre_tokenizers.ByteLevel.alphabet()),
+        show_progress=False,
+    )
+    tokenizer.train_from_iterator(_without_special(corpus, special), trainer)
+    tokenizer.add_tokens([AddedToken(text, special=text in CONTROL_TOKENS, normalized=False) for text in special])
+    return PreTrainedTokenizerFast(
+        tokenizer_object=tokenizer,
+        eos_token=TURN_END,
+        pad_token=PADDING,
+        chat_template=CHAT_TEMPLATE,
+        model_max_length=max_context,
+        clean_up_tokenization_spaces=False,
+    )
+
+
+def _without_special(corpus: Iterable[str], special: list[str]) -> Iterable[str]:
+    for text in corpus:
+        for token in special:
+            text = text.replace(token, "\n")
+        yield text
+
+
+def build_scratch_model(directory: Path, corpus: Iterable[str], config: ScratchModelConfig, *, seed: int) -> None:
+    """Write a new model into `directory`: `AutoTokenizer` and `AutoModelForCausalLM` load it.
+
+    Args:
+        directory: Created if needed.
+        corpus: Texts on which the tokenizer's merges are learnt; their order does not matter for anything else.
+        config: Sizes.
+        seed: Seed of the weights; equal corpus, config and seed write equal files.
+
+    Raises:
+        ConfigError: sizes that do not fit together.
+    """
+    tokenizer = build_scratch_tokenizer(
+        corpus,
+        vocab_size=config.vocab_size,
+        max_context=config.max_context,
+        numbered_names=config.numbered_names,
+    )
+    model_config = _model_config(config, tokenizer)
+    with torch.random.fork_rng(devices=[]):
+        torch.manual_seed(seed)
+        model = Qwen3ForCausalLM(model_config)
+    model.generation_config = GenerationConfig(
+        eos_token_id=tokenizer.eos_token_id, pad_token_id=tokenizer.pad_token_id, do_sample=True
+    )
+    transformers_logging.disable_progress_bar()
+    directory.mkdir(parents=True, exist_ok=True)
+    tokenizer.save_pretrained(directory)
+    model.save_pretrained(directory)
+
+
+def _model_config(config: ScratchModelConfig, tokenizer: PreTrainedTokenizerFast) -> Qwen3Config:
+    return scratch_model_config(
+        config,
+        vocab_size=len(tokenizer),
+        eos_token_id=tokenizer.eos_token_id,
+        pad_token_id=tokenizer.pad_token_id,
+    )
+
+
+def scratch_model_config(
+    config: ScratchModelConfig, *, vocab_size: int, eos_token_id: int | None = None, pad_token_id: int | None = None
+) -> Qwen3Config:
+    """The sizes of a new model as transformers takes them.
+
+    Args:
+        config: Sizes.
+        vocab_size: Entries of its vocabulary.
+        eos_token_id: Of its tokenizer.
+        pad_token_id: Of its tokenizer.
+
+    Raises:
+        ConfigError: sizes that do not fit together.
+    """
+    if config.hidden_size % config.heads or config.heads % config.kv_heads or config.hidden_size // config.heads % 2:
+        raise ConfigError(
+            "sizes of the scratch model do not fit together",
+            got=f"hidden_size {config.hidden_size}, heads {config.heads}, kv_heads {config.kv_heads}",
+            expected="heads divides hidden_size into even parts, and kv_heads divides heads",
+        )
+    return Qwen3Config(
+        vocab_size=vocab_size,
+        hidden_size=config.hidden_size,
+        intermediate_size=FEED_FORWARD_RATIO * config.hidden_size,
+        num_hidden_layers=config.layers,
+        num_attention_heads=config.heads,
+        num_key_value_heads=config.kv_heads,
+        head_dim=config.hidden_size // config.heads,
+        max_position_embeddings=config.max_context,
+        initializer_range=config.initializer_range,
+        tie_word_embeddings=config.tie_word_embeddings,
+        eos_token_id=eos_token_id,
+        pad_token_id=pad_token_id,
+        bos_token_id=None,
+        dtype="float32",
+    )

@@ -1,0 +1,333 @@
+"""The folder of a run: where everything about it lies.
+
+runs/NAME/
+  config.yaml           the resolved config
+  metrics.jsonl         one line per training step
+  trajectories/         every episode, turn by turn
+  checkpoints/          step-000010/ …
+  model/                the model that the run started from, when it made its own
+  numerics/             what repeats updates that were left out, if any were
+  logs/                 trackers' files
+  report.md …           written by evaluation
+
+- The run's own log file: warnings, retries, stall reports; and what of it the user must see at once.
+"""
+
+from __future__ import annotations
+
+import fcntl
+import logging
+import os
+import re
+import shutil
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from datetime import datetime
+from pathlib import Path
+
+from agentrl.errors import AgentRLError, Outcome, UsageError
+from agentrl.observe.console import VisibleFormatter
+from agentrl.observe.files import read_json_lines, replace_file, writing
+
+LATEST = "latest"
+LOCK = ".lock"
+"""Held by the process that works in a run."""
+RUN_LOG = "agentrl.log"
+
+
+def step_name(step: int, suffix: str = "") -> str:
+    """Name what belongs to a step.
+
+    >>> step_name(12, ".jsonl")
+    'step-000012.jsonl'
+    """
+    return f"step-{step:06d}{suffix}"
+
+
+def step_of(name: str, suffix: str = "") -> int | None:
+    """Read the step out of a name that `step_name` gave; ``None`` for all other names, such as those of copies.
+
+    >>> step_of("step-000012.jsonl", ".jsonl"), step_of("step-000012-keep")
+    (12, None)
+    """
+    found = re.fullmatch(rf"step-([0-9]{{6}}|[1-9][0-9]{{6,}}){re.escape(suffix)}", name)
+    return None if found is None else int(found[1])
+
+
+class RunDirectory:
+    """Paths inside one run's folder.
+
+    Args:
+        path: The folder.
+    """
+
+    def __init__(self, path: Path) -> None:
+        self.path = path
+        self._made: list[Path] = []
+        """The folders that `create` made, innermost first; empty for a run that was there already."""
+        self._latest_before: str | None = None
+        """Where ``latest`` pointed before."""
+        self._identity: tuple[int, int] | None = None
+        """Device and inode of the folder that `create` made."""
+
+    @classmethod
+    def create(cls, parent: Path, name: str | None, *, prefix: str = "run") -> RunDirectory:
+        """Make a new run's folder and point ``latest`` at it.
+
+        Args:
+            parent: Folder of all runs.
+            name: The run's name; `prefix` and the time when left out.
+            prefix: What the made-up name starts with.
+
+        Raises:
+            UsageError: the folder holds a run already, or cannot be made, or the name leads out of `parent`.
+        """
+        if name and (Path(name).is_absolute() or ".." in Path(name).parts):
+            raise UsageError(
+                "run.name leads elsewhere",
+                got=repr(name),
+                expected="a name",
+                hint="run.directory says where runs lie",
+            )
+        path = parent / (name or _free_name(parent, prefix))
+        if path.exists() and (not path.is_dir() or any(path.iterdir())):
+            raise UsageError(
+                f"{path} exists already",
+                expected="a new folder",
+                hint=f"choose another run.name, remove it, or go on with: agentrl train --resume {path}",
+            )
+        run = cls(path)
+        link = parent / LATEST
+        run._latest_before = os.readlink(link) if link.is_symlink() else None
+        run._made = [folder for folder in (path, *path.parents) if not folder.exists()]
+        try:
+            with writing(path):
+                path.mkdir(parents=True, exist_ok=True)
+                run._identity = _identity(path)
+                _point(link, path)
+        except UsageError:
+            run.undo_start()
+            raise
+        return run
+
+    @classmethod
+    def open(cls, path: str | Path) -> RunDirectory:
+        """An existing run's folder; ``runs/latest`` is followed.
+
+        Raises:
+            UsageError: no run lies there.
+        """
+        run = cls(Path(path).resolve())
+        if not run.config_file.is_file():
+            raise UsageError(
+                f"no run in {path}",
+                got="no config.yaml" if run.path.is_dir() else "no such folder",
+                expected="the folder of a run, such as runs/latest",
+            )
+        return run
+
+    @property
+    def config_file(self) -> Path:
+        """The resolved config."""
+        return self.path / "config.yaml"
+
+    @property
+    def metrics_file(self) -> Path:
+        """One JSON line per training step."""
+        return self.path / "metrics.jsonl"
+
+    @property
+    def trajectories(self) -> Path:
+        """Folder of the trajectory store."""
+        return self.path / "trajectories"
+
+    @property
+    def checkpoints(self) -> Path:
+        """Folder of checkpoints."""
+        return self.path / "checkpoints"
+
+    @property
+    def model(self) -> Path:
+        """Folder of the model that this run made for itself."""
+        return self.path / "model"
+
+    @property
+    def numerics(self) -> Path:
+        """Folder of the files that repeat updates that were left out."""
+        return self.path / "numerics"
+
+    @property
+    def logs(self) -> Path:
+        """Folder of the trackers' files."""
+        return self.path / "logs"
+
+    @contextmanager
+    def in_use(self) -> Iterator[None]:
+        """Keep other processes from working in this run; the system lets go of it however this process ends.
+
+        When the block fails and leaves nothing finished, a run that this process made is removed: see `undo_start`.
+
+        Raises:
+            UsageError: another process works in it.
+        """
+        with writing(self.path):
+            descriptor = os.open(self.path / LOCK, os.O_RDWR | os.O_CREAT, 0o644)
+        try:
+            fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except OSError:
+            os.close(descriptor)
+            raise UsageError(
+                f"run {self.path} is in use",
+                got="another process that trains in it",
+                hint="wait until it has ended, or stop it",
+            ) from None
+        try:
+            yield
+        except BaseException:
+            self.undo_start()
+            raise
+        finally:
+            os.close(descriptor)
+
+    def undo_start(self) -> None:
+        """Remove what `create` made and let ``latest`` point where it pointed before, unless something is finished.
+
+        Finished is a training step, a checkpoint or an episode. Logs of servers and ranks are kept too, because error
+        messages refer to them; ``latest`` is put back all the same. A run that was there already is left alone, and so
+        is everything when the folder was moved away: another one may lie in its place.
+        """
+        if not self._made or self._identity not in (None, _identity(self.path)) or self._holds_results():
+            return
+        link = self.path.parent / LATEST
+        if link.is_symlink() and (link.parent / os.readlink(link)) == self.path:
+            _put_back(link, self._latest_before)
+        if self._holds_foreign_logs():
+            return
+        shutil.rmtree(self.path, ignore_errors=True)
+        for folder in self._made[1:]:
+            if folder.is_dir() and not any(folder.iterdir()):
+                folder.rmdir()
+
+    def _holds_results(self) -> bool:
+        """Return True if a step, a checkpoint or an episode is finished; what cannot be read may be one."""
+        has_metrics = self.metrics_file.is_file() and self.metrics_file.stat().st_size > 0
+        if has_metrics or any(self.checkpoints.glob("step-*")):
+            return True
+        return any(_holds_an_episode(file) for file in self.trajectories.glob("step-*.jsonl"))
+
+    def _holds_foreign_logs(self) -> bool:
+        """Return True if other processes than this one have written logs."""
+        return any(log.name != RUN_LOG and log.stat().st_size for log in self.logs.glob("*.log"))
+
+    @property
+    def run_log(self) -> Path:
+        """Log file of agentrl itself."""
+        return self.logs / RUN_LOG
+
+    def save_config(self, text: str) -> None:
+        """Write ``config.yaml``."""
+        replace_file(self.config_file, text.encode())
+
+
+def _holds_an_episode(file: Path) -> bool:
+    """Return True if an episode in a file of the trajectory store ended by itself, or the file cannot be read."""
+    try:
+        ends = (record["trajectory"]["outcome"] for record in read_json_lines(file) if record["kind"] == "end")
+        return any(outcome is not None and Outcome(outcome).is_trainable for outcome in ends)
+    except (OSError, ValueError, KeyError, TypeError, AgentRLError):
+        return True
+
+
+def find_run(path: str | Path) -> RunDirectory | None:
+    """The run that a folder is or lies in, such as ``runs/latest`` or a checkpoint; else the latest of the runs in it.
+
+    Returns:
+        ``None`` where there is no run.
+    """
+    folder = Path(path)
+    if not folder.is_dir():
+        return None
+    folder = folder.resolve()
+    for candidate in (folder, *folder.parents[:3], (folder / LATEST).resolve()):
+        if (candidate / "config.yaml").is_file():
+            return RunDirectory.open(candidate)
+    return None
+
+
+def _identity(path: Path) -> tuple[int, int] | None:
+    """Device and inode of a folder; ``None`` where there is none."""
+    try:
+        found = path.stat()
+    except OSError:
+        return None
+    return found.st_dev, found.st_ino
+
+
+def _free_name(parent: Path, prefix: str) -> str:
+    stem = f"{re.sub(r'[^A-Za-z0-9_.-]+', '-', prefix)}-{datetime.now():%Y%m%d-%H%M%S}"
+    name, number = stem, 2
+    while (parent / name).exists():
+        name, number = f"{stem}-{number}", number + 1
+    return name
+
+
+def _point(link: Path, target: Path) -> None:
+    """Let the symbolic link `link` point at its neighbour `target`, without a moment in which it is absent."""
+    if link.exists() and not link.is_symlink():
+        return
+    _put_back(link, os.path.relpath(target, link.parent))
+
+
+def _put_back(link: Path, target: str | None) -> None:
+    """Let `link` point at `target` again; remove it where there was none."""
+    if target is None:
+        link.unlink(missing_ok=True)
+        return
+    temporary = link.with_name(f".{link.name}.{os.getpid()}")
+    temporary.unlink(missing_ok=True)
+    temporary.symlink_to(target, target_is_directory=True)
+    temporary.replace(link)
+
+
+OBSERVED = "agentrl.observe"
+"""What is logged here is about damaged records on disk, and trackers that failed."""
+
+
+@contextmanager
+def logging_to(file: Path, say: Callable[[str], None]) -> Iterator[None]:
+    """Append what agentrl logs inside the block to `file`, whatever else happens to it.
+
+    Args:
+        file: The log.
+        say: Tells the user about damaged records and failed trackers.
+    """
+    file.parent.mkdir(parents=True, exist_ok=True)
+    log = logging.FileHandler(file, encoding="utf-8", delay=True)
+    log.addFilter(lambda record: file.parent.is_dir())  # the run's folder may be gone, and its log with it
+    log.setFormatter(VisibleFormatter("%(asctime)s %(levelname)s %(name)s: %(message)s"))
+    screen = _Screen(say)
+    logger, observed = logging.getLogger("agentrl"), logging.getLogger(OBSERVED)
+    logger.addHandler(log)
+    observed.addHandler(screen)
+    try:
+        yield
+    finally:
+        observed.removeHandler(screen)
+        logger.removeHandler(log)
+        log.close()
+
+
+class _Screen(logging.Handler):
+    """Passes warnings on to the user.
+
+    Args:
+        say: Shows one.
+    """
+
+    def __init__(self, say: Callable[[str], None]) -> None:
+        super().__init__(logging.WARNING)
+        self._say = say
+
+    def emit(self, record: logging.LogRecord) -> None:
+        """Show the message."""
+        self._say(record.getMessage())

@@ -1,0 +1,276 @@
+"""The chat format of OpenAI-compatible services: requests out, answers in; no I/O.
+
+- Asks one OpenAI-compatible chat service: retries, deadlines, keys, and failures by kind.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import os
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import aiohttp
+
+from agentrl.engine import ChatAnswer, ChatPolicy, SamplingParams, StopReason
+from agentrl.errors import EngineError, UsageError, async_boundary
+from agentrl.message import (
+    Content,
+    ImagePart,
+    Message,
+    TextPart,
+    ToolCall,
+)
+
+_STOP_REASONS = {"stop": StopReason.STOP, "tool_calls": StopReason.STOP, "length": StopReason.LENGTH}
+
+
+def encode_request(
+    model: str, messages: Sequence[Message], tools: Sequence[Mapping[str, Any]], params: SamplingParams
+) -> dict[str, Any]:
+    """The body of a request to ``/chat/completions``.
+
+    Raises:
+        UsageError: a setting that such services do not have.
+    """
+    for name in ("stop_token_ids", "top_k", "min_p"):
+        if value := getattr(params, name):
+            raise UsageError(f"an OpenAI-compatible service takes no {name}", got=value, expected="none")
+    body: dict[str, Any] = {
+        "model": model,
+        "messages": [_encode_message(message) for message in messages],
+        "temperature": params.temperature,
+        "top_p": params.top_p,
+        "max_tokens": params.max_tokens,
+    }
+    if tools:
+        body["tools"] = [dict(tool) for tool in tools]
+    if params.seed is not None:
+        body["seed"] = params.seed
+    return body
+
+
+def _encode_message(message: Message) -> dict[str, Any]:
+    body: dict[str, Any] = {"role": message.role, "content": _encode_content(message.content)}
+    if message.tool_calls:
+        body["tool_calls"] = [
+            {
+                "id": call.id,
+                "type": "function",
+                "function": {"name": call.name, "arguments": json.dumps(dict(call.arguments), ensure_ascii=False)},
+            }
+            for call in message.tool_calls
+        ]
+    if message.tool_call_id is not None:
+        body["tool_call_id"] = message.tool_call_id
+    return body
+
+
+def _encode_content(content: Content) -> str | list[dict[str, Any]]:
+    if isinstance(content, str):
+        return content
+    return [_encode_part(part) for part in content]
+
+
+def _encode_part(part: TextPart | ImagePart) -> dict[str, Any]:
+    if isinstance(part, TextPart):
+        return {"type": "text", "text": part.text}
+    return {"type": "image_url", "image_url": {"url": part.data_url}}
+
+
+def decode_answer(text: str) -> ChatAnswer:
+    """The answer in the body of a successful response.
+
+    Raises:
+        EngineError: the body is not a chat completion.
+    """
+    try:
+        body = json.loads(text)
+    except json.JSONDecodeError as error:
+        raise EngineError(
+            "the service answered something that is not JSON",
+            got=repr(text[:200]),
+            hint="check that the url is the base address of the API, up to and with /v1",
+        ) from error
+    try:
+        choice = body["choices"][0]
+        said, finish = choice["message"], choice.get("finish_reason")
+        usage = body.get("usage") or {}
+        calls, problems = _decode_calls(said.get("tool_calls") or [])
+        return ChatAnswer(
+            message=Message(
+                role="assistant",
+                content=said.get("content") or "",
+                tool_calls=calls,
+                reasoning=said.get("reasoning_content") or said.get("reasoning"),
+            ),
+            prompt_tokens=int(usage.get("prompt_tokens") or 0),
+            answer_tokens=int(usage.get("completion_tokens") or 0),
+            stop_reason=_STOP_REASONS.get(finish, StopReason.STOP),
+            problems=problems,
+        )
+    except (KeyError, IndexError, TypeError, AttributeError, ValueError) as error:
+        raise EngineError("the service's answer is not a chat completion", got=repr(text[:200])) from error
+
+
+def _decode_calls(rows: Sequence[Mapping[str, Any]]) -> tuple[tuple[ToolCall, ...], tuple[str, ...]]:
+    calls: list[ToolCall] = []
+    problems: list[str] = []
+    for row in rows:
+        name, written = row["function"]["name"], row["function"].get("arguments") or "{}"
+        try:
+            arguments = json.loads(written)
+        except json.JSONDecodeError as error:
+            problems.append(f"the arguments of the call of {name} are not JSON: {error}")
+            continue
+        except RecursionError:
+            problems.append(f"the arguments of the call of {name} are nested too deeply")
+            continue
+        if isinstance(arguments, dict):
+            calls.append(ToolCall(name=name, arguments=arguments, id=row.get("id") or ""))
+        else:
+            problems.append(f"the arguments of the call of {name} are not a JSON object: {written[:100]}")
+    return tuple(calls), tuple(problems)
+
+
+def error_message(text: str) -> str:
+    """What the service says about an error: the message in its JSON, or the start of the text."""
+    try:
+        error = json.loads(text)["error"]
+    except (json.JSONDecodeError, KeyError, TypeError):
+        return text[:200]
+    return str(error["message"] if isinstance(error, dict) and "message" in error else error)[:500]
+
+
+LONGEST_WAIT_S = 30.0
+
+
+class _Busy(Exception):
+    """The service may answer later; carries why, and the seconds that it asked to wait."""
+
+    def __init__(self, why: str, wait_s: float | None = None) -> None:
+        super().__init__(why)
+        self.wait_s = wait_s
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ServiceSettings:
+    """Where a service is, and how patiently it is asked."""
+
+    url: str
+    """Base address, up to and with ``/v1``."""
+    model: str
+    """Name of the model at the service."""
+    api_key_variable: str
+    """Environment variable that holds the key; no key is sent where it is empty."""
+    timeout_s: float
+    """Deadline of one answer, with all its retries."""
+    retries: int = 4
+    """New attempts after a refused or failed request."""
+    max_concurrent: int = 32
+    """Most requests at once."""
+    section: str
+    """Where the user sets all this, for hints: ``engine``."""
+
+
+class ChatService(ChatPolicy):
+    """Talks to a service in text.
+
+    Args:
+        settings: Address, model, key, deadline, concurrency.
+        max_context: Most tokens of prompt and answer together, for budgets; the service decides in the end.
+        first_wait_s: Seconds before the first retry; each further one waits twice as long.
+    """
+
+    def __init__(self, settings: ServiceSettings, *, max_context: int = 131_072, first_wait_s: float = 0.5) -> None:
+        self.settings = settings
+        self.max_context = max_context
+        self._first_wait_s = first_wait_s
+        self._places = asyncio.Semaphore(settings.max_concurrent)
+        self._session: aiohttp.ClientSession | None = None
+        self._closed = False
+
+    async def start(self) -> None:
+        """Open the connections; idempotent.
+
+        Raises:
+            EngineError: closed.
+        """
+        if self._closed:
+            raise EngineError("the connection to the service is closed")
+        if self._session is None:
+            key = os.environ.get(self.settings.api_key_variable)
+            headers = {"Authorization": f"Bearer {key}"} if key else {}
+            self._session = aiohttp.ClientSession(headers=headers, timeout=aiohttp.ClientTimeout(total=None))
+
+    async def chat(
+        self,
+        messages: Sequence[Message],
+        tools: Sequence[Mapping[str, Any]],
+        params: SamplingParams,
+        request_id: str,
+    ) -> ChatAnswer:
+        """Ask the service; overload, server errors and lost connections are tried again.
+
+        Raises:
+            UsageError: wrong key, address or model; a setting that the service does not have.
+            EngineError: no usable answer within the deadline and the retries.
+        """
+        body = encode_request(self.settings.model, messages, tools, params)
+        await self.start()
+        what = f"request {request_id} to {self.settings.url}"
+        async with async_boundary(EngineError, what, deadline_s=self.settings.timeout_s), self._places:
+            return await self._ask_with_retries(body, what)
+
+    async def _ask_with_retries(self, body: dict[str, Any], what: str) -> ChatAnswer:
+        wait_s = self._first_wait_s
+        for attempt in range(self.settings.retries + 1):
+            try:
+                return decode_answer(await self._post(body))
+            except (_Busy, aiohttp.ClientConnectionError, aiohttp.ClientPayloadError) as error:
+                if attempt == self.settings.retries:
+                    got = f"{type(error).__name__.strip('_')}: {error}"
+                    raise EngineError(f"{what} failed after {attempt + 1} attempts", got=got) from error
+                asked = error.wait_s if isinstance(error, _Busy) else None
+            await asyncio.sleep(wait_s if asked is None else min(asked, LONGEST_WAIT_S))
+            wait_s = min(2 * wait_s, LONGEST_WAIT_S)
+        raise AssertionError("the last attempt returns or raises")
+
+    async def _post(self, body: dict[str, Any]) -> str:
+        if self._session is None:
+            raise EngineError("the connection to the service is closed")
+        url = f"{self.settings.url.rstrip('/')}/chat/completions"
+        async with self._session.post(url, json=body) as response:
+            text = await response.text(errors="replace")
+            if response.status != 200:
+                self._refused(response.status, response.headers, text)
+            return text
+
+    def _refused(self, status: int, headers: Mapping[str, str], text: str) -> None:
+        said, section = f"{status}, {error_message(text)!r}", self.settings.section
+        if status == 429 or (status >= 500 and status != 501):
+            raise _Busy(said, _seconds(headers.get("Retry-After")))
+        if status in (401, 403):
+            variable = f"the environment variable {self.settings.api_key_variable}"
+            hint = f"put a valid key into {variable}, or name another in {section}.api_key_variable"
+            raise UsageError(f"{self.settings.url} refuses the key", got=said, hint=hint)
+        if status == 404:
+            hint = f"check {section}.model, and that {section}.url is the base address, up to and with /v1"
+            raise UsageError(f"{self.settings.url} does not know model {self.settings.model!r}", got=said, hint=hint)
+        raise EngineError(f"{self.settings.url} refused a request", got=said)
+
+    async def close(self) -> None:
+        """Close the connections."""
+        self._closed = True
+        session, self._session = self._session, None
+        if session is not None:
+            await session.close()
+
+
+def _seconds(header: str | None) -> float | None:
+    try:
+        return None if header is None else max(0.0, float(header))
+    except ValueError:
+        return None  # the header may also be a date: wait as long as without it

@@ -1,0 +1,215 @@
+"""Passages: what a retriever returns, and how a corpus file holds them.
+
+- A retriever behind HTTP, as Search-R1's servers speak it.
+- BM25: an inverted index in memory, for corpora of up to some hundred thousand passages.
+"""
+
+from __future__ import annotations
+
+import math
+import re
+from collections import Counter, defaultdict
+from collections.abc import Iterator, Mapping, Sequence
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import aiohttp
+import numpy as np
+import numpy.typing as npt
+import orjson
+
+from agentrl.errors import EnvironmentFailure, UsageError
+
+
+class Passage(NamedTuple):
+    """One document of a corpus."""
+
+    title: str
+    text: str
+
+
+def parse_passage(document: Mapping[str, Any]) -> Passage | None:
+    r"""A passage from a document: ``contents`` (title and text, divided by a line break), or ``title`` and ``text``.
+
+    >>> parse_passage({"id": "7", "contents": '"Fern"\nA plant.'})
+    Passage(title='Fern', text='A plant.')
+    >>> parse_passage({"id": "7"}) is None
+    True
+    """
+    contents, title, text = document.get("contents"), document.get("title", ""), document.get("text")
+    if isinstance(contents, str):
+        title, _, text = contents.partition("\n")
+    if not isinstance(title, str) or not isinstance(text, str):
+        return None
+    return Passage(title.strip().strip('"'), text.strip())
+
+
+def load_corpus(path: str) -> tuple[Passage, ...]:
+    """The passages of a JSONL file, one document per line.
+
+    Raises:
+        UsageError: no such file, or a line is no document.
+    """
+    passages = []
+    for number, row in read_rows(path, "corpus"):
+        passage = parse_passage(row)
+        if passage is None:
+            raise UsageError(
+                f"line {number} of the corpus {path} is no passage",
+                got=f"keys {', '.join(row)}",
+                expected='"contents", or "title" and "text"',
+            )
+        passages.append(passage)
+    if not passages:
+        raise UsageError(f"the corpus {path} is empty", expected="one JSON object per line")
+    return tuple(passages)
+
+
+def read_rows(path: str, what: str) -> Iterator[tuple[int, Mapping[str, Any]]]:
+    """The objects of a JSONL file with their line numbers.
+
+    Raises:
+        UsageError: no such file, or a line is no JSON object.
+    """
+    try:
+        with Path(path).open("rb") as file:
+            for number, line in enumerate(file, start=1):
+                if line.strip():
+                    yield number, _read_row(line, f"line {number} of the {what} {path}")
+    except OSError as error:
+        raise UsageError(f"cannot read the {what} {path}", got=error.strerror, expected="a JSONL file") from error
+
+
+def _read_row(line: bytes, where: str) -> Mapping[str, Any]:
+    try:
+        row = orjson.loads(line)
+    except orjson.JSONDecodeError as error:
+        raise UsageError(f"{where} is not JSON", got=error) from error
+    if not isinstance(row, dict):
+        raise UsageError(f"{where} is no object", got=type(row).__name__, expected="a JSON object")
+    return row
+
+
+def list_passages(passages: Sequence[Passage]) -> str:
+    """What a search found, a numbered passage per line."""
+    lines = [f'Doc {number}(Title: "{title}") {text}' for number, (title, text) in enumerate(passages, start=1)]
+    return "\n".join(lines) or "Nothing was found."
+
+
+_PATH = "/retrieve"
+_HINT = "the retriever must answer POST /retrieve {queries, topk, return_scores}"
+
+
+class RetrievalService:
+    """Asks one retriever.
+
+    Args:
+        url: Its address, with or without ``/retrieve``.
+        topk: Passages per query.
+        timeout_s: Seconds after which it counts as failed.
+    """
+
+    def __init__(self, url: str, *, topk: int, timeout_s: float) -> None:
+        self.url = url.rstrip("/").removesuffix(_PATH) + _PATH
+        self._topk = topk
+        self._timeout_s = timeout_s
+        self._session: aiohttp.ClientSession | None = None
+
+    async def search(self, query: str) -> tuple[Passage, ...]:
+        """The passages that the retriever finds, best first.
+
+        Raises:
+            EnvironmentFailure: it cannot be reached, is too slow, or answers something else.
+        """
+        if self._session is None:
+            self._session = aiohttp.ClientSession(timeout=aiohttp.ClientTimeout(total=self._timeout_s))
+        request = {"queries": [query], "topk": self._topk, "return_scores": True}
+        try:
+            async with self._session.post(self.url, json=request) as response:
+                if response.status != 200:
+                    raise self._failure(f"status {response.status}: {(await response.text())[:200]}")
+                answer = await response.json(content_type=None)
+        except TimeoutError as late:
+            raise self._failure(f"no answer in {self._timeout_s:g} s") from late
+        except (aiohttp.ClientError, ValueError) as error:
+            raise self._failure(f"{type(error).__name__}: {error}") from error
+        return self._read(answer)
+
+    async def close(self) -> None:
+        """Close the connections."""
+        if self._session is not None:
+            await self._session.close()
+            self._session = None
+
+    def _read(self, answer: Any) -> tuple[Passage, ...]:
+        """The passages of the only query: documents, or documents with scores."""
+        try:
+            (hits,) = answer["result"]
+            documents = [hit.get("document", hit) for hit in hits]
+            passages = [parse_passage(document) for document in documents]
+        except (AttributeError, KeyError, TypeError, ValueError) as error:
+            raise self._failure(repr(answer)[:200]) from error
+        if None in passages:
+            raise self._failure(repr(answer)[:200])
+        return tuple(passage for passage in passages if passage is not None)[: self._topk]
+
+    def _failure(self, got: str) -> EnvironmentFailure:
+        return EnvironmentFailure(f"the retriever at {self.url} failed", got=got, hint=_HINT)
+
+
+K1 = 0.9
+B = 0.4
+"""Saturation and length normalisation: the defaults of Anserini, which Search-R1's BM25 uses."""
+
+_WORD = re.compile(r"\w+")
+
+
+def words(text: str) -> list[str]:
+    """The terms of a text: its words, lower case.
+
+    >>> words("The river's mouth, 1843")
+    ['the', 'river', 's', 'mouth', '1843']
+    """
+    return _WORD.findall(text.lower())
+
+
+class BM25Index:
+    """Ranks passages by BM25 over title and text (Robertson and Zaragoza, 2009, with Lucene's positive idf).
+
+    Args:
+        passages: The corpus, not empty.
+    """
+
+    def __init__(self, passages: Sequence[Passage]) -> None:
+        self.passages = tuple(passages)
+        counts = [Counter(words(f"{passage.title} {passage.text}")) for passage in self.passages]
+        lengths = np.array([count.total() for count in counts], dtype=np.float32)
+        self._penalty = K1 * (1 - B + B * lengths / max(float(lengths.mean()), 1.0))
+        postings: defaultdict[str, list[tuple[int, int]]] = defaultdict(list)
+        for number, count in enumerate(counts):
+            for term, frequency in count.items():
+                postings[term].append((number, frequency))
+        self._postings = {term: self._weigh(rows) for term, rows in postings.items()}
+
+    def _weigh(self, rows: list[tuple[int, int]]) -> tuple[npt.NDArray[np.int32], npt.NDArray[np.float32]]:
+        """The passages that hold a term, and what it adds to the score of each."""
+        numbers = np.array([number for number, _ in rows], dtype=np.int32)
+        frequencies = np.array([frequency for _, frequency in rows], dtype=np.float32)
+        idf = math.log(1 + (len(self.passages) - len(rows) + 0.5) / (len(rows) + 0.5))
+        weights = idf * frequencies * (K1 + 1) / (frequencies + self._penalty[numbers])
+        return numbers, weights.astype(np.float32)
+
+    def search(self, query: str, topk: int) -> tuple[Passage, ...]:
+        """The best passages, best first; equal ones in the corpus's order; none that share no word with the query."""
+        scores = np.zeros(len(self.passages), dtype=np.float32)
+        for term in words(query):
+            if (posting := self._postings.get(term)) is not None:
+                numbers, weights = posting
+                scores[numbers] += weights
+        kept = min(topk, int(np.count_nonzero(scores)))
+        if not kept:
+            return ()
+        least = np.partition(scores, -kept)[-kept]
+        candidates = np.flatnonzero(scores >= least)
+        order = candidates[np.argsort(-scores[candidates], kind="stable")]
+        return tuple(self.passages[number] for number in order[:kept])

@@ -1,0 +1,216 @@
+"""HTTP listening with bounds on connections, host names, headers and bodies, for clients that may be hostile.
+
+- Beyond a number of connections, new ones are dropped at once.
+- A connection without a complete request for `IDLE_S` is closed, and so is one whose body does not arrive in time.
+- A body is refused with status 413 as soon as it is known to be too long: before it is read where its length is stated.
+- Without a token, a request must name this machine as its host: a page of another site, whose name was made to lead
+  here (DNS rebinding), names that site.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import hmac
+import ipaddress
+import json
+import socket
+from collections.abc import Awaitable, Callable, Mapping, Set
+from typing import Any, TypeAlias
+
+from aiohttp import web
+from yarl import URL
+
+from agentrl.errors import UsageError
+from agentrl.remote.server.session import Refusal
+from agentrl.remote.wire import HEALTH, Problem
+
+Handler: TypeAlias = Callable[[web.Request], Awaitable[web.StreamResponse]]
+
+IDLE_S = 30.0
+"""Seconds in which a request's headers must arrive, from the connection or the answer before; clients keep idle
+connections for half as long."""
+BODY_S = 30.0
+"""Seconds in which a request's body must arrive, and one more for every `SLOWEST` bytes that it may have."""
+SLOWEST = 256 * 1024
+LINGER_S = 2.0
+"""Seconds for which the rest of a refused body is thrown away, so that the client reads the answer."""
+DEEPEST = 100
+"""Levels of lists and objects in a request."""
+LOCAL_NAMES = frozenset({"localhost", "127.0.0.1", "::1"})
+
+
+class Listener:
+    """Answers HTTP requests on one address.
+
+    Args:
+        application: What it answers.
+        most_connections: How many connections there may be.
+    """
+
+    def __init__(self, application: web.Application, *, most_connections: int) -> None:
+        self._most = most_connections
+        self._runner = web.AppRunner(
+            application, access_log=None, shutdown_timeout=1.0, keepalive_timeout=IDLE_S, lingering_time=LINGER_S
+        )
+        self._listening: asyncio.Server | None = None
+
+    async def start(self, host: str, port: int) -> str:
+        """Begin to answer requests; gives the address.
+
+        Raises:
+            UsageError: the port is taken.
+        """
+        await self._runner.setup()
+        server = self._runner.server
+        assert server is not None
+        loop = asyncio.get_running_loop()
+        try:
+            self._listening = await loop.create_server(lambda: _Door(server, self._most), host, port, backlog=128)
+        except OSError as error:
+            raise UsageError(
+                f"cannot listen on {host}:{port}", got=error.strerror, expected="another --host or --port"
+            ) from error
+        found, number = self._listening.sockets[0].getsockname()[:2]
+        return f"http://[{found}]:{number}" if ":" in found else f"http://{found}:{number}"
+
+    async def close(self) -> None:
+        """Listen no more, and close all connections. Idempotent."""
+        if self._listening is not None:
+            self._listening.close()
+        await self._runner.cleanup()
+
+
+class _Door(asyncio.Protocol):
+    """Hands a new connection to the server, or drops it where the server has too many.
+
+    Args:
+        server: Makes the protocol of a connection.
+        most: Connections that it may have.
+    """
+
+    def __init__(self, server: web.Server, most: int) -> None:
+        self._server, self._most = server, most
+
+    def connection_made(self, transport: asyncio.BaseTransport) -> None:
+        assert isinstance(transport, asyncio.Transport)
+        if len(self._server.connections) >= self._most:
+            transport.abort()
+            return
+        protocol = self._server()
+        transport.set_protocol(protocol)
+        protocol.connection_made(transport)
+
+
+def own_names(host: str) -> Set[str]:
+    """The names under which this machine is reached, besides its addresses, when it listens on `host`."""
+    if host in LOCAL_NAMES:
+        return LOCAL_NAMES
+    name = socket.gethostname().lower()
+    return LOCAL_NAMES | {host.lower(), name, name.partition(".")[0]}
+
+
+def is_own_host(host: str, names: Set[str]) -> bool:
+    """Return True if the ``Host`` of a request is an IP address or one of these names, and no web site.
+
+    >>> [is_own_host(host, LOCAL_NAMES) for host in ("127.0.0.1:8300", "[::1]:80", "localhost", "evil.example:80", "")]
+    [True, True, True, False, False]
+    """
+    try:
+        name = (URL(f"//{host}").host or "").lower()
+    except ValueError:
+        return False
+    try:
+        ipaddress.ip_address(name)
+    except ValueError:
+        return name in names
+    return True
+
+
+def guard(token: str | None, host: str) -> Any:
+    """Make a middleware that admits requests with the token; without a token, those that name this machine.
+
+    Args:
+        token: What clients must send.
+        host: Where the server listens.
+    """
+    wanted = None if token is None else f"Bearer {token}".encode()
+    names = own_names(host)
+
+    @web.middleware
+    async def check(request: web.Request, handler: Handler) -> web.StreamResponse:
+        given = request.headers.get("Authorization", "").encode(errors="surrogateescape")
+        if wanted is None and not is_own_host(request.host, names):
+            raise web.HTTPForbidden(reason="without a token this server answers under its own names only")
+        if wanted is not None and request.path != HEALTH and not hmac.compare_digest(given, wanted):
+            raise Refusal(Problem.TOKEN, "wrong token" if given else "no token")
+        return await handler(request)
+
+    return check
+
+
+async def read_bytes_of(request: web.Request, largest: int) -> bytes:
+    """Read a request's body.
+
+    Args:
+        request: Its body has not been read.
+        largest: Bytes that it may have.
+
+    Raises:
+        web.HTTPRequestEntityTooLarge: it has more, or says so.
+        web.HTTPRequestTimeout: it did not arrive in time.
+    """
+    told = request.content_length or 0
+    if told > largest:
+        raise web.HTTPRequestEntityTooLarge(max_size=largest, actual_size=told)
+    data = bytearray()
+    try:
+        async with asyncio.timeout(BODY_S + largest / SLOWEST):
+            async for piece in request.content.iter_any():
+                data += piece
+                if len(data) > largest:
+                    raise web.HTTPRequestEntityTooLarge(max_size=largest, actual_size=len(data))
+    except TimeoutError as error:
+        raise web.HTTPRequestTimeout from error
+    return bytes(data)
+
+
+async def read_body(request: web.Request, largest: int) -> tuple[bytes, Mapping[str, Any]]:
+    """Read a request's bytes, and the JSON object that they are.
+
+    Raises:
+        Refusal: they are no JSON object, or a too deep one.
+        web.HTTPException: as `read_bytes_of`.
+    """
+    if request.content_type != "application/json":  # which pages of other sites cannot send unasked
+        raise Refusal(Problem.REQUEST, f"the request's content is {request.content_type}, expected application/json")
+    raw = await read_bytes_of(request, largest)
+    try:
+        body = json.loads(raw, object_pairs_hook=_unique)
+    except (ValueError, RecursionError) as error:
+        raise Refusal(Problem.REQUEST, f"the request is no JSON: {error}") from error
+    if not isinstance(body, dict):
+        raise Refusal(Problem.REQUEST, f"the request is {raw[:80]!r}, expected an object")
+    if raw.count(b"[") + raw.count(b"{") > DEEPEST and _is_deep(body):
+        raise Refusal(Problem.REQUEST, f"the request has more than {DEEPEST} levels of lists and objects")
+    return raw, body
+
+
+def _unique(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
+    found = dict(pairs)
+    if len(found) < len(pairs):
+        raise ValueError("a key stands twice in an object")
+    return found
+
+
+def _is_deep(body: Any) -> bool:
+    level = [body]
+    for _ in range(DEEPEST):
+        level = [
+            inner
+            for outer in level
+            for inner in (outer.values() if isinstance(outer, dict) else outer)
+            if isinstance(inner, dict | list)
+        ]
+        if not level:
+            return False
+    return True

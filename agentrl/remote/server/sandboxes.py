@@ -1,0 +1,433 @@
+"""The server of sandboxes: `agentrl sandbox serve`. It shares the core of the environment server.
+
+- One client's sandbox, and the rule that makes calls repeatable: each has an id, each is done once.
+- What a served sandbox can be asked for, each with its arguments and its result in JSON.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import dataclasses
+import hashlib
+import time
+from collections.abc import Awaitable, Callable, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any, TypeAlias, cast
+
+from aiohttp import web
+
+from agentrl.errors import UsageError
+from agentrl.remote.server.listening import Listener, guard, read_body
+from agentrl.remote.server.methods import Body, field, whole
+from agentrl.remote.server.server import (
+    SESSION_NAME,
+    SWEEPS_PER_LEASE,
+    ServerSettings,
+    error_answers,
+    respond,
+    to_response,
+)
+from agentrl.remote.server.session import Answer, Clock, Refusal, error_answer
+from agentrl.remote.wire import HEALTH, Problem, to_json
+from agentrl.sandbox import Command, Limits, Sandbox, SandboxProcess, SandboxSpec, open_sandbox
+from agentrl.sandbox.http import (
+    LARGEST_CALL,
+    LARGEST_REQUEST,
+    PROTOCOL,
+    SANDBOXES,
+    VERSION,
+    largest_request,
+    read_bytes,
+    read_limits,
+    write_bytes,
+    write_result,
+)
+from agentrl.sandbox.spec import NO_NETWORK
+
+KEPT = 64
+"""Answers that are kept for repetitions, besides those that are still being made."""
+
+
+@dataclass(frozen=True, slots=True)
+class _Call:
+    checksum: bytes
+    work: asyncio.Task[Answer]
+
+
+class ServedSandbox:
+    """A sandbox, and the calls that it was asked for; several may be under way.
+
+    Args:
+        sandbox: Started.
+        clock: Seconds, for the lease.
+    """
+
+    def __init__(self, sandbox: Sandbox, clock: Clock) -> None:
+        self.sandbox = sandbox
+        self.processes: list[SandboxProcess] = []
+        self._clock = clock
+        self._calls: dict[str, _Call] = {}
+        self._used_at = clock()
+
+    @property
+    def idle_s(self) -> float:
+        """Seconds since the last call was answered; 0 while one is carried out."""
+        return 0.0 if any(not call.work.done() for call in self._calls.values()) else self._clock() - self._used_at
+
+    async def answer(self, call_id: str, request: bytes, do: Callable[[], Awaitable[dict[str, Any]]]) -> Answer:
+        """Carry out a call, or give the answer that its first sending got.
+
+        Raises:
+            Refusal: the id was another call's.
+        """
+        checksum = hashlib.sha256(request).digest()
+        call = self._calls.get(call_id)
+        if call is None:
+            call = self._calls[call_id] = _Call(checksum, asyncio.create_task(self._carry_out(do)))
+            self._forget()
+        elif call.checksum != checksum:
+            raise Refusal(Problem.NUMBER, f"the id {call_id} was another call before")
+        return await asyncio.shield(call.work)
+
+    def cancel(self, call_id: str) -> None:
+        """Stop a call that nobody waits for any more."""
+        call = self._calls.get(call_id)
+        if call is not None:
+            call.work.cancel()
+
+    async def close(self) -> None:
+        """Close the sandbox; calls that are under way end with it."""
+        await self.sandbox.close()
+        for call in self._calls.values():
+            call.work.cancel()
+
+    def _forget(self) -> None:
+        done = [call_id for call_id, call in self._calls.items() if call.work.done()]
+        for call_id in done[:-KEPT]:
+            del self._calls[call_id]
+
+    async def _carry_out(self, do: Callable[[], Awaitable[dict[str, Any]]]) -> Answer:
+        try:
+            return Answer(200, to_json(await do()))
+        except Exception as error:  # whatever it is, the client must hear of it
+            return error_answer(error)
+        except asyncio.CancelledError:
+            return error_answer(Refusal(Problem.REQUEST, "the call was cancelled"))
+        finally:
+            self._used_at = self._clock()
+
+
+SandboxMethod: TypeAlias = Callable[[ServedSandbox, Body], Awaitable[dict[str, Any]]]
+
+
+def _command(body: Body) -> Command:
+    words = body.get("command")
+    parts = [words] if isinstance(words, str) else words
+    if isinstance(parts, list) and parts and all(isinstance(word, str) and "\0" not in word for word in parts):
+        return cast("Command", words)
+    raise Refusal(Problem.REQUEST, f"'command' of the request is {words!r:.80}, expected text or a list of texts")
+
+
+def variables(body: Body) -> dict[str, str]:
+    """The environment variables of a request.
+
+    Raises:
+        Refusal: they are not texts, or hold what no variable can.
+    """
+    found: dict[str, Any] = field(body, "env", dict)
+    for name, value in found.items():
+        if not isinstance(value, str) or "\0" in name + value or not name or "=" in name:
+            raise Refusal(Problem.REQUEST, f"'env' of the request: {name!r:.80} is no variable, or its value no text")
+    return found
+
+
+def _folder(body: Body) -> str | None:
+    found = None if body.get("cwd") is None else field(body, "cwd", str)
+    if found is not None and "\0" in found:
+        raise Refusal(Problem.REQUEST, "'cwd' of the request has a NUL character")
+    return found
+
+
+def _arguments(body: Body) -> dict[str, Any]:
+    try:
+        limits = read_limits(body.get("limits"))
+    except TypeError as error:
+        raise Refusal(Problem.REQUEST, f"'limits' of the request: {error}") from error
+    return {"cwd": _folder(body), "env": variables(body), "limits": limits}
+
+
+def _data(body: Body, name: str = "data") -> bytes:
+    try:
+        return read_bytes(field(body, name, str))
+    except ValueError as error:
+        raise Refusal(Problem.REQUEST, f"{name!r} of the request is no base64: {error}") from error
+
+
+def _process(served: ServedSandbox, body: Body) -> SandboxProcess:
+    number = field(body, "process", int)
+    if not 0 <= number < len(served.processes):
+        raise Refusal(Problem.REQUEST, f"there is no process {number}")
+    return served.processes[number]
+
+
+async def _exec(served: ServedSandbox, body: Body) -> dict[str, Any]:
+    return write_result(await served.sandbox.exec(_command(body), stdin=_data(body, "stdin"), **_arguments(body)))
+
+
+async def _spawn(served: ServedSandbox, body: Body) -> dict[str, Any]:
+    served.processes.append(await served.sandbox.spawn(_command(body), **_arguments(body)))
+    return {"process": len(served.processes) - 1}
+
+
+async def _read(served: ServedSandbox, body: Body) -> dict[str, Any]:
+    most = whole(body, "most", least=1, most=LARGEST_REQUEST)
+    return {"data": write_bytes(await served.sandbox.read(field(body, "path", str), most=most))}
+
+
+async def _write(served: ServedSandbox, body: Body) -> dict[str, Any]:
+    executable = field(body, "executable", bool)
+    await served.sandbox.write(field(body, "path", str), _data(body), executable=executable)
+    return {}
+
+
+async def _list(served: ServedSandbox, body: Body) -> dict[str, Any]:
+    entries = await served.sandbox.list(field(body, "path", str))
+    return {"entries": [dataclasses.asdict(entry) for entry in entries]}
+
+
+async def _snapshot(served: ServedSandbox, _body: Body) -> dict[str, Any]:
+    return {"data": write_bytes(await served.sandbox.snapshot())}
+
+
+async def _restore(served: ServedSandbox, body: Body) -> dict[str, Any]:
+    await served.sandbox.restore(_data(body))
+    return {}
+
+
+async def _process_read(served: ServedSandbox, body: Body) -> dict[str, Any]:
+    return {"data": write_bytes(await _process(served, body).read())}
+
+
+async def _process_write(served: ServedSandbox, body: Body) -> dict[str, Any]:
+    try:
+        await _process(served, body).write(_data(body))
+    except BrokenPipeError:
+        return {"is_broken": True}
+    return {"is_broken": False}
+
+
+async def _process_wait(served: ServedSandbox, body: Body) -> dict[str, Any]:
+    return write_result(await _process(served, body).wait())
+
+
+async def _process_interrupt(served: ServedSandbox, body: Body) -> dict[str, Any]:
+    await _process(served, body).interrupt()
+    return {}
+
+
+async def _process_kill(served: ServedSandbox, body: Body) -> dict[str, Any]:
+    await _process(served, body).kill()
+    return {}
+
+
+async def _cancel(served: ServedSandbox, body: Body) -> dict[str, Any]:
+    served.cancel(field(body, "target", str))
+    return {}
+
+
+SANDBOX_METHODS: Mapping[str, SandboxMethod] = {
+    "exec": _exec,
+    "spawn": _spawn,
+    "read": _read,
+    "write": _write,
+    "list": _list,
+    "snapshot": _snapshot,
+    "restore": _restore,
+    "process_read": _process_read,
+    "process_write": _process_write,
+    "process_wait": _process_wait,
+    "process_interrupt": _process_interrupt,
+    "process_kill": _process_kill,
+    "cancel": _cancel,
+}
+
+
+KEPT_NAMES = 1000
+"""Names of closed sandboxes that are not opened again."""
+
+
+class SandboxServer:
+    """Serves sandboxes until it is closed. Lives in one event loop.
+
+    Args:
+        spec: What they are like; clients may ask for less, and never for more.
+        settings: How they are served.
+        clock: Seconds, for leases.
+    """
+
+    def __init__(self, spec: SandboxSpec, settings: ServerSettings, *, clock: Clock = time.monotonic) -> None:
+        self.spec, self.settings, self.url = spec, settings, ""
+        self._clock = clock
+        self._opened: dict[str, asyncio.Task[ServedSandbox]] = {}
+        self._closing: set[asyncio.Task[None]] = set()
+        self._ended: dict[str, None] = {}
+        self._listener: Listener | None = None
+        self._sweeper: asyncio.Task[None] | None = None
+
+    def __len__(self) -> int:
+        return len(self._opened)
+
+    async def start(self) -> None:
+        """Open a sandbox to see that it can be done, then listen.
+
+        Raises:
+            UsageError: the spec asks for what this machine cannot do, or the port is taken.
+            SandboxError: no sandbox starts.
+        """
+        async with open_sandbox(self.spec):
+            pass
+        application = web.Application(middlewares=[error_answers, guard(self.settings.token, self.settings.host)])
+        application.add_routes(
+            [
+                web.get(HEALTH, self._health),
+                web.put(SANDBOXES + "/{name}", self._open),
+                web.post(SANDBOXES + "/{name}/{method}", self._call),
+                web.delete(SANDBOXES + "/{name}", self._end),
+            ]
+        )
+        self._listener = Listener(application, most_connections=self.settings.most_connections)
+        self.url = await self._listener.start(self.settings.host, self.settings.port)
+        self._sweeper = asyncio.create_task(self._sweep())
+
+    async def close(self) -> None:
+        """Stop listening and close all sandboxes. Idempotent."""
+        if self._sweeper is not None:
+            self._sweeper.cancel()
+            await asyncio.wait({self._sweeper})
+        await self._drop_all()  # which answers the calls that are under way
+        if self._listener is not None:
+            await self._listener.close()
+        await self._drop_all()  # what was opened meanwhile
+
+    def expire(self) -> None:
+        """Close the sandboxes whose lease is over."""
+        for name, opened in list(self._opened.items()):
+            if _is_open(opened) and opened.result().idle_s > self.settings.lease_s:
+                self._drop(name)
+
+    async def _health(self, _request: web.Request) -> web.Response:
+        return respond({"protocol": PROTOCOL, "versions": [VERSION], "status": "ok"})
+
+    async def _open(self, request: web.Request) -> web.Response:
+        """Open a sandbox under the client's name for it, unless that has been done."""
+        name = request.match_info["name"]
+        if not SESSION_NAME.fullmatch(name):
+            raise Refusal(Problem.REQUEST, f"{name[:80]!r} names no sandbox: 8 to 64 letters, digits, - or _")
+        if name in self._ended:  # by a client that did not wait for the answer
+            raise Refusal(Problem.SESSION, f"the sandbox {name} was closed")
+        spec = self._narrowed((await read_body(request, LARGEST_CALL))[1])
+        if name not in self._opened:
+            if len(self._opened) >= self.settings.max_sessions:
+                raise Refusal(Problem.BUSY, f"all {self.settings.max_sessions} sandboxes are taken")
+            self._opened[name] = asyncio.create_task(self._begin(spec))
+        opening = self._opened[name]
+        try:
+            served = await asyncio.shield(opening)
+        except Exception:
+            if self._opened.get(name) is opening:
+                del self._opened[name]
+            raise
+        return respond({"folder": served.sandbox.folder})
+
+    async def _begin(self, spec: SandboxSpec) -> ServedSandbox:
+        sandbox = open_sandbox(spec)
+        await sandbox.start()
+        return ServedSandbox(sandbox, self._clock)
+
+    def _narrowed(self, wanted: Mapping[str, Any]) -> SandboxSpec:
+        """The server's spec, with the client's wishes as far as they ask for less.
+
+        Raises:
+            UsageError: they ask for more.
+        """
+        try:
+            asked = read_limits(wanted.get("limits")) or Limits()
+        except TypeError as error:
+            raise Refusal(Problem.REQUEST, f"'limits' of the request: {error}") from error
+        self._refuse_higher(asked, field({"demanded": [], **wanted}, "demanded", list))
+        limits = self.spec.limits.narrowed(asked)
+        network, image = wanted.get("network", NO_NETWORK), wanted.get("image")
+        network = tuple(map(str, network)) if isinstance(network, list) else network
+        if network not in (NO_NETWORK, self.spec.network):
+            raise UsageError("sandboxes are served without this network", got=network, expected=self.spec.network)
+        if image not in (None, self.spec.image):
+            raise UsageError("sandboxes are served without this image", got=image, expected=self.spec.image or "none")
+        env = {**self.spec.env, **variables(wanted)}
+        return dataclasses.replace(self.spec, limits=limits, network=network, env=env)
+
+    def _refuse_higher(self, asked: Limits, demanded: Sequence[str]) -> None:
+        """Refuse limits that are higher than the server's; those that nobody demanded are lowered instead.
+
+        Raises:
+            UsageError: names them.
+        """
+        given = self.spec.limits.given
+        higher = [name for name, value in asked.given.items() if name in demanded and value > given[name]]
+        if higher:
+            raise UsageError(
+                "sandboxes are served with lower limits",
+                got=", ".join(f"limits.{name}={asked.given[name]:g}" for name in higher),
+                expected=", ".join(f"at most {given[name]:g}" for name in higher),
+                hint="ask for less, or start the server with --set limits.NAME=VALUE",
+            )
+
+    async def _call(self, request: web.Request) -> web.Response:
+        """Carry out a call."""
+        opened = self._opened.get(request.match_info["name"])
+        if opened is None or not _is_open(opened):
+            hint = f"it was closed, or nobody asked it for {self.settings.lease_s:g} s, or the server was started again"
+            raise Refusal(Problem.SESSION, f"there is no such sandbox: {hint}")
+        served, method = opened.result(), request.match_info["method"]
+        if method not in SANDBOX_METHODS:
+            raise Refusal(Problem.REQUEST, f"there is no method {method!r}: expected {', '.join(SANDBOX_METHODS)}")
+        raw, body = await read_body(request, largest_request(method, self.spec.limits))
+        do = SANDBOX_METHODS[method]
+        return to_response(await served.answer(field(body, "id", str), method.encode() + raw, lambda: do(served, body)))
+
+    async def _end(self, request: web.Request) -> web.Response:
+        """Close a sandbox; one that is not there is closed already."""
+        self._drop(request.match_info["name"])
+        return respond({})
+
+    async def _drop_all(self) -> None:
+        for name in list(self._opened):
+            self._drop(name)
+        while self._closing:
+            await asyncio.wait(set(self._closing))
+
+    def _drop(self, name: str) -> None:
+        self._ended[name] = None
+        for oldest in list(self._ended)[:-KEPT_NAMES]:
+            del self._ended[oldest]
+        opened = self._opened.pop(name, None)
+        if opened is not None:
+            closing = asyncio.create_task(_close(opened))
+            self._closing.add(closing)
+            closing.add_done_callback(self._closing.discard)
+
+    async def _sweep(self) -> None:
+        while True:
+            await asyncio.sleep(self.settings.lease_s / SWEEPS_PER_LEASE)
+            self.expire()
+
+
+def _is_open(opened: asyncio.Task[ServedSandbox]) -> bool:
+    """Whether a sandbox is there, and neither still being opened nor could not be."""
+    return opened.done() and not opened.cancelled() and opened.exception() is None
+
+
+async def _close(opened: asyncio.Task[ServedSandbox]) -> None:
+    if not opened.done():
+        await asyncio.wait({opened})
+    if _is_open(opened):
+        await opened.result().close()

@@ -1,0 +1,276 @@
+"""The server of one environment: its life, from the first environment, which tries the options, to the last session.
+
+- The routes of the environment protocol; ``docs/environments/remote.md`` describes them.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import functools
+import re
+import time
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from aiohttp import web
+
+from agentrl.env import EnvironmentSpec
+from agentrl.errors import UsageError
+from agentrl.remote.server.listening import Handler, Listener, guard, read_body
+from agentrl.remote.server.methods import METHODS, field
+from agentrl.remote.server.session import Answer, Clock, Refusal, Sessions, error_answer
+from agentrl.remote.wire import (
+    HEALTH,
+    INFO,
+    LARGEST_CALL,
+    PROTOCOL,
+    SESSIONS,
+    TASKS,
+    TASKS_PER_PAGE,
+    VERSION,
+    Part,
+    Problem,
+    largest_request,
+    to_json,
+    write_served,
+    write_task,
+)
+from agentrl.rollout.env_pool import EnvironmentHost
+from agentrl.task import TaskSource
+
+SESSION_NAME = re.compile(r"[\w-]{8,64}", re.ASCII)
+
+
+def make_application(
+    *,
+    info: Mapping[str, Any],
+    sessions: Sessions,
+    tasks: Callable[[str], TaskSource],
+    splits: Sequence[str],
+    token: str | None,
+    host: str,
+) -> web.Application:
+    """The routes as an aiohttp application.
+
+    Args:
+        info: The answer of the info route.
+        sessions: The server's sessions.
+        tasks: The tasks of a split.
+        splits: Their names.
+        token: What clients must send; ``None``: nothing.
+        host: Where the server listens.
+    """
+    routes = _Routes(info, sessions, functools.cache(tasks), splits)
+    application = web.Application(middlewares=[error_answers, guard(token, host)])
+    application.add_routes(
+        [
+            web.get(HEALTH, routes.health),
+            web.get(INFO, routes.info),
+            web.get(TASKS + "/{split}", routes.list_tasks),
+            web.put(SESSIONS + "/{session}", routes.open_session),
+            web.post(SESSIONS + "/{session}/{method}", routes.call),
+            web.delete(SESSIONS + "/{session}", routes.end_session),
+        ]
+    )
+    return application
+
+
+@dataclass(frozen=True, slots=True)
+class _Routes:
+    told: Mapping[str, Any]
+    sessions: Sessions
+    tasks: Callable[[str], TaskSource]
+    splits: Sequence[str]
+
+    async def health(self, _request: web.Request) -> web.Response:
+        """Who this is; needs no token."""
+        return respond({"protocol": PROTOCOL, "versions": [VERSION], "status": "ok"})
+
+    async def info(self, _request: web.Request) -> web.Response:
+        """The environment."""
+        return respond(self.told)
+
+    async def list_tasks(self, request: web.Request) -> web.Response:
+        """A page of a split's tasks."""
+        split = request.match_info["split"]
+        if split not in self.splits:
+            raise UsageError(
+                "there is no split of this name", got=repr(split), expected=f"one of {', '.join(self.splits)}"
+            )
+        start, count = _natural(request, "start", 0), _natural(request, "count", TASKS_PER_PAGE)
+        source = self.tasks(split)
+        end = min(start + min(count, TASKS_PER_PAGE), len(source))
+        return respond({"total": len(source), "tasks": [write_task(source[index]) for index in range(start, end)]})
+
+    async def open_session(self, request: web.Request) -> web.Response:
+        """Open a session under the client's name for it."""
+        name = request.match_info["session"]
+        if not SESSION_NAME.fullmatch(name):
+            raise Refusal(Problem.REQUEST, f"{name[:80]!r} names no session: 8 to 64 letters, digits, - or _")
+        wanted, served = (await read_body(request, LARGEST_CALL))[1].get("fingerprint"), self.told["fingerprint"]
+        if wanted not in (None, served):
+            raise UsageError(
+                f"{self.told['spec']['name']} is served with other options or by another version, or is another one",
+                got=f"fingerprint {served}",
+                expected=wanted,
+                hint="start the run again",
+            )
+        await self.sessions.open(name)
+        return respond({"session": name})
+
+    async def call(self, request: web.Request) -> web.Response:
+        """Carry out a numbered request in a session."""
+        session = self.sessions.find(request.match_info["session"])
+        name = request.match_info["method"]
+        if name not in METHODS:
+            raise Refusal(Problem.REQUEST, f"there is no method {name!r}: expected one of {', '.join(METHODS)}")
+        raw, body = await read_body(request, largest_request(name))
+        number = field(body, "number", int)
+        return to_response(await session.answer(number, name.encode() + raw, lambda: METHODS[name](session, body)))
+
+    async def end_session(self, request: web.Request) -> web.Response:
+        """Close a session."""
+        self.sessions.end(request.match_info["session"])
+        return respond({})
+
+
+@web.middleware
+async def error_answers(request: web.Request, handler: Handler) -> web.StreamResponse:
+    """Whatever goes wrong is answered in the protocol's form."""
+    try:
+        return await handler(request)
+    except web.HTTPException as error:
+        answer = error_answer(Refusal(Problem.REQUEST, f"{request.method} {request.path}: {error.reason}"))
+        return to_response(Answer(error.status, answer.body))
+    except Exception as error:
+        return to_response(error_answer(error))
+
+
+def _natural(request: web.Request, name: str, default: int) -> int:
+    text = request.query.get(name, str(default))
+    if not (text.isascii() and text.isdigit() and len(text) < 16):
+        raise Refusal(Problem.REQUEST, f"{name!r} of the query is {text[:80]!r}, expected a whole number")
+    return int(text)
+
+
+def respond(value: Any) -> web.Response:
+    """A result as JSON."""
+    return to_response(Answer(200, to_json(value)))
+
+
+def to_response(answer: Answer) -> web.Response:
+    """An answer as aiohttp sends it."""
+    return web.Response(status=answer.status, body=answer.body, content_type="application/json")
+
+
+SWEEPS_PER_LEASE = 10
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ServerSettings:
+    """How an environment is served."""
+
+    host: str = "127.0.0.1"
+    """The address to listen on; the default can be reached from this machine only."""
+    port: int = 0
+    """0 takes any that is free."""
+    token: str | None = None
+    """What clients must send; ``None``: nothing."""
+    max_sessions: int = 256
+    """Most environments at once."""
+    lease_s: float = 900.0
+    """Seconds without a request after which a session is closed."""
+    workers: int = 4
+    """Threads or processes, for environments whose code does not run in the event loop."""
+    reset_timeout_s: float = 60.0
+    """Deadline of making and resetting an environment."""
+    step_timeout_s: float = 30.0
+    """Deadline of everything else."""
+
+    @property
+    def most_connections(self) -> int:
+        """Connections at once: a session has one for each request that is under way."""
+        return 4 * self.max_sessions + 64
+
+
+class EnvironmentServer:
+    """Serves an environment until it is closed. Lives in one event loop.
+
+    Args:
+        spec: The environment.
+        options: Put over the spec's own.
+        settings: How it is served.
+        clock: Seconds, for leases.
+    """
+
+    def __init__(
+        self,
+        spec: EnvironmentSpec,
+        options: Mapping[str, Any],
+        settings: ServerSettings,
+        *,
+        clock: Clock = time.monotonic,
+    ) -> None:
+        self.spec = spec
+        self.settings = settings
+        self.url = ""
+        self._options = {**spec.options, **options}
+        self._host = EnvironmentHost(
+            spec,
+            options=options,
+            workers=settings.workers,
+            max_concurrent=settings.max_sessions,
+            reset_timeout_s=settings.reset_timeout_s,
+            step_timeout_s=settings.step_timeout_s,
+        )
+        self.sessions = Sessions(
+            self._host,
+            most=settings.max_sessions,
+            lease_s=settings.lease_s,
+            tool_timeout_s=settings.step_timeout_s,
+            clock=clock,
+        )
+        self._listener: Listener | None = None
+        self._sweeper: asyncio.Task[None] | None = None
+
+    async def start(self) -> None:
+        """Make an environment to see what it offers, then listen.
+
+        Raises:
+            UsageError: the options are wrong, or the port is taken.
+            EnvironmentFailure: the environment cannot be made.
+        """
+        application = make_application(
+            info=await self._look(),
+            sessions=self.sessions,
+            tasks=lambda split: self.spec.tasks(split, **self._options),
+            splits=self.spec.splits,
+            token=self.settings.token,
+            host=self.settings.host,
+        )
+        self._listener = Listener(application, most_connections=self.settings.most_connections)
+        self.url = await self._listener.start(self.settings.host, self.settings.port)
+        self._sweeper = asyncio.create_task(self._sweep())
+
+    async def close(self) -> None:
+        """Stop listening, close all sessions and environments. Idempotent."""
+        if self._sweeper is not None:
+            self._sweeper.cancel()
+            await asyncio.wait({self._sweeper})
+        if self._listener is not None:
+            await self._listener.close()
+        await self.sessions.close()
+        await self._host.close()
+
+    async def _look(self) -> dict[str, Any]:
+        """What clients are told about the environment."""
+        async with self._host.borrow("the server") as environment:
+            parts: frozenset[str] = await environment.call("parts")
+            hint: str = await environment.call("action_hint")
+        return write_served(self.spec, self._options, frozenset(map(Part, parts)), hint)
+
+    async def _sweep(self) -> None:
+        while True:
+            await asyncio.sleep(self.settings.lease_s / SWEEPS_PER_LEASE)
+            self.sessions.expire()

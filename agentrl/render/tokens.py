@@ -1,0 +1,328 @@
+"""Text to token ids and back, through the tokenizer's own fast backend.
+
+- A tokenizer's chat template as a function from messages to text.
+- Where two lists of tokens part, and how to say so.
+"""
+
+from __future__ import annotations
+
+import functools
+import re
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, replace
+from typing import TYPE_CHECKING, Any
+
+from agentrl.errors import LedgerError, TemplateError
+from agentrl.message import (
+    ImagePart,
+    Message,
+    TextPart,
+    user,
+)
+from agentrl.trajectory import Source, TokenSequence, first_difference
+
+if TYPE_CHECKING:
+    from transformers import PreTrainedTokenizerFast
+
+CUT_MARK = "… [cut: {} characters left out]"
+"""What stands where a text was cut."""
+CHARACTERS_PER_TOKEN = 16
+"""A long text is first encoded up to so many characters per token of its budget; ordinary text has about four."""
+UNSTABLE_TOKENS = 8
+"""The last tokens of a prefix may differ from those of the whole text."""
+_SEGMENT_CACHE = 2048
+
+
+@dataclass(frozen=True, slots=True)
+class Encoded:
+    """Token ids of a text, and where each character went."""
+
+    ids: list[int]
+    backend: Any
+
+    def token_span(self, start: int, end: int) -> tuple[int, int]:
+        """First token and the token after the last one that hold characters `start` to `end`."""
+        first = next((t for i in range(start, end) if (t := self.backend.char_to_token(i)) is not None), None)
+        if first is None:
+            return 0, 0
+        last = next(t for i in range(end - 1, start - 1, -1) if (t := self.backend.char_to_token(i)) is not None)
+        return first, last + 1
+
+
+class TextEncoder:
+    """Encodes text without adding anything to it.
+
+    Text between added tokens (``<|im_end|>`` and the like) is encoded piece by piece where the tokenizer allows it, so
+    that pieces that come back, such as system prompts, are encoded once.
+
+    Raises:
+        TemplateError: the tokenizer has no fast backend.
+    """
+
+    def __init__(self, tokenizer: PreTrainedTokenizerFast) -> None:
+        if not tokenizer.is_fast:
+            raise TemplateError(
+                f"{type(tokenizer).__name__} is a slow tokenizer",
+                expected="one with a tokenizer.json",
+                hint="save it with AutoTokenizer.from_pretrained(..., use_fast=True).save_pretrained(...)",
+            )
+        self._backend = tokenizer.backend_tokenizer
+        self._backend.no_truncation()
+        self._backend.no_padding()
+        added = self._backend.get_added_tokens_decoder()
+        self._added: dict[str, int] = {t.content: i for i, t in added.items()}
+        self._special = frozenset(i for i, token in added.items() if token.special)
+        names = sorted(self._added, key=len, reverse=True)
+        self._split = re.compile(f"({'|'.join(map(re.escape, names))})") if names else None
+        self._segment = functools.lru_cache(_SEGMENT_CACHE)(self._encode_whole)
+        if not self._pieces_are_independent():
+            self._split = None
+
+    def encode(self, text: str) -> list[int]:
+        """Token ids of `text`."""
+        if self._split is None:
+            return list(self._segment(text))
+        ids: list[int] = []
+        for piece in self._split.split(text):
+            if piece in self._added:
+                ids.append(self._added[piece])
+            elif piece:
+                ids.extend(self._segment(piece))
+        return ids
+
+    def encode_with_offsets(self, text: str) -> Encoded:
+        """Token ids of `text`, with the way back from characters to tokens."""
+        encoding = self._backend.encode(text, add_special_tokens=False)
+        return Encoded(encoding.ids, encoding)
+
+    def added_id(self, token: str) -> int | None:
+        """Id of an added token, ``None`` when the vocabulary has no such added token."""
+        return self._added.get(token)
+
+    def is_added(self, token_id: int) -> bool:
+        """Whether an id stands for an added token, which text never merges with."""
+        return token_id in self._added.values()
+
+    def decode(self, ids: Sequence[int]) -> str:
+        """Text of token ids, exactly."""
+        text: str = self._backend.decode(list(ids), skip_special_tokens=False)
+        return text
+
+    def decode_plain(self, ids: Sequence[int], *, keep: frozenset[int] = frozenset()) -> str:
+        """Text of token ids, special tokens left out but for those in `keep`."""
+        left_out = self._special - keep
+        return self.decode([i for i in ids if i not in left_out])
+
+    def cut(self, text: str, max_tokens: int) -> str:
+        """Cut `text` to a token budget, with a mark that tells how many characters were left out.
+
+        A text that fits comes back as it is. When not even the mark fits, the mark alone is returned. The cost depends
+        on the budget and not on the length of the text: only as much of it is encoded as the budget could hold.
+        """
+        if text.isascii() and len(text) < max_tokens:
+            return text
+        encoding, is_whole = self._beginning(text, max_tokens)
+        total = len(encoding.ids)
+        if is_whole and total <= max_tokens:
+            return text
+        kept = min(max_tokens, total)
+        while kept > 0:
+            end = encoding.offsets[kept][0] if kept < total else encoding.offsets[kept - 1][1]
+            shortened = text[:end] + CUT_MARK.format(len(text) - end)
+            excess = len(self._encode_whole(shortened)) - max_tokens
+            if excess <= 0:
+                return shortened
+            kept -= excess
+        return CUT_MARK.format(len(text))
+
+    def _beginning(self, text: str, max_tokens: int) -> tuple[Any, bool]:
+        """Encode so much of `text` that it exceeds a budget; whether that is all of it."""
+        most = (max_tokens + UNSTABLE_TOKENS) * self._longest_token
+        size = CHARACTERS_PER_TOKEN * (max_tokens + UNSTABLE_TOKENS)
+        while True:
+            encoding = self._backend.encode(text[:size], add_special_tokens=False)
+            if size >= min(len(text), most) or len(encoding.ids) >= max_tokens + UNSTABLE_TOKENS:
+                return encoding, size >= len(text)
+            size = min(4 * size, most)
+
+    @functools.cached_property
+    def _longest_token(self) -> int:
+        """Maximum number of characters that one token stands for."""
+        return max(map(len, self._backend.get_vocab(with_added_tokens=True)))
+
+    def _encode_whole(self, text: str) -> tuple[int, ...]:
+        return tuple(self._backend.encode(text, add_special_tokens=False).ids)
+
+    def _pieces_are_independent(self) -> bool:
+        """Whether text around an added token is encoded as if it stood alone (not so with prefix spaces or strips)."""
+        if self._split is None:
+            return False
+        probes = [f"{left}{name}{right}" for name in self._added for left, right in (("a\n", "\nb "), ("a ", " b\n"))]
+        whole = [list(self._encode_whole(probe)) for probe in probes]
+        return whole == [self.encode(probe) for probe in probes]
+
+
+ToolSchema = Mapping[str, Any]
+"""A tool as chat templates read it: ``{"type": "function", "function": {...}}``."""
+
+
+class ChatTemplate:
+    """Renders messages as text.
+
+    Args:
+        tokenizer: Its chat template is used.
+        options: Variables that the template reads, such as ``enable_thinking``.
+        images: Whether the model reads images: the template is then given the parts of a message's content.
+        reasoning_key: Under which name the template looks for a message's thinking.
+        opening: Put before the template.
+
+    Raises:
+        TemplateError: the tokenizer has no chat template.
+    """
+
+    def __init__(
+        self,
+        tokenizer: PreTrainedTokenizerFast,
+        options: Mapping[str, Any],
+        *,
+        images: bool = False,
+        reasoning_key: str = "reasoning_content",
+        opening: str = "",
+    ) -> None:
+        self._tokenizer = tokenizer
+        self._images = images
+        self._reasoning_key = reasoning_key
+        self._options = dict(options)
+        if not isinstance(tokenizer.chat_template, str):
+            raise TemplateError(
+                "the tokenizer has no chat template",
+                got=type(tokenizer.chat_template).__name__,
+                expected="one template in tokenizer.chat_template",
+                hint="use the model's instruction-tuned variant, or set tokenizer.chat_template",
+            )
+        self.source: str = tokenizer.chat_template
+        self._whole = opening + self.source
+        self._has_system_role = self._accepts_system()
+
+    def render(
+        self, messages: Sequence[Message], *, tools: Sequence[ToolSchema] = (), generation_prompt: bool = False
+    ) -> str:
+        """The text of a conversation, with the header of the next answer if `generation_prompt`.
+
+        Raises:
+            TemplateError: the template refuses these messages.
+        """
+        if not self._has_system_role:
+            messages = fold_system(messages)
+        return self._apply(messages, tools, generation_prompt)
+
+    def _apply(self, messages: Sequence[Message], tools: Sequence[ToolSchema], generation_prompt: bool) -> str:
+        rows = [_row(message, images=self._images) for message in messages]
+        for row in rows:
+            if "reasoning_content" in row:
+                row[self._reasoning_key] = row.pop("reasoning_content")
+        try:
+            text: str = self._tokenizer.apply_chat_template(
+                rows,
+                chat_template=self._whole,
+                tools=[dict(tool) for tool in tools] or None,
+                tokenize=False,
+                add_generation_prompt=generation_prompt,
+                **self._options,
+            )
+        except Exception as error:
+            raise TemplateError(
+                f"the chat template refuses messages with roles {', '.join(m.role for m in messages)}",
+                got=f"{type(error).__name__}: {error}",
+                hint="use an agent loop whose messages the model's template knows (react_text needs only user turns)",
+            ) from error
+        return text
+
+    def _accepts_system(self) -> bool:
+        probe = Message(role="system", content="@@SYSTEM@@")
+        try:
+            return "@@SYSTEM@@" in self._apply([probe, user("x")], (), generation_prompt=True)
+        except TemplateError:
+            return False
+
+
+def fold_system(messages: Sequence[Message]) -> Sequence[Message]:
+    """Put a leading system message at the head of the first user message, for templates without a system role."""
+    if len(messages) < 2 or messages[0].role != "system" or messages[1].role != "user":
+        return messages
+    opening, content = f"{messages[0].text}\n\n", messages[1].content
+    joined = opening + content if isinstance(content, str) else (TextPart(text=opening), *content)
+    return [replace(messages[1], content=joined), *messages[2:]]
+
+
+def _row(message: Message, *, images: bool) -> dict[str, Any]:
+    if isinstance(message.content, str):
+        return message.to_template()
+    row = replace(message, content=message.text).to_template()
+    if not any(isinstance(part, ImagePart) for part in message.content):
+        return row
+    if not images:
+        raise TemplateError(
+            "a message holds an image, and the model reads text only",
+            expected="text",
+            hint="give the environment text observations, or train a vision-language model (docs/concepts/vision.md)",
+        )
+    parts = [
+        {"type": "text", "text": p.text} if isinstance(p, TextPart) else {"type": "image"} for p in message.content
+    ]
+    return {**row, "content": parts}
+
+
+_NEIGHBOURS = 6
+
+
+def common_prefix(first: Sequence[object], second: Sequence[object]) -> int:
+    """Number of leading items (tokens, characters) that two sequences share."""
+    differing = first_difference(first, second)
+    return min(len(first), len(second)) if differing is None else differing
+
+
+def require_prefix(sequence: TokenSequence, length: int, sent_ids: Sequence[int], encoder: TextEncoder) -> None:
+    """Check that `sent_ids` are exactly the first `length` tokens of the ledger.
+
+    Raises:
+        LedgerError: They are not; shows the first differing token, its neighbours and the cause.
+    """
+    expected = sequence.ids_list()[:length]
+    sent = list(sent_ids)
+    if sent == expected:
+        return
+    at = common_prefix(expected, sent)
+    raise LedgerError(
+        f"the tokens sent to the engine are not the ledger's prefix: token {at} differs ({_place(sequence, at)})",
+        got=f"{_neighbours(sent, at, encoder)} in {len(sent)} tokens",
+        expected=f"{_neighbours(expected, at, encoder)} in {length} tokens",
+        hint=f"cause: {_cause(expected, sent, encoder)}",
+    )
+
+
+def _place(sequence: TokenSequence, at: int) -> str:
+    if at >= len(sequence):
+        return "past the ledger's end"
+    turn = next((t for t in reversed(sequence.turns) if t.start <= at), None)
+    source = Source(int(sequence.sources[at])).name.lower()
+    if turn is None:
+        return f"{source}, before the first answer"
+    return f"{source}, {'in' if at < turn.end else 'after'} turn {turn.index}"
+
+
+def _neighbours(ids: Sequence[int], at: int, encoder: TextEncoder) -> str:
+    if at >= len(ids):
+        return f"{encoder.decode(ids[max(0, at - _NEIGHBOURS) : at])!r} and then nothing"
+    before, after = encoder.decode(ids[max(0, at - _NEIGHBOURS) : at]), encoder.decode(ids[at + 1 : at + _NEIGHBOURS])
+    return f"{before!r} → {ids[at]} {encoder.decode([ids[at]])!r} → {after!r}"
+
+
+def _cause(expected: Sequence[int], sent: Sequence[int], encoder: TextEncoder) -> str:
+    if sent[: len(expected)] == expected:
+        return "tokens were sent that the ledger does not hold; they must be written to it first"
+    if expected[: len(sent)] == sent:
+        return "the end of the prompt was left out; was it cut to the engine's context?"
+    if encoder.decode(sent) == encoder.decode(expected):
+        return "the same text in other tokens: it was decoded and encoded again on the way"
+    return "another text: the history was rewritten, or another sequence was sent; use fork for a rewritten history"

@@ -1,0 +1,104 @@
+"""Reads one JSON value at a place in a text, strictly.
+
+- Reads a value that is written as plain text, by the types that the tool's schema allows for it.
+- The types that a JSON schema allows for a value.
+"""
+
+from __future__ import annotations
+
+import json
+import re
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any, NoReturn
+
+from agentrl.render.tool_parsers import Malformed, ToolSchemas
+
+_SPACE = re.compile(r"\s*")
+
+
+@dataclass(frozen=True, slots=True)
+class JsonValue:
+    """A value, and the index after it in the text."""
+
+    value: Any
+    end: int
+
+
+def read_json(text: str, start: int, what: str) -> JsonValue:
+    """The JSON value at `start`, white space skipped before and after it.
+
+    Raises:
+        Malformed: no value stands there that is JSON, finite, and can be written as UTF-8.
+    """
+    begin = skip_space(text, start)
+    try:
+        value, end = _DECODER.raw_decode(text, begin)
+        json.dumps(value, ensure_ascii=False, allow_nan=False).encode()
+    except json.JSONDecodeError as error:
+        raise Malformed(f"{what} is not valid JSON: {error.msg} at character {error.pos - begin + 1}.") from error
+    except RecursionError as error:
+        raise Malformed(f"{what} is not valid JSON: nested too deeply.") from error
+    except ValueError as error:
+        raise Malformed(f"{what} is not valid JSON: {error}.") from error
+    return JsonValue(value, skip_space(text, end))
+
+
+def skip_space(text: str, start: int) -> int:
+    """Index of the first character from `start` on that is not white space."""
+    match = _SPACE.match(text, start)
+    return start if match is None else match.end()
+
+
+def _refuse_constant(name: str) -> NoReturn:
+    raise ValueError(f"{name} is not a JSON number")
+
+
+_DECODER = json.JSONDecoder(parse_constant=_refuse_constant)
+
+
+def json_types(schema: Mapping[str, Any]) -> frozenset[str]:
+    """Names of JSON types, from ``type``, ``nullable``, ``anyOf`` and ``oneOf``; empty when the schema does not say."""
+    declared = schema.get("type", ())
+    types = {declared} if isinstance(declared, str) else set(declared)
+    if types and schema.get("nullable"):
+        types.add("null")
+    for choice in (*schema.get("anyOf", ()), *schema.get("oneOf", ())):
+        types |= json_types(choice)
+    return frozenset(types)
+
+
+def typed_value(text: str, key: str, name: str, tools: ToolSchemas, number: int) -> Any:
+    """The value of argument `key` of tool `name`: text where a string is allowed, JSON otherwise.
+
+    Raises:
+        Malformed: a value that is no string is not JSON.
+    """
+    properties = tools[name].get("function", {}).get("parameters", {}).get("properties", {})
+    return _value(text, json_types(properties.get(key, {})), f"{key!r} of {name} (tool call {number})")
+
+
+def _value(text: str, types: frozenset[str], what: str) -> Any:
+    if not types - {"string", "null"}:
+        return None if "null" in types and text.strip().lower() in ("null", "none") else text
+    plain = text.strip()
+    if plain.lower() in ("true", "false", "null", "none"):
+        plain = plain.lower().replace("none", "null")
+    try:
+        return whole_json(plain, what)
+    except Malformed as problem:
+        if "string" in types:
+            return text
+        raise Malformed(f"{problem} It must be of type {' or '.join(sorted(types))}.") from problem
+
+
+def whole_json(text: str, what: str) -> Any:
+    """The JSON value that is all of `text`.
+
+    Raises:
+        Malformed: it is not JSON, or goes on.
+    """
+    value = read_json(text, 0, what)
+    if value.end != len(text):
+        raise Malformed(f"{what} goes on after its value.")
+    return value.value

@@ -1,0 +1,279 @@
+"""Notations with one ``invoke`` tag per call and one ``parameter`` tag per argument (DeepSeek V3.2, MiniMax M2).
+
+- Tool calls of GLM 4.5 to 4.7: a name, then a tag for each argument's key and one for its value.
+- Tool calls as tags with one tag per argument (Qwen3-Coder): ``<function=name><parameter=key>value</parameter>…``.
+- Tool calls of MiniMax M2: ``<minimax:tool_call>`` with a tag per call and per argument.
+- Tool calls of DeepSeek V3.2: tags marked ``｜DSML｜``, each argument with a ``string`` attribute.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Any
+
+from agentrl.message import ToolCall
+from agentrl.render.tool_parsers import (
+    Collected,
+    Malformed,
+    ParsedCalls,
+    ToolSchemas,
+    make_call,
+)
+from agentrl.render.tool_parsers.values import skip_space, typed_value, whole_json
+
+ValueReader = Callable[[str, str | None, str, str, int], Any]
+"""From a value's text, its ``string`` attribute, its key, the tool's name and the call's number; raises `Malformed`."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class InvokeMarks:
+    """The tags of a notation."""
+
+    block: str
+    """Name of the tag around all calls."""
+    prefix: str = ""
+    """What stands before the names of tags, ``｜DSML｜`` or nothing."""
+    string: str = ""
+    """An attribute of ``parameter``, as it is shown to the model."""
+
+    @property
+    def open(self) -> str:
+        """What opens the calls."""
+        return f"<{self.prefix}{self.block}>"
+
+    @property
+    def close(self) -> str:
+        """What closes the calls."""
+        return f"</{self.prefix}{self.block}>"
+
+    def end_of(self, tag: str) -> str:
+        """A closing tag."""
+        return f"</{self.prefix}{tag}>"
+
+    @property
+    def form(self) -> str:
+        """A sentence for the model."""
+        p = self.prefix
+        return (
+            f'Write {self.open}\n<{p}invoke name="tool">\n<{p}parameter name="argument"{self.string}>value'
+            f"</{p}parameter>\n</{p}invoke>\n{self.close}."
+        )
+
+
+class InvokeTagParser:
+    """A parser of one such notation; see `agentrl.render.tool_parsers`."""
+
+    def __init__(self, marks: InvokeMarks, read_value: Callable[[ToolSchemas], ValueReader]) -> None:
+        self._marks, self._read_value = marks, read_value
+        tag = re.escape(f"<{marks.prefix}")
+        self._invoke = re.compile(rf'\s*{tag}invoke\s+name="([^"]*)"\s*>')
+        self._parameter = re.compile(
+            rf'\s*{tag}parameter\s+name="([^"]*)"(?:\s+string="(true|false)")?\s*>'
+            rf"(.*?){re.escape(marks.end_of('parameter'))}",
+            re.DOTALL,
+        )
+
+    def __call__(self, text: str, tools: ToolSchemas) -> ParsedCalls:
+        """Calls, problems and the remaining text; never raises."""
+        found, marks = Collected(), self._marks
+        cursor = 0
+        while (start := text.find(marks.open, cursor)) >= 0:
+            found.content.append(text[cursor:start])
+            cursor = self._read_block(text, start + len(marks.open), tools, found)
+        found.content.append(text[cursor:])
+        stray = f"<{marks.prefix}invoke name="
+        if stray in found.content[-1] or marks.close in found.content[-1]:
+            found.problems.append(f"Parts of a tool call stand outside {marks.open} and {marks.close}. {marks.form}")
+            found.content[-1] = found.content[-1].replace(marks.close, "")
+        return found.result()
+
+    def _read_block(self, text: str, start: int, tools: ToolSchemas, found: Collected) -> int:
+        marks = self._marks
+        cursor, before = start, len(found.calls) + len(found.problems)
+        while invoke := self._invoke.match(text, cursor):
+            cursor = self._read_invoke(text, invoke, tools, found)
+        cursor = skip_space(text, cursor)
+        if text.startswith(marks.close, cursor):
+            if len(found.calls) + len(found.problems) == before:
+                found.problems.append(f"{marks.open} holds no call. {marks.form}")
+            return cursor + len(marks.close)
+        extra = "was not closed" if cursor == len(text) else "holds something else than calls"
+        found.problems.append(f"{marks.open} {extra}. {marks.form}")
+        close = text.find(marks.close, cursor)
+        return len(text) if close < 0 else close + len(marks.close)
+
+    def _read_invoke(self, text: str, invoke: re.Match[str], tools: ToolSchemas, found: Collected) -> int:
+        """Collect one call; the index of what follows it."""
+        number, end = found.number, invoke.end()
+        closing = self._marks.end_of("invoke")
+
+        def read() -> ToolCall:
+            nonlocal end
+            written: dict[str, tuple[str, str | None]] = {}
+            while parameter := self._parameter.match(text, end):
+                key, end = parameter[1], parameter.end()
+                if key in written:
+                    raise Malformed(f"Tool call {number} gives {key!r} twice.")
+                written[key] = parameter[3], parameter[2]
+            end = skip_space(text, end)
+            if not text.startswith(closing, end):
+                extra = "was not closed" if end == len(text) else "has text outside its parameter tags"
+                raise Malformed(f"Tool call {number} {extra}. {self._marks.form}")
+            call = make_call(invoke[1] or None, {}, tools, number)
+            value = self._read_value(tools)
+            arguments = {key: value(*parts, key, call.name, number) for key, parts in written.items()}
+            return make_call(call.name, arguments, tools, number)
+
+        found.take(read)
+        return self._after_invoke(text, end)
+
+    def _after_invoke(self, text: str, start: int) -> int:
+        """The index after the call's closing tag, or else of the next call or the end of the block."""
+        closing = self._marks.end_of("invoke")
+        close = text.find(closing, start)
+        following = self._invoke.search(text, start)
+        if close >= 0 and (following is None or close < following.start()):
+            return close + len(closing)
+        if following is not None:
+            return following.start()
+        block = text.find(self._marks.close, start)
+        return block if block >= 0 else len(text)
+
+
+OPEN, CLOSE = "<tool_call>", "</tool_call>"
+GLM_FORM = f"Write {OPEN}tool\n<arg_key>argument</arg_key>\n<arg_value>value</arg_value>\n{CLOSE}."
+_NAME = re.compile(r"\s*([^<\n]*)")
+_ARGUMENT = re.compile(r"\s*<arg_key>(.*?)</arg_key>\s*<arg_value>(.*?)</arg_value>", re.DOTALL)
+
+
+def parse_glm(text: str, tools: ToolSchemas) -> ParsedCalls:
+    """Read every ``<tool_call>`` block; see `agentrl.render.tool_parsers`."""
+    found = Collected()
+    cursor = 0
+    while (start := text.find(OPEN, cursor)) >= 0:
+        found.content.append(text[cursor:start])
+        cursor = _read_glm_block(text, start + len(OPEN), tools, found)
+    found.content.append(text[cursor:])
+    if CLOSE in found.content[-1]:
+        found.problems.append(f"{CLOSE} stands without {OPEN} before it. {GLM_FORM}")
+        found.content[-1] = found.content[-1].replace(CLOSE, "")
+    return found.result()
+
+
+def _read_glm_block(text: str, start: int, tools: ToolSchemas, found: Collected) -> int:
+    """Collect the call of a block; the index after it."""
+    number, end = found.number, start
+
+    def read() -> ToolCall:
+        nonlocal end
+        head = _NAME.match(text, start)
+        arguments: dict[str, str] = {}
+        end = start if head is None else head.end()
+        while argument := _ARGUMENT.match(text, end):
+            key, end = argument[1].strip(), argument.end()
+            if key in arguments:
+                raise Malformed(f"Tool call {number} gives {key!r} twice.")
+            arguments[key] = argument[2]
+        end = skip_space(text, end)
+        if not text.startswith(CLOSE, end):
+            extra = "was not closed" if end == len(text) else "has text outside its argument tags"
+            raise Malformed(f"Tool call {number} {extra}. {GLM_FORM}")
+        return _call(head[1].strip() if head else "", arguments, tools, number)
+
+    found.take(read)
+    close, following = text.find(CLOSE, end), text.find(OPEN, end)
+    if close >= 0 and (following < 0 or close < following):
+        return close + len(CLOSE)
+    return following if following >= 0 else len(text)
+
+
+def _call(name: str, written: dict[str, str], tools: ToolSchemas, number: int) -> ToolCall:
+    call = make_call(name or None, {}, tools, number)
+    arguments: dict[str, Any] = {
+        key: typed_value(value, key, call.name, tools, number) for key, value in written.items()
+    }
+    return make_call(call.name, arguments, tools, number)
+
+
+OPEN, CLOSE = "<tool_call>", "</tool_call>"
+QWEN3_CODER_FORM = (
+    f"Write {OPEN}\n<function=tool>\n<parameter=argument>\nvalue\n</parameter>\n</function>\n{CLOSE}, "
+    "with one parameter tag per argument."
+)
+_FUNCTION = re.compile(r"\s*<function=([^>\s]*)>(.*)</function>\s*", re.DOTALL)
+_PARAMETER = re.compile(r"\s*<parameter=([^>\s]*)>(.*?)</parameter>\s*", re.DOTALL)
+
+
+def parse_qwen3_coder(text: str, tools: ToolSchemas) -> ParsedCalls:
+    """Read every ``<tool_call>`` block; see `agentrl.render.tool_parsers`."""
+    content, *blocks = text.split(OPEN)
+    remaining = [content]
+    calls: list[ToolCall] = []
+    problems: list[str] = []
+    for number, block in enumerate(blocks, start=1):
+        body, closing, after = block.partition(CLOSE)
+        remaining.append(after)
+        try:
+            if not closing:
+                raise Malformed(f"Tool call {number} was not closed. {QWEN3_CODER_FORM}")
+            calls.append(_read_block(body, tools, number))
+        except Malformed as problem:
+            problems.append(str(problem))
+    rest = "".join(remaining)
+    if CLOSE in rest or "<function=" in rest:
+        problems.append(f"Parts of a tool call stand outside {OPEN} and {CLOSE}. {QWEN3_CODER_FORM}")
+        rest = rest.replace(CLOSE, "")
+    return ParsedCalls(content=rest.strip(), calls=tuple(calls), problems=tuple(problems))
+
+
+def _read_block(body: str, tools: ToolSchemas, number: int) -> ToolCall:
+    function = _FUNCTION.fullmatch(body)
+    if function is None:
+        raise Malformed(f"Tool call {number} is not one function tag. {QWEN3_CODER_FORM}")
+    call = make_call(function[1] or None, {}, tools, number)
+    arguments = _read_parameters(function[2], call.name, tools, number)
+    return make_call(call.name, arguments, tools, number)
+
+
+def _read_parameters(body: str, name: str, tools: ToolSchemas, number: int) -> dict[str, Any]:
+    arguments: dict[str, Any] = {}
+    cursor = 0
+    while parameter := _PARAMETER.match(body, cursor):
+        key, value = parameter[1], parameter[2].removeprefix("\n").removesuffix("\n")
+        if key in arguments:
+            raise Malformed(f"Tool call {number} gives {key!r} of {name} twice.")
+        arguments[key] = typed_value(value, key, name, tools, number)
+        cursor = parameter.end()
+    if body[cursor:].strip():
+        raise Malformed(f"Tool call {number} has text outside its parameter tags. {QWEN3_CODER_FORM}")
+    return arguments
+
+
+MINIMAX_M2_MARKS = InvokeMarks(block="minimax:tool_call")
+
+
+def _read_minimax_m2_value(tools: ToolSchemas) -> ValueReader:
+    def read(text: str, string: str | None, key: str, name: str, number: int) -> Any:
+        return typed_value(text, key, name, tools, number)
+
+    return read
+
+
+parse_minimax_m2 = InvokeTagParser(MINIMAX_M2_MARKS, _read_minimax_m2_value)
+
+
+DEEPSEEK_V32_MARKS = InvokeMarks(block="function_calls", prefix="｜DSML｜", string=' string="true|false"')
+
+
+def _read_deepseek_v32_value(tools: ToolSchemas) -> ValueReader:
+    def read(text: str, string: str | None, key: str, name: str, number: int) -> Any:
+        if string is None:
+            return typed_value(text, key, name, tools, number)
+        return text if string == "true" else whole_json(text.strip(), f"{key!r} of {name} (tool call {number})")
+
+    return read
+
+
+parse_deepseek_v32 = InvokeTagParser(DEEPSEEK_V32_MARKS, _read_deepseek_v32_value)

@@ -1,0 +1,248 @@
+"""Difficulty pools: what is nearly always or hardly ever solved is played less often.
+
+Whether a task is easy or hard is judged by the mean of a Beta posterior over its success rate, from a uniform prior,
+with evidence that fades as the policy changes. After s successes in n tries, d steps ago,
+
+    rate = (1 + s f) / (2 + n f),    f = 2^(-d / half_life)
+
+The mean of the posterior is Laplace's rule of succession (Gelman et al., Bayesian Data Analysis, 3rd ed., section 2.1):
+a task that was never played has 1/2, and eight failures of eight make 1/10, not 0. Fading counts are the temporal
+discount of MoPPS (Qu et al. 2025, arXiv 2507.04632, section 3), by training step instead of by update, so that what has
+not been played for long returns to 1/2 and is tried again.
+
+- Horizons that grow: episodes of few turns first, and of more once a step is reached or enough of them succeed.
+- What a group of episodes says about its task.
+"""
+
+from __future__ import annotations
+
+import bisect
+import enum
+import random
+from collections import Counter, defaultdict
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any, TypeAlias
+
+from agentrl.config.environment import HorizonConfig, PooledBy, PoolsConfig
+from agentrl.errors import UsageError
+from agentrl.task import Task
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Tally:
+    """How often one group solved its task."""
+
+    position: int
+    """Of the group in the run."""
+    environment: str
+    """Label of its environment."""
+    task_id: str
+    task_type: str | None
+    horizon: int | None
+    """At which it was played; ``None`` where none grows."""
+    episodes: int
+    """That say something about the policy."""
+    tries: int
+    """Those among them that tell whether the task was solved."""
+    successes: int
+
+    def check_told(self, setting: str) -> None:
+        """Check that success is known.
+
+        Args:
+            setting: The setting that needs it.
+
+        Raises:
+            UsageError: the environment does not tell it.
+        """
+        if self.episodes and not self.tries:
+            raise UsageError(
+                f"the environment of task {self.task_id} does not tell whether a task is solved",
+                expected='info["success"] at the end of an episode',
+                hint=f"remove {setting}",
+            )
+
+
+Key: TypeAlias = tuple[str, str]
+"""An environment's label, and what is judged within it: a task id, a type, or nothing."""
+
+
+class Pool(enum.StrEnum):
+    """How often something is solved."""
+
+    EASY = "easy"
+    HARD = "hard"
+    OPEN = "open"
+    """In between, or not known yet: always played."""
+
+
+@dataclass(frozen=True, slots=True)
+class Evidence:
+    """Faded counts as they were after a training step."""
+
+    successes: float = 0.0
+    tries: float = 0.0
+    step: int = 0
+
+    def faded(self, step: int, half_life: float) -> Evidence:
+        """The counts at a later step."""
+        factor = 2.0 ** (-(step - self.step) / half_life)
+        return Evidence(self.successes * factor, self.tries * factor, step)
+
+    @property
+    def rate(self) -> float:
+        """Mean of the posterior over the success rate."""
+        return (1.0 + self.successes) / (2.0 + self.tries)
+
+
+class Pools:
+    """What has been played with what success, and what follows for the next draws.
+
+    Args:
+        settings: Thresholds.
+        seed: Decides at which of their turns the easy and the hard are played.
+    """
+
+    def __init__(self, settings: PoolsConfig, *, seed: int) -> None:
+        self.settings = settings
+        self.step = 0
+        """Training steps done."""
+        self._seed = seed
+        self._evidence: dict[Key, Evidence] = {}
+
+    def plays(self, environment: str, task: Task | None, turn: int) -> bool:
+        """Whether to play what a turn brings: always when it is open, else with probability ``revisit``.
+
+        Args:
+            environment: Its label.
+            task: The task; ``None`` asks about the environment as a whole.
+            turn: Number of the turn in the environment's endless order; it decides, with the seed.
+        """
+        if self.pool_of(self.key(environment, task)) is Pool.OPEN:
+            return True
+        return random.Random(f"{self._seed}/revisit/{environment}/{turn}").random() < self.settings.revisit
+
+    def pool_of(self, key: Key) -> Pool:
+        """The pool in which something is now."""
+        evidence = self._evidence.get(key)
+        if evidence is None:
+            return Pool.OPEN
+        rate = evidence.faded(self.step, self.settings.half_life).rate
+        if rate > self.settings.easy_above:
+            return Pool.EASY
+        return Pool.HARD if rate < self.settings.hard_below else Pool.OPEN
+
+    def key(self, environment: str, task: Task | None) -> Key:
+        """What a task is judged with.
+
+        Raises:
+            UsageError: it has no type, and types are judged.
+        """
+        if task is None or self.settings.by is PooledBy.ENVIRONMENT:
+            return environment, ""
+        if self.settings.by is PooledBy.TASK:
+            return environment, task.id
+        if task.type is None:
+            raise UsageError(
+                f"task {task.id} of environment {task.environment} has no type",
+                expected="tasks that say their type",
+                hint="set curriculum.pools.by=task",
+            )
+        return environment, task.type
+
+    def learn(self, tallies: Sequence[Tally]) -> None:
+        """A training step is complete: its groups count from now on.
+
+        Raises:
+            UsageError: an environment does not tell whether a task is solved.
+        """
+        self.step += 1
+        for tally in tallies:
+            tally.check_told("curriculum.pools")
+            key = self._key_of(tally)
+            before = self._evidence.get(key, Evidence()).faded(self.step, self.settings.half_life)
+            self._evidence[key] = Evidence(before.successes + tally.successes, before.tries + tally.tries, self.step)
+
+    def sizes(self) -> dict[Pool, int]:
+        """How many of what has been played are in each pool now."""
+        counts = Counter(map(self.pool_of, self._evidence))
+        return {pool: counts[pool] for pool in Pool}
+
+    def _key_of(self, tally: Tally) -> Key:
+        by = {PooledBy.TASK: tally.task_id, PooledBy.TYPE: tally.task_type or "", PooledBy.ENVIRONMENT: ""}
+        return tally.environment, by[self.settings.by]
+
+    def state_dict(self) -> dict[str, Any]:
+        """What `load_state_dict` needs: plain JSON types, exact."""
+        rows = [[*key, found.successes, found.tries, found.step] for key, found in self._evidence.items()]
+        return {"step": self.step, "evidence": rows}
+
+    def load_state_dict(self, state: Mapping[str, Any]) -> None:
+        """Go on where others were saved."""
+        self.step = state["step"]
+        self._evidence = {(label, key): Evidence(*numbers) for label, key, *numbers in state["evidence"]}
+
+
+class Horizon:
+    """Turns of the next episodes of each environment.
+
+    By success an environment reaches the next stage when, over the last ``over_steps`` training steps in which it was
+    played at its present one, successes / episodes exceeds ``success_above``. It then counts anew, and never goes back.
+
+    Args:
+        settings: The stages.
+    """
+
+    def __init__(self, settings: HorizonConfig) -> None:
+        self.settings = settings
+        self._stage: dict[str, int] = defaultdict(int)
+        self._recent: dict[str, list[tuple[int, int]]] = defaultdict(list)
+        """Successes and tries at the present stage, by training step."""
+
+    @property
+    def wants_tallies(self) -> bool:
+        """Whether it grows by success."""
+        return self.settings.at_steps is None
+
+    def turns(self, environment: str, step: int) -> int:
+        """Turns of an episode that is started after `step` training steps."""
+        steps = self.settings.at_steps
+        stage = self._stage[environment] if steps is None else bisect.bisect_right(steps, step) - 1
+        return self.settings.turns[stage]
+
+    def learn(self, tallies: Sequence[Tally]) -> None:
+        """A training step is complete.
+
+        Raises:
+            UsageError: an environment does not tell whether a task is solved.
+        """
+        if not self.wants_tallies:
+            return
+        told: dict[str, list[Tally]] = defaultdict(list)
+        for tally in tallies:
+            tally.check_told("curriculum.horizon.success_above, or use curriculum.horizon.at_steps")
+            if tally.horizon == self.settings.turns[self._stage[tally.environment]] and tally.tries:
+                told[tally.environment].append(tally)
+        for environment, found in told.items():
+            self._count(environment, sum(t.successes for t in found), sum(t.tries for t in found))
+
+    def _count(self, environment: str, successes: int, tries: int) -> None:
+        over, above = self.settings.over_steps, self.settings.success_above
+        recent = [*self._recent[environment], (successes, tries)][-over:]
+        self._recent[environment] = recent
+        solved, played = (sum(counts) for counts in zip(*recent, strict=True))
+        is_last = self._stage[environment] == len(self.settings.turns) - 1
+        if above is not None and not is_last and len(recent) == over and solved > above * played:
+            self._stage[environment] += 1
+            self._recent[environment] = []
+
+    def state_dict(self) -> dict[str, Any]:
+        """What `load_state_dict` needs: plain JSON types."""
+        return {"stage": dict(self._stage), "recent": {name: list(counts) for name, counts in self._recent.items()}}
+
+    def load_state_dict(self, state: Mapping[str, Any]) -> None:
+        """Go on where another one was saved."""
+        self._stage = defaultdict(int, state["stage"])
+        recent = {name: [(solved, played) for solved, played in counts] for name, counts in state["recent"].items()}
+        self._recent = defaultdict(list, recent)

@@ -1,0 +1,379 @@
+"""One environment where its code runs: beside the runtime, in a thread, or in a worker process.
+
+- What `reset` and `step` of an environment may return. Runs and the environment check refuse the same.
+"""
+
+from __future__ import annotations
+
+import numbers
+import random
+from collections.abc import Callable, Mapping, Sequence
+from contextlib import AsyncExitStack
+from dataclasses import dataclass
+from typing import Any, cast
+
+from agentrl.env import (
+    AnyEnv,
+    AsyncEnv,
+    Expert,
+    ExpertAction,
+    FallibleExpert,
+    StepResult,
+    optional_part,
+    settled,
+)
+from agentrl.errors import A_REWARD, AgentRLError, ToolError, UsageError, bounded_reward, shortened
+from agentrl.message import Content, ImagePart, Message, TextPart
+from agentrl.remote.wire import Part
+from agentrl.tool import Tool, ToolResult
+
+LARGEST_OBSERVATION = 10_000_000
+"""Maximum number of characters of an observation, over all its parts."""
+_NEXT_STEP = "Check the environment with: agentrl env check NAME"
+_STEP_FIELDS = "observation, reward, terminated, truncated, info"
+
+
+class WrongReturn(ValueError):
+    """An environment returned what it may not; the first argument says what, the text adds the next step."""
+
+    def __str__(self) -> str:
+        return f"{self.args[0]}. {_NEXT_STEP}"
+
+
+def checked_pair(returned: object) -> tuple[Content, Mapping[str, Any]]:
+    """What `reset` returned, if it may.
+
+    Raises:
+        WrongReturn: it may not.
+    """
+    observation, info = unpacked_pair(returned)
+    _check_facts(info)
+    return _checked_observation("reset", observation), info
+
+
+def checked_step(returned: object) -> StepResult:
+    """What `step` returned, if it may, with a plain reward and plain flags.
+
+    Raises:
+        WrongReturn: it may not.
+    """
+    result = unpacked_step(returned)
+    _check_components(result.info.get("reward_components", {}))
+    _check_facts(result.info)
+    flags: dict[str, Any] = {"terminated": result.terminated, "truncated": result.truncated}
+    for name, flag in flags.items():
+        if not (isinstance(flag, bool) or type(flag).__name__ == "bool"):  # numpy's own bool has this name too
+            raise _wrong(f"{name} of step", flag, "True or False")
+    return StepResult(
+        observation=_checked_observation("step", result.observation),
+        reward=_checked_reward(result.reward),
+        terminated=bool(result.terminated),
+        truncated=bool(result.truncated),
+        info=result.info,
+    )
+
+
+def unpacked_pair(returned: object) -> tuple[Any, Mapping[str, Any]]:
+    """Observation and info of `reset`; only the pair itself is checked.
+
+    Raises:
+        WrongReturn: it is no pair of something and a dictionary.
+    """
+    if not (isinstance(returned, tuple) and len(returned) == 2 and isinstance(returned[1], Mapping)):
+        raise _wrong("reset", returned, "(observation, info dictionary)")
+    return returned
+
+
+def unpacked_step(returned: object) -> StepResult:
+    """The five values of `step` by name; only their number, the info and the reward's type are checked.
+
+    Raises:
+        WrongReturn: they are not five, the info is no dictionary, or the reward no number.
+    """
+    if not isinstance(returned, tuple):
+        raise _wrong("step", returned, f"({_STEP_FIELDS})")
+    if len(returned) != 5:
+        raise WrongReturn(f"step returned {len(returned)} values, expected 5: {_STEP_FIELDS}")
+    observation, reward, terminated, truncated, info = returned
+    if not isinstance(info, Mapping):
+        raise _wrong("info of step", info, "a dictionary")
+    if not _is_number(reward):
+        raise _wrong("reward", reward, "a finite number")
+    return StepResult(observation=observation, reward=reward, terminated=terminated, truncated=truncated, info=info)
+
+
+def _checked_observation(where: str, observation: object) -> Content:
+    if isinstance(observation, str):
+        _check_length(where, len(observation))
+        if not observation.isascii():
+            _check_text(where, observation)
+        return observation
+    if isinstance(observation, tuple) and all(isinstance(part, TextPart | ImagePart) for part in observation):
+        _check_length(where, sum(len(part.text) for part in observation if isinstance(part, TextPart)))
+        return observation
+    raise _wrong(f"observation of {where}", observation, "text, or a tuple of TextPart and ImagePart")
+
+
+def _check_length(where: str, characters: int) -> None:
+    if characters > LARGEST_OBSERVATION:
+        raise WrongReturn(
+            f"the observation of {where} has {characters:,} characters, expected at most {LARGEST_OBSERVATION:,}"
+        )
+
+
+def _check_text(where: str, observation: str) -> None:
+    try:
+        observation.encode()
+    except UnicodeEncodeError:
+        raise _wrong(f"observation of {where}", observation, "text without lone surrogates") from None
+
+
+def _check_facts(info: Mapping[str, Any]) -> None:
+    """What the runtime itself reads from an info dictionary."""
+    success, task_type = info.get("success", False), info.get("task_type")
+    if type(success).__name__ != "bool" and not (isinstance(success, numbers.Real) and success in (0, 1)):
+        raise _wrong("success of info", success, "True or False")
+    if not isinstance(task_type, str | None):
+        raise _wrong("task_type of info", task_type, "text")
+
+
+def _check_components(components: object) -> None:
+    if not isinstance(components, Mapping):
+        raise _wrong("reward_components of info", components, "a dictionary of numbers by name")
+    for name, value in components.items():
+        if bounded_reward(value) is None:
+            raise _wrong(f"reward component {name}", value, A_REWARD)
+
+
+def _is_number(value: object) -> bool:
+    return isinstance(value, numbers.Real)
+
+
+def _checked_reward(reward: object) -> float:
+    checked = bounded_reward(reward)
+    if checked is None:
+        raise WrongReturn(f"the reward is {shortened(reward)}, expected {A_REWARD}")
+    return checked
+
+
+def _wrong(what: str, got: object, expected: str) -> WrongReturn:
+    shown = f"{type(got).__name__} {shortened(got)}"
+    return WrongReturn(f"{what} is not what an environment may return: got {shown}, expected {expected}")
+
+
+LONGEST_SAMPLE = 256
+"""Maximum length of a text space whose samples random play takes as they are."""
+RANDOM_CHARACTERS = 32
+"""Maximum length of a random action in a text space that allows more than `LONGEST_SAMPLE` characters."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ResetResult:
+    """What an episode learns from a reset."""
+
+    observation: Content
+    info: Mapping[str, Any]
+    state_key: str | None
+    action_hint: str
+    tools: tuple[Tool, ...]
+    """The tools bound to this episode."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Stepped:
+    """A step's result, and the key of the state that it led to."""
+
+    result: StepResult
+    state_key: str | None
+
+
+class Resident:
+    """Makes one environment and calls it, checking what it returns.
+
+    All methods are coroutines so that synchronous and asynchronous environments share them; with a synchronous one
+    they never suspend.
+
+    Args:
+        make: The environment's factory.
+        options: Its keyword arguments.
+    """
+
+    def __init__(self, make: Callable[..., AnyEnv], options: Mapping[str, Any]) -> None:
+        self.env: AnyEnv = make(**options)
+        self._expert: Expert | None = None
+        self._put_off: str | None = None
+        """The expert's action that waits while a mistake is made."""
+        self._random: random.Random | None = None
+
+    @property
+    def is_async(self) -> bool:
+        """Whether the environment's own methods are coroutines."""
+        return isinstance(self.env, AsyncEnv)
+
+    async def reset(self, seed: int, options: Mapping[str, Any]) -> ResetResult:
+        """Start an episode."""
+        self._expert = self._random = self._put_off = None
+        returned = await settled(self.env.reset(seed=seed, options=dict(options)))
+        observation, info = checked_pair(returned)
+        return ResetResult(
+            observation=observation,
+            info=info,
+            state_key=await self.state_key(),
+            action_hint=await self.action_hint(),
+            tools=tuple(self._optional("tools") or ()),
+        )
+
+    async def step(self, action: str) -> Stepped:
+        """Take an action."""
+        result = checked_step(await settled(self.env.step(action)))
+        return Stepped(result=result, state_key=await self.state_key())
+
+    async def admissible_actions(self) -> list[str] | None:
+        """The actions that are accepted now; ``None`` when the environment does not tell."""
+        method = self._optional("admissible_actions")
+        actions = None if method is None else await settled(method())
+        return None if actions is None else list(actions)
+
+    async def expert_action(self, observation: Content, seed: int, mistakes: float) -> ExpertAction:
+        """What the environment's own expert does next: with probability `mistakes` a mistake, if it has done none just
+        now and there is one to make.
+        """
+        expert = self._expert or await self._begin_expert()
+        if self._put_off is not None:
+            action, self._put_off = self._put_off, None
+            return ExpertAction(text=action)
+        action = str(await settled(expert.act(observation)))
+        rng = random.Random(seed)
+        if rng.random() < mistakes:
+            if not hasattr(expert, "mistake"):
+                raise UsageError(
+                    "the environment's expert makes no mistakes",
+                    got=f"sft.mistakes {mistakes}",
+                    expected="an expert with a mistake(rng) method",
+                    hint="set sft.mistakes=0",
+                )
+            mistake = await settled(cast("FallibleExpert", expert).mistake(rng))
+            if mistake is not None:
+                self._put_off = action
+                return ExpertAction(text=str(mistake), is_mistake=True)
+        return ExpertAction(text=action)
+
+    async def tool_message(self, action: str) -> Message | None:
+        """The message that takes a text action through the environment's own tools; ``None`` where it has none."""
+        method = self._optional("tool_message")
+        return None if method is None else cast("Message", await settled(method(action)))
+
+    async def random_action(self, seed: int) -> str:
+        """A random admissible action; without a list of them, a sample of the action space."""
+        actions = await self.admissible_actions()
+        if actions is not None:
+            if self._random is None:
+                self._random = random.Random(seed)
+            return self._random.choice(actions)
+        space = self._optional("action_space")
+        if space is None:
+            raise UsageError("a random policy needs admissible_actions() or an action_space")
+        if self._random is None:
+            self._random = random.Random(seed)
+            space.seed(seed % 2**32)
+        return await sampled(space)
+
+    async def new_expert(self) -> bool:
+        """Ask the environment for an expert, whom `expert_action` asks then; whether it can make mistakes."""
+        return hasattr(await self._begin_expert(), "mistake")
+
+    async def expert_mistake(self, random_state: Sequence[Any]) -> tuple[str | None, list[Any]]:
+        """The expert's mistake in place of its last action, drawn by a generator in a state, and the state then."""
+        rng = restored_generator(random_state)
+        mistake = await settled(cast("FallibleExpert", self._expert).mistake(rng))
+        version, numbers, gauss = rng.getstate()
+        return None if mistake is None else str(mistake), [version, list(numbers), gauss]
+
+    async def sample(self, seed: int | None) -> str:
+        """A sample of the action space, seeded before unless `seed` is ``None``."""
+        space = self._optional("action_space")
+        if seed is not None:
+            space.seed(seed)
+        return await sampled(space)
+
+    async def action_hint(self) -> str:
+        """One line for the model; empty when the environment has none."""
+        return str(self._optional("action_hint") or "")
+
+    async def parts(self) -> frozenset[str]:
+        """Which optional parts the environment has."""
+        return frozenset(part for part in Part if self._optional(part) is not None)
+
+    async def optional(self, name: str, *arguments: Any) -> Any:
+        """Call an optional method by its name.
+
+        Raises:
+            UsageError: the environment does not have it.
+        """
+        method = self._optional(name)
+        if method is None:
+            raise UsageError(f"the environment has no {name}()")
+        return await settled(method(*arguments))
+
+    async def call_tool(self, name: str, arguments: Mapping[str, Any]) -> ToolResult:
+        """Call one of the environment's tools; only for worker processes, others hold the tool itself."""
+        return await call_own_tool(next(tool for tool in self._optional("tools") if tool.name == name), arguments)
+
+    async def close(self) -> None:
+        """Release the environment."""
+        await settled(self.env.close())
+
+    async def state_key(self) -> str | None:
+        """Key of the state now; ``None`` when the environment does not tell."""
+        method = self._optional("state_key")
+        return None if method is None else str(await settled(method()))
+
+    async def _begin_expert(self) -> Expert:
+        method = self._optional("expert")
+        if method is None:
+            raise UsageError("the environment has no expert", hint="give it an expert() method, or another policy")
+        self._expert, self._put_off = cast("Expert", await settled(method())), None
+        return self._expert
+
+    def _optional(self, name: str) -> Any:
+        return optional_part(self.env, name)
+
+
+async def sampled(space: Any) -> str:
+    """A sample of an action space as text: of a text space that allows very long texts, a short one."""
+    least, most = getattr(space, "min_length", 0), getattr(space, "max_length", 0)
+    if most <= LONGEST_SAMPLE:
+        return str(await settled(space.sample()))
+    length = int(space.np_random.integers(least, max(least, RANDOM_CHARACTERS) + 1))
+    return str(await settled(space.sample((length, None))))
+
+
+async def call_own_tool(tool: Tool, arguments: Mapping[str, Any]) -> ToolResult:
+    """Call a tool beside its environment, for a policy that is elsewhere.
+
+    Raises:
+        ToolError: wrong arguments, or the tool says so, or it failed: as if the policy had called it itself.
+        EnvironmentFailure: the environment is lost.
+    """
+    async with AsyncExitStack() as stack:
+        try:
+            checked = tool.validate(arguments)
+            return await tool.run(await tool.open(stack), checked)
+        except AgentRLError:
+            raise
+        except Exception as error:
+            raise ToolError(f"{tool.name} failed ({type(error).__name__})") from error
+
+
+def restored_generator(state: Sequence[Any]) -> random.Random:
+    """Make a generator from its state in JSON types.
+
+    Raises:
+        TypeError: it is no state; also the next two.
+        ValueError: as above.
+        OverflowError: as above.
+    """
+    version, numbers, gauss = state
+    generator = random.Random()
+    generator.setstate((version, tuple(numbers), gauss))
+    return generator

@@ -1,0 +1,320 @@
+"""Environments of a run: made on demand, kept for the next episode, and run where their code cannot hurt.
+
+Episodes borrow an environment (`EnvironmentHost.borrow`); at most `max_concurrent` are lent at once. An environment
+whose episode ended well is reset and used again; after a failure it is thrown away. Blocking environments live in
+threads or worker processes, and stay in the one in which they were made.
+
+- Where an environment's code runs: the same calls, inline, in a thread, or in a worker process.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import functools
+import itertools
+import logging
+from abc import ABC, abstractmethod
+from collections.abc import AsyncIterator, Mapping
+from contextlib import AsyncExitStack, asynccontextmanager
+from typing import Any
+
+from agentrl.config.environment import EnvironmentConfig
+from agentrl.env import EnvironmentSpec, ExpertAction, Isolation
+from agentrl.errors import AgentRLError, EnvironmentFailure, async_boundary, boundary
+from agentrl.message import Content, Message
+from agentrl.remote.client import RemoteTool
+from agentrl.rollout.env_adapter import ResetResult, Resident, Stepped
+from agentrl.rollout.env_workers import ProcessWorker, SerialWorker, ThreadWorker, run_coroutine
+from agentrl.rollout.waits import WaitKind, Waits
+from agentrl.task import Task
+
+
+class Place(ABC):
+    """One environment, reachable from the event loop."""
+
+    @property
+    @abstractmethod
+    def is_alive(self) -> bool:
+        """Whether calls can still succeed."""
+
+    @abstractmethod
+    async def call(self, method: str, *arguments: Any, deadline_s: float, what: str) -> Any:
+        """Call a method of the environment's `Resident`.
+
+        Raises:
+            EnvironmentFailure: it raised, returned nonsense, missed its deadline, or its worker died; `what` says
+                what was being done.
+        """
+
+
+class InlinePlace(Place):
+    """In the event loop. The deadline bounds asynchronous environments only: nothing interrupts blocking code here."""
+
+    def __init__(self, resident: Resident) -> None:
+        self._resident = resident
+
+    @property
+    def is_alive(self) -> bool:
+        """Always."""
+        return True
+
+    async def call(self, method: str, *arguments: Any, deadline_s: float, what: str) -> Any:
+        """Await the method itself."""
+        async with async_boundary(EnvironmentFailure, what, deadline_s=deadline_s):
+            return await getattr(self._resident, method)(*arguments)
+
+
+class ThreadPlace(Place):
+    """In a thread; always the same one, for code that cares."""
+
+    def __init__(self, worker: ThreadWorker, resident: Resident) -> None:
+        self._worker = worker
+        self._resident = resident
+        self._running = False
+
+    @property
+    def is_alive(self) -> bool:
+        """Whether no call of it still runs somewhere."""
+        return not self._running
+
+    async def call(self, method: str, *arguments: Any, deadline_s: float, what: str) -> Any:
+        """Run the method in the thread; the deadline counts from when the thread is free."""
+
+        def work() -> Any:
+            self._running = True
+            try:
+                return run_coroutine(getattr(self._resident, method)(*arguments))
+            finally:
+                self._running = False
+
+        return await self._worker.submit(work, deadline_s=deadline_s, what=what)
+
+
+class ProcessPlace(Place):
+    """In a worker process that several environments share."""
+
+    def __init__(self, worker: ProcessWorker, resident: int, life: int) -> None:
+        self._worker = worker
+        self._resident = resident
+        self._life = life
+
+    @property
+    def is_alive(self) -> bool:
+        """Whether the process is still the one in which the environment was made."""
+        return self._worker.life == self._life
+
+    async def call(self, method: str, *arguments: Any, deadline_s: float, what: str) -> Any:
+        """Send the call to the process; the deadline counts from when the process is free."""
+        return await self._worker.call(
+            self._resident, method, arguments, life=self._life, deadline_s=deadline_s, what=what
+        )
+
+
+logger = logging.getLogger(__name__)
+
+
+class HostedEnvironment:
+    """One environment as an episode sees it: coroutines with deadlines.
+
+    Args:
+        place: Where its code runs.
+        name: The environment's registry name, for messages.
+        waits: Where waiting is registered.
+        reset_timeout_s: Deadline of a reset.
+        step_timeout_s: Deadline of everything else.
+    """
+
+    def __init__(self, place: Place, *, name: str, waits: Waits, reset_timeout_s: float, step_timeout_s: float) -> None:
+        self.place = place
+        self._name = name
+        self._waits = waits
+        self._reset_timeout_s = reset_timeout_s
+        self._step_timeout_s = step_timeout_s
+        self._task = "none"
+        self._steps = 0
+        self.borrower = "nobody"
+        """The id of the trajectory whose episode has it."""
+
+    async def reset(self, task: Task) -> ResetResult:
+        """Start the task's episode."""
+        self._task, self._steps = task.id, 0
+        result: ResetResult = await self.call("reset", task.seed, task.options, deadline_s=self._reset_timeout_s)
+        for tool in result.tools:
+            if isinstance(tool, RemoteTool) and tool.remote is None:
+                tool.remote = functools.partial(self.call, "call_tool")
+        return result
+
+    async def step(self, action: str) -> Stepped:
+        """Take an action."""
+        self._steps += 1
+        stepped: Stepped = await self.call("step", action)
+        return stepped
+
+    async def admissible_actions(self) -> list[str] | None:
+        """The actions that are accepted now; ``None`` when the environment does not tell."""
+        actions: list[str] | None = await self.call("admissible_actions")
+        return actions
+
+    async def state_key(self) -> str | None:
+        """Key of the environment's state now; ``None`` when it does not tell."""
+        key: str | None = await self.call("state_key")
+        return key
+
+    async def expert_action(self, observation: Content, *, seed: int = 0, mistakes: float = 0.0) -> ExpertAction:
+        """What the environment's own expert does after `observation`; `seed` decides whether, with probability
+        `mistakes`, it makes a mistake first.
+        """
+        action: ExpertAction = await self.call("expert_action", observation, seed, mistakes)
+        return action
+
+    async def tool_message(self, action: str) -> Message | None:
+        """The message that takes a text action through the environment's own tools; ``None`` where it has none."""
+        message: Message | None = await self.call("tool_message", action)
+        return message
+
+    async def random_action(self, seed: int) -> str:
+        """A random action; `seed` decides all of an episode's."""
+        action: str = await self.call("random_action", seed)
+        return action
+
+    async def close(self) -> None:
+        """Release it; a failure is logged, for the episodes are over."""
+        try:
+            await self.call("close")
+        except AgentRLError as error:
+            logger.warning("%s", error)
+
+    async def call(self, method: str, *arguments: Any, deadline_s: float | None = None) -> Any:
+        """Call any method of the environment's `Resident`.
+
+        Raises:
+            EnvironmentFailure: it raised, returned nonsense, or missed its deadline.
+        """
+        where = f"task {self._task}, step {self._steps}" if method == "step" else f"task {self._task}"
+        what = f"{method} of environment {self._name} ({where})"
+        with self._waits.on(WaitKind.ENVIRONMENT, self.borrower, f"{method} of {self._name}"):
+            return await self.place.call(method, *arguments, deadline_s=deadline_s or self._step_timeout_s, what=what)
+
+
+class EnvironmentHost:
+    """Makes, lends, keeps and closes the environments of one run.
+
+    Args:
+        spec: What to make.
+        options: Keyword arguments of the factory, besides the spec's own.
+        isolation: Where blocking code runs; the spec's choice when left out. Environments whose methods are
+            coroutines run in the event loop unless they have worker processes.
+        workers: Threads or processes.
+        max_concurrent: Most environments lent at once.
+        reset_timeout_s: Deadline of making and resetting one.
+        step_timeout_s: Deadline of a step and of everything else.
+        waits: Where waiting is registered.
+    """
+
+    def __init__(
+        self,
+        spec: EnvironmentSpec,
+        *,
+        options: Mapping[str, Any] | None = None,
+        isolation: Isolation | None = None,
+        workers: int = 4,
+        max_concurrent: int = 256,
+        reset_timeout_s: float = 60.0,
+        step_timeout_s: float = 30.0,
+        waits: Waits | None = None,
+    ) -> None:
+        self.spec = spec
+        self.waits = waits or Waits()
+        self._options = {**spec.options, **(options or {})}
+        self._isolation = isolation or spec.isolation_under(self._options)
+        self._reset_timeout_s = reset_timeout_s
+        self._step_timeout_s = step_timeout_s
+        self.belongings = AsyncExitStack()
+        """What is closed after the environments: what tools of the run hold."""
+        self._free = asyncio.Semaphore(max_concurrent)
+        self._idle: list[HostedEnvironment] = []
+        self._turn = itertools.count()
+        self._threads = [ThreadWorker() for _ in range(workers)] if self._isolation is Isolation.THREAD else []
+        self._processes = [ProcessWorker() for _ in range(workers)] if self._isolation is Isolation.PROCESS else []
+
+    @classmethod
+    def from_config(
+        cls, spec: EnvironmentSpec, config: EnvironmentConfig, *, waits: Waits | None = None
+    ) -> EnvironmentHost:
+        """A host as the config's ``environment`` section says."""
+        return cls(
+            spec,
+            options=config.options,
+            isolation=config.isolation,
+            workers=config.workers,
+            max_concurrent=config.max_concurrent,
+            reset_timeout_s=config.reset_timeout_s,
+            step_timeout_s=config.step_timeout_s,
+            waits=waits,
+        )
+
+    @asynccontextmanager
+    async def borrow(self, who: str) -> AsyncIterator[HostedEnvironment]:
+        """Lend an environment to `who` for one episode.
+
+        Raises:
+            EnvironmentFailure: it cannot be made.
+        """
+        with self.waits.on(WaitKind.CAPACITY, who, f"a free {self.spec.name} environment"):
+            await self._free.acquire()
+        try:
+            environment = self._take_idle() or await self._make(who)
+            environment.borrower = who
+            try:
+                yield environment
+            except BaseException:
+                await self._discard(environment)
+                raise
+            self._idle.append(environment)
+        finally:
+            self._free.release()
+
+    async def close(self) -> None:
+        """Close all environments and workers. No episode may be running."""
+        await asyncio.gather(*(environment.close() for environment in self._idle if environment.place.is_alive))
+        self._idle.clear()
+        workers: list[SerialWorker[Any]] = [*self._threads, *self._processes]
+        for worker in workers:
+            await worker.drain()
+            await worker.close()
+        await self.belongings.aclose()
+
+    def _take_idle(self) -> HostedEnvironment | None:
+        while self._idle:
+            environment = self._idle.pop()
+            if environment.place.is_alive:
+                return environment
+        return None
+
+    async def _discard(self, environment: HostedEnvironment) -> None:
+        if environment.place.is_alive:
+            await environment.close()
+
+    async def _make(self, who: str) -> HostedEnvironment:
+        with self.waits.on(WaitKind.ENVIRONMENT, who, f"a new {self.spec.name}"):
+            place = await self._make_place(f"making environment {self.spec.name}")
+        return HostedEnvironment(
+            place,
+            name=self.spec.name,
+            waits=self.waits,
+            reset_timeout_s=self._reset_timeout_s,
+            step_timeout_s=self._step_timeout_s,
+        )
+
+    async def _make_place(self, what: str) -> Place:
+        if self._processes:
+            process = self._processes[next(self._turn) % len(self._processes)]
+            number = await process.make(self.spec.make, self._options, what=what, deadline_s=self._reset_timeout_s)
+            return ProcessPlace(process, number, process.life)
+        if self._threads:
+            thread = self._threads[next(self._turn) % len(self._threads)]
+            make = functools.partial(Resident, self.spec.make, self._options)
+            resident: Resident = await thread.submit(make, what=what, deadline_s=self._reset_timeout_s)
+            return InlinePlace(resident) if resident.is_async else ThreadPlace(thread, resident)
+        with boundary(EnvironmentFailure, what):
+            return InlinePlace(Resident(self.spec.make, self._options))

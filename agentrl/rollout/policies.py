@@ -1,0 +1,297 @@
+"""The contract of a speaker: who answers in an episode's conversations. One object per run.
+
+An engine (`agentrl.rollout.policies`), a text service (`agentrl.rollout.policies`), or the environment's own
+expert or a random policy (`agentrl.rollout.scripted_policies`) speak through the same agent loops.
+
+- A policy engine speaks: it samples tokens, and every token goes into the ledger.
+- A text service speaks: for evaluation only, since nobody knows its tokens.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from abc import ABC, abstractmethod
+from collections.abc import Sequence
+from dataclasses import replace
+from typing import Protocol
+
+from agentrl.agent_loop import AgentLoop, Answer, Conversation, EpisodeEnd
+from agentrl.engine import (
+    ChatPolicy,
+    GenerateRequest,
+    Generation,
+    PolicyEngine,
+    SamplingParams,
+    StopReason,
+)
+from agentrl.errors import (
+    EngineError,
+    Outcome,
+    UsageError,
+    async_boundary,
+)
+from agentrl.message import Content, Message
+from agentrl.render.conversation import LedgerConversation
+from agentrl.render.renderer import Renderer
+from agentrl.render.tokens import CUT_MARK, ToolSchema
+from agentrl.rollout.env_pool import HostedEnvironment
+from agentrl.rollout.turns import TurnLog
+from agentrl.rollout.waits import WaitKind
+from agentrl.tool import Tool
+from agentrl.trajectory import TokenSequence, Turn
+
+
+class Situation(Protocol):
+    """What a speaker may know of an episode besides its messages."""
+
+    turns: TurnLog
+    loop: AgentLoop
+    environment: HostedEnvironment
+    observation: Content
+    """The latest observation, uncut."""
+
+
+class Speaker(ABC):
+    """Opens the conversations of episodes."""
+
+    @abstractmethod
+    def open(self, situation: Situation, messages: Sequence[Message], tools: Sequence[Tool]) -> Conversation:
+        """Start a conversation of one episode; `tools` are offered to the policy."""
+
+    @abstractmethod
+    def cut(self, text: str, max_tokens: int) -> str:
+        """`text`, cut to a token budget with a visible mark."""
+
+    async def end(self, situation: Situation) -> None:
+        """An episode is over: release what was kept for it."""
+        return
+
+
+MAX_RESUBMISSIONS = 8
+"""How often an answer that was aborted without being asked to is taken up again."""
+
+
+class EngineSpeaker(Speaker):
+    """Opens conversations that an engine answers.
+
+    Args:
+        engine: Samples the answers.
+        renderer: Turns messages into the model's tokens.
+        sampling: How to sample; its `max_tokens`, `seed` and stop tokens are set per turn.
+    """
+
+    def __init__(self, engine: PolicyEngine, renderer: Renderer, sampling: SamplingParams) -> None:
+        self.engine = engine
+        self.renderer = renderer
+        self.sampling = replace(sampling, stop_token_ids=sampling.stop_token_ids | renderer.stop_token_ids)
+
+    def open(self, situation: Situation, messages: Sequence[Message], tools: Sequence[Tool]) -> Conversation:
+        """A conversation on the token ledger."""
+        schemas: list[ToolSchema] = [tool.schema for tool in tools]
+        ledger = LedgerConversation(self.renderer, situation.turns.trajectory, messages, tools=schemas)
+        return EngineConversation(self, ledger, situation.turns)
+
+    def cut(self, text: str, max_tokens: int) -> str:
+        """Cut by the model's own tokens."""
+        return self.renderer.cut(text, max_tokens)
+
+    async def end(self, situation: Situation) -> None:
+        """Let the engine forget the episode's sessions."""
+        trajectory = situation.turns.trajectory
+        for index in range(len(trajectory.sequences)):
+            await self.engine.end_session(session_id(trajectory.id, index))
+
+
+class EngineConversation(Conversation):
+    """One sequence of the ledger, answered by an engine."""
+
+    def __init__(self, speaker: EngineSpeaker, ledger: LedgerConversation, turns: TurnLog) -> None:
+        self.ledger = ledger
+        self._speaker = speaker
+        self._turns = turns
+
+    def add(self, *messages: Message) -> None:
+        """Append messages; they become tokens with the next turn."""
+        self.ledger.add(messages)
+
+    def fork(self, messages: Sequence[Message]) -> Conversation:
+        """A conversation with a rewritten history."""
+        return EngineConversation(self._speaker, self.ledger.fork(messages), self._turns)
+
+    async def generate(self, *, prefill: str = "") -> Answer:
+        """Sample one turn."""
+        seed = self._turns.begin()
+        prompt_ids = self.ledger.prepare(prefill)
+        room = self._turns.budget.answer_tokens(len(prompt_ids), self._speaker.engine.capabilities.max_context)
+        params = replace(self._speaker.sampling, max_tokens=room, seed=seed)
+        request = GenerateRequest(
+            prompt_ids=prompt_ids,
+            params=params,
+            session_id=self._session_id(),
+            request_id=f"{self._turns.trajectory.id}/turn-{self._turns.budget.turns - 1}",
+            images=self.ledger.sequence.images,
+            routes_from=self.ledger.sequence.routed if self._speaker.engine.capabilities.routes else None,
+        )
+        if request.images and not self._speaker.engine.capabilities.images:
+            raise UsageError("the engine does not take images", hint="set engine=local, or give text observations")
+        generation = await self._sample(request)
+        self.ledger.verify(request.prompt_ids, request.images)
+        answer = self.ledger.accept(generation)
+        turn = self.ledger.sequence.turns[-1]
+        self._turns.take(turn, prompt_tokens=len(prompt_ids), answer_tokens=len(generation.token_ids))
+        if generation.resubmissions:
+            self._turns.add_metric("resubmissions", float(generation.resubmissions))
+        if generation.stop_reason is StopReason.ABORT:
+            raise EpisodeEnd(Outcome.TRUNCATED_TIME)
+        return answer
+
+    def _session_id(self) -> str:
+        trajectory = self._turns.trajectory
+        index = next(i for i, sequence in enumerate(trajectory.sequences) if sequence is self.ledger.sequence)
+        return session_id(trajectory.id, index)
+
+    async def _sample(self, request: GenerateRequest) -> Generation:
+        """Ask the engine until the answer is whole, or the episode's time is over (then it ends with ABORT)."""
+        done: Generation | None = None
+        for attempt in range(MAX_RESUBMISSIONS):
+            part = await self._ask(
+                replace(request, request_id=f"{request.request_id}/{attempt}") if attempt else request
+            )
+            done = part if done is None else done.followed_by(part)
+            remaining_s = self._turns.budget.remaining_s
+            time_is_over = remaining_s is not None and remaining_s <= 0
+            if part.stop_reason is not StopReason.ABORT or time_is_over:
+                return done
+            request = _continued(request, part)
+            if request.params.max_tokens == 0:
+                return replace(done, stop_reason=StopReason.LENGTH)
+        raise EngineError(
+            f"the engine aborted request {request.request_id} again and again",
+            got=f"{MAX_RESUBMISSIONS} partial answers",
+            expected="a whole answer",
+        )
+
+    async def _ask(self, request: GenerateRequest) -> Generation:
+        waits, limits = self._turns.recorders.waits, self._turns.limits
+        what = f"answer to request {request.request_id}"
+        with waits.on(WaitKind.ENGINE, self._turns.trajectory.id, "an answer"):
+            async with async_boundary(EngineError, what, deadline_s=limits.answer_timeout_s):
+                remaining_s = self._turns.budget.remaining_s
+                if remaining_s is None:
+                    return await self._speaker.engine.generate(request)
+                return await self._ask_within(request, remaining_s)
+
+    async def _ask_within(self, request: GenerateRequest, seconds: float) -> Generation:
+        """Abort the request when the time is over, and take what was sampled until then."""
+        engine = self._speaker.engine
+        loop = asyncio.get_running_loop()
+        aborts: list[asyncio.Task[bool]] = []
+        timer = loop.call_later(seconds, lambda: aborts.append(loop.create_task(engine.abort(request.request_id))))
+        try:
+            return await engine.generate(request)
+        finally:
+            timer.cancel()
+            await asyncio.gather(*aborts)
+
+
+def session_id(trajectory_id: str, sequence: int) -> str:
+    """The engine's session of one sequence of an episode."""
+    return f"{trajectory_id}/{sequence}"
+
+
+def _continued(request: GenerateRequest, part: Generation) -> GenerateRequest:
+    rest = request.params.max_tokens - len(part.token_ids)
+    told = 0 if part.routes is None else len(part.routes)
+    return replace(
+        request,
+        prompt_ids=[*request.prompt_ids, *part.token_ids],
+        routes_from=None if request.routes_from is None else request.routes_from + told,
+        params=replace(request.params, max_tokens=rest),
+    )
+
+
+CHARACTERS_PER_TOKEN = 4
+"""The usual estimate for English: a text service's tokens cannot be counted here."""
+
+
+def cut_characters(text: str, max_tokens: int) -> str:
+    """`text` cut to about `max_tokens` tokens, with a visible mark."""
+    most = max_tokens * CHARACTERS_PER_TOKEN
+    return text if len(text) <= most else text[:most] + CUT_MARK.format(len(text) - most)
+
+
+def append_textual_turn(turns: TurnLog, sequence: TokenSequence, stop_reason: str) -> Turn:
+    """Record a turn without tokens, so that rewards have a place."""
+    trajectory = turns.trajectory
+    if not trajectory.sequences:
+        trajectory.sequences.append(sequence)
+    turn = Turn(index=len(trajectory.turns), start=0, end=0, stop_reason=stop_reason)
+    trajectory.sequences[0].turns.append(turn)
+    return turn
+
+
+class ChatSpeaker(Speaker):
+    """Opens conversations that a text service answers.
+
+    Args:
+        policy: The service.
+        sampling: How to sample; `max_tokens` and `seed` are set per turn.
+    """
+
+    def __init__(self, policy: ChatPolicy, sampling: SamplingParams) -> None:
+        self.policy = policy
+        self.sampling = sampling
+
+    def open(self, situation: Situation, messages: Sequence[Message], tools: Sequence[Tool]) -> Conversation:
+        """A conversation in text."""
+        return ChatConversation(self, messages, tools, situation.turns)
+
+    def cut(self, text: str, max_tokens: int) -> str:
+        """Cut by an estimate of the number of tokens."""
+        return cut_characters(text, max_tokens)
+
+
+class ChatConversation(Conversation):
+    """A conversation that is sent whole with each turn."""
+
+    def __init__(
+        self, speaker: ChatSpeaker, messages: Sequence[Message], tools: Sequence[Tool], turns: TurnLog
+    ) -> None:
+        self.messages = list(messages)
+        self._speaker = speaker
+        self._tools = tools
+        self._turns = turns
+        self._prompt_tokens = 0
+
+    def add(self, *messages: Message) -> None:
+        """Append messages."""
+        self.messages.extend(messages)
+
+    def fork(self, messages: Sequence[Message]) -> Conversation:
+        """A conversation with other messages."""
+        return ChatConversation(self._speaker, messages, self._tools, self._turns)
+
+    async def generate(self, *, prefill: str = "") -> Answer:
+        """Ask for one turn."""
+        if prefill:
+            raise UsageError("a text service cannot continue an answer", got=f"prefill {prefill!r}", expected="none")
+        seed = self._turns.begin()
+        room = self._turns.budget.answer_tokens(self._prompt_tokens, self._speaker.policy.max_context)
+        params = replace(self._speaker.sampling, max_tokens=room, seed=seed)
+        trajectory_id = self._turns.trajectory.id
+        request_id = f"{trajectory_id}/turn-{self._turns.budget.turns - 1}"
+        deadline_s = self._turns.limits.answer_timeout_s
+        with self._turns.recorders.waits.on(WaitKind.ENGINE, trajectory_id, "an answer"):
+            async with async_boundary(EngineError, f"answer to request {request_id}", deadline_s=deadline_s):
+                schemas = [tool.schema for tool in self._tools]
+                chat = await self._speaker.policy.chat(self.messages, schemas, params, request_id)
+        self.messages.append(chat.message)
+        self._prompt_tokens = chat.prompt_tokens + chat.answer_tokens
+        turn = append_textual_turn(self._turns, TokenSequence(), chat.stop_reason.value)
+        self._turns.take(turn, prompt_tokens=chat.prompt_tokens, answer_tokens=chat.answer_tokens)
+        return Answer(
+            message=chat.message,
+            raw_text=chat.message.text,
+            problems=chat.problems,
+            stop_reason=chat.stop_reason,
+        )

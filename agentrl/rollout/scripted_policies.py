@@ -1,0 +1,210 @@
+"""A scripted policy speaks: the environment's own expert, or a random one.
+
+Each turn it asks the environment for an action and the agent loop for the answer that a perfect policy would have
+written. With a renderer the answer goes into the ledger as forced tokens, exactly where sampled ones would stand: the
+source of warm starts. Without one only messages are kept: scores of scripted policies need no model.
+
+- An expert that has played already: its episodes are members of the groups of the same tasks.
+"""
+
+from __future__ import annotations
+
+import enum
+from collections.abc import Iterable, Sequence
+
+from agentrl.agent_loop import Answer, Conversation
+from agentrl.engine import StopReason
+from agentrl.errors import UsageError
+from agentrl.message import Message
+from agentrl.render.conversation import LedgerConversation
+from agentrl.render.renderer import Renderer
+from agentrl.render.tokens import ToolSchema
+from agentrl.rollout.policies import Situation, Speaker, append_textual_turn, cut_characters
+from agentrl.task import Task
+from agentrl.tool import Tool
+from agentrl.trajectory import NOT_SAMPLED, Source, TokenSequence, Trajectory
+
+
+class ScriptedPolicy(enum.StrEnum):
+    """Who demonstrates."""
+
+    EXPERT = "expert"
+    RANDOM = "random"
+
+
+class Demonstrator(Speaker):
+    """Opens conversations that a scripted policy answers.
+
+    Args:
+        policy: Expert or random.
+        renderer: Writes the answers into the ledger; ``None`` keeps text only.
+        max_context: Most tokens of prompt and answer together.
+        mistakes: Share of its actions before which an expert makes a mistake.
+    """
+
+    def __init__(
+        self,
+        policy: ScriptedPolicy,
+        renderer: Renderer | None = None,
+        *,
+        max_context: int = 2**31,
+        mistakes: float = 0.0,
+    ) -> None:
+        self.policy = policy
+        self.renderer = renderer
+        self.max_context = max_context
+        self.mistakes = mistakes
+
+    def open(self, situation: Situation, messages: Sequence[Message], tools: Sequence[Tool]) -> Conversation:
+        """A conversation on the ledger, or in text."""
+        if self.renderer is None:
+            return TextDemonstration(self, situation)
+        schemas: list[ToolSchema] = [tool.schema for tool in tools]
+        ledger = LedgerConversation(self.renderer, situation.turns.trajectory, messages, tools=schemas)
+        return LedgerDemonstration(self, self.renderer, ledger, situation)
+
+    def cut(self, text: str, max_tokens: int) -> str:
+        """Cut by the model's tokens, or by an estimate when there is no model."""
+        return cut_characters(text, max_tokens) if self.renderer is None else self.renderer.cut(text, max_tokens)
+
+
+class TextDemonstration(Conversation):
+    """A scripted policy without a model."""
+
+    def __init__(self, speaker: Demonstrator, situation: Situation) -> None:
+        self._speaker = speaker
+        self._situation = situation
+
+    def add(self, *messages: Message) -> None:
+        """Messages are not read: the policy sees the environment itself."""
+
+    def fork(self, messages: Sequence[Message]) -> Conversation:
+        """Another such conversation."""
+        return TextDemonstration(self._speaker, self._situation)
+
+    async def generate(self, *, prefill: str = "") -> Answer:
+        """Act."""
+        turns = self._situation.turns
+        message, _ = await demonstration(
+            self._speaker.policy, self._situation, turns.begin(), mistakes=self._speaker.mistakes
+        )
+        turns.take(append_textual_turn(turns, TokenSequence(), StopReason.STOP), prompt_tokens=0, answer_tokens=0)
+        return Answer(message=message, raw_text=message.text)
+
+
+class LedgerDemonstration(Conversation):
+    """A scripted policy whose answers become forced tokens."""
+
+    def __init__(
+        self, speaker: Demonstrator, renderer: Renderer, ledger: LedgerConversation, situation: Situation
+    ) -> None:
+        self.ledger = ledger
+        self._speaker = speaker
+        self._renderer = renderer
+        self._situation = situation
+
+    def add(self, *messages: Message) -> None:
+        """Append messages; they become tokens with the next turn."""
+        self.ledger.add(messages)
+
+    def fork(self, messages: Sequence[Message]) -> Conversation:
+        """A conversation with a rewritten history."""
+        return LedgerDemonstration(self._speaker, self._renderer, self.ledger.fork(messages), self._situation)
+
+    async def generate(self, *, prefill: str = "") -> Answer:
+        """Write the answer that takes the scripted policy's action."""
+        if prefill:
+            raise UsageError("a demonstration cannot continue an answer", got=f"prefill {prefill!r}", expected="none")
+        turns = self._situation.turns
+        seed = turns.begin()
+        prompt_tokens = len(self.ledger.prepare())
+        turns.budget.answer_tokens(prompt_tokens, self._speaker.max_context)
+        message, source = await demonstration(
+            self._speaker.policy, self._situation, seed, mistakes=self._speaker.mistakes
+        )
+        text = self._written(message)
+        answer = self.ledger.demonstrate(text, source=source)
+        turn = self.ledger.sequence.turns[-1]
+        self._check_length(text, turn.end - turn.start)
+        turns.take(turn, prompt_tokens=prompt_tokens, answer_tokens=turn.end - turn.start)
+        return answer
+
+    def _check_length(self, text: str, tokens: int) -> None:
+        most = self._situation.turns.budget.limits.max_answer_tokens
+        if tokens > most:
+            raise UsageError(
+                "the expert's answer is longer than the agent's may be, which could never learn it",
+                got=f"{tokens} tokens: {text}",
+                expected=f"at most agent.max_answer_tokens={most}",
+                hint=f"set agent.max_answer_tokens={tokens} or more",
+            )
+
+    def _written(self, message: Message) -> str:
+        """What the model would write to say `message` now."""
+        if not message.tool_calls:
+            return self._renderer.plain_answer(message.text)
+        earlier = sum(len(said.tool_calls) for said in self.ledger.messages)
+        return self._renderer.answer_text(message, earlier_calls=earlier)
+
+
+async def demonstration(
+    policy: ScriptedPolicy, situation: Situation, seed: int, *, mistakes: float = 0.0
+) -> tuple[Message, Source]:
+    """The message in which `policy` takes its next action, and what its tokens are: forced, or a mistake."""
+    environment = situation.environment
+    if policy is ScriptedPolicy.RANDOM:
+        return await _message(situation, await environment.random_action(seed)), Source.FORCED
+    action = await environment.expert_action(situation.observation, seed=seed, mistakes=mistakes)
+    return await _message(situation, action.text), Source.MISTAKE if action.is_mistake else Source.FORCED
+
+
+async def _message(situation: Situation, action: str) -> Message:
+    """The answer that takes `action`: through the environment's own tools where the loop offers them."""
+    through_tools = await situation.environment.tool_message(action) if situation.loop.offers_tools else None
+    return through_tools or situation.loop.demonstrate(action)
+
+
+class StoredExpert:
+    """Shows the best episode of a task, the second best, and so on; one number of these for each such expert.
+
+    Args:
+        trajectories: Of one environment, in the policy's tokens; those without a valid end or a reward are left out.
+        place: 0 for the best.
+    """
+
+    def __init__(self, trajectories: Iterable[Trajectory], *, place: int) -> None:
+        self._place = place
+        self._episodes: dict[tuple[str, int], list[Trajectory]] = {}
+        for trajectory in trajectories:
+            if trajectory.outcome is not None and trajectory.outcome.is_trainable and trajectory.reward is not None:
+                self._episodes.setdefault((trajectory.task_id, trajectory.seed), []).append(trajectory)
+        for episodes in self._episodes.values():
+            episodes.sort(key=lambda trajectory: -(trajectory.reward or 0.0))
+
+    def plays(self, task: Task) -> bool:
+        """Whether there is an episode of this task and seed."""
+        return len(self._episodes.get((task.id, task.seed), ())) > self._place
+
+    async def run(self, task: Task, *, group_id: str, member: int, seed: int) -> Trajectory:
+        """That episode as a member of a group; what somebody sampled is forced here."""
+        return demonstrated(
+            self._episodes[task.id, task.seed][self._place], id=f"{group_id}/{member}.0", group=group_id
+        )
+
+
+def demonstrated(trajectory: Trajectory, *, id: str, group: str) -> Trajectory:
+    """An episode as somebody else's, who wrote what the policy of that time sampled.
+
+    Args:
+        trajectory: Is left as it is.
+        id: Of the new one.
+        group: Its group's id.
+    """
+    record = trajectory.to_record()
+    for row in record["sequences"]:
+        row["sources"] = [Source.FORCED if source == Source.SAMPLED else source for source in row["sources"]]
+        row["logprobs"] = [None] * len(row["logprobs"])
+        row["versions"] = [NOT_SAMPLED] * len(row["versions"])
+    other = Trajectory.from_record(record)
+    other.id, other.group_id = id, group
+    return other

@@ -1,0 +1,177 @@
+"""The run's endless order of tasks: whose turn it is, which task, and at which horizon.
+
+A draw depends on the seed, on how many draws there have been, and on what was learnt from whole training steps: never
+on which episode was faster. So a run that was killed and resumed draws what an uninterrupted one would have.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from agentrl.config.environment import CurriculumConfig, PooledBy
+from agentrl.errors import UsageError
+from agentrl.rollout.curriculum import Horizon, Pool, Pools, Tally
+from agentrl.task import Task, TaskCursor, TaskSource
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Draw:
+    """A task whose turn it is."""
+
+    environment: str
+    """Label of its environment."""
+    place: int
+    """In the environment's endless order of tasks."""
+    task: Task
+    """With no more turns than the horizon."""
+    horizon: int | None = None
+    """Turns of its episodes as the curriculum has it; ``None`` where none grows."""
+
+
+class Mixture:
+    """Draws tasks from one environment, or from several in shares that are kept exactly.
+
+    Of several, the one is next that is furthest behind its share: at no time has any had a whole turn more than its
+    weight's part of all turns.
+
+    Args:
+        sources: Tasks by the label of their environment.
+        seed: The run's.
+        weights: Shares of the turns; equal ones when left out.
+        curriculum: Pools and horizon.
+        shuffle: ``False`` keeps each source's order.
+    """
+
+    def __init__(
+        self,
+        sources: Mapping[str, TaskSource],
+        *,
+        seed: int,
+        weights: Mapping[str, float] | None = None,
+        curriculum: CurriculumConfig | None = None,
+        shuffle: bool = True,
+    ) -> None:
+        settings = curriculum or CurriculumConfig()
+        self.position = 0
+        """Draws so far."""
+        self.step = 0
+        """Training steps learnt from."""
+        self._cursors = {label: TaskCursor(source, seed=seed, shuffle=shuffle) for label, source in sources.items()}
+        self._weights = {label: 1.0 if weights is None else weights[label] for label in sources}
+        self._turns = dict.fromkeys(sources, 0)
+        self._pools = None if settings.pools is None else Pools(settings.pools, seed=seed)
+        self._horizon = None if settings.horizon is None else Horizon(settings.horizon)
+        self._passed_over = 0
+        self._metrics: dict[str, float] = {}
+
+    @property
+    def wants_tallies(self) -> bool:
+        """Whether `learn` reads its tallies."""
+        return self._pools is not None or (self._horizon is not None and self._horizon.wants_tallies)
+
+    def next(self) -> Draw:
+        """The next task; endless."""
+        environment = self._next_environment()
+        cursor = self._cursors[environment]
+        while True:
+            place, task = cursor.position, cursor.next()
+            if self._pools is None or self._pools.settings.by is PooledBy.ENVIRONMENT:
+                break
+            if self._pools.plays(environment, task, place):
+                break
+            self._passed_over += 1
+        self.position += 1
+        horizon = None if self._horizon is None else self._horizon.turns(environment, self.step)
+        return _draw(environment, place, task, horizon)
+
+    def again(self, environment: str, place: int, horizon: int | None) -> Draw:
+        """A draw as it was made before.
+
+        Raises:
+            UsageError: there is no such environment.
+        """
+        if environment not in self._cursors:
+            raise _other_environments([environment], list(self._cursors))
+        return _draw(environment, place, self._cursors[environment].at(place), horizon)
+
+    def _next_environment(self) -> str:
+        while True:
+            environment = self._furthest_behind()
+            turn = self._turns[environment]
+            self._turns[environment] += 1
+            if self._pools is None or self._pools.settings.by is not PooledBy.ENVIRONMENT:
+                return environment
+            if self._pools.plays(environment, None, turn):
+                return environment
+            self._passed_over += 1
+
+    def _furthest_behind(self) -> str:
+        after = sum(self._turns.values()) + 1
+        whole = sum(self._weights.values())
+        return max(self._turns, key=lambda label: self._weights[label] * after / whole - self._turns[label])
+
+    def learn(self, tallies: Sequence[Tally]) -> None:
+        """A training step is complete.
+
+        Args:
+            tallies: Of every group that ended since the last step, whether it was trained on or not.
+
+        Raises:
+            UsageError: an environment does not tell whether a task is solved, and the curriculum needs it.
+        """
+        self.step += 1
+        if self._horizon is not None:
+            self._horizon.learn(tallies)
+        if self._pools is not None:
+            self._pools.learn(tallies)
+            sizes = self._pools.sizes()
+            self._metrics = {f"curriculum/{pool}": float(sizes[pool]) for pool in Pool}
+            self._metrics["curriculum/passed_over"] = float(self._passed_over)
+            self._passed_over = 0
+
+    def metrics(self) -> dict[str, float]:
+        """Sizes of the pools after the latest step, and the turns passed over in it; nothing without pools."""
+        return self._metrics
+
+    def state_dict(self) -> dict[str, Any]:
+        """What `load_state_dict` needs: plain JSON types."""
+        return {
+            "position": self.position,
+            "step": self.step,
+            "passed_over": self._passed_over,
+            "turns": dict(self._turns),
+            "cursors": {label: cursor.state_dict() for label, cursor in self._cursors.items()},
+            "pools": None if self._pools is None else self._pools.state_dict(),
+            "horizon": None if self._horizon is None else self._horizon.state_dict(),
+        }
+
+    def load_state_dict(self, state: Mapping[str, Any]) -> None:
+        """Go on where another one was saved.
+
+        Raises:
+            UsageError: it had other environments, or other tasks.
+        """
+        if set(state["cursors"]) != set(self._cursors):
+            raise _other_environments(list(state["cursors"]), list(self._cursors))
+        for label, cursor in self._cursors.items():
+            cursor.load_state_dict(state["cursors"][label])
+        self.position, self.step = state["position"], state["step"]
+        self._passed_over = state["passed_over"]
+        self._turns = {label: state["turns"][label] for label in self._cursors}
+        if self._pools is not None:
+            self._pools.load_state_dict(state["pools"])
+        if self._horizon is not None:
+            self._horizon.load_state_dict(state["horizon"])
+
+
+def _draw(environment: str, place: int, task: Task, horizon: int | None) -> Draw:
+    if horizon is not None:
+        task = dataclasses.replace(task, max_turns=min(horizon, task.max_turns or horizon))
+    return Draw(environment=environment, place=place, task=task, horizon=horizon)
+
+
+def _other_environments(saved: list[str], present: list[str]) -> UsageError:
+    return UsageError("the saved task order belongs to other environments", got=saved, expected=present)

@@ -1,0 +1,395 @@
+"""The tools of one episode: opened when first called, called within their limits, closed at the end.
+
+- What calls of tools share over all episodes of a run: limits, and the results of pure tools.
+- Tools without an environment: called from the command line, and by the conformance kit, as an episode would.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import difflib
+import json
+import time
+from collections import OrderedDict
+from collections.abc import (
+    AsyncIterator,
+    Awaitable,
+    Callable,
+    Coroutine,
+    Hashable,
+    Iterator,
+    Mapping,
+    Sequence,
+)
+from contextlib import AbstractAsyncContextManager, AsyncExitStack, asynccontextmanager
+from dataclasses import dataclass
+from typing import Any, TypeAlias, TypeVar
+from weakref import WeakKeyDictionary
+
+from agentrl.agent_loop import EpisodeEnd
+from agentrl.errors import (
+    AgentRLError,
+    EnvironmentFailure,
+    SandboxError,
+    ToolError,
+    UsageError,
+    async_boundary,
+)
+from agentrl.message import ToolCall
+from agentrl.rollout.turns import EpisodeLimits, Recorders, TurnLog
+from agentrl.rollout.waits import RolloutCounters, RolloutObserver, WaitKind, Waits
+from agentrl.sandbox import Sandbox, open_sandbox
+from agentrl.tool import (
+    Provisions,
+    Tool,
+    ToolContext,
+    ToolFault,
+    ToolResult,
+    contained,
+    ended_in_time,
+)
+from agentrl.tool_schema import WrongArguments, refuse_depth
+from agentrl.trajectory import Trajectory
+
+KEPT_RESULTS = 4096
+"""Results of one pure tool that are kept, the latest used ones."""
+Sleep: TypeAlias = Callable[[float], Awaitable[Any]]
+
+
+class Gate:
+    """Lets calls of one tool through, as its limits allow.
+
+    Args:
+        max_concurrent: Most calls inside; ``None`` for any number.
+        max_per_second: Calls begin at least ``1 / max_per_second`` seconds after one another.
+        clock: Seconds that only grow.
+        sleep: Waits for some seconds.
+    """
+
+    def __init__(
+        self, max_concurrent: int | None, max_per_second: float | None, clock: Callable[[], float], sleep: Sleep
+    ) -> None:
+        self._places = contextlib.nullcontext() if max_concurrent is None else asyncio.Semaphore(max_concurrent)
+        self._interval_s = 0.0 if max_per_second is None else 1 / max_per_second
+        self._next = clock()
+        self._clock = clock
+        self._sleep = sleep
+
+    @asynccontextmanager
+    async def passed(self) -> AsyncIterator[None]:
+        """Wait for the turn of a call; the block is the call."""
+        async with self._places:
+            if self._interval_s:
+                now = self._clock()
+                begins = max(now, self._next)
+                self._next = begins + self._interval_s
+                if begins > now:
+                    await self._sleep(begins - now)
+            yield
+
+
+class ToolDesk:
+    """One per run; episodes of all environments call through it.
+
+    Args:
+        clock: Seconds that only grow.
+        sleep: Waits for some seconds.
+    """
+
+    def __init__(self, clock: Callable[[], float] = time.monotonic, sleep: Sleep = asyncio.sleep) -> None:
+        self._clock = clock
+        self._sleep = sleep
+        self._gates: dict[tuple[str, int | None, float | None], Gate] = {}
+        self._kept: WeakKeyDictionary[Tool, OrderedDict[str, ToolResult]] = WeakKeyDictionary()
+
+    def gate(self, tool: Tool) -> Gate | None:
+        """Where calls of the tool wait; ``None`` for a tool without limits."""
+        limits = (tool.rules.max_concurrent, tool.rules.max_per_second)
+        if limits == (None, None):
+            return None
+        key = (tool.name, *limits)
+        if key not in self._gates:
+            self._gates[key] = Gate(*limits, self._clock, self._sleep)
+        return self._gates[key]
+
+    def find(self, tool: Tool, arguments: Mapping[str, Any]) -> ToolResult | None:
+        """What a pure tool said to these arguments before."""
+        if not tool.rules.pure:
+            return None
+        kept = self._kept.get(tool, OrderedDict())
+        key = _key(arguments)
+        if key in kept:
+            kept.move_to_end(key)
+        return kept.get(key)
+
+    def keep(self, tool: Tool, arguments: Mapping[str, Any], result: ToolResult) -> None:
+        """Remember what a pure tool says; other tools' results are not kept."""
+        if not tool.rules.pure:
+            return
+        kept = self._kept.setdefault(tool, OrderedDict())
+        kept[_key(arguments)] = result
+        if len(kept) > KEPT_RESULTS:
+            kept.popitem(last=False)
+
+
+def _key(arguments: Mapping[str, Any]) -> str:
+    return json.dumps(arguments, sort_keys=True, default=repr)
+
+
+T = TypeVar("T")
+SANDBOX_START_S = 120.0
+"""Deadline of a sandbox that starts."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Called:
+    """How a call of a tool went."""
+
+    tool: Tool | None
+    """``None``: there is no tool of that name."""
+    result: ToolResult
+    failed: bool = False
+    """The policy reads an error."""
+    was_kept: bool = False
+    """The tool said it before, and was not asked again."""
+    seconds: float = 0.0
+    cause: BaseException | None = None
+    """What the tool raised, where it failed itself."""
+
+
+class EpisodeTools:
+    """Opens, calls and closes.
+
+    Args:
+        turns: The episode's turns and budgets.
+        desk: What all episodes share.
+        make_sandbox: Makes the episode's sandbox; ``None`` when no config asks for one.
+        task_id: Of the episode's task.
+        seed: Of the episode's task.
+        act: Takes an action in the environment.
+    """
+
+    def __init__(
+        self,
+        turns: TurnLog,
+        desk: ToolDesk,
+        *,
+        make_sandbox: Callable[[], Sandbox] | None,
+        task_id: str,
+        seed: int,
+        act: Callable[[str], Awaitable[str]],
+    ) -> None:
+        self.task_id = task_id
+        self.seed = seed
+        self.act = act
+        self._turns = turns
+        self._desk = desk
+        self._make_sandbox = make_sandbox
+        self._sandbox: Sandbox | None = None
+        self._stack = AsyncExitStack()
+        self._bound: dict[str, Callable[..., Any]] = {}
+        self._shared: dict[Hashable, Any] = {}
+        self._opening = asyncio.Lock()
+        self._sharing = asyncio.Lock()
+
+    async def carry_out(self, call: ToolCall, tools: Mapping[str, Tool]) -> Called:
+        """Call a tool; what the policy can mend is the result's text.
+
+        Raises:
+            EpisodeEnd: the episode's time is over.
+            InfrastructureError: the machinery failed.
+        """
+        clock = self._turns.recorders.waits.clock
+        began, tool = clock(), tools.get(call.name)
+        try:
+            if tool is None:
+                raise _unknown(call.name, tools)
+            checked = _checked(tool, call.arguments)
+            kept = self._desk.find(tool, checked)
+            result = kept or await self._call(tool, checked)
+            if kept is None:
+                self._desk.keep(tool, checked, result)
+        except ToolError as error:
+            text, seconds = f"Error: {error}", clock() - began
+            return Called(tool=tool, result=ToolResult(text), failed=True, seconds=seconds, cause=error.__cause__)
+        return Called(tool=tool, result=result, was_kept=kept is not None, seconds=clock() - began)
+
+    async def _call(self, tool: Tool, checked: Mapping[str, Any]) -> ToolResult:
+        """Wait for the tool's turn, then call it within its deadline."""
+        trajectory_id, waits = self._turns.trajectory.id, self._turns.recorders.waits
+        if tool.needs_sandbox:
+            await self._start_sandbox(tool.name)
+        async with AsyncExitStack() as place:
+            if (gate := self._desk.gate(tool)) is not None:
+                with waits.on(WaitKind.CAPACITY, trajectory_id, f"a free place for the tool {tool.name}"):
+                    await place.enter_async_context(gate.passed())
+            with waits.on(WaitKind.TOOL, trajectory_id, tool.name):
+                return await self._call_in_time(tool, checked)
+
+    async def _call_in_time(self, tool: Tool, checked: Mapping[str, Any]) -> ToolResult:
+        limit = tool.rules.timeout_s or self._turns.limits.tool_timeout_s
+        if tool.open_deadline_s is not None:
+            async with async_boundary(EnvironmentFailure, f"opening {tool.name}", deadline_s=tool.open_deadline_s):
+                await self._open(tool, limit)
+        remaining = self._turns.budget.remaining_s
+        deadline = asyncio.timeout(limit if remaining is None else min(limit, max(remaining, 0)))
+        try:
+            async with deadline:
+                with contained():
+                    running = tool.run(await self._open(tool, limit), checked)
+                    return await (running if tool.rules.inline else ended_in_time(running))
+        except (AgentRLError, EpisodeEnd):
+            raise
+        except Exception as error:
+            if deadline.expired():
+                self._turns.budget.check_time()
+            cause = error.cause if isinstance(error, ToolFault) else error
+            failed = f"did not answer in {limit:g} s" if deadline.expired() else f"failed ({type(cause).__name__})"
+            raise ToolError(f"{tool.name} {failed}") from cause
+
+    async def _open(self, tool: Tool, limit_s: float) -> Callable[..., Any]:
+        if tool.name in self._bound:
+            return self._bound[tool.name]
+        async with self._opening:
+            if tool.name not in self._bound:
+                context = EpisodeContext(self, limit_s)
+                provisions = Provisions(context=context, sandbox=self._sandbox)
+                self._bound[tool.name] = await tool.open(self._stack, provisions)
+        return self._bound[tool.name]
+
+    async def share(self, key: Hashable, make: Callable[[], AbstractAsyncContextManager[T]]) -> T:
+        """See `ToolContext.shared`."""
+        async with self._sharing:
+            if key not in self._shared:
+                self._shared[key] = await self._stack.enter_async_context(make())
+        shared: T = self._shared[key]
+        return shared
+
+    async def _start_sandbox(self, tool: str) -> None:
+        """Start the episode's sandbox, if it was not started yet.
+
+        Raises:
+            UsageError: no config asks for one.
+            SandboxError: it does not start.
+        """
+        async with self._opening:
+            if self._sandbox is not None:
+                return
+            if self._make_sandbox is None:
+                hint = "set agent.sandbox={type: local}, or --sandbox local where a tool is called by hand"
+                raise UsageError(f"tool {tool} needs a sandbox, and there is none", hint=hint)
+            waits, trajectory_id = self._turns.recorders.waits, self._turns.trajectory.id
+            with waits.on(WaitKind.TOOL, trajectory_id, "a sandbox"):
+                async with async_boundary(SandboxError, "starting a sandbox", deadline_s=SANDBOX_START_S):
+                    sandbox = self._make_sandbox()
+                    self._stack.push_async_callback(sandbox.close)  # before it starts: half of one is closed, too
+                    await sandbox.start()
+            self._sandbox = sandbox
+
+    async def close(self) -> None:
+        """Close what was opened, the last first."""
+        await self._stack.aclose()
+
+
+class EpisodeContext(ToolContext):
+    """The runtime's `ToolContext`."""
+
+    def __init__(self, tools: EpisodeTools, timeout_s: float) -> None:
+        self.task_id = tools.task_id
+        self.seed = tools.seed
+        self.timeout_s = timeout_s
+        self._tools = tools
+
+    async def act(self, action: str) -> str:
+        """Take an action in the environment."""
+        return await self._tools.act(action)
+
+    async def shared(self, key: Hashable, make: Callable[[], AbstractAsyncContextManager[T]]) -> T:
+        """What tools of the episode share."""
+        return await self._tools.share(key, make)
+
+
+def batches(calls: Sequence[ToolCall], tools: Mapping[str, Tool]) -> Iterator[list[ToolCall]]:
+    """Calls that may run together, in the order of the answer: neighbours whose tools are all parallel."""
+    together: list[ToolCall] = []
+    for call in calls:
+        if call.name in tools and tools[call.name].rules.is_parallel:
+            together.append(call)
+            continue
+        if together:
+            yield together
+        yield [call]
+        together = []
+    if together:
+        yield together
+
+
+async def all_of(work: Sequence[Coroutine[Any, Any, T]]) -> list[T]:
+    """What several coroutines give, in their order; where one fails, the others are cancelled and awaited first."""
+    if len(work) == 1:
+        return [await work[0]]
+    tasks = [asyncio.create_task(one) for one in work]
+    try:
+        return await asyncio.gather(*tasks)
+    finally:
+        for task in tasks:
+            task.cancel()
+        await asyncio.gather(*tasks, return_exceptions=True)
+
+
+def _checked(tool: Tool, arguments: Mapping[str, Any]) -> dict[str, Any]:
+    """The arguments, checked by the tool.
+
+    Raises:
+        ToolError: they are wrong, or the tool's own checks fail.
+    """
+    try:
+        refuse_depth(arguments)
+        return tool.validate(arguments)
+    except WrongArguments as error:
+        raise ToolError(f"wrong arguments for {tool.name}: {error}") from error
+    except AgentRLError:
+        raise
+    except Exception as error:
+        raise ToolError(f"{tool.name} cannot check its arguments ({type(error).__name__})") from error
+
+
+def _unknown(name: str, tools: Mapping[str, Tool]) -> ToolError:
+    near = difflib.get_close_matches(name, tools, n=1)
+    hint = f"did you mean {near[0]}?" if near else None
+    return ToolError(f"there is no tool {name!r}", expected=", ".join(tools), hint=hint)
+
+
+NAME = "tool-session"
+
+
+@asynccontextmanager
+async def tool_session(
+    *, sandbox: Mapping[str, Any] | str | None = None, timeout_s: float = 30.0
+) -> AsyncIterator[EpisodeTools]:
+    """The tools of an episode in which nothing else happens.
+
+    Args:
+        sandbox: Where tools work that need a sandbox, as ``agent.sandbox`` says it.
+        timeout_s: Deadline of calls whose tool has none of its own.
+    """
+    waits = Waits()
+    trajectory = Trajectory(id=NAME, task_id=NAME, environment="none", seed=0, group_id=NAME)
+    recorders = Recorders(waits=waits, counters=RolloutCounters(), observer=RolloutObserver())
+    tools = EpisodeTools(
+        TurnLog(trajectory, EpisodeLimits(tool_timeout_s=timeout_s), recorders, seed=0),
+        ToolDesk(waits.clock),
+        make_sandbox=None if sandbox is None else lambda: open_sandbox(sandbox),
+        task_id=NAME,
+        seed=0,
+        act=_no_environment,
+    )
+    try:
+        yield tools
+    finally:
+        await tools.close()
+
+
+async def _no_environment(action: str) -> str:
+    raise UsageError("there is no environment to act in", got=f"action {action!r}", hint="call the tool in an episode")

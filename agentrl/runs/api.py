@@ -1,0 +1,494 @@
+"""The Python interface for programs and notebooks: `train`, `resume`, `evaluate` and `sft`.
+
+Environments, agent loops, tools, reward functions, estimators and losses may be given as objects. A config names each:
+``module:attr`` where it can be imported, and otherwise by a name of this Python session (``python:exact``), which no
+other process knows: see `resume`. In a thread with a running event loop, as in a notebook, the work is done in a thread
+of its own; Ctrl-C (or interrupting the kernel) stops it there as it does in a terminal.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import threading
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from concurrent.futures import CancelledError, Future
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any, TypeAlias, TypeVar
+
+from agentrl.agent_loop import AgentLoop
+from agentrl.builders.checks import check_training, check_warm_start
+from agentrl.builders.machine import check_machine
+from agentrl.builders.run import Interruption, RunResult, resume_run, start_run
+from agentrl.config import Config, load_config
+from agentrl.config.derived import parts_of
+from agentrl.config.overrides import task_words
+from agentrl.env import AnyEnv, EnvironmentSpec, Isolation
+from agentrl.errors import ConfigError, UsageError
+from agentrl.evaluation.evaluate import PolicyKind, unwatched
+from agentrl.evaluation.panel import EvaluatedEpisode
+from agentrl.evaluation.result import EvaluationResult
+from agentrl.evaluation.session import EvaluationRequest, default_tasks, evaluations_folder, run_evaluation
+from agentrl.evaluation.settings import evaluation_config
+from agentrl.observe.progress import RunStatus, RunWatcher
+from agentrl.observe.terminal import counting, watching
+from agentrl.registry import SESSION, Kind, name_of
+from agentrl.reward import Scorer
+from agentrl.runs.rl import train as train_run
+from agentrl.runs.sft import warm_start
+from agentrl.tool import Tool
+
+T = TypeVar("T")
+Environment: TypeAlias = str | EnvironmentSpec | Callable[..., AnyEnv]
+"""A name, a spec, a class, or a function that makes an environment."""
+ToolLike: TypeAlias = Tool | str | Mapping[str, Any]
+_Reward: TypeAlias = str | Scorer | Callable[..., Any]
+RewardLike: TypeAlias = _Reward | Mapping[str, Any] | tuple[_Reward, float]
+"""A name, a function, a scorer, either of them with a weight, or an entry of ``agent.reward``."""
+Overrides: TypeAlias = Sequence[str] | Mapping[str, Any]
+"""``["trainer.steps=5"]`` or ``{"trainer.steps": 5}``."""
+
+
+def train(
+    config: str | Path | None = None,
+    *,
+    env: Environment | None = None,
+    tasks: str | Path | None = None,
+    model: str | None = None,
+    engine: str | None = None,
+    algorithm: str | Callable[..., Any] | None = None,
+    loss: str | Callable[..., Any] | None = None,
+    loop: str | type[AgentLoop] | None = None,
+    tools: Sequence[ToolLike] = (),
+    reward: RewardLike | Sequence[RewardLike] | None = None,
+    steps: int | None = None,
+    seed: int | None = None,
+    overrides: Overrides = (),
+    progress: bool = True,
+    watcher: RunWatcher | None = None,
+) -> RunResult:
+    """Train an agent; returns when the run has ended.
+
+    Args:
+        config: A YAML file or a shipped config's name; the defaults when left out.
+        env: ``environment``: a registry name, a Gymnasium id, ``module:EnvId`` (``/split`` may follow), a class, or a
+            function that makes an environment.
+        tasks: A file of tasks; without `env` and `config`, of prompts that are answered once.
+        model: ``model``: a folder or name, a run, or ``scratch``.
+        engine: ``engine``.
+        algorithm: ``algorithm``: the advantage estimator, by name or as a function.
+        loss: ``algorithm.loss``, by name or as a function.
+        loop: ``agent.loop``, by name or as a class.
+        tools: ``agent.tools``: tools, registry names, ``module:attr``, or a dictionary with ``name`` and options.
+        reward: ``agent.reward``: a function, or several, each alone or as ``(function, weight)``.
+        steps: ``trainer.steps``.
+        seed: ``run.seed``.
+        overrides: Further keys, put on top.
+        progress: Show how the run goes, on standard error.
+        watcher: Receives the progress instead; see `agentrl.observe.progress.RunWatcher`.
+
+    Returns:
+        The run's folder, its newest checkpoint, the metrics of its last step.
+
+    Raises:
+        UsageError: something that the caller must change.
+        TrainingError: training cannot go on.
+    """
+    has_environment = env is not None or config is not None
+    told = task_words(_text(tasks), has_environment=has_environment)
+    words = [
+        *([] if has_environment else told),  # the loop of prompts may be another one
+        *_parts(env=env, algorithm=algorithm, loss=loss, loop=loop, tools=tools, reward=reward),
+        *(told if has_environment else []),
+        *_override("model", model),
+        *_override("engine", engine),
+        *_override("trainer.steps", steps),
+        *_override("run.seed", seed),
+        *override_words(overrides),
+    ]
+    interruption = Interruption()
+
+    def work() -> RunResult:
+        resolved = load_config(config, words)
+        check_training(resolved)
+        check_machine(resolved)
+        _check_session(resolved)
+        run = start_run(resolved, kind=resolved.algorithm.advantage.removeprefix(SESSION).rpartition(":")[2])
+        with _watcher(progress, watcher) as shown:
+            return train_run(run, watcher=shown, interruption=interruption)
+
+    return _apart(work, interruption)
+
+
+def resume(
+    run: str | Path | RunResult,
+    *,
+    env: Environment | None = None,
+    algorithm: str | Callable[..., Any] | None = None,
+    loss: str | Callable[..., Any] | None = None,
+    loop: str | type[AgentLoop] | None = None,
+    tools: Sequence[ToolLike] = (),
+    reward: RewardLike | Sequence[RewardLike] | None = None,
+    steps: int | None = None,
+    overrides: Overrides = (),
+    progress: bool = True,
+    watcher: RunWatcher | None = None,
+) -> RunResult:
+    """Go on with a run from its newest checkpoint.
+
+    A run whose objects belonged to another Python session (their names begin with ``python:``) needs them again, under
+    the same names; what was importable then, or given by name, is found without.
+
+    Args:
+        run: Its folder, ``runs/latest``, or what `train` returned.
+        env: The environment, if it was an object; and so on.
+        algorithm: As in `train`.
+        loss: As in `train`.
+        loop: As in `train`.
+        tools: As in `train`.
+        reward: As in `train`.
+        steps: ``trainer.steps``: the whole run's, not those that are left.
+        overrides: Keys that a resumed run may change.
+        progress: As in `train`.
+        watcher: As in `train`.
+
+    Raises:
+        UsageError: no run lies there, an object is missing, or a change would make it another run.
+        TrainingError: training cannot go on.
+    """
+    _parts(env=env, algorithm=algorithm, loss=loss, loop=loop, tools=tools, reward=reward)  # their names are known now
+    folder = run.folder if isinstance(run, RunResult) else run
+    interruption = Interruption()
+
+    def work() -> RunResult:
+        found = resume_run(folder, [*_override("trainer.steps", steps), *override_words(overrides)])
+        with _watcher(progress, watcher) as shown:
+            return train_run(found, watcher=shown, interruption=interruption)
+
+    return _apart(work, interruption)
+
+
+def sft(
+    config: str | Path | None = None,
+    *,
+    env: Environment | None = None,
+    data: str | Path | None = None,
+    model: str | None = None,
+    loop: str | type[AgentLoop] | None = None,
+    tools: Sequence[ToolLike] = (),
+    episodes: int | None = None,
+    seed: int | None = None,
+    overrides: Overrides = (),
+    progress: bool = True,
+    watcher: RunWatcher | None = None,
+) -> RunResult:
+    """Warm-start a model: it learns to do what the environment's expert does, or to say what a file says.
+
+    Args:
+        config: As in `train`.
+        env: As in `train`; its expert demonstrates.
+        data: ``sft.data``: a file of conversations to learn instead.
+        model: As in `train`.
+        loop: As in `train`; it must have ``demonstrate()``.
+        tools: As in `train`.
+        episodes: ``sft.episodes``: demonstrations.
+        seed: ``run.seed``.
+        overrides: Further keys, put on top.
+        progress: As in `train`.
+        watcher: As in `train`.
+
+    Raises:
+        UsageError: something that the caller must change: no expert, no model.
+        TrainingError: the loss is not finite.
+    """
+    words = [
+        *_parts(env=env, loop=loop, tools=tools),
+        *_override("model", model),
+        *_override("sft.data", data),
+        *_override("sft.episodes", episodes),
+        *_override("run.seed", seed),
+        *override_words(overrides),
+    ]
+    interruption = Interruption()
+
+    def work() -> RunResult:
+        resolved = load_config(config, words)
+        asyncio.run(check_warm_start(resolved))
+        _check_session(resolved)
+        run = start_run(resolved, kind="sft")
+        with _watcher(progress, watcher) as shown:
+            return warm_start(run, watcher=_Interrupting(shown or RunWatcher(), interruption))
+
+    return _apart(work, interruption)
+
+
+def evaluate(
+    env: Environment | None = None,
+    *,
+    prompts: str | Path | None = None,
+    model: str | None = None,
+    policy: str = PolicyKind.ENGINE,
+    engine: str | None = None,
+    url: str | None = None,
+    loop: str | type[AgentLoop] | None = None,
+    tools: Sequence[ToolLike] = (),
+    reward: RewardLike | Sequence[RewardLike] | None = None,
+    tasks: int | None = None,
+    samples: int = 1,
+    seed: int = 0,
+    temperature: float | None = None,
+    concurrency: int | None = None,
+    overrides: Overrides = (),
+    progress: bool = True,
+    on_episode: Callable[[EvaluatedEpisode], None] = unwatched,
+) -> EvaluationResult:
+    """Measure a policy on fixed tasks. Finished episodes are kept on disk, and found by the same call.
+
+    Args:
+        env: As in `train`; without a split the first one that is not for training; without `env` the run's own.
+        prompts: A file of prompts, each answered once, in place of `env`.
+        model: A folder or name, a run or its `checkpoint`; the service's name for the model with `url`.
+        policy: ``engine``, ``expert`` or ``random``.
+        engine: ``local``, ``vllm``, ``sglang``, ``scripted`` or ``openai``.
+        url: Base address of an OpenAI-compatible service.
+        loop: As in `train`.
+        tools: As in `train`.
+        reward: As in `train`.
+        tasks: How many tasks of the split; 100, or all of a smaller split, when left out.
+        samples: Episodes per task.
+        seed: Chooses the tasks, and seeds the sampling.
+        temperature: Of the sampling; 0 is greedy.
+        concurrency: Maximum of episodes at once.
+        overrides: Further keys, put on top.
+        progress: Show how far it is, on standard error.
+        on_episode: Called after each episode.
+
+    Raises:
+        UsageError: something that the caller must change.
+    """
+    chosen, name = _policy(policy), None if env is None else _name(Kind.ENVIRONMENT, env)
+    words = [*_parts(loop=loop, tools=tools, reward=reward), *override_words(overrides)]
+    interruption = Interruption()
+
+    async def measured(request: EvaluationRequest, told: Callable[[EvaluatedEpisode], None]) -> EvaluationResult:
+        with interruption.stops():
+            return (await run_evaluation(request, on_episode=told)).result
+
+    def work() -> EvaluationResult:
+        config = evaluation_config(
+            env=name,
+            model=model,
+            policy=chosen,
+            engine=engine,
+            url=url,
+            temperature=temperature,
+            concurrency=concurrency,
+            prompts=None if prompts is None else str(prompts),
+            overrides=words,
+        )
+        _check_session(config)
+        request = EvaluationRequest(
+            config=config,
+            policy=chosen,
+            n_tasks=default_tasks(config) if tasks is None else tasks,
+            samples=samples,
+            seed=seed,
+            folder=evaluations_folder(config, model),
+        )
+        with _counted(request.n_tasks * samples, progress, on_episode) as told:
+            return asyncio.run(measured(request, told))
+
+    return _apart(work, interruption)
+
+
+def _apart(work: Callable[[], T], interruption: Interruption) -> T:
+    """Do the work here, or in a thread of its own where this one has a running event loop.
+
+    Raises:
+        KeyboardInterrupt: the work was ended by Ctrl-C before it had a result.
+    """
+    try:
+        asyncio.get_running_loop()
+    except RuntimeError:
+        return work()
+    done: Future[T] = Future()
+
+    def run() -> None:
+        try:
+            done.set_result(work())
+        except BaseException as error:  # raised where the result is awaited
+            done.set_exception(error)
+
+    threading.Thread(target=run, name="agentrl", daemon=True).start()
+    while True:
+        try:
+            return done.result()
+        except KeyboardInterrupt:
+            if done.done() or interruption.count > 1:
+                raise
+            interruption()
+        except (CancelledError, asyncio.CancelledError) as error:
+            raise KeyboardInterrupt from error
+
+
+class _Interrupting(RunWatcher):
+    """Interrupts work that has no other way to stop, when it next says how it goes."""
+
+    def __init__(self, watcher: RunWatcher, interruption: Interruption) -> None:
+        self._interruption = interruption
+        self._watcher = watcher
+
+    def on_start(self, folder: Path, status: RunStatus) -> None:
+        """Pass it on."""
+        self._watcher.on_start(folder, status)
+
+    def on_checkpoint(self, step: int, folder: Path) -> None:
+        """Pass it on."""
+        self._watcher.on_checkpoint(step, folder)
+
+    def on_message(self, text: str) -> None:
+        """Pass it on."""
+        self._watcher.on_message(text)
+
+    def on_status(self, status: RunStatus) -> None:
+        """Pass it on."""
+        self._check()
+        self._watcher.on_status(status)
+
+    def on_step(self, step: int, metrics: Mapping[str, float]) -> None:
+        """Pass it on."""
+        self._check()
+        self._watcher.on_step(step, metrics)
+
+    def _check(self) -> None:
+        if self._interruption.count:
+            raise KeyboardInterrupt
+
+
+@contextmanager
+def _watcher(progress: bool, watcher: RunWatcher | None) -> Iterator[RunWatcher | None]:
+    if watcher is not None or not progress:
+        yield watcher
+        return
+    with watching() as shown:
+        yield shown
+
+
+@contextmanager
+def _counted(
+    total: int, progress: bool, on_episode: Callable[[EvaluatedEpisode], None]
+) -> Iterator[Callable[[EvaluatedEpisode], None]]:
+    if not progress:
+        yield on_episode
+        return
+    with counting(total) as counter:
+
+        def told(episode: EvaluatedEpisode) -> None:
+            counter.add(episode.trajectory)
+            on_episode(episode)
+
+        yield told
+
+
+def _check_session(config: Config) -> None:
+    """Check that no other process needs what only this session has.
+
+    Raises:
+        UsageError: one does.
+    """
+    algorithm = config.algorithm
+    ours = [name for name in (algorithm.advantage, algorithm.loss) if name.startswith(SESSION)]
+    why = f"trainer.processes {config.trainer.processes}" if config.trainer.processes > 1 else ""
+    for part in parts_of(config) if config.has_environment else ():
+        environment = part.config.sole_environment
+        if environment.name.startswith(SESSION) and environment.isolation is Isolation.PROCESS:
+            ours, why = [environment.name], "environment.isolation process"
+    if ours and why:
+        raise UsageError(
+            f"{why} needs objects that other processes can import",
+            got=", ".join(name.removeprefix(SESSION) for name in ours) + ", defined in this session",
+            expected="module:attr, or an object that was imported from a module",
+            hint="put it into a .py file and import it from there",
+        )
+
+
+def _parts(
+    *,
+    env: Environment | None = None,
+    algorithm: str | Callable[..., Any] | None = None,
+    loss: str | Callable[..., Any] | None = None,
+    loop: str | type[AgentLoop] | None = None,
+    tools: Sequence[ToolLike] = (),
+    reward: RewardLike | Sequence[RewardLike] | None = None,
+) -> list[str]:
+    """The overrides that name objects."""
+    given = (
+        ("environment", Kind.ENVIRONMENT, env),
+        ("algorithm", Kind.ADVANTAGE, algorithm),
+        ("algorithm.loss", Kind.LOSS, loss),
+        ("agent.loop", Kind.AGENT_LOOP, loop),
+    )
+    named = [word for key, kind, target in given if target is not None for word in _override(key, _name(kind, target))]
+    return [*named, *tool_overrides(tools), *_reward_overrides(reward)]
+
+
+def _name(kind: Kind, target: Any) -> str:
+    return target if isinstance(target, str) else name_of(kind, target)
+
+
+def tool_overrides(tools: Iterable[ToolLike]) -> list[str]:
+    """``agent.tools`` for tools given as objects or by name."""
+    entries = [dict(tool) if isinstance(tool, Mapping) else _name(Kind.TOOL, tool) for tool in tools]
+    return [f"agent.tools={json.dumps(entries)}"] if entries else []
+
+
+def _reward_overrides(reward: RewardLike | Sequence[RewardLike] | None) -> list[str]:
+    """``agent.reward`` for functions given as objects or by name.
+
+    Raises:
+        UsageError: two functions of one name.
+    """
+    if reward is None:
+        return []
+    entries = [_reward_entry(one) for one in (reward if isinstance(reward, list) else [reward])]
+    names = [entry if isinstance(entry, str) else entry["name"] for entry in entries]
+    if twice := sorted({name for name in names if names.count(name) > 1}):
+        raise UsageError("two reward functions have one name", got=", ".join(twice), expected="a name for each")
+    return [f"agent.reward={json.dumps(entries)}"]
+
+
+def _reward_entry(reward: Any) -> str | dict[str, Any]:
+    if isinstance(reward, Mapping):
+        return dict(reward)
+    if isinstance(reward, tuple):
+        if len(reward) != 2:
+            raise UsageError("a reward is no pair", got=reward, expected="(function, weight), or a list of several")
+        return {"name": _name(Kind.REWARD, reward[0]), "weight": reward[1]}
+    return _name(Kind.REWARD, reward)
+
+
+def override_words(overrides: Overrides) -> list[str]:
+    """Overrides as ``key=value``.
+
+    >>> override_words({"trainer.steps": 5, "agent.options": {"format": "plain"}})
+    ['trainer.steps=5', 'agent.options={"format": "plain"}']
+    """
+    if isinstance(overrides, Mapping):
+        return [f"{key}={json.dumps(value)}" for key, value in overrides.items()]
+    return list(overrides)
+
+
+def _override(key: str, value: object) -> list[str]:
+    return [] if value is None else [f"{key}={value}"]
+
+
+def _text(value: object) -> str | None:
+    return None if value is None else str(value)
+
+
+def _policy(name: str) -> PolicyKind:
+    try:
+        return PolicyKind(name)
+    except ValueError as error:
+        raise ConfigError("unknown policy", got=repr(name), expected=" or ".join(PolicyKind)) from error

@@ -1,0 +1,423 @@
+"""The one loop of training. `max_staleness` 0 is synchronous, 1 is one step off, k is asynchronous: the same code.
+
+    who              consumes                     produces                    waits for, and is unblocked by
+    ---------------  ---------------------------  --------------------------  ----------------------------------------
+    scheduler        tasks, admission             complete groups             admission: `set_version` after a sync
+    episodes         engine, environment          turns, trajectories         engine, environment, a free place
+    store            turns, as they end           trajectories/step-N.jsonl   nobody
+    next_batch       complete groups              a batch of groups           groups: episodes that end
+    trainer.step     a batch                      new weights                 nobody (a thread when max_staleness > 0)
+    sync             new weights                  version + 1, verified       the engine's next token (pause)
+    evaluation       the engine                   eval/ metrics               its own episodes
+    metrics          everything above             a line of metrics.jsonl     nobody
+    checkpoint       trainer, scheduler           checkpoints/step-N          the disk
+
+    tasks ─► scheduler ─► episodes ─► next_batch ─► trainer.step ─► sync ─► [evaluation] ─► metrics ─► [checkpoint]
+                ▲                                                    │
+                └───────────────────── set_version ◄─────────────────┘
+
+With `max_staleness` 0 nothing runs beside `trainer.step`, the engine computes with the trainer's own tensors, and a run
+that was killed and resumed has the numbers of one that was not. Above 0 episodes go on while the trainer trains.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import functools
+import logging
+from collections.abc import Callable, Coroutine, Mapping, Sequence
+from contextlib import AsyncExitStack, suppress
+from typing import Any, TypeVar
+
+from agentrl.builders.adapters import sends_adapters
+from agentrl.builders.checks import check_experts, told_experts
+from agentrl.builders.cluster import RunCluster, open_cluster, open_placed_pool
+from agentrl.builders.group_extras import guides_of
+from agentrl.builders.machine import trainer_gpus
+from agentrl.builders.models import embedding_rows, prepare_model
+from agentrl.builders.record import EpisodeRecorder, StepClock
+from agentrl.builders.resume_rules import rule_of
+from agentrl.builders.run import Interruption, Run, RunResult, stop_signals
+from agentrl.builders.servers import ServedModel, open_pool
+from agentrl.builders.training import build_training
+from agentrl.config.engines import ServerEngineConfig
+from agentrl.config.load import dump_config
+from agentrl.errors import TrainingError, described_error
+from agentrl.evaluation.periodic import evaluate_now
+from agentrl.models.load import accelerators
+from agentrl.observe.checkpoints import Checkpoint, Checkpoints, CheckpointWriter
+from agentrl.observe.learning import LearningWatch
+from agentrl.observe.metrics import MetricsFile, Trackers
+from agentrl.observe.model_folder import MODEL
+from agentrl.observe.progress import Phase, RunStatus, RunWatcher
+from agentrl.observe.run_folder import logging_to
+from agentrl.observe.trajectory_store import TrajectoryStore, void_after
+from agentrl.rollout.group import Group
+from agentrl.rollout.waits import settled_heap
+from agentrl.runs.checkpoint import (
+    Progress,
+    copy_checkpoint,
+    read_progress,
+    restore,
+    write_checkpoint,
+)
+from agentrl.serving.local import LocalEngine
+from agentrl.serving.pool import ServerPool
+from agentrl.training.distributed import Ranks
+from agentrl.training.distributed.launch import RankProcesses, open_ranks
+from agentrl.training.objective import learns_from_rewards
+from agentrl.training.report import StepReport
+from agentrl.weights import SyncReport
+
+T = TypeVar("T")
+
+SYNC_GRACE_S = 15.0
+"""Seconds that a weight sync gets to end after somebody asked to stop: a healthy one does."""
+
+_log = logging.getLogger(__name__)
+
+
+class _Interrupted(Exception):
+    """Somebody asked the run to stop."""
+
+
+class Orchestrator:
+    """Trains one run to its end, or until it is asked to stop.
+
+    Args:
+        run: Folder and config; checkpoints in the folder are gone on with.
+        watcher: Is told how it goes.
+    """
+
+    def __init__(self, run: Run, *, watcher: RunWatcher | None = None) -> None:
+        self.config = run.config
+        self.folder = run.folder
+        self._changes = run.changes
+        self.status = RunStatus(steps=run.config.trainer.steps)
+        self.step = 0
+        self._watcher = watcher or RunWatcher()
+        self._checkpoints = Checkpoints(run.folder.checkpoints, keep=run.config.checkpoint.keep)
+        self._writer = CheckpointWriter(
+            self._checkpoints, background=run.config.checkpoint.background, on_saved=self._on_saved
+        )
+        self._saved: Checkpoint | None = None
+        self._pending: dict[str, float] | None = None
+        self._last: Mapping[str, float] = {}
+        self._learning = LearningWatch() if learns_from_rewards(run.config.algorithm) else None
+        self._stop = asyncio.Event()
+        self._failure: TrainingError | None = None
+
+    def stop(self) -> None:
+        """Ask the run to end soon: after what cannot be interrupted, with a checkpoint."""
+        self._stop.set()  # first: what is said goes to a file too, which may be gone
+        self._say("stopping; asked again, the run ends at once, and goes on from its newest checkpoint")
+
+    def fail(self, error: TrainingError) -> None:
+        """End the run soon, with this error: after what cannot be interrupted, without a checkpoint."""
+        self._failure = error
+        self._stop.set()
+
+    async def run(self) -> RunResult:
+        """Train.
+
+        Raises:
+            UsageError: something that the user must change: a missing model, a full disk.
+            TrainingError: numbers that are not finite, a failed weight sync, nothing to train on, a rank that was lost.
+        """
+        with self.folder.in_use(), logging_to(self.folder.run_log, self._watcher.on_message):
+            self._watcher.on_start(self.folder.path, self.status)
+            for change in self._changes:
+                self._say(f"changed: {change} ({rule_of(change.key).why})")
+            async with AsyncExitStack() as stack:
+                interrupted = await self._prepare_and_train(stack)
+            return RunResult(
+                folder=self.folder.path,
+                step=self.step,
+                checkpoint="" if self._saved is None else str(self._saved.path),
+                metrics=self._last,
+                interrupted=interrupted,
+            )
+
+    async def _prepare_and_train(self, stack: AsyncExitStack) -> bool:
+        """The run's work; whether somebody asked to stop before its end."""
+        try:
+            await self._unless_stopped(self._prepare(stack))
+        except _Interrupted:
+            return True
+        stack.enter_context(settled_heap())
+        return await self._train()
+
+    async def _prepare(self, stack: AsyncExitStack) -> None:
+        """Build the parts, from the newest checkpoint if there is one, and open the files."""
+        self._enter(Phase.PREPARE)
+        expert = self.config.algorithm.expert
+        if expert is not None and expert.trajectories is None:
+            await check_experts(self.config)
+        self._saved = self._checkpoints.newest()
+        progress = None if self._saved is None else read_progress(self._saved)
+        self.step = 0 if progress is None else progress.step
+        start = await prepare_model(self.config, self.folder, say=self._say)
+        void_after(self.folder.trajectories, self.step + 1, 0 if progress is None else progress.store_position)
+        self._store = stack.enter_context(TrajectoryStore(self.folder.trajectories, step=self.step + 1))
+        model_path = start if self._saved is None else str(self._saved.path / MODEL)
+        version = 0 if progress is None else progress.version
+        alone = sends_adapters(self.config.engine)  # then servers have the base
+        cluster = await stack.enter_async_context(open_cluster(self.config, self.folder.path, say=self._say))
+        ranks = self._open_ranks(stack, cluster)
+        self._parts = build_training(
+            self.config,
+            model_path=model_path,
+            reference_path=start,
+            version=version,
+            pool=await self._open_servers(stack, start if alone else model_path, version, cluster),
+            observer=EpisodeRecorder(self._store, self.status, self._watcher),
+            keep=(lambda group: group.returns_differ) if self.config.algorithm.dynamic_sampling else None,
+            ranks=ranks,
+        )
+        stack.push_async_callback(self._parts.close)
+        self._parts.trainer.watch.write_dumps(self.folder.numerics, self.config.model_dump(mode="json"))
+        if self._saved is not None and progress is not None:
+            restore(self._saved, self._parts, progress)
+            self._pending = None if progress.pending is None else dict(progress.pending)
+        self._open_metrics(stack, 0 if progress is None else progress.metrics_position)
+        watched = self._parts.waits.watched(self.config.rollout.stall_report_s, self._say)
+        await stack.enter_async_context(watched)
+        await self._parts.engine.start()
+        await self._parts.sync.verify()
+        if self._changes:
+            self.folder.save_config(dump_config(self.config))
+
+    def _losses(self) -> Callable[[TrainingError], None]:
+        """What other threads call when something is lost without which the run cannot go on."""
+        loop = asyncio.get_running_loop()
+
+        def lost(error: TrainingError) -> None:
+            with suppress(RuntimeError):  # the loop has ended meanwhile
+                loop.call_soon_threadsafe(self.fail, error)
+
+        return lost
+
+    def _open_ranks(self, stack: AsyncExitStack, cluster: RunCluster | None) -> Ranks:
+        """The processes that train; the loss of one ends the run."""
+        starter = RankProcesses if cluster is None else cluster.ranks
+        count, on_loss = self.config.trainer.processes, self._losses()
+        return stack.enter_context(open_ranks(count, logs=self.folder.logs, on_loss=on_loss, starter=starter))
+
+    async def _open_servers(
+        self, stack: AsyncExitStack, model_path: str, version: int, cluster: RunCluster | None
+    ) -> ServerPool | None:
+        """The servers that the config asks for, and engines on its cluster; ``None`` for an engine in this process."""
+        if not (isinstance(self.config.engine, ServerEngineConfig) or cluster):
+            return None
+        served = ServedModel(
+            path=model_path,
+            dtype=self.config.model.dtype,
+            vocab_size=embedding_rows(model_path),
+        )
+        if cluster is not None and cluster.places_engines:
+            placed = open_placed_pool(cluster, served, version=version, say=self._say, on_loss=self._losses())
+            return await stack.enter_async_context(placed)
+        assert isinstance(self.config.engine, ServerEngineConfig)
+        section = told_experts(self.config, self.config.engine)
+        gpus = () if cluster else trainer_gpus(self.config, len(accelerators()))
+        pool = open_pool(section, served, self.folder.path, version=version, trainer_gpus=gpus, say=self._say)
+        return await stack.enter_async_context(pool)
+
+    def _open_metrics(self, stack: AsyncExitStack, position: int) -> None:
+        self._metrics = MetricsFile(self.folder.metrics_file)
+        self._metrics.truncate(position)
+        stack.callback(self._metrics.close)
+        self._trackers = Trackers(
+            self.config.trackers,
+            folder=self.folder.logs,
+            name=self.folder.path.name,
+            config=self.config.model_dump(mode="json"),
+        )
+        stack.callback(self._trackers.close)
+
+    async def _train(self) -> bool:
+        """All steps that are left; whether somebody asked to stop before the last one."""
+        try:
+            interrupted = await self._train_steps()
+            self._writer.wait()
+            return interrupted
+        finally:
+            self._writer.close()
+
+    async def _train_steps(self) -> bool:
+        try:
+            if self._pending is not None:
+                await self._finish_step()
+            while self.step < self.config.trainer.steps:
+                self._raise_if_stopped()
+                self._writer.look()
+                await self._one_step()
+        except _Interrupted:
+            await self._parts.scheduler.close()
+            self._save()
+            return True
+        return False
+
+    async def _one_step(self) -> None:
+        parts, clock = self._parts, StepClock(self._parts)
+        self._enter(Phase.ROLLOUT)
+        groups = await self._unless_stopped(parts.scheduler.next_batch())
+        clock.phase_ended("rollout")
+        self._enter(Phase.TRAIN)
+        await parts.sync.release_memory()
+        report = await self._update(groups)
+        clock.phase_ended("train")
+        self._enter(Phase.SYNC)
+        synced = await self._synced(self.step + 1)
+        clock.phase_ended("sync")
+        self.step += 1
+        self._pending = clock.metrics(groups, report, synced, version=self.step)
+        parts.scheduler.set_version(self.step)
+        self._store.rotate(self.step + 1)
+        if synced is None:
+            raise _Interrupted
+        if self.config.rollout.max_staleness:
+            parts.scheduler.start_episodes()
+        for warning in (*report.warnings, *self._without_learning(self._pending, groups)):
+            self._say(f"step {self.step}: {warning}")
+        await self._finish_step()
+
+    def _without_learning(self, metrics: Mapping[str, float], groups: Sequence[Group]) -> list[str]:
+        """Return the message about steps that learn nothing, when one is due."""
+        trajectories = [trajectory for group in groups for trajectory in group.trajectories]
+        told = None if self._learning is None else self._learning.look(metrics, trajectories)
+        return [] if told is None else [told]
+
+    async def _synced(self, version: int) -> SyncReport | None:
+        """Bring the new weights to the engine; ``None`` when somebody asked to stop, and no server took them in time.
+
+        Then the step is done all the same: a run that goes on begins with a sync.
+        """
+        try:
+            return await self._unless_stopped(self._parts.sync.sync(version), grace_s=SYNC_GRACE_S)
+        except _Interrupted:
+            return None
+
+    async def _update(self, groups: Sequence[Group]) -> StepReport:
+        """One step of the trainer, beside the episodes in flight if there may be any, and the watch over servers."""
+        trainer = self._parts.trainer
+        guides = await guides_of(groups, self._parts.teacher)
+        step = functools.partial(
+            trainer.step,
+            [trajectory for group in groups for trajectory in group.trajectories],
+            temperature=self.config.sampling.temperature,
+            pad_id=self._parts.pad_id,
+            guides=guides,
+        )
+        idle = self.config.rollout.max_staleness == 0 and isinstance(self._parts.engine, LocalEngine)
+        if idle and not trainer.ranks.are_many:
+            return step()
+        return await asyncio.to_thread(step)
+
+    async def _finish_step(self) -> None:
+        """Evaluate if it is time, write the step's line, save if it is time."""
+        if self._pending is None:
+            return
+        last = self.step == self.config.trainer.steps
+        every = self.config.evaluation.every
+        if every and (self.step % every == 0 or last):
+            self._enter(Phase.EVALUATE)
+            found = await self._unless_stopped(
+                evaluate_now(self._parts, self.config, model=f"{self.folder.path.name}, step {self.step}")
+            )
+            self._pending |= found
+            self._watcher.on_evaluation(self.step, found)
+        self._write_metrics(self._pending)
+        self._pending = None
+        if last or self.step % self.config.checkpoint.every == 0:
+            self._save()
+
+    def _write_metrics(self, metrics: dict[str, float]) -> None:
+        self._metrics.append(self.step, metrics)
+        self._trackers.log(self.step, metrics)
+        self._last = metrics
+        self.status.step = self.step
+        self.status.metrics = metrics
+        self.status.episodes_done = 0
+        self._watcher.on_step(self.step, metrics)
+
+    def _save(self) -> None:
+        self._enter(Phase.CHECKPOINT)
+        self._metrics.sync()
+        self._store.sync()
+        progress = Progress(
+            step=self.step,
+            version=self.step,
+            metrics_position=self._metrics.position,
+            store_position=self._store.position,
+            pending=self._pending,
+            scheduler=self._parts.scheduler.state_dict(),
+        )
+        if self._writer.background:
+            self._writer.wait()  # before there is one more copy
+            write = copy_checkpoint(self._parts, progress)
+        else:
+            write = functools.partial(write_checkpoint, parts=self._parts, progress=progress)
+        self._writer.save(self.step, write)
+
+    def _on_saved(self, checkpoint: Checkpoint) -> None:
+        self._saved = checkpoint
+        self._watcher.on_checkpoint(checkpoint.step, checkpoint.path)
+
+    async def _unless_stopped(self, work: Coroutine[Any, Any, T], *, grace_s: float = 0.0) -> T:
+        """The result of `work`; when somebody asks to stop, it is cancelled unless it ends within the grace."""
+        task = asyncio.create_task(work)
+        stop = asyncio.create_task(self._stop.wait())
+        try:
+            await asyncio.wait({task, stop}, return_when=asyncio.FIRST_COMPLETED)
+            if not task.done() and grace_s:
+                await asyncio.wait({task}, timeout=grace_s)
+        finally:
+            stop.cancel()
+            if not task.done():
+                task.cancel()
+                await asyncio.gather(task, return_exceptions=True)
+        if task.cancelled():
+            if not self._stop.is_set():
+                raise TrainingError("a part of the run was cancelled, but nobody asked the run to stop")
+            raise self._failure or _Interrupted
+        return task.result()
+
+    def _raise_if_stopped(self) -> None:
+        if self._stop.is_set():
+            raise self._failure or _Interrupted
+
+    def _enter(self, phase: Phase) -> None:
+        self.status.phase = phase
+        self._watcher.on_status(self.status)
+
+    def _say(self, text: str) -> None:
+        _log.warning("%s", text)
+        self._watcher.on_message(text)
+
+
+def train(run: Run, *, watcher: RunWatcher | None = None, interruption: Interruption | None = None) -> RunResult:
+    """Train a run in a thread without an event loop; Ctrl-C and SIGTERM save a checkpoint, a second one is obeyed.
+
+    Args:
+        run: Folder and config.
+        watcher: Is told how it goes.
+        interruption: Stops the run from another thread; the main thread has signals as well.
+
+    Raises:
+        UsageError: something that the user must change.
+        TrainingError: training cannot go on.
+    """
+    try:
+        return asyncio.run(_train_with_signals(Orchestrator(run, watcher=watcher), interruption or Interruption()))
+    except SystemExit as error:
+        raise TrainingError(
+            "code of an environment, a tool or an agent loop ended the program from a task that it started itself",
+            got=described_error(error),
+            hint="set environment.isolation=process, or remove the call of sys.exit()",
+        ) from error
+
+
+async def _train_with_signals(orchestrator: Orchestrator, interruption: Interruption) -> RunResult:
+    with stop_signals(orchestrator.stop), interruption.stops(orchestrator.stop):
+        return await orchestrator.run()

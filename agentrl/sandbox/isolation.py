@@ -1,0 +1,326 @@
+"""The walls of a local sandbox: a command line for bubblewrap (``bwrap``), which makes the namespaces and mounts.
+
+- The filter of system calls of a local sandbox: what no program needs there and kernels have been broken with.
+"""
+
+from __future__ import annotations
+
+import errno
+import functools
+import importlib.util
+import os
+import platform
+import secrets
+import shutil
+import struct
+import subprocess
+import sys
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+from agentrl.errors import UsageError
+from agentrl.sandbox.spec import ANY_NETWORK, MIB, Limits
+
+HOME = "/work"
+USER_NAME = "agent"
+PYTHON = Path(getattr(sys, "_base_executable", sys.executable)).resolve()
+PREFIX = Path(sys.base_prefix).resolve()
+INSTALL = "install it: apt-get install bubblewrap (or dnf, pacman, apk); or use a docker or http sandbox"
+_FIRST_USER = 1_000_000_000
+_PLAIN_USER = 1000
+_SHARED_MEMORY = 64 * MIB
+_HOST_FOLDERS = ("/bin", "/sbin", "/lib", "/lib32", "/lib64")
+_SETTINGS = ("/etc/ld.so.cache", "/etc/ld.so.conf", "/etc/ld.so.conf.d", "/etc/alternatives", "/etc/localtime")
+_NETWORK_SETTINGS = ("/etc/resolv.conf", "/etc/ssl/certs", "/etc/pki")
+_HIDDEN_FILES = ("kcore", "keys", "key-users", "kmsg", "kallsyms", "timer_list", "sched_debug", "config.gz")
+_HIDDEN_FOLDERS = ("acpi", "asound", "scsi")
+INSTALLED_IN = (PREFIX, Path("/usr"), Path("/usr/local"))
+"""Where Pythons that can be seen inside have their packages."""
+_INSTALLED = "lib/python3*/*-packages/agentrl"
+_OWN_PACKAGES = ("agentrl", "agentrl.envs", "agentrl.tools", "agentrl.agent_loops")
+_CAPABILITIES = ("CAP_SETUID", "CAP_SETGID", "CAP_KILL", "CAP_CHOWN")
+"""What the first process needs to run commands as a user without any, and to kill them."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Walls:
+    """How one sandbox is closed off."""
+
+    user: int
+    """The user that commands become, one of its own for each sandbox; 0: all run as the user who runs agentrl."""
+    network: str
+    limits: Limits
+    readable: tuple[str, ...]
+    """Folders of the host that can be read inside, under the same names."""
+
+
+def new_user() -> int:
+    """A user for a sandbox when root runs it: limits per user then are the sandbox's own."""
+    return _FIRST_USER + secrets.randbelow(_FIRST_USER) if os.geteuid() == 0 else 0
+
+
+def find_bubblewrap() -> str:
+    """The program, seen to work on this machine.
+
+    Raises:
+        UsageError: it is missing, or may not make namespaces.
+    """
+    found = shutil.which("bwrap")
+    if found is None:
+        raise UsageError("local sandboxes need bubblewrap", got="no program bwrap", hint=INSTALL)
+    complaint = _try(found)
+    if complaint:
+        raise UsageError(
+            "bubblewrap cannot make a sandbox on this machine",
+            got=complaint,
+            expected="user namespaces, or root with all capabilities",
+            hint="in a container, start that with more rights (docker run --privileged); on a host, see "
+            "sysctl kernel.unprivileged_userns_clone and kernel.apparmor_restrict_unprivileged_userns; "
+            "or use a docker or http sandbox",
+        )
+    return found
+
+
+@functools.cache
+def _try(bubblewrap: str) -> str:
+    """What bubblewrap says against making a sandbox that does nothing; empty when it works."""
+    walls = Walls(user=new_user(), network="none", limits=Limits(disk_bytes=MIB), readable=())
+    command = [bubblewrap, *arguments(walls), "/bin/true"]
+    tried = subprocess.run(command, stdin=subprocess.DEVNULL, capture_output=True, timeout=60, check=False)
+    return "" if tried.returncode == 0 else tried.stderr.decode(errors="replace").strip() or f"exit {tried.returncode}"
+
+
+def arguments(walls: Walls) -> list[str]:
+    """Bubblewrap's options; the command to run comes after them."""
+    words = ["--unshare-pid", "--unshare-ipc", "--unshare-uts", "--hostname", "sandbox", "--as-pid-1"]
+    words += ["--die-with-parent", "--new-session", "--clearenv"]
+    words += [] if walls.network == ANY_NETWORK else ["--unshare-net"]
+    if walls.user:
+        words += ["--cap-drop", "ALL", *(word for name in _CAPABILITIES for word in ("--cap-add", name))]
+    else:
+        words += ["--unshare-user", "--uid", str(_PLAIN_USER), "--gid", str(_PLAIN_USER)]
+    words += [*_system(walls), *_kernel_files(), *_writable(walls), *_read_only(walls.readable)]
+    words += _without_own_code(walls.readable)
+    return [*words, "--remount-ro", "/", "--chdir", HOME]
+
+
+def account_files(user: int) -> dict[str, bytes]:
+    """Files under ``/etc`` that name the user."""
+    number = user or _PLAIN_USER
+    return {
+        "/etc/passwd": f"root:x:0:0:root:/:/bin/false\n{USER_NAME}:x:{number}:{number}::{HOME}:/bin/sh\n".encode(),
+        "/etc/group": f"root:x:0:\n{USER_NAME}:x:{number}:\n".encode(),
+        "/etc/hosts": b"127.0.0.1 localhost sandbox\n::1 localhost\n",
+        "/etc/nsswitch.conf": b"passwd: files\ngroup: files\nhosts: files dns\n",
+    }
+
+
+def _system(walls: Walls) -> list[str]:
+    words = ["--ro-bind", "/usr", "/usr"]
+    for folder in _HOST_FOLDERS:
+        if os.path.islink(folder):
+            words += ["--symlink", os.readlink(folder), folder]
+        elif os.path.isdir(folder):
+            words += ["--ro-bind", folder, folder]
+    settings = (*_SETTINGS, *(_NETWORK_SETTINGS if walls.network == ANY_NETWORK else ()))
+    shared = [path for path in settings if os.path.exists(path)]
+    if not PREFIX.is_relative_to("/usr"):
+        shared.append(str(PREFIX))
+    return words + _read_only(shared)
+
+
+def _read_only(paths: Sequence[str]) -> list[str]:
+    """Parents are made by hand: bubblewrap would let only root pass."""
+    parents = dict.fromkeys(str(parent) for path in paths for parent in reversed(Path(path).parents[:-1]))
+    made = [word for path in parents if path not in ("/usr", "/tmp") for word in ("--perms", "0755", "--dir", path)]
+    return [*made, *(word for path in paths for word in ("--ro-bind", path, path))]
+
+
+def _without_own_code(readable: Sequence[str]) -> list[str]:
+    """Empty folders in place of agentrl, which could make tasks anew with their hidden answers."""
+    seen = [Path(path).resolve() for path in ("/usr", str(PREFIX), *readable)]
+    hidden = [folder for folder in own_folders() if any(folder.is_relative_to(place) for place in seen)]
+    return [word for folder in hidden for word in ("--tmpfs", str(folder), "--remount-ro", str(folder))]
+
+
+@functools.cache
+def own_folders() -> tuple[Path, ...]:
+    """Where agentrl's code is on this machine: what runs now, and what is installed for the Python of sandboxes."""
+    found = [importlib.util.find_spec(name) for name in _OWN_PACKAGES]
+    running = [Path(spec.origin).resolve().parent for spec in found if spec is not None and spec.origin is not None]
+    installed = [path for place in INSTALLED_IN for path in place.glob(_INSTALLED)]
+    both = dict.fromkeys([*running, *(path.resolve() for path in installed if path.is_dir())])
+    return tuple(one for one in both if not any(one.is_relative_to(other) for other in both if other != one))
+
+
+def _kernel_files() -> list[str]:
+    words = ["--proc", "/proc"]
+    for name in _HIDDEN_FILES:
+        if os.path.exists(f"/proc/{name}"):
+            words += ["--ro-bind", "/dev/null", f"/proc/{name}"]
+    for name in _HIDDEN_FOLDERS:
+        if os.path.isdir(f"/proc/{name}"):
+            words += ["--tmpfs", f"/proc/{name}", "--remount-ro", f"/proc/{name}"]
+    return words
+
+
+def _writable(walls: Walls) -> list[str]:
+    """Memory file systems of a limited size; bubblewrap's own, under ``/`` and ``/dev``, are closed afterwards."""
+    size = str(walls.limits.disk_bytes)
+    shared = str(min(_SHARED_MEMORY, walls.limits.disk_bytes or _SHARED_MEMORY))
+    words = ["--dev", "/dev", "--size", shared, "--perms", "1777", "--tmpfs", "/dev/shm", "--remount-ro", "/dev"]
+    words += ["--size", size, "--perms", "1777", "--tmpfs", "/tmp", "--size", size, "--perms", "0755", "--tmpfs", HOME]
+    return [*words, "--dir", "/run", "--dir", "/var", "--symlink", "/tmp", "/var/tmp"]
+
+
+_LOAD, _IF_EQUAL, _IF_AT_LEAST, _IF_ANY_BIT, _RETURN = 0x20, 0x15, 0x35, 0x45, 0x06
+_NUMBER, _ARCHITECTURE, _ARGUMENTS = 0, 4, 16
+"""Offsets in ``struct seccomp_data``."""
+_ALLOW, _KILL, _ERROR = 0x7FFF0000, 0x80000000, 0x00050000
+_X32 = 0x40000000
+"""From this number on, x86-64 has a second table of the same calls."""
+_NAMESPACES = 0x7E020000
+"""The flags of ``clone`` that make namespaces."""
+_FAMILIES = (1, 2, 10)
+"""Sockets that exist only inside the network namespace: UNIX, IPv4, IPv6; others (vsock, netlink) may lead out."""
+_TERMINAL_REQUESTS = (0x5412, 0x541C)
+"""``TIOCSTI`` and ``TIOCLINUX`` type into the terminal."""
+
+
+@dataclass(frozen=True, slots=True)
+class _Machine:
+    architecture: int
+    clone: int
+    clone3: int
+    socket: int
+    ioctl: int
+    prlimit: int
+    denied: tuple[int, ...]
+    unaccounted: tuple[int, ...]
+    """Calls whose memory belongs to no process: ``memfd_create``, ``memfd_secret``."""
+
+
+_DENIED: Mapping[str, tuple[int, int | None]] = {
+    "unshare": (272, 97),
+    "setns": (308, 268),
+    "mount": (165, 40),
+    "umount2": (166, 39),
+    "pivot_root": (155, 41),
+    "chroot": (161, 51),
+    "bpf": (321, 280),
+    "perf_event_open": (298, 241),
+    "userfaultfd": (323, 282),
+    "keyctl": (250, 219),
+    "add_key": (248, 217),
+    "request_key": (249, 218),
+    "kexec_load": (246, 104),
+    "kexec_file_load": (320, 294),
+    "init_module": (175, 105),
+    "finit_module": (313, 273),
+    "delete_module": (176, 106),
+    "open_by_handle_at": (304, 265),
+    "name_to_handle_at": (303, 264),
+    "reboot": (169, 142),
+    "swapon": (167, 224),
+    "swapoff": (168, 225),
+    "syslog": (103, 116),
+    "acct": (163, 89),
+    "quotactl": (179, 60),
+    "settimeofday": (164, 170),
+    "clock_settime": (227, 112),
+    "adjtimex": (159, 171),
+    "clock_adjtime": (305, 266),
+    "vhangup": (153, 58),
+    "lookup_dcookie": (212, 18),
+    "fanotify_init": (300, 262),
+    "io_uring_setup": (425, 425),
+    "io_uring_enter": (426, 426),
+    "io_uring_register": (427, 427),
+    "open_tree": (428, 428),
+    "move_mount": (429, 429),
+    "fsopen": (430, 430),
+    "fsconfig": (431, 431),
+    "fsmount": (432, 432),
+    "fspick": (433, 433),
+    "mount_setattr": (442, 442),
+    "quotactl_fd": (443, 443),
+    "shmget": (29, 194),
+    "msgget": (68, 186),
+    "iopl": (172, None),
+    "ioperm": (173, None),
+}
+"""Numbers on x86-64 and on aarch64: namespaces, mounts, keys, modules, clocks, doors into the kernel, and
+System V memory and messages, which nobody's end would free."""
+
+
+def _numbers(column: int) -> tuple[int, ...]:
+    return tuple(number for numbers in _DENIED.values() if (number := numbers[column]) is not None)
+
+
+_MACHINES = {
+    "x86_64": _Machine(0xC000003E, 56, 435, 41, 16, 302, _numbers(0), (319, 447)),
+    "aarch64": _Machine(0xC00000B7, 220, 435, 198, 29, 261, _numbers(1), (279, 447)),
+}
+
+
+def all_filter_programs() -> dict[str, bytes]:
+    """The filter for each kind of machine that is known, where control groups count memory."""
+    return {machine: filter_program(is_memory_counted=True, machine=machine) for machine in _MACHINES}
+
+
+def filter_program(*, is_memory_counted: bool, machine: str | None = None) -> bytes:
+    """The filter as the kernel reads it (classic BPF, as in ``seccomp(2)``).
+
+    Args:
+        is_memory_counted: A control group counts memory that belongs to no process; else the calls that make such
+            memory are refused.
+        machine: As `platform.machine` calls it; this one by default.
+
+    Raises:
+        UsageError: the numbers of this machine's system calls are not known.
+    """
+    name = machine or platform.machine()
+    if name not in _MACHINES:
+        raise UsageError(
+            "local sandboxes do not know the system calls of this processor",
+            got=name,
+            expected=" or ".join(_MACHINES),
+            hint="use a docker or http sandbox",
+        )
+    known = _MACHINES[name]
+    refused = [*known.denied, *(() if is_memory_counted else known.unaccounted)]
+    program = [
+        _step(_LOAD, _ARCHITECTURE),
+        _step(_IF_EQUAL, known.architecture, 1, 0),
+        _step(_RETURN, _KILL),
+        _step(_LOAD, _NUMBER),
+        _step(_IF_AT_LEAST, _X32, 0, 1),
+        _step(_RETURN, _ERROR | errno.ENOSYS),
+        *(step for number in refused for step in _refuse(number, errno.EPERM)),
+        *_refuse(known.clone3, errno.ENOSYS),  # its flags cannot be seen here; libraries then take clone
+        *_for_call(known.clone, 0, [_step(_IF_ANY_BIT, _NAMESPACES, 0, 1), _step(_RETURN, _ERROR | errno.EPERM)]),
+        *_for_call(known.socket, 0, [*map(_allow, _FAMILIES), _step(_RETURN, _ERROR | errno.EAFNOSUPPORT)]),
+        *_for_call(known.ioctl, 1, [step for request in _TERMINAL_REQUESTS for step in _refuse(request, errno.EPERM)]),
+        *_for_call(known.prlimit, 0, [_allow(0), _step(_RETURN, _ERROR | errno.EPERM)]),  # only a process's own limits
+        _step(_RETURN, _ALLOW),
+    ]
+    return b"".join(program)
+
+
+def _step(code: int, value: int, if_true: int = 0, if_false: int = 0) -> bytes:
+    return struct.pack("<HBBI", code, if_true, if_false, value)
+
+
+def _refuse(value: int, error: int) -> list[bytes]:
+    return [_step(_IF_EQUAL, value, 0, 1), _step(_RETURN, _ERROR | error)]
+
+
+def _allow(value: int) -> bytes:
+    return _step(_IF_EQUAL, value, 0, 1) + _step(_RETURN, _ALLOW)
+
+
+def _for_call(number: int, argument: int, steps: list[bytes]) -> list[bytes]:
+    """For one call: look at an argument's lower half; what no step returns for is allowed."""
+    body = b"".join([_step(_LOAD, _ARGUMENTS + 8 * argument), *steps, _step(_RETURN, _ALLOW)])
+    return [_step(_IF_EQUAL, number, 0, len(body) // 8), body]

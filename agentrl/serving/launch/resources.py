@@ -1,0 +1,238 @@
+"""Ports for servers: free, and given to one server only, also among several processes of agentrl on this machine.
+
+- Which GPUs a launched server gets.
+- The virtual environments that hold inference engines: where they are, which there are, how to make one.
+"""
+
+from __future__ import annotations
+
+import importlib.util
+import os
+import random
+import shutil
+import socket
+import subprocess
+import sys
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+from agentrl.errors import EngineError, UnknownNameError, UsageError
+
+FIRST_PORT = 20_000
+LAST_PORT = 65_535
+EPHEMERAL_PORTS = Path("/proc/sys/net/ipv4/ip_local_port_range")
+"""Ports that the system gives to outgoing connections: a server must not wait for one of them."""
+
+
+@dataclass(frozen=True, slots=True)
+class PortReservation:
+    """A port that nobody else in agentrl takes until it is released or this process ends."""
+
+    port: int
+    _mark: socket.socket
+
+    def release(self) -> None:
+        """Let others have it; idempotent."""
+        self._mark.close()
+
+
+def reserve_port(candidates: Iterable[int] | None = None) -> PortReservation:
+    """The first port that is neither in use nor reserved.
+
+    Args:
+        candidates: Ports to try; when left out, those from 20,000 that the system does not
+            use itself, from a random one on.
+
+    Raises:
+        EngineError: there is none.
+    """
+    for port in _candidates() if candidates is None else candidates:
+        if (reservation := _reserve(port)) is not None:
+            return reservation
+    raise EngineError("no port is free", expected="one that no process uses and no launched server has")
+
+
+def reserve_exactly(port: int) -> PortReservation:
+    """The port that the user asked for.
+
+    Raises:
+        UsageError: it is in use.
+    """
+    if (reservation := _reserve(port)) is None:
+        raise UsageError(f"port {port} is in use", expected="a free port", hint="name another, or end what uses it")
+    return reservation
+
+
+def is_free(port: int) -> bool:
+    """Whether a server could listen on the port, on any address of this machine."""
+    with socket.socket(socket.AF_INET, socket.SOCK_STREAM) as probe:
+        probe.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+        try:
+            probe.bind(("", port))
+        except OSError:
+            return False
+        return True
+
+
+def _reserve(port: int) -> PortReservation | None:
+    # names in the abstract namespace have the reach of ports, and vanish with the process that holds them
+    mark = socket.socket(socket.AF_UNIX, socket.SOCK_DGRAM)
+    try:
+        mark.bind(f"\0agentrl-port-{port}")
+    except OSError:
+        mark.close()
+        return None
+    if not is_free(port):
+        mark.close()
+        return None
+    return PortReservation(port, mark)
+
+
+def _candidates() -> list[int]:
+    low, high = map(int, EPHEMERAL_PORTS.read_text().split())
+    outside = [port for port in range(FIRST_PORT, LAST_PORT + 1) if not low <= port <= high]
+    found = outside or list(range(FIRST_PORT, LAST_PORT + 1))
+    first = random.SystemRandom().randrange(len(found))
+    return found[first:] + found[:first]
+
+
+VISIBLE_GPUS = "CUDA_VISIBLE_DEVICES"
+QUERY = ("nvidia-smi", "--query-gpu=index", "--format=csv,noheader")
+QUERY_LIMIT_S = 60.0
+
+
+def usable_gpus(environment: Mapping[str, str]) -> list[str]:
+    """The names of the GPUs that this process may use, as ``CUDA_VISIBLE_DEVICES`` takes them; none without a driver.
+
+    Raises:
+        EngineError: the driver's own program does not tell them.
+    """
+    if (told := environment.get(VISIBLE_GPUS)) is not None:
+        names = [name.strip() for name in told.split(",") if name.strip()]
+        return names[: names.index("-1")] if "-1" in names else names
+    if shutil.which(QUERY[0]) is None:
+        return []
+    try:
+        ended = subprocess.run(QUERY, capture_output=True, text=True, timeout=QUERY_LIMIT_S, check=True)
+    except (OSError, subprocess.SubprocessError) as error:
+        raise EngineError("the GPUs of this machine cannot be told", got=error, expected=" ".join(QUERY)) from error
+    return ended.stdout.split()
+
+
+def assign_gpus(
+    replicas: int, tensor_parallel: int, usable: Sequence[str], chosen: Sequence[int] | None
+) -> list[tuple[int, ...]]:
+    """The positions of each replica's GPUs, in turn; all empty on a machine without one.
+
+    >>> assign_gpus(2, 2, ["0", "1", "2", "3"], None)
+    [(0, 1), (2, 3)]
+
+    Args:
+        replicas: Servers.
+        tensor_parallel: GPUs of each.
+        usable: Names of the GPUs that this process may use.
+        chosen: Positions to take from; all when left out.
+
+    Raises:
+        UsageError: there are too few, or none for servers that are divided among several, or one is named that is not
+            there.
+    """
+    if chosen is None and not usable:
+        if tensor_parallel > 1:
+            raise UsageError(
+                "engine.tensor_parallel divides a server among GPUs, and this process can use none",
+                got=tensor_parallel,
+                expected="1",
+                hint="run it on a machine with GPUs; agentrl train … --dry-run --gpus 8 shows the placement on one",
+            )
+        return [()] * replicas
+    positions = list(range(len(usable)) if chosen is None else chosen)
+    if wrong := sorted({position for position in positions if not 0 <= position < len(usable)}):
+        there = f"0 to {len(usable) - 1}" if usable else "none, as this process may use no GPU"
+        raise UsageError("engine.gpus names a GPU that is not there", got=wrong, expected=there)
+    if len(set(positions)) < len(positions):
+        raise UsageError("engine.gpus names a GPU twice", got=positions, expected="each GPU once")
+    if replicas * tensor_parallel > len(positions):
+        raise UsageError(
+            "there are too few GPUs",
+            got=f"{len(positions)} for {replicas} servers with {tensor_parallel} each",
+            expected=f"{replicas * tensor_parallel}",
+            hint="lower engine.replicas or engine.tensor_parallel, or name more in engine.gpus",
+        )
+    return [tuple(positions[i * tensor_parallel : (i + 1) * tensor_parallel]) for i in range(replicas)]
+
+
+def visible_devices(positions: Sequence[int], usable: Sequence[str]) -> dict[str, str]:
+    """The variable that shows a server its own GPUs; nothing where it has none."""
+    return {VISIBLE_GPUS: ",".join(usable[position] for position in positions)} if positions else {}
+
+
+ENGINES_FOLDER = "AGENTRL_ENGINES"
+"""Environment variable that names the folder of the environments."""
+DEFAULT_FOLDER = Path("~/.cache/agentrl/engines")
+STAMP = ".installed"
+ENGINES = ("vllm", "sglang")
+
+
+@dataclass(frozen=True, slots=True)
+class EngineEnvironment:
+    """One virtual environment with an engine in it."""
+
+    engine: str
+    folder: Path
+
+    @property
+    def python(self) -> str:
+        """Its interpreter."""
+        return str(self.folder / "bin" / "python")
+
+
+def engines_folder(environment: Mapping[str, str]) -> Path:
+    """The folder of the environments."""
+    return Path(environment.get(ENGINES_FOLDER) or DEFAULT_FOLDER).expanduser()
+
+
+def find_environments(engine: str, folder: Path) -> list[EngineEnvironment]:
+    """The complete environments of an engine, the newest first."""
+    stamps = [stamp for stamp in folder.glob(f"{engine}*/{STAMP}") if (stamp.parent / "bin" / "python").exists()]
+    stamps.sort(key=lambda stamp: (stamp.stat().st_mtime, str(stamp)), reverse=True)
+    return [EngineEnvironment(engine, stamp.parent) for stamp in stamps]
+
+
+def engine_python(engine: str, chosen: str | None) -> str:
+    """The interpreter that an engine's servers are launched with.
+
+    Args:
+        engine: ``vllm`` or ``sglang``.
+        chosen: The user's own choice (``engine.python``).
+
+    Raises:
+        UnknownNameError: no such engine.
+        UsageError: there is none with the engine, and how to make one; or the chosen one is no program.
+    """
+    if engine not in ENGINES:
+        raise UnknownNameError("this engine is not launched", got=engine, expected=" or ".join(ENGINES))
+    if chosen is not None:
+        python = shutil.which(Path(chosen).expanduser())
+        if python is None:
+            raise UsageError("engine.python is no program", got=chosen, expected="the interpreter of an environment")
+        return str(python)
+    folder = engines_folder(os.environ)
+    if made := find_environments(engine, folder):
+        return made[0].python
+    if importlib.util.find_spec(engine) is not None:
+        return sys.executable
+    raise UsageError(
+        f"{engine} is not installed",
+        got=f"none in {folder} and none beside {sys.executable}",
+        hint=f"to install it: {how_to_make(engine, has_gpu=False)}; with a GPU: {how_to_make(engine, has_gpu=True)}",
+    )
+
+
+def how_to_make(engine: str, *, has_gpu: bool) -> str:
+    """The commands that make an environment, in one line."""
+    if not has_gpu:
+        return "make engines, in a source checkout of agentrl"
+    folder = DEFAULT_FOLDER / f"{engine}-gpu"
+    return f"python3 -m venv {folder} && {folder}/bin/pip install {engine} && touch {folder / STAMP}"

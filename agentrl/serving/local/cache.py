@@ -1,0 +1,157 @@
+"""The key-value cache: rows of a fixed capacity, on one shelf per capacity.
+
+A sequence lives in one row and moves to a larger one when it outgrows it, so that rows that are attended together
+differ little in length, and memory follows the tokens that are really there. All layers of a shelf share the row's
+number.
+"""
+
+from __future__ import annotations
+
+import heapq
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from threading import Lock
+
+import torch
+from torch import Tensor
+
+from agentrl.image import PlacedImage
+from agentrl.trajectory import Routes
+
+STEP = 256
+"""Smallest capacity, and the distance between capacities of short rows."""
+
+
+def capacity_for(length: int, max_context: int) -> int:
+    """Capacity of the row for a sequence of `length` tokens: at most a quarter, or one `STEP`, too large."""
+    step = max(STEP, 1 << max(0, (length - 1).bit_length() - 3))
+    return min(-(-length // step) * step, max_context)
+
+
+@dataclass(slots=True, eq=False)
+class Shelf:
+    """All rows of one capacity."""
+
+    capacity: int
+    keys: list[Tensor] = field(default_factory=list)
+    """Per layer: [rows, kv_heads, capacity, head_dim]."""
+    values: list[Tensor] = field(default_factory=list)
+    rows: int = 0
+    """Rows in the tensors."""
+    free: list[int] = field(default_factory=list)
+    """Heap of unused rows: the lowest is used first, which keeps the used ones together."""
+    _adding: Lock = field(default_factory=Lock, init=False, repr=False)
+    """Held by the lane that allocates."""
+
+    @property
+    def used(self) -> int:
+        """Rows that hold a sequence."""
+        return self.rows - len(self.free)
+
+    def take(self) -> int:
+        """The lowest unused row; the shelf grows when there is none."""
+        if not self.free:
+            self._grow(max(8, self.rows))
+        return heapq.heappop(self.free)
+
+    def give_back(self, row: int) -> None:
+        """Make a row unused."""
+        heapq.heappush(self.free, row)
+
+    def _grow(self, rows: int) -> None:
+        self.free += range(self.rows, self.rows + rows)
+        heapq.heapify(self.free)
+        self.rows += rows
+        for tensors in (self.keys, self.values):
+            tensors[:] = [torch.cat([t, t.new_zeros(rows, *t.shape[1:])]) for t in tensors]
+
+    def layer(self, index: int, key: Tensor, value: Tensor) -> tuple[Tensor, Tensor]:
+        """Keys and values of a layer, made in the likeness of `key` and `value` ([tokens, kv_heads, head_dim])."""
+        if len(self.values) <= index:
+            self._add_layers(index + 1, key, value)
+        return self.keys[index], self.values[index]
+
+    def _add_layers(self, layers: int, key: Tensor, value: Tensor) -> None:
+        with self._adding:
+            while len(self.values) < layers:
+                # zeros: what a masked position holds is multiplied by a weight of 0 and must be finite
+                self.keys.append(key.new_zeros(self.rows, key.shape[1], self.capacity, key.shape[2]))
+                self.values.append(value.new_zeros(self.rows, value.shape[1], self.capacity, value.shape[2]))
+
+    def copy_row(self, row: int, target: Shelf, target_row: int, length: int) -> None:
+        """Copy a row's first `length` tokens to a row of another shelf."""
+        for index, (keys, values) in enumerate(zip(self.keys, self.values, strict=True)):
+            to_keys, to_values = target.layer(index, keys[:, :, 0], values[:, :, 0])
+            to_keys[target_row, :, :length] = keys[row, :, :length]
+            to_values[target_row, :, :length] = values[row, :, :length]
+
+
+@dataclass(slots=True, eq=False)
+class Row:
+    """One sequence's place in the cache."""
+
+    shelf: Shelf
+    index: int
+    ids: list[int] = field(default_factory=list)
+    """The sequence; its first `computed` tokens have keys and values here."""
+    images: Sequence[PlacedImage] = ()
+    """What placeholders among the ids stand for."""
+    computed: int = 0
+    routes: list[Routes] = field(default_factory=list)
+    """Experts of each of the computed tokens, where the engine tells them."""
+    session_id: str | None = None
+    """Whose turns find it again; ``None`` when nobody does."""
+    in_use: bool = True
+    """A running request holds it."""
+    last_used: int = 0
+
+
+class RowStore:
+    """Gives rows to sequences, within a budget of tokens.
+
+    Args:
+        max_tokens: Most tokens over all rows that hold a sequence, by their capacity.
+        max_context: Most tokens of a row.
+    """
+
+    def __init__(self, *, max_tokens: int, max_context: int) -> None:
+        self.max_tokens = max_tokens
+        self.max_context = max_context
+        self.reserved_tokens = 0
+        self._shelves: dict[int, Shelf] = {}
+
+    def has_room(self, length: int, *, instead_of: Row | None = None) -> bool:
+        """Whether a row for `length` tokens fits the budget, `instead_of` another being given back after the move."""
+        freed = 0 if instead_of is None else instead_of.shelf.capacity
+        return self.reserved_tokens - freed + capacity_for(length, self.max_context) <= self.max_tokens
+
+    def take(self, length: int) -> Row:
+        """A row for a sequence of `length` tokens."""
+        capacity = capacity_for(length, self.max_context)
+        if capacity not in self._shelves:
+            self._drop_empty_shelves()
+            self._shelves[capacity] = Shelf(capacity)
+        shelf = self._shelves[capacity]
+        self.reserved_tokens += capacity
+        return Row(shelf, shelf.take())
+
+    def move(self, row: Row, length: int) -> None:
+        """Move a row's sequence to a row for `length` tokens."""
+        new = self.take(length)
+        row.shelf.copy_row(row.index, new.shelf, new.index, row.computed)
+        self.give_back(row)
+        row.shelf, row.index = new.shelf, new.index
+
+    def give_back(self, row: Row) -> None:
+        """Make a row's place free for others."""
+        row.shelf.give_back(row.index)
+        self.reserved_tokens -= row.shelf.capacity
+
+    def clear(self) -> None:
+        """Drop the memory of all rows, none of which may hold a sequence: it may hold what is not finite."""
+        self._shelves.clear()
+
+    def _drop_empty_shelves(self) -> None:
+        allocated = sum(shelf.rows * capacity for capacity, shelf in self._shelves.items())
+        if allocated > self.max_tokens:
+            self._shelves = {capacity: shelf for capacity, shelf in self._shelves.items() if shelf.used}

@@ -1,0 +1,416 @@
+"""One forward pass over tokens of many sequences, laid end to end, and the attention that takes them apart again.
+
+The model sees a batch of one row with all tokens of the step; only attention has to know which sequence a token
+belongs to. Sequences with one new token are attended together, shelf by shelf; longer pieces one by one.
+
+- The model as the engine sees it: logits for the last token of each piece of a step.
+"""
+
+from __future__ import annotations
+
+import copy
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
+from itertools import groupby
+from typing import Any, cast
+
+import numpy as np
+import torch
+from torch import Tensor
+from torch.nn.functional import scaled_dot_product_attention
+from transformers import AttentionInterface, PreTrainedModel
+
+from agentrl.errors import EngineError, UsageError
+from agentrl.image import ImageReader, rope_positions
+from agentrl.models.moe import ChosenExperts, routers
+from agentrl.models.vision import View, read, views_of
+from agentrl.serving.local.cache import Row, Shelf
+from agentrl.trajectory import Routes
+
+UNKNOWN_TERMS = ("s_aux", "position_bias")
+"""Arguments of attention functions that change the scores."""
+LARGEST_GAP = 4
+"""Idle rows between two rows that are still cheaper to attend along than to attend around."""
+
+
+@dataclass(frozen=True, slots=True)
+class Piece:
+    """New tokens of one sequence: its ids from `row.computed` on."""
+
+    row: Row
+    count: int
+
+    @property
+    def start(self) -> int:
+        """Position of the first new token."""
+        return self.row.computed
+
+    @property
+    def end(self) -> int:
+        """Length of the sequence after this step."""
+        return self.row.computed + self.count
+
+
+@dataclass(frozen=True, slots=True)
+class _Write:
+    shelf: Shelf
+    tokens: Tensor
+    """Where in the step the shelf's tokens are, int64[n]."""
+    rows: Tensor
+    positions: Tensor
+
+
+@dataclass(slots=True)
+class _Together:
+    """Neighbouring rows of a shelf with one new token each."""
+
+    shelf: Shelf
+    first_row: int
+    lengths: Tensor
+    """Tokens of each row that may be attended, int64[rows]; 1 for rows that are not part of the step."""
+    longest: int
+    queries: Tensor
+    """Token of the step whose query each row takes, int64[rows]."""
+    members: Tensor | None
+    """Which rows are part of the step; ``None`` when all are."""
+    first_token: int
+    count: int
+    biases: dict[int | None, Tensor] = field(default_factory=dict)
+
+    def bias(self, window: int | None, like: Tensor) -> Tensor:
+        """0 where a row may look, -inf elsewhere: [rows, 1, 1, longest]."""
+        if window not in self.biases:
+            positions = torch.arange(self.longest, device=like.device)
+            hidden = positions >= self.lengths[:, None]
+            if window is not None:
+                hidden |= positions < self.lengths[:, None] - window
+            bias = torch.zeros(hidden.shape, dtype=like.dtype, device=like.device)
+            self.biases[window] = bias.masked_fill_(hidden, float("-inf"))[:, None, None, :]
+        return self.biases[window]
+
+
+@dataclass(slots=True)
+class _Alone:
+    """Several new tokens of one row."""
+
+    shelf: Shelf
+    row: int
+    first_token: int
+    count: int
+    end: int
+    biases: dict[int | None, Tensor] = field(default_factory=dict)
+
+    def bias(self, window: int | None, like: Tensor) -> Tensor:
+        """0 where a token may look, -inf elsewhere: [count, end]."""
+        if window not in self.biases:
+            own = torch.arange(self.end - self.count, self.end, device=like.device)[:, None]
+            positions = torch.arange(self.end, device=like.device)
+            hidden = positions > own
+            if window is not None:
+                hidden |= positions <= own - window
+            bias = torch.zeros(hidden.shape, dtype=like.dtype, device=like.device)
+            self.biases[window] = bias.masked_fill_(hidden, float("-inf"))
+        return self.biases[window]
+
+
+class Step:
+    """The tokens of one forward pass.
+
+    Args:
+        pieces: New tokens by sequence, at most one piece per row.
+        device: Where the model is.
+    """
+
+    def __init__(self, pieces: Sequence[Piece], device: torch.device) -> None:
+        single = sorted((p for p in pieces if p.count == 1), key=lambda p: (p.row.shelf.capacity, p.row.index))
+        self.pieces = [*single, *(p for p in pieces if p.count > 1)]
+        """In the order of their tokens."""
+        starts = [0]
+        for piece in self.pieces:
+            starts.append(starts[-1] + piece.count)
+        self._device = device
+        ids = [token for p in self.pieces for token in p.row.ids[p.start : p.end]]
+        places = [place for p in self.pieces for place in range(p.start, p.end)]
+        self.input_ids = torch.tensor([ids], device=device)
+        self.places = torch.tensor([places], device=device)
+        """Index of each token in its sequence, int64[1, tokens]."""
+        self.positions = self.places
+        """Rotary positions: the same, or int64[3, 1, tokens] where a sequence holds images."""
+        self.routes: Routes | None = None
+        """Experts of each token, once they are known."""
+        self.views: list[View] = []
+        """Tokens of this step that stand for images."""
+        if any(p.row.images for p in self.pieces):
+            self._see(starts)
+        self.last_tokens = torch.tensor(starts[1:], device=device) - 1
+        """The last token of each piece, int64[pieces]."""
+        self._writes = list(self._plan_writes(starts))
+        self._together = list(self._plan_together(single))
+        self._alone = [
+            _Alone(p.row.shelf, p.row.index, start, p.count, p.end)
+            for p, start in zip(self.pieces, starts, strict=False)
+            if p.count > 1
+        ]
+
+    def keep_routes(self) -> None:
+        """Hand the experts of the tokens to their rows, before these count as computed."""
+        if self.routes is None:
+            return
+        first = 0
+        for piece in self.pieces:
+            piece.row.routes[piece.start :] = self.routes[first : first + piece.count]
+            first += piece.count
+
+    def _see(self, starts: list[int]) -> None:
+        positions = [rope_positions(p.row.images, p.start, p.end) for p in self.pieces]
+        self.positions = torch.from_numpy(np.concatenate(positions, axis=1)).to(self._device)[:, None]
+        for piece, start in zip(self.pieces, starts, strict=False):
+            self.views += views_of(piece.row.images, piece.start, piece.end, at=start)
+
+    def _plan_writes(self, starts: list[int]) -> Iterator[_Write]:
+        by_shelf: dict[Shelf, tuple[list[int], list[int]]] = {}
+        for piece, start in zip(self.pieces, starts, strict=False):
+            tokens, rows = by_shelf.setdefault(piece.row.shelf, ([], []))
+            tokens += range(start, start + piece.count)
+            rows += [piece.row.index] * piece.count
+        for shelf, (tokens, rows) in by_shelf.items():
+            places = torch.tensor(tokens, device=self._device)
+            yield _Write(shelf, places, torch.tensor(rows, device=self._device), self.places[0, places])
+
+    def _plan_together(self, single: list[Piece]) -> Iterator[_Together]:
+        token = 0
+        for shelf, on_shelf in groupby(single, key=lambda p: p.row.shelf):
+            for run in _runs(list(on_shelf)):
+                yield self._gather(shelf, run, token)
+                token += len(run)
+
+    def _gather(self, shelf: Shelf, run: list[Piece], token: int) -> _Together:
+        first = run[0].row.index
+        span = run[-1].row.index + 1 - first
+        lengths, queries = [1] * span, [token] * span
+        members = [piece.row.index - first for piece in run]
+        for offset, (place, piece) in enumerate(zip(members, run, strict=True)):
+            lengths[place], queries[place] = piece.end, token + offset
+        return _Together(
+            shelf=shelf,
+            first_row=first,
+            lengths=torch.tensor(lengths, device=self._device),
+            longest=max(lengths),
+            queries=torch.tensor(queries, device=self._device),
+            members=torch.tensor(members, device=self._device) if span > len(run) else None,
+            first_token=token,
+            count=len(run),
+        )
+
+    def attend(
+        self,
+        layer: int,
+        query: Tensor,
+        key: Tensor,
+        value: Tensor,
+        scale: float,
+        window: int | None,
+        cap: float | None = None,
+    ) -> Tensor:
+        """Store the new keys and values, then attend.
+
+        Args:
+            layer: Number of the layer.
+            query: [heads, tokens, head_dim].
+            key: [kv_heads, tokens, head_dim], rotated.
+            value: [kv_heads, tokens, head_dim].
+            scale: Multiplies the scores.
+            window: Tokens that a token sees, itself included; ``None`` for all.
+            cap: What scores are capped at, if they are.
+
+        Returns:
+            [tokens, heads, head_dim].
+        """
+        keys, values = key.transpose(0, 1), value.transpose(0, 1)
+        for write in self._writes:
+            all_keys, all_values = write.shelf.layer(layer, keys, values)
+            all_keys[write.rows, :, write.positions] = keys[write.tokens]
+            all_values[write.rows, :, write.positions] = values[write.tokens]
+        out = query.new_empty(query.shape[1], query.shape[0], value.shape[-1])
+        for group in self._together:
+            out[group.first_token : group.first_token + group.count] = _attend_together(
+                group, layer, query, scale, window, cap
+            )
+        for piece in self._alone:
+            out[piece.first_token : piece.first_token + piece.count] = _attend_alone(
+                piece, layer, query, scale, window, cap
+            )
+        return out
+
+
+def _runs(pieces: list[Piece]) -> Iterator[list[Piece]]:
+    """Split pieces, sorted by row, where more than `LARGEST_GAP` rows lie between two."""
+    run = [pieces[0]]
+    for piece in pieces[1:]:
+        if piece.row.index - run[-1].row.index > LARGEST_GAP + 1:
+            yield run
+            run = []
+        run.append(piece)
+    yield run
+
+
+def _attend_together(
+    group: _Together, layer: int, query: Tensor, scale: float, window: int | None, cap: float | None
+) -> Tensor:
+    rows = slice(group.first_row, group.first_row + len(group.lengths))
+    keys = group.shelf.keys[layer][rows, :, : group.longest]
+    values = group.shelf.values[layer][rows, :, : group.longest]
+    heads, _, size = query.shape
+    # the query heads that share a key-value head become its rows: no key is repeated
+    queries = query[:, group.queries].transpose(0, 1).reshape(len(group.lengths), keys.shape[1], -1, size)
+    scores = _capped(torch.matmul(queries * scale, keys.transpose(-1, -2)), cap) + group.bias(window, query)
+    attended = torch.matmul(scores.softmax(dim=-1), values).reshape(len(group.lengths), heads, -1)
+    return attended if group.members is None else attended[group.members]
+
+
+def _capped(scores: Tensor, cap: float | None) -> Tensor:
+    return scores if cap is None else torch.tanh(scores / cap) * cap
+
+
+def _attend_alone(
+    piece: _Alone, layer: int, query: Tensor, scale: float, window: int | None, cap: float | None
+) -> Tensor:
+    keys = piece.shelf.keys[layer][piece.row : piece.row + 1, :, : piece.end]
+    values = piece.shelf.values[layer][piece.row : piece.row + 1, :, : piece.end]
+    own = query[None, :, piece.first_token : piece.first_token + piece.count]
+    if cap is not None:
+        groups = own.shape[1] // keys.shape[1]
+        scores = _capped(own @ keys.repeat_interleave(groups, 1).mT * scale, cap) + piece.bias(window, query)
+        return (scores.softmax(dim=-1) @ values.repeat_interleave(groups, 1))[0].transpose(0, 1)
+    whole = piece.count == piece.end and window is None
+    attended = scaled_dot_product_attention(
+        own,
+        keys,
+        values,
+        attn_mask=None if whole else piece.bias(window, query),
+        is_causal=whole,
+        scale=scale,
+        enable_gqa=True,
+    )
+    return attended[0].transpose(0, 1)
+
+
+def step_attention(
+    module: torch.nn.Module,
+    query: Tensor,
+    key: Tensor,
+    value: Tensor,
+    attention_mask: Tensor | None,
+    *,
+    step: Step,
+    scaling: float | None = None,
+    sliding_window: int | None = None,
+    softcap: float | None = None,
+    **options: Any,
+) -> tuple[Tensor, None]:
+    """Attention as transformers calls it, over the sequences of a `Step`; shapes [1, heads, tokens, head_dim].
+
+    Raises:
+        UsageError: the model changes the scores in a way that is not known here.
+    """
+    if changed := [name for name in UNKNOWN_TERMS if options.get(name) is not None]:
+        raise UsageError("the local engine cannot run this model", got=f"attention with {', '.join(changed)}")
+    scale = query.shape[-1] ** -0.5 if scaling is None else scaling
+    layer = cast("int", module.layer_idx)
+    return step.attend(layer, query[0], key[0], value[0], scale, sliding_window, softcap)[None], None
+
+
+ATTENTION = "agentrl_step"
+AttentionInterface.register(ATTENTION, step_attention)
+
+
+class ModelRunner:
+    """Runs a model that may be training elsewhere.
+
+    The runner's module has the trainer's parameters and buffers themselves, but its own settings: it evaluates, with
+    attention over a `Step`, while the trainer's module stays as it is.
+
+    Args:
+        model: A decoder-only model with rotary positions.
+        reader: Prepares images, for a model that sees them.
+        routes: Tell which experts tokens went to.
+
+    Raises:
+        UsageError: the model's attention cannot be replaced, or it has no experts.
+    """
+
+    def __init__(self, model: PreTrainedModel, reader: ImageReader | None = None, *, routes: bool = False) -> None:
+        _check(model)
+        self._reader = reader
+        shared = {id(tensor): tensor for tensor in [*model.parameters(), *model.buffers()]}
+        self._source = model
+        self._module = copy.deepcopy(model, memo=shared).eval()
+        self._module.config.get_text_config()._attn_implementation = ATTENTION
+        self._chosen = ChosenExperts(_routers(self._module)) if routes else None
+
+    @property
+    def device(self) -> torch.device:
+        """Where the parameters are."""
+        return cast("torch.device", self._source.device)
+
+    @torch.inference_mode()
+    def logits(self, step: Step) -> Tensor:
+        """Logits after each piece's last token, [pieces, vocabulary]; the pieces' keys and values are stored, and the
+        step is told its tokens' experts.
+        """
+        found = self._logits(step)
+        if self._chosen is not None:
+            step.routes = self._chosen.take()
+        return found
+
+    def _logits(self, step: Step) -> Tensor:
+        if step.views:
+            hidden = read(self._module, step.input_ids, step.views, step.positions, self._reader, step=step)
+            return cast("Tensor", self._module.get_output_embeddings()(hidden[0, step.last_tokens]))
+        output = self._module(
+            input_ids=step.input_ids,
+            position_ids=step.positions,
+            use_cache=False,
+            logits_to_keep=step.last_tokens,
+            step=step,
+        )
+        return cast("Tensor", output.logits[0])
+
+    @torch.no_grad()
+    def load(self, weights: Mapping[str, Any]) -> None:
+        """Copy weights into the parameters, all or none; frozen ones may be left out.
+
+        Raises:
+            EngineError: a name or a shape is not the model's, or a parameter is missing.
+        """
+        parameters: dict[str, Tensor] = dict(self._source.named_parameters())
+        known = {**self._source.state_dict(keep_vars=True), **parameters}
+        if unknown := sorted(set(weights) - set(known)):
+            raise EngineError("weights that the model does not have", got=", ".join(unknown[:3]))
+        trained = {name for name, parameter in parameters.items() if parameter.requires_grad}
+        if missing := sorted(trained - set(weights)):
+            raise EngineError("weights are missing", got=f"none for {', '.join(missing[:3])}")
+        for name, tensor in weights.items():
+            if tensor.shape != known[name].shape:
+                raise EngineError(
+                    f"weight {name} has another shape", got=tuple(tensor.shape), expected=tuple(known[name].shape)
+                )
+        for name, tensor in weights.items():
+            known[name].copy_(tensor)
+
+
+def _routers(model: PreTrainedModel) -> list[torch.nn.Module]:
+    if found := routers(model):
+        return found
+    raise UsageError(
+        "the local engine cannot tell experts",
+        got=type(model).__name__,
+        expected="a mixture of experts",
+        hint="set trainer.mixture.replay=false",
+    )
+
+
+def _check(model: PreTrainedModel) -> None:
+    name = type(model).__name__
+    if not getattr(model, "_supports_attention_backend", False):
+        raise UsageError(f"the local engine cannot run {name}", got="attention that cannot be replaced")

@@ -1,0 +1,254 @@
+"""How commands run and end.
+
+- Files: what is written is read, and no path leads out.
+- Many sandboxes, and what they leave behind.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import secrets
+import time
+from collections.abc import Awaitable
+from typing import Any
+
+from agentrl.errors import ToolError
+from agentrl.sandbox import Entry, Limits, Sandbox
+from agentrl.testing.env_subject import Broken, Finding
+from agentrl.testing.sandbox_subject import (
+    Host,
+    SandboxSubject,
+    host_file,
+    require,
+    require_nothing_left,
+    text,
+    told,
+)
+
+
+async def runs_commands(subject: SandboxSubject) -> Finding:
+    """Commands get their words, input, folder and variables, and give back their output and exit code."""
+    async with subject.open() as sandbox:
+        shell = await sandbox.exec("echo out; echo err >&2; exit 7")
+        require((shell.exit_code, shell.stdout, shell.stderr) == (7, b"out\n", b"err\n"), told(shell))
+        words = await sandbox.exec(["printf", "%s|", "a b", "$HOME", "", "é"])
+        require(words.stdout == "a b|$HOME||é|".encode(), f"words arrive as {words.stdout!r}")
+        data = bytes(range(256)) * 2000
+        counted = await sandbox.exec("wc -c", stdin=data)
+        require(text(counted) == str(len(data)), f"{len(data)} bytes of input arrive as {text(counted)}")
+        echoed = await sandbox.exec("cat", stdin=data[:5000])
+        require(echoed.stdout == data[:5000], "bytes do not come back as they were")
+        placed = await sandbox.exec("pwd; echo $GREETING", cwd="/tmp", env={"GREETING": "hello there"})
+        require(text(placed) == "/tmp\nhello there", f"folder and variable are {text(placed)!r}")
+        home = await sandbox.exec("pwd")
+        require(text(home) == sandbox.folder, f"commands start in {text(home)}, not in {sandbox.folder}")
+    return Finding(detail="words, input, folder, variables, output, exit codes")
+
+
+async def tells_how_commands_end(subject: SandboxSubject) -> Finding:
+    """Exit codes are those of a shell, and a command that cannot run is no failure of the sandbox."""
+    async with subject.open() as sandbox:
+        for command, expected in (
+            (["no-such-program"], 127),
+            (["/tmp"], 126),
+            ("kill -9 $$", 137),
+            ("kill -15 $$", 143),
+        ):
+            result = await sandbox.exec(command)
+            require(result.exit_code == expected, f"{command!r} ends with {told(result)}, expected {expected}")
+        lost = await sandbox.exec("true", cwd="/no/such/folder")
+        require(lost.exit_code != 0, "a command runs in a folder that is not there")
+    return Finding(detail="127, 126, 128 + signal")
+
+
+async def runs_commands_at_the_same_time(subject: SandboxSubject) -> Finding:
+    """Several commands of one sandbox run beside each other, each with its own output."""
+    async with subject.open() as sandbox:
+        results = await asyncio.gather(*(sandbox.exec(f"sleep 0.2; echo {number}") for number in range(8)))
+        require([text(result) for result in results] == [str(n) for n in range(8)], "outputs are mixed up")
+    return Finding(detail="8 at once")
+
+
+async def keeps_programs_running(subject: SandboxSubject) -> Finding:
+    """A spawned program is spoken to line by line, can be interrupted, and ends with its exit code."""
+    async with subject.open() as sandbox:
+        program = await sandbox.spawn("while read line; do echo got $line; done; echo bye >&2; exit 3")
+        for number in range(20):
+            await program.write(f"{number}\n".encode())
+            line = await program.read_line()
+            require(line == f"got {number}\n".encode(), f"an answer is {line!r}")
+        other = await sandbox.exec("echo beside")
+        require(text(other) == "beside", "a command beside a program fails")
+        waiting = asyncio.create_task(program.read_line())
+        await asyncio.sleep(0.01)
+        waiting.cancel()
+        await program.write(b"kept\n")
+        line = await program.read_line()
+        require(line == b"got kept\n", f"after a cancelled read comes {line!r}")
+        await program.kill()
+        require((await program.wait()).exit_code == 137, "a killed program does not say so")
+        sleeper = await sandbox.spawn("trap 'echo ouch; exit 5' INT; echo ready; while :; do sleep 0.05; done")
+        require(await sleeper.read_line() == b"ready\n", "a program does not get ready")
+        await sleeper.interrupt()
+        require(await sleeper.read_line() == b"ouch\n", "an interrupted program does not notice")
+        require((await sleeper.wait()).exit_code == 5, "an interrupted program's exit code is lost")
+        require(await sleeper.read() == b"", "an ended program's output does not end")
+    return Finding(detail="21 round trips, interrupt, kill")
+
+
+async def keeps_output_within_limits(subject: SandboxSubject) -> Finding:
+    """Output beyond the limit is dropped and marked, whoever writes it, and nothing else changes."""
+    limits = Limits(output_bytes=1000)
+    async with subject.attacked() as sandbox:
+        result = await sandbox.exec("head -c 5000 /dev/zero; echo err >&2; exit 4", limits=limits)
+        require(len(result.stdout) == 1000 and result.truncated, f"{len(result.stdout)} bytes are kept")
+        require((result.exit_code, result.stderr) == (4, b"err\n"), told(result))
+        flood = await sandbox.exec("yes & yes >&2", limits=Limits(seconds=1.0))
+        require(flood.timed_out and flood.truncated, f"a flood ends as {told(flood)}")
+        require(
+            max(len(flood.stdout), len(flood.stderr)) <= (sandbox.spec.limits.output_bytes or 0), "too much is kept"
+        )
+    return Finding(detail=f"a flood of output is cut to {len(flood.stdout)} bytes")
+
+
+async def reads_what_was_written(subject: SandboxSubject) -> Finding:
+    """Any bytes under any name come back, in folders that are made on the way."""
+    async with subject.open() as sandbox:
+        data = secrets.token_bytes(300_000)
+        for path in ("plain.txt", "deep/er/file", f"{sandbox.folder}/absolute", "/tmp/elsewhere", "na me'\"é\n;$x"):
+            await sandbox.write(path, data)
+            require(await sandbox.read(path) == data, f"{path!r} comes back changed")
+        await sandbox.write("plain.txt", b"")
+        require(await sandbox.read("plain.txt") == b"", "a replaced file keeps its content")
+        await sandbox.write("run.sh", b"#!/bin/sh\necho ran\n", executable=True)
+        require(text(await sandbox.exec(["./run.sh"])) == "ran", "an executable file cannot be run")
+        listed = await sandbox.list()
+        require(Entry(name="deep", is_folder=True) in listed, f"a folder is listed as {listed}")
+        require(Entry(name="run.sh", is_folder=False) in listed, f"a file is listed as {listed}")
+        require([entry.name for entry in await sandbox.list("deep")] == ["er"], "a folder's content is not listed")
+    return Finding(detail="5 names, 300,000 bytes each")
+
+
+async def says_why_a_file_cannot_be_read(subject: SandboxSubject) -> Finding:
+    """What is no file, or too large, or out of reach is told to the model, in time."""
+    async with subject.attacked() as sandbox:
+        await sandbox.exec("mkfifo pipe; mkdir folder; ln -s loop loop; head -c 100000 /dev/zero > large")
+        refused = (
+            "nothing",
+            "pipe",
+            "folder",
+            "loop",
+            "/dev/zero",
+            "/proc/1/mem",
+            "",
+            "a\0b",
+            "plain/../../../nothing",
+        )
+        for path in refused:
+            await _require_refused(sandbox.read(path), f"reading {path!r}")
+        await _require_refused(sandbox.read("large", most=1000), "reading a file that is too large")
+        for path in ("pipe", "folder", "/usr/new", "/etc/passwd", "/new", "large/below", "/dev/null", "/proc/sys/x"):
+            await _require_refused(sandbox.write(path, b"data"), f"writing {path!r}")
+        await _require_refused(sandbox.write("much", b"x" * 20 * 2**20), "writing more than fits")
+        await _require_refused(sandbox.list("large"), "listing a file")
+    return Finding(detail=f"{len(refused) + 11} refusals")
+
+
+async def lets_no_path_lead_out(subject: SandboxSubject) -> Finding:
+    """Neither dots nor links nor mounts show or change a file of the host, from outside or from inside."""
+    mark = secrets.token_hex(16)
+    with host_file(mark) as file:
+        async with subject.attacked() as sandbox:
+            await sandbox.exec(["ln", "-s", str(file), "link"])
+            await sandbox.exec(["ln", "-s", str(file.parent), "folder"])
+            ways = [str(file), f"../../../../../../../..{file}", "link", "folder/secret.txt"]
+            ways += [f"/proc/{pid}/{place}{file}" for pid in ("1", "self") for place in ("root", "cwd")]
+            for path in ways:
+                await _require_hidden(sandbox, path, mark)
+                seen = await sandbox.exec(["cat", path])
+                require(mark.encode() not in seen.stdout, f"cat {path} shows a file of the host")
+                await sandbox.exec(["sh", "-c", 'echo changed > "$0"', path])
+        require(file.read_text() == mark, "a file of the host was changed")
+        require(os.listdir(file.parent) == [file.name], "a file of the host was made")
+    return Finding(detail=f"{len(ways)} ways tried")
+
+
+async def keeps_snapshots(subject: SandboxSubject) -> Finding:
+    """A snapshot restores the folder, links and modes included, here and in another sandbox."""
+    async with subject.open() as sandbox, subject.open() as other:
+        await sandbox.exec("find . -mindepth 1 -delete")  # what an image may bring along
+        await sandbox.exec("mkdir -p a/b; echo one > a/b/c; ln -s b a/link; chmod 755 a/b/c; echo .x > .hidden")
+        snapshot = await sandbox.snapshot()
+        await sandbox.exec("rm -rf a; echo later > later; mkdir .more")
+        for place in (sandbox, other):
+            await place.restore(snapshot)
+            seen = await place.exec("cat a/link/c .hidden; test -x a/b/c; echo $?; ls -A")
+            require(text(seen) == "one\n.x\n0\n.hidden\na", f"after a restore there is {told(seen)}")
+    return Finding(detail=f"{len(snapshot):,} bytes")
+
+
+async def _require_hidden(sandbox: Sandbox, path: str, mark: str) -> None:
+    """Neither read nor overwritten by the methods of the sandbox; it may be made anew inside."""
+    try:
+        shown = await sandbox.read(path)
+    except ToolError:
+        shown = b""
+    require(mark.encode() not in shown, f"read({path!r}) shows a file of the host")
+    try:
+        await sandbox.write(path, b"changed")
+    except ToolError:
+        return
+
+
+async def _require_refused(attempt: Awaitable[Any], what: str) -> None:
+    try:
+        await attempt
+    except ToolError as refusal:
+        require(len(str(refusal)) < 500, f"{what} is refused with {len(str(refusal))} characters")
+        return
+    raise Broken(f"{what} is not refused")
+
+
+MANY = 16
+
+
+async def runs_many_at_once(subject: SandboxSubject) -> Finding:
+    """Sandboxes start, work and close beside each other, each with files of its own."""
+    before = Host.now()
+    start = time.perf_counter()
+
+    async def one(number: int) -> str:
+        async with subject.open() as sandbox:
+            await sandbox.write("number", str(number).encode())
+            return text(await sandbox.exec("cat number"))
+
+    seen = await asyncio.gather(*(one(number) for number in range(MANY)))
+    require(seen == [str(number) for number in range(MANY)], "files of sandboxes are mixed up")
+    await require_nothing_left(before)
+    return Finding(detail=f"{MANY} at once in {time.perf_counter() - start:.1f} s")
+
+
+async def leaves_nothing_behind(subject: SandboxSubject) -> Finding:
+    """Neither processes nor files nor folders stay, even when a sandbox is closed while it works."""
+    async with subject.open() as warm:
+        await warm.exec("true")
+    before = Host.now()
+    for _ in range(3):
+        sandbox = subject.open()
+        await sandbox.start()
+        calls = [asyncio.create_task(sandbox.exec("sleep 60 & sleep 60")) for _ in range(3)]
+        program = await sandbox.spawn("yes")
+        await program.read()
+        await sandbox.write("left", b"x" * 1_000_000)
+        await sandbox.close()
+        await asyncio.wait(calls)
+        for call in calls:
+            call.exception()
+    abandoned = [asyncio.create_task(subject.open().start()) for _ in range(3)]
+    await asyncio.sleep(0.005)
+    for starting in abandoned:
+        starting.cancel()
+    await asyncio.wait(abandoned)
+    await require_nothing_left(before)
+    return Finding(detail="3 closed while working, 3 cancelled while starting")

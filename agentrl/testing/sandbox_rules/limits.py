@@ -1,0 +1,341 @@
+"""Attacks on memory, processes and disk.
+
+- Commands that do not want to end.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import gzip
+import time
+
+from agentrl.errors import SandboxError
+from agentrl.sandbox import Limits, Sandbox
+from agentrl.testing.env_subject import Broken, Finding, Suspect
+from agentrl.testing.sandbox_subject import (
+    GRACE_S,
+    MIB,
+    TIGHT,
+    Host,
+    SandboxSubject,
+    require,
+    require_nothing_left,
+    run_python,
+    text,
+    told,
+)
+
+_FORK_BOMB = """
+    import os
+    while True:
+        try: os.fork()
+        except OSError: pass
+"""
+_PROCESS_COUNT = """
+    import os, time
+    made = 0
+    for _ in range(500):
+        try: pid = os.fork()
+        except OSError: break
+        if pid == 0:
+            time.sleep(60)
+            os._exit(0)
+        made += 1
+    print(made)
+"""
+_MEMORY_BOMB = """
+    kept = []
+    while True: kept.append(b"x" * 2**20)
+"""
+_MANY_HANDS = """
+    import os, time
+    for _ in range(10):
+        if os.fork() == 0:
+            held = b"x" * (40 * 2**20)
+            open(f"held{os.getpid()}", "w").close()
+            time.sleep(2)
+            os._exit(0)
+    time.sleep(1.5)
+    alive = [name for name in os.listdir(".") if name.startswith("held") and os.path.exists("/proc/" + name[4:])]
+    states = [open("/proc/" + name[4:] + "/stat").read().rpartition(")")[2].split()[0] for name in alive]
+    print(40 * sum(state != "Z" for state in states))
+"""
+_FILL = """
+    import os, sys
+    total = 0
+    places = [".", "/", "/dev", "/dev/shm", "/tmp", "/var/tmp", "/run", "/etc", "/usr", "/proc", "/sys", "/mnt"]
+    places += [os.path.join(place, name) for place in ("/", "/var", "/dev") for name in os.listdir(place)]
+    for place in places:
+        number = 0
+        while total < 2**30:
+            try:
+                with open(f"{place}/fill{number}", "xb", buffering=0) as file:
+                    number += 1
+                    for _ in range(4): total += file.write(bytes(2**20))
+            except OSError: break
+    print(total)
+"""
+_ONE_FILE = """
+    import signal
+    signal.signal(signal.SIGXFSZ, signal.SIG_IGN)
+    total = 0
+    try:
+        with open("large", "wb", buffering=0) as file:
+            while total < 2**28: total += file.write(bytes(2**20))
+    except OSError: pass
+    print(total)
+"""
+_MANY_FILES = """
+    import os
+    number = 0
+    while True:
+        try:
+            os.mkdir(f"d{number}")
+            number += 1
+        except OSError: os._exit(3)
+"""
+_OUTSIDE_PROCESSES = """
+    import mmap, os, time
+    kept = []
+    for number in range(64):
+        try: fd = os.memfd_create(str(number))
+        except (OSError, AttributeError): break
+        kept.append(fd)
+        try:
+            for _ in range(8): os.write(fd, bytes(2**20))
+        except OSError: break
+    print(8 * len(kept))
+"""
+_SYSTEM_V = """
+    import ctypes
+    libc = ctypes.CDLL(None)
+    libc.shmat.restype = ctypes.c_void_p
+    number = libc.shmget(0, 64 * 2**20, 0o1600)
+    if number >= 0:
+        place = libc.shmat(number, None, 0)
+        ctypes.memset(place, 1, 64 * 2**20)
+    print(number, libc.msgget(0, 0o1600))
+"""
+
+
+async def stops_a_fork_bomb(subject: SandboxSubject) -> Finding:
+    """Processes are limited, and a fork bomb is dead after its deadline."""
+    async with subject.attacked() as sandbox:
+        counted = await run_python(sandbox, _PROCESS_COUNT)
+        require(text(counted).isdigit(), told(counted))
+        require(int(text(counted)) <= (TIGHT.processes or 0), f"{text(counted)} processes can be made")
+        for bomb in (["python3", "-c", "import os\nwhile True: os.fork()"], "bomb() { bomb | bomb & }; bomb; sleep 9"):
+            await sandbox.exec(bomb, limits=Limits(seconds=1.0))
+        result = await run_python(sandbox, _FORK_BOMB, limits=Limits(seconds=1.0))
+        require(result.timed_out, f"a fork bomb ends as {told(result)}")
+        left = await sandbox.exec("ls -d /proc/[0-9]* | wc -l")
+        require(int(text(left)) < 10, f"{text(left)} processes are there after a fork bomb")
+    return Finding(detail=f"{text(counted)} processes at most")
+
+
+async def stops_a_memory_bomb(subject: SandboxSubject) -> Finding:
+    """A process that takes all memory is ended."""
+    async with subject.attacked() as sandbox:
+        result = await run_python(sandbox, _MEMORY_BOMB, limits=Limits(seconds=4.0))
+        require(not result.succeeded and not result.timed_out, f"a memory bomb ends as {told(result)}")
+        own = await run_python(sandbox, "held = b'x' * 100 * 2**20", limits=Limits(memory_bytes=64 * MIB))
+        require(not own.succeeded, "a command's own memory limit does not count")
+    return Finding(detail="out of memory" if result.out_of_memory else "memory was refused")
+
+
+async def counts_memory_of_all_processes(subject: SandboxSubject) -> Finding:
+    """Memory is limited for the whole sandbox, and not for each process alone."""
+    async with subject.attacked() as sandbox:
+        most = (TIGHT.memory_bytes or 0) // MIB
+        files = await run_python(sandbox, _OUTSIDE_PROCESSES)
+        made = int(text(files) or 0)
+        require(made <= most, f"{made} MiB fit into files in memory where {most} MiB are allowed")
+        result = await run_python(sandbox, _MANY_HANDS)
+        held = int(text(result) or 0)
+        if held > most:
+            raise Suspect(f"10 processes hold {held} MiB where {most} MiB are allowed: there are no control groups")
+    return Finding(detail=f"10 processes of 40 MiB hold {held} MiB")
+
+
+async def keeps_no_memory_after_a_command(subject: SandboxSubject) -> Finding:
+    """What a command took is free when it ends, System V memory and message queues too."""
+    async with subject.attacked() as sandbox:
+        taken = await run_python(sandbox, _SYSTEM_V)
+        require(len(text(taken).split()) == 2, told(taken))
+        left = await sandbox.exec("tail -q -n +2 /proc/sysvipc/shm /proc/sysvipc/msg")
+        require(text(left) == "", f"after a command there are {text(left)}")
+    return Finding(detail="refused" if text(taken) == "-1 -1" else "freed")
+
+
+async def stops_a_disk_fill(subject: SandboxSubject) -> Finding:
+    """Everything that can be written is limited in size, and gone with the sandbox."""
+    async with subject.attacked() as sandbox:
+        result = await run_python(sandbox, _FILL, limits=Limits(memory_bytes=MIB * 120))
+        filled = await sandbox.exec("du -sk /work /tmp /dev/shm 2>/dev/null | awk '{n += $1} END {print n}'")
+        total = max(int(text(result) or 0), int(text(filled) or 0) * 1024) // MIB
+        most = 4 * (TIGHT.disk_bytes or 0) // MIB
+        require(total <= most, f"{total} MiB can be written where 16 MiB fit into a folder")
+        await sandbox.exec("rm -rf /work/* /tmp/* /dev/shm/*")
+        single = await run_python(sandbox, _ONE_FILE)
+        require(int(text(single) or 0) <= (TIGHT.file_bytes or 0), f"a file of {text(single)} bytes can be written")
+        many = await run_python(sandbox, _MANY_FILES, limits=Limits(seconds=1.0))
+        require(not many.succeeded, told(many))
+    return Finding(detail=f"{total} MiB in all folders together, {int(text(single)) // MIB} MiB in a file")
+
+
+async def stops_a_zip_bomb(subject: SandboxSubject) -> Finding:
+    """Small files that unpack to large ones fill neither disk nor memory."""
+    bomb = gzip.compress(bytes(300 * MIB), compresslevel=9)
+    async with subject.attacked() as sandbox:
+        await sandbox.write("bomb.gz", bomb)
+        unpacked = await sandbox.exec("gzip -dc bomb.gz > bomb")
+        require(not unpacked.succeeded, "a zip bomb was unpacked to the disk")
+        size = int(text(await sandbox.exec("wc -c < bomb")))
+        require(size <= (TIGHT.file_bytes or 0), f"a zip bomb fills {size} bytes")
+        loaded = await run_python(sandbox, "import gzip; print(len(gzip.open('bomb.gz').read()))")
+        if loaded.succeeded:
+            raise Broken("a zip bomb was unpacked into memory")
+    return Finding(detail=f"{len(bomb):,} bytes that unpack to {300 * MIB:,}")
+
+
+_BEATS = """
+    import os, signal, sys, time
+    for number in range(1, 65):
+        if number not in (signal.SIGKILL, signal.SIGSTOP):
+            try: signal.signal(number, signal.SIG_IGN)
+            except (OSError, ValueError): pass
+    def beat():
+        while True:
+            with open("beats", "ab") as file: file.write(b".")
+            time.sleep(0.01)
+"""
+"""Ignores every signal that can be ignored; `beat` shows that it lives."""
+_DAEMON = """
+    if os.fork() == 0:
+        os.setsid()
+        if os.fork() == 0:
+            os.closerange(0, 100)
+            beat()
+        os._exit(0)
+    while not os.path.exists("beats"): time.sleep(0.01)
+"""
+_CONTINUERS = """
+    for _ in range(6):
+        if os.fork() == 0:
+            os.setsid()
+            while True:
+                for pid in range(2, 200):
+                    try: os.kill(pid, signal.SIGCONT)
+                    except OSError: pass
+                with open("beats", "ab") as file: file.write(b".")
+"""
+_HEADLESS = """
+    import ctypes, threading
+    threading.Thread(target=beat).start()
+    while not os.path.exists("beats"): time.sleep(0.01)
+    ctypes.CDLL(None).pthread_exit(None)
+"""
+
+
+_LOWER_LIMITS = """
+    import os, resource
+    for pid in (1, os.getppid()):
+        for kind in (resource.RLIMIT_NOFILE, resource.RLIMIT_CPU, resource.RLIMIT_AS, resource.RLIMIT_NPROC):
+            try: resource.prlimit(pid, kind, (0, 0))
+            except OSError: pass
+"""
+
+
+async def kills_at_the_deadline(subject: SandboxSubject) -> Finding:
+    """A command that ignores every signal is killed when its time is over; what it wrote is kept."""
+    async with subject.attacked() as sandbox:
+        start = time.perf_counter()
+        result = await run_python(sandbox, f"{_BEATS}    print('on', flush=True); beat()", limits=Limits(seconds=1.0))
+        took = time.perf_counter() - start
+        require(result.timed_out and not result.succeeded, f"an endless command ends as {told(result)}")
+        require(took < 1.0 + GRACE_S, f"1 s became {took:.1f} s")
+        require(text(result) == "on", "output until the deadline is lost")
+        await _require_silence(sandbox)
+    return Finding(detail=f"after {result.seconds:.2f} s", figures={"over_s": round(result.seconds - 1.0, 3)})
+
+
+async def counts_processor_time(subject: SandboxSubject) -> Finding:
+    """A busy loop is killed when its processor time is used up, before its deadline."""
+    async with subject.attacked() as sandbox:
+        result = await run_python(sandbox, "while True: pass", limits=Limits(cpu_seconds=1.0, seconds=60.0))
+        require(not result.succeeded, f"a busy loop ends as {told(result)}")
+        if result.timed_out:
+            raise Broken("processor time is not limited; only the deadline ended a busy loop")
+    return Finding(detail=f"after {result.seconds:.2f} s")
+
+
+async def kills_what_commands_leave(subject: SandboxSubject) -> Finding:
+    """A daemon, a child in the background and a process without a main thread die with the command that made them."""
+    async with subject.attacked() as sandbox:
+        program = await sandbox.spawn("echo ready; cat")
+        await program.read_line()
+        for attack in (_DAEMON, _HEADLESS, _CONTINUERS):
+            result = await run_python(sandbox, f"{_BEATS}{attack}", limits=Limits(seconds=1.5))
+            require(b"Traceback" not in result.stderr, told(result))
+            await _require_silence(sandbox)
+        start = time.perf_counter()
+        result = await sandbox.exec("sleep 60 & echo done")
+        require(text(result) == "done", told(result))
+        require(time.perf_counter() - start < GRACE_S, "a child in the background holds its command up")
+        await program.write(b"still\n")
+        require(await program.read_line() == b"still\n", "a program that was running died, too")
+    return Finding(detail="daemon, headless process, processes that wake each other, child with the output")
+
+
+async def survives_signals_from_inside(subject: SandboxSubject) -> Finding:
+    """Commands that signal everything they see, or lower its limits, harm only themselves."""
+    async with subject.attacked() as sandbox:
+        lowered = await run_python(sandbox, _LOWER_LIMITS)
+        require(b"Traceback" not in lowered.stderr, told(lowered))
+        result = await sandbox.exec("echo here")
+        require(text(result) == "here", f"after limits were lowered the sandbox says {told(result)}")
+        for number in ("STOP", "TERM", "INT", "HUP", "CHLD", "SEGV", "KILL"):
+            await sandbox.exec(f"kill -{number} $PPID; kill -{number} 1; kill -{number} -1", limits=Limits(seconds=1.0))
+            result = await sandbox.exec("echo here")
+            require(text(result) == "here", f"after kill -{number} -1 the sandbox says {told(result)}")
+    return Finding(detail="7 signals, 4 limits")
+
+
+async def stops_with_its_caller(subject: SandboxSubject) -> Finding:
+    """A command whose caller is cancelled is killed; a call during `close` ends with `SandboxError`."""
+    before = Host.now()
+    async with subject.open() as sandbox:
+        call = asyncio.create_task(run_python(sandbox, f"{_BEATS}    beat()"))
+        await _wait_for_beats(sandbox)
+        call.cancel()
+        await asyncio.wait([call])
+        await _require_silence(sandbox)
+        waiting = asyncio.create_task(sandbox.exec("sleep 3"))
+        program = await sandbox.spawn("sleep 100")
+        reading = asyncio.create_task(program.read())
+        await asyncio.sleep(0.05)
+    for task in (waiting, reading):
+        try:
+            await asyncio.wait_for(task, GRACE_S)
+        except SandboxError:
+            continue
+        raise Broken("a call that close interrupts does not raise SandboxError")
+    await sandbox.close()
+    await require_nothing_left(before)
+    return Finding(detail="cancelled call, calls during close, closing twice")
+
+
+async def _wait_for_beats(sandbox: Sandbox) -> None:
+    result = await sandbox.exec("while ! test -s beats; do sleep 0.01; done")
+    require(result.exit_code == 0, f"a program does not start: {told(result)}")
+
+
+async def _require_silence(sandbox: Sandbox) -> None:
+    """The heartbeat stops; it is given a moment, because a call may return before what it cancelled has ended."""
+    for _ in range(10):
+        seen = await sandbox.exec("wc -c < beats; sleep 0.2; wc -c < beats")
+        first, second = text(seen).split()
+        if first == second:
+            await sandbox.exec("rm -f beats")
+            return
+    raise Broken("a process goes on after its command has ended")

@@ -1,0 +1,355 @@
+"""Ways out: rights, devices, namespaces, signals, terminals.
+
+- The network, which is off unless the spec says otherwise.
+- What code in a sandbox must not see.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import secrets
+import socket
+import tempfile
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass, field
+from pathlib import Path
+
+from agentrl.sandbox.isolation import own_folders
+from agentrl.sandbox.spec import NO_NETWORK
+from agentrl.testing.env_subject import Finding, Missing
+from agentrl.testing.sandbox_subject import (
+    SandboxSubject,
+    bystander,
+    host_file,
+    require,
+    run_python,
+    text,
+    told,
+)
+
+_FORBIDDEN = """
+    import ctypes, os, socket
+    libc = ctypes.CDLL(None, use_errno=True)
+    def tried(name, call):
+        try: result = call()
+        except (OSError, AttributeError): return
+        if result != -1: print(name, result)
+    for name, flag in {"user": 0x10000000, "mount": 0x20000, "net": 0x40000000, "pid": 0x20000000}.items():
+        tried(f"unshare {name} namespace", lambda: libc.unshare(flag))
+    tried("mount", lambda: libc.mount(b"none", b"/tmp", b"tmpfs", 0, None))
+    tried("remount", lambda: libc.mount(b"none", b"/usr", None, 32 | 4096, None))
+    tried("umount", lambda: libc.umount2(b"/proc", 2))
+    tried("pivot_root", lambda: libc.syscall(155, b"/tmp", b"/tmp"))
+    tried("setuid", lambda: os.setuid(0))
+    tried("setgroups", lambda: os.setgroups([0]))
+    tried("device", lambda: os.mknod("disk", 0o60666, os.makedev(8, 0)))
+    tried("reboot", lambda: libc.syscall(169, 0xfee1dead, 672274793, 0, None))
+    tried("settime", lambda: libc.settimeofday(ctypes.create_string_buffer(16), None))
+    tried("module", lambda: libc.syscall(175, b"", 0, b""))
+    tried("bpf", lambda: libc.syscall(321, 0, ctypes.create_string_buffer(128), 128))
+    tried("keys", lambda: libc.syscall(250, 0, -3, 0))
+    tried("io_uring", lambda: libc.syscall(425, 8, ctypes.create_string_buffer(256)))
+    tried("userfaultfd", lambda: libc.syscall(323, 0))
+    tried("perf", lambda: libc.syscall(298, ctypes.create_string_buffer(128), 0, -1, -1, 0))
+    tried("trace of process 1", lambda: libc.ptrace(16, 1, None, None))
+    for path in ("/proc/1/mem", "/proc/1/environ", "/proc/kcore", "/proc/kmsg", "/dev/mem", "/dev/kmsg", "/dev/sda",
+                 "/dev/vda", "/dev/fuse", "/dev/kvm", "/dev/net/tun", "/dev/vsock", "/proc/sysrq-trigger"):
+        tried(f"open {path}", lambda: len(open(path, "rb").read(1)) or -1)
+    for path in ("/proc/sys/kernel/core_pattern", "/proc/sysrq-trigger", "/proc/sys/vm/drop_caches",
+                 "/proc/1/oom_score_adj", "/sys/kernel/uevent_helper", "/sys/fs/cgroup/release_agent", "/dev/mem",
+                 "/proc/sys/kernel/hostname"):
+        tried(f"write {path}", lambda: os.open(path, os.O_WRONLY))
+    status = dict(line.split(":", 1) for line in open("/proc/self/status"))
+    for name in ("CapEff", "CapPrm", "CapAmb"):
+        if int(status[name], 16): print(name, status[name].strip())
+    if status["NoNewPrivs"].strip() != "1": print("set-user-ID programs get their rights")
+    if os.getuid() == 0: print("user 0")
+    print("done")
+"""
+_TERMINAL = """
+    import fcntl, os, termios
+    try: print("a terminal", os.open("/dev/tty", os.O_RDWR))
+    except OSError: pass
+    ours, theirs = os.openpty()
+    os.setsid() if os.getpid() != os.getsid(0) else None
+    for fd in (0, 1, 2, theirs):
+        try: fcntl.ioctl(fd, termios.TIOCSTI, b"x")
+        except OSError: continue
+        if fd != theirs: print("typed into", fd)
+    print("done")
+"""
+_SIGNALS = """
+    import os, signal, sys
+    for pid in [int(word) for word in sys.argv[1:]] + list(range(2, 70000)):
+        if pid in (os.getpid(), os.getppid()): continue
+        try: os.kill(pid, signal.SIGKILL)
+        except OSError: pass
+"""
+
+
+async def gives_no_rights(subject: SandboxSubject) -> Finding:
+    """No namespaces, mounts, devices, kernel settings, tracing, new privileges or capabilities."""
+    async with subject.attacked() as sandbox:
+        result = await run_python(sandbox, _FORBIDDEN)
+        require(text(result) == "done", f"allowed: {text(result)}, {result.stderr[-200:]!r}")
+    return Finding(detail="41 ways tried")
+
+
+async def writes_only_where_it_may(subject: SandboxSubject) -> Finding:
+    """The system is read-only, and nothing that was written is seen outside."""
+    mark = "agentrl-check-written"
+    async with subject.attacked() as sandbox:
+        places = "/ /usr /usr/bin /usr/local/bin /etc /bin /lib /var /run /root /home /opt /dev /proc /sys"
+        script = f'for place in {places}; do touch "$place/{mark}" && rm "$place/{mark}" && echo "$place"; done; true'
+        result = await sandbox.exec(script)
+        require(result.stdout == b"", f"can be written: {text(result)}")
+        await sandbox.exec(f"touch /tmp/{mark} /var/tmp/{mark} /dev/shm/{mark} ~/{mark}")
+        folders = ("/tmp", "/var/tmp", "/dev/shm", os.environ.get("HOME", "/root"), sandbox.folder)
+        outside = [folder for folder in folders if mark in _names(folder)]
+        require(not outside, f"a file of the sandbox is in {', '.join(outside)}")
+    return Finding(detail=f"{len(places.split())} folders tried")
+
+
+def _names(folder: str) -> list[str]:
+    return os.listdir(folder) if os.path.isdir(folder) else []
+
+
+async def signals_nobody_outside(subject: SandboxSubject) -> Finding:
+    """No process of the host can be signalled."""
+    with bystander() as process:
+        async with subject.attacked() as sandbox:
+            await run_python(sandbox, _SIGNALS, str(process.pid))
+            require(process.poll() is None, "a process of the host was killed")
+    return Finding(detail="70,000 numbers tried")
+
+
+async def has_no_terminal(subject: SandboxSubject) -> Finding:
+    """There is no terminal to type into."""
+    async with subject.attacked() as sandbox:
+        result = await run_python(sandbox, _TERMINAL)
+        require(text(result) == "done", told(result))
+    return Finding(detail="no controlling terminal, no TIOCSTI")
+
+
+_TRY = """
+    import socket, sys
+    addresses, (port, udp), (path, name) = sys.argv[1].split(","), map(int, sys.argv[2:4]), sys.argv[4:]
+    def tried(what, call):
+        try: call()
+        except (OSError, AttributeError, OverflowError): return
+        print(what)
+    def open_socket(*kind):
+        made = socket.socket(*kind)
+        made.settimeout(0.3)
+        return made
+    for address in addresses:
+        family = socket.AF_INET6 if ":" in address else socket.AF_INET
+        tried(f"TCP to {address}", lambda: open_socket(family, socket.SOCK_STREAM).connect((address, port)))
+        try: open_socket(family, socket.SOCK_DGRAM).sendto(b"leak", (address, udp))
+        except OSError: pass
+    for address in ("1.1.1.1", "8.8.8.8", "169.254.169.254"):
+        there = (address, 53)
+        tried(f"TCP to {address}", lambda: open_socket(socket.AF_INET, socket.SOCK_STREAM).connect(there))
+        tried(f"UDP to {address}", lambda: open_socket(socket.AF_INET, socket.SOCK_DGRAM).sendto(b"leak", there))
+    tried("DNS", lambda: socket.getaddrinfo("example.com", 80))
+    for address in (path, chr(0) + name):
+        for kind in (socket.SOCK_STREAM, socket.SOCK_DGRAM):
+            tried(f"unix socket {address!r}", lambda: open_socket(socket.AF_UNIX, kind).connect(address))
+    for kind in ((2, socket.SOCK_RAW, 1), (17, socket.SOCK_RAW), (16, socket.SOCK_RAW), (40, socket.SOCK_STREAM)):
+        tried(f"a socket of kind {kind}", lambda: socket.socket(*kind))
+    print("done")
+"""
+_LOOPBACK = """
+    import socket, threading
+    server = socket.create_server(("127.0.0.1", 0))
+    client = socket.create_connection(server.getsockname())
+    client.sendall(b"hello")
+    print(server.accept()[0].recv(9).decode())
+"""
+
+
+@dataclass(slots=True)
+class _Ears:
+    """Sockets of the host that would hear."""
+
+    tcp: socket.socket
+    udp: socket.socket
+    path: str
+    name: str
+    unix: list[socket.socket] = field(default_factory=list)
+
+    def heard(self) -> list[str]:
+        """What arrived."""
+        found = []
+        for what, ear in (("TCP", self.tcp), *(("a unix socket", one) for one in self.unix)):
+            with contextlib.suppress(OSError):
+                ear.accept()
+                found.append(what)
+        with contextlib.suppress(OSError):
+            self.udp.recv(100)
+            found.append("UDP")
+        return found
+
+
+async def reaches_no_network(subject: SandboxSubject) -> Finding:
+    """No TCP, UDP, DNS, raw or unix socket leads to the host or beyond."""
+    if subject.spec.network != NO_NETWORK:
+        raise Missing(f"the spec gives network {subject.spec.network}")
+    with _listening() as ears:
+        async with subject.attacked() as sandbox:
+            numbers = [str(ears.tcp.getsockname()[1]), str(ears.udp.getsockname()[1])]
+            result = await run_python(sandbox, _TRY, ",".join(_addresses()), *numbers, ears.path, ears.name)
+            require(text(result) == "done", f"reached: {text(result)}, {result.stderr[-300:]!r}")
+            require(not ears.heard(), f"the host heard {', '.join(ears.heard())}")
+            own = await run_python(sandbox, _LOOPBACK)
+            require(text(own) == "hello", f"programs in the sandbox do not reach one another: {own.stderr[-200:]!r}")
+    return Finding(detail="TCP, UDP, DNS, raw, packet, netlink, vsock and unix sockets; its own loopback works")
+
+
+@contextlib.contextmanager
+def _listening() -> Iterator[_Ears]:
+    with contextlib.ExitStack() as stack:
+        folder = Path(stack.enter_context(tempfile.TemporaryDirectory()))
+        folder.chmod(0o777)
+        tcp = stack.enter_context(socket.create_server(("0.0.0.0", 0)))
+        udp = stack.enter_context(socket.socket(socket.AF_INET, socket.SOCK_DGRAM))
+        udp.bind(("0.0.0.0", 0))
+        ears = _Ears(tcp, udp, str(folder / "socket"), f"agentrl-check-{secrets.token_hex(8)}")
+        for address in (ears.path, f"\0{ears.name}"):
+            ear = stack.enter_context(socket.socket(socket.AF_UNIX, socket.SOCK_STREAM))
+            ear.bind(address)
+            ear.listen()
+            ears.unix.append(ear)
+        (folder / "socket").chmod(0o777)
+        for ear in (tcp, udp, *ears.unix):
+            ear.setblocking(False)
+        yield ears
+
+
+def _addresses() -> list[str]:
+    """This host's, as far as its name tells."""
+    found = {"127.0.0.1", "0.0.0.0"}
+    with contextlib.suppress(OSError):
+        found |= {str(info[4][0]) for info in socket.getaddrinfo(socket.gethostname(), None, socket.AF_INET)}
+    return sorted(found)
+
+
+_SEARCH = """
+    import os, sys
+    mark, places = sys.argv[1].encode(), sys.argv[2:]
+    looked = 0
+    def look(path):
+        global looked
+        looked += 1
+        try:
+            fd = os.open(path, os.O_RDONLY | os.O_NONBLOCK)
+            try: return mark in os.read(fd, 2**20)
+            finally: os.close(fd)
+        except OSError: return False
+    def search(place):
+        if look(place): print("found in", place)
+        for folder, folders, files in os.walk(place):
+            if folder.count("/") > place.count("/") + 3: folders.clear()
+            for name in files[:100]:
+                if look(f"{folder}/{name}"): print("found in", folder, name)
+    for process in filter(str.isdigit, os.listdir("/proc")):
+        if process == str(os.getpid()): continue
+        for name in ("environ", "cmdline", "comm", "maps", "mountinfo", "stack"):
+            if look(f"/proc/{process}/{name}"): print("found in", process, name)
+        for name in ("cwd", "fd", *("root" + place for place in places)): search(f"/proc/{process}/{name}")
+    for place in places: search(place)
+    print("looked", looked)
+"""
+_HANDLES = """
+    import os
+    for name in os.listdir("/proc/self/fd"):
+        try: target = os.readlink(f"/proc/self/fd/{name}")
+        except OSError: continue
+        if not target.startswith(("pipe:", "/dev/null", "/proc/")): print(name, target)
+    for name in os.listdir("/proc/1/fd") if os.access("/proc/1/fd", os.R_OK) else (): print("process 1 has", name)
+"""
+_OWN_CODE = """
+    import glob, os, sys
+    places = [*sys.argv[1:], *(os.path.join(place, "agentrl") for place in sys.path)]
+    for prefix in ("/usr", "/usr/local", sys.prefix): places += glob.glob(prefix + "/lib/python3*/*-packages/agentrl")
+    for place in places:
+        for folder, _, files in os.walk(place):
+            if any(name.endswith((".py", ".pyc")) for name in files): print("found", folder)
+    print("looked", len(places))
+"""
+
+
+async def hides_the_environment(subject: SandboxSubject) -> Finding:
+    """Environment variables and command lines of the host are not to be seen, not even through ``/proc``."""
+    mark = secrets.token_hex(16)
+    with bystander(AGENTRL_CHECK_SECRET=mark), _variable("AGENTRL_CHECK_SECRET", mark):
+        async with subject.attacked() as sandbox:
+            result = await sandbox.exec("env; cat /proc/*/environ 2>/dev/null")
+            require(mark.encode() not in result.stdout, "a variable of the host is shown")
+            seen = await run_python(sandbox, _SEARCH, mark)
+            require("found" not in text(seen) and "looked" in text(seen), told(seen))
+            host = await sandbox.exec("cat /proc/[0-9]*/cmdline | tr '\\0' ' '")
+            require(b"sleep 543" not in host.stdout, "processes of the host are to be seen")
+    return Finding(detail=text(seen).splitlines()[-1].replace("looked", "looked in") + " places")
+
+
+async def hides_files_of_the_host(subject: SandboxSubject) -> Finding:
+    """Home folders, temporary files and passwords of the host are not there."""
+    mark = secrets.token_hex(16)
+    with host_file(mark) as file, _inheritable(file):
+        async with subject.attacked() as sandbox:
+            places = (str(file), "/tmp", "/home", "/var", "/run", "/mnt", "/root", "/opt", "/srv")
+            seen = await run_python(sandbox, _SEARCH, mark, *places)
+            require("found" not in text(seen) and "looked" in text(seen), told(seen))
+            handles = await run_python(sandbox, _HANDLES)
+            require(text(handles) == "" and handles.exit_code == 0, f"open files leak in: {text(handles)}")
+            private = await sandbox.exec("cat /etc/shadow /etc/ssh/*key /root/.ssh/* /root/.bashrc")
+            require(private.stdout == b"", "private files of the host are shown")
+    return Finding(detail="home, temporary files, passwords, open files")
+
+
+async def hides_the_code_of_agentrl(subject: SandboxSubject) -> Finding:
+    """Commands cannot import or read agentrl, whose generators know the answers that environments hide."""
+    own = [str(folder) for folder in own_folders()]
+    async with subject.attacked() as sandbox:
+        seen = await run_python(sandbox, _OWN_CODE, *own)
+        require("found" not in text(seen) and "looked" in text(seen), told(seen))
+    return Finding(detail=text(seen).splitlines()[-1].replace("looked", "looked in") + " places")
+
+
+async def hides_other_sandboxes(subject: SandboxSubject) -> Finding:
+    """What is in one sandbox, like a grader's answers, is in no other, whether older or newer."""
+    mark = secrets.token_hex(16)
+    async with subject.open() as grader:
+        for path in ("answer.txt", "/tmp/answer.txt"):
+            await grader.write(path, mark.encode())
+        holder = await grader.spawn(["sh", "-c", "echo ready; exec sleep 60", mark], env={"ANSWER": mark})
+        await holder.read_line()
+        async with subject.attacked() as sandbox:
+            seen = await run_python(sandbox, _SEARCH, mark, "/tmp", "/dev/shm", "/var", "/run", sandbox.folder)
+            require("found" not in text(seen) and "looked" in text(seen), told(seen))
+            shared = await run_python(sandbox, "import os; print(os.listdir('/dev/shm'), os.listdir('/tmp'))")
+            require(text(shared) == "[] []", f"a new sandbox holds {text(shared)}")
+    return Finding(detail="files, processes, variables")
+
+
+@contextmanager
+def _variable(name: str, value: str) -> Iterator[None]:
+    os.environ[name] = value
+    try:
+        yield
+    finally:
+        del os.environ[name]
+
+
+@contextmanager
+def _inheritable(file: Path) -> Iterator[None]:
+    """The file is open, and programs that are started carelessly inherit that."""
+    handle = os.open(file, os.O_RDONLY)
+    os.set_inheritable(handle, True)
+    try:
+        yield
+    finally:
+        os.close(handle)

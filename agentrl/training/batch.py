@@ -1,0 +1,318 @@
+"""The batch of a training step: trajectories as sequences to score and flat tensors over their sampled tokens.
+
+- Which turns of a group were taken in the same state.
+- Cutting a step into mini-batches, one optimizer step each.
+- Which of a step's trajectories train, and why the others do not.
+"""
+
+from __future__ import annotations
+
+import itertools
+import math
+from collections import Counter
+from collections.abc import Hashable, Iterator, Sequence, Set
+from dataclasses import dataclass
+
+import numpy as np
+import numpy.typing as npt
+import torch
+
+from agentrl.algorithms.aggregation import TokenOwners
+from agentrl.algorithms.types import EpisodeBatch
+from agentrl.errors import LedgerError, TrainingError
+from agentrl.training.forward.sequences import ScoredSequence, scored_sequence
+from agentrl.training.rewards import RewardShaping
+from agentrl.trajectory import Source, TokenSequence, Trajectory
+
+
+def turn_states(trajectories: Sequence[Trajectory]) -> torch.Tensor:
+    """Number the states in which the turns of trajectories were taken: int64 [turns], by trajectory, then by time.
+
+    A state is the environment's key of it; where the environment gives none, the tokens of the observation that the
+    turn answers, and its images. States of different groups are different.
+    """
+    numbers: dict[Hashable, int] = {}
+    return torch.tensor(
+        [
+            numbers.setdefault((trajectory.group_id, state), len(numbers))
+            for trajectory in trajectories
+            for state in _states(trajectory)
+        ],
+        dtype=torch.int64,
+    )
+
+
+def _states(trajectory: Trajectory) -> Iterator[Hashable]:
+    observed = dict(entry for sequence in trajectory.sequences for entry in _observed(sequence))
+    for turn in trajectory.turns:
+        yield observed[turn.index] if turn.state_key is None else turn.state_key
+
+
+def _observed(sequence: TokenSequence) -> Iterator[tuple[int, Hashable]]:
+    """Number of each turn that needs it, and what the agent was told since the turn before."""
+    if all(turn.state_key is not None for turn in sequence.turns):
+        return
+    ids, told, before = sequence.token_ids, np.isin(sequence.sources, (Source.PROMPT, Source.OBSERVATION)), 0
+    for turn in sequence.turns:
+        if turn.state_key is None:
+            seen = tuple(image.image.checksum for image in sequence.images if before <= image.start < turn.start)
+            yield turn.index, (ids[before : turn.start][told[before : turn.start]].tobytes(), seen)
+        before = turn.end
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class StepBatch:
+    """A step's sampled tokens, laid out sequence after sequence; observations exist only inside `sequences`."""
+
+    sequences: tuple[ScoredSequence, ...]
+    """Those with sampled tokens of their own; what a fork shares with its parent is the parent's."""
+    starts: tuple[int, ...]
+    """Index of each sequence's first token in the flat tensors, and after the last one the number of tokens."""
+    sequence_trajectory: tuple[int, ...]
+    """Trajectory of each sequence."""
+    trajectory_group: tuple[int, ...]
+    """Group of each trajectory."""
+    behaviour_logp: torch.Tensor
+    """log mu: float32 [tokens]."""
+    version: torch.Tensor
+    """Weight version that sampled each token: int32 [tokens]."""
+    owners: TokenOwners
+    episodes: EpisodeBatch
+    """What advantage estimators read."""
+    expert: torch.Tensor | None = None
+    """Tokens that an expert wrote, whose log mu stands as 0: bool [tokens]; ``None`` where there are none."""
+
+    @property
+    def tokens(self) -> int:
+        """Number of sampled tokens."""
+        return self.starts[-1]
+
+    @property
+    def lengths(self) -> list[int]:
+        """Number of sampled tokens of each sequence."""
+        return [end - start for start, end in itertools.pairwise(self.starts)]
+
+    def token_index(self, sequences: Sequence[int]) -> torch.Tensor:
+        """Flat indices of the tokens of some sequences, in their order: int64 [tokens]."""
+        return torch.cat([torch.arange(self.starts[i], self.starts[i + 1]) for i in sequences])
+
+    def sampled_index(self, sequences: Sequence[int]) -> torch.Tensor:
+        """The same without an expert's tokens."""
+        index = self.token_index(sequences)
+        return index if self.expert is None else index[~self.expert[index]]
+
+
+def step_batch(
+    trajectories: Sequence[Trajectory],
+    shaping: RewardShaping,
+    *,
+    experts: Set[str] = frozenset(),
+    routes: bool = False,
+) -> StepBatch:
+    """Lay out trajectories that `agentrl.training.batch.select` has kept.
+
+    Args:
+        trajectories: Their sampled tokens train.
+        shaping: Of the rewards.
+        experts: Ids of those whose forced tokens train instead.
+        routes: Take along which experts an engine routed their tokens to.
+
+    Raises:
+        LedgerError: a sampled token belongs to no turn.
+        TrainingError: a sampled token has no log-probability.
+    """
+    rewards = shaping(trajectories)
+    rows = [
+        row
+        for e, trajectory in enumerate(trajectories)
+        for row in _rows(trajectory, e, trajectory.id in experts, routes=routes)
+    ]
+    groups = {group: i for i, group in enumerate(dict.fromkeys(t.group_id for t in trajectories))}
+    trajectory_group = torch.tensor([groups[t.group_id] for t in trajectories])
+    first_turn = torch.cat([torch.zeros(1), torch.bincount(rewards.turn_episode, minlength=len(trajectories))]).cumsum(
+        0
+    )
+    counts = torch.tensor([row.scored.targets.numel() for row in rows])
+    trajectory = torch.tensor([row.trajectory for row in rows])
+    token_trajectory = trajectory.repeat_interleave(counts)
+    return StepBatch(
+        sequences=tuple(row.scored for row in rows),
+        starts=(0, *counts.cumsum(0).tolist()),
+        sequence_trajectory=tuple(trajectory.tolist()),
+        trajectory_group=tuple(trajectory_group.tolist()),
+        behaviour_logp=torch.from_numpy(np.concatenate([row.logprobs for row in rows])),
+        version=torch.from_numpy(np.concatenate([row.versions for row in rows])),
+        owners=TokenOwners(
+            sequence=torch.arange(len(rows)).repeat_interleave(counts),
+            trajectory=token_trajectory,
+            group=trajectory_group[token_trajectory],
+        ),
+        episodes=EpisodeBatch(
+            returns=rewards.returns,
+            group=trajectory_group,
+            turn_reward=rewards.turn_reward,
+            turn_episode=rewards.turn_episode,
+            turn_state=turn_states(trajectories),
+            token_turn=torch.from_numpy(np.concatenate([row.turn for row in rows]))
+            + first_turn.long()[token_trajectory],
+            components=_components(trajectories),
+        ),
+        expert=torch.tensor([trajectories[row.trajectory].id in experts for row in rows]).repeat_interleave(counts)
+        if experts
+        else None,
+    )
+
+
+def _components(trajectories: Sequence[Trajectory]) -> dict[str, torch.Tensor]:
+    """Reward components by name: float64 [episodes]; NaN where an episode lacks one."""
+    names = dict.fromkeys(name for t in trajectories for name in t.reward_components)
+    return {
+        name: torch.tensor([t.reward_components.get(name, math.nan) for t in trajectories], dtype=torch.float64)
+        for name in names
+    }
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class _Row:
+    scored: ScoredSequence
+    trajectory: int
+    logprobs: npt.NDArray[np.float32]
+    versions: npt.NDArray[np.int32]
+    turn: npt.NDArray[np.int64]
+    """Of each sampled token, counted within the trajectory."""
+
+
+def _rows(trajectory: Trajectory, number: int, by_expert: bool, *, routes: bool) -> list[_Row]:
+    order = {id(turn): k for k, turn in enumerate(trajectory.turns)}
+    found = []
+    for sequence in trajectory.sequences:
+        mask = trained_mask(sequence, by_expert=by_expert)
+        if mask.any():
+            logprobs = np.zeros(len(sequence), dtype=np.float32) if by_expert else sequence.logprobs
+            found.append(_row(trajectory, number, sequence, mask, logprobs[mask], order, routes=routes))
+    return found
+
+
+def trained_mask(sequence: TokenSequence, *, by_expert: bool) -> npt.NDArray[np.bool_]:
+    """Which tokens of a sequence train: what was sampled in it, or what an expert wrote in it: bool [T]."""
+    if not by_expert:
+        return sequence.loss_mask
+    mask: npt.NDArray[np.bool_] = np.equal(sequence.sources, Source.FORCED)
+    mask[: sequence.shared] = False
+    return mask
+
+
+def _row(
+    trajectory: Trajectory,
+    number: int,
+    sequence: TokenSequence,
+    mask: npt.NDArray[np.bool_],
+    logprobs: npt.NDArray[np.float32],
+    order: dict[int, int],
+    *,
+    routes: bool,
+) -> _Row:
+    turn = np.full(len(sequence), -1, dtype=np.int64)
+    for own in sequence.turns:
+        turn[own.start : own.end] = order[id(own)]
+    if (turn[mask] < 0).any():
+        first = int(np.flatnonzero(mask & (turn < 0))[0])
+        raise LedgerError(f"a sampled token of trajectory {trajectory.id} belongs to no turn", got=f"token {first}")
+    if not np.isfinite(logprobs).all():
+        raise TrainingError(
+            f"a sampled token of trajectory {trajectory.id} has no log-probability",
+            got=logprobs[~np.isfinite(logprobs)][0],
+            expected="a finite number",
+            hint="use an engine that returns log-probabilities",
+        )
+    scored = scored_sequence(sequence.token_ids, mask, sequence.images, sequence.routes if routes else None)
+    versions = sequence.versions[mask]
+    return _Row(scored=scored, trajectory=number, logprobs=logprobs, versions=versions, turn=turn[mask])
+
+
+def mini_batches(batch: StepBatch, count: int, generator: torch.Generator) -> list[list[int]]:
+    """Indices of sequences in `count` parts of nearly equal numbers of groups, in random order.
+
+    Groups stay whole, so that a mean over a group's tokens means what it says; with fewer groups than parts,
+    trajectories stay whole. Fewer parts come back only if there are not enough trajectories either.
+    """
+    groups = [batch.trajectory_group[trajectory] for trajectory in batch.sequence_trajectory]
+    units = groups if len(set(groups)) >= count else list(batch.sequence_trajectory)
+    members: dict[int, list[int]] = {}
+    for sequence, unit in enumerate(units):
+        members.setdefault(unit, []).append(sequence)
+    names = list(members)
+    order = torch.randperm(len(names), generator=generator).tolist()
+    parts = min(count, len(names))
+    bounds = [len(names) * part // parts for part in range(parts + 1)]
+    return [
+        [sequence for i in order[low:high] for sequence in members[names[i]]]
+        for low, high in itertools.pairwise(bounds)
+    ]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Selection:
+    """The trajectories that train, and counts of what was left out."""
+
+    trajectories: tuple[Trajectory, ...]
+    infrastructure: int
+    """Left out: the machinery failed, or the episode has no outcome yet."""
+    unscored: int
+    """Left out: no reward could be given. Not the same as a reward of 0."""
+    lone_groups: int
+    """Groups left out: one valid member only, which cannot be compared with anything."""
+
+
+def select(trajectories: Sequence[Trajectory], *, compare_groups: bool) -> Selection:
+    """Keep what has a reward that says something about the policy.
+
+    Args:
+        trajectories: All of a step.
+        compare_groups: The advantage needs two members in a group.
+
+    Raises:
+        TrainingError: a reward is NaN or infinite, or nothing is left.
+    """
+    ended = [t for t in trajectories if t.outcome is not None and t.outcome.is_trainable]
+    scored = [t for t in ended if t.reward is not None]
+    for trajectory in scored:
+        _check_rewards(trajectory)
+    members = Counter(t.group_id for t in scored)
+    lone = {group for group, count in members.items() if count < 2} if compare_groups else set()
+    kept = tuple(t for t in scored if t.group_id not in lone)
+    selection = Selection(
+        trajectories=kept,
+        infrastructure=len(trajectories) - len(ended),
+        unscored=len(ended) - len(scored),
+        lone_groups=len(lone),
+    )
+    if not any(t.sampled_tokens for t in kept):
+        raise TrainingError(
+            "no trajectory of this step can train",
+            got=f"{len(trajectories)} trajectories: {selection.infrastructure} without a valid end, "
+            f"{selection.unscored} without a reward, {selection.lone_groups} groups of one, "
+            f"{len(kept)} without a sampled token ({_ends(kept)})",
+            expected="sampled tokens in groups of two or more" if compare_groups else "sampled tokens and a reward",
+            hint="where prompts leave no room for an answer, raise agent.max_tokens" if kept else None,
+        )
+    return selection
+
+
+def _ends(trajectories: Sequence[Trajectory]) -> str:
+    ends = Counter(str(trajectory.outcome) for trajectory in trajectories)
+    return ", ".join(f"{count} {end}" for end, count in ends.most_common()) or "none"
+
+
+def _check_rewards(trajectory: Trajectory) -> None:
+    named = {"reward": trajectory.reward or 0.0}
+    named.update({f"reward of turn {turn.index}": turn.reward for turn in trajectory.turns})
+    for name, value in named.items():
+        if not math.isfinite(value):
+            raise TrainingError(
+                f"{name} of task {trajectory.task_id} is not finite "
+                f"(environment {trajectory.environment}, trajectory {trajectory.id})",
+                got=value,
+                expected="a finite number",
+                hint=f"see agentrl env check {trajectory.environment}",
+            )

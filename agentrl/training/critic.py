@@ -1,0 +1,355 @@
+"""A critic: a value head on hidden states, which are those of a model of its own or of the policy.
+
+- A trainer's critic, and its part in a step.
+- One training step of a critic: the same epochs and mini-batches as the policy's.
+- What a critic learns in one step: the values of its start, the returns, and the loss between them.
+"""
+
+from __future__ import annotations
+
+import copy
+import dataclasses
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, replace
+
+import torch
+from torch import distributed
+from transformers import PreTrainedModel
+
+from agentrl.algorithms.critic_advantages import ValueInput, value
+from agentrl.algorithms.types import Estimate
+from agentrl.config.config import TrainerConfig
+from agentrl.config.trainer import CriticConfig
+from agentrl.errors import TrainingError, UsageError
+from agentrl.training.batch import StepBatch
+from agentrl.training.checks import check_vocabulary
+from agentrl.training.compile import compile_layers, gradients_recomputed
+from agentrl.training.distributed.fsdp import reshard, within_forward
+from agentrl.training.forward.logprobs import ValueHead, head_for
+from agentrl.training.forward.micro_batches import Tally, add_gradients, cut, share_of
+from agentrl.training.forward.runner import Passes
+from agentrl.training.forward.sequences import ScoredSequence
+from agentrl.training.optimizer import OptimizerSettings, PolicyOptimizer, Update
+
+
+class Critic:
+    """Values of sampled tokens, and what trains them.
+
+    The head is whole on every rank, and has an optimizer of its own. So has the trunk, where it is not the policy's.
+
+    Args:
+        trunk: Gives the hidden states.
+        config: What kind of critic.
+        settings: Of the policy's optimizer; the learning rate is the critic's.
+        passes: How to compute.
+    """
+
+    def __init__(
+        self, trunk: PreTrainedModel, config: CriticConfig, settings: OptimizerSettings, passes: Passes
+    ) -> None:
+        self.trunk, self.config, self.passes = trunk, config, passes
+        self.head = head_for(trunk)
+        settings = replace(settings, learning_rate=config.learning_rate)
+        self.head_optimizer = PolicyOptimizer(self.head, replace(settings, optimizer="adamw"))
+        self.trunk_optimizer: PolicyOptimizer | None = None
+        if config.kind == "own":
+            _freeze_what_gives_no_hidden_state(trunk)
+            self.trunk_optimizer = PolicyOptimizer(trunk, settings)
+
+    def read(self, sequences: Sequence[ScoredSequence], pad_id: int, *, trains_trunk: bool = True) -> torch.Tensor:
+        """V before each wanted token of a micro-batch, sequence after sequence: float32 [targets].
+
+        Args:
+            sequences: One or more.
+            pad_id: Any id of the vocabulary.
+            trains_trunk: Let gradients flow into the trunk, if they flow at all.
+        """
+        layout, reader, trunk = self.passes.layout, self.passes.reader, self.trunk
+        with torch.set_grad_enabled(torch.is_grad_enabled() and trains_trunk):
+            if layout.context is None:
+                hidden = within_forward(trunk, layout.read, sequences, pad_id, reader)
+            else:
+                hidden, owner = within_forward(trunk, layout.read_shared, sequences, pad_id, layout.context)
+        values: torch.Tensor = self.head(hidden)
+        return values if layout.context is None else layout.context.collected(values[None], owner)[0]
+
+    def values(self, sequences: Sequence[ScoredSequence], pad_id: int) -> torch.Tensor:
+        """The values of any number of sequences, without gradients, on all ranks: float32 [targets]."""
+        passes = self.passes
+        workers = passes.lanes.count * passes.ranks.teams
+        work = cut(range(len(sequences)), sequences, layout=passes.layout, workers=workers, learns=False)
+        own = share_of(work, rank=passes.ranks.team, ranks=passes.ranks.teams)
+
+        def compute(indices: list[int]) -> dict[int, torch.Tensor]:
+            part = [sequences[i] for i in indices]
+            with torch.no_grad():
+                values = self.read(part, pad_id)
+            return dict(zip(indices, torch.split(values, [s.targets.numel() for s in part]), strict=True))
+
+        found: dict[int, torch.Tensor] = {}
+        for values in passes.lanes.run(compute, [micro_batch.sequences for micro_batch in own]):
+            found.update(values)
+        reshard(self.trunk)
+        unknown = [torch.full((s.targets.numel(),), torch.nan, device=self.trunk.device) for s in sequences]
+        return passes.ranks.filled(torch.cat([found.get(i, unknown[i]) for i in range(len(sequences))]))
+
+    def named_state(self) -> dict[str, torch.Tensor]:
+        """Weights, moments and numbers of updates by name: ``head/…``, and ``trunk/…`` of a model of its own."""
+        return {
+            f"{part}/{name}": tensor
+            for part, optimizer in self._optimizers().items()
+            for name, tensor in optimizer.named_state().items()
+        }
+
+    def room_for(self, names: Sequence[str]) -> dict[str, torch.Tensor]:
+        """Tensors into which a state of these names can be read.
+
+        Raises:
+            UsageError: it is the state of another critic.
+        """
+        optimizers = self._optimizers()
+        found = {name.partition("/")[0] for name in names}
+        if found != set(optimizers):
+            raise UsageError(
+                "the checkpoint is of another critic",
+                got=f"a state of {', '.join(sorted(found)) or 'none'}",
+                expected=f"of {', '.join(optimizers)}",
+                hint="set trainer.critic as the run had it",
+            )
+        return {
+            f"{part}/{name}": tensor
+            for part, optimizer in optimizers.items()
+            for name, tensor in optimizer.room_for(_of_part(names, part)).items()
+        }
+
+    def load_named_state(self, state: Mapping[str, torch.Tensor]) -> None:
+        """Take what `room_for` made, filled."""
+        for part, optimizer in self._optimizers().items():
+            optimizer.load_named_state({name: state[f"{part}/{name}"] for name in _of_part(state, part)})
+            optimizer.restore_weights()
+
+    def _optimizers(self) -> dict[str, PolicyOptimizer]:
+        own = {} if self.trunk_optimizer is None else {"trunk": self.trunk_optimizer}
+        return {"head": self.head_optimizer, **own}
+
+
+def _of_part(names: Sequence[str] | Mapping[str, torch.Tensor], part: str) -> list[str]:
+    return [name.removeprefix(f"{part}/") for name in names if name.startswith(f"{part}/")]
+
+
+def _freeze_what_gives_no_hidden_state(model: PreTrainedModel) -> None:
+    """An output head for tokens that is no embedding has nothing to learn here."""
+    used = {id(parameter) for parameter in model.base_model.parameters()}
+    for parameter in model.parameters():
+        if id(parameter) not in used:
+            parameter.requires_grad_(False)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ValueTargets:
+    """Of a step's sampled tokens; float32 [tokens] each, on the device where the critic computes."""
+
+    old_values: torch.Tensor
+    """V at the start of the step."""
+    targets: torch.Tensor
+    """G; NaN at tokens that the critic learns nothing from."""
+    clip: float | None
+
+    def weights(self, index: torch.Tensor) -> torch.Tensor:
+        """The mean over those tokens of an update that have a target, as a weight of each of the step's: [tokens].
+
+        Args:
+            index: The tokens of the update: int64 [selected].
+        """
+        known = index.to(self.targets.device)
+        known = known[self.targets[known].isfinite()]
+        return torch.zeros_like(self.targets).index_fill(0, known, 1 / max(known.numel(), 1))
+
+    def loss(self, values: torch.Tensor, where: torch.Tensor, weights: torch.Tensor, tally: Tally) -> torch.Tensor:
+        """Weighted sum of the loss of some tokens.
+
+        Args:
+            values: v of the current critic: [selected]; carries the gradient.
+            where: Which tokens they are: int64 [selected].
+            weights: As `weights` gives them: [tokens].
+            tally: Takes in the loss and the clipped share.
+        """
+        learnt = weights[where] > 0
+        where, values = where[learnt], values[learnt]
+        tokens = ValueInput(values=values, old_values=self.old_values[where], targets=self.targets[where])
+        loss = value(tokens, clip=self.clip)
+        tally.add("critic/loss", loss.values)
+        tally.add("critic/clip_share", loss.clipped)
+        return (weights[where] * loss.values).sum()
+
+    def measurements(self) -> dict[str, float]:
+        """How good the values of the start of the step were.
+
+        The explained variance is 1 - Var(G - V) / Var(G): 1 for a perfect critic, 0 for one that knows the mean only;
+        left out where all returns are equal.
+        """
+        known = self.targets.isfinite()
+        targets, values = self.targets[known].double(), self.old_values[known].double()
+        found = {"critic/value_mean": float(values.mean()), "critic/target_mean": float(targets.mean())}
+        spread = float(targets.var(correction=0))
+        if spread > 0:
+            found["critic/explained_variance"] = 1 - float((targets - values).var(correction=0)) / spread
+        return found
+
+
+class CriticStep:
+    """Trains a critic on the returns of one step.
+
+    Args:
+        critic: Trained in place.
+        batch: The step.
+        targets: Of its tokens.
+        pad_id: Any id of the vocabulary.
+        policy_learns: The policy trains in this step, so that a critic on its hidden states may do so with it.
+    """
+
+    def __init__(
+        self, critic: Critic, batch: StepBatch, targets: ValueTargets, pad_id: int, *, policy_learns: bool
+    ) -> None:
+        self.joins_policy = critic.trunk_optimizer is None and policy_learns
+        """The loss is a part of the policy's, so that one forward and backward pass serves both."""
+        self._critic, self._batch, self._targets, self._pad_id = critic, batch, targets, pad_id
+        self._weights = torch.zeros_like(targets.targets)
+        self._tally = Tally()
+        self._updates: list[Update] = []
+
+    @property
+    def head(self) -> ValueHead:
+        """The critic's output."""
+        return self._critic.head
+
+    def accumulate(self, part: list[int]) -> None:
+        """Add the gradient of the value loss of some sequences, which are one update; with `joins_policy`, make ready
+        for the policy's pass, which adds it.
+        """
+        self._weights = self._targets.weights(self._batch.token_index(part))
+        if self.joins_policy:
+            return
+        critic, passes = self._critic, self._critic.passes
+        sequences = [self._batch.sequences[i] for i in part]
+        workers = passes.lanes.count * passes.ranks.teams
+        work = cut(part, sequences, layout=passes.layout, workers=workers, learns=True)
+        own = share_of(work, rank=passes.ranks.team, ranks=passes.ranks.teams)
+        beside = tuple(critic.head.parameters())
+        with gradients_recomputed(critic.trunk, enabled=passes.recompute and critic.trunk_optimizer is not None):
+            found = add_gradients(
+                critic.trunk, passes.lanes, own, self._own_loss, every_time=passes.every_time, beside=beside
+            )
+        reshard(critic.trunk)
+        for _, tally in passes.ranks.collect(found if passes.ranks.speaks else []):
+            self._tally.merge(tally)
+
+    def _own_loss(self, indices: list[int]) -> tuple[torch.Tensor, Tally]:
+        critic, tally = self._critic, Tally()
+        sequences = [self._batch.sequences[i] for i in indices]
+        values = critic.read(sequences, self._pad_id, trains_trunk=critic.trunk_optimizer is not None)
+        where = self._batch.token_index(indices).to(values.device)
+        return self._targets.loss(values, where, self._weights, tally), tally
+
+    def joined_loss(self, values: torch.Tensor, where: torch.Tensor, tally: Tally) -> torch.Tensor:
+        """What the policy's loss of some tokens gets on top.
+
+        Args:
+            values: v of the tokens: [selected]; carries the gradient.
+            where: Which tokens they are: int64 [selected].
+            tally: Takes in what is measured.
+        """
+        return self._critic.config.coef * self._targets.loss(values, where, self._weights, tally)
+
+    def update(self) -> None:
+        """Apply the gradients of the last `accumulate`."""
+        critic = self._critic
+        if critic.passes.ranks.are_many:
+            for parameter in critic.head.parameters():
+                parameter.grad = torch.zeros_like(parameter) if parameter.grad is None else parameter.grad
+                distributed.all_reduce(parameter.grad)
+                parameter.grad /= critic.passes.ranks.tensor_parallel  # neighbours have found the same
+        updates = [critic.head_optimizer.update()]
+        if critic.trunk_optimizer is not None:
+            updates.append(critic.trunk_optimizer.update())
+        self._updates += updates
+
+    def leave_out(self) -> None:
+        """Forget the gradients of the last `accumulate`."""
+        self._critic.head.zero_grad(set_to_none=True)
+
+    def metrics(self) -> dict[str, float]:
+        """Under their final names, all ``critic/``."""
+        applied = [update for update in self._updates if not update.non_finite]
+        found = {
+            **self._targets.measurements(),
+            **self._tally.means(),
+            "critic/updates_skipped": float(len(self._updates) - len(applied)),
+        }
+        if applied:
+            found["critic/learning_rate"] = applied[-1].learning_rate
+            found["critic/grad_norm"] = max(update.grad_norm for update in applied)
+        return found
+
+
+def make_critic(
+    policy: PreTrainedModel,
+    own: PreTrainedModel | None,
+    config: TrainerConfig,
+    settings: OptimizerSettings,
+    passes: Passes,
+) -> Critic | None:
+    """The critic that a config asks for, if it does.
+
+    Args:
+        policy: Whose tokens it reads.
+        own: The model of a critic of its own; a copy of the policy when left out.
+        config: Kind and sizes.
+        settings: Of an optimizer.
+        passes: Of the policy.
+
+    Raises:
+        UsageError: the model has another vocabulary, or cannot share prefixes.
+    """
+    if config.critic is None:
+        return None
+    trunk = policy
+    if config.critic.kind == "own":
+        trunk = copy.deepcopy(policy) if own is None else own
+        check_vocabulary(trunk, policy)
+        compile_layers(trunk, config)
+        passes = passes.of(trunk, config)
+    return Critic(trunk, config.critic, settings, passes)
+
+
+def with_values(batch: StepBatch, critic: Critic | None, pad_id: int) -> StepBatch:
+    """The batch with a critic's values in its episodes, if there is one."""
+    if critic is None:
+        return batch
+    values = critic.values(batch.sequences, pad_id).cpu().double()
+    return dataclasses.replace(batch, episodes=dataclasses.replace(batch.episodes, values=values))
+
+
+def critic_step(
+    critic: Critic | None, batch: StepBatch, estimate: Estimate, pad_id: int, *, policy_learns: bool
+) -> CriticStep | None:
+    """What a critic does in a step whose batch has its values, if there is one.
+
+    Raises:
+        TrainingError: the estimator, a user's own, says nothing that a critic could learn.
+    """
+    if critic is None or batch.episodes.values is None:
+        return None
+    if estimate.value_target is None:
+        raise TrainingError(
+            "the advantage estimator gives the critic nothing to learn",
+            got="advantages only",
+            expected="an agentrl.algorithms.types.Estimate with a value_target",
+        )
+    device = critic.trunk.device
+    targets = ValueTargets(
+        old_values=batch.episodes.values.float().to(device),
+        targets=estimate.value_target.to(device),
+        clip=critic.config.clip,
+    )
+    return CriticStep(critic, batch, targets, pad_id, policy_learns=policy_learns)

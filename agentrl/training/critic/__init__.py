@@ -1,1 +1,0 @@
-"""The critic: values of tokens, learnt beside the policy."""

@@ -1,0 +1,296 @@
+"""What a run takes of the memory of each rank, before it runs.
+
+- What to change in a run that does not fit.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+
+import torch
+
+from agentrl.config.config import LOGITS_MEGABYTES, Config, ModelConfig
+from agentrl.config.engines import LocalEngineConfig, ServerEngineConfig
+from agentrl.config.estimate import QUANTIZED_BYTES, TrainedSize, derive
+from agentrl.config.overrides import apply, parse_override
+from agentrl.training.diagnostics.memory_trace import Counts, Footprint, counts, footprint
+
+FULL, MOMENTS = 4, 8
+"""Bytes of a float32, and of AdamW's two moments."""
+BACKWARD, UPDATE = "backward", "update"
+"""The two moments of a step at which most is held."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Item:
+    """A part of the memory."""
+
+    name: str
+    bytes: int
+    how: str
+    when: str = ""
+    """`BACKWARD` or `UPDATE` for what is there at that time only; empty for what always is."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class MemoryPlan:
+    """Memory of a rank, of the one that holds most (rank 0)."""
+
+    footprint: Footprint
+    items: tuple[Item, ...]
+    elsewhere: tuple[Item, ...]
+    """What does not lie on the rank's device: in the CPU's memory, or on servers."""
+    sequences_per_update: int
+    """Most."""
+    tokens_per_micro_batch: int
+    """Most: a sequence that is longer than ``trainer.tokens_per_micro_batch`` is a micro-batch of its own."""
+    micro_batches: int
+    """Most of an update, over all ranks."""
+
+    @property
+    def total(self) -> int:
+        """Peak: what is always there, and the larger of what the backward pass and the update need."""
+        always, backward, update = (
+            sum(item.bytes for item in self.items if item.when == when) for when in ("", BACKWARD, UPDATE)
+        )
+        return always + max(backward, update)
+
+
+def plan(config: Config, known: Footprint | None = None) -> MemoryPlan:
+    """Add up; only the model's ``config.json`` is read.
+
+    Args:
+        config: The run; its model is a folder, a name on the hub, or scratch.
+        known: Of the same model, from a plan with other settings; tried anew when left out.
+
+    Raises:
+        UsageError: the model's config cannot be read.
+    """
+    sizes, trainer = derive(config), config.trainer
+    sequences = -(-sizes.episodes_per_step // trainer.mini_batches) * sizes.sequences_per_episode
+    tokens = min(max(trainer.tokens_per_micro_batch, config.agent.max_tokens), sequences * config.agent.max_tokens)
+    found = known or footprint(config.model, tokens=tokens, dtype=getattr(torch, config.model.dtype))
+    lines = _Lines(config, found, tokens)
+    return MemoryPlan(
+        footprint=found,
+        items=tuple(lines.items()),
+        elsewhere=tuple(lines.elsewhere()),
+        sequences_per_update=sequences,
+        tokens_per_micro_batch=tokens,
+        micro_batches=sizes.most_micro_batches,
+    )
+
+
+class _Lines:
+    def __init__(self, config: Config, model: Footprint, tokens: int) -> None:
+        self._config, self._model, self._tokens = config, model, tokens
+        self._width: int = getattr(torch, config.model.dtype).itemsize
+        self._ranks = config.trainer.processes
+        self._shards = self._ranks // config.trainer.fsdp.replicas
+        self._parameters, self._trained = model.parameters, model.trained
+        lora = config.model.lora
+        self._quantized = lora is not None and lora.quantize is not None
+        self._base_is_reference = lora is not None and not lora.whole
+
+    def items(self) -> Iterator[Item]:
+        """On the rank's device."""
+        if self._ranks == 1 or not self._config.trainer.fsdp.offload:
+            yield from self._state()
+        if self._ranks > 1:
+            yield from self._gathered()
+        yield from self._companions()
+        yield from self._frozen()
+        yield from self._passes()
+        if self._ranks == 1 and self._width < FULL and self._trained.own:
+            yield Item(name="update", bytes=FULL * self._trained.own, how="gradients as float32", when=UPDATE)
+
+    def elsewhere(self) -> Iterator[Item]:
+        """In the CPU's memory, and of a server."""
+        if self._ranks > 1 and self._config.trainer.fsdp.offload:
+            for item in self._state():
+                yield Item(name=f"{item.name}, on the CPU", bytes=item.bytes, how=item.how)
+        if self._waits_on_cpu:
+            yield self._activations()
+        engine = self._config.engine
+        if isinstance(engine, ServerEngineConfig):
+            parallel = engine.tensor_parallel
+            context = engine.max_context or self._config.agent.max_tokens
+            tokens = engine.max_running * context
+            each = self._model.cache_values_per_token * self._width // parallel
+            yield Item(
+                name="a server's weights", bytes=self._parameters * self._width // parallel, how="on each of its GPUs"
+            )
+            yield Item(
+                name="a server's cache",
+                bytes=tokens * each,
+                how=f"on each of its GPUs, for engine.max_running {engine.max_running} x {context:,} tokens",
+            )
+
+    def _state(self) -> Iterator[Item]:
+        trained, optimizer = self._trained, self._config.trainer.optimizer
+        if self._ranks > 1:
+            held, share = (-(-n // self._shards) for n in (self._parameters + trained.adapters, trained.parameters))
+            how = f"float32, a shard of {self._shards}"
+            yield Item(name="parameters", bytes=FULL * held, how=how)
+            yield Item(name="gradients", bytes=FULL * share, how=how)
+            yield Item(name="optimizer", bytes=MOMENTS * share, how=f"two moments, {how}")
+            return
+        lanes, dtype = self._config.trainer.lanes, self._config.model.dtype
+        yield Item(
+            name="parameters", bytes=self._weights(), how=f"layers in 4 bits, {dtype}" if self._quantized else dtype
+        )
+        if trained.adapters:
+            yield Item(name="adapters", bytes=trained.adapter_bytes(), how="float32 (model.lora)")
+        yield Item(
+            name="gradients",
+            bytes=trained.gradient_bytes(self._width) * (1 if lanes == 1 else 2 * lanes),
+            how=(dtype if trained.own else "float32") + ("" if lanes == 1 else f", two of each for {lanes} lanes"),
+        )
+        in_layers = self._model.trained.adapters or self._model.layer_parameters
+        saved = FULL * in_layers if optimizer == "muon" else 0
+        copies = self._width < FULL and trained.own > 0
+        how = f"{optimizer}'s moments" + (", and float32 copies of the parameters" if copies else "")
+        yield Item(name="optimizer", bytes=trained.optimizer_bytes(self._width) - saved, how=how)
+
+    def _weights(self) -> int:
+        """Bytes of a whole model without its adapters."""
+        in_layers = self._model.layer_parameters if self._quantized else 0
+        return round(in_layers * QUANTIZED_BYTES) + (self._parameters - in_layers) * self._width
+
+    def _gathered(self) -> Iterator[Item]:
+        options = self._config.trainer.fsdp
+        outside = self._parameters - self._model.layer_parameters
+        layer = self._model.layer_parameters // max(1, self._model.layers)
+        gathered = outside + 2 * layer if options.reshard else self._parameters
+        how = "two layers, embeddings and head" if options.reshard else "all layers (fsdp.reshard false)"
+        yield Item(name="gathered", bytes=gathered * self._width, how=how, when=BACKWARD)
+        if not options.reduce:
+            yield Item(
+                name="whole gradients",
+                bytes=FULL * self._trained.parameters,
+                how="between micro-batches; none with trainer.fsdp={reduce: true}",
+                when=BACKWARD,
+            )
+
+    def _companions(self) -> Iterator[Item]:
+        """Models beside the policy; they compute when it does not."""
+        critic, teacher = self._config.trainer.critic, self._config.algorithm.teacher
+        if critic is not None and critic.kind == "own":
+            found = Counts(all=self._parameters, in_layers=self._model.layer_parameters, trained=self._trained)
+            if critic.path is not None:
+                found = counts(self._config.model.model_copy(update={"path": critic.path}))
+            how = "a model of its own, with gradients and moments"
+            yield Item(name="critic", bytes=self._share(found.all, found.trained), how=how)
+        yield from self._process_reward()
+        if teacher is not None and not teacher.servers:
+            found = counts(ModelConfig(path=teacher.path))
+            yield Item(name="teacher", bytes=self._share(found.all, TrainedSize(own=0)), how="frozen")
+
+    def _process_reward(self) -> Iterator[Item]:
+        section = self._config.trainer.process_reward
+        if section is None:
+            return
+        found = Counts(all=self._parameters, in_layers=self._model.layer_parameters, trained=self._trained)
+        if section.path is not None:
+            found = counts(self._config.model.model_copy(update={"path": section.path}))
+        start = 0 if self._base_is_reference else self._share(found.all, TrainedSize(own=0))
+        how = "a model with gradients and moments" + ("" if self._base_is_reference else ", and its frozen start")
+        yield Item(name="process reward", bytes=self._share(found.all, found.trained) + start, how=how)
+
+    def _share(self, parameters: int, trained: TrainedSize) -> int:
+        """Bytes of a rank's part of a model: weights, and gradients and moments of what is trained."""
+        if self._ranks > 1:
+            held = FULL * (parameters + trained.adapters) + (FULL + MOMENTS) * trained.parameters
+            return -(-held // self._shards)
+        moving = trained.adapter_bytes() + trained.gradient_bytes(self._width) + trained.optimizer_bytes(self._width)
+        return parameters * self._width + moving
+
+    def _frozen(self) -> Iterator[Item]:
+        config, whole = self._config, self._parameters * self._width
+        if config.algorithm.keeps_reference and not self._base_is_reference:
+            share = whole if self._ranks == 1 else FULL * -(-self._parameters // self._shards)
+            yield Item(name="reference", bytes=share, how="frozen, for KL")
+        if isinstance(config.engine, LocalEngineConfig):
+            if config.rollout.max_staleness or self._ranks > 1:
+                yield Item(name="engine", bytes=whole, how="the local engine's own weights, on rank 0")
+            yield Item(
+                name="key-value cache",
+                bytes=config.engine.cache_tokens * self._model.cache_values_per_token * self._width,
+                how=f"of the local engine, engine.cache_tokens {config.engine.cache_tokens:,} when full",
+            )
+
+    def _passes(self) -> Iterator[Item]:
+        model, trainer = self._model, self._config.trainer
+        scale = self._tokens / model.tokens
+        working = model.working_checkpointed if trainer.gradient_checkpointing else model.working
+        logits = 2 * min(LOGITS_MEGABYTES << 20, self._tokens * model.vocabulary * FULL)
+        if not self._waits_on_cpu:
+            yield self._activations()
+        yield Item(
+            name="logits", bytes=min(logits, working) * trainer.lanes, how="a chunk, and its gradient", when=BACKWARD
+        )
+        yield Item(
+            name="working",
+            bytes=round(max(0, working - logits) * scale) * trainer.lanes,
+            how="gradients before they are added up, a layer's intermediate results",
+            when=BACKWARD,
+        )
+
+    @property
+    def _waits_on_cpu(self) -> bool:
+        """Whether activations are in another memory than the rank's device has."""
+        return self._config.trainer.gradient_checkpointing == "offload" and self._config.model.device != "cpu"
+
+    def _activations(self) -> Item:
+        """What is kept from a forward pass to its backward pass."""
+        model, trainer = self._model, self._config.trainer
+        mode = trainer.gradient_checkpointing
+        kept = model.checkpointed if mode else model.activations
+        told = "inputs of layers, others are computed again" if mode else "of all layers"
+        if mode == "selective":
+            kept, told = kept + model.attended, "inputs of layers and what attention gave"
+        at_once = "" if trainer.lanes == 1 else f", {trainer.lanes} at once"
+        return Item(
+            name="activations, on the CPU" if self._waits_on_cpu else "activations",
+            bytes=round(kept * self._tokens / model.tokens) * trainer.lanes,
+            how=f"{told}, {self._tokens:,} tokens{at_once}",
+            when=BACKWARD,
+        )
+
+
+def remedies(config: Config, planned: MemoryPlan, limit: int) -> tuple[list[str], MemoryPlan]:
+    """Changes that make a run smaller, one after the other until it fits or none is left, and what it takes then."""
+    chosen: list[str] = []
+    best = planned
+    for change in _changes(config):
+        if best.total <= limit:
+            break
+        tried = _changed(config, [*chosen, change])
+        known = planned.footprint if tried.model.dtype == config.model.dtype else None
+        found = plan(tried, known)
+        if found.total < best.total:
+            chosen, best = [*chosen, change], found
+    return chosen, best
+
+
+def _changed(config: Config, changes: Sequence[str]) -> Config:
+    data = config.model_dump()
+    for change in changes:
+        apply(data, parse_override(change))
+    return Config.model_validate(data)
+
+
+def _changes(config: Config) -> Sequence[str]:
+    engine, trainer = config.engine, config.trainer
+    found = []
+    if isinstance(engine, LocalEngineConfig):
+        found.append(f"engine.cache_tokens={max(config.agent.max_tokens, engine.cache_tokens // 8)}")
+    found.append("trainer.gradient_checkpointing=true")
+    if config.agent.max_tokens < trainer.tokens_per_micro_batch:
+        found.append(f"trainer.tokens_per_micro_batch={config.agent.max_tokens}")
+    if config.model.dtype == "float32" and trainer.processes == 1:
+        found.append("model.dtype=bfloat16")
+    if trainer.lanes > 1:
+        found.append("trainer.lanes=1")
+    return found

@@ -1,0 +1,264 @@
+"""An update that was left out, once more: loss of each micro-batch, the first module that is not finite, norms.
+
+- Which module of a model is the first that gives, or passes back, what is not finite.
+"""
+
+from __future__ import annotations
+
+import json
+import tempfile
+from collections.abc import Iterator, Mapping
+from contextlib import ExitStack, contextmanager
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import nn
+from transformers import PreTrainedModel
+
+from agentrl.algorithms.types import LossInput
+from agentrl.config.config import Config
+from agentrl.errors import UsageError
+from agentrl.image import ImageReader
+from agentrl.models.load import make_model
+from agentrl.models.lora import add_adapters
+from agentrl.models.threads import Lanes
+from agentrl.training.batch import step_batch
+from agentrl.training.compile import gradients_recomputed
+from agentrl.training.diagnostics.watch import Found, found_of, prepare_repeatable, repeatable
+from agentrl.training.distributed import Ranks
+from agentrl.training.forward.layout import Layout
+from agentrl.training.forward.micro_batches import Tally
+from agentrl.training.forward.runner import Passes
+from agentrl.training.forward.tree_attention import ATTENTION
+from agentrl.training.gradients import GradientPass
+from agentrl.training.moe import RouterBalance, replaying
+from agentrl.training.objective import Objective, TokenObjective
+from agentrl.training.optimizer import OptimizerSettings, PolicyOptimizer
+from agentrl.training.rewards import RewardShaping
+from agentrl.training.token_inputs import TokenValues
+from agentrl.trajectory import Trajectory
+
+
+class ModuleWatch:
+    """What was seen; names are those of `named_modules`."""
+
+    def __init__(self) -> None:
+        self.forward: str | None = None
+        """The first module whose output is not finite, with what it was given."""
+        self.backward: str | None = None
+        """The first module, on the way back, that is told a gradient of its output which is not finite."""
+
+
+@contextmanager
+def watched_modules(model: nn.Module) -> Iterator[ModuleWatch]:
+    """Look at every module's output, and at the gradient of it, inside the block."""
+    watch = ModuleWatch()
+    with ExitStack() as stack:
+        for name, module in model.named_modules():
+            stack.callback(module.register_forward_hook(_forward(watch, name)).remove)
+        yield watch
+
+
+def _forward(watch: ModuleWatch, name: str) -> Any:
+    def hook(module: nn.Module, inputs: Any, output: Any) -> None:
+        if watch.forward is None and not _finite(output):
+            given = "finite" if _finite(inputs) else "not finite"
+            own = [key for key, parameter in module.named_parameters() if not _finite(parameter)]
+            about = f", whose {', '.join(own)} holds what is not" if own else ""
+            watch.forward = f"{name or 'the model'} ({type(module).__name__}): input {given}{about}"
+        if isinstance(output, torch.Tensor) and output.requires_grad:
+            register: Any = output.register_hook
+            register(_backward(watch, f"{name} ({type(module).__name__})"))
+
+    return hook
+
+
+def _backward(watch: ModuleWatch, name: str) -> Any:
+    def hook(gradient: torch.Tensor) -> None:
+        if watch.backward is None and not _finite(gradient):
+            watch.backward = f"of the output of {name}"
+
+    return hook
+
+
+def _finite(value: Any) -> bool:
+    if isinstance(value, torch.Tensor):
+        return not value.is_floating_point() or bool(value.detach().isfinite().all())
+    if isinstance(value, dict):
+        return all(_finite(each) for each in value.values())
+    return all(_finite(each) for each in value) if isinstance(value, list | tuple) else True
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class MicroBatchFinding:
+    """One forward and backward pass of the update."""
+
+    trajectories: tuple[str, ...]
+    """Of its sequences."""
+    tokens: int
+    """Sampled ones, which carry the loss."""
+    loss: float
+    """Its part of the update's loss."""
+    not_finite: tuple[str, ...]
+    """Which of its numbers are not: log-probabilities, advantages, losses."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Replay:
+    """What the repeated update came to."""
+
+    micro_batches: tuple[MicroBatchFinding, ...]
+    weights_not_finite: tuple[str, ...]
+    """Parameters that were not finite before anything was computed."""
+    first_forward: str | None
+    first_backward: str | None
+    now: Found
+    recorded: Found
+
+    @property
+    def repeats(self) -> bool:
+        """Whether every number is the recorded one, bit for bit; NaN is like NaN."""
+        return _bits(self.now) == _bits(self.recorded)
+
+
+def _bits(found: Found) -> str:
+    norms = sorted(found.group_norms.items())
+    return repr(
+        (found.loss, found.grad_norm, norms, sorted(found.non_finite))
+    )  # repr gives every bit, and NaN is 'nan'
+
+
+class _SeenObjective(Objective):
+    """Says of every micro-batch which of its numbers are not finite."""
+
+    seen: tuple[str, ...] = ()
+
+    def loss(self, tokens: LossInput, entropy: torch.Tensor) -> TokenObjective:
+        found = super().loss(tokens, entropy)
+        numbers = {
+            "log-probabilities": tokens.logp,
+            "advantages": tokens.advantage,
+            "log-probabilities of the engine": tokens.behaviour_logp,
+            "losses of tokens": found.values,
+        }
+        self.seen = tuple(name for name, value in numbers.items() if not bool(value.detach().isfinite().all()))
+        return found
+
+
+class _SeenPass(GradientPass):
+    """A gradient pass that remembers its micro-batches."""
+
+    def __init__(self, *arguments: Any, updates: int, workers: int, **options: Any) -> None:
+        super().__init__(*arguments, **options)
+        self._updates, self._workers = updates, workers
+        self.found: list[tuple[list[int], float, tuple[str, ...]]] = []
+
+    def _loss(self, weights: torch.Tensor, indices: list[int]) -> tuple[torch.Tensor, Tally]:
+        value, tally = super()._loss(weights, indices)
+        seen = self._objective.seen if isinstance(self._objective, _SeenObjective) else ()
+        self.found.append((indices, float(value.detach()), seen))
+        return value, tally
+
+
+def replay(state: Mapping[str, Any], *, device: str = "auto", reader: ImageReader | None = None) -> Replay:
+    """Run the update of a dump again.
+
+    Args:
+        state: As `agentrl.training.diagnostics.watch.read_dump` gives it.
+        device: Where; ``auto`` is the kind of device that it was on, if there is one.
+        reader: Prepares images; needed where trajectories hold any.
+
+    Raises:
+        UsageError: the model is of a kind that this machine cannot make, or was in 4 bits, or a critic shares it.
+        UnknownNameError: a name of the config is not registered here.
+    """
+    config = Config.model_validate(json.loads(state["config"]))
+    if state.get("joins_critic"):
+        raise UsageError(
+            "this update cannot be repeated",
+            got="trainer.critic.kind shared, whose loss is a part of it",
+            expected="an update of a policy alone",
+            hint="its gradient norms by group are in the run's metrics.jsonl",
+        )
+    torch.set_num_threads(state["threads"])
+    torch.set_rng_state(state["torch_generator"])
+    prepare_repeatable(enabled=config.trainer.deterministic)
+    model = _model(state, config, _device(device, state["device"]))
+    weights = tuple(name for name, p in model.named_parameters() if not bool(p.detach().isfinite().all()))
+    trajectories = [Trajectory.from_record(record) for record in json.loads(state["trajectories"])]
+    shaping = RewardShaping(config.algorithm.shaping, max_tokens=config.agent.max_tokens)
+    routes = config.trainer.router_replay
+    batch = step_batch(trajectories, shaping, experts=frozenset(state.get("experts", ())), routes=routes)
+    layout = Layout(**state["layout"])
+    values: dict[str, Any] = {
+        name: value.to(model.device) if isinstance(value, torch.Tensor) and name != "draws" else value
+        for name, value in state["values"].items()
+    }
+    lanes, balance = Lanes(state["lanes"]), config.trainer.router_balance
+    gradient = _SeenPass(
+        model,
+        _SeenObjective(config.algorithm),
+        Passes(layout=replaying(model, layout) if routes else layout, lanes=lanes, ranks=Ranks(), reader=reader),
+        batch,
+        TokenValues(**values),
+        reads=state["reads"],
+        temperature=state["temperature"],
+        pad_id=state["pad_id"],
+        balance=RouterBalance(model, balance) if balance else None,
+        updates=state["updates"],
+        workers=state["lanes"] * state["ranks"],
+    )
+    optimizer = PolicyOptimizer(model, OptimizerSettings(learning_rate=0.0, total_updates=1))
+    with (
+        repeatable(enabled=config.trainer.deterministic),
+        gradients_recomputed(model, enabled=config.trainer.gradient_checkpointing),
+        watched_modules(model) as modules,
+    ):
+        loss = gradient.accumulate(state["part"])
+    lanes.close()
+    recorded = found_of(state)
+    update = optimizer.measure(loss)
+    return Replay(
+        micro_batches=tuple(
+            MicroBatchFinding(
+                trajectories=tuple(dict.fromkeys(trajectories[batch.sequence_trajectory[i]].id for i in indices)),
+                tokens=sum(batch.lengths[i] for i in indices),
+                loss=value,
+                not_finite=seen,
+            )
+            for indices, value, seen in gradient.found
+        ),
+        weights_not_finite=weights,
+        first_forward=modules.forward,
+        first_backward=modules.backward,
+        now=Found(loss=loss, grad_norm=update.grad_norm, group_norms=update.group_norms, non_finite=update.non_finite),
+        recorded=recorded,
+    )
+
+
+def _device(asked: str, recorded: str) -> torch.device:
+    if asked != "auto":
+        return torch.device(asked)
+    return torch.device(recorded if recorded != "cuda" or torch.cuda.is_available() else "cpu")
+
+
+def _model(state: Mapping[str, Any], config: Config, device: torch.device) -> PreTrainedModel:
+    """The model as it was, from its configs and weights alone."""
+    lora = config.model.lora
+    if lora is not None and lora.quantize is not None:
+        raise UsageError(
+            "an update of weights in 4 bits cannot be repeated", got=f"model.lora.quantize {lora.quantize}"
+        )
+    with tempfile.TemporaryDirectory() as folder:
+        (Path(folder) / "config.json").write_text(state["model_config"], encoding="utf-8")
+        model = make_model(Path(folder))
+    for parameter in model.parameters():  # and no buffer: positions are float32 in every model
+        parameter.data = parameter.data.to(getattr(torch, state["dtype"]))
+    if lora is not None:
+        add_adapters(model, lora, base=config.model.path, seed=config.run.seed)
+    model.load_state_dict(state["weights"])
+    if Layout(**state["layout"]).packed:
+        model.config._attn_implementation = ATTENTION
+    return model.to(device)

@@ -1,0 +1,479 @@
+"""The watch over a trainer's numbers: it applies updates, leaves out those that are not finite, and reports.
+
+- Alarms: a step's numbers against limits, each cause said once and not at every step.
+- Equal steps give equal bits: torch's deterministic algorithms, and cuBLAS with a workspace of its own.
+- A file that repeats an update: weights, the step's trajectories, generators, config, and what was found.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import json
+import math
+import os
+from collections.abc import Iterator, Mapping, Sequence, Set
+from contextlib import contextmanager
+from dataclasses import dataclass
+from pathlib import Path
+from statistics import fmean, median
+from typing import Any
+
+import torch
+from torch import nn
+
+from agentrl.config.trainer import NumericsConfig
+from agentrl.errors import AgentRLError, TrainingError, UsageError
+from agentrl.observe.files import writing
+from agentrl.training.checkpoint import load_state, save_state
+from agentrl.training.distributed import Ranks
+from agentrl.training.distributed.fsdp import computing_dtype, whole
+from agentrl.training.gradients import GradientPass
+from agentrl.training.optimizer import PolicyOptimizer, Update
+from agentrl.training.report import StepReport
+from agentrl.trajectory import Trajectory
+
+PREFIX = "alarms/"
+"""Metrics: 1 at steps whose number is beyond the limit, else 0."""
+CAUSES = ("skipped", "mismatch", "kl", "kl_reference", "entropy", "grad_norm")
+CALM = 10
+"""Steps within the limit after which a cause is said again."""
+FIRST_STEPS = 5
+"""Steps whose mean entropy others are compared with."""
+HISTORY, LEAST_HISTORY = 32, 8
+"""Steps whose median gradient norm others are compared with: most, and fewest."""
+_CHECK_FORMATS = "check that both have the same weights, number format and chat template"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Judgement:
+    """What the alarms say about a step."""
+
+    metrics: dict[str, float]
+    messages: tuple[str, ...]
+
+
+class Alarms:
+    """Compares the metrics of one step after the other with limits.
+
+    Args:
+        config: The limits.
+    """
+
+    def __init__(self, config: NumericsConfig) -> None:
+        self._config = config
+        self._calm = dict.fromkeys(CAUSES, float(CALM))
+        self._entropies: list[float] = []
+        self._norms: list[float] = []
+
+    def judge(self, metrics: Mapping[str, float], *, skipped: str = "", hint: str | None = None) -> Judgement:
+        """Judge a step.
+
+        Args:
+            metrics: Of the step, by their final names.
+            skipped: What is known of updates that were left out, for the message.
+            hint: How to look at one of them.
+        """
+        found = {
+            cause: str(error) for cause, error in self._beyond(metrics, skipped, hint).items() if error is not None
+        }
+        said = tuple(message for cause, message in found.items() if self._calm[cause] >= CALM)
+        self._calm = {cause: 0.0 if cause in found else min(calm + 1, CALM) for cause, calm in self._calm.items()}
+        self._remember(metrics)
+        return Judgement(metrics={PREFIX + cause: float(cause in found) for cause in CAUSES}, messages=said)
+
+    def _beyond(self, metrics: Mapping[str, float], skipped: str, hint: str | None) -> dict[str, AgentRLError | None]:
+        limits = self._config
+        return {
+            "skipped": _skips(metrics, skipped, hint),
+            "mismatch": _above(
+                "trainer and engine disagree: mean |pi_old - mu|",
+                metrics.get("mismatch/prob_abs_mean"),
+                limits.mismatch,
+                _CHECK_FORMATS,
+            ),
+            "kl": _above(
+                "the policy runs away within a step: train/kl_old",
+                metrics.get("train/kl_old"),
+                limits.kl,
+                "lower trainer.learning_rate, trainer.epochs or trainer.mini_batches",
+            ),
+            "kl_reference": _above(
+                "the policy is far from its reference: train/kl_reference",
+                metrics.get("train/kl_reference"),
+                limits.kl_reference,
+                "raise algorithm.kl_coef, or lower trainer.learning_rate",
+            ),
+            "entropy": self._collapse(metrics.get("train/entropy")),
+            "grad_norm": self._spike(metrics.get("train/grad_norm")),
+        }
+
+    def _collapse(self, entropy: float | None) -> AgentRLError | None:
+        if entropy is None or len(self._entropies) < FIRST_STEPS:
+            return None
+        least = self._config.entropy_share * fmean(self._entropies)
+        if not entropy < least:
+            return None
+        return AgentRLError(
+            "the policy's entropy has collapsed",
+            got=f"train/entropy {entropy:.4g}",
+            expected=f"at least {least:.4g}, {self._config.entropy_share:g} of that of the first {FIRST_STEPS} steps",
+            hint="lower trainer.learning_rate, or set algorithm.entropy_coef or loss_options.clip_high; "
+            "a policy that has solved its task has little entropy, too",
+        )
+
+    def _spike(self, norm: float | None) -> AgentRLError | None:
+        if norm is None or len(self._norms) < LEAST_HISTORY:
+            return None
+        usual = median(self._norms)
+        if not norm > self._config.grad_norm_ratio * usual > 0:
+            return None
+        return AgentRLError(
+            "the gradient is much larger than usual",
+            got=f"train/grad_norm {norm:.4g}",
+            expected=f"at most {self._config.grad_norm_ratio:g} times {usual:.4g}, the median of the last steps",
+            hint="see train/grad_norm/* for where it comes from; lower trainer.max_grad_norm or trainer.learning_rate",
+        )
+
+    def _remember(self, metrics: Mapping[str, float]) -> None:
+        entropy, norm = metrics.get("train/entropy", math.nan), metrics.get("train/grad_norm", math.nan)
+        if math.isfinite(entropy) and len(self._entropies) < FIRST_STEPS:
+            self._entropies.append(entropy)
+        if math.isfinite(norm):
+            self._norms = [*self._norms, norm][-HISTORY:]
+
+    def state(self) -> torch.Tensor:
+        """What a resumed run needs to judge alike: float64 [causes + first steps + history], NaN where unknown."""
+        entropies = self._entropies + [math.nan] * (FIRST_STEPS - len(self._entropies))
+        norms = self._norms + [math.nan] * (HISTORY - len(self._norms))
+        return torch.tensor([*self._calm.values(), *entropies, *norms], dtype=torch.float64)
+
+    def restore(self, state: torch.Tensor) -> None:
+        """Take what `state` gave."""
+        values = state.tolist()
+        first, last = len(CAUSES), len(CAUSES) + FIRST_STEPS
+        self._calm = dict(zip(CAUSES, values[:first], strict=True))
+        self._entropies = [value for value in values[first:last] if math.isfinite(value)]
+        self._norms = [value for value in values[last:] if math.isfinite(value)]
+
+
+def _above(what: str, value: float | None, limit: float, hint: str) -> AgentRLError | None:
+    if value is None or not value > limit:
+        return None
+    return AgentRLError(what, got=f"{value:.4g}", expected=f"at most {limit:g}", hint=hint)
+
+
+def _skips(metrics: Mapping[str, float], skipped: str, hint: str | None) -> AgentRLError | None:
+    count = metrics.get("train/updates_skipped", 0.0)
+    if not count:
+        return None
+    return AgentRLError(
+        f"{count:.0f} of {count + metrics.get('train/updates', 0.0):.0f} updates skipped, which left the weights as "
+        f"they were: {skipped}",
+        hint=hint,
+    )
+
+
+CUBLAS = "CUBLAS_WORKSPACE_CONFIG"
+
+
+def prepare_repeatable(*, enabled: bool) -> None:
+    """Say to cuBLAS, before its first product, that its sums must not depend on timing; what is set already stays."""
+    if enabled:
+        os.environ.setdefault(CUBLAS, ":4096:8")
+
+
+@contextmanager
+def repeatable(*, enabled: bool) -> Iterator[None]:
+    """Compute so that the same work gives the same bits, if `enabled`; torch's settings are put back afterwards.
+
+    SDPA's kernels and FlashAttention have backward passes without atomic sums, which these settings choose; an
+    operation that has none raises. What lanes and ranks compute is added up in a fixed order in any case.
+    """
+    if not enabled:
+        yield
+        return
+    before = torch.are_deterministic_algorithms_enabled(), torch.is_deterministic_algorithms_warn_only_enabled()
+    searches = torch.backends.cudnn.benchmark
+    torch.use_deterministic_algorithms(True)
+    torch.backends.cudnn.benchmark = False
+    try:
+        yield
+    finally:
+        torch.use_deterministic_algorithms(before[0], warn_only=before[1])
+        torch.backends.cudnn.benchmark = searches
+
+
+FORMAT = 1
+"""Of the file; another one is refused."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Found:
+    """What an update came to."""
+
+    loss: float
+    grad_norm: float
+    group_norms: Mapping[str, float]
+    non_finite: tuple[str, ...]
+    """Parameters whose gradient is not finite, and the loss where that is not."""
+
+
+def write_dump(
+    file: Path | None,
+    gradient: GradientPass,
+    before: Mapping[str, Any],
+    *,
+    part: list[int],
+    trajectories: Sequence[Trajectory],
+    experts: Set[str],
+    generator: torch.Generator,
+    run: Mapping[str, Any],
+    found: Found,
+) -> None:
+    """Write the file; ranks that have none of their own help to gather the weights.
+
+    Args:
+        file: Its folder is made if needed.
+        gradient: Its model's weights are those that the update began with, for it changed nothing.
+        before: `GradientPass.snapshot` before the update.
+        part: The update's sequences.
+        trajectories: That trained in the step.
+        experts: Ids of those that an expert played.
+        generator: Of the mini-batches.
+        run: The run's config.
+        found: What the update came to.
+
+    Raises:
+        UsageError: the disk is full.
+    """
+    weights = _weights(gradient.model, keep=file is not None)
+    if file is None:
+        return
+    values = {
+        name: value.cpu() if isinstance(value, torch.Tensor) else value for name, value in before["values"].items()
+    }
+    state = {
+        **before,
+        "format": FORMAT,
+        "values": values,
+        "part": part,
+        "weights": weights,
+        "model_config": gradient.model.config.to_json_string(use_diff=False),
+        "dtype": str(computing_dtype(gradient.model)).removeprefix("torch."),
+        "device": gradient.model.device.type,
+        "trajectories": json.dumps([trajectory.to_record() for trajectory in trajectories]),
+        "experts": sorted(experts),
+        "config": json.dumps(run),
+        "generator": generator.get_state(),
+        "torch_generator": torch.get_rng_state(),
+        "threads": torch.get_num_threads(),
+        "found": {**dataclasses.asdict(found), "non_finite": list(found.non_finite)},
+    }
+    with writing(file):
+        file.parent.mkdir(parents=True, exist_ok=True)
+        partial = file.with_name(file.name + ".partial")
+        save_state(state, partial)
+        partial.rename(file)
+
+
+def _weights(model: nn.Module, *, keep: bool) -> dict[str, torch.Tensor]:
+    """Whole tensors by name; those that are not kept are only gathered."""
+    found: dict[str, torch.Tensor] = {}
+    for name, tensor in model.state_dict().items():
+        gathered = whole(tensor)
+        if keep:
+            found[name] = gathered.cpu()
+    return found
+
+
+def read_dump(file: Path) -> dict[str, Any]:
+    """What `write_dump` wrote.
+
+    Raises:
+        UsageError: there is no such file, or it is another one.
+    """
+    expected = "a file that a run has written into its folder `numerics`"
+    if not file.is_file():
+        raise UsageError(f"there is no file {file}", expected=expected)
+    try:
+        state = load_state(file)
+    except Exception as error:  # torch raises whatever the pickle inside happens to hit
+        raise UsageError(f"{file} cannot be read", got=f"{type(error).__name__}", expected=expected) from error
+    if state.get("format") != FORMAT:
+        raise UsageError(
+            f"{file} is no dump of an update",
+            got=f"format {state.get('format')}",
+            expected=f"format {FORMAT}: {expected}",
+        )
+    return state
+
+
+def found_of(state: Mapping[str, Any]) -> Found:
+    """What the update came to when it was run."""
+    return Found(**{**state["found"], "non_finite": tuple(state["found"]["non_finite"])})
+
+
+NAMED_PARAMETERS = 5
+"""Most parameters that a warning about gradients lists."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Step:
+    """What the updates of a step have in common."""
+
+    number: int
+    """From 1."""
+    trajectories: Sequence[Trajectory]
+    """Those that train."""
+    generator: torch.Generator
+    """Of the mini-batches."""
+    experts: frozenset[str] = frozenset()
+    """Ids of trajectories whose forced tokens train."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Computed:
+    """A gradient that was added up and is not applied yet."""
+
+    part: list[int]
+    """The sequences of the update."""
+    before: Mapping[str, Any]
+    """What repeats it: `GradientPass.snapshot`."""
+    loss: float
+
+
+class NumericsWatch:
+    """Watches the updates of one trainer; every rank has one, and all of them decide alike.
+
+    Args:
+        config: Limits.
+        ranks: Train together.
+    """
+
+    def __init__(self, config: NumericsConfig, ranks: Ranks) -> None:
+        self._config, self._ranks = config, ranks
+        self._alarms = Alarms(config)
+        self._folder: Path | None = None
+        self._run: Mapping[str, Any] = {}
+        self._in_a_row = self._dumps = 0
+        self._skipped = ""
+        self._hint: str | None = None
+
+    def write_dumps(self, folder: Path, run: Mapping[str, Any]) -> None:
+        """Write what repeats an update that was left out; only rank 0 needs to know where.
+
+        Args:
+            folder: For the files; made when there is one.
+            run: The run's config, as plain JSON types.
+        """
+        self._folder, self._run = folder, run
+
+    def apply(self, gradient: GradientPass, optimizer: PolicyOptimizer, computed: Computed, step: Step) -> Update:
+        """Apply a gradient if all of it is finite.
+
+        Raises:
+            TrainingError: too many updates in a row were left out.
+            UsageError: the disk is full.
+        """
+        update = optimizer.update() if math.isfinite(computed.loss) else optimizer.discard()
+        if not update.non_finite:
+            self._in_a_row = 0
+            return update
+        self._in_a_row += 1
+        self._skipped = f"gradients are not finite in {_listed(update.non_finite)}"
+        found = Found(
+            loss=computed.loss,
+            grad_norm=update.grad_norm,
+            group_norms=update.group_norms,
+            non_finite=update.non_finite,
+        )
+        self._dump(gradient, computed.before, computed.part, step, found)
+        if self._in_a_row >= self._config.most_skipped:
+            raise TrainingError(
+                f"{self._in_a_row} updates in a row were skipped",
+                got=self._skipped,
+                expected="a finite loss and finite gradients",
+                hint=(f"{self._hint}; " if self._hint else "")
+                + "try a smaller trainer.learning_rate, or model.dtype=float32, from an earlier checkpoint",
+            )
+        return update
+
+    def _dump(
+        self, gradient: GradientPass, before: Mapping[str, Any], part: list[int], step: Step, found: Found
+    ) -> None:
+        if self._dumps >= self._config.dumps or not any(self._ranks.collect([self._folder is not None])):
+            return
+        self._dumps += 1
+        folder = self._folder
+        file = None if folder is None else folder / f"step-{step.number:06d}-update-{before['updates'] + 1}.pt"
+        write_dump(
+            file,
+            gradient,
+            before,
+            part=part,
+            trajectories=step.trajectories,
+            experts=step.experts,
+            generator=step.generator,
+            run=self._run,
+            found=found,
+        )
+        self._hint = f"see where it begins: agentrl replay-step {file}"
+
+    def report(self, report: StepReport) -> StepReport:
+        """The report with the alarms in it."""
+        judged = self._alarms.judge(report.metrics, skipped=self._skipped, hint=self._hint)
+        return dataclasses.replace(
+            report,
+            metrics={**report.metrics, "train/updates_skipped_in_a_row": float(self._in_a_row), **judged.metrics},
+            warnings=(*judged.messages, *report.warnings),
+        )
+
+    def state(self) -> torch.Tensor:
+        """What a resumed run needs to go on alike: float64, always of the same length."""
+        return torch.cat([torch.tensor([self._in_a_row, self._dumps], dtype=torch.float64), self._alarms.state()])
+
+    def restore(self, state: torch.Tensor) -> None:
+        """Take what `state` gave."""
+        self._in_a_row, self._dumps = int(state[0]), int(state[1])
+        self._alarms.restore(state[2:])
+
+
+class WatchedUpdates:
+    """The updates of one step under a watch: each gradient is added up, then applied or left alone.
+
+    Args:
+        watch: Of the trainer.
+        gradient: Adds up.
+        optimizer: Applies.
+        step: What the updates have in common.
+    """
+
+    def __init__(self, watch: NumericsWatch, gradient: GradientPass, optimizer: PolicyOptimizer, step: Step) -> None:
+        self._watch, self._gradient, self._optimizer, self._step = watch, gradient, optimizer, step
+        self._computed: Computed | None = None
+
+    @property
+    def kl_old(self) -> float:
+        """Of the policy to pi_old, over the tokens of the newest gradient."""
+        return self._gradient.kl_old
+
+    def accumulate(self, part: list[int]) -> float:
+        """Add up the gradient of some sequences; gives the loss."""
+        before = self._gradient.snapshot()
+        self._computed = Computed(part=part, before=before, loss=self._gradient.accumulate(part))
+        return self._computed.loss
+
+    def apply(self) -> Update:
+        """Apply the newest gradient; see `NumericsWatch.apply`.
+
+        Raises:
+            TrainingError: too many updates in a row were left out.
+            UsageError: the disk is full.
+        """
+        assert self._computed is not None
+        return self._watch.apply(self._gradient, self._optimizer, self._computed, self._step)
+
+
+def _listed(names: Sequence[str]) -> str:
+    more = f" and {len(names) - NAMED_PARAMETERS} more" if len(names) > NAMED_PARAMETERS else ""
+    return ", ".join(names[:NAMED_PARAMETERS]) + more

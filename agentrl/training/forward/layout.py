@@ -1,0 +1,259 @@
+"""How sequences lie in the model's forward passes: padded, packed without padding, or with common prefixes once."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+from typing import cast
+
+import torch
+from transformers import PreTrainedModel
+
+from agentrl.config.config import LOGITS_MEGABYTES, TrainerConfig
+from agentrl.errors import UsageError
+from agentrl.image import ImageReader
+from agentrl.models.threads import BATCH_DEPENDENT
+from agentrl.models.vision import MODEL_TYPES, hidden_states
+from agentrl.training.distributed import Ranks
+from agentrl.training.distributed.context_parallel import (
+    Attention,
+    ContextGroup,
+    SharedAttention,
+    key_value_copies,
+)
+from agentrl.training.distributed.fsdp import computing_dtype, reshard, within_forward
+from agentrl.training.forward.moe_replay import ROUTES, RouterReplay
+from agentrl.training.forward.prefix_tree import pack, shared_rows, sorted_prefixes
+from agentrl.training.forward.sequences import ScoredSequence, micro_batches, pad
+from agentrl.training.forward.tree_attention import (
+    ATTENTION,
+    AttentionTree,
+    PaddedAttention,
+    has_flash,
+)
+
+FEWEST_SHARED = 16
+"""Tokens in common, beyond those that stand once already, for which a node of the trie is worth while."""
+PACKED_LAYERS = ("full_attention", "sliding_attention")
+"""Kinds of layers that see other tokens through attention alone."""
+TOLERANCE = {torch.float32: 1e-3, torch.float64: 1e-3, torch.bfloat16: 0.1, torch.float16: 0.02}
+"""Greatest difference of hidden states, relative to their size, that numbers rounded in another order make."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Layout:
+    """How sequences go through a model; `choose_layout` finds the best one."""
+
+    budget: int = 8192
+    """Tokens of a forward pass, padding included."""
+    logits_megabytes: int = LOGITS_MEGABYTES
+    """Memory of the logits that exist at once, in MiB."""
+    packed: bool = False
+    """One row without padding."""
+    share: int = 0
+    """Common prefixes of so many tokens, or more, stand once in a packed row; 0 shares nothing."""
+    context: ContextGroup | None = None
+    """Ranks that share the tokens of every row."""
+    replay: RouterReplay | None = None
+    """Routes tokens as an engine did, where sequences say how."""
+
+    def micro_batches(self, sequences: Sequence[ScoredSequence]) -> list[list[int]]:
+        """Indices of the sequences that go through the model together."""
+        if self.share:
+            return shared_rows(sequences, self.budget, share=self.share)
+        return micro_batches([len(sequence) for sequence in sequences], self.budget, padded=not self.packed)
+
+    def for_workers(self, sequences: Sequence[ScoredSequence], workers: int) -> Layout:
+        """With forward passes so short that every lane or rank has one, as far as the sequences can be divided.
+
+        Where a trie is divided, a prefix is computed in both parts: there is room for the longest.
+        """
+        if workers == 1:
+            return self
+        tokens = sum(len(sequence) for sequence in sequences)
+        if self.share:
+            _, common = sorted_prefixes(sequences)
+            tokens = self.tokens(sequences) + (workers - 1) * max(common, default=0)
+        return replace(self, budget=min(self.budget, math.ceil(tokens / workers)))
+
+    def tokens(self, sequences: Sequence[ScoredSequence]) -> int:
+        """Tokens that a micro-batch of these sequences computes."""
+        if self.share:
+            return pack(sequences, share=self.share).input_ids.numel()
+        lengths = [len(sequence) for sequence in sequences]
+        return sum(lengths) if self.packed else max(lengths) * len(lengths)
+
+    def pairs(self, sequences: Sequence[ScoredSequence]) -> int:
+        """Pairs of a token and an earlier one that it attends to, in such a micro-batch, padding included."""
+        if self.share:
+            return int(pack(sequences, share=self.share).depths.sum())
+        lengths = [len(sequence) for sequence in sequences]
+        if not self.packed:
+            lengths = [max(lengths)] * len(lengths)
+        return sum(length * length for length in lengths) // 2
+
+    def read(
+        self, model: PreTrainedModel, sequences: Sequence[ScoredSequence], pad_id: int, reader: ImageReader | None
+    ) -> torch.Tensor:
+        """The hidden states that predict the targets of a micro-batch, sequence after sequence: [targets, width]."""
+        device = model.device
+        if not self.packed:
+            batch = pad(sequences, pad_id)
+            options = self._routes(sequences, list(batch.places(sequences)), batch.input_ids.shape, device)
+            hidden = hidden_states(model, batch.input_ids.to(device), batch.images, reader, **options)
+            return hidden.flatten(0, 1)[batch.positions.to(device)]
+        row = pack(sequences, share=self.share)
+        output = model.base_model(
+            input_ids=row.input_ids[None].to(device),
+            position_ids=row.depths[None].to(device),
+            attention_mask=torch.ones(1, 1, 1, 1, device=device),  # a mask of four dimensions is passed on as it is
+            tree=AttentionTree(row, device),
+            use_cache=False,
+            **self._routes(sequences, row.places, (1, row.input_ids.numel()), device),
+        )
+        wanted = [place[sequence.positions] for place, sequence in zip(row.places, sequences, strict=True)]
+        return cast("torch.Tensor", output.last_hidden_state[0, torch.cat(wanted).to(device)])
+
+    def read_shared(
+        self, model: PreTrainedModel, sequences: Sequence[ScoredSequence], pad_id: int, context: ContextGroup
+    ) -> tuple[torch.Tensor, torch.Tensor]:
+        """As `read`, of rows that several ranks share: the own ones of the hidden states, in the order of targets, and
+        the rank of each target: int64 [targets].
+        """
+        if self.packed:
+            row = pack(sequences, share=self.share).padded(context.padded, pad_id)
+            ids, depths = row.input_ids[None], row.depths[None]
+            attention: Attention = AttentionTree(row, model.device)
+            places = row.places
+            at = torch.cat([place[s.positions] for place, s in zip(places, sequences, strict=True)])
+        else:
+            batch = pad(sequences, pad_id, longest=context.padded(max(len(sequence) for sequence in sequences)))
+            ids, attention = batch.input_ids, PaddedAttention()
+            depths = torch.arange(ids.shape[1]).expand_as(ids)
+            at, places = batch.positions, tuple(batch.places(sequences))
+        device, own = model.device, context.own(ids.shape[1])
+        options = self._routes(sequences, places, ids.shape, device)
+        output = model.base_model(
+            input_ids=ids[:, own].to(device),
+            position_ids=depths[:, own].to(device),
+            attention_mask=torch.ones(1, 1, 1, 1, device=device),
+            tree=SharedAttention(attention, context),
+            use_cache=False,
+            **{name: routes[:, own] for name, routes in options.items()},
+        )
+        part = ids.shape[1] // context.count
+        line, column = at // ids.shape[1], at % ids.shape[1]
+        owner = (column // part).to(device)
+        here = (line * part + column % part).to(device)[owner == context.rank]
+        return cast("torch.Tensor", output.last_hidden_state.flatten(0, 1)[here]), owner
+
+    def _routes(
+        self,
+        sequences: Sequence[ScoredSequence],
+        places: Sequence[torch.Tensor],
+        shape: Sequence[int],
+        device: torch.device,
+    ) -> dict[str, torch.Tensor]:
+        """What a model is told besides, where its routers are to do as an engine's."""
+        if self.replay is None:
+            return {}
+        return {ROUTES: self.replay.wanted([sequence.routes for sequence in sequences], places, shape).to(device)}
+
+
+PADDED = Layout()
+
+
+def choose_layout(model: PreTrainedModel, config: TrainerConfig, ranks: Ranks | None = None) -> Layout:
+    """The fastest layout that is exact for a model, whose attention is made ready for it.
+
+    Args:
+        model: As `agentrl.models.load.load_model` gives it.
+        config: Sizes, and whether to share prefixes.
+        ranks: Share the model, and come to one decision.
+
+    Raises:
+        UsageError: prefixes are to be shared, and the model cannot do it.
+    """
+    ranks = ranks or Ranks()
+    obstacle, packed = _obstacle(model), config.share_prefixes or all(ranks.collect([_packs_well(model)]))
+    if (packed or ranks.context is not None) and obstacle is None:
+        obstacle = next(filter(None, ranks.collect([_difference(model)])), None)
+    if ranks.context is not None:
+        _check_context(model, ranks, ranks.context, obstacle)
+    if obstacle is not None and config.share_prefixes:
+        raise UsageError(
+            "this model cannot share prefixes",
+            got=f"{type(model).__name__}: {obstacle}",
+            expected="a causal language model whose tokens meet in attention only",
+            hint="set trainer.share_prefixes=false",
+        )
+    packed = packed and obstacle is None
+    return Layout(
+        budget=config.tokens_per_micro_batch,
+        packed=packed,
+        share=FEWEST_SHARED if packed and config.share_prefixes else 0,
+        context=ranks.context,
+    )
+
+
+def _check_context(model: PreTrainedModel, ranks: Ranks, context: ContextGroup, obstacle: str | None) -> None:
+    if obstacle is not None:
+        raise UsageError(
+            "this model cannot be trained with trainer.context_parallel",
+            got=f"{type(model).__name__}: {obstacle}",
+            expected="a causal language model whose tokens meet in attention only",
+            hint="set trainer.context_parallel=1",
+        )
+    text = model.config.get_text_config()
+    heads, key_value_heads = text.num_attention_heads, getattr(text, "num_key_value_heads", text.num_attention_heads)
+    key_value_copies(heads // ranks.tensor_parallel, max(1, key_value_heads // ranks.tensor_parallel), context.count)
+
+
+def _packs_well(model: PreTrainedModel) -> bool:
+    """Whether the device has a kernel for packed rows that needs no dense mask, in all layers."""
+    if model.device.type == "cuda":
+        return has_flash(computing_dtype(model))
+    text = model.config.get_text_config()
+    if getattr(text, "attn_logit_softcapping", None):
+        return False  # there is no kernel for capped scores
+    kinds = getattr(text, "layer_types", None) or ["sliding_attention" if getattr(text, "sliding_window", None) else ""]
+    return model.device.type == "cpu" and "sliding_attention" not in kinds
+
+
+def _obstacle(model: PreTrainedModel) -> str | None:
+    """Why the model cannot read packed rows, as far as its config tells."""
+    text = model.config.get_text_config()
+    if model.config.model_type in MODEL_TYPES or text is not model.config:
+        return "it reads images"
+    if not getattr(model, "_supports_attention_backend", False):
+        return "its attention cannot be replaced"
+    if other := set(getattr(text, "layer_types", None) or ()) - set(PACKED_LAYERS):
+        return f"layers of {', '.join(sorted(other))}"
+    rope = (getattr(text, "rope_parameters", None) or {}).get("rope_type")
+    return f"rotary positions of type {rope}, which depend on the batch" if rope in BATCH_DEPENDENT else None
+
+
+@torch.no_grad()
+def _difference(model: PreTrainedModel) -> str | None:
+    """Try a small row, and leave the model's attention as it was where the result is not what it should be."""
+    ids = torch.arange(24) % model.config.vocab_size
+    sequences = [
+        ScoredSequence(input_ids=own, positions=torch.arange(len(own)), targets=own)
+        for own in (ids, torch.cat([ids[:9], ids[:5]]), ids.flip(0))
+    ]
+    expected = within_forward(model, Layout().read, sequences, 0, None)
+    before = model.config._attn_implementation
+    model.config._attn_implementation = ATTENTION
+    try:
+        found = within_forward(model, Layout(packed=True, share=2).read, sequences, 0, None)
+    except (TypeError, UsageError) as error:
+        model.config._attn_implementation = before
+        return f"its layers take no arguments for attention ({error})"
+    finally:
+        reshard(model)
+    apart = float((found.float() - expected.float()).norm() / expected.float().norm())
+    if apart <= TOLERANCE.get(expected.dtype, 0.0):
+        return None
+    model.config._attn_implementation = before
+    return f"hidden states of a packed row that are {apart:.2g} apart from those of its sequences"

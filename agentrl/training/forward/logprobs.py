@@ -1,0 +1,448 @@
+"""Log-probabilities of given tokens without a tensor of [tokens, vocabulary]: the head runs over chunks.
+
+- Log-probabilities and entropies behind the output head, whose logits exist for a chunk of tokens only.
+- The most probable tokens of a model at each wanted position, whose logits exist for a chunk of positions only.
+- A critic's output: one number from a hidden state.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from typing import Any, cast
+
+import torch
+from torch import Tensor, nn
+from torch.nn import functional
+from transformers import PreTrainedModel
+
+from agentrl.errors import UsageError
+from agentrl.image import ImageReader
+from agentrl.models.threads import Lanes
+from agentrl.training.distributed import Ranks
+from agentrl.training.distributed.fsdp import reshard, within_forward
+from agentrl.training.forward.layout import PADDED, Layout
+from agentrl.training.forward.micro_batches import cut, share_of
+from agentrl.training.forward.sequences import ScoredSequence
+
+LOGIT_BYTES = 4
+"""Of one logit while log-probabilities are computed: float32."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class TokenScores:
+    """What the policy says about wanted tokens; float32 [targets] each."""
+
+    logp: Tensor
+    """log_softmax(logits / temperature) at the token."""
+    entropy: Tensor
+    """Entropy of that distribution, in nats."""
+    top_logp: Tensor | None = None
+    """log_softmax(logits / temperature) at other tokens that were asked about: [targets, k]."""
+    values: Tensor | None = None
+    """What a critic that shares the policy's hidden states expects before the token."""
+
+
+def chunk_tokens(vocabulary: int, megabytes: int) -> int:
+    """Tokens whose logits fit into a budget; at least one.
+
+    >>> chunk_tokens(150_000, 64)
+    111
+    """
+    return max(1, (megabytes << 20) // (vocabulary * LOGIT_BYTES))
+
+
+def head_scores(
+    hidden: Tensor,
+    weight: Tensor,
+    bias: Tensor | None,
+    targets: Tensor,
+    *,
+    temperature: float,
+    chunk: int,
+    entropy_gradient: bool = False,
+    cap: float | None = None,
+    others: Tensor | None = None,
+) -> TokenScores:
+    """Scores of `targets`.
+
+    Args:
+        hidden: Last hidden states, [n, width].
+        weight: The head's, [vocabulary, width].
+        bias: [vocabulary], if the head has one.
+        targets: int64 [n].
+        temperature: Divides the logits.
+        chunk: Tokens whose logits exist at once.
+        entropy_gradient: Let gradients flow through the entropy too; without, it is a measurement only.
+        cap: What logits are capped at before they are divided, if they are.
+        others: Tokens besides the target that are asked about at each position: int64 [n, k].
+    """
+    function: Any = _HeadScores
+    asked = targets[:, None] if others is None else torch.cat([targets[:, None], others], dim=1)
+    logp, entropy = function.apply(hidden, weight, bias, asked, temperature, chunk, entropy_gradient, cap)
+    top = None if others is None else logp[:, 1:].clone()
+    return TokenScores(logp=logp[:, 0].clone(), entropy=entropy, top_logp=top)  # what shards give back is no view
+
+
+class _HeadScores(torch.autograd.Function):
+    @staticmethod
+    def forward(
+        ctx: Any,
+        hidden: Tensor,
+        weight: Tensor,
+        bias: Tensor | None,
+        targets: Tensor,
+        temperature: float,
+        chunk: int,
+        entropy_gradient: bool,
+        cap: float | None,
+    ) -> tuple[Tensor, Tensor]:
+        entropy, total = (hidden.new_empty(len(targets), dtype=torch.float32) for _ in range(2))
+        logp = hidden.new_empty(targets.shape, dtype=torch.float32)
+        keeps = len(targets) <= chunk and any(ctx.needs_input_grad) and cap is None
+        kept = None
+        for first in range(0, len(targets), chunk):
+            part = slice(first, first + chunk)
+            logits = head_logits(hidden[part], weight, bias, temperature, cap)
+            most = logits.amax(-1, keepdim=True)
+            at_target = logits.gather(-1, targets[part])
+            exponentials = logits.sub_(most).exp()
+            sums = exponentials.sum(-1, keepdim=True)
+            total[part] = (most + sums.log()).squeeze(-1)
+            logp[part] = at_target - total[part, None]
+            entropy[part] = (sums.log() - _dot(exponentials, logits) / sums).squeeze(-1)
+            kept = exponentials.div_(sums) if keeps else None
+            del logits, exponentials
+        ctx.save_for_backward(hidden, weight, bias, targets, total, entropy, kept)
+        ctx.temperature, ctx.chunk, ctx.entropy_gradient, ctx.cap = temperature, chunk, entropy_gradient, cap
+        if not entropy_gradient:
+            ctx.mark_non_differentiable(entropy)
+        return logp, entropy
+
+    @staticmethod
+    def backward(
+        ctx: Any, logp_gradient: Tensor, entropy_gradient: Tensor
+    ) -> tuple[Tensor | None, Tensor | None, Tensor | None, None, None, None, None, None]:
+        hidden, weight, bias, targets, total, entropy, kept = ctx.saved_tensors
+        by_hidden, by_weight, by_bias = (
+            torch.zeros_like(tensor) if needed else None
+            for tensor, needed in zip((hidden, weight, bias), ctx.needs_input_grad, strict=False)
+        )
+        for first in range(0, len(targets), ctx.chunk):
+            part = slice(first, first + ctx.chunk)
+            steepness = None
+            if kept is None:
+                logits = head_logits(hidden[part], weight, bias, ctx.temperature, ctx.cap)
+                if ctx.cap is not None:
+                    steepness = 1 - (logits * (ctx.temperature / ctx.cap)).square_()
+                probabilities = logits.sub_(total[part, None]).exp_()
+            else:
+                probabilities = kept
+            by_entropy = entropy_gradient[part] if ctx.entropy_gradient else None
+            by_logits = _by_logits(probabilities, targets[part], logp_gradient[part], by_entropy, entropy[part])
+            by_logits = by_logits.div_(ctx.temperature)
+            by_logits = (by_logits if steepness is None else by_logits.mul_(steepness)).to(weight.dtype)
+            if by_hidden is not None:
+                torch.mm(by_logits, weight, out=by_hidden[part])
+            if by_weight is not None:
+                by_weight.addmm_(by_logits.mT, hidden[part])
+            if by_bias is not None:
+                by_bias += by_logits.sum(0)
+            del probabilities, by_logits, steepness
+        return by_hidden, by_weight, by_bias, None, None, None, None, None
+
+
+def head_logits(hidden: Tensor, weight: Tensor, bias: Tensor | None, temperature: float, cap: float | None) -> Tensor:
+    """What the head says to hidden states, capped and divided: float32 [n, vocabulary]; see `head_scores`."""
+    logits = functional.linear(hidden, weight, bias).float()
+    if cap is not None:
+        logits = logits.div_(cap).tanh_().mul_(cap)
+    return logits if temperature == 1.0 else logits.div_(temperature)
+
+
+def _by_logits(
+    probabilities: Tensor, targets: Tensor, by_logp: Tensor, by_entropy: Tensor | None, entropy: Tensor
+) -> Tensor:
+    factor = by_logp.sum(-1) if by_entropy is None else by_logp.sum(-1) + by_entropy * entropy
+    gradient = probabilities * -factor[:, None]
+    if by_entropy is not None:
+        gradient.addcmul_(torch.special.entr(probabilities), by_entropy[:, None])
+    return gradient.scatter_add_(-1, targets, by_logp)
+
+
+def _dot(left: Tensor, right: Tensor) -> Tensor:
+    """Sum over the last dimension of the products, which are never stored: [n, 1]."""
+    return torch.bmm(left[:, None, :], right[:, :, None]).squeeze(-1)
+
+
+class ValueHead(nn.Module):
+    """A linear map in float32 that begins as 0, so that a new critic expects nothing and changes nothing.
+
+    Args:
+        width: Of the hidden states.
+    """
+
+    def __init__(self, width: int) -> None:
+        super().__init__()
+        self.weight = nn.Parameter(torch.zeros(width))
+        self.bias = nn.Parameter(torch.zeros(1))
+
+    def forward(self, hidden: torch.Tensor) -> torch.Tensor:
+        """V of hidden states [n, width], in any format: float32 [n]."""
+        return hidden.float() @ self.weight + self.bias
+
+
+def head_for(model: PreTrainedModel) -> ValueHead:
+    """A new head on a model's last hidden states, where the model computes."""
+    return ValueHead(cast("int", model.config.get_text_config().hidden_size)).to(model.device)
+
+
+def score(
+    model: PreTrainedModel,
+    sequences: Sequence[ScoredSequence],
+    *,
+    temperature: float,
+    pad_id: int,
+    layout: Layout = PADDED,
+    entropy_gradient: bool = False,
+    reader: ImageReader | None = None,
+    value_head: ValueHead | None = None,
+    others: torch.Tensor | None = None,
+) -> TokenScores:
+    """The wanted tokens of a micro-batch, sequence after sequence; gradients flow unless the caller turned them off.
+
+    Args:
+        model: A causal language model; attention sees each sequence from its start.
+        sequences: One or more.
+        temperature: Divides the logits; 0 counts as 1, as engines do (see `agentrl.engine`).
+        pad_id: Any id of the vocabulary.
+        layout: How the sequences lie in the forward pass, and the size of the logits that exist at once.
+        entropy_gradient: Let gradients flow through the entropy too; without, it is a measurement only.
+        reader: Prepares images; needed where sequences hold any.
+        value_head: Reads values from the same hidden states.
+        others: Tokens besides the wanted ones that are asked about: int64 [targets, k]; not where ranks share rows.
+    """
+    logp, entropy, *rest = within_forward(
+        model,
+        _read,
+        sequences,
+        temperature=temperature,
+        pad_id=pad_id,
+        layout=layout,
+        entropy_gradient=entropy_gradient,
+        reader=reader,
+        value_head=value_head,
+        others=others,
+    )
+    top = rest.pop(0) if others is not None else None
+    return TokenScores(logp=logp, entropy=entropy, top_logp=top, values=rest[0] if rest else None)
+
+
+def _read(
+    model: PreTrainedModel,
+    sequences: Sequence[ScoredSequence],
+    *,
+    temperature: float,
+    pad_id: int,
+    layout: Layout,
+    entropy_gradient: bool,
+    reader: ImageReader | None,
+    value_head: ValueHead | None,
+    others: torch.Tensor | None,
+) -> tuple[torch.Tensor, ...]:
+    targets = torch.cat([sequence.targets for sequence in sequences]).to(model.device)
+    owner = None
+    if layout.context is None:
+        hidden = layout.read(model, sequences, pad_id, reader)
+    else:
+        hidden, owner = layout.read_shared(model, sequences, pad_id, layout.context)
+        targets = targets[owner == layout.context.rank]
+    head = model.get_output_embeddings()
+    scores = head_scores(
+        hidden,
+        head.weight,
+        head.bias,
+        targets,
+        temperature=temperature or 1.0,
+        chunk=chunk_tokens(head.weight.shape[0], layout.logits_megabytes),
+        entropy_gradient=entropy_gradient,
+        cap=getattr(model.config.get_text_config(), "final_logit_softcapping", None),
+        others=others,
+    )
+    found = [scores.logp, scores.entropy]
+    if scores.top_logp is not None:
+        found.append(scores.top_logp)
+    if value_head is not None:
+        found.append(value_head(hidden))
+    if layout.context is None or owner is None:
+        return tuple(found)
+    together = layout.context.collected(torch.stack(found), owner)
+    return tuple(own.clone() for own in together)  # what a model in shards gives back is no view
+
+
+def score_all(
+    model: PreTrainedModel,
+    sequences: Sequence[ScoredSequence],
+    *,
+    temperature: float,
+    pad_id: int,
+    layout: Layout,
+    lanes: Lanes,
+    ranks: Ranks | None = None,
+    reader: ImageReader | None = None,
+) -> TokenScores:
+    """The wanted tokens of any number of sequences, without gradients.
+
+    Args:
+        model: See `score`, also for the other arguments.
+        sequences: One or more; the result is in their order.
+        temperature: Divides the logits.
+        pad_id: Any id of the vocabulary.
+        layout: How the sequences lie in the forward passes.
+        lanes: Compute the forward passes.
+        ranks: Share them out; all get the result.
+        reader: Prepares images.
+    """
+
+    def read(part: Sequence[ScoredSequence]) -> torch.Tensor:
+        scores = score(model, part, temperature=temperature, pad_id=pad_id, layout=layout, reader=reader)
+        return torch.stack([scores.logp, scores.entropy])
+
+    logp, entropy = read_all(model, sequences, read, rows=2, layout=layout, lanes=lanes, ranks=ranks or Ranks())
+    return TokenScores(logp=logp, entropy=entropy)
+
+
+def read_all(
+    model: PreTrainedModel,
+    sequences: Sequence[ScoredSequence],
+    read: Callable[[Sequence[ScoredSequence]], torch.Tensor],
+    *,
+    rows: int,
+    layout: Layout,
+    lanes: Lanes,
+    ranks: Ranks,
+) -> torch.Tensor:
+    """Numbers about the wanted tokens of any number of sequences, without gradients: float32 [rows, targets].
+
+    Args:
+        model: What is read with.
+        sequences: One or more; the result is in their order.
+        read: Gives the numbers of a micro-batch: float32 [rows, targets].
+        rows: How many for each token.
+        layout: How the sequences lie in the forward passes.
+        lanes: Compute the forward passes.
+        ranks: Share them out; all get the result.
+    """
+    work = cut(range(len(sequences)), sequences, layout=layout, workers=lanes.count * ranks.teams, learns=False)
+    own = share_of(work, rank=ranks.team, ranks=ranks.teams)
+
+    def compute(indices: list[int]) -> dict[int, torch.Tensor]:
+        part = [sequences[i] for i in indices]
+        with torch.no_grad():
+            numbers = read(part)
+        return dict(zip(indices, torch.split(numbers, [s.targets.numel() for s in part], dim=1), strict=True))
+
+    found: dict[int, torch.Tensor] = {}
+    for scores in lanes.run(compute, [micro_batch.sequences for micro_batch in own]):
+        found.update(scores)
+    reshard(model)
+    unknown = [torch.full((rows, sequence.targets.numel()), math.nan, device=model.device) for sequence in sequences]
+    return ranks.filled(torch.cat([found.get(i, unknown[i]) for i in range(len(sequences))], dim=1))
+
+
+LARGEST_ID = 1 << 24
+"""Above it float32, in which ranks tell each other ids, skips whole numbers."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class TokenOpinions:
+    """What a model says at the positions of given tokens."""
+
+    logp: torch.Tensor
+    """Log-probability of the given tokens: float32 [targets]."""
+    top_ids: torch.Tensor | None = None
+    """The model's own k most probable tokens there: int64 [targets, k]; ``None`` where nobody asks for them."""
+    top_logp: torch.Tensor | None = None
+    """Their log-probabilities: float32 [targets, k]."""
+
+
+def opinions_of_all(
+    model: PreTrainedModel,
+    sequences: Sequence[ScoredSequence],
+    *,
+    top_k: int,
+    temperature: float,
+    pad_id: int,
+    layout: Layout,
+    lanes: Lanes,
+    ranks: Ranks,
+    reader: ImageReader | None = None,
+) -> TokenOpinions:
+    """What a model says of any number of sequences, without gradients; all ranks get it.
+
+    Args:
+        model: See `agentrl.training.forward.logprobs.score`, also for the other arguments.
+        sequences: One or more; the result is in their order.
+        top_k: How many tokens at each position.
+        temperature: Divides the logits.
+        pad_id: Any id of the vocabulary.
+        layout: How the sequences lie in the forward passes; ranks do not share rows.
+        lanes: Compute the forward passes.
+        ranks: Share them out.
+        reader: Prepares images.
+
+    Raises:
+        UsageError: the vocabulary has fewer tokens, or ranks share rows.
+    """
+    vocabulary = model.get_output_embeddings().weight.shape[0]
+    if not top_k <= vocabulary <= LARGEST_ID or layout.context is not None:
+        raise UsageError(
+            f"the {top_k} most probable tokens cannot be read",
+            got=f"a vocabulary of {vocabulary:,}" + ("" if layout.context is None else " in rows that ranks share"),
+            expected=f"at most {LARGEST_ID:,} tokens, {top_k} or more, and trainer.context_parallel=1",
+        )
+
+    def read(part: Sequence[ScoredSequence]) -> torch.Tensor:
+        found: torch.Tensor = within_forward(
+            model,
+            _read_top_tokens,
+            part,
+            top_k=top_k,
+            temperature=temperature or 1.0,
+            pad_id=pad_id,
+            layout=layout,
+            reader=reader,
+        )
+        return found
+
+    found = read_all(model, sequences, read, rows=1 + 2 * top_k, layout=layout, lanes=lanes, ranks=ranks)
+    ids, logp = found[1 : 1 + top_k].mT.long(), found[1 + top_k :].mT.contiguous()
+    return TokenOpinions(logp=found[0], top_ids=ids, top_logp=logp)
+
+
+def _read_top_tokens(
+    model: PreTrainedModel,
+    sequences: Sequence[ScoredSequence],
+    *,
+    top_k: int,
+    temperature: float,
+    pad_id: int,
+    layout: Layout,
+    reader: ImageReader | None,
+) -> torch.Tensor:
+    """Log-probabilities of the targets, ids, log-probabilities of these: float32 [1 + 2 k, targets]."""
+    targets = torch.cat([sequence.targets for sequence in sequences]).to(model.device)
+    hidden, head = layout.read(model, sequences, pad_id, reader), model.get_output_embeddings()
+    cap = getattr(model.config.get_text_config(), "final_logit_softcapping", None)
+    chunk = chunk_tokens(head.weight.shape[0], layout.logits_megabytes)
+    found = []
+    for first in range(0, len(targets), chunk):
+        part = slice(first, first + chunk)
+        logits = head_logits(hidden[part], head.weight, head.bias, temperature, cap)
+        total = logits.logsumexp(-1, keepdim=True)
+        best, ids = logits.topk(top_k, dim=-1)
+        of_targets = logits.gather(-1, targets[part, None]) - total
+        found.append(torch.cat([of_targets, ids.float(), best - total], dim=1))
+        del logits
+    return torch.cat(found).mT.contiguous()

@@ -1,0 +1,255 @@
+"""Gradients of micro-batches, computed in parallel (`agentrl.models.threads`) and added up in a fixed order.
+
+- Work shared out over ranks: equal in number, so that all meet in the same collectives, and nearly equal in cost.
+- Means over the tokens of a step, added up micro-batch by micro-batch.
+"""
+
+from __future__ import annotations
+
+import heapq
+from collections import defaultdict
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, replace
+from typing import TypeVar
+
+import torch
+from torch import nn
+from transformers import PreTrainedModel
+
+from agentrl.models.threads import Lanes
+from agentrl.training.distributed.fsdp import add_up_gradients
+from agentrl.training.forward.layout import Layout
+from agentrl.training.forward.sequences import ScoredSequence
+
+BACKWARD_COST = 3
+"""A forward and a backward pass, in forward passes."""
+
+ATTENTION_COSTS_AS_MUCH = 16_384
+"""Length of a sequence at which attention costs as much as all the rest: about 12 times the width of a model."""
+
+Extra = TypeVar("Extra")
+
+
+@dataclass(frozen=True, slots=True)
+class MicroBatch:
+    """Sequences that go through the model together."""
+
+    sequences: list[int]
+    learns: bool
+    """Whether it has a gradient."""
+    tokens: int
+    """That go through the model, padding included."""
+    cost: int
+    """Relative to others."""
+    counts: bool = True
+    """Whether its loss does: one that does not only keeps a rank in step with the others."""
+
+
+def cut(
+    numbers: Sequence[int], sequences: Sequence[ScoredSequence], *, layout: Layout, workers: int, learns: bool
+) -> list[MicroBatch]:
+    """Micro-batches of some sequences.
+
+    Args:
+        numbers: Of the sequences.
+        sequences: The sequences.
+        layout: How they go through the model.
+        workers: How many lanes or ranks there are to compute them.
+        learns: Whether they have a gradient.
+    """
+    passes = BACKWARD_COST if learns else 1
+    work = []
+    for chosen in layout.for_workers(sequences, workers).micro_batches(sequences):
+        part = [sequences[k] for k in chosen]
+        tokens = layout.tokens(part)
+        cost = forward_cost(tokens, layout.pairs(part)) * passes
+        work.append(MicroBatch([numbers[k] for k in chosen], learns, tokens, cost))
+    return work
+
+
+def forward_cost(tokens: int, pairs: int) -> int:
+    """Cost of a forward pass, in tokens: attention grows with the pairs of tokens that attend to each other.
+
+    >>> forward_cost(1000, 1000 * 500), forward_cost(16_384, 16_384 * 8192)
+    (1061, 32768)
+    """
+    return tokens + 2 * pairs // ATTENTION_COSTS_AS_MUCH
+
+
+def add_gradients(
+    model: PreTrainedModel,
+    lanes: Lanes,
+    work: Sequence[MicroBatch],
+    loss: Callable[[list[int]], tuple[torch.Tensor, Extra]],
+    *,
+    every_time: bool = False,
+    beside: Sequence[nn.Parameter] = (),
+) -> list[tuple[float, Extra]]:
+    """Add the gradients of all micro-batches to those of the model's parameters.
+
+    Args:
+        model: Its parameters that require a gradient get one.
+        lanes: Compute the micro-batches.
+        work: What to compute, in this order where there is one lane.
+        loss: Of some sequences, and anything else that the caller wants back; called in the lanes' threads.
+        every_time: Add the gradients of a model in shards up over the ranks after every micro-batch, not in the end.
+        beside: Parameters outside the model, which get a gradient, too.
+
+    Returns:
+        The losses, with what came with them, in the order of `work`, of what counts.
+    """
+    parameters = [*(p for p in model.parameters() if p.requires_grad), *beside]
+    costs = [micro_batch.cost for micro_batch in work]
+    shares = [list(range(len(work)))] if lanes.count == 1 else share_out(costs, lanes.count)
+    last = max((index for index, micro_batch in enumerate(work) if micro_batch.learns), default=None)
+    alone = len(shares) == 1
+
+    def compute(share: list[int]) -> tuple[dict[int, tuple[float, Extra]], list[torch.Tensor | None]]:
+        found: dict[int, tuple[float, Extra]] = {}
+        gradients: list[torch.Tensor | None] = [None] * len(parameters)
+        for index in share:
+            with torch.set_grad_enabled(work[index].learns):
+                value, extra = loss(work[index].sequences)
+            if not work[index].counts:
+                value = value * 0.0
+            if work[index].learns and alone:
+                add_up_gradients(model, over_ranks=every_time or index == last)
+                torch.autograd.backward(value)
+            elif work[index].learns:
+                new = torch.autograd.grad(value, parameters, allow_unused=True)
+                gradients = [_sum(old, own) for old, own in zip(gradients, new, strict=True)]
+            found[index] = float(value.detach()), extra
+        return found, gradients
+
+    results: dict[int, tuple[float, Extra]] = {}
+    for found, gradients in lanes.run(compute, shares):
+        results.update(found)
+        for parameter, gradient in zip(parameters, gradients, strict=True):
+            parameter.grad = _sum(parameter.grad, gradient)
+    return [results[index] for index, micro_batch in enumerate(work) if micro_batch.counts]
+
+
+def share_out(costs: Sequence[int], lanes: int) -> list[list[int]]:
+    """What each lane computes: the dearest first, each in the lane with the least to do.
+
+    >>> share_out([1, 5, 3, 2], lanes=2)
+    [[1, 0], [2, 3]]
+    """
+    shares: list[list[int]] = [[] for _ in range(max(1, min(lanes, len(costs))))]
+    sums = [0] * len(shares)
+    for index in sorted(range(len(costs)), key=lambda i: -costs[i]):
+        least = sums.index(min(sums))
+        shares[least].append(index)
+        sums[least] += costs[index]
+    return shares
+
+
+def _sum(old: torch.Tensor | None, new: torch.Tensor | None) -> torch.Tensor | None:
+    if old is None or new is None:
+        return new if old is None else old
+    return old.add_(new)
+
+
+def share_of(work: Sequence[MicroBatch], *, rank: int, ranks: int) -> list[MicroBatch]:
+    """The micro-batches of one rank, those that learn first, each kind by falling cost.
+
+    Every rank gets as many of each kind as every other one. Where the numbers do not come out even, micro-batches are
+    split; where there is nothing to split, the cheapest is computed once more without counting.
+
+    Args:
+        work: All micro-batches, the same on every rank.
+        rank: Whose share.
+        ranks: How many ranks there are.
+    """
+    if ranks == 1:
+        return list(work)
+    share: list[MicroBatch] = []
+    for learns in (True, False):
+        even = [micro_batch for micro_batch in evened(work, ranks) if micro_batch.learns == learns]
+        own = balanced([micro_batch.cost for micro_batch in even], ranks)[rank] if even else []
+        share += sorted((even[index] for index in own), key=lambda micro_batch: -micro_batch.cost)
+    return share
+
+
+def evened(work: Sequence[MicroBatch], ranks: int) -> list[MicroBatch]:
+    """The micro-batches that `share_of` shares out: those that learn first."""
+    kinds = ([micro_batch for micro_batch in work if micro_batch.learns == learns] for learns in (True, False))
+    return [micro_batch for kind in kinds for micro_batch in _even(kind, ranks)] if ranks > 1 else list(work)
+
+
+def _even(work: Sequence[MicroBatch], ranks: int) -> list[MicroBatch]:
+    """As many micro-batches as the ranks can share evenly."""
+    even = list(work)
+    while len(even) % ranks:
+        large = [index for index, micro_batch in enumerate(even) if len(micro_batch.sequences) > 1]
+        if not large:
+            spare = replace(min(even, key=lambda micro_batch: micro_batch.cost), counts=False)
+            return even + [spare] * (-len(even) % ranks)
+        even += _halves(even.pop(max(large, key=lambda index: even[index].cost)))
+    return even
+
+
+def _halves(micro_batch: MicroBatch) -> list[MicroBatch]:
+    middle = len(micro_batch.sequences) // 2
+    parts = micro_batch.sequences[:middle], micro_batch.sequences[middle:]
+    shares = [(part, len(part) / len(micro_batch.sequences)) for part in parts]
+    return [
+        replace(
+            micro_batch,
+            sequences=part,
+            tokens=round(micro_batch.tokens * share),
+            cost=round(micro_batch.cost * share),
+        )
+        for part, share in shares
+    ]
+
+
+def balanced(costs: Sequence[int], parts: int) -> list[list[int]]:
+    """Items in parts of equal numbers and nearly equal sums: the differencing of Karmarkar and Karp (1982).
+
+    >>> balanced([8, 7, 6, 5, 4, 2], parts=2)
+    [[0, 2, 5], [1, 3, 4]]
+
+    Args:
+        costs: A multiple of `parts` of them.
+        parts: How many.
+    """
+    order = sorted(range(len(costs)), key=lambda index: -costs[index])
+    rows = [[(costs[index], [index]) for index in order[low : low + parts]] for low in range(0, len(order), parts)]
+    heap = [(_spread(row), number, row) for number, row in enumerate(rows)]
+    heapq.heapify(heap)
+    while len(heap) > 1:  # what differs most is evened out first: the dearest of one with the cheapest of the other
+        _, number, first = heapq.heappop(heap)
+        _, _, second = heapq.heappop(heap)
+        pairs = zip(first, reversed(second), strict=True)
+        merged = sorted(((a + b, own + others) for (a, own), (b, others) in pairs), key=lambda part: -part[0])
+        heapq.heappush(heap, (_spread(merged), number, merged))
+    return sorted(sorted(items) for _, items in heap[0][2])
+
+
+def _spread(row: Sequence[tuple[int, list[int]]]) -> int:
+    """Negative difference of the dearest and the cheapest part, which a heap gives largest first."""
+    return row[-1][0] - row[0][0]
+
+
+class Tally:
+    """Sums and counts by name."""
+
+    def __init__(self) -> None:
+        self._sums: defaultdict[str, float] = defaultdict(float)
+        self._counts: defaultdict[str, int] = defaultdict(int)
+
+    def add(self, name: str, values: torch.Tensor) -> None:
+        """Take in values of any shape."""
+        self._sums[name] += float(values.detach().double().sum())
+        self._counts[name] += values.numel()
+
+    def merge(self, other: Tally) -> None:
+        """Take in what another one has added up."""
+        for name, total in other._sums.items():
+            self._sums[name] += total
+            self._counts[name] += other._counts[name]
+
+    def means(self) -> dict[str, float]:
+        """The mean of everything added under each name."""
+        return {name: self._sums[name] / count for name, count in self._counts.items() if count}

@@ -1,0 +1,204 @@
+"""Sequences as one row of tokens without padding, in which common prefixes may stand once.
+
+The sequences form a trie over token ids. Its nodes, runs of tokens without a branch, are laid out in depth-first order:
+
+    A B C D E          row:   A B | C D E | X Y
+    A B X Y            depth: 0 1 | 2 3 4 | 2 3
+                       end:   7 7 | 5 5 5 | 7 7
+
+A token's position in its sequences is its depth. `end` is where the subtree of its node ends in the row, so that token
+i may look at token j if and only if j <= i < end[j]: attention needs nothing else. Sequences that share nothing are
+trees of one node each. Where routes are replayed, a prefix ends at a token that an engine routed to other experts.
+"""
+
+from __future__ import annotations
+
+import itertools
+import sys
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field
+
+import numpy as np
+import torch
+
+from agentrl.training.forward.sequences import ScoredSequence
+
+
+@dataclass(frozen=True, slots=True)
+class Node:
+    """Tokens `start` to `end` of a row; those below it in the trie follow, up to `last`."""
+
+    start: int
+    end: int
+    last: int
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class PackedRow:
+    """Sequences in a row; see the module."""
+
+    input_ids: torch.Tensor
+    """int64 [tokens]."""
+    depths: torch.Tensor
+    """Position of each token in its sequences: int64 [tokens]."""
+    nodes: tuple[Node, ...]
+    """By their starts."""
+    places: tuple[torch.Tensor, ...]
+    """Of each sequence, in the order in which they were given: where its tokens are in the row, int64 [length]."""
+
+    def ends(self) -> torch.Tensor:
+        """Where the subtree of each token's node ends: int64 [tokens]."""
+        ends = torch.empty_like(self.depths)
+        for node in self.nodes:
+            ends[node.start : node.end] = node.last
+        return ends
+
+    def padded(self, length: Callable[[int], int], pad_id: int) -> PackedRow:
+        """The row with tokens at its end that nobody asks for, up to a length that is found from its own."""
+        tokens = self.input_ids.numel()
+        more = length(tokens) - tokens
+        if more == 0:
+            return self
+        return PackedRow(
+            input_ids=torch.cat([self.input_ids, torch.full((more,), pad_id)]),
+            depths=torch.cat([self.depths, torch.arange(more)]),
+            nodes=(*self.nodes, Node(tokens, tokens + more, tokens + more)),
+            places=self.places,
+        )
+
+
+def pack(sequences: Sequence[ScoredSequence], *, share: int) -> PackedRow:
+    """Lay sequences out in one row.
+
+    Args:
+        sequences: One or more.
+        share: Common prefixes of so many tokens, or more, stand once; 0 shares nothing.
+    """
+    order, common = sorted_prefixes(sequences) if share else (range(len(sequences)), [0] * len(sequences))
+    row = _Row(share)
+    places: list[torch.Tensor] = [torch.empty(0)] * len(sequences)
+    for index, shared in zip(order, common, strict=True):
+        row.append(len(sequences[index]), shared)
+        places[index] = row.place()
+    input_ids, depths = torch.empty(row.tokens, dtype=torch.long), torch.empty(row.tokens, dtype=torch.long)
+    for sequence, place in zip(sequences, places, strict=True):
+        input_ids[place] = sequence.input_ids
+        depths[place] = torch.arange(len(sequence))
+    return PackedRow(input_ids=input_ids, depths=depths, nodes=row.nodes(), places=tuple(places))
+
+
+def shared_rows(sequences: Sequence[ScoredSequence], budget: int, *, share: int) -> list[list[int]]:
+    """Indices of sequences in rows of at most `budget` tokens, in which prefixes of `share` tokens or more stand once.
+
+    Neighbours in the order of their tokens stay together. Where a trie does not fit, it is cut where least is shared,
+    within the last half of what fits, and the prefix is repeated. A sequence longer than the budget is a row alone.
+    """
+    order, common = sorted_prefixes(sequences)
+    rows = []
+    start = 0
+    while start < len(order):
+        end = start + _fitting([len(sequences[i]) for i in order[start:]], [0, *common[start + 1 :]], budget, share)
+        if end < len(order):
+            middle = start + (end - start) // 2
+            end = min(range(end, middle, -1), key=lambda k: common[k])
+        rows.append(list(order[start:end]))
+        start = end
+    return rows
+
+
+def sorted_prefixes(sequences: Sequence[ScoredSequence]) -> tuple[list[int], list[int]]:
+    """Indices of sequences in the order of their tokens, and how many first tokens each shares with the one before."""
+    ids = [sequence.input_ids.numpy() for sequence in sequences]
+    routes = [sequence.routes for sequence in sequences]
+    order = sorted(range(len(ids)), key=lambda i: ids[i].astype(">i8").tobytes())
+    common = [
+        min(_common(ids[before], ids[after]), _routed_alike(routes[before], routes[after]))
+        for before, after in itertools.pairwise(order)
+    ]
+    return order, [0, *common][: len(order)]
+
+
+def _common(left: np.ndarray[tuple[int], np.dtype[np.int64]], right: np.ndarray[tuple[int], np.dtype[np.int64]]) -> int:
+    shorter = min(len(left), len(right))
+    different = np.flatnonzero(left[:shorter] != right[:shorter])
+    return int(different[0]) if len(different) else shorter
+
+
+def _routed_alike(left: torch.Tensor | None, right: torch.Tensor | None) -> int:
+    """First tokens that are routed alike; all where nothing is known of either."""
+    if left is None or right is None:
+        return sys.maxsize if left is right else 0
+    shorter = min(len(left), len(right))
+    different = (left[:shorter] != right[:shorter]).any(1).nonzero()
+    return int(different[0]) if len(different) else shorter
+
+
+def _fitting(lengths: Sequence[int], common: Sequence[int], budget: int, share: int) -> int:
+    """How many of the sequences fit into a row; at least one."""
+    row = _Row(share)
+    for count, (length, shared) in enumerate(zip(lengths, common, strict=True)):
+        row.append(length, shared)
+        if row.tokens > budget and count:
+            return count
+    return len(lengths)
+
+
+@dataclass(slots=True)
+class _Open:
+    """A node on the path of the sequence that was appended last."""
+
+    start: int
+    end: int
+    depth: int
+    """Of its first token."""
+
+    @property
+    def depth_end(self) -> int:
+        return self.depth + self.end - self.start
+
+
+@dataclass(slots=True)
+class _Row:
+    """A row that grows by sequences in the order of their tokens."""
+
+    share: int
+    tokens: int = 0
+    _path: list[_Open] = field(default_factory=list)
+    _closed: list[Node] = field(default_factory=list)
+
+    def append(self, length: int, shared: int) -> None:
+        """Add a sequence that has its first `shared` tokens in common with the one before."""
+        depth = self._branch(shared)
+        if depth < length:
+            self._path.append(_Open(self.tokens, self.tokens + length - depth, depth))
+            self.tokens += length - depth
+
+    def _branch(self, shared: int) -> int:
+        """Cut the path where a branch begins; its depth, which is `shared` or a little less."""
+        while self._path and self._path[-1].depth >= shared:
+            self._close(self._path.pop())
+        if not self._path:
+            return 0
+        top = self._path[-1]
+        if top.depth_end <= shared:
+            return top.depth_end
+        if shared - top.depth < self.share:
+            self._close(self._path.pop())
+            return top.depth
+        cut = top.start + shared - top.depth
+        self._close(_Open(cut, top.end, shared))
+        top.end = cut
+        return shared
+
+    def _close(self, node: _Open) -> None:
+        self._closed.append(Node(node.start, node.end, self.tokens))
+
+    def place(self) -> torch.Tensor:
+        """Where the tokens of the sequence that was appended last are."""
+        return torch.cat([torch.arange(node.start, node.end) for node in self._path])
+
+    def nodes(self) -> tuple[Node, ...]:
+        """All nodes; nothing is appended afterwards."""
+        while self._path:
+            self._close(self._path.pop())
+        return tuple(sorted(self._closed, key=lambda node: node.start))

@@ -1,1 +1,0 @@
-"""What training takes of memory: counted while it runs, found without data, and planned before a run."""

@@ -1,0 +1,166 @@
+"""Balance among the experts of a mixture, as a part of the loss (https://arxiv.org/abs/2101.03961, equations 4 to 6).
+
+With E experts, f_e the share of the assignments of an update's tokens that went to expert e, and P_e the mean
+probability that its router gave it:
+
+    L = coefficient * mean over layers of E * sum_e f_e P_e            1 where experts are used equally
+
+f is no function of the weights, and P is a mean over tokens, so L is a sum over tokens once f is known. A pass without
+gradients counts f over the whole update, on all ranks, before its micro-batches add up their parts of P: neither their
+number nor that of ranks changes the gradient. A token that a shared prefix computes once counts for every sequence.
+
+- Router replay for a model's forward passes, tried before it is relied on.
+"""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from dataclasses import replace
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+from torch.nn import functional
+from transformers import PreTrainedModel
+
+from agentrl.errors import ConfigError
+from agentrl.models.moe import routers
+from agentrl.training.distributed import Ranks
+from agentrl.training.distributed.fsdp import reshard, within_forward
+from agentrl.training.forward.layout import Layout
+from agentrl.training.forward.moe_replay import RouterReplay
+from agentrl.training.forward.prefix_tree import pack
+from agentrl.training.forward.sequences import ScoredSequence
+
+Routed = tuple[Tensor, Tensor]
+"""A layer's router logits, [tokens, experts], and the experts that it chose, [tokens, chosen]."""
+
+
+class RouterBalance:
+    """Adds the balance of a model's routers to the losses of an update's micro-batches.
+
+    Args:
+        model: With routers.
+        coefficient: Weight of the balance in the loss.
+
+    Raises:
+        ConfigError: the model has no routers that are known here.
+    """
+
+    def __init__(self, model: PreTrainedModel, coefficient: float) -> None:
+        self._routers = routers(model)
+        self._coefficient = coefficient
+        self._shares: Tensor | None = None
+        self._tokens = 0
+        if not self._routers:
+            raise ConfigError(
+                "trainer.mixture.balance is of models with routed experts",
+                got=type(model).__name__,
+                expected="a mixture of experts such as Qwen3-MoE, Mixtral or DeepSeek",
+                hint="set trainer.mixture.balance=0",
+            )
+
+    @contextmanager
+    def recorded(self) -> Iterator[list[Routed]]:
+        """What the routers do inside the block, layer after layer."""
+        found: list[Routed] = []
+        thread = threading.get_ident()  # a lane of several
+
+        def record(module: nn.Module, inputs: Any, output: tuple[Tensor, ...]) -> None:
+            if threading.get_ident() == thread:
+                found.append((output[0], output[-1]))
+
+        hooks = [router.register_forward_hook(record) for router in self._routers]
+        try:
+            yield found
+        finally:
+            for hook in hooks:
+                hook.remove()
+
+    def count(self, counts: Sequence[Tensor], tokens: int, ranks: Ranks) -> Tensor | None:
+        """Take the assignments of an update's micro-batches.
+
+        Args:
+            counts: `assignments` of this rank's micro-batches.
+            tokens: Of all ranks' sequences.
+            ranks: Have the others'.
+
+        Returns:
+            How much the busiest expert of each layer has to do, 1 where all have the same: [layers].
+        """
+        everyone = ranks.collect([own.cpu() for own in counts])
+        self._tokens = tokens
+        self._shares = torch.stack(everyone).sum(0) if everyone else None
+        if self._shares is None:
+            return None
+        self._shares /= self._shares.sum(1, keepdim=True)
+        return self._shares.amax(1) * self._shares.shape[1]
+
+    def part(self, routed: Sequence[Routed], weights: Tensor) -> Tensor:
+        """A micro-batch's part of the loss.
+
+        Args:
+            routed: What `recorded` gave.
+            weights: How many sequences each computed token stands for, [tokens].
+        """
+        assert self._shares is not None
+        total = routed[0][0].new_zeros((), dtype=torch.float32)
+        for (logits, _), shares in zip(routed, self._shares.float().to(weights.device), strict=True):
+            probabilities = logits.float().softmax(-1)
+            total = total + (weights[:, None] * probabilities * shares).sum() * shares.numel()
+        return total * (self._coefficient / (self._tokens * len(routed)))
+
+
+def assignments(routed: Sequence[Routed], weights: Tensor) -> Tensor:
+    """How many tokens each expert of each layer was given: float64 [layers, experts]."""
+    counts = [logits.new_zeros(logits.shape[-1], dtype=torch.float64) for logits, _ in routed]
+    for found, (_, chosen) in zip(counts, routed, strict=True):
+        found.scatter_add_(0, chosen.flatten(), weights.double().repeat_interleave(chosen.shape[-1]))
+    return torch.stack(counts)
+
+
+def token_weights(layout: Layout, sequences: Sequence[ScoredSequence], device: torch.device) -> Tensor:
+    """How many sequences each token stands for that a micro-batch computes here, padding for none: float32 [tokens]."""
+    if layout.packed:
+        row = pack(sequences, share=layout.share)
+        weights = torch.bincount(torch.cat(list(row.places)), minlength=row.input_ids.numel())[None]
+    else:
+        lengths = torch.tensor([len(sequence) for sequence in sequences])
+        weights = torch.arange(int(lengths.max())) < lengths[:, None]
+    if layout.context is not None:
+        longest = layout.context.padded(weights.shape[1])
+        weights = functional.pad(weights, (0, longest - weights.shape[1]))[:, layout.context.own(longest)]
+    return weights.flatten().float().to(device)
+
+
+TOKENS = 8
+
+
+@torch.no_grad()
+def replaying(model: PreTrainedModel, layout: Layout) -> Layout:
+    """The layout of a model, with a replay that all of its routers were seen to follow.
+
+    Args:
+        model: A mixture; ranks that share it call together.
+        layout: How its sequences lie.
+
+    Raises:
+        ConfigError: it is no mixture, or one whose routers cannot be told.
+    """
+    replay = RouterReplay(model)
+    layers, chosen = replay.shape
+    ids, targets = torch.arange(TOKENS) % model.config.vocab_size, torch.zeros(0, dtype=torch.long)
+    routes = torch.arange(chosen, dtype=torch.uint8).repeat(TOKENS, layers)
+    told = ScoredSequence(input_ids=ids, positions=targets, targets=targets, routes=routes)
+    with replay.counted() as count:
+        within_forward(model, Layout(replay=replay).read, [told], 0, None)
+    reshard(model)
+    if [differing.numel() for differing in count.differing] != [TOKENS] * layers:
+        raise ConfigError(
+            "this model cannot replay routes",
+            got=f"{type(model).__name__}, whose layers are not told them",
+            hint="set trainer.mixture.replay=false",
+        )
+    return replace(layout, replay=replay)

@@ -1,0 +1,312 @@
+"""Learning from pairs of episodes: DPO and its kin, through the same ledger, masks and batches as other training.
+
+A loss on pairs reads sums of log-probabilities over whole episodes, so that its gradient needs all tokens of a pair at
+once. It is computed in two passes, and a pair may be cut into any micro-batches: a first one without gradient gives the
+sums, and from them the derivative of the loss by each sum; the second one propagates these derivatives.
+
+The reference is the model at the start, whose sums are computed once: there is no second model.
+
+- Pairs of episodes of one task, of which one is preferred.
+"""
+
+from __future__ import annotations
+
+import math
+import time
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from dataclasses import dataclass
+from typing import Any, Literal
+
+import numpy as np
+import torch
+from transformers import PreTrainedModel
+
+from agentrl.algorithms.off_policy_losses import PreferencePairs
+from agentrl.algorithms.traits import other_input
+from agentrl.config.algorithm import PreferencesConfig
+from agentrl.config.config import TrainerConfig
+from agentrl.errors import ConfigError, TrainingError, UsageError
+from agentrl.image import ImageReader
+from agentrl.models.threads import Lanes, check_lanes
+from agentrl.registry import Kind, lookup
+from agentrl.training.compile import compile_layers, gradients_recomputed
+from agentrl.training.distributed import Ranks
+from agentrl.training.distributed.fsdp import reshard
+from agentrl.training.forward.layout import choose_layout
+from agentrl.training.forward.logprobs import score, score_all
+from agentrl.training.forward.micro_batches import add_gradients, cut, share_of
+from agentrl.training.forward.sequences import ScoredSequence, scored_sequence
+from agentrl.training.objective import bind
+from agentrl.training.optimizer import OptimizerSettings, PolicyOptimizer
+from agentrl.trajectory import Source, Trajectory
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Pair:
+    """Two episodes of one task."""
+
+    better: Trajectory
+    worse: Trajectory
+
+
+def make_pairs(
+    trajectories: Iterable[Trajectory], *, by: Literal["rewards", "demonstrations"], per_task: int
+) -> list[Pair]:
+    """Pair the episodes of each task and seed; those that the machinery failed, or nobody scored, are left out.
+
+    An episode is in one pair at most.
+
+    Args:
+        trajectories: Of any tasks, in any order.
+        by: ``rewards``: the best with the worst, the second best with the second worst, while their rewards differ.
+            ``demonstrations``: what somebody demonstrated with what a policy sampled, whatever the rewards.
+        per_task: Most pairs of a task.
+
+    Raises:
+        UsageError: there is no pair.
+    """
+    tasks: dict[tuple[str, str, int], list[Trajectory]] = {}
+    for trajectory in trajectories:
+        if trajectory.outcome is not None and trajectory.outcome.is_trainable and answered(trajectory):
+            tasks.setdefault((trajectory.environment, trajectory.task_id, trajectory.seed), []).append(trajectory)
+    make = _by_reward if by == "rewards" else _by_demonstration
+    pairs = [pair for members in tasks.values() for pair in make(members)[:per_task]]
+    if not pairs:
+        raise UsageError(
+            "there is no pair of episodes to learn from",
+            got=f"{sum(map(len, tasks.values()))} episodes of {len(tasks)} tasks",
+            expected="two episodes of one task whose rewards differ"
+            if by == "rewards"
+            else "a demonstration and a sampled episode of one task",
+            hint="take the trajectories of a run that trains groups"
+            if by == "rewards"
+            else "give both sources: --from RUN_OF_SFT --from RUN_OF_TRAIN, of the same tasks and seed",
+        )
+    return pairs
+
+
+def _by_reward(members: Sequence[Trajectory]) -> list[Pair]:
+    ranked = sorted((t for t in members if t.reward is not None), key=lambda t: -_reward(t))
+    half = len(ranked) // 2
+    both = zip(ranked[:half], reversed(ranked[-half:] if half else []), strict=True)
+    return [Pair(better=good, worse=bad) for good, bad in both if _reward(good) > _reward(bad)]
+
+
+def _reward(trajectory: Trajectory) -> float:
+    assert trajectory.reward is not None
+    return trajectory.reward
+
+
+def _by_demonstration(members: Sequence[Trajectory]) -> list[Pair]:
+    shown = [t for t in members if not t.sampled_tokens]
+    sampled = [t for t in members if t.sampled_tokens]
+    return [Pair(better=good, worse=bad) for good, bad in zip(shown, sampled, strict=False)]
+
+
+def answered(trajectory: Trajectory) -> list[ScoredSequence]:
+    """The sequences of an episode with answers of their own: what was sampled, or demonstrated where nothing was."""
+    source = Source.SAMPLED if trajectory.sampled_tokens else Source.FORCED
+    found = []
+    for sequence in trajectory.sequences:
+        wanted = np.equal(sequence.sources, source)
+        wanted[: max(sequence.shared, 1)] = False
+        if wanted.any():
+            found.append(scored_sequence(sequence.token_ids, wanted, sequence.images))
+    return found
+
+
+ON_PAIRS = "(PreferencePairs)"
+"""How a loss on pairs says what it takes."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class PreferenceProgress:
+    """Where the training is, after an optimizer step; log-probabilities are those before it."""
+
+    update: int
+    """From 1."""
+    updates: int
+    """Of the whole training."""
+    loss: float
+    """Mean over the pairs."""
+    accuracy: float
+    """Share of the pairs whose better episode has gained more log-probability than the worse one."""
+    better_gain: float
+    """Mean log pi / pi_ref of the better episodes, in nats."""
+    worse_gain: float
+    """Mean log pi / pi_ref of the worse episodes, in nats."""
+    grad_norm: float
+    learning_rate: float
+    non_finite: tuple[str, ...]
+    """Parameters whose gradient was not finite; the step changed nothing."""
+    seconds: float
+    """Since the start."""
+
+
+def preference_loss(settings: PreferencesConfig) -> Callable[[PreferencePairs], torch.Tensor]:
+    """The loss of a config.
+
+    Raises:
+        ConfigError: it is no loss on pairs, or does not take the options.
+        UnknownNameError: there is none of that name.
+    """
+    loss = lookup(Kind.LOSS, settings.loss)
+    takes = other_input(loss) or "episodes"
+    if not takes.endswith(ON_PAIRS):
+        raise ConfigError(
+            f"the loss {settings.loss} does not learn from pairs of episodes",
+            got=f"a loss on {takes}",
+            expected="preferences.loss=dpo, spin, or a function marked with takes('… (PreferencePairs)')",
+        )
+    bound: Callable[[PreferencePairs], torch.Tensor] = bind("loss", settings.loss, loss, settings.loss_options)
+    return bound
+
+
+def train_preferences(
+    model: PreTrainedModel,
+    pairs: Sequence[Pair],
+    settings: PreferencesConfig,
+    trainer: TrainerConfig,
+    *,
+    seed: int,
+    pad_id: int,
+    progress: Callable[[PreferenceProgress], None] = lambda _: None,
+    reader: ImageReader | None = None,
+    ranks: Ranks | None = None,
+) -> PreferenceProgress:
+    """Train `model` in place; as it is now, it is the reference. All ranks must, with the same arguments.
+
+    Args:
+        model: As `agentrl.models.load.load_model` gives it, or in shards.
+        pairs: See `agentrl.training.preferences.make_pairs`.
+        settings: Loss, batches, learning rate.
+        trainer: Micro-batches, optimizer, clipping.
+        seed: Seed of the order of pairs.
+        pad_id: Any id of the vocabulary.
+        progress: Called after every optimizer step.
+        reader: Prepares images; needed where episodes hold any.
+        ranks: Learn together.
+
+    Returns:
+        The state after the last step.
+
+    Raises:
+        ConfigError: see `preference_loss`.
+        TrainingError: there are no pairs, or the loss is not finite.
+    """
+    together = ranks or Ranks()
+    return _Training(model, pairs, settings, trainer, pad_id=pad_id, reader=reader, ranks=together).run(seed, progress)
+
+
+class _Training:
+    def __init__(
+        self,
+        model: PreTrainedModel,
+        pairs: Sequence[Pair],
+        settings: PreferencesConfig,
+        trainer: TrainerConfig,
+        *,
+        pad_id: int,
+        reader: ImageReader | None,
+        ranks: Ranks,
+    ) -> None:
+        check_lanes("trainer.lanes", trainer.lanes, model)
+        compile_layers(model, trainer)
+        self._model, self._settings, self._trainer = model, settings, trainer
+        self._loss = preference_loss(settings)
+        self._ranks, self._lanes = ranks, Lanes(trainer.lanes)
+        self._layout = choose_layout(model, trainer, ranks)
+        self._reading: dict[str, Any] = {
+            "temperature": 1.0,
+            "pad_id": pad_id,
+            "layout": self._layout,
+            "reader": reader,
+        }
+        self._sides = [side for pair in pairs for side in (answered(pair.better), answered(pair.worse))]
+        """The sequences of each pair's better episode, then of its worse one: pair p is at 2 p and 2 p + 1."""
+        self._updates = math.ceil(len(pairs) / settings.pairs_per_update) * settings.epochs
+        if not pairs:
+            raise TrainingError("there is nothing to learn", got="no pairs")
+
+    def run(self, seed: int, progress: Callable[[PreferenceProgress], None]) -> PreferenceProgress:
+        settings = OptimizerSettings.of(self._trainer, self._settings, total_updates=self._updates)
+        optimizer = PolicyOptimizer(self._model, settings)
+        started = time.perf_counter()
+        reference = self._sums(range(len(self._sides) // 2))
+        latest = None
+        for number, batch in enumerate(self._batches(seed), start=1):
+            told = self._step(optimizer, batch, reference[batch])
+            latest = PreferenceProgress(
+                update=number, updates=self._updates, seconds=time.perf_counter() - started, **told
+            )
+            progress(latest)
+        assert latest is not None
+        return latest
+
+    def _batches(self, seed: int) -> Iterator[list[int]]:
+        """Numbers of the pairs of each update."""
+        generator, size = torch.Generator().manual_seed(seed), self._settings.pairs_per_update
+        for _ in range(self._settings.epochs):
+            order = torch.randperm(len(self._sides) // 2, generator=generator).tolist()
+            yield from (order[first : first + size] for first in range(0, len(order), size))
+
+    def _step(self, optimizer: PolicyOptimizer, batch: list[int], reference: torch.Tensor) -> dict[str, Any]:
+        with gradients_recomputed(self._model, enabled=self._trainer.gradient_checkpointing):
+            sums = self._sums(batch).requires_grad_()
+            loss = self._loss(
+                PreferencePairs(
+                    chosen_logp=sums[:, 0],
+                    rejected_logp=sums[:, 1],
+                    chosen_reference_logp=reference[:, 0],
+                    rejected_reference_logp=reference[:, 1],
+                )
+            ).mean()
+            if not bool(loss.isfinite()):
+                raise TrainingError(
+                    "the loss on pairs is not finite", got=float(loss), hint="try a smaller preferences.learning_rate"
+                )
+            (by_sum,) = torch.autograd.grad(loss, sums)
+            self._propagate(batch, by_sum)
+        update = optimizer.update()
+        gain = (sums - reference).detach()
+        return {
+            "loss": float(loss.detach()),
+            "accuracy": float((gain[:, 0] > gain[:, 1]).double().mean()),
+            "better_gain": float(gain[:, 0].mean()),
+            "worse_gain": float(gain[:, 1].mean()),
+            "grad_norm": update.grad_norm,
+            "learning_rate": update.learning_rate,
+            "non_finite": update.non_finite,
+        }
+
+    def _laid_out(self, batch: Sequence[int]) -> tuple[list[ScoredSequence], torch.Tensor]:
+        """The sequences of some pairs, and the place of each in the flattened sums [pairs, 2]: int64 [sequences]."""
+        sides = [self._sides[2 * pair + side] for pair in batch for side in (0, 1)]
+        owner = [place for place, side in enumerate(sides) for _ in side]
+        return [sequence for side in sides for sequence in side], torch.tensor(owner)
+
+    def _sums(self, batch: Sequence[int]) -> torch.Tensor:
+        """Log-probabilities of the better and the worse episodes of some pairs: float64 [pairs, 2]."""
+        sequences, owner = self._laid_out(batch)
+        scores = score_all(self._model, sequences, lanes=self._lanes, ranks=self._ranks, **self._reading)
+        lengths = torch.tensor([sequence.targets.numel() for sequence in sequences])
+        sums = torch.zeros(2 * len(batch), dtype=torch.float64)
+        return sums.index_add(0, owner.repeat_interleave(lengths), scores.logp.double().cpu()).view(-1, 2)
+
+    def _propagate(self, batch: list[int], by_sum: torch.Tensor) -> None:
+        """Add the gradient of the loss, whose derivative by each sum is known: [pairs, 2]."""
+        sequences, owner = self._laid_out(batch)
+        by_sequence = by_sum.flatten()[owner].float()
+
+        def loss(indices: list[int]) -> tuple[torch.Tensor, None]:
+            part = [sequences[i] for i in indices]
+            scores = score(self._model, part, **self._reading)
+            lengths = torch.tensor([sequence.targets.numel() for sequence in part])
+            weights = by_sequence[indices].repeat_interleave(lengths).to(scores.logp.device)
+            return (weights * scores.logp).sum(), None
+
+        ranks, workers = self._ranks, self._lanes.count * self._ranks.teams
+        work = cut(range(len(sequences)), sequences, layout=self._layout, workers=workers, learns=True)
+        own = share_of(work, rank=ranks.team, ranks=ranks.teams)
+        add_gradients(self._model, self._lanes, own, loss, every_time=self._trainer.fsdp.reduce)
+        reshard(self._model)

@@ -1,1 +1,0 @@
-"""Learning from pairs: DPO and its kin, and reward models."""

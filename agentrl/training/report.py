@@ -1,0 +1,153 @@
+"""What a training step says about itself.
+
+- How far trainer and engine are apart by a turn's position in its episode: drift over long episodes shows here.
+"""
+
+from __future__ import annotations
+
+import itertools
+from collections.abc import Sequence
+from dataclasses import asdict, dataclass
+
+import torch
+
+from agentrl.algorithms.correction import mismatch
+from agentrl.algorithms.segments import differs
+from agentrl.errors import Outcome
+from agentrl.training.batch import Selection, StepBatch
+from agentrl.training.optimizer import Update
+from agentrl.training.reference import own_selection
+from agentrl.training.token_inputs import PreparedStep, TokenValues
+from agentrl.trajectory import Trajectory
+
+LAST = 64
+"""Turns from this one on are one position."""
+
+
+def mismatch_by_turn(
+    batch: StepBatch, trainer_logp: torch.Tensor, behaviour_logp: torch.Tensor, read: torch.Tensor
+) -> dict[str, float]:
+    """Mean |pi_old - mu| by position, as ``mismatch/turn_0``, ``turn_1``, ``turn_2_to_3``, … ``turn_64_on``.
+
+    Args:
+        batch: The step.
+        trainer_logp: log pi_old of its tokens.
+        behaviour_logp: log mu of its tokens.
+        read: The tokens that the trainer has read: int64 [read].
+    """
+    read = read.cpu()
+    apart = (trainer_logp.cpu()[read].double().exp() - behaviour_logp.cpu()[read].double().exp()).abs()
+    turn_episode = batch.episodes.turn_episode
+    first = torch.searchsorted(turn_episode, turn_episode)  # of the episode of each turn
+    turn = batch.episodes.token_turn[read]
+    position = (turn - first[turn]).clamp(max=LAST)
+    names: dict[str, float] = {}
+    low = 0
+    while low <= LAST:
+        high = max(low, 2 * low - 1)
+        here = (position >= low) & (position <= high)
+        if bool(here.any()):
+            names[f"mismatch/{_name(low, high)}"] = float(apart[here].mean())
+        low = high + 1
+    return names
+
+
+def _name(low: int, high: int) -> str:
+    if low >= LAST:
+        return f"turn_{LAST}_on"
+    return f"turn_{low}" if low == high else f"turn_{low}_to_{high}"
+
+
+CUT_SHORT_SHARE = 0.9
+"""Share of episodes without room for a second turn from which on something is wrong with the budget."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class StepReport:
+    """Numbers of one training step."""
+
+    metrics: dict[str, float]
+    """By name: ``train/``, ``mismatch/``, ``reward/``, ``groups/``, ``trajectories/``.
+
+    ``train/grad_norm`` is the largest of the step's updates, and is missing when all of them were skipped;
+    ``train/grad_norm/GROUP`` is that of a kind of parameter. Also ``critic/`` and
+    ``process_reward/``, where there is one.
+    """
+    warnings: tuple[str, ...] = ()
+    """What a person should look at: updates skipped, trainer and engine apart."""
+
+
+def step_report(
+    step: PreparedStep,
+    values: TokenValues,
+    *,
+    updates: Sequence[Update],
+    losses: Sequence[float],
+    means: dict[str, float],
+    seconds: float,
+) -> StepReport:
+    """Put a step's numbers under their names.
+
+    Args:
+        step: Who trained.
+        values: Of its tokens, after the updates.
+        updates: Optimizer steps, in order.
+        losses: Loss of each of them.
+        means: Means over tokens, under their final names.
+        seconds: Duration of the step.
+    """
+    batch, selection = step.batch, own_selection(step.selection, step.given.guides)
+    read = batch.sampled_index([i for i, reads in enumerate(step.reads) if reads]).to(values.trainer_logp.device)
+    distance = mismatch(values.trainer_logp[read], values.behaviour_logp[read])
+    applied = [update for update in updates if not update.non_finite]
+    metrics = {
+        "train/loss": sum(losses) / len(losses),
+        "train/learning_rate": updates[-1].learning_rate if updates else 0.0,
+        "train/updates": float(len(applied)),
+        "train/updates_skipped": float(len(updates) - len(applied)),
+        "train/tokens": float(batch.tokens),
+        "train/seconds": seconds,
+        "train/idle_sequences": float(step.reads.count(False)),
+        "train/tokens_per_s": sum(map(len, itertools.compress(batch.sequences, step.reads))) / seconds,
+        "train/advantage_abs_mean": float(values.advantage.abs().mean()),
+        **means,
+        **step.metrics,
+        **mismatch_by_turn(batch, values.trainer_logp, values.behaviour_logp, read),
+        **{f"mismatch/{name}": value for name, value in asdict(distance).items()},
+        **_rewards(selection, batch),
+        "trajectories/trained": float(len(selection.trajectories)),
+        "trajectories/infrastructure": float(selection.infrastructure),
+        "trajectories/unscored": float(selection.unscored),
+    }
+    if applied:
+        metrics["train/grad_norm"] = max(update.grad_norm for update in applied)
+        for group in applied[0].group_norms:
+            metrics[f"train/grad_norm/{group}"] = max(update.group_norms.get(group, 0.0) for update in applied)
+    return StepReport(metrics=metrics, warnings=tuple(_room_warnings(selection.trajectories)))
+
+
+def zero_variance_groups(returns: torch.Tensor, group: torch.Tensor) -> int:
+    """Number of groups in which all returns are equal but for rounding: both [episodes]."""
+    return int((~differs(returns, group, int(group.max()) + 1)).sum())
+
+
+def _rewards(selection: Selection, batch: StepBatch) -> dict[str, float]:
+    scored = [trajectory.reward for trajectory in selection.trajectories if trajectory.reward is not None]
+    episodes = batch.episodes
+    return {
+        "reward/mean": sum(scored) / len(scored),
+        "reward/shaped_mean": float(episodes.returns[: len(scored)].mean()),  # an expert's come last
+        "groups/trained": float(int(episodes.group.max()) + 1),
+        "groups/zero_variance": float(zero_variance_groups(episodes.returns, episodes.group)),
+        "groups/skipped": float(selection.lone_groups),
+    }
+
+
+def _room_warnings(trajectories: Sequence[Trajectory]) -> list[str]:
+    cut = sum(t.outcome is Outcome.TRUNCATED_TOKENS and len(t.turns) <= 1 for t in trajectories)
+    if cut < CUT_SHORT_SHARE * len(trajectories):
+        return []
+    return [
+        f"{cut} of {len(trajectories)} episodes ran out of tokens in their first turn, so there is nothing to learn: "
+        "raise agent.max_tokens, and engine.max_context where it is set"
+    ]

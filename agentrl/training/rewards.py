@@ -1,0 +1,106 @@
+"""Rewards of turns as estimators see them: the environment's and the scorer's, after ``algorithm.shaping``."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+
+from agentrl.algorithms.rewards import EpisodeRewards, RewardKL, TeacherKL, pf_ppo
+from agentrl.algorithms.segments import segment_sum
+from agentrl.registry import Kind, lookup
+from agentrl.training.objective import bind, check_shaped
+from agentrl.trajectory import Trajectory
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ShapedRewards:
+    """Rewards after shaping; an episode's turns add up to its return."""
+
+    returns: torch.Tensor
+    """float64 [episodes]."""
+    turn_reward: torch.Tensor
+    """float64 [turns], ordered by episode, then by time."""
+    turn_episode: torch.Tensor
+    """int64 [turns]."""
+
+
+class RewardShaping:
+    """The shapings of a config, with their options checked.
+
+    Args:
+        shaping: Names with options, in the order in which they are applied.
+        max_tokens: Most tokens of a sequence (``agent.max_tokens``).
+
+    Raises:
+        ConfigError: an option that a shaping does not take, or out of its range.
+        UnknownNameError: no such shaping.
+    """
+
+    def __init__(self, shaping: Mapping[str, Mapping[str, Any]], *, max_tokens: int) -> None:
+        self.kl: RewardKL | None = None
+        """KL to the reference as a part of the reward."""
+        self.distill: TeacherKL | None = None
+        """KL to a teacher as a part of the reward."""
+        self._resample: Callable[[torch.Tensor, int], torch.Tensor] | None = None
+        self._max_tokens = max_tokens
+        self._steps: dict[str, Callable[[EpisodeRewards], EpisodeRewards]] = {}
+        for name, options in shaping.items():
+            target = lookup(Kind.SHAPING, name)
+            bound = bind("shaping", name, target, dict(options))
+            if target is RewardKL:
+                self.kl = bound()
+            elif target is TeacherKL:
+                self.distill = bound()
+            elif target is pf_ppo:
+                self._resample = bound
+            else:
+                self._steps[name] = bound
+        self([])  # options are looked at before the first episode is played
+
+    def __call__(self, trajectories: Sequence[Trajectory]) -> ShapedRewards:
+        """Rewards of trajectories that all have one.
+
+        What the scorer gave beyond the sum of the environment's turn rewards belongs to the last turn, and so does
+        what shapings give to whole episodes.
+
+        Raises:
+            TrainingError: a shaping gave something else than finite rewards of the same turns.
+        """
+        rewards = _unshaped(trajectories, self._max_tokens)
+        for name, step in self._steps.items():
+            rewards = check_shaped(name, step(rewards), rewards)
+        turns = torch.bincount(rewards.turn_episode, minlength=len(trajectories))
+        last, has_turns = turns.cumsum(0) - 1, turns > 0
+        return ShapedRewards(
+            returns=rewards.returns,
+            turn_reward=rewards.turn_reward.index_add(0, last[has_turns], rewards.final[has_turns]),
+            turn_episode=rewards.turn_episode,
+        )
+
+    def draws(self, returns: torch.Tensor, *, seed: int) -> torch.Tensor | None:
+        """How often each trajectory counts, by its return [trajectories]: int64, where a shaping draws them anew."""
+        if self._resample is None:
+            return None
+        return torch.bincount(self._resample(returns, seed), minlength=returns.numel())
+
+
+def _unshaped(trajectories: Sequence[Trajectory], max_tokens: int) -> EpisodeRewards:
+    turns = [trajectory.turns for trajectory in trajectories]
+    owner = torch.tensor([e for e, own in enumerate(turns) for _ in own], dtype=torch.int64)
+    reward = torch.tensor([turn.reward for own in turns for turn in own], dtype=torch.float64)
+    verdict = torch.tensor([trajectory.reward for trajectory in trajectories], dtype=torch.float64)
+    groups = {group: i for i, group in enumerate(dict.fromkeys(t.group_id for t in trajectories))}
+    lengths = [max((len(s) for s in t.sequences), default=0) for t in trajectories]
+    return EpisodeRewards(
+        turn_reward=reward,
+        turn_episode=owner,
+        turn_valid=torch.tensor([turn.valid for own in turns for turn in own], dtype=torch.bool),
+        final=verdict - segment_sum(reward, owner, len(turns)),
+        group=torch.tensor([groups[t.group_id] for t in trajectories], dtype=torch.int64),
+        sampled=torch.tensor([t.sampled_tokens for t in trajectories], dtype=torch.int64),
+        longest=torch.tensor(lengths, dtype=torch.int64),
+        max_tokens=max_tokens,
+    )

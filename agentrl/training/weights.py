@@ -1,0 +1,191 @@
+"""The policy as weight sync sees it: tensors to hand over, and log-probabilities to compare.
+
+- A trained policy as a folder: a whole model, or adapters alone where these are what is trained.
+"""
+
+from __future__ import annotations
+
+from collections.abc import (
+    Callable,
+    Iterator,
+    Mapping,
+    Sequence,
+)
+from pathlib import Path
+from typing import Any, Literal
+
+import numpy as np
+import torch
+from transformers import PreTrainedModel, PreTrainedTokenizerBase
+
+from agentrl.models.lora import (
+    adapted_layers,
+    base_names,
+    factors,
+    frozen_weight,
+    has_adapters,
+    is_adapter,
+    product,
+    trained_names,
+)
+from agentrl.render.images import ImageProcessor
+from agentrl.training.checkpoint import save_adapter_folder, save_model_folder, whole_on_cpu
+from agentrl.training.distributed import Ranks
+from agentrl.training.distributed.fsdp import reshard, whole
+from agentrl.training.forward.logprobs import score
+from agentrl.training.forward.sequences import scored_sequence
+
+
+class ModelWeights:
+    """The weights of a model that is being trained; adapters are merged into them, under the names of the base.
+
+    Args:
+        model: Changed in place by the trainer.
+        ranks: Hold the model together.
+        dtype: Number format in which a model in shards is handed over.
+    """
+
+    def __init__(
+        self,
+        model: PreTrainedModel,
+        *,
+        ranks: Ranks | None = None,
+        dtype: Literal["float32", "bfloat16"] = "float32",
+    ) -> None:
+        self.model = model
+        self.ranks = ranks or Ranks()
+        self._dtype: torch.dtype = getattr(torch, dtype)
+        self._parameters = dict(model.named_parameters(remove_duplicate=False))
+        self._adapted = {f"{name}.base_layer.weight": layer for name, layer in adapted_layers(model).items()}
+        self._names = base_names(model) if self._adapted else {}
+
+    def calls(self) -> Mapping[str, Callable[..., object]]:
+        """What rank 0 asks of the other ranks, by name."""
+        return {"gather": self._gather, "token_logprobs": self._token_logprobs}
+
+    def weights(self) -> Mapping[str, torch.Tensor]:
+        """The tensors by parameter name, not copied; of a model in shards each is gathered, and of one with adapters
+        merged, when it is read.
+        """
+        if self._adapted:
+            return GatheredWeights(list(self._names), self._led_gather)
+        tensors = {name: tensor.detach() for name, tensor in self.model.state_dict().items()}
+        return GatheredWeights(list(tensors), self._led_gather) if self.ranks.are_many else tensors
+
+    def trained(self) -> Mapping[str, torch.Tensor]:
+        """The tensors that are trained, by the names that the model itself has for them."""
+        return GatheredWeights(trained_names(self.model), self._led_gather)
+
+    def _led_gather(self, name: str) -> torch.Tensor:
+        with self.ranks.led("gather", name):
+            return self._gather(name)
+
+    @torch.no_grad()
+    def _gather(self, name: str) -> torch.Tensor:
+        own = self._names.get(name, name)
+        if own in self._adapted:
+            return self._merged(self._adapted[own])
+        if own in self._parameters:
+            tensor = self._parameters[own].detach()
+            return whole(tensor.to(self._dtype) if self.ranks.are_many and not is_adapter(own) else tensor)
+        found: torch.Tensor = self.model.state_dict()[own]
+        return found
+
+    def _merged(self, layer: Any) -> torch.Tensor:
+        frozen = frozen_weight(layer).detach()
+        up, down = (whole(tensor.detach()) for tensor in factors(layer))
+        merged = whole(frozen).float() + product(layer, up=up, down=down)
+        return merged.to(self._dtype if self.ranks.are_many else frozen.dtype)
+
+    def token_logprobs(self, prompt_ids: Sequence[int], answer_ids: Sequence[int]) -> list[float]:
+        """Log-probability of each answer token after the prompt and the tokens before it, at temperature 1."""
+        with self.ranks.led("token_logprobs", prompt_ids, answer_ids):
+            return self._token_logprobs(prompt_ids, answer_ids)
+
+    @torch.no_grad()
+    def _token_logprobs(self, prompt_ids: Sequence[int], answer_ids: Sequence[int]) -> list[float]:
+        ids = np.array([*prompt_ids, *answer_ids])
+        wanted = np.arange(len(ids)) >= len(prompt_ids)
+        scores = score(self.model, [scored_sequence(ids, wanted)], temperature=1.0, pad_id=0)
+        reshard(self.model)
+        return [float(value) for value in scores.logp]
+
+
+class TrainedWeights:
+    """What is trained of a model with adapters, for an engine that has the rest: a `WeightSource` of few tensors.
+
+    Args:
+        weights: Of the model.
+    """
+
+    def __init__(self, weights: ModelWeights) -> None:
+        self._weights = weights
+
+    def weights(self) -> Mapping[str, torch.Tensor]:
+        """See `ModelWeights.trained`."""
+        return self._weights.trained()
+
+    def token_logprobs(self, prompt_ids: Sequence[int], answer_ids: Sequence[int]) -> list[float]:
+        """See `ModelWeights.token_logprobs`."""
+        return self._weights.token_logprobs(prompt_ids, answer_ids)
+
+
+class GatheredWeights(Mapping[str, torch.Tensor]):
+    """Tensors that are brought together from all ranks one at a time: whoever reads them keeps what he needs.
+
+    Args:
+        names: Of all tensors.
+        gather: Gives one.
+    """
+
+    def __init__(self, names: Sequence[str], gather: Callable[[str], torch.Tensor]) -> None:
+        self._names = dict.fromkeys(names)
+        self._gather = gather
+
+    def __getitem__(self, name: str) -> torch.Tensor:
+        if name not in self._names:
+            raise KeyError(name)
+        return self._gather(name)
+
+    def __contains__(self, name: object) -> bool:
+        return name in self._names
+
+    def __iter__(self) -> Iterator[str]:
+        return iter(self._names)
+
+    def __len__(self) -> int:
+        return len(self._names)
+
+
+def save_policy_folder(
+    source: ModelWeights, tokenizer: PreTrainedTokenizerBase, folder: Path, images: ImageProcessor | None = None
+) -> None:
+    """Write a policy as it is now; ranks that share it help.
+
+    Args:
+        source: Of its tensors.
+        tokenizer: Its own.
+        folder: Made if needed.
+        images: The image processor of a model that sees.
+
+    Raises:
+        OSError: it cannot be written.
+    """
+    model = source.model
+    if has_adapters(model):
+        save_adapter_folder(model, tokenizer, folder, images, trained=source.trained())
+    else:
+        weights = source.weights() if source.ranks.are_many else None
+        save_model_folder(model, tokenizer, folder, images, weights=weights)
+
+
+def copy_policy(
+    source: ModelWeights, tokenizer: PreTrainedTokenizerBase, images: ImageProcessor | None = None
+) -> Callable[[Path], None]:
+    """Copy what `save_policy_folder` writes to the CPU; gives what writes the copy while training goes on."""
+    model = source.model
+    if has_adapters(model):
+        trained = {name: tensor.detach().to("cpu", copy=True) for name, tensor in source.trained().items()}
+        return lambda folder: save_adapter_folder(model, tokenizer, folder, images, trained=trained)
+    weights = whole_on_cpu(model, source.weights())
+    return lambda folder: save_model_folder(model, tokenizer, folder, images, weights=weights)

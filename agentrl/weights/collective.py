@@ -1,0 +1,314 @@
+"""Weights by broadcast: a process group of the trainer and the workers of one server, for each server.
+
+One group per server, so that a server that dies in the middle breaks its own update and nobody else's, and one that
+comes back needs no new meeting of all.
+
+- The trainer's side of a process group with the workers of one server.
+- A member of the trainer's process group that is no server's worker: it hears buckets of weights.
+- Work in a thread of its own, which the process does not wait for when it ends.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import socket
+import threading
+import time
+from collections.abc import Callable, Mapping, Sequence
+from concurrent.futures import Future
+from contextlib import suppress
+from datetime import timedelta
+from functools import partial
+from typing import Any, TypeVar
+from urllib.parse import urlsplit
+from uuid import uuid4
+from weakref import WeakKeyDictionary
+
+import torch
+from torch import Tensor
+
+from agentrl.engine import InferenceServer, TensorLayout, UpdateGroup
+from agentrl.errors import EngineError
+from agentrl.weights.contract import PreparedWeights, Transport
+from agentrl.weights.tensors import CPU, Bucket, pack, unpack
+
+T = TypeVar("T")
+
+
+async def in_thread(work: Callable[[], T]) -> T:
+    """The result of `work`, from a thread that does not keep the process alive: a dead peer may hang it for a while."""
+    future: Future[T] = Future()
+
+    def run() -> None:
+        if not future.set_running_or_notify_cancel():
+            return
+        try:
+            future.set_result(work())
+        except BaseException as error:
+            future.set_exception(error)
+
+    threading.Thread(target=run, name="daemon", daemon=True).start()
+    return await asyncio.wrap_future(future)
+
+
+c10d: Any = torch.distributed
+"""Its type stubs lack what groups are made of."""
+
+
+class TrainerGroup:
+    """A group in which the trainer is rank 0.
+
+    Args:
+        url: The server's address: the trainer listens where it can be reached from there.
+        workers: Of the server.
+        device: Of the trainer's tensors.
+        timeout_s: Deadline of the meeting, and of each broadcast.
+
+    Attributes:
+        info: What the server has to know to join.
+    """
+
+    def __init__(self, url: str, *, workers: int, device: torch.device, timeout_s: float) -> None:
+        address = address_towards(url)
+        self._device = device
+        self._store = _listening_store(address, timedelta(seconds=timeout_s))
+        self._backend: Any = None
+        self._closed = False
+        self.info = UpdateGroup(
+            name=f"agentrl-{uuid4().hex[:12]}",
+            address=address,
+            port=self._store.port,
+            size=workers + 1,
+            backend="nccl" if device.type == "cuda" else "gloo",
+            timeout_s=timeout_s,
+        )
+
+    async def meet(self) -> None:
+        """Wait for the server's workers, who have been told to join.
+
+        Raises:
+            EngineError: they did not come.
+        """
+        try:
+            await in_thread(self._meet)
+        except RuntimeError as error:
+            raise EngineError("the workers of a server did not join the group", got=str(error)[:200]) from error
+
+    def _meet(self) -> None:
+        self._backend = make_group(self.info, self._store, rank=0)
+        if self._closed:  # nobody waits any more
+            self.close()
+
+    async def broadcast(self, run: Tensor) -> None:
+        """Send bytes to all workers; done when they are on their way and may be changed.
+
+        Raises:
+            EngineError: a worker is gone, or does not receive.
+        """
+        try:
+            await in_thread(lambda: self._send(run))
+        except RuntimeError as error:
+            raise EngineError("a broadcast of weights broke off", got=str(error)[:200]) from error
+
+    def _send(self, run: Tensor) -> None:
+        sent = run.to(self._device)
+        self._backend.broadcast(sent, 0).wait()
+        if sent.is_cuda:
+            torch.cuda.synchronize(self._device)
+
+    def close(self) -> None:
+        """Let go; a broadcast that hangs ends by its own deadline."""
+        self._closed = True
+        backend, self._backend = self._backend, None
+        if backend is not None:
+            with suppress(RuntimeError):
+                backend.abort()
+
+
+def make_group(info: UpdateGroup, store: Any, *, rank: int) -> Any:
+    """The group, once all members have met; with gloo on the address at which the trainer listens.
+
+    Args:
+        info: Its members and backend.
+        store: In which they meet.
+        rank: Of this member.
+
+    Raises:
+        RuntimeError: they did not come in time.
+    """
+    timeout = timedelta(seconds=info.timeout_s)
+    named = c10d.PrefixStore(f"{info.name}/", c10d.PrefixStore(info.name, store))
+    if info.backend == "nccl":
+        options = c10d.ProcessGroupNCCL.Options()
+        options._timeout = timeout
+        return c10d.ProcessGroupNCCL(c10d.PrefixStore("cuda/", named), rank, info.size, options)
+    gloo = c10d.ProcessGroupGloo
+    options = gloo._Options()
+    options._timeout = timeout
+    options._devices = [gloo.create_device(hostname=info.address)]
+    return gloo(c10d.PrefixStore("cpu/", named), rank, info.size, options)
+
+
+def address_towards(url: str) -> str:
+    """The address of this machine from which a server is reached; nothing is sent."""
+    parts = urlsplit(url)
+    with socket.socket(socket.AF_INET, socket.SOCK_DGRAM) as probe:
+        probe.connect((parts.hostname, parts.port or 80))
+        return str(probe.getsockname()[0])
+
+
+def _listening_store(address: str, timeout: timedelta) -> Any:
+    """A store that listens on one address only; whoever reaches it may write into it."""
+    listener = socket.create_server((address, 0))
+    port = listener.getsockname()[1]
+    return c10d.TCPStore(
+        address, port, None, True, timeout=timeout, wait_for_workers=False, master_listen_fd=listener.detach()
+    )
+
+
+TIMEOUT_S = 60.0
+"""Deadline of the meeting of a group, and of the broadcast of one bucket: a server that hangs is given up then."""
+
+_log = logging.getLogger(__name__)
+
+
+class CollectiveTransport(Transport):
+    """Copies tensors into buckets on the CPU, and broadcasts one bucket after the other.
+
+    Over NCCL when the trainer's tensors are on a GPU, else over gloo.
+
+    Args:
+        bucket_bytes: Most bytes of a broadcast.
+        timeout_s: Deadline of a meeting, and of a broadcast.
+    """
+
+    def __init__(self, *, bucket_bytes: int, timeout_s: float = TIMEOUT_S) -> None:
+        self._bucket_bytes = bucket_bytes
+        self._timeout_s = timeout_s
+        self._groups: WeakKeyDictionary[InferenceServer, TrainerGroup] = WeakKeyDictionary()
+
+    async def prepare(self, weights: Mapping[str, Tensor], version: int) -> PreparedWeights:
+        """Copy the tensors, in a thread."""
+        began = time.perf_counter()
+        device = next(iter(weights.values())).device
+        buckets = await asyncio.to_thread(pack, weights, bucket_bytes=self._bucket_bytes)
+        return _BroadcastWeights(self, buckets, device, version=version, seconds=time.perf_counter() - began)
+
+    async def send(
+        self, server: InferenceServer, buckets: Sequence[Bucket], device: torch.device, version: int
+    ) -> None:
+        """Broadcast buckets to one server, in the group that it has, or a new one; a group that failed is gone."""
+        group = self._groups.get(server) or await self._met(server, device)
+
+        async def broadcast(number: int) -> None:
+            await group.broadcast(buckets[number].run)
+
+        try:
+            await server.receive_weights([bucket.layout for bucket in buckets], group.info, broadcast, version)
+        except BaseException:
+            if self._groups.get(server) is group:
+                del self._groups[server]
+            group.close()
+            raise
+
+    async def _met(self, server: InferenceServer, device: torch.device) -> TrainerGroup:
+        group = TrainerGroup(server.url, workers=await server.workers(), device=device, timeout_s=self._timeout_s)
+        try:
+            await asyncio.gather(server.join_group(group.info), group.meet())
+        except BaseException:
+            group.close()
+            raise
+        self._groups[server] = group
+        return group
+
+    async def close(self) -> None:
+        """Leave all groups, with the servers. Groups that broke are left to the servers, which may hang in them."""
+        groups = dict(self._groups)
+        self._groups.clear()
+        leaving = (server.leave_group(group.info) for server, group in groups.items())
+        for outcome in await asyncio.gather(*leaving, return_exceptions=True):
+            if outcome is not None:
+                _log.info("a server keeps the group of its updates: %s", outcome)
+        for group in groups.values():
+            group.close()
+
+
+class _BroadcastWeights(PreparedWeights):
+    """Buckets that are broadcast to each server in its own group."""
+
+    def __init__(
+        self,
+        transport: CollectiveTransport,
+        buckets: Sequence[Bucket],
+        device: torch.device,
+        *,
+        version: int,
+        seconds: float,
+    ) -> None:
+        super().__init__(version=version, size=sum(bucket.run.nbytes for bucket in buckets), seconds=seconds)
+        self._transport = transport
+        self._buckets = buckets
+        self._device = device
+
+    async def give_to(self, server: InferenceServer) -> None:
+        """Broadcast them."""
+        await self._transport.send(server, self._buckets, self._device, self.version)
+
+    def tensors(self) -> Mapping[str, Tensor]:
+        """Those in the buckets."""
+        return unpack(self._buckets)
+
+
+class GroupMember:
+    """Rank 1 of the group that it joins; over NCCL on its first GPU."""
+
+    def __init__(self) -> None:
+        self._group: Any = None
+        self._device = CPU
+
+    async def join(self, group: UpdateGroup) -> None:
+        """Meet the trainer.
+
+        Raises:
+            EngineError: it did not come.
+        """
+        try:
+            self._group = await in_thread(partial(_joined, group))
+        except RuntimeError as error:
+            raise EngineError("the trainer's group was not joined", got=str(error)) from error
+        self._device = torch.device("cuda", torch.cuda.current_device()) if group.backend == "nccl" else CPU
+
+    def leave(self) -> None:
+        """Close the connections to the trainer."""
+        self._group = None
+
+    async def hear(self, layout: TensorLayout) -> Bucket:
+        """The tensors that are broadcast next.
+
+        Args:
+            layout: What comes.
+
+        Raises:
+            EngineError: the broadcast broke off.
+        """
+        bucket = _empty(layout, self._device)
+        await in_thread(partial(self._hear, bucket.run))
+        return bucket
+
+    def _hear(self, run: torch.Tensor) -> None:
+        try:
+            self._group.broadcast(run, 0).wait()
+        except RuntimeError as error:
+            raise EngineError("the broadcast broke off", got=str(error)) from error
+
+
+def _joined(group: UpdateGroup) -> Any:
+    store = c10d.TCPStore(group.address, group.port, group.size, False, timedelta(seconds=group.timeout_s))
+    return make_group(group, store, rank=1)
+
+
+def _empty(layout: TensorLayout, device: torch.device) -> Bucket:
+    dtype: torch.dtype = getattr(torch, layout.dtype)
+    count = sum(torch.Size(shape).numel() for shape in layout.shapes)
+    return Bucket(run=torch.empty(count * dtype.itemsize, dtype=torch.uint8, device=device), layout=layout)

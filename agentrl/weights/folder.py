@@ -1,0 +1,314 @@
+"""Weights through a folder that the servers can see: of a memory file system, or of a disk.
+
+write (a thread; episodes go on) ──► version-7.1.partial ── renamed when whole ──► version-7.1 ──► servers read it
+                                                                                   │
+                                        kept until the next one is in use: a server that comes back reads it
+
+- A folder that belongs to a running process, and is cleared away by others once that process is gone.
+- Weights as files: a folder of safetensors that Hugging Face's loaders, vLLM and SGLang read.
+- The model folder that launched servers serve: an untied copy of the policy, with its tokenizer.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import copy
+import fcntl
+import json
+import os
+import shutil
+import tempfile
+import time
+import weakref
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import suppress
+from pathlib import Path
+from typing import TypeAlias
+from uuid import uuid4
+
+from safetensors import SafetensorError
+from safetensors.torch import load_file, save_file
+from torch import Tensor
+from transformers import PreTrainedModel, PreTrainedTokenizerBase
+
+from agentrl.engine import InferenceServer
+from agentrl.errors import TrainingError, UsageError
+from agentrl.weights.contract import PreparedWeights, Transport
+from agentrl.weights.tensors import CheckpointNames
+
+PREFIX = "agentrl-weights-"
+LOCK = ".lock"
+
+
+class OwnedFolder:
+    """Makes a folder of its own under `root`, after it has cleared away what dead processes left there.
+
+    Args:
+        root: Exists, or is made.
+
+    Attributes:
+        path: The folder.
+    """
+
+    def __init__(self, root: Path) -> None:
+        root.mkdir(parents=True, exist_ok=True)
+        clear_abandoned(root)
+        self.path = root / f"{PREFIX}{os.getpid()}-{uuid4().hex[:8]}"
+        self._lock = _locked(lock_of(self.path))
+        self.path.mkdir()
+        self._remove = weakref.finalize(self, _remove, self.path, self._lock, os.getpid())
+
+    def close(self) -> None:
+        """Remove the folder; also done when the process ends in any way that lets Python finish. Idempotent."""
+        self._remove()
+
+
+def lock_of(folder: Path) -> Path:
+    """The file whose lock says that a folder's owner lives."""
+    return folder.with_name(folder.name + LOCK)
+
+
+def clear_abandoned(root: Path) -> list[Path]:
+    """Remove folders whose owner is gone; those that were removed. What other users left is left alone."""
+    removed = []
+    for folder in {Path(str(path).removesuffix(LOCK)) for path in root.glob(f"{PREFIX}*")}:
+        with suppress(OSError):  # locked by its owner, or by somebody who clears it, or not ours
+            lock = _locked(lock_of(folder))
+            _remove(folder, lock, os.getpid())
+            removed.append(folder)
+    return sorted(removed)
+
+
+def _locked(path: Path) -> int:
+    """A file, made if need be and locked; raises `BlockingIOError` when another process holds it."""
+    while True:
+        descriptor = os.open(path, os.O_RDWR | os.O_CREAT, 0o644)
+        try:
+            fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
+            if path.exists() and os.fstat(descriptor).st_ino == path.stat().st_ino:
+                return descriptor
+        except BaseException:
+            os.close(descriptor)
+            raise
+        os.close(descriptor)  # somebody cleared the file away between opening and locking it
+
+
+def _remove(folder: Path, lock: int, owner: int) -> None:
+    if os.getpid() != owner:  # a forked child ends
+        return
+    shutil.rmtree(folder, ignore_errors=True)
+    lock_of(folder).unlink(missing_ok=True)
+    os.close(lock)
+
+
+SHARD_BYTES = 2 << 30
+"""A file holds at most so many bytes, or one tensor."""
+INDEX = "model.safetensors.index.json"
+
+
+def write_tensors(weights: Mapping[str, Tensor], folder: Path, *, shard_bytes: int = SHARD_BYTES) -> int:
+    """Write tensors into an existing folder; the number of bytes in them.
+
+    Tensors that share memory (the embedding and the output head of a tied model) are written under each name: a server
+    that keeps two copies needs both.
+    """
+    total = 0
+    written: list[list[str]] = []
+    for shard in _shards(weights, shard_bytes):  # one at a time: tensors may be gathered as they are read
+        save_file(_separate(shard), folder / _unnumbered(len(written)), metadata={"format": "pt"})
+        written.append(list(shard))
+        total += sum(tensor.nbytes for tensor in shard.values())
+    names = [f"model-{number:05d}-of-{len(written):05d}.safetensors" for number in range(1, len(written) + 1)]
+    if len(written) == 1:
+        names = ["model.safetensors"]
+    for number, name in enumerate(names):
+        (folder / _unnumbered(number)).rename(folder / name)
+    if len(written) > 1:
+        places = {tensor: name for name, tensors in zip(names, written, strict=True) for tensor in tensors}
+        (folder / INDEX).write_text(json.dumps({"metadata": {"total_size": total}, "weight_map": places}))
+    return total
+
+
+def _unnumbered(number: int) -> str:
+    """A file's name while nobody knows how many there will be."""
+    return f"shard-{number:05d}.partial"
+
+
+def _shards(weights: Mapping[str, Tensor], most: int) -> Iterator[dict[str, Tensor]]:
+    shard: dict[str, Tensor] = {}
+    size = 0
+    for name, tensor in weights.items():
+        if shard and size + tensor.nbytes > most:
+            yield shard
+            shard, size = {}, 0
+        shard[name] = tensor
+        size += tensor.nbytes
+    yield shard
+
+
+def _separate(tensors: Mapping[str, Tensor]) -> dict[str, Tensor]:
+    """The tensors in memory of their own, as the format needs them; only those that share some are copied."""
+    seen: set[int] = set()
+    separate: dict[str, Tensor] = {}
+    for name, tensor in tensors.items():
+        plain = tensor.detach().to("cpu").contiguous()
+        storage = plain.untyped_storage().data_ptr()
+        owns_all = plain.untyped_storage().nbytes() == plain.nbytes
+        separate[name] = plain if owns_all and storage not in seen else plain.clone()
+        seen.add(storage)
+    return separate
+
+
+MEMORY = Path("/dev/shm")
+AdapterWriter: TypeAlias = Callable[[Mapping[str, Tensor], Path], None]
+"""Writes the tensors of an adapter into a folder, as peft does."""
+
+
+def memory_folder() -> Path:
+    """The memory file system of this machine, or its temporary folder where there is none."""
+    return MEMORY if MEMORY.is_dir() else Path(tempfile.gettempdir())
+
+
+class FolderTransport(Transport):
+    """Writes weights into a folder of its own, and removes everything in the end.
+
+    Args:
+        root: Where the transport makes its folder.
+        shard_bytes: Most bytes of a file.
+    """
+
+    def __init__(self, root: Path, *, shard_bytes: int = SHARD_BYTES) -> None:
+        self._own = OwnedFolder(root.absolute())
+        self._shard_bytes = shard_bytes
+        self._writes = 0
+
+    @classmethod
+    def shared_memory(cls) -> FolderTransport:
+        """In the memory file system of this machine, or its temporary folder where there is none."""
+        return cls(memory_folder())
+
+    @property
+    def path(self) -> Path:
+        """The transport's own folder."""
+        return self._own.path
+
+    async def prepare(self, weights: Mapping[str, Tensor], version: int) -> WrittenWeights:
+        """Write a version, in a thread; it is there as a whole or not at all.
+
+        Raises:
+            TrainingError: no room, or no permission.
+        """
+        began = time.perf_counter()
+        self._writes += 1
+        folder = self.path / f"version-{version}.{self._writes}"
+        try:
+            size = await asyncio.to_thread(self._write, weights, folder)
+        except (OSError, SafetensorError) as error:
+            raise TrainingError(
+                f"cannot write the weights of version {version}",
+                got=f"{type(error).__name__}: {error}",
+                expected=f"room for two versions of the model in {self.path.parent}",
+                hint="make room there, or set engine.transport=disk",
+            ) from error
+        return self._written(folder, version=version, size=size, seconds=time.perf_counter() - began)
+
+    def _write(self, weights: Mapping[str, Tensor], folder: Path) -> int:
+        partial = folder.with_name(folder.name + ".partial")
+        partial.mkdir()
+        try:
+            size = self._fill(weights, partial)
+            partial.rename(folder)
+        except BaseException:
+            shutil.rmtree(partial, ignore_errors=True)
+            raise
+        return size
+
+    def _fill(self, weights: Mapping[str, Tensor], folder: Path) -> int:
+        return write_tensors(weights, folder, shard_bytes=self._shard_bytes)
+
+    def _written(self, folder: Path, *, version: int, size: int, seconds: float) -> WrittenWeights:
+        return WrittenWeights(folder, version=version, size=size, seconds=seconds)
+
+    async def close(self) -> None:
+        """Remove everything. Idempotent."""
+        await asyncio.to_thread(self._own.close)
+
+
+class AdapterTransport(FolderTransport):
+    """Writes adapters alone, for servers that have what they belong to.
+
+    Args:
+        root: Where the transport makes its folder.
+        write: Writes one.
+    """
+
+    def __init__(self, root: Path, write: AdapterWriter) -> None:
+        super().__init__(root)
+        self._write_adapter = write
+
+    def _fill(self, weights: Mapping[str, Tensor], folder: Path) -> int:
+        self._write_adapter(weights, folder)
+        return sum(path.stat().st_size for path in folder.glob("*.safetensors"))
+
+    def _written(self, folder: Path, *, version: int, size: int, seconds: float) -> WrittenWeights:
+        return WrittenAdapter(folder, version=version, size=size, seconds=seconds)
+
+
+class WrittenWeights(PreparedWeights):
+    """Weights in a folder.
+
+    Attributes:
+        folder: Absolute.
+    """
+
+    def __init__(self, folder: Path, *, version: int, size: int, seconds: float) -> None:
+        super().__init__(version=version, size=size, seconds=seconds)
+        self.folder = folder
+
+    async def give_to(self, server: InferenceServer) -> None:
+        """Let it read the folder."""
+        await server.load_weights(self.folder, self.version)
+
+    def tensors(self) -> Mapping[str, Tensor]:
+        """Read from the folder."""
+        return {name: tensor for path in self.folder.glob("*.safetensors") for name, tensor in load_file(path).items()}
+
+    async def discard(self) -> None:
+        """Remove the folder."""
+        await asyncio.to_thread(shutil.rmtree, self.folder, ignore_errors=True)
+
+
+class WrittenAdapter(WrittenWeights):
+    """An adapter in a folder."""
+
+    async def give_to(self, server: InferenceServer) -> None:
+        """Let it read the folder."""
+        await server.load_adapter(self.folder, self.version)
+
+
+HEAD = "lm_head.weight"
+
+
+def write_served_model(
+    model: PreTrainedModel, tokenizer: PreTrainedTokenizerBase, folder: Path, *, shard_bytes: int = SHARD_BYTES
+) -> int:
+    """Write config, tokenizer and weights into a folder; the number of bytes of the weights.
+
+    The copy is never tied: a server may keep a packed copy of the output head that an update of the embedding does not
+    reach, so the head is a tensor of its own in every update. There is no generation config: what a server samples with
+    comes with each request. Experts are taken apart as in a checkpoint.
+
+    Raises:
+        UsageError: a model without an output head of its own.
+    """
+    weights = {name: tensor.detach() for name, tensor in model.state_dict().items()}
+    if HEAD not in weights:
+        raise UsageError("the model cannot be served", got=type(model).__name__, expected=f"a tensor {HEAD}")
+    config = copy.deepcopy(model.config)
+    config.tie_word_embeddings = False
+    config.get_text_config().tie_word_embeddings = False
+    config.architectures = [type(model).__name__]
+    config.dtype = next(iter(weights.values())).dtype
+    config.save_pretrained(folder)
+    tokenizer.save_pretrained(folder)
+    return write_tensors(CheckpointNames(model).apply(weights), folder, shard_bytes=shard_bytes)

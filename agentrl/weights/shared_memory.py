@@ -1,0 +1,205 @@
+"""Weights that servers read out of the trainer's memory: for servers on the trainer's GPU.
+
+- Runs of bytes that other processes of this machine open where they are: on a GPU by CUDA's handles, else by the
+  name of a file in memory.
+- Weights in the bodies of requests: for SGLang servers that share no file system with the trainer.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import base64
+import io
+import time
+from collections.abc import Mapping, Sequence
+from functools import partial
+from multiprocessing.reduction import ForkingPickler
+from typing import Any
+
+import torch
+from torch import Tensor
+from torch.multiprocessing import reductions
+
+from agentrl.engine import InferenceServer, SharedTensors
+from agentrl.errors import TrainingError
+from agentrl.weights.contract import PreparedWeights, Transport
+from agentrl.weights.tensors import Bucket, pack, unpack
+
+REDUCTIONS: Any = reductions
+"""Torch leaves it untyped."""
+DEVICE_ARGUMENT = 6
+"""Place of the GPU among the arguments of torch's `rebuild_cuda_tensor`."""
+
+
+def share(run: Tensor) -> None:
+    """Move a run on the CPU into memory that processes share; GPU memory is, as it is.
+
+    Raises:
+        RuntimeError: no room.
+    """
+    if not run.is_cuda:
+        _place(run.untyped_storage())
+
+
+def _place(storage: Any) -> tuple[bytes, bytes, int]:
+    """Torch's manager of a storage's file, its name, and its size."""
+    manager, name, size = storage._share_filename_cpu_()
+    return manager, name, size
+
+
+def open_handle(run: Tensor) -> dict[str, Any]:
+    """What another process needs to open a run, in JSON; bytes are base64.
+
+    Args:
+        run: (bytes,), uint8, with a storage of its own.
+    """
+    storage: Any = run.untyped_storage()
+    if not run.is_cuda:
+        manager, name, size = _place(storage)
+        return {"manager": manager.decode(), "name": name.decode(), "size": size}
+    _, memory, size, offset, counter, counter_offset, event, waits = storage._share_cuda_()
+    return {
+        "gpu": gpu_of(run),
+        "memory": _base64(memory),
+        "size": size,
+        "offset": offset,
+        "counter": _base64(counter),
+        "counter_offset": counter_offset,
+        "event": _base64(event),
+        "waits": waits,
+    }
+
+
+def gpu_of(tensor: Tensor) -> str:
+    """Identity of the GPU that holds a tensor, whatever number a process gives it."""
+    return str(torch.cuda.get_device_properties(tensor.device).uuid)
+
+
+def _base64(data: bytes) -> str:
+    return base64.b64encode(data).decode("ascii")
+
+
+def pickled(bucket: Bucket) -> str:
+    """Base64 of a pickled list of names and tensors that says where the tensors are, as SGLang reads it.
+
+    It must be opened once: what nobody opens is kept, on the CPU until this process ends.
+    """
+    stream = io.BytesIO()
+    _HandlePickler(stream).dump(list(bucket.tensors()))
+    return _base64(stream.getvalue())
+
+
+class _HandlePickler(ForkingPickler):
+    """Names a GPU by its identity, as SGLang does, and memory by a file's name: descriptors are for child processes."""
+
+    def reducer_override(self, value: Any) -> Any:
+        if isinstance(value, Tensor) and value.is_cuda:
+            rebuild, arguments = REDUCTIONS.reduce_tensor(value)
+            return rebuild, (*arguments[:DEVICE_ARGUMENT], gpu_of(value), *arguments[DEVICE_ARGUMENT + 1 :])
+        if isinstance(value, torch.UntypedStorage):
+            storage: Any = value
+            place = _place(storage)
+            storage._shared_incref()  # for the process that opens it
+            return REDUCTIONS.rebuild_storage_filename, (torch.UntypedStorage, *place)
+        return NotImplemented
+
+
+class IpcTransport(Transport):
+    """Copies tensors into buckets beside them, and tells servers where those are.
+
+    On a GPU nothing leaves it: its memory holds one copy between syncs, for servers that come back, and two during a
+    sync. A bucket that a server has not opened, or still had open when it died, is not freed. On a CPU the buckets are
+    in memory that processes share.
+
+    Args:
+        bucket_bytes: Most bytes of tensors that a request names; a server may keep several buckets open until its
+            update ends.
+    """
+
+    def __init__(self, *, bucket_bytes: int) -> None:
+        self._bucket_bytes = bucket_bytes
+
+    async def prepare(self, weights: Mapping[str, Tensor], version: int) -> PreparedWeights:
+        """Copy the tensors, in a thread.
+
+        Raises:
+            TrainingError: no room.
+        """
+        began = time.perf_counter()
+        try:
+            buckets = await asyncio.to_thread(self._shared, weights)
+        except RuntimeError as error:
+            raise TrainingError(
+                "the weights cannot be set apart for the servers",
+                got=str(error)[:200],
+                expected="room for two versions beside the trainer's own",
+                hint="make room, or set engine.transport: shared_memory",
+            ) from error
+        return _OpenedTensors(buckets, version=version, seconds=time.perf_counter() - began)
+
+    def _shared(self, weights: Mapping[str, Tensor]) -> list[Bucket]:
+        device = next(iter(weights.values())).device
+        buckets = pack(weights, bucket_bytes=self._bucket_bytes, device=device)
+        for bucket in buckets:
+            share(bucket.run)
+        return buckets
+
+
+class _OpenedTensors(PreparedWeights):
+    """Buckets that servers open, one at a time."""
+
+    def __init__(self, buckets: Sequence[Bucket], *, version: int, seconds: float) -> None:
+        super().__init__(version=version, size=sum(bucket.run.nbytes for bucket in buckets), seconds=seconds)
+        self._buckets = buckets
+
+    async def give_to(self, server: InferenceServer) -> None:
+        """Tell it where they are."""
+        if self._buckets[0].run.is_cuda:
+            await asyncio.to_thread(torch.cuda.synchronize, self._buckets[0].run.device)
+        shared = [
+            SharedTensors(
+                layout=bucket.layout,
+                handle=partial(open_handle, bucket.run),
+                part=partial(asyncio.to_thread, pickled, bucket),
+            )
+            for bucket in self._buckets
+        ]
+        await server.open_weights(shared, self.version)
+
+    def tensors(self) -> Mapping[str, Tensor]:
+        """Those in the buckets."""
+        return unpack(self._buckets)
+
+
+class TensorTransport(Transport):
+    """Copies tensors into buckets, and sends one bucket per request.
+
+    Args:
+        bucket_bytes: Most bytes of tensors in a request; it is a third longer.
+    """
+
+    def __init__(self, *, bucket_bytes: int) -> None:
+        self._bucket_bytes = bucket_bytes
+
+    async def prepare(self, weights: Mapping[str, Tensor], version: int) -> PreparedWeights:
+        """Copy the tensors, in a thread."""
+        began = time.perf_counter()
+        buckets = await asyncio.to_thread(pack, weights, bucket_bytes=self._bucket_bytes)
+        return _SentTensors(buckets, version=version, seconds=time.perf_counter() - began)
+
+
+class _SentTensors(PreparedWeights):
+    """Buckets that are encoded anew for each server, one at a time: memory for one request suffices."""
+
+    def __init__(self, buckets: Sequence[Bucket], *, version: int, seconds: float) -> None:
+        super().__init__(version=version, size=sum(bucket.run.nbytes for bucket in buckets), seconds=seconds)
+        self._buckets = buckets
+
+    async def give_to(self, server: InferenceServer) -> None:
+        """Send them."""
+        parts = [partial(asyncio.to_thread, bucket.encoded) for bucket in self._buckets]
+        await server.load_tensors(parts, self.version)
+
+    def tensors(self) -> Mapping[str, Tensor]:
+        """Those in the buckets."""
+        return unpack(self._buckets)

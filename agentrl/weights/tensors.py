@@ -1,0 +1,193 @@
+"""Weights in runs of bytes of bounded size, for transports that send tensors.
+
+- Tensors as a model's checkpoints have them: servers load those, and a model may hold them otherwise.
+"""
+
+from __future__ import annotations
+
+import base64
+import pickle
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
+
+import torch
+from torch import Tensor
+from transformers import PreTrainedModel
+
+from agentrl.engine import TensorLayout
+from agentrl.errors import UsageError
+from agentrl.weights.contract import WeightSource
+
+CPU = torch.device("cpu")
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Bucket:
+    """Some tensors of one number format, one after the other."""
+
+    run: Tensor
+    """Their bytes, uint8."""
+    layout: TensorLayout
+
+    def tensors(self) -> Iterator[tuple[str, Tensor]]:
+        """Names, and views of the bytes."""
+        dtype: torch.dtype = getattr(torch, self.layout.dtype)
+        sizes = [torch.Size(shape).numel() for shape in self.layout.shapes]
+        flats = torch.split(self.run.view(dtype), sizes)
+        for name, flat, shape in zip(self.layout.names, flats, self.layout.shapes, strict=True):
+            yield name, flat.view(tuple(shape))
+
+    def encoded(self) -> str:
+        """Base64 of the pickled list of names and tensors."""
+        # a pickled view carries the whole memory that it is a view of
+        named = [(name, tensor.clone()) for name, tensor in self.tensors()]
+        return base64.b64encode(pickle.dumps(named, protocol=pickle.HIGHEST_PROTOCOL)).decode("ascii")
+
+
+def unpack(buckets: Sequence[Bucket]) -> dict[str, Tensor]:
+    """All tensors in some buckets, by name."""
+    return {name: tensor for bucket in buckets for name, tensor in bucket.tensors()}
+
+
+@dataclass(slots=True)
+class _Filling:
+    """Tensors that will be one bucket."""
+
+    tensors: dict[str, Tensor] = field(default_factory=dict)
+    size: int = 0
+
+
+def pack(weights: Mapping[str, Tensor], *, bucket_bytes: int, device: torch.device = CPU) -> list[Bucket]:
+    """Copy tensors into buckets.
+
+    Args:
+        weights: Tensors by name; those that share memory are sent under each name.
+        bucket_bytes: Most bytes of a bucket, unless one tensor has more.
+        device: Of the buckets.
+    """
+    return [_packed(tensors, device) for tensors in _groups(weights, bucket_bytes)]
+
+
+def _groups(weights: Mapping[str, Tensor], most: int) -> Iterator[dict[str, Tensor]]:
+    filling: dict[torch.dtype, _Filling] = {}
+    for name, tensor in weights.items():
+        current = filling.setdefault(tensor.dtype, _Filling())
+        if current.tensors and current.size + tensor.nbytes > most:
+            yield current.tensors
+            current = filling[tensor.dtype] = _Filling()
+        current.tensors[name] = tensor
+        current.size += tensor.nbytes
+    yield from (rest.tensors for rest in filling.values())
+
+
+def _packed(tensors: Mapping[str, Tensor], device: torch.device) -> Bucket:
+    values = list(tensors.values())
+    run = torch.empty(sum(tensor.numel() for tensor in values), dtype=values[0].dtype, device=device)
+    for place, tensor in zip(torch.split(run, [tensor.numel() for tensor in values]), values, strict=True):
+        place.copy_(tensor.detach().reshape(-1))
+    layout = TensorLayout(
+        names=list(tensors),
+        dtype=str(run.dtype).removeprefix("torch."),
+        shapes=[list(tensor.shape) for tensor in values],
+    )
+    return Bucket(run=run.view(torch.uint8), layout=layout)
+
+
+try:
+    from transformers.core_model_loading import revert_weight_conversion
+except ImportError:
+
+    def revert_weight_conversion(model: PreTrainedModel, state_dict: dict[str, Tensor]) -> dict[str, Tensor]:
+        """Nothing: transformers 4 holds tensors as its checkpoints have them."""
+        return state_dict
+
+
+class CheckpointNames:
+    """What transformers makes of each tensor of a model when it saves it.
+
+    Args:
+        model: Its tensors may be in shards, and may have adapters.
+
+    Raises:
+        UsageError: a tensor of the checkpoint is made of several of the model's.
+    """
+
+    def __init__(self, model: PreTrainedModel) -> None:
+        self._model = model
+        own = {
+            name.replace(".base_layer.", "."): torch.empty(tensor.shape, dtype=tensor.dtype, device="meta")
+            for name, tensor in model.state_dict().items()
+        }
+        found = {name: tuple(self.convert(name, tensor)) for name, tensor in own.items()}
+        together = revert_weight_conversion(model, own)
+        if {part for parts in found.values() for part in parts} != set(together):
+            raise UsageError(
+                "the model cannot be served",
+                got=f"{type(model).__name__}, whose checkpoints join tensors of the model",
+                expected="a model of which each tensor is saved by itself",
+                hint="set engine=local",
+            )
+        self.parts: dict[str, tuple[str, ...]] = {name: parts for name, parts in found.items() if parts != (name,)}
+        """Names in the checkpoint, of the tensors that are saved under others."""
+
+    def convert(self, name: str, tensor: Tensor) -> dict[str, Tensor]:
+        """What is saved of a tensor."""
+        saved: dict[str, Tensor] = revert_weight_conversion(self._model, {name: tensor})
+        return saved
+
+    def apply(self, weights: Mapping[str, Tensor]) -> Mapping[str, Tensor]:
+        """The tensors of a checkpoint, of which each is made when it is read; in the order of `weights`."""
+        return CheckpointWeights(weights, self) if self.parts else weights
+
+
+class CheckpointWeights(Mapping[str, Tensor]):
+    """The model's tensors as its checkpoint has them. Read in order, each of the model's is read once.
+
+    Args:
+        weights: By the model's names.
+        names: Of the checkpoint.
+    """
+
+    def __init__(self, weights: Mapping[str, Tensor], names: CheckpointNames) -> None:
+        self._weights, self._names = weights, names
+        self._sources = {part: name for name in weights for part in names.parts.get(name, (name,))}
+        self._latest = ""
+        self._converted: dict[str, Tensor] = {}
+
+    def __getitem__(self, name: str) -> Tensor:
+        source = self._sources[name]
+        if source not in self._names.parts:
+            return self._weights[source]
+        if source != self._latest:
+            self._converted.clear()  # before the next is gathered
+            self._latest, self._converted = source, self._names.convert(source, self._weights[source])
+        return self._converted[name]
+
+    def __contains__(self, name: object) -> bool:
+        return name in self._sources
+
+    def __iter__(self) -> Iterator[str]:
+        return iter(self._sources)
+
+    def __len__(self) -> int:
+        return len(self._sources)
+
+
+class CheckpointSource:
+    """A `WeightSource` for servers.
+
+    Args:
+        source: Of a trainer.
+        model: The trainer's.
+    """
+
+    def __init__(self, source: WeightSource, model: PreTrainedModel) -> None:
+        self._source, self._names = source, CheckpointNames(model)
+
+    def weights(self) -> Mapping[str, Tensor]:
+        """See `WeightSource`; by the names of a checkpoint."""
+        return self._names.apply(self._source.weights())
+
+    def token_logprobs(self, prompt_ids: Sequence[int], answer_ids: Sequence[int]) -> list[float]:
+        """See `WeightSource`."""
+        return self._source.token_logprobs(prompt_ids, answer_ids)

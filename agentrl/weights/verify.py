@@ -1,0 +1,276 @@
+"""The probe: fixed prompts on which the engine's log-probabilities must be the trainer's.
+
+A server can accept an update and keep serving old tensors. Only its numbers tell: it answers a few fixed prompts
+greedily, and the trainer scores exactly the tokens that it gave.
+
+- Which tensors of a server are not those that it should have, by checksum.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import hashlib
+import logging
+import math
+import random
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from itertools import islice
+from typing import Protocol
+
+import torch
+from torch import Tensor
+
+from agentrl.engine import GenerateRequest, Generation, InferenceServer, SamplingParams
+from agentrl.errors import (
+    AgentRLError,
+    EngineError,
+    TrainingError,
+    async_boundary,
+)
+from agentrl.weights.contract import WeightSource
+
+TOLERANCE = {"float32": 1e-3, "bfloat16": 0.3}
+"""Largest difference of a log-probability that rounding explains, by the weights' number format."""
+
+
+class ProbedEngine(Protocol):
+    """What is asked; a `agentrl.engine.PolicyEngine` is one."""
+
+    @property
+    def version(self) -> int:
+        """Version of the weights that it should sample with."""
+
+    async def generate(self, request: GenerateRequest) -> Generation:
+        """Sample one turn."""
+
+    async def end_session(self, session_id: str) -> None:
+        """Forget what is kept for a session."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class RecordedAnswer:
+    """An answer of an engine that served the right weights, and what the trainer said of it."""
+
+    prompt: Sequence[int]
+    token_ids: Sequence[int]
+    logprobs: Sequence[float]
+    """The trainer's, at temperature 1."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Comparison:
+    """An engine that serves the trainer's weights."""
+
+    difference: float
+    """Largest difference of a log-probability."""
+    answers: Sequence[RecordedAnswer]
+    """For `Probe.compare_recorded`."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Probe:
+    """Prompts, and how far the two sides may be apart.
+
+    Args:
+        prompts: Token ids, at least one prompt of at least one token.
+        answer_tokens: Tokens of each answer.
+        tolerance: Largest difference of a log-probability.
+    """
+
+    prompts: Sequence[Sequence[int]]
+    answer_tokens: int = 4
+    tolerance: float = TOLERANCE["float32"]
+
+    @classmethod
+    def random(cls, vocab_size: int, *, tolerance: float, prompts: int = 4, length: int = 24) -> Probe:
+        """A probe over random tokens of a vocabulary, the same ones every time."""
+        draw = random.Random("probe")
+        return cls(
+            prompts=[[draw.randrange(vocab_size) for _ in range(length)] for _ in range(prompts)], tolerance=tolerance
+        )
+
+    async def compare(self, engine: ProbedEngine, trainer: WeightSource, *, name: str = "the engine") -> Comparison:
+        """Ask the engine, score with the trainer.
+
+        Args:
+            engine: Is asked.
+            trainer: Scores; its weights are those that the engine should have.
+            name: Of the engine, for messages.
+
+        Raises:
+            TrainingError: a difference above the tolerance, or an engine that samples with another version.
+        """
+        answers = await self._ask_all(engine)
+        for answer in answers:
+            _check_version(name, answer, engine.version)
+        recorded = [
+            RecordedAnswer(
+                prompt=prompt, token_ids=answer.token_ids, logprobs=trainer.token_logprobs(prompt, answer.token_ids)
+            )
+            for prompt, answer in zip(self.prompts, answers, strict=True)
+        ]
+        differences = [
+            self._difference(name, engine.version, right.prompt, answer, right.logprobs)
+            for right, answer in zip(recorded, answers, strict=True)
+        ]
+        return Comparison(difference=max(differences), answers=recorded)
+
+    async def compare_recorded(
+        self, engine: ProbedEngine, recorded: Sequence[RecordedAnswer], *, name: str = "the engine"
+    ) -> float:
+        """`compare`, without the trainer: answers, as far as they are those that were recorded.
+
+        Where the engine takes another first token, it must give it a log-probability within the tolerance of the
+        recorded one's: two tokens may be equally likely.
+
+        Raises:
+            TrainingError: as `compare`.
+        """
+        answers = await self._ask_all(engine)
+        differences = []
+        for right, answer in zip(recorded, answers, strict=True):
+            _check_version(name, answer, engine.version)
+            pairs = zip(right.token_ids, answer.token_ids, strict=False)
+            same = next((i for i, (a, b) in enumerate(pairs) if a != b), len(answer.token_ids))
+            compared = max(same, 1)
+            differences.append(self._difference(name, engine.version, right.prompt, answer, right.logprobs[:compared]))
+        return max(differences)
+
+    async def _ask_all(self, engine: ProbedEngine) -> list[Generation]:
+        return await asyncio.gather(*(self._ask(engine, number) for number in range(len(self.prompts))))
+
+    async def _ask(self, engine: ProbedEngine, number: int) -> Generation:
+        name = f"probe-{engine.version}-{number}"
+        params = SamplingParams(max_tokens=self.answer_tokens, temperature=0.0)
+        try:
+            return await engine.generate(
+                GenerateRequest(prompt_ids=self.prompts[number], params=params, session_id=name, request_id=name)
+            )
+        finally:
+            await engine.end_session(name)
+
+    def _difference(
+        self, name: str, version: int, prompt: Sequence[int], answer: Generation, expected: Sequence[float]
+    ) -> float:
+        pairs = list(zip(answer.logprobs, expected, strict=False))
+        worst = max(range(len(pairs)), key=lambda index: _distance(*pairs[index]))
+        difference = _distance(*pairs[worst])
+        if not difference <= self.tolerance:
+            raise TrainingError(
+                f"{name} does not serve the trainer's weights of version {version}: log-probability of token "
+                f"{answer.token_ids[worst]} after {len(prompt) + worst} tokens",
+                got=f"{pairs[worst][0]:.6g} from the engine",
+                expected=f"{pairs[worst][1]:.6g} within {self.tolerance:g}, the trainer's",
+                hint="the engine serves another model; or, after an update, that did not reach every tensor; or the "
+                "two sides compute the model differently",
+            )
+        return difference
+
+
+def _distance(first: float, second: float) -> float:
+    distance = abs(first - second)
+    return math.inf if math.isnan(distance) else distance
+
+
+def _check_version(name: str, answer: Generation, version: int) -> None:
+    if set(answer.versions) != {version}:
+        raise TrainingError(
+            f"{name} samples with weights of another version after a sync",
+            got=sorted(set(answer.versions)),
+            expected=version,
+        )
+
+
+STACKED = {"qkv_proj": ("q_proj", "k_proj", "v_proj"), "gate_up_proj": ("gate_proj", "up_proj")}
+"""Tensors that servers keep as one, by the name that they give it."""
+ROWS = 64
+"""Servers fill the vocabulary up with zeros to a multiple of so many rows."""
+MOST_NAMED = 8
+NAMING_S = 30.0
+"""Deadline of the search: without names the failure is still told."""
+
+_log = logging.getLogger(__name__)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Suspects:
+    """What checksums tell. Names are the trainer's."""
+
+    differing: Sequence[str]
+    unknown: Sequence[str]
+    """For which the server gives no checksum."""
+
+    def __str__(self) -> str:
+        if self.differing:
+            return f"tensors that differ by checksum: {_listed(self.differing)}"
+        if self.unknown:
+            return f"all checksums agree; the server gives none for {_listed(self.unknown)}"
+        return "all checksums agree: the two sides compute the model differently"
+
+
+async def name_tensors(
+    error: TrainingError, server: InferenceServer, weights: Callable[[], Mapping[str, Tensor]]
+) -> TrainingError:
+    """A failure of the probe that also names the tensors which differ, where the server's checksums tell.
+
+    Args:
+        error: What the probe says.
+        server: Answered the probe.
+        weights: What it should have; read in a thread.
+    """
+    try:
+        async with async_boundary(EngineError, "the search for tensors that differ", deadline_s=NAMING_S):
+            told = await server.checksums()
+            found = await asyncio.to_thread(lambda: compare_checksums(told, weights()))
+    except AgentRLError as failure:
+        _log.info("the tensors of %s that differ are not known: %s", server.url, failure)
+        return error
+    if found is None:
+        return error
+    return TrainingError(error.what, got=error.got, expected=error.expected, hint=str(found))
+
+
+def compare_checksums(told: Mapping[str, str], weights: Mapping[str, Tensor]) -> Suspects | None:
+    """Compare a server's checksums with those of tensors; ``None`` when its checksums are of another kind.
+
+    Args:
+        told: As `agentrl.engine.InferenceServer.checksums` gives them.
+        weights: What the server should have.
+    """
+    parts = {name: sent for name in told if (sent := _parts(name, weights))}
+    agree = {name: told[name] in _checksums([weights[part] for part in sent]) for name, sent in parts.items()}
+    if not any(agree.values()):
+        return None
+    known = {part for sent in parts.values() for part in sent}
+    return Suspects(
+        differing=[part for name, sent in parts.items() if not agree[name] for part in sent],
+        unknown=[name for name in weights if name not in known],
+    )
+
+
+def _parts(name: str, weights: Mapping[str, Tensor]) -> list[str]:
+    """The trainer's names of what a server keeps under a name; none when it is not known."""
+    if name in weights:
+        return [name]
+    for stacked, parts in STACKED.items():
+        names = [name.replace(stacked, part) for part in parts]
+        if stacked in name and all(part in weights for part in names):
+            return names
+    return []
+
+
+def _checksums(tensors: Sequence[Tensor]) -> set[str]:
+    """Of tensors one after the other, as they are and filled up."""
+    digest = hashlib.sha256()
+    for tensor in tensors:
+        digest.update(tensor.detach().cpu().contiguous().reshape(-1).view(torch.uint8).numpy().data)
+    filled = digest.copy()
+    missing = -sum(tensor.shape[0] for tensor in tensors if tensor.dim()) % ROWS
+    filled.update(bytes(missing * tensors[0][:1].nbytes if tensors[0].dim() else 0))
+    return {digest.hexdigest()[:16], filled.hexdigest()[:16]}
+
+
+def _listed(names: Sequence[str]) -> str:
+    shown = ", ".join(islice(names, MOST_NAMED))
+    return shown if len(names) <= MOST_NAMED else f"{shown} and {len(names) - MOST_NAMED} more"
