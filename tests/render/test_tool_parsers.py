@@ -10,9 +10,8 @@ from hypothesis import strategies as st
 
 from agentrl.message import ToolCall
 from agentrl.registry import Kind, lookup, names
-from agentrl.render.tool_parsers import json_calls as hermes
-from agentrl.render.tool_parsers import json_calls as llama3_json
-from agentrl.render.tool_parsers import xml_calls as qwen3_coder
+from agentrl.render.tool_parsers.json_calls import parse_hermes, parse_llama3_json
+from agentrl.render.tool_parsers.xml_calls import parse_qwen3_coder
 
 PARSERS = {name: lookup(Kind.TOOL_PARSER, name) for name in ("hermes", "llama3_json", "qwen3_coder")}
 
@@ -64,7 +63,7 @@ def test_the_parsers_are_registered() -> None:
     ],
 )
 def test_hermes_calls(text: str, content: str, calls: list) -> None:
-    parsed = hermes.parse(text, TOOLS)
+    parsed = parse_hermes(text, TOOLS)
     assert (parsed.content, found(parsed.calls), parsed.problems) == (content, calls, ())
 
 
@@ -91,14 +90,14 @@ def test_hermes_calls(text: str, content: str, calls: list) -> None:
     ],
 )
 def test_hermes_problems(text: str, problem: str) -> None:
-    parsed = hermes.parse(text, TOOLS)
+    parsed = parse_hermes(text, TOOLS)
     assert parsed.calls == ()
     assert len(parsed.problems) == 1
     assert problem in parsed.problems[0]
 
 
 def test_a_good_call_survives_a_bad_one() -> None:
-    parsed = hermes.parse('<tool_call>{"name": }</tool_call><tool_call>{"name": "look"}</tool_call>', TOOLS)
+    parsed = parse_hermes('<tool_call>{"name": }</tool_call><tool_call>{"name": "look"}</tool_call>', TOOLS)
     assert found(parsed.calls) == [("look", {})]
     assert parsed.calls[0].id == "call_2"
     assert len(parsed.problems) == 1
@@ -118,7 +117,7 @@ def test_a_good_call_survives_a_bad_one() -> None:
     ],
 )
 def test_llama3_calls(text: str, content: str, calls: list) -> None:
-    parsed = llama3_json.parse(text, TOOLS)
+    parsed = parse_llama3_json(text, TOOLS)
     assert (parsed.content, found(parsed.calls), parsed.problems) == (content, calls, ())
 
 
@@ -133,7 +132,7 @@ def test_llama3_calls(text: str, content: str, calls: list) -> None:
     ],
 )
 def test_llama3_problems(text: str, problem: str) -> None:
-    parsed = llama3_json.parse(text, TOOLS)
+    parsed = parse_llama3_json(text, TOOLS)
     assert parsed.calls == ()
     assert len(parsed.problems) == 1
     assert problem in parsed.problems[0]
@@ -151,7 +150,7 @@ def test_qwen3_coder_calls_take_the_types_of_the_schema() -> None:
     body = parameters(
         what="a\nb", count=" 3 ", gently="True", places='["x"]', note="null", size="1.5", mixed="7 up", other="[1"
     )
-    parsed = qwen3_coder.parse(f"I put.{coder(f'<function=put>{body}</function>')}", TOOLS)
+    parsed = parse_qwen3_coder(f"I put.{coder(f'<function=put>{body}</function>')}", TOOLS)
     assert (parsed.content, parsed.problems) == ("I put.", ())
     assert found(parsed.calls) == [
         (
@@ -191,7 +190,7 @@ def test_qwen3_coder_calls_take_the_types_of_the_schema() -> None:
     ],
 )
 def test_qwen3_coder_problems(text: str, problem: str) -> None:
-    parsed = qwen3_coder.parse(text, TOOLS)
+    parsed = parse_qwen3_coder(text, TOOLS)
     assert parsed.calls == ()
     assert len(parsed.problems) == 1
     assert problem in parsed.problems[0]
@@ -247,6 +246,6 @@ def test_written_calls_are_read_back(calls: list[dict]) -> None:
     rows = [{"name": "look", "arguments": arguments} for arguments in calls]
     as_hermes = "\n".join(f"<tool_call>\n{json.dumps(row)}\n</tool_call>" for row in rows)
     as_llama = "; ".join(json.dumps(row) for row in rows)
-    for parsed in (hermes.parse(as_hermes, TOOLS), llama3_json.parse(as_llama, TOOLS)):
+    for parsed in (parse_hermes(as_hermes, TOOLS), parse_llama3_json(as_llama, TOOLS)):
         assert parsed.problems == ()
         assert [dict(call.arguments) for call in parsed.calls] == calls

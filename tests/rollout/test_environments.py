@@ -20,7 +20,7 @@ from agentrl.config.environment import EnvironmentConfig
 from agentrl.env import ExpertAction, Isolation
 from agentrl.errors import EnvironmentFailure, Outcome, UsageError
 from agentrl.message import TextPart
-from agentrl.rollout import env_worker_main as process_main
+from agentrl.rollout import env_worker_main
 from agentrl.rollout.env_pool import EnvironmentHost
 from agentrl.rollout.env_workers import HEADER
 from agentrl.rollout.turns import EpisodeLimits
@@ -378,10 +378,10 @@ async def test_an_observation_of_any_length_is_cut_or_refused(make_runner, play,
 
 
 def test_a_reply_of_a_worker_process_is_bounded(monkeypatch):
-    monkeypatch.setattr(process_main, "LARGEST_REPLY", 1000)
+    monkeypatch.setattr(env_worker_main, "LARGEST_REPLY", 1000)
     for size, fits in ((900, True), (1000, False)):
         sent = io.BytesIO()
-        process_main._reply(sent, (True, bytes(size)))
+        env_worker_main._reply(sent, (True, bytes(size)))
         succeeded, value = pickle.loads(sent.getvalue()[HEADER.size :])
         assert succeeded == fits
         assert fits or value == (EnvironmentFailure, "what it returned has 1,021 bytes, expected at most 1,000")

@@ -19,9 +19,9 @@ from agentrl.sandbox import (
     Limits,
     SandboxFileError,
     SandboxSpec,
+    isolation,
     open_sandbox,
 )
-from agentrl.sandbox import isolation as bubblewrap
 from agentrl.sandbox.control_groups import PREFIX, ControlGroup, Hierarchy, find_hierarchy
 from agentrl.sandbox.isolation import _DENIED, _MACHINES, filter_program, find_bubblewrap, own_folders
 from agentrl.sandbox.local import UNCONFINED
@@ -158,7 +158,7 @@ async def test_an_agentrl_that_is_installed_for_the_python_inside_is_hidden(shar
     installed = shared / "lib/python3.11/site-packages/agentrl"
     installed.mkdir(parents=True)
     (installed / "secret.py").write_text("answer = 42")
-    monkeypatch.setattr(bubblewrap, "INSTALLED_IN", (shared,))
+    monkeypatch.setattr(isolation, "INSTALLED_IN", (shared,))
     own_folders.cache_clear()
     try:
         assert installed in own_folders()

@@ -8,10 +8,7 @@ from agentrl.sandbox.local import UNCONFINED
 from agentrl.testing.env_subject import Broken
 from agentrl.testing.report import CheckStatus
 from agentrl.testing.sandbox_check import check_sandbox
-from agentrl.testing.sandbox_rules import behaviour as files
-from agentrl.testing.sandbox_rules import security as escapes
-from agentrl.testing.sandbox_rules import security as network
-from agentrl.testing.sandbox_rules import security as secrets_kept
+from agentrl.testing.sandbox_rules import behaviour, security
 from agentrl.testing.sandbox_rules.catalogue import RULES
 from agentrl.testing.sandbox_subject import SandboxSubject
 
@@ -26,10 +23,10 @@ async def test_local_sandboxes_keep_every_rule(rule):
 @pytest.mark.parametrize(
     "harmless",
     [
-        escapes.writes_only_where_it_may,
-        files.lets_no_path_lead_out,
-        secrets_kept.hides_files_of_the_host,
-        secrets_kept.hides_the_code_of_agentrl,
+        security.writes_only_where_it_may,
+        behaviour.lets_no_path_lead_out,
+        security.hides_files_of_the_host,
+        security.hides_the_code_of_agentrl,
     ],
 )
 async def test_rules_notice_a_sandbox_without_walls(harmless):
@@ -41,7 +38,7 @@ async def test_rules_notice_a_sandbox_without_walls(harmless):
 async def test_the_rule_about_the_network_notices_one():
     subject = SandboxSubject(SandboxSpec(options={"unconfined": UNCONFINED}))
     with pytest.raises(Broken, match="TCP to 127"):
-        await network.reaches_no_network(subject)
+        await security.reaches_no_network(subject)
 
 
 async def test_a_sandbox_without_walls_is_not_attacked():

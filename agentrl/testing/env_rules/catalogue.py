@@ -17,9 +17,6 @@ from agentrl.testing.env_rules import (
     secrets_told,
     tasks,
 )
-from agentrl.testing.env_rules import determinism as snapshots
-from agentrl.testing.env_rules import file_access as sandbox_view
-from agentrl.testing.env_rules import resources as speed
 from agentrl.testing.env_rules.rule import Rule
 
 PLAYS = Rule(
@@ -130,11 +127,11 @@ RULES = (
         mend='answer what is not understood in words, with `info["valid"] = False`',
     ),
     Rule(
-        look=snapshots.has_keys_of_its_states,
+        look=determinism.has_keys_of_its_states,
         mend="make the key from the state alone, as text: of sorted plain data, or its checksum",
     ),
     Rule(
-        look=snapshots.restores_snapshots,
+        look=determinism.restores_snapshots,
         mend="save all of the state, steps and generators included, as JSON types",
     ),
     Rule(
@@ -158,7 +155,7 @@ RULES = (
         mend="drop in `reset` what an episode collected; bound caches",
     ),
     Rule(
-        look=speed.is_as_fast_as_it_says,
+        look=resources.is_as_fast_as_it_says,
         mend="state `isolation=Isolation.THREAD` or `PROCESS`, or make steps faster",
     ),
 )
@@ -185,7 +182,7 @@ INTEGRITY = (
         mend="look which tasks the words stand in; that such a task is easier is no fault",
     ),
     Rule(
-        look=sandbox_view.keeps_secrets_out_of_the_sandbox,
+        look=file_access.keeps_secrets_out_of_the_sandbox,
         mend="judge in another sandbox than the one in which the policy acts",
     ),
 )

@@ -12,14 +12,7 @@ from dataclasses import dataclass
 
 from agentrl.errors import UnknownNameError
 from agentrl.testing.env_subject import Finding
-from agentrl.testing.sandbox_rules import behaviour as commands
-from agentrl.testing.sandbox_rules import behaviour as files
-from agentrl.testing.sandbox_rules import behaviour as lifetimes
-from agentrl.testing.sandbox_rules import limits as endings
-from agentrl.testing.sandbox_rules import limits as resources
-from agentrl.testing.sandbox_rules import security as escapes
-from agentrl.testing.sandbox_rules import security as network
-from agentrl.testing.sandbox_rules import security as secrets_kept
+from agentrl.testing.sandbox_rules import behaviour, limits, security
 from agentrl.testing.sandbox_subject import SandboxSubject
 
 
@@ -45,37 +38,37 @@ class SandboxRule:
 RULES = tuple(
     SandboxRule(look=look)
     for look in (
-        commands.runs_commands,
-        commands.tells_how_commands_end,
-        commands.runs_commands_at_the_same_time,
-        commands.keeps_programs_running,
-        commands.keeps_output_within_limits,
-        files.reads_what_was_written,
-        files.says_why_a_file_cannot_be_read,
-        files.keeps_snapshots,
-        files.lets_no_path_lead_out,
-        endings.kills_at_the_deadline,
-        endings.counts_processor_time,
-        endings.kills_what_commands_leave,
-        endings.survives_signals_from_inside,
-        endings.stops_with_its_caller,
-        resources.stops_a_fork_bomb,
-        resources.stops_a_memory_bomb,
-        resources.counts_memory_of_all_processes,
-        resources.keeps_no_memory_after_a_command,
-        resources.stops_a_disk_fill,
-        resources.stops_a_zip_bomb,
-        secrets_kept.hides_the_environment,
-        secrets_kept.hides_files_of_the_host,
-        secrets_kept.hides_the_code_of_agentrl,
-        secrets_kept.hides_other_sandboxes,
-        escapes.gives_no_rights,
-        escapes.writes_only_where_it_may,
-        escapes.signals_nobody_outside,
-        escapes.has_no_terminal,
-        network.reaches_no_network,
-        lifetimes.runs_many_at_once,
-        lifetimes.leaves_nothing_behind,
+        behaviour.runs_commands,
+        behaviour.tells_how_commands_end,
+        behaviour.runs_commands_at_the_same_time,
+        behaviour.keeps_programs_running,
+        behaviour.keeps_output_within_limits,
+        behaviour.reads_what_was_written,
+        behaviour.says_why_a_file_cannot_be_read,
+        behaviour.keeps_snapshots,
+        behaviour.lets_no_path_lead_out,
+        limits.kills_at_the_deadline,
+        limits.counts_processor_time,
+        limits.kills_what_commands_leave,
+        limits.survives_signals_from_inside,
+        limits.stops_with_its_caller,
+        limits.stops_a_fork_bomb,
+        limits.stops_a_memory_bomb,
+        limits.counts_memory_of_all_processes,
+        limits.keeps_no_memory_after_a_command,
+        limits.stops_a_disk_fill,
+        limits.stops_a_zip_bomb,
+        security.hides_the_environment,
+        security.hides_files_of_the_host,
+        security.hides_the_code_of_agentrl,
+        security.hides_other_sandboxes,
+        security.gives_no_rights,
+        security.writes_only_where_it_may,
+        security.signals_nobody_outside,
+        security.has_no_terminal,
+        security.reaches_no_network,
+        behaviour.runs_many_at_once,
+        behaviour.leaves_nothing_behind,
     )
 )
 
