@@ -4,6 +4,7 @@ A missing engine is a failure here, not a skip: `make test-engines` sets them up
 """
 
 import asyncio
+import contextlib
 import copy
 import itertools
 import os
@@ -194,6 +195,8 @@ async def probe(client_of, trained, reference_of, shaken_folders, tmp_path):
     await probe.until_idle()  # what the test before left would be held during the update
     await probe.update()
     yield probe
+    with contextlib.suppress(EngineError):
+        await probe.engine.resume()  # a test that failed during a pause fails alone
     await probe.engine.close()
 
 
