@@ -33,8 +33,8 @@ from agentrl.engine import GenerateRequest, SamplingParams
 from agentrl.env import EnvironmentSpec, Isolation
 from agentrl.errors import UsageError
 from agentrl.render.renderer import Renderer
-from agentrl.rollout.env_pool import EnvironmentHost
-from agentrl.rollout.policies import EngineSpeaker
+from agentrl.rollout.env_pool import EnvPool
+from agentrl.rollout.policies import EngineEpisodePolicy
 from agentrl.rollout.runner import Assignment, EpisodeRunner, make_agent_loop, play_all
 from agentrl.rollout.turns import EpisodeLimits
 from agentrl.serving.scripted import ScriptedEngine
@@ -90,12 +90,12 @@ def make_runner(loop: str, options: dict[str, Any], turns: int) -> EpisodeRunner
         return answers[(request.params.seed or 0) % count]
 
     spec = EnvironmentSpec(name="cabinets", make=Cabinets, tasks=SeedTasks, isolation=Isolation.INLINE)
-    host = EnvironmentHost(spec, options={"turns": turns}, max_concurrent=10_000)
+    host = EnvPool(spec, options={"turns": turns}, max_concurrent=10_000)
     engine = ScriptedEngine(script=script, vocab_size=len(tokenizer))
     return EpisodeRunner(
         host=host,
         loop=make_agent_loop(loop, options),
-        speaker=EngineSpeaker(engine, renderer, SamplingParams()),
+        speaker=EngineEpisodePolicy(engine, renderer, SamplingParams()),
         tools=[tool(look, inline=True)] if loop == "tool_calling" else [],
         limits=EpisodeLimits(max_turns=turns),
     )

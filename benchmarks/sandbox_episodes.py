@@ -29,7 +29,7 @@ from agentrl.env_lookup import resolve_environment
 from agentrl.errors import Outcome, SandboxError
 from agentrl.message import Content
 from agentrl.registry import Kind, register, unregister
-from agentrl.rollout.env_pool import EnvironmentHost
+from agentrl.rollout.env_pool import EnvPool
 from agentrl.rollout.runner import Assignment, EpisodeRunner, make_agent_loop, play_all
 from agentrl.rollout.scripted_policies import Demonstrator, ScriptedPolicy
 from agentrl.sandbox import Command, Limits, SandboxProcess, SandboxSpec
@@ -176,7 +176,7 @@ def _options(trouble: float, seconds: float, seed: int) -> dict[str, Any]:
 
 async def _soak(episodes: int, concurrency: int, retries: int, options: dict[str, Any]) -> dict[str, Any]:
     spec: EnvironmentSpec = dataclasses.replace(resolve_environment("code"), make=make)
-    host = EnvironmentHost(spec, options=options, max_concurrent=concurrency)
+    host = EnvPool(spec, options=options, max_concurrent=concurrency)
     loop = make_agent_loop("react_text", {"format": "free"})
     runner = EpisodeRunner(host=host, loop=loop, speaker=Demonstrator(ScriptedPolicy.EXPERT), retries=retries)
     source = spec.tasks("train", **options)

@@ -22,7 +22,7 @@ from agentrl.builders.scratch import has_expert
 from agentrl.config.algorithm import PreferencesConfig
 from agentrl.config.cluster import ClusterConfig
 from agentrl.config.config import Config, SamplingConfig
-from agentrl.config.derived import Part, parts_of
+from agentrl.config.derived import EnvironmentConfigs, parts_of
 from agentrl.config.engines import LocalEngineConfig, OpenAIEngineConfig, ServerEngineConfig
 from agentrl.config.environment import HorizonConfig, PooledBy, PoolsConfig
 from agentrl.engine import PolicyEngine
@@ -168,7 +168,7 @@ def _check_horizon(config: Config, horizon: HorizonConfig, steps: int) -> None:
         )
 
 
-def _most_turns(part: Part) -> int:
+def _most_turns(part: EnvironmentConfigs) -> int:
     environment = part.config.sole_environment
     own = find_environment(environment).turns_under(environment.options)
     return min(part.config.agent.max_turns, own or part.config.agent.max_turns)
@@ -191,7 +191,7 @@ def _check_pools(config: Config, pools: PoolsConfig) -> None:
             _check_walked_twice(config, parts)
 
 
-def _check_typed(part: Part) -> None:
+def _check_typed(part: EnvironmentConfigs) -> None:
     environment = part.config.sole_environment
     if task_source(find_environment(environment), environment)[0].type is None:
         raise ConfigError(
@@ -202,7 +202,7 @@ def _check_typed(part: Part) -> None:
         )
 
 
-def _check_walked_twice(config: Config, parts: tuple[Part, ...]) -> None:
+def _check_walked_twice(config: Config, parts: tuple[EnvironmentConfigs, ...]) -> None:
     """A task is judged when its turn comes again: somewhere there must be fewer tasks than turns."""
     turns = config.trainer.steps * config.trainer.tasks_per_step
     weights = sum(part.weight for part in parts)
@@ -220,7 +220,7 @@ def _check_walked_twice(config: Config, parts: tuple[Part, ...]) -> None:
     )
 
 
-def _name(part: Part) -> str:
+def _name(part: EnvironmentConfigs) -> str:
     return part.label or part.config.sole_environment.name
 
 

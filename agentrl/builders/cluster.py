@@ -28,8 +28,8 @@ from agentrl.builders.models import load_images
 from agentrl.builders.ray import (
     ActorServer,
     Cluster,
+    ClusterPlace,
     LocalEngineActor,
-    Place,
     RankActors,
     ServerActor,
     connect,
@@ -77,7 +77,7 @@ class RunCluster:
     """Files and folders that ranks and engines must see, and what to do when they do not."""
 
     @property
-    def places(self) -> dict[str, Place]:
+    def places(self) -> dict[str, ClusterPlace]:
         """Where ranks and engines are, by name."""
         return self.cluster.places
 
@@ -270,7 +270,7 @@ class _PlacedEngines:
         self._run, self._model = run, model
         self._cluster, self._engine = run.cluster, run.config.engine
         self._places = [place for name, place in run.places.items() if name.startswith("server")]
-        self.actors: list[tuple[Any, Place]] = []
+        self.actors: list[tuple[Any, ClusterPlace]] = []
 
     async def start(self) -> tuple[list[InferenceServer], PoolSettings]:
         """Start all of them; the launched ones are ready then."""
@@ -304,7 +304,7 @@ class _PlacedEngines:
             concurrency=self._engine.slots, most_concurrency=2 * self._engine.slots, connect_timeout_s=section.timeout_s
         )
 
-    def _make(self, place: Place) -> Callable[[], Launcher | LocalEngine]:
+    def _make(self, place: ClusterPlace) -> Callable[[], Launcher | LocalEngine]:
         model = self._model
         if isinstance(self._engine, LocalEngineConfig):
             return partial(make_engine, self._engine, model, device=self._run.config.model.device)
@@ -321,7 +321,7 @@ class _PlacedEngines:
             names=[place.name],
         )
 
-    async def _serve(self, actor: Any, place: Place) -> InferenceServer:
+    async def _serve(self, actor: Any, place: ClusterPlace) -> InferenceServer:
         if isinstance(self._engine, LocalEngineConfig):
             return ActorServer(self._cluster, actor, place)
         assert isinstance(self._engine, ServerEngineConfig)

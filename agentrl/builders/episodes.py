@@ -30,15 +30,15 @@ from agentrl.observe.model_folder import find_model
 from agentrl.registry import Kind, lookup
 from agentrl.remote.chat import ChatService, ServiceSettings
 from agentrl.reward import Score, Scorer, fingerprint
-from agentrl.rollout.env_pool import EnvironmentHost
+from agentrl.rollout.env_pool import EnvPool
 from agentrl.rollout.env_workers import ThreadWorker
 from agentrl.rollout.judges import Decode, Judge, require_tokens, transcript
-from agentrl.rollout.policies import EngineSpeaker, Speaker
+from agentrl.rollout.policies import EngineEpisodePolicy, EpisodePolicy
 from agentrl.rollout.reward_functions import FunctionReward, WeightedReward, WeightedSum
 from agentrl.rollout.runner import EpisodeRunner, make_agent_loop
 from agentrl.rollout.scripted_policies import Demonstrator
-from agentrl.rollout.task_order import Mixture
-from agentrl.rollout.tools import ToolDesk
+from agentrl.rollout.task_order import TaskSampler
+from agentrl.rollout.tools import ToolLimits
 from agentrl.rollout.turns import EpisodeLimits
 from agentrl.rollout.waits import RolloutCounters, RolloutObserver, Waits
 from agentrl.sandbox import Sandbox, open_sandbox, read_spec
@@ -144,7 +144,7 @@ def check_tools(config: Config) -> None:
         )
 
 
-def build_scorer(config: AgentConfig, model: ModelConfig, host: EnvironmentHost, speaker: Speaker) -> Scorer:
+def build_scorer(config: AgentConfig, model: ModelConfig, host: EnvPool, speaker: EpisodePolicy) -> Scorer:
     """The scorer of an ``agent`` section; what it opened is closed with the host.
 
     Args:
@@ -336,26 +336,26 @@ def _settings(judge: JudgeConfig) -> ServiceSettings:
     )
 
 
-def _decoder(speaker: Speaker) -> Decode:
+def _decoder(speaker: EpisodePolicy) -> Decode:
     """Text of the speaker's tokens; of one without tokens nobody asks."""
-    renderer = speaker.renderer if isinstance(speaker, EngineSpeaker | Demonstrator) else None
+    renderer = speaker.renderer if isinstance(speaker, EngineEpisodePolicy | Demonstrator) else None
     return (lambda ids: "") if renderer is None else renderer.encoder.decode_plain
 
 
-def build_host(config: Config, *, spec: EnvironmentSpec | None = None, waits: Waits | None = None) -> EnvironmentHost:
+def build_host(config: Config, *, spec: EnvironmentSpec | None = None, waits: Waits | None = None) -> EnvPool:
     """The environments of a run, as the ``environment`` section says."""
     environment = config.sole_environment
-    return EnvironmentHost.from_config(spec or find_environment(environment), environment, waits=waits)
+    return EnvPool.from_config(spec or find_environment(environment), environment, waits=waits)
 
 
 def build_runner(
     config: Config,
-    host: EnvironmentHost,
-    speaker: Speaker,
+    host: EnvPool,
+    speaker: EpisodePolicy,
     *,
     observer: RolloutObserver | None = None,
     counters: RolloutCounters | None = None,
-    desk: ToolDesk | None = None,
+    desk: ToolLimits | None = None,
     retries: int | None = None,
 ) -> EpisodeRunner:
     """A runner of episodes, as the ``agent`` section says; what its tools opened is closed with the host.
@@ -429,7 +429,7 @@ def sampling_params(sampling: SamplingConfig) -> SamplingParams:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class World:
+class RunEnvironment:
     """One environment of a run, ready to be played."""
 
     label: str
@@ -438,11 +438,13 @@ class World:
     config: Config
     """The run's, with this environment alone and the agent as it is there."""
     spec: EnvironmentSpec
-    host: EnvironmentHost
+    host: EnvPool
     runner: EpisodeRunner
 
 
-def build_worlds(config: Config, speaker: Speaker, *, observer: RolloutObserver | None = None) -> tuple[World, ...]:
+def build_worlds(
+    config: Config, speaker: EpisodePolicy, *, observer: RolloutObserver | None = None
+) -> tuple[RunEnvironment, ...]:
     """The worlds of a run, in the order of its config; they share their waits and counters.
 
     Raises:
@@ -451,23 +453,25 @@ def build_worlds(config: Config, speaker: Speaker, *, observer: RolloutObserver 
     """
     check_tools(config)
     waits, counters, worlds = Waits(), RolloutCounters(), []
-    desk = ToolDesk(waits.clock)
+    desk = ToolLimits(waits.clock)
     for part in parts_of(config):
         spec = find_environment(part.config.sole_environment)
         host = build_host(part.config, spec=spec, waits=waits)
         runner = build_runner(part.config, host, speaker, observer=observer, counters=counters, desk=desk)
         worlds.append(
-            World(label=part.label, weight=part.weight, config=part.config, spec=spec, host=host, runner=runner)
+            RunEnvironment(
+                label=part.label, weight=part.weight, config=part.config, spec=spec, host=host, runner=runner
+            )
         )
     return tuple(worlds)
 
 
-async def close_worlds(worlds: Sequence[World]) -> None:
+async def close_worlds(worlds: Sequence[RunEnvironment]) -> None:
     """Close their environments. No episode may be running."""
     await asyncio.gather(*(world.host.close() for world in worlds))
 
 
-def build_mixture(config: Config, *, curriculum: CurriculumConfig | None = None) -> Mixture:
+def build_mixture(config: Config, *, curriculum: CurriculumConfig | None = None) -> TaskSampler:
     """The order in which a run plays its tasks.
 
     Args:
@@ -479,7 +483,7 @@ def build_mixture(config: Config, *, curriculum: CurriculumConfig | None = None)
     """
     parts = parts_of(config)
     environments = {part.label: part.config.sole_environment for part in parts}
-    return Mixture(
+    return TaskSampler(
         {label: task_source(find_environment(found), found) for label, found in environments.items()},
         seed=config.run.seed,
         weights={part.label: part.weight for part in parts},

@@ -6,7 +6,7 @@ from collections.abc import Mapping, Sequence
 from typing import TypeAlias
 
 from agentrl.algorithms.traits import Input, needed_inputs
-from agentrl.builders.episodes import World
+from agentrl.builders.episodes import RunEnvironment
 from agentrl.builders.pairs import load_trajectories
 from agentrl.config.config import AlgorithmConfig, Config
 from agentrl.engine import PolicyEngine, SamplingParams
@@ -14,7 +14,7 @@ from agentrl.errors import UsageError
 from agentrl.registry import Kind, lookup
 from agentrl.render.renderer import Renderer
 from agentrl.rollout.group import EXPERT, GREEDY, Group
-from agentrl.rollout.policies import EngineSpeaker, Speaker
+from agentrl.rollout.policies import EngineEpisodePolicy, EpisodePolicy
 from agentrl.rollout.runner import EpisodeRunner
 from agentrl.rollout.scripted_policies import Demonstrator, ScriptedPolicy, StoredExpert
 from agentrl.serving.teacher import TeacherServers, TeacherWord
@@ -31,7 +31,7 @@ def own_members(config: AlgorithmConfig) -> int:
 
 
 def build_companions(
-    config: Config, worlds: Sequence[World], engine: PolicyEngine, renderer: Renderer, model_path: str
+    config: Config, worlds: Sequence[RunEnvironment], engine: PolicyEngine, renderer: Renderer, model_path: str
 ) -> Companions:
     """Who else plays each group's task, by the label of the environment and the companion's name.
 
@@ -56,10 +56,10 @@ def build_companions(
     return found
 
 
-def _speakers(config: Config, engine: PolicyEngine, renderer: Renderer) -> dict[str, Speaker]:
-    speakers: dict[str, Speaker] = {}
+def _speakers(config: Config, engine: PolicyEngine, renderer: Renderer) -> dict[str, EpisodePolicy]:
+    speakers: dict[str, EpisodePolicy] = {}
     if Input.GREEDY_RETURN in needed_inputs(lookup(Kind.ADVANTAGE, config.algorithm.advantage)):
-        speakers[GREEDY] = EngineSpeaker(engine, renderer, SamplingParams(temperature=0.0))
+        speakers[GREEDY] = EngineEpisodePolicy(engine, renderer, SamplingParams(temperature=0.0))
     expert = config.algorithm.expert
     if expert is not None and expert.trajectories is None:
         speaker = Demonstrator(ScriptedPolicy.EXPERT, renderer, max_context=config.agent.max_tokens)

@@ -13,7 +13,7 @@ from pathlib import Path
 
 from agentrl.config.config import Config
 from agentrl.config.engines import ServerEngineConfig
-from agentrl.config.estimate import Row, derive, shown_bytes
+from agentrl.config.estimate import EstimateRow, derive, shown_bytes
 from agentrl.errors import ConfigError
 from agentrl.models.load import accelerators
 from agentrl.serving.launch import assign_gpus, usable_gpus
@@ -137,7 +137,7 @@ def memory_limit() -> int:
     return physical if limit == "max" else min(physical, int(limit))
 
 
-def gpu_rows(config: Config, count: int) -> list[Row]:
+def gpu_rows(config: Config, count: int) -> list[EstimateRow]:
     """The placement on one machine in words, for a dry run; nothing where a cluster places the run.
 
     Raises:
@@ -147,25 +147,27 @@ def gpu_rows(config: Config, count: int) -> list[Row]:
     if config.cluster is not None:
         return []
     placed = place_on_gpus(config, count)
-    rows = [Row("GPUs", f"{count:,}", "of this machine, or --gpus")]
+    rows = [EstimateRow("GPUs", f"{count:,}", "of this machine, or --gpus")]
     where = f"GPU {_listed(placed.trainer)}" if placed.trainer else "CPU"
     processes = config.trainer.processes
     rows.append(
-        Row(
+        EstimateRow(
             "trainer",
             f"{processes} {'process' if processes == 1 else 'processes'} on {where}",
             "trainer.processes, model.device",
         )
     )
     rows += [
-        Row(f"server-{number}", f"GPU {_listed(gpus)}" if gpus else "CPU", "engine.replicas, engine.tensor_parallel")
+        EstimateRow(
+            f"server-{number}", f"GPU {_listed(gpus)}" if gpus else "CPU", "engine.replicas, engine.tensor_parallel"
+        )
         for number, gpus in enumerate(placed.servers)
     ]
     if placed.shared:
-        rows.append(Row("shared GPUs", _listed(placed.shared), _sharing(config)))
+        rows.append(EstimateRow("shared GPUs", _listed(placed.shared), _sharing(config)))
     used = {*placed.trainer, *(position for server in placed.servers for position in server)}
     if idle := [position for position in range(count) if position not in used]:
-        rows.append(Row("idle GPUs", _listed(idle), "raise trainer.processes or engine.replicas to use them"))
+        rows.append(EstimateRow("idle GPUs", _listed(idle), "raise trainer.processes or engine.replicas to use them"))
     return rows
 
 

@@ -17,7 +17,7 @@ from agentrl.errors import EnvironmentFailure, UsageError, async_boundary, bound
 from agentrl.message import Message, system, user
 from agentrl.models.scratch import build_scratch_model
 from agentrl.reward import EnvironmentReward
-from agentrl.rollout.policies import Situation, Speaker, append_textual_turn, cut_characters
+from agentrl.rollout.policies import EpisodePolicy, EpisodeView, append_textual_turn, cut_characters
 from agentrl.rollout.scripted_policies import ScriptedPolicy, demonstration
 from agentrl.rollout.turns import derive_seed
 from agentrl.task import TaskCursor
@@ -31,7 +31,7 @@ MAX_FAILED = 8
 """After so many failed episodes in a row no more are played: each may have cost the deadline of a step."""
 
 
-class Scribe(Speaker):
+class Scribe(EpisodePolicy):
     """Lets a scripted policy act, and writes down every text that is said.
 
     Args:
@@ -42,7 +42,7 @@ class Scribe(Speaker):
         self.policy = policy
         self.texts: list[str] = []
 
-    def open(self, situation: Situation, messages: Sequence[Message], tools: Sequence[Tool]) -> Conversation:
+    def open(self, situation: EpisodeView, messages: Sequence[Message], tools: Sequence[Tool]) -> Conversation:
         """A conversation that is written down, with the tools that it begins with."""
         self.texts.extend(_json(tool.schema) for tool in tools)
         conversation = _WrittenDown(self, situation)
@@ -55,7 +55,7 @@ class Scribe(Speaker):
 
 
 class _WrittenDown(Conversation):
-    def __init__(self, scribe: Scribe, situation: Situation) -> None:
+    def __init__(self, scribe: Scribe, situation: EpisodeView) -> None:
         self._scribe = scribe
         self._situation = situation
 

@@ -13,7 +13,7 @@ from agentrl.builders.adapters import adapter_transport, sends_adapters
 from agentrl.builders.checks import check_tells_experts, check_training
 from agentrl.builders.environments import find_environment
 from agentrl.builders.episodes import (
-    World,
+    RunEnvironment,
     build_mixture,
     build_worlds,
     close_worlds,
@@ -38,10 +38,10 @@ from agentrl.models.vision import MODEL_TYPES
 from agentrl.render.check import check_template
 from agentrl.render.renderer import Renderer
 from agentrl.rollout.group import Group
-from agentrl.rollout.policies import EngineSpeaker
+from agentrl.rollout.policies import EngineEpisodePolicy
 from agentrl.rollout.runner import make_agent_loop
 from agentrl.rollout.scheduler import GroupScheduler
-from agentrl.rollout.task_order import Mixture
+from agentrl.rollout.task_order import TaskSampler
 from agentrl.rollout.waits import RolloutCounters, RolloutObserver, Waits
 from agentrl.serving.local import LocalEngine
 from agentrl.serving.pool import ServerPool
@@ -56,7 +56,7 @@ from agentrl.weights import TOLERANCE, CheckpointSource, InProcessSync, Probe, R
 class TrainingParts:
     """The parts of a training run, connected."""
 
-    worlds: tuple[World, ...]
+    worlds: tuple[RunEnvironment, ...]
     tokenizer: PreTrainedTokenizerFast
     renderer: Renderer
     engine: PolicyEngine
@@ -148,7 +148,7 @@ def build_training(
     else:
         raise AssertionError("an engine of servers needs its pool")
     check_tells_experts(config, engine)
-    speaker = EngineSpeaker(engine, renderer, sampling_params(config.sampling))
+    speaker = EngineEpisodePolicy(engine, renderer, sampling_params(config.sampling))
     worlds = build_worlds(config, speaker, observer=observer)
     if config.trainer.deterministic and config.rollout.max_staleness == 0 and isinstance(engine, LocalEngine):
         engine.callers = worlds[0].host.waits
@@ -233,8 +233,8 @@ def _build_trainer(
 
 def _build_scheduler(
     config: Config,
-    worlds: tuple[World, ...],
-    tasks: Mixture,
+    worlds: tuple[RunEnvironment, ...],
+    tasks: TaskSampler,
     companions: Companions,
     *,
     version: int,

@@ -22,8 +22,8 @@ from agentrl.cli.exits import ExitCode
 from agentrl.cli.help import examples
 from agentrl.cli.reports import curve_kept_up, write_run_report
 from agentrl.config import Config, dump_config, shipped_configs
-from agentrl.config.derived import Part, parts_of
-from agentrl.config.estimate import Row, rows
+from agentrl.config.derived import EnvironmentConfigs, parts_of
+from agentrl.config.estimate import EstimateRow, rows
 from agentrl.config.load import names_environment
 from agentrl.config.overrides import PROMPTS, reward_words, task_words
 from agentrl.errors import AgentRLError, UsageError
@@ -109,7 +109,7 @@ def train(
     _finish(start_run(config, kind=config.algorithm.advantage))
 
 
-def print_dry_run(config: Config, amounts: Sequence[Row]) -> None:
+def print_dry_run(config: Config, amounts: Sequence[EstimateRow]) -> None:
     """The resolved config and what it amounts to; the environment and its tasks are looked up too."""
     check_trackers(config.trackers)
     tasks = []
@@ -127,7 +127,7 @@ def print_dry_run(config: Config, amounts: Sequence[Row]) -> None:
     out.print(table)
 
 
-def _tasks_row(part: Part) -> tuple[str, str, str]:
+def _tasks_row(part: EnvironmentConfigs) -> tuple[str, str, str]:
     environment = part.config.sole_environment
     spec = find_environment(environment)
     name = f"tasks of {part.label}, weight {part.weight:g}" if part.label else "tasks"

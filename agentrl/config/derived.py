@@ -29,7 +29,7 @@ SOLE = ""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Part:
+class EnvironmentConfigs:
     """One environment of a run."""
 
     label: str
@@ -40,12 +40,12 @@ class Part:
     """The run's config with this environment alone, and the agent as it is there."""
 
 
-def parts_of(config: Config) -> tuple[Part, ...]:
+def parts_of(config: Config) -> tuple[EnvironmentConfigs, ...]:
     """The environments of a run, in the order of its config; one, with the config itself, where there is one."""
     if not config.environments:
-        return (Part(label=SOLE, weight=1.0, config=config),)
+        return (EnvironmentConfigs(label=SOLE, weight=1.0, config=config),)
     return tuple(
-        Part(label=label, weight=entry.weight, config=_alone(config, entry))
+        EnvironmentConfigs(label=label, weight=entry.weight, config=_alone(config, entry))
         for label, entry in config.environments.items()
     )
 

@@ -348,7 +348,7 @@ def _trained_trunk(config: Config, critic: ModelSize) -> TrainedSize:
 
 
 @dataclass(frozen=True, slots=True)
-class Row:
+class EstimateRow:
     """One line of the dry run's table."""
 
     name: str
@@ -356,51 +356,55 @@ class Row:
     how: str
 
 
-def rows(config: Config) -> list[Row]:
+def rows(config: Config) -> list[EstimateRow]:
     """The numbers of `derive` in words, for people."""
     a = derive(config)
     trainer = config.trainer
     group = config.algorithm.group_size
     table = [
-        Row("groups per step", f"{a.groups_per_step:,}", "trainer.tasks_per_step"),
-        Row("episodes per step", f"{a.episodes_per_step:,}", f"{a.groups_per_step} groups x {group}"),
-        Row("episodes in all", f"{a.episodes:,}", f"{a.episodes_per_step:,} x {trainer.steps:,} steps"),
-        Row("episodes in flight", f"at most {a.episodes_in_flight:,}", "rollout.max_concurrent, admission"),
-        Row(
+        EstimateRow("groups per step", f"{a.groups_per_step:,}", "trainer.tasks_per_step"),
+        EstimateRow("episodes per step", f"{a.episodes_per_step:,}", f"{a.groups_per_step} groups x {group}"),
+        EstimateRow("episodes in all", f"{a.episodes:,}", f"{a.episodes_per_step:,} x {trainer.steps:,} steps"),
+        EstimateRow("episodes in flight", f"at most {a.episodes_in_flight:,}", "rollout.max_concurrent, admission"),
+        EstimateRow(
             "tokens per episode",
             f"at most {a.most_tokens_per_episode:,}",
             f"agent.max_tokens x {a.sequences_per_episode} sequences",
         ),
-        Row(
+        EstimateRow(
             "sampled per episode",
             f"at most {a.most_sampled_tokens_per_episode:,}",
             " or ".join(f"{turns} turns x {tokens}" for turns, tokens in _answers(config)) + ", within that",
         ),
-        Row("tokens per step", f"at most {a.most_tokens_per_step:,}", "episodes x tokens per episode"),
-        Row(
+        EstimateRow("tokens per step", f"at most {a.most_tokens_per_step:,}", "episodes x tokens per episode"),
+        EstimateRow(
             "micro-batches",
             f"at most {a.most_micro_batches:,}",
             "per optimizer step, of trainer.tokens_per_micro_batch",
         ),
-        Row("optimizer steps", f"{a.optimizer_steps:,}", f"{trainer.epochs} epochs x {trainer.mini_batches} x steps"),
-        Row("started ahead", f"{a.admitted_ahead:,} episodes", f"rollout.max_staleness {config.rollout.max_staleness}"),
-        Row("evaluation episodes", f"{a.evaluation_episodes:,}", "all periodic evaluations together"),
-        Row("checkpoints", f"{a.checkpoints:,}", f"newest {config.checkpoint.keep} kept"),
+        EstimateRow(
+            "optimizer steps", f"{a.optimizer_steps:,}", f"{trainer.epochs} epochs x {trainer.mini_batches} x steps"
+        ),
+        EstimateRow(
+            "started ahead", f"{a.admitted_ahead:,} episodes", f"rollout.max_staleness {config.rollout.max_staleness}"
+        ),
+        EstimateRow("evaluation episodes", f"{a.evaluation_episodes:,}", "all periodic evaluations together"),
+        EstimateRow("checkpoints", f"{a.checkpoints:,}", f"newest {config.checkpoint.keep} kept"),
     ]
     return [
         *table,
         *_memory_rows(a, config),
         *_server_rows(config),
-        *(Row(*words) for words in placement_words(config)),
+        *(EstimateRow(*words) for words in placement_words(config)),
     ]
 
 
-def warm_start_rows(config: Config) -> list[Row]:
+def warm_start_rows(config: Config) -> list[EstimateRow]:
     """What a warm start amounts to, in words; nobody knows the demonstrations' lengths before they are played."""
     sft = config.sft
     if sft.data is not None:
         return [
-            Row("conversations", sft.data, f"of at most {config.agent.max_tokens:,} tokens (agent.max_tokens)"),
+            EstimateRow("conversations", sft.data, f"of at most {config.agent.max_tokens:,} tokens (agent.max_tokens)"),
             *_model_rows(model_size(config.model)),
             *_adapter_rows(model_size(config.model), config),
         ]
@@ -408,14 +412,14 @@ def warm_start_rows(config: Config) -> list[Row]:
     most = sft.episodes * a.most_tokens_per_episode * sft.epochs
     sequences = sft.episodes * a.sequences_per_episode * sft.epochs
     return [
-        Row("demonstrations", f"{sft.episodes:,}", "sft.episodes; unsolved ones are left out"),
-        Row(
+        EstimateRow("demonstrations", f"{sft.episodes:,}", "sft.episodes; unsolved ones are left out"),
+        EstimateRow(
             "tokens per episode",
             f"at most {a.most_tokens_per_episode:,}",
             f"agent.max_tokens x {a.sequences_per_episode} sequences",
         ),
-        Row("tokens in all", f"at most {most:,}", f"demonstrations x tokens x {sft.epochs} epochs"),
-        Row(
+        EstimateRow("tokens in all", f"at most {most:,}", f"demonstrations x tokens x {sft.epochs} epochs"),
+        EstimateRow(
             "optimizer steps",
             f"at most {sequences:,}",
             f"one per sequence; about one per {sft.tokens_per_update:,} tokens (sft.tokens_per_update)",
@@ -431,13 +435,13 @@ def _answers(config: Config) -> list[tuple[int, int]]:
     return list(dict.fromkeys((agent.max_turns, agent.max_answer_tokens) for agent in agents))
 
 
-def _model_rows(size: ModelSize | None) -> list[Row]:
+def _model_rows(size: ModelSize | None) -> list[EstimateRow]:
     if size is None:
-        return [Row("model", "size unknown", "its config.json is not on this machine")]
-    return [Row("model", f"{size.parameters:,} parameters", f"{size.layers} layers x {size.hidden_size}")]
+        return [EstimateRow("model", "size unknown", "its config.json is not on this machine")]
+    return [EstimateRow("model", f"{size.parameters:,} parameters", f"{size.layers} layers x {size.hidden_size}")]
 
 
-def _memory_rows(arithmetic: Arithmetic, config: Config) -> list[Row]:
+def _memory_rows(arithmetic: Arithmetic, config: Config) -> list[EstimateRow]:
     memory = arithmetic.memory
     if memory is None:
         return _model_rows(arithmetic.model)
@@ -447,65 +451,67 @@ def _memory_rows(arithmetic: Arithmetic, config: Config) -> list[Row]:
         *_adapter_rows(arithmetic.model, config),
         *_critic_rows(arithmetic, config),
         *_process_reward_rows(memory, config),
-        Row(
+        EstimateRow(
             "memory",
             f"{shown_bytes(memory.total)} and activations",
             f"weights {weights}, gradients {gradients}, optimizer {optimizer}",
         ),
     ]
     if isinstance(config.engine, LocalEngineConfig):
-        found.append(Row("key-value cache", f"{shown_bytes(memory.cache)} when full", "engine.cache_tokens"))
+        found.append(EstimateRow("key-value cache", f"{shown_bytes(memory.cache)} when full", "engine.cache_tokens"))
     return found
 
 
-def _adapter_rows(size: ModelSize | None, config: Config) -> list[Row]:
+def _adapter_rows(size: ModelSize | None, config: Config) -> list[EstimateRow]:
     lora = config.model.lora
     if lora is None or size is None:
         return []
     trained = trained_size(lora, size)
     how = f"of rank {lora.rank}, in float32 (model.lora)"
     beside = f"; {trained.own:,} of the model's own are trained, too" if trained.own else ""
-    return [Row("adapters", f"{trained.adapters:,} parameters", how + beside)]
+    return [EstimateRow("adapters", f"{trained.adapters:,} parameters", how + beside)]
 
 
-def _critic_rows(arithmetic: Arithmetic, config: Config) -> list[Row]:
+def _critic_rows(arithmetic: Arithmetic, config: Config) -> list[EstimateRow]:
     critic, memory = config.trainer.critic, arithmetic.memory
     if critic is None or memory is None:
         return []
     if arithmetic.critic_parameters is None:
-        return [Row("critic", "size unknown", f"the config.json of {critic.path} is not on this machine")]
+        return [EstimateRow("critic", "size unknown", f"the config.json of {critic.path} is not on this machine")]
     kind = "on the policy's hidden states" if critic.kind == "shared" else "a model of its own"
     alone = f", {critic.pretrain_steps} steps alone" if critic.pretrain_steps else ""
     how = f"{kind}{alone}; {shown_bytes(memory.critic)} with gradients and optimizer"
-    return [Row("critic", f"{arithmetic.critic_parameters:,} parameters", how)]
+    return [EstimateRow("critic", f"{arithmetic.critic_parameters:,} parameters", how)]
 
 
-def _process_reward_rows(memory: Memory, config: Config) -> list[Row]:
+def _process_reward_rows(memory: Memory, config: Config) -> list[EstimateRow]:
     section = config.trainer.process_reward
     if section is None:
         return []
     if not memory.process_reward:
-        return [Row("process reward", "size unknown", f"the config.json of {section.path} is not on this machine")]
+        return [
+            EstimateRow("process reward", "size unknown", f"the config.json of {section.path} is not on this machine")
+        ]
     how = f"a model like {section.path or 'the policy'}, with gradients and optimizer, and its frozen start"
-    return [Row("process reward", shown_bytes(memory.process_reward), how)]
+    return [EstimateRow("process reward", shown_bytes(memory.process_reward), how)]
 
 
-def _server_rows(config: Config) -> list[Row]:
+def _server_rows(config: Config) -> list[EstimateRow]:
     """What is known of servers before they run; how much memory they take is their own affair."""
     engine = config.engine
     if not isinstance(engine, ServerEngineConfig):
         return []
     if isinstance(engine.servers, list):
-        servers = Row("servers", f"{len(engine.servers):,} attached", ", ".join(engine.servers))
+        servers = EstimateRow("servers", f"{len(engine.servers):,} attached", ", ".join(engine.servers))
     else:
         how = f"engine.replicas; engine.tensor_parallel {engine.tensor_parallel}"
-        servers = Row("servers", f"{engine.replicas:,} {engine.type} launched", how)
+        servers = EstimateRow("servers", f"{engine.replicas:,} {engine.type} launched", how)
     context = "the model's own limit" if engine.max_context is None else f"{engine.max_context:,} tokens"
     return [
         servers,
-        Row("weights reach them by", engine.transport, "engine.transport"),
-        Row("sampled at once", f"{engine.max_running:,} sequences per server", "engine.max_running"),
-        Row("servers' context", context, "engine.max_context"),
+        EstimateRow("weights reach them by", engine.transport, "engine.transport"),
+        EstimateRow("sampled at once", f"{engine.max_running:,} sequences per server", "engine.max_running"),
+        EstimateRow("servers' context", context, "engine.max_context"),
     ]
 
 

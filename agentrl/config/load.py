@@ -32,7 +32,7 @@ from agentrl.config.overrides import (
     REPLACED_WHOLE,
     KeyPath,
     Override,
-    Source,
+    YamlSource,
     apply,
     expand_all,
     overrides_of,
@@ -280,7 +280,7 @@ def config_from(data: Mapping[str, Any]) -> Config:
     Raises:
         ConfigError: as `load_config`.
     """
-    return _validate(expand_all(data), "config", Source({}), [])
+    return _validate(expand_all(data), "config", YamlSource({}), [])
 
 
 def shipped_configs() -> list[str]:
@@ -294,7 +294,7 @@ def dump_config(config: Config) -> str:
     return yaml.safe_dump(config.model_dump(mode="json"), sort_keys=False, allow_unicode=True)
 
 
-def _validate(data: dict[str, Any], name: str, parsed: Source, overrides: Sequence[Override]) -> Config:
+def _validate(data: dict[str, Any], name: str, parsed: YamlSource, overrides: Sequence[Override]) -> Config:
     def origin(path: KeyPath) -> str:
         for override in reversed(overrides):
             shared = min(len(path), len(override.path))

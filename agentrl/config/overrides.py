@@ -38,7 +38,7 @@ _Loader.add_implicit_resolver(
 
 
 @dataclass(frozen=True, slots=True)
-class Source:
+class YamlSource:
     """What a YAML text says, and where each key stands."""
 
     data: dict[str, Any]
@@ -50,7 +50,7 @@ def parse_value(text: str) -> Any:
     return yaml.load(text, Loader=_Loader)
 
 
-def parse_source(text: str, name: str) -> Source:
+def parse_source(text: str, name: str) -> YamlSource:
     """Parse a config file's text.
 
     Args:
@@ -66,7 +66,7 @@ def parse_source(text: str, name: str) -> Source:
     except yaml.YAMLError as error:
         raise ConfigError(f"{name} is not YAML", got=" ".join(str(error).split())) from error
     if root is None:
-        return Source({})
+        return YamlSource({})
     if not isinstance(root, yaml.MappingNode):
         raise ConfigError(
             f"{name} is not a config",
@@ -75,7 +75,7 @@ def parse_source(text: str, name: str) -> Source:
         )
     lines: dict[KeyPath, int] = {}
     _collect_lines(root, (), lines, name)
-    return Source(data, lines)
+    return YamlSource(data, lines)
 
 
 def _collect_lines(node: yaml.MappingNode, path: KeyPath, lines: dict[KeyPath, int], name: str) -> None:
@@ -137,7 +137,7 @@ def parse_override(text: str) -> Override:
     return Override(f"override {text!r}", tuple(key.strip().split(".")), parsed)
 
 
-def overrides_of(source: Source, name: str) -> list[Override]:
+def overrides_of(source: YamlSource, name: str) -> list[Override]:
     """The keys of a config file as overrides of the files before it; a section's main key comes first.
 
     Args:

@@ -51,7 +51,7 @@ from agentrl.image import ImageReader
 from agentrl.message import Message
 from agentrl.models.load import load_model
 from agentrl.remote.chat import error_message
-from agentrl.rollout.policies import ChatSpeaker, EngineSpeaker, Speaker
+from agentrl.rollout.policies import ChatEpisodePolicy, EngineEpisodePolicy, EpisodePolicy
 from agentrl.rollout.runner import Assignment, EpisodeRunner, play_all
 from agentrl.rollout.scripted_policies import Demonstrator, ScriptedPolicy
 from agentrl.rollout.turns import derive_seed
@@ -248,7 +248,7 @@ class PolicyKind(enum.StrEnum):
 
 
 @asynccontextmanager
-async def open_speaker(config: Config, kind: PolicyKind, folder: Path) -> AsyncIterator[Speaker]:
+async def open_speaker(config: Config, kind: PolicyKind, folder: Path) -> AsyncIterator[EpisodePolicy]:
     """The policy, ready to play; released afterwards.
 
     Args:
@@ -270,7 +270,7 @@ async def open_speaker(config: Config, kind: PolicyKind, folder: Path) -> AsyncI
         service = HintingService(OpenAIEngine(config.engine), config.engine.url)
         await service.start()
         try:
-            yield ChatSpeaker(service, sampling_params(config.sampling))
+            yield ChatEpisodePolicy(service, sampling_params(config.sampling))
         finally:
             await service.close()
         return
@@ -278,7 +278,7 @@ async def open_speaker(config: Config, kind: PolicyKind, folder: Path) -> AsyncI
     renderer = build_renderer(config, path, load_tokenizer(path))
     check_rendering(config, renderer)
     async with _open_engine(config.engine, config, path, folder, renderer.images) as engine:
-        yield EngineSpeaker(engine, renderer, sampling_params(config.sampling))
+        yield EngineEpisodePolicy(engine, renderer, sampling_params(config.sampling))
 
 
 @asynccontextmanager

@@ -8,7 +8,7 @@ from collections.abc import Sequence
 from transformers import PreTrainedModel
 
 from agentrl.builders.environments import task_source
-from agentrl.builders.episodes import World, build_worlds, close_worlds, sampling_params
+from agentrl.builders.episodes import RunEnvironment, build_worlds, close_worlds, sampling_params
 from agentrl.builders.training import TrainingParts
 from agentrl.config.config import Config
 from agentrl.config.derived import SOLE
@@ -19,7 +19,7 @@ from agentrl.evaluation.panel import Panel
 from agentrl.evaluation.result import EvaluationResult
 from agentrl.observe.metrics import TIMING_PREFIX
 from agentrl.render.renderer import Renderer
-from agentrl.rollout.policies import EngineSpeaker
+from agentrl.rollout.policies import EngineEpisodePolicy
 from agentrl.serving.local import LocalEngine
 
 
@@ -38,7 +38,7 @@ async def evaluate_now(parts: TrainingParts, config: Config, *, model: str) -> d
         UsageError: no such split, or not enough tasks in it.
     """
     sampling = sampling_params(config.evaluation.sampling or config.sampling)
-    speaker = EngineSpeaker(parts.engine, parts.renderer, sampling)
+    speaker = EngineEpisodePolicy(parts.engine, parts.renderer, sampling)
     found = {world.label: await _evaluate_world(world, speaker, model) for world in parts.worlds}
     if not config.environments:
         return _metrics(found[SOLE], "eval/")
@@ -46,7 +46,7 @@ async def evaluate_now(parts: TrainingParts, config: Config, *, model: str) -> d
     return metrics | _means(list(found.values()))
 
 
-async def _evaluate_world(world: World, speaker: EngineSpeaker, model: str) -> EvaluationResult:
+async def _evaluate_world(world: RunEnvironment, speaker: EngineEpisodePolicy, model: str) -> EvaluationResult:
     settings = world.config.evaluation
     source = task_source(world.spec, world.config.sole_environment, split=settings.split)
     panel = Panel(
@@ -75,7 +75,7 @@ async def success_now(model: PreTrainedModel, renderer: Renderer, config: Config
     """
     settings = config.engine if isinstance(config.engine, LocalEngineConfig) else LocalEngineConfig()
     engine = LocalEngine(model, settings, reader=renderer.images)
-    speaker = EngineSpeaker(engine, renderer, sampling_params(config.sampling))
+    speaker = EngineEpisodePolicy(engine, renderer, sampling_params(config.sampling))
     worlds = build_worlds(config, speaker)
     try:
         shares = [await _success_in(world, n_tasks) for world in worlds]
@@ -86,7 +86,7 @@ async def success_now(model: PreTrainedModel, renderer: Renderer, config: Config
     return math.fsum(weighted) / math.fsum(world.weight for world in worlds)
 
 
-async def _success_in(world: World, n_tasks: int) -> float:
+async def _success_in(world: RunEnvironment, n_tasks: int) -> float:
     environment = world.config.sole_environment
     source = task_source(world.spec, environment)
     panel = Panel(

@@ -22,7 +22,7 @@ RESAMPLES = 2000
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Estimate:
+class MeanInterval:
     """A mean and the interval in which the true mean lies with probability `CONFIDENCE`."""
 
     mean: float
@@ -30,7 +30,7 @@ class Estimate:
     high: float
 
 
-def wilson_interval(successes: float, trials: float) -> Estimate:
+def wilson_interval(successes: float, trials: float) -> MeanInterval:
     """Wilson's score interval for a proportion (Wilson 1927).
 
     Both arguments may be fractions: `clustered_success` asks with an effective number of trials.
@@ -51,10 +51,10 @@ def wilson_interval(successes: float, trials: float) -> Estimate:
     centre = share + z * z / (2 * trials)
     low = 0.0 if successes == 0 else (centre - spread) / scale
     high = 1.0 if successes == trials else (centre + spread) / scale
-    return Estimate(mean=share, low=low, high=high)
+    return MeanInterval(mean=share, low=low, high=high)
 
 
-def clustered_success(successes_by_task: Sequence[Sequence[bool]]) -> Estimate:
+def clustered_success(successes_by_task: Sequence[Sequence[bool]]) -> MeanInterval:
     """Success over all episodes, with a Wilson interval that counts samples of one task as what they are: related.
 
     With one sample per task this is Wilson's interval. With more, the number of trials is replaced by the effective
@@ -86,7 +86,7 @@ def _effective_trials(tasks: Sequence[Sequence[bool]], share: float, episodes: i
     return min(max(share * (1 - share) / between, len(tasks)), episodes)
 
 
-def bootstrap_mean(values: Sequence[float], *, seed: int = 0) -> Estimate:
+def bootstrap_mean(values: Sequence[float], *, seed: int = 0) -> MeanInterval:
     """Mean with a percentile bootstrap interval (Efron 1979): for quantities that are not proportions.
 
     Args:
@@ -102,7 +102,7 @@ def bootstrap_mean(values: Sequence[float], *, seed: int = 0) -> Estimate:
     picks = np.random.default_rng(seed).integers(0, len(data), size=(RESAMPLES, len(data)))
     tail = 100 * (1 - CONFIDENCE) / 2
     low, high = np.percentile(data[picks].mean(axis=1), [tail, 100 - tail])
-    return Estimate(mean=float(data.mean()), low=float(low), high=float(high))
+    return MeanInterval(mean=float(data.mean()), low=float(low), high=float(high))
 
 
 def pass_at_k(samples: int, successes: int, k: int) -> float:
@@ -144,7 +144,7 @@ class TypeResult:
     """The result on one type of task."""
 
     n_tasks: int
-    success: Estimate | None
+    success: MeanInterval | None
     reward: float | None
 
 
@@ -155,9 +155,9 @@ class EvaluationResult:
     panel: Panel
     episodes: Sequence[EvaluatedEpisode]
     """All of them, in the panel's order; infrastructure failures that outlived their retries included."""
-    success: Estimate | None
+    success: MeanInterval | None
     """Over episodes that say something about the policy; ``None`` when the environment never told."""
-    reward: Estimate | None
+    reward: MeanInterval | None
     """``None`` when no episode has a reward."""
     by_task_type: Mapping[str, TypeResult]
     outcomes: Mapping[Outcome, int]
@@ -234,7 +234,7 @@ def summarise(panel: Panel, episodes: Sequence[EvaluatedEpisode], seconds: float
     )
 
 
-def estimate_text(estimate: Estimate) -> str:
+def estimate_text(estimate: MeanInterval) -> str:
     """An estimate for people.
 
     >>> estimate_text(Estimate(mean=0.8, low=0.49, high=0.943))
@@ -252,7 +252,7 @@ def _type_result(episodes: Sequence[EvaluatedEpisode]) -> TypeResult:
     )
 
 
-def _success(episodes: Sequence[EvaluatedEpisode]) -> Estimate | None:
+def _success(episodes: Sequence[EvaluatedEpisode]) -> MeanInterval | None:
     tasks = _solved_by_task(episodes)
     return clustered_success(list(tasks.values())) if tasks else None
 
@@ -267,7 +267,7 @@ def _solved_by_task(episodes: Sequence[EvaluatedEpisode]) -> dict[str, list[bool
     return tasks
 
 
-def _reward(episodes: Sequence[EvaluatedEpisode], seed: int) -> Estimate | None:
+def _reward(episodes: Sequence[EvaluatedEpisode], seed: int) -> MeanInterval | None:
     tasks: dict[str, list[float]] = defaultdict(list)
     for episode in episodes:
         if episode.trajectory.reward is not None:
@@ -295,5 +295,5 @@ def _mean(values: Sequence[float]) -> float:
     return fmean(values) if values else 0.0
 
 
-def _estimate_json(estimate: Estimate | None) -> dict[str, float] | None:
+def _estimate_json(estimate: MeanInterval | None) -> dict[str, float] | None:
     return None if estimate is None else asdict(estimate)

@@ -8,7 +8,7 @@ from collections.abc import Sequence
 from agentrl.builders.checks import refuse_cluster
 from agentrl.builders.models import SCRATCH
 from agentrl.config import Config, load_config
-from agentrl.config.derived import Part, parts_of
+from agentrl.config.derived import EnvironmentConfigs, parts_of
 from agentrl.config.load import ConfigSource
 from agentrl.config.overrides import prompts_environment, prompts_words
 from agentrl.env_lookup import parse_env_name, resolve_environment
@@ -103,7 +103,7 @@ def _environment_words(env: str | None, run: Config | None, prompts: str | None)
     return words if env is None else [*words, f"environment={_with_split(env)}"]
 
 
-def _split_words(part: Part, env: str | None) -> list[str]:
+def _split_words(part: EnvironmentConfigs, env: str | None) -> list[str]:
     """The split that `env` names, or else that of the run's evaluations."""
     splits = resolve_environment(part.config.sole_environment.name).splits
     asked = None if env is None else parse_env_name(env).split
@@ -111,7 +111,7 @@ def _split_words(part: Part, env: str | None) -> list[str]:
     return ["environment.tasks=null", f"environment.split={asked or (own if own in splits else _held_out(splits))}"]
 
 
-def _part(env: str | None, run: Config) -> Part | None:
+def _part(env: str | None, run: Config) -> EnvironmentConfigs | None:
     """The environment of a run that is evaluated: its only one, or the one with this label, or else of this name."""
     if not run.has_environment:
         return None
@@ -130,7 +130,7 @@ def _part(env: str | None, run: Config) -> Part | None:
     return next(iter(called or same), None)
 
 
-def _part_words(part: Part) -> list[str]:
+def _part_words(part: EnvironmentConfigs) -> list[str]:
     """One of several environments as the only one, with its agent."""
     environment, agent = (
         json.dumps(section.model_dump(mode="json")) for section in (part.config.sole_environment, part.config.agent)

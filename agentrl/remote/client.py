@@ -28,7 +28,7 @@ from agentrl.remote.wire import (
     SESSIONS,
     TASKS,
     TASKS_PER_PAGE,
-    Part,
+    EnvMethod,
     Served,
     largest_request,
     read_content,
@@ -249,16 +249,16 @@ class RemoteEnvironment(AsyncEnv):
         self._state_key: str | None = None
         self._tools: tuple[RemoteTool, ...] = ()
         self._space = RemoteActionSpace(self._call)
-        self._parts: Mapping[Part, Callable[[], Any]] = {
-            Part.STATE_KEY: lambda: self._read_state_key,
-            Part.SNAPSHOT: lambda: self._snapshot,
-            Part.RESTORE: lambda: self._restore,
-            Part.EXPERT: lambda: self._begin_expert,
-            Part.ADMISSIBLE_ACTIONS: lambda: functools.partial(self._value_of, "admissible_actions"),
-            Part.WEB_PAGE: lambda: functools.partial(self._value_of, "web_page"),
-            Part.TOOL_MESSAGE: lambda: self._tool_message,
-            Part.TOOLS: lambda: self._tools,
-            Part.ACTION_SPACE: lambda: self._space,
+        self._parts: Mapping[EnvMethod, Callable[[], Any]] = {
+            EnvMethod.STATE_KEY: lambda: self._read_state_key,
+            EnvMethod.SNAPSHOT: lambda: self._snapshot,
+            EnvMethod.RESTORE: lambda: self._restore,
+            EnvMethod.EXPERT: lambda: self._begin_expert,
+            EnvMethod.ADMISSIBLE_ACTIONS: lambda: functools.partial(self._value_of, "admissible_actions"),
+            EnvMethod.WEB_PAGE: lambda: functools.partial(self._value_of, "web_page"),
+            EnvMethod.TOOL_MESSAGE: lambda: self._tool_message,
+            EnvMethod.TOOLS: lambda: self._tools,
+            EnvMethod.ACTION_SPACE: lambda: self._space,
         }
 
     def __getattr__(self, name: str) -> Any:
@@ -266,7 +266,7 @@ class RemoteEnvironment(AsyncEnv):
         parts = self.__dict__.get("served")
         if parts is None or name not in parts.parts:
             raise AttributeError(f"{type(self).__name__} has no {name!r}")
-        return self._parts[Part(name)]()
+        return self._parts[EnvMethod(name)]()
 
     async def reset(
         self, *, seed: int | None = None, options: dict[str, Any] | None = None

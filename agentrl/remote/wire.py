@@ -221,7 +221,7 @@ def read_tool_result(plain: Mapping[str, Any]) -> ToolResult:
 _TOLD = ("name", "description", "instructions", "tool_instructions", "max_turns", "success_threshold")
 
 
-class Part(enum.StrEnum):
+class EnvMethod(enum.StrEnum):
     """What an environment may offer besides `reset` and `step`, by its name in the contract (`agentrl.env`)."""
 
     STATE_KEY = "state_key"
@@ -242,7 +242,7 @@ class Served:
     url: str
     spec: Mapping[str, Any]
     """The facts of its `EnvironmentSpec` that are plain data."""
-    parts: frozenset[Part]
+    parts: frozenset[EnvMethod]
     action_hint: str
     fingerprint: str
     """Checksum of all this and the options: another one is another environment."""
@@ -260,7 +260,7 @@ class Served:
 
 
 def write_served(
-    spec: EnvironmentSpec, options: Mapping[str, Any], parts: frozenset[Part], action_hint: str
+    spec: EnvironmentSpec, options: Mapping[str, Any], parts: frozenset[EnvMethod], action_hint: str
 ) -> dict[str, Any]:
     """The answer of the info route."""
     told: dict[str, Any] = {name: getattr(spec, name) for name in _TOLD}
@@ -277,11 +277,11 @@ def write_served(
 
 def read_served(url: str, info: Mapping[str, Any]) -> Served:
     """What `write_served` wrote; parts that this version does not know are left out."""
-    known = {part.value for part in Part}
+    known = {part.value for part in EnvMethod}
     return Served(
         url=url,
         spec=info["spec"],
-        parts=frozenset(Part(part) for part in info["parts"] if part in known),
+        parts=frozenset(EnvMethod(part) for part in info["parts"] if part in known),
         action_hint=info["action_hint"],
         fingerprint=info["fingerprint"],
     )

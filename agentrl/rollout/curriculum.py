@@ -30,7 +30,7 @@ from agentrl.task import Task
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Tally:
+class GroupOutcome:
     """How often one group solved its task."""
 
     position: int
@@ -151,7 +151,7 @@ class Pools:
             )
         return environment, task.type
 
-    def learn(self, tallies: Sequence[Tally]) -> None:
+    def learn(self, tallies: Sequence[GroupOutcome]) -> None:
         """A training step is complete: its groups count from now on.
 
         Raises:
@@ -169,7 +169,7 @@ class Pools:
         counts = Counter(map(self.pool_of, self._evidence))
         return {pool: counts[pool] for pool in Pool}
 
-    def _key_of(self, tally: Tally) -> Key:
+    def _key_of(self, tally: GroupOutcome) -> Key:
         by = {PooledBy.TASK: tally.task_id, PooledBy.TYPE: tally.task_type or "", PooledBy.ENVIRONMENT: ""}
         return tally.environment, by[self.settings.by]
 
@@ -211,7 +211,7 @@ class Horizon:
         stage = self._stage[environment] if steps is None else bisect.bisect_right(steps, step) - 1
         return self.settings.turns[stage]
 
-    def learn(self, tallies: Sequence[Tally]) -> None:
+    def learn(self, tallies: Sequence[GroupOutcome]) -> None:
         """A training step is complete.
 
         Raises:
@@ -219,7 +219,7 @@ class Horizon:
         """
         if not self.wants_tallies:
             return
-        told: dict[str, list[Tally]] = defaultdict(list)
+        told: dict[str, list[GroupOutcome]] = defaultdict(list)
         for tally in tallies:
             tally.check_told("curriculum.horizon.success_above, or use curriculum.horizon.at_steps")
             if tally.horizon == self.settings.turns[self._stage[tally.environment]] and tally.tries:

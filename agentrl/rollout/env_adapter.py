@@ -24,7 +24,7 @@ from agentrl.env import (
 )
 from agentrl.errors import A_REWARD, AgentRLError, ToolError, UsageError, bounded_reward, shortened
 from agentrl.message import Content, ImagePart, Message, TextPart
-from agentrl.remote.wire import Part
+from agentrl.remote.wire import EnvMethod
 from agentrl.tool import Tool, ToolResult
 
 LARGEST_OBSERVATION = 10_000_000
@@ -187,7 +187,7 @@ class Stepped:
     state_key: str | None
 
 
-class Resident:
+class EnvAdapter:
     """Makes one environment and calls it, checking what it returns.
 
     All methods are coroutines so that synchronous and asynchronous environments share them; with a synchronous one
@@ -302,7 +302,7 @@ class Resident:
 
     async def parts(self) -> frozenset[str]:
         """Which optional parts the environment has."""
-        return frozenset(part for part in Part if self._optional(part) is not None)
+        return frozenset(part for part in EnvMethod if self._optional(part) is not None)
 
     async def optional(self, name: str, *arguments: Any) -> Any:
         """Call an optional method by its name.

@@ -1,6 +1,6 @@
 """Environments of a run: made on demand, kept for the next episode, and run where their code cannot hurt.
 
-Episodes borrow an environment (`EnvironmentHost.borrow`); at most `max_concurrent` are lent at once. An environment
+Episodes borrow an environment (`EnvPool.borrow`); at most `max_concurrent` are lent at once. An environment
 whose episode ended well is reset and used again; after a failure it is thrown away. Blocking environments live in
 threads or worker processes, and stay in the one in which they were made.
 
@@ -23,13 +23,13 @@ from agentrl.env import EnvironmentSpec, ExpertAction, Isolation
 from agentrl.errors import AgentRLError, EnvironmentFailure, async_boundary, boundary
 from agentrl.message import Content, Message
 from agentrl.remote.client import RemoteTool
-from agentrl.rollout.env_adapter import ResetResult, Resident, Stepped
+from agentrl.rollout.env_adapter import EnvAdapter, ResetResult, Stepped
 from agentrl.rollout.env_workers import ProcessWorker, SerialWorker, ThreadWorker, run_coroutine
 from agentrl.rollout.waits import WaitKind, Waits
 from agentrl.task import Task
 
 
-class Place(ABC):
+class EnvBackend(ABC):
     """One environment, reachable from the event loop."""
 
     @property
@@ -39,7 +39,7 @@ class Place(ABC):
 
     @abstractmethod
     async def call(self, method: str, *arguments: Any, deadline_s: float, what: str) -> Any:
-        """Call a method of the environment's `Resident`.
+        """Call a method of the environment's `EnvAdapter`.
 
         Raises:
             EnvironmentFailure: it raised, returned nonsense, missed its deadline, or its worker died; `what` says
@@ -47,10 +47,10 @@ class Place(ABC):
         """
 
 
-class InlinePlace(Place):
+class InlineBackend(EnvBackend):
     """In the event loop. The deadline bounds asynchronous environments only: nothing interrupts blocking code here."""
 
-    def __init__(self, resident: Resident) -> None:
+    def __init__(self, resident: EnvAdapter) -> None:
         self._resident = resident
 
     @property
@@ -64,10 +64,10 @@ class InlinePlace(Place):
             return await getattr(self._resident, method)(*arguments)
 
 
-class ThreadPlace(Place):
+class ThreadBackend(EnvBackend):
     """In a thread; always the same one, for code that cares."""
 
-    def __init__(self, worker: ThreadWorker, resident: Resident) -> None:
+    def __init__(self, worker: ThreadWorker, resident: EnvAdapter) -> None:
         self._worker = worker
         self._resident = resident
         self._running = False
@@ -90,7 +90,7 @@ class ThreadPlace(Place):
         return await self._worker.submit(work, deadline_s=deadline_s, what=what)
 
 
-class ProcessPlace(Place):
+class ProcessBackend(EnvBackend):
     """In a worker process that several environments share."""
 
     def __init__(self, worker: ProcessWorker, resident: int, life: int) -> None:
@@ -113,7 +113,7 @@ class ProcessPlace(Place):
 logger = logging.getLogger(__name__)
 
 
-class HostedEnvironment:
+class EnvHandle:
     """One environment as an episode sees it: coroutines with deadlines.
 
     Args:
@@ -124,7 +124,9 @@ class HostedEnvironment:
         step_timeout_s: Deadline of everything else.
     """
 
-    def __init__(self, place: Place, *, name: str, waits: Waits, reset_timeout_s: float, step_timeout_s: float) -> None:
+    def __init__(
+        self, place: EnvBackend, *, name: str, waits: Waits, reset_timeout_s: float, step_timeout_s: float
+    ) -> None:
         self.place = place
         self._name = name
         self._waits = waits
@@ -185,7 +187,7 @@ class HostedEnvironment:
             logger.warning("%s", error)
 
     async def call(self, method: str, *arguments: Any, deadline_s: float | None = None) -> Any:
-        """Call any method of the environment's `Resident`.
+        """Call any method of the environment's `EnvAdapter`.
 
         Raises:
             EnvironmentFailure: it raised, returned nonsense, or missed its deadline.
@@ -196,7 +198,7 @@ class HostedEnvironment:
             return await self.place.call(method, *arguments, deadline_s=deadline_s or self._step_timeout_s, what=what)
 
 
-class EnvironmentHost:
+class EnvPool:
     """Makes, lends, keeps and closes the environments of one run.
 
     Args:
@@ -232,15 +234,13 @@ class EnvironmentHost:
         self.belongings = AsyncExitStack()
         """What is closed after the environments: what tools of the run hold."""
         self._free = asyncio.Semaphore(max_concurrent)
-        self._idle: list[HostedEnvironment] = []
+        self._idle: list[EnvHandle] = []
         self._turn = itertools.count()
         self._threads = [ThreadWorker() for _ in range(workers)] if self._isolation is Isolation.THREAD else []
         self._processes = [ProcessWorker() for _ in range(workers)] if self._isolation is Isolation.PROCESS else []
 
     @classmethod
-    def from_config(
-        cls, spec: EnvironmentSpec, config: EnvironmentConfig, *, waits: Waits | None = None
-    ) -> EnvironmentHost:
+    def from_config(cls, spec: EnvironmentSpec, config: EnvironmentConfig, *, waits: Waits | None = None) -> EnvPool:
         """A host as the config's ``environment`` section says."""
         return cls(
             spec,
@@ -254,7 +254,7 @@ class EnvironmentHost:
         )
 
     @asynccontextmanager
-    async def borrow(self, who: str) -> AsyncIterator[HostedEnvironment]:
+    async def borrow(self, who: str) -> AsyncIterator[EnvHandle]:
         """Lend an environment to `who` for one episode.
 
         Raises:
@@ -284,21 +284,21 @@ class EnvironmentHost:
             await worker.close()
         await self.belongings.aclose()
 
-    def _take_idle(self) -> HostedEnvironment | None:
+    def _take_idle(self) -> EnvHandle | None:
         while self._idle:
             environment = self._idle.pop()
             if environment.place.is_alive:
                 return environment
         return None
 
-    async def _discard(self, environment: HostedEnvironment) -> None:
+    async def _discard(self, environment: EnvHandle) -> None:
         if environment.place.is_alive:
             await environment.close()
 
-    async def _make(self, who: str) -> HostedEnvironment:
+    async def _make(self, who: str) -> EnvHandle:
         with self.waits.on(WaitKind.ENVIRONMENT, who, f"a new {self.spec.name}"):
             place = await self._make_place(f"making environment {self.spec.name}")
-        return HostedEnvironment(
+        return EnvHandle(
             place,
             name=self.spec.name,
             waits=self.waits,
@@ -306,15 +306,15 @@ class EnvironmentHost:
             step_timeout_s=self._step_timeout_s,
         )
 
-    async def _make_place(self, what: str) -> Place:
+    async def _make_place(self, what: str) -> EnvBackend:
         if self._processes:
             process = self._processes[next(self._turn) % len(self._processes)]
             number = await process.make(self.spec.make, self._options, what=what, deadline_s=self._reset_timeout_s)
-            return ProcessPlace(process, number, process.life)
+            return ProcessBackend(process, number, process.life)
         if self._threads:
             thread = self._threads[next(self._turn) % len(self._threads)]
-            make = functools.partial(Resident, self.spec.make, self._options)
-            resident: Resident = await thread.submit(make, what=what, deadline_s=self._reset_timeout_s)
-            return InlinePlace(resident) if resident.is_async else ThreadPlace(thread, resident)
+            make = functools.partial(EnvAdapter, self.spec.make, self._options)
+            resident: EnvAdapter = await thread.submit(make, what=what, deadline_s=self._reset_timeout_s)
+            return InlineBackend(resident) if resident.is_async else ThreadBackend(thread, resident)
         with boundary(EnvironmentFailure, what):
-            return InlinePlace(Resident(self.spec.make, self._options))
+            return InlineBackend(EnvAdapter(self.spec.make, self._options))

@@ -26,7 +26,7 @@ from typing import Any, BinaryIO, NoReturn
 
 from agentrl.errors import AgentRLError, EnvironmentFailure, described_error
 from agentrl.remote.client import RemoteTool
-from agentrl.rollout.env_adapter import ResetResult, Resident
+from agentrl.rollout.env_adapter import EnvAdapter, ResetResult
 from agentrl.rollout.env_workers import HEADER, LARGEST_REPLY, RemoteCall
 from agentrl.sandbox.supervisor import (
     PR_SET_CHILD_SUBREAPER,
@@ -121,7 +121,7 @@ def serve() -> None:
     sys.path[:] = pickle.load(calls)
     inbox: SimpleQueue[RemoteCall] = SimpleQueue()
     threading.Thread(target=_read, args=(calls, inbox), daemon=True).start()
-    residents: dict[int, Resident] = {}
+    residents: dict[int, EnvAdapter] = {}
     loop = asyncio.new_event_loop()
     while True:
         _reply(replies, loop.run_until_complete(_serve(residents, inbox.get())))
@@ -137,7 +137,7 @@ def _read(calls: BinaryIO, inbox: SimpleQueue[RemoteCall]) -> None:
             inbox.put(RemoteCall(-1, "unreadable", (described_error(error),)))
 
 
-async def _serve(residents: dict[int, Resident], call: RemoteCall) -> tuple[bool, Any]:
+async def _serve(residents: dict[int, EnvAdapter], call: RemoteCall) -> tuple[bool, Any]:
     try:
         return True, await _perform(residents, call)
     except AgentRLError as error:
@@ -146,9 +146,9 @@ async def _serve(residents: dict[int, Resident], call: RemoteCall) -> tuple[bool
         return False, (EnvironmentFailure, described_error(error))
 
 
-async def _perform(residents: dict[int, Resident], call: RemoteCall) -> Any:
+async def _perform(residents: dict[int, EnvAdapter], call: RemoteCall) -> Any:
     if call.method == "make":
-        residents[call.resident] = Resident(*call.arguments)
+        residents[call.resident] = EnvAdapter(*call.arguments)
         return None
     if call.method == "unreadable":
         raise EnvironmentFailure(f"the worker cannot read the call ({call.arguments[0]})")

@@ -39,7 +39,7 @@ W = TypeVar("W")
 
 
 @dataclass(slots=True)
-class Job(Generic[W]):
+class WorkerCall(Generic[W]):
     """One call that waits for its turn."""
 
     work: W
@@ -53,11 +53,11 @@ class SerialWorker(ABC, Generic[W]):
     """Runs jobs in the order in which they came; a job whose caller is cancelled still runs to its end or deadline."""
 
     def __init__(self) -> None:
-        self._jobs: deque[Job[W]] = deque()
+        self._jobs: deque[WorkerCall[W]] = deque()
         self._pump: asyncio.Task[None] | None = None
 
     @abstractmethod
-    async def execute(self, job: Job[W]) -> Any:
+    async def execute(self, job: WorkerCall[W]) -> Any:
         """Run one job."""
 
     @abstractmethod
@@ -74,7 +74,7 @@ class SerialWorker(ABC, Generic[W]):
         Raises:
             EnvironmentFailure: it raised, missed its deadline, or the worker died.
         """
-        job = Job(work, what, deadline_s)
+        job = WorkerCall(work, what, deadline_s)
         self._jobs.append(job)
         if self._pump is None or self._pump.done():
             self._pump = asyncio.create_task(self._run())
@@ -97,7 +97,7 @@ class SerialWorker(ABC, Generic[W]):
                 if not job.result.done():
                     job.result.set_result(outcome)
 
-    async def _execute_in_time(self, job: Job[W]) -> Any:
+    async def _execute_in_time(self, job: WorkerCall[W]) -> Any:
         try:
             async with asyncio.timeout(job.deadline_s) as scope:
                 return await self.execute(job)
@@ -114,7 +114,7 @@ class SerialWorker(ABC, Generic[W]):
             await self._pump
 
 
-def _classified(job: Job[W], error: BaseException) -> AgentRLError:
+def _classified(job: WorkerCall[W], error: BaseException) -> AgentRLError:
     if isinstance(error, AgentRLError):
         return error
     failure = EnvironmentFailure(f"{job.what} failed", got=described_error(error))
@@ -123,7 +123,7 @@ def _classified(job: Job[W], error: BaseException) -> AgentRLError:
 
 
 Work: TypeAlias = Callable[[], Any]
-_Inbox: TypeAlias = "SimpleQueue[tuple[Job[Work], asyncio.Future[Any]] | None]"
+_Inbox: TypeAlias = "SimpleQueue[tuple[WorkerCall[Work], asyncio.Future[Any]] | None]"
 
 
 class ThreadWorker(SerialWorker[Work]):
@@ -133,7 +133,7 @@ class ThreadWorker(SerialWorker[Work]):
         super().__init__()
         self._inbox: _Inbox | None = None
 
-    async def execute(self, job: Job[Work]) -> Any:
+    async def execute(self, job: WorkerCall[Work]) -> Any:
         """Hand the function to the thread and wait."""
         if self._inbox is None:
             self._inbox = SimpleQueue()
@@ -235,7 +235,7 @@ class ProcessWorker(SerialWorker[_Work]):
         work = _Work(RemoteCall(resident, method, arguments), life)
         return await self.submit(work, what=what, deadline_s=deadline_s)
 
-    async def execute(self, job: Job[_Work]) -> Any:
+    async def execute(self, job: WorkerCall[_Work]) -> Any:
         """Exchange one call for its reply."""
         if job.work.life not in (None, self.life):
             raise EnvironmentFailure(f"{job.what} failed", got=f"its worker process is gone: {self._last_words}")
@@ -289,7 +289,7 @@ class ProcessWorker(SerialWorker[_Work]):
             await process.wait()
 
 
-def _pickled(job: Job[_Work]) -> bytes:
+def _pickled(job: WorkerCall[_Work]) -> bytes:
     try:
         return pickle.dumps(job.work.call)
     except (pickle.PicklingError, AttributeError, TypeError) as error:

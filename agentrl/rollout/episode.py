@@ -10,12 +10,12 @@ from agentrl.agent_loop import AgentLoop, Answer, Conversation, Episode, Episode
 from agentrl.env import EnvironmentSpec, StepResult
 from agentrl.errors import Outcome, UsageError
 from agentrl.message import Content, ContentPart, Message, TextPart, ToolCall, described, tool_result
-from agentrl.rollout.env_pool import HostedEnvironment
-from agentrl.rollout.policies import Speaker
+from agentrl.rollout.env_pool import EnvHandle
+from agentrl.rollout.policies import EpisodePolicy
 from agentrl.rollout.tools import (
     Called,
     EpisodeTools,
-    ToolDesk,
+    ToolLimits,
     all_of,
     batches,
 )
@@ -46,12 +46,12 @@ class RuntimeEpisode(Episode):
         *,
         task: Task,
         spec: EnvironmentSpec,
-        environment: HostedEnvironment,
-        speaker: Speaker,
+        environment: EnvHandle,
+        speaker: EpisodePolicy,
         loop: AgentLoop,
         tools: Sequence[Tool],
         turns: TurnLog,
-        desk: ToolDesk,
+        desk: ToolLimits,
         make_sandbox: Callable[[], Sandbox] | None = None,
     ) -> None:
         self.task = task

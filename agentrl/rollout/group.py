@@ -12,8 +12,8 @@ from typing import Any
 
 from agentrl.observe.metrics import ENVIRONMENT_PREFIX
 from agentrl.reward import rewards_differ
-from agentrl.rollout.curriculum import Tally
-from agentrl.rollout.task_order import Draw
+from agentrl.rollout.curriculum import GroupOutcome
+from agentrl.rollout.task_order import SampledTask
 from agentrl.task import Task
 from agentrl.trajectory import Trajectory
 
@@ -27,7 +27,7 @@ class Group:
 
     position: int
     """Of the group among all groups of the run."""
-    draw: Draw
+    draw: SampledTask
     """The task, and where it comes from."""
     size: int
     members: dict[int, Trajectory] = field(default_factory=dict)
@@ -89,10 +89,10 @@ class Group:
         versions = [v for trajectory in self.trainable if (v := trajectory.oldest_version) is not None]
         return min(versions, default=None)
 
-    def tally(self) -> Tally:
+    def tally(self) -> GroupOutcome:
         """How often it solved its task, so far."""
         told = [trajectory.success for trajectory in self.trainable if trajectory.success is not None]
-        return Tally(
+        return GroupOutcome(
             position=self.position,
             environment=self.draw.environment,
             task_id=self.task.id,
@@ -116,7 +116,7 @@ class Group:
 
     @classmethod
     def from_record(
-        cls, record: Mapping[str, Any], *, draw: Draw, size: int, companions: tuple[str, ...] = ()
+        cls, record: Mapping[str, Any], *, draw: SampledTask, size: int, companions: tuple[str, ...] = ()
     ) -> Group:
         """Restore what `to_record` gave; who has not played yet will."""
         members = {int(member): Trajectory.from_record(row) for member, row in record["members"]}

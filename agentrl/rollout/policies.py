@@ -34,35 +34,35 @@ from agentrl.message import Content, Message
 from agentrl.render.conversation import LedgerConversation
 from agentrl.render.renderer import Renderer
 from agentrl.render.tokens import CUT_MARK, ToolSchema
-from agentrl.rollout.env_pool import HostedEnvironment
+from agentrl.rollout.env_pool import EnvHandle
 from agentrl.rollout.turns import TurnLog
 from agentrl.rollout.waits import WaitKind
 from agentrl.tool import Tool
 from agentrl.trajectory import TokenSequence, Turn
 
 
-class Situation(Protocol):
+class EpisodeView(Protocol):
     """What a speaker may know of an episode besides its messages."""
 
     turns: TurnLog
     loop: AgentLoop
-    environment: HostedEnvironment
+    environment: EnvHandle
     observation: Content
     """The latest observation, uncut."""
 
 
-class Speaker(ABC):
+class EpisodePolicy(ABC):
     """Opens the conversations of episodes."""
 
     @abstractmethod
-    def open(self, situation: Situation, messages: Sequence[Message], tools: Sequence[Tool]) -> Conversation:
+    def open(self, situation: EpisodeView, messages: Sequence[Message], tools: Sequence[Tool]) -> Conversation:
         """Start a conversation of one episode; `tools` are offered to the policy."""
 
     @abstractmethod
     def cut(self, text: str, max_tokens: int) -> str:
         """`text`, cut to a token budget with a visible mark."""
 
-    async def end(self, situation: Situation) -> None:
+    async def end(self, situation: EpisodeView) -> None:
         """An episode is over: release what was kept for it."""
         return
 
@@ -71,7 +71,7 @@ MAX_RESUBMISSIONS = 8
 """How often an answer that was aborted without being asked to is taken up again."""
 
 
-class EngineSpeaker(Speaker):
+class EngineEpisodePolicy(EpisodePolicy):
     """Opens conversations that an engine answers.
 
     Args:
@@ -85,7 +85,7 @@ class EngineSpeaker(Speaker):
         self.renderer = renderer
         self.sampling = replace(sampling, stop_token_ids=sampling.stop_token_ids | renderer.stop_token_ids)
 
-    def open(self, situation: Situation, messages: Sequence[Message], tools: Sequence[Tool]) -> Conversation:
+    def open(self, situation: EpisodeView, messages: Sequence[Message], tools: Sequence[Tool]) -> Conversation:
         """A conversation on the token ledger."""
         schemas: list[ToolSchema] = [tool.schema for tool in tools]
         ledger = LedgerConversation(self.renderer, situation.turns.trajectory, messages, tools=schemas)
@@ -95,7 +95,7 @@ class EngineSpeaker(Speaker):
         """Cut by the model's own tokens."""
         return self.renderer.cut(text, max_tokens)
 
-    async def end(self, situation: Situation) -> None:
+    async def end(self, situation: EpisodeView) -> None:
         """Let the engine forget the episode's sessions."""
         trajectory = situation.turns.trajectory
         for index in range(len(trajectory.sequences)):
@@ -105,7 +105,7 @@ class EngineSpeaker(Speaker):
 class EngineConversation(Conversation):
     """One sequence of the ledger, answered by an engine."""
 
-    def __init__(self, speaker: EngineSpeaker, ledger: LedgerConversation, turns: TurnLog) -> None:
+    def __init__(self, speaker: EngineEpisodePolicy, ledger: LedgerConversation, turns: TurnLog) -> None:
         self.ledger = ledger
         self._speaker = speaker
         self._turns = turns
@@ -230,7 +230,7 @@ def append_textual_turn(turns: TurnLog, sequence: TokenSequence, stop_reason: st
     return turn
 
 
-class ChatSpeaker(Speaker):
+class ChatEpisodePolicy(EpisodePolicy):
     """Opens conversations that a text service answers.
 
     Args:
@@ -242,7 +242,7 @@ class ChatSpeaker(Speaker):
         self.policy = policy
         self.sampling = sampling
 
-    def open(self, situation: Situation, messages: Sequence[Message], tools: Sequence[Tool]) -> Conversation:
+    def open(self, situation: EpisodeView, messages: Sequence[Message], tools: Sequence[Tool]) -> Conversation:
         """A conversation in text."""
         return ChatConversation(self, messages, tools, situation.turns)
 
@@ -255,7 +255,7 @@ class ChatConversation(Conversation):
     """A conversation that is sent whole with each turn."""
 
     def __init__(
-        self, speaker: ChatSpeaker, messages: Sequence[Message], tools: Sequence[Tool], turns: TurnLog
+        self, speaker: ChatEpisodePolicy, messages: Sequence[Message], tools: Sequence[Tool], turns: TurnLog
     ) -> None:
         self.messages = list(messages)
         self._speaker = speaker

@@ -37,10 +37,10 @@ from agentrl.errors import (
     running_task,
 )
 from agentrl.reward import EnvironmentReward, Scorer, checked_score
-from agentrl.rollout.env_pool import EnvironmentHost, HostedEnvironment
+from agentrl.rollout.env_pool import EnvHandle, EnvPool
 from agentrl.rollout.episode import RuntimeEpisode, ending
-from agentrl.rollout.policies import Speaker
-from agentrl.rollout.tools import ToolDesk
+from agentrl.rollout.policies import EpisodePolicy
+from agentrl.rollout.tools import ToolLimits
 from agentrl.rollout.turns import EpisodeLimits, Recorders, TurnLog, derive_seed
 from agentrl.rollout.waits import RolloutCounters, RolloutObserver, WaitKind
 from agentrl.sandbox import Sandbox
@@ -74,9 +74,9 @@ class EpisodeRunner:
     def __init__(
         self,
         *,
-        host: EnvironmentHost,
+        host: EnvPool,
         loop: AgentLoop,
-        speaker: Speaker,
+        speaker: EpisodePolicy,
         limits: EpisodeLimits | None = None,
         tools: Sequence[Tool | Toolset] = (),
         scorer: Scorer | None = None,
@@ -84,7 +84,7 @@ class EpisodeRunner:
         retries: int = 0,
         observer: RolloutObserver | None = None,
         counters: RolloutCounters | None = None,
-        desk: ToolDesk | None = None,
+        desk: ToolLimits | None = None,
         make_sandbox: Callable[[], Sandbox] | None = None,
     ) -> None:
         self.host = host
@@ -97,13 +97,13 @@ class EpisodeRunner:
         self.waits = host.waits
         self.counters = counters or RolloutCounters()
         self.observer = observer or RolloutObserver()
-        self.desk = desk or ToolDesk(host.waits.clock)
+        self.desk = desk or ToolLimits(host.waits.clock)
         self.make_sandbox = make_sandbox
         self.spec = host.spec
         if system_prompt is not None:
             self.spec = dataclasses.replace(host.spec, instructions=system_prompt, tool_instructions="")
 
-    def answered_by(self, speaker: Speaker) -> EpisodeRunner:
+    def answered_by(self, speaker: EpisodePolicy) -> EpisodeRunner:
         """A runner of the same episodes, with counts of its own, whose policy is another speaker."""
         other = copy.copy(self)
         other.speaker, other.counters, other.observer = speaker, RolloutCounters(), RolloutObserver()
@@ -216,9 +216,7 @@ class EpisodeRunner:
             raise UsageError("two tools have one name", got=", ".join(twice), hint="give one of them a prefix")
         return found
 
-    def _episode(
-        self, task: Task, environment: HostedEnvironment, turns: TurnLog, tools: Sequence[Tool]
-    ) -> RuntimeEpisode:
+    def _episode(self, task: Task, environment: EnvHandle, turns: TurnLog, tools: Sequence[Tool]) -> RuntimeEpisode:
         return RuntimeEpisode(
             task=task,
             spec=self.spec,

@@ -32,11 +32,11 @@ from agentrl.errors import (
     UsageError,
     boundary,
 )
-from agentrl.rollout.curriculum import Tally
+from agentrl.rollout.curriculum import GroupOutcome
 from agentrl.rollout.group import Group
 from agentrl.rollout.runner import EpisodeRunner
 from agentrl.rollout.scripted_policies import StoredExpert
-from agentrl.rollout.task_order import Draw, Mixture
+from agentrl.rollout.task_order import SampledTask, TaskSampler
 from agentrl.rollout.turns import derive_seed
 from agentrl.rollout.waits import WaitKind
 from agentrl.trajectory import Trajectory
@@ -113,7 +113,7 @@ class GroupScheduler:
     def __init__(
         self,
         runners: Mapping[str, EpisodeRunner],
-        tasks: Mixture,
+        tasks: TaskSampler,
         *,
         group_size: int,
         batch: int,
@@ -141,7 +141,7 @@ class GroupScheduler:
         self._to_restart: deque[Group] = deque()
         self._running: dict[int, Group] = {}
         self._finished: list[Group] = []
-        self._tallies: list[Tally] = []
+        self._tallies: list[GroupOutcome] = []
         self._episodes: set[asyncio.Task[None]] = set()
         self._failure: BaseException | None = None
         self._failed_in_a_row = 0
@@ -210,7 +210,7 @@ class GroupScheduler:
             draw = self.tasks.next()
         return Group(position=position, draw=draw, size=self.group_size, companions=self._names(draw))
 
-    def _names(self, draw: Draw) -> tuple[str, ...]:
+    def _names(self, draw: SampledTask) -> tuple[str, ...]:
         """Who has something to show of a task."""
         players = self._companions.get(draw.environment, {})
         return tuple(name for name, player in players.items() if player.plays(draw.task))
@@ -355,7 +355,7 @@ class GroupScheduler:
                 expected=state["group_size"],
             )
         self.tasks.load_state_dict(state["tasks"])
-        self._tallies = [Tally(**record) for record in state["tallies"]]
+        self._tallies = [GroupOutcome(**record) for record in state["tallies"]]
         self._finished = [self._restored(record) for record in state["finished"]]
         self._to_restart = deque(self._restored(record) for record in state["unfinished"])
         self.admission.version = state["version"]
@@ -363,7 +363,7 @@ class GroupScheduler:
         self.admission.waiting = len(self._finished)
 
     def _restored(self, record: Mapping[str, Any]) -> Group:
-        draw: Draw = self.tasks.again(record["environment"], record["place"], record["horizon"])
+        draw: SampledTask = self.tasks.again(record["environment"], record["place"], record["horizon"])
         return Group.from_record(record, draw=draw, size=self.group_size, companions=self._names(draw))
 
 

@@ -19,7 +19,7 @@ from agentrl.message import Message
 from agentrl.render.conversation import LedgerConversation
 from agentrl.render.renderer import Renderer
 from agentrl.render.tokens import ToolSchema
-from agentrl.rollout.policies import Situation, Speaker, append_textual_turn, cut_characters
+from agentrl.rollout.policies import EpisodePolicy, EpisodeView, append_textual_turn, cut_characters
 from agentrl.task import Task
 from agentrl.tool import Tool
 from agentrl.trajectory import NOT_SAMPLED, Source, TokenSequence, Trajectory
@@ -32,7 +32,7 @@ class ScriptedPolicy(enum.StrEnum):
     RANDOM = "random"
 
 
-class Demonstrator(Speaker):
+class Demonstrator(EpisodePolicy):
     """Opens conversations that a scripted policy answers.
 
     Args:
@@ -55,7 +55,7 @@ class Demonstrator(Speaker):
         self.max_context = max_context
         self.mistakes = mistakes
 
-    def open(self, situation: Situation, messages: Sequence[Message], tools: Sequence[Tool]) -> Conversation:
+    def open(self, situation: EpisodeView, messages: Sequence[Message], tools: Sequence[Tool]) -> Conversation:
         """A conversation on the ledger, or in text."""
         if self.renderer is None:
             return TextDemonstration(self, situation)
@@ -71,7 +71,7 @@ class Demonstrator(Speaker):
 class TextDemonstration(Conversation):
     """A scripted policy without a model."""
 
-    def __init__(self, speaker: Demonstrator, situation: Situation) -> None:
+    def __init__(self, speaker: Demonstrator, situation: EpisodeView) -> None:
         self._speaker = speaker
         self._situation = situation
 
@@ -96,7 +96,7 @@ class LedgerDemonstration(Conversation):
     """A scripted policy whose answers become forced tokens."""
 
     def __init__(
-        self, speaker: Demonstrator, renderer: Renderer, ledger: LedgerConversation, situation: Situation
+        self, speaker: Demonstrator, renderer: Renderer, ledger: LedgerConversation, situation: EpisodeView
     ) -> None:
         self.ledger = ledger
         self._speaker = speaker
@@ -148,7 +148,7 @@ class LedgerDemonstration(Conversation):
 
 
 async def demonstration(
-    policy: ScriptedPolicy, situation: Situation, seed: int, *, mistakes: float = 0.0
+    policy: ScriptedPolicy, situation: EpisodeView, seed: int, *, mistakes: float = 0.0
 ) -> tuple[Message, Source]:
     """The message in which `policy` takes its next action, and what its tokens are: forced, or a mistake."""
     environment = situation.environment
@@ -158,7 +158,7 @@ async def demonstration(
     return await _message(situation, action.text), Source.MISTAKE if action.is_mistake else Source.FORCED
 
 
-async def _message(situation: Situation, action: str) -> Message:
+async def _message(situation: EpisodeView, action: str) -> Message:
     """The answer that takes `action`: through the environment's own tools where the loop offers them."""
     through_tools = await situation.environment.tool_message(action) if situation.loop.offers_tools else None
     return through_tools or situation.loop.demonstrate(action)

@@ -13,12 +13,12 @@ from typing import Any
 
 from agentrl.config.environment import CurriculumConfig, PooledBy
 from agentrl.errors import UsageError
-from agentrl.rollout.curriculum import Horizon, Pool, Pools, Tally
+from agentrl.rollout.curriculum import GroupOutcome, Horizon, Pool, Pools
 from agentrl.task import Task, TaskCursor, TaskSource
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Draw:
+class SampledTask:
     """A task whose turn it is."""
 
     environment: str
@@ -31,7 +31,7 @@ class Draw:
     """Turns of its episodes as the curriculum has it; ``None`` where none grows."""
 
 
-class Mixture:
+class TaskSampler:
     """Draws tasks from one environment, or from several in shares that are kept exactly.
 
     Of several, the one is next that is furthest behind its share: at no time has any had a whole turn more than its
@@ -72,7 +72,7 @@ class Mixture:
         """Whether `learn` reads its tallies."""
         return self._pools is not None or (self._horizon is not None and self._horizon.wants_tallies)
 
-    def next(self) -> Draw:
+    def next(self) -> SampledTask:
         """The next task; endless."""
         environment = self._next_environment()
         cursor = self._cursors[environment]
@@ -87,7 +87,7 @@ class Mixture:
         horizon = None if self._horizon is None else self._horizon.turns(environment, self.step)
         return _draw(environment, place, task, horizon)
 
-    def again(self, environment: str, place: int, horizon: int | None) -> Draw:
+    def again(self, environment: str, place: int, horizon: int | None) -> SampledTask:
         """A draw as it was made before.
 
         Raises:
@@ -113,7 +113,7 @@ class Mixture:
         whole = sum(self._weights.values())
         return max(self._turns, key=lambda label: self._weights[label] * after / whole - self._turns[label])
 
-    def learn(self, tallies: Sequence[Tally]) -> None:
+    def learn(self, tallies: Sequence[GroupOutcome]) -> None:
         """A training step is complete.
 
         Args:
@@ -167,10 +167,10 @@ class Mixture:
             self._horizon.load_state_dict(state["horizon"])
 
 
-def _draw(environment: str, place: int, task: Task, horizon: int | None) -> Draw:
+def _draw(environment: str, place: int, task: Task, horizon: int | None) -> SampledTask:
     if horizon is not None:
         task = dataclasses.replace(task, max_turns=min(horizon, task.max_turns or horizon))
-    return Draw(environment=environment, place=place, task=task, horizon=horizon)
+    return SampledTask(environment=environment, place=place, task=task, horizon=horizon)
 
 
 def _other_environments(saved: list[str], present: list[str]) -> UsageError:

@@ -57,7 +57,7 @@ KEPT_RESULTS = 4096
 Sleep: TypeAlias = Callable[[float], Awaitable[Any]]
 
 
-class Gate:
+class RateLimiter:
     """Lets calls of one tool through, as its limits allow.
 
     Args:
@@ -89,7 +89,7 @@ class Gate:
             yield
 
 
-class ToolDesk:
+class ToolLimits:
     """One per run; episodes of all environments call through it.
 
     Args:
@@ -100,17 +100,17 @@ class ToolDesk:
     def __init__(self, clock: Callable[[], float] = time.monotonic, sleep: Sleep = asyncio.sleep) -> None:
         self._clock = clock
         self._sleep = sleep
-        self._gates: dict[tuple[str, int | None, float | None], Gate] = {}
+        self._gates: dict[tuple[str, int | None, float | None], RateLimiter] = {}
         self._kept: WeakKeyDictionary[Tool, OrderedDict[str, ToolResult]] = WeakKeyDictionary()
 
-    def gate(self, tool: Tool) -> Gate | None:
+    def gate(self, tool: Tool) -> RateLimiter | None:
         """Where calls of the tool wait; ``None`` for a tool without limits."""
         limits = (tool.rules.max_concurrent, tool.rules.max_per_second)
         if limits == (None, None):
             return None
         key = (tool.name, *limits)
         if key not in self._gates:
-            self._gates[key] = Gate(*limits, self._clock, self._sleep)
+            self._gates[key] = RateLimiter(*limits, self._clock, self._sleep)
         return self._gates[key]
 
     def find(self, tool: Tool, arguments: Mapping[str, Any]) -> ToolResult | None:
@@ -173,7 +173,7 @@ class EpisodeTools:
     def __init__(
         self,
         turns: TurnLog,
-        desk: ToolDesk,
+        desk: ToolLimits,
         *,
         make_sandbox: Callable[[], Sandbox] | None,
         task_id: str,
@@ -379,7 +379,7 @@ async def tool_session(
     recorders = Recorders(waits=waits, counters=RolloutCounters(), observer=RolloutObserver())
     tools = EpisodeTools(
         TurnLog(trajectory, EpisodeLimits(tool_timeout_s=timeout_s), recorders, seed=0),
-        ToolDesk(waits.clock),
+        ToolLimits(waits.clock),
         make_sandbox=None if sandbox is None else lambda: open_sandbox(sandbox),
         task_id=NAME,
         seed=0,

@@ -18,7 +18,7 @@ from agentrl.builders.run import RunResult, start_run
 from agentrl.config import Config, load_config
 from agentrl.errors import TrainingError, UsageError
 from agentrl.evaluation.report import Report, ReportFiles, choose_examples, write_report
-from agentrl.evaluation.result import Estimate, EvaluationResult, estimate_text
+from agentrl.evaluation.result import EvaluationResult, MeanInterval, estimate_text
 from agentrl.observe.files import replace_file, writing
 from agentrl.observe.metrics import read_metrics
 from agentrl.observe.model_folder import find_model
@@ -137,7 +137,7 @@ def demo_json(demo: Demo) -> dict[str, Any]:
     }
 
 
-def _shown(estimate: Estimate | None) -> str:
+def _shown(estimate: MeanInterval | None) -> str:
     return "unknown" if estimate is None else estimate_text(estimate)
 
 

@@ -17,7 +17,7 @@ from transformers import PreTrainedModel
 
 from agentrl.builders.chat_file import lessons, read_chats
 from agentrl.builders.episodes import (
-    World,
+    RunEnvironment,
     build_mixture,
     build_worlds,
     close_worlds,
@@ -102,7 +102,7 @@ async def collect_demonstrations(
 
 
 async def _played(
-    world: World, assignments: Mapping[int, Assignment], on_episode: Callable[[Trajectory], None]
+    world: RunEnvironment, assignments: Mapping[int, Assignment], on_episode: Callable[[Trajectory], None]
 ) -> dict[int, Trajectory]:
     """What can be learnt from among the demonstrations of one environment, by number."""
     numbers = {assignment.group_id: number for number, assignment in assignments.items()}

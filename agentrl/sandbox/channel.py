@@ -19,7 +19,7 @@ LARGEST_PAYLOAD = 2**30
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Answer:
+class SupervisorReply:
     """What the supervisor answers."""
 
     flags: int
@@ -65,7 +65,7 @@ class Channel:
     def __init__(self, why_lost: Callable[[], str]) -> None:
         self._why_lost = why_lost
         self._numbers = itertools.count(READY + 1)
-        self._waiting: dict[int, asyncio.Future[Answer]] = {}
+        self._waiting: dict[int, asyncio.Future[SupervisorReply]] = {}
         self._loss: SandboxError | None = None
         self._writer: asyncio.StreamWriter | None = None
         self._reading: asyncio.Task[None] | None = None
@@ -103,7 +103,7 @@ class Channel:
         """A number for a request."""
         return next(self._numbers)
 
-    async def ask(self, method: str, *, body: bytes = b"", number: int | None = None, **header: Any) -> Answer:
+    async def ask(self, method: str, *, body: bytes = b"", number: int | None = None, **header: Any) -> SupervisorReply:
         """Send a request and wait for its answer.
 
         Raises:
@@ -138,7 +138,7 @@ class Channel:
         if self._writer is not None:
             self._writer.close()
 
-    def _expect(self, number: int) -> asyncio.Future[Answer]:
+    def _expect(self, number: int) -> asyncio.Future[SupervisorReply]:
         if self._loss is not None:
             raise self._loss
         self._waiting[number] = asyncio.get_running_loop().create_future()
@@ -179,11 +179,11 @@ class Channel:
         self._waiting.clear()
 
 
-async def _next_answer(reader: Reader) -> tuple[int, Answer]:
+async def _next_answer(reader: Reader) -> tuple[int, SupervisorReply]:
     number, flags, code, seconds, out, err = ANSWER.unpack(await reader.readexactly(ANSWER.size))
     if max(out, err) > LARGEST_PAYLOAD:
         raise SandboxError("a sandbox sends nonsense", got=f"a payload of {max(out, err)} bytes")
-    answer = Answer(
+    answer = SupervisorReply(
         flags=flags, code=code, seconds=seconds, out=await reader.readexactly(out), err=await reader.readexactly(err)
     )
     return number, answer

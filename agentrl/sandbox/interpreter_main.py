@@ -26,7 +26,7 @@ TAIL = 20_000
 """Bytes of output that are kept, of its beginning and its end."""
 
 
-class Interpreter:
+class Namespace:
     """One namespace, kept over all pieces."""
 
     def __init__(self, capture: BinaryIO) -> None:
@@ -111,7 +111,7 @@ def main() -> None:
     _open_input()
     sys.stdout = open(1, "w", encoding="utf-8", errors="replace", buffering=1, closefd=False)
     sys.stderr = open(2, "w", encoding="utf-8", errors="replace", buffering=1, closefd=False)
-    interpreter = Interpreter(capture)
+    interpreter = Namespace(capture)
 
     def interrupted(_number: int, _frame: Any) -> None:
         if interpreter.is_running:

@@ -21,7 +21,7 @@ from collections.abc import Callable, Mapping
 from typing import Any
 
 from agentrl.errors import SandboxError, UsageError
-from agentrl.sandbox.channel import Answer, Channel
+from agentrl.sandbox.channel import Channel, SupervisorReply
 from agentrl.sandbox.contract import (
     NO_VARIABLES,
     Command,
@@ -149,8 +149,8 @@ class SpokenProcess(PulledProcess):
         self,
         channel: Channel,
         number: int,
-        ended: asyncio.Task[Answer],
-        result: Callable[[Answer], ExecResult],
+        ended: asyncio.Task[SupervisorReply],
+        result: Callable[[SupervisorReply], ExecResult],
     ) -> None:
         super().__init__()
         self._channel, self._number, self._ended, self._make_result = channel, number, ended, result
@@ -286,7 +286,7 @@ class SupervisedSandbox(Sandbox):
             found.append((resource.RLIMIT_NPROC, allowed.processes))
         return found
 
-    async def _start_job(self, request: dict[str, Any], stdin: bytes, allowed: Limits) -> Answer:
+    async def _start_job(self, request: dict[str, Any], stdin: bytes, allowed: Limits) -> SupervisorReply:
         """Have it done; whoever stops waiting stops it."""
         number = self._channel.next_number()
         try:
@@ -300,7 +300,7 @@ class SupervisedSandbox(Sandbox):
             self._channel.tell("signal", target=number, signal=int(signal.SIGKILL))
             raise
 
-    def _result(self, answer: Answer, kills: int) -> ExecResult:
+    def _result(self, answer: SupervisorReply, kills: int) -> ExecResult:
         return ExecResult(
             exit_code=answer.code,
             stdout=answer.out,

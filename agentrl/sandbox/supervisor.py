@@ -49,7 +49,7 @@ DEFAULT, IGNORE = 0, 1
 _libc = ctypes.CDLL(None)
 
 
-class Job:
+class RunningCommand:
     """A command, or an action on a file, below its keeper."""
 
     def __init__(self, request: dict[str, Any], stdin: bytes, keeper: int, pipes: tuple[int, int, int]) -> None:
@@ -88,7 +88,7 @@ class Supervisor:
         self.settings = settings
         self.is_in_container = "life" in settings
         self.end = time.monotonic() + settings.get("life", float("inf"))
-        self.jobs: dict[int, Job] = {}
+        self.jobs: dict[int, RunningCommand] = {}
         self.received = bytearray()
         self.poll = select.poll()
         self.on_event: dict[int, Callable[[], None]] = {}
@@ -185,7 +185,7 @@ class Supervisor:
             _keep(request, self.settings, theirs)
         for fd in theirs:
             os.close(fd)
-        job = Job(request, stdin, keeper, ours)
+        job = RunningCommand(request, stdin, keeper, ours)
         job.kills = self._memory_kills()
         self.jobs[job.number] = job
         self._watch(job.handle, select.POLLIN, lambda: self._end(job))
@@ -195,21 +195,21 @@ class Supervisor:
             job.to_write.append((-1, b""))
         self._feed(job)
 
-    def _read_output(self, job: Job) -> None:
+    def _read_output(self, job: RunningCommand) -> None:
         data = _read(job.stdout)
         if data:
             job.keep(job.out, data)
         elif data is not None:
             job.stdout = self._close(job.stdout)
 
-    def _read_error(self, job: Job) -> None:
+    def _read_error(self, job: RunningCommand) -> None:
         data = _read(job.stderr)
         if data:
             job.keep(job.err, data)
         elif data is not None:
             job.stderr = self._close(job.stderr)
 
-    def _feed(self, job: Job) -> None:
+    def _feed(self, job: RunningCommand) -> None:
         """Write what waits for the command; an entry without data closes its input."""
         while job.to_write and job.stdin >= 0:
             number, data = job.to_write.pop(0)
@@ -233,21 +233,21 @@ class Supervisor:
         elif job.stdin >= 0:
             self._forget(job.stdin)
 
-    def _refuse_input(self, job: Job) -> None:
+    def _refuse_input(self, job: RunningCommand) -> None:
         job.stdin = self._close(job.stdin)
         for number, _ in job.to_write:
             if number > 0:
                 self._answer(number, code=errno.EPIPE)
         job.to_write.clear()
 
-    def _push(self, number: int, job: Job | None, data: bytes) -> None:
+    def _push(self, number: int, job: RunningCommand | None, data: bytes) -> None:
         if job is None or job.stdin < 0:
             self._answer(number, code=errno.EPIPE)
             return
         job.to_write.append((number, data))
         self._feed(job)
 
-    def _pull(self, number: int, job: Job | None) -> None:
+    def _pull(self, number: int, job: RunningCommand | None) -> None:
         if job is None or job.stdout < 0:
             self._answer(number)
             return
@@ -256,7 +256,7 @@ class Supervisor:
         if job.ended:
             self._deliver(job)
 
-    def _deliver(self, job: Job) -> None:
+    def _deliver(self, job: RunningCommand) -> None:
         """Answer the waiting pull; a program that has ended has nothing to add to what its pipe holds."""
         data = _read(job.stdout)
         if data is None and not job.ended:
@@ -269,14 +269,14 @@ class Supervisor:
         number, job.pull = job.pull, 0
         self._answer(number, out=data or b"")
 
-    def _release(self, job: Job | None) -> None:
+    def _release(self, job: RunningCommand | None) -> None:
         """Nobody will read any more."""
         if job is not None:
             job.stdout = self._close(job.stdout)
             if job.ended:
                 self.jobs.pop(job.number, None)
 
-    def _signal(self, job: Job | None, number: int) -> None:
+    def _signal(self, job: RunningCommand | None, number: int) -> None:
         if job is None or job.ended:
             return
         if number == SIGKILL:
@@ -285,10 +285,10 @@ class Supervisor:
         for pid in processes_below({job.keeper}, process_parents()) - {job.keeper}:
             send_signal(pid, number)
 
-    def _kill(self, job: Job) -> None:
+    def _kill(self, job: RunningCommand) -> None:
         send_signal(job.keeper, SIGKILL)
 
-    def _end(self, job: Job) -> None:
+    def _end(self, job: RunningCommand) -> None:
         """The keeper ended: kill what it left behind, take the last output, answer."""
         job.handle = self._close(job.handle)
         code = os.waitstatus_to_exitcode(os.waitpid(job.keeper, 0)[1])

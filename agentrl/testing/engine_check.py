@@ -478,7 +478,7 @@ class Verdict(enum.StrEnum):
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class CheckRow:
+class EngineCheckRow:
     """One check of a report."""
 
     check: str
@@ -497,7 +497,7 @@ class CheckRow:
 class EngineReport:
     """What `check_engine` found."""
 
-    rows: list[CheckRow]
+    rows: list[EngineCheckRow]
 
     @property
     def passed(self) -> bool:
@@ -560,7 +560,7 @@ async def check_engine(
         await probe.engine.close()
 
 
-async def _run(check: Callable[[EngineProbe], Awaitable[str]], probe: EngineProbe, deadline_s: float) -> CheckRow:
+async def _run(check: Callable[[EngineProbe], Awaitable[str]], probe: EngineProbe, deadline_s: float) -> EngineCheckRow:
     try:
         async with asyncio.timeout(deadline_s) as limit:
             verdict, detail = Verdict.PASSED, await check(probe)
@@ -572,4 +572,4 @@ async def _run(check: Callable[[EngineProbe], Awaitable[str]], probe: EngineProb
         verdict, detail = Verdict.FAILED, f"{type(error).__name__}: {error}"
         if limit.expired():
             detail = f"it did not end within {deadline_s:g} s"
-    return CheckRow(check=getattr(check, "__name__", "check"), verdict=verdict, detail=detail)
+    return EngineCheckRow(check=getattr(check, "__name__", "check"), verdict=verdict, detail=detail)

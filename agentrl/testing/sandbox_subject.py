@@ -34,7 +34,7 @@ _LOOKS = 500
 
 
 @dataclass(frozen=True, slots=True)
-class Host:
+class MachineState:
     """What of this machine a sandbox may not change for good."""
 
     processes: frozenset[int]
@@ -44,14 +44,14 @@ class Host:
     """Control groups and temporary folders that are named after this process."""
 
     @classmethod
-    def now(cls) -> Host:
+    def now(cls) -> MachineState:
         """As it is."""
         hierarchy = find_hierarchy()
         places = {Path(tempfile.gettempdir()), *(hierarchy.folders.values() if hierarchy is not None else ())}
         folders = frozenset(str(path) for place in places for path in place.glob(f"{PREFIX}{os.getpid()}-*"))
         return cls(frozenset(_descendants(os.getpid())), len(os.listdir("/proc/self/fd")), folders)
 
-    def changes(self, later: Host) -> str:
+    def changes(self, later: MachineState) -> str:
         """What there is more; empty when nothing is."""
         more = []
         if left := later.processes - self.processes:
@@ -81,7 +81,7 @@ class SandboxSubject:
         Raises:
             Broken: they do not, or do.
         """
-        before = Host.now()
+        before = MachineState.now()
         async with self.open() as neighbour:
             async with self.open(limits) as sandbox:
                 yield sandbox
@@ -90,14 +90,14 @@ class SandboxSubject:
         await require_nothing_left(before)
 
 
-async def require_nothing_left(before: Host) -> None:
+async def require_nothing_left(before: MachineState) -> None:
     """Wait until the machine is as it was.
 
     Raises:
         Broken: it does not get there.
     """
     for _ in range(_LOOKS):
-        left = before.changes(Host.now())
+        left = before.changes(MachineState.now())
         if not left:
             return
         await asyncio.sleep(0.02)

@@ -26,7 +26,7 @@ from agentrl.training.checks import check_vocabulary
 from agentrl.training.compile import compile_layers, gradients_recomputed
 from agentrl.training.distributed.fsdp import reshard, within_forward
 from agentrl.training.forward.logprobs import ValueHead, head_for
-from agentrl.training.forward.micro_batches import Tally, add_gradients, cut, share_of
+from agentrl.training.forward.micro_batches import SumsByName, add_gradients, make_micro_batches, rank_share
 from agentrl.training.forward.runner import Passes
 from agentrl.training.forward.sequences import ScoredSequence
 from agentrl.training.optimizer import OptimizerSettings, PolicyOptimizer, Update
@@ -77,8 +77,8 @@ class Critic:
         """The values of any number of sequences, without gradients, on all ranks: float32 [targets]."""
         passes = self.passes
         workers = passes.lanes.count * passes.ranks.teams
-        work = cut(range(len(sequences)), sequences, layout=passes.layout, workers=workers, learns=False)
-        own = share_of(work, rank=passes.ranks.team, ranks=passes.ranks.teams)
+        work = make_micro_batches(range(len(sequences)), sequences, layout=passes.layout, workers=workers, learns=False)
+        own = rank_share(work, rank=passes.ranks.team, ranks=passes.ranks.teams)
 
         def compute(indices: list[int]) -> dict[int, torch.Tensor]:
             part = [sequences[i] for i in indices]
@@ -165,7 +165,7 @@ class ValueTargets:
         known = known[self.targets[known].isfinite()]
         return torch.zeros_like(self.targets).index_fill(0, known, 1 / max(known.numel(), 1))
 
-    def loss(self, values: torch.Tensor, where: torch.Tensor, weights: torch.Tensor, tally: Tally) -> torch.Tensor:
+    def loss(self, values: torch.Tensor, where: torch.Tensor, weights: torch.Tensor, tally: SumsByName) -> torch.Tensor:
         """Weighted sum of the loss of some tokens.
 
         Args:
@@ -215,7 +215,7 @@ class CriticStep:
         """The loss is a part of the policy's, so that one forward and backward pass serves both."""
         self._critic, self._batch, self._targets, self._pad_id = critic, batch, targets, pad_id
         self._weights = torch.zeros_like(targets.targets)
-        self._tally = Tally()
+        self._tally = SumsByName()
         self._updates: list[Update] = []
 
     @property
@@ -233,8 +233,8 @@ class CriticStep:
         critic, passes = self._critic, self._critic.passes
         sequences = [self._batch.sequences[i] for i in part]
         workers = passes.lanes.count * passes.ranks.teams
-        work = cut(part, sequences, layout=passes.layout, workers=workers, learns=True)
-        own = share_of(work, rank=passes.ranks.team, ranks=passes.ranks.teams)
+        work = make_micro_batches(part, sequences, layout=passes.layout, workers=workers, learns=True)
+        own = rank_share(work, rank=passes.ranks.team, ranks=passes.ranks.teams)
         beside = tuple(critic.head.parameters())
         with gradients_recomputed(critic.trunk, enabled=passes.recompute and critic.trunk_optimizer is not None):
             found = add_gradients(
@@ -244,14 +244,14 @@ class CriticStep:
         for _, tally in passes.ranks.collect(found if passes.ranks.speaks else []):
             self._tally.merge(tally)
 
-    def _own_loss(self, indices: list[int]) -> tuple[torch.Tensor, Tally]:
-        critic, tally = self._critic, Tally()
+    def _own_loss(self, indices: list[int]) -> tuple[torch.Tensor, SumsByName]:
+        critic, tally = self._critic, SumsByName()
         sequences = [self._batch.sequences[i] for i in indices]
         values = critic.read(sequences, self._pad_id, trains_trunk=critic.trunk_optimizer is not None)
         where = self._batch.token_index(indices).to(values.device)
         return self._targets.loss(values, where, self._weights, tally), tally
 
-    def joined_loss(self, values: torch.Tensor, where: torch.Tensor, tally: Tally) -> torch.Tensor:
+    def joined_loss(self, values: torch.Tensor, where: torch.Tensor, tally: SumsByName) -> torch.Tensor:
         """What the policy's loss of some tokens gets on top.
 
         Args:

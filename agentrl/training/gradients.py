@@ -21,9 +21,16 @@ from agentrl.training.batch import StepBatch
 from agentrl.training.critic import CriticStep
 from agentrl.training.distributed.fsdp import reshard
 from agentrl.training.forward.logprobs import TokenScores, score
-from agentrl.training.forward.micro_batches import MicroBatch, Tally, add_gradients, cut, evened, share_of
+from agentrl.training.forward.micro_batches import (
+    MicroBatch,
+    SumsByName,
+    add_gradients,
+    make_micro_batches,
+    pad_to_ranks,
+    rank_share,
+)
 from agentrl.training.forward.moe_replay import ReplayCount
-from agentrl.training.forward.runner import Passes, Scorer
+from agentrl.training.forward.runner import LogprobRunner, Passes
 from agentrl.training.forward.sequences import ScoredSequence
 from agentrl.training.moe import (
     Routed,
@@ -67,7 +74,7 @@ class GradientPass:
         learns: bool = True,
         balance: RouterBalance | None = None,
     ) -> None:
-        self.tally = Tally()
+        self.tally = SumsByName()
         self.kl_old = 0.0
         """Of the policy to pi_old, over the last update's tokens."""
         self._computed_tokens = self._read_tokens = 0
@@ -89,9 +96,9 @@ class GradientPass:
         weights = token_shares(self._objective, self._batch.owners, index, self._values.draws).to(self._model.device)
         work = [micro_batch for learns in (True, False) for micro_batch in self._micro_batches(part, learns=learns)]
         lanes, ranks = self._passes.lanes, self._passes.ranks
-        work = evened(work, ranks.teams)
+        work = pad_to_ranks(work, ranks.teams)
         self._count_tokens(work)
-        own = share_of(work, rank=ranks.team, ranks=ranks.teams)
+        own = rank_share(work, rank=ranks.team, ranks=ranks.teams)
         if self._balance is not None:
             self._count_routes(self._balance, work, own)
         compute = functools.partial(self._loss, weights)
@@ -99,7 +106,7 @@ class GradientPass:
         found = add_gradients(self._model, lanes, own, compute, every_time=every_time, beside=self._beside)
         reshard(self._model)
         self._values.trainer_logp.copy_(ranks.filled(self._values.trainer_logp))
-        total, update = 0.0, Tally()
+        total, update = 0.0, SumsByName()
         for loss, tally in ranks.collect(found if ranks.speaks else []):
             total += loss
             update.merge(tally)
@@ -138,7 +145,7 @@ class GradientPass:
     def _micro_batches(self, part: list[int], *, learns: bool) -> list[MicroBatch]:
         members = [i for i in part if self._reads[i] and self._learning[i] == learns]
         sequences = [self._batch.sequences[i] for i in members]
-        return cut(members, sequences, layout=self._passes.layout, workers=self._workers, learns=learns)
+        return make_micro_batches(members, sequences, layout=self._passes.layout, workers=self._workers, learns=learns)
 
     def _count_routes(self, balance: RouterBalance, work: Sequence[MicroBatch], own: Sequence[MicroBatch]) -> None:
         """Read what learns once more, for what routers do with all of an update's tokens."""
@@ -182,10 +189,10 @@ class GradientPass:
         if self._updates == 0 or not self._objective.chooses_tokens:
             return self._values.trainer_logp[where]
         sequences = [self._batch.sequences[i] for i in part]
-        policy = Scorer(self._model, self._passes)
+        policy = LogprobRunner(self._model, self._passes)
         return policy.scores(sequences, temperature=self._temperature, pad_id=self._pad_id).logp
 
-    def _loss(self, weights: torch.Tensor, indices: list[int]) -> tuple[torch.Tensor, Tally]:
+    def _loss(self, weights: torch.Tensor, indices: list[int]) -> tuple[torch.Tensor, SumsByName]:
         part = [self._batch.sequences[i] for i in indices]
         balance = self._balance if torch.is_grad_enabled() else None
         recording: AbstractContextManager[list[Routed]] = nullcontext([]) if balance is None else balance.recorded()
@@ -199,7 +206,7 @@ class GradientPass:
             kept = self._kept[where]
             trained, entropy, weight = tokens.select(kept), entropy[kept], weight[kept]
         objective = self._objective.loss(trained, entropy)
-        tally = Tally()
+        tally = SumsByName()
         tally.add("train/entropy", scores.entropy)
         tally.add("train/clip_share", objective.clipped)
         if not self._objective.masks_tokens:
@@ -277,7 +284,7 @@ class GradientPass:
                 return loglinear(logp, mu, values.version[where], old_version=values.step_version)
 
 
-def _add_routes(tally: Tally, count: ReplayCount, part: Sequence[ScoredSequence]) -> None:
+def _add_routes(tally: SumsByName, count: ReplayCount, part: Sequence[ScoredSequence]) -> None:
     tally.add("mismatch/routes", torch.cat(count.differing))
     for sequence in part:
         known = 0 if sequence.routes is None else len(sequence.routes)

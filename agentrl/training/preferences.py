@@ -34,7 +34,7 @@ from agentrl.training.distributed import Ranks
 from agentrl.training.distributed.fsdp import reshard
 from agentrl.training.forward.layout import choose_layout
 from agentrl.training.forward.logprobs import score, score_all
-from agentrl.training.forward.micro_batches import add_gradients, cut, share_of
+from agentrl.training.forward.micro_batches import add_gradients, make_micro_batches, rank_share
 from agentrl.training.forward.sequences import ScoredSequence, scored_sequence
 from agentrl.training.objective import bind
 from agentrl.training.optimizer import OptimizerSettings, PolicyOptimizer
@@ -306,7 +306,7 @@ class _Training:
             return (weights * scores.logp).sum(), None
 
         ranks, workers = self._ranks, self._lanes.count * self._ranks.teams
-        work = cut(range(len(sequences)), sequences, layout=self._layout, workers=workers, learns=True)
-        own = share_of(work, rank=ranks.team, ranks=ranks.teams)
+        work = make_micro_batches(range(len(sequences)), sequences, layout=self._layout, workers=workers, learns=True)
+        own = rank_share(work, rank=ranks.team, ranks=ranks.teams)
         add_gradients(self._model, self._lanes, own, loss, every_time=self._trainer.fsdp.reduce)
         reshard(self._model)

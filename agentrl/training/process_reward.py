@@ -25,8 +25,8 @@ from agentrl.training.checks import check_vocabulary
 from agentrl.training.compile import compile_layers, gradients_recomputed
 from agentrl.training.distributed.fsdp import reshard
 from agentrl.training.forward.logprobs import score
-from agentrl.training.forward.micro_batches import Tally, add_gradients, cut, share_of
-from agentrl.training.forward.runner import Passes, Scorer
+from agentrl.training.forward.micro_batches import SumsByName, add_gradients, make_micro_batches, rank_share
+from agentrl.training.forward.runner import LogprobRunner, Passes
 from agentrl.training.forward.sequences import ScoredSequence
 from agentrl.training.optimizer import OptimizerSettings, PolicyOptimizer, Update
 from agentrl.trajectory import Trajectory
@@ -47,8 +47,8 @@ class ProcessRewardModel:
 
     def __init__(
         self,
-        model: Scorer,
-        start: Scorer,
+        model: LogprobRunner,
+        start: LogprobRunner,
         config: ProcessRewardConfig,
         settings: OptimizerSettings,
     ) -> None:
@@ -79,14 +79,14 @@ class ProcessRewardModel:
         """
         passes, model = self._now.passes, self.model
         slopes = torch.split(by_logp.float().to(model.device), [s.targets.numel() for s in sequences])
-        work = cut(
+        work = make_micro_batches(
             range(len(sequences)),
             sequences,
             layout=passes.layout,
             workers=passes.lanes.count * passes.ranks.teams,
             learns=True,
         )
-        own = share_of(work, rank=passes.ranks.team, ranks=passes.ranks.teams)
+        own = rank_share(work, rank=passes.ranks.team, ranks=passes.ranks.teams)
 
         def loss(indices: list[int]) -> tuple[torch.Tensor, None]:
             scores = score(
@@ -128,7 +128,7 @@ class ProcessRewardModel:
         self.optimizer.restore_weights()
 
 
-def _logp(model: Scorer, sequences: Sequence[ScoredSequence], pad_id: int) -> torch.Tensor:
+def _logp(model: LogprobRunner, sequences: Sequence[ScoredSequence], pad_id: int) -> torch.Tensor:
     return model.scores(sequences, temperature=TEMPERATURE, pad_id=pad_id).logp.cpu().double()
 
 
@@ -166,14 +166,16 @@ def make_process_reward(
     check_vocabulary(model, policy, what="the process reward")
     start = _start(model, None if models is None else models.start, config, passes)
     compile_layers(model, config)
-    return ProcessRewardModel(Scorer(model, passes.of(model, config)), start, config.process_reward, settings)
+    return ProcessRewardModel(LogprobRunner(model, passes.of(model, config)), start, config.process_reward, settings)
 
 
-def _start(model: PreTrainedModel, given: PreTrainedModel | None, config: TrainerConfig, passes: Passes) -> Scorer:
+def _start(
+    model: PreTrainedModel, given: PreTrainedModel | None, config: TrainerConfig, passes: Passes
+) -> LogprobRunner:
     if given is None and base_is_reference(model):
-        return Scorer(model, passes.of(model, config), base_only=True)
+        return LogprobRunner(model, passes.of(model, config), base_only=True)
     start = copy.deepcopy(model).requires_grad_(False).eval() if given is None else given
-    return Scorer(start, passes.of(start, config))
+    return LogprobRunner(start, passes.of(start, config))
 
 
 UNDECIDED = math.log(2) - 1e-5
@@ -225,7 +227,7 @@ class _ProcessRewardStep:
         above = model.config.success_above
         self._success = torch.tensor([t.reward is not None and t.reward > above for t in trajectories])
         self._start_logp = model.start_logp(batch.sequences, pad_id)
-        self._tally = Tally()
+        self._tally = SumsByName()
         self._updates: list[Update] = []
 
     def rewards(self) -> torch.Tensor:

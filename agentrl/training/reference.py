@@ -25,7 +25,7 @@ from agentrl.errors import ConfigError, TrainingError, UsageError
 from agentrl.models.lora import base_is_reference, has_adapters
 from agentrl.training.batch import Selection, StepBatch, trained_mask
 from agentrl.training.forward.logprobs import TokenOpinions
-from agentrl.training.forward.runner import Scorer
+from agentrl.training.forward.runner import LogprobRunner
 from agentrl.training.rewards import RewardShaping
 from agentrl.trajectory import Trajectory
 
@@ -83,7 +83,7 @@ def with_greedy_returns(
     return dataclasses.replace(batch, episodes=dataclasses.replace(batch.episodes, greedy_return=returns))
 
 
-def told_by_teacher(
+def served_teacher_logprobs(
     batch: StepBatch, trajectories: Sequence[Trajectory], guides: Guides, device: torch.device
 ) -> TokenOpinions:
     """What a teacher behind servers has said of a batch's tokens.
@@ -159,7 +159,7 @@ class FrozenModels:
 
     def __init__(
         self,
-        policy: Scorer,
+        policy: LogprobRunner,
         algorithm: AlgorithmConfig,
         config: TrainerConfig,
         *,
@@ -173,9 +173,9 @@ class FrozenModels:
         self._has_teacher = algorithm.teacher is not None
         self._top_k = None if algorithm.teacher is None else algorithm.teacher.top_k
         self.reference = _reference(policy, reference, config) if uses_reference else None
-        self._teacher = None if teacher is None else Scorer(teacher, policy.passes.of(teacher, config))
+        self._teacher = None if teacher is None else LogprobRunner(teacher, policy.passes.of(teacher, config))
 
-    def replay_routes(self, policy: Scorer) -> None:
+    def replay_routes(self, policy: LogprobRunner) -> None:
         """Let the reference route as the engine did, and as the policy does already."""
         if self.reference is None:
             return
@@ -203,18 +203,18 @@ class FrozenModels:
 
     def _taught(self, batch: StepBatch, trajectories: Sequence[Trajectory], given: StepInput) -> TokenOpinions:
         if self._teacher is None:
-            return told_by_teacher(batch, trajectories, given.guides, self._device)
+            return served_teacher_logprobs(batch, trajectories, given.guides, self._device)
         return self._teacher.opinions(
             batch.sequences, top_k=self._top_k, temperature=given.temperature, pad_id=given.pad_id
         )
 
 
-def _reference(policy: Scorer, reference: PreTrainedModel | None, config: TrainerConfig) -> Scorer:
+def _reference(policy: LogprobRunner, reference: PreTrainedModel | None, config: TrainerConfig) -> LogprobRunner:
     if reference is not None:
-        return Scorer(reference, policy.passes.of(reference, config), base_only=reference is policy.model)
+        return LogprobRunner(reference, policy.passes.of(reference, config), base_only=reference is policy.model)
     if base_is_reference(policy.model):
-        return Scorer(policy.model, policy.passes, base_only=True)
-    return Scorer(copy.deepcopy(policy.model).requires_grad_(False).eval(), policy.passes)
+        return LogprobRunner(policy.model, policy.passes, base_only=True)
+    return LogprobRunner(copy.deepcopy(policy.model).requires_grad_(False).eval(), policy.passes)
 
 
 def with_reward_kl(batch: StepBatch, shaping: RewardShaping, reference_logp: torch.Tensor | None) -> StepBatch:
@@ -242,7 +242,7 @@ def with_teacher_reward(batch: StepBatch, shaping: RewardShaping, teacher: Token
     return dataclasses.replace(batch, episodes=batch.episodes.with_token_reward(penalty))
 
 
-class Rounds:
+class ReferenceRefresh:
     """A reference that is renewed; a part of the trainer's state, because no file of the run holds it otherwise.
 
     Args:
@@ -293,7 +293,9 @@ class Rounds:
                 parameter.copy_(state[name])
 
 
-def make_rounds(algorithm: AlgorithmConfig, policy: PreTrainedModel, reference: Scorer | None) -> Rounds | None:
+def make_rounds(
+    algorithm: AlgorithmConfig, policy: PreTrainedModel, reference: LogprobRunner | None
+) -> ReferenceRefresh | None:
     """What renews a trainer's reference, where its config wants that.
 
     Raises:
@@ -303,7 +305,7 @@ def make_rounds(algorithm: AlgorithmConfig, policy: PreTrainedModel, reference: 
         return None
     check_rounds(algorithm, has_reference=reference is not None, has_adapters=has_adapters(policy))
     assert reference is not None
-    return Rounds(policy, reference.model, _every(algorithm))
+    return ReferenceRefresh(policy, reference.model, _every(algorithm))
 
 
 def check_rounds(algorithm: AlgorithmConfig, *, has_reference: bool, has_adapters: bool) -> None:

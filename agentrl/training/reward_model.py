@@ -33,7 +33,7 @@ from agentrl.training.checkpoint import save_model_folder
 from agentrl.training.compile import gradients_recomputed
 from agentrl.training.distributed import Ranks
 from agentrl.training.distributed.fsdp import load_sharded, reshard
-from agentrl.training.forward.micro_batches import MicroBatch, add_gradients, share_of
+from agentrl.training.forward.micro_batches import MicroBatch, add_gradients, rank_share
 from agentrl.training.optimizer import OptimizerSettings, PolicyOptimizer
 from agentrl.training.weights import ModelWeights
 
@@ -286,7 +286,7 @@ def _backward(model: RewardModel, batch: Sequence[TextPair], trainer: TrainerCon
         return losses.sum() / len(batch), list(zip(losses.tolist(), margins.tolist(), strict=True))
 
     ranks = model.ranks
-    own = share_of(_micro_batches(batch, trainer.tokens_per_micro_batch), rank=ranks.rank, ranks=ranks.count)
+    own = rank_share(_micro_batches(batch, trainer.tokens_per_micro_batch), rank=ranks.rank, ranks=ranks.count)
     found = add_gradients(model.model, Lanes(1), own, loss, every_time=trainer.fsdp.reduce)
     reshard(model.model)
     losses, margins = zip(

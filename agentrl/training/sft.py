@@ -21,7 +21,7 @@ from agentrl.training.distributed import Ranks
 from agentrl.training.distributed.fsdp import reshard
 from agentrl.training.forward.layout import choose_layout
 from agentrl.training.forward.logprobs import score
-from agentrl.training.forward.micro_batches import add_gradients, cut, share_of
+from agentrl.training.forward.micro_batches import add_gradients, make_micro_batches, rank_share
 from agentrl.training.forward.sequences import ScoredSequence, scored_sequence
 from agentrl.training.optimizer import OptimizerSettings, PolicyOptimizer
 from agentrl.trajectory import Source, Trajectory
@@ -156,8 +156,8 @@ class SupervisedLearner:
             return -(weights * scores.logp).sum() / weight, None
 
         workers = self._lanes.count * self.ranks.teams
-        work = cut(range(len(batch)), scored, layout=self._layout, workers=workers, learns=True)
-        own = share_of(work, rank=self.ranks.team, ranks=self.ranks.teams)
+        work = make_micro_batches(range(len(batch)), scored, layout=self._layout, workers=workers, learns=True)
+        own = rank_share(work, rank=self.ranks.team, ranks=self.ranks.teams)
         found = add_gradients(self.model, self._lanes, own, loss, every_time=self._trainer.fsdp.reduce)
         reshard(self.model)
         total = sum(value for value, _ in self.ranks.collect(found if self.ranks.speaks else []))

@@ -16,7 +16,7 @@ import torch
 from agentrl.algorithms.aggregation import TokenOwners
 from agentrl.training.batch import Selection, StepBatch
 from agentrl.training.critic import CriticStep
-from agentrl.training.forward.runner import Scorer
+from agentrl.training.forward.runner import LogprobRunner
 from agentrl.training.objective import Objective
 from agentrl.training.reference import FrozenOpinions, StepInput
 from agentrl.training.rewards import RewardShaping
@@ -109,7 +109,7 @@ class TokenValues:
 
 
 def token_values(
-    step: PreparedStep, objective: Objective, policy: Scorer, shaping: RewardShaping, *, version: int, seed: int
+    step: PreparedStep, objective: Objective, policy: LogprobRunner, shaping: RewardShaping, *, version: int, seed: int
 ) -> TokenValues:
     """Gather the values, and score pi_old where the first update's forward pass cannot give it.
 

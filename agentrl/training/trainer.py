@@ -49,9 +49,15 @@ from agentrl.training.checkpoint import (
 from agentrl.training.checks import check_critic, check_process_reward
 from agentrl.training.compile import compile_layers, gradients_recomputed
 from agentrl.training.critic import CriticStep, critic_step, make_critic, with_values
-from agentrl.training.diagnostics.watch import NumericsWatch, Step, WatchedUpdates, prepare_repeatable, repeatable
+from agentrl.training.diagnostics.watch import (
+    NumericsWatch,
+    WatchedStep,
+    WatchedUpdates,
+    prepare_repeatable,
+    repeatable,
+)
 from agentrl.training.distributed import Ranks
-from agentrl.training.forward.runner import Scorer, choose_passes
+from agentrl.training.forward.runner import LogprobRunner, choose_passes
 from agentrl.training.forward.sequences import scored_sequence
 from agentrl.training.gradients import GradientPass, sequences_to_read
 from agentrl.training.moe import RouterBalance
@@ -203,7 +209,7 @@ class Trainer:
         check_lanes("trainer.lanes", config.lanes, model)
         self.watch = NumericsWatch(config.numerics or NumericsConfig(), self.ranks)
         self._generator = torch.Generator().manual_seed(seed)
-        self._policy = Scorer(model, choose_passes(model, config, ranks=self.ranks, reader=reader))
+        self._policy = LogprobRunner(model, choose_passes(model, config, ranks=self.ranks, reader=reader))
         self._frozen = FrozenModels(
             self._policy,
             algorithm,
@@ -318,7 +324,7 @@ class Trainer:
         """Train policy and critic, or the critic alone."""
         if step.critic is not None and not step.policy_learns:
             return pretrain_critic(step.parts, gradient, step.critic)
-        common = Step(
+        common = WatchedStep(
             number=self.steps + 1,
             trajectories=step.selection.trajectories,
             generator=self._generator,

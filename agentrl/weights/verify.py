@@ -194,7 +194,7 @@ _log = logging.getLogger(__name__)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Suspects:
+class ChecksumDifference:
     """What checksums tell. Names are the trainer's."""
 
     differing: Sequence[str]
@@ -231,7 +231,7 @@ async def name_tensors(
     return TrainingError(error.what, got=error.got, expected=error.expected, hint=str(found))
 
 
-def compare_checksums(told: Mapping[str, str], weights: Mapping[str, Tensor]) -> Suspects | None:
+def compare_checksums(told: Mapping[str, str], weights: Mapping[str, Tensor]) -> ChecksumDifference | None:
     """Compare a server's checksums with those of tensors; ``None`` when its checksums are of another kind.
 
     Args:
@@ -243,7 +243,7 @@ def compare_checksums(told: Mapping[str, str], weights: Mapping[str, Tensor]) ->
     if not any(agree.values()):
         return None
     known = {part for sent in parts.values() for part in sent}
-    return Suspects(
+    return ChecksumDifference(
         differing=[part for name, sent in parts.items() if not agree[name] for part in sent],
         unknown=[name for name in weights if name not in known],
     )

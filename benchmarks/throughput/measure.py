@@ -29,7 +29,7 @@ from agentrl.models.load import load_model
 from agentrl.observe.console import note
 from agentrl.observe.progress import RunStatus, RunWatcher
 from agentrl.observe.trajectory_store import TrajectoryStore
-from agentrl.rollout.policies import EngineSpeaker
+from agentrl.rollout.policies import EngineEpisodePolicy
 from agentrl.rollout.runner import Assignment, play_all
 from agentrl.rollout.waits import settled_heap
 from agentrl.task import TaskCursor
@@ -167,7 +167,9 @@ class _Bench:
             store = stack.enter_context(closing(TrajectoryStore(self._folder / "trajectories", step=1)))
             opened = open_pool(self._section, self._served, self._folder, version=self._version)
             pool = await stack.enter_async_context(opened)
-            speaker = EngineSpeaker(pool, build_renderer(config, self._served.path, self._tokenizer), self._sampling)
+            speaker = EngineEpisodePolicy(
+                pool, build_renderer(config, self._served.path, self._tokenizer), self._sampling
+            )
             observer = EpisodeRecorder(store, RunStatus(), RunWatcher())
             runner = build_runner(config, host, speaker, observer=observer, retries=0)
             await forget(self._url, self._wire)

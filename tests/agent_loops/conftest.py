@@ -4,8 +4,8 @@ from support.tokenizers import build_tokenizer
 from agentrl.engine import SamplingParams
 from agentrl.env import EnvironmentSpec, Isolation
 from agentrl.render.renderer import Renderer
-from agentrl.rollout.env_pool import EnvironmentHost
-from agentrl.rollout.policies import EngineSpeaker
+from agentrl.rollout.env_pool import EnvPool
+from agentrl.rollout.policies import EngineEpisodePolicy
 from agentrl.rollout.runner import EpisodeRunner, make_agent_loop
 from agentrl.rollout.turns import EpisodeLimits
 from agentrl.serving.scripted import ScriptedEngine
@@ -46,12 +46,12 @@ def play(renderer):
             instructions=instructions,
             tool_instructions=tool_instructions,
         )
-        host = EnvironmentHost(spec)
+        host = EnvPool(spec)
         engine = ScriptedEngine(script=script, vocab_size=400)
         runner = EpisodeRunner(
             host=host,
             loop=make_agent_loop(loop, options or {}),
-            speaker=EngineSpeaker(engine, renderer, SamplingParams()),
+            speaker=EngineEpisodePolicy(engine, renderer, SamplingParams()),
             tools=tools,
             limits=EpisodeLimits(**limits),
         )

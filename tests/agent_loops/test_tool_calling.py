@@ -7,7 +7,7 @@ import agentrl
 from agentrl.env import EnvironmentSpec, Isolation
 from agentrl.errors import Outcome, UsageError
 from agentrl.message import Message, ToolCall
-from agentrl.rollout.env_pool import EnvironmentHost
+from agentrl.rollout.env_pool import EnvPool
 from agentrl.rollout.runner import EpisodeRunner, make_agent_loop
 from agentrl.rollout.scripted_policies import Demonstrator, ScriptedPolicy
 from agentrl.task import SeedTasks, Task
@@ -228,7 +228,7 @@ async def test_an_environment_with_tools_of_its_own_may_reply(play):
 
 async def test_a_script_acts_through_the_environment_s_own_tools():
     spec = EnvironmentSpec(name="w", make=Clerk, tasks=SeedTasks, isolation=Isolation.INLINE)
-    host = EnvironmentHost(spec)
+    host = EnvPool(spec)
     runner = EpisodeRunner(
         host=host, loop=make_agent_loop("tool_calling", {}), speaker=Demonstrator(ScriptedPolicy.EXPERT)
     )

@@ -8,7 +8,7 @@ import pytest
 
 from agentrl.builders.checks import check_training, check_warm_start
 from agentrl.builders.ray.actors import check_shared
-from agentrl.builders.ray.connection import Node, Place, gloo_variables, interface_of
+from agentrl.builders.ray.connection import ClusterNode, ClusterPlace, gloo_variables, interface_of
 from agentrl.config import dump_config, load_config
 from agentrl.config.derived import Bundle, engine_bundles, rank_bundles
 from agentrl.config.estimate import rows
@@ -90,7 +90,7 @@ def test_a_dry_run_shows_where_everything_will_be():
 
 
 def test_what_a_node_does_not_see_is_refused(tmp_path):
-    place = Place(bundle=Bundle("rank 1", {"CPU": 1}), index=1, node=Node("abcdef0123", "10.0.0.2"))
+    place = ClusterPlace(bundle=Bundle("rank 1", {"CPU": 1}), index=1, node=ClusterNode("abcdef0123", "10.0.0.2"))
     mark = str(tmp_path / ".cluster-0")
     check_shared({mark: "share it"}, place, [])
     said = rf"rank 1 does not see {tmp_path}: got nothing there on node 10.0.0.2 \(abcdef01\).*Share it"

@@ -32,7 +32,7 @@ from agentrl.registry import Kind, name_of
 from agentrl.render.renderer import Renderer
 from agentrl.rollout.group import Group
 from agentrl.rollout.runner import make_agent_loop
-from agentrl.rollout.task_order import Draw
+from agentrl.rollout.task_order import SampledTask
 from agentrl.runs.rl import train
 from agentrl.runs.sft import collect_demonstrations
 from agentrl.task import Task
@@ -309,7 +309,7 @@ def group(*rewards):
         )
         for i, reward in enumerate(rewards)
     }
-    draw = Draw(environment="", place=0, task=Task(id="t", environment="e"))
+    draw = SampledTask(environment="", place=0, task=Task(id="t", environment="e"))
     return Group(position=0, draw=draw, size=len(rewards), members=members)
 
 

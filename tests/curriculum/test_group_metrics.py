@@ -4,7 +4,7 @@ import pytest
 
 from agentrl.errors import Outcome
 from agentrl.rollout.group import Group, environment_metrics
-from agentrl.rollout.task_order import Draw
+from agentrl.rollout.task_order import SampledTask
 from agentrl.task import Task
 from agentrl.trajectory import TokenSequence, Trajectory, Turn
 
@@ -27,7 +27,7 @@ def trajectory(reward, tokens, *, success=None, outcome=Outcome.FINISHED):
 
 
 def group(position, environment, *members, horizon=None):
-    draw = Draw(environment=environment, place=0, task=Task(id="t", environment="e"), horizon=horizon)
+    draw = SampledTask(environment=environment, place=0, task=Task(id="t", environment="e"), horizon=horizon)
     return Group(position=position, draw=draw, size=len(members), members=dict(enumerate(members)))
 
 

@@ -6,11 +6,11 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from agentrl.config.environment import HorizonConfig
-from agentrl.rollout.curriculum import Horizon, Tally
+from agentrl.rollout.curriculum import GroupOutcome, Horizon
 
 
 def tally(successes, tries=8, *, turns=10, environment="a"):
-    return Tally(
+    return GroupOutcome(
         position=0,
         environment=environment,
         task_id="t",

@@ -9,8 +9,8 @@ from hypothesis import strategies as st
 
 from agentrl.config.environment import CurriculumConfig
 from agentrl.errors import UsageError
-from agentrl.rollout.curriculum import Tally
-from agentrl.rollout.task_order import Mixture
+from agentrl.rollout.curriculum import GroupOutcome
+from agentrl.rollout.task_order import TaskSampler
 from agentrl.task import SeedTasks, Task, TaskCursor
 
 weights = st.dictionaries(st.sampled_from("abcdef"), st.floats(0.05, 20), min_size=1)
@@ -23,7 +23,7 @@ def sources(labels, size=50):
 @settings(deadline=None, max_examples=50)
 @given(weights=weights, draws=st.integers(1, 300))
 def test_shares_are_kept(weights, draws):
-    mixture = Mixture(sources(weights), seed=0, weights=weights)
+    mixture = TaskSampler(sources(weights), seed=0, weights=weights)
     counts = Counter()
     for number in range(1, draws + 1):
         counts[mixture.next().environment] += 1
@@ -36,7 +36,7 @@ def test_shares_are_kept(weights, draws):
 @settings(deadline=None, max_examples=20)
 @given(weights=weights)
 def test_every_environment_walks_its_own_tasks_in_its_own_order(weights):
-    mixture = Mixture(sources(weights, size=7), seed=3, weights=weights)
+    mixture = TaskSampler(sources(weights, size=7), seed=3, weights=weights)
     alone = {label: TaskCursor(source, seed=3) for label, source in sources(weights, size=7).items()}
     for _ in range(30):
         draw = mixture.next()
@@ -45,13 +45,13 @@ def test_every_environment_walks_its_own_tasks_in_its_own_order(weights):
 
 
 def test_whole_weights_give_whole_steps():
-    mixture = Mixture(sources("ab"), seed=0, weights={"a": 2, "b": 1})
+    mixture = TaskSampler(sources("ab"), seed=0, weights={"a": 2, "b": 1})
     for _ in range(20):
         assert Counter(mixture.next().environment for _ in range(6)) == {"a": 4, "b": 2}
 
 
 def test_one_environment_is_its_cursor():
-    mixture, cursor = Mixture({"": SeedTasks("w", size=9)}, seed=5), TaskCursor(SeedTasks("w", size=9), seed=5)
+    mixture, cursor = TaskSampler({"": SeedTasks("w", size=9)}, seed=5), TaskCursor(SeedTasks("w", size=9), seed=5)
     assert [mixture.next().task for _ in range(30)] == [cursor.next() for _ in range(30)]
 
 
@@ -66,7 +66,7 @@ CURRICULA = [
 
 def make(curriculum, seed=1):
     weights = {"a": 2.0, "b": 1.0, "c": 0.5}
-    return Mixture(sources("abc", size=5), seed=seed, weights=weights, curriculum=CurriculumConfig(**curriculum))
+    return TaskSampler(sources("abc", size=5), seed=seed, weights=weights, curriculum=CurriculumConfig(**curriculum))
 
 
 def step(mixture, rates, size=4):
@@ -77,7 +77,7 @@ def step(mixture, rates, size=4):
 
 
 def tally(draw, successes, tries=8):
-    return Tally(
+    return GroupOutcome(
         position=0,
         environment=draw.environment,
         task_id=draw.task.id,
@@ -120,7 +120,7 @@ def test_a_draw_is_found_again(seed, curriculum):
 def test_the_state_of_other_environments_is_refused():
     state = make({}).state_dict()
     with pytest.raises(UsageError, match="other environments"):
-        Mixture(sources("ab"), seed=1).load_state_dict(state)
+        TaskSampler(sources("ab"), seed=1).load_state_dict(state)
 
 
 @pytest.mark.parametrize("curriculum", [CURRICULA[2], CURRICULA[3]])
@@ -141,6 +141,6 @@ def test_where_success_decides_nothing_it_need_not_be_told(curriculum):
 
 def test_a_task_of_fewer_turns_keeps_them():
     tasks = [Task(id="short", environment="a", max_turns=2), Task(id="free", environment="a")]
-    mixture = Mixture({"a": tasks}, seed=0, curriculum=CurriculumConfig(**CURRICULA[1]), shuffle=False)
+    mixture = TaskSampler({"a": tasks}, seed=0, curriculum=CurriculumConfig(**CURRICULA[1]), shuffle=False)
     draws = [mixture.next(), mixture.next()]
     assert [(draw.task.max_turns, draw.horizon) for draw in draws] == [(2, 3), (3, 3)]

@@ -6,15 +6,15 @@ from hypothesis import strategies as st
 
 from agentrl.config.environment import CurriculumConfig, PoolsConfig
 from agentrl.errors import UsageError
-from agentrl.rollout.curriculum import Evidence, Pool, Pools, Tally
-from agentrl.rollout.task_order import Mixture
+from agentrl.rollout.curriculum import Evidence, GroupOutcome, Pool, Pools
+from agentrl.rollout.task_order import TaskSampler
 from agentrl.task import Task
 
 KEY = ("a", "t")
 
 
 def tally(successes, tries=8, *, task="t", kind=None, environment="a"):
-    return Tally(
+    return GroupOutcome(
         position=0,
         environment=environment,
         task_id=task,
@@ -119,7 +119,7 @@ class Tasks:
 
 def test_groups_that_differ_become_the_rule_and_no_task_is_lost():
     curriculum = CurriculumConfig(pools=PoolsConfig(revisit=0.1, half_life=50))
-    mixture = Mixture({"a": Tasks()}, seed=0, curriculum=curriculum)
+    mixture = TaskSampler({"a": Tasks()}, seed=0, curriculum=curriculum)
     draws = []
     for _ in range(200):
         ids = [mixture.next().task.id for _ in range(6)]

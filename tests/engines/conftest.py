@@ -20,6 +20,7 @@ from support.models import tiny_model
 from support.tokenizers import build_tokenizer
 
 from agentrl.config.engines import SGLangEngineConfig, VLLMEngineConfig
+from agentrl.errors import EngineError
 from agentrl.serving.launch import LaunchCommand, ServerProcess, engine_python
 from agentrl.serving.launch.guard import descendants
 from agentrl.serving.launch.resources import reserve_port

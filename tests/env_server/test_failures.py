@@ -15,7 +15,7 @@ from agentrl.errors import EnvironmentFailure, ToolError, UsageError
 from agentrl.message import ImagePart
 from agentrl.remote.client import RemoteEnvironment
 from agentrl.remote.link import SessionLost, Unanswered
-from agentrl.rollout.env_pool import EnvironmentHost
+from agentrl.rollout.env_pool import EnvPool
 from agentrl.task import Task
 
 
@@ -85,7 +85,7 @@ async def test_a_lost_connection_is_an_infrastructure_failure_when_patience_ends
 async def test_a_killed_server_ends_the_episode_with_its_address(serve: Any) -> None:
     running = serve(STAIRS)
     spec = await asyncio.to_thread(resolve_environment, running.url)
-    host = EnvironmentHost(spec, options={"patience_s": 0.1})
+    host = EnvPool(spec, options={"patience_s": 0.1})
 
     async def play() -> None:
         async with host.borrow("test") as environment:
@@ -146,7 +146,7 @@ async def test_a_missed_deadline_throws_the_environment_away(serve: Any) -> None
     Waiting.gate = asyncio.Event()
     running = serve(WAITING)
     spec = await asyncio.to_thread(resolve_environment, running.url)
-    host = EnvironmentHost(spec, step_timeout_s=0.2)
+    host = EnvPool(spec, step_timeout_s=0.2)
 
     async def play() -> None:
         async with host.borrow("test") as environment:

@@ -12,7 +12,7 @@ from agentrl.env import EnvironmentSpec, Isolation, optional_part
 from agentrl.env_lookup import check_split, resolve_environment
 from agentrl.errors import ToolError, UsageError
 from agentrl.rollout.env_adapter import call_own_tool
-from agentrl.rollout.env_pool import EnvironmentHost, HostedEnvironment
+from agentrl.rollout.env_pool import EnvHandle, EnvPool
 from agentrl.task import Task
 from agentrl.testing.env_check import check_env
 
@@ -45,7 +45,7 @@ def test_asynchronous_and_tooled_environments_pass_the_check(serve: Any, spec: E
 
 async def transcript(spec: EnvironmentSpec, task: Task, options: dict[str, Any]) -> list[Any]:
     """Everything that the runtime learns in two episodes."""
-    host = EnvironmentHost(spec, options=options)
+    host = EnvPool(spec, options=options)
     told: list[Any] = []
     try:
         async with host.borrow("test") as environment:
@@ -56,7 +56,7 @@ async def transcript(spec: EnvironmentSpec, task: Task, options: dict[str, Any])
     return told
 
 
-async def demonstrated(environment: HostedEnvironment, task: Task, told: list[Any]) -> None:
+async def demonstrated(environment: EnvHandle, task: Task, told: list[Any]) -> None:
     reset = await environment.reset(task)
     told += [reset.observation, reset.info, reset.state_key, reset.action_hint]
     told += [(tool.name, tool.schema, tool.stop) for tool in reset.tools]
@@ -75,7 +75,7 @@ async def demonstrated(environment: HostedEnvironment, task: Task, told: list[An
             break
 
 
-async def wandered(environment: HostedEnvironment, task: Task, told: list[Any]) -> None:
+async def wandered(environment: EnvHandle, task: Task, told: list[Any]) -> None:
     reset = await environment.reset(task)
     for tool in reset.tools:
         arguments = dict.fromkeys(tool.schema["function"]["parameters"]["properties"], "x")
@@ -122,7 +122,7 @@ def test_a_remote_environment_may_itself_live_in_a_worker_process(serve: Any) ->
     task = remote.tasks("valid")[0]
 
     async def elsewhere() -> list[Any]:
-        host = EnvironmentHost(remote, isolation=Isolation.PROCESS, workers=1)
+        host = EnvPool(remote, isolation=Isolation.PROCESS, workers=1)
         told: list[Any] = []
         async with host.borrow("test") as environment:
             await wandered(environment, task, told)

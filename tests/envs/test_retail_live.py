@@ -34,8 +34,8 @@ from agentrl.engine import (
 )
 from agentrl.errors import EnvironmentFailure, Outcome, UsageError
 from agentrl.message import Message
-from agentrl.rollout.env_pool import EnvironmentHost
-from agentrl.rollout.policies import ChatSpeaker
+from agentrl.rollout.env_pool import EnvPool
+from agentrl.rollout.policies import ChatEpisodePolicy
 from agentrl.rollout.runner import EpisodeRunner, make_agent_loop
 from agentrl.serving.local import LocalEngine
 from agentrl.trajectory import Trajectory
@@ -117,8 +117,8 @@ async def play(
     customer: Mapping[str, Any], *task_ids: str, make: Callable[[], Any] = lambda: RetailExpert().act, retries: int = 0
 ) -> list[Trajectory]:
     """Episodes of tasks of `valid`, all at once."""
-    host = EnvironmentHost(SPEC, options={"customer": customer})
-    loop, speaker = make_agent_loop("tool_calling", {}), ChatSpeaker(Agent(make), SamplingParams())
+    host = EnvPool(SPEC, options={"customer": customer})
+    loop, speaker = make_agent_loop("tool_calling", {}), ChatEpisodePolicy(Agent(make), SamplingParams())
     runner = EpisodeRunner(host=host, loop=loop, speaker=speaker, retries=retries)
     tasks = SPEC.tasks("valid")
     chosen = [tasks[int(task_id.rpartition("-")[2])] for task_id in task_ids]

@@ -17,7 +17,7 @@ from agentrl.evaluation.evaluate import evaluate_panel
 from agentrl.evaluation.panel import EpisodeStore, EvaluatedEpisode, Panel, choose_tasks, slots
 from agentrl.evaluation.session import default_tasks
 from agentrl.message import Message, user
-from agentrl.rollout.env_pool import EnvironmentHost
+from agentrl.rollout.env_pool import EnvPool
 from agentrl.rollout.runner import EpisodeRunner
 from agentrl.rollout.scripted_policies import Demonstrator, ScriptedPolicy
 from agentrl.task import SeedTasks, Task
@@ -69,7 +69,7 @@ def _fresh_coin(monkeypatch: pytest.MonkeyPatch) -> None:
 @pytest.fixture
 async def runner() -> AsyncIterator[EpisodeRunner]:
     spec = EnvironmentSpec(name="coin", make=Coin, tasks=lambda split: SOURCE, isolation=Isolation.INLINE)
-    host = EnvironmentHost(spec)
+    host = EnvPool(spec)
     yield EpisodeRunner(host=host, loop=OneAction(), speaker=Demonstrator(ScriptedPolicy.RANDOM), retries=1)
     await host.close()
 

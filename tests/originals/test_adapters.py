@@ -12,7 +12,7 @@ import pytest
 
 from agentrl.env_lookup import resolve_environment
 from agentrl.errors import UsageError
-from agentrl.rollout.env_pool import EnvironmentHost
+from agentrl.rollout.env_pool import EnvPool
 from agentrl.testing.env_check import check_env
 from agentrl.testing.env_rules.catalogue import LAZY
 
@@ -253,7 +253,7 @@ async def test_verifiers_calls_its_tools_from_text() -> None:
 async def test_adapters_play_in_worker_processes(name: str, options: dict[str, Any], action: str, words: str) -> None:
     spec = resolve_environment(name)
     tasks = spec.tasks("train", **options)
-    host = EnvironmentHost(spec, options=options, workers=1, reset_timeout_s=300, step_timeout_s=300)
+    host = EnvPool(spec, options=options, workers=1, reset_timeout_s=300, step_timeout_s=300)
     try:
         async with host.borrow("one") as one, host.borrow("other") as other:
             await asyncio.gather(one.reset(tasks[0]), other.reset(tasks[0]))

@@ -18,7 +18,7 @@ from agentrl.envs.household.alfworld.original import OriginalAlfworldEnv, packag
 from agentrl.envs.household.alfworld.spec import SPEC
 from agentrl.envs.household.alfworld.tasks import AlfworldTasks
 
-from agentrl.rollout.env_pool import EnvironmentHost
+from agentrl.rollout.env_pool import EnvPool
 
 pytestmark = [
     pytest.mark.originals,
@@ -77,7 +77,7 @@ for env in envs:
 
 async def test_the_original_plays_in_worker_processes(data: Path) -> None:
     tasks = AlfworldTasks("train")
-    host = EnvironmentHost(SPEC, options={"engine": "original"}, workers=2, reset_timeout_s=600, step_timeout_s=600)
+    host = EnvPool(SPEC, options={"engine": "original"}, workers=2, reset_timeout_s=600, step_timeout_s=600)
     try:
         async with host.borrow("one") as one, host.borrow("other") as other:
             first, second = await asyncio.gather(one.reset(tasks[0]), other.reset(tasks[1]))

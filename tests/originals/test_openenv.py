@@ -12,7 +12,7 @@ import pytest
 from agentrl.envs.openenv import SPEC, OpenEnvironment
 
 from agentrl.env_lookup import resolve_environment
-from agentrl.rollout.env_pool import EnvironmentHost
+from agentrl.rollout.env_pool import EnvPool
 
 pytestmark = [pytest.mark.originals, pytest.mark.timeout(300)]
 
@@ -77,7 +77,7 @@ async def test_an_action_of_other_fields_is_the_policys_mistake(url: str) -> Non
 async def test_the_runtime_plays_it(url: str) -> None:
     assert resolve_environment("agentrl.envs.openenv:SPEC") is SPEC
     options = {"url": url, "action_field": "message", "observation_field": "echoed_message"}
-    host = EnvironmentHost(SPEC, options=options)
+    host = EnvPool(SPEC, options=options)
     async with host.borrow("test") as environment:
         reset = await environment.reset(SPEC.tasks("train", **options)[0])
         assert reset.observation == "Echo environment ready!"

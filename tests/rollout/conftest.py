@@ -7,8 +7,8 @@ from support.tokenizers import build_tokenizer
 from agentrl.engine import SamplingParams
 from agentrl.env import EnvironmentSpec, Isolation
 from agentrl.render.renderer import Renderer
-from agentrl.rollout.env_pool import EnvironmentHost
-from agentrl.rollout.policies import EngineSpeaker
+from agentrl.rollout.env_pool import EnvPool
+from agentrl.rollout.policies import EngineEpisodePolicy
 from agentrl.rollout.runner import EpisodeRunner, make_agent_loop
 from agentrl.serving.scripted import ScriptedEngine
 from agentrl.task import SeedTasks, Task
@@ -63,9 +63,9 @@ async def make_runner(renderer, make_spec, make_engine, worlds):
     def make(factory=None, *answers, engine=None, speaker=None, loop="react_text", options=None, host=None, **fields):
         spec_fields = taken(fields, "isolation", "max_turns", "success_threshold")
         host_fields = taken(fields, "workers", "max_concurrent", "reset_timeout_s", "step_timeout_s", "waits")
-        host = host or EnvironmentHost(make_spec(factory or worlds.Corridor, **spec_fields), **host_fields)
+        host = host or EnvPool(make_spec(factory or worlds.Corridor, **spec_fields), **host_fields)
         hosts.append(host)
-        speaker = speaker or EngineSpeaker(engine or make_engine(*answers), renderer, SamplingParams())
+        speaker = speaker or EngineEpisodePolicy(engine or make_engine(*answers), renderer, SamplingParams())
         loop_options = {"format": "plain"} if options is None and loop == "react_text" else options or {}
         return EpisodeRunner(host=host, loop=make_agent_loop(loop, loop_options), speaker=speaker, **fields)
 

@@ -8,7 +8,7 @@ from agentrl.agent_loop import AgentLoop
 from agentrl.engine import SamplingParams, StopReason
 from agentrl.errors import Outcome
 from agentrl.message import user
-from agentrl.rollout.policies import MAX_RESUBMISSIONS, EngineSpeaker
+from agentrl.rollout.policies import MAX_RESUBMISSIONS, EngineEpisodePolicy
 from agentrl.rollout.turns import EpisodeLimits
 from agentrl.serving.scripted import ScriptedAnswer, ScriptedEngine
 from agentrl.trajectory import Source
@@ -68,7 +68,7 @@ async def test_each_turn_has_its_own_seed_and_the_same_one_again(make_runner, pl
 
 async def test_sampling_is_as_configured(make_runner, play, worlds, spy, renderer):
     engine = spy()
-    speaker = EngineSpeaker(engine, renderer, SamplingParams(temperature=0.5, top_p=0.9))
+    speaker = EngineEpisodePolicy(engine, renderer, SamplingParams(temperature=0.5, top_p=0.9))
     await play(make_runner(worlds.Corridor, speaker=speaker, limits=EpisodeLimits(max_answer_tokens=7)))
     params = engine.requests[0].params
     assert (params.temperature, params.top_p, params.max_tokens) == (0.5, 0.9, 7)

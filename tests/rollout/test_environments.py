@@ -21,7 +21,7 @@ from agentrl.env import ExpertAction, Isolation
 from agentrl.errors import EnvironmentFailure, Outcome, UsageError
 from agentrl.message import TextPart
 from agentrl.rollout import env_worker_main
-from agentrl.rollout.env_pool import EnvironmentHost
+from agentrl.rollout.env_pool import EnvPool
 from agentrl.rollout.env_workers import HEADER
 from agentrl.rollout.turns import EpisodeLimits
 from agentrl.task import Task
@@ -47,7 +47,7 @@ async def make_host(make_spec):
     hosts = []
 
     def make(factory, isolation=Isolation.INLINE, **options):
-        host = EnvironmentHost(make_spec(factory, isolation=isolation), **options)
+        host = EnvPool(make_spec(factory, isolation=isolation), **options)
         hosts.append(host)
         return host
 
@@ -296,7 +296,7 @@ def test_the_config_describes_a_host(make_spec, worlds):
     config = EnvironmentConfig(name="world", options={"length": 7}, isolation=Isolation.THREAD, workers=2)
 
     async def observe():
-        host = EnvironmentHost.from_config(make_spec(worlds.Corridor), config)
+        host = EnvPool.from_config(make_spec(worlds.Corridor), config)
         async with host.borrow("e") as world:
             observation = (await world.reset(TASK)).observation
         await host.close()

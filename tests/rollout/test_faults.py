@@ -15,7 +15,7 @@ from agentrl.message import user
 from agentrl.reward import Score, Scorer
 from agentrl.rollout.runner import Assignment, play_all
 from agentrl.rollout.scheduler import GroupScheduler
-from agentrl.rollout.task_order import Mixture
+from agentrl.rollout.task_order import TaskSampler
 from agentrl.rollout.waits import RolloutObserver
 from agentrl.task import Task, TaskSource
 from agentrl.tool import Toolset
@@ -63,7 +63,11 @@ async def train_on(runner, plan, group_size=2):
     """Take a batch of one more group than there are good tasks, so that each bad task is played; its failures."""
     runner.observer, runner.retries = Ends(), 1
     scheduler = GroupScheduler(
-        {"": runner}, Mixture({"": Plan(plan)}, seed=3), group_size=group_size, batch=len(plan) + 1, max_concurrent=9
+        {"": runner},
+        TaskSampler({"": Plan(plan)}, seed=3),
+        group_size=group_size,
+        batch=len(plan) + 1,
+        max_concurrent=9,
     )
     async with asyncio.timeout(60):
         groups = await scheduler.next_batch()
@@ -176,7 +180,7 @@ async def test_tasks_that_cannot_be_read_end_the_run_with_the_reason(make_runner
 
     runner = make_runner(AsyncSaboteur, "x")
     scheduler = GroupScheduler(
-        {"": runner}, Mixture({"": Torn([("error", "step")] * 9)}, seed=0), group_size=1, batch=2, max_concurrent=1
+        {"": runner}, TaskSampler({"": Torn([("error", "step")] * 9)}, seed=0), group_size=1, batch=2, max_concurrent=1
     )
     async with asyncio.timeout(60):
         with pytest.raises(EnvironmentFailure, match=r"task 1 of the run failed: got "):
@@ -191,7 +195,9 @@ async def test_an_episode_that_ends_without_a_result_ends_the_run(make_runner):
 
     runner = make_runner(AsyncSaboteur, "x")
     runner.run = Lost().run
-    scheduler = GroupScheduler({"": runner}, Mixture({"": Plan([("error", "step")])}, seed=0), group_size=1, batch=1)
+    scheduler = GroupScheduler(
+        {"": runner}, TaskSampler({"": Plan([("error", "step")])}, seed=0), group_size=1, batch=1
+    )
     async with asyncio.timeout(60):
         with pytest.raises(TrainingError, match="was cancelled, but not by the run"):
             await scheduler.next_batch()

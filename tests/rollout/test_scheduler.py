@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 from agentrl.errors import Outcome, TrainingError, UsageError
 from agentrl.rollout.group import Group, environment_metrics
 from agentrl.rollout.scheduler import LEAST_FAILED_GROUPS, MAX_WASTED_BATCHES, Admission, GroupScheduler
-from agentrl.rollout.task_order import Mixture
+from agentrl.rollout.task_order import TaskSampler
 from agentrl.rollout.waits import RolloutCounters, Waits
 from agentrl.task import SeedTasks, TaskCursor
 from agentrl.trajectory import TokenSequence, Trajectory, Turn
@@ -69,7 +69,7 @@ async def make():
     schedulers = []
 
     def build(player=None, *, group_size=2, batch=3, seed=0, size=1000, **options):
-        tasks = Mixture({"": SeedTasks("w", size=size)}, seed=seed)
+        tasks = TaskSampler({"": SeedTasks("w", size=size)}, seed=seed)
         scheduler = GroupScheduler(
             {"": player or Player()}, tasks, group_size=group_size, batch=batch, seed=seed, **options
         )
@@ -338,7 +338,7 @@ async def test_the_trainers_wait_is_registered(make):
 
 
 def test_a_group_is_restored_exactly():
-    draw = Mixture({"w": SeedTasks("w")}, seed=0).next()
+    draw = TaskSampler({"w": SeedTasks("w")}, seed=0).next()
     group = Group(position=4, draw=draw, size=2)
     group.members[1] = Trajectory(id="a", task_id="t", environment="w", seed=1, group_id="g")
     record = json.loads(json.dumps(group.to_record()))
@@ -506,7 +506,7 @@ async def test_what_is_counted_of_groups_adds_up(make):
 
 
 def test_the_metrics_of_an_environment_are_means_over_its_own_groups():
-    tasks = Mixture({"w": SeedTasks("w"), "other": SeedTasks("other")}, seed=0)
+    tasks = TaskSampler({"w": SeedTasks("w"), "other": SeedTasks("other")}, seed=0)
     groups = []
     for position, rewards in enumerate([(1.0, 1.0), (0.0, 1.0), (0.5, 0.5), (0.0, None), (1.0, 0.0), (1.0, 0.0)]):
         group = Group(position=position, draw=tasks.next(), size=2)

@@ -15,7 +15,7 @@ from agentrl.observe.metrics import trajectory_metrics
 from agentrl.remote.client import RemoteTool
 from agentrl.remote.wire import read_tool_result, write_tool_result
 from agentrl.reward import Score, Scorer
-from agentrl.rollout.tools import KEPT_RESULTS, Gate, ToolDesk, batches
+from agentrl.rollout.tools import KEPT_RESULTS, RateLimiter, ToolLimits, batches
 from agentrl.rollout.turns import EpisodeLimits
 from agentrl.sandbox import Sandbox, SandboxSpec
 from agentrl.tool import Tool, ToolResult, ToolRules, Toolset
@@ -153,7 +153,7 @@ async def test_a_pure_tool_is_asked_once_for_the_same_arguments_in_all_episodes(
 
 
 def test_the_latest_results_are_kept():
-    desk = ToolDesk()
+    desk = ToolLimits()
     for number in range(KEPT_RESULTS + 1):
         desk.keep(double, {"number": number}, ToolResult(number))
         desk.find(double, {"number": 0})
@@ -169,7 +169,7 @@ async def test_calls_begin_as_often_as_the_limit_says():
     async def sleep(seconds):
         slept.append(seconds)
 
-    gate = Gate(None, 4.0, lambda: now, sleep)
+    gate = RateLimiter(None, 4.0, lambda: now, sleep)
     for _ in range(3):
         async with gate.passed():
             pass

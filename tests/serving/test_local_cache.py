@@ -6,7 +6,7 @@ import pytest
 import torch
 
 from agentrl.serving.local.cache import RowStore, capacity_for
-from agentrl.serving.local.scheduler import Job, Scheduler
+from agentrl.serving.local.scheduler import ScheduledRequest, Scheduler
 
 
 @pytest.mark.parametrize(
@@ -55,7 +55,7 @@ def job_of(request_of):
     def build(name, length, session=None):
         request = request_of(list(range(length)), name, session)
         future = asyncio.get_running_loop().create_future()
-        return Job(request=request, future=future, seed=0, ids=list(request.prompt_ids))
+        return ScheduledRequest(request=request, future=future, seed=0, ids=list(request.prompt_ids))
 
     return build
 

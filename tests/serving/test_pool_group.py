@@ -8,7 +8,7 @@ import pytest
 from agentrl.engine import Capabilities
 from agentrl.errors import EngineError, TrainingError, UsageError
 from agentrl.serving.pool import PoolSettings
-from agentrl.serving.pool.group import ServerGroup
+from agentrl.serving.pool.group import PoolGroup
 
 
 def a_server(name):
@@ -31,7 +31,7 @@ def a_server(name):
 async def group():
     settings = PoolSettings(check_every_s=600, retry_s=600)
     servers = [a_server("a"), a_server("b")]
-    group = ServerGroup(
+    group = PoolGroup(
         servers,
         settings,
         restart=None,

@@ -8,7 +8,7 @@ from aiohttp import web
 from agentrl.engine import TensorLayout, UpdateGroup
 from agentrl.errors import EngineError
 from agentrl.serving.http import HttpSession, Refused
-from agentrl.serving.sglang.updates import WeightUpdates
+from agentrl.serving.sglang.updates import SGLangUpdates
 
 LAYOUTS = [
     TensorLayout(names=["a", "b"], dtype="float32", shapes=[[2, 3], [4]]),
@@ -60,7 +60,7 @@ async def updating(has_sessions, workers=1):
     await site.start()
     http = HttpSession(f"http://127.0.0.1:{site._server.sockets[0].getsockname()[1]}")
     try:
-        yield fake, WeightUpdates(http, timeout_s=10, has_sessions=has_sessions, workers=workers)
+        yield fake, SGLangUpdates(http, timeout_s=10, has_sessions=has_sessions, workers=workers)
     finally:
         await http.close()
         await runner.cleanup()

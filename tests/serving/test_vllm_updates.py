@@ -9,7 +9,7 @@ from agentrl.engine import SharedTensors, TensorLayout, UpdateGroup
 from agentrl.errors import EngineError
 from agentrl.serving.http import HttpSession, Refused
 from agentrl.serving.vllm.launch import WORKER_PATH
-from agentrl.serving.vllm.updates import EXCHANGE, WeightUpdates
+from agentrl.serving.vllm.updates import EXCHANGE, VLLMUpdates
 from agentrl.serving.vllm.wire import ADAPTER, decode_checksums
 
 LAYOUTS = [
@@ -57,7 +57,7 @@ async def updating():
         await site.start()
         http = HttpSession(f"http://127.0.0.1:{site._server.sockets[0].getsockname()[1]}")
         try:
-            yield fake, WeightUpdates(http, timeout_s=10)
+            yield fake, VLLMUpdates(http, timeout_s=10)
         finally:
             await http.close()
             await runner.cleanup()

@@ -18,7 +18,6 @@ from typing import TypeVar
 
 import torch
 from safetensors.torch import load_file
-from support.local_worker import LocalWorker, decode_parts
 from transformers import AutoModelForCausalLM, PreTrainedModel
 
 from agentrl.config.engines import LocalEngineConfig
@@ -36,6 +35,7 @@ from agentrl.engine import (
 )
 from agentrl.errors import EngineError
 from agentrl.serving.local import LocalEngine
+from support.local_worker import LocalWorker, decode_parts
 
 T = TypeVar("T")
 

@@ -6,6 +6,9 @@ import random
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 
+from tokenizers import AddedToken, Tokenizer, decoders, models, pre_tokenizers, trainers
+from transformers import PreTrainedTokenizerFast
+
 from support import family_templates as templates
 from support.chat_templates import (
     GEMMA,
@@ -15,8 +18,6 @@ from support.chat_templates import (
     QWEN25,
     QWEN25_VL,
 )
-from tokenizers import AddedToken, Tokenizer, decoders, models, pre_tokenizers, trainers
-from transformers import PreTrainedTokenizerFast
 
 DEFAULT_TEXT = (
     "You are in the middle of a room. Looking quickly around you, you see a cabinet 1, a drawer 2 and a countertop 1.",

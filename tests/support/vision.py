@@ -7,7 +7,6 @@ from pathlib import Path
 from typing import Any
 
 import torch
-from support.tokenizers import build_tokenizer
 from transformers import (
     PreTrainedModel,
     PreTrainedTokenizerFast,
@@ -19,6 +18,7 @@ from transformers import (
 from transformers.models.qwen2_vl.image_processing_pil_qwen2_vl import Qwen2VLImageProcessorPil
 
 from agentrl.render.images import ImageProcessor
+from support.tokenizers import build_tokenizer
 
 _Make = tuple[Callable[..., Any], Callable[..., Any], int, dict[str, Any], dict[str, Any]]
 _FAMILIES: dict[str, _Make] = {

@@ -10,7 +10,7 @@ from agentrl.algorithms.types import Estimate
 from agentrl.config.config import AlgorithmConfig, TrainerConfig
 from agentrl.errors import ConfigError, TrainingError, UsageError
 from agentrl.training.critic import ValueTargets
-from agentrl.training.forward.micro_batches import Tally
+from agentrl.training.forward.micro_batches import SumsByName
 from agentrl.training.trainer import Trainer
 
 KINDS = ("own", "shared")
@@ -160,7 +160,7 @@ def test_the_clipped_loss_of_a_part_by_hand():
     weights = targets.weights(torch.tensor([0, 1, 2]))
     assert weights.tolist() == [0.5, 0.0, 0.5]
     values = torch.tensor([1.0, 9.0, 1.25], requires_grad=True)
-    tally = Tally()
+    tally = SumsByName()
     loss = targets.loss(values, torch.tensor([0, 1, 2]), weights, tally)
     loss.backward()
     assert loss.item() == pytest.approx(((0.5 - 2.0) ** 2 + (1.25 - 2.0) ** 2) / 4)

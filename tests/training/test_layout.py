@@ -15,7 +15,7 @@ from agentrl.training.forward.layout import (
     choose_layout,
 )
 from agentrl.training.forward.logprobs import score
-from agentrl.training.forward.micro_batches import cut
+from agentrl.training.forward.micro_batches import make_micro_batches
 from agentrl.training.forward.prefix_tree import pack
 from agentrl.training.forward.sequences import ScoredSequence
 from agentrl.training.forward.tree_attention import ATTENTION, AttentionTree
@@ -77,7 +77,10 @@ def test_what_is_shared_is_computed_once():
 
 
 def tokens_of_rows(sequences, layout, workers):
-    return [row.tokens for row in cut(range(len(sequences)), sequences, layout=layout, workers=workers, learns=True)]
+    return [
+        row.tokens
+        for row in make_micro_batches(range(len(sequences)), sequences, layout=layout, workers=workers, learns=True)
+    ]
 
 
 @pytest.mark.parametrize("workers", [2, 3])

@@ -5,7 +5,7 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from agentrl.training.forward.prefix_tree import Node, pack, shared_rows
+from agentrl.training.forward.prefix_tree import PrefixNode, pack, shared_rows
 from agentrl.training.forward.sequences import ScoredSequence
 from agentrl.training.forward.tree_attention import AttentionTree
 
@@ -62,7 +62,7 @@ def test_rows_hold_every_sequence_once_within_the_budget(sequences, budget, shar
 
 def test_the_example():
     row = pack([sequence([7, 8, 1, 2]), sequence([7, 8, 3, 4, 5])], share=1)
-    assert row.nodes == (Node(0, 2, 7), Node(2, 4, 4), Node(4, 7, 7))
+    assert row.nodes == (PrefixNode(0, 2, 7), PrefixNode(2, 4, 4), PrefixNode(4, 7, 7))
     assert row.ends().tolist() == [7, 7, 4, 4, 7, 7, 7]
     assert row.depths.tolist() == [0, 1, 2, 3, 2, 3, 4]
 

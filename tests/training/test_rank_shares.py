@@ -3,7 +3,7 @@
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
-from agentrl.training.forward.micro_batches import MicroBatch, balanced, evened, share_of
+from agentrl.training.forward.micro_batches import MicroBatch, balanced, pad_to_ranks, rank_share
 
 
 def batch(sequences, learns, cost):
@@ -11,7 +11,7 @@ def batch(sequences, learns, cost):
 
 
 def shares(work, ranks):
-    return [share_of(work, rank=rank, ranks=ranks) for rank in range(ranks)]
+    return [rank_share(work, rank=rank, ranks=ranks) for rank in range(ranks)]
 
 
 @settings(deadline=None, suppress_health_check=[HealthCheck.too_slow], derandomize=True)
@@ -43,13 +43,13 @@ def test_every_sequence_counts_once_and_ranks_stay_in_step(batches, ranks):
     assert len({tuple(micro_batch.learns for micro_batch in share) for share in found}) == 1
     counted = [sequence for share in found for own in share if own.counts for sequence in own.sequences]
     assert sorted(counted) == list(range(number))
-    assert sum(len(share) for share in found) == len(evened(work, ranks))
-    assert shares(evened(work, ranks), ranks) == found
+    assert sum(len(share) for share in found) == len(pad_to_ranks(work, ranks))
+    assert shares(pad_to_ranks(work, ranks), ranks) == found
 
 
 def test_one_rank_computes_everything_in_order():
     work = [batch([0], True, 1), batch([1, 2], True, 9), batch([3], False, 5)]
-    assert share_of(work, rank=0, ranks=1) == work
+    assert rank_share(work, rank=0, ranks=1) == work
 
 
 def test_a_rank_without_work_computes_something_that_does_not_count():

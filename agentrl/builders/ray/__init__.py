@@ -12,8 +12,8 @@ stays rank 0, plays the episodes and writes the files.
 from agentrl.builders.ray.actors import RankActors, watching_actors
 from agentrl.builders.ray.connection import (
     Cluster,
-    Node,
-    Place,
+    ClusterNode,
+    ClusterPlace,
     connect,
 )
 from agentrl.builders.ray.engines import ActorServer, LocalEngineActor, ServerActor
@@ -21,9 +21,9 @@ from agentrl.builders.ray.engines import ActorServer, LocalEngineActor, ServerAc
 __all__ = [
     "ActorServer",
     "Cluster",
+    "ClusterNode",
+    "ClusterPlace",
     "LocalEngineActor",
-    "Node",
-    "Place",
     "RankActors",
     "ServerActor",
     "connect",

@@ -21,7 +21,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from agentrl.builders.ray.connection import Cluster, Place, gloo_variables
+from agentrl.builders.ray.connection import Cluster, ClusterPlace, gloo_variables
 from agentrl.errors import AgentRLError, TrainingError, UsageError
 from agentrl.training.distributed import Ranks
 from agentrl.training.distributed.group import leave
@@ -41,7 +41,7 @@ class Setting:
     """Files and folders that it must see, and what to do when it does not."""
 
 
-class Host:
+class NodeActor:
     """Base of the actors.
 
     Args:
@@ -65,7 +65,7 @@ class Host:
         return missing
 
 
-class Holder(Host):
+class Holder(NodeActor):
     """Holds what was reserved for a process that is no actor."""
 
     def gpu(self) -> str:
@@ -87,7 +87,7 @@ def variables_set(variables: Mapping[str, str]) -> Iterator[None]:
                 os.environ[name] = value
 
 
-def check_shared(shared: Mapping[str, str], place: Place, missing: Iterable[str]) -> None:
+def check_shared(shared: Mapping[str, str], place: ClusterPlace, missing: Iterable[str]) -> None:
     """Refuse what cannot work across nodes.
 
     Args:
@@ -107,7 +107,7 @@ def check_shared(shared: Mapping[str, str], place: Place, missing: Iterable[str]
         )
 
 
-def look(cluster: Cluster, actor: Any, shared: Mapping[str, str], place: Place) -> None:
+def look(cluster: Cluster, actor: Any, shared: Mapping[str, str], place: ClusterPlace) -> None:
     """Wait until an actor has started, and check that it shares what it must.
 
     Raises:
@@ -134,7 +134,9 @@ class Losses:
         on_loss: Called from a thread, once.
     """
 
-    def __init__(self, cluster: Cluster, lives: Mapping[Any, Place], on_loss: Callable[[TrainingError], None]) -> None:
+    def __init__(
+        self, cluster: Cluster, lives: Mapping[Any, ClusterPlace], on_loss: Callable[[TrainingError], None]
+    ) -> None:
         self._cluster, self._lives, self._on_loss = cluster, lives, on_loss
         self._closing = threading.Event()
         self._thread = threading.Thread(target=self._watch, name="actors", daemon=True)
@@ -164,7 +166,7 @@ class Losses:
 
 @contextmanager
 def watching_actors(
-    cluster: Cluster, actors: Sequence[tuple[Any, Place]], on_loss: Callable[[TrainingError], None]
+    cluster: Cluster, actors: Sequence[tuple[Any, ClusterPlace]], on_loss: Callable[[TrainingError], None]
 ) -> Iterator[None]:
     """Watch actors of engines during the block.
 
@@ -190,7 +192,7 @@ ONE_DEVICE = {"LOCAL_WORLD_SIZE": "1", "LOCAL_RANK": "0"}
 """An actor sees its own GPU only."""
 
 
-class RankActor(Host):
+class RankActor(NodeActor):
     """A rank."""
 
     def serve(self, work: Work, *, own: str, host: str, port: int, rank: int, count: int) -> None:
@@ -253,7 +255,7 @@ class RankActors(StartedRanks):
             look(self._cluster, actor, self._setting(rank).shared, self._place(rank))
         return super().start()
 
-    def _place(self, rank: int) -> Place:
+    def _place(self, rank: int) -> ClusterPlace:
         return self._cluster.places[f"rank {rank}"]
 
     def _start_rank(self, rank: int, port: int) -> None:

@@ -37,7 +37,7 @@ MOST_CALLS = 10_000
 
 
 @dataclass(frozen=True, slots=True)
-class Node:
+class ClusterNode:
     """A machine of the cluster, or what plays one."""
 
     id: str
@@ -48,13 +48,13 @@ class Node:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Place:
+class ClusterPlace:
     """Where a rank or an engine is."""
 
     bundle: Bundle
     index: int
     """Of the bundle in the placement group."""
-    node: Node
+    node: ClusterNode
 
     @property
     def name(self) -> str:
@@ -74,7 +74,7 @@ class Cluster:
     def __init__(self, ray: ModuleType, section: ClusterConfig, *, leaves: bool) -> None:
         self.ray: Any = ray
         self.section = section
-        self.places: dict[str, Place] = {}
+        self.places: dict[str, ClusterPlace] = {}
         self._leaves = leaves
         self._group: Any = None
         self._has_ended = threading.Event()
@@ -90,15 +90,15 @@ class Cluster:
         return any(resources.get("GPU") for resources in self._nodes().values())
 
     @property
-    def own_node(self) -> Node:
+    def own_node(self) -> ClusterNode:
         """The node of this process."""
         own = self.ray.get_runtime_context().get_node_id()
         return next(node for node in self._nodes() if node.id == own)
 
-    def _nodes(self) -> dict[Node, Mapping[str, float]]:
+    def _nodes(self) -> dict[ClusterNode, Mapping[str, float]]:
         """The nodes that are alive, with all that each has."""
         return {
-            Node(found["NodeID"], found["NodeManagerAddress"]): found["Resources"]
+            ClusterNode(found["NodeID"], found["NodeManagerAddress"]): found["Resources"]
             for found in self.ray.nodes()
             if found["Alive"]
         }
@@ -134,7 +134,7 @@ class Cluster:
         ids = util.placement_group_table(self._group)["bundles_to_node_id"]
         nodes = {node.id: node for node in self._nodes()}
         for index, bundle in enumerate(wanted):
-            self.places[bundle.name] = Place(bundle=bundle, index=index, node=nodes[ids[index]])
+            self.places[bundle.name] = ClusterPlace(bundle=bundle, index=index, node=nodes[ids[index]])
 
     def _fits(self, bundle: Bundle) -> bool:
         nodes = self._nodes()
@@ -156,7 +156,7 @@ class Cluster:
             hint="lower cluster.rank and cluster.engine, add nodes, or end what takes their room: ray status",
         )
 
-    def actor(self, place: Place, kind: type, *arguments: Any, calls: int = 1) -> Any:
+    def actor(self, place: ClusterPlace, kind: type, *arguments: Any, calls: int = 1) -> Any:
         """A new actor at a place; it may still be starting.
 
         Args:
@@ -188,7 +188,7 @@ class Cluster:
         """End an actor without waiting, with what it started."""
         self.ray.kill(actor)
 
-    def loss(self, place: Place, what: str, error: BaseException | None) -> TrainingError:
+    def loss(self, place: ClusterPlace, what: str, error: BaseException | None) -> TrainingError:
         """An actor that has ended by itself, or with its node.
 
         Args:

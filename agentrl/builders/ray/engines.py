@@ -13,8 +13,8 @@ from contextlib import suppress
 from dataclasses import replace
 from typing import Any, TypeVar
 
-from agentrl.builders.ray.actors import Host, Setting
-from agentrl.builders.ray.connection import Cluster, Place
+from agentrl.builders.ray.actors import NodeActor, Setting
+from agentrl.builders.ray.connection import Cluster, ClusterPlace
 from agentrl.engine import (
     Broadcast,
     Capabilities,
@@ -34,7 +34,7 @@ from agentrl.weights.collective import GroupMember
 T = TypeVar("T")
 
 
-class EngineHost(Host):
+class EngineHost(NodeActor):
     """Base of actors that serve an engine."""
 
     async def live(self) -> None:
@@ -184,7 +184,7 @@ class ActorServer(InferenceServer):
         place: Where it is.
     """
 
-    def __init__(self, cluster: Cluster, actor: Any, place: Place) -> None:
+    def __init__(self, cluster: Cluster, actor: Any, place: ClusterPlace) -> None:
         self.url = f"actor://{place.node.address}/{place.name}"
         self._cluster, self._actor = cluster, actor
 

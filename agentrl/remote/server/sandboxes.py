@@ -27,7 +27,7 @@ from agentrl.remote.server.server import (
     respond,
     to_response,
 )
-from agentrl.remote.server.session import Answer, Clock, Refusal, error_answer
+from agentrl.remote.server.session import Clock, Refusal, ServerReply, error_answer
 from agentrl.remote.wire import HEALTH, Problem, to_json
 from agentrl.sandbox import Command, Limits, Sandbox, SandboxProcess, SandboxSpec, open_sandbox
 from agentrl.sandbox.http import (
@@ -51,7 +51,7 @@ KEPT = 64
 @dataclass(frozen=True, slots=True)
 class _Call:
     checksum: bytes
-    work: asyncio.Task[Answer]
+    work: asyncio.Task[ServerReply]
 
 
 class ServedSandbox:
@@ -74,7 +74,7 @@ class ServedSandbox:
         """Seconds since the last call was answered; 0 while one is carried out."""
         return 0.0 if any(not call.work.done() for call in self._calls.values()) else self._clock() - self._used_at
 
-    async def answer(self, call_id: str, request: bytes, do: Callable[[], Awaitable[dict[str, Any]]]) -> Answer:
+    async def answer(self, call_id: str, request: bytes, do: Callable[[], Awaitable[dict[str, Any]]]) -> ServerReply:
         """Carry out a call, or give the answer that its first sending got.
 
         Raises:
@@ -106,9 +106,9 @@ class ServedSandbox:
         for call_id in done[:-KEPT]:
             del self._calls[call_id]
 
-    async def _carry_out(self, do: Callable[[], Awaitable[dict[str, Any]]]) -> Answer:
+    async def _carry_out(self, do: Callable[[], Awaitable[dict[str, Any]]]) -> ServerReply:
         try:
-            return Answer(200, to_json(await do()))
+            return ServerReply(200, to_json(await do()))
         except Exception as error:  # whatever it is, the client must hear of it
             return error_answer(error)
         except asyncio.CancelledError:

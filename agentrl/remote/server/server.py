@@ -19,7 +19,7 @@ from agentrl.env import EnvironmentSpec
 from agentrl.errors import UsageError
 from agentrl.remote.server.listening import Handler, Listener, guard, read_body
 from agentrl.remote.server.methods import METHODS, field
-from agentrl.remote.server.session import Answer, Clock, Refusal, Sessions, error_answer
+from agentrl.remote.server.session import Clock, Refusal, ServerReply, Sessions, error_answer
 from agentrl.remote.wire import (
     HEALTH,
     INFO,
@@ -29,14 +29,14 @@ from agentrl.remote.wire import (
     TASKS,
     TASKS_PER_PAGE,
     VERSION,
-    Part,
+    EnvMethod,
     Problem,
     largest_request,
     to_json,
     write_served,
     write_task,
 )
-from agentrl.rollout.env_pool import EnvironmentHost
+from agentrl.rollout.env_pool import EnvPool
 from agentrl.task import TaskSource
 
 SESSION_NAME = re.compile(r"[\w-]{8,64}", re.ASCII)
@@ -142,7 +142,7 @@ async def error_answers(request: web.Request, handler: Handler) -> web.StreamRes
         return await handler(request)
     except web.HTTPException as error:
         answer = error_answer(Refusal(Problem.REQUEST, f"{request.method} {request.path}: {error.reason}"))
-        return to_response(Answer(error.status, answer.body))
+        return to_response(ServerReply(error.status, answer.body))
     except Exception as error:
         return to_response(error_answer(error))
 
@@ -156,10 +156,10 @@ def _natural(request: web.Request, name: str, default: int) -> int:
 
 def respond(value: Any) -> web.Response:
     """A result as JSON."""
-    return to_response(Answer(200, to_json(value)))
+    return to_response(ServerReply(200, to_json(value)))
 
 
-def to_response(answer: Answer) -> web.Response:
+def to_response(answer: ServerReply) -> web.Response:
     """An answer as aiohttp sends it."""
     return web.Response(status=answer.status, body=answer.body, content_type="application/json")
 
@@ -216,7 +216,7 @@ class EnvironmentServer:
         self.settings = settings
         self.url = ""
         self._options = {**spec.options, **options}
-        self._host = EnvironmentHost(
+        self._host = EnvPool(
             spec,
             options=options,
             workers=settings.workers,
@@ -268,7 +268,7 @@ class EnvironmentServer:
         async with self._host.borrow("the server") as environment:
             parts: frozenset[str] = await environment.call("parts")
             hint: str = await environment.call("action_hint")
-        return write_served(self.spec, self._options, frozenset(map(Part, parts)), hint)
+        return write_served(self.spec, self._options, frozenset(map(EnvMethod, parts)), hint)
 
     async def _sweep(self) -> None:
         while True:

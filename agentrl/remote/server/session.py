@@ -20,7 +20,7 @@ from agentrl.errors import (
     UsageError,
 )
 from agentrl.remote.wire import Problem, to_json
-from agentrl.rollout.env_pool import EnvironmentHost, HostedEnvironment
+from agentrl.rollout.env_pool import EnvHandle, EnvPool
 from agentrl.tool import Tool
 
 
@@ -64,17 +64,17 @@ Clock: TypeAlias = Callable[[], float]
 
 
 @dataclass(frozen=True, slots=True)
-class Answer:
+class ServerReply:
     """What a request is answered with."""
 
     status: int
     body: bytes
 
 
-def error_answer(error: Exception) -> Answer:
+def error_answer(error: Exception) -> ServerReply:
     """An error as its answer."""
     problem = problem_of(error)
-    return Answer(problem.status, to_json({"error": {"kind": problem, "message": message_of(error)}}))
+    return ServerReply(problem.status, to_json({"error": {"kind": problem, "message": message_of(error)}}))
 
 
 class Session:
@@ -87,9 +87,7 @@ class Session:
         clock: Seconds, for the lease.
     """
 
-    def __init__(
-        self, environment: HostedEnvironment, stack: AsyncExitStack, *, tool_timeout_s: float, clock: Clock
-    ) -> None:
+    def __init__(self, environment: EnvHandle, stack: AsyncExitStack, *, tool_timeout_s: float, clock: Clock) -> None:
         self.environment = environment
         self.tool_timeout_s = tool_timeout_s
         self.tools: Mapping[str, Tool] = {}
@@ -98,7 +96,7 @@ class Session:
         self._clock = clock
         self._number = 0
         self._request = b""
-        self._work: asyncio.Task[Answer] | None = None
+        self._work: asyncio.Task[ServerReply] | None = None
         self._failure: Exception | None = None
         self._used_at = clock()
 
@@ -107,7 +105,7 @@ class Session:
         """Seconds since the last request was answered; 0 while one is carried out."""
         return 0.0 if self._work is not None and not self._work.done() else self._clock() - self._used_at
 
-    async def answer(self, number: int, request: bytes, do: Callable[[], Awaitable[dict[str, Any]]]) -> Answer:
+    async def answer(self, number: int, request: bytes, do: Callable[[], Awaitable[dict[str, Any]]]) -> ServerReply:
         """Carry out a request, or give the answer that its first sending got.
 
         Args:
@@ -142,12 +140,12 @@ class Session:
             await self._stack.__aexit__(type(self._failure), self._failure, None)
 
     async def _carry_out(
-        self, before: asyncio.Task[Answer] | None, do: Callable[[], Awaitable[dict[str, Any]]]
-    ) -> Answer:
+        self, before: asyncio.Task[ServerReply] | None, do: Callable[[], Awaitable[dict[str, Any]]]
+    ) -> ServerReply:
         if before is not None:
             await asyncio.wait({before})
         try:
-            return Answer(200, to_json(await do()))
+            return ServerReply(200, to_json(await do()))
         except Exception as error:  # whatever it is, the client must hear of it
             if is_fatal(error):
                 self._failure = error
@@ -167,9 +165,7 @@ class Sessions:
         clock: Seconds.
     """
 
-    def __init__(
-        self, host: EnvironmentHost, *, most: int, lease_s: float, tool_timeout_s: float, clock: Clock
-    ) -> None:
+    def __init__(self, host: EnvPool, *, most: int, lease_s: float, tool_timeout_s: float, clock: Clock) -> None:
         self._host = host
         self._most = most
         self._lease_s = lease_s

@@ -87,7 +87,7 @@ class Shelf:
 
 
 @dataclass(slots=True, eq=False)
-class Row:
+class CacheRow:
     """One sequence's place in the cache."""
 
     shelf: Shelf
@@ -120,12 +120,12 @@ class RowStore:
         self.reserved_tokens = 0
         self._shelves: dict[int, Shelf] = {}
 
-    def has_room(self, length: int, *, instead_of: Row | None = None) -> bool:
+    def has_room(self, length: int, *, instead_of: CacheRow | None = None) -> bool:
         """Whether a row for `length` tokens fits the budget, `instead_of` another being given back after the move."""
         freed = 0 if instead_of is None else instead_of.shelf.capacity
         return self.reserved_tokens - freed + capacity_for(length, self.max_context) <= self.max_tokens
 
-    def take(self, length: int) -> Row:
+    def take(self, length: int) -> CacheRow:
         """A row for a sequence of `length` tokens."""
         capacity = capacity_for(length, self.max_context)
         if capacity not in self._shelves:
@@ -133,16 +133,16 @@ class RowStore:
             self._shelves[capacity] = Shelf(capacity)
         shelf = self._shelves[capacity]
         self.reserved_tokens += capacity
-        return Row(shelf, shelf.take())
+        return CacheRow(shelf, shelf.take())
 
-    def move(self, row: Row, length: int) -> None:
+    def move(self, row: CacheRow, length: int) -> None:
         """Move a row's sequence to a row for `length` tokens."""
         new = self.take(length)
         row.shelf.copy_row(row.index, new.shelf, new.index, row.computed)
         self.give_back(row)
         row.shelf, row.index = new.shelf, new.index
 
-    def give_back(self, row: Row) -> None:
+    def give_back(self, row: CacheRow) -> None:
         """Make a row's place free for others."""
         row.shelf.give_back(row.index)
         self.reserved_tokens -= row.shelf.capacity

@@ -37,9 +37,9 @@ from agentrl.errors import EngineError, UsageError, async_boundary
 from agentrl.image import ImageReader
 from agentrl.models.threads import Lanes, check_lanes
 from agentrl.serving.local.cache import RowStore
-from agentrl.serving.local.forward import ModelRunner, Step
+from agentrl.serving.local.forward import ForwardStep, ModelRunner
 from agentrl.serving.local.sampling import sample, uniform
-from agentrl.serving.local.scheduler import Job, Scheduler, split_pieces
+from agentrl.serving.local.scheduler import ScheduledRequest, Scheduler, split_pieces
 from agentrl.serving.request import check_request, seed_of
 
 QUIET_TICKS = 10
@@ -109,7 +109,7 @@ class LocalEngine(PolicyEngine):
         self._scheduler = Scheduler(slots=config.slots, prefill_tokens=config.prefill_tokens, rows=rows)
         self._version = version
         self._seeds = random.Random()
-        self._jobs: dict[str, Job] = {}
+        self._jobs: dict[str, ScheduledRequest] = {}
         self._totals = EngineMetrics()
         self._steps = 0
         self._arrivals = 0
@@ -144,7 +144,7 @@ class LocalEngine(PolicyEngine):
         check_request(request, self.capabilities, self._jobs)
         await self.start()
         request = seed_of(request, self._seeds)
-        job = Job(
+        job = ScheduledRequest(
             request=request,
             future=asyncio.get_running_loop().create_future(),
             seed=request.params.seed or 0,
@@ -157,19 +157,19 @@ class LocalEngine(PolicyEngine):
         finally:
             self._leave(job)
 
-    def _submit(self, job: Job) -> None:
+    def _submit(self, job: ScheduledRequest) -> None:
         self._jobs[job.request.request_id] = job
         self._scheduler.submit(job)
         self._arrivals += 1
         self._totals.prompt_tokens += len(job.ids)
         self._work.set()
 
-    def _leave(self, job: Job) -> None:
+    def _leave(self, job: ScheduledRequest) -> None:
         """Forget a job whose caller has its answer, or does not want one any more."""
         if self._jobs.pop(job.request.request_id, None) is not None:
             self._scheduler.finish(job)
 
-    def _answer(self, job: Job, reason: StopReason) -> None:
+    def _answer(self, job: ScheduledRequest, reason: StopReason) -> None:
         del self._jobs[job.request.request_id]
         self._scheduler.finish(job)
         self._totals.cached_tokens += job.cached_tokens
@@ -225,11 +225,11 @@ class LocalEngine(PolicyEngine):
         if self.callers is not None:
             self._scheduler.order_waiting()
         pieces = self._scheduler.plan()
-        steps = [Step(part, self._runner.device) for part in split_pieces(pieces, self._lanes.count)]
+        steps = [ForwardStep(part, self._runner.device) for part in split_pieces(pieces, self._lanes.count)]
         parts = self._lanes.run(self._runner.logits, steps)
         logits = parts[0] if len(parts) == 1 else torch.cat(parts)
         jobs = {job.row: job for job in self._scheduler.running}
-        ready: list[Job] = []
+        ready: list[ScheduledRequest] = []
         places: list[int] = []
         for step in steps:
             step.keep_routes()
@@ -246,7 +246,7 @@ class LocalEngine(PolicyEngine):
         if ready:
             self._sample(ready, logits)
 
-    def _sample(self, jobs: list[Job], logits: torch.Tensor) -> None:
+    def _sample(self, jobs: list[ScheduledRequest], logits: torch.Tensor) -> None:
         numbers = uniform([job.seed for job in jobs], [job.sampled for job in jobs])
         sampled = sample(logits, [job.request.params for job in jobs], numbers)
         self._totals.sampled_tokens += len(jobs)

@@ -24,7 +24,7 @@ from agentrl.errors import EngineError, UsageError
 from agentrl.image import ImageReader, rope_positions
 from agentrl.models.moe import ChosenExperts, routers
 from agentrl.models.vision import View, read, views_of
-from agentrl.serving.local.cache import Row, Shelf
+from agentrl.serving.local.cache import CacheRow, Shelf
 from agentrl.trajectory import Routes
 
 UNKNOWN_TERMS = ("s_aux", "position_bias")
@@ -37,7 +37,7 @@ LARGEST_GAP = 4
 class Piece:
     """New tokens of one sequence: its ids from `row.computed` on."""
 
-    row: Row
+    row: CacheRow
     count: int
 
     @property
@@ -113,7 +113,7 @@ class _Alone:
         return self.biases[window]
 
 
-class Step:
+class ForwardStep:
     """The tokens of one forward pass.
 
     Args:
@@ -302,13 +302,13 @@ def step_attention(
     value: Tensor,
     attention_mask: Tensor | None,
     *,
-    step: Step,
+    step: ForwardStep,
     scaling: float | None = None,
     sliding_window: int | None = None,
     softcap: float | None = None,
     **options: Any,
 ) -> tuple[Tensor, None]:
-    """Attention as transformers calls it, over the sequences of a `Step`; shapes [1, heads, tokens, head_dim].
+    """Attention as transformers calls it, over the sequences of a `ForwardStep`; shapes [1, heads, tokens, head_dim].
 
     Raises:
         UsageError: the model changes the scores in a way that is not known here.
@@ -328,7 +328,7 @@ class ModelRunner:
     """Runs a model that may be training elsewhere.
 
     The runner's module has the trainer's parameters and buffers themselves, but its own settings: it evaluates, with
-    attention over a `Step`, while the trainer's module stays as it is.
+    attention over a `ForwardStep`, while the trainer's module stays as it is.
 
     Args:
         model: A decoder-only model with rotary positions.
@@ -354,7 +354,7 @@ class ModelRunner:
         return cast("torch.device", self._source.device)
 
     @torch.inference_mode()
-    def logits(self, step: Step) -> Tensor:
+    def logits(self, step: ForwardStep) -> Tensor:
         """Logits after each piece's last token, [pieces, vocabulary]; the pieces' keys and values are stored, and the
         step is told its tokens' experts.
         """
@@ -363,7 +363,7 @@ class ModelRunner:
             step.routes = self._chosen.take()
         return found
 
-    def _logits(self, step: Step) -> Tensor:
+    def _logits(self, step: ForwardStep) -> Tensor:
         if step.views:
             hidden = read(self._module, step.input_ids, step.views, step.positions, self._reader, step=step)
             return cast("Tensor", self._module.get_output_embeddings()(hidden[0, step.last_tokens]))

@@ -23,7 +23,7 @@ import numpy as np
 from agentrl.config.engines import FEWEST_PER_LANE
 from agentrl.engine import GenerateRequest, Generation, StopReason
 from agentrl.image import common_tokens
-from agentrl.serving.local.cache import Row, RowStore
+from agentrl.serving.local.cache import CacheRow, RowStore
 from agentrl.serving.local.forward import Piece
 from agentrl.serving.request import common_prefix
 from agentrl.trajectory import Routes
@@ -33,7 +33,7 @@ ANSWER_ROOM = 32
 
 
 @dataclass(slots=True, eq=False)
-class Job:
+class ScheduledRequest:
     """A request on its way."""
 
     request: GenerateRequest
@@ -45,7 +45,7 @@ class Job:
     versions: list[int] = field(default_factory=list)
     routes: list[Routes] = field(default_factory=list)
     """Experts of the tokens from the request's `routes_from` on, as they were when these were first computed."""
-    row: Row | None = None
+    row: CacheRow | None = None
     """Held while the job runs."""
     cached_tokens: int = 0
     submitted: float = field(default_factory=time.perf_counter)
@@ -65,7 +65,7 @@ class Job:
         self.logprobs.append(logprob)
         self.versions.append(version)
 
-    def add_routes(self, row: Row) -> None:
+    def add_routes(self, row: CacheRow) -> None:
         """Record the experts of tokens that were computed."""
         if self.request.routes_from is not None:
             self.routes += row.routes[self.request.routes_from + len(self.routes) :]
@@ -108,11 +108,11 @@ class Scheduler:
         self.slots = slots
         self.prefill_tokens = prefill_tokens
         self.rows = rows
-        self.waiting: deque[Job] = deque()
-        self.running: list[Job] = []
+        self.waiting: deque[ScheduledRequest] = deque()
+        self.running: list[ScheduledRequest] = []
         self.evictions = 0
         self.preemptions = 0
-        self._sessions: dict[str, Row] = {}
+        self._sessions: dict[str, CacheRow] = {}
         self._uses = 0
 
     @property
@@ -120,7 +120,7 @@ class Scheduler:
         """Whether any request waits or runs."""
         return bool(self.waiting or self.running)
 
-    def submit(self, job: Job) -> None:
+    def submit(self, job: ScheduledRequest) -> None:
         """Put a new request at the end of the queue."""
         self.waiting.append(job)
 
@@ -144,7 +144,7 @@ class Scheduler:
                 budget -= count if pending > 1 else 0
         return pieces
 
-    def finish(self, job: Job) -> None:
+    def finish(self, job: ScheduledRequest) -> None:
         """Take a request out, wherever it is; its session keeps the row."""
         if job.row is None:
             self.waiting.remove(job)
@@ -179,7 +179,7 @@ class Scheduler:
             self.end_session(session_id)
         self.rows.clear()
 
-    def _place(self, job: Job) -> bool:
+    def _place(self, job: ScheduledRequest) -> bool:
         """Give a waiting request a row: its session's, or a new one; ``False`` when there is no room yet."""
         session_id = job.request.session_id
         row = self._sessions.get(session_id)
@@ -199,7 +199,7 @@ class Scheduler:
         row.ids, row.images, job.row = job.ids, job.request.images, row
         return True
 
-    def _fit(self, job: Job, row: Row) -> bool:
+    def _fit(self, job: ScheduledRequest, row: CacheRow) -> bool:
         """Make the row large enough for the job's tokens; ``False`` when the job had to give it up."""
         length = len(job.ids)
         if length <= row.shelf.capacity:
@@ -212,7 +212,7 @@ class Scheduler:
         self.rows.move(row, length)
         return True
 
-    def _make_room(self, length: int, *, instead_of: Row | None = None) -> bool:
+    def _make_room(self, length: int, *, instead_of: CacheRow | None = None) -> bool:
         while not self.rows.has_room(length, instead_of=instead_of):
             victim = self._least_useful_session()
             if victim is None:
@@ -229,7 +229,7 @@ class Scheduler:
             return None
         return min(idle, key=lambda item: (item[0] in queued, -queued.get(item[0], 0), item[1].last_used))[0]
 
-    def _preempt(self, job: Job) -> None:
+    def _preempt(self, job: ScheduledRequest) -> None:
         self.preemptions += 1
         self.running.remove(job)
         row, job.row = job.row, None

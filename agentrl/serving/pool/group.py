@@ -23,7 +23,7 @@ Action: TypeAlias = Callable[[InferenceServer], Awaitable[object]]
 Deliver: TypeAlias = Callable[[Mapping[str, Any] | None, int], Awaitable[object]]
 
 
-class ServerGroup:
+class PoolGroup:
     """Keeps servers, and their weights, together.
 
     Args:

@@ -35,7 +35,7 @@ from agentrl.engine import (
     StopReason,
 )
 from agentrl.errors import AgentRLError, EngineError, async_boundary
-from agentrl.serving.pool.group import ServerGroup
+from agentrl.serving.pool.group import PoolGroup
 from agentrl.serving.pool.keeper import Restart
 from agentrl.serving.pool.member import Member, PoolSettings, first_of
 from agentrl.serving.pool.router import Router, ServerPlaces, Ticket
@@ -183,7 +183,7 @@ class ServerPool(PolicyEngine):
         say: Callable[[str], None] = _log.warning,
     ) -> None:
         self.settings = settings or PoolSettings()
-        self.group = ServerGroup(
+        self.group = PoolGroup(
             servers,
             self.settings,
             restart=restart,

@@ -168,7 +168,7 @@ class Met:
 
     capabilities: Capabilities
     has_sessions: bool
-    """See `agentrl.serving.sglang.updates.WeightUpdates`."""
+    """See `agentrl.serving.sglang.updates.SGLangUpdates`."""
     workers: int
     """Processes that hold weights."""
 

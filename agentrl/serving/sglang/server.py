@@ -33,7 +33,7 @@ from agentrl.errors import EngineError, UsageError
 from agentrl.serving.http import HttpSession, Refused, decode_version
 from agentrl.serving.request import check_request
 from agentrl.serving.sglang.probe import shake_hands
-from agentrl.serving.sglang.updates import WeightUpdates
+from agentrl.serving.sglang.updates import SGLangUpdates
 from agentrl.serving.sglang.wire import (
     decode_answer,
     decode_load,
@@ -48,7 +48,7 @@ def _wire_id() -> str:
 
 
 @dataclass(slots=True, eq=False)
-class Call:
+class RunningRequest:
     """A request, and what has been sampled for it."""
 
     request: GenerateRequest
@@ -104,7 +104,7 @@ class SGLangServer(InferenceServer):
         self.url = self._http.url
         self._config = config
         self._vocab_size = vocab_size
-        self._calls: dict[str, Call] = {}
+        self._calls: dict[str, RunningRequest] = {}
         self._going = asyncio.Event()
         self._going.set()
         self._endings: set[asyncio.Task[None]] = set()
@@ -126,7 +126,7 @@ class SGLangServer(InferenceServer):
             )
         limit = min(found.max_context, self._config.max_context or found.max_context)
         self.capabilities = replace(found, max_context=limit)
-        self._updates = WeightUpdates(
+        self._updates = SGLangUpdates(
             self._http, timeout_s=self._config.timeout_s, has_sessions=met.has_sessions, workers=met.workers
         )
         self._going.set()
@@ -140,7 +140,7 @@ class SGLangServer(InferenceServer):
             EngineError: the server answered with an error, aborted the request of itself, or missed the deadline.
         """
         check_request(request, self.capabilities, self._calls)
-        call = self._calls[request.request_id] = Call(request)
+        call = self._calls[request.request_id] = RunningRequest(request)
         call.task = asyncio.ensure_future(self._sample(call))
         try:
             await asyncio.wait([call.task])
@@ -155,7 +155,7 @@ class SGLangServer(InferenceServer):
             return call.ended(StopReason.ABORT)
         return call.task.result()
 
-    async def _sample(self, call: Call) -> Generation:
+    async def _sample(self, call: RunningRequest) -> Generation:
         request, most = call.request, self.capabilities.max_context
         while tokens_left(request, most, len(call.sampled)) > 0:
             await self._going.wait()
@@ -190,7 +190,7 @@ class SGLangServer(InferenceServer):
         await self._end(call, call.task)
         return True
 
-    async def _end(self, call: Call, task: asyncio.Task[Generation]) -> None:
+    async def _end(self, call: RunningRequest, task: asyncio.Task[Generation]) -> None:
         call.aborted = True
         if call.sent:
             for wait_s in ABORT_WAITS_S:
@@ -201,7 +201,7 @@ class SGLangServer(InferenceServer):
         task.cancel()
         await asyncio.wait([task])
 
-    async def _abandon(self, call: Call, task: asyncio.Task[Generation]) -> None:
+    async def _abandon(self, call: RunningRequest, task: asyncio.Task[Generation]) -> None:
         try:
             await self._end(call, task)
         except EngineError:

@@ -25,7 +25,7 @@ FAILED_S = 10.0
 LEAVING_S = 10.0
 
 
-class WeightUpdates:
+class SGLangUpdates:
     """Sends weights, or says where they are. Failures are those of `agentrl.serving.http.HttpSession`.
 
     Args:

@@ -29,7 +29,7 @@ _NOT_FLUSHED = "Weights were updated, but the cache was not flushed"
 
 
 @dataclass(frozen=True, slots=True)
-class Part:
+class GeneratedPart:
     """What one call of ``/generate`` sampled for a request."""
 
     generation: Generation
@@ -146,7 +146,7 @@ def needs_flush(said: str) -> bool:
     return said.startswith(_NOT_FLUSHED)
 
 
-def decode_answer(body: Any, stop_token_ids: frozenset[int], *, routes_from: int | None = None) -> Part:
+def decode_answer(body: Any, stop_token_ids: frozenset[int], *, routes_from: int | None = None) -> GeneratedPart:
     """The body of a successful answer of ``/generate``.
 
     Args:
@@ -180,7 +180,7 @@ def decode_answer(body: Any, stop_token_ids: frozenset[int], *, routes_from: int
         prefill_s=_seconds(meta, "forward_entry_time", "prefill_finished_time"),
         decode_s=_seconds(meta, "prefill_finished_time", "request_finished_ts"),
     )
-    return Part(generation, goes_on)
+    return GeneratedPart(generation, goes_on)
 
 
 def _decode_routes(meta: Mapping[str, Any], prompt: int) -> Routes | None:

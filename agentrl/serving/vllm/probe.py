@@ -29,7 +29,7 @@ PROBE_IDS = [1, 2, 3]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Found:
+class ServerAbilities:
     """What a server can do."""
 
     max_context: int
@@ -62,7 +62,7 @@ async def wait_until_healthy(http: HttpSession, *, deadline_s: float) -> None:
         wait_s = min(2 * wait_s, LONGEST_WAIT_S)
 
 
-async def probe(http: HttpSession, config: ServerEngineConfig, *, deadline_s: float) -> Found:
+async def probe(http: HttpSession, config: ServerEngineConfig, *, deadline_s: float) -> ServerAbilities:
     """Check a server that answers.
 
     Args:
@@ -90,7 +90,7 @@ async def probe(http: HttpSession, config: ServerEngineConfig, *, deadline_s: fl
     except (KeyError, IndexError, TypeError, ValueError) as error:
         raise EngineError(f"{http.url} does not tell its longest context", got=repr(models)[:200]) from error
     routes = bool((info["vllm_config"].get("aux_output_config") or {}).get("enable_return_routed_experts"))
-    return Found(max_context=max_context, convention=convention, has_adapter=ADAPTER in names, routes=routes)
+    return ServerAbilities(max_context=max_context, convention=convention, has_adapter=ADAPTER in names, routes=routes)
 
 
 async def _check_awake(http: HttpSession, deadline_s: float) -> None:

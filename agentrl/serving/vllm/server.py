@@ -28,7 +28,7 @@ from agentrl.errors import EngineError, UsageError
 from agentrl.serving.http import HttpSession, Refused, decode_version
 from agentrl.serving.request import check_request
 from agentrl.serving.vllm.probe import probe, wait_until_healthy
-from agentrl.serving.vllm.updates import WeightUpdates
+from agentrl.serving.vllm.updates import VLLMUpdates
 from agentrl.serving.vllm.wire import (
     LogprobConvention,
     check_convention,
@@ -70,7 +70,7 @@ class VLLMServer(InferenceServer):
         self._config = config
         self._vocab_size = vocab_size
         self._http = HttpSession(self.url, api_key_variable=config.api_key_variable)
-        self._updates = WeightUpdates(self._http, timeout_s=config.timeout_s)
+        self._updates = VLLMUpdates(self._http, timeout_s=config.timeout_s)
         self._running: dict[str, _Running] = {}
         self._convention: LogprobConvention | None = None
         self._is_adapted = False

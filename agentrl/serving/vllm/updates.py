@@ -26,7 +26,7 @@ FAILED_S = 10.0
 """Deadline of what is tried after a failure."""
 
 
-class WeightUpdates:
+class VLLMUpdates:
     """Sends weights, or says where they are. Failures are those of `agentrl.serving.http.HttpSession`.
 
     Args:

@@ -17,7 +17,7 @@ from agentrl.errors import ToolError
 from agentrl.sandbox import Entry, Limits, Sandbox
 from agentrl.testing.env_subject import Broken, Finding
 from agentrl.testing.sandbox_subject import (
-    Host,
+    MachineState,
     SandboxSubject,
     host_file,
     require,
@@ -215,7 +215,7 @@ MANY = 16
 
 async def runs_many_at_once(subject: SandboxSubject) -> Finding:
     """Sandboxes start, work and close beside each other, each with files of its own."""
-    before = Host.now()
+    before = MachineState.now()
     start = time.perf_counter()
 
     async def one(number: int) -> str:
@@ -233,7 +233,7 @@ async def leaves_nothing_behind(subject: SandboxSubject) -> Finding:
     """Neither processes nor files nor folders stay, even when a sandbox is closed while it works."""
     async with subject.open() as warm:
         await warm.exec("true")
-    before = Host.now()
+    before = MachineState.now()
     for _ in range(3):
         sandbox = subject.open()
         await sandbox.start()

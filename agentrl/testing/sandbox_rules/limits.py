@@ -16,7 +16,7 @@ from agentrl.testing.sandbox_subject import (
     GRACE_S,
     MIB,
     TIGHT,
-    Host,
+    MachineState,
     SandboxSubject,
     require,
     require_nothing_left,
@@ -303,7 +303,7 @@ async def survives_signals_from_inside(subject: SandboxSubject) -> Finding:
 
 async def stops_with_its_caller(subject: SandboxSubject) -> Finding:
     """A command whose caller is cancelled is killed; a call during `close` ends with `SandboxError`."""
-    before = Host.now()
+    before = MachineState.now()
     async with subject.open() as sandbox:
         call = asyncio.create_task(run_python(sandbox, f"{_BEATS}    beat()"))
         await _wait_for_beats(sandbox)

@@ -26,10 +26,10 @@ from agentrl.models.lora import add_adapters
 from agentrl.models.threads import Lanes
 from agentrl.training.batch import step_batch
 from agentrl.training.compile import gradients_recomputed
-from agentrl.training.diagnostics.watch import Found, found_of, prepare_repeatable, repeatable
+from agentrl.training.diagnostics.watch import UpdateNumbers, found_of, prepare_repeatable, repeatable
 from agentrl.training.distributed import Ranks
 from agentrl.training.forward.layout import Layout
-from agentrl.training.forward.micro_batches import Tally
+from agentrl.training.forward.micro_batches import SumsByName
 from agentrl.training.forward.runner import Passes
 from agentrl.training.forward.tree_attention import ATTENTION
 from agentrl.training.gradients import GradientPass
@@ -114,8 +114,8 @@ class Replay:
     """Parameters that were not finite before anything was computed."""
     first_forward: str | None
     first_backward: str | None
-    now: Found
-    recorded: Found
+    now: UpdateNumbers
+    recorded: UpdateNumbers
 
     @property
     def repeats(self) -> bool:
@@ -123,7 +123,7 @@ class Replay:
         return _bits(self.now) == _bits(self.recorded)
 
 
-def _bits(found: Found) -> str:
+def _bits(found: UpdateNumbers) -> str:
     norms = sorted(found.group_norms.items())
     return repr(
         (found.loss, found.grad_norm, norms, sorted(found.non_finite))
@@ -155,7 +155,7 @@ class _SeenPass(GradientPass):
         self._updates, self._workers = updates, workers
         self.found: list[tuple[list[int], float, tuple[str, ...]]] = []
 
-    def _loss(self, weights: torch.Tensor, indices: list[int]) -> tuple[torch.Tensor, Tally]:
+    def _loss(self, weights: torch.Tensor, indices: list[int]) -> tuple[torch.Tensor, SumsByName]:
         value, tally = super()._loss(weights, indices)
         seen = self._objective.seen if isinstance(self._objective, _SeenObjective) else ()
         self.found.append((indices, float(value.detach()), seen))
@@ -233,7 +233,9 @@ def replay(state: Mapping[str, Any], *, device: str = "auto", reader: ImageReade
         weights_not_finite=weights,
         first_forward=modules.forward,
         first_backward=modules.backward,
-        now=Found(loss=loss, grad_norm=update.grad_norm, group_norms=update.group_norms, non_finite=update.non_finite),
+        now=UpdateNumbers(
+            loss=loss, grad_norm=update.grad_norm, group_norms=update.group_norms, non_finite=update.non_finite
+        ),
         recorded=recorded,
     )
 

@@ -208,7 +208,7 @@ FORMAT = 1
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Found:
+class UpdateNumbers:
     """What an update came to."""
 
     loss: float
@@ -228,7 +228,7 @@ def write_dump(
     experts: Set[str],
     generator: torch.Generator,
     run: Mapping[str, Any],
-    found: Found,
+    found: UpdateNumbers,
 ) -> None:
     """Write the file; ranks that have none of their own help to gather the weights.
 
@@ -308,9 +308,9 @@ def read_dump(file: Path) -> dict[str, Any]:
     return state
 
 
-def found_of(state: Mapping[str, Any]) -> Found:
+def found_of(state: Mapping[str, Any]) -> UpdateNumbers:
     """What the update came to when it was run."""
-    return Found(**{**state["found"], "non_finite": tuple(state["found"]["non_finite"])})
+    return UpdateNumbers(**{**state["found"], "non_finite": tuple(state["found"]["non_finite"])})
 
 
 NAMED_PARAMETERS = 5
@@ -318,7 +318,7 @@ NAMED_PARAMETERS = 5
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Step:
+class WatchedStep:
     """What the updates of a step have in common."""
 
     number: int
@@ -368,7 +368,9 @@ class NumericsWatch:
         """
         self._folder, self._run = folder, run
 
-    def apply(self, gradient: GradientPass, optimizer: PolicyOptimizer, computed: Computed, step: Step) -> Update:
+    def apply(
+        self, gradient: GradientPass, optimizer: PolicyOptimizer, computed: Computed, step: WatchedStep
+    ) -> Update:
         """Apply a gradient if all of it is finite.
 
         Raises:
@@ -381,7 +383,7 @@ class NumericsWatch:
             return update
         self._in_a_row += 1
         self._skipped = f"gradients are not finite in {_listed(update.non_finite)}"
-        found = Found(
+        found = UpdateNumbers(
             loss=computed.loss,
             grad_norm=update.grad_norm,
             group_norms=update.group_norms,
@@ -399,7 +401,12 @@ class NumericsWatch:
         return update
 
     def _dump(
-        self, gradient: GradientPass, before: Mapping[str, Any], part: list[int], step: Step, found: Found
+        self,
+        gradient: GradientPass,
+        before: Mapping[str, Any],
+        part: list[int],
+        step: WatchedStep,
+        found: UpdateNumbers,
     ) -> None:
         if self._dumps >= self._config.dumps or not any(self._ranks.collect([self._folder is not None])):
             return
@@ -448,7 +455,9 @@ class WatchedUpdates:
         step: What the updates have in common.
     """
 
-    def __init__(self, watch: NumericsWatch, gradient: GradientPass, optimizer: PolicyOptimizer, step: Step) -> None:
+    def __init__(
+        self, watch: NumericsWatch, gradient: GradientPass, optimizer: PolicyOptimizer, step: WatchedStep
+    ) -> None:
         self._watch, self._gradient, self._optimizer, self._step = watch, gradient, optimizer, step
         self._computed: Computed | None = None
 

@@ -28,7 +28,7 @@ PATIENCE = timedelta(days=365)
 
 
 @dataclass(frozen=True, slots=True)
-class Call:
+class RankCall:
     """What rank 0 asks of the others."""
 
     name: str
@@ -167,7 +167,7 @@ class Ranks:
             return
         with self._calling:
             try:
-                self._broadcast(Call(name, arguments))
+                self._broadcast(RankCall(name, arguments))
                 yield
             except (AgentRLError, OSError):  # says more than what it did to other ranks
                 raise
@@ -176,7 +176,7 @@ class Ranks:
                     f"the ranks of the trainer failed in {name}", got=f"{type(error).__name__}: {error}"
                 ) from error
 
-    def receive(self) -> Call | None:
+    def receive(self) -> RankCall | None:
         """Wait for the next call of rank 0; ``None`` at the end."""
         return self._broadcast(None)
 
@@ -185,8 +185,8 @@ class Ranks:
         with self._calling:
             self._broadcast(None)
 
-    def _broadcast(self, call: Call | None) -> Call | None:
-        told: list[Call | None] = [call]
+    def _broadcast(self, call: RankCall | None) -> RankCall | None:
+        told: list[RankCall | None] = [call]
         distributed.broadcast_object_list(told, src=0, group=self.control)
         return told[0]
 

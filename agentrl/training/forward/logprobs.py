@@ -23,7 +23,7 @@ from agentrl.models.threads import Lanes
 from agentrl.training.distributed import Ranks
 from agentrl.training.distributed.fsdp import reshard, within_forward
 from agentrl.training.forward.layout import PADDED, Layout
-from agentrl.training.forward.micro_batches import cut, share_of
+from agentrl.training.forward.micro_batches import make_micro_batches, rank_share
 from agentrl.training.forward.sequences import ScoredSequence
 
 LOGIT_BYTES = 4
@@ -334,8 +334,10 @@ def read_all(
         lanes: Compute the forward passes.
         ranks: Share them out; all get the result.
     """
-    work = cut(range(len(sequences)), sequences, layout=layout, workers=lanes.count * ranks.teams, learns=False)
-    own = share_of(work, rank=ranks.team, ranks=ranks.teams)
+    work = make_micro_batches(
+        range(len(sequences)), sequences, layout=layout, workers=lanes.count * ranks.teams, learns=False
+    )
+    own = rank_share(work, rank=ranks.team, ranks=ranks.teams)
 
     def compute(indices: list[int]) -> dict[int, torch.Tensor]:
         part = [sequences[i] for i in indices]

@@ -45,7 +45,7 @@ class MicroBatch:
     """Whether its loss does: one that does not only keeps a rank in step with the others."""
 
 
-def cut(
+def make_micro_batches(
     numbers: Sequence[int], sequences: Sequence[ScoredSequence], *, layout: Layout, workers: int, learns: bool
 ) -> list[MicroBatch]:
     """Micro-batches of some sequences.
@@ -150,7 +150,7 @@ def _sum(old: torch.Tensor | None, new: torch.Tensor | None) -> torch.Tensor | N
     return old.add_(new)
 
 
-def share_of(work: Sequence[MicroBatch], *, rank: int, ranks: int) -> list[MicroBatch]:
+def rank_share(work: Sequence[MicroBatch], *, rank: int, ranks: int) -> list[MicroBatch]:
     """The micro-batches of one rank, those that learn first, each kind by falling cost.
 
     Every rank gets as many of each kind as every other one. Where the numbers do not come out even, micro-batches are
@@ -165,14 +165,14 @@ def share_of(work: Sequence[MicroBatch], *, rank: int, ranks: int) -> list[Micro
         return list(work)
     share: list[MicroBatch] = []
     for learns in (True, False):
-        even = [micro_batch for micro_batch in evened(work, ranks) if micro_batch.learns == learns]
+        even = [micro_batch for micro_batch in pad_to_ranks(work, ranks) if micro_batch.learns == learns]
         own = balanced([micro_batch.cost for micro_batch in even], ranks)[rank] if even else []
         share += sorted((even[index] for index in own), key=lambda micro_batch: -micro_batch.cost)
     return share
 
 
-def evened(work: Sequence[MicroBatch], ranks: int) -> list[MicroBatch]:
-    """The micro-batches that `share_of` shares out: those that learn first."""
+def pad_to_ranks(work: Sequence[MicroBatch], ranks: int) -> list[MicroBatch]:
+    """The micro-batches that `rank_share` shares out: those that learn first."""
     kinds = ([micro_batch for micro_batch in work if micro_batch.learns == learns] for learns in (True, False))
     return [micro_batch for kind in kinds for micro_batch in _even(kind, ranks)] if ranks > 1 else list(work)
 
@@ -232,7 +232,7 @@ def _spread(row: Sequence[tuple[int, list[int]]]) -> int:
     return row[-1][0] - row[0][0]
 
 
-class Tally:
+class SumsByName:
     """Sums and counts by name."""
 
     def __init__(self) -> None:
@@ -244,7 +244,7 @@ class Tally:
         self._sums[name] += float(values.detach().double().sum())
         self._counts[name] += values.numel()
 
-    def merge(self, other: Tally) -> None:
+    def merge(self, other: SumsByName) -> None:
         """Take in what another one has added up."""
         for name, total in other._sums.items():
             self._sums[name] += total

@@ -25,7 +25,7 @@ from agentrl.training.forward.sequences import ScoredSequence
 
 
 @dataclass(frozen=True, slots=True)
-class Node:
+class PrefixNode:
     """Tokens `start` to `end` of a row; those below it in the trie follow, up to `last`."""
 
     start: int
@@ -41,7 +41,7 @@ class PackedRow:
     """int64 [tokens]."""
     depths: torch.Tensor
     """Position of each token in its sequences: int64 [tokens]."""
-    nodes: tuple[Node, ...]
+    nodes: tuple[PrefixNode, ...]
     """By their starts."""
     places: tuple[torch.Tensor, ...]
     """Of each sequence, in the order in which they were given: where its tokens are in the row, int64 [length]."""
@@ -62,7 +62,7 @@ class PackedRow:
         return PackedRow(
             input_ids=torch.cat([self.input_ids, torch.full((more,), pad_id)]),
             depths=torch.cat([self.depths, torch.arange(more)]),
-            nodes=(*self.nodes, Node(tokens, tokens + more, tokens + more)),
+            nodes=(*self.nodes, PrefixNode(tokens, tokens + more, tokens + more)),
             places=self.places,
         )
 
@@ -164,7 +164,7 @@ class _Row:
     share: int
     tokens: int = 0
     _path: list[_Open] = field(default_factory=list)
-    _closed: list[Node] = field(default_factory=list)
+    _closed: list[PrefixNode] = field(default_factory=list)
 
     def append(self, length: int, shared: int) -> None:
         """Add a sequence that has its first `shared` tokens in common with the one before."""
@@ -191,13 +191,13 @@ class _Row:
         return shared
 
     def _close(self, node: _Open) -> None:
-        self._closed.append(Node(node.start, node.end, self.tokens))
+        self._closed.append(PrefixNode(node.start, node.end, self.tokens))
 
     def place(self) -> torch.Tensor:
         """Where the tokens of the sequence that was appended last are."""
         return torch.cat([torch.arange(node.start, node.end) for node in self._path])
 
-    def nodes(self) -> tuple[Node, ...]:
+    def nodes(self) -> tuple[PrefixNode, ...]:
         """All nodes; nothing is appended afterwards."""
         while self._path:
             self._close(self._path.pop())

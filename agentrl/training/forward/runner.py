@@ -76,7 +76,7 @@ def choose_passes(model: PreTrainedModel, config: TrainerConfig, *, ranks: Ranks
     )
 
 
-class Scorer:
+class LogprobRunner:
     """Scores any number of sequences under one model, without gradients.
 
     Args:

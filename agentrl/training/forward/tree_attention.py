@@ -26,7 +26,7 @@ from transformers.masking_utils import sdpa_mask
 
 from agentrl.errors import UsageError
 from agentrl.training.distributed.context_parallel import Attention
-from agentrl.training.forward.prefix_tree import Node, PackedRow
+from agentrl.training.forward.prefix_tree import PackedRow, PrefixNode
 
 _FORWARD: Any = torch.ops.aten._scaled_dot_product_flash_attention_for_cpu
 _BACKWARD: Any = torch.ops.aten._scaled_dot_product_flash_attention_for_cpu_backward
@@ -109,7 +109,7 @@ def _merge(left: Tensor, left_sums: Tensor, right: Tensor, right_sums: Tensor) -
     return left * next(shares) + right * next(shares), sums
 
 
-def attention_blocks(nodes: Sequence[Node]) -> Iterator[AttentionBlock]:
+def attention_blocks(nodes: Sequence[PrefixNode]) -> Iterator[AttentionBlock]:
     """Who attends to whom in a row, a node at a time: itself, then everything below it."""
     tree_end = 0
     for node in nodes:
