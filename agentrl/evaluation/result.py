@@ -237,7 +237,7 @@ def summarise(panel: Panel, episodes: Sequence[EvaluatedEpisode], seconds: float
 def estimate_text(estimate: MeanInterval) -> str:
     """An estimate for people.
 
-    >>> estimate_text(Estimate(mean=0.8, low=0.49, high=0.943))
+    >>> estimate_text(MeanInterval(mean=0.8, low=0.49, high=0.943))
     '80.0 % (49.0 to 94.3)'
     """
     return f"{estimate.mean:.1%} ({100 * estimate.low:.1f} to {100 * estimate.high:.1f})".replace("%", " %")

@@ -132,12 +132,12 @@ TRAINER = """
 import asyncio, sys
 import rollout_worlds
 from agentrl.env import EnvironmentSpec, Isolation
-from agentrl.rollout.env_pool import EnvironmentHost
+from agentrl.rollout.env_pool import EnvPool
 from agentrl.task import SeedTasks, Task
 
 async def main():
     spec = EnvironmentSpec(name="w", make=rollout_worlds.Faulty, tasks=SeedTasks, isolation=Isolation.PROCESS)
-    host = EnvironmentHost(spec, workers=1)
+    host = EnvPool(spec, workers=1)
     async with host.borrow("e") as world:
         options = {"fault": "child", "apart": True, "pipe": sys.argv[1]}
         await world.reset(Task(id="t", environment="w", options=options))

@@ -53,6 +53,7 @@ def test_gradients_are_the_same_in_all_modes(mode, layout):
     assert again == (attention if mode in (False, "selective") else 2 * attention)
 
 
+@pytest.mark.slow
 @pytest.mark.filterwarnings("ignore:The .grad attribute")  # torch looks there itself while it compiles
 @pytest.mark.parametrize("mode", [False, True])
 def test_compiled_layers_have_the_same_gradients(mode):

@@ -170,7 +170,13 @@ def step(model, staleness, shape, config):
     return metrics["train/grad_norm"]
 
 
-@pytest.mark.parametrize("estimator", TRAINABLE)
+QUICK = ("grpo", "gigpo")
+"""Estimators whose steps with every loss are taken in `make test`; the others are, in `make test-slow`."""
+
+
+@pytest.mark.parametrize(
+    "estimator", [name if name in QUICK else pytest.param(name, marks=pytest.mark.slow) for name in TRAINABLE]
+)
 def test_trainer_steps_with_every_estimator_and_loss(model, estimator):
     for loss in TRAINABLE_LOSSES:
         assert step(model, 1, "several sequences", settings(estimator, loss)) > 1e-6, loss

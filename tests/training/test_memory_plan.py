@@ -73,6 +73,7 @@ def test_the_planned_peak_is_the_measured_one(tmp_path, family, dtype, checkpoin
     assert planned.total == pytest.approx(measured, rel=TOLERANCE)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(("dtype", "whole"), [("float32", ""), ("bfloat16", ""), ("bfloat16", "embed_tokens")])
 def test_the_planned_peak_of_adapters_is_the_measured_one(tmp_path, dtype, whole):
     model = tiny_model("qwen3", vocab_size=1024, layers=4, hidden_size=64).to(getattr(torch, dtype))

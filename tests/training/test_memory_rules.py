@@ -49,6 +49,7 @@ def test_no_tensor_of_tokens_by_vocabulary_is_made(settings):
     )
 
 
+@pytest.mark.slow
 def test_memory_hardly_grows_with_the_vocabulary():
     """Beside what is the embedding's own: weights, their gradient, and what is about to be added to that."""
     beside = []
