@@ -19,7 +19,7 @@ def test_a_run_with_models_beside_the_policy_goes_on_bit_for_bit(tiny_run):
     whole = tiny_run(*BESIDE, name="whole")
     train(whole)
     lines = numbers(whole)
-    assert [line["train/round"] for line in lines] == [1, 1, 2, 2]
+    assert [line["train/reference_round"] for line in lines] == [1, 1, 2, 2]
     assert all(line["process_reward/loss"] > 0 and line["process_reward/grad_norm"] > 0 for line in lines)
     assert lines[1]["train/kl_reference"] != lines[2]["train/kl_reference"]
 

@@ -20,7 +20,7 @@ def mixture_run(tiny_run, tmp_path):
 
     def start(*overrides):
         model = ["model.scratch=null", f"model.path={tmp_path / 'model'}"]
-        return tiny_run(*model, "trainer.mixture.replay=true", "trainer.steps=2", *overrides)
+        return tiny_run(*model, "trainer.moe.router_replay=true", "trainer.steps=2", *overrides)
 
     return start
 
@@ -30,8 +30,8 @@ def test_a_run_replays_what_the_engine_did(mixture_run, staleness):
     run = mixture_run(f"rollout.max_staleness={staleness}")
     assert train(run).step == 2
     for line in read_metrics(run.folder.metrics_file):
-        assert line["mismatch/routes_known"] == 1
-        assert line["mismatch/routes"] < (1 if staleness else 0.02)
+        assert line["mismatch/routed_experts_known"] == 1
+        assert line["mismatch/routed_experts"] < (1 if staleness else 0.02)
         assert line["train/grad_norm"] > 0
     for stored in read_trajectories(run.folder.trajectories):
         for sequence in stored.trajectory.sequences:

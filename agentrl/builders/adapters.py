@@ -53,11 +53,11 @@ def check_adapter_sync(config: Config) -> None:
             got=f"model.lora.rank {lora.rank} with engine.adapter_rank {engine.adapter_rank}",
             expected=f"engine.adapter_rank={lora.rank}, or more",
         )
-    if lora.whole:
+    if lora.modules_to_save:
         raise ConfigError(
             "engine.adapter_rank sends adapters only, and modules are trained whole",
-            got=f"model.lora.whole {lora.whole}",
-            expected="no model.lora.whole, or no engine.adapter_rank",
+            got=f"model.lora.modules_to_save {lora.modules_to_save}",
+            expected="no model.lora.modules_to_save, or no engine.adapter_rank",
         )
     if lora.quantize is not None:
         raise ConfigError(

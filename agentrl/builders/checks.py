@@ -109,9 +109,9 @@ def told_experts(config: Config, section: ServerEngineConfig) -> ServerEngineCon
         return section
     if not usable_gpus(os.environ):
         raise ConfigError(
-            "trainer.mixture.replay needs servers that tell experts, which vLLM and SGLang do on GPUs only",
+            "trainer.moe.router_replay needs servers that tell experts, which vLLM and SGLang do on GPUs only",
             got=f"engine {config.engine.type} without a GPU",
-            hint="set engine=local, or trainer.mixture.replay=false",
+            hint="set engine=local, or trainer.moe.router_replay=false",
         )
     if RETURN_ROUTES in section.arguments:
         return section
@@ -126,10 +126,10 @@ def check_tells_experts(config: Config, engine: PolicyEngine) -> None:
     """
     if config.trainer.router_replay and not engine.capabilities.routes:
         raise ConfigError(
-            "trainer.mixture.replay needs an engine that tells which experts tokens went to",
+            "trainer.moe.router_replay needs an engine that tells which experts tokens went to",
             got=f"engine {config.engine.type}, which does not",
             expected=f"engine=local, or servers that were started with {RETURN_ROUTES}",
-            hint="add it to engine.arguments, or set trainer.mixture.replay=false",
+            hint="add it to engine.arguments, or set trainer.moe.router_replay=false",
         )
 
 

@@ -85,7 +85,7 @@ RULES: Mapping[str, ResumeRule] = {
     ),
     "trainer.critic": _UPDATE,
     "trainer.process_reward": _UPDATE,
-    "trainer.mixture": _OBJECTIVE,
+    "trainer.moe": _OBJECTIVE,
     **dict.fromkeys(
         (f"trainer.{name}" for name in ("tokens_per_micro_batch", "share_prefixes", "lanes", "kernels", "fsdp")),
         _PLACE,

@@ -69,7 +69,7 @@ def build_trainer(
     model = load_policy(config, model_path, base_path=reference_path, ranks=ranks)
     reference = None
     lora = config.model.lora
-    is_free = lora is not None and not lora.whole
+    is_free = lora is not None and not lora.modules_to_save
     if Objective(config.algorithm).uses_reference and not is_free and (reference_path is not None or ranks.are_many):
         reference = _load(config, reference_path or model_path, ranks).requires_grad_(False)
     critic, own_critic = config.trainer.critic, None
@@ -100,7 +100,7 @@ def _load_process_models(config: Config, start: str, ranks: Ranks) -> ProcessMod
         return None
     path = section.path or start
     trained = load_policy(config, path, ranks=ranks)
-    is_free = lora is not None and not lora.whole
+    is_free = lora is not None and not lora.modules_to_save
     return ProcessModels(trained=trained, start=None if is_free else _load(config, path, ranks).requires_grad_(False))
 
 

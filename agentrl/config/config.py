@@ -17,7 +17,7 @@ from agentrl.config.trainer import (
     CriticConfig,
     FSDPOptions,
     LoraConfig,
-    MixtureConfig,
+    MoEConfig,
     NumericsConfig,
     ProcessRewardConfig,
 )
@@ -283,8 +283,8 @@ class TrainerConfig(Section):
     kernels: Literal["torch", "compiled", "liger"] = "torch"
     """What computes layers. ``compiled``: torch.compile, for faster steps after a first one that is slow. ``liger``:
     Liger's norms, rotary positions and feed-forward parts, which need a GPU and the extra ``agentrl[gpu]``."""
-    mixture: MixtureConfig | None = None
-    """For models with routed experts: ``{balance: 0.001, replay: true}``; neither when left out."""
+    moe: MoEConfig | None = None
+    """For models with routed experts: ``{aux_loss_coef: 0.001, router_replay: true}``; neither when left out."""
     deterministic: bool = False
     """Let equal steps give equal bits, and runs of one seed too: the local engine waits for all episodes before each of
     its steps. It costs speed; see docs/numerics.md."""
@@ -305,13 +305,13 @@ class TrainerConfig(Section):
 
     @property
     def router_balance(self) -> float:
-        """``mixture.balance``; 0 without."""
-        return 0.0 if self.mixture is None else self.mixture.balance
+        """``moe.aux_loss_coef``; 0 without."""
+        return 0.0 if self.moe is None else self.moe.aux_loss_coef
 
     @property
     def router_replay(self) -> bool:
-        """``mixture.replay``; not without."""
-        return self.mixture is not None and self.mixture.replay
+        """``moe.router_replay``; not without."""
+        return self.moe is not None and self.moe.router_replay
 
     @model_validator(mode="before")
     @classmethod
@@ -348,10 +348,10 @@ class TrainerConfig(Section):
                 f"trainer.kernels liger has some for whole norms, and trainer.tensor_parallel ({self.tensor_parallel}) "
                 "shares them: set one of them"
             )
-        for name, used in (("balance", self.router_balance), ("replay", self.router_replay)):
+        for name, used in (("aux_loss_coef", self.router_balance), ("router_replay", self.router_replay)):
             if used and compiled:
                 raise ValueError(
-                    f"trainer.mixture.{name} looks into layers, which trainer.kernels compiled closes: set one of them"
+                    f"trainer.moe.{name} looks into layers, which trainer.kernels compiled closes: set one of them"
                 )
         if compiled and self.context_parallel * self.tensor_parallel > 1:
             raise ValueError(

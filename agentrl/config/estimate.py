@@ -56,8 +56,8 @@ class ModelSize:
             **dict.fromkeys(("k_proj", "v_proj"), self.hidden_size + key),
             **dict.fromkeys(("gate_proj", "up_proj", "down_proj"), self.hidden_size + self.feed_forward_size),
         }
-        named = {target.rpartition(".")[2] for target in lora.targets}
-        taken = ends if lora.targets == "all-linear" else [end for end in ends if end in named]
+        named = {target.rpartition(".")[2] for target in lora.target_modules}
+        taken = ends if lora.target_modules == "all-linear" else [end for end in ends if end in named]
         return self.layers * lora.rank * sum(ends[end] for end in taken)
 
     @property
@@ -148,7 +148,7 @@ def trained_size(lora: LoraConfig | None, size: ModelSize, *, parameters: int | 
     """
     if lora is None:
         return TrainedSize(own=size.parameters if parameters is None else parameters)
-    ends = {end.rpartition(".")[2] for end in lora.whole}
+    ends = {end.rpartition(".")[2] for end in lora.modules_to_save}
     embeddings = len(ends & {"embed_tokens", "lm_head"})
     if size.tied:
         embeddings = min(1, embeddings)
@@ -290,7 +290,9 @@ def _memory(config: Config, size: ModelSize) -> Memory:
         weights=weights,
         gradients=trained.gradient_bytes(width),
         optimizer=trained.optimizer_bytes(width),
-        reference=size.parameters * width if config.algorithm.keeps_reference and (lora is None or lora.whole) else 0,
+        reference=size.parameters * width
+        if config.algorithm.keeps_reference and (lora is None or lora.modules_to_save)
+        else 0,
         critic=_critic_bytes(config, size, width),
         process_reward=_process_reward_bytes(config, size, width),
         engine_copy=weights if local and config.rollout.max_staleness else 0,
@@ -335,7 +337,7 @@ def _process_reward_bytes(config: Config, policy: ModelSize, width: int) -> int:
     if size is None:
         return 0
     trained = trained_size(lora, size)
-    start = 0 if lora is not None and not lora.whole else size.parameters * width
+    start = 0 if lora is not None and not lora.modules_to_save else size.parameters * width
     return weight_bytes(lora, size, width) + trained.gradient_bytes(width) + trained.optimizer_bytes(width) + start
 
 

@@ -1,7 +1,4 @@
-"""Reading a config: a YAML file or a shipped config's name, overrides on top, all keys checked.
-
-- Validation errors in words: which key, where it was written, what would be right.
-"""
+"""Config loading: a YAML file or a shipped config's name, overrides on top; errors name the key and its line."""
 
 from __future__ import annotations
 
@@ -35,9 +32,12 @@ from agentrl.config.overrides import (
     YamlSource,
     apply,
     expand_all,
+    new_names,
     overrides_of,
     parse_override,
     parse_source,
+    renamed_override,
+    renamed_source,
 )
 from agentrl.config.trainer import FSDPOptions
 from agentrl.errors import ConfigError
@@ -220,11 +220,13 @@ def load_config(source: ConfigSource = None, overrides: Sequence[str] = ()) -> C
             message says in which line or override.
     """
     sources = _listed(source)
+    old_names: dict[str, str] = {}
     name, text = _read(sources[0]) if sources else ("defaults", "")
-    parsed = parse_source(text, name)
+    parsed = renamed_source(parse_source(text, name), old_names)
     data = expand_all(parsed.data)
-    layers = [override for other in sources[1:] for override in _layer(other)]
-    chosen = [*layers, *(parse_override(override) for override in overrides)]
+    layers = [override for other in sources[1:] for override in _layer(other, old_names)]
+    chosen = [*layers, *(renamed_override(parse_override(override), old_names) for override in overrides)]
+    _warn_of_old_names(old_names)
     replaced = []
     for number, override in enumerate(chosen):
         before = {section: data.get(section) for section in REPLACED_WHOLE}
@@ -280,7 +282,10 @@ def config_from(data: Mapping[str, Any]) -> Config:
     Raises:
         ConfigError: as `load_config`.
     """
-    return _validate(expand_all(data), "config", YamlSource({}), [])
+    old_names: dict[str, str] = {}
+    renamed = new_names(dict(data), (), old_names)
+    _warn_of_old_names(old_names)
+    return _validate(expand_all(renamed), "config", YamlSource({}), [])
 
 
 def shipped_configs() -> list[str]:
@@ -329,9 +334,15 @@ def _listed(source: ConfigSource) -> list[str | Path]:
     return [source] if isinstance(source, str | Path) else list(source)
 
 
-def _layer(source: str | Path) -> list[Override]:
+def _layer(source: str | Path, old_names: dict[str, str]) -> list[Override]:
     name, text = _read(source)
-    return overrides_of(parse_source(text, name), name)
+    return overrides_of(renamed_source(parse_source(text, name), old_names), name)
+
+
+def _warn_of_old_names(old_names: Mapping[str, str]) -> None:
+    if old_names:
+        pairs = ", ".join(f"{old} is now {new}" for old, new in old_names.items())
+        _log.warning("renamed config keys: %s; the next release no longer reads the old names", pairs)
 
 
 def _read(source: str | Path) -> tuple[str, str]:

@@ -1,12 +1,4 @@
-"""Numbers of the optimizer that seldom change.
-
-- The critic of PPO: a model that learns what an episode will still bring, token by token.
-- The implicit process reward model of PRIME: a language model that learns from outcomes what each token is worth.
-- How a model is sharded over ranks: one config key, with a few words in it.
-- Training of mixtures of experts.
-- Where the watch over a training's numbers speaks up.
-- Low-rank adapters: how a large model is trained through a few small matrices.
-"""
+"""Settings of the trainer's parts: optimizer, critic, process reward model, FSDP, MoE, alarms and LoRA adapters."""
 
 from __future__ import annotations
 
@@ -19,7 +11,7 @@ from agentrl.config.section import Decay, LearningRate, Section
 
 
 class AdamConfig(Section):
-    """Of AdamW, and the weight decay of Muon."""
+    """Decay rates of AdamW, and the weight decay of Muon."""
 
     betas: tuple[Decay, Decay] = (0.9, 0.95)
     """AdamW's decay rates of the moments."""
@@ -87,12 +79,12 @@ class FSDPOptions:
     gradients, at the price of communication."""
 
 
-class MixtureConfig(Section):
-    """Of models with routed experts; see docs/experts.md."""
+class MoEConfig(Section):
+    """Training of models with routed experts; see docs/experts.md."""
 
-    balance: float = Field(0.0, ge=0, allow_inf_nan=False)
+    aux_loss_coef: float = Field(0.0, ge=0, allow_inf_nan=False)
     """Weight in the loss of the balance among the experts; costs a further forward pass."""
-    replay: bool = False
+    router_replay: bool = False
     """Send tokens to the experts to which the engine sent them, so that rounding does not set trainer and engine
     apart."""
 
@@ -110,7 +102,7 @@ class NumericsConfig(Section):
     """Entropy below this share of that of the first steps has collapsed; 0 never."""
     grad_norm_ratio: float = Field(20.0, gt=1)
     """A gradient whose norm is so many times the median of the last steps is a spike."""
-    most_skipped: int = Field(10, ge=1)
+    max_skipped: int = Field(10, ge=1)
     """Updates left out in a row that end the run."""
     dumps: int = Field(2, ge=0)
     """Most files of a run that repeat an update that was left out; each holds the model's weights."""
@@ -125,9 +117,9 @@ class LoraConfig(Section):
     """The update is scaled by ``alpha / rank``; twice the rank when left out."""
     dropout: float = Field(0.0, ge=0, lt=1)
     """Share of an adapter's inputs that a warm start (`agentrl sft`) drops; training by reward has none."""
-    targets: Literal["all-linear"] | list[str] = "all-linear"
+    target_modules: Literal["all-linear"] | list[str] = "all-linear"
     """Ends of the names of matrices that get an adapter (``q_proj``); ``all-linear``: all but the output head."""
-    whole: list[str] = Field(default_factory=list)
+    modules_to_save: list[str] = Field(default_factory=list)
     """Ends of the names of modules that are trained themselves, such as ``embed_tokens``; a KL to the reference then
     needs a copy of the model."""
     quantize: Literal["nf4"] | None = None

@@ -53,7 +53,7 @@ def add_adapters(
         r=config.rank,
         lora_alpha=config.scale * config.rank,
         lora_dropout=config.dropout,
-        target_modules=config.targets,
+        target_modules=config.target_modules,
         task_type="CAUSAL_LM",
         base_model_name_or_path=base,
     )
@@ -62,8 +62,8 @@ def add_adapters(
             peft.inject_adapter_in_model(settings, model)
     except ValueError as error:  # peft lists the whole model
         raise ConfigError(
-            "model.lora.targets fit no layer, or one that cannot have an adapter",
-            got=config.targets,
+            "model.lora.target_modules fit no layer, or one that cannot have an adapter",
+            got=config.target_modules,
             expected="ends of names of linear layers such as q_proj, or all-linear",
         ) from error
     _check_layers(model)
@@ -71,7 +71,7 @@ def add_adapters(
     for layer in adapted_layers(model).values():
         _fill(layer, generator, device or model.device)
         layer.lora_dropout.eval()
-    settings.modules_to_save = list(_train_whole(model, config.whole)) or None
+    settings.modules_to_save = list(_train_whole(model, config.modules_to_save)) or None
 
 
 def _check_layers(model: PreTrainedModel) -> None:
@@ -80,10 +80,10 @@ def _check_layers(model: PreTrainedModel) -> None:
         if layer is head:
             raise ConfigError(
                 f"the output head ({name}) cannot have an adapter: log-probabilities are computed from its weights",
-                hint=f"leave it out of model.lora.targets, or train it itself: model.lora.whole=[{name}]",
+                hint=f"leave it out of model.lora.target_modules, or set model.lora.modules_to_save=[{name}]",
             )
         if _NAME not in layer.lora_A:
-            raise ConfigError(f"{name} is no linear layer", expected="linear layers in model.lora.targets")
+            raise ConfigError(f"{name} is no linear layer", expected="linear layers in model.lora.target_modules")
 
 
 def _fill(layer: Any, generator: torch.Generator, device: torch.device) -> None:
@@ -99,7 +99,9 @@ def _train_whole(model: PreTrainedModel, wanted: list[str]) -> Iterator[str]:
     """Train some modules themselves; gives the names under which others find them, two for a tied head."""
     for end in wanted:
         if not any(_ends_with(name, end) for name, _ in model.named_modules()):
-            raise ConfigError("model.lora.whole fits no module", got=end, expected="the end of a module's name")
+            raise ConfigError(
+                "model.lora.modules_to_save fits no module", got=end, expected="the end of a module's name"
+            )
     for name, module in model.named_modules():
         if any(_ends_with(name, end) for end in wanted):
             module.requires_grad_(True)

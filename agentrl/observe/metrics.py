@@ -1,8 +1,4 @@
-"""``metrics.jsonl``: the numbers of every training step, exactly.
-
-- The numbers of one training step that follow from its trajectories.
-- Trackers: where else the metrics go.
-"""
+"""Metrics of training steps: computed from trajectories, kept exactly in ``metrics.jsonl``, sent to trackers."""
 
 from __future__ import annotations
 
@@ -27,6 +23,14 @@ _log = logging.getLogger(__name__)
 
 TIMING_PREFIX = "time/"
 """Names under which a run's clock shows; two equal runs differ only there."""
+
+RENAMED_METRICS: Mapping[str, str] = {
+    "mismatch/routes": "mismatch/routed_experts",
+    "mismatch/routes_known": "mismatch/routed_experts_known",
+    "train/busiest_expert": "train/moe_max_load",
+    "train/round": "train/reference_round",
+}
+"""Old names of metrics, as the files of older runs have them, with their new ones."""
 
 ENVIRONMENT_PREFIX = "env/"
 """Names of what belongs to one of several environments: ``env/LABEL/success``."""
@@ -78,11 +82,14 @@ class MetricsFile:
 
 
 def read_metrics(path: Path) -> list[dict[str, Any]]:
-    """Read the metrics of all steps; none where there is no file. Damaged lines are left out with a warning."""
+    """Read the metrics of all steps, old names as new ones; none where there is no file.
+
+    Damaged lines are left out with a warning.
+    """
     lines, damaged = [], list[int]()
     for number, record in numbered_records(path, damaged) if path.exists() else ():
         if isinstance(record.get("step"), int):
-            lines.append(record)
+            lines.append({RENAMED_METRICS.get(name, name): value for name, value in record.items()})
         else:
             damaged.append(number)
     warn_damaged(path, damaged)

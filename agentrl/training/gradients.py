@@ -163,7 +163,7 @@ class GradientPass:
         read = (self._batch.sequences[i] for micro_batch in counted for i in micro_batch.sequences)
         busiest = balance.count(counts, sum(map(len, read)), self._passes.ranks)
         if busiest is not None:
-            self.tally.add("train/busiest_expert", busiest)
+            self.tally.add("train/moe_max_load", busiest)
 
     def _looked_over(self, part: list[int]) -> torch.Tensor:
         """The tokens of an update that train, after everything that is decided over all of them: int64 [selected]."""
@@ -285,10 +285,10 @@ class GradientPass:
 
 
 def _add_routes(tally: SumsByName, count: ReplayCount, part: Sequence[ScoredSequence]) -> None:
-    tally.add("mismatch/routes", torch.cat(count.differing))
+    tally.add("mismatch/routed_experts", torch.cat(count.differing))
     for sequence in part:
         known = 0 if sequence.routes is None else len(sequence.routes)
-        tally.add("mismatch/routes_known", torch.arange(len(sequence)) < known)
+        tally.add("mismatch/routed_experts_known", torch.arange(len(sequence)) < known)
 
 
 def learning_sequences(objective: Objective, batch: StepBatch, advantage: torch.Tensor) -> list[bool]:

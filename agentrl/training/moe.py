@@ -56,10 +56,10 @@ class RouterBalance:
         self._tokens = 0
         if not self._routers:
             raise ConfigError(
-                "trainer.mixture.balance is of models with routed experts",
+                "trainer.moe.aux_loss_coef is of models with routed experts",
                 got=type(model).__name__,
                 expected="a mixture of experts such as Qwen3-MoE, Mixtral or DeepSeek",
-                hint="set trainer.mixture.balance=0",
+                hint="set trainer.moe.aux_loss_coef=0",
             )
 
     @contextmanager
@@ -161,6 +161,6 @@ def replaying(model: PreTrainedModel, layout: Layout) -> Layout:
         raise ConfigError(
             "this model cannot replay routes",
             got=f"{type(model).__name__}, whose layers are not told them",
-            hint="set trainer.mixture.replay=false",
+            hint="set trainer.moe.router_replay=false",
         )
     return replace(layout, replay=replay)

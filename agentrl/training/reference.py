@@ -264,7 +264,7 @@ class ReferenceRefresh:
             with torch.no_grad():
                 for own, new in zip(self._reference.parameters(), self._policy.parameters(), strict=True):
                     own.copy_(new)
-        return {"train/round": float(steps // self._every + 1)}
+        return {"train/reference_round": float(steps // self._every + 1)}
 
     def named_state(self) -> dict[str, torch.Tensor]:
         """The weights of the reference by name."""

@@ -106,7 +106,7 @@ def test_pairs_teach_adapters(model, trajectories):
 
 
 def test_an_update_of_adapters_is_repeated_by_its_dump(model, trajectories, tmp_path):
-    config = config_of("base", lora={"targets": ["q_proj"]}, algorithm={"kl_coef": 0.1})
+    config = config_of("base", lora={"target_modules": ["q_proj"]}, algorithm={"kl_coef": 0.1})
     with torch.no_grad():
         model.model.layers[1].mlp.down_proj.weight.fill_(3e38)
         model.model.layers[1].mlp.up_proj.weight.mul_(1e4)

@@ -37,7 +37,10 @@ from agentrl.training.weights import ModelWeights
 IDS = torch.arange(3, 30)
 SEQUENCE = ScoredSequence(input_ids=IDS[:-1], positions=torch.arange(26), targets=IDS[1:])
 LORA = LoraConfig(rank=4)
-SAVED = {"adapters alone": LORA, "with a tied embedding": LoraConfig(rank=2, alpha=3.0, whole=["embed_tokens"])}
+SAVED = {
+    "adapters alone": LORA,
+    "with a tied embedding": LoraConfig(rank=2, alpha=3.0, modules_to_save=["embed_tokens"]),
+}
 
 
 class NoTokenizer:
@@ -90,7 +93,7 @@ def test_adapters_change_nothing_until_they_are_trained():
 
 @pytest.mark.parametrize("targets", ["all-linear", ["q_proj", "v_proj", "down_proj"]])
 def test_their_size_is_known_before(targets):
-    lora = LoraConfig(rank=3, targets=targets)
+    lora = LoraConfig(rank=3, target_modules=targets)
     sizes = {"layers": 2, "hidden_size": 32, "heads": 4, "kv_heads": 2, "head_dim": 8, "vocab_size": 64, "tied": True}
     model = adapted(lora)
     trained = sum(parameter.numel() for parameter in model.parameters() if parameter.requires_grad)
@@ -113,7 +116,7 @@ def test_a_step_trains_what_is_asked_and_nothing_else(trajectories, lora):
     report = step(trainer, trajectories)
     assert report.metrics["train/grad_norm"] > 0
     for name, parameter in model.named_parameters():
-        is_trained = ".lora_" in name or (bool(lora.whole) and "embed_tokens" in name)
+        is_trained = ".lora_" in name or (bool(lora.modules_to_save) and "embed_tokens" in name)
         assert parameter.requires_grad == is_trained
         assert torch.equal(parameter, before[name]) != is_trained, name
     trained = sum(p.numel() for p in model.parameters() if p.requires_grad)
@@ -163,7 +166,7 @@ def test_what_is_saved_is_small_and_read_back_by_agentrl_and_peft(tmp_path, lora
         warnings.simplefilter("ignore")
         by_peft = peft.PeftModel.from_pretrained(AutoModelForCausalLM.from_pretrained(base), folder)
     torch.testing.assert_close(scores(by_peft.base_model.model), expected, atol=1e-5, rtol=1e-5)
-    if not lora.whole:
+    if not lora.modules_to_save:
         sizes = [(path / name).stat().st_size for path, name in
                  ((folder, "adapter_model.safetensors"), (base, "model.safetensors"))]  # fmt: skip
         assert sizes[0] < sizes[1]
@@ -203,11 +206,14 @@ def test_a_warm_start_trains_adapters_and_drops_out(trajectories):
 @pytest.mark.parametrize(
     ("lora", "message"),
     [
-        ({"targets": ["nonsense"]}, r"targets fit no layer.*\['nonsense'\]"),
-        ({"targets": ["lm_head"]}, r"output head \(lm_head\) cannot have an adapter.*model.lora.whole"),
-        ({"targets": ["embed_tokens"]}, "embed_tokens is no linear layer"),
-        ({"targets": ["input_layernorm"]}, "one that cannot have an adapter"),
-        ({"whole": ["nonsense"]}, "whole fits no module: got nonsense"),
+        ({"target_modules": ["nonsense"]}, r"target_modules fit no layer.*\['nonsense'\]"),
+        (
+            {"target_modules": ["lm_head"]},
+            r"output head \(lm_head\) cannot have an adapter.*model.lora.modules_to_save",
+        ),
+        ({"target_modules": ["embed_tokens"]}, "embed_tokens is no linear layer"),
+        ({"target_modules": ["input_layernorm"]}, "one that cannot have an adapter"),
+        ({"modules_to_save": ["nonsense"]}, "modules_to_save fits no module: got nonsense"),
     ],
 )
 def test_layers_that_cannot_be_adapted(lora, message):

@@ -79,7 +79,7 @@ def test_the_planned_peak_of_adapters_is_the_measured_one(tmp_path, dtype, whole
     model = tiny_model("qwen3", vocab_size=1024, layers=4, hidden_size=64).to(getattr(torch, dtype))
     model.config.save_pretrained(tmp_path)
     config = planned_config(
-        tmp_path, f"model={{dtype: {dtype}, lora: {{rank: 8, whole: [{whole}]}}}}", "algorithm.kl_coef=0.1"
+        tmp_path, f"model={{dtype: {dtype}, lora: {{rank: 8, modules_to_save: [{whole}]}}}}", "algorithm.kl_coef=0.1"
     )
     add_adapters(model, config.model.lora, base="base", seed=0)
     planned = plan(config)

@@ -129,7 +129,7 @@ def test_what_is_no_dump_is_refused(tmp_path, text, message):
 
 
 def test_too_many_skips_in_a_row_end_the_run(overflowing, trajectories, tmp_path):
-    trainer = failing_trainer(overflowing, tmp_path, "trainer.numerics={most_skipped: 3, dumps: 1}")
+    trainer = failing_trainer(overflowing, tmp_path, "trainer.numerics={max_skipped: 3, dumps: 1}")
     for _ in range(2):
         run_step(trainer, trajectories)
     with pytest.raises(
@@ -140,7 +140,7 @@ def test_too_many_skips_in_a_row_end_the_run(overflowing, trajectories, tmp_path
 
 
 def test_a_good_update_starts_the_count_anew(model, trajectories):
-    trainer = trainer_of(model, load_config(None, [*PLAIN, "trainer.numerics={most_skipped: 2}"]))
+    trainer = trainer_of(model, load_config(None, [*PLAIN, "trainer.numerics={max_skipped: 2}"]))
     norm = model.model.norm.weight
     for value in (math.nan, None, math.nan):
         good = norm.detach().clone()

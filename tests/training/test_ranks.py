@@ -347,7 +347,9 @@ def test_a_short_format_is_computed_from_shards_in_float32(path, module_trajecto
 
 def test_adapters_are_trained_by_ranks_as_by_one(path, module_trajectories, tmp_path):
     """Numbers, merged weights and a checkpoint of the adapters, with the base as reference."""
-    changes = {"model": {"path": str(path), "device": "cpu", "lora": {"rank": 3, "targets": ["q_proj", "down_proj"]}}}
+    changes = {
+        "model": {"path": str(path), "device": "cpu", "lora": {"rank": 3, "target_modules": ["q_proj", "down_proj"]}}
+    }
     found = {}
 
     def run(group, count):
@@ -378,7 +380,7 @@ def test_experts_are_balanced_over_ranks_as_by_one(module_trajectories, tmp_path
     found = {}
 
     def run(group, count):
-        parts = group.build(settings("many micro-batches", tmp_path, count, mixture={"balance": 0.5}))
+        parts = group.build(settings("many micro-batches", tmp_path, count, moe={"aux_loss_coef": 0.5}))
         found[count] = step(parts, module_trajectories), step(parts, module_trajectories), weights(parts)
 
     for count in (1, 2):
@@ -386,7 +388,7 @@ def test_experts_are_balanced_over_ranks_as_by_one(module_trajectories, tmp_path
             run(group, count)
     for many, one in zip(found[2][:2], found[1][:2], strict=True):
         assert_same_numbers(many, one)
-    assert found[1][0]["train/busiest_expert"] > 1
+    assert found[1][0]["train/moe_max_load"] > 1
     assert_same_tensors(found[2][2], found[1][2], rtol=1e-5, atol=1e-5)
 
 

@@ -15,8 +15,8 @@ from agentrl.training.reference import StepInput
 
 OWN = {"trainer": {"critic": {"kind": "own"}}, "algorithm": {"advantage": "gae"}}
 SHARED = {"trainer": {"critic": {"kind": "shared"}}, "algorithm": {"advantage": "gae_turn"}}
-ADAPTERS = {"model": {"lora": {"rank": 4, "whole": ["norm"]}}}
-BALANCE = {"trainer": {"mixture": {"balance": 0.5}}}
+ADAPTERS = {"model": {"lora": {"rank": 4, "modules_to_save": ["norm"]}}}
+BALANCE = {"trainer": {"moe": {"aux_loss_coef": 0.5}}}
 CASES = {
     2: {
         "own critic, rows": ("qwen3", OWN, {"context_parallel": 2}),

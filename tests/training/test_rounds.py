@@ -21,7 +21,7 @@ def trainer_for(model, *, every=2, reference=None, **algorithm):
 
 def run_step(trainer, trajectories):
     metrics = trainer.step(trajectories, temperature=1.0, pad_id=0).metrics
-    return {name: metrics[name] for name in ("train/loss", "train/round", "train/grad_norm")}
+    return {name: metrics[name] for name in ("train/loss", "train/reference_round", "train/grad_norm")}
 
 
 def weights(model):
@@ -41,7 +41,7 @@ def test_each_round_is_played_against_the_policy_that_ended_the_last_one(model, 
             assert seen[-1]["train/loss"] == pytest.approx(expected, rel=1e-4)
             opponent = before
         assert all(map(torch.equal, trainer._frozen.reference.model.parameters(), opponent))
-    assert [line["train/round"] for line in seen] == [1, 1, 2, 2, 3]
+    assert [line["train/reference_round"] for line in seen] == [1, 1, 2, 2, 3]
     assert seen[1]["train/loss"] != pytest.approx(expected, rel=1e-4)
 
 

@@ -79,12 +79,12 @@ def test_the_balance_is_its_formula_however_it_is_computed(family):
 
 def test_a_step_with_a_large_weight_balances_the_experts(trajectories):
     model = tiny_model("qwen3_moe")
-    config = TrainerConfig(mixture={"balance": 10.0}, learning_rate=1e-2, tokens_per_micro_batch=80, lanes=2)
+    config = TrainerConfig(moe={"aux_loss_coef": 10.0}, learning_rate=1e-2, tokens_per_micro_batch=80, lanes=2)
     trainer = Trainer(model, AlgorithmConfig(), config, seed=0, max_tokens=100)
-    steps = [trainer.step(trajectories, temperature=1.0, pad_id=0).metrics["train/busiest_expert"] for _ in range(8)]
+    steps = [trainer.step(trajectories, temperature=1.0, pad_id=0).metrics["train/moe_max_load"] for _ in range(8)]
     assert steps[-1] < steps[0]
 
 
 def test_a_model_without_experts():
-    with pytest.raises(ConfigError, match=r"routed experts: got Qwen3ForCausalLM.*trainer.mixture.balance=0"):
-        Trainer(tiny_model(), AlgorithmConfig(), TrainerConfig(mixture={"balance": 0.1}), seed=0, max_tokens=9)
+    with pytest.raises(ConfigError, match=r"routed experts: got Qwen3ForCausalLM.*trainer.moe.aux_loss_coef=0"):
+        Trainer(tiny_model(), AlgorithmConfig(), TrainerConfig(moe={"aux_loss_coef": 0.1}), seed=0, max_tokens=9)

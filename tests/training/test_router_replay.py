@@ -149,21 +149,21 @@ def step(trajectories, **trainer):
 def test_a_step_replays_and_says_how_many_routes_differed(trajectories):
     routed(trajectories, tiny_model("qwen3_moe"))
     plain = step(trajectories)
-    assert "mismatch/routes" not in plain
-    found = step(trajectories, mixture={"replay": True})
-    assert found["mismatch/routes_known"] == 1
-    assert 0.05 < found["mismatch/routes"] < 0.9
+    assert "mismatch/routed_experts" not in plain
+    found = step(trajectories, moe={"router_replay": True})
+    assert found["mismatch/routed_experts_known"] == 1
+    assert 0.05 < found["mismatch/routed_experts"] < 0.9
     assert found["train/kl_reference"] == pytest.approx(0, abs=1e-6)  # the reference follows the same routes
     assert found["train/loss"] != pytest.approx(plain["train/loss"], rel=1e-3)
     small = {"tokens_per_micro_batch": 60, "share_prefixes": True, "lanes": 2, "gradient_checkpointing": True}
-    for name, value in step(trajectories, mixture={"replay": True}, **small).items():
+    for name, value in step(trajectories, moe={"router_replay": True}, **small).items():
         if name in ("train/loss", "train/grad_norm", "train/entropy"):
             assert value == pytest.approx(found[name], rel=2e-4, abs=1e-6), name
 
 
 def test_tokens_without_routes_go_where_the_router_says(trajectories):
-    found, plain = step(trajectories, mixture={"replay": True}), step(trajectories)
-    assert found["mismatch/routes_known"] == 0
+    found, plain = step(trajectories, moe={"router_replay": True}), step(trajectories)
+    assert found["mismatch/routed_experts_known"] == 0
     assert found["train/loss"] == pytest.approx(plain["train/loss"], rel=1e-6)
     assert found["train/grad_norm"] == pytest.approx(plain["train/grad_norm"], rel=1e-5)
 
@@ -175,7 +175,12 @@ def test_ranks_replay_what_one_does(trajectories, tmp_path, context):
     routed(trajectories, model)
     found = []
     for count in (1, 2):
-        trainer = {"processes": count, "mixture": {"replay": True}, "tokens_per_micro_batch": 80, "learning_rate": 1e-2}
+        trainer = {
+            "processes": count,
+            "moe": {"router_replay": True},
+            "tokens_per_micro_batch": 80,
+            "learning_rate": 1e-2,
+        }
         config = Config(
             environment={"name": "maze"},
             model={"path": str(tmp_path / "model"), "device": "cpu"},
@@ -184,19 +189,24 @@ def test_ranks_replay_what_one_does(trajectories, tmp_path, context):
         with group_of(count) as group:
             parts = group.build(config)
             found.append(parts.trainer.step(trajectories, temperature=1.0, pad_id=0).metrics)
-    for name in ("train/loss", "train/grad_norm", "train/entropy", *(["mismatch/routes"] if context == 1 else [])):
+    for name in (
+        "train/loss",
+        "train/grad_norm",
+        "train/entropy",
+        *(["mismatch/routed_experts"] if context == 1 else []),
+    ):
         assert found[1][name] == pytest.approx(found[0][name], rel=1e-4, abs=1e-6), name
 
 
 def test_what_cannot_be_replayed_is_refused(trajectories):
-    with pytest.raises(ConfigError, match=r"routed experts: got Qwen3ForCausalLM.*mixture.replay=false"):
-        Trainer(tiny_model(), AlgorithmConfig(), TrainerConfig(mixture={"replay": True}), seed=0, max_tokens=9)
-    with pytest.raises(ValueError, match=r"mixture.replay looks into layers"):
-        TrainerConfig(mixture={"replay": True}, kernels="compiled")
+    with pytest.raises(ConfigError, match=r"routed experts: got Qwen3ForCausalLM.*moe.router_replay=false"):
+        Trainer(tiny_model(), AlgorithmConfig(), TrainerConfig(moe={"router_replay": True}), seed=0, max_tokens=9)
+    with pytest.raises(ValueError, match=r"moe.router_replay looks into layers"):
+        TrainerConfig(moe={"router_replay": True}, kernels="compiled")
     for sequence in (s for trajectory in trajectories for s in trajectory.sequences):
         sequence.extend_routes(np.full((len(sequence) - 1 - sequence.routed, 6), 1, dtype=np.uint8))
     with pytest.raises(TrainingError, match=r"experts are not the model's: got 6 numbers per token.*expected 4"):
-        step(trajectories, mixture={"replay": True})
+        step(trajectories, moe={"router_replay": True})
 
 
 def test_an_unknown_way_of_weighing_is_refused():

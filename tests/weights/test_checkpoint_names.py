@@ -65,7 +65,7 @@ def test_every_tensor_of_the_model_is_gathered_once():
 
 def test_merged_adapters_leave_experts_apart():
     model = tiny_model("qwen3_moe", tied=False)
-    add_adapters(model, LoraConfig(rank=2, targets=["q_proj"]), base="tiny", seed=0)
+    add_adapters(model, LoraConfig(rank=2, target_modules=["q_proj"]), base="tiny", seed=0)
     sent = CheckpointSource(ModelWeights(model), model).weights()
     plain = tiny_model("qwen3_moe", tied=False)
     assert sorted(sent) == sorted(CheckpointSource(ModelWeights(plain), plain).weights())

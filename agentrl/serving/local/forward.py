@@ -406,7 +406,7 @@ def _routers(model: PreTrainedModel) -> list[torch.nn.Module]:
         "the local engine cannot tell experts",
         got=type(model).__name__,
         expected="a mixture of experts",
-        hint="set trainer.mixture.replay=false",
+        hint="set trainer.moe.router_replay=false",
     )
 
 

@@ -91,7 +91,7 @@ class _Lines:
         self._parameters, self._trained = model.parameters, model.trained
         lora = config.model.lora
         self._quantized = lora is not None and lora.quantize is not None
-        self._base_is_reference = lora is not None and not lora.whole
+        self._base_is_reference = lora is not None and not lora.modules_to_save
 
     def items(self) -> Iterator[Item]:
         """On the rank's device."""

@@ -144,9 +144,11 @@ def _trained(model: Any, lora: LoraConfig) -> TrainedSize:
         module
         for name, module in named.items()
         if isinstance(module, torch.nn.Linear)
-        and (module is not head if lora.targets == "all-linear" else _ends_with(name, lora.targets))
+        and (module is not head if lora.target_modules == "all-linear" else _ends_with(name, lora.target_modules))
     ]
-    own = {id(p): p.numel() for name, m in named.items() if _ends_with(name, lora.whole) for p in m.parameters()}
+    own = {
+        id(p): p.numel() for name, m in named.items() if _ends_with(name, lora.modules_to_save) for p in m.parameters()
+    }
     adapters = lora.rank * sum(matrix.in_features + matrix.out_features for matrix in matrices)
     return TrainedSize(adapters=adapters, own=sum(own.values()))
 

@@ -19,6 +19,7 @@ from transformers import PreTrainedModel
 
 from agentrl.algorithms.types import LossInput
 from agentrl.config.config import Config
+from agentrl.config.load import config_from
 from agentrl.errors import UsageError
 from agentrl.image import ImageReader
 from agentrl.models.load import make_model
@@ -174,7 +175,7 @@ def replay(state: Mapping[str, Any], *, device: str = "auto", reader: ImageReade
         UsageError: the model is of a kind that this machine cannot make, or was in 4 bits, or a critic shares it.
         UnknownNameError: a name of the config is not registered here.
     """
-    config = Config.model_validate(json.loads(state["config"]))
+    config = config_from(json.loads(state["config"]))
     if state.get("joins_critic"):
         raise UsageError(
             "this update cannot be repeated",

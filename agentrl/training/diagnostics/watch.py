@@ -390,7 +390,7 @@ class NumericsWatch:
             non_finite=update.non_finite,
         )
         self._dump(gradient, computed.before, computed.part, step, found)
-        if self._in_a_row >= self._config.most_skipped:
+        if self._in_a_row >= self._config.max_skipped:
             raise TrainingError(
                 f"{self._in_a_row} updates in a row were skipped",
                 got=self._skipped,

@@ -190,18 +190,18 @@ def gate_formula(router: nn.Module, logits: Tensor, gates: Tensor, chosen: Tenso
     best = min(range(len(known)), key=apart.__getitem__)
     if apart[best] > CLOSE.get(gates.dtype, 1e-4) * scale:
         raise ConfigError(
-            "trainer.mixture.replay does not know how this router weighs its experts",
+            "trainer.moe.router_replay does not know how this router weighs its experts",
             got=f"{type(router).__name__}, whose gates are {apart[best]:.2g} off",
             expected="scores by softmax or sigmoid, of the chosen experts",
-            hint="set trainer.mixture.replay=false",
+            hint="set trainer.moe.router_replay=false",
         )
     return known[best]
 
 
 def _refusal(model: str, why: str) -> ConfigError:
     return ConfigError(
-        "trainer.mixture.replay is of language models with routed experts",
+        "trainer.moe.router_replay is of language models with routed experts",
         got=f"{model}: {why}",
         expected="a mixture of experts such as Qwen3-MoE, Mixtral or DeepSeek",
-        hint="set trainer.mixture.replay=false",
+        hint="set trainer.moe.router_replay=false",
     )
