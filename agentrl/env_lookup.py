@@ -37,7 +37,7 @@ from agentrl.env import (
 )
 from agentrl.errors import UnknownNameError, UsageError
 from agentrl.registry import Kind
-from agentrl.remote.lookup import remote_spec
+from agentrl.remote.client import remote_spec
 from agentrl.task import SeedTasks, seed_tasks
 
 GYMNASIUM_ID = re.compile(r"(?:(?P<namespace>[\w-]+)/)?(?P<name>[\w.-]+)-v\d+")

@@ -37,7 +37,7 @@ from agentrl.message import (
 )
 from agentrl.observe.console import note, out
 from agentrl.remote.server.listening import IDLE_S, is_own_host, read_body
-from agentrl.remote.server.session import Refusal
+from agentrl.remote.wire import Refusal
 from agentrl.rollout.tools import tool_session
 from agentrl.task import Task
 from agentrl.tool import Tool, ToolResult

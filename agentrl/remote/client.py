@@ -1,57 +1,68 @@
-"""The environment that plays a served one: it has the parts that the other has, and they do what they do there.
+"""The client of an environment server: from the server's address to an environment that plays the served one.
 
-- The expert and the action space of a served environment.
-- A tool of an environment that lives elsewhere: in a worker process, or behind a server.
-- The tasks of a served environment, fetched page by page when they are first asked for.
+`remote_spec` makes the spec of an address. Its environment, a `RemoteEnvironment`, has the optional parts that the
+served one has (tools, an expert, an action space, ...), and its tasks are fetched page by page when they are first
+asked for.
 """
 
 from __future__ import annotations
 
 import asyncio
 import contextlib
-import dataclasses
 import functools
 import random
 import secrets
 from collections.abc import Awaitable, Callable, Mapping
-from contextlib import AsyncExitStack
 from dataclasses import dataclass, field
-from types import MappingProxyType
-from typing import Any, Protocol, TypeAlias
+from typing import Any, ParamSpec, Protocol, TypeVar, cast
 from urllib.parse import quote
 
-from agentrl.env import AsyncEnv
+from agentrl.env import AsyncEnv, EnvironmentSpec, Isolation
 from agentrl.errors import AgentRLError, EnvironmentFailure, UsageError
-from agentrl.message import Content, Message
-from agentrl.remote.link import Link, Links, SessionLost, Unanswered, ask_now
+from agentrl.message import Content
+from agentrl.remote.env_methods import (
+    CALL_TOOL,
+    EXPERT,
+    EXPERT_ACTION,
+    EXPERT_MISTAKE,
+    METHODS,
+    OPTIONAL_PARTS,
+    RESET,
+    RESTORE,
+    SAMPLE,
+    STATE_KEY,
+    STEP,
+    EnvMethod,
+    RemoteTool,
+    ResetResult,
+)
+from agentrl.remote.link import Link, Links, NoProtocol, SessionLost, Unanswered, ask_now
 from agentrl.remote.wire import (
+    HEALTH,
+    INFO,
+    PROTOCOL,
     SESSIONS,
     TASKS,
     TASKS_PER_PAGE,
-    EnvMethod,
+    VERSION,
     Served,
-    largest_request,
-    read_content,
-    read_message,
+    read_served,
     read_task,
-    read_tool_result,
+    spec_facts,
     to_json,
-    write_content,
 )
 from agentrl.task import Task
-from agentrl.tool import (
-    Provisions,
-    Tool,
-    ToolResult,
-    ToolRules,
-)
+from agentrl.tool import Tool, ToolResult
+
+P = ParamSpec("P")
+R = TypeVar("R")
 
 
 class CallSession(Protocol):
     """Asks a session of the server for something."""
 
-    def __call__(self, method: str, **arguments: Any) -> Awaitable[Any]:
-        """Ask, and get the answer's JSON."""
+    def __call__(self, method: EnvMethod[P, R], *arguments: P.args, **_: P.kwargs) -> Awaitable[R]:
+        """Ask, and return the result."""
 
 
 class RemoteExpert:
@@ -65,20 +76,19 @@ class RemoteExpert:
         self._call = call
 
     async def act(self, observation: Content) -> str:
-        """The next action, given the observation that followed the last one."""
-        return str((await self._call("expert_action", observation=write_content(observation)))["action"])
+        """Choose the next action, given the observation that followed the last one."""
+        return (await self._call(EXPERT_ACTION, observation)).text
 
 
 class RemoteFallibleExpert(RemoteExpert):
     """One that can make mistakes."""
 
     async def mistake(self, rng: random.Random) -> str | None:
-        """A mistake in place of the last action, drawn with `rng` as here: its state goes there and back."""
+        """Draw a mistake in place of the last action, with `rng` as here: its state goes there and back."""
         version, numbers, gauss = rng.getstate()
-        answer = await self._call("expert_mistake", random_state=[version, list(numbers), gauss])
-        version, numbers, gauss = answer["random_state"]
+        mistake, state = await self._call(EXPERT_MISTAKE, [version, list(numbers), gauss])
+        version, numbers, gauss = state
         rng.setstate((version, tuple(numbers), gauss))
-        mistake: str | None = answer["action"]
         return mistake
 
 
@@ -94,79 +104,13 @@ class RemoteActionSpace:
         self._seed: int | None = None
 
     def seed(self, seed: int) -> None:
-        """Decides what the next samples are."""
+        """Seed the next samples."""
         self._seed = seed
 
     async def sample(self) -> str:
-        """A random action."""
+        """Draw a random action."""
         seed, self._seed = self._seed, None
-        return str((await self._call("sample", seed=seed))["action"])
-
-
-CallTool: TypeAlias = Callable[[str, Mapping[str, Any]], Awaitable[ToolResult]]
-
-
-class RemoteTool(Tool):
-    """Has a tool's name and schema here, and its function elsewhere.
-
-    Args:
-        name: Name that the policy uses.
-        schema: The description that was made where the function is.
-        stop: A call ends the episode.
-        rules: How calls are carried out, where it is not the default.
-        remote: Calls it; ``None`` leaves that to who receives the tool.
-    """
-
-    def __init__(
-        self,
-        name: str,
-        schema: dict[str, Any],
-        stop: bool = False,
-        rules: Mapping[str, Any] = MappingProxyType({}),
-        remote: CallTool | None = None,
-    ) -> None:
-        self.name = name
-        known = {rule.name for rule in dataclasses.fields(ToolRules)}  # a newer server may know more
-        self.rules = ToolRules(**{name: value for name, value in rules.items() if name in known} | {"stop": stop})
-        self.options = {}
-        self.schema = schema
-        self.remote = remote
-
-    def to_plain(self) -> dict[str, Any]:
-        """The description as JSON types: keyword arguments of this class."""
-        rules = self.rules.changed()
-        stop = bool(rules.pop("stop", False))
-        return {"name": self.name, "schema": self.schema, "stop": stop, **({"rules": rules} if rules else {})}
-
-    @classmethod
-    def describe(cls, tool: Tool) -> RemoteTool:
-        """The remote form of a tool, made where the tool is."""
-        rules = {name: value for name, value in tool.rules.changed().items() if name not in ("stop", "inline")}
-        return cls(tool.name, tool.schema, tool.stop, rules)
-
-    @property
-    def is_stateful(self) -> bool:
-        """Its state is the environment's."""
-        return False
-
-    @property
-    def needs_sandbox(self) -> bool:
-        """What it needs it has where it is."""
-        return False
-
-    def validate(self, arguments: Mapping[str, Any]) -> dict[str, Any]:
-        """The arguments as they are: they are checked where the function is."""
-        return dict(arguments)
-
-    async def open(self, stack: AsyncExitStack, provisions: Provisions | None = None) -> Callable[..., Any]:
-        """Nothing to open: the environment owns it."""
-        assert self.remote is not None
-        return self.remote
-
-    async def run(self, bound: Callable[..., Any], checked: Mapping[str, Any]) -> ToolResult:
-        """Call the function where it is."""
-        result: ToolResult = await bound(self.name, checked)
-        return result
+        return await self._call(SAMPLE, seed)
 
 
 PATIENCE_S = 20.0
@@ -247,26 +191,23 @@ class RemoteEnvironment(AsyncEnv):
         """The call whose answer is not known."""
         self._turn = asyncio.Lock()
         self._state_key: str | None = None
-        self._tools: tuple[RemoteTool, ...] = ()
+        self._tools: tuple[Tool, ...] = ()
         self._space = RemoteActionSpace(self._call)
-        self._parts: Mapping[EnvMethod, Callable[[], Any]] = {
-            EnvMethod.STATE_KEY: lambda: self._read_state_key,
-            EnvMethod.SNAPSHOT: lambda: self._snapshot,
-            EnvMethod.RESTORE: lambda: self._restore,
-            EnvMethod.EXPERT: lambda: self._begin_expert,
-            EnvMethod.ADMISSIBLE_ACTIONS: lambda: functools.partial(self._value_of, "admissible_actions"),
-            EnvMethod.WEB_PAGE: lambda: functools.partial(self._value_of, "web_page"),
-            EnvMethod.TOOL_MESSAGE: lambda: self._tool_message,
-            EnvMethod.TOOLS: lambda: self._tools,
-            EnvMethod.ACTION_SPACE: lambda: self._space,
+        self._own_parts: Mapping[str, Callable[[], Any]] = {
+            "state_key": lambda: self._read_state_key,
+            "restore": lambda: self._restore,
+            "expert": lambda: self._begin_expert,
+            "tools": lambda: self._tools,
+            "action_space": lambda: self._space,
         }
 
     def __getattr__(self, name: str) -> Any:
-        """A part of the served environment."""
-        parts = self.__dict__.get("served")
-        if parts is None or name not in parts.parts:
+        """Return a part of the served environment: a method asks its server."""
+        served: Served | None = self.__dict__.get("served")
+        if served is None or name not in served.parts & OPTIONAL_PARTS:
             raise AttributeError(f"{type(self).__name__} has no {name!r}")
-        return self._parts[EnvMethod(name)]()
+        own = self._own_parts.get(name)
+        return functools.partial(self._call, METHODS[name]) if own is None else own()
 
     async def reset(
         self, *, seed: int | None = None, options: dict[str, Any] | None = None
@@ -277,17 +218,19 @@ class RemoteEnvironment(AsyncEnv):
             EnvironmentFailure: the server or its environment failed.
             UsageError: what the environment or the server refuses.
         """
-        begin = functools.partial(self._call, "reset", seed=seed, options=options or {})
+        begin = functools.partial(self._call, RESET, seed, options or {})
         if self._session is None:
             await self._open_session()
         try:
-            answer = await begin()
+            start: ResetResult = await begin()
         except SessionLost:
             await self._open_session()
-            answer = await begin()
-        self.action_hint = answer["action_hint"]
-        self._tools = tuple(RemoteTool(**tool, remote=self._call_tool) for tool in answer["tools"])
-        return read_content(answer["observation"]), answer["info"]
+            start = await begin()
+        self.action_hint = start.action_hint
+        self._tools = start.tools
+        for tool in start.tools:
+            cast("RemoteTool", tool).remote = self._call_tool
+        return start.observation, dict(start.info)
 
     async def step(self, action: str) -> tuple[Content, float, bool, bool, dict[str, Any]]:
         """Take an action.
@@ -295,9 +238,8 @@ class RemoteEnvironment(AsyncEnv):
         Raises:
             EnvironmentFailure: the server or its environment failed.
         """
-        answer = await self._call("step", action=action)
-        observation = read_content(answer["observation"])
-        return observation, answer["reward"], answer["terminated"], answer["truncated"], answer["info"]
+        result = (await self._call(STEP, action)).result
+        return result.observation, result.reward, result.terminated, result.truncated, dict(result.info)
 
     async def close(self) -> None:
         """End the session; one that cannot be ended now ends with its lease."""
@@ -319,20 +261,20 @@ class RemoteEnvironment(AsyncEnv):
         body = {"fingerprint": self.served.fingerprint}
         await self._link.ask("PUT", f"{SESSIONS}/{session}", body, patience_s=self._patience_s)
 
-    async def _call(self, method: str, **arguments: Any) -> Any:
+    async def _call(self, method: EnvMethod[P, R], *arguments: P.args, **_: P.kwargs) -> R:
         """Ask the session for something, after what was asked before."""
         async with self._turn:
             if self._session is None:
-                raise EnvironmentFailure(f"{method} of {self.served.url} comes before reset")
+                raise EnvironmentFailure(f"{method.name} of {self.served.url} comes before reset")
             if self._pending is not None:
                 with contextlib.suppress(_Answered):
                     await self._send(*self._pending)
-            body = {"number": self._number + 1, **arguments}
+            body = {"number": self._number + 1, **method.write_arguments(*arguments)}
             _check_size(method, body, self.served.url)
             self._number += 1
-            self._pending = method, body
+            self._pending = method.name, body
             try:
-                return await self._send(*self._pending)
+                return method.result.read(await self._send(*self._pending))
             except _Answered as answered:
                 raise answered.error from answered.error.__cause__
 
@@ -352,31 +294,21 @@ class RemoteEnvironment(AsyncEnv):
         self._state_key = answer.get("state_key")
         return answer
 
-    async def _value_of(self, method: str) -> Any:
-        return (await self._call(method))["value"]
-
     async def _read_state_key(self) -> str:
-        """The key that came with the last answer; asked for where none did."""
-        return self._state_key if self._state_key is not None else str((await self._call("state_key"))["state_key"])
-
-    async def _snapshot(self) -> Any:
-        return await self._value_of("snapshot")
+        """Return the key that came with the last answer; ask for it where none did."""
+        return self._state_key if self._state_key is not None else str(await self._call(STATE_KEY))
 
     async def _restore(self, data: Any) -> None:
         if self._session is None:
             await self._open_session()
-        await self._call("restore", data=data)
+        await self._call(RESTORE, data)
 
     async def _begin_expert(self) -> RemoteExpert:
-        is_fallible = (await self._call("expert"))["is_fallible"]
+        is_fallible = await self._call(EXPERT)
         return (RemoteFallibleExpert if is_fallible else RemoteExpert)(self._call)
 
-    async def _tool_message(self, action: str) -> Message:
-        return read_message((await self._call("tool_message", action=action))["message"])
-
     async def _call_tool(self, name: str, arguments: Mapping[str, Any]) -> ToolResult:
-        answer = await self._call("call_tool", name=name, arguments=dict(arguments))
-        return read_tool_result(answer).checked(name)
+        return (await self._call(CALL_TOOL, name, arguments)).checked(name)
 
 
 class _Answered(Exception):
@@ -406,7 +338,60 @@ class MakeRemote:
         return MakeRemote, (self.served,)
 
 
-def _check_size(method: str, body: Mapping[str, Any], url: str) -> None:
+def _check_size(method: EnvMethod[..., Any], body: Mapping[str, Any], url: str) -> None:
     """Refuse what the server would refuse, before it counts as a call."""
-    if (size := len(to_json(body))) > (most := largest_request(method)):
+    if (size := len(to_json(body))) > (most := method.largest_request):
         raise UsageError(f"this is too much for {url}", got=f"{size} bytes", expected=f"at most {most}")
+
+
+OPTIONS = {"patience_s": PATIENCE_S}
+"""The options of every remote environment; those of the served one belong to its server."""
+
+
+def remote_spec(url: str) -> EnvironmentSpec:
+    """The spec of the environment that is served at `url`; its name is the address.
+
+    Raises:
+        UsageError: nobody answers there, who answers is no environment server or one of another version, or the token
+            is wrong.
+    """
+    _check_version(url, _ask(url, HEALTH))
+    served = read_served(url, _ask(url, INFO))
+    return EnvironmentSpec(
+        name=url,
+        make=MakeRemote(served),
+        tasks=functools.partial(remote_tasks, url),
+        isolation=Isolation.INLINE,
+        options=OPTIONS,
+        **spec_facts(served),
+    )
+
+
+def _ask(url: str, route: str) -> Any:
+    try:
+        return ask_now(url, route, patience_s=0.0)
+    except Unanswered as error:
+        hint = "start one: agentrl env serve NAME --port PORT"
+        raise UsageError(f"no environment server answers at {url}", got=error.got, hint=hint) from error
+    except NoProtocol as error:
+        raise _no_server(url, error.got) from error
+
+
+def _check_version(url: str, health: Any) -> None:
+    if not isinstance(health, dict) or health.get("protocol") != PROTOCOL:
+        raise _no_server(url, repr(health)[:200])
+    if VERSION not in health.get("versions", ()):
+        raise UsageError(
+            f"the environment server {url} speaks another version of the protocol",
+            got=", ".join(map(str, health.get("versions", ()))) or "none",
+            expected=VERSION,
+            hint="install the same version of agentrl on both sides",
+        )
+
+
+def _no_server(url: str, got: object) -> UsageError:
+    return UsageError(
+        f"{url} is no environment server",
+        got=got,
+        expected="the address that agentrl env serve prints, /split may follow",
+    )

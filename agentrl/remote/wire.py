@@ -1,9 +1,7 @@
-"""The words and values of the environment protocol, as JSON; ``docs/environments/remote.md`` describes them.
+"""Routes, errors and values of the environment protocol, as JSON; ``docs/environments/remote.md`` describes them.
 
 Python's own `json` writes and reads them: state snapshots hold numbers of more than 64 bits, and a ``nan`` in an
 ``info`` stays one. What is not JSON changes on the way as it would in any file: a tuple arrives as a list.
-
-- What a server tells about its environment: enough to make the spec that a local one would have.
 """
 
 from __future__ import annotations
@@ -16,9 +14,10 @@ import json
 import math
 from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, TypeAlias, TypeVar
 
 from agentrl.env import EnvironmentSpec
+from agentrl.errors import shortened
 from agentrl.message import (
     Content,
     ContentPart,
@@ -29,6 +28,10 @@ from agentrl.message import (
 )
 from agentrl.task import Task
 from agentrl.tool import ToolResult
+
+T = TypeVar("T")
+Body: TypeAlias = Mapping[str, Any]
+"""The JSON object of a request."""
 
 PROTOCOL = "agentrl-environment"
 VERSION = 1
@@ -43,15 +46,13 @@ LARGEST_REQUEST = 16 * 2**20
 """Bytes of a request that a server reads where a snapshot or images may be in it."""
 LARGEST_CALL = 4 * 2**20
 """Bytes of all other requests."""
-LARGE_METHODS = frozenset({"restore", "expert_action"})
-"""What is asked with a snapshot or an observation."""
 LARGEST_ANSWER = 64 * 2**20
 """Bytes of an answer that a client reads."""
 TASKS_PER_PAGE = 100
 
 
 class Problem(enum.StrEnum):
-    """What an error answer is about: ``{"error": {"kind": …, "message": …}}``."""
+    """Kind of an error answer: ``{"error": {"kind": …, "message": …}}``."""
 
     USAGE = "usage"
     """The user must change something: an option of the reset, a split, a method that the environment lacks."""
@@ -88,13 +89,46 @@ _STATUS = {
 }
 
 
-def largest_request(method: str) -> int:
-    """Bytes of a request to a session that a server reads."""
-    return LARGEST_REQUEST if method in LARGE_METHODS else LARGEST_CALL
+class Refusal(Exception):
+    """Answered to the client.
+
+    Args:
+        problem: What it is about.
+        message: For a person.
+    """
+
+    def __init__(self, problem: Problem, message: str) -> None:
+        super().__init__(message)
+        self.problem = problem
+
+
+def field(body: Body, name: str, kind: type[T]) -> T:
+    """Read a field of a request.
+
+    Raises:
+        Refusal: it is missing or of another type.
+    """
+    value = body.get(name)
+    if not isinstance(value, kind) or (kind is int and isinstance(value, bool)):
+        expected = "an object" if kind is dict else f"of type {kind.__name__}"
+        raise Refusal(Problem.REQUEST, f"{name!r} of the request is {value!r:.80}, expected {expected}")
+    return value
+
+
+def whole(body: Body, name: str, *, least: int, most: int) -> int:
+    """Read a whole number of a request.
+
+    Raises:
+        Refusal: it is missing, of another type, or outside the range.
+    """
+    value = field(body, name, int)
+    if not least <= value <= most:
+        raise Refusal(Problem.REQUEST, f"{name!r} of the request is {shortened(value)}, expected {least} to {most}")
+    return value
 
 
 def to_json(value: Any) -> bytes:
-    """A message's bytes.
+    """Encode a message.
 
     Raises:
         TypeError: something in it has no JSON form.
@@ -104,7 +138,7 @@ def to_json(value: Any) -> bytes:
 
 
 def from_json(data: bytes) -> Any:
-    """A message.
+    """Decode a message.
 
     Raises:
         ValueError: the bytes are not JSON.
@@ -116,7 +150,7 @@ def from_json(data: bytes) -> Any:
 
 
 def _plain(value: Any) -> Any:
-    """NumPy's numbers and arrays, and mappings of other types, as JSON knows them."""
+    """Return NumPy's numbers and arrays, and mappings of other types, as JSON knows them."""
     if isinstance(value, Mapping):
         return dict(value)
     if hasattr(value, "tolist"):
@@ -125,7 +159,7 @@ def _plain(value: Any) -> Any:
 
 
 def write_content(content: Content) -> Any:
-    """An observation: text, or a list of parts."""
+    """Write an observation: text, or a list of parts."""
     if isinstance(content, str):
         return content
     return [
@@ -141,7 +175,7 @@ def write_content(content: Content) -> Any:
 
 
 def read_content(data: Any) -> Content:
-    """What `write_content` wrote.
+    """Read what `write_content` wrote.
 
     Raises:
         TypeError: it is neither text nor a list of parts.
@@ -159,7 +193,7 @@ def _read_part(part: Mapping[str, Any]) -> ContentPart:
 
 
 def write_message(message: Message) -> dict[str, Any]:
-    """A message of a conversation."""
+    """Write a message of a conversation."""
     calls = [{"name": call.name, "arguments": dict(call.arguments), "id": call.id} for call in message.tool_calls]
     return {
         "role": message.role,
@@ -172,7 +206,7 @@ def write_message(message: Message) -> dict[str, Any]:
 
 
 def read_message(data: Mapping[str, Any]) -> Message:
-    """What `write_message` wrote."""
+    """Read what `write_message` wrote."""
     return Message(
         role=data["role"],
         content=read_content(data["content"]),
@@ -184,7 +218,7 @@ def read_message(data: Mapping[str, Any]) -> Message:
 
 
 def write_task(task: Task) -> dict[str, Any]:
-    """A task; whose it is, its reader knows."""
+    """Write a task; its reader knows its environment."""
     return {
         "id": task.id,
         "seed": task.seed,
@@ -198,18 +232,18 @@ def write_task(task: Task) -> dict[str, Any]:
 
 
 def read_task(data: Mapping[str, Any], environment: str) -> Task:
-    """What `write_task` wrote, as a task of `environment`."""
+    """Read what `write_task` wrote, as a task of `environment`."""
     return Task(environment=environment, **data)
 
 
 def write_tool_result(result: ToolResult) -> dict[str, Any]:
-    """What a tool returned; only the text where there is nothing else."""
+    """Write the result of a tool; only the text where there is nothing else."""
     more = {"reward": result.reward, "metrics": dict(result.metrics), "stop": result.stop}
     return {"text": result.text, **{name: value for name, value in more.items() if value}}
 
 
 def read_tool_result(plain: Mapping[str, Any]) -> ToolResult:
-    """What `write_tool_result` wrote."""
+    """Read what `write_tool_result` wrote."""
     return ToolResult(
         str(plain["text"]),
         reward=plain.get("reward", 0.0),
@@ -221,20 +255,6 @@ def read_tool_result(plain: Mapping[str, Any]) -> ToolResult:
 _TOLD = ("name", "description", "instructions", "tool_instructions", "max_turns", "success_threshold")
 
 
-class EnvMethod(enum.StrEnum):
-    """What an environment may offer besides `reset` and `step`, by its name in the contract (`agentrl.env`)."""
-
-    STATE_KEY = "state_key"
-    SNAPSHOT = "snapshot"
-    RESTORE = "restore"
-    EXPERT = "expert"
-    ADMISSIBLE_ACTIONS = "admissible_actions"
-    TOOL_MESSAGE = "tool_message"
-    TOOLS = "tools"
-    WEB_PAGE = "web_page"
-    ACTION_SPACE = "action_space"
-
-
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Served:
     """An environment behind a server."""
@@ -242,7 +262,8 @@ class Served:
     url: str
     spec: Mapping[str, Any]
     """The facts of its `EnvironmentSpec` that are plain data."""
-    parts: frozenset[EnvMethod]
+    parts: frozenset[str]
+    """The optional parts that it has; a newer server may know more of them."""
     action_hint: str
     fingerprint: str
     """Checksum of all this and the options: another one is another environment."""
@@ -260,9 +281,9 @@ class Served:
 
 
 def write_served(
-    spec: EnvironmentSpec, options: Mapping[str, Any], parts: frozenset[EnvMethod], action_hint: str
+    spec: EnvironmentSpec, options: Mapping[str, Any], parts: frozenset[str], action_hint: str
 ) -> dict[str, Any]:
-    """The answer of the info route."""
+    """Make the answer of the info route."""
     told: dict[str, Any] = {name: getattr(spec, name) for name in _TOLD}
     told["max_turns"] = spec.turns_under(options)
     told["splits"] = list(spec.splits)
@@ -276,19 +297,18 @@ def write_served(
 
 
 def read_served(url: str, info: Mapping[str, Any]) -> Served:
-    """What `write_served` wrote; parts that this version does not know are left out."""
-    known = {part.value for part in EnvMethod}
+    """Read what `write_served` wrote."""
     return Served(
         url=url,
         spec=info["spec"],
-        parts=frozenset(EnvMethod(part) for part in info["parts"] if part in known),
+        parts=frozenset(info["parts"]),
         action_hint=info["action_hint"],
         fingerprint=info["fingerprint"],
     )
 
 
 def spec_facts(served: Served) -> dict[str, Any]:
-    """Keyword arguments of the `EnvironmentSpec` of a served environment, besides its factories."""
+    """Make the keyword arguments of the `EnvironmentSpec` of a served environment, besides its factories."""
     facts = {name: served.spec[name] for name in _TOLD if name != "name"}
     return {
         **facts,

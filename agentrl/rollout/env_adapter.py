@@ -1,6 +1,7 @@
-"""One environment where its code runs: beside the runtime, in a thread, or in a worker process.
+"""One environment where its code runs, and the check of what its `reset` and `step` return.
 
-- What `reset` and `step` of an environment may return. Runs and the environment check refuse the same.
+The adapter is the same in the event loop, in a thread and in a worker process. `agentrl env check` refuses the same
+return values as runs do.
 """
 
 from __future__ import annotations
@@ -9,7 +10,6 @@ import numbers
 import random
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import AsyncExitStack
-from dataclasses import dataclass
 from typing import Any, cast
 
 from agentrl.env import (
@@ -24,7 +24,7 @@ from agentrl.env import (
 )
 from agentrl.errors import A_REWARD, AgentRLError, ToolError, UsageError, bounded_reward, shortened
 from agentrl.message import Content, ImagePart, Message, TextPart
-from agentrl.remote.wire import EnvMethod
+from agentrl.remote.env_methods import OPTIONAL_PARTS, ResetResult, Stepped, restored_generator
 from agentrl.tool import Tool, ToolResult
 
 LARGEST_OBSERVATION = 10_000_000
@@ -41,7 +41,7 @@ class WrongReturn(ValueError):
 
 
 def checked_pair(returned: object) -> tuple[Content, Mapping[str, Any]]:
-    """What `reset` returned, if it may.
+    """Check what `reset` returned.
 
     Raises:
         WrongReturn: it may not.
@@ -52,7 +52,7 @@ def checked_pair(returned: object) -> tuple[Content, Mapping[str, Any]]:
 
 
 def checked_step(returned: object) -> StepResult:
-    """What `step` returned, if it may, with a plain reward and plain flags.
+    """Check what `step` returned, and make its reward and flags plain numbers.
 
     Raises:
         WrongReturn: it may not.
@@ -74,7 +74,7 @@ def checked_step(returned: object) -> StepResult:
 
 
 def unpacked_pair(returned: object) -> tuple[Any, Mapping[str, Any]]:
-    """Observation and info of `reset`; only the pair itself is checked.
+    """Unpack observation and info of `reset`; only the pair itself is checked.
 
     Raises:
         WrongReturn: it is no pair of something and a dictionary.
@@ -85,7 +85,7 @@ def unpacked_pair(returned: object) -> tuple[Any, Mapping[str, Any]]:
 
 
 def unpacked_step(returned: object) -> StepResult:
-    """The five values of `step` by name; only their number, the info and the reward's type are checked.
+    """Unpack the five values of `step` by name; only their number, the info and the reward's type are checked.
 
     Raises:
         WrongReturn: they are not five, the info is no dictionary, or the reward no number.
@@ -129,7 +129,7 @@ def _check_text(where: str, observation: str) -> None:
 
 
 def _check_facts(info: Mapping[str, Any]) -> None:
-    """What the runtime itself reads from an info dictionary."""
+    """Check the entries of an info dictionary that the runtime itself reads."""
     success, task_type = info.get("success", False), info.get("task_type")
     if type(success).__name__ != "bool" and not (isinstance(success, numbers.Real) and success in (0, 1)):
         raise _wrong("success of info", success, "True or False")
@@ -167,28 +167,8 @@ RANDOM_CHARACTERS = 32
 """Maximum length of a random action in a text space that allows more than `LONGEST_SAMPLE` characters."""
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class ResetResult:
-    """What an episode learns from a reset."""
-
-    observation: Content
-    info: Mapping[str, Any]
-    state_key: str | None
-    action_hint: str
-    tools: tuple[Tool, ...]
-    """The tools bound to this episode."""
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Stepped:
-    """A step's result, and the key of the state that it led to."""
-
-    result: StepResult
-    state_key: str | None
-
-
 class EnvAdapter:
-    """Makes one environment and calls it, checking what it returns.
+    """Adapter of one environment: makes it, calls it, and checks what it returns.
 
     All methods are coroutines so that synchronous and asynchronous environments share them; with a synchronous one
     they never suspend.
@@ -207,8 +187,19 @@ class EnvAdapter:
 
     @property
     def is_async(self) -> bool:
-        """Whether the environment's own methods are coroutines."""
+        """True if the environment's own methods are coroutines."""
         return isinstance(self.env, AsyncEnv)
+
+    async def call(self, method: str, *arguments: Any) -> Any:
+        """Call a method of `agentrl.remote.env_methods`: the adapter's own, else the environment's of this name.
+
+        Raises:
+            UsageError: the environment does not have it.
+        """
+        own = getattr(self, method, None)
+        if own is not None:
+            return await own(*arguments)
+        return await settled(self._required(method)(*arguments))
 
     async def reset(self, seed: int, options: Mapping[str, Any]) -> ResetResult:
         """Start an episode."""
@@ -229,14 +220,16 @@ class EnvAdapter:
         return Stepped(result=result, state_key=await self.state_key())
 
     async def admissible_actions(self) -> list[str] | None:
-        """The actions that are accepted now; ``None`` when the environment does not tell."""
+        """List the actions that are accepted now; ``None`` when the environment does not tell."""
         method = self._optional("admissible_actions")
         actions = None if method is None else await settled(method())
         return None if actions is None else list(actions)
 
-    async def expert_action(self, observation: Content, seed: int, mistakes: float) -> ExpertAction:
-        """What the environment's own expert does next: with probability `mistakes` a mistake, if it has done none just
-        now and there is one to make.
+    async def expert_action(self, observation: Content, seed: int = 0, mistakes: float = 0.0) -> ExpertAction:
+        """Ask the environment's own expert for its next action.
+
+        With probability `mistakes`, drawn with `seed`, that is a mistake, unless the last action was one or there is
+        none to make.
         """
         expert = self._expert or await self._begin_expert()
         if self._put_off is not None:
@@ -259,12 +252,12 @@ class EnvAdapter:
         return ExpertAction(text=action)
 
     async def tool_message(self, action: str) -> Message | None:
-        """The message that takes a text action through the environment's own tools; ``None`` where it has none."""
+        """Make the message that takes a text action through the environment's own tools; ``None`` where it has none."""
         method = self._optional("tool_message")
         return None if method is None else cast("Message", await settled(method(action)))
 
     async def random_action(self, seed: int) -> str:
-        """A random admissible action; without a list of them, a sample of the action space."""
+        """Draw a random admissible action; without a list of them, a sample of the action space."""
         actions = await self.admissible_actions()
         if actions is not None:
             if self._random is None:
@@ -278,42 +271,36 @@ class EnvAdapter:
             space.seed(seed % 2**32)
         return await sampled(space)
 
-    async def new_expert(self) -> bool:
-        """Ask the environment for an expert, whom `expert_action` asks then; whether it can make mistakes."""
+    async def expert(self) -> bool:
+        """Ask the environment for an expert, whom `expert_action` asks then; return whether it can make mistakes."""
         return hasattr(await self._begin_expert(), "mistake")
 
     async def expert_mistake(self, random_state: Sequence[Any]) -> tuple[str | None, list[Any]]:
-        """The expert's mistake in place of its last action, drawn by a generator in a state, and the state then."""
+        """Draw the expert's mistake in place of its last action; return it and the generator's state after it."""
         rng = restored_generator(random_state)
         mistake = await settled(cast("FallibleExpert", self._expert).mistake(rng))
         version, numbers, gauss = rng.getstate()
         return None if mistake is None else str(mistake), [version, list(numbers), gauss]
 
     async def sample(self, seed: int | None) -> str:
-        """A sample of the action space, seeded before unless `seed` is ``None``."""
+        """Sample the action space, seeded before unless `seed` is ``None``."""
         space = self._optional("action_space")
         if seed is not None:
             space.seed(seed)
         return await sampled(space)
 
     async def action_hint(self) -> str:
-        """One line for the model; empty when the environment has none."""
+        """Return one line for the model; empty when the environment has none."""
         return str(self._optional("action_hint") or "")
 
     async def parts(self) -> frozenset[str]:
-        """Which optional parts the environment has."""
-        return frozenset(part for part in EnvMethod if self._optional(part) is not None)
+        """Return the optional parts that the environment has."""
+        return frozenset(part for part in OPTIONAL_PARTS if self._optional(part) is not None)
 
-    async def optional(self, name: str, *arguments: Any) -> Any:
-        """Call an optional method by its name.
-
-        Raises:
-            UsageError: the environment does not have it.
-        """
-        method = self._optional(name)
-        if method is None:
-            raise UsageError(f"the environment has no {name}()")
-        return await settled(method(*arguments))
+    async def restore(self, data: Any) -> str | None:
+        """Put a state back, and return its key."""
+        await settled(self._required("restore")(data))
+        return await self.state_key()
 
     async def call_tool(self, name: str, arguments: Mapping[str, Any]) -> ToolResult:
         """Call one of the environment's tools; only for worker processes, others hold the tool itself."""
@@ -324,7 +311,7 @@ class EnvAdapter:
         await settled(self.env.close())
 
     async def state_key(self) -> str | None:
-        """Key of the state now; ``None`` when the environment does not tell."""
+        """Return the key of the state now; ``None`` when the environment does not tell."""
         method = self._optional("state_key")
         return None if method is None else str(await settled(method()))
 
@@ -338,9 +325,15 @@ class EnvAdapter:
     def _optional(self, name: str) -> Any:
         return optional_part(self.env, name)
 
+    def _required(self, name: str) -> Any:
+        method = self._optional(name)
+        if method is None:
+            raise UsageError(f"the environment has no {name}()")
+        return method
+
 
 async def sampled(space: Any) -> str:
-    """A sample of an action space as text: of a text space that allows very long texts, a short one."""
+    """Sample an action space as text: of a text space that allows very long texts, a short one."""
     least, most = getattr(space, "min_length", 0), getattr(space, "max_length", 0)
     if most <= LONGEST_SAMPLE:
         return str(await settled(space.sample()))
@@ -363,17 +356,3 @@ async def call_own_tool(tool: Tool, arguments: Mapping[str, Any]) -> ToolResult:
             raise
         except Exception as error:
             raise ToolError(f"{tool.name} failed ({type(error).__name__})") from error
-
-
-def restored_generator(state: Sequence[Any]) -> random.Random:
-    """Make a generator from its state in JSON types.
-
-    Raises:
-        TypeError: it is no state; also the next two.
-        ValueError: as above.
-        OverflowError: as above.
-    """
-    version, numbers, gauss = state
-    generator = random.Random()
-    generator.setstate((version, tuple(numbers), gauss))
-    return generator

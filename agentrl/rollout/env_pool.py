@@ -2,9 +2,7 @@
 
 Episodes borrow an environment (`EnvPool.borrow`); at most `max_concurrent` are lent at once. An environment
 whose episode ended well is reset and used again; after a failure it is thrown away. Blocking environments live in
-threads or worker processes, and stay in the one in which they were made.
-
-- Where an environment's code runs: the same calls, inline, in a thread, or in a worker process.
+threads or worker processes (an `EnvBackend` each), and stay in the one in which they were made.
 """
 
 from __future__ import annotations
@@ -16,17 +14,20 @@ import logging
 from abc import ABC, abstractmethod
 from collections.abc import AsyncIterator, Mapping
 from contextlib import AsyncExitStack, asynccontextmanager
-from typing import Any
+from typing import Any, ParamSpec, TypeVar
 
 from agentrl.config.environment import EnvironmentConfig
-from agentrl.env import EnvironmentSpec, ExpertAction, Isolation
+from agentrl.env import EnvironmentSpec, Isolation
 from agentrl.errors import AgentRLError, EnvironmentFailure, async_boundary, boundary
-from agentrl.message import Content, Message
-from agentrl.remote.client import RemoteTool
-from agentrl.rollout.env_adapter import EnvAdapter, ResetResult, Stepped
+from agentrl.remote.env_methods import CALL_TOOL, CLOSE, RESET, STEP, EnvMethod, RemoteTool, ResetResult, Stepped
+from agentrl.rollout.env_adapter import EnvAdapter
 from agentrl.rollout.env_workers import ProcessWorker, SerialWorker, ThreadWorker, run_coroutine
 from agentrl.rollout.waits import WaitKind, Waits
 from agentrl.task import Task
+
+P = ParamSpec("P")
+R = TypeVar("R")
+logger = logging.getLogger(__name__)
 
 
 class EnvBackend(ABC):
@@ -35,7 +36,7 @@ class EnvBackend(ABC):
     @property
     @abstractmethod
     def is_alive(self) -> bool:
-        """Whether calls can still succeed."""
+        """True if calls can still succeed."""
 
     @abstractmethod
     async def call(self, method: str, *arguments: Any, deadline_s: float, what: str) -> Any:
@@ -48,33 +49,36 @@ class EnvBackend(ABC):
 
 
 class InlineBackend(EnvBackend):
-    """In the event loop. The deadline bounds asynchronous environments only: nothing interrupts blocking code here."""
+    """Backend in the event loop.
 
-    def __init__(self, resident: EnvAdapter) -> None:
-        self._resident = resident
+    The deadline bounds asynchronous environments only: nothing interrupts blocking code here.
+    """
+
+    def __init__(self, adapter: EnvAdapter) -> None:
+        self._adapter = adapter
 
     @property
     def is_alive(self) -> bool:
-        """Always."""
+        """Always true."""
         return True
 
     async def call(self, method: str, *arguments: Any, deadline_s: float, what: str) -> Any:
         """Await the method itself."""
         async with async_boundary(EnvironmentFailure, what, deadline_s=deadline_s):
-            return await getattr(self._resident, method)(*arguments)
+            return await self._adapter.call(method, *arguments)
 
 
 class ThreadBackend(EnvBackend):
-    """In a thread; always the same one, for code that cares."""
+    """Backend in a thread; always the same one, for code that cares."""
 
-    def __init__(self, worker: ThreadWorker, resident: EnvAdapter) -> None:
+    def __init__(self, worker: ThreadWorker, adapter: EnvAdapter) -> None:
         self._worker = worker
-        self._resident = resident
+        self._adapter = adapter
         self._running = False
 
     @property
     def is_alive(self) -> bool:
-        """Whether no call of it still runs somewhere."""
+        """True if no call of it still runs somewhere."""
         return not self._running
 
     async def call(self, method: str, *arguments: Any, deadline_s: float, what: str) -> Any:
@@ -83,7 +87,7 @@ class ThreadBackend(EnvBackend):
         def work() -> Any:
             self._running = True
             try:
-                return run_coroutine(getattr(self._resident, method)(*arguments))
+                return run_coroutine(self._adapter.call(method, *arguments))
             finally:
                 self._running = False
 
@@ -91,33 +95,30 @@ class ThreadBackend(EnvBackend):
 
 
 class ProcessBackend(EnvBackend):
-    """In a worker process that several environments share."""
+    """Backend in a worker process that several environments share."""
 
-    def __init__(self, worker: ProcessWorker, resident: int, life: int) -> None:
+    def __init__(self, worker: ProcessWorker, number: int, life: int) -> None:
         self._worker = worker
-        self._resident = resident
+        self._number = number
         self._life = life
 
     @property
     def is_alive(self) -> bool:
-        """Whether the process is still the one in which the environment was made."""
+        """True if the process is still the one in which the environment was made."""
         return self._worker.life == self._life
 
     async def call(self, method: str, *arguments: Any, deadline_s: float, what: str) -> Any:
         """Send the call to the process; the deadline counts from when the process is free."""
         return await self._worker.call(
-            self._resident, method, arguments, life=self._life, deadline_s=deadline_s, what=what
+            self._number, method, arguments, life=self._life, deadline_s=deadline_s, what=what
         )
-
-
-logger = logging.getLogger(__name__)
 
 
 class EnvHandle:
     """One environment as an episode sees it: coroutines with deadlines.
 
     Args:
-        place: Where its code runs.
+        backend: Where its code runs.
         name: The environment's registry name, for messages.
         waits: Where waiting is registered.
         reset_timeout_s: Deadline of a reset.
@@ -125,9 +126,9 @@ class EnvHandle:
     """
 
     def __init__(
-        self, place: EnvBackend, *, name: str, waits: Waits, reset_timeout_s: float, step_timeout_s: float
+        self, backend: EnvBackend, *, name: str, waits: Waits, reset_timeout_s: float, step_timeout_s: float
     ) -> None:
-        self.place = place
+        self.backend = backend
         self._name = name
         self._waits = waits
         self._reset_timeout_s = reset_timeout_s
@@ -140,62 +141,37 @@ class EnvHandle:
     async def reset(self, task: Task) -> ResetResult:
         """Start the task's episode."""
         self._task, self._steps = task.id, 0
-        result: ResetResult = await self.call("reset", task.seed, task.options, deadline_s=self._reset_timeout_s)
+        result = await self.call(RESET, task.seed, task.options)
         for tool in result.tools:
             if isinstance(tool, RemoteTool) and tool.remote is None:
-                tool.remote = functools.partial(self.call, "call_tool")
+                tool.remote = lambda name, arguments: self.call(CALL_TOOL, name, arguments)
         return result
 
     async def step(self, action: str) -> Stepped:
         """Take an action."""
         self._steps += 1
-        stepped: Stepped = await self.call("step", action)
-        return stepped
-
-    async def admissible_actions(self) -> list[str] | None:
-        """The actions that are accepted now; ``None`` when the environment does not tell."""
-        actions: list[str] | None = await self.call("admissible_actions")
-        return actions
-
-    async def state_key(self) -> str | None:
-        """Key of the environment's state now; ``None`` when it does not tell."""
-        key: str | None = await self.call("state_key")
-        return key
-
-    async def expert_action(self, observation: Content, *, seed: int = 0, mistakes: float = 0.0) -> ExpertAction:
-        """What the environment's own expert does after `observation`; `seed` decides whether, with probability
-        `mistakes`, it makes a mistake first.
-        """
-        action: ExpertAction = await self.call("expert_action", observation, seed, mistakes)
-        return action
-
-    async def tool_message(self, action: str) -> Message | None:
-        """The message that takes a text action through the environment's own tools; ``None`` where it has none."""
-        message: Message | None = await self.call("tool_message", action)
-        return message
-
-    async def random_action(self, seed: int) -> str:
-        """A random action; `seed` decides all of an episode's."""
-        action: str = await self.call("random_action", seed)
-        return action
+        return await self.call(STEP, action)
 
     async def close(self) -> None:
         """Release it; a failure is logged, for the episodes are over."""
         try:
-            await self.call("close")
+            await self.call(CLOSE)
         except AgentRLError as error:
             logger.warning("%s", error)
 
-    async def call(self, method: str, *arguments: Any, deadline_s: float | None = None) -> Any:
-        """Call any method of the environment's `EnvAdapter`.
+    async def call(self, method: EnvMethod[P, R], *arguments: P.args, **_: P.kwargs) -> R:
+        """Call a method of `agentrl.remote.env_methods`.
 
         Raises:
             EnvironmentFailure: it raised, returned nonsense, or missed its deadline.
         """
-        where = f"task {self._task}, step {self._steps}" if method == "step" else f"task {self._task}"
-        what = f"{method} of environment {self._name} ({where})"
-        with self._waits.on(WaitKind.ENVIRONMENT, self.borrower, f"{method} of {self._name}"):
-            return await self.place.call(method, *arguments, deadline_s=deadline_s or self._step_timeout_s, what=what)
+        name = method.name
+        where = f"task {self._task}, step {self._steps}" if method is STEP else f"task {self._task}"
+        what = f"{name} of environment {self._name} ({where})"
+        deadline_s = self._reset_timeout_s if method is RESET else self._step_timeout_s
+        with self._waits.on(WaitKind.ENVIRONMENT, self.borrower, f"{name} of {self._name}"):
+            result: R = await self.backend.call(name, *arguments, deadline_s=deadline_s, what=what)
+        return result
 
 
 class EnvPool:
@@ -241,7 +217,7 @@ class EnvPool:
 
     @classmethod
     def from_config(cls, spec: EnvironmentSpec, config: EnvironmentConfig, *, waits: Waits | None = None) -> EnvPool:
-        """A host as the config's ``environment`` section says."""
+        """Make the pool of the config's ``environment`` section."""
         return cls(
             spec,
             options=config.options,
@@ -263,20 +239,20 @@ class EnvPool:
         with self.waits.on(WaitKind.CAPACITY, who, f"a free {self.spec.name} environment"):
             await self._free.acquire()
         try:
-            environment = self._take_idle() or await self._make(who)
-            environment.borrower = who
+            handle = self._take_idle() or await self._make(who)
+            handle.borrower = who
             try:
-                yield environment
+                yield handle
             except BaseException:
-                await self._discard(environment)
+                await self._discard(handle)
                 raise
-            self._idle.append(environment)
+            self._idle.append(handle)
         finally:
             self._free.release()
 
     async def close(self) -> None:
         """Close all environments and workers. No episode may be running."""
-        await asyncio.gather(*(environment.close() for environment in self._idle if environment.place.is_alive))
+        await asyncio.gather(*(handle.close() for handle in self._idle if handle.backend.is_alive))
         self._idle.clear()
         workers: list[SerialWorker[Any]] = [*self._threads, *self._processes]
         for worker in workers:
@@ -286,27 +262,27 @@ class EnvPool:
 
     def _take_idle(self) -> EnvHandle | None:
         while self._idle:
-            environment = self._idle.pop()
-            if environment.place.is_alive:
-                return environment
+            handle = self._idle.pop()
+            if handle.backend.is_alive:
+                return handle
         return None
 
-    async def _discard(self, environment: EnvHandle) -> None:
-        if environment.place.is_alive:
-            await environment.close()
+    async def _discard(self, handle: EnvHandle) -> None:
+        if handle.backend.is_alive:
+            await handle.close()
 
     async def _make(self, who: str) -> EnvHandle:
         with self.waits.on(WaitKind.ENVIRONMENT, who, f"a new {self.spec.name}"):
-            place = await self._make_place(f"making environment {self.spec.name}")
+            backend = await self._make_backend(f"making environment {self.spec.name}")
         return EnvHandle(
-            place,
+            backend,
             name=self.spec.name,
             waits=self.waits,
             reset_timeout_s=self._reset_timeout_s,
             step_timeout_s=self._step_timeout_s,
         )
 
-    async def _make_place(self, what: str) -> EnvBackend:
+    async def _make_backend(self, what: str) -> EnvBackend:
         if self._processes:
             process = self._processes[next(self._turn) % len(self._processes)]
             number = await process.make(self.spec.make, self._options, what=what, deadline_s=self._reset_timeout_s)
@@ -314,7 +290,7 @@ class EnvPool:
         if self._threads:
             thread = self._threads[next(self._turn) % len(self._threads)]
             make = functools.partial(EnvAdapter, self.spec.make, self._options)
-            resident: EnvAdapter = await thread.submit(make, what=what, deadline_s=self._reset_timeout_s)
-            return InlineBackend(resident) if resident.is_async else ThreadBackend(thread, resident)
+            adapter: EnvAdapter = await thread.submit(make, what=what, deadline_s=self._reset_timeout_s)
+            return InlineBackend(adapter) if adapter.is_async else ThreadBackend(thread, adapter)
         with boundary(EnvironmentFailure, what):
             return InlineBackend(EnvAdapter(self.spec.make, self._options))

@@ -25,8 +25,8 @@ from types import FrameType
 from typing import Any, BinaryIO, NoReturn
 
 from agentrl.errors import AgentRLError, EnvironmentFailure, described_error
-from agentrl.remote.client import RemoteTool
-from agentrl.rollout.env_adapter import EnvAdapter, ResetResult
+from agentrl.remote.env_methods import RemoteTool, ResetResult
+from agentrl.rollout.env_adapter import EnvAdapter
 from agentrl.rollout.env_workers import HEADER, LARGEST_REPLY, RemoteCall
 from agentrl.sandbox.supervisor import (
     PR_SET_CHILD_SUBREAPER,
@@ -121,10 +121,10 @@ def serve() -> None:
     sys.path[:] = pickle.load(calls)
     inbox: SimpleQueue[RemoteCall] = SimpleQueue()
     threading.Thread(target=_read, args=(calls, inbox), daemon=True).start()
-    residents: dict[int, EnvAdapter] = {}
+    adapters: dict[int, EnvAdapter] = {}
     loop = asyncio.new_event_loop()
     while True:
-        _reply(replies, loop.run_until_complete(_serve(residents, inbox.get())))
+        _reply(replies, loop.run_until_complete(_serve(adapters, inbox.get())))
 
 
 def _read(calls: BinaryIO, inbox: SimpleQueue[RemoteCall]) -> None:
@@ -137,24 +137,24 @@ def _read(calls: BinaryIO, inbox: SimpleQueue[RemoteCall]) -> None:
             inbox.put(RemoteCall(-1, "unreadable", (described_error(error),)))
 
 
-async def _serve(residents: dict[int, EnvAdapter], call: RemoteCall) -> tuple[bool, Any]:
+async def _serve(adapters: dict[int, EnvAdapter], call: RemoteCall) -> tuple[bool, Any]:
     try:
-        return True, await _perform(residents, call)
+        return True, await _perform(adapters, call)
     except AgentRLError as error:
         return False, (type(error), str(error))
     except BaseException as error:  # nobody cancels or interrupts this process: it is the environment's own
         return False, (EnvironmentFailure, described_error(error))
 
 
-async def _perform(residents: dict[int, EnvAdapter], call: RemoteCall) -> Any:
+async def _perform(adapters: dict[int, EnvAdapter], call: RemoteCall) -> Any:
     if call.method == "make":
-        residents[call.resident] = EnvAdapter(*call.arguments)
+        adapters[call.number] = EnvAdapter(*call.arguments)
         return None
     if call.method == "unreadable":
         raise EnvironmentFailure(f"the worker cannot read the call ({call.arguments[0]})")
-    result = await getattr(residents[call.resident], call.method)(*call.arguments)
+    result = await adapters[call.number].call(call.method, *call.arguments)
     if call.method == "close":
-        del residents[call.resident]
+        del adapters[call.number]
     if isinstance(result, ResetResult):
         return dataclasses.replace(result, tools=tuple(RemoteTool.describe(tool) for tool in result.tools))
     return result

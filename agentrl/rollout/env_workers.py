@@ -195,9 +195,10 @@ LARGEST_REPLY = 256 * 2**20
 
 @dataclass(frozen=True, slots=True)
 class RemoteCall:
-    """What is sent to the process: a method of a resident, or ``make``."""
+    """Message to the process: a method of one of its environments, or ``make``."""
 
-    resident: int
+    number: int
+    """Which environment."""
     method: str
     arguments: tuple[Any, ...]
 
@@ -229,10 +230,10 @@ class ProcessWorker(SerialWorker[_Work]):
         return number
 
     async def call(
-        self, resident: int, method: str, arguments: tuple[Any, ...], *, life: int, what: str, deadline_s: float
+        self, number: int, method: str, arguments: tuple[Any, ...], *, life: int, what: str, deadline_s: float
     ) -> Any:
-        """Call a method of a resident that was made in the process's life `life`."""
-        work = _Work(RemoteCall(resident, method, arguments), life)
+        """Call a method of an environment that was made in the process's life `life`."""
+        work = _Work(RemoteCall(number, method, arguments), life)
         return await self.submit(work, what=what, deadline_s=deadline_s)
 
     async def execute(self, job: WorkerCall[_Work]) -> Any:

@@ -10,6 +10,7 @@ from agentrl.agent_loop import AgentLoop, Answer, Conversation, Episode, Episode
 from agentrl.env import EnvironmentSpec, StepResult
 from agentrl.errors import Outcome, UsageError
 from agentrl.message import Content, ContentPart, Message, TextPart, ToolCall, described, tool_result
+from agentrl.remote.env_methods import ADMISSIBLE_ACTIONS, STATE_KEY
 from agentrl.rollout.env_pool import EnvHandle
 from agentrl.rollout.policies import EpisodePolicy
 from agentrl.rollout.tools import (
@@ -168,7 +169,7 @@ class RuntimeEpisode(Episode):
         self.turns.state_key = None  # the state that a configured tool leads to is what it says
         if call.name in self.tools and call.name not in self._configured:
             self.observation = result.text
-            self.turns.state_key = await self.environment.state_key()
+            self.turns.state_key = await self.environment.call(STATE_KEY)
         text = self._cut_text(result.text, None if called.tool is None else called.tool.rules.max_tokens)
         if called.tool is not None and text != result.text:
             self.turns.add_metric(f"tool/{call.name}/cut", 1)
@@ -213,7 +214,7 @@ class RuntimeEpisode(Episode):
 
     async def admissible_actions(self) -> list[str] | None:
         """What the environment accepts now."""
-        return await self.environment.admissible_actions()
+        return await self.environment.call(ADMISSIBLE_ACTIONS)
 
     def _own_tools(self, tools: Sequence[Tool]) -> dict[str, Tool]:
         own = {tool.name: tool for tool in tools}

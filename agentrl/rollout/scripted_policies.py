@@ -16,6 +16,7 @@ from agentrl.agent_loop import Answer, Conversation
 from agentrl.engine import StopReason
 from agentrl.errors import UsageError
 from agentrl.message import Message
+from agentrl.remote.env_methods import EXPERT_ACTION, RANDOM_ACTION, TOOL_MESSAGE
 from agentrl.render.conversation import LedgerConversation
 from agentrl.render.renderer import Renderer
 from agentrl.render.tokens import ToolSchema
@@ -153,14 +154,14 @@ async def demonstration(
     """The message in which `policy` takes its next action, and what its tokens are: forced, or a mistake."""
     environment = situation.environment
     if policy is ScriptedPolicy.RANDOM:
-        return await _message(situation, await environment.random_action(seed)), Source.FORCED
-    action = await environment.expert_action(situation.observation, seed=seed, mistakes=mistakes)
+        return await _message(situation, await environment.call(RANDOM_ACTION, seed)), Source.FORCED
+    action = await environment.call(EXPERT_ACTION, situation.observation, seed, mistakes)
     return await _message(situation, action.text), Source.MISTAKE if action.is_mistake else Source.FORCED
 
 
 async def _message(situation: EpisodeView, action: str) -> Message:
     """The answer that takes `action`: through the environment's own tools where the loop offers them."""
-    through_tools = await situation.environment.tool_message(action) if situation.loop.offers_tools else None
+    through_tools = await situation.environment.call(TOOL_MESSAGE, action) if situation.loop.offers_tools else None
     return through_tools or situation.loop.demonstrate(action)
 
 

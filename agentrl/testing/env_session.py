@@ -43,7 +43,7 @@ from agentrl.env import (
 )
 from agentrl.errors import AgentRLError, is_addressed_to, running_task
 from agentrl.message import Content, TextPart
-from agentrl.remote.client import RemoteTool
+from agentrl.remote.env_methods import RemoteTool
 from agentrl.rollout.env_adapter import call_own_tool, sampled, unpacked_pair, unpacked_step
 from agentrl.task import Task
 from agentrl.tool import Tool, ToolResult

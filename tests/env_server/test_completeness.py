@@ -11,8 +11,8 @@ from served_worlds import STAIRS
 import agentrl.env
 from agentrl.env import EnvironmentSpec
 from agentrl.message import ImagePart, Message, TextPart, ToolCall
+from agentrl.remote.env_methods import OPTIONAL_PARTS
 from agentrl.remote.wire import (
-    EnvMethod,
     from_json,
     read_message,
     read_served,
@@ -40,7 +40,7 @@ def names(record: type) -> set[str]:
 
 
 def test_every_fact_of_a_spec_is_told() -> None:
-    told = from_json(to_json(write_served(STAIRS, {"height": 3}, frozenset(EnvMethod), "up")))
+    told = from_json(to_json(write_served(STAIRS, {"height": 3}, OPTIONAL_PARTS, "up")))
     facts = spec_facts(read_served("http://127.0.0.1:1", told))
     assert set(facts) | CLIENTS_OWN == names(EnvironmentSpec)
     assert facts == {name: getattr(STAIRS, name) for name in facts}
@@ -48,13 +48,13 @@ def test_every_fact_of_a_spec_is_told() -> None:
 
 def test_every_optional_part_of_the_contract_can_be_served() -> None:
     rows = re.findall(r"^``(\w+)(?:\(\w*\))?``", agentrl.env.__doc__ or "", re.MULTILINE)
-    assert set(rows) <= {*EnvMethod, "action_hint"}
+    assert set(rows) <= {*OPTIONAL_PARTS, "action_hint"}
     assert len(rows) > 5
 
 
 def test_another_environment_has_another_fingerprint() -> None:
     def fingerprint(**options: int) -> str:
-        return str(write_served(STAIRS, options, frozenset(EnvMethod), "up")["fingerprint"])
+        return str(write_served(STAIRS, options, OPTIONAL_PARTS, "up")["fingerprint"])
 
     assert fingerprint(height=3) == fingerprint(height=3) != fingerprint(height=4)
 

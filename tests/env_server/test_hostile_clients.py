@@ -14,13 +14,13 @@ from served_worlds import STAIRS
 from test_protocol import SESSION, Client, ask
 
 from agentrl.errors import UsageError
+from agentrl.remote.env_methods import SERVED_METHODS
 from agentrl.remote.server import listening
 from agentrl.remote.server.listening import LOCAL_NAMES, is_own_host, own_names
-from agentrl.remote.server.methods import METHODS
 from agentrl.remote.server.sandboxes import SANDBOX_METHODS, SandboxServer, ServedSandbox
 from agentrl.remote.server.server import ServerSettings
-from agentrl.remote.server.session import Refusal, error_answer
-from agentrl.remote.wire import LARGEST_CALL
+from agentrl.remote.server.session import error_answer
+from agentrl.remote.wire import LARGEST_CALL, Refusal
 from agentrl.sandbox import Limits, SandboxSpec
 from agentrl.sandbox.http import largest_request
 
@@ -115,7 +115,7 @@ VALUES = (None, True, -3, 2**300, 10**400, 1.5, float("nan"), "text", "\ud800\0"
 @pytest.mark.parametrize("value", VALUES, ids=repr)
 def test_no_value_of_any_field_is_a_failure_of_the_server(url: str, value: Any) -> None:
     """Wrong values are the client's fault (4xx), or are for the environment, which may fail."""
-    for number, method in enumerate(METHODS, 2):
+    for number, method in enumerate(SERVED_METHODS, 2):
         said = ask(url, "POST", f"{SESSION}/{method}", {"number": number, **dict.fromkeys(FIELDS, value)})
         assert said.status < 500 or "of environment stairs" in said.message, (method, said)
 

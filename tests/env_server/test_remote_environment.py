@@ -11,6 +11,15 @@ from served_worlds import STAIRS, WAITING
 from agentrl.env import EnvironmentSpec, Isolation, optional_part
 from agentrl.env_lookup import check_split, resolve_environment
 from agentrl.errors import ToolError, UsageError
+from agentrl.remote.env_methods import (
+    ADMISSIBLE_ACTIONS,
+    EXPERT,
+    EXPERT_ACTION,
+    PARTS,
+    RANDOM_ACTION,
+    STATE_KEY,
+    TOOL_MESSAGE,
+)
 from agentrl.rollout.env_adapter import call_own_tool
 from agentrl.rollout.env_pool import EnvHandle, EnvPool
 from agentrl.task import Task
@@ -60,16 +69,22 @@ async def demonstrated(environment: EnvHandle, task: Task, told: list[Any]) -> N
     reset = await environment.reset(task)
     told += [reset.observation, reset.info, reset.state_key, reset.action_hint]
     told += [(tool.name, tool.schema, tool.stop) for tool in reset.tools]
-    parts = await environment.call("parts")
+    parts = await environment.call(PARTS)
     told.append(sorted(parts))
     if "expert" not in parts:
         return
-    observation, is_fallible = reset.observation, await environment.call("new_expert")
+    observation, is_fallible = reset.observation, await environment.call(EXPERT)
     for turn in range(40):
-        action = await environment.expert_action(observation, seed=turn, mistakes=0.3 if is_fallible else 0.0)
-        message = await environment.tool_message(action.text)
+        action = await environment.call(EXPERT_ACTION, observation, turn, 0.3 if is_fallible else 0.0)
+        message = await environment.call(TOOL_MESSAGE, action.text)
         stepped = await environment.step(action.text)
-        told += [action, message, stepped, await environment.admissible_actions(), await environment.state_key()]
+        told += [
+            action,
+            message,
+            stepped,
+            await environment.call(ADMISSIBLE_ACTIONS),
+            await environment.call(STATE_KEY),
+        ]
         observation = stepped.result.observation
         if stepped.result.done:
             break
@@ -80,11 +95,11 @@ async def wandered(environment: EnvHandle, task: Task, told: list[Any]) -> None:
     for tool in reset.tools:
         arguments = dict.fromkeys(tool.schema["function"]["parameters"]["properties"], "x")
         try:
-            told.append((tool.name, await call_own_tool(tool, arguments), await environment.state_key()))
+            told.append((tool.name, await call_own_tool(tool, arguments), await environment.call(STATE_KEY)))
         except ToolError as error:
-            told.append((tool.name, str(error), await environment.state_key()))
+            told.append((tool.name, str(error), await environment.call(STATE_KEY)))
     for turn in range(6):
-        action = await environment.random_action(turn)
+        action = await environment.call(RANDOM_ACTION, turn)
         stepped = await environment.step(action)
         told += [action, stepped]
         if stepped.result.done:

@@ -20,6 +20,7 @@ from agentrl.config.environment import EnvironmentConfig
 from agentrl.env import ExpertAction, Isolation
 from agentrl.errors import EnvironmentFailure, Outcome, UsageError
 from agentrl.message import TextPart
+from agentrl.remote.env_methods import ADMISSIBLE_ACTIONS, EXPERT_ACTION, RANDOM_ACTION, SAMPLE, EnvMethod
 from agentrl.rollout import env_worker_main
 from agentrl.rollout.env_pool import EnvPool
 from agentrl.rollout.env_workers import HEADER
@@ -63,9 +64,9 @@ async def test_an_episode_is_the_same_wherever_it_runs(make_host, worlds, isolat
         start = await world.reset(TASK)
         assert (start.observation, start.info) == ("You are at 0. Your task is to: reach 2.", {"task_type": "walk"})
         assert (start.state_key, start.action_hint, start.tools) == ("place 0", "forward or back", ())
-        assert await world.admissible_actions() == ["forward", "back"]
-        assert await world.expert_action(start.observation) == ExpertAction(text="forward")
-        assert await world.random_action(1) in ("forward", "back")
+        assert await world.call(ADMISSIBLE_ACTIONS) == ["forward", "back"]
+        assert await world.call(EXPERT_ACTION, start.observation) == ExpertAction(text="forward")
+        assert await world.call(RANDOM_ACTION, 1) in ("forward", "back")
         first = await world.step("forward")
         assert (first.result.observation, first.result.done, first.state_key) == ("You are at 1.", False, "place 1")
         last = await world.step("forward")
@@ -123,7 +124,7 @@ async def test_what_an_environment_started_ends_with_its_worker(make_host, world
         await world.reset(Task(id="t", environment="world", options={**options, "pipe": str(pipe)}))
         if dies != "closed":
             with pytest.raises(EnvironmentFailure):
-                await world.call("optional", "go_wrong", dies)
+                await world.call(EnvMethod(name="go_wrong"), dies)
     await host.close()
     assert await asyncio.wait_for(closed, timeout=30) == b""
 
@@ -309,10 +310,10 @@ async def test_scripted_policies_say_what_they_miss(make_host, worlds):
     host = make_host(worlds.Remote)
     with pytest.raises(UsageError, match="no expert"):
         async with host.borrow("e") as world:
-            await world.expert_action("x")
+            await world.call(EXPERT_ACTION, "x")
     with pytest.raises(UsageError, match="action_space"):
         async with host.borrow("e") as world:
-            await world.random_action(1)
+            await world.call(RANDOM_ACTION, 1)
 
 
 async def test_random_actions_without_a_list_come_from_the_action_space_and_the_seed(make_host, worlds):
@@ -320,7 +321,7 @@ async def test_random_actions_without_a_list_come_from_the_action_space_and_the_
         host = make_host(worlds.Faulty)
         async with host.borrow("e") as world:
             await world.reset(TASK)
-            return [await world.random_action(seed) for _ in range(3)]
+            return [await world.call(RANDOM_ACTION, seed) for _ in range(3)]
 
     assert await sample(1) == await sample(1) != await sample(2)
 
@@ -333,8 +334,8 @@ async def test_random_actions_are_short_where_a_space_allows_long_texts(make_hos
     host = make_host(Wordy)
     async with host.borrow("e") as world:
         await world.reset(TASK)
-        lengths = [len(await world.random_action(7)) for _ in range(50)]
-        samples = [len(await world.call("sample", seed)) for seed in (7, None, None)]
+        lengths = [len(await world.call(RANDOM_ACTION, 7)) for _ in range(50)]
+        samples = [len(await world.call(SAMPLE, seed)) for seed in (7, None, None)]
     assert samples == lengths[:3]
     assert least <= min(lengths) < max(lengths) or least == longest == max(lengths)
     assert longest * 0.8 <= max(lengths) <= longest

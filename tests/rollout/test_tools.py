@@ -12,7 +12,7 @@ from agentrl.env import Isolation
 from agentrl.errors import EnvironmentFailure, Outcome, SandboxError, UsageError
 from agentrl.message import ToolCall, user
 from agentrl.observe.metrics import trajectory_metrics
-from agentrl.remote.client import RemoteTool
+from agentrl.remote.env_methods import RemoteTool
 from agentrl.remote.wire import read_tool_result, write_tool_result
 from agentrl.reward import Score, Scorer
 from agentrl.rollout.tools import KEPT_RESULTS, RateLimiter, ToolLimits, batches

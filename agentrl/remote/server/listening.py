@@ -21,8 +21,7 @@ from aiohttp import web
 from yarl import URL
 
 from agentrl.errors import UsageError
-from agentrl.remote.server.session import Refusal
-from agentrl.remote.wire import HEALTH, Problem
+from agentrl.remote.wire import HEALTH, Problem, Refusal
 
 Handler: TypeAlias = Callable[[web.Request], Awaitable[web.StreamResponse]]
 

@@ -18,7 +18,6 @@ from aiohttp import web
 
 from agentrl.errors import UsageError
 from agentrl.remote.server.listening import Listener, guard, read_body
-from agentrl.remote.server.methods import Body, field, whole
 from agentrl.remote.server.server import (
     SESSION_NAME,
     SWEEPS_PER_LEASE,
@@ -27,8 +26,8 @@ from agentrl.remote.server.server import (
     respond,
     to_response,
 )
-from agentrl.remote.server.session import Clock, Refusal, ServerReply, error_answer
-from agentrl.remote.wire import HEALTH, Problem, to_json
+from agentrl.remote.server.session import Clock, ServerReply, error_answer
+from agentrl.remote.wire import HEALTH, Body, Problem, Refusal, field, to_json, whole
 from agentrl.sandbox import Command, Limits, Sandbox, SandboxProcess, SandboxSpec, open_sandbox
 from agentrl.sandbox.http import (
     LARGEST_CALL,

@@ -1,6 +1,6 @@
-"""The server of one environment: its life, from the first environment, which tries the options, to the last session.
+"""The server of one environment: the routes of the protocol (``docs/environments/remote.md``) and its start and end.
 
-- The routes of the environment protocol; ``docs/environments/remote.md`` describes them.
+It makes one environment before it listens, which tries the options and shows what the environment offers.
 """
 
 from __future__ import annotations
@@ -17,9 +17,9 @@ from aiohttp import web
 
 from agentrl.env import EnvironmentSpec
 from agentrl.errors import UsageError
+from agentrl.remote.env_methods import ACTION_HINT, PARTS, SERVED_METHODS
 from agentrl.remote.server.listening import Handler, Listener, guard, read_body
-from agentrl.remote.server.methods import METHODS, field
-from agentrl.remote.server.session import Clock, Refusal, ServerReply, Sessions, error_answer
+from agentrl.remote.server.session import Clock, ServerReply, Sessions, error_answer
 from agentrl.remote.wire import (
     HEALTH,
     INFO,
@@ -29,9 +29,9 @@ from agentrl.remote.wire import (
     TASKS,
     TASKS_PER_PAGE,
     VERSION,
-    EnvMethod,
     Problem,
-    largest_request,
+    Refusal,
+    field,
     to_json,
     write_served,
     write_task,
@@ -51,7 +51,7 @@ def make_application(
     token: str | None,
     host: str,
 ) -> web.Application:
-    """The routes as an aiohttp application.
+    """Make an aiohttp application of the routes.
 
     Args:
         info: The answer of the info route.
@@ -84,15 +84,15 @@ class _Routes:
     splits: Sequence[str]
 
     async def health(self, _request: web.Request) -> web.Response:
-        """Who this is; needs no token."""
+        """Answer with the protocol's name and versions; needs no token."""
         return respond({"protocol": PROTOCOL, "versions": [VERSION], "status": "ok"})
 
     async def info(self, _request: web.Request) -> web.Response:
-        """The environment."""
+        """Answer with the description of the environment."""
         return respond(self.told)
 
     async def list_tasks(self, request: web.Request) -> web.Response:
-        """A page of a split's tasks."""
+        """Answer with a page of a split's tasks."""
         split = request.match_info["split"]
         if split not in self.splits:
             raise UsageError(
@@ -123,11 +123,13 @@ class _Routes:
         """Carry out a numbered request in a session."""
         session = self.sessions.find(request.match_info["session"])
         name = request.match_info["method"]
-        if name not in METHODS:
-            raise Refusal(Problem.REQUEST, f"there is no method {name!r}: expected one of {', '.join(METHODS)}")
-        raw, body = await read_body(request, largest_request(name))
+        method = SERVED_METHODS.get(name)
+        if method is None:
+            known = ", ".join(SERVED_METHODS)
+            raise Refusal(Problem.REQUEST, f"there is no method {name!r}: expected one of {known}")
+        raw, body = await read_body(request, method.largest_request)
         number = field(body, "number", int)
-        return to_response(await session.answer(number, name.encode() + raw, lambda: METHODS[name](session, body)))
+        return to_response(await session.answer(number, name.encode() + raw, lambda: session.perform(method, body)))
 
     async def end_session(self, request: web.Request) -> web.Response:
         """Close a session."""
@@ -137,7 +139,7 @@ class _Routes:
 
 @web.middleware
 async def error_answers(request: web.Request, handler: Handler) -> web.StreamResponse:
-    """Whatever goes wrong is answered in the protocol's form."""
+    """Answer whatever goes wrong in the protocol's form."""
     try:
         return await handler(request)
     except web.HTTPException as error:
@@ -155,12 +157,12 @@ def _natural(request: web.Request, name: str, default: int) -> int:
 
 
 def respond(value: Any) -> web.Response:
-    """A result as JSON."""
+    """Answer with a result as JSON."""
     return to_response(ServerReply(200, to_json(value)))
 
 
 def to_response(answer: ServerReply) -> web.Response:
-    """An answer as aiohttp sends it."""
+    """Make an answer as aiohttp sends it."""
     return web.Response(status=answer.status, body=answer.body, content_type="application/json")
 
 
@@ -169,7 +171,7 @@ SWEEPS_PER_LEASE = 10
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ServerSettings:
-    """How an environment is served."""
+    """Settings of an environment server."""
 
     host: str = "127.0.0.1"
     """The address to listen on; the default can be reached from this machine only."""
@@ -216,7 +218,7 @@ class EnvironmentServer:
         self.settings = settings
         self.url = ""
         self._options = {**spec.options, **options}
-        self._host = EnvPool(
+        self._pool = EnvPool(
             spec,
             options=options,
             workers=settings.workers,
@@ -225,7 +227,7 @@ class EnvironmentServer:
             step_timeout_s=settings.step_timeout_s,
         )
         self.sessions = Sessions(
-            self._host,
+            self._pool,
             most=settings.max_sessions,
             lease_s=settings.lease_s,
             tool_timeout_s=settings.step_timeout_s,
@@ -261,14 +263,13 @@ class EnvironmentServer:
         if self._listener is not None:
             await self._listener.close()
         await self.sessions.close()
-        await self._host.close()
+        await self._pool.close()
 
     async def _look(self) -> dict[str, Any]:
-        """What clients are told about the environment."""
-        async with self._host.borrow("the server") as environment:
-            parts: frozenset[str] = await environment.call("parts")
-            hint: str = await environment.call("action_hint")
-        return write_served(self.spec, self._options, frozenset(map(EnvMethod, parts)), hint)
+        """Make an environment and describe it for clients."""
+        async with self._pool.borrow("the server") as handle:
+            parts, hint = await handle.call(PARTS), await handle.call(ACTION_HINT)
+        return write_served(self.spec, self._options, parts, hint)
 
     async def _sweep(self) -> None:
         while True:

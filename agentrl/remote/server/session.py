@@ -1,7 +1,7 @@
-"""One client's environment, and the rule that makes requests repeatable: each has a number, each is done once.
+"""Sessions of clients, each with an environment of its own: what a request does, and how errors are answered.
 
-- All sessions of a server: how many there may be, and how long an abandoned one stays.
-- Why the server itself does not do what a request asks.
+Requests can be repeated: each has a number, and each is carried out once. An abandoned session is closed when its lease
+is over.
 """
 
 from __future__ import annotations
@@ -11,34 +11,25 @@ import hashlib
 from collections.abc import Awaitable, Callable, Mapping
 from contextlib import AsyncExitStack
 from dataclasses import dataclass
-from typing import Any, TypeAlias
+from typing import Any, TypeAlias, cast
 
 from agentrl.errors import (
     AgentRLError,
     EnvironmentFailure,
     ToolError,
     UsageError,
+    async_boundary,
 )
-from agentrl.remote.wire import Problem, to_json
+from agentrl.remote.env_methods import CALL_TOOL, RESET, STEP, EnvMethod, ResetResult
+from agentrl.remote.wire import Body, Problem, Refusal, to_json
+from agentrl.rollout.env_adapter import call_own_tool
 from agentrl.rollout.env_pool import EnvHandle, EnvPool
-from agentrl.tool import Tool
-
-
-class Refusal(Exception):
-    """Answered to the client.
-
-    Args:
-        problem: What it is about.
-        message: For a person.
-    """
-
-    def __init__(self, problem: Problem, message: str) -> None:
-        super().__init__(message)
-        self.problem = problem
+from agentrl.task import Task
+from agentrl.tool import Tool, ToolResult
 
 
 def problem_of(error: Exception) -> Problem:
-    """What an error is about, for the client."""
+    """Tell what an error is about, for the client."""
     match error:
         case Refusal():
             return error.problem
@@ -51,12 +42,12 @@ def problem_of(error: Exception) -> Problem:
 
 
 def message_of(error: Exception) -> str:
-    """An error's text: our own say everything, others need their type's name."""
+    """Return an error's text: our own say everything, others need their type's name."""
     return str(error) if isinstance(error, Refusal | AgentRLError) else f"{type(error).__name__}: {error}"
 
 
 def is_fatal(error: Exception) -> bool:
-    """Whether the environment may be broken, and must not be used for another episode."""
+    """True if the environment may be broken, and must not be used for another episode."""
     return isinstance(error, EnvironmentFailure) or not isinstance(error, Refusal | AgentRLError)
 
 
@@ -65,14 +56,14 @@ Clock: TypeAlias = Callable[[], float]
 
 @dataclass(frozen=True, slots=True)
 class ServerReply:
-    """What a request is answered with."""
+    """Status and body of an answer."""
 
     status: int
     body: bytes
 
 
 def error_answer(error: Exception) -> ServerReply:
-    """An error as its answer."""
+    """Make the answer of an error."""
     problem = problem_of(error)
     return ServerReply(problem.status, to_json({"error": {"kind": problem, "message": message_of(error)}}))
 
@@ -81,17 +72,22 @@ class Session:
     """A borrowed environment.
 
     Args:
-        environment: The environment.
+        handle: The environment.
         stack: Gives it back.
         tool_timeout_s: Deadline of a call of one of its tools.
         clock: Seconds, for the lease.
     """
 
-    def __init__(self, environment: EnvHandle, stack: AsyncExitStack, *, tool_timeout_s: float, clock: Clock) -> None:
-        self.environment = environment
-        self.tool_timeout_s = tool_timeout_s
-        self.tools: Mapping[str, Tool] = {}
+    def __init__(self, handle: EnvHandle, stack: AsyncExitStack, *, tool_timeout_s: float, clock: Clock) -> None:
+        self._handle = handle
+        self._tool_timeout_s = tool_timeout_s
+        self._tools: Mapping[str, Tool] = {}
         """The tools of the current episode."""
+        self._own: Mapping[str, Callable[..., Awaitable[Any]]] = {
+            RESET.name: self._reset,
+            STEP.name: handle.step,
+            CALL_TOOL.name: self._call_tool,
+        }
         self._stack = stack
         self._clock = clock
         self._number = 0
@@ -128,6 +124,22 @@ class Session:
         self._work = asyncio.create_task(self._carry_out(before, do))
         return await asyncio.shield(self._work)
 
+    async def perform(self, method: EnvMethod[..., Any], body: Body) -> dict[str, Any]:
+        """Call a method of the environment.
+
+        Args:
+            method: One that is served.
+            body: The request, with the arguments.
+
+        Raises:
+            Refusal: an argument is missing or of another type.
+            EnvironmentFailure: the environment failed.
+        """
+        arguments = method.read_arguments(body)
+        own = self._own.get(method.name)
+        result = await (self._handle.call(method, *arguments) if own is None else own(*arguments))
+        return method.result.write(result)
+
     async def close(self) -> None:
         """Give the environment back; one that failed, or is still at work, is thrown away."""
         if self._work is not None and not self._work.done():
@@ -138,6 +150,19 @@ class Session:
             await self._stack.aclose()
         else:
             await self._stack.__aexit__(type(self._failure), self._failure, None)
+
+    async def _reset(self, seed: int | None, options: Mapping[str, Any]) -> ResetResult:
+        # without a seed the environment goes on with its own generator, as Gymnasium's reset(seed=None) does
+        task = Task(id=f"seed {seed}", environment="", seed=cast("int", seed), options=options)
+        result = await self._handle.reset(task)
+        self._tools = {tool.name: tool for tool in result.tools}
+        return result
+
+    async def _call_tool(self, name: str, arguments: Mapping[str, Any]) -> ToolResult:
+        if name not in self._tools:
+            raise ToolError(f"there is no tool {name!r}", expected=", ".join(self._tools) or "none")
+        async with async_boundary(EnvironmentFailure, f"tool {name}", deadline_s=self._tool_timeout_s):
+            return await call_own_tool(self._tools[name], arguments)
 
     async def _carry_out(
         self, before: asyncio.Task[ServerReply] | None, do: Callable[[], Awaitable[dict[str, Any]]]
@@ -158,15 +183,15 @@ class Sessions:
     """Opens, finds and closes sessions.
 
     Args:
-        host: Lends environments; as many as there may be sessions.
+        pool: Lends environments; as many as there may be sessions.
         most: Most sessions at once.
         lease_s: Seconds without a request after which a session is closed.
         tool_timeout_s: Deadline of a call of an environment's tool.
         clock: Seconds.
     """
 
-    def __init__(self, host: EnvPool, *, most: int, lease_s: float, tool_timeout_s: float, clock: Clock) -> None:
-        self._host = host
+    def __init__(self, pool: EnvPool, *, most: int, lease_s: float, tool_timeout_s: float, clock: Clock) -> None:
+        self._pool = pool
         self._most = most
         self._lease_s = lease_s
         self._tool_timeout_s = tool_timeout_s
@@ -197,7 +222,7 @@ class Sessions:
             raise
 
     def find(self, name: str) -> Session:
-        """An open session.
+        """Find an open session.
 
         Raises:
             Refusal: there is none of this name.
@@ -231,12 +256,12 @@ class Sessions:
 
     async def _begin(self, name: str) -> Session:
         stack = AsyncExitStack()
-        environment = await stack.enter_async_context(self._host.borrow(f"session {name[:8]}"))
-        return Session(environment, stack, tool_timeout_s=self._tool_timeout_s, clock=self._clock)
+        handle = await stack.enter_async_context(self._pool.borrow(f"session {name[:8]}"))
+        return Session(handle, stack, tool_timeout_s=self._tool_timeout_s, clock=self._clock)
 
 
 def _is_open(opened: asyncio.Task[Session]) -> bool:
-    """Whether a session is there, and neither still being opened nor could not be."""
+    """True if a session is there: it is not still being opened, and its opening did not fail."""
     return opened.done() and not opened.cancelled() and opened.exception() is None
 
 
