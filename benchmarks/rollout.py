@@ -95,7 +95,7 @@ def make_runner(loop: str, options: dict[str, Any], turns: int) -> EpisodeRunner
     return EpisodeRunner(
         host=host,
         loop=make_agent_loop(loop, options),
-        speaker=EngineEpisodePolicy(engine, renderer, SamplingParams()),
+        policy=EngineEpisodePolicy(engine, renderer, SamplingParams()),
         tools=[tool(look, inline=True)] if loop == "tool_calling" else [],
         limits=EpisodeLimits(max_turns=turns),
     )

@@ -31,7 +31,7 @@ from agentrl.message import Content
 from agentrl.registry import Kind, register, unregister
 from agentrl.rollout.env_pool import EnvPool
 from agentrl.rollout.runner import Assignment, EpisodeRunner, make_agent_loop, play_all
-from agentrl.rollout.scripted_policies import Demonstrator, ScriptedPolicy
+from agentrl.rollout.scripted_policies import ScriptedEpisodePolicy, ScriptedPolicy
 from agentrl.sandbox import Command, Limits, SandboxProcess, SandboxSpec
 from agentrl.sandbox.contract import NO_VARIABLES
 from agentrl.sandbox.local import LocalSandbox
@@ -178,7 +178,7 @@ async def _soak(episodes: int, concurrency: int, retries: int, options: dict[str
     spec: EnvironmentSpec = dataclasses.replace(resolve_environment("code"), make=make)
     host = EnvPool(spec, options=options, max_concurrent=concurrency)
     loop = make_agent_loop("react_text", {"format": "free"})
-    runner = EpisodeRunner(host=host, loop=loop, speaker=Demonstrator(ScriptedPolicy.EXPERT), retries=retries)
+    runner = EpisodeRunner(host=host, loop=loop, policy=ScriptedEpisodePolicy(ScriptedPolicy.EXPERT), retries=retries)
     source = spec.tasks("train", **options)
     tasks = [source[number % len(source)] for number in range(episodes)]
     work = [Assignment(task=task, group_id=str(n), member=0, seed=n) for n, task in enumerate(tasks)]

@@ -36,7 +36,7 @@ from agentrl.rollout.judges import Decode, Judge, require_tokens, transcript
 from agentrl.rollout.policies import EngineEpisodePolicy, EpisodePolicy
 from agentrl.rollout.reward_functions import FunctionReward, WeightedReward, WeightedSum
 from agentrl.rollout.runner import EpisodeRunner, make_agent_loop
-from agentrl.rollout.scripted_policies import Demonstrator
+from agentrl.rollout.scripted_policies import ScriptedEpisodePolicy
 from agentrl.rollout.task_order import TaskSampler
 from agentrl.rollout.tools import ToolLimits
 from agentrl.rollout.turns import EpisodeLimits
@@ -144,14 +144,14 @@ def check_tools(config: Config) -> None:
         )
 
 
-def build_scorer(config: AgentConfig, model: ModelConfig, host: EnvPool, speaker: EpisodePolicy) -> Scorer:
+def build_scorer(config: AgentConfig, model: ModelConfig, host: EnvPool, policy: EpisodePolicy) -> Scorer:
     """The scorer of an ``agent`` section; what it opened is closed with the host.
 
     Args:
         config: Who scores.
         model: Device and number format of a reward model.
         host: Of the environment.
-        speaker: Who plays.
+        policy: Who plays.
 
     Raises:
         ConfigError: two are asked for, or the judge's prompt is no template.
@@ -162,9 +162,9 @@ def build_scorer(config: AgentConfig, model: ModelConfig, host: EnvPool, speaker
     if config.judge is not None:
         service = ChatService(_settings(config.judge))
         host.belongings.push_async_callback(service.close)
-        return Judge(service, config.judge, _decoder(speaker))
+        return Judge(service, config.judge, _decoder(policy))
     if config.reward_model is not None:
-        return RewardModelScorer(config.reward_model, model, _decoder(speaker))
+        return RewardModelScorer(config.reward_model, model, _decoder(policy))
     thread = ThreadWorker()
     host.belongings.push_async_callback(thread.close)
     return find_reward(config, thread)
@@ -336,9 +336,9 @@ def _settings(judge: JudgeConfig) -> ServiceSettings:
     )
 
 
-def _decoder(speaker: EpisodePolicy) -> Decode:
-    """Text of the speaker's tokens; of one without tokens nobody asks."""
-    renderer = speaker.renderer if isinstance(speaker, EngineEpisodePolicy | Demonstrator) else None
+def _decoder(policy: EpisodePolicy) -> Decode:
+    """Text of the policy's tokens; of one without tokens nobody asks."""
+    renderer = policy.renderer if isinstance(policy, EngineEpisodePolicy | ScriptedEpisodePolicy) else None
     return (lambda ids: "") if renderer is None else renderer.encoder.decode_plain
 
 
@@ -351,7 +351,7 @@ def build_host(config: Config, *, spec: EnvironmentSpec | None = None, waits: Wa
 def build_runner(
     config: Config,
     host: EnvPool,
-    speaker: EpisodePolicy,
+    policy: EpisodePolicy,
     *,
     observer: RolloutObserver | None = None,
     counters: RolloutCounters | None = None,
@@ -370,7 +370,7 @@ def build_runner(
         config.sole_environment.options,
         answer_timeout_s=_answer_timeout_s(config.engine),
     )
-    scorer = build_scorer(config.agent, config.model, host, speaker)
+    scorer = build_scorer(config.agent, config.model, host, policy)
     if config.agent.judge is not None:
         limits = replace(limits, score_timeout_s=longest_score_s(config.agent.judge))
     elif isinstance(scorer, WeightedSum):
@@ -382,7 +382,7 @@ def build_runner(
     return EpisodeRunner(
         host=host,
         loop=build_loop(config.agent),
-        speaker=speaker,
+        policy=policy,
         limits=limits,
         tools=tools,
         desk=desk,
@@ -443,7 +443,7 @@ class RunEnvironment:
 
 
 def build_worlds(
-    config: Config, speaker: EpisodePolicy, *, observer: RolloutObserver | None = None
+    config: Config, policy: EpisodePolicy, *, observer: RolloutObserver | None = None
 ) -> tuple[RunEnvironment, ...]:
     """The worlds of a run, in the order of its config; they share their waits and counters.
 
@@ -457,7 +457,7 @@ def build_worlds(
     for part in parts_of(config):
         spec = find_environment(part.config.sole_environment)
         host = build_host(part.config, spec=spec, waits=waits)
-        runner = build_runner(part.config, host, speaker, observer=observer, counters=counters, desk=desk)
+        runner = build_runner(part.config, host, policy, observer=observer, counters=counters, desk=desk)
         worlds.append(
             RunEnvironment(
                 label=part.label, weight=part.weight, config=part.config, spec=spec, host=host, runner=runner

@@ -1,4 +1,4 @@
-"""Who plays beside the members of a group: the policy without chance, and the environment's expert."""
+"""Extra rollouts of a group, played beside its members: the greedy policy's, and those of the environment's expert."""
 
 from __future__ import annotations
 
@@ -16,13 +16,13 @@ from agentrl.render.renderer import Renderer
 from agentrl.rollout.group import EXPERT, GREEDY, Group
 from agentrl.rollout.policies import EngineEpisodePolicy, EpisodePolicy
 from agentrl.rollout.runner import EpisodeRunner
-from agentrl.rollout.scripted_policies import Demonstrator, ScriptedPolicy, StoredExpert
+from agentrl.rollout.scripted_policies import ScriptedEpisodePolicy, ScriptedPolicy, StoredExpert
 from agentrl.serving.teacher import TeacherServers, TeacherWord
 from agentrl.training.reference import Guides
 from agentrl.trajectory import Trajectory
 
-Companions: TypeAlias = Mapping[str, Mapping[str, EpisodeRunner | StoredExpert]]
-"""By the label of an environment, and name."""
+ExtraRunners: TypeAlias = Mapping[str, Mapping[str, EpisodeRunner | StoredExpert]]
+"""Runners of extra rollouts, by the label of the environment and their name."""
 
 
 def own_members(config: AlgorithmConfig) -> int:
@@ -30,20 +30,18 @@ def own_members(config: AlgorithmConfig) -> int:
     return config.group_size - (0 if config.expert is None else config.expert.members)
 
 
-def build_companions(
+def build_extra_runners(
     config: Config, worlds: Sequence[RunEnvironment], engine: PolicyEngine, renderer: Renderer, model_path: str
-) -> Companions:
-    """Who else plays each group's task, by the label of the environment and the companion's name.
-
-    Their episodes are counted nowhere, and are not on disk.
+) -> ExtraRunners:
+    """Build the runners of each group's extra rollouts, which are not counted as the policy's and not written to disk.
 
     Raises:
         ConfigError: an expert's stored episodes are of a model with other tokens.
         UsageError: they are not there, or none is of the run's environments.
     """
-    speakers = _speakers(config, engine, renderer)
+    policies = _policies(config, engine, renderer)
     found: dict[str, dict[str, EpisodeRunner | StoredExpert]] = {
-        world.label: {name: world.runner.answered_by(speaker) for name, speaker in speakers.items()} for world in worlds
+        world.label: {name: world.runner.with_policy(policy) for name, policy in policies.items()} for world in worlds
     }
     expert = config.algorithm.expert
     if expert is not None and expert.trajectories is not None:
@@ -56,19 +54,19 @@ def build_companions(
     return found
 
 
-def _speakers(config: Config, engine: PolicyEngine, renderer: Renderer) -> dict[str, EpisodePolicy]:
-    speakers: dict[str, EpisodePolicy] = {}
+def _policies(config: Config, engine: PolicyEngine, renderer: Renderer) -> dict[str, EpisodePolicy]:
+    policies: dict[str, EpisodePolicy] = {}
     if Input.GREEDY_RETURN in needed_inputs(lookup(Kind.ADVANTAGE, config.algorithm.advantage)):
-        speakers[GREEDY] = EngineEpisodePolicy(engine, renderer, SamplingParams(temperature=0.0))
+        policies[GREEDY] = EngineEpisodePolicy(engine, renderer, SamplingParams(temperature=0.0))
     expert = config.algorithm.expert
     if expert is not None and expert.trajectories is None:
-        speaker = Demonstrator(ScriptedPolicy.EXPERT, renderer, max_context=config.agent.max_tokens)
-        speakers |= {f"{EXPERT}-{number}": speaker for number in range(expert.members)}
-    return speakers
+        policy = ScriptedEpisodePolicy(ScriptedPolicy.EXPERT, renderer, max_context=config.agent.max_tokens)
+        policies |= {f"{EXPERT}-{number}": policy for number in range(expert.members)}
+    return policies
 
 
 async def guides_of(groups: Sequence[Group], teacher: TeacherServers | None) -> Guides:
-    """What was played beside some groups, and what a teacher behind servers says of them, for the trainer.
+    """Collect the extra rollouts of some groups, and what a teacher behind servers says of them, for the trainer.
 
     Raises:
         UsageError: the episodes hold images, which a teacher behind servers is not shown; a key is missing.
@@ -78,7 +76,7 @@ async def guides_of(groups: Sequence[Group], teacher: TeacherServers | None) -> 
     trained = [trajectory for group in groups for trajectory in group.trainable]
     told = {} if teacher is None else await _asked(teacher, [*trained, *experts])
     return Guides(
-        greedy={group.id: group.beside[GREEDY] for group in groups if GREEDY in group.beside},
+        greedy={group.id: group.extra_rollouts[GREEDY] for group in groups if GREEDY in group.extra_rollouts},
         experts=experts,
         teacher_logp={name: [word.logp for word in words] for name, words in told.items()},
         teacher_top={

@@ -17,7 +17,7 @@ from agentrl.builders.training import TrainingParts
 from agentrl.observe.metrics import TIMING_PREFIX, MetricsFile, Trackers, trajectory_metrics
 from agentrl.observe.progress import RunStatus, RunWatcher
 from agentrl.observe.trajectory_store import TrajectoryStore
-from agentrl.rollout.group import Group, companion_metrics, environment_metrics
+from agentrl.rollout.group import Group, environment_metrics, extra_rollout_metrics
 from agentrl.rollout.waits import RolloutObserver, WaitKind
 from agentrl.training.report import StepReport
 from agentrl.trajectory import Trajectory, Turn
@@ -149,7 +149,7 @@ class StepClock:
             **{_name(name): value for name, value in report.metrics.items()},
             **trajectory_metrics(trajectories, version=version - 1),
             **environment_metrics(groups),
-            **companion_metrics(groups),
+            **extra_rollout_metrics(groups),
             **self._parts.scheduler.tasks.metrics(),
             **{f"rollout/{name}": counts[name] - self._counts_before[name] for name in _COUNTED},
             "version": version,

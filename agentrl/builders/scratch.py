@@ -42,10 +42,10 @@ class Scribe(EpisodePolicy):
         self.policy = policy
         self.texts: list[str] = []
 
-    def open(self, situation: EpisodeView, messages: Sequence[Message], tools: Sequence[Tool]) -> Conversation:
+    def open(self, episode: EpisodeView, messages: Sequence[Message], tools: Sequence[Tool]) -> Conversation:
         """A conversation that is written down, with the tools that it begins with."""
         self.texts.extend(_json(tool.schema) for tool in tools)
-        conversation = _WrittenDown(self, situation)
+        conversation = _WrittenDown(self, episode)
         conversation.add(*messages)
         return conversation
 
@@ -55,9 +55,9 @@ class Scribe(EpisodePolicy):
 
 
 class _WrittenDown(Conversation):
-    def __init__(self, scribe: Scribe, situation: EpisodeView) -> None:
+    def __init__(self, scribe: Scribe, episode: EpisodeView) -> None:
         self._scribe = scribe
-        self._situation = situation
+        self._episode = episode
 
     def add(self, *messages: Message) -> None:
         """Write them down."""
@@ -65,12 +65,12 @@ class _WrittenDown(Conversation):
 
     def fork(self, messages: Sequence[Message]) -> Conversation:
         """A rewritten history is text of its own."""
-        return self._scribe.open(self._situation, messages, ())
+        return self._scribe.open(self._episode, messages, ())
 
     async def generate(self, *, prefill: str = "") -> Answer:
         """Act, and write the answer down."""
-        turns = self._situation.turns
-        message, _ = await demonstration(self._scribe.policy, self._situation, turns.begin())
+        turns = self._episode.turns
+        message, _ = await demonstration(self._scribe.policy, self._episode, turns.begin())
         turns.take(append_textual_turn(turns, TokenSequence(), StopReason.STOP), prompt_tokens=0, answer_tokens=0)
         self.add(message)
         return Answer(message=message, raw_text=message.text)

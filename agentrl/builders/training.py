@@ -19,7 +19,7 @@ from agentrl.builders.episodes import (
     close_worlds,
     sampling_params,
 )
-from agentrl.builders.group_extras import Companions, build_companions, own_members
+from agentrl.builders.group_extras import ExtraRunners, build_extra_runners, own_members
 from agentrl.builders.models import build_renderer, check_same_tokens, load_tokenizer, pad_id
 from agentrl.builders.servers import make_transport
 from agentrl.builders.trainers import (
@@ -148,8 +148,8 @@ def build_training(
     else:
         raise AssertionError("an engine of servers needs its pool")
     check_tells_experts(config, engine)
-    speaker = EngineEpisodePolicy(engine, renderer, sampling_params(config.sampling))
-    worlds = build_worlds(config, speaker, observer=observer)
+    policy = EngineEpisodePolicy(engine, renderer, sampling_params(config.sampling))
+    worlds = build_worlds(config, policy, observer=observer)
     if config.trainer.deterministic and config.rollout.max_staleness == 0 and isinstance(engine, LocalEngine):
         engine.callers = worlds[0].host.waits
     return TrainingParts(
@@ -161,7 +161,7 @@ def build_training(
             config,
             worlds,
             tasks,
-            build_companions(config, worlds, engine, renderer, model_path),
+            build_extra_runners(config, worlds, engine, renderer, model_path),
             version=version,
             keep=keep,
             least_members=trainer.least_members,
@@ -235,7 +235,7 @@ def _build_scheduler(
     config: Config,
     worlds: tuple[RunEnvironment, ...],
     tasks: TaskSampler,
-    companions: Companions,
+    extra_runners: ExtraRunners,
     *,
     version: int,
     keep: Callable[[Group], bool] | None,
@@ -252,5 +252,5 @@ def _build_scheduler(
         version=version,
         keep=keep,
         least_members=least_members,
-        companions=companions,
+        extra_runners=extra_runners,
     )

@@ -53,7 +53,7 @@ from agentrl.models.load import load_model
 from agentrl.remote.chat import error_message
 from agentrl.rollout.policies import ChatEpisodePolicy, EngineEpisodePolicy, EpisodePolicy
 from agentrl.rollout.runner import Assignment, EpisodeRunner, play_all
-from agentrl.rollout.scripted_policies import Demonstrator, ScriptedPolicy
+from agentrl.rollout.scripted_policies import ScriptedEpisodePolicy, ScriptedPolicy
 from agentrl.rollout.turns import derive_seed
 from agentrl.serving.local import LocalEngine
 from agentrl.serving.openai import OpenAIEngine
@@ -248,7 +248,7 @@ class PolicyKind(enum.StrEnum):
 
 
 @asynccontextmanager
-async def open_speaker(config: Config, kind: PolicyKind, folder: Path) -> AsyncIterator[EpisodePolicy]:
+async def open_policy(config: Config, kind: PolicyKind, folder: Path) -> AsyncIterator[EpisodePolicy]:
     """The policy, ready to play; released afterwards.
 
     Args:
@@ -262,7 +262,7 @@ async def open_speaker(config: Config, kind: PolicyKind, folder: Path) -> AsyncI
         TemplateError: the chat template rewrites history.
     """
     if kind is not PolicyKind.ENGINE:
-        yield Demonstrator(ScriptedPolicy(kind.value))
+        yield ScriptedEpisodePolicy(ScriptedPolicy(kind.value))
         return
     check_images(config)
     if isinstance(config.engine, OpenAIEngineConfig):

@@ -38,15 +38,15 @@ async def evaluate_now(parts: TrainingParts, config: Config, *, model: str) -> d
         UsageError: no such split, or not enough tasks in it.
     """
     sampling = sampling_params(config.evaluation.sampling or config.sampling)
-    speaker = EngineEpisodePolicy(parts.engine, parts.renderer, sampling)
-    found = {world.label: await _evaluate_world(world, speaker, model) for world in parts.worlds}
+    policy = EngineEpisodePolicy(parts.engine, parts.renderer, sampling)
+    found = {world.label: await _evaluate_world(world, policy, model) for world in parts.worlds}
     if not config.environments:
         return _metrics(found[SOLE], "eval/")
     metrics = {name: value for label, one in found.items() for name, value in _metrics(one, f"eval/{label}/").items()}
     return metrics | _means(list(found.values()))
 
 
-async def _evaluate_world(world: RunEnvironment, speaker: EngineEpisodePolicy, model: str) -> EvaluationResult:
+async def _evaluate_world(world: RunEnvironment, policy: EngineEpisodePolicy, model: str) -> EvaluationResult:
     settings = world.config.evaluation
     source = task_source(world.spec, world.config.sole_environment, split=settings.split)
     panel = Panel(
@@ -57,7 +57,7 @@ async def _evaluate_world(world: RunEnvironment, speaker: EngineEpisodePolicy, m
         samples=settings.samples,
         seed=world.config.run.seed,
     )
-    runner = world.runner.answered_by(speaker)
+    runner = world.runner.with_policy(policy)
     return await evaluate_panel(runner, source, panel, concurrency=world.config.rollout.max_concurrent)
 
 
@@ -75,8 +75,8 @@ async def success_now(model: PreTrainedModel, renderer: Renderer, config: Config
     """
     settings = config.engine if isinstance(config.engine, LocalEngineConfig) else LocalEngineConfig()
     engine = LocalEngine(model, settings, reader=renderer.images)
-    speaker = EngineEpisodePolicy(engine, renderer, sampling_params(config.sampling))
-    worlds = build_worlds(config, speaker)
+    policy = EngineEpisodePolicy(engine, renderer, sampling_params(config.sampling))
+    worlds = build_worlds(config, policy)
     try:
         shares = [await _success_in(world, n_tasks) for world in worlds]
     finally:

@@ -16,7 +16,7 @@ from agentrl.builders.models import SCRATCH, resolve_model
 from agentrl.config.config import Config
 from agentrl.config.engines import OpenAIEngineConfig
 from agentrl.env_lookup import check_split
-from agentrl.evaluation.evaluate import PolicyKind, evaluate_panel, open_speaker, unwatched
+from agentrl.evaluation.evaluate import PolicyKind, evaluate_panel, open_policy, unwatched
 from agentrl.evaluation.panel import EpisodeStore, EvaluatedEpisode, Panel
 from agentrl.evaluation.result import EvaluationResult
 from agentrl.observe.files import replace_file, writing
@@ -88,10 +88,10 @@ async def run_evaluation(
     store = EpisodeStore(folder / EPISODES_FILE)
     try:
         watched = host.waits.watched(config.rollout.stall_report_s, on_stall)
-        async with open_speaker(config, request.policy, folder) as speaker, watched:
+        async with open_policy(config, request.policy, folder) as policy, watched:
             with settled_heap():
                 result = await evaluate_panel(
-                    build_runner(config, host, speaker),
+                    build_runner(config, host, policy),
                     task_source(spec, config.sole_environment),
                     panel,
                     concurrency=episodes_at_once(config, request.policy),

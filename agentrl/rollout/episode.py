@@ -34,7 +34,7 @@ class RuntimeEpisode(Episode):
         task: What it is about.
         spec: The environment's entry, with the instructions that the config may have replaced.
         environment: Borrowed for this episode.
-        speaker: Who answers.
+        policy: Opens its conversations.
         loop: The loop that will run.
         tools: The configured tools.
         turns: The episode's turns and budgets.
@@ -48,7 +48,7 @@ class RuntimeEpisode(Episode):
         task: Task,
         spec: EnvironmentSpec,
         environment: EnvHandle,
-        speaker: EpisodePolicy,
+        policy: EpisodePolicy,
         loop: AgentLoop,
         tools: Sequence[Tool],
         turns: TurnLog,
@@ -72,7 +72,7 @@ class RuntimeEpisode(Episode):
         self.tool_reward = 0.0
         """What tools gave, beside the environment's rewards."""
         self._ended_by_tool: Outcome | None = None
-        self._speaker = speaker
+        self._policy = policy
         self._opened = EpisodeTools(
             turns, desk, make_sandbox=make_sandbox, task_id=task.id, seed=task.seed, act=self._act_for_tool
         )
@@ -202,7 +202,7 @@ class RuntimeEpisode(Episode):
                 expected="episode.open(messages, tools=list(episode.tools.values()))",
                 hint=f"pass tools=() for a conversation without tools, or set {name}.offers_tools = False",
             )
-        return RecordedConversation(self._speaker.open(self, messages, tools or ()), self.turns.trajectory, messages)
+        return RecordedConversation(self._policy.open(self, messages, tools or ()), self.turns.trajectory, messages)
 
     async def close_tools(self) -> None:
         """Close the tools and the sandbox that the episode opened."""
@@ -239,7 +239,7 @@ class RuntimeEpisode(Episode):
 
     def _cut_text(self, text: str, max_tokens: int | None = None) -> str:
         most = self.turns.limits.max_observation_tokens
-        return self._speaker.cut(text, most if max_tokens is None else min(most, max_tokens))
+        return self._policy.cut(text, most if max_tokens is None else min(most, max_tokens))
 
     def _add_component(self, name: str, value: float) -> None:
         components = self.turns.trajectory.reward_components

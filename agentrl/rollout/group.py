@@ -1,7 +1,4 @@
-"""A group: episodes of one task, whose returns are compared with each other.
-
-- The numbers of a training step that follow from its groups: of each environment, and of the horizon.
-"""
+"""Groups: episodes of one task, whose returns are compared with each other, and the metrics of a step's groups."""
 
 from __future__ import annotations
 
@@ -18,7 +15,7 @@ from agentrl.task import Task
 from agentrl.trajectory import Trajectory
 
 GREEDY, EXPERT = "greedy", "expert"
-"""Who may play beside the members: the policy at temperature 0, and experts (``expert-0``, …)."""
+"""Names of extra rollouts: the policy at temperature 0, and experts (``expert-0``, …)."""
 
 
 @dataclass(slots=True, kw_only=True)
@@ -32,10 +29,10 @@ class Group:
     size: int
     members: dict[int, Trajectory] = field(default_factory=dict)
     """Finished episodes by member number."""
-    companions: tuple[str, ...] = ()
-    """Who plays the task beside the members, by name."""
-    beside: dict[str, Trajectory] = field(default_factory=dict)
-    """Their finished episodes, which count in nothing that is said of the policy."""
+    extra_names: tuple[str, ...] = ()
+    """Names of the extra rollouts of its task: the greedy policy's, and experts'."""
+    extra_rollouts: dict[str, Trajectory] = field(default_factory=dict)
+    """Finished extra rollouts by name; they are not members, and count in no statistics of the policy."""
 
     @property
     def task(self) -> Task:
@@ -50,22 +47,22 @@ class Group:
     @property
     def is_complete(self) -> bool:
         """Whether all episodes have ended."""
-        return len(self.members) == self.size and not self.absent
+        return len(self.members) == self.size and not self.missing_extras
 
     @property
-    def absent(self) -> list[str]:
-        """Companions whose episodes have not ended."""
-        return [name for name in self.companions if name not in self.beside]
+    def missing_extras(self) -> list[str]:
+        """Names of extra rollouts that have not ended."""
+        return [name for name in self.extra_names if name not in self.extra_rollouts]
 
     @property
-    def unguided(self) -> list[str]:
-        """Companions whose episodes the machinery failed, or nobody could score."""
-        return [name for name, trajectory in self.beside.items() if not _is_trainable(trajectory)]
+    def failed_extras(self) -> list[str]:
+        """Names of extra rollouts that infrastructure failed, or that have no reward."""
+        return [name for name, trajectory in self.extra_rollouts.items() if not _is_trainable(trajectory)]
 
     @property
     def experts(self) -> list[Trajectory]:
         """The episodes of experts."""
-        return [self.beside[name] for name in sorted(self.beside) if name.startswith(EXPERT)]
+        return [self.extra_rollouts[name] for name in sorted(self.extra_rollouts) if name.startswith(EXPERT)]
 
     @property
     def trajectories(self) -> list[Trajectory]:
@@ -111,22 +108,22 @@ class Group:
             "place": self.draw.place,
             "horizon": self.draw.horizon,
             "members": [[member, trajectory.to_record()] for member, trajectory in sorted(self.members.items())],
-            "beside": {name: trajectory.to_record() for name, trajectory in self.beside.items()},
+            "beside": {name: trajectory.to_record() for name, trajectory in self.extra_rollouts.items()},
         }
 
     @classmethod
     def from_record(
-        cls, record: Mapping[str, Any], *, draw: SampledTask, size: int, companions: tuple[str, ...] = ()
+        cls, record: Mapping[str, Any], *, draw: SampledTask, size: int, extra_names: tuple[str, ...] = ()
     ) -> Group:
-        """Restore what `to_record` gave; who has not played yet will."""
+        """Restore what `to_record` gave; extra rollouts that it lacks are played later."""
         members = {int(member): Trajectory.from_record(row) for member, row in record["members"]}
         return cls(
             position=record["position"],
             draw=draw,
             size=size,
             members=members,
-            companions=companions,
-            beside={name: Trajectory.from_record(row) for name, row in record.get("beside", {}).items()},
+            extra_names=extra_names,
+            extra_rollouts={name: Trajectory.from_record(row) for name, row in record.get("beside", {}).items()},
         )
 
 
@@ -154,9 +151,9 @@ def environment_metrics(groups: Sequence[Group]) -> dict[str, float]:
     return metrics
 
 
-def companion_metrics(groups: Sequence[Group]) -> dict[str, float]:
-    """Return and success of who played beside the members: ``greedy/``, ``expert/``; nothing where nobody did."""
-    greedy = [group.beside[GREEDY] for group in groups if GREEDY in group.beside]
+def extra_rollout_metrics(groups: Sequence[Group]) -> dict[str, float]:
+    """Return and success of extra rollouts: ``greedy/``, ``expert/``; nothing where there are none."""
+    greedy = [group.extra_rollouts[GREEDY] for group in groups if GREEDY in group.extra_rollouts]
     experts = [trajectory for group in groups for trajectory in group.experts]
     return {**_played(GREEDY, greedy), **_played(EXPERT, experts)}
 

@@ -1,4 +1,4 @@
-"""The contract of a speaker: who answers in an episode's conversations. One object per run.
+"""The contract of a policy: who answers in an episode's conversations. One object per run.
 
 An engine (`agentrl.rollout.policies`), a text service (`agentrl.rollout.policies`), or the environment's own
 expert or a random policy (`agentrl.rollout.scripted_policies`) speak through the same agent loops.
@@ -42,7 +42,7 @@ from agentrl.trajectory import TokenSequence, Turn
 
 
 class EpisodeView(Protocol):
-    """What a speaker may know of an episode besides its messages."""
+    """What a policy may know of an episode besides its messages."""
 
     turns: TurnLog
     loop: AgentLoop
@@ -55,14 +55,14 @@ class EpisodePolicy(ABC):
     """Opens the conversations of episodes."""
 
     @abstractmethod
-    def open(self, situation: EpisodeView, messages: Sequence[Message], tools: Sequence[Tool]) -> Conversation:
+    def open(self, episode: EpisodeView, messages: Sequence[Message], tools: Sequence[Tool]) -> Conversation:
         """Start a conversation of one episode; `tools` are offered to the policy."""
 
     @abstractmethod
     def cut(self, text: str, max_tokens: int) -> str:
         """`text`, cut to a token budget with a visible mark."""
 
-    async def end(self, situation: EpisodeView) -> None:
+    async def end(self, episode: EpisodeView) -> None:
         """An episode is over: release what was kept for it."""
         return
 
@@ -85,19 +85,19 @@ class EngineEpisodePolicy(EpisodePolicy):
         self.renderer = renderer
         self.sampling = replace(sampling, stop_token_ids=sampling.stop_token_ids | renderer.stop_token_ids)
 
-    def open(self, situation: EpisodeView, messages: Sequence[Message], tools: Sequence[Tool]) -> Conversation:
+    def open(self, episode: EpisodeView, messages: Sequence[Message], tools: Sequence[Tool]) -> Conversation:
         """A conversation on the token ledger."""
         schemas: list[ToolSchema] = [tool.schema for tool in tools]
-        ledger = LedgerConversation(self.renderer, situation.turns.trajectory, messages, tools=schemas)
-        return EngineConversation(self, ledger, situation.turns)
+        ledger = LedgerConversation(self.renderer, episode.turns.trajectory, messages, tools=schemas)
+        return EngineConversation(self, ledger, episode.turns)
 
     def cut(self, text: str, max_tokens: int) -> str:
         """Cut by the model's own tokens."""
         return self.renderer.cut(text, max_tokens)
 
-    async def end(self, situation: EpisodeView) -> None:
+    async def end(self, episode: EpisodeView) -> None:
         """Let the engine forget the episode's sessions."""
-        trajectory = situation.turns.trajectory
+        trajectory = episode.turns.trajectory
         for index in range(len(trajectory.sequences)):
             await self.engine.end_session(session_id(trajectory.id, index))
 
@@ -105,9 +105,9 @@ class EngineEpisodePolicy(EpisodePolicy):
 class EngineConversation(Conversation):
     """One sequence of the ledger, answered by an engine."""
 
-    def __init__(self, speaker: EngineEpisodePolicy, ledger: LedgerConversation, turns: TurnLog) -> None:
+    def __init__(self, policy: EngineEpisodePolicy, ledger: LedgerConversation, turns: TurnLog) -> None:
         self.ledger = ledger
-        self._speaker = speaker
+        self._policy = policy
         self._turns = turns
 
     def add(self, *messages: Message) -> None:
@@ -116,23 +116,23 @@ class EngineConversation(Conversation):
 
     def fork(self, messages: Sequence[Message]) -> Conversation:
         """A conversation with a rewritten history."""
-        return EngineConversation(self._speaker, self.ledger.fork(messages), self._turns)
+        return EngineConversation(self._policy, self.ledger.fork(messages), self._turns)
 
     async def generate(self, *, prefill: str = "") -> Answer:
         """Sample one turn."""
         seed = self._turns.begin()
         prompt_ids = self.ledger.prepare(prefill)
-        room = self._turns.budget.answer_tokens(len(prompt_ids), self._speaker.engine.capabilities.max_context)
-        params = replace(self._speaker.sampling, max_tokens=room, seed=seed)
+        room = self._turns.budget.answer_tokens(len(prompt_ids), self._policy.engine.capabilities.max_context)
+        params = replace(self._policy.sampling, max_tokens=room, seed=seed)
         request = GenerateRequest(
             prompt_ids=prompt_ids,
             params=params,
             session_id=self._session_id(),
             request_id=f"{self._turns.trajectory.id}/turn-{self._turns.budget.turns - 1}",
             images=self.ledger.sequence.images,
-            routes_from=self.ledger.sequence.routed if self._speaker.engine.capabilities.routes else None,
+            routes_from=self.ledger.sequence.routed if self._policy.engine.capabilities.routes else None,
         )
-        if request.images and not self._speaker.engine.capabilities.images:
+        if request.images and not self._policy.engine.capabilities.images:
             raise UsageError("the engine does not take images", hint="set engine=local, or give text observations")
         generation = await self._sample(request)
         self.ledger.verify(request.prompt_ids, request.images)
@@ -178,12 +178,12 @@ class EngineConversation(Conversation):
             async with async_boundary(EngineError, what, deadline_s=limits.answer_timeout_s):
                 remaining_s = self._turns.budget.remaining_s
                 if remaining_s is None:
-                    return await self._speaker.engine.generate(request)
+                    return await self._policy.engine.generate(request)
                 return await self._ask_within(request, remaining_s)
 
     async def _ask_within(self, request: GenerateRequest, seconds: float) -> Generation:
         """Abort the request when the time is over, and take what was sampled until then."""
-        engine = self._speaker.engine
+        engine = self._policy.engine
         loop = asyncio.get_running_loop()
         aborts: list[asyncio.Task[bool]] = []
         timer = loop.call_later(seconds, lambda: aborts.append(loop.create_task(engine.abort(request.request_id))))
@@ -234,17 +234,17 @@ class ChatEpisodePolicy(EpisodePolicy):
     """Opens conversations that a text service answers.
 
     Args:
-        policy: The service.
+        service: Answers in text.
         sampling: How to sample; `max_tokens` and `seed` are set per turn.
     """
 
-    def __init__(self, policy: ChatPolicy, sampling: SamplingParams) -> None:
-        self.policy = policy
+    def __init__(self, service: ChatPolicy, sampling: SamplingParams) -> None:
+        self.service = service
         self.sampling = sampling
 
-    def open(self, situation: EpisodeView, messages: Sequence[Message], tools: Sequence[Tool]) -> Conversation:
+    def open(self, episode: EpisodeView, messages: Sequence[Message], tools: Sequence[Tool]) -> Conversation:
         """A conversation in text."""
-        return ChatConversation(self, messages, tools, situation.turns)
+        return ChatConversation(self, messages, tools, episode.turns)
 
     def cut(self, text: str, max_tokens: int) -> str:
         """Cut by an estimate of the number of tokens."""
@@ -255,10 +255,10 @@ class ChatConversation(Conversation):
     """A conversation that is sent whole with each turn."""
 
     def __init__(
-        self, speaker: ChatEpisodePolicy, messages: Sequence[Message], tools: Sequence[Tool], turns: TurnLog
+        self, policy: ChatEpisodePolicy, messages: Sequence[Message], tools: Sequence[Tool], turns: TurnLog
     ) -> None:
         self.messages = list(messages)
-        self._speaker = speaker
+        self._policy = policy
         self._tools = tools
         self._turns = turns
         self._prompt_tokens = 0
@@ -269,22 +269,22 @@ class ChatConversation(Conversation):
 
     def fork(self, messages: Sequence[Message]) -> Conversation:
         """A conversation with other messages."""
-        return ChatConversation(self._speaker, messages, self._tools, self._turns)
+        return ChatConversation(self._policy, messages, self._tools, self._turns)
 
     async def generate(self, *, prefill: str = "") -> Answer:
         """Ask for one turn."""
         if prefill:
             raise UsageError("a text service cannot continue an answer", got=f"prefill {prefill!r}", expected="none")
         seed = self._turns.begin()
-        room = self._turns.budget.answer_tokens(self._prompt_tokens, self._speaker.policy.max_context)
-        params = replace(self._speaker.sampling, max_tokens=room, seed=seed)
+        room = self._turns.budget.answer_tokens(self._prompt_tokens, self._policy.service.max_context)
+        params = replace(self._policy.sampling, max_tokens=room, seed=seed)
         trajectory_id = self._turns.trajectory.id
         request_id = f"{trajectory_id}/turn-{self._turns.budget.turns - 1}"
         deadline_s = self._turns.limits.answer_timeout_s
         with self._turns.recorders.waits.on(WaitKind.ENGINE, trajectory_id, "an answer"):
             async with async_boundary(EngineError, f"answer to request {request_id}", deadline_s=deadline_s):
                 schemas = [tool.schema for tool in self._tools]
-                chat = await self._speaker.policy.chat(self.messages, schemas, params, request_id)
+                chat = await self._policy.service.chat(self.messages, schemas, params, request_id)
         self.messages.append(chat.message)
         self._prompt_tokens = chat.prompt_tokens + chat.answer_tokens
         turn = append_textual_turn(self._turns, TokenSequence(), chat.stop_reason.value)

@@ -54,12 +54,12 @@ TOOLSET_S = 120.0
 
 
 class EpisodeRunner:
-    """Plays episodes of one kind: environment, loop, speaker, scorer.
+    """Plays episodes of one kind: environment, loop, policy, scorer.
 
     Args:
         host: Lends environments.
         loop: How the policy talks to them.
-        speaker: Who the policy is.
+        policy: Answers in the episodes' conversations.
         limits: Budgets and deadlines.
         tools: The configured tools.
         scorer: Computes the return; the environment's own rewards by default.
@@ -76,7 +76,7 @@ class EpisodeRunner:
         *,
         host: EnvPool,
         loop: AgentLoop,
-        speaker: EpisodePolicy,
+        policy: EpisodePolicy,
         limits: EpisodeLimits | None = None,
         tools: Sequence[Tool | Toolset] = (),
         scorer: Scorer | None = None,
@@ -89,7 +89,7 @@ class EpisodeRunner:
     ) -> None:
         self.host = host
         self.loop = loop
-        self.speaker = speaker
+        self.policy = policy
         self.limits = limits or EpisodeLimits()
         self.tools = tools
         self.scorer = scorer or EnvironmentReward()
@@ -103,10 +103,10 @@ class EpisodeRunner:
         if system_prompt is not None:
             self.spec = dataclasses.replace(host.spec, instructions=system_prompt, tool_instructions="")
 
-    def answered_by(self, speaker: EpisodePolicy) -> EpisodeRunner:
-        """A runner of the same episodes, with counts of its own, whose policy is another speaker."""
+    def with_policy(self, policy: EpisodePolicy) -> EpisodeRunner:
+        """Copy the runner for another policy, with counts of its own."""
         other = copy.copy(self)
-        other.speaker, other.counters, other.observer = speaker, RolloutCounters(), RolloutObserver()
+        other.policy, other.counters, other.observer = policy, RolloutCounters(), RolloutObserver()
         return other
 
     def plays(self, task: Task) -> bool:
@@ -183,7 +183,7 @@ class EpisodeRunner:
                 try:
                     turns.close()
                 finally:
-                    await self.speaker.end(episode)
+                    await self.policy.end(episode)
                     await self._close_tools(episode)
             self._read_info(trajectory, episode)
             return outcome
@@ -221,7 +221,7 @@ class EpisodeRunner:
             task=task,
             spec=self.spec,
             environment=environment,
-            speaker=self.speaker,
+            policy=self.policy,
             loop=self.loop,
             tools=tools,
             turns=turns,

@@ -1,19 +1,17 @@
 """Keeps episodes running and hands complete groups to the trainer.
 
-    mixture ──────► admission ──► one asyncio task per episode ──► complete groups ──► next_batch() ──► trainer
+    task sampler ─► admission ──► one asyncio task per episode ──► complete groups ──► next_batch() ──► trainer
                      (staleness,    no lockstep, no barrier:        filtered,                             │
                       capacity)     groups end in any order         too stale dropped                     │
                         ▲                                                                                 │
                         └──────────────────────── set_version(v + 1) ◄────────────────────────────────────┘
 
 A group is of one environment, and is played by that environment's runner. What groups say about their tasks is handed
-to the mixture when a batch is complete, all at once and in the order of groups.
+to the task sampler when a batch is complete, all at once and in the order of groups.
 
 With `max_staleness` 0 a batch is exactly the groups that were started for it, and comes sorted by task order and
 member, so nothing depends on which episode was faster. Sampling seeds follow from the run's seed and the group's
 position.
-
-- When a group of episodes may start: the staleness rule, as a state machine of counts.
 """
 
 from __future__ import annotations
@@ -106,8 +104,8 @@ class GroupScheduler:
         version: Version of the trainer's weights.
         keep: Says whether a complete group is worth training on (dynamic sampling); others are replaced.
         least_members: Trainable episodes without which a complete group counts as failed: 2 where they are compared.
-        companions: Who plays each group's task once beside its members, by the label of the environment and name. A
-            group fails with the episode of one.
+        extra_runners: Play the extra rollouts of each group, by the label of the environment and their name. A group
+            fails with any of them.
     """
 
     def __init__(
@@ -123,7 +121,7 @@ class GroupScheduler:
         version: int = 0,
         keep: Callable[[Group], bool] | None = None,
         least_members: int = 1,
-        companions: Mapping[str, Mapping[str, EpisodeRunner | StoredExpert]] | None = None,
+        extra_runners: Mapping[str, Mapping[str, EpisodeRunner | StoredExpert]] | None = None,
     ) -> None:
         self.tasks = tasks
         self.runners = runners
@@ -135,7 +133,7 @@ class GroupScheduler:
         self._seed = seed
         self._keep = keep or (lambda group: True)
         self._least_members = least_members
-        self._companions = companions or {}
+        self._extra_runners = extra_runners or {}
         self._places = asyncio.Semaphore(max_concurrent)
         self._unfinished = 0
         self._to_restart: deque[Group] = deque()
@@ -191,7 +189,7 @@ class GroupScheduler:
             for member in range(group.size):
                 if member not in group.members:
                     self._start_episode(group, member)
-            for name in group.absent:
+            for name in group.missing_extras:
                 self._start_episode(group, name)
 
     @property
@@ -208,15 +206,15 @@ class GroupScheduler:
         position = self.tasks.position
         with boundary(EnvironmentFailure, f"task {position} of the run"):
             draw = self.tasks.next()
-        return Group(position=position, draw=draw, size=self.group_size, companions=self._names(draw))
+        return Group(position=position, draw=draw, size=self.group_size, extra_names=self._extra_names(draw))
 
-    def _names(self, draw: SampledTask) -> tuple[str, ...]:
-        """Who has something to show of a task."""
-        players = self._companions.get(draw.environment, {})
+    def _extra_names(self, draw: SampledTask) -> tuple[str, ...]:
+        """Names of the extra rollouts that a task has; stored experts do not have every task."""
+        players = self._extra_runners.get(draw.environment, {})
         return tuple(name for name, player in players.items() if player.plays(draw.task))
 
     def _start_episode(self, group: Group, player: int | str) -> None:
-        """A member by its number, or a companion by its name."""
+        """Start a member by its number, or an extra rollout by its name."""
         self._unfinished += 1
         episode = asyncio.create_task(self._play(group, player), name=f"episode {group.id}/{player}")
         self._episodes.add(episode)
@@ -247,8 +245,8 @@ class GroupScheduler:
                 runner = self.runners[label]
                 group.members[player] = await runner.run(group.task, group_id=group.id, member=player, seed=seed)
             else:
-                companion, number = self._companions[label][player], group.size + group.companions.index(player)
-                group.beside[player] = await companion.run(group.task, group_id=group.id, member=number, seed=seed)
+                extra, number = self._extra_runners[label][player], group.size + group.extra_names.index(player)
+                group.extra_rollouts[player] = await extra.run(group.task, group_id=group.id, member=number, seed=seed)
         finally:
             self._places.release()
         if group.is_complete:
@@ -259,7 +257,7 @@ class GroupScheduler:
         counters = self._counters
         if self.tasks.wants_tallies:
             self._tallies.append(group.tally())
-        if len(group.trainable) < self._least_members or group.unguided:
+        if len(group.trainable) < self._least_members or group.failed_extras:
             counters.groups_failed += 1
             self.admission.fail()
             self._note_failed(group)
@@ -277,8 +275,9 @@ class GroupScheduler:
         if self._failed_in_a_row >= max(self.admission.batch, LEAST_FAILED_GROUPS):
             trainable = {trajectory.id for trajectory in group.trainable}
             few = "no episode" if not trainable else f"fewer than {self._least_members} episodes"
-            if group.unguided:
-                few, latest = f"no episode of {group.unguided[0]}", group.beside[group.unguided[0]]
+            if group.failed_extras:
+                name = group.failed_extras[0]
+                few, latest = f"no episode of {name}", group.extra_rollouts[name]
             else:
                 latest = next(t for t in reversed(group.trajectories) if t.id not in trainable)
             self._failure = TrainingError(
@@ -364,7 +363,7 @@ class GroupScheduler:
 
     def _restored(self, record: Mapping[str, Any]) -> Group:
         draw: SampledTask = self.tasks.again(record["environment"], record["place"], record["horizon"])
-        return Group.from_record(record, draw=draw, size=self.group_size, companions=self._names(draw))
+        return Group.from_record(record, draw=draw, size=self.group_size, extra_names=self._extra_names(draw))
 
 
 def _next_step(failed: Trajectory) -> str:

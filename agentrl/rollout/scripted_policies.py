@@ -33,11 +33,11 @@ class ScriptedPolicy(enum.StrEnum):
     RANDOM = "random"
 
 
-class Demonstrator(EpisodePolicy):
+class ScriptedEpisodePolicy(EpisodePolicy):
     """Opens conversations that a scripted policy answers.
 
     Args:
-        policy: Expert or random.
+        kind: Expert or random.
         renderer: Writes the answers into the ledger; ``None`` keeps text only.
         max_context: Most tokens of prompt and answer together.
         mistakes: Share of its actions before which an expert makes a mistake.
@@ -45,64 +45,64 @@ class Demonstrator(EpisodePolicy):
 
     def __init__(
         self,
-        policy: ScriptedPolicy,
+        kind: ScriptedPolicy,
         renderer: Renderer | None = None,
         *,
         max_context: int = 2**31,
         mistakes: float = 0.0,
     ) -> None:
-        self.policy = policy
+        self.kind = kind
         self.renderer = renderer
         self.max_context = max_context
         self.mistakes = mistakes
 
-    def open(self, situation: EpisodeView, messages: Sequence[Message], tools: Sequence[Tool]) -> Conversation:
+    def open(self, episode: EpisodeView, messages: Sequence[Message], tools: Sequence[Tool]) -> Conversation:
         """A conversation on the ledger, or in text."""
         if self.renderer is None:
-            return TextDemonstration(self, situation)
+            return ScriptedTextConversation(self, episode)
         schemas: list[ToolSchema] = [tool.schema for tool in tools]
-        ledger = LedgerConversation(self.renderer, situation.turns.trajectory, messages, tools=schemas)
-        return LedgerDemonstration(self, self.renderer, ledger, situation)
+        ledger = LedgerConversation(self.renderer, episode.turns.trajectory, messages, tools=schemas)
+        return ScriptedConversation(self, self.renderer, ledger, episode)
 
     def cut(self, text: str, max_tokens: int) -> str:
         """Cut by the model's tokens, or by an estimate when there is no model."""
         return cut_characters(text, max_tokens) if self.renderer is None else self.renderer.cut(text, max_tokens)
 
 
-class TextDemonstration(Conversation):
+class ScriptedTextConversation(Conversation):
     """A scripted policy without a model."""
 
-    def __init__(self, speaker: Demonstrator, situation: EpisodeView) -> None:
-        self._speaker = speaker
-        self._situation = situation
+    def __init__(self, policy: ScriptedEpisodePolicy, episode: EpisodeView) -> None:
+        self._policy = policy
+        self._episode = episode
 
     def add(self, *messages: Message) -> None:
         """Messages are not read: the policy sees the environment itself."""
 
     def fork(self, messages: Sequence[Message]) -> Conversation:
         """Another such conversation."""
-        return TextDemonstration(self._speaker, self._situation)
+        return ScriptedTextConversation(self._policy, self._episode)
 
     async def generate(self, *, prefill: str = "") -> Answer:
         """Act."""
-        turns = self._situation.turns
+        turns = self._episode.turns
         message, _ = await demonstration(
-            self._speaker.policy, self._situation, turns.begin(), mistakes=self._speaker.mistakes
+            self._policy.kind, self._episode, turns.begin(), mistakes=self._policy.mistakes
         )
         turns.take(append_textual_turn(turns, TokenSequence(), StopReason.STOP), prompt_tokens=0, answer_tokens=0)
         return Answer(message=message, raw_text=message.text)
 
 
-class LedgerDemonstration(Conversation):
+class ScriptedConversation(Conversation):
     """A scripted policy whose answers become forced tokens."""
 
     def __init__(
-        self, speaker: Demonstrator, renderer: Renderer, ledger: LedgerConversation, situation: EpisodeView
+        self, policy: ScriptedEpisodePolicy, renderer: Renderer, ledger: LedgerConversation, episode: EpisodeView
     ) -> None:
         self.ledger = ledger
-        self._speaker = speaker
+        self._policy = policy
         self._renderer = renderer
-        self._situation = situation
+        self._episode = episode
 
     def add(self, *messages: Message) -> None:
         """Append messages; they become tokens with the next turn."""
@@ -110,19 +110,17 @@ class LedgerDemonstration(Conversation):
 
     def fork(self, messages: Sequence[Message]) -> Conversation:
         """A conversation with a rewritten history."""
-        return LedgerDemonstration(self._speaker, self._renderer, self.ledger.fork(messages), self._situation)
+        return ScriptedConversation(self._policy, self._renderer, self.ledger.fork(messages), self._episode)
 
     async def generate(self, *, prefill: str = "") -> Answer:
         """Write the answer that takes the scripted policy's action."""
         if prefill:
             raise UsageError("a demonstration cannot continue an answer", got=f"prefill {prefill!r}", expected="none")
-        turns = self._situation.turns
+        turns = self._episode.turns
         seed = turns.begin()
         prompt_tokens = len(self.ledger.prepare())
-        turns.budget.answer_tokens(prompt_tokens, self._speaker.max_context)
-        message, source = await demonstration(
-            self._speaker.policy, self._situation, seed, mistakes=self._speaker.mistakes
-        )
+        turns.budget.answer_tokens(prompt_tokens, self._policy.max_context)
+        message, source = await demonstration(self._policy.kind, self._episode, seed, mistakes=self._policy.mistakes)
         text = self._written(message)
         answer = self.ledger.demonstrate(text, source=source)
         turn = self.ledger.sequence.turns[-1]
@@ -131,7 +129,7 @@ class LedgerDemonstration(Conversation):
         return answer
 
     def _check_length(self, text: str, tokens: int) -> None:
-        most = self._situation.turns.budget.limits.max_answer_tokens
+        most = self._episode.turns.budget.limits.max_answer_tokens
         if tokens > most:
             raise UsageError(
                 "the expert's answer is longer than the agent's may be, which could never learn it",
@@ -149,20 +147,20 @@ class LedgerDemonstration(Conversation):
 
 
 async def demonstration(
-    policy: ScriptedPolicy, situation: EpisodeView, seed: int, *, mistakes: float = 0.0
+    policy: ScriptedPolicy, episode: EpisodeView, seed: int, *, mistakes: float = 0.0
 ) -> tuple[Message, Source]:
     """The message in which `policy` takes its next action, and what its tokens are: forced, or a mistake."""
-    environment = situation.environment
+    environment = episode.environment
     if policy is ScriptedPolicy.RANDOM:
-        return await _message(situation, await environment.call(RANDOM_ACTION, seed)), Source.FORCED
-    action = await environment.call(EXPERT_ACTION, situation.observation, seed, mistakes)
-    return await _message(situation, action.text), Source.MISTAKE if action.is_mistake else Source.FORCED
+        return await _message(episode, await environment.call(RANDOM_ACTION, seed)), Source.FORCED
+    action = await environment.call(EXPERT_ACTION, episode.observation, seed, mistakes)
+    return await _message(episode, action.text), Source.MISTAKE if action.is_mistake else Source.FORCED
 
 
-async def _message(situation: EpisodeView, action: str) -> Message:
+async def _message(episode: EpisodeView, action: str) -> Message:
     """The answer that takes `action`: through the environment's own tools where the loop offers them."""
-    through_tools = await situation.environment.call(TOOL_MESSAGE, action) if situation.loop.offers_tools else None
-    return through_tools or situation.loop.demonstrate(action)
+    through_tools = await episode.environment.call(TOOL_MESSAGE, action) if episode.loop.offers_tools else None
+    return through_tools or episode.loop.demonstrate(action)
 
 
 class StoredExpert:

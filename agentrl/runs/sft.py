@@ -45,7 +45,7 @@ from agentrl.observe.run_folder import logging_to
 from agentrl.observe.trajectory_store import TrajectoryStore
 from agentrl.render.renderer import Renderer
 from agentrl.rollout.runner import Assignment, play_all
-from agentrl.rollout.scripted_policies import Demonstrator, ScriptedPolicy
+from agentrl.rollout.scripted_policies import ScriptedEpisodePolicy, ScriptedPolicy
 from agentrl.rollout.turns import derive_seed
 from agentrl.rollout.waits import RolloutObserver
 from agentrl.task import Task
@@ -81,10 +81,10 @@ async def collect_demonstrations(
         UsageError: an environment has no expert, or it solved nothing.
     """
     tasks = build_mixture(config)
-    speaker = Demonstrator(
+    policy = ScriptedEpisodePolicy(
         ScriptedPolicy.EXPERT, renderer, max_context=config.agent.max_tokens, mistakes=config.sft.mistakes
     )
-    worlds = build_worlds(config, speaker, observer=observer)
+    worlds = build_worlds(config, policy, observer=observer)
     draws = [tasks.next() for _ in range(config.sft.episodes)]
     played: dict[int, Trajectory] = {}
     try:

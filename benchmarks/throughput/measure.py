@@ -167,11 +167,11 @@ class _Bench:
             store = stack.enter_context(closing(TrajectoryStore(self._folder / "trajectories", step=1)))
             opened = open_pool(self._section, self._served, self._folder, version=self._version)
             pool = await stack.enter_async_context(opened)
-            speaker = EngineEpisodePolicy(
+            policy = EngineEpisodePolicy(
                 pool, build_renderer(config, self._served.path, self._tokenizer), self._sampling
             )
             observer = EpisodeRecorder(store, RunStatus(), RunWatcher())
-            runner = build_runner(config, host, speaker, observer=observer, retries=0)
+            runner = build_runner(config, host, policy, observer=observer, retries=0)
             await forget(self._url, self._wire)
             with settled_heap(), Stopwatch() as watch:
                 played = [

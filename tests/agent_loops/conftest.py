@@ -51,7 +51,7 @@ def play(renderer):
         runner = EpisodeRunner(
             host=host,
             loop=make_agent_loop(loop, options or {}),
-            speaker=EngineEpisodePolicy(engine, renderer, SamplingParams()),
+            policy=EngineEpisodePolicy(engine, renderer, SamplingParams()),
             tools=tools,
             limits=EpisodeLimits(**limits),
         )

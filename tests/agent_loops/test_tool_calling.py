@@ -9,7 +9,7 @@ from agentrl.errors import Outcome, UsageError
 from agentrl.message import Message, ToolCall
 from agentrl.rollout.env_pool import EnvPool
 from agentrl.rollout.runner import EpisodeRunner, make_agent_loop
-from agentrl.rollout.scripted_policies import Demonstrator, ScriptedPolicy
+from agentrl.rollout.scripted_policies import ScriptedEpisodePolicy, ScriptedPolicy
 from agentrl.task import SeedTasks, Task
 
 
@@ -230,7 +230,7 @@ async def test_a_script_acts_through_the_environment_s_own_tools():
     spec = EnvironmentSpec(name="w", make=Clerk, tasks=SeedTasks, isolation=Isolation.INLINE)
     host = EnvPool(spec)
     runner = EpisodeRunner(
-        host=host, loop=make_agent_loop("tool_calling", {}), speaker=Demonstrator(ScriptedPolicy.EXPERT)
+        host=host, loop=make_agent_loop("tool_calling", {}), policy=ScriptedEpisodePolicy(ScriptedPolicy.EXPERT)
     )
     trajectory = await runner.run(Task(id="t", environment="w"), group_id="g", member=0, seed=0)
     await host.close()

@@ -118,8 +118,8 @@ async def play(
 ) -> list[Trajectory]:
     """Episodes of tasks of `valid`, all at once."""
     host = EnvPool(SPEC, options={"customer": customer})
-    loop, speaker = make_agent_loop("tool_calling", {}), ChatEpisodePolicy(Agent(make), SamplingParams())
-    runner = EpisodeRunner(host=host, loop=loop, speaker=speaker, retries=retries)
+    loop, policy = make_agent_loop("tool_calling", {}), ChatEpisodePolicy(Agent(make), SamplingParams())
+    runner = EpisodeRunner(host=host, loop=loop, policy=policy, retries=retries)
     tasks = SPEC.tasks("valid")
     chosen = [tasks[int(task_id.rpartition("-")[2])] for task_id in task_ids]
     try:

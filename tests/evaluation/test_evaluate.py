@@ -19,7 +19,7 @@ from agentrl.evaluation.session import default_tasks
 from agentrl.message import Message, user
 from agentrl.rollout.env_pool import EnvPool
 from agentrl.rollout.runner import EpisodeRunner
-from agentrl.rollout.scripted_policies import Demonstrator, ScriptedPolicy
+from agentrl.rollout.scripted_policies import ScriptedEpisodePolicy, ScriptedPolicy
 from agentrl.task import SeedTasks, Task
 
 
@@ -70,7 +70,7 @@ def _fresh_coin(monkeypatch: pytest.MonkeyPatch) -> None:
 async def runner() -> AsyncIterator[EpisodeRunner]:
     spec = EnvironmentSpec(name="coin", make=Coin, tasks=lambda split: SOURCE, isolation=Isolation.INLINE)
     host = EnvPool(spec)
-    yield EpisodeRunner(host=host, loop=OneAction(), speaker=Demonstrator(ScriptedPolicy.RANDOM), retries=1)
+    yield EpisodeRunner(host=host, loop=OneAction(), policy=ScriptedEpisodePolicy(ScriptedPolicy.RANDOM), retries=1)
     await host.close()
 
 

@@ -50,7 +50,7 @@ async def test_what_the_user_must_change_is_raised(make_runner, worlds, make_eng
     def script(request):
         raise UsageError("no such script")
 
-    runner.speaker.engine.script = script
+    runner.policy.engine.script = script
     with pytest.raises(UsageError, match="no such script"):
         async for _ in play_all(runner, assignments(3), concurrency=2):
             pass

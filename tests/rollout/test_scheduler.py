@@ -348,42 +348,45 @@ def test_a_group_is_restored_exactly():
     assert group.oldest_version is None
 
 
-async def test_companions_play_beside_the_members_and_are_none(make):
+async def test_extra_rollouts_are_no_members(make):
     greedy = Player(lambda task_id, member: (Outcome.FINISHED, 0.25))
-    scheduler = make(group_size=2, batch=2, companions={"": {"greedy": greedy, "expert-0": Player()}})
+    scheduler = make(group_size=2, batch=2, extra_runners={"": {"greedy": greedy, "expert-0": Player()}})
     groups = await scheduler.next_batch()
     for group in groups:
         assert [t.id for t in group.trajectories] == [f"{group.id}/0.0", f"{group.id}/1.0"]
-        assert [group.beside[name].id for name in ("greedy", "expert-0")] == [f"{group.id}/2.0", f"{group.id}/3.0"]
+        assert [group.extra_rollouts[name].id for name in ("greedy", "expert-0")] == [
+            f"{group.id}/2.0",
+            f"{group.id}/3.0",
+        ]
         assert [t.id for t in group.experts] == [f"{group.id}/3.0"]
         assert group.tally().episodes == 2
     assert len(greedy.seeds) == 2
 
 
-async def test_a_group_fails_with_its_companion(make):
+async def test_a_group_fails_with_an_extra_rollout(make):
     lost = [True]
 
     def decide(task_id, member):
         return (Outcome.ENGINE_ERROR, None) if lost and lost.pop() else (Outcome.FINISHED, 1.0)
 
     player = Player()
-    scheduler = make(player, batch=2, companions={"": {"greedy": Player(decide)}})
+    scheduler = make(player, batch=2, extra_runners={"": {"greedy": Player(decide)}})
     groups = await scheduler.next_batch()
     assert player.counters.groups_failed == 1
     assert positions(groups) == [1, 2]
 
 
-async def test_a_companion_that_always_fails_ends_the_run_with_its_error(make):
+async def test_an_extra_rollout_that_always_fails_ends_the_run_with_its_error(make):
     lost = Player(lambda task_id, member: (Outcome.ENGINE_ERROR, None))
-    scheduler = make(batch=2, companions={"": {"greedy": lost}})
+    scheduler = make(batch=2, extra_runners={"": {"greedy": lost}})
     with pytest.raises(TrainingError, match=r"4 groups in a row have no episode of greedy.*got engine_error in"):
         await scheduler.next_batch()
 
 
-async def test_companions_are_saved_and_those_who_had_not_played_play_later(make):
+async def test_extra_rollouts_are_saved_and_missing_ones_are_played_later(make):
     slow = Player()
     slow.blocked = asyncio.Event()
-    first = make(max_staleness=1, batch=1, companions={"": {"greedy": Player(), "expert-0": slow}})
+    first = make(max_staleness=1, batch=1, extra_runners={"": {"greedy": Player(), "expert-0": slow}})
     waiting = asyncio.create_task(first.next_batch())
     for _ in range(20):
         await asyncio.sleep(0)
@@ -391,10 +394,10 @@ async def test_companions_are_saved_and_those_who_had_not_played_play_later(make
     waiting.cancel()
     assert [sorted(group["beside"]) for group in state["unfinished"]] == [["greedy"], ["greedy"]]
     greedy, expert = Player(), Player()
-    second = make(max_staleness=1, batch=1, companions={"": {"greedy": greedy, "expert-0": expert}})
+    second = make(max_staleness=1, batch=1, extra_runners={"": {"greedy": greedy, "expert-0": expert}})
     second.load_state_dict(state)
     (group,) = await second.next_batch()
-    assert (group.position, sorted(group.beside)) == (0, ["expert-0", "greedy"])
+    assert (group.position, sorted(group.extra_rollouts)) == (0, ["expert-0", "greedy"])
     assert (len(greedy.seeds), len(expert.seeds)) == (0, 2)
 
 
@@ -451,11 +454,11 @@ async def test_unscored_episodes_do_not_train(make):
     assert nobody.counters.groups_failed >= LEAST_FAILED_GROUPS
 
 
-async def test_a_group_without_a_score_of_its_companion_fails(make):
+async def test_a_group_without_a_score_of_an_extra_rollout_fails(make):
     scored = iter([None, None])
     greedy = Player(lambda task_id, member: (Outcome.FINISHED, next(scored, 0.5)))
     player = Player()
-    groups = await make(player, batch=2, companions={"": {"greedy": greedy}}).next_batch()
+    groups = await make(player, batch=2, extra_runners={"": {"greedy": greedy}}).next_batch()
     assert positions(groups) == [2, 3]
     assert player.counters.groups_failed == 2
 

@@ -68,8 +68,8 @@ async def test_each_turn_has_its_own_seed_and_the_same_one_again(make_runner, pl
 
 async def test_sampling_is_as_configured(make_runner, play, worlds, spy, renderer):
     engine = spy()
-    speaker = EngineEpisodePolicy(engine, renderer, SamplingParams(temperature=0.5, top_p=0.9))
-    await play(make_runner(worlds.Corridor, speaker=speaker, limits=EpisodeLimits(max_answer_tokens=7)))
+    policy = EngineEpisodePolicy(engine, renderer, SamplingParams(temperature=0.5, top_p=0.9))
+    await play(make_runner(worlds.Corridor, policy=policy, limits=EpisodeLimits(max_answer_tokens=7)))
     params = engine.requests[0].params
     assert (params.temperature, params.top_p, params.max_tokens) == (0.5, 0.9, 7)
     assert params.stop_token_ids == renderer.stop_token_ids

@@ -43,8 +43,8 @@ def say(text="", *calls):
 
 async def test_an_episode_in_text(make_runner, play, worlds):
     service = Service(say("forward"))
-    speaker = ChatEpisodePolicy(service, SamplingParams(temperature=0.3))
-    trajectory = await play(make_runner(worlds.Corridor, speaker=speaker))
+    policy = ChatEpisodePolicy(service, SamplingParams(temperature=0.3))
+    trajectory = await play(make_runner(worlds.Corridor, policy=policy))
     assert (trajectory.outcome, trajectory.reward, trajectory.success) == (Outcome.FINISHED, 1.0, True)
     assert [(turn.index, turn.start, turn.end) for turn in trajectory.turns] == [(0, 0, 0), (1, 0, 0), (2, 0, 0)]
     assert trajectory.sampled_tokens == 0
@@ -58,7 +58,7 @@ async def test_tools_are_sent_and_calls_taken(make_runner, play, worlds):
     call = ToolCall(name="act", arguments={"action": "forward"}, id="c1")
     service = Service(say("", call))
     trajectory = await play(
-        make_runner(worlds.Corridor, speaker=ChatEpisodePolicy(service, SamplingParams()), loop="tool_calling")
+        make_runner(worlds.Corridor, policy=ChatEpisodePolicy(service, SamplingParams()), loop="tool_calling")
     )
     assert trajectory.outcome is Outcome.FINISHED
     assert service.asked[0][1][0]["function"]["name"] == "act"
@@ -70,7 +70,7 @@ async def test_unknown_tools_are_told(make_runner, play, worlds):
     wrong, right = (ToolCall(name=name, arguments={"action": "forward"}) for name in ("akt", "act"))
     service = Service(say("", wrong), say("", right))
     trajectory = await play(
-        make_runner(worlds.Corridor, speaker=ChatEpisodePolicy(service, SamplingParams()), loop="tool_calling")
+        make_runner(worlds.Corridor, policy=ChatEpisodePolicy(service, SamplingParams()), loop="tool_calling")
     )
     assert trajectory.outcome is Outcome.FINISHED
     assert service.asked[1][0][-1].text.startswith("Error: there is no tool 'akt'")
@@ -80,25 +80,25 @@ async def test_the_token_budget_goes_by_the_services_count(make_runner, play, wo
     service = Service(say("forward"))
     limits = EpisodeLimits(max_tokens=105)
     trajectory = await play(
-        make_runner(worlds.Corridor, speaker=ChatEpisodePolicy(service, SamplingParams()), limits=limits)
+        make_runner(worlds.Corridor, policy=ChatEpisodePolicy(service, SamplingParams()), limits=limits)
     )
     assert trajectory.outcome is Outcome.TRUNCATED_TOKENS
     assert len(trajectory.turns) == 1
 
 
 async def test_failures_of_the_service(make_runner, play, worlds):
-    speaker = ChatEpisodePolicy(Service(EngineError("overloaded")), SamplingParams())
-    assert (await play(make_runner(worlds.Corridor, speaker=speaker))).outcome is Outcome.ENGINE_ERROR
-    speaker = ChatEpisodePolicy(Service(UsageError("wrong key")), SamplingParams())
+    policy = ChatEpisodePolicy(Service(EngineError("overloaded")), SamplingParams())
+    assert (await play(make_runner(worlds.Corridor, policy=policy))).outcome is Outcome.ENGINE_ERROR
+    policy = ChatEpisodePolicy(Service(UsageError("wrong key")), SamplingParams())
     with pytest.raises(UsageError, match="wrong key"):
-        await play(make_runner(worlds.Corridor, speaker=speaker))
+        await play(make_runner(worlds.Corridor, policy=policy))
 
 
 async def test_rewritten_histories_are_sent_as_they_are(make_runner, play, worlds):
     service = Service(say("forward"))
-    speaker = ChatEpisodePolicy(service, SamplingParams())
+    policy = ChatEpisodePolicy(service, SamplingParams())
     options = {"format": "plain"}
-    trajectory = await play(make_runner(worlds.Corridor, speaker=speaker, loop="step_independent", options=options))
+    trajectory = await play(make_runner(worlds.Corridor, policy=policy, loop="step_independent", options=options))
     assert trajectory.outcome is Outcome.FINISHED
     assert [len(messages) for messages, *_ in service.asked] == [2, 2, 2]
 

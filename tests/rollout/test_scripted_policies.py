@@ -11,7 +11,7 @@ from support.tokenizers import TOKENIZER_FAMILIES, build_tokenizer
 from agentrl.errors import Outcome, UsageError
 from agentrl.render.renderer import Renderer
 from agentrl.rollout import env_worker_main
-from agentrl.rollout.scripted_policies import Demonstrator, ScriptedPolicy, StoredExpert
+from agentrl.rollout.scripted_policies import ScriptedEpisodePolicy, ScriptedPolicy, StoredExpert
 from agentrl.task import Task
 from agentrl.trajectory import Source, TokenSequence, Trajectory
 
@@ -26,8 +26,8 @@ LOOPS = [
 
 @pytest.mark.parametrize(("loop", "options"), LOOPS)
 async def test_a_demonstration_is_what_a_perfect_policy_would_write(make_runner, play, worlds, renderer, loop, options):
-    speaker = Demonstrator(ScriptedPolicy.EXPERT, renderer)
-    shown = await play(make_runner(worlds.Corridor, speaker=speaker, loop=loop, options=options))
+    policy = ScriptedEpisodePolicy(ScriptedPolicy.EXPERT, renderer)
+    shown = await play(make_runner(worlds.Corridor, policy=policy, loop=loop, options=options))
     message = make_runner(worlds.Corridor, loop=loop, options=options).loop.demonstrate("forward")
     text = renderer.answer_text(message) if message.tool_calls else renderer.plain_answer(message.text)
     end = renderer.boundary.end_id
@@ -49,21 +49,21 @@ async def test_a_demonstration_is_what_a_perfect_policy_would_write(make_runner,
 @pytest.mark.parametrize("family", [name for name in TOKENIZER_FAMILIES if name not in ("gemma", "qwen2.5-vl")])
 async def test_tool_calls_are_demonstrated_in_each_familys_way(make_runner, play, worlds, family):
     renderer = Renderer(build_tokenizer(family))
-    speaker = Demonstrator(ScriptedPolicy.EXPERT, renderer)
-    shown = await play(make_runner(worlds.Corridor, speaker=speaker, loop="tool_calling"))
+    policy = ScriptedEpisodePolicy(ScriptedPolicy.EXPERT, renderer)
+    shown = await play(make_runner(worlds.Corridor, policy=policy, loop="tool_calling"))
     assert (shown.outcome, shown.success, len(shown.turns)) == (Outcome.FINISHED, True, 3)
 
 
 @pytest.mark.parametrize(("loop", "options"), LOOPS)
 async def test_scripted_policies_need_no_model(make_runner, play, worlds, loop, options):
-    speaker = Demonstrator(ScriptedPolicy.EXPERT)
-    trajectory = await play(make_runner(worlds.Corridor, speaker=speaker, loop=loop, options=options))
+    policy = ScriptedEpisodePolicy(ScriptedPolicy.EXPERT)
+    trajectory = await play(make_runner(worlds.Corridor, policy=policy, loop=loop, options=options))
     assert (trajectory.outcome, trajectory.reward, len(trajectory.turns)) == (Outcome.FINISHED, 1.0, 3)
 
 
 async def test_a_random_policy_follows_its_seed(make_runner, play, worlds):
     async def walk(seed):
-        runner = make_runner(worlds.Corridor, speaker=Demonstrator(ScriptedPolicy.RANDOM))
+        runner = make_runner(worlds.Corridor, policy=ScriptedEpisodePolicy(ScriptedPolicy.RANDOM))
         return [turn.state_key for turn in (await play(runner, seed=seed)).turns]
 
     walks = [await walk(seed) for seed in (1, 1, 2, 3)]
@@ -73,8 +73,8 @@ async def test_a_random_policy_follows_its_seed(make_runner, play, worlds):
 
 @pytest.mark.parametrize(("loop", "options"), LOOPS)
 async def test_mistakes_are_tokens_of_their_own_kind(make_runner, play, worlds, renderer, loop, options):
-    speaker = Demonstrator(ScriptedPolicy.EXPERT, renderer, mistakes=0.5)
-    runner = make_runner(worlds.Stumbler, speaker=speaker, loop=loop, options=options)
+    policy = ScriptedEpisodePolicy(ScriptedPolicy.EXPERT, renderer, mistakes=0.5)
+    runner = make_runner(worlds.Stumbler, policy=policy, loop=loop, options=options)
     played = [await play(runner, seed=seed) for seed in range(8)]
     kinds = {Source.FORCED: "forward", Source.MISTAKE: "stumble|trip"}
     found = []
@@ -95,15 +95,15 @@ async def test_mistakes_are_tokens_of_their_own_kind(make_runner, play, worlds, 
 
 
 async def test_an_expert_without_mistakes_makes_none_that_it_could(make_runner, play, worlds, renderer):
-    runner = make_runner(worlds.Stumbler, speaker=Demonstrator(ScriptedPolicy.EXPERT, renderer))
+    runner = make_runner(worlds.Stumbler, policy=ScriptedEpisodePolicy(ScriptedPolicy.EXPERT, renderer))
     assert [t.valid for t in (await play(runner)).turns] == [True] * 3
 
 
 async def test_demonstrations_keep_to_the_token_budget(make_runner, play, worlds, renderer):
     from agentrl.rollout.turns import EpisodeLimits
 
-    speaker = Demonstrator(ScriptedPolicy.EXPERT, renderer)
-    trajectory = await play(make_runner(worlds.Corridor, speaker=speaker, limits=EpisodeLimits(max_tokens=20)))
+    policy = ScriptedEpisodePolicy(ScriptedPolicy.EXPERT, renderer)
+    trajectory = await play(make_runner(worlds.Corridor, policy=policy, limits=EpisodeLimits(max_tokens=20)))
     assert trajectory.outcome is Outcome.TRUNCATED_TOKENS
 
 
@@ -115,7 +115,7 @@ async def test_a_loop_that_cannot_be_demonstrated_says_so(make_runner, play, wor
         async def run(self, episode):
             await episode.open([user(await episode.reset())]).generate()
 
-    runner = make_runner(worlds.Corridor, speaker=Demonstrator(ScriptedPolicy.EXPERT))
+    runner = make_runner(worlds.Corridor, policy=ScriptedEpisodePolicy(ScriptedPolicy.EXPERT))
     runner.loop = Mute()
     with pytest.raises(UsageError, match="demonstrate"):
         await play(runner)
