@@ -1,7 +1,7 @@
 """What the rollout runtime costs.
 
 Without an engine: CPU time per turn of many concurrent episodes on the scripted engine, in one process. Counted is
-everything between two samples of a model: the agent loop, rendering and the token ledger, the environment host with a
+everything between two samples of a model: the agent loop, rendering and the token ledger, the environment pool with a
 trivial inline environment, budgets, records, and the scripted engine's own few microseconds. Episodes have as many
 turns and about as many tokens per turn as household episodes. With tool_calling each turn is a call of an inline tool.
 
@@ -90,10 +90,10 @@ def make_runner(loop: str, options: dict[str, Any], turns: int) -> EpisodeRunner
         return answers[(request.params.seed or 0) % count]
 
     spec = EnvironmentSpec(name="cabinets", make=Cabinets, tasks=SeedTasks, isolation=Isolation.INLINE)
-    host = EnvPool(spec, options={"turns": turns}, max_concurrent=10_000)
+    pool = EnvPool(spec, options={"turns": turns}, max_concurrent=10_000)
     engine = ScriptedEngine(script=script, vocab_size=len(tokenizer))
     return EpisodeRunner(
-        host=host,
+        pool=pool,
         loop=make_agent_loop(loop, options),
         policy=EngineEpisodePolicy(engine, renderer, SamplingParams()),
         tools=[tool(look, inline=True)] if loop == "tool_calling" else [],
@@ -123,7 +123,7 @@ async def measure_scripted(loop: str, options: dict[str, Any], *, episodes: int,
         tokens += sum(len(sequence) for sequence in trajectory.sequences)
         taken += len(trajectory.turns)
     wall, cpu = time.perf_counter() - wall, time.process_time() - cpu
-    await runner.host.close()
+    await runner.pool.close()
     return {
         "episodes": episodes,
         "turns": taken,

@@ -176,9 +176,9 @@ def _options(trouble: float, seconds: float, seed: int) -> dict[str, Any]:
 
 async def _soak(episodes: int, concurrency: int, retries: int, options: dict[str, Any]) -> dict[str, Any]:
     spec: EnvironmentSpec = dataclasses.replace(resolve_environment("code"), make=make)
-    host = EnvPool(spec, options=options, max_concurrent=concurrency)
+    pool = EnvPool(spec, options=options, max_concurrent=concurrency)
     loop = make_agent_loop("react_text", {"format": "free"})
-    runner = EpisodeRunner(host=host, loop=loop, policy=ScriptedEpisodePolicy(ScriptedPolicy.EXPERT), retries=retries)
+    runner = EpisodeRunner(pool=pool, loop=loop, policy=ScriptedEpisodePolicy(ScriptedPolicy.EXPERT), retries=retries)
     source = spec.tasks("train", **options)
     tasks = [source[number % len(source)] for number in range(episodes)]
     work = [Assignment(task=task, group_id=str(n), member=0, seed=n) for n, task in enumerate(tasks)]
@@ -191,7 +191,7 @@ async def _soak(episodes: int, concurrency: int, retries: int, options: dict[str
         failed = trajectory.outcome is not None and trajectory.outcome.is_infrastructure
         if trajectory.reward != (None if failed else fair):
             wrong.append(f"{trajectory.task_id}: {trajectory.outcome}, reward {trajectory.reward}")
-    await host.close()
+    await pool.close()
     return {
         "episodes": episodes,
         "finished": outcomes[Outcome.FINISHED],

@@ -144,13 +144,13 @@ def check_tools(config: Config) -> None:
         )
 
 
-def build_scorer(config: AgentConfig, model: ModelConfig, host: EnvPool, policy: EpisodePolicy) -> Scorer:
-    """The scorer of an ``agent`` section; what it opened is closed with the host.
+def build_scorer(config: AgentConfig, model: ModelConfig, pool: EnvPool, policy: EpisodePolicy) -> Scorer:
+    """The scorer of an ``agent`` section; what it opened is closed with the pool.
 
     Args:
         config: Who scores.
         model: Device and number format of a reward model.
-        host: Of the environment.
+        pool: Of the environment.
         policy: Who plays.
 
     Raises:
@@ -161,12 +161,12 @@ def build_scorer(config: AgentConfig, model: ModelConfig, host: EnvPool, policy:
     _check_one(config)
     if config.judge is not None:
         service = ChatService(_settings(config.judge))
-        host.belongings.push_async_callback(service.close)
+        pool.belongings.push_async_callback(service.close)
         return Judge(service, config.judge, _decoder(policy))
     if config.reward_model is not None:
         return RewardModelScorer(config.reward_model, model, _decoder(policy))
     thread = ThreadWorker()
-    host.belongings.push_async_callback(thread.close)
+    pool.belongings.push_async_callback(thread.close)
     return find_reward(config, thread)
 
 
@@ -342,7 +342,7 @@ def _decoder(policy: EpisodePolicy) -> Decode:
     return (lambda ids: "") if renderer is None else renderer.encoder.decode_plain
 
 
-def build_host(config: Config, *, spec: EnvironmentSpec | None = None, waits: Waits | None = None) -> EnvPool:
+def build_env_pool(config: Config, *, spec: EnvironmentSpec | None = None, waits: Waits | None = None) -> EnvPool:
     """The environments of a run, as the ``environment`` section says."""
     environment = config.sole_environment
     return EnvPool.from_config(spec or find_environment(environment), environment, waits=waits)
@@ -350,7 +350,7 @@ def build_host(config: Config, *, spec: EnvironmentSpec | None = None, waits: Wa
 
 def build_runner(
     config: Config,
-    host: EnvPool,
+    pool: EnvPool,
     policy: EpisodePolicy,
     *,
     observer: RolloutObserver | None = None,
@@ -358,7 +358,7 @@ def build_runner(
     desk: ToolLimits | None = None,
     retries: int | None = None,
 ) -> EpisodeRunner:
-    """A runner of episodes, as the ``agent`` section says; what its tools opened is closed with the host.
+    """A runner of episodes, as the ``agent`` section says; what its tools opened is closed with the pool.
 
     Raises:
         ConfigError: see `build_loop`.
@@ -366,11 +366,11 @@ def build_runner(
     """
     limits = EpisodeLimits.from_config(
         config.agent,
-        host.spec,
+        pool.spec,
         config.sole_environment.options,
         answer_timeout_s=_answer_timeout_s(config.engine),
     )
-    scorer = build_scorer(config.agent, config.model, host, policy)
+    scorer = build_scorer(config.agent, config.model, pool, policy)
     if config.agent.judge is not None:
         limits = replace(limits, score_timeout_s=longest_score_s(config.agent.judge))
     elif isinstance(scorer, WeightedSum):
@@ -378,9 +378,9 @@ def build_runner(
     tools = build_tools(config.agent)
     for one in tools:
         if isinstance(one, Toolset):
-            host.belongings.push_async_callback(one.close)
+            pool.belongings.push_async_callback(one.close)
     return EpisodeRunner(
-        host=host,
+        pool=pool,
         loop=build_loop(config.agent),
         policy=policy,
         limits=limits,
@@ -438,7 +438,7 @@ class RunEnvironment:
     config: Config
     """The run's, with this environment alone and the agent as it is there."""
     spec: EnvironmentSpec
-    host: EnvPool
+    pool: EnvPool
     runner: EpisodeRunner
 
 
@@ -456,11 +456,11 @@ def build_worlds(
     desk = ToolLimits(waits.clock)
     for part in parts_of(config):
         spec = find_environment(part.config.sole_environment)
-        host = build_host(part.config, spec=spec, waits=waits)
-        runner = build_runner(part.config, host, policy, observer=observer, counters=counters, desk=desk)
+        pool = build_env_pool(part.config, spec=spec, waits=waits)
+        runner = build_runner(part.config, pool, policy, observer=observer, counters=counters, desk=desk)
         worlds.append(
             RunEnvironment(
-                label=part.label, weight=part.weight, config=part.config, spec=spec, host=host, runner=runner
+                label=part.label, weight=part.weight, config=part.config, spec=spec, pool=pool, runner=runner
             )
         )
     return tuple(worlds)
@@ -468,7 +468,7 @@ def build_worlds(
 
 async def close_worlds(worlds: Sequence[RunEnvironment]) -> None:
     """Close their environments. No episode may be running."""
-    await asyncio.gather(*(world.host.close() for world in worlds))
+    await asyncio.gather(*(world.pool.close() for world in worlds))
 
 
 def build_mixture(config: Config, *, curriculum: CurriculumConfig | None = None) -> TaskSampler:

@@ -19,7 +19,7 @@ from types import FrameType
 from agentrl.builders.chat_file import ENVIRONMENT
 from agentrl.builders.checks import check_curriculum, check_training
 from agentrl.builders.environments import find_environment, task_source
-from agentrl.builders.episodes import build_host, build_loop, check_rewards, check_tools
+from agentrl.builders.episodes import build_env_pool, build_loop, check_rewards, check_tools
 from agentrl.builders.machine import check_machine
 from agentrl.builders.models import SCRATCH, load_tokenizer, resolve_model
 from agentrl.builders.resume_rules import Change, changes, check_same_run
@@ -105,9 +105,9 @@ async def _make_environments(config: Config) -> None:
         spec, environment = find_environment(part.config.sole_environment), part.config.sole_environment
         if (environment.isolation or spec.isolation_under(environment.options)) is Isolation.PROCESS:
             continue
-        host = build_host(part.config, spec=spec)
+        pool = build_env_pool(part.config, spec=spec)
         try:
-            async with host.borrow("the check before the run"):
+            async with pool.borrow("the check before the run"):
                 pass
         except AgentRLError as error:
             if isinstance(error, UsageError):
@@ -119,7 +119,7 @@ async def _make_environments(config: Config) -> None:
                 hint=f"try: agentrl env check {spec.name}",
             ) from error
         finally:
-            await host.close()
+            await pool.close()
 
 
 def _check_panels(config: Config) -> None:

@@ -8,7 +8,7 @@ from pathlib import Path
 
 from agentrl.agent_loop import AgentLoop, Answer, Conversation, Episode
 from agentrl.builders.environments import find_environment, task_source
-from agentrl.builders.episodes import build_host, build_runner
+from agentrl.builders.episodes import build_env_pool, build_runner
 from agentrl.config.config import Config, ScratchModelConfig
 from agentrl.config.derived import parts_of
 from agentrl.engine import StopReason
@@ -134,10 +134,10 @@ async def _texts(config: Config, episodes: int, say: Callable[[str], None]) -> l
     spec = find_environment(config.sole_environment)
     tasks = TaskCursor(task_source(spec, config.sole_environment), seed=config.run.seed)
     scribe = Scribe(ScriptedPolicy.EXPERT if await has_expert(spec, config) else ScriptedPolicy.RANDOM)
-    host = build_host(config, spec=spec)
+    pool = build_env_pool(config, spec=spec)
     failed, in_a_row = None, 0
     try:
-        runner = build_runner(config, host, scribe)
+        runner = build_runner(config, pool, scribe)
         if type(runner.loop).demonstrate is AgentLoop.demonstrate:
             say(
                 f"agent loop {type(runner.loop).__name__} has no demonstrate(action): the new model's vocabulary is "
@@ -158,7 +158,7 @@ async def _texts(config: Config, episodes: int, say: Callable[[str], None]) -> l
                 say(f"{in_a_row} episodes in a row failed; the vocabulary is learnt from the text until then")
                 break
     finally:
-        await host.close()
+        await pool.close()
     if failed is not None and not scribe.texts:
         raise UsageError(
             "no episode can be played to learn the vocabulary from",

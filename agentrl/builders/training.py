@@ -75,7 +75,7 @@ class TrainingParts:
     @property
     def waits(self) -> Waits:
         """Who waits for what, in all worlds."""
-        return self.worlds[0].host.waits
+        return self.worlds[0].pool.waits
 
     @property
     def counters(self) -> RolloutCounters:
@@ -151,7 +151,7 @@ def build_training(
     policy = EngineEpisodePolicy(engine, renderer, sampling_params(config.sampling))
     worlds = build_worlds(config, policy, observer=observer)
     if config.trainer.deterministic and config.rollout.max_staleness == 0 and isinstance(engine, LocalEngine):
-        engine.callers = worlds[0].host.waits
+        engine.callers = worlds[0].pool.waits
     return TrainingParts(
         worlds=worlds,
         tokenizer=tokenizer,

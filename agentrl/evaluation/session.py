@@ -11,7 +11,7 @@ from typing import Any
 import orjson
 
 from agentrl.builders.environments import find_environment, task_source
-from agentrl.builders.episodes import build_host, build_runner, check_rewards, check_tools, reward_fingerprints
+from agentrl.builders.episodes import build_env_pool, build_runner, check_rewards, check_tools, reward_fingerprints
 from agentrl.builders.models import SCRATCH, resolve_model
 from agentrl.config.config import Config
 from agentrl.config.engines import OpenAIEngineConfig
@@ -84,14 +84,14 @@ async def run_evaluation(
     folder = request.folder / f"{panel.policy}-{panel.key()}"
     with writing(folder):
         folder.mkdir(parents=True, exist_ok=True)
-    host = build_host(config, spec=spec)
+    pool = build_env_pool(config, spec=spec)
     store = EpisodeStore(folder / EPISODES_FILE)
     try:
-        watched = host.waits.watched(config.rollout.stall_report_s, on_stall)
+        watched = pool.waits.watched(config.rollout.stall_report_s, on_stall)
         async with open_policy(config, request.policy, folder) as policy, watched:
             with settled_heap():
                 result = await evaluate_panel(
-                    build_runner(config, host, policy),
+                    build_runner(config, pool, policy),
                     task_source(spec, config.sole_environment),
                     panel,
                     concurrency=episodes_at_once(config, request.policy),
@@ -100,7 +100,7 @@ async def run_evaluation(
                 )
     finally:
         store.close()
-        await host.close()
+        await pool.close()
     replace_file(folder / RESULT_FILE, orjson.dumps(result.to_json(), option=orjson.OPT_INDENT_2))
     model_path = (str(folder / "model") if config.model.path == SCRATCH else config.model.path) if uses_model else None
     return FinishedEvaluation(result=result, folder=folder, model_path=model_path)

@@ -57,7 +57,7 @@ class EpisodeRunner:
     """Plays episodes of one kind: environment, loop, policy, scorer.
 
     Args:
-        host: Lends environments.
+        pool: Lends environments.
         loop: How the policy talks to them.
         policy: Answers in the episodes' conversations.
         limits: Budgets and deadlines.
@@ -74,7 +74,7 @@ class EpisodeRunner:
     def __init__(
         self,
         *,
-        host: EnvPool,
+        pool: EnvPool,
         loop: AgentLoop,
         policy: EpisodePolicy,
         limits: EpisodeLimits | None = None,
@@ -87,21 +87,21 @@ class EpisodeRunner:
         desk: ToolLimits | None = None,
         make_sandbox: Callable[[], Sandbox] | None = None,
     ) -> None:
-        self.host = host
+        self.pool = pool
         self.loop = loop
         self.policy = policy
         self.limits = limits or EpisodeLimits()
         self.tools = tools
         self.scorer = scorer or EnvironmentReward()
         self.retries = retries
-        self.waits = host.waits
+        self.waits = pool.waits
         self.counters = counters or RolloutCounters()
         self.observer = observer or RolloutObserver()
-        self.desk = desk or ToolLimits(host.waits.clock)
+        self.desk = desk or ToolLimits(pool.waits.clock)
         self.make_sandbox = make_sandbox
-        self.spec = host.spec
+        self.spec = pool.spec
         if system_prompt is not None:
-            self.spec = dataclasses.replace(host.spec, instructions=system_prompt, tool_instructions="")
+            self.spec = dataclasses.replace(pool.spec, instructions=system_prompt, tool_instructions="")
 
     def with_policy(self, policy: EpisodePolicy) -> EpisodeRunner:
         """Copy the runner for another policy, with counts of its own."""
@@ -173,7 +173,7 @@ class EpisodeRunner:
             _fail(trajectory, outcome, error)
 
     async def _play(self, trajectory: Trajectory, task: Task, seed: int) -> Outcome:
-        async with self.host.borrow(trajectory.id) as environment:
+        async with self.pool.borrow(trajectory.id) as environment:
             recorders = Recorders(waits=self.waits, counters=self.counters, observer=self.observer)
             turns = TurnLog(trajectory, self.limits.for_task(task), recorders, seed)
             episode = self._episode(task, environment, turns, await self._known_tools())

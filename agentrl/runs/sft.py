@@ -88,7 +88,7 @@ async def collect_demonstrations(
     draws = [tasks.next() for _ in range(config.sft.episodes)]
     played: dict[int, Trajectory] = {}
     try:
-        async with worlds[0].host.waits.watched(config.rollout.stall_report_s, on_stall):
+        async with worlds[0].pool.waits.watched(config.rollout.stall_report_s, on_stall):
             for world in worlds:
                 own = {
                     number: _assignment(draw.task, number, config.run.seed)

@@ -11,7 +11,7 @@ from statistics import fmean, median
 from typing import Any
 
 from agentrl.builders.environments import find_environment, task_source
-from agentrl.builders.episodes import build_host, build_runner, sampling_params
+from agentrl.builders.episodes import build_env_pool, build_runner, sampling_params
 from agentrl.builders.models import (
     SCRATCH,
     build_renderer,
@@ -162,8 +162,8 @@ class _Bench:
             for number in range(load.episodes)
         ]
         async with AsyncExitStack() as stack:
-            host = build_host(config, spec=spec)
-            stack.push_async_callback(host.close)
+            env_pool = build_env_pool(config, spec=spec)
+            stack.push_async_callback(env_pool.close)
             store = stack.enter_context(closing(TrajectoryStore(self._folder / "trajectories", step=1)))
             opened = open_pool(self._section, self._served, self._folder, version=self._version)
             pool = await stack.enter_async_context(opened)
@@ -171,7 +171,7 @@ class _Bench:
                 pool, build_renderer(config, self._served.path, self._tokenizer), self._sampling
             )
             observer = EpisodeRecorder(store, RunStatus(), RunWatcher())
-            runner = build_runner(config, host, policy, observer=observer, retries=0)
+            runner = build_runner(config, env_pool, policy, observer=observer, retries=0)
             await forget(self._url, self._wire)
             with settled_heap(), Stopwatch() as watch:
                 played = [

@@ -46,17 +46,17 @@ def play(renderer):
             instructions=instructions,
             tool_instructions=tool_instructions,
         )
-        host = EnvPool(spec)
+        pool = EnvPool(spec)
         engine = ScriptedEngine(script=script, vocab_size=400)
         runner = EpisodeRunner(
-            host=host,
+            pool=pool,
             loop=make_agent_loop(loop, options or {}),
             policy=EngineEpisodePolicy(engine, renderer, SamplingParams()),
             tools=tools,
             limits=EpisodeLimits(**limits),
         )
         trajectory = await runner.run(Task(id="t", environment="w"), group_id="g", member=0, seed=0)
-        await host.close()
+        await pool.close()
         for sequence in trajectory.sequences:
             for turn in sequence.turns:
                 assert sent[turn.index] == sequence.ids_list()[: turn.start]

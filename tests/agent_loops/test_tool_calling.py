@@ -228,12 +228,12 @@ async def test_an_environment_with_tools_of_its_own_may_reply(play):
 
 async def test_a_script_acts_through_the_environment_s_own_tools():
     spec = EnvironmentSpec(name="w", make=Clerk, tasks=SeedTasks, isolation=Isolation.INLINE)
-    host = EnvPool(spec)
+    pool = EnvPool(spec)
     runner = EpisodeRunner(
-        host=host, loop=make_agent_loop("tool_calling", {}), policy=ScriptedEpisodePolicy(ScriptedPolicy.EXPERT)
+        pool=pool, loop=make_agent_loop("tool_calling", {}), policy=ScriptedEpisodePolicy(ScriptedPolicy.EXPERT)
     )
     trajectory = await runner.run(Task(id="t", environment="w"), group_id="g", member=0, seed=0)
-    await host.close()
+    await pool.close()
     assert (trajectory.reward, trajectory.metrics["tool_calls"]) == (1.0, 1)
 
 

@@ -11,7 +11,7 @@ from support.tokenizers import build_tokenizer
 from agentrl.agent_loop import AgentLoop
 from agentrl.builders.checks import check_curriculum
 from agentrl.builders.environments import find_environment, task_source
-from agentrl.builders.episodes import build_host, build_runner, find_tool
+from agentrl.builders.episodes import build_env_pool, build_runner, find_tool
 from agentrl.builders.models import (
     build_renderer,
     load_tokenizer,
@@ -328,11 +328,11 @@ def test_reading_an_empty_store(tmp_path):
 async def test_an_episode_waits_longer_where_servers_may_have_to_come_back(engine, seconds):
     words = ["engine.timeout_s=70", *(["engine.start_timeout_s=5"] if engine == "vllm" else [])]
     config = load_config("quickstart", [f"engine={engine}", *words])
-    host = build_host(config, spec=find_environment(config.environment))
+    pool = build_env_pool(config, spec=find_environment(config.environment))
     try:
-        assert build_runner(config, host, None).limits.answer_timeout_s == seconds
+        assert build_runner(config, pool, None).limits.answer_timeout_s == seconds
     finally:
-        await host.close()
+        await pool.close()
 
 
 def test_the_second_signal_is_obeyed_even_while_code_blocks_the_event_loop():

@@ -85,17 +85,17 @@ async def test_a_lost_connection_is_an_infrastructure_failure_when_patience_ends
 async def test_a_killed_server_ends_the_episode_with_its_address(serve: Any) -> None:
     running = serve(STAIRS)
     spec = await asyncio.to_thread(resolve_environment, running.url)
-    host = EnvPool(spec, options={"patience_s": 0.1})
+    pool = EnvPool(spec, options={"patience_s": 0.1})
 
     async def play() -> None:
-        async with host.borrow("test") as environment:
+        async with pool.borrow("test") as environment:
             await environment.reset(Task(id="a", environment=running.url, seed=1))
             await asyncio.to_thread(running.close)
             await environment.step("up")
 
     with pytest.raises(EnvironmentFailure, match=rf"{running.url} is lost: got ClientConnectorError.*tries in"):
         await play()
-    await host.close()
+    await pool.close()
 
 
 async def test_an_expired_lease_ends_an_episode_and_the_next_one_begins_a_session(serve: Any) -> None:
@@ -146,16 +146,16 @@ async def test_a_missed_deadline_throws_the_environment_away(serve: Any) -> None
     Waiting.gate = asyncio.Event()
     running = serve(WAITING)
     spec = await asyncio.to_thread(resolve_environment, running.url)
-    host = EnvPool(spec, step_timeout_s=0.2)
+    pool = EnvPool(spec, step_timeout_s=0.2)
 
     async def play() -> None:
-        async with host.borrow("test") as environment:
+        async with pool.borrow("test") as environment:
             await environment.reset(Task(id="a", environment=running.url, seed=1))
             await environment.step("wait")
 
     with pytest.raises(EnvironmentFailure, match=rf"step of environment {running.url} \(task a, step 1\) missed its d"):
         await play()
-    await host.close()
+    await pool.close()
     assert running.count() == 0
 
 

@@ -54,14 +54,14 @@ def test_asynchronous_and_tooled_environments_pass_the_check(serve: Any, spec: E
 
 async def transcript(spec: EnvironmentSpec, task: Task, options: dict[str, Any]) -> list[Any]:
     """Everything that the runtime learns in two episodes."""
-    host = EnvPool(spec, options=options)
+    pool = EnvPool(spec, options=options)
     told: list[Any] = []
     try:
-        async with host.borrow("test") as environment:
+        async with pool.borrow("test") as environment:
             await demonstrated(environment, task, told)
             await wandered(environment, task, told)
     finally:
-        await host.close()
+        await pool.close()
     return told
 
 
@@ -137,11 +137,11 @@ def test_a_remote_environment_may_itself_live_in_a_worker_process(serve: Any) ->
     task = remote.tasks("valid")[0]
 
     async def elsewhere() -> list[Any]:
-        host = EnvPool(remote, isolation=Isolation.PROCESS, workers=1)
+        pool = EnvPool(remote, isolation=Isolation.PROCESS, workers=1)
         told: list[Any] = []
-        async with host.borrow("test") as environment:
+        async with pool.borrow("test") as environment:
             await wandered(environment, task, told)
-        await host.close()
+        await pool.close()
         return told
 
     there = asyncio.run(elsewhere())

@@ -117,15 +117,15 @@ async def play(
     customer: Mapping[str, Any], *task_ids: str, make: Callable[[], Any] = lambda: RetailExpert().act, retries: int = 0
 ) -> list[Trajectory]:
     """Episodes of tasks of `valid`, all at once."""
-    host = EnvPool(SPEC, options={"customer": customer})
+    pool = EnvPool(SPEC, options={"customer": customer})
     loop, policy = make_agent_loop("tool_calling", {}), ChatEpisodePolicy(Agent(make), SamplingParams())
-    runner = EpisodeRunner(host=host, loop=loop, policy=policy, retries=retries)
+    runner = EpisodeRunner(pool=pool, loop=loop, policy=policy, retries=retries)
     tasks = SPEC.tasks("valid")
     chosen = [tasks[int(task_id.rpartition("-")[2])] for task_id in task_ids]
     try:
         return await asyncio.gather(*(runner.run(task, group_id=task.id, member=0, seed=1) for task in chosen))
     finally:
-        await host.close()
+        await pool.close()
 
 
 def one_of(persona: Persona | None = None, kind: RequestKind | None = None) -> Case:

@@ -69,9 +69,9 @@ def _fresh_coin(monkeypatch: pytest.MonkeyPatch) -> None:
 @pytest.fixture
 async def runner() -> AsyncIterator[EpisodeRunner]:
     spec = EnvironmentSpec(name="coin", make=Coin, tasks=lambda split: SOURCE, isolation=Isolation.INLINE)
-    host = EnvPool(spec)
-    yield EpisodeRunner(host=host, loop=OneAction(), policy=ScriptedEpisodePolicy(ScriptedPolicy.RANDOM), retries=1)
-    await host.close()
+    pool = EnvPool(spec)
+    yield EpisodeRunner(pool=pool, loop=OneAction(), policy=ScriptedEpisodePolicy(ScriptedPolicy.RANDOM), retries=1)
+    await pool.close()
 
 
 async def test_every_slot_is_played_once_and_comes_in_order(runner: EpisodeRunner) -> None:

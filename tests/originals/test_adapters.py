@@ -253,15 +253,15 @@ async def test_verifiers_calls_its_tools_from_text() -> None:
 async def test_adapters_play_in_worker_processes(name: str, options: dict[str, Any], action: str, words: str) -> None:
     spec = resolve_environment(name)
     tasks = spec.tasks("train", **options)
-    host = EnvPool(spec, options=options, workers=1, reset_timeout_s=300, step_timeout_s=300)
+    pool = EnvPool(spec, options=options, workers=1, reset_timeout_s=300, step_timeout_s=300)
     try:
-        async with host.borrow("one") as one, host.borrow("other") as other:
+        async with pool.borrow("one") as one, pool.borrow("other") as other:
             await asyncio.gather(one.reset(tasks[0]), other.reset(tasks[0]))
             told = await asyncio.gather(one.step(action), other.step(action))
             assert words in str(told[0].result.observation)
             assert told[0].result.observation == told[1].result.observation
     finally:
-        await host.close()
+        await pool.close()
 
 
 def test_rows_without_evaluation_data_are_shared_out() -> None:

@@ -77,12 +77,12 @@ for env in envs:
 
 async def test_the_original_plays_in_worker_processes(data: Path) -> None:
     tasks = AlfworldTasks("train")
-    host = EnvPool(SPEC, options={"engine": "original"}, workers=2, reset_timeout_s=600, step_timeout_s=600)
+    pool = EnvPool(SPEC, options={"engine": "original"}, workers=2, reset_timeout_s=600, step_timeout_s=600)
     try:
-        async with host.borrow("one") as one, host.borrow("other") as other:
+        async with pool.borrow("one") as one, pool.borrow("other") as other:
             first, second = await asyncio.gather(one.reset(tasks[0]), other.reset(tasks[1]))
             assert first.observation != second.observation
             stepped = await one.step("look")
             assert "you see nothing" in str(stepped.result.observation)
     finally:
-        await host.close()
+        await pool.close()

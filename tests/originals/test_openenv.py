@@ -77,9 +77,9 @@ async def test_an_action_of_other_fields_is_the_policys_mistake(url: str) -> Non
 async def test_the_runtime_plays_it(url: str) -> None:
     assert resolve_environment("agentrl.envs.openenv:SPEC") is SPEC
     options = {"url": url, "action_field": "message", "observation_field": "echoed_message"}
-    host = EnvPool(SPEC, options=options)
-    async with host.borrow("test") as environment:
+    pool = EnvPool(SPEC, options=options)
+    async with pool.borrow("test") as environment:
         reset = await environment.reset(SPEC.tasks("train", **options)[0])
         assert reset.observation == "Echo environment ready!"
         assert (await environment.step("hello")).result.reward == pytest.approx(0.5)
-    await host.close()
+    await pool.close()

@@ -58,20 +58,20 @@ def taken(fields, *names):
 @pytest.fixture
 async def make_runner(renderer, make_spec, make_engine, worlds):
     """A runner over a world; `answers` are what the engine says."""
-    hosts = []
+    pools = []
 
-    def make(factory=None, *answers, engine=None, policy=None, loop="react_text", options=None, host=None, **fields):
+    def make(factory=None, *answers, engine=None, policy=None, loop="react_text", options=None, pool=None, **fields):
         spec_fields = taken(fields, "isolation", "max_turns", "success_threshold")
-        host_fields = taken(fields, "workers", "max_concurrent", "reset_timeout_s", "step_timeout_s", "waits")
-        host = host or EnvPool(make_spec(factory or worlds.Corridor, **spec_fields), **host_fields)
-        hosts.append(host)
+        pool_fields = taken(fields, "workers", "max_concurrent", "reset_timeout_s", "step_timeout_s", "waits")
+        pool = pool or EnvPool(make_spec(factory or worlds.Corridor, **spec_fields), **pool_fields)
+        pools.append(pool)
         policy = policy or EngineEpisodePolicy(engine or make_engine(*answers), renderer, SamplingParams())
         loop_options = {"format": "plain"} if options is None and loop == "react_text" else options or {}
-        return EpisodeRunner(host=host, loop=make_agent_loop(loop, loop_options), policy=policy, **fields)
+        return EpisodeRunner(pool=pool, loop=make_agent_loop(loop, loop_options), policy=policy, **fields)
 
     yield make
-    for host in hosts:
-        await host.close()
+    for pool in pools:
+        await pool.close()
 
 
 @pytest.fixture

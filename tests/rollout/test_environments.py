@@ -34,8 +34,8 @@ def faulty(fault):
     return Task(id="t", environment="world", options={"fault": fault})
 
 
-async def play_one_step(host, task):
-    async with host.borrow("e") as world:
+async def play_one_step(pool, task):
+    async with pool.borrow("e") as world:
         await world.reset(task)
         return await world.step("x")
 
@@ -44,23 +44,23 @@ BLOCKING = [Isolation.THREAD, Isolation.PROCESS]
 
 
 @pytest.fixture
-async def make_host(make_spec):
-    hosts = []
+async def make_pool(make_spec):
+    pools = []
 
     def make(factory, isolation=Isolation.INLINE, **options):
-        host = EnvPool(make_spec(factory, isolation=isolation), **options)
-        hosts.append(host)
-        return host
+        pool = EnvPool(make_spec(factory, isolation=isolation), **options)
+        pools.append(pool)
+        return pool
 
     yield make
-    for host in hosts:
-        await host.close()
+    for pool in pools:
+        await pool.close()
 
 
 @pytest.mark.parametrize("isolation", list(Isolation))
-async def test_an_episode_is_the_same_wherever_it_runs(make_host, worlds, isolation):
-    host = make_host(worlds.Corridor, isolation, workers=1, options={"length": 2})
-    async with host.borrow("e") as world:
+async def test_an_episode_is_the_same_wherever_it_runs(make_pool, worlds, isolation):
+    pool = make_pool(worlds.Corridor, isolation, workers=1, options={"length": 2})
+    async with pool.borrow("e") as world:
         start = await world.reset(TASK)
         assert (start.observation, start.info) == ("You are at 0. Your task is to: reach 2.", {"task_type": "walk"})
         assert (start.state_key, start.action_hint, start.tools) == ("place 0", "forward or back", ())
@@ -74,9 +74,9 @@ async def test_an_episode_is_the_same_wherever_it_runs(make_host, worlds, isolat
 
 
 @pytest.mark.parametrize("isolation", list(Isolation))
-async def test_tools_of_an_environment_run_beside_it(make_host, worlds, isolation):
-    host = make_host(worlds.Whispering, isolation, workers=1)
-    async with host.borrow("e") as world:
+async def test_tools_of_an_environment_run_beside_it(make_pool, worlds, isolation):
+    pool = make_pool(worlds.Whispering, isolation, workers=1)
+    async with pool.borrow("e") as world:
         start = await world.reset(TASK)
         (tool,) = start.tools
         assert tool.schema["function"]["name"] == "whisper"
@@ -101,12 +101,12 @@ async def test_tools_of_an_environment_run_beside_it(make_host, worlds, isolatio
         ("surrogate", "failed.*observation of step is not.*expected text without lone surrogates"),
     ],
 )
-async def test_faults_become_one_error_wherever_they_happen(make_host, worlds, isolation, fault, message):
-    host = make_host(worlds.Faulty, isolation, workers=1)
+async def test_faults_become_one_error_wherever_they_happen(make_pool, worlds, isolation, fault, message):
+    pool = make_pool(worlds.Faulty, isolation, workers=1)
     task = faulty(fault)
     message = message.replace("(", r"\(").replace(")", r"\)")
     with pytest.raises(EnvironmentFailure, match=message):
-        await play_one_step(host, task)
+        await play_one_step(pool, task)
 
 
 CHILD = {"fault": "child", "apart": False}
@@ -115,17 +115,17 @@ APART = {"fault": "child", "apart": True}
 
 
 @pytest.mark.parametrize(("dies", "options"), [("closed", CHILD), ("closed", APART), ("exit", APART), ("hang", APART)])
-async def test_what_an_environment_started_ends_with_its_worker(make_host, worlds, tmp_path, options, dies):
+async def test_what_an_environment_started_ends_with_its_worker(make_pool, worlds, tmp_path, options, dies):
     pipe = tmp_path / "pipe"
     os.mkfifo(pipe)
     closed = asyncio.create_task(asyncio.to_thread(pipe.read_bytes))
-    host = make_host(worlds.Faulty, Isolation.PROCESS, workers=1, step_timeout_s=0.2)
-    async with host.borrow("e") as world:
+    pool = make_pool(worlds.Faulty, Isolation.PROCESS, workers=1, step_timeout_s=0.2)
+    async with pool.borrow("e") as world:
         await world.reset(Task(id="t", environment="world", options={**options, "pipe": str(pipe)}))
         if dies != "closed":
             with pytest.raises(EnvironmentFailure):
                 await world.call(EnvMethod(name="go_wrong"), dies)
-    await host.close()
+    await pool.close()
     assert await asyncio.wait_for(closed, timeout=30) == b""
 
 
@@ -138,8 +138,8 @@ from agentrl.task import SeedTasks, Task
 
 async def main():
     spec = EnvironmentSpec(name="w", make=rollout_worlds.Faulty, tasks=SeedTasks, isolation=Isolation.PROCESS)
-    host = EnvPool(spec, workers=1)
-    async with host.borrow("e") as world:
+    pool = EnvPool(spec, workers=1)
+    async with pool.borrow("e") as world:
         options = {"fault": "child", "apart": True, "pipe": sys.argv[1]}
         await world.reset(Task(id="t", environment="w", options=options))
         print("ready", flush=True)
@@ -158,9 +158,9 @@ def test_nothing_survives_a_killed_trainer(tmp_path):
         subprocess.Popen(
             [sys.executable, "-c", TRAINER, str(pipe)], env=environment, stdout=subprocess.PIPE
         ) as trainer,
-        ThreadPoolExecutor() as pool,
+        ThreadPoolExecutor() as threads,
     ):
-        closed = pool.submit(pipe.read_bytes)
+        closed = threads.submit(pipe.read_bytes)
         assert trainer.stdout.readline() == b"ready\n"
         assert not closed.done()
         trainer.kill()
@@ -168,72 +168,72 @@ def test_nothing_survives_a_killed_trainer(tmp_path):
 
 
 @pytest.mark.parametrize("isolation", BLOCKING)
-async def test_a_hanging_step_meets_its_deadline_and_the_worker_is_replaced(make_host, worlds, isolation):
-    host = make_host(
+async def test_a_hanging_step_meets_its_deadline_and_the_worker_is_replaced(make_pool, worlds, isolation):
+    pool = make_pool(
         worlds.Faulty, isolation, workers=1, step_timeout_s=1.0 if isolation is Isolation.PROCESS else 0.05
     )
     with pytest.raises(EnvironmentFailure, match="missed its deadline"):
-        await play_one_step(host, faulty("hang"))
-    assert (await play_one_step(host, faulty("none"))).result.done
+        await play_one_step(pool, faulty("hang"))
+    assert (await play_one_step(pool, faulty("none"))).result.done
 
 
-async def test_a_hanging_asynchronous_environment_meets_its_deadline(make_host, worlds):
-    host = make_host(functools.partial(worlds.Remote, hang=True), Isolation.THREAD, step_timeout_s=0.02)
+async def test_a_hanging_asynchronous_environment_meets_its_deadline(make_pool, worlds):
+    pool = make_pool(functools.partial(worlds.Remote, hang=True), Isolation.THREAD, step_timeout_s=0.02)
     with pytest.raises(EnvironmentFailure, match=r"no answer in 0\.02 s"):
-        await play_one_step(host, TASK)
+        await play_one_step(pool, TASK)
 
 
-async def test_asynchronous_environments_run_in_the_event_loop(make_host, worlds):
+async def test_asynchronous_environments_run_in_the_event_loop(make_pool, worlds):
     made = []
 
     def factory():
         made.append(worlds.Remote())
         return made[-1]
 
-    host = make_host(factory, Isolation.THREAD, workers=1)
-    async with host.borrow("a") as first, host.borrow("b") as second:
+    pool = make_pool(factory, Isolation.THREAD, workers=1)
+    async with pool.borrow("a") as first, pool.borrow("b") as second:
         await asyncio.gather(first.reset(TASK), second.reset(TASK))
         results = await asyncio.gather(first.step("x"), second.step("x"))
     assert [result.result.reward for result in results] == [1.0, 1.0]
-    await host.close()
+    await pool.close()
     assert [world.closed for world in made] == [True, True]
 
 
-async def test_a_crash_costs_the_episodes_of_its_worker_only(make_host, worlds):
-    host = make_host(worlds.Faulty, Isolation.PROCESS, workers=2)
+async def test_a_crash_costs_the_episodes_of_its_worker_only(make_pool, worlds):
+    pool = make_pool(worlds.Faulty, Isolation.PROCESS, workers=2)
     crash = faulty("exit")
-    async with host.borrow("bystander elsewhere") as elsewhere:
+    async with pool.borrow("bystander elsewhere") as elsewhere:
         before = (await elsewhere.reset(TASK)).info["process"]
         with pytest.raises(EnvironmentFailure, match=r"worker died \(exit code 3"):
-            await play_one_step(host, crash)
+            await play_one_step(pool, crash)
         assert (await elsewhere.step("x")).result.info["process"] == before
 
 
-async def test_neighbours_of_a_crash_fail_and_a_new_worker_serves_on(make_host, worlds):
-    host = make_host(worlds.Faulty, Isolation.PROCESS, workers=1)
-    async with host.borrow("neighbour") as neighbour:
+async def test_neighbours_of_a_crash_fail_and_a_new_worker_serves_on(make_pool, worlds):
+    pool = make_pool(worlds.Faulty, Isolation.PROCESS, workers=1)
+    async with pool.borrow("neighbour") as neighbour:
         old = (await neighbour.reset(TASK)).info["process"]
         with pytest.raises(EnvironmentFailure, match="worker died"):
-            await play_one_step(host, faulty("exit"))
+            await play_one_step(pool, faulty("exit"))
         with pytest.raises(EnvironmentFailure, match="worker process is gone: exit code 3"):
             await neighbour.step("x")
-    async with host.borrow("next") as world:
+    async with pool.borrow("next") as world:
         assert (await world.reset(TASK)).info["process"] != old
 
 
-async def test_what_cannot_be_sent_is_said(make_host, worlds):
-    host = make_host(worlds.Faulty, Isolation.PROCESS, workers=1)
+async def test_what_cannot_be_sent_is_said(make_pool, worlds):
+    pool = make_pool(worlds.Faulty, Isolation.PROCESS, workers=1)
     with pytest.raises(EnvironmentFailure, match="cannot be sent to the runtime"):
-        await play_one_step(host, faulty("function"))
-    unnamed = make_host(lambda: worlds.Faulty(), Isolation.PROCESS)
+        await play_one_step(pool, faulty("function"))
+    unnamed = make_pool(lambda: worlds.Faulty(), Isolation.PROCESS)
     with pytest.raises(UsageError, match="isolation to thread"):
         async with unnamed.borrow("e"):
             pass
 
 
-async def test_what_an_environment_prints_and_reads_does_not_disturb_its_worker(make_host, worlds):
-    host = make_host(worlds.Faulty, Isolation.PROCESS, workers=1)
-    assert (await play_one_step(host, faulty("talk"))).result.done
+async def test_what_an_environment_prints_and_reads_does_not_disturb_its_worker(make_pool, worlds):
+    pool = make_pool(worlds.Faulty, Isolation.PROCESS, workers=1)
+    assert (await play_one_step(pool, faulty("talk"))).result.done
 
 
 async def test_a_crash_is_tried_again_in_a_new_process(make_runner, play, worlds):
@@ -259,13 +259,13 @@ async def test_environments_are_used_again_unless_their_episode_failed(make_runn
     assert len(made) == 2
 
 
-async def test_no_more_environments_are_lent_than_allowed(make_host, worlds):
-    host = make_host(worlds.Corridor, max_concurrent=2)
+async def test_no_more_environments_are_lent_than_allowed(make_pool, worlds):
+    pool = make_pool(worlds.Corridor, max_concurrent=2)
     lent, most = 0, 0
 
     async def use(number):
         nonlocal lent, most
-        async with host.borrow(str(number)) as world:
+        async with pool.borrow(str(number)) as world:
             lent += 1
             most = max(most, lent)
             await world.reset(TASK)
@@ -276,13 +276,13 @@ async def test_no_more_environments_are_lent_than_allowed(make_host, worlds):
     assert most == 2
 
 
-async def test_cancelling_a_step_leaves_the_worker_in_step(make_host, worlds):
-    host = make_host(worlds.Corridor, Isolation.THREAD, workers=1)
-    async with host.borrow("a") as kept:
+async def test_cancelling_a_step_leaves_the_worker_in_step(make_pool, worlds):
+    pool = make_pool(worlds.Corridor, Isolation.THREAD, workers=1)
+    async with pool.borrow("a") as kept:
         await kept.reset(TASK)
 
         async def impatient():
-            async with host.borrow("b") as world:
+            async with pool.borrow("b") as world:
                 await world.reset(TASK)
                 await world.step("forward")
 
@@ -297,29 +297,29 @@ def test_the_config_describes_a_host(make_spec, worlds):
     config = EnvironmentConfig(name="world", options={"length": 7}, isolation=Isolation.THREAD, workers=2)
 
     async def observe():
-        host = EnvPool.from_config(make_spec(worlds.Corridor), config)
-        async with host.borrow("e") as world:
+        pool = EnvPool.from_config(make_spec(worlds.Corridor), config)
+        async with pool.borrow("e") as world:
             observation = (await world.reset(TASK)).observation
-        await host.close()
+        await pool.close()
         return observation
 
     assert asyncio.run(observe()).endswith("reach 7.")
 
 
-async def test_scripted_policies_say_what_they_miss(make_host, worlds):
-    host = make_host(worlds.Remote)
+async def test_scripted_policies_say_what_they_miss(make_pool, worlds):
+    pool = make_pool(worlds.Remote)
     with pytest.raises(UsageError, match="no expert"):
-        async with host.borrow("e") as world:
+        async with pool.borrow("e") as world:
             await world.call(EXPERT_ACTION, "x")
     with pytest.raises(UsageError, match="action_space"):
-        async with host.borrow("e") as world:
+        async with pool.borrow("e") as world:
             await world.call(RANDOM_ACTION, 1)
 
 
-async def test_random_actions_without_a_list_come_from_the_action_space_and_the_seed(make_host, worlds):
+async def test_random_actions_without_a_list_come_from_the_action_space_and_the_seed(make_pool, worlds):
     async def sample(seed):
-        host = make_host(worlds.Faulty)
-        async with host.borrow("e") as world:
+        pool = make_pool(worlds.Faulty)
+        async with pool.borrow("e") as world:
             await world.reset(TASK)
             return [await world.call(RANDOM_ACTION, seed) for _ in range(3)]
 
@@ -327,12 +327,12 @@ async def test_random_actions_without_a_list_come_from_the_action_space_and_the_
 
 
 @pytest.mark.parametrize(("least", "most", "longest"), [(0, 10**8, 32), (1, 257, 32), (40, 10**8, 40), (0, 256, 256)])
-async def test_random_actions_are_short_where_a_space_allows_long_texts(make_host, worlds, least, most, longest):
+async def test_random_actions_are_short_where_a_space_allows_long_texts(make_pool, worlds, least, most, longest):
     class Wordy(worlds.Faulty):
         action_space = gymnasium.spaces.Text(most, min_length=least)
 
-    host = make_host(Wordy)
-    async with host.borrow("e") as world:
+    pool = make_pool(Wordy)
+    async with pool.borrow("e") as world:
         await world.reset(TASK)
         lengths = [len(await world.call(RANDOM_ACTION, 7)) for _ in range(50)]
         samples = [len(await world.call(SAMPLE, seed)) for seed in (7, None, None)]
