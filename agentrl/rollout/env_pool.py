@@ -2,116 +2,30 @@
 
 Episodes borrow an environment (`EnvPool.borrow`); at most `max_concurrent` are lent at once. An environment
 whose episode ended well is reset and used again; after a failure it is thrown away. Blocking environments live in
-threads or worker processes (an `EnvBackend` each), and stay in the one in which they were made.
+threads or worker processes (`agentrl.rollout.env_workers`), and stay in the one in which they were made.
 """
 
 from __future__ import annotations
 
 import asyncio
-import functools
 import itertools
 import logging
-from abc import ABC, abstractmethod
 from collections.abc import AsyncIterator, Mapping
 from contextlib import AsyncExitStack, asynccontextmanager
 from typing import Any, ParamSpec, TypeVar
 
 from agentrl.config.environment import EnvironmentConfig
 from agentrl.env import EnvironmentSpec, Isolation
-from agentrl.errors import AgentRLError, EnvironmentFailure, async_boundary, boundary
+from agentrl.errors import AgentRLError, EnvironmentFailure, boundary
 from agentrl.remote.env_methods import CALL_TOOL, CLOSE, RESET, STEP, EnvMethod, RemoteTool, ResetResult, Stepped
 from agentrl.rollout.env_adapter import EnvAdapter
-from agentrl.rollout.env_workers import ProcessWorker, SerialWorker, ThreadWorker, run_coroutine
+from agentrl.rollout.env_workers import EnvBackend, InlineBackend, ProcessWorker, SerialWorker, ThreadWorker
 from agentrl.rollout.waits import WaitKind, Waits
 from agentrl.task import Task
 
 P = ParamSpec("P")
 R = TypeVar("R")
 logger = logging.getLogger(__name__)
-
-
-class EnvBackend(ABC):
-    """One environment, reachable from the event loop."""
-
-    @property
-    @abstractmethod
-    def is_alive(self) -> bool:
-        """True if calls can still succeed."""
-
-    @abstractmethod
-    async def call(self, method: str, *arguments: Any, deadline_s: float, what: str) -> Any:
-        """Call a method of the environment's `EnvAdapter`.
-
-        Raises:
-            EnvironmentFailure: it raised, returned nonsense, missed its deadline, or its worker died; `what` says
-                what was being done.
-        """
-
-
-class InlineBackend(EnvBackend):
-    """Backend in the event loop.
-
-    The deadline bounds asynchronous environments only: nothing interrupts blocking code here.
-    """
-
-    def __init__(self, adapter: EnvAdapter) -> None:
-        self._adapter = adapter
-
-    @property
-    def is_alive(self) -> bool:
-        """Always true."""
-        return True
-
-    async def call(self, method: str, *arguments: Any, deadline_s: float, what: str) -> Any:
-        """Await the method itself."""
-        async with async_boundary(EnvironmentFailure, what, deadline_s=deadline_s):
-            return await self._adapter.call(method, *arguments)
-
-
-class ThreadBackend(EnvBackend):
-    """Backend in a thread; always the same one, for code that cares."""
-
-    def __init__(self, worker: ThreadWorker, adapter: EnvAdapter) -> None:
-        self._worker = worker
-        self._adapter = adapter
-        self._running = False
-
-    @property
-    def is_alive(self) -> bool:
-        """True if no call of it still runs somewhere."""
-        return not self._running
-
-    async def call(self, method: str, *arguments: Any, deadline_s: float, what: str) -> Any:
-        """Run the method in the thread; the deadline counts from when the thread is free."""
-
-        def work() -> Any:
-            self._running = True
-            try:
-                return run_coroutine(self._adapter.call(method, *arguments))
-            finally:
-                self._running = False
-
-        return await self._worker.submit(work, deadline_s=deadline_s, what=what)
-
-
-class ProcessBackend(EnvBackend):
-    """Backend in a worker process that several environments share."""
-
-    def __init__(self, worker: ProcessWorker, number: int, life: int) -> None:
-        self._worker = worker
-        self._number = number
-        self._life = life
-
-    @property
-    def is_alive(self) -> bool:
-        """True if the process is still the one in which the environment was made."""
-        return self._worker.life == self._life
-
-    async def call(self, method: str, *arguments: Any, deadline_s: float, what: str) -> Any:
-        """Send the call to the process; the deadline counts from when the process is free."""
-        return await self._worker.call(
-            self._number, method, arguments, life=self._life, deadline_s=deadline_s, what=what
-        )
 
 
 class EnvHandle:
@@ -283,14 +197,12 @@ class EnvPool:
         )
 
     async def _make_backend(self, what: str) -> EnvBackend:
+        make, options, deadline_s = self.spec.make, self._options, self._reset_timeout_s
         if self._processes:
             process = self._processes[next(self._turn) % len(self._processes)]
-            number = await process.make(self.spec.make, self._options, what=what, deadline_s=self._reset_timeout_s)
-            return ProcessBackend(process, number, process.life)
+            return await process.make(make, options, what=what, deadline_s=deadline_s)
         if self._threads:
             thread = self._threads[next(self._turn) % len(self._threads)]
-            make = functools.partial(EnvAdapter, self.spec.make, self._options)
-            adapter: EnvAdapter = await thread.submit(make, what=what, deadline_s=self._reset_timeout_s)
-            return InlineBackend(adapter) if adapter.is_async else ThreadBackend(thread, adapter)
+            return await thread.make(make, options, what=what, deadline_s=deadline_s)
         with boundary(EnvironmentFailure, what):
-            return InlineBackend(EnvAdapter(self.spec.make, self._options))
+            return InlineBackend(EnvAdapter(make, options))

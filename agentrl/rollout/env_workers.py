@@ -1,13 +1,15 @@
-"""A worker that runs calls one after another, each with a deadline that starts when its turn comes.
+"""Where the code of environments runs: in the event loop, in threads, or in worker processes.
 
-- A thread for blocking environments; one that hangs is abandoned and replaced.
-- A worker process for environments that crash, hang, or hold the interpreter lock; it is replaced when it dies.
+A worker, a thread or a process, runs calls one after another, each with a deadline that starts when its turn comes. A
+thread that hangs is abandoned and replaced; a process, for environments that crash, hang or hold the interpreter lock,
+is replaced when it dies. Each environment is reached through an `EnvBackend`.
 """
 
 from __future__ import annotations
 
 import asyncio
 import contextlib
+import functools
 import itertools
 import os
 import pickle
@@ -29,11 +31,13 @@ from agentrl.errors import (
     EnvironmentFailure,
     ToolError,
     UsageError,
+    async_boundary,
     boundary,
     described_error,
     is_addressed_to,
     running_task,
 )
+from agentrl.rollout.env_adapter import EnvAdapter
 
 W = TypeVar("W")
 
@@ -122,6 +126,44 @@ def _classified(job: WorkerCall[W], error: BaseException) -> AgentRLError:
     return failure
 
 
+class EnvBackend(ABC):
+    """One environment, reachable from the event loop."""
+
+    @property
+    @abstractmethod
+    def is_alive(self) -> bool:
+        """True if calls can still succeed."""
+
+    @abstractmethod
+    async def call(self, method: str, *arguments: Any, deadline_s: float, what: str) -> Any:
+        """Call a method of the environment's `EnvAdapter`.
+
+        Raises:
+            EnvironmentFailure: it raised, returned nonsense, missed its deadline, or its worker died; `what` says
+                what was being done.
+        """
+
+
+class InlineBackend(EnvBackend):
+    """Backend in the event loop.
+
+    The deadline bounds asynchronous environments only: nothing interrupts blocking code here.
+    """
+
+    def __init__(self, adapter: EnvAdapter) -> None:
+        self._adapter = adapter
+
+    @property
+    def is_alive(self) -> bool:
+        """Always true."""
+        return True
+
+    async def call(self, method: str, *arguments: Any, deadline_s: float, what: str) -> Any:
+        """Await the method itself."""
+        async with async_boundary(EnvironmentFailure, what, deadline_s=deadline_s):
+            return await self._adapter.call(method, *arguments)
+
+
 Work: TypeAlias = Callable[[], Any]
 _Inbox: TypeAlias = "SimpleQueue[tuple[WorkerCall[Work], asyncio.Future[Any]] | None]"
 
@@ -132,6 +174,15 @@ class ThreadWorker(SerialWorker[Work]):
     def __init__(self) -> None:
         super().__init__()
         self._inbox: _Inbox | None = None
+
+    async def make(
+        self, factory: Callable[..., AnyEnv], options: Mapping[str, Any], *, what: str, deadline_s: float
+    ) -> EnvBackend:
+        """Make an environment in the thread; one whose methods are coroutines goes on in the event loop."""
+        adapter: EnvAdapter = await self.submit(
+            functools.partial(EnvAdapter, factory, options), what=what, deadline_s=deadline_s
+        )
+        return InlineBackend(adapter) if adapter.is_async else ThreadBackend(self, adapter)
 
     async def execute(self, job: WorkerCall[Work]) -> Any:
         """Hand the function to the thread and wait."""
@@ -151,6 +202,32 @@ class ThreadWorker(SerialWorker[Work]):
         if self._inbox is not None:
             self._inbox.put(None)
             self._inbox = None
+
+
+class ThreadBackend(EnvBackend):
+    """Backend in a thread; always the same one, for code that cares."""
+
+    def __init__(self, worker: ThreadWorker, adapter: EnvAdapter) -> None:
+        self._worker = worker
+        self._adapter = adapter
+        self._running = False
+
+    @property
+    def is_alive(self) -> bool:
+        """True if no call of it still runs somewhere."""
+        return not self._running
+
+    async def call(self, method: str, *arguments: Any, deadline_s: float, what: str) -> Any:
+        """Run the method in the thread; the deadline counts from when the thread is free."""
+
+        def work() -> Any:
+            self._running = True
+            try:
+                return run_coroutine(self._adapter.call(method, *arguments))
+            finally:
+                self._running = False
+
+        return await self._worker.submit(work, deadline_s=deadline_s, what=what)
 
 
 def run_coroutine(coroutine: Coroutine[Any, Any, Any]) -> Any:
@@ -222,19 +299,12 @@ class ProcessWorker(SerialWorker[_Work]):
 
     async def make(
         self, factory: Callable[..., AnyEnv], options: Mapping[str, Any], *, what: str, deadline_s: float
-    ) -> int:
-        """Make an environment in the process and give its number."""
+    ) -> EnvBackend:
+        """Make an environment in the process."""
         number = next(self._numbers)
         work = _Work(RemoteCall(number, "make", (factory, dict(options))), None)
         await self.submit(work, what=what, deadline_s=deadline_s)
-        return number
-
-    async def call(
-        self, number: int, method: str, arguments: tuple[Any, ...], *, life: int, what: str, deadline_s: float
-    ) -> Any:
-        """Call a method of an environment that was made in the process's life `life`."""
-        work = _Work(RemoteCall(number, method, arguments), life)
-        return await self.submit(work, what=what, deadline_s=deadline_s)
+        return ProcessBackend(self, number, self.life)
 
     async def execute(self, job: WorkerCall[_Work]) -> Any:
         """Exchange one call for its reply."""
@@ -288,6 +358,25 @@ class ProcessWorker(SerialWorker[_Work]):
                 os.killpg(process.pid, signal.SIGTERM)  # the keeper kills what the environments started
             process.stdin.close()
             await process.wait()
+
+
+class ProcessBackend(EnvBackend):
+    """Backend in a worker process that several environments share."""
+
+    def __init__(self, worker: ProcessWorker, number: int, life: int) -> None:
+        self._worker = worker
+        self._number = number
+        self._life = life
+
+    @property
+    def is_alive(self) -> bool:
+        """True if the process is still the one in which the environment was made."""
+        return self._worker.life == self._life
+
+    async def call(self, method: str, *arguments: Any, deadline_s: float, what: str) -> Any:
+        """Send the call to the process; the deadline counts from when the process is free."""
+        work = _Work(RemoteCall(self._number, method, arguments), self._life)
+        return await self._worker.submit(work, what=what, deadline_s=deadline_s)
 
 
 def _pickled(job: WorkerCall[_Work]) -> bytes:
