@@ -13,7 +13,7 @@ import os
 from agentrl.agent_loop import AgentLoop
 from agentrl.builders.adapters import check_adapter_sync
 from agentrl.builders.chat_file import read_chats
-from agentrl.builders.environments import find_environment, task_source
+from agentrl.builders.environments import task_source
 from agentrl.builders.episodes import build_loop, check_reward_weights
 from agentrl.builders.models import SCRATCH
 from agentrl.builders.pairs import check_sources
@@ -26,6 +26,7 @@ from agentrl.config.derived import EnvironmentConfigs, parts_of
 from agentrl.config.engines import LocalEngineConfig, OpenAIEngineConfig, ServerEngineConfig
 from agentrl.config.environment import HorizonConfig, PooledBy, PoolsConfig
 from agentrl.engine import PolicyEngine
+from agentrl.env_lookup import resolve_environment
 from agentrl.errors import ConfigError, UsageError
 from agentrl.models.lora import PEFT
 from agentrl.serving.launch import usable_gpus
@@ -170,7 +171,7 @@ def _check_horizon(config: Config, horizon: HorizonConfig, steps: int) -> None:
 
 def _most_turns(part: EnvironmentConfigs) -> int:
     environment = part.config.sole_environment
-    own = find_environment(environment).turns_under(environment.options)
+    own = resolve_environment(environment.name).turns_under(environment.options)
     return min(part.config.agent.max_turns, own or part.config.agent.max_turns)
 
 
@@ -193,7 +194,7 @@ def _check_pools(config: Config, pools: PoolsConfig) -> None:
 
 def _check_typed(part: EnvironmentConfigs) -> None:
     environment = part.config.sole_environment
-    if task_source(find_environment(environment), environment)[0].type is None:
+    if task_source(resolve_environment(environment.name), environment)[0].type is None:
         raise ConfigError(
             "curriculum.pools.by type needs tasks that say their type",
             got=f"tasks of {_name(part)} without one",
@@ -209,7 +210,7 @@ def _check_walked_twice(config: Config, parts: tuple[EnvironmentConfigs, ...]) -
     sizes = {}
     for part in parts:
         environment = part.config.sole_environment
-        sizes[_name(part)] = len(task_source(find_environment(environment), environment))
+        sizes[_name(part)] = len(task_source(resolve_environment(environment.name), environment))
         if turns * part.weight / weights > sizes[_name(part)]:
             return
     raise ConfigError(
@@ -366,7 +367,7 @@ def check_images(config: Config) -> None:
     if isinstance(config.engine, LocalEngineConfig | OpenAIEngineConfig):
         return
     for environment in (part.config.sole_environment for part in parts_of(config)):
-        spec = find_environment(environment)
+        spec = resolve_environment(environment.name)
         if spec.shows_images(environment.options):
             raise ConfigError(
                 f"engine {config.engine.type} does not take images",
@@ -467,7 +468,7 @@ async def check_experts(config: Config) -> None:
         UsageError: an environment has no expert, or its agent loop cannot be demonstrated.
     """
     for part in parts_of(config):
-        spec = find_environment(part.config.sole_environment)
+        spec = resolve_environment(part.config.sole_environment.name)
         if not await has_expert(spec, part.config):
             raise UsageError(
                 f"environment {spec.name} has no expert to demonstrate",

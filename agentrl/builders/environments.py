@@ -1,7 +1,4 @@
-"""The environment and the tasks of a config.
-
-- Tasks from a file: JSON lines or Parquet, one task per row.
-"""
+"""The tasks of a config: a split of its environment, or a file of JSON lines or Parquet with one task per row."""
 
 from __future__ import annotations
 
@@ -12,7 +9,7 @@ from typing import Any
 
 from agentrl.config.environment import EnvironmentConfig
 from agentrl.env import EnvironmentSpec
-from agentrl.env_lookup import check_split, resolve_environment
+from agentrl.env_lookup import check_split
 from agentrl.errors import ConfigError, UsageError
 from agentrl.task import Task, TaskSource, read_rows
 
@@ -28,7 +25,7 @@ _CHECKED: Mapping[str, tuple[type, str]] = {
 
 
 def read_tasks(path: str | Path, *, environment: str) -> Sequence[Task]:
-    """All tasks of a file, in its order.
+    """Read all tasks of a file, in its order.
 
     Args:
         path: ``.jsonl`` or ``.parquet``; columns are the fields of `Task`, ``id`` is the row's number when left out.
@@ -61,18 +58,8 @@ def _task(row: Mapping[str, Any], place: str, number: int, environment: str) -> 
     return Task(**{"environment": environment, **given, "id": str(given.get("id", number))})
 
 
-def find_environment(config: EnvironmentConfig) -> EnvironmentSpec:
-    """The environment's entry.
-
-    Raises:
-        UnknownNameError: no such environment.
-        UsageError: its module cannot be imported, or holds no environment.
-    """
-    return resolve_environment(config.name)
-
-
 def task_source(spec: EnvironmentSpec, config: EnvironmentConfig, *, split: str | None = None) -> TaskSource:
-    """The tasks of a split, or of the config's file.
+    """Find the tasks of a split, or of the config's file.
 
     Args:
         spec: The environment.

@@ -18,13 +18,14 @@ from typing import Any
 
 from agentrl.agent_loop import AgentLoop
 from agentrl.algorithms.traits import Input, needed_inputs
-from agentrl.builders.environments import find_environment, task_source
+from agentrl.builders.environments import task_source
 from agentrl.config.config import Config, ModelConfig, SamplingConfig
 from agentrl.config.derived import parts_of
 from agentrl.config.engines import EngineConfig, ServerEngineConfig
 from agentrl.config.environment import AgentConfig, CurriculumConfig, JudgeConfig, RewardModelConfig
 from agentrl.engine import SamplingParams
 from agentrl.env import EnvironmentSpec
+from agentrl.env_lookup import resolve_environment
 from agentrl.errors import ConfigError, UsageError
 from agentrl.observe.model_folder import find_model
 from agentrl.registry import Kind, lookup
@@ -282,7 +283,7 @@ def check_rewards(config: Config) -> None:
             no rewards itself.
     """
     for part in parts_of(config):
-        agent, spec = part.config.agent, find_environment(part.config.sole_environment)
+        agent, spec = part.config.agent, resolve_environment(part.config.sole_environment.name)
         _check_one(agent)
         find_reward(agent, ThreadWorker())
         is_scored = agent.judge is not None or agent.reward_model is not None
@@ -345,7 +346,7 @@ def _decoder(policy: EpisodePolicy) -> Decode:
 def build_env_pool(config: Config, *, spec: EnvironmentSpec | None = None, waits: Waits | None = None) -> EnvPool:
     """The environments of a run, as the ``environment`` section says."""
     environment = config.sole_environment
-    return EnvPool.from_config(spec or find_environment(environment), environment, waits=waits)
+    return EnvPool.from_config(spec or resolve_environment(environment.name), environment, waits=waits)
 
 
 def build_runner(
@@ -455,7 +456,7 @@ def build_worlds(
     waits, counters, worlds = Waits(), RolloutCounters(), []
     desk = ToolLimits(waits.clock)
     for part in parts_of(config):
-        spec = find_environment(part.config.sole_environment)
+        spec = resolve_environment(part.config.sole_environment.name)
         pool = build_env_pool(part.config, spec=spec, waits=waits)
         runner = build_runner(part.config, pool, policy, observer=observer, counters=counters, desk=desk)
         worlds.append(
@@ -484,7 +485,7 @@ def build_mixture(config: Config, *, curriculum: CurriculumConfig | None = None)
     parts = parts_of(config)
     environments = {part.label: part.config.sole_environment for part in parts}
     return TaskSampler(
-        {label: task_source(find_environment(found), found) for label, found in environments.items()},
+        {label: task_source(resolve_environment(found.name), found) for label, found in environments.items()},
         seed=config.run.seed,
         weights={part.label: part.weight for part in parts},
         curriculum=curriculum,

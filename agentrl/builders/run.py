@@ -18,7 +18,7 @@ from types import FrameType
 
 from agentrl.builders.chat_file import ENVIRONMENT
 from agentrl.builders.checks import check_curriculum, check_training
-from agentrl.builders.environments import find_environment, task_source
+from agentrl.builders.environments import task_source
 from agentrl.builders.episodes import build_env_pool, build_loop, check_rewards, check_tools
 from agentrl.builders.machine import check_machine
 from agentrl.builders.models import SCRATCH, load_tokenizer, resolve_model
@@ -27,6 +27,7 @@ from agentrl.config.config import Config
 from agentrl.config.derived import parts_of
 from agentrl.config.load import dump_config, load_config
 from agentrl.env import Isolation
+from agentrl.env_lookup import resolve_environment
 from agentrl.errors import AgentRLError, ConfigError, UsageError
 from agentrl.observe.checkpoints import Checkpoints
 from agentrl.observe.metrics import check_trackers
@@ -77,7 +78,7 @@ def start_run(config: Config, *, kind: str) -> Run:
 def _checked_world(config: Config) -> str:
     """Check what is played, and evaluated; what to call it."""
     for part in parts_of(config):
-        spec = find_environment(part.config.sole_environment)
+        spec = resolve_environment(part.config.sole_environment.name)
         task_source(spec, part.config.sole_environment)
         build_loop(part.config.agent)
     check_tools(config)
@@ -102,7 +103,7 @@ def check_environments(config: Config) -> None:
 
 async def _make_environments(config: Config) -> None:
     for part in parts_of(config):
-        spec, environment = find_environment(part.config.sole_environment), part.config.sole_environment
+        spec, environment = resolve_environment(part.config.sole_environment.name), part.config.sole_environment
         if (environment.isolation or spec.isolation_under(environment.options)) is Isolation.PROCESS:
             continue
         pool = build_env_pool(part.config, spec=spec)
@@ -129,7 +130,7 @@ def _check_panels(config: Config) -> None:
 
 
 def _check_panel(config: Config) -> None:
-    spec = find_environment(config.sole_environment)
+    spec = resolve_environment(config.sole_environment.name)
     split, asked = config.evaluation.split, config.evaluation.tasks
     held = len(task_source(spec, config.sole_environment, split=split))
     if asked > held:

@@ -7,12 +7,13 @@ from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 
 from agentrl.agent_loop import AgentLoop, Answer, Conversation, Episode
-from agentrl.builders.environments import find_environment, task_source
+from agentrl.builders.environments import task_source
 from agentrl.builders.episodes import build_env_pool, build_runner
 from agentrl.config.config import Config, ScratchModelConfig
 from agentrl.config.derived import parts_of
 from agentrl.engine import StopReason
 from agentrl.env import EnvironmentSpec, optional_part, settled
+from agentrl.env_lookup import resolve_environment
 from agentrl.errors import EnvironmentFailure, UsageError, async_boundary, boundary
 from agentrl.message import Message, system, user
 from agentrl.models.scratch import build_scratch_model
@@ -131,7 +132,7 @@ async def scratch_corpus(config: Config, *, say: Callable[[str], None] = unheard
 
 async def _texts(config: Config, episodes: int, say: Callable[[str], None]) -> list[str]:
     """What is said in one environment."""
-    spec = find_environment(config.sole_environment)
+    spec = resolve_environment(config.sole_environment.name)
     tasks = TaskCursor(task_source(spec, config.sole_environment), seed=config.run.seed)
     scribe = Scribe(ScriptedPolicy.EXPERT if await has_expert(spec, config) else ScriptedPolicy.RANDOM)
     pool = build_env_pool(config, spec=spec)

@@ -11,7 +11,6 @@ from transformers import PreTrainedTokenizerFast
 
 from agentrl.builders.adapters import adapter_transport, sends_adapters
 from agentrl.builders.checks import check_tells_experts, check_training
-from agentrl.builders.environments import find_environment
 from agentrl.builders.episodes import (
     RunEnvironment,
     build_mixture,
@@ -32,6 +31,7 @@ from agentrl.config.config import Config
 from agentrl.config.derived import parts_of
 from agentrl.config.engines import LocalEngineConfig, ServerEngineConfig
 from agentrl.engine import PolicyEngine
+from agentrl.env_lookup import resolve_environment
 from agentrl.errors import UsageError
 from agentrl.image import ImageReader
 from agentrl.models.vision import MODEL_TYPES
@@ -209,7 +209,7 @@ def check_rendering(config: Config, renderer: Renderer) -> None:
     """
     for part in parts_of(config):
         environment = part.config.sole_environment
-        spec = find_environment(environment)
+        spec = resolve_environment(environment.name)
         if renderer.images is None and spec.shows_images(environment.options):
             raise UsageError(
                 f"environment {spec.name} shows images, and the model reads text only",

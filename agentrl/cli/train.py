@@ -12,7 +12,7 @@ from rich.table import Table
 from rich.text import Text
 
 from agentrl.builders.checks import check_curriculum, check_training
-from agentrl.builders.environments import find_environment, task_source
+from agentrl.builders.environments import task_source
 from agentrl.builders.episodes import check_rewards, check_tools
 from agentrl.builders.machine import check_machine, gpu_rows
 from agentrl.builders.run import Run, RunResult, resume_run, start_run
@@ -26,6 +26,7 @@ from agentrl.config.derived import EnvironmentConfigs, parts_of
 from agentrl.config.estimate import EstimateRow, rows
 from agentrl.config.load import names_environment
 from agentrl.config.overrides import PROMPTS, reward_words, task_words
+from agentrl.env_lookup import resolve_environment
 from agentrl.errors import AgentRLError, UsageError
 from agentrl.observe.console import note, out
 from agentrl.observe.learning import steps_without_learning
@@ -129,7 +130,7 @@ def print_dry_run(config: Config, amounts: Sequence[EstimateRow]) -> None:
 
 def _tasks_row(part: EnvironmentConfigs) -> tuple[str, str, str]:
     environment = part.config.sole_environment
-    spec = find_environment(environment)
+    spec = resolve_environment(environment.name)
     name = f"tasks of {part.label}, weight {part.weight:g}" if part.label else "tasks"
     return name, f"{len(task_source(spec, environment)):,}", f"{spec.name}/{environment.split}"
 

@@ -10,12 +10,12 @@ from typing import Any
 
 import orjson
 
-from agentrl.builders.environments import find_environment, task_source
+from agentrl.builders.environments import task_source
 from agentrl.builders.episodes import build_env_pool, build_runner, check_rewards, check_tools, reward_fingerprints
 from agentrl.builders.models import SCRATCH, resolve_model
 from agentrl.config.config import Config
 from agentrl.config.engines import OpenAIEngineConfig
-from agentrl.env_lookup import check_split
+from agentrl.env_lookup import check_split, resolve_environment
 from agentrl.evaluation.evaluate import PolicyKind, evaluate_panel, open_policy, unwatched
 from agentrl.evaluation.panel import EpisodeStore, EvaluatedEpisode, Panel
 from agentrl.evaluation.result import EvaluationResult
@@ -76,7 +76,7 @@ async def run_evaluation(
     """
     uses_model = request.policy is PolicyKind.ENGINE and not isinstance(request.config.engine, OpenAIEngineConfig)
     config = resolve_model(request.config) if uses_model else request.config
-    spec = find_environment(config.sole_environment)
+    spec = resolve_environment(config.sole_environment.name)
     check_split(spec, config.sole_environment.split)
     check_tools(config)
     check_rewards(config)
@@ -112,7 +112,9 @@ def default_tasks(config: Config) -> int:
     Raises:
         UsageError: an environment or split that is not there.
     """
-    return min(DEFAULT_TASKS, len(task_source(find_environment(config.sole_environment), config.sole_environment)))
+    return min(
+        DEFAULT_TASKS, len(task_source(resolve_environment(config.sole_environment.name), config.sole_environment))
+    )
 
 
 def episodes_at_once(config: Config, policy: PolicyKind) -> int:

@@ -10,7 +10,7 @@ from pathlib import Path
 from statistics import fmean, median
 from typing import Any
 
-from agentrl.builders.environments import find_environment, task_source
+from agentrl.builders.environments import task_source
 from agentrl.builders.episodes import build_env_pool, build_runner, sampling_params
 from agentrl.builders.models import (
     SCRATCH,
@@ -24,6 +24,7 @@ from agentrl.builders.scratch import write_scratch_model
 from agentrl.builders.servers import ServedModel, check_served, open_pool
 from agentrl.config.config import Config
 from agentrl.config.engines import ServerEngineConfig
+from agentrl.env_lookup import resolve_environment
 from agentrl.errors import AgentRLError
 from agentrl.models.load import load_model
 from agentrl.observe.console import note
@@ -155,7 +156,7 @@ class _Bench:
         return runtime, Played(sessions=runtime.sessions, tokens=tokens, watch=watch)
 
     async def _runtime(self, load: Load) -> Played:
-        config, spec = self._config, find_environment(self._config.sole_environment)
+        config, spec = self._config, resolve_environment(self._config.sole_environment.name)
         tasks = TaskCursor(task_source(spec, config.sole_environment), seed=config.run.seed)
         assignments = [
             Assignment(task=tasks.next(), group_id=f"episode-{number}", member=0, seed=number)

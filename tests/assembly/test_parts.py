@@ -10,7 +10,7 @@ from support.tokenizers import build_tokenizer
 
 from agentrl.agent_loop import AgentLoop
 from agentrl.builders.checks import check_curriculum
-from agentrl.builders.environments import find_environment, task_source
+from agentrl.builders.environments import task_source
 from agentrl.builders.episodes import build_env_pool, build_runner, find_tool
 from agentrl.builders.models import (
     build_renderer,
@@ -25,6 +25,7 @@ from agentrl.builders.training import check_rendering
 from agentrl.config import load_config, shipped_configs
 from agentrl.config.derived import parts_of
 from agentrl.config.load import all_keys
+from agentrl.env_lookup import resolve_environment
 from agentrl.errors import ConfigError, Outcome, TemplateError, UnknownNameError, UsageError
 from agentrl.observe.progress import RunWatcher
 from agentrl.observe.trajectory_store import read_trajectories
@@ -48,7 +49,7 @@ def test_every_shipped_config_names_parts_that_exist(name):
     config = load_config(name)
     for part in parts_of(config):
         environment, evaluation = part.config.sole_environment, part.config.evaluation
-        spec = find_environment(environment)
+        spec = resolve_environment(environment.name)
         assert {environment.split, evaluation.split} <= set(spec.splits)
         if spec.name not in NEEDS_DATA and "data" not in environment.options:
             assert len(task_source(spec, environment)) >= config.trainer.tasks_per_step
@@ -61,7 +62,7 @@ def test_every_shipped_config_names_parts_that_exist(name):
 def test_a_task_file_replaces_the_split(tmp_path):
     (tmp_path / "tasks.jsonl").write_text('{"id": "mine", "seed": 5}\n')
     config = load_config(None, ["environment=household", f"environment.tasks={tmp_path / 'tasks.jsonl'}"]).environment
-    spec = find_environment(config)
+    spec = resolve_environment(config.name)
     assert list(task_source(spec, config)) == [Task(id="mine", environment="household", seed=5)]
     assert len(task_source(spec, config, split="valid_unseen")) > 1
 
@@ -99,7 +100,7 @@ def test_evaluations_do_not_ask_for_more_tasks_than_there_are(tiny_run, tmp_path
 def test_an_unknown_split_is_named():
     config = load_config(None, ["environment=household/trian"]).environment
     with pytest.raises(UnknownNameError, match="Did you mean household/train"):
-        task_source(find_environment(config), config)
+        task_source(resolve_environment(config.name), config)
 
 
 async def test_the_corpus_is_what_the_agent_will_read_and_write(tiny_run):
@@ -164,7 +165,7 @@ async def test_an_environment_without_an_expert_plays_at_random(tiny_run, monkey
 
     monkeypatch.delattr(letters.Letters, "expert")
     config = tiny_run().config
-    assert not await has_expert(find_environment(config.environment), config)
+    assert not await has_expert(resolve_environment(config.environment.name), config)
     assert "aeiou" not in await scratch_corpus(config)
 
 
@@ -328,7 +329,7 @@ def test_reading_an_empty_store(tmp_path):
 async def test_an_episode_waits_longer_where_servers_may_have_to_come_back(engine, seconds):
     words = ["engine.timeout_s=70", *(["engine.start_timeout_s=5"] if engine == "vllm" else [])]
     config = load_config("quickstart", [f"engine={engine}", *words])
-    pool = build_env_pool(config, spec=find_environment(config.environment))
+    pool = build_env_pool(config, spec=resolve_environment(config.environment.name))
     try:
         assert build_runner(config, pool, None).limits.answer_timeout_s == seconds
     finally:
