@@ -20,8 +20,9 @@ from agentrl.observe.model_folder import find_model
 from agentrl.observe.run_folder import RunDirectory
 from agentrl.observe.trajectory_store import read_trajectories, step_files
 from agentrl.training.distributed import Ranks
-from agentrl.training.preferences import Pair, PreferenceProgress, make_pairs, train_preferences
-from agentrl.training.reward_model import RewardModel, RewardProgress, TextPair, train_reward_model
+from agentrl.training.optimizer import LearningProgress
+from agentrl.training.preferences import Pair, make_pairs, train_preferences
+from agentrl.training.reward_model import RewardModel, TextPair, train_reward_model
 from agentrl.training.weights import ModelWeights
 from agentrl.trajectory import Trajectory
 
@@ -40,7 +41,7 @@ class PreferenceParts:
     pad_id: int
     reader: ImageReader | None
 
-    def learn(self, progress: Callable[[PreferenceProgress], None]) -> PreferenceProgress:
+    def learn(self, progress: Callable[[LearningProgress], None]) -> LearningProgress:
         """Learn everything; the other ranks do it, too.
 
         Args:
@@ -52,7 +53,7 @@ class PreferenceParts:
         with self.source.ranks.led(LEARN):
             return self._learn(progress)
 
-    def _learn(self, progress: Callable[[PreferenceProgress], None] = lambda _: None) -> PreferenceProgress:
+    def _learn(self, progress: Callable[[LearningProgress], None] = lambda _: None) -> LearningProgress:
         return train_preferences(
             self.source.model,
             self.pairs,
@@ -101,7 +102,7 @@ class RewardParts:
     config: Config
     pairs: Sequence[TextPair]
 
-    def learn(self, progress: Callable[[RewardProgress], None]) -> RewardProgress:
+    def learn(self, progress: Callable[[LearningProgress], None]) -> LearningProgress:
         """Learn everything; the other ranks do it, too.
 
         Args:
@@ -113,7 +114,7 @@ class RewardParts:
         with self.model.ranks.led(LEARN):
             return self._learn(progress)
 
-    def _learn(self, progress: Callable[[RewardProgress], None] = lambda _: None) -> RewardProgress:
+    def _learn(self, progress: Callable[[LearningProgress], None] = lambda _: None) -> LearningProgress:
         settings, config = self.config.preferences or PreferencesConfig(), self.config
         return train_reward_model(
             self.model, self.pairs, settings, config.trainer, seed=config.run.seed, progress=progress

@@ -36,15 +36,17 @@ from agentrl.training.reward_model import TextPair
 from agentrl.trajectory import Trajectory
 
 
-def follows_launcher() -> bool:
-    """Whether torchrun has started this process as another rank than 0."""
-    return launched_ranks() > 1 and int(os.environ["RANK"]) > 0
+def followed_launcher() -> bool:
+    """Serve as a rank to the end, if torchrun has started this process as another one than rank 0.
 
-
-def follow_launcher() -> None:
-    """Be that rank, to its end."""
-    serve(join(None, rank=int(os.environ["RANK"]), count=launched_ranks()))
+    Returns:
+        True if it did: only rank 0 runs the command.
+    """
+    if launched_ranks() <= 1 or not (rank := int(os.environ["RANK"])):
+        return False
+    serve(join(None, rank=rank, count=launched_ranks()))
     leave()
+    return True
 
 
 def serve(ranks: Ranks) -> None:

@@ -5,10 +5,20 @@ from __future__ import annotations
 import json
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Any
+from typing import Annotated, Any, TypeAlias
+
+import typer
 
 from agentrl.config import Config, load_config
 from agentrl.errors import UsageError
+
+Words: TypeAlias = Annotated[
+    list[str] | None,
+    typer.Argument(
+        metavar="[CONFIG]... [KEY=VALUE]...",
+        help="Configs, each on top of the one before; then overrides.",
+    ),
+]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -14,9 +14,8 @@ from rich.text import Text
 from agentrl.builders.checks import check_training
 from agentrl.builders.machine import memory_limit
 from agentrl.builders.models import resolve_model
-from agentrl.cli.arguments import read_config, shortcut
+from agentrl.cli.arguments import Words, read_config, shortcut
 from agentrl.cli.help import examples
-from agentrl.cli.train import Words
 from agentrl.config import Config, shipped_configs
 from agentrl.config.estimate import shown_bytes
 from agentrl.errors import ConfigError, UsageError

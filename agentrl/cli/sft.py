@@ -8,16 +8,13 @@ from typing import Annotated
 import typer
 
 from agentrl.builders.checks import check_warm_start
-from agentrl.builders.run import Run, start_run
-from agentrl.builders.workers import follow_launcher, follows_launcher
-from agentrl.cli.arguments import read_config, shortcut
-from agentrl.cli.exits import told_when_interrupted
+from agentrl.builders.workers import followed_launcher
+from agentrl.cli.arguments import Words, read_config, shortcut
 from agentrl.cli.help import examples
-from agentrl.cli.train import Words, print_dry_run
+from agentrl.cli.learning import learn
+from agentrl.cli.train import print_dry_run
 from agentrl.config import shipped_configs
 from agentrl.config.estimate import warm_start_rows
-from agentrl.observe.console import note
-from agentrl.observe.terminal import watching
 from agentrl.runs.sft import warm_start
 
 app = typer.Typer()
@@ -41,8 +38,7 @@ def sft(
     dry_run: Annotated[bool, typer.Option("--dry-run", help="Print config and arithmetic, and run nothing.")] = False,
 ) -> None:
     """Warm-start a model: it learns to do what the environment's expert does, or to say what a file says."""
-    if follows_launcher():  # one of torchrun's processes, and not the one that runs the command
-        follow_launcher()
+    if followed_launcher():
         return
     shortcuts = [*shortcut("environment", env), *shortcut("model", model), *shortcut("sft.data", data)]
     config = read_config(words, shortcuts=shortcuts)
@@ -50,12 +46,5 @@ def sft(
     if dry_run:
         print_dry_run(config, warm_start_rows(config))
         return
-    run = start_run(config, kind="sft")
-    with watching() as watcher, told_when_interrupted(lambda: stopped_words(run)):
-        result = warm_start(run, watcher=watcher)
-    note(f"done: {result.folder}\ntrain it: agentrl train … model.path={result.folder}")
-
-
-def stopped_words(run: Run) -> str:
-    """What an interrupted warm start leaves behind."""
-    return f"stopped: {run.folder.path} has no model, for a warm start saves it at its end; begin again"
+    saved, use = "a warm start saves it at its end", "train it: agentrl train … model.path={folder}"
+    learn(config, warm_start, kind="sft", next_step=use, saved=saved)

@@ -16,8 +16,8 @@ from agentrl.builders.environments import task_source
 from agentrl.builders.episodes import check_rewards, check_tools
 from agentrl.builders.machine import check_machine, gpu_rows
 from agentrl.builders.run import Run, RunResult, resume_run, start_run
-from agentrl.builders.workers import follow_launcher, follows_launcher
-from agentrl.cli.arguments import config_words, read_config, shortcut
+from agentrl.builders.workers import followed_launcher
+from agentrl.cli.arguments import Words, config_words, read_config, shortcut
 from agentrl.cli.exits import ExitCode
 from agentrl.cli.help import examples
 from agentrl.cli.reports import curve_kept_up, write_run_report
@@ -38,14 +38,6 @@ from agentrl.serving.launch import usable_gpus
 from agentrl.training.objective import learns_from_rewards
 
 app = typer.Typer()
-
-Words = Annotated[
-    list[str] | None,
-    typer.Argument(
-        metavar="[CONFIG]... [KEY=VALUE]...",
-        help="Configs, each on top of the one before; then overrides.",
-    ),
-]
 
 
 @app.command(
@@ -84,8 +76,7 @@ def train(
 
     Ctrl-C saves a checkpoint; --resume goes on from it exactly.
     """
-    if follows_launcher():  # one of torchrun's processes, and not the one that runs the command
-        follow_launcher()
+    if followed_launcher():
         return
     has_environment = env is not None or names_environment(config_words(words or []).source)
     shortcuts = [

@@ -1,17 +1,15 @@
-"""Warm start: the environment's expert demonstrates, and the model learns to do likewise. Driven by `agentrl sft`.
+"""A run of supervised fine-tuning, on demonstrations of the environments' experts or a file: `agentrl sft`.
 
-expert ─► episodes through the agent loop ─► ledger (forced tokens) ─► cross-entropy ─► checkpoints/step-N/model
+expert ─► episodes through the agent loop ─► ledger (forced tokens) ─► cross-entropy
                           or a file of conversations ──►┘
-
-- Demonstrations: environments' experts play through the agent loop, into the ledger of the model to be taught.
 """
 
 from __future__ import annotations
 
 import asyncio
-import functools
 from collections.abc import Callable, Mapping
-from contextlib import ExitStack
+from functools import partial
+from pathlib import Path
 
 from transformers import PreTrainedModel
 
@@ -26,32 +24,27 @@ from agentrl.builders.models import (
     build_renderer,
     load_tokenizer,
     pad_id,
-    prepare_model,
 )
-from agentrl.builders.record import EpisodeRecorder, UpdateLog
+from agentrl.builders.record import EpisodeRecorder
 from agentrl.builders.run import Run, RunResult
 from agentrl.builders.trainers import BUILD_LEARNER, LearnerParts, build_learner
 from agentrl.builders.training import check_rendering
 from agentrl.config.config import Config
 from agentrl.errors import UsageError
 from agentrl.evaluation.periodic import success_now
-from agentrl.image import ImageReader
 from agentrl.models.load import load_model
-from agentrl.observe.checkpoints import Checkpoints
-from agentrl.observe.metrics import TIMING_PREFIX
-from agentrl.observe.model_folder import MODEL
-from agentrl.observe.progress import Phase, RunStatus, RunWatcher
-from agentrl.observe.run_folder import logging_to
+from agentrl.observe.progress import Phase, RunWatcher
 from agentrl.observe.trajectory_store import TrajectoryStore
 from agentrl.render.renderer import Renderer
 from agentrl.rollout.runner import Assignment, play_all
 from agentrl.rollout.scripted_policies import ScriptedEpisodePolicy, ScriptedPolicy
 from agentrl.rollout.turns import derive_seed
 from agentrl.rollout.waits import RolloutObserver
+from agentrl.runs.learning_run import Learner, LearningRun, ProgressCallback
 from agentrl.task import Task
 from agentrl.training.distributed import Ranks
-from agentrl.training.distributed.launch import open_ranks
-from agentrl.training.sft import SFTProgress, train_supervised
+from agentrl.training.optimizer import LearningProgress
+from agentrl.training.sft import train_supervised
 from agentrl.training.weights import save_policy_folder
 from agentrl.trajectory import Trajectory
 
@@ -135,122 +128,74 @@ def _worth_learning(played: Mapping[int, Trajectory]) -> dict[int, Trajectory]:
     return good
 
 
-class WarmStart:
-    """One warm start.
+class WarmStart(LearningRun):
+    """A run of supervised fine-tuning."""
 
-    Args:
-        run: Folder and config.
-        watcher: Is told how it goes.
-    """
+    name, phase = "sft", Phase.WARM_START
 
     def __init__(self, run: Run, *, watcher: RunWatcher | None = None) -> None:
-        self.config = run.config
-        self.folder = run.folder
-        self.status = RunStatus()
-        self._watcher = watcher or RunWatcher()
-        self._log = UpdateLog(run, self.status, self._watcher)
+        super().__init__(run, watcher=watcher)
         self._success: float | None = None
         """As measured last."""
 
-    def run(self) -> RunResult:
-        """Demonstrate, learn, save.
+    async def prepare(self) -> Callable[[Ranks], Learner]:
+        """Find or make the model; let experts demonstrate, or read the file.
 
         Raises:
-            UsageError: no expert, no model, a full disk.
-            TrainingError: the loss is not finite.
+            UsageError: no expert, none that solves a task, no file, no model, a full disk.
         """
-        with self.folder.in_use(), logging_to(self.folder.run_log, self._watcher.on_message):
-            self._watcher.on_start(self.folder.path, self.status)
-            path, demonstrations = asyncio.run(self._demonstrate())
-            return self._learn(path, demonstrations)
-
-    async def _demonstrate(self) -> tuple[str, list[Trajectory]]:
-        """The model's folder, and the episodes to learn from."""
-        self._enter(Phase.PREPARE)
-        path = await prepare_model(self.config, self.folder, say=self._watcher.on_message)
+        path = await self.find_model()
         renderer = build_renderer(self.config, path, load_tokenizer(path))
         if self.config.sft.data is not None:
-            return path, self._read(self.config.sft.data, renderer)
+            return partial(self._load, path, renderer, self._read(self.config.sft.data, renderer))
         check_rendering(self.config, renderer)
-        self._enter(Phase.DEMONSTRATE)
+        self.enter(Phase.DEMONSTRATE)
         self.status.episodes_wanted = self.config.sft.episodes
         with TrajectoryStore(self.folder.trajectories, step=0) as store:
             recorder = EpisodeRecorder(store, self.status, self._watcher)
-            return path, await collect_demonstrations(
-                self.config, renderer, observer=recorder, on_stall=self._watcher.on_message
-            )
+            played = await collect_demonstrations(self.config, renderer, observer=recorder, on_stall=self.say)
+        return partial(self._load, path, renderer, played)
 
     def _read(self, file: str, renderer: Renderer) -> list[Trajectory]:
-        """The conversations of a file that fit."""
+        """Read the conversations of a file that fit."""
         found = lessons(read_chats(file), renderer, max_tokens=self.config.agent.max_tokens)
         if found.too_long:
-            self._watcher.on_message(f"{found.too_long} conversations are longer than agent.max_tokens, and left out")
+            self.say(f"{found.too_long} conversations are longer than agent.max_tokens, and left out")
         return found.trajectories
 
-    def _learn(self, path: str, demonstrations: list[Trajectory]) -> RunResult:
-        tokenizer = load_tokenizer(path)
-        renderer = build_renderer(self.config, path, tokenizer)
-        self._enter(Phase.WARM_START)
-        with ExitStack() as stack:
-            stack.enter_context(self._log)
-            ranks = stack.enter_context(open_ranks(self.config.trainer.processes, logs=self.folder.logs))
-            parts = self._build(path, demonstrations, pad_id(tokenizer), renderer.images, ranks)
-            enough = functools.partial(self._is_enough, parts, path, renderer)
-            final = train_supervised(parts.learner, progress=self._record, enough=enough)
-            self._say_how_it_ended()
-            self._enter(Phase.CHECKPOINT)
-            checkpoints = Checkpoints(self.folder.checkpoints, keep=self.config.checkpoint.keep)
-            saved = checkpoints.save(
-                final.update,
-                lambda folder: save_policy_folder(parts.source, tokenizer, folder / MODEL, renderer.images),
-            )
-        self._watcher.on_checkpoint(final.update, saved.path)
-        return RunResult(
-            folder=self.folder.path,
-            step=final.update,
-            checkpoint=str(saved.path),
-            metrics=self._log.last,
-            interrupted=False,
-        )
+    def _load(self, path: str, renderer: Renderer, demonstrations: list[Trajectory], ranks: Ranks) -> Learner:
+        config, tokenizer = self.config, load_tokenizer(path)
+        reader, filler = renderer.images, pad_id(tokenizer)
+        with ranks.led(BUILD_LEARNER, config.model_dump(mode="json"), demonstrations, path, filler):
+            parts = build_learner(config, demonstrations, model_path=path, pad_id=filler, reader=reader, ranks=ranks)
 
-    def _build(
-        self, path: str, demonstrations: list[Trajectory], filler: int, reader: ImageReader | None, ranks: Ranks
-    ) -> LearnerParts:
-        config = self.config.model_dump(mode="json")
-        with ranks.led(BUILD_LEARNER, config, demonstrations, path, filler):
-            return build_learner(
-                self.config, demonstrations, model_path=path, pad_id=filler, reader=reader, ranks=ranks
-            )
+        def learn(progress: ProgressCallback) -> LearningProgress:
+            enough = partial(self._is_enough, parts, path, renderer)
+            final = train_supervised(parts.learner, progress=progress, enough=enough)
+            self._say_if_short()
+            return final
 
-    def _record(self, progress: SFTProgress) -> None:
-        metrics = {
-            "sft/loss": progress.loss,
-            "sft/grad_norm": progress.grad_norm,
-            "sft/learning_rate": progress.learning_rate,
-            "sft/tokens": float(progress.tokens),
-            "sft/updates_skipped": float(bool(progress.non_finite)),
-            f"{TIMING_PREFIX}sft_s": progress.seconds,
-        }
-        self._log.record(progress.update, metrics, updates=progress.updates, skipped=bool(progress.non_finite))
+        def save(folder: Path) -> None:
+            save_policy_folder(parts.source, tokenizer, folder, reader)
 
-    def _is_enough(self, parts: LearnerParts, path: str, renderer: Renderer, progress: SFTProgress) -> bool:
-        """Measure success when it is time to, and say whether it has reached ``sft.stop_at``."""
+        return Learner(learn=learn, save=save)
+
+    def _is_enough(self, parts: LearnerParts, path: str, renderer: Renderer, progress: LearningProgress) -> bool:
+        """Measure success when it is due, and check whether it has reached ``sft.stop_at``."""
         settings = self.config.sft
         if settings.stop_at is None or progress.update <= settings.warmup_steps:
             return False
         if progress.update % settings.check_every:
             return False
-        self._enter(Phase.EVALUATE)
+        self.enter(Phase.EVALUATE)
         model = self._whole_model(parts, path)
         self._success = asyncio.run(success_now(model, renderer, self.config, n_tasks=settings.check_tasks))
-        self._enter(Phase.WARM_START)
-        self._watcher.on_message(
-            f"update {progress.update}: success {self._success:.1%} on {settings.check_tasks} tasks"
-        )
+        self.enter(Phase.WARM_START)
+        self.say(f"update {progress.update}: success {self._success:.1%} on {settings.check_tasks} tasks")
         return self._success >= settings.stop_at
 
     def _whole_model(self, parts: LearnerParts, path: str) -> PreTrainedModel:
-        """The model as it is now: a copy, where several ranks hold it."""
+        """Return the model as it is now: a copy, where several ranks hold it."""
         ranks = parts.learner.ranks
         if not ranks.are_many:
             return parts.learner.model
@@ -259,22 +204,14 @@ class WarmStart:
         model.load_state_dict(dict(parts.source.weights()))
         return model
 
-    def _say_how_it_ended(self) -> None:
+    def _say_if_short(self) -> None:
+        """Tell the user where ``sft.stop_at`` was not reached."""
         settings = self.config.sft
         if settings.stop_at is not None and (self._success is None or self._success < settings.stop_at):
             seen = "nothing was measured" if self._success is None else f"the last was {self._success:.1%}"
-            self._watcher.on_message(f"all demonstrations are learnt before sft.stop_at {settings.stop_at:.0%}: {seen}")
-
-    def _enter(self, phase: Phase) -> None:
-        self.status.phase = phase
-        self._watcher.on_status(self.status)
+            self.say(f"all demonstrations are learnt before sft.stop_at {settings.stop_at:.0%}: {seen}")
 
 
 def warm_start(run: Run, *, watcher: RunWatcher | None = None) -> RunResult:
-    """Warm-start a run's model on demonstrations.
-
-    Raises:
-        UsageError: no expert, no model, a full disk.
-        TrainingError: the loss is not finite.
-    """
+    """Warm-start a run's model on demonstrations; see `LearningRun.run` for what it raises."""
     return WarmStart(run, watcher=watcher).run()

@@ -199,6 +199,26 @@ class Update:
     """Norms before clipping by kind of parameter: `agentrl.training.optimizer`."""
 
 
+@dataclass(frozen=True, slots=True, kw_only=True)
+class LearningProgress:
+    """State of a training that has all its data at the start (demonstrations or pairs), after an optimizer step."""
+
+    update: int
+    """From 1."""
+    updates: int
+    """Of the whole training."""
+    loss: float
+    """Mean over the step's tokens or pairs, before the step."""
+    grad_norm: float
+    learning_rate: float
+    seconds: float
+    """Since the start."""
+    non_finite: tuple[str, ...] = ()
+    """Parameters whose gradient was not finite; the step changed nothing."""
+    extra: dict[str, float] = field(default_factory=dict)
+    """Further numbers, by the last part of their metrics' names: ``{"accuracy": 0.75, "margin": 1.2}``."""
+
+
 class PolicyOptimizer:
     """Updates a model in place. Parameters in a short format are updated through a float32 copy.
 

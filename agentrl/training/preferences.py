@@ -37,7 +37,7 @@ from agentrl.training.forward.logprobs import score, score_all
 from agentrl.training.forward.micro_batches import add_gradients, make_micro_batches, rank_share
 from agentrl.training.forward.sequences import ScoredSequence, scored_sequence
 from agentrl.training.objective import bind
-from agentrl.training.optimizer import OptimizerSettings, PolicyOptimizer
+from agentrl.training.optimizer import LearningProgress, OptimizerSettings, PolicyOptimizer
 from agentrl.trajectory import Source, Trajectory
 
 
@@ -119,30 +119,6 @@ ON_PAIRS = "(PreferencePairs)"
 """How a loss on pairs says what it takes."""
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class PreferenceProgress:
-    """Where the training is, after an optimizer step; log-probabilities are those before it."""
-
-    update: int
-    """From 1."""
-    updates: int
-    """Of the whole training."""
-    loss: float
-    """Mean over the pairs."""
-    accuracy: float
-    """Share of the pairs whose better episode has gained more log-probability than the worse one."""
-    better_gain: float
-    """Mean log pi / pi_ref of the better episodes, in nats."""
-    worse_gain: float
-    """Mean log pi / pi_ref of the worse episodes, in nats."""
-    grad_norm: float
-    learning_rate: float
-    non_finite: tuple[str, ...]
-    """Parameters whose gradient was not finite; the step changed nothing."""
-    seconds: float
-    """Since the start."""
-
-
 def preference_loss(settings: PreferencesConfig) -> Callable[[PreferencePairs], torch.Tensor]:
     """The loss of a config.
 
@@ -170,10 +146,10 @@ def train_preferences(
     *,
     seed: int,
     pad_id: int,
-    progress: Callable[[PreferenceProgress], None] = lambda _: None,
+    progress: Callable[[LearningProgress], None] = lambda _: None,
     reader: ImageReader | None = None,
     ranks: Ranks | None = None,
-) -> PreferenceProgress:
+) -> LearningProgress:
     """Train `model` in place; as it is now, it is the reference. All ranks must, with the same arguments.
 
     Args:
@@ -228,7 +204,7 @@ class _Training:
         if not pairs:
             raise TrainingError("there is nothing to learn", got="no pairs")
 
-    def run(self, seed: int, progress: Callable[[PreferenceProgress], None]) -> PreferenceProgress:
+    def run(self, seed: int, progress: Callable[[LearningProgress], None]) -> LearningProgress:
         settings = OptimizerSettings.of(self._trainer, self._settings, total_updates=self._updates)
         optimizer = PolicyOptimizer(self._model, settings)
         started = time.perf_counter()
@@ -236,7 +212,7 @@ class _Training:
         latest = None
         for number, batch in enumerate(self._batches(seed), start=1):
             told = self._step(optimizer, batch, reference[batch])
-            latest = PreferenceProgress(
+            latest = LearningProgress(
                 update=number, updates=self._updates, seconds=time.perf_counter() - started, **told
             )
             progress(latest)
@@ -271,12 +247,14 @@ class _Training:
         gain = (sums - reference).detach()
         return {
             "loss": float(loss.detach()),
-            "accuracy": float((gain[:, 0] > gain[:, 1]).double().mean()),
-            "better_gain": float(gain[:, 0].mean()),
-            "worse_gain": float(gain[:, 1].mean()),
             "grad_norm": update.grad_norm,
             "learning_rate": update.learning_rate,
             "non_finite": update.non_finite,
+            "extra": {  # from log pi / pi_ref of each episode, in nats, before the step
+                "accuracy": float((gain[:, 0] > gain[:, 1]).double().mean()),
+                "better_gain": float(gain[:, 0].mean()),
+                "worse_gain": float(gain[:, 1].mean()),
+            },
         }
 
     def _laid_out(self, batch: Sequence[int]) -> tuple[list[ScoredSequence], torch.Tensor]:

@@ -34,7 +34,7 @@ from agentrl.training.compile import gradients_recomputed
 from agentrl.training.distributed import Ranks
 from agentrl.training.distributed.fsdp import load_sharded, reshard
 from agentrl.training.forward.micro_batches import MicroBatch, add_gradients, rank_share
-from agentrl.training.optimizer import OptimizerSettings, PolicyOptimizer
+from agentrl.training.optimizer import LearningProgress, OptimizerSettings, PolicyOptimizer
 from agentrl.training.weights import ModelWeights
 
 HEAD = "ForSequenceClassification"
@@ -187,26 +187,6 @@ class TextPair:
     worse: str
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class RewardProgress:
-    """Where the training is, after an optimizer step; rewards are those before it."""
-
-    update: int
-    """From 1."""
-    updates: int
-    loss: float
-    accuracy: float
-    """Share of pairs whose better text has the greater reward."""
-    margin: float
-    """Mean of the better rewards minus the worse ones."""
-    grad_norm: float
-    learning_rate: float
-    non_finite: tuple[str, ...]
-    """Parameters whose gradient was not finite; the step changed nothing."""
-    seconds: float
-    """Since the start."""
-
-
 def bradley_terry(better: torch.Tensor, worse: torch.Tensor) -> torch.Tensor:
     """-log sigmoid(r_better - r_worse): [pairs] from rewards [pairs] (InstructGPT, arXiv 2203.02155, equation 1)."""
     return -functional.logsigmoid(better - worse)
@@ -219,8 +199,8 @@ def train_reward_model(
     trainer: TrainerConfig,
     *,
     seed: int,
-    progress: Callable[[RewardProgress], None] = lambda _: None,
-) -> RewardProgress:
+    progress: Callable[[LearningProgress], None] = lambda _: None,
+) -> LearningProgress:
     """Train a reward model in place. All ranks that share it must, with the same arguments.
 
     Args:
@@ -243,7 +223,7 @@ def train_reward_model(
     updates = math.ceil(len(pairs) / size) * settings.epochs
     optimizer = PolicyOptimizer(model.model, OptimizerSettings.of(trainer, settings, total_updates=updates))
     generator, started, number = torch.Generator().manual_seed(seed), time.perf_counter(), 0
-    latest: RewardProgress | None = None
+    latest: LearningProgress | None = None
     for _ in range(settings.epochs):
         order = torch.randperm(len(pairs), generator=generator).tolist()
         for first in range(0, len(order), size):
@@ -251,16 +231,18 @@ def train_reward_model(
             with gradients_recomputed(model.model, enabled=trainer.gradient_checkpointing):
                 scored = _backward(model, [pairs[i] for i in order[first : first + size]], trainer)
             update = optimizer.update()
-            latest = RewardProgress(
+            latest = LearningProgress(
                 update=number,
                 updates=updates,
                 loss=float(scored.losses.mean()),
-                accuracy=float((scored.margins > 0).double().mean()),
-                margin=float(scored.margins.mean()),
                 grad_norm=update.grad_norm,
                 learning_rate=update.learning_rate,
                 non_finite=update.non_finite,
                 seconds=time.perf_counter() - started,
+                extra={
+                    "accuracy": float((scored.margins > 0).double().mean()),
+                    "margin": float(scored.margins.mean()),
+                },
             )
             progress(latest)
     assert latest is not None

@@ -23,31 +23,11 @@ from agentrl.training.forward.layout import choose_layout
 from agentrl.training.forward.logprobs import score
 from agentrl.training.forward.micro_batches import add_gradients, make_micro_batches, rank_share
 from agentrl.training.forward.sequences import ScoredSequence, scored_sequence
-from agentrl.training.optimizer import OptimizerSettings, PolicyOptimizer
+from agentrl.training.optimizer import LearningProgress, OptimizerSettings, PolicyOptimizer
 from agentrl.trajectory import Source, Trajectory
 
 SORTED_UPDATES = 16
 """Optimizer steps whose sequences are sorted by length together, so that little is padding."""
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class SFTProgress:
-    """Where a warm start is, after an optimizer step."""
-
-    update: int
-    """From 1."""
-    updates: int
-    """Of the whole warm start."""
-    loss: float
-    """Weighted mean cross-entropy of this step's tokens, in nats."""
-    grad_norm: float
-    learning_rate: float
-    tokens: int
-    """Tokens read so far, observations included, padding not."""
-    seconds: float
-    """Since the start."""
-    non_finite: tuple[str, ...] = ()
-    """Parameters whose gradient was not finite; the step changed nothing."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -114,7 +94,7 @@ class SupervisedLearner:
         """What rank 0 asks of the learners of other ranks, by name."""
         return {"learn": self._learn}
 
-    def learn(self) -> SFTProgress:
+    def learn(self) -> LearningProgress:
         """Make the next update.
 
         Raises:
@@ -123,7 +103,7 @@ class SupervisedLearner:
         with self.ranks.led("learn"):
             return self._learn()
 
-    def _learn(self) -> SFTProgress:
+    def _learn(self) -> LearningProgress:
         batch = self._batches[self._done]
         observation_weight = self._settings.observation_weight * (1 - self._done / self.updates)
         recomputed = gradients_recomputed(self.model, enabled=self._trainer.gradient_checkpointing)
@@ -132,15 +112,15 @@ class SupervisedLearner:
         update = self._optimizer.update()
         self._done += 1
         self._tokens += sum(len(sequence) for sequence in batch)
-        return SFTProgress(
+        return LearningProgress(
             update=self._done,
             updates=self.updates,
             loss=loss,
             grad_norm=update.grad_norm,
             learning_rate=update.learning_rate,
-            tokens=self._tokens,
             seconds=time.perf_counter() - self._started,
             non_finite=update.non_finite,
+            extra={"tokens": float(self._tokens)},  # read so far: with observations, without padding
         )
 
     def _backward(self, batch: list[Lesson], observation_weight: float) -> float:
@@ -171,9 +151,9 @@ class SupervisedLearner:
 def train_supervised(
     learner: SupervisedLearner,
     *,
-    progress: Callable[[SFTProgress], None] = lambda _: None,
-    enough: Callable[[SFTProgress], bool] = lambda _: False,
-) -> SFTProgress:
+    progress: Callable[[LearningProgress], None] = lambda _: None,
+    enough: Callable[[LearningProgress], bool] = lambda _: False,
+) -> LearningProgress:
     """Learn until everything is learnt, or enough.
 
     Args:

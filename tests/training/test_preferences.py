@@ -80,10 +80,12 @@ def test_the_gradient_is_that_of_dpo_over_whole_episodes(model, trajectories, gr
         for name, parameter in own.named_parameters():
             torch.testing.assert_close(found[name], parameter.grad, atol=5e-6, rtol=1e-3, msg=name)
         assert progress.loss == pytest.approx(float(loss.detach()), abs=1e-5)
-        assert progress.better_gain - progress.worse_gain == pytest.approx(float(margins.detach().mean()), abs=1e-4)
+        assert progress.extra["better_gain"] - progress.extra["worse_gain"] == pytest.approx(
+            float(margins.detach().mean()), abs=1e-4
+        )
         own.load_state_dict(weights[progress.update])
     assert seen[0].loss == pytest.approx(math.log(2), abs=1e-6)
-    assert (seen[0].better_gain, seen[0].worse_gain) == (0.0, 0.0)
+    assert (seen[0].extra["better_gain"], seen[0].extra["worse_gain"]) == (0.0, 0.0)
 
 
 def test_the_better_episodes_gain(model, trajectories):
@@ -92,8 +94,8 @@ def test_the_better_episodes_gain(model, trajectories):
     settings = PreferencesConfig(epochs=8, pairs_per_update=2, learning_rate=5e-3)
     last = train(model, pairs, settings, seen)
     assert last.update == last.updates == len(seen) == 8 * math.ceil(len(pairs) / 2)
-    assert sum(p.accuracy for p in seen[-3:]) == 3
-    assert last.better_gain > 0 > last.worse_gain
+    assert sum(p.extra["accuracy"] for p in seen[-3:]) == 3
+    assert last.extra["better_gain"] > 0 > last.extra["worse_gain"]
     assert last.loss < 0.6
 
 
@@ -137,7 +139,7 @@ def test_spin_prefers_demonstrations_to_what_the_policy_did(model, make_trajecto
     assert pairs == [Pair(better=shown, worse=own)]
     settings = PreferencesConfig(loss="spin", pairs="demonstrations", epochs=4, learning_rate=1e-2)
     last = train(model, pairs, settings)
-    assert last.better_gain > 0 > last.worse_gain
+    assert last.extra["better_gain"] > 0 > last.extra["worse_gain"]
 
 
 def test_settings_that_clash_are_found_before_training():

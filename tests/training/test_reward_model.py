@@ -71,7 +71,7 @@ def test_the_gradient_does_not_depend_on_micro_batches(model, monkeypatch, budge
     loss = bradley_terry(rewards[:, 0], rewards[:, 1]).mean()
     loss.backward()
     assert told.loss == pytest.approx(float(loss.detach()), abs=1e-6)
-    assert told.margin == pytest.approx(float((rewards[:, 0] - rewards[:, 1]).detach().mean()), abs=1e-6)
+    assert told.extra["margin"] == pytest.approx(float((rewards[:, 0] - rewards[:, 1]).detach().mean()), abs=1e-6)
     for name, parameter in exact.named_parameters():
         torch.testing.assert_close(found[0][name], parameter.grad, atol=1e-6, rtol=1e-4, msg=name)
 
@@ -80,7 +80,7 @@ def test_a_reward_model_learns_which_is_better(model):
     settings = PreferencesConfig(learning_rate=5e-3, epochs=15)
     last = train_reward_model(model, PAIRS, settings, TrainerConfig(), seed=0)
     assert last.update == last.updates == 15
-    assert (last.accuracy, last.non_finite) == (1.0, ())
+    assert (last.extra["accuracy"], last.non_finite) == (1.0, ())
     assert last.loss < 0.3
 
 

@@ -57,7 +57,7 @@ def test_loss_is_the_weighted_cross_entropy_of_the_tokens(model, demonstrations,
     found = train(model, demonstrations, tokens_per_update=100_000, observation_weight=observation_weight)
     assert found.updates == 1
     assert found.loss == pytest.approx(expected, abs=1e-5)
-    assert found.tokens == sum(len(t.sequences[0]) - (1 if observation_weight else 2) for t in demonstrations)
+    assert found.extra["tokens"] == sum(len(t.sequences[0]) - (1 if observation_weight else 2) for t in demonstrations)
 
 
 def test_the_weight_of_observations_falls_to_nothing(model, demonstrations):
@@ -129,7 +129,7 @@ def test_equal_seeds_train_alike(model, demonstrations):
 
 def test_updates_hold_about_the_configured_tokens(model, demonstrations):
     tokens = []
-    train(model, demonstrations, progress=lambda p: tokens.append(p.tokens))
+    train(model, demonstrations, progress=lambda p: tokens.append(p.extra["tokens"]))
     sizes = [b - a for a, b in zip([0, *tokens], tokens, strict=False)]
     assert max(sizes) <= 60
     assert sum(size > 40 for size in sizes) >= len(sizes) - 2

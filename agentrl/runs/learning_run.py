@@ -1,0 +1,123 @@
+"""The one loop of runs that only learn: `agentrl sft`, `agentrl dpo` and `agentrl reward-model`.
+
+prepare (model, demonstrations or pairs) ─► ranks ─► learner ─► updates (metrics.jsonl) ─► checkpoints/step-N/model
+
+Such a run has all its data before the first update, saves its model once, at the end, and is not resumed.
+"""
+
+from __future__ import annotations
+
+import abc
+import asyncio
+from collections.abc import Callable
+from dataclasses import dataclass
+from pathlib import Path
+from typing import ClassVar, TypeAlias
+
+from agentrl.builders.models import prepare_model
+from agentrl.builders.record import UpdateLog
+from agentrl.builders.run import Run, RunResult
+from agentrl.observe.checkpoints import Checkpoint, Checkpoints
+from agentrl.observe.metrics import TIMING_PREFIX
+from agentrl.observe.model_folder import MODEL
+from agentrl.observe.progress import Phase, RunStatus, RunWatcher
+from agentrl.observe.run_folder import logging_to
+from agentrl.training.distributed import Ranks
+from agentrl.training.distributed.launch import open_ranks
+from agentrl.training.optimizer import LearningProgress
+
+ProgressCallback: TypeAlias = Callable[[LearningProgress], None]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Learner:
+    """A model on rank 0 that is ready to learn."""
+
+    learn: Callable[[ProgressCallback], LearningProgress]
+    """Makes all updates, calls back after each, and returns the state after the last one."""
+    save: Callable[[Path], None]
+    """Writes the model into a folder."""
+
+
+class LearningRun(abc.ABC):
+    """A run that learns from data which is there before the first update.
+
+    Args:
+        run: Folder and config.
+        watcher: Is told how it goes.
+    """
+
+    name: ClassVar[str]
+    """Prefix of the metrics."""
+    phase: ClassVar[Phase]
+    """Phase of the updates."""
+
+    def __init__(self, run: Run, *, watcher: RunWatcher | None = None) -> None:
+        self.config, self.folder = run.config, run.folder
+        self.status = RunStatus()
+        self._watcher = watcher or RunWatcher()
+        self._log = UpdateLog(run, self.status, self._watcher)
+
+    @abc.abstractmethod
+    async def prepare(self) -> Callable[[Ranks], Learner]:
+        """Find or make the model and the data, and return the function that loads the model on all ranks.
+
+        Raises:
+            UsageError: no data, no model, a full disk.
+        """
+
+    def run(self) -> RunResult:
+        """Prepare, learn, save.
+
+        Raises:
+            UsageError: no data, no model, a full disk.
+            ConfigError: options that do not fit, or data of a model with other tokens.
+            TrainingError: the loss is not finite, or a rank was lost.
+        """
+        with self.folder.in_use(), logging_to(self.folder.run_log, self._watcher.on_message):
+            self._watcher.on_start(self.folder.path, self.status)
+            self.enter(Phase.PREPARE)
+            load = asyncio.run(self.prepare())
+            self.enter(self.phase)
+            with self._log, open_ranks(self.config.trainer.processes, logs=self.folder.logs) as ranks:
+                learner = load(ranks)
+                final = learner.learn(self._record)
+                saved = self._save(learner, final.update)
+            self._watcher.on_checkpoint(final.update, saved.path)
+            return RunResult(
+                folder=self.folder.path,
+                step=final.update,
+                checkpoint=str(saved.path),
+                metrics=self._log.last,
+                interrupted=False,
+            )
+
+    async def find_model(self) -> str:
+        """Find or make the model to start from, and return its folder."""
+        return await prepare_model(self.config, self.folder, say=self.say)
+
+    def enter(self, phase: Phase) -> None:
+        """Tell the watcher that a phase begins."""
+        self.status.phase = phase
+        self._watcher.on_status(self.status)
+
+    def say(self, text: str) -> None:
+        """Tell the user something."""
+        self._watcher.on_message(text)
+
+    def _record(self, progress: LearningProgress) -> None:
+        skipped = bool(progress.non_finite)
+        metrics = {
+            f"{self.name}/loss": progress.loss,
+            **{f"{self.name}/{name}": value for name, value in progress.extra.items()},
+            f"{self.name}/grad_norm": progress.grad_norm,
+            f"{self.name}/learning_rate": progress.learning_rate,
+            f"{self.name}/updates_skipped": float(skipped),
+            f"{TIMING_PREFIX}{self.name}_s": progress.seconds,
+        }
+        self._log.record(progress.update, metrics, updates=progress.updates, skipped=skipped)
+
+    def _save(self, learner: Learner, update: int) -> Checkpoint:
+        self.enter(Phase.CHECKPOINT)
+        checkpoints = Checkpoints(self.folder.checkpoints, keep=self.config.checkpoint.keep)
+        return checkpoints.save(update, lambda folder: learner.save(folder / MODEL))
