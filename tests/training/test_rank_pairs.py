@@ -31,7 +31,8 @@ def settings(path, count, trainer, preferences):
 def assert_same(found, expected):
     """Of the states after every update, and of the weights at the end."""
     for two, one in zip(found[0], expected[0], strict=True):
-        for name in ("update", "updates", "loss", "accuracy", "grad_norm", "learning_rate"):
+        assert two.extra == pytest.approx(one.extra, rel=1e-5, abs=1e-6)
+        for name in ("update", "updates", "loss", "grad_norm", "learning_rate"):
             assert getattr(two, name) == pytest.approx(getattr(one, name), rel=1e-5), name
         assert one.grad_norm > 0
     assert sorted(found[1]) == sorted(expected[1])

@@ -48,7 +48,7 @@ def learnt(path, demonstrations, count, lora=None, **trainer):
         last = train_supervised(parts.learner, progress=seen.append, enough=lambda state: state.update == 3)
         weights = {name: tensor.clone() for name, tensor in parts.source.weights().items()}
     assert last is seen[-1]
-    return [(state.update, state.tokens, state.loss, state.grad_norm) for state in seen], weights
+    return [(state.update, state.extra["tokens"], state.loss, state.grad_norm) for state in seen], weights
 
 
 @pytest.mark.parametrize(
@@ -71,7 +71,7 @@ def test_a_warm_start_of_two_processes_measures_and_saves_the_whole_model(tiny_r
         with group_of(count) as group:
             yield group.ranks
 
-    monkeypatch.setattr("agentrl.runs.sft.open_ranks", forked_ranks)
+    monkeypatch.setattr("agentrl.runs.learning_run.open_ranks", forked_ranks)
     lessons = "sft={episodes: 8, tokens_per_update: 128, epochs: 1, stop_at: 0.99, check_every: 1, check_tasks: 2}"
     run, alone = tiny_run(lessons, "trainer.processes=2"), tiny_run(lessons, name="alone")
     found, expected = warm_start(run), warm_start(alone)
