@@ -443,36 +443,36 @@ class RunEnvironment:
     runner: EpisodeRunner
 
 
-def build_worlds(
+def build_run_environments(
     config: Config, policy: EpisodePolicy, *, observer: RolloutObserver | None = None
 ) -> tuple[RunEnvironment, ...]:
-    """The worlds of a run, in the order of its config; they share their waits and counters.
+    """The environments of a run, in the order of its config; they share their waits and counters.
 
     Raises:
         UsageError: an environment that is not there.
         ConfigError: options that an agent loop or a tool does not take.
     """
     check_tools(config)
-    waits, counters, worlds = Waits(), RolloutCounters(), []
+    waits, counters, environments = Waits(), RolloutCounters(), []
     desk = ToolLimits(waits.clock)
     for part in parts_of(config):
         spec = resolve_environment(part.config.sole_environment.name)
         pool = build_env_pool(part.config, spec=spec, waits=waits)
         runner = build_runner(part.config, pool, policy, observer=observer, counters=counters, desk=desk)
-        worlds.append(
+        environments.append(
             RunEnvironment(
                 label=part.label, weight=part.weight, config=part.config, spec=spec, pool=pool, runner=runner
             )
         )
-    return tuple(worlds)
+    return tuple(environments)
 
 
-async def close_worlds(worlds: Sequence[RunEnvironment]) -> None:
+async def close_run_environments(environments: Sequence[RunEnvironment]) -> None:
     """Close their environments. No episode may be running."""
-    await asyncio.gather(*(world.pool.close() for world in worlds))
+    await asyncio.gather(*(environment.pool.close() for environment in environments))
 
 
-def build_mixture(config: Config, *, curriculum: CurriculumConfig | None = None) -> TaskSampler:
+def build_task_sampler(config: Config, *, curriculum: CurriculumConfig | None = None) -> TaskSampler:
     """The order in which a run plays its tasks.
 
     Args:

@@ -31,7 +31,7 @@ def own_members(config: AlgorithmConfig) -> int:
 
 
 def build_extra_runners(
-    config: Config, worlds: Sequence[RunEnvironment], engine: PolicyEngine, renderer: Renderer, model_path: str
+    config: Config, environments: Sequence[RunEnvironment], engine: PolicyEngine, renderer: Renderer, model_path: str
 ) -> ExtraRunners:
     """Build the runners of each group's extra rollouts, which are not counted as the policy's and not written to disk.
 
@@ -41,16 +41,14 @@ def build_extra_runners(
     """
     policies = _policies(config, engine, renderer)
     found: dict[str, dict[str, EpisodeRunner | StoredExpert]] = {
-        world.label: {name: world.runner.with_policy(policy) for name, policy in policies.items()} for world in worlds
+        env.label: {name: env.runner.with_policy(policy) for name, policy in policies.items()} for env in environments
     }
     expert = config.algorithm.expert
     if expert is not None and expert.trajectories is not None:
-        shown = load_trajectories(expert.trajectories, model_path, {world.spec.name for world in worlds})
-        for world in worlds:
-            own = [trajectory for trajectory in shown if trajectory.environment == world.spec.name]
-            found[world.label] |= {
-                f"{EXPERT}-{place}": StoredExpert(own, place=place) for place in range(expert.members)
-            }
+        shown = load_trajectories(expert.trajectories, model_path, {env.spec.name for env in environments})
+        for env in environments:
+            own = [trajectory for trajectory in shown if trajectory.environment == env.spec.name]
+            found[env.label] |= {f"{EXPERT}-{place}": StoredExpert(own, place=place) for place in range(expert.members)}
     return found
 
 

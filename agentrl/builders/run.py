@@ -59,7 +59,7 @@ def start_run(config: Config, *, kind: str) -> Run:
         ConfigError: options that the agent loop or a tool does not take, or evaluations of more tasks than their split
             holds.
     """
-    name = _checked_world(config) if config.has_environment else ENVIRONMENT
+    name = _check_tasks(config) if config.has_environment else ENVIRONMENT
     check_trackers(config.trackers)
     resolved = resolve_model(config)
     if resolved.model.path != SCRATCH:
@@ -75,8 +75,8 @@ def start_run(config: Config, *, kind: str) -> Run:
     return Run(folder, resolved)
 
 
-def _checked_world(config: Config) -> str:
-    """Check what is played, and evaluated; what to call it."""
+def _check_tasks(config: Config) -> str:
+    """Check what is played and evaluated, and return its part of the run's made-up name."""
     for part in parts_of(config):
         spec = resolve_environment(part.config.sole_environment.name)
         task_source(spec, part.config.sole_environment)

@@ -13,9 +13,9 @@ from agentrl.builders.adapters import adapter_transport, sends_adapters
 from agentrl.builders.checks import check_tells_experts, check_training
 from agentrl.builders.episodes import (
     RunEnvironment,
-    build_mixture,
-    build_worlds,
-    close_worlds,
+    build_run_environments,
+    build_task_sampler,
+    close_run_environments,
     sampling_params,
 )
 from agentrl.builders.group_extras import ExtraRunners, build_extra_runners, own_members
@@ -56,7 +56,7 @@ from agentrl.weights import TOLERANCE, CheckpointSource, InProcessSync, Probe, R
 class TrainingParts:
     """The parts of a training run, connected."""
 
-    worlds: tuple[RunEnvironment, ...]
+    environments: tuple[RunEnvironment, ...]
     tokenizer: PreTrainedTokenizerFast
     renderer: Renderer
     engine: PolicyEngine
@@ -74,18 +74,18 @@ class TrainingParts:
 
     @property
     def waits(self) -> Waits:
-        """Who waits for what, in all worlds."""
-        return self.worlds[0].pool.waits
+        """Who waits for what, in all environments."""
+        return self.environments[0].pool.waits
 
     @property
     def counters(self) -> RolloutCounters:
-        """Counts of all worlds together."""
-        return self.worlds[0].runner.counters
+        """Counts of all environments together."""
+        return self.environments[0].runner.counters
 
     async def close(self) -> None:
         """Stop episodes, environments, weight sync and the engine, in this order."""
         await self.scheduler.close()
-        await close_worlds(self.worlds)
+        await close_run_environments(self.environments)
         await self.sync.close()
         await self.engine.close()
         if self.teacher is not None:
@@ -121,7 +121,7 @@ def build_training(
         UsageError: a model, an environment or a file that is not there.
     """
     settings = check_training(config)
-    tasks = build_mixture(config, curriculum=config.curriculum)
+    tasks = build_task_sampler(config, curriculum=config.curriculum)
     tokenizer = load_tokenizer(model_path)
     renderer = build_renderer(config, model_path, tokenizer)
     check_rendering(config, renderer)
@@ -149,19 +149,19 @@ def build_training(
         raise AssertionError("an engine of servers needs its pool")
     check_tells_experts(config, engine)
     policy = EngineEpisodePolicy(engine, renderer, sampling_params(config.sampling))
-    worlds = build_worlds(config, policy, observer=observer)
+    environments = build_run_environments(config, policy, observer=observer)
     if config.trainer.deterministic and config.rollout.max_staleness == 0 and isinstance(engine, LocalEngine):
-        engine.callers = worlds[0].pool.waits
+        engine.callers = environments[0].pool.waits
     return TrainingParts(
-        worlds=worlds,
+        environments=environments,
         tokenizer=tokenizer,
         renderer=renderer,
         engine=engine,
         scheduler=_build_scheduler(
             config,
-            worlds,
+            environments,
             tasks,
-            build_extra_runners(config, worlds, engine, renderer, model_path),
+            build_extra_runners(config, environments, engine, renderer, model_path),
             version=version,
             keep=keep,
             least_members=trainer.least_members,
@@ -233,7 +233,7 @@ def _build_trainer(
 
 def _build_scheduler(
     config: Config,
-    worlds: tuple[RunEnvironment, ...],
+    environments: tuple[RunEnvironment, ...],
     tasks: TaskSampler,
     extra_runners: ExtraRunners,
     *,
@@ -242,7 +242,7 @@ def _build_scheduler(
     least_members: int,
 ) -> GroupScheduler:
     return GroupScheduler(
-        {world.label: world.runner for world in worlds},
+        {environment.label: environment.runner for environment in environments},
         tasks,
         group_size=own_members(config.algorithm),
         batch=config.trainer.tasks_per_step,

@@ -8,7 +8,7 @@ from collections.abc import Sequence
 from transformers import PreTrainedModel
 
 from agentrl.builders.environments import task_source
-from agentrl.builders.episodes import RunEnvironment, build_worlds, close_worlds, sampling_params
+from agentrl.builders.episodes import RunEnvironment, build_run_environments, close_run_environments, sampling_params
 from agentrl.builders.training import TrainingParts
 from agentrl.config.config import Config
 from agentrl.config.derived import SOLE
@@ -39,26 +39,26 @@ async def evaluate_now(parts: TrainingParts, config: Config, *, model: str) -> d
     """
     sampling = sampling_params(config.evaluation.sampling or config.sampling)
     policy = EngineEpisodePolicy(parts.engine, parts.renderer, sampling)
-    found = {world.label: await _evaluate_world(world, policy, model) for world in parts.worlds}
+    found = {env.label: await _evaluate_environment(env, policy, model) for env in parts.environments}
     if not config.environments:
         return _metrics(found[SOLE], "eval/")
     metrics = {name: value for label, one in found.items() for name, value in _metrics(one, f"eval/{label}/").items()}
     return metrics | _means(list(found.values()))
 
 
-async def _evaluate_world(world: RunEnvironment, policy: EngineEpisodePolicy, model: str) -> EvaluationResult:
-    settings = world.config.evaluation
-    source = task_source(world.spec, world.config.sole_environment, split=settings.split)
+async def _evaluate_environment(env: RunEnvironment, policy: EngineEpisodePolicy, model: str) -> EvaluationResult:
+    settings = env.config.evaluation
+    source = task_source(env.spec, env.config.sole_environment, split=settings.split)
     panel = Panel(
-        environment=f"{world.spec.name}/{settings.split}",
+        environment=f"{env.spec.name}/{settings.split}",
         policy="engine",
         model=model,
         n_tasks=settings.tasks,
         samples=settings.samples,
-        seed=world.config.run.seed,
+        seed=env.config.run.seed,
     )
-    runner = world.runner.with_policy(policy)
-    return await evaluate_panel(runner, source, panel, concurrency=world.config.rollout.max_concurrent)
+    runner = env.runner.with_policy(policy)
+    return await evaluate_panel(runner, source, panel, concurrency=env.config.rollout.max_concurrent)
 
 
 async def success_now(model: PreTrainedModel, renderer: Renderer, config: Config, *, n_tasks: int) -> float:
@@ -76,31 +76,31 @@ async def success_now(model: PreTrainedModel, renderer: Renderer, config: Config
     settings = config.engine if isinstance(config.engine, LocalEngineConfig) else LocalEngineConfig()
     engine = LocalEngine(model, settings, reader=renderer.images)
     policy = EngineEpisodePolicy(engine, renderer, sampling_params(config.sampling))
-    worlds = build_worlds(config, policy)
+    environments = build_run_environments(config, policy)
     try:
-        shares = [await _success_in(world, n_tasks) for world in worlds]
+        shares = [await _success_in(env, n_tasks) for env in environments]
     finally:
-        await close_worlds(worlds)
+        await close_run_environments(environments)
         await engine.close()
-    weighted = [share * world.weight for share, world in zip(shares, worlds, strict=True)]
-    return math.fsum(weighted) / math.fsum(world.weight for world in worlds)
+    weighted = [share * env.weight for share, env in zip(shares, environments, strict=True)]
+    return math.fsum(weighted) / math.fsum(env.weight for env in environments)
 
 
-async def _success_in(world: RunEnvironment, n_tasks: int) -> float:
-    environment = world.config.sole_environment
-    source = task_source(world.spec, environment)
+async def _success_in(env: RunEnvironment, n_tasks: int) -> float:
+    section = env.config.sole_environment
+    source = task_source(env.spec, section)
     panel = Panel(
-        environment=f"{world.spec.name}/{environment.split}",
+        environment=f"{env.spec.name}/{section.split}",
         policy="engine",
         model=None,
         n_tasks=min(n_tasks, len(source)),
         samples=1,
-        seed=world.config.run.seed,
+        seed=env.config.run.seed,
     )
-    result = await evaluate_panel(world.runner, source, panel, concurrency=world.config.rollout.max_concurrent)
+    result = await evaluate_panel(env.runner, source, panel, concurrency=env.config.rollout.max_concurrent)
     if result.success is None:
         raise UsageError(
-            f"environment {world.spec.name} does not tell whether a task is solved",
+            f"environment {env.spec.name} does not tell whether a task is solved",
             expected='info["success"] at the end of an episode',
             hint="remove sft.stop_at",
         )

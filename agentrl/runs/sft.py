@@ -16,9 +16,9 @@ from transformers import PreTrainedModel
 from agentrl.builders.chat_file import lessons, read_chats
 from agentrl.builders.episodes import (
     RunEnvironment,
-    build_mixture,
-    build_worlds,
-    close_worlds,
+    build_run_environments,
+    build_task_sampler,
+    close_run_environments,
 )
 from agentrl.builders.models import (
     build_renderer,
@@ -73,35 +73,35 @@ async def collect_demonstrations(
     Raises:
         UsageError: an environment has no expert, or it solved nothing.
     """
-    tasks = build_mixture(config)
+    tasks = build_task_sampler(config)
     policy = ScriptedEpisodePolicy(
         ScriptedPolicy.EXPERT, renderer, max_context=config.agent.max_tokens, mistakes=config.sft.mistakes
     )
-    worlds = build_worlds(config, policy, observer=observer)
+    environments = build_run_environments(config, policy, observer=observer)
     draws = [tasks.next() for _ in range(config.sft.episodes)]
     played: dict[int, Trajectory] = {}
     try:
-        async with worlds[0].pool.waits.watched(config.rollout.stall_report_s, on_stall):
-            for world in worlds:
+        async with environments[0].pool.waits.watched(config.rollout.stall_report_s, on_stall):
+            for environment in environments:
                 own = {
                     number: _assignment(draw.task, number, config.run.seed)
                     for number, draw in enumerate(draws)
-                    if draw.environment == world.label
+                    if draw.environment == environment.label
                 }
-                played |= await _played(world, own, on_episode)
+                played |= await _played(environment, own, on_episode)
     finally:
-        await close_worlds(worlds)
+        await close_run_environments(environments)
     return [played[number] for number in sorted(played)]
 
 
 async def _played(
-    world: RunEnvironment, assignments: Mapping[int, Assignment], on_episode: Callable[[Trajectory], None]
+    environment: RunEnvironment, assignments: Mapping[int, Assignment], on_episode: Callable[[Trajectory], None]
 ) -> dict[int, Trajectory]:
     """What can be learnt from among the demonstrations of one environment, by number."""
     numbers = {assignment.group_id: number for number, assignment in assignments.items()}
     found: dict[int, Trajectory] = {}
-    concurrency = world.config.rollout.max_concurrent
-    async for trajectory in play_all(world.runner, assignments.values(), concurrency=concurrency):
+    concurrency = environment.config.rollout.max_concurrent
+    async for trajectory in play_all(environment.runner, assignments.values(), concurrency=concurrency):
         found[numbers[trajectory.group_id]] = trajectory
         on_episode(trajectory)
     return _worth_learning(found)
