@@ -1,8 +1,4 @@
-"""Settings of those who show a policy the way: a teacher's probabilities, and episodes of an expert.
-
-- The frozen policy that losses and KL compare with.
-- Settings of learning from pairs of episodes.
-"""
+"""Settings of the algorithm's parts: teacher, expert, reference policy, and learning from pairs of episodes."""
 
 from __future__ import annotations
 
@@ -69,7 +65,7 @@ class ExpertConfig(Section):
 
 
 class ReferenceConfig(Section):
-    """Of ``algorithm.kl_coef``, the shaping ``kl``, and losses such as ``sppo``."""
+    """Reference policy of ``algorithm.kl_coef``, the shaping ``kl``, and losses such as ``sppo``."""
 
     kl_estimator: Literal["k1", "k2", "k3", "k1+", "k3+"] = "k3+"
     """Estimator of the KL of ``algorithm.kl_coef``. With a plus it has its own value and the gradient of k2, which is

@@ -482,7 +482,7 @@ class Config(Section):
 
     @property
     def has_environment(self) -> bool:
-        """Whether there is anything to play; learning from a file (``sft.data``) needs nothing."""
+        """Return True if an environment is configured; learning from a file (``sft.data``) needs none."""
         return self.environment is not None or bool(self.environments)
 
     @property

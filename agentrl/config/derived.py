@@ -1,8 +1,4 @@
-"""A run of several environments as several configs of one: everything else in them is the same.
-
-- What a run asks of a cluster: one bundle of resources for each rank and each engine.
-- Where ranks and engines will be, in the words of a dry run.
-"""
+"""Configs derived from a run's: one for each of several environments, and the bundles that it asks of a cluster."""
 
 from __future__ import annotations
 
@@ -132,7 +128,7 @@ def _default(gpus: int) -> dict[str, float]:
 
 
 def placement_words(config: Config) -> list[tuple[str, str, str]]:
-    """What is placed, where and with what, and which key says so; nothing without a cluster."""
+    """Describe what is placed where, with which resources, and by which key; nothing without a cluster."""
     section = config.cluster
     if section is None:
         return []

@@ -85,7 +85,7 @@ class OpenAIEngineConfig(Section):
 
 
 class ServerEngineConfig(Section):
-    """What vLLM and SGLang servers have in common."""
+    """Settings that vLLM and SGLang servers have in common."""
 
     servers: Literal["launch"] | list[str] = "launch"
     """``launch`` starts servers on this machine; addresses (``[http://host:8000]``) attach to running ones."""

@@ -1,9 +1,4 @@
-"""What is played, and how an agent plays it.
-
-- Settings of what is played when: horizons that grow, and tasks in pools by how often they are solved.
-- Settings of a judge: a language model that scores finished episodes.
-- Settings of a reward model that scores finished episodes.
-"""
+"""Settings of environments, agents and curricula, and of the judges and reward models that score episodes."""
 
 from __future__ import annotations
 
@@ -100,7 +95,7 @@ class PoolsConfig(Section):
 
 
 class CurriculumConfig(Section):
-    """What is played when."""
+    """Curricula: episodes that grow longer, and tasks chosen by their success rates."""
 
     horizon: HorizonConfig | None = None
     """Growing turn limits; the agent's own from the start when left out."""
@@ -314,7 +309,7 @@ class AgentConfig(Section):
 
 
 class AgentChanges(Section):
-    """What one environment of several changes of the run's ``agent``; what is left out stays as it is there."""
+    """Changes of the run's ``agent`` for one environment of several; keys left out stay as they are there."""
 
     loop: str | None = None
     """Another agent loop; it starts without the run's ``agent.options`` and ``agent.tools``."""

@@ -1,8 +1,4 @@
-"""What a config amounts to: episodes, tokens, micro-batches, optimizer steps, memory. Printed by ``--dry-run``.
-
-- How large a decoder model is, from its sizes alone: no weights and no torch.
-- How much of a model is trained: all of it, or adapters and what is trained beside them.
-"""
+"""Estimates of a run from its config: episodes, tokens, updates, model size and memory. Printed by ``--dry-run``."""
 
 from __future__ import annotations
 
@@ -43,7 +39,7 @@ class ModelSize:
 
     @property
     def trunk_parameters(self) -> int:
-        """Those that give hidden states: all but an output head that is no embedding."""
+        """Count the parameters that give hidden states: all but an untied output head."""
         attention = self.hidden_size * self.head_dim * (2 * self.heads + 2 * self.kv_heads)
         feed_forward = 3 * self.hidden_size * self.feed_forward_size
         return self.vocab_size * self.hidden_size + self.layers * (attention + feed_forward)
@@ -126,20 +122,20 @@ class TrainedSize:
         return self.adapters + self.own
 
     def gradient_bytes(self, width: int) -> int:
-        """Of the gradients of a model whose own weights take `width` bytes each."""
+        """Return the bytes of the gradients of a model whose own weights take `width` bytes each."""
         return _FULL * self.adapters + width * self.own
 
     def optimizer_bytes(self, width: int) -> int:
-        """Of AdamW's moments, and of the float32 copies of weights in a short format."""
+        """Return the bytes of AdamW's moments and of the float32 copies of weights in a shorter format."""
         return _MOMENTS * self.parameters + (_FULL * self.own if width < _FULL else 0)
 
     def adapter_bytes(self) -> int:
-        """Of the adapters' weights."""
+        """Return the bytes of the adapters' weights."""
         return _FULL * self.adapters
 
 
 def trained_size(lora: LoraConfig | None, size: ModelSize, *, parameters: int | None = None) -> TrainedSize:
-    """What is trained of a Llama-like decoder.
+    """Return the size of the trained part of a Llama-like decoder.
 
     Args:
         lora: Adapters, if there are any.
@@ -156,7 +152,7 @@ def trained_size(lora: LoraConfig | None, size: ModelSize, *, parameters: int | 
 
 
 def weight_bytes(lora: LoraConfig | None, size: ModelSize, width: int) -> int:
-    """Of a model's weights, adapters included."""
+    """Return the bytes of a model's weights, adapters included."""
     adapters = trained_size(lora, size).adapter_bytes()
     if lora is None or lora.quantize is None:
         return size.parameters * width + adapters
@@ -304,7 +300,7 @@ def _memory(config: Config, size: ModelSize) -> Memory:
 
 
 def _critic_parameters(config: Config, policy: ModelSize) -> int | None:
-    """Those that a critic trains."""
+    """Count the parameters that a critic trains."""
     critic = config.trainer.critic
     if critic is None:
         return None
@@ -315,7 +311,7 @@ def _critic_parameters(config: Config, policy: ModelSize) -> int | None:
 
 
 def _critic_bytes(config: Config, policy: ModelSize, width: int) -> int:
-    """Of a critic's weights, gradients and moments."""
+    """Return the bytes of a critic's weights, gradients and moments."""
     critic = config.trainer.critic
     size = None if critic is None else _critic_size(critic, policy)
     if critic is None or size is None:
@@ -329,7 +325,7 @@ def _critic_bytes(config: Config, policy: ModelSize, width: int) -> int:
 
 
 def _process_reward_bytes(config: Config, policy: ModelSize, width: int) -> int:
-    """Of an implicit process reward model and its start, which adapters have for free."""
+    """Return the bytes of an implicit process reward model and of its frozen start, which adapters have for free."""
     section, lora = config.trainer.process_reward, config.model.lora
     if section is None:
         return 0
@@ -402,7 +398,7 @@ def rows(config: Config) -> list[EstimateRow]:
 
 
 def warm_start_rows(config: Config) -> list[EstimateRow]:
-    """What a warm start amounts to, in words; nobody knows the demonstrations' lengths before they are played."""
+    """Describe a warm start; the lengths of demonstrations are not known before they are played."""
     sft = config.sft
     if sft.data is not None:
         return [
@@ -499,7 +495,7 @@ def _process_reward_rows(memory: Memory, config: Config) -> list[EstimateRow]:
 
 
 def _server_rows(config: Config) -> list[EstimateRow]:
-    """What is known of servers before they run; how much memory they take is their own affair."""
+    """Describe servers before they run; their memory is not estimated."""
     engine = config.engine
     if not isinstance(engine, ServerEngineConfig):
         return []

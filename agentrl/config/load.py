@@ -252,7 +252,7 @@ class Replaced:
     old: Mapping[str, Any]
 
     def is_by(self, new: Any) -> bool:
-        """Whether `new` is the section of another environment or engine."""
+        """Return True if `new` is the section of another environment or engine."""
         main = MAIN_KEYS[self.section]
         return isinstance(new, dict) and self.old.get(main, _LOCAL) != new.get(main, _LOCAL)
 

@@ -36,7 +36,7 @@ _Loader.add_implicit_resolver(
 
 @dataclass(frozen=True, slots=True)
 class YamlSource:
-    """What a YAML text says, and where each key stands."""
+    """Data of a YAML text, and the line of each key."""
 
     data: dict[str, Any]
     lines: dict[KeyPath, int] = field(default_factory=dict)

@@ -1,4 +1,4 @@
-"""What all sections of a config have in common."""
+"""Base class and number types of the config's sections."""
 
 from __future__ import annotations
 

@@ -20,7 +20,7 @@ class AdamConfig(Section):
 
 
 class CriticConfig(Section):
-    """What is not here (optimizer, warm-up, schedule, epochs, mini-batches) is taken from ``trainer``."""
+    """Critic of PPO; other settings (optimizer, warm-up, schedule, epochs, mini-batches) are taken from ``trainer``."""
 
     kind: Literal["own", "shared"] = "own"
     """``own``: a model of its own, with an output of one number. ``shared``: such an output on the policy's hidden
@@ -127,5 +127,5 @@ class LoraConfig(Section):
 
     @property
     def scale(self) -> float:
-        """What the product of an adapter's matrices is multiplied by."""
+        """Factor of the product of an adapter's matrices."""
         return (2 * self.rank if self.alpha is None else self.alpha) / self.rank

@@ -5,7 +5,7 @@ A checkpoint is written into a hidden folder, made durable, and renamed: ``check
 passed over with a message, and the one before is used. What other names stand for (``step-000010-keep``) is the user's:
 it is neither read nor removed.
 
-- When checkpoints are written: at once, or by a thread while the run goes on.
+They are written at once, or by a thread while the run goes on.
 """
 
 from __future__ import annotations

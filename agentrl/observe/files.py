@@ -1,7 +1,4 @@
-"""Writing to disk: a full or unwritable disk becomes one clear message that stops the run.
-
-- Append-only files of JSON lines that survive being killed at any moment, and say where they are damaged.
-"""
+"""Files that survive a kill at any moment and a full disk: atomic writes, and append-only JSON lines."""
 
 from __future__ import annotations
 

@@ -1,7 +1,4 @@
-"""Where the model of a path lies: a Hugging Face folder or name, a run, a checkpoint.
-
-- Whether a model that is no folder can be fetched, asked once and briefly: the libraries that load it ask for long.
-"""
+"""Lookup of a model by path: a Hugging Face folder or name, a run, a checkpoint; unreachable names fail quickly."""
 
 from __future__ import annotations
 

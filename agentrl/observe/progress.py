@@ -1,4 +1,4 @@
-"""What a run tells whoever watches it. The default watcher is silent; the command line draws it."""
+"""Watchers of a run: the default one is silent; the command line draws progress."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from pathlib import Path
 
 
 class Phase(enum.StrEnum):
-    """What the run is busy with; with stale rollouts, what it waits for."""
+    """Phases of a training step; with stale rollouts, what the run waits for."""
 
     PREPARE = "prepare"
     DEMONSTRATE = "demonstrate"

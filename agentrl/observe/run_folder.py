@@ -10,7 +10,7 @@ runs/NAME/
   logs/                 trackers' files
   report.md …           written by evaluation
 
-- The run's own log file: warnings, retries, stall reports; and what of it the user must see at once.
+`logs` also holds the run's own log: warnings, retries and stall reports.
 """
 
 from __future__ import annotations

@@ -1,8 +1,4 @@
-"""Progress of a run for people: a live panel in a terminal, plain lines elsewhere.
-
-- Lines that show that work goes on when nothing else was printed for a while: for logs, which have no live panel.
-- Live progress of an evaluation: a bar in a terminal, lines now and then elsewhere.
-"""
+"""Progress of a run or an evaluation for people: a live panel in a terminal, plain lines elsewhere."""
 
 from __future__ import annotations
 

@@ -135,17 +135,17 @@ class TrajectoryStore:
             _log.exception("the trajectories could not be made durable")
 
     def _new_tokens(self, trajectory: Trajectory) -> list[dict[str, Any]]:
-        """The tokens of each sequence that no record holds yet; advances the marks."""
-        marks = self._written.setdefault(trajectory.id, [])
-        marks.extend([0] * (len(trajectory.sequences) - len(marks)))
+        """Collect the tokens of each sequence that no record holds yet, and advance the written counts."""
+        written = self._written.setdefault(trajectory.id, [])
+        written.extend([0] * (len(trajectory.sequences) - len(written)))
         pieces = []
         for number, sequence in enumerate(trajectory.sequences):
             own = len(sequence) - sequence.shared
-            if own == marks[number]:
+            if own == written[number]:
                 continue
-            self._write_images(sequence.own_images(marks[number]))
-            pieces.append(_piece(trajectory, number, sequence, marks[number]))
-            marks[number] = own
+            self._write_images(sequence.own_images(written[number]))
+            pieces.append(_piece(trajectory, number, sequence, written[number]))
+            written[number] = own
         return pieces
 
     def _write_images(self, images: list[ImagePart]) -> None:
@@ -314,7 +314,7 @@ class _Reader:
 
 
 class _Parts:
-    """What the records of one attempt have said so far."""
+    """Records of one attempt, read so far."""
 
     def __init__(self, header: Mapping[str, Any], images: Mapping[str, ImagePart]) -> None:
         self.header = header

@@ -28,7 +28,7 @@ _LOOK: ToolSchema = {
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class TemplateReport:
-    """What is worth knowing about a template that can be used."""
+    """Properties of a chat template that can be used."""
 
     notes: tuple[str, ...] = ()
     """Differences between the ledger and the template's own rendering that lose nothing the model sampled."""
@@ -98,7 +98,7 @@ def _results_follow_calls(renderer: Renderer) -> bool:
 
 
 def _can_be_followed(renderer: Renderer, probe: _Probe, role: Role) -> bool:
-    """Whether the template shows a message of `role` after the probe."""
+    """Return True if the template shows a message of `role` after the probe."""
     return role != "tool" or bool(probe.message.tool_calls) or not _results_follow_calls(renderer)
 
 
@@ -145,7 +145,7 @@ def _explain(renderer: Renderer, probe: _Probe, kept: str, rendered: str) -> str
 
 @dataclass(frozen=True, slots=True)
 class _Headers:
-    """What the template writes before an answer: once it is history, and what it adds when it asks for one."""
+    """Headers that the template writes before an answer: in the history, and as the generation prompt."""
 
     history: str
     own: str

@@ -15,7 +15,7 @@ from typing import Any
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ThinkingMarks:
-    """How a family writes its thinking, at the front of an answer."""
+    """Marks around the thinking at the front of an answer."""
 
     open: str
     close: str
@@ -27,7 +27,7 @@ class ThinkingMarks:
     """The templates have no switch for it."""
 
     def written(self, thought: str, header: str) -> str:
-        """What the model writes to think `thought`, once the template has written `header`."""
+        """Return the text with which the model thinks `thought`, once the template has written `header`."""
         text = self.form.format(thought)
         known = next((n for n in range(len(text), 0, -1) if header.endswith(text[:n])), 0)
         return text[known:]
@@ -39,7 +39,7 @@ THINK_TAGS = ThinkingMarks(open="<think>", close="</think>", form="<think>\n{}\n
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Family:
-    """What is common to the models of one family."""
+    """Properties that the models of one family share."""
 
     name: str
     template_marks: tuple[str, ...]

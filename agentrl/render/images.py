@@ -89,7 +89,7 @@ def placed_images(ids: Sequence[int], images: Sequence[ImagePart], processor: Im
 
 
 def counts(length: int, placed: Sequence[PlacedImage]) -> Iterator[int]:
-    """How often each of `length` tokens stands there once the placeholders of `placed` are written out."""
+    """Return how often each of `length` tokens occurs once the placeholders of `placed` are written out."""
     added, following = 0, 0
     for index in range(length):
         count = 1

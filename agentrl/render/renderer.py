@@ -6,8 +6,7 @@ on with the new messages, so the cost of a turn does not grow with the history. 
 the history is checked before a run starts (`agentrl.render.check`). What the policy sampled is never decoded and
 encoded again.
 
-- Which part of a rendered suffix is the template's, and which is what the messages say.
-- Where a turn of the policy ends, and what the template writes there.
+Answers are read here, too: their thinking, tool calls and problems.
 """
 
 from __future__ import annotations
@@ -24,7 +23,6 @@ from agentrl.engine import StopReason
 from agentrl.errors import LedgerError, TemplateError
 from agentrl.image import PlacedImage
 from agentrl.message import Message, ToolCall, user
-from agentrl.render.answer import AnswerReader
 from agentrl.render.families import (
     THINK_TAGS,
     Family,
@@ -42,6 +40,104 @@ from agentrl.trajectory import Source
 
 if TYPE_CHECKING:
     from transformers import PreTrainedTokenizerFast
+from typing import cast
+
+from agentrl.registry import Kind, lookup
+from agentrl.render.tool_parsers import ParsedCalls, ToolParser, harmony
+
+_PARSER_MARKS = {"qwen3_coder": "<function=", "hermes": "<tool_call>"}
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Thinking:
+    """An answer's text with its thinking apart."""
+
+    reasoning: str | None
+    rest: str
+    closed: bool = True
+
+
+def split_thinking(text: str, marks: ThinkingMarks = THINK_TAGS, *, opened: bool = False) -> Thinking:
+    """Take the thinking off the front of `text`; `opened` when the prompt has already written its opening mark."""
+    stripped = text.lstrip()
+    if stripped.startswith(marks.open):
+        inside = stripped.removeprefix(marks.open)
+    elif opened:
+        inside = text
+    else:
+        return Thinking(reasoning=None, rest=text)
+    reasoning, closing, rest = inside.partition(marks.close)
+    return Thinking(reasoning=reasoning.strip(), rest=rest, closed=bool(closing))
+
+
+def split_channels(text: str) -> Thinking:
+    """Take the messages of the analysis channel out of an answer in harmony's notation."""
+    thoughts: list[harmony.ChannelMessage] = []
+    others: list[str] = []
+    for message in harmony.split_messages(text):
+        if harmony.is_thinking(message):
+            thoughts.append(message)
+        else:
+            others.append(message.text)
+    reasoning = "\n".join(message.body.strip() for message in thoughts) if thoughts else None
+    return Thinking(reasoning=reasoning, rest="".join(others), closed=not thoughts or bool(thoughts[-1].end))
+
+
+class AnswerReader:
+    """Reads answers of one model.
+
+    Args:
+        family: The model's family.
+        chat_template: Consulted for the way of calling tools when the family is unknown.
+        tool_parser: Registry name, or ``auto``.
+        header: What the template writes before an answer; it may open the thinking.
+    """
+
+    def __init__(self, family: Family | None, chat_template: str, tool_parser: str, header: str) -> None:
+        name = _parser_name(family, chat_template) if tool_parser == "auto" else tool_parser
+        self._parser = None if name is None else cast(ToolParser, lookup(Kind.TOOL_PARSER, name))
+        self._marks = THINK_TAGS if family is None else family.thinking
+        self._channels = family is not None and family.marks_answers
+        self._opened = header.rstrip().endswith(self._marks.open)
+
+    def read(self, text: str, stop_reason: StopReason, tools: Sequence[ToolSchema]) -> Answer:
+        """The parts of an answer.
+
+        Args:
+            text: The whole answer, special tokens left out but for those with which the family thinks and calls tools.
+            stop_reason: Why the engine stopped.
+            tools: The tools that the policy was offered; without any, calls are not looked for.
+        """
+        thinking = split_channels(text) if self._channels else split_thinking(text, self._marks, opened=self._opened)
+        parsed = ParsedCalls(content=thinking.rest.strip())
+        if tools or self._channels:
+            parsed = self.require_parser()(thinking.rest, {tool["function"]["name"]: tool for tool in tools})
+        unclosed = () if thinking.closed else (f"The thinking was not closed with {self._marks.close}.",)
+        message = Message(
+            role="assistant", content=parsed.content, tool_calls=parsed.calls, reasoning=thinking.reasoning
+        )
+        return Answer(message=message, raw_text=text, problems=unclosed + parsed.problems, stop_reason=stop_reason)
+
+    def require_parser(self) -> ToolParser:
+        """The parser of tool calls.
+
+        Raises:
+            TemplateError: The family has none.
+        """
+        if self._parser is None:
+            raise TemplateError(
+                "the model's family has no known way to call tools",
+                expected="a chat template with tool calls",
+                hint="set agent.tool_parser, or use an agent loop without tool calls such as react_text",
+            )
+        return self._parser
+
+
+def _parser_name(family: Family | None, chat_template: str) -> str | None:
+    if family is not None and family.tool_parser is not None:
+        return family.tool_parser
+    return next((name for name, mark in _PARSER_MARKS.items() if mark in chat_template), None)
+
 
 _MARK = "@@CONTENT-{}@@"
 _MARKS = re.compile(r"@@CONTENT-\d+@@")
@@ -120,7 +216,7 @@ class TurnBoundary:
     """The end of an answer is the head of the next message: it is left out only where it is that message's own."""
 
     def is_written(self, last_id: int | None, following: int) -> bool:
-        """Whether an answer that ends with `last_id` has its end already, which `following` would write again."""
+        """Return True if an answer that ends with `last_id` holds its end already, which `following` would repeat."""
         return last_id == following if self.opens_message else last_id in self.end_ids
 
 
@@ -229,13 +325,13 @@ class Renderer:
 
     @property
     def thinks(self) -> bool:
-        """Whether answers hold thinking: the template knows it, and it is switched on or cannot be switched off."""
+        """Return True if answers hold thinking: the template knows it, and it is on or cannot be switched off."""
         switched_on = self.enable_thinking or self.thinking.always or self._opened
         return self.thinking.close in self.template.source and switched_on
 
     @property
     def _opened(self) -> bool:
-        """Whether the template opens the thinking of an answer."""
+        """Return True if the template opens the thinking of an answer."""
         return self.header.rstrip().endswith(self.thinking.open)
 
     def prompt(self, messages: Sequence[Message], tools: Sequence[ToolSchema] = ()) -> Rendered:
@@ -250,7 +346,7 @@ class Renderer:
         return self._with_images(Rendered(ids, [Source.PROMPT] * len(ids)), messages)
 
     def suffix(self, messages: Sequence[Message], *, last_id: int | None) -> Rendered:
-        """What follows an answer: the end of its turn where the model did not write it, messages, the next header.
+        """Render what follows an answer: the end of its turn if the model did not write it, messages, the next header.
 
         Args:
             messages: The new messages.
@@ -270,7 +366,7 @@ class Renderer:
         return rendered
 
     def _suffix(self, messages: tuple[Message, ...]) -> Rendered:
-        """What follows an answer of which nothing but the end of its turn is missing."""
+        """Render what follows an answer that lacks nothing but the end of its turn."""
         text = self.after_answer(messages)
         encoded = self.encoder.encode_with_offsets(_BEFORE + text)
         known = len(self._before_ids)
@@ -333,7 +429,7 @@ class Renderer:
         return self.encoder.encode(text)
 
     def answer_text(self, message: Message, *, earlier_calls: int = 0) -> str:
-        """What the model would write to say `message`, its tool calls included, as the template shows it.
+        """Return the text with which the model would say `message`, tool calls included, as the template shows it.
 
         Args:
             message: Its calls get ids in the family's form.
@@ -369,7 +465,7 @@ class Renderer:
         return self.header + (answer if answer.startswith(self.thinking.close) else closed + answer)
 
     def plain_answer(self, text: str, *, thought: str | None = None) -> str:
-        """What the model would write to say no more than `text`, after a thought if there is one."""
+        """Return the text with which the model would say `text` only, after a thought if there is one."""
         if self.family is not None and self.family.marks_answers:
             text = self.answer_text(Message(role="assistant", content=text))
         if thought is None and not self._opened:
@@ -414,7 +510,7 @@ def _is_short(message: Message) -> bool:
 
 
 def _first_of(text: str, marks: Sequence[str]) -> int:
-    """Where the first of `marks` stands in `text`; its end where none does."""
+    """Find the first of `marks` in `text`; the end of `text` where there is none."""
     return min((place for mark in marks if (place := text.find(mark)) >= 0), default=len(text))
 
 

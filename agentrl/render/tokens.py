@@ -1,8 +1,4 @@
-"""Text to token ids and back, through the tokenizer's own fast backend.
-
-- A tokenizer's chat template as a function from messages to text.
-- Where two lists of tokens part, and how to say so.
-"""
+"""Text to token ids and back, through the tokenizer's fast backend, and the rendering of its chat template."""
 
 from __future__ import annotations
 
@@ -100,7 +96,7 @@ class TextEncoder:
         return self._added.get(token)
 
     def is_added(self, token_id: int) -> bool:
-        """Whether an id stands for an added token, which text never merges with."""
+        """Return True if an id stands for an added token, with which text never merges."""
         return token_id in self._added.values()
 
     def decode(self, ids: Sequence[int]) -> str:
@@ -154,7 +150,7 @@ class TextEncoder:
         return tuple(self._backend.encode(text, add_special_tokens=False).ids)
 
     def _pieces_are_independent(self) -> bool:
-        """Whether text around an added token is encoded as if it stood alone (not so with prefix spaces or strips)."""
+        """Return True if text around an added token is encoded as if alone (not so with prefix spaces or strips)."""
         if self._split is None:
             return False
         probes = [f"{left}{name}{right}" for name in self._added for left, right in (("a\n", "\nb "), ("a ", " b\n"))]

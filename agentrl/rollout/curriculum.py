@@ -10,8 +10,7 @@ a task that was never played has 1/2, and eight failures of eight make 1/10, not
 discount of MoPPS (Qu et al. 2025, arXiv 2507.04632, section 3), by training step instead of by update, so that what has
 not been played for long returns to 1/2 and is tried again.
 
-- Horizons that grow: episodes of few turns first, and of more once a step is reached or enough of them succeed.
-- What a group of episodes says about its task.
+Horizons grow: episodes of few turns first, and of more once a step is reached or enough of them succeed.
 """
 
 from __future__ import annotations
@@ -31,7 +30,7 @@ from agentrl.task import Task
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class GroupOutcome:
-    """How often one group solved its task."""
+    """Successes of one group at its task."""
 
     position: int
     """Of the group in the run."""
@@ -69,7 +68,7 @@ Key: TypeAlias = tuple[str, str]
 
 
 class Pool(enum.StrEnum):
-    """How often something is solved."""
+    """Pools by success rate."""
 
     EASY = "easy"
     HARD = "hard"
@@ -97,7 +96,7 @@ class Evidence:
 
 
 class Pools:
-    """What has been played with what success, and what follows for the next draws.
+    """Success rates of tasks, types or environments, and which of them are played next.
 
     Args:
         settings: Thresholds.
@@ -112,7 +111,7 @@ class Pools:
         self._evidence: dict[Key, Evidence] = {}
 
     def plays(self, environment: str, task: Task | None, turn: int) -> bool:
-        """Whether to play what a turn brings: always when it is open, else with probability ``revisit``.
+        """Decide whether to play a drawn task: always when its pool is open, else with probability ``revisit``.
 
         Args:
             environment: Its label.
@@ -134,7 +133,7 @@ class Pools:
         return Pool.HARD if rate < self.settings.hard_below else Pool.OPEN
 
     def key(self, environment: str, task: Task | None) -> Key:
-        """What a task is judged with.
+        """Return the key under which a task's success is counted.
 
         Raises:
             UsageError: it has no type, and types are judged.
@@ -165,7 +164,7 @@ class Pools:
             self._evidence[key] = Evidence(before.successes + tally.successes, before.tries + tally.tries, self.step)
 
     def sizes(self) -> dict[Pool, int]:
-        """How many of what has been played are in each pool now."""
+        """Return how many of the played keys are in each pool now."""
         counts = Counter(map(self.pool_of, self._evidence))
         return {pool: counts[pool] for pool in Pool}
 
@@ -174,7 +173,7 @@ class Pools:
         return tally.environment, by[self.settings.by]
 
     def state_dict(self) -> dict[str, Any]:
-        """What `load_state_dict` needs: plain JSON types, exact."""
+        """Return the state for `load_state_dict`: plain JSON types, exact."""
         rows = [[*key, found.successes, found.tries, found.step] for key, found in self._evidence.items()]
         return {"step": self.step, "evidence": rows}
 
@@ -202,7 +201,7 @@ class Horizon:
 
     @property
     def wants_tallies(self) -> bool:
-        """Whether it grows by success."""
+        """True if it grows by success."""
         return self.settings.at_steps is None
 
     def turns(self, environment: str, step: int) -> int:
@@ -238,7 +237,7 @@ class Horizon:
             self._recent[environment] = []
 
     def state_dict(self) -> dict[str, Any]:
-        """What `load_state_dict` needs: plain JSON types."""
+        """Return the state for `load_state_dict`: plain JSON types."""
         return {"stage": dict(self._stage), "recent": {name: list(counts) for name, counts in self._recent.items()}}
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:

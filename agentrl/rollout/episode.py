@@ -213,7 +213,7 @@ class RuntimeEpisode(Episode):
         self.turns.count_invalid()
 
     async def admissible_actions(self) -> list[str] | None:
-        """What the environment accepts now."""
+        """Return the actions that the environment accepts now."""
         return await self.environment.call(ADMISSIBLE_ACTIONS)
 
     def _own_tools(self, tools: Sequence[Tool]) -> dict[str, Tool]:
@@ -280,7 +280,7 @@ class RecordedConversation(Conversation):
 
 
 def ending(result: StepResult | None) -> Outcome:
-    """How an episode ended whose latest step led to `result`."""
+    """Return the outcome of an episode whose latest step led to `result`."""
     truncated = result is not None and result.truncated and not result.terminated
     return Outcome.TRUNCATED_TURNS if truncated else Outcome.FINISHED
 

@@ -36,7 +36,7 @@ class Group:
 
     @property
     def task(self) -> Task:
-        """What all its episodes are about."""
+        """Task of all its episodes."""
         return self.draw.task
 
     @property
@@ -46,7 +46,7 @@ class Group:
 
     @property
     def is_complete(self) -> bool:
-        """Whether all episodes have ended."""
+        """True if all episodes have ended."""
         return len(self.members) == self.size and not self.missing_extras
 
     @property
@@ -71,12 +71,12 @@ class Group:
 
     @property
     def trainable(self) -> list[Trajectory]:
-        """Those that say something about the policy: not failed by the machinery, and scored."""
+        """Episodes that can be trained on: not failed by infrastructure, and scored."""
         return [trajectory for trajectory in self.trajectories if _is_trainable(trajectory)]
 
     @property
     def returns_differ(self) -> bool:
-        """Whether some trainable episodes did better than others; if not, comparing them teaches nothing."""
+        """True if some trainable episodes did better than others; if not, comparing them teaches nothing."""
         members = (*self.trainable, *self.experts)
         return rewards_differ([trajectory.reward for trajectory in members if trajectory.reward is not None])
 
@@ -87,7 +87,7 @@ class Group:
         return min(versions, default=None)
 
     def tally(self) -> GroupOutcome:
-        """How often it solved its task, so far."""
+        """Count how often it solved its task so far."""
         told = [trajectory.success for trajectory in self.trainable if trajectory.success is not None]
         return GroupOutcome(
             position=self.position,

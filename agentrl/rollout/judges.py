@@ -1,6 +1,6 @@
-"""A scorer that asks a language model. What it cannot say is a failure of the machinery, never a reward of 0.
+"""Scorer that asks a language model about an episode's text.
 
-- An episode as text that somebody else can read, from its ledger.
+A judge that cannot be understood is a failure of the infrastructure, never a reward of 0.
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ AGENT, WORLD = "[agent]", "[world]"
 
 
 def transcript(trajectory: Trajectory, decode: Decode) -> str:
-    """What was said to the agent, and what it answered, under a mark each; branches follow one another.
+    """Return what the agent read and answered as text, each under a mark; branches follow one another.
 
     Args:
         trajectory: An episode that has tokens.

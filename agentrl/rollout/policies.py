@@ -1,10 +1,5 @@
-"""The contract of a policy: who answers in an episode's conversations. One object per run.
-
-An engine (`agentrl.rollout.policies`), a text service (`agentrl.rollout.policies`), or the environment's own
-expert or a random policy (`agentrl.rollout.scripted_policies`) speak through the same agent loops.
-
-- A policy engine speaks: it samples tokens, and every token goes into the ledger.
-- A text service speaks: for evaluation only, since nobody knows its tokens.
+"""Policies that answer in episodes: the contract, an inference engine that samples tokens into the ledger, and a text
+service, which has no tokens and can only be evaluated. Scripted ones are in `agentrl.rollout.scripted_policies`.
 """
 
 from __future__ import annotations
@@ -42,7 +37,7 @@ from agentrl.trajectory import TokenSequence, Turn
 
 
 class EpisodeView(Protocol):
-    """What a policy may know of an episode besides its messages."""
+    """Part of an episode that a policy may use besides its messages."""
 
     turns: TurnLog
     loop: AgentLoop

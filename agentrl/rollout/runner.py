@@ -5,8 +5,7 @@ a new attempt under the same task and seed; then the failed trajectory stands, a
 must change (`UsageError`) and cancellation by the caller leave `EpisodeRunner.run` as exceptions, recorded all the
 same. Code of environments, loops, tools and scorers cannot cancel the caller: every attempt is a task of its own.
 
-- Plays a list of episodes with bounded concurrency: evaluation, and demonstrations for warm starts.
-- Agent loops by name, with their options checked.
+`play_all` plays a list of episodes with bounded concurrency.
 """
 
 from __future__ import annotations
@@ -110,7 +109,7 @@ class EpisodeRunner:
         return other
 
     def plays(self, task: Task) -> bool:
-        """Whether it can play a task: any."""
+        """Return True: a runner can play any task."""
         return True
 
     async def run(self, task: Task, *, group_id: str, member: int, seed: int) -> Trajectory:

@@ -57,7 +57,7 @@ class Admission:
         return (self.max_staleness + self.version + 1) * self.batch
 
     def may_start(self) -> bool:
-        """Whether one more group may start."""
+        """Return True if one more group may start."""
         return self.running + self.waiting + self.used < self.limit
 
     def start(self) -> None:
@@ -327,7 +327,7 @@ class GroupScheduler:
         await asyncio.gather(*self._episodes, return_exceptions=True)
 
     def state_dict(self) -> dict[str, Any]:
-        """What `load_state_dict` needs: plain JSON types.
+        """Return the state for `load_state_dict`: plain JSON types.
 
         Finished episodes that no batch has taken are in it; those in flight will start again under the same seeds.
         """

@@ -1,10 +1,8 @@
-"""A scripted policy speaks: the environment's own expert, or a random one.
+"""Scripted policies: the environment's own expert, a random policy, and an expert's stored episodes.
 
-Each turn it asks the environment for an action and the agent loop for the answer that a perfect policy would have
-written. With a renderer the answer goes into the ledger as forced tokens, exactly where sampled ones would stand: the
-source of warm starts. Without one only messages are kept: scores of scripted policies need no model.
-
-- An expert that has played already: its episodes are members of the groups of the same tasks.
+Each turn they ask the environment for an action and the agent loop for the answer that a perfect policy would have
+written. With a renderer the answer goes into the ledger as forced tokens, where sampled ones would stand: the source of
+warm starts. Without one only messages are kept: scores of scripted policies need no model.
 """
 
 from __future__ import annotations
@@ -27,7 +25,7 @@ from agentrl.trajectory import NOT_SAMPLED, Source, TokenSequence, Trajectory
 
 
 class ScriptedPolicy(enum.StrEnum):
-    """Who demonstrates."""
+    """Scripted policies: the environment's expert, or random actions."""
 
     EXPERT = "expert"
     RANDOM = "random"
@@ -139,7 +137,7 @@ class ScriptedConversation(Conversation):
             )
 
     def _written(self, message: Message) -> str:
-        """What the model would write to say `message` now."""
+        """Return the text with which the model would say `message` now."""
         if not message.tool_calls:
             return self._renderer.plain_answer(message.text)
         earlier = sum(len(said.tool_calls) for said in self.ledger.messages)
@@ -181,7 +179,7 @@ class StoredExpert:
             episodes.sort(key=lambda trajectory: -(trajectory.reward or 0.0))
 
     def plays(self, task: Task) -> bool:
-        """Whether there is an episode of this task and seed."""
+        """Return True if there is an episode of this task and seed."""
         return len(self._episodes.get((task.id, task.seed), ())) > self._place
 
     async def run(self, task: Task, *, group_id: str, member: int, seed: int) -> Trajectory:

@@ -69,7 +69,7 @@ class TaskSampler:
 
     @property
     def wants_tallies(self) -> bool:
-        """Whether `learn` reads its tallies."""
+        """True if `learn` reads its outcomes."""
         return self._pools is not None or (self._horizon is not None and self._horizon.wants_tallies)
 
     def next(self) -> SampledTask:
@@ -137,7 +137,7 @@ class TaskSampler:
         return self._metrics
 
     def state_dict(self) -> dict[str, Any]:
-        """What `load_state_dict` needs: plain JSON types."""
+        """Return the state for `load_state_dict`: plain JSON types."""
         return {
             "position": self.position,
             "step": self.step,

@@ -1,8 +1,4 @@
-"""The tools of one episode: opened when first called, called within their limits, closed at the end.
-
-- What calls of tools share over all episodes of a run: limits, and the results of pure tools.
-- Tools without an environment: called from the command line, and by the conformance kit, as an episode would.
-"""
+"""Tools of one episode, opened when first called and closed at its end, and the limits that all episodes share."""
 
 from __future__ import annotations
 
@@ -104,7 +100,7 @@ class ToolLimits:
         self._kept: WeakKeyDictionary[Tool, OrderedDict[str, ToolResult]] = WeakKeyDictionary()
 
     def gate(self, tool: Tool) -> RateLimiter | None:
-        """Where calls of the tool wait; ``None`` for a tool without limits."""
+        """Return the rate limiter of a tool; ``None`` for a tool without limits."""
         limits = (tool.rules.max_concurrent, tool.rules.max_per_second)
         if limits == (None, None):
             return None
@@ -114,7 +110,7 @@ class ToolLimits:
         return self._gates[key]
 
     def find(self, tool: Tool, arguments: Mapping[str, Any]) -> ToolResult | None:
-        """What a pure tool said to these arguments before."""
+        """Look up the result of a pure tool for these arguments."""
         if not tool.rules.pure:
             return None
         kept = self._kept.get(tool, OrderedDict())
@@ -144,7 +140,7 @@ SANDBOX_START_S = 120.0
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Called:
-    """How a call of a tool went."""
+    """Result of one call of a tool, with its seconds."""
 
     tool: Tool | None
     """``None``: there is no tool of that name."""
@@ -306,7 +302,7 @@ class EpisodeContext(ToolContext):
         return await self._tools.act(action)
 
     async def shared(self, key: Hashable, make: Callable[[], AbstractAsyncContextManager[T]]) -> T:
-        """What tools of the episode share."""
+        """Return the resource that tools of the episode share."""
         return await self._tools.share(key, make)
 
 
@@ -326,7 +322,7 @@ def batches(calls: Sequence[ToolCall], tools: Mapping[str, Tool]) -> Iterator[li
 
 
 async def all_of(work: Sequence[Coroutine[Any, Any, T]]) -> list[T]:
-    """What several coroutines give, in their order; where one fails, the others are cancelled and awaited first."""
+    """Gather results of coroutines in order; where one fails, the others are cancelled and awaited first."""
     if len(work) == 1:
         return [await work[0]]
     tasks = [asyncio.create_task(one) for one in work]

@@ -1,8 +1,4 @@
-"""The turns of one episode: budgets are checked before each, rewards and timings are added to the latest.
-
-- The budgets of one episode: turns, tokens, seconds, unusable answers.
-- Seeds: every random number of a rollout follows from the run's seed and the place where it is used.
-"""
+"""Turns of one episode: limits and budgets, seeds of sampling, and the log that gives them rewards and timings."""
 
 from __future__ import annotations
 
@@ -22,7 +18,7 @@ from agentrl.trajectory import Trajectory, Turn
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class EpisodeLimits:
-    """What an episode may spend, and how long it waits for others."""
+    """Limits of an episode: turns, tokens, seconds, unusable answers, and deadlines of what it waits for."""
 
     max_turns: int = 50
     max_answer_tokens: int = 256
@@ -64,7 +60,7 @@ class EpisodeLimits:
 
 
 class Budget:
-    """What one episode has spent.
+    """Counts of what one episode has spent.
 
     Args:
         limits: What it may spend.
@@ -112,7 +108,7 @@ class Budget:
         return self.turns - 1
 
     def answer_tokens(self, prompt_tokens: int, max_context: int) -> int:
-        """How many tokens the next answer may have after a prompt of `prompt_tokens`.
+        """Return how many tokens the next answer may have after a prompt of `prompt_tokens`.
 
         Raises:
             EpisodeEnd: truncated_tokens: there is no room for one.
@@ -155,7 +151,7 @@ def derive_seed(*parts: int | str) -> int:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Recorders:
-    """Who is told what happens, shared by all episodes of a run."""
+    """Recorders of what happens, shared by all episodes of a run."""
 
     waits: Waits
     counters: RolloutCounters

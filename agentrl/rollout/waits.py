@@ -1,8 +1,4 @@
-"""Who waits for what: every await of the runtime is registered here, timed, and reported when nothing moves.
-
-- What the runtime counts while it runs, and who is told about turns and endings.
-- What is alive when episodes begin is alive when they end: the garbage collector need not look at it.
-"""
+"""Waits of the runtime: every await is registered, timed, and reported when nothing moves; counters of the rollout."""
 
 from __future__ import annotations
 
@@ -21,7 +17,7 @@ from agentrl.trajectory import Trajectory, Turn
 
 
 class WaitKind(enum.StrEnum):
-    """What can be waited for."""
+    """Kinds of waits."""
 
     ENGINE = "engine"
     ENVIRONMENT = "environment"

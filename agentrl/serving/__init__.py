@@ -1,7 +1,4 @@
-"""Policy engines.
-
-- The engines whose servers a run launches or attaches to: what starts one, and what talks to it.
-"""
+"""Policy engines, and the kinds of servers that a run launches or attaches to."""
 
 from __future__ import annotations
 

@@ -1,7 +1,4 @@
-"""JSON over HTTP to one inference server: kept connections, deadlines, and failures by kind; no engine's own format.
-
-- The versions that servers put on tokens: labels over spans, as vLLM and SGLang both write them.
-"""
+"""JSON over HTTP to one inference server: kept connections, deadlines, failures by kind, versions of tokens."""
 
 from __future__ import annotations
 
@@ -43,7 +40,7 @@ class Refused(EngineError):
         return self.status in (500, 502, 503, 504)
 
     def of_another_server(self, engine: str) -> UsageError:
-        """What it means that the first route that an engine is asked for is refused."""
+        """Explain a refusal of the first route that an engine is asked for."""
         return UsageError(
             f"{self.url} is not {engine}'s",
             got=f"{self.status}, {self.said[:80]!r}",
@@ -205,7 +202,7 @@ class HttpSession:
 
 
 def error_message(answer: bytes) -> str:
-    """What a server says about an error: the message in its JSON, or the start of the text."""
+    """Extract a server's error message: from its JSON, or the start of the text."""
     try:
         body = orjson.loads(answer)
     except orjson.JSONDecodeError:

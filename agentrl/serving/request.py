@@ -1,4 +1,4 @@
-"""What an engine in this process does with a request before it computes: check it, seed it, know its past."""
+"""Checks and seeds of requests, and the sessions' token ids, for engines in this process."""
 
 from __future__ import annotations
 

@@ -3,8 +3,6 @@
 A script (see `agentrl.serving.scripted`) decides what is answered, and how the engine behaves meanwhile: slow, failing,
 hanging, drifting. Time is the event loop's: without delays a request takes one
 turn of the loop per `TOKENS_PER_TICK` tokens, so that aborts, pauses and updates meet requests in flight.
-
-- Scripts: what the scripted engine answers, and how it behaves meanwhile.
 """
 
 from __future__ import annotations
@@ -33,7 +31,7 @@ from agentrl.serving.request import SessionIds, check_request, seed_of
 
 
 class Failure(enum.StrEnum):
-    """How a scripted answer goes wrong, once its tokens are played."""
+    """Failures of a scripted answer, once its tokens are played."""
 
     NONE = "none"
     RAISE = "raise"
@@ -166,7 +164,7 @@ class ScriptedEngine(PolicyEngine):
         return self._version
 
     async def start(self) -> None:
-        """Nothing to start."""
+        """Do nothing: a script needs no start."""
 
     async def generate(self, request: GenerateRequest) -> Generation:
         """Play the script's answer to the request.

@@ -27,7 +27,7 @@ few."""
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class TeacherWord:
-    """What a teacher says of a sequence, at temperature 1."""
+    """Teacher's log-probabilities of a sequence, at temperature 1."""
 
     logp: npt.NDArray[np.float32]
     """Log p of each token after those before it: [T]; NaN for the first."""
@@ -50,7 +50,7 @@ class TeacherServers:
         self._names: dict[int, str] = {}
 
     async def words(self, sequences: Sequence[Sequence[int]]) -> list[TeacherWord]:
-        """What the teacher says of each sequence.
+        """Ask the teacher for its log-probabilities of each sequence.
 
         Args:
             sequences: Token ids, one or more each.

@@ -2,10 +2,6 @@
 
 One group per server, so that a server that dies in the middle breaks its own update and nobody else's, and one that
 comes back needs no new meeting of all.
-
-- The trainer's side of a process group with the workers of one server.
-- A member of the trainer's process group that is no server's worker: it hears buckets of weights.
-- Work in a thread of its own, which the process does not wait for when it ends.
 """
 
 from __future__ import annotations
@@ -256,7 +252,7 @@ class _BroadcastWeights(PreparedWeights):
         await self._transport.send(server, self._buckets, self._device, self.version)
 
     def tensors(self) -> Mapping[str, Tensor]:
-        """Those in the buckets."""
+        """Return the tensors in the buckets."""
         return unpack(self._buckets)
 
 

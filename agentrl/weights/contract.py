@@ -1,8 +1,4 @@
-"""The contract of weight sync: the trainer's new weights reach the engine, and then that is proven.
-
-- The contract of a transport: how weights get from the trainer to servers.
-- What weight sync needs of a group of servers; `agentrl.serving.pool.ServerPool.group` is one.
-"""
+"""Contracts of weight sync: weight source, transport, server group, and the sync that verifies what servers have."""
 
 from __future__ import annotations
 
@@ -23,7 +19,7 @@ from agentrl.engine import InferenceServer
 
 
 class WeightSource(Protocol):
-    """What sync needs from a trainer."""
+    """Trainer's side of weight sync."""
 
     def weights(self) -> Mapping[str, Any]:
         """The policy's tensors by parameter name, as they are now; they may change with the next optimizer step."""
@@ -34,7 +30,7 @@ class WeightSource(Protocol):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class SyncReport:
-    """What a sync did."""
+    """Result of a sync."""
 
     version: int
     """The version that the engine serves now."""
@@ -119,7 +115,7 @@ class PreparedWeights(ABC):
 
     @abstractmethod
     def tensors(self) -> Mapping[str, Tensor]:
-        """What servers are given, by name."""
+        """Return the tensors that servers are given, by name."""
 
     async def discard(self) -> None:
         """Nobody asks for them any more."""

@@ -4,9 +4,8 @@ write (a thread; episodes go on) ──► version-7.1.partial ── renamed wh
                                                                                    │
                                         kept until the next one is in use: a server that comes back reads it
 
-- A folder that belongs to a running process, and is cleared away by others once that process is gone.
-- Weights as files: a folder of safetensors that Hugging Face's loaders, vLLM and SGLang read.
-- The model folder that launched servers serve: an untied copy of the policy, with its tokenizer.
+Folders of dead processes are cleared away by later ones. The model folder that launched servers start with is written
+here, too.
 """
 
 from __future__ import annotations

@@ -1,9 +1,4 @@
-"""Weights that servers read out of the trainer's memory: for servers on the trainer's GPU.
-
-- Runs of bytes that other processes of this machine open where they are: on a GPU by CUDA's handles, else by the
-  name of a file in memory.
-- Weights in the bodies of requests: for SGLang servers that share no file system with the trainer.
-"""
+"""Weights that servers on the trainer's machine read out of its memory, or get in the bodies of requests (SGLang)."""
 
 from __future__ import annotations
 
@@ -48,7 +43,7 @@ def _place(storage: Any) -> tuple[bytes, bytes, int]:
 
 
 def open_handle(run: Tensor) -> dict[str, Any]:
-    """What another process needs to open a run, in JSON; bytes are base64.
+    """Return what another process needs to open a run, in JSON; bytes are base64.
 
     Args:
         run: (bytes,), uint8, with a storage of its own.
@@ -167,7 +162,7 @@ class _OpenedTensors(PreparedWeights):
         await server.open_weights(shared, self.version)
 
     def tensors(self) -> Mapping[str, Tensor]:
-        """Those in the buckets."""
+        """Return the tensors in the buckets."""
         return unpack(self._buckets)
 
 
@@ -201,5 +196,5 @@ class _SentTensors(PreparedWeights):
         await server.load_tensors(parts, self.version)
 
     def tensors(self) -> Mapping[str, Tensor]:
-        """Those in the buckets."""
+        """Return the tensors in the buckets."""
         return unpack(self._buckets)

@@ -6,8 +6,7 @@
 A server that comes back later is given the same weights, and is compared with the recorded answers of the probe: the
 trainer may be changing its weights by then.
 
-- Weight sync with an engine in this process.
-- Servers that sleep while the trainer trains, and give it the memory of the GPU that they share.
+An engine in this process is synchronised here, too, and servers may sleep while the trainer trains.
 """
 
 from __future__ import annotations

@@ -1,7 +1,4 @@
-"""Weights in runs of bytes of bounded size, for transports that send tensors.
-
-- Tensors as a model's checkpoints have them: servers load those, and a model may hold them otherwise.
-"""
+"""Tensors for transports: named as in the model's checkpoints, and packed into runs of bytes of bounded size."""
 
 from __future__ import annotations
 
@@ -98,12 +95,12 @@ try:
 except ImportError:
 
     def revert_weight_conversion(model: PreTrainedModel, state_dict: dict[str, Tensor]) -> dict[str, Tensor]:
-        """Nothing: transformers 4 holds tensors as its checkpoints have them."""
+        """Change nothing: transformers 4 holds tensors as its checkpoints have them."""
         return state_dict
 
 
 class CheckpointNames:
-    """What transformers makes of each tensor of a model when it saves it.
+    """Names and tensors that transformers saves for each tensor of a model.
 
     Args:
         model: Its tensors may be in shards, and may have adapters.
@@ -131,7 +128,7 @@ class CheckpointNames:
         """Names in the checkpoint, of the tensors that are saved under others."""
 
     def convert(self, name: str, tensor: Tensor) -> dict[str, Tensor]:
-        """What is saved of a tensor."""
+        """Return the tensors that are saved for a tensor."""
         saved: dict[str, Tensor] = revert_weight_conversion(self._model, {name: tensor})
         return saved
 

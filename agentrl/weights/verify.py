@@ -3,7 +3,7 @@
 A server can accept an update and keep serving old tensors. Only its numbers tell: it answers a few fixed prompts
 greedily, and the trainer scores exactly the tokens that it gave.
 
-- Which tensors of a server are not those that it should have, by checksum.
+Checksums, where servers tell them, name the tensors that differ.
 """
 
 from __future__ import annotations
@@ -35,7 +35,7 @@ TOLERANCE = {"float32": 1e-3, "bfloat16": 0.3}
 
 
 class ProbedEngine(Protocol):
-    """What is asked; a `agentrl.engine.PolicyEngine` is one."""
+    """Engine that the probe asks; an `agentrl.engine.PolicyEngine` is one."""
 
     @property
     def version(self) -> int:
@@ -195,7 +195,7 @@ _log = logging.getLogger(__name__)
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ChecksumDifference:
-    """What checksums tell. Names are the trainer's."""
+    """Tensors whose checksums differ, by the trainer's names."""
 
     differing: Sequence[str]
     unknown: Sequence[str]
@@ -261,7 +261,7 @@ def _parts(name: str, weights: Mapping[str, Tensor]) -> list[str]:
 
 
 def _checksums(tensors: Sequence[Tensor]) -> set[str]:
-    """Of tensors one after the other, as they are and filled up."""
+    """Compute checksums of tensors one after the other, as they are and padded."""
     digest = hashlib.sha256()
     for tensor in tensors:
         digest.update(tensor.detach().cpu().contiguous().reshape(-1).view(torch.uint8).numpy().data)

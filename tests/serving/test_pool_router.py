@@ -1,7 +1,7 @@
 from hypothesis import given
 from hypothesis import strategies as st
 
-from agentrl.serving.pool.router import Router, ServerPlaces, Ticket
+from agentrl.serving.pool.pool import Router, ServerPlaces, Ticket
 
 
 def router(*limits):

@@ -11,7 +11,7 @@ from agentrl.errors import EngineError, UsageError
 from agentrl.serving.http import decode_version
 from agentrl.serving.sglang import launch_command, start_with_key
 from agentrl.serving.sglang.launch import CPU_MODULES
-from agentrl.serving.sglang.probe import (
+from agentrl.serving.sglang.server import (
     NEEDED_ROUTES,
     TRANSPORT_ROUTES,
     check_answers,

@@ -1,8 +1,4 @@
-"""How models write tool calls: one module per notation, each a function from text to calls and problems.
-
-- The contract of a tool-call parser.
-- What a parser has come across so far.
-"""
+"""Parsers of tool calls: one module per notation, each a function from text to calls and problems."""
 
 from __future__ import annotations
 

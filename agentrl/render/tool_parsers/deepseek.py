@@ -1,21 +1,104 @@
-"""Tool calls of DeepSeek V3 (name and fenced JSON after a separator) and V3.1 (name, separator, bare JSON).
-
-- Tool calls of Kimi K2: an id that holds the name, ``functions.name:0``, and JSON, each between special tokens.
-"""
+"""Tool calls in one section with marks around each call: DeepSeek V3 and V3.1, and Kimi K2."""
 
 from __future__ import annotations
 
 import re
-from dataclasses import replace
+from collections.abc import Callable
+from dataclasses import dataclass, replace
 
+from agentrl.message import ToolCall
 from agentrl.render.tool_parsers import (
+    Collected,
     Malformed,
     ParsedCalls,
     ToolSchemas,
     make_call,
 )
-from agentrl.render.tool_parsers.json_calls import ReadCall, SectionMarks, parse_sections
-from agentrl.render.tool_parsers.values import read_json
+from agentrl.render.tool_parsers.values import read_json, skip_space
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class SectionMarks:
+    """The marks of a notation, and how to write it."""
+
+    open: str
+    close: str
+    call_open: str
+    separator: str
+    call_close: str
+    form: str
+    """A sentence for the model."""
+
+
+@dataclass(frozen=True, slots=True)
+class ReadCall:
+    """A call, and the index after its body."""
+
+    call: ToolCall
+    end: int
+
+
+BodyReader = Callable[[str, int, int], ReadCall]
+"""From what stands before the separator, the index after it, and the call's number; raises `Malformed`."""
+
+
+def parse_sections(text: str, marks: SectionMarks, read_body: BodyReader) -> ParsedCalls:
+    """Read every section; see `agentrl.render.tool_parsers`."""
+    found = Collected()
+    cursor = 0
+    while (start := text.find(marks.open, cursor)) >= 0:
+        found.content.append(text[cursor:start])
+        cursor = _read_section(text, start + len(marks.open), marks, read_body, found)
+    found.content.append(text[cursor:])
+    stray = [mark for mark in (marks.call_open, marks.call_close, marks.close) if mark in found.content[-1]]
+    if stray:
+        found.problems.append(f"{stray[0]} stands without {marks.open} before it. {marks.form}")
+        for mark in stray:
+            found.content[-1] = found.content[-1].replace(mark, "")
+    return found.result()
+
+
+def _read_section(text: str, start: int, marks: SectionMarks, read_body: BodyReader, found: Collected) -> int:
+    """Collect the calls of a section; the index after it."""
+    cursor, before = skip_space(text, start), len(found.calls) + len(found.problems)
+    while text.startswith(marks.call_open, cursor):
+        cursor = _read_call(text, cursor + len(marks.call_open), marks, read_body, found)
+    if text.startswith(marks.close, cursor):
+        if len(found.calls) + len(found.problems) == before:
+            found.problems.append(f"The section of tool calls holds no call. {marks.form}")
+        return cursor + len(marks.close)
+    found.problems.append(f"The section of tool calls was not closed with {marks.close}. {marks.form}")
+    close = text.find(marks.close, cursor)
+    return len(text) if close < 0 else close + len(marks.close)
+
+
+def _read_call(text: str, start: int, marks: SectionMarks, read_body: BodyReader, found: Collected) -> int:
+    """Collect one call; the index of what follows it."""
+    number, end = found.number, start
+
+    def read() -> ToolCall:
+        nonlocal end
+        separator = text.find(marks.separator, start)
+        if separator < 0 or marks.call_close in text[start:separator]:
+            raise Malformed(f"Tool call {number} has no {marks.separator}. {marks.form}")
+        body = read_body(text[start:separator].strip(), separator + len(marks.separator), number)
+        end = skip_space(text, body.end)
+        if not text.startswith(marks.call_close, end):
+            extra = "was not closed" if end == len(text) else "goes on after its arguments"
+            raise Malformed(f"Tool call {number} {extra}. {marks.form}")
+        end += len(marks.call_close)
+        return body.call
+
+    if found.take(read):
+        return skip_space(text, end)
+    return _resume(text, end, marks)
+
+
+def _resume(text: str, start: int, marks: SectionMarks) -> int:
+    """Return the index where reading goes on after a malformed call: the next call, or the end of the section."""
+    places = [place for mark in (marks.call_open, marks.close) if (place := text.find(mark, start)) >= 0]
+    return min(places, default=len(text))
+
 
 OPEN, CLOSE = "<｜tool▁calls▁begin｜>", "<｜tool▁calls▁end｜>"
 CALL_OPEN, SEPARATOR, CALL_CLOSE = "<｜tool▁call▁begin｜>", "<｜tool▁sep｜>", "<｜tool▁call▁end｜>"

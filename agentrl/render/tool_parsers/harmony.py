@@ -44,7 +44,7 @@ class ChannelMessage:
 
     @property
     def is_unfinished(self) -> bool:
-        """Whether it ends in its header."""
+        """True if it ends in its header."""
         return self.body == self.text and self.text.startswith(("<|start|>", "<|channel|>"))
 
 
@@ -62,7 +62,7 @@ def split_messages(text: str) -> Iterator[ChannelMessage]:
 
 
 def is_thinking(message: ChannelMessage) -> bool:
-    """Whether a message is thinking: on the analysis channel, to nobody."""
+    """Return True if a message is thinking: on the analysis channel, without a recipient."""
     return message.channel == "analysis" and message.recipient is None
 
 

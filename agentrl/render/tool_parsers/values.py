@@ -1,8 +1,4 @@
-"""Reads one JSON value at a place in a text, strictly.
-
-- Reads a value that is written as plain text, by the types that the tool's schema allows for it.
-- The types that a JSON schema allows for a value.
-"""
+"""Strict readers of argument values: JSON at a place in a text, and plain text by the types of the tool's schema."""
 
 from __future__ import annotations
 

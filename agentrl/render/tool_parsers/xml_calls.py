@@ -1,10 +1,4 @@
-"""Notations with one ``invoke`` tag per call and one ``parameter`` tag per argument (DeepSeek V3.2, MiniMax M2).
-
-- Tool calls of GLM 4.5 to 4.7: a name, then a tag for each argument's key and one for its value.
-- Tool calls as tags with one tag per argument (Qwen3-Coder): ``<function=name><parameter=key>value</parameter>…``.
-- Tool calls of MiniMax M2: ``<minimax:tool_call>`` with a tag per call and per argument.
-- Tool calls of DeepSeek V3.2: tags marked ``｜DSML｜``, each argument with a ``string`` attribute.
-"""
+"""Tool calls as XML-like tags: Qwen3-Coder, GLM 4.5 to 4.7, MiniMax M2, and DeepSeek V3.2."""
 
 from __future__ import annotations
 
@@ -40,12 +34,12 @@ class InvokeMarks:
 
     @property
     def open(self) -> str:
-        """What opens the calls."""
+        """Mark that opens the calls."""
         return f"<{self.prefix}{self.block}>"
 
     @property
     def close(self) -> str:
-        """What closes the calls."""
+        """Mark that closes the calls."""
         return f"</{self.prefix}{self.block}>"
 
     def end_of(self, tag: str) -> str:

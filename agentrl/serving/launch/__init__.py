@@ -6,8 +6,14 @@ Launcher                    one per engine: ports, GPUs, logs, start, restart, c
     └ the server            in a session of its own
 """
 
-from agentrl.serving.launch.launcher import Launcher
-from agentrl.serving.launch.process import CommandMaker, LaunchCommand, ServerExited, ServerProcess, StartProgress
+from agentrl.serving.launch.process import (
+    CommandMaker,
+    LaunchCommand,
+    Launcher,
+    ServerExited,
+    ServerProcess,
+    StartProgress,
+)
 from agentrl.serving.launch.resources import assign_gpus, engine_python, usable_gpus
 
 __all__ = [

@@ -1,8 +1,4 @@
-"""Ports for servers: free, and given to one server only, also among several processes of agentrl on this machine.
-
-- Which GPUs a launched server gets.
-- The virtual environments that hold inference engines: where they are, which there are, how to make one.
-"""
+"""Resources of launched servers: free ports, GPUs, and the virtual environments that hold inference engines."""
 
 from __future__ import annotations
 
@@ -65,7 +61,7 @@ def reserve_exactly(port: int) -> PortReservation:
 
 
 def is_free(port: int) -> bool:
-    """Whether a server could listen on the port, on any address of this machine."""
+    """Return True if a server could listen on the port, on any address of this machine."""
     with socket.socket(socket.AF_INET, socket.SOCK_STREAM) as probe:
         probe.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
         try:

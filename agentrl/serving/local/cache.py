@@ -121,7 +121,7 @@ class RowStore:
         self._shelves: dict[int, Shelf] = {}
 
     def has_room(self, length: int, *, instead_of: CacheRow | None = None) -> bool:
-        """Whether a row for `length` tokens fits the budget, `instead_of` another being given back after the move."""
+        """Return True if a row for `length` tokens fits the budget, `instead_of` another that is freed afterwards."""
         freed = 0 if instead_of is None else instead_of.shelf.capacity
         return self.reserved_tokens - freed + capacity_for(length, self.max_context) <= self.max_tokens
 

@@ -3,7 +3,7 @@
 The model sees a batch of one row with all tokens of the step; only attention has to know which sequence a token
 belongs to. Sequences with one new token are attended together, shelf by shelf; longer pieces one by one.
 
-- The model as the engine sees it: logits for the last token of each piece of a step.
+`ModelRunner` gives logits for the last token of each piece of a step.
 """
 
 from __future__ import annotations
@@ -350,7 +350,7 @@ class ModelRunner:
 
     @property
     def device(self) -> torch.device:
-        """Where the parameters are."""
+        """Device of the parameters."""
         return cast("torch.device", self._source.device)
 
     @torch.inference_mode()

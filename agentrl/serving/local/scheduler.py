@@ -1,4 +1,4 @@
-"""Which requests run, in which rows of the cache, and what they compute next.
+"""Scheduler of the local engine: which requests run, in which rows of the cache, and what they compute next.
 
 Nothing here looks at a clock: the same requests, aborts and updates in the same order give the same schedule.
 
@@ -6,8 +6,6 @@ Requests wait in order of arrival (`waiting`), run up to `slots` at a time (`run
 session, where the next turn finds it. A row is taken away from an idle session when others need its room, and from the
 youngest running request when the oldest ones need it to grow; that request then waits at the front of the queue and
 computes its keys and values again.
-
-- Which of a step's sequences are computed in which lane (`agentrl.models.threads`).
 """
 
 from __future__ import annotations
@@ -117,7 +115,7 @@ class Scheduler:
 
     @property
     def has_work(self) -> bool:
-        """Whether any request waits or runs."""
+        """True if any request waits or runs."""
         return bool(self.waiting or self.running)
 
     def submit(self, job: ScheduledRequest) -> None:

@@ -134,7 +134,7 @@ class PoolGroup:
             self.fail(EngineError("no server is left", got=whys))
 
     def fail(self, error: AgentRLError) -> None:
-        """Nothing can be served any more; the first error counts."""
+        """Stop serving with an error; the first one counts."""
         if self._failure is None:
             self._failure = error
             self._changed.set()
@@ -251,7 +251,7 @@ async def _resume(server: InferenceServer) -> None:
 
 
 def common_capabilities(found: Sequence[Capabilities]) -> Capabilities:
-    """What all servers can do.
+    """Return the capabilities that all servers have.
 
     Raises:
         UsageError: they serve different vocabularies.

@@ -41,7 +41,7 @@ class Restart(Protocol):
 
 @dataclass(slots=True, kw_only=True)
 class Keeper:
-    """What watching and bringing back needs of a pool."""
+    """Interface of a pool for watching its servers and bringing them back."""
 
     settings: PoolSettings
     restart: Restart | None

@@ -1,9 +1,4 @@
-"""One server of a pool: whether it serves, what it has, and what is known of its load.
-
-- The circuit breaker of one server: after failures in a row it gets no requests for a while, then one as a trial.
-- How many requests a server gets at once: more while its cache has room, fewer when it throws requests out.
-- How a pool watches its servers.
-"""
+"""Members of a server pool: state, circuit breaker, adaptive concurrency, and the settings of watching them."""
 
 from __future__ import annotations
 
@@ -21,7 +16,7 @@ LONGEST_FACTOR = 16
 
 
 class BreakerState(enum.StrEnum):
-    """Whether requests pass."""
+    """States of a circuit breaker."""
 
     CLOSED = "closed"
     """All pass."""
@@ -57,7 +52,7 @@ class CircuitBreaker:
         return BreakerState.HALF_OPEN if is_over else BreakerState.OPEN
 
     def limit(self, most: int) -> int:
-        """How many requests may run at once, where `most` may run while it is closed."""
+        """Return how many requests may run at once, where `most` may run while it is closed."""
         match self.state:
             case BreakerState.CLOSED:
                 return most
@@ -193,7 +188,7 @@ class PoolSettings:
 
 
 class MemberState(enum.StrEnum):
-    """Whether a server takes part."""
+    """States of a pool's server."""
 
     SERVING = "serving"
     SUSPECT = "suspect"
@@ -205,7 +200,7 @@ class MemberState(enum.StrEnum):
 
     @property
     def is_in(self) -> bool:
-        """Whether its requests are still waited for, and it gets new weights."""
+        """True if its requests are still awaited, and it gets new weights."""
         return self in (MemberState.SERVING, MemberState.SUSPECT)
 
 

@@ -10,9 +10,6 @@ answers for servers that really abort. `Generation.resubmissions` says how often
 that were not published, or that are older than the request, are thrown away, and their server is lost.
 
 Weights do not pass through here: weight sync talks to the pool's `group`.
-
-- One request in the pool, over all its attempts.
-- The numbers of a pool: its own counts, and what the servers said last.
 """
 
 from __future__ import annotations
@@ -20,6 +17,7 @@ from __future__ import annotations
 import asyncio
 import logging
 import time
+from collections import deque
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, field, replace
@@ -38,8 +36,95 @@ from agentrl.errors import AgentRLError, EngineError, async_boundary
 from agentrl.serving.pool.group import PoolGroup
 from agentrl.serving.pool.keeper import Restart
 from agentrl.serving.pool.member import Member, PoolSettings, first_of
-from agentrl.serving.pool.router import Router, ServerPlaces, Ticket
 from agentrl.serving.request import check_is_new
+
+
+@dataclass(slots=True, eq=False)
+class Ticket:
+    """A request on its way to a server."""
+
+    session_id: str
+    tokens: int
+    """Tokens that it can take up in a cache: its prompt and the longest answer."""
+    server: int | None = None
+    """Its server; ``None`` while it waits for one."""
+
+
+@dataclass(slots=True)
+class ServerPlaces:
+    """Requests and tokens in flight at one server, and its limit."""
+
+    limit: int = 0
+    """Requests that it may have at once; 0: it is closed."""
+    requests: int = 0
+    tokens: int = 0
+    """Tokens in flight."""
+
+    @property
+    def is_free(self) -> bool:
+        """True if it takes one more request."""
+        return self.requests < self.limit
+
+
+@dataclass(slots=True)
+class Router:
+    """Places requests in order of arrival, as far as the limits allow."""
+
+    servers: list[ServerPlaces]
+    held: bool = False
+    """Nothing is placed."""
+    waiting: deque[Ticket] = field(default_factory=deque)
+    _homes: dict[str, int] = field(default_factory=dict)
+
+    def enter(self, ticket: Ticket) -> None:
+        """A request waits for a server; call `place`."""
+        self.waiting.append(ticket)
+
+    def leave(self, ticket: Ticket) -> None:
+        """A request is over at its server, or does not want one any more; call `place`."""
+        if ticket.server is None:
+            self.waiting.remove(ticket)
+            return
+        server = self.servers[ticket.server]
+        server.requests -= 1
+        server.tokens -= ticket.tokens
+        ticket.server = None
+
+    def place(self) -> list[Ticket]:
+        """Give servers to waiting requests; those that got one."""
+        placed: list[Ticket] = []
+        passed: list[Ticket] = []
+        while self.waiting and not self.held and any(server.is_free for server in self.servers):
+            ticket = self.waiting.popleft()
+            index = self._choose(ticket.session_id)
+            if index is None:
+                passed.append(ticket)
+            else:
+                self._take(ticket, index)
+                placed.append(ticket)
+        self.waiting.extendleft(reversed(passed))
+        return placed
+
+    def end_session(self, session_id: str) -> None:
+        """Forget where a session was."""
+        self._homes.pop(session_id, None)
+
+    def home(self, session_id: str) -> int | None:
+        """The server of a session."""
+        return self._homes.get(session_id)
+
+    def _choose(self, session_id: str) -> int | None:
+        home = self._homes.get(session_id)
+        if home is not None and self.servers[home].limit:
+            return home if self.servers[home].is_free else None
+        free = [index for index, server in enumerate(self.servers) if server.is_free]
+        return min(free, key=lambda index: self.servers[index].tokens, default=None)
+
+    def _take(self, ticket: Ticket, index: int) -> None:
+        ticket.server = index
+        self._homes[ticket.session_id] = index
+        self.servers[index].requests += 1
+        self.servers[index].tokens += ticket.tokens
 
 
 @dataclass(slots=True, eq=False)
@@ -55,7 +140,7 @@ class PoolRequest:
 
     @property
     def sent(self) -> GenerateRequest:
-        """What a server is sent: each attempt has an id of its own, because a lost server may still run the last."""
+        """Request as it is sent: each attempt has an id of its own, because a lost server may still run the last."""
         if not self.resubmissions:
             return self.request
         return replace(self.request, request_id=f"{self.request.request_id}/again-{self.resubmissions}")
@@ -372,7 +457,7 @@ class ServerPool(PolicyEngine):
             raise self._failure
 
     def _fail(self, error: AgentRLError) -> None:
-        """Nothing is served any more: what waits ends, and what a server still answers is answered."""
+        """Stop serving: waiting requests fail, and those that a server still answers are answered."""
         if self._failure is None:
             self._failure = error
             for pending in self._requests.values():

@@ -31,7 +31,7 @@ def launch_command(
     api_key: str | None = None,
     python_path: str = "",
 ) -> LaunchCommand:
-    """What starts one server.
+    """Build the command that starts one server.
 
     Args:
         config: Sizes and more arguments, which go last and so win. Without its `max_context`, the context is the

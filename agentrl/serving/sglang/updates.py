@@ -102,7 +102,7 @@ class SGLangUpdates:
         await self._http.post("/destroy_weights_update_group", body, deadline_s=LEAVING_S, late=EngineError)
 
     async def checksums(self) -> Mapping[str, str]:
-        """As `agentrl.engine.InferenceServer.checksums`; empty with several workers, of which each has a part."""
+        """Implement `agentrl.engine.InferenceServer.checksums`; empty with several workers, which have parts."""
         told = await self._post("/weights_checker", {"action": "checksum"})
         return decode_checksums(told) if self.workers == 1 else {}
 

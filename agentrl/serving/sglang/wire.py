@@ -1,7 +1,4 @@
-"""What SGLang's routes take and give, as pure functions; no I/O.
-
-- A server's load, from what ``/v1/loads`` and ``/metrics`` say; no I/O.
-"""
+"""Request and response formats of SGLang's routes, as pure functions without I/O."""
 
 from __future__ import annotations
 
@@ -30,7 +27,7 @@ _NOT_FLUSHED = "Weights were updated, but the cache was not flushed"
 
 @dataclass(frozen=True, slots=True)
 class GeneratedPart:
-    """What one call of ``/generate`` sampled for a request."""
+    """Part of a generation that one call of ``/generate`` sampled."""
 
     generation: Generation
     goes_on: bool
@@ -142,7 +139,7 @@ def decode_checksums(body: Any) -> dict[str, str]:
 
 
 def needs_flush(said: str) -> bool:
-    """Whether a refused update has nevertheless exchanged the weights, and only the cache is still the old one."""
+    """Return True if a refused update has nevertheless exchanged the weights, and only the cache is still old."""
     return said.startswith(_NOT_FLUSHED)
 
 

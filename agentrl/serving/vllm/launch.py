@@ -35,7 +35,7 @@ def launch_command(
     api_key: str | None = None,
     python_path: str = "",
 ) -> LaunchCommand:
-    """What starts one server.
+    """Build the command that starts one server.
 
     Args:
         config: Sizes and more arguments.

@@ -110,7 +110,7 @@ class VLLMUpdates:
         await self._post("/init_weight_transfer_engine", {"init_info": asdict(group)})
 
     async def checksums(self) -> Mapping[str, str]:
-        """As `agentrl.engine.InferenceServer.checksums`."""
+        """Implement `agentrl.engine.InferenceServer.checksums`."""
         return decode_checksums(await self._post("/weight_checker", {"action": "checksum"}))
 
     async def sleep(self) -> None:

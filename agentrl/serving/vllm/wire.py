@@ -1,7 +1,4 @@
-"""What vLLM's routes take and give, as pure functions; no I/O.
-
-- Which log-probabilities a vLLM server gives, and the requests for which they are those that agentrl promises.
-"""
+"""Request and response formats of vLLM's routes, as pure functions without I/O, and its log-probability conventions."""
 
 from __future__ import annotations
 
@@ -76,7 +73,7 @@ def encode_abort(wire_id: str) -> dict[str, Any]:
 
 
 def encode_run(layout: TensorLayout, *, handle: Mapping[str, Any] | None = None) -> dict[str, Any]:
-    """What `agentrl_vllm_receiver` has to know of a run of bytes.
+    """Describe a run of bytes for `agentrl_vllm_receiver`.
 
     Args:
         layout: Its tensors.
@@ -168,7 +165,7 @@ PROCESSED = "processed_logprobs"
 
 
 class LogprobConvention(enum.Enum):
-    """Of which distribution a server's log-probabilities are."""
+    """Distributions of which a server may give log-probabilities."""
 
     RAW = "raw"
     """The model's own, whatever the temperature; what vLLM does by default."""
@@ -206,7 +203,7 @@ model is so sure of a token at vLLM's greatest temperature."""
 
 
 def is_uncut(logprob: float) -> bool:
-    """Whether the log-probability of a token that was sampled with `CUT_TO_ONE` is that before the cut."""
+    """Return True if the log-probability of a token sampled with `CUT_TO_ONE` is that before the cut."""
     return logprob < 0
 
 

@@ -36,7 +36,7 @@ class Placeholder(types.ModuleType):
         return value
 
     def __call__(self, *arguments: Any, **options: Any) -> Any:
-        """What it would decorate, or a decorator."""
+        """Return what it would decorate, or a decorator."""
         if len(arguments) == 1 and not options and callable(arguments[0]):
             return arguments[0]
         return _unchanged
@@ -66,11 +66,11 @@ class PlaceholderLoader(importlib.abc.Loader):
         return Placeholder(spec.name)
 
     def exec_module(self, module: types.ModuleType) -> None:
-        """Nothing is to be run."""
+        """Run nothing."""
 
 
 def attributes_of(package: str) -> Callable[[str], Any]:
-    """What a package assigns to ``__getattr__`` to have every attribute and submodule."""
+    """Make a ``__getattr__`` that gives a package every attribute and submodule."""
     PlaceholderFinder.packages.add(package)
     known: dict[str, Any] = {}
 

@@ -1,4 +1,4 @@
-"""How vLLM's workers put an adapter in the place of the one that they have.
+"""Exchange of the adapter that vLLM's workers have.
 
 vLLM's own route can do that, too (``load_inplace``). But every request remembers the files of the adapter that it began
 with, and then they are read in each step: a request that is held during an update would bring the old adapter back.

@@ -1,4 +1,4 @@
-"""How vLLM's workers take weights of a trainer: broadcast over gloo or NCCL, or out of memory on their own machine.
+"""Receiver of a trainer's weights in vLLM's workers: broadcast over gloo or NCCL, or out of their machine's memory.
 
 vLLM's own NCCL engine speaks a protocol for which the trainer needs vLLM. This one stands beside it in vLLM's registry,
 under the name `BACKEND`, and speaks torch's; it is driven by the same requests. The trainer's side is
