@@ -20,8 +20,7 @@ from agentrl.cli.commands import COMMANDS
 from agentrl.config import shipped_configs
 from agentrl.config.reference import config_reference
 from agentrl.registry import Kind, lookup, names
-from agentrl.testing.env_rules.catalogue import INTEGRITY, RULES
-from agentrl.testing.env_rules.rule import Rule
+from agentrl.testing.env_check import INTEGRITY, RULES, Rule
 from agentrl.tool import Tool
 from agentrl.training.checks import PROVIDED
 

@@ -29,8 +29,7 @@ from agentrl.observe.console import out
 from agentrl.registry import Kind, names
 from agentrl.remote.server import EnvironmentServer, ServerSettings
 from agentrl.remote.wire import TOKEN_VARIABLE
-from agentrl.testing.env_check import check_env, reward_integrity
-from agentrl.testing.env_rules.catalogue import INTEGRITY, RULES, choose_rules
+from agentrl.testing.env_check import INTEGRITY, RULES, check_env, choose_rules, reward_integrity
 from agentrl.testing.env_subject import Thoroughness
 
 app = typer.Typer(no_args_is_help=True)

@@ -3,8 +3,7 @@
 import pytest
 
 from agentrl.testing.report import CheckStatus
-from agentrl.testing.sandbox_check import check_sandbox
-from agentrl.testing.sandbox_rules.catalogue import RULES
+from agentrl.testing.sandbox_check import RULES, check_sandbox
 
 
 @pytest.mark.parametrize("rule", [rule.name for rule in RULES])

@@ -18,8 +18,7 @@ from agentrl.errors import UnknownNameError
 from agentrl.registry import Kind
 from agentrl.rollout.env_adapter import RANDOM_CHARACTERS
 from agentrl.task import SeedTasks
-from agentrl.testing.env_check import check_env
-from agentrl.testing.env_rules.catalogue import LAZY
+from agentrl.testing.env_check import LAZY, check_env
 from agentrl.testing.env_subject import Thoroughness
 from agentrl.testing.report import CheckStatus, EnvCheckReport
 

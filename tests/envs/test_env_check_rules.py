@@ -22,11 +22,10 @@ from agentrl.env import AsyncEnv, EnvironmentSpec, Isolation
 from agentrl.errors import UnknownNameError, UsageError
 from agentrl.task import SeedTasks, Task
 from agentrl.testing import Thoroughness, check_env
+from agentrl.testing.env_check import ELSEWHERE, RULES, Rule
+from agentrl.testing.env_rules import contract, rewards
 from agentrl.testing.env_rules import resources as speed
-from agentrl.testing.env_rules import scores, tasks
-from agentrl.testing.env_rules.catalogue import ELSEWHERE, RULES
-from agentrl.testing.env_rules.cheap_play import NONSENSE
-from agentrl.testing.env_rules.rule import Rule
+from agentrl.testing.env_rules.rewards import NONSENSE
 from agentrl.testing.report import CheckStatus, EnvCheckReport
 from agentrl.tool import tool
 
@@ -548,10 +547,10 @@ def test_all_rules_have_been_broken() -> None:
 
 
 def test_a_score_is_doubted_only_where_chance_cannot_explain_it() -> None:
-    assert scores._chance(0, 8, 0.1) > 0.1
-    assert scores._chance(8, 8, 0.1) < scores.IMPLAUSIBLE
-    assert scores._chance(150, 200, 0.44) < scores.IMPLAUSIBLE < scores._chance(100, 200, 0.44)
-    assert scores._chance(200, 200, 0.97) == pytest.approx(1.0)
+    assert rewards._chance(0, 8, 0.1) > 0.1
+    assert rewards._chance(8, 8, 0.1) < rewards.IMPLAUSIBLE
+    assert rewards._chance(150, 200, 0.44) < rewards.IMPLAUSIBLE < rewards._chance(100, 200, 0.44)
+    assert rewards._chance(200, 200, 0.97) == pytest.approx(1.0)
 
 
 def test_rules_can_be_chosen_and_left_out() -> None:
@@ -603,8 +602,8 @@ def test_a_full_check_plays_more() -> None:
 
 def test_splits_are_compared_whole_where_there_is_time_and_at_distances_where_there_is_not() -> None:
     source = SeedTasks("arrows", size=1000)
-    assert [task.seed for task in tasks._some_tasks(source, 1000)] == list(range(1000))
-    some = [task.seed for task in tasks._some_tasks(source, 100)]
+    assert [task.seed for task in contract._some_tasks(source, 1000)] == list(range(1000))
+    some = [task.seed for task in contract._some_tasks(source, 100)]
     assert some[:51] == [*range(50), 50]
     assert len(some) <= 100
     assert some[-1] > 950

@@ -12,7 +12,7 @@ from agentrl.env import EnvironmentSpec
 from agentrl.errors import UnknownNameError
 from agentrl.task import SeedTasks
 from agentrl.testing import reward_integrity
-from agentrl.testing.env_rules.catalogue import INTEGRITY, LEAKS
+from agentrl.testing.env_check import INTEGRITY, LEAKS
 from agentrl.testing.report import CheckStatus, EnvCheckReport
 
 Step = tuple[str, float, bool, bool, dict[str, Any]]

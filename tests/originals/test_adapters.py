@@ -13,8 +13,7 @@ import pytest
 from agentrl.env_lookup import resolve_environment
 from agentrl.errors import UsageError
 from agentrl.rollout.env_pool import EnvPool
-from agentrl.testing.env_check import check_env
-from agentrl.testing.env_rules.catalogue import LAZY
+from agentrl.testing.env_check import LAZY, check_env
 
 pytestmark = [pytest.mark.originals, pytest.mark.timeout(1800)]
 PAGE = Path(__file__).parent.parent.parent / "docs" / "environments" / "adapters.md"

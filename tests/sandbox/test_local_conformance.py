@@ -7,9 +7,8 @@ from agentrl.sandbox import SandboxSpec
 from agentrl.sandbox.local import UNCONFINED
 from agentrl.testing.env_subject import Broken
 from agentrl.testing.report import CheckStatus
-from agentrl.testing.sandbox_check import check_sandbox
+from agentrl.testing.sandbox_check import RULES, check_sandbox
 from agentrl.testing.sandbox_rules import behaviour, security
-from agentrl.testing.sandbox_rules.catalogue import RULES
 from agentrl.testing.sandbox_subject import SandboxSubject
 
 

@@ -1,1 +1,1 @@
-"""The rules of an environment, by theme; `catalogue` lists them."""
+"""The rules of an environment, by theme; `agentrl.testing.env_check` lists them."""

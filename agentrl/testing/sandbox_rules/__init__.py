@@ -1,1 +1,1 @@
-"""The rules of a sandbox, by theme; `catalogue` lists them."""
+"""The rules of a sandbox, by theme; `agentrl.testing.sandbox_check` lists them."""
