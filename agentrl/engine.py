@@ -10,8 +10,8 @@ What every engine promises (`agentrl.testing.check_engine` tests it):
 - `pause` holds running requests; after `resume` they go on with the engine's current weights and with a key-value
   cache computed from those weights.
 - Requests with the same `seed` on the same weights sample the same tokens where `capabilities.seeded` says so.
-- With `capabilities.routes`, and where a request asks for them, an answer tells which experts of a mixture each token
-  went to, of all tokens from the one that the request names to the last but one: the last was not computed yet.
+- With `capabilities.routed_experts`, and where a request asks for them, an answer tells to which experts each token was
+  routed, from the token that the request names to the last but one: the last was not computed yet.
 - A prompt with images is refused with a `UsageError` unless `capabilities.images`; never are images left out.
 - Failures are `EngineError`; an id outside the vocabulary is a `UsageError` and hurts nobody else.
 
@@ -41,7 +41,7 @@ if TYPE_CHECKING:
     import numpy.typing as npt
 
     from agentrl.image import PlacedImage
-    from agentrl.trajectory import Routes
+    from agentrl.trajectory import RoutedExperts
 
 
 class StopReason(enum.StrEnum):
@@ -82,9 +82,9 @@ class GenerateRequest:
     request_id: str
     images: Sequence[PlacedImage] = ()
     """What placeholders among the ids stand for, in order; only for engines whose `capabilities.images` says so."""
-    routes_from: int | None = None
-    """Tell the experts of the tokens from this one of the prompt on; only for engines whose `capabilities.routes` says
-    so."""
+    routed_experts_from: int | None = None
+    """Tell the experts of the tokens from this one of the prompt on; only for engines with
+    `capabilities.routed_experts`."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -105,8 +105,8 @@ class Generation:
     """Seconds of sampling; with what came before, where an engine does not tell them apart."""
     resubmissions: int = 0
     """How often the request was given to another server because one was lost."""
-    routes: Routes | None = None
-    """Experts of the tokens from the request's `routes_from` on: see `agentrl.trajectory`."""
+    routed_experts: RoutedExperts | None = None
+    """Experts of the tokens from the request's `routed_experts_from` on: see `agentrl.trajectory`."""
 
     def followed_by(self, second: Generation) -> Generation:
         """One answer made of this one and a second that continued it; the prompt's cached tokens are the first's."""
@@ -120,7 +120,7 @@ class Generation:
             prefill_s=self.prefill_s + second.prefill_s,
             decode_s=self.decode_s + second.decode_s,
             resubmissions=self.resubmissions + second.resubmissions,
-            routes=joined(self.routes, second.routes),
+            routed_experts=joined(self.routed_experts, second.routed_experts),
         )
 
 
@@ -137,7 +137,7 @@ class Capabilities:
     """Equal seeds give equal samples, whatever else runs."""
     images: bool = False
     """Prompts may hold images."""
-    routes: bool = False
+    routed_experts: bool = False
     """Answers may tell which experts tokens went to."""
 
 

@@ -58,17 +58,17 @@ from agentrl.image import (
 )
 from agentrl.message import ImagePart, Message, ToolCall
 
-Routes = npt.NDArray[np.unsignedinteger[Any]]
+RoutedExperts = npt.NDArray[np.unsignedinteger[Any]]
 """uint8 or uint16 [tokens, layers x chosen]."""
 
 
-def small(experts: npt.NDArray[np.integer[Any]]) -> Routes:
+def small(experts: npt.NDArray[np.integer[Any]]) -> RoutedExperts:
     """The same numbers, none of which is negative, in as few bytes as they need."""
     return experts.astype(np.uint8 if experts.max(initial=0) <= np.iinfo(np.uint8).max else np.uint16)
 
 
-def joined(first: Routes | None, second: Routes | None) -> Routes | None:
-    """Routes of tokens and of those that follow them."""
+def joined(first: RoutedExperts | None, second: RoutedExperts | None) -> RoutedExperts | None:
+    """Join the routed experts of tokens and of those that follow them."""
     if first is None or second is None:
         return second if first is None else first
     if first.shape[1] != second.shape[1]:
@@ -80,20 +80,20 @@ def joined(first: Routes | None, second: Routes | None) -> Routes | None:
     return np.concatenate([first, second])
 
 
-def routes_record(start: int, routes: Routes) -> dict[str, Any]:
-    """Routes of the tokens from an index on as plain JSON types."""
+def routed_experts_record(start: int, routed_experts: RoutedExperts) -> dict[str, Any]:
+    """Return the routed experts of the tokens from an index on as plain JSON types."""
     return {
         "start": start,
-        "shape": list(routes.shape),
-        "type": routes.dtype.name,
-        "data": base64.b64encode(zlib.compress(routes.tobytes(), level=1)).decode("ascii"),
+        "shape": list(routed_experts.shape),
+        "type": routed_experts.dtype.name,
+        "data": base64.b64encode(zlib.compress(routed_experts.tobytes(), level=1)).decode("ascii"),
     }
 
 
-def routes_from_record(record: Mapping[str, Any]) -> Routes:
-    """What `routes_record` was given."""
+def routed_experts_from_record(record: Mapping[str, Any]) -> RoutedExperts:
+    """Restore what `routed_experts_record` was given."""
     data = zlib.decompress(base64.b64decode(record["data"]))
-    found: Routes = np.frombuffer(data, dtype=record["type"]).reshape(record["shape"])
+    found: RoutedExperts = np.frombuffer(data, dtype=record["type"]).reshape(record["shape"])
     return found
 
 
@@ -164,8 +164,8 @@ class TokenSequence:
         "_ids",
         "_images",
         "_logprobs",
-        "_routes",
-        "_routes_start",
+        "_routed_experts",
+        "_routed_experts_start",
         "_sources",
         "_versions",
         "parent",
@@ -182,8 +182,8 @@ class TokenSequence:
         self._logprobs = array("f")
         self._versions = array("i")
         self._images: list[PlacedImage] = []
-        self._routes: list[Routes] = []
-        self._routes_start = 0
+        self._routed_experts: list[RoutedExperts] = []
+        self._routed_experts_start = 0
 
     def __len__(self) -> int:
         return self.shared + len(self._ids)
@@ -218,37 +218,37 @@ class TokenSequence:
 
     @property
     def routed(self) -> int:
-        """How many of the first tokens have known routes."""
-        if self._routes:
-            return self._routes_start + sum(map(len, self._routes))
+        """Number of first tokens whose experts are known."""
+        if self._routed_experts:
+            return self._routed_experts_start + sum(map(len, self._routed_experts))
         return 0 if self.parent is None else min(self.parent.routed, self.shared)
 
     @property
-    def routes(self) -> Routes | None:
+    def routed_experts(self) -> RoutedExperts | None:
         """Experts of the first `routed` tokens: see `agentrl.trajectory`; ``None`` where none are known."""
         found = None
-        if self.parent is not None and (before := self.parent.routes) is not None:
-            found = before[: self._routes_start if self._routes else self.shared]
-        for routes in self._routes:
-            found = joined(found, routes)
+        if self.parent is not None and (before := self.parent.routed_experts) is not None:
+            found = before[: self._routed_experts_start if self._routed_experts else self.shared]
+        for routed_experts in self._routed_experts:
+            found = joined(found, routed_experts)
         return found
 
-    def extend_routes(self, routes: Routes) -> None:
+    def extend_routed_experts(self, routed_experts: RoutedExperts) -> None:
         """Say which experts the tokens after the first `routed` went to: [tokens, layers x chosen].
 
         Raises:
             LedgerError: there are no such tokens, or the last one is among them, which no answer has computed.
         """
         start = self.routed
-        if routes.ndim != 2 or start + len(routes) >= len(self):
+        if routed_experts.ndim != 2 or start + len(routed_experts) >= len(self):
             raise LedgerError(
                 "experts of tokens that the engine has not computed",
-                got=f"shape {routes.shape}, from token {start} on",
+                got=f"shape {routed_experts.shape}, from token {start} on",
                 expected=f"at most {len(self) - 1 - start} tokens",
             )
-        if len(routes):
-            self._routes_start = self._routes_start if self._routes else start
-            self._routes.append(routes)
+        if len(routed_experts):
+            self._routed_experts_start = self._routed_experts_start if self._routed_experts else start
+            self._routed_experts.append(routed_experts)
 
     def place(self, image: PlacedImage) -> None:
         """Say that tokens which were appended, and not sampled, stand for an image.
@@ -332,20 +332,20 @@ class TokenSequence:
         images = [place_record(image) for image in self._images if image.start >= self.shared + start]
         return {
             **({"images": images} if images else {}),
-            **({"routes": routes} if (routes := self._own_routes(start)) else {}),
+            **({"routes": routed_experts} if (routed_experts := self._own_routed_experts(start)) else {}),
             "token_ids": self._ids[start:].tolist(),
             "sources": self._sources[start:].tolist(),
             "logprobs": [value if value == value else None for value in self._logprobs[start:]],
             "versions": self._versions[start:].tolist(),
         }
 
-    def _own_routes(self, start: int) -> list[dict[str, Any]]:
+    def _own_routed_experts(self, start: int) -> list[dict[str, Any]]:
         """What was told reaches to the last token but one of its time, and so beyond all that was told before."""
-        found, first = [], self._routes_start
-        for routes in self._routes:
-            if start == 0 or first + len(routes) >= self.shared + start:
-                found.append(routes_record(first, routes))
-            first += len(routes)
+        found, first = [], self._routed_experts_start
+        for routed_experts in self._routed_experts:
+            if start == 0 or first + len(routed_experts) >= self.shared + start:
+                found.append(routed_experts_record(first, routed_experts))
+            first += len(routed_experts)
         return found
 
     def own_images(self, start: int = 0) -> list[ImagePart]:
@@ -369,8 +369,8 @@ class TokenSequence:
         for record in arrays.get("routes", ()):
             if record["start"] > self.routed:  # some before them were never written
                 break
-            self._routes_start = self._routes_start if self._routes else record["start"]
-            self._routes.append(routes_from_record(record))
+            self._routed_experts_start = self._routed_experts_start if self._routed_experts else record["start"]
+            self._routed_experts.append(routed_experts_from_record(record))
 
 
 def first_difference(expected: Sequence[object], got: Sequence[object]) -> int | None:

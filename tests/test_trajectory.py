@@ -14,7 +14,7 @@ from agentrl.image import PlacedImage
 from agentrl.message import ImagePart, Message, ToolCall
 from agentrl.trajectory import (
     NOT_SAMPLED,
-    Routes,
+    RoutedExperts,
     Source,
     TokenSequence,
     Trajectory,
@@ -95,7 +95,7 @@ def test_images_and_routes_follow_their_tokens_through_forks_and_storage(data: s
     told: dict[int, int] = {}
 
     def routed(index: int) -> int:
-        """How many tokens have routes: those told in this branch, else those that its parent knows by now."""
+        """How many tokens have routed_experts: those told in this branch, else those that its parent knows by now."""
         sequence = trajectory.sequences[index]
         if index in told or sequence.parent is None:
             return told.get(index, 0)
@@ -122,7 +122,7 @@ def test_images_and_routes_follow_their_tokens_through_forks_and_storage(data: s
             pictures[index] += show(data, sequence)
             sequence.extend_sampled([7] * 2, logprobs=[-1.0] * 2, versions=[0] * 2)
         if len(sequence) - sequence.shared > written and data.draw(st.booleans()):
-            sequence.extend_routes(expert_pairs(routed(index), len(sequence) - 1))
+            sequence.extend_routed_experts(expert_pairs(routed(index), len(sequence) - 1))
             told[index] = len(sequence) - 1
         assert sequence.own_images(written) == [image.image for image in pictures[index][known:]]
         arrays = json.loads(json.dumps(sequence.own_arrays(written)))
@@ -133,7 +133,7 @@ def test_images_and_routes_follow_their_tokens_through_forks_and_storage(data: s
             assert list(sequence.images) == pictures[number]
             assert sequence.token_ids.tolist() == trajectory.sequences[number].token_ids.tolist()
             assert sequence.routed == routed(number)
-            found = [] if sequence.routes is None else sequence.routes.tolist()
+            found = [] if sequence.routed_experts is None else sequence.routed_experts.tolist()
             assert found == expert_pairs(0, routed(number)).tolist()
 
 
@@ -152,31 +152,31 @@ def show(data: st.DataObject, sequence: TokenSequence) -> list[PlacedImage]:
     return [image]
 
 
-def expert_pairs(start: int, end: int) -> Routes:
+def expert_pairs(start: int, end: int) -> RoutedExperts:
     return np.repeat(np.arange(start, end, dtype=np.uint8)[:, None], 2, axis=1)
 
 
 def test_routes_that_lack_those_before_them_are_not_read() -> None:
     sequence = TokenSequence()
     sequence.extend([1] * 9, Source.PROMPT)
-    sequence.extend_routes(expert_pairs(0, 2))
-    sequence.extend_routes(expert_pairs(2, 4))
+    sequence.extend_routed_experts(expert_pairs(0, 2))
+    sequence.extend_routed_experts(expert_pairs(2, 4))
     arrays = sequence.own_arrays()
     del arrays["routes"][0]
     copy = TokenSequence()
     copy.load_arrays(arrays)
-    assert (copy.routed, copy.routes) == (0, None)
+    assert (copy.routed, copy.routed_experts) == (0, None)
 
 
-@pytest.mark.parametrize("routes", [expert_pairs(0, 3)[:, 0], expert_pairs(0, 3), expert_pairs(0, 4)])
-def test_routes_of_tokens_that_were_not_computed_are_refused(routes: Routes) -> None:
+@pytest.mark.parametrize("routed_experts", [expert_pairs(0, 3)[:, 0], expert_pairs(0, 3), expert_pairs(0, 4)])
+def test_routed_experts_of_tokens_that_were_not_computed_are_refused(routed_experts: RoutedExperts) -> None:
     sequence = TokenSequence()
     sequence.extend([1] * 3, Source.PROMPT)
     with pytest.raises(LedgerError, match="from token 0 on, expected at most 2 tokens"):
-        sequence.extend_routes(routes)
-    sequence.extend_routes(expert_pairs(0, 0))
-    assert sequence.routes is None
-    sequence.extend_routes(expert_pairs(0, 2))
+        sequence.extend_routed_experts(routed_experts)
+    sequence.extend_routed_experts(expert_pairs(0, 0))
+    assert sequence.routed_experts is None
+    sequence.extend_routed_experts(expert_pairs(0, 2))
     assert sequence.routed == 2
 
 

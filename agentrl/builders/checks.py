@@ -101,7 +101,7 @@ def refuse_adapters(config: Config, what: str) -> None:
 
 
 def told_experts(config: Config, section: ServerEngineConfig) -> ServerEngineConfig:
-    """The engine's section, whose launched servers tell experts where the trainer replays routes.
+    """The engine's section, whose launched servers tell experts where the trainer replays routed experts.
 
     Raises:
         ConfigError: they would run on the CPU, where neither vLLM nor SGLang can.
@@ -120,12 +120,12 @@ def told_experts(config: Config, section: ServerEngineConfig) -> ServerEngineCon
 
 
 def check_tells_experts(config: Config, engine: PolicyEngine) -> None:
-    """Refuse an engine whose routes the trainer would wait for in vain.
+    """Refuse an engine whose routed experts the trainer would wait for in vain.
 
     Raises:
         ConfigError: it tells none.
     """
-    if config.trainer.router_replay and not engine.capabilities.routes:
+    if config.trainer.router_replay and not engine.capabilities.routed_experts:
         raise ConfigError(
             "trainer.moe.router_replay needs an engine that tells which experts tokens went to",
             got=f"engine {config.engine.type}, which does not",

@@ -138,8 +138,8 @@ def build_training(
             own = load_policy(config, model_path, base_path=reference_path)
         else:
             own = model if shared else copy.deepcopy(model)
-        routes = config.trainer.router_replay
-        engine = LocalEngine(own, settings, version=version, reader=renderer.images, routes=routes)
+        routed_experts = config.trainer.router_replay
+        engine = LocalEngine(own, settings, version=version, reader=renderer.images, routed_experts=routed_experts)
         few = config.model.lora is not None  # the frozen weights are there already
         sync = InProcessSync(TrainedWeights(source) if few else source, engine, shared=shared, probe=probe)
     elif pool is not None:

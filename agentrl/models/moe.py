@@ -8,7 +8,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from agentrl.trajectory import Routes, small
+from agentrl.trajectory import RoutedExperts, small
 
 
 def routers(model: nn.Module) -> list[nn.Module]:
@@ -41,7 +41,7 @@ class ChosenExperts:
 
         return remember
 
-    def take(self) -> Routes:
+    def take(self) -> RoutedExperts:
         """Of the tokens of the pass, which is forgotten."""
         chosen = torch.cat(self._latest.chosen, dim=1).cpu().numpy()
         del self._latest.chosen

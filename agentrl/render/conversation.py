@@ -107,8 +107,8 @@ class LedgerConversation:
         """
         start = self._take_answer_start()
         self.sequence.extend_sampled(generation.token_ids, logprobs=generation.logprobs, versions=generation.versions)
-        if generation.routes is not None:
-            self.sequence.extend_routes(generation.routes)
+        if generation.routed_experts is not None:
+            self.sequence.extend_routed_experts(generation.routed_experts)
         timings = TurnTimings(queue=generation.queue_s, prefill=generation.prefill_s, decode=generation.decode_s)
         return self._end_turn(start, role, generation.stop_reason, timings)
 

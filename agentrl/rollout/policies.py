@@ -125,7 +125,9 @@ class EngineConversation(Conversation):
             session_id=self._session_id(),
             request_id=f"{self._turns.trajectory.id}/turn-{self._turns.budget.turns - 1}",
             images=self.ledger.sequence.images,
-            routes_from=self.ledger.sequence.routed if self._policy.engine.capabilities.routes else None,
+            routed_experts_from=self.ledger.sequence.routed
+            if self._policy.engine.capabilities.routed_experts
+            else None,
         )
         if request.images and not self._policy.engine.capabilities.images:
             raise UsageError("the engine does not take images", hint="set engine=local, or give text observations")
@@ -196,11 +198,11 @@ def session_id(trajectory_id: str, sequence: int) -> str:
 
 def _continued(request: GenerateRequest, part: Generation) -> GenerateRequest:
     rest = request.params.max_tokens - len(part.token_ids)
-    told = 0 if part.routes is None else len(part.routes)
+    told = 0 if part.routed_experts is None else len(part.routed_experts)
     return replace(
         request,
         prompt_ids=[*request.prompt_ids, *part.token_ids],
-        routes_from=None if request.routes_from is None else request.routes_from + told,
+        routed_experts_from=None if request.routed_experts_from is None else request.routed_experts_from + told,
         params=replace(request.params, max_tokens=rest),
     )
 

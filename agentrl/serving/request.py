@@ -24,7 +24,7 @@ def check_request(request: GenerateRequest, capabilities: Capabilities, running:
         raise UsageError(f"{name} holds images", got=len(request.images), expected="an engine that takes images")
     if any(image.end > len(prompt) for image in request.images):
         raise UsageError(f"{name} places an image outside its prompt", expected=f"within {len(prompt)} tokens")
-    if request.routes_from is not None and not capabilities.routes:
+    if request.routed_experts_from is not None and not capabilities.routed_experts:
         raise UsageError(f"{name} asks for experts", expected="an engine that tells them")
     if len(prompt) == 0:
         raise UsageError(f"{name} has an empty prompt", expected="at least one token")

@@ -225,7 +225,7 @@ def _row(
             expected="a finite number",
             hint="use an engine that returns log-probabilities",
         )
-    scored = scored_sequence(sequence.token_ids, mask, sequence.images, sequence.routes if routes else None)
+    scored = scored_sequence(sequence.token_ids, mask, sequence.images, sequence.routed_experts if routes else None)
     versions = sequence.versions[mask]
     return _Row(scored=scored, trajectory=number, logprobs=logprobs, versions=versions, turn=turn[mask])
 

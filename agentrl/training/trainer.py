@@ -348,7 +348,9 @@ class Trainer:
         self, sequences: Sequence[TokenSequence], temperature: float, pad_id: int
     ) -> list[torch.Tensor]:
         routes = self._config.router_replay
-        scored = [scored_sequence(s.token_ids, s.loss_mask, s.images, s.routes if routes else None) for s in sequences]
+        scored = [
+            scored_sequence(s.token_ids, s.loss_mask, s.images, s.routed_experts if routes else None) for s in sequences
+        ]
         flat = self._policy.scores(scored, temperature=temperature, pad_id=pad_id)
         return list(torch.split(flat.logp, [sequence.targets.numel() for sequence in scored]))
 

@@ -51,7 +51,7 @@ ROOMS = {
         tests=(
             "tests/test_trajectory.py",
             "tests/test_images.py",
-            "tests/test_routes.py",
+            "tests/test_routed_experts.py",
             "tests/observe/test_trajectory_store.py",
         ),
         goal=0.95,

@@ -16,7 +16,7 @@ import torch
 from torch import Tensor
 
 from agentrl.image import PlacedImage
-from agentrl.trajectory import Routes
+from agentrl.trajectory import RoutedExperts
 
 STEP = 256
 """Smallest capacity, and the distance between capacities of short rows."""
@@ -97,7 +97,7 @@ class CacheRow:
     images: Sequence[PlacedImage] = ()
     """What placeholders among the ids stand for."""
     computed: int = 0
-    routes: list[Routes] = field(default_factory=list)
+    routed_experts: list[RoutedExperts] = field(default_factory=list)
     """Experts of each of the computed tokens, where the engine tells them."""
     session_id: str | None = None
     """Whose turns find it again; ``None`` when nobody does."""

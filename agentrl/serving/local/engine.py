@@ -169,7 +169,7 @@ class LocalEngine(PolicyEngine):
         config: Sizes and deadline.
         version: Version of the weights at the start.
         reader: Prepares images, for a model that sees them; without, requests hold none.
-        routes: Tell the experts of a mixture.
+        routed_experts: Tell the experts of a mixture.
 
     Raises:
         UsageError: the model or the sizes do not work.
@@ -182,7 +182,7 @@ class LocalEngine(PolicyEngine):
         *,
         version: int = 0,
         reader: ImageReader | None = None,
-        routes: bool = False,
+        routed_experts: bool = False,
     ) -> None:
         self.config = config
         text = model.config.get_text_config()
@@ -199,12 +199,12 @@ class LocalEngine(PolicyEngine):
             vocab_size=int(text.vocab_size),
             seeded=True,
             images=reader is not None,
-            routes=routes,
+            routed_experts=routed_experts,
         )
         self.callers: Callers | None = None
         """In lockstep with them, a step waits until all have asked: which requests meet in it then does not depend on
         time, wherever environments and tools run."""
-        self._runner = ModelRunner(model, reader, routes=routes)
+        self._runner = ModelRunner(model, reader, routed_experts=routed_experts)
         check_lanes("engine.lanes", config.lanes, model)
         self._lanes = Lanes(config.lanes)
         rows = RowStore(max_tokens=config.cache_tokens, max_context=max_context)
@@ -334,10 +334,10 @@ class LocalEngine(PolicyEngine):
         ready: list[ScheduledRequest] = []
         places: list[int] = []
         for step in steps:
-            step.keep_routes()
+            step.keep_routed_experts()
         for place, piece in enumerate(piece for step in steps for piece in step.pieces):
             job = jobs[piece.row]
-            job.add_routes(piece.row)
+            job.add_routed_experts(piece.row)
             piece.row.computed += piece.count
             if piece.row.computed == len(job.ids):
                 ready.append(job)

@@ -25,7 +25,7 @@ from agentrl.image import ImageReader, rope_positions
 from agentrl.models.moe import ChosenExperts, routers
 from agentrl.models.vision import View, read, views_of
 from agentrl.serving.local.cache import CacheRow, Shelf
-from agentrl.trajectory import Routes
+from agentrl.trajectory import RoutedExperts
 
 UNKNOWN_TERMS = ("s_aux", "position_bias")
 """Arguments of attention functions that change the scores."""
@@ -136,7 +136,7 @@ class ForwardStep:
         """Index of each token in its sequence, int64[1, tokens]."""
         self.positions = self.places
         """Rotary positions: the same, or int64[3, 1, tokens] where a sequence holds images."""
-        self.routes: Routes | None = None
+        self.routed_experts: RoutedExperts | None = None
         """Experts of each token, once they are known."""
         self.views: list[View] = []
         """Tokens of this step that stand for images."""
@@ -152,13 +152,13 @@ class ForwardStep:
             if p.count > 1
         ]
 
-    def keep_routes(self) -> None:
+    def keep_routed_experts(self) -> None:
         """Hand the experts of the tokens to their rows, before these count as computed."""
-        if self.routes is None:
+        if self.routed_experts is None:
             return
         first = 0
         for piece in self.pieces:
-            piece.row.routes[piece.start :] = self.routes[first : first + piece.count]
+            piece.row.routed_experts[piece.start :] = self.routed_experts[first : first + piece.count]
             first += piece.count
 
     def _see(self, starts: list[int]) -> None:
@@ -333,20 +333,22 @@ class ModelRunner:
     Args:
         model: A decoder-only model with rotary positions.
         reader: Prepares images, for a model that sees them.
-        routes: Tell which experts tokens went to.
+        routed_experts: Tell which experts tokens went to.
 
     Raises:
         UsageError: the model's attention cannot be replaced, or it has no experts.
     """
 
-    def __init__(self, model: PreTrainedModel, reader: ImageReader | None = None, *, routes: bool = False) -> None:
+    def __init__(
+        self, model: PreTrainedModel, reader: ImageReader | None = None, *, routed_experts: bool = False
+    ) -> None:
         _check(model)
         self._reader = reader
         shared = {id(tensor): tensor for tensor in [*model.parameters(), *model.buffers()]}
         self._source = model
         self._module = copy.deepcopy(model, memo=shared).eval()
         self._module.config.get_text_config()._attn_implementation = ATTENTION
-        self._chosen = ChosenExperts(_routers(self._module)) if routes else None
+        self._chosen = ChosenExperts(_routers(self._module)) if routed_experts else None
 
     @property
     def device(self) -> torch.device:
@@ -360,7 +362,7 @@ class ModelRunner:
         """
         found = self._logits(step)
         if self._chosen is not None:
-            step.routes = self._chosen.take()
+            step.routed_experts = self._chosen.take()
         return found
 
     def _logits(self, step: ForwardStep) -> Tensor:

@@ -24,7 +24,7 @@ from agentrl.image import common_tokens
 from agentrl.serving.local.cache import CacheRow, RowStore
 from agentrl.serving.local.forward import Piece
 from agentrl.serving.request import common_prefix
-from agentrl.trajectory import Routes
+from agentrl.trajectory import RoutedExperts
 
 ANSWER_ROOM = 32
 """Tokens of the answer for which a new row has room at once; longer answers move."""
@@ -41,8 +41,8 @@ class ScheduledRequest:
     """Prompt and what was sampled so far."""
     logprobs: list[float] = field(default_factory=list)
     versions: list[int] = field(default_factory=list)
-    routes: list[Routes] = field(default_factory=list)
-    """Experts of the tokens from the request's `routes_from` on, as they were when these were first computed."""
+    routed_experts: list[RoutedExperts] = field(default_factory=list)
+    """Experts of the tokens from the request's `routed_experts_from` on, as they were first computed."""
     row: CacheRow | None = None
     """Held while the job runs."""
     cached_tokens: int = 0
@@ -63,10 +63,10 @@ class ScheduledRequest:
         self.logprobs.append(logprob)
         self.versions.append(version)
 
-    def add_routes(self, row: CacheRow) -> None:
+    def add_routed_experts(self, row: CacheRow) -> None:
         """Record the experts of tokens that were computed."""
-        if self.request.routes_from is not None:
-            self.routes += row.routes[self.request.routes_from + len(self.routes) :]
+        if self.request.routed_experts_from is not None:
+            self.routed_experts += row.routed_experts[self.request.routed_experts_from + len(self.routed_experts) :]
 
     def stop_reason(self, max_context: int) -> StopReason | None:
         """Why sampling ends after the latest token; ``None`` when it goes on."""
@@ -89,7 +89,7 @@ class ScheduledRequest:
             queue_s=admitted - self.submitted,
             prefill_s=first_token - admitted,
             decode_s=now - first_token,
-            routes=np.stack(self.routes) if self.routes else None,
+            routed_experts=np.stack(self.routed_experts) if self.routed_experts else None,
         )
 
 

@@ -264,5 +264,5 @@ def common_capabilities(found: Sequence[Capabilities]) -> Capabilities:
         vocab_size=sizes.pop(),
         logprobs=all(capabilities.logprobs for capabilities in found),
         seeded=all(capabilities.seeded for capabilities in found),
-        routes=all(capabilities.routes for capabilities in found),
+        routed_experts=all(capabilities.routed_experts for capabilities in found),
     )

@@ -247,7 +247,7 @@ async def _learn(http: HttpSession, config: ServerEngineConfig, model: Any, limi
         capabilities=Capabilities(
             max_context=decode_context(info),
             vocab_size=decode_vocabulary(told),
-            routes=bool(info.get("enable_return_routed_experts")),
+            routed_experts=bool(info.get("enable_return_routed_experts")),
         ),
         has_sessions=BEGIN in openapi["paths"],
         workers=int(info.get("tp_size") or 1),
@@ -279,12 +279,12 @@ class RunningRequest:
         return [] if self.answer is None else self.answer.token_ids
 
     @property
-    def routes_from(self) -> int | None:
+    def routed_experts_from(self) -> int | None:
         """The first token whose experts are not known yet, where they are asked for."""
-        first = self.request.routes_from
-        if first is None or self.answer is None or self.answer.routes is None:
+        first = self.request.routed_experts_from
+        if first is None or self.answer is None or self.answer.routed_experts is None:
             return first
-        return first + len(self.answer.routes)
+        return first + len(self.answer.routed_experts)
 
     def ended(self, stop_reason: StopReason) -> Generation:
         """The answer so far as the whole answer."""
@@ -376,11 +376,11 @@ class SGLangServer(InferenceServer):
                 wire_id=call.wire_id,
                 max_context=most,
                 sampled=call.sampled,
-                routes_from=call.routes_from,
+                routed_experts_from=call.routed_experts_from,
             )
             told = await self._http.post("/generate", body, deadline_s=self._config.timeout_s, late=EngineError)
             call.sent = False
-            part = decode_answer(told, request.params.stop_token_ids, routes_from=call.routes_from)
+            part = decode_answer(told, request.params.stop_token_ids, routed_experts_from=call.routed_experts_from)
             call.answer = part.generation if call.answer is None else call.answer.followed_by(part.generation)
             if call.answer.stop_reason is StopReason.ABORT and not call.aborted:
                 raise EngineError(

@@ -20,7 +20,7 @@ from agentrl.engine import (
 )
 from agentrl.errors import EngineError
 from agentrl.serving.http import decode_versions
-from agentrl.trajectory import Routes, small
+from agentrl.trajectory import RoutedExperts, small
 
 _NOT_FLUSHED = "Weights were updated, but the cache was not flushed"
 
@@ -40,7 +40,7 @@ def encode_request(
     wire_id: str,
     max_context: int,
     sampled: Sequence[int] = (),
-    routes_from: int | None = None,
+    routed_experts_from: int | None = None,
 ) -> dict[str, Any]:
     """The body of a request to ``/generate``.
 
@@ -51,7 +51,7 @@ def encode_request(
         wire_id: Name of the request at the server. An abort ends all requests whose names begin with the aborted one.
         max_context: Most tokens of prompt and answer together.
         sampled: The answer so far, which is continued.
-        routes_from: The first token whose experts are asked for, if any are.
+        routed_experts_from: The first token whose experts are asked for, if any are.
     """
     params = request.params
     return {
@@ -66,13 +66,13 @@ def encode_request(
             # it would make SGLang go past our stop tokens, too
             "ignore_eos": not params.stop_token_ids,
         },
-    } | _encode_routes(routes_from)
+    } | _encode_routed_experts(routed_experts_from)
 
 
-def _encode_routes(routes_from: int | None) -> dict[str, Any]:
-    if routes_from is None:
+def _encode_routed_experts(routed_experts_from: int | None) -> dict[str, Any]:
+    if routed_experts_from is None:
         return {}
-    return {"return_routed_experts": True, "routed_experts_start_len": routes_from}
+    return {"return_routed_experts": True, "routed_experts_start_len": routed_experts_from}
 
 
 def _encode_cuts(params: SamplingParams) -> dict[str, Any]:
@@ -143,13 +143,15 @@ def needs_flush(said: str) -> bool:
     return said.startswith(_NOT_FLUSHED)
 
 
-def decode_answer(body: Any, stop_token_ids: frozenset[int], *, routes_from: int | None = None) -> GeneratedPart:
+def decode_answer(
+    body: Any, stop_token_ids: frozenset[int], *, routed_experts_from: int | None = None
+) -> GeneratedPart:
     """The body of a successful answer of ``/generate``.
 
     Args:
         body: Its JSON.
         stop_token_ids: Of the request.
-        routes_from: The first token whose experts were asked for.
+        routed_experts_from: The first token whose experts were asked for.
 
     Raises:
         EngineError: it is not one, its parts do not fit one another, or the model's numbers are not finite.
@@ -160,7 +162,11 @@ def decode_answer(body: Any, stop_token_ids: frozenset[int], *, routes_from: int
         logprobs = [float(row[0]) for row in meta.get("output_token_logprobs") or ()]
         versions = decode_versions(meta.get("weight_versions") or (), len(token_ids))
         stop_reason, goes_on = _decode_reason(meta["finish_reason"], stop_token_ids)
-        routes = None if routes_from is None else _decode_routes(meta, int(meta["prompt_tokens"]) - routes_from)
+        routed_experts = (
+            None
+            if routed_experts_from is None
+            else _decode_routed_experts(meta, int(meta["prompt_tokens"]) - routed_experts_from)
+        )
         cached_tokens, queue_s = int(meta.get("cached_tokens") or 0), float(meta.get("queue_time") or 0.0)
     except (KeyError, TypeError, IndexError, AttributeError, ValueError) as error:
         raise EngineError("SGLang's answer is not a generation", got=repr(body)[:300]) from error
@@ -173,14 +179,14 @@ def decode_answer(body: Any, stop_token_ids: frozenset[int], *, routes_from: int
         stop_reason=stop_reason,
         cached_tokens=cached_tokens,
         queue_s=queue_s,
-        routes=routes,
+        routed_experts=routed_experts,
         prefill_s=_seconds(meta, "forward_entry_time", "prefill_finished_time"),
         decode_s=_seconds(meta, "prefill_finished_time", "request_finished_ts"),
     )
     return GeneratedPart(generation, goes_on)
 
 
-def _decode_routes(meta: Mapping[str, Any], prompt: int) -> Routes | None:
+def _decode_routed_experts(meta: Mapping[str, Any], prompt: int) -> RoutedExperts | None:
     """From base64 of int32, [tokens, layers, chosen] without these lengths.
 
     They are of `prompt` tokens of the prompt, and of those of the answer but the last one.

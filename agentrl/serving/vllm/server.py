@@ -57,7 +57,7 @@ class VLLMAbilities:
     convention: LogprobConvention
     has_adapter: bool
     """Whether it was sent one."""
-    routes: bool
+    routed_experts: bool
     """It was started to tell which experts tokens went to."""
 
 
@@ -110,8 +110,10 @@ async def probe(http: HttpSession, config: ServerEngineConfig, *, deadline_s: fl
         max_context = int(models["data"][0]["max_model_len"])
     except (KeyError, IndexError, TypeError, ValueError) as error:
         raise EngineError(f"{http.url} does not tell its longest context", got=repr(models)[:200]) from error
-    routes = bool((info["vllm_config"].get("aux_output_config") or {}).get("enable_return_routed_experts"))
-    return VLLMAbilities(max_context=max_context, convention=convention, has_adapter=ADAPTER in names, routes=routes)
+    routed_experts = bool((info["vllm_config"].get("aux_output_config") or {}).get("enable_return_routed_experts"))
+    return VLLMAbilities(
+        max_context=max_context, convention=convention, has_adapter=ADAPTER in names, routed_experts=routed_experts
+    )
 
 
 async def _check_awake(http: HttpSession, deadline_s: float) -> None:
@@ -238,7 +240,9 @@ class VLLMServer(InferenceServer):
         await wait_until_healthy(self._http, deadline_s=deadline_s)
         found = await probe(self._http, self._config, deadline_s=deadline_s)
         limit = min(found.max_context, self._config.max_context or found.max_context)
-        self.capabilities = Capabilities(max_context=limit, vocab_size=self._vocab_size, routes=found.routes)
+        self.capabilities = Capabilities(
+            max_context=limit, vocab_size=self._vocab_size, routed_experts=found.routed_experts
+        )
         self._convention = found.convention
         self._is_adapted = found.has_adapter and self._config.adapter_rank is not None
 

@@ -13,7 +13,7 @@ import numpy as np
 from agentrl.engine import GenerateRequest, Generation, SamplingParams, ServerLoad, StopReason, TensorLayout
 from agentrl.errors import EngineError, UsageError
 from agentrl.serving.http import decode_versions
-from agentrl.trajectory import Routes, small
+from agentrl.trajectory import RoutedExperts, small
 
 ID_PREFIX = "generate-tokens-"
 """vLLM puts it before our request id; an abort must name both, unknown ids are ignored in silence."""
@@ -61,8 +61,8 @@ def encode_request(
         "logprobs": 0,  # of the sampled tokens only
         "detokenize": False,
     }
-    if request.routes_from is not None:
-        sampling["routed_experts_prompt_start"] = request.routes_from
+    if request.routed_experts_from is not None:
+        sampling["routed_experts_prompt_start"] = request.routed_experts_from
     body = {"token_ids": list(request.prompt_ids), "request_id": wire_id, "sampling_params": sampling}
     return body | {"model": ADAPTER} if adapted else body
 
@@ -111,7 +111,7 @@ def decode_answer(body: Any, stop_token_ids: frozenset[int]) -> Generation:
         logprobs = [float(row["logprob"]) for row in rows]
         versions = decode_versions(choice.get("weight_versions") or (), len(token_ids))
         stop_reason = _STOP_REASONS[choice["finish_reason"]]
-        routes = _decode_routes(choice.get("routed_experts"))
+        routed_experts = _decode_routed_experts(choice.get("routed_experts"))
         details = (body.get("usage") or {}).get("prompt_tokens_details") or {}
         cached_tokens = int(details.get("cached_tokens") or 0)
     except (KeyError, IndexError, TypeError, AttributeError, ValueError) as error:
@@ -130,11 +130,11 @@ def decode_answer(body: Any, stop_token_ids: frozenset[int]) -> Generation:
         versions=versions,
         stop_reason=stop_reason,
         cached_tokens=cached_tokens,
-        routes=routes,
+        routed_experts=routed_experts,
     )
 
 
-def _decode_routes(told: str | None) -> Routes | None:
+def _decode_routed_experts(told: str | None) -> RoutedExperts | None:
     """From base64 of numpy's own format, [tokens, layers, chosen]."""
     if told is None:
         return None

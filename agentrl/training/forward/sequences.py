@@ -14,7 +14,7 @@ import torch
 
 from agentrl.errors import LedgerError
 from agentrl.image import PlacedImage
-from agentrl.trajectory import Routes
+from agentrl.trajectory import RoutedExperts
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -48,7 +48,7 @@ def scored_sequence(
     token_ids: npt.NDArray[np.generic],
     wanted: npt.NDArray[np.bool_],
     images: Sequence[PlacedImage] = (),
-    routes: Routes | None = None,
+    routes: RoutedExperts | None = None,
 ) -> ScoredSequence:
     """The wanted tokens of a sequence; both arrays are [tokens], and at least one token is wanted.
 
@@ -78,7 +78,7 @@ def scored_sequence(
     )
 
 
-def _tensor(routes: Routes) -> torch.Tensor:
+def _tensor(routes: RoutedExperts) -> torch.Tensor:
     return torch.from_numpy(routes if routes.dtype == np.uint8 else routes.astype(np.int16))
 
 

@@ -35,7 +35,7 @@ def test_a_run_replays_what_the_engine_did(mixture_run, staleness):
         assert line["train/grad_norm"] > 0
     for stored in read_trajectories(run.folder.trajectories):
         for sequence in stored.trajectory.sequences:
-            assert sequence.routes.shape == (len(sequence) - 1, 2 * 2) or sequence.routed < len(sequence) - 1
+            assert sequence.routed_experts.shape == (len(sequence) - 1, 2 * 2) or sequence.routed < len(sequence) - 1
             assert sequence.routed >= max((turn.end for turn in sequence.turns), default=0) - 1
 
 

@@ -1,4 +1,4 @@
-"""Routes in the ledger: appended as engines tell them, shared by forks, stored and read back."""
+"""RoutedExperts in the ledger: appended as engines tell them, shared by forks, stored and read back."""
 
 import numpy as np
 import pytest
@@ -12,8 +12,8 @@ from agentrl.trajectory import (
     Trajectory,
     Turn,
     joined,
-    routes_from_record,
-    routes_record,
+    routed_experts_from_record,
+    routed_experts_record,
     small,
 )
 
@@ -29,7 +29,7 @@ def answered(sequence, prompt, answer):
     start = len(sequence)
     sequence.extend_sampled(answer, logprobs=[-1.0] * len(answer), versions=[0] * len(answer))
     sequence.turns.append(Turn(index=len(sequence.turns), start=start, end=len(sequence)))
-    sequence.extend_routes(numbered(sequence.routed, len(sequence) - 1))
+    sequence.extend_routed_experts(numbered(sequence.routed, len(sequence) - 1))
 
 
 def two_turns():
@@ -42,10 +42,10 @@ def two_turns():
 def test_routes_reach_to_the_last_token_but_one():
     sequence = two_turns()
     assert (sequence.routed, len(sequence)) == (9, 10)
-    assert sequence.routes.tolist() == numbered(0, 9).tolist()
-    assert TokenSequence().routes is None
+    assert sequence.routed_experts.tolist() == numbered(0, 9).tolist()
+    assert TokenSequence().routed_experts is None
     with pytest.raises(LedgerError, match=r"not computed: got shape \(1, 2\), from token 9 on, expected at most 0"):
-        sequence.extend_routes(numbered(9, 10))
+        sequence.extend_routed_experts(numbered(9, 10))
 
 
 def test_a_fork_has_its_parents_routes_and_goes_on_where_they_end():
@@ -53,13 +53,13 @@ def test_a_fork_has_its_parents_routes_and_goes_on_where_they_end():
     child = parent.fork(10)
     assert child.routed == 9
     answered(child, [7], [8, 8])
-    assert child.routes.tolist() == numbered(0, 12).tolist()
+    assert child.routed_experts.tolist() == numbered(0, 12).tolist()
     early = parent.fork(4)
     assert early.routed == 4
     answered(early, [7], [8])
-    assert early.routes.tolist() == numbered(0, 5).tolist()
+    assert early.routed_experts.tolist() == numbered(0, 5).tolist()
     answered(parent, [1], [2])
-    assert child.routes.tolist() == numbered(0, 12).tolist()
+    assert child.routed_experts.tolist() == numbered(0, 12).tolist()
 
 
 def test_routes_survive_storage_turn_by_turn(tmp_path):
@@ -78,20 +78,22 @@ def test_routes_survive_storage_turn_by_turn(tmp_path):
     for found in (read.trajectory, Trajectory.from_record(trajectory.to_record())):
         for own, expected in zip(found.sequences, trajectory.sequences, strict=True):
             assert own.routed == expected.routed
-            assert own.routes.dtype == np.uint8
-            assert np.array_equal(own.routes, expected.routes)
+            assert own.routed_experts.dtype == np.uint8
+            assert np.array_equal(own.routed_experts, expected.routed_experts)
 
 
 def test_numbers_are_as_small_as_they_can_be():
     assert small(np.array([[0, 255]], dtype=np.int32)).dtype == np.uint8
     large = small(np.array([[0, 256]], dtype=np.int32))
     assert large.dtype == np.uint16
-    assert np.array_equal(routes_from_record(routes_record(3, large)), large)
+    assert np.array_equal(routed_experts_from_record(routed_experts_record(3, large)), large)
 
 
 def test_an_answer_in_two_parts():
-    first = Generation(token_ids=[1], logprobs=[0.0], versions=[0], stop_reason=StopReason.ABORT, routes=numbered(0, 3))
+    first = Generation(
+        token_ids=[1], logprobs=[0.0], versions=[0], stop_reason=StopReason.ABORT, routed_experts=numbered(0, 3)
+    )
     second = Generation(token_ids=[2], logprobs=[0.0], versions=[1], stop_reason=StopReason.STOP)
-    assert first.followed_by(second).routes.tolist() == numbered(0, 3).tolist()
+    assert first.followed_by(second).routed_experts.tolist() == numbered(0, 3).tolist()
     with pytest.raises(LedgerError, match="different numbers of layers"):
         joined(numbered(0, 2), np.zeros((1, 4), dtype=np.uint8))

@@ -33,12 +33,12 @@ EXPERTS = np.arange(24, dtype=np.int32).reshape(3, 4, 2)
 async def test_the_local_engine_tells_what_a_forward_pass_chooses(family, sizes, play_sessions, request_of):
     model = tiny_model(family)
     config = LocalEngineConfig(**{"cache_tokens": 4096, **sizes})
-    engine, known = LocalEngine(model, config, routes=True), {}
+    engine, known = LocalEngine(model, config, routed_experts=True), {}
 
     def request(ids, name, session, **params):
         before = known.get(session, 0)
         known[session] = len(ids)  # what is asked for begins within what is cached, and not always at its end
-        return dataclasses.replace(request_of(ids, name, session, **params), routes_from=max(0, before - 3))
+        return dataclasses.replace(request_of(ids, name, session, **params), routed_experts_from=max(0, before - 3))
 
     played = await play_sessions(engine, request, sessions=4)
     await engine.close()
@@ -49,26 +49,26 @@ async def test_the_local_engine_tells_what_a_forward_pass_chooses(family, sizes,
             with torch.no_grad():
                 model(input_ids=torch.tensor([whole]))
             first = max(0, len(session[turn - 1][0]) - 3) if turn else 0
-            assert answer.routes.dtype == np.uint8
-            found, expected = sets(answer.routes), sets(chosen.take()[first:-1])
+            assert answer.routed_experts.dtype == np.uint8
+            found, expected = sets(answer.routed_experts), sets(chosen.take()[first:-1])
             assert found.shape == expected.shape
             assert np.array_equal(found, expected)
 
 
-def sets(routes):
+def sets(routed_experts):
     """The experts of a layer, two each, in rising order."""
-    return np.sort(routes.reshape(len(routes), -1, 2))
+    return np.sort(routed_experts.reshape(len(routed_experts), -1, 2))
 
 
 async def test_routes_are_those_of_the_first_time(request_of):
     """Weights change while a request runs: its log-probabilities came about with the experts of before."""
     model = tiny_model("qwen3_moe")
-    engine = LocalEngine(model, LocalEngineConfig(slots=1, cache_tokens=512), routes=True)
+    engine = LocalEngine(model, LocalEngineConfig(slots=1, cache_tokens=512), routed_experts=True)
     chosen = ChosenExperts(routers(model))
     with torch.no_grad():
         model(input_ids=torch.arange(5, 15)[None])
     before = chosen.take()
-    asked = dataclasses.replace(request_of(list(range(5, 15)), max_tokens=200, seed=0), routes_from=0)
+    asked = dataclasses.replace(request_of(list(range(5, 15)), max_tokens=200, seed=0), routed_experts_from=0)
     running = asyncio.ensure_future(engine.generate(asked))
     for _ in range(200):  # turns of the event loop, of which each step of the engine takes some
         await asyncio.sleep(0)
@@ -82,23 +82,25 @@ async def test_routes_are_those_of_the_first_time(request_of):
     answer = await running
     await engine.close()
     assert set(answer.versions) == {0, 1}
-    assert len(answer.routes) == 10 + len(answer.token_ids) - 1
-    assert np.array_equal(sets(answer.routes[:10]), sets(before))
+    assert len(answer.routed_experts) == 10 + len(answer.token_ids) - 1
+    assert np.array_equal(sets(answer.routed_experts[:10]), sets(before))
 
 
 async def test_engines_that_tell_none_refuse_to(request_of):
     with pytest.raises(UsageError, match=r"cannot tell experts: got Qwen3ForCausalLM"):
-        LocalEngine(tiny_model(), LocalEngineConfig(cache_tokens=512), routes=True)
+        LocalEngine(tiny_model(), LocalEngineConfig(cache_tokens=512), routed_experts=True)
     engine = LocalEngine(tiny_model(), LocalEngineConfig(cache_tokens=512))
     with pytest.raises(UsageError, match="asks for experts"):
-        await engine.generate(dataclasses.replace(request_of([1, 2]), routes_from=0))
+        await engine.generate(dataclasses.replace(request_of([1, 2]), routed_experts_from=0))
     await engine.close()
-    told = [Capabilities(max_context=9, vocab_size=9, routes=routes) for routes in (True, False)]
-    assert not common_capabilities(told).routes
+    told = [
+        Capabilities(max_context=9, vocab_size=9, routed_experts=routed_experts) for routed_experts in (True, False)
+    ]
+    assert not common_capabilities(told).routed_experts
 
 
 def test_what_vllm_is_asked_and_tells(request_of):
-    asked = dataclasses.replace(request_of([4, 5, 6]), routes_from=2)
+    asked = dataclasses.replace(request_of([4, 5, 6]), routed_experts_from=2)
     assert encode_vllm(asked, wire_id="a", max_context=9)["sampling_params"]["routed_experts_prompt_start"] == 2
     file = io.BytesIO()
     np.save(file, EXPERTS.astype(np.uint8))
@@ -106,11 +108,11 @@ def test_what_vllm_is_asked_and_tells(request_of):
     choice["weight_versions"] = [{"version": "1", "start": 0, "end": 1}]
     choice["routed_experts"] = base64.b64encode(file.getvalue()).decode()
     answer = decode_vllm({"choices": [choice], "usage": {}}, frozenset())
-    assert np.array_equal(answer.routes, EXPERTS.reshape(3, 8))
+    assert np.array_equal(answer.routed_experts, EXPERTS.reshape(3, 8))
 
 
 def test_what_sglang_is_asked_and_tells(request_of):
-    body = encode_sglang(request_of([4, 5, 6]), wire_id="a", max_context=9, routes_from=1)
+    body = encode_sglang(request_of([4, 5, 6]), wire_id="a", max_context=9, routed_experts_from=1)
     assert (body["return_routed_experts"], body["routed_experts_start_len"]) == (True, 1)
     assert "return_routed_experts" not in encode_sglang(request_of([4]), wire_id="a", max_context=9)
     meta = {
@@ -121,8 +123,8 @@ def test_what_sglang_is_asked_and_tells(request_of):
         "weight_versions": [{"version": "1", "start": 0, "end": 2}],
         "routed_experts": base64.b64encode(EXPERTS.tobytes()).decode(),
     }
-    answer = decode_sglang({"output_ids": [7, 8], "meta_info": meta}, frozenset(), routes_from=1).generation
-    assert np.array_equal(answer.routes, EXPERTS.reshape(3, 8))
+    answer = decode_sglang({"output_ids": [7, 8], "meta_info": meta}, frozenset(), routed_experts_from=1).generation
+    assert np.array_equal(answer.routed_experts, EXPERTS.reshape(3, 8))
 
 
 @pytest.mark.parametrize(
