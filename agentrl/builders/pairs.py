@@ -50,7 +50,7 @@ class PreferenceParts:
         Raises:
             TrainingError: see `train_preferences`, or a rank was lost.
         """
-        with self.source.ranks.led(LEARN):
+        with self.source.ranks.broadcast_call(LEARN):
             return self._learn(progress)
 
     def _learn(self, progress: Callable[[LearningProgress], None] = lambda _: None) -> LearningProgress:
@@ -62,7 +62,7 @@ class PreferenceParts:
             seed=self.config.run.seed,
             pad_id=self.pad_id,
             progress=progress,
-            reader=self.reader,
+            image_processor=self.reader,
             ranks=self.source.ranks,
         )
 
@@ -111,7 +111,7 @@ class RewardParts:
         Raises:
             TrainingError: see `train_reward_model`, or a rank was lost.
         """
-        with self.model.ranks.led(LEARN):
+        with self.model.ranks.broadcast_call(LEARN):
             return self._learn(progress)
 
     def _learn(self, progress: Callable[[LearningProgress], None] = lambda _: None) -> LearningProgress:

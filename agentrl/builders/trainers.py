@@ -85,7 +85,7 @@ def build_trainer(
         max_tokens=config.agent.max_tokens,
         reference=reference,
         teacher=teacher,
-        reader=reader,
+        image_processor=reader,
         ranks=ranks,
         critic=own_critic,
         process_reward=_load_process_models(config, reference_path or model_path, ranks),
@@ -136,7 +136,7 @@ def build_learner(
         config.trainer,
         seed=config.run.seed,
         pad_id=pad_id,
-        reader=reader,
+        image_processor=reader,
         ranks=ranks,
     )
     return LearnerParts(learner=learner, source=ModelWeights(model, ranks=ranks, dtype=config.model.dtype))

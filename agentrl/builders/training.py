@@ -227,7 +227,7 @@ def check_rendering(config: Config, renderer: Renderer) -> None:
 def _build_trainer(
     config: Config, model_path: str, reference_path: str | None, reader: ImageReader | None, ranks: Ranks
 ) -> TrainerParts:
-    with ranks.led(BUILD, config.model_dump(mode="json"), model_path, reference_path):
+    with ranks.broadcast_call(BUILD, config.model_dump(mode="json"), model_path, reference_path):
         return build_trainer(config, model_path=model_path, reference_path=reference_path, reader=reader, ranks=ranks)
 
 

@@ -31,7 +31,7 @@ def replay_step(
     state = read_dump(file)
     has_images = '"images"' in state["trajectories"]
     path = json.loads(state["config"])["model"]["path"]
-    found = replay(state, device=device, reader=load_images(path) if has_images else None)
+    found = replay(state, device=device, image_processor=load_images(path) if has_images else None)
     if as_json:
         typer.echo(json.dumps({**dataclasses.asdict(found), "repeats": found.repeats}, indent=2))
         return

@@ -65,7 +65,7 @@ class PreferenceRun(PairsRun):
     def _load(self, path: str, pairs: Sequence[Pair], ranks: Ranks) -> Learner:
         config, tokenizer = self.config, load_tokenizer(path)
         reader, filler = build_renderer(config, path, tokenizer).images, pad_id(tokenizer)
-        with ranks.led(BUILD_PREFERENCES, config.model_dump(mode="json"), pairs, path, filler):
+        with ranks.broadcast_call(BUILD_PREFERENCES, config.model_dump(mode="json"), pairs, path, filler):
             parts = build_preferences(config, pairs, model_path=path, pad_id=filler, reader=reader, ranks=ranks)
 
         def save(folder: Path) -> None:
@@ -90,7 +90,7 @@ class RewardRun(PairsRun):
         return partial(self._load, await self.find_model(), pairs)
 
     def _load(self, path: str, pairs: Sequence[TextPair], ranks: Ranks) -> Learner:
-        with ranks.led(BUILD_REWARD_MODEL, self.config.model_dump(mode="json"), pairs, path):
+        with ranks.broadcast_call(BUILD_REWARD_MODEL, self.config.model_dump(mode="json"), pairs, path):
             parts = build_reward_model(self.config, pairs, model_path=path, ranks=ranks)
         return Learner(learn=parts.learn, save=parts.model.save)
 

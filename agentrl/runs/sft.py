@@ -166,7 +166,7 @@ class WarmStart(LearningRun):
     def _load(self, path: str, renderer: Renderer, demonstrations: list[Trajectory], ranks: Ranks) -> Learner:
         config, tokenizer = self.config, load_tokenizer(path)
         reader, filler = renderer.images, pad_id(tokenizer)
-        with ranks.led(BUILD_LEARNER, config.model_dump(mode="json"), demonstrations, path, filler):
+        with ranks.broadcast_call(BUILD_LEARNER, config.model_dump(mode="json"), demonstrations, path, filler):
             parts = build_learner(config, demonstrations, model_path=path, pad_id=filler, reader=reader, ranks=ranks)
 
         def learn(progress: ProgressCallback) -> LearningProgress:

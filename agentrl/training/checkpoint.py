@@ -368,7 +368,7 @@ class StateCopies:
 
     def take(self) -> Callable[[Path], None]:
         """Copy the state into the CPU's memory; gives what writes it, from any thread, and raises OSError."""
-        with self._ranks.led(COPY):
+        with self._ranks.broadcast_call(COPY):
             self._copy()
         return self._write
 
@@ -381,12 +381,12 @@ class StateCopies:
         if not self._ranks.are_many:
             save_state(self._state, folder / ALONE)
             return
-        with self._ranks.led(WRITE, folder):  # which waits for a step to end; the others write beside theirs, too
+        with self._ranks.broadcast_call(WRITE, folder):  # waits for a step to end; the others write beside theirs, too
             pass
         try:
             save_shared(self._state, folder, self._ranks.beside)
         finally:
-            with self._ranks.led(FINISH):
+            with self._ranks.broadcast_call(FINISH):
                 self._state = {}
 
     def _write_beside(self, folder: Path) -> None:

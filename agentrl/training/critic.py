@@ -24,10 +24,9 @@ from agentrl.errors import TrainingError, UsageError
 from agentrl.training.batch import StepBatch
 from agentrl.training.checks import check_vocabulary
 from agentrl.training.compile import compile_layers, gradients_recomputed
-from agentrl.training.distributed.fsdp import reshard, within_forward
 from agentrl.training.forward.logprobs import ValueHead, head_for
-from agentrl.training.forward.micro_batches import SumsByName, add_gradients, make_micro_batches, rank_share
-from agentrl.training.forward.runner import Passes
+from agentrl.training.forward.micro_batches import SumsByName
+from agentrl.training.forward.runner import ModelRunner
 from agentrl.training.forward.sequences import ScoredSequence
 from agentrl.training.optimizer import OptimizerSettings, PolicyOptimizer, Update
 
@@ -38,16 +37,14 @@ class Critic:
     The head is whole on every rank, and has an optimizer of its own. So has the trunk, where it is not the policy's.
 
     Args:
-        trunk: Gives the hidden states.
+        runner: Of the model that gives the hidden states.
         config: What kind of critic.
         settings: Of the policy's optimizer; the learning rate is the critic's.
-        passes: How to compute.
     """
 
-    def __init__(
-        self, trunk: PreTrainedModel, config: CriticConfig, settings: OptimizerSettings, passes: Passes
-    ) -> None:
-        self.trunk, self.config, self.passes = trunk, config, passes
+    def __init__(self, runner: ModelRunner, config: CriticConfig, settings: OptimizerSettings) -> None:
+        self.runner, self.trunk, self.config = runner, runner.model, config
+        trunk = self.trunk
         self.head = head_for(trunk)
         settings = replace(settings, learning_rate=config.learning_rate)
         self.head_optimizer = PolicyOptimizer(self.head, replace(settings, optimizer="adamw"))
@@ -64,34 +61,14 @@ class Critic:
             pad_id: Any id of the vocabulary.
             trains_trunk: Let gradients flow into the trunk, if they flow at all.
         """
-        layout, reader, trunk = self.passes.layout, self.passes.reader, self.trunk
         with torch.set_grad_enabled(torch.is_grad_enabled() and trains_trunk):
-            if layout.context is None:
-                hidden = within_forward(trunk, layout.read, sequences, pad_id, reader)
-            else:
-                hidden, owner = within_forward(trunk, layout.read_shared, sequences, pad_id, layout.context)
+            hidden, collected = self.runner.hidden_states(sequences, pad_id)
         values: torch.Tensor = self.head(hidden)
-        return values if layout.context is None else layout.context.collected(values[None], owner)[0]
+        return collected(values)
 
     def values(self, sequences: Sequence[ScoredSequence], pad_id: int) -> torch.Tensor:
         """The values of any number of sequences, without gradients, on all ranks: float32 [targets]."""
-        passes = self.passes
-        workers = passes.lanes.count * passes.ranks.teams
-        work = make_micro_batches(range(len(sequences)), sequences, layout=passes.layout, workers=workers, learns=False)
-        own = rank_share(work, rank=passes.ranks.team, ranks=passes.ranks.teams)
-
-        def compute(indices: list[int]) -> dict[int, torch.Tensor]:
-            part = [sequences[i] for i in indices]
-            with torch.no_grad():
-                values = self.read(part, pad_id)
-            return dict(zip(indices, torch.split(values, [s.targets.numel() for s in part]), strict=True))
-
-        found: dict[int, torch.Tensor] = {}
-        for values in passes.lanes.run(compute, [micro_batch.sequences for micro_batch in own]):
-            found.update(values)
-        reshard(self.trunk)
-        unknown = [torch.full((s.targets.numel(),), torch.nan, device=self.trunk.device) for s in sequences]
-        return passes.ranks.filled(torch.cat([found.get(i, unknown[i]) for i in range(len(sequences))]))
+        return self.runner.forward(sequences, lambda part: self.read(part, pad_id)[None], rows=1)[0]
 
     def named_state(self) -> dict[str, torch.Tensor]:
         """Weights, moments and numbers of updates by name: ``head/…``, and ``trunk/…`` of a model of its own."""
@@ -230,26 +207,19 @@ class CriticStep:
         self._weights = self._targets.weights(self._batch.token_index(part))
         if self.joins_policy:
             return
-        critic, passes = self._critic, self._critic.passes
-        sequences = [self._batch.sequences[i] for i in part]
-        workers = passes.lanes.count * passes.ranks.teams
-        work = make_micro_batches(part, sequences, layout=passes.layout, workers=workers, learns=True)
-        own = rank_share(work, rank=passes.ranks.team, ranks=passes.ranks.teams)
-        beside = tuple(critic.head.parameters())
-        with gradients_recomputed(critic.trunk, enabled=passes.recompute and critic.trunk_optimizer is not None):
-            found = add_gradients(
-                critic.trunk, passes.lanes, own, self._own_loss, every_time=passes.every_time, beside=beside
+        critic, sequences = self._critic, [self._batch.sequences[i] for i in part]
+        recompute = critic.runner.passes.recompute and critic.trunk_optimizer is not None
+        with gradients_recomputed(critic.trunk, enabled=recompute):
+            result = critic.runner.forward_backward(
+                sequences, self._own_loss, numbers=part, beside=tuple(critic.head.parameters())
             )
-        reshard(critic.trunk)
-        for _, tally in passes.ranks.collect(found if passes.ranks.speaks else []):
-            self._tally.merge(tally)
+        self._tally.merge(result.tally)
 
-    def _own_loss(self, indices: list[int]) -> tuple[torch.Tensor, SumsByName]:
-        critic, tally = self._critic, SumsByName()
-        sequences = [self._batch.sequences[i] for i in indices]
+    def _own_loss(self, indices: list[int], tally: SumsByName) -> torch.Tensor:
+        critic, sequences = self._critic, [self._batch.sequences[i] for i in indices]
         values = critic.read(sequences, self._pad_id, trains_trunk=critic.trunk_optimizer is not None)
         where = self._batch.token_index(indices).to(values.device)
-        return self._targets.loss(values, where, self._weights, tally), tally
+        return self._targets.loss(values, where, self._weights, tally)
 
     def joined_loss(self, values: torch.Tensor, where: torch.Tensor, tally: SumsByName) -> torch.Tensor:
         """What the policy's loss of some tokens gets on top.
@@ -263,12 +233,12 @@ class CriticStep:
 
     def update(self) -> None:
         """Apply the gradients of the last `accumulate`."""
-        critic = self._critic
-        if critic.passes.ranks.are_many:
+        critic, ranks = self._critic, self._critic.runner.passes.ranks
+        if ranks.are_many:
             for parameter in critic.head.parameters():
                 parameter.grad = torch.zeros_like(parameter) if parameter.grad is None else parameter.grad
                 distributed.all_reduce(parameter.grad)
-                parameter.grad /= critic.passes.ranks.tensor_parallel  # neighbours have found the same
+                parameter.grad /= ranks.tensor_parallel  # neighbours have found the same
         updates = [critic.head_optimizer.update()]
         if critic.trunk_optimizer is not None:
             updates.append(critic.trunk_optimizer.update())
@@ -293,33 +263,28 @@ class CriticStep:
 
 
 def make_critic(
-    policy: PreTrainedModel,
-    own: PreTrainedModel | None,
-    config: TrainerConfig,
-    settings: OptimizerSettings,
-    passes: Passes,
+    policy: ModelRunner, own: PreTrainedModel | None, config: TrainerConfig, settings: OptimizerSettings
 ) -> Critic | None:
-    """The critic that a config asks for, if it does.
+    """Make the critic that a config asks for, if it does.
 
     Args:
-        policy: Whose tokens it reads.
+        policy: Its tokens are read.
         own: The model of a critic of its own; a copy of the policy when left out.
         config: Kind and sizes.
         settings: Of an optimizer.
-        passes: Of the policy.
 
     Raises:
         UsageError: the model has another vocabulary, or cannot share prefixes.
     """
     if config.critic is None:
         return None
-    trunk = policy
+    runner = policy
     if config.critic.kind == "own":
-        trunk = copy.deepcopy(policy) if own is None else own
-        check_vocabulary(trunk, policy)
+        trunk = copy.deepcopy(policy.model) if own is None else own
+        check_vocabulary(trunk, policy.model)
         compile_layers(trunk, config)
-        passes = passes.of(trunk, config)
-    return Critic(trunk, config.critic, settings, passes)
+        runner = policy.beside(trunk, config)
+    return Critic(runner, config.critic, settings)
 
 
 def with_values(batch: StepBatch, critic: Critic | None, pad_id: int) -> StepBatch:

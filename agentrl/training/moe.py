@@ -9,15 +9,14 @@ f is no function of the weights, and P is a mean over tokens, so L is a sum over
 gradients counts f over the whole update, on all ranks, before its micro-batches add up their parts of P: neither their
 number nor that of ranks changes the gradient. A token that a shared prefix computes once counts for every sequence.
 
-- Router replay for a model's forward passes, tried before it is relied on.
+`RouterBalance` and `RoutesCount` are hooks of the policy's passes (`agentrl.training.forward.runner`).
 """
 
 from __future__ import annotations
 
 import threading
 from collections.abc import Iterator, Sequence
-from contextlib import contextmanager
-from dataclasses import replace
+from contextlib import AbstractContextManager, contextmanager, nullcontext
 from typing import Any
 
 import torch
@@ -28,10 +27,11 @@ from transformers import PreTrainedModel
 from agentrl.errors import ConfigError
 from agentrl.models.moe import routers
 from agentrl.training.distributed import Ranks
-from agentrl.training.distributed.fsdp import reshard, within_forward
 from agentrl.training.forward.layout import Layout
-from agentrl.training.forward.moe_replay import RouterReplay
+from agentrl.training.forward.micro_batches import SumsByName
+from agentrl.training.forward.moe_replay import ReplayCount, RouterReplay
 from agentrl.training.forward.prefix_tree import pack
+from agentrl.training.forward.runner import ModelRunner, PassHook
 from agentrl.training.forward.sequences import ScoredSequence
 
 Routed = tuple[Tensor, Tensor]
@@ -62,9 +62,37 @@ class RouterBalance:
                 hint="set trainer.moe.aux_loss_coef=0",
             )
 
+    def begin(
+        self,
+        runner: ModelRunner,
+        own: Sequence[tuple[list[ScoredSequence], bool]],
+        tokens: int,
+        tally: SumsByName,
+    ) -> None:
+        """Read what learns once more, for what routers do with all of an update's tokens."""
+        counts = []
+        for part, counted in own:
+            with self.record() as routed:
+                runner.hidden_states(part, 0)
+            if counted:
+                counts.append(assignments(routed, token_weights(runner.passes.layout, part, runner.model.device)))
+        busiest = self.count(counts, tokens, runner.passes.ranks)
+        if busiest is not None:
+            tally.add("train/moe_max_load", busiest)
+
+    def end(
+        self, recorded: list[Routed], runner: ModelRunner, sequences: Sequence[ScoredSequence], tally: SumsByName
+    ) -> Tensor | None:
+        """Give a micro-batch's part of the balance, where it has a gradient."""
+        if not torch.is_grad_enabled():
+            return None
+        layout = runner.passes.layout
+        uneven = self.part(recorded, token_weights(layout, sequences, runner.model.device))
+        return uneven if layout.context is None else layout.context.total(uneven)
+
     @contextmanager
-    def recorded(self) -> Iterator[list[Routed]]:
-        """What the routers do inside the block, layer after layer."""
+    def record(self) -> Iterator[list[Routed]]:
+        """Record what the routers do inside the block, layer after layer."""
         found: list[Routed] = []
         thread = threading.get_ident()  # a lane of several
 
@@ -102,7 +130,7 @@ class RouterBalance:
         """A micro-batch's part of the loss.
 
         Args:
-            routed: What `recorded` gave.
+            routed: What `record` gave.
             weights: How many sequences each computed token stands for, [tokens].
         """
         assert self._shares is not None
@@ -135,32 +163,43 @@ def token_weights(layout: Layout, sequences: Sequence[ScoredSequence], device: t
     return weights.flatten().float().to(device)
 
 
-TOKENS = 8
-
-
-@torch.no_grad()
-def replaying(model: PreTrainedModel, layout: Layout) -> Layout:
-    """The layout of a model, with a replay that all of its routers were seen to follow.
+class RoutesCount:
+    """Counts where free routing differs from replayed routing, in the first update of a step only.
 
     Args:
-        model: A mixture; ranks that share it call together.
-        layout: How its sequences lie.
-
-    Raises:
-        ConfigError: it is no mixture, or one whose routers cannot be told.
+        replay: Of the model.
     """
-    replay = RouterReplay(model)
-    layers, chosen = replay.shape
-    ids, targets = torch.arange(TOKENS) % model.config.vocab_size, torch.zeros(0, dtype=torch.long)
-    routes = torch.arange(chosen, dtype=torch.uint8).repeat(TOKENS, layers)
-    told = ScoredSequence(input_ids=ids, positions=targets, targets=targets, routes=routes)
-    with replay.counted() as count:
-        within_forward(model, Layout(replay=replay).read, [told], 0, None)
-    reshard(model)
-    if [differing.numel() for differing in count.differing] != [TOKENS] * layers:
-        raise ConfigError(
-            "this model cannot replay routes",
-            got=f"{type(model).__name__}, whose layers are not told them",
-            hint="set trainer.moe.router_replay=false",
-        )
-    return replace(layout, replay=replay)
+
+    def __init__(self, replay: RouterReplay) -> None:
+        self._replay, self._updates = replay, 0
+
+    def begin(
+        self,
+        runner: ModelRunner,
+        own: Sequence[tuple[list[ScoredSequence], bool]],
+        tokens: int,
+        tally: SumsByName,
+    ) -> None:
+        """Count the updates."""
+        self._updates += 1
+
+    def record(self) -> AbstractContextManager[ReplayCount | None]:
+        """Count inside the block, while the weights are those of the step's start."""
+        return self._replay.counted() if self._updates == 1 else nullcontext()
+
+    def end(
+        self, recorded: ReplayCount | None, runner: ModelRunner, sequences: Sequence[ScoredSequence], tally: SumsByName
+    ) -> None:
+        """Add the shares of tokens that routers would send elsewhere, and of those whose routes are known."""
+        if recorded is None:
+            return
+        tally.add("mismatch/routed_experts", torch.cat(recorded.differing))
+        for sequence in sequences:
+            known = 0 if sequence.routes is None else len(sequence.routes)
+            tally.add("mismatch/routed_experts_known", torch.arange(len(sequence)) < known)
+
+
+def step_hooks(runner: ModelRunner, balance: RouterBalance | None) -> list[PassHook]:
+    """Make the hooks of a step's updates, for a model with routed experts."""
+    replay = runner.passes.layout.replay
+    return [*([] if balance is None else [balance]), *([] if replay is None else [RoutesCount(replay)])]

@@ -27,14 +27,10 @@ from agentrl.config.algorithm import PreferencesConfig
 from agentrl.config.config import TrainerConfig
 from agentrl.errors import ConfigError, TrainingError, UsageError
 from agentrl.image import ImageReader
-from agentrl.models.threads import Lanes, check_lanes
 from agentrl.registry import Kind, lookup
 from agentrl.training.compile import compile_layers, gradients_recomputed
 from agentrl.training.distributed import Ranks
-from agentrl.training.distributed.fsdp import reshard
-from agentrl.training.forward.layout import choose_layout
-from agentrl.training.forward.logprobs import score, score_all
-from agentrl.training.forward.micro_batches import add_gradients, make_micro_batches, rank_share
+from agentrl.training.forward.runner import make_runner
 from agentrl.training.forward.sequences import ScoredSequence, scored_sequence
 from agentrl.training.objective import bind
 from agentrl.training.optimizer import LearningProgress, OptimizerSettings, PolicyOptimizer
@@ -147,7 +143,7 @@ def train_preferences(
     seed: int,
     pad_id: int,
     progress: Callable[[LearningProgress], None] = lambda _: None,
-    reader: ImageReader | None = None,
+    image_processor: ImageReader | None = None,
     ranks: Ranks | None = None,
 ) -> LearningProgress:
     """Train `model` in place; as it is now, it is the reference. All ranks must, with the same arguments.
@@ -160,7 +156,7 @@ def train_preferences(
         seed: Seed of the order of pairs.
         pad_id: Any id of the vocabulary.
         progress: Called after every optimizer step.
-        reader: Prepares images; needed where episodes hold any.
+        image_processor: Prepares images; needed where episodes hold any.
         ranks: Learn together.
 
     Returns:
@@ -170,8 +166,10 @@ def train_preferences(
         ConfigError: see `preference_loss`.
         TrainingError: there are no pairs, or the loss is not finite.
     """
-    together = ranks or Ranks()
-    return _Training(model, pairs, settings, trainer, pad_id=pad_id, reader=reader, ranks=together).run(seed, progress)
+    training = _Training(
+        model, pairs, settings, trainer, pad_id=pad_id, image_processor=image_processor, ranks=ranks or Ranks()
+    )
+    return training.run(seed, progress)
 
 
 class _Training:
@@ -183,21 +181,14 @@ class _Training:
         trainer: TrainerConfig,
         *,
         pad_id: int,
-        reader: ImageReader | None,
+        image_processor: ImageReader | None,
         ranks: Ranks,
     ) -> None:
-        check_lanes("trainer.lanes", trainer.lanes, model)
         compile_layers(model, trainer)
         self._model, self._settings, self._trainer = model, settings, trainer
         self._loss = preference_loss(settings)
-        self._ranks, self._lanes = ranks, Lanes(trainer.lanes)
-        self._layout = choose_layout(model, trainer, ranks)
-        self._reading: dict[str, Any] = {
-            "temperature": 1.0,
-            "pad_id": pad_id,
-            "layout": self._layout,
-            "reader": reader,
-        }
+        self._runner = make_runner(model, trainer, ranks=ranks, image_processor=image_processor)
+        self._reading: dict[str, Any] = {"temperature": 1.0, "pad_id": pad_id}
         self._sides = [side for pair in pairs for side in (answered(pair.better), answered(pair.worse))]
         """The sequences of each pair's better episode, then of its worse one: pair p is at 2 p and 2 p + 1."""
         self._updates = math.ceil(len(pairs) / settings.pairs_per_update) * settings.epochs
@@ -266,7 +257,7 @@ class _Training:
     def _sums(self, batch: Sequence[int]) -> torch.Tensor:
         """Log-probabilities of the better and the worse episodes of some pairs: float64 [pairs, 2]."""
         sequences, owner = self._laid_out(batch)
-        scores = score_all(self._model, sequences, lanes=self._lanes, ranks=self._ranks, **self._reading)
+        scores = self._runner.logprobs(sequences, **self._reading)
         lengths = torch.tensor([sequence.targets.numel() for sequence in sequences])
         sums = torch.zeros(2 * len(batch), dtype=torch.float64)
         return sums.index_add(0, owner.repeat_interleave(lengths), scores.logp.double().cpu()).view(-1, 2)
@@ -274,17 +265,6 @@ class _Training:
     def _propagate(self, batch: list[int], by_sum: torch.Tensor) -> None:
         """Add the gradient of the loss, whose derivative by each sum is known: [pairs, 2]."""
         sequences, owner = self._laid_out(batch)
-        by_sequence = by_sum.flatten()[owner].float()
-
-        def loss(indices: list[int]) -> tuple[torch.Tensor, None]:
-            part = [sequences[i] for i in indices]
-            scores = score(self._model, part, **self._reading)
-            lengths = torch.tensor([sequence.targets.numel() for sequence in part])
-            weights = by_sequence[indices].repeat_interleave(lengths).to(scores.logp.device)
-            return (weights * scores.logp).sum(), None
-
-        ranks, workers = self._ranks, self._lanes.count * self._ranks.teams
-        work = make_micro_batches(range(len(sequences)), sequences, layout=self._layout, workers=workers, learns=True)
-        own = rank_share(work, rank=ranks.team, ranks=ranks.teams)
-        add_gradients(self._model, self._lanes, own, loss, every_time=self._trainer.fsdp.reduce)
-        reshard(self._model)
+        lengths = torch.tensor([sequence.targets.numel() for sequence in sequences])
+        by_logp = by_sum.flatten()[owner].float().repeat_interleave(lengths)
+        self._runner.backward_logprobs(sequences, by_logp, **self._reading)

@@ -23,10 +23,8 @@ from agentrl.models.lora import base_is_reference
 from agentrl.training.batch import StepBatch
 from agentrl.training.checks import check_vocabulary
 from agentrl.training.compile import compile_layers, gradients_recomputed
-from agentrl.training.distributed.fsdp import reshard
-from agentrl.training.forward.logprobs import score
-from agentrl.training.forward.micro_batches import SumsByName, add_gradients, make_micro_batches, rank_share
-from agentrl.training.forward.runner import LogprobRunner, Passes
+from agentrl.training.forward.micro_batches import SumsByName
+from agentrl.training.forward.runner import ModelRunner
 from agentrl.training.forward.sequences import ScoredSequence
 from agentrl.training.optimizer import OptimizerSettings, PolicyOptimizer, Update
 from agentrl.trajectory import Trajectory
@@ -47,8 +45,8 @@ class ProcessRewardModel:
 
     def __init__(
         self,
-        model: LogprobRunner,
-        start: LogprobRunner,
+        model: ModelRunner,
+        start: ModelRunner,
         config: ProcessRewardConfig,
         settings: OptimizerSettings,
     ) -> None:
@@ -77,31 +75,8 @@ class ProcessRewardModel:
             by_logp: Derivative of the loss by log pi_rm of each wanted token: [targets].
             pad_id: Any id of the vocabulary.
         """
-        passes, model = self._now.passes, self.model
-        slopes = torch.split(by_logp.float().to(model.device), [s.targets.numel() for s in sequences])
-        work = make_micro_batches(
-            range(len(sequences)),
-            sequences,
-            layout=passes.layout,
-            workers=passes.lanes.count * passes.ranks.teams,
-            learns=True,
-        )
-        own = rank_share(work, rank=passes.ranks.team, ranks=passes.ranks.teams)
-
-        def loss(indices: list[int]) -> tuple[torch.Tensor, None]:
-            scores = score(
-                model,
-                [sequences[i] for i in indices],
-                temperature=TEMPERATURE,
-                pad_id=pad_id,
-                layout=passes.layout,
-                reader=passes.reader,
-            )
-            return (torch.cat([slopes[i] for i in indices]) * scores.logp).sum(), None
-
-        with gradients_recomputed(model, enabled=passes.recompute):
-            add_gradients(model, passes.lanes, own, loss, every_time=passes.every_time)
-        reshard(model)
+        with gradients_recomputed(self.model, enabled=self._now.passes.recompute):
+            self._now.backward_logprobs(sequences, by_logp, temperature=TEMPERATURE, pad_id=pad_id)
         return self.optimizer.update()
 
     def named_state(self) -> dict[str, torch.Tensor]:
@@ -128,8 +103,8 @@ class ProcessRewardModel:
         self.optimizer.restore_weights()
 
 
-def _logp(model: LogprobRunner, sequences: Sequence[ScoredSequence], pad_id: int) -> torch.Tensor:
-    return model.scores(sequences, temperature=TEMPERATURE, pad_id=pad_id).logp.cpu().double()
+def _logp(model: ModelRunner, sequences: Sequence[ScoredSequence], pad_id: int) -> torch.Tensor:
+    return model.logprobs(sequences, temperature=TEMPERATURE, pad_id=pad_id).logp.cpu().double()
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -142,40 +117,35 @@ class ProcessModels:
 
 
 def make_process_reward(
-    policy: PreTrainedModel,
-    models: ProcessModels | None,
-    config: TrainerConfig,
-    settings: OptimizerSettings,
-    passes: Passes,
+    policy: ModelRunner, models: ProcessModels | None, config: TrainerConfig, settings: OptimizerSettings
 ) -> ProcessRewardModel | None:
-    """The implicit process reward model that a config asks for, if it does.
+    """Make the implicit process reward model that a config asks for, if it does.
 
     Args:
-        policy: Whose tokens it reads.
+        policy: Its tokens are read.
         models: Copies of the policy when left out.
         config: Numbers.
         settings: Of an optimizer.
-        passes: Of the policy.
 
     Raises:
         UsageError: the model has another vocabulary, or cannot share prefixes.
     """
     if config.process_reward is None:
         return None
-    model = copy.deepcopy(policy) if models is None else models.trained
-    check_vocabulary(model, policy, what="the process reward")
-    start = _start(model, None if models is None else models.start, config, passes)
+    model = copy.deepcopy(policy.model) if models is None else models.trained
+    check_vocabulary(model, policy.model, what="the process reward")
+    start = _start(policy, model, None if models is None else models.start, config)
     compile_layers(model, config)
-    return ProcessRewardModel(LogprobRunner(model, passes.of(model, config)), start, config.process_reward, settings)
+    return ProcessRewardModel(policy.beside(model, config), start, config.process_reward, settings)
 
 
 def _start(
-    model: PreTrainedModel, given: PreTrainedModel | None, config: TrainerConfig, passes: Passes
-) -> LogprobRunner:
+    policy: ModelRunner, model: PreTrainedModel, given: PreTrainedModel | None, config: TrainerConfig
+) -> ModelRunner:
     if given is None and base_is_reference(model):
-        return LogprobRunner(model, passes.of(model, config), base_only=True)
+        return policy.beside(model, config, base_only=True)
     start = copy.deepcopy(model).requires_grad_(False).eval() if given is None else given
-    return LogprobRunner(start, passes.of(start, config))
+    return policy.beside(start, config)
 
 
 UNDECIDED = math.log(2) - 1e-5

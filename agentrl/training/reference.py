@@ -24,8 +24,8 @@ from agentrl.engine import TopTokens
 from agentrl.errors import ConfigError, TrainingError, UsageError
 from agentrl.models.lora import base_is_reference, has_adapters
 from agentrl.training.batch import Selection, StepBatch, trained_mask
-from agentrl.training.forward.logprobs import TokenOpinions
-from agentrl.training.forward.runner import LogprobRunner
+from agentrl.training.forward.logprobs import TeacherLogprobs
+from agentrl.training.forward.runner import ModelRunner
 from agentrl.training.rewards import RewardShaping
 from agentrl.trajectory import Trajectory
 
@@ -85,7 +85,7 @@ def with_greedy_returns(
 
 def served_teacher_logprobs(
     batch: StepBatch, trajectories: Sequence[Trajectory], guides: Guides, device: torch.device
-) -> TokenOpinions:
+) -> TeacherLogprobs:
     """What a teacher behind servers has said of a batch's tokens.
 
     Args:
@@ -113,10 +113,10 @@ def served_teacher_logprobs(
 
     logp = of_tokens([guides.teacher_logp[trajectory.id][number] for trajectory, number in rows])
     if not guides.teacher_top:
-        return TokenOpinions(logp=logp)
+        return TeacherLogprobs(logp=logp)
     tops = [guides.teacher_top[trajectory.id][number] for trajectory, number in rows]
     ids, top_logp = of_tokens([top.ids for top in tops]), of_tokens([top.logp for top in tops])
-    return TokenOpinions(logp=logp, top_ids=ids, top_logp=top_logp)
+    return TeacherLogprobs(logp=logp, top_ids=ids, top_logp=top_logp)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -138,7 +138,7 @@ class FrozenOpinions:
 
     reference: torch.Tensor | None
     """Log-probabilities: float32 [tokens]."""
-    teacher: TokenOpinions | None
+    teacher: TeacherLogprobs | None
 
 
 class FrozenModels:
@@ -159,7 +159,7 @@ class FrozenModels:
 
     def __init__(
         self,
-        policy: LogprobRunner,
+        policy: ModelRunner,
         algorithm: AlgorithmConfig,
         config: TrainerConfig,
         *,
@@ -173,14 +173,16 @@ class FrozenModels:
         self._has_teacher = algorithm.teacher is not None
         self._top_k = None if algorithm.teacher is None else algorithm.teacher.top_k
         self.reference = _reference(policy, reference, config) if uses_reference else None
-        self._teacher = None if teacher is None else LogprobRunner(teacher, policy.passes.of(teacher, config))
+        self._teacher = None if teacher is None else policy.beside(teacher, config)
 
-    def replay_routes(self, policy: LogprobRunner) -> None:
+    def replay_routes(self, policy: ModelRunner) -> None:
         """Let the reference route as the engine did, and as the policy does already."""
         if self.reference is None:
             return
-        own = self.reference.model is policy.model
-        self.reference.passes = policy.passes if own else self.reference.passes.replaying(self.reference.model)
+        if self.reference.model is policy.model:
+            self.reference.passes = policy.passes
+        else:
+            self.reference.replay_routes()
 
     def opinions(self, batch: StepBatch, trajectories: Sequence[Trajectory], given: StepInput) -> FrozenOpinions:
         """Score a step's tokens.
@@ -195,26 +197,26 @@ class FrozenModels:
         """
         reference = teacher = None
         if self.reference is not None:
-            scores = self.reference.scores(batch.sequences, temperature=given.temperature, pad_id=given.pad_id)
+            scores = self.reference.logprobs(batch.sequences, temperature=given.temperature, pad_id=given.pad_id)
             reference = scores.logp
         if self._has_teacher:
             teacher = self._taught(batch, trajectories, given)
         return FrozenOpinions(reference=reference, teacher=teacher)
 
-    def _taught(self, batch: StepBatch, trajectories: Sequence[Trajectory], given: StepInput) -> TokenOpinions:
+    def _taught(self, batch: StepBatch, trajectories: Sequence[Trajectory], given: StepInput) -> TeacherLogprobs:
         if self._teacher is None:
             return served_teacher_logprobs(batch, trajectories, given.guides, self._device)
-        return self._teacher.opinions(
+        return self._teacher.top_logprobs(
             batch.sequences, top_k=self._top_k, temperature=given.temperature, pad_id=given.pad_id
         )
 
 
-def _reference(policy: LogprobRunner, reference: PreTrainedModel | None, config: TrainerConfig) -> LogprobRunner:
+def _reference(policy: ModelRunner, reference: PreTrainedModel | None, config: TrainerConfig) -> ModelRunner:
     if reference is not None:
-        return LogprobRunner(reference, policy.passes.of(reference, config), base_only=reference is policy.model)
+        return policy.beside(reference, config, base_only=reference is policy.model)
     if base_is_reference(policy.model):
-        return LogprobRunner(policy.model, policy.passes, base_only=True)
-    return LogprobRunner(copy.deepcopy(policy.model).requires_grad_(False).eval(), policy.passes)
+        return ModelRunner(policy.model, policy.passes, base_only=True)
+    return ModelRunner(copy.deepcopy(policy.model).requires_grad_(False).eval(), policy.passes)
 
 
 def with_reward_kl(batch: StepBatch, shaping: RewardShaping, reference_logp: torch.Tensor | None) -> StepBatch:
@@ -230,7 +232,7 @@ def with_reward_kl(batch: StepBatch, shaping: RewardShaping, reference_logp: tor
     return dataclasses.replace(batch, episodes=episodes)
 
 
-def with_teacher_reward(batch: StepBatch, shaping: RewardShaping, teacher: TokenOpinions | None) -> StepBatch:
+def with_teacher_reward(batch: StepBatch, shaping: RewardShaping, teacher: TeacherLogprobs | None) -> StepBatch:
     """The batch with the divergence from a teacher in its rewards, if the algorithm wants that; an expert's tokens have
     none.
     """
@@ -294,7 +296,7 @@ class ReferenceRefresh:
 
 
 def make_rounds(
-    algorithm: AlgorithmConfig, policy: PreTrainedModel, reference: LogprobRunner | None
+    algorithm: AlgorithmConfig, policy: PreTrainedModel, reference: ModelRunner | None
 ) -> ReferenceRefresh | None:
     """What renews a trainer's reference, where its config wants that.
 

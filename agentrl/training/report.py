@@ -97,7 +97,9 @@ def step_report(
         seconds: Duration of the step.
     """
     batch, selection = step.batch, own_selection(step.selection, step.given.guides)
-    read = batch.sampled_index([i for i, reads in enumerate(step.reads) if reads]).to(values.trainer_logp.device)
+    read = batch.sampled_index([i for i, reads in enumerate(step.needs_forward) if reads]).to(
+        values.trainer_logp.device
+    )
     distance = mismatch(values.trainer_logp[read], values.behaviour_logp[read])
     applied = [update for update in updates if not update.non_finite]
     metrics = {
@@ -107,8 +109,8 @@ def step_report(
         "train/updates_skipped": float(len(updates) - len(applied)),
         "train/tokens": float(batch.tokens),
         "train/seconds": seconds,
-        "train/idle_sequences": float(step.reads.count(False)),
-        "train/tokens_per_s": sum(map(len, itertools.compress(batch.sequences, step.reads))) / seconds,
+        "train/idle_sequences": float(step.needs_forward.count(False)),
+        "train/tokens_per_s": sum(map(len, itertools.compress(batch.sequences, step.needs_forward))) / seconds,
         "train/advantage_abs_mean": float(values.advantage.abs().mean()),
         **means,
         **step.metrics,

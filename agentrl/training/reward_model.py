@@ -28,12 +28,12 @@ from agentrl.config.config import TrainerConfig
 from agentrl.config.trainer import FSDPOptions
 from agentrl.errors import TrainingError, UsageError
 from agentrl.models.load import check_complete, reports_left_out
-from agentrl.models.threads import Lanes
 from agentrl.training.checkpoint import save_model_folder
 from agentrl.training.compile import gradients_recomputed
 from agentrl.training.distributed import Ranks
-from agentrl.training.distributed.fsdp import load_sharded, reshard
-from agentrl.training.forward.micro_batches import MicroBatch, add_gradients, rank_share
+from agentrl.training.distributed.fsdp import load_sharded
+from agentrl.training.forward.micro_batches import MicroBatch, SumsByName
+from agentrl.training.forward.runner import ModelRunner, Passes
 from agentrl.training.optimizer import LearningProgress, OptimizerSettings, PolicyOptimizer
 from agentrl.training.weights import ModelWeights
 
@@ -229,54 +229,40 @@ def train_reward_model(
         for first in range(0, len(order), size):
             number += 1
             with gradients_recomputed(model.model, enabled=trainer.gradient_checkpointing):
-                scored = _backward(model, [pairs[i] for i in order[first : first + size]], trainer)
+                means = _backward(model, [pairs[i] for i in order[first : first + size]], trainer)
             update = optimizer.update()
             latest = LearningProgress(
                 update=number,
                 updates=updates,
-                loss=float(scored.losses.mean()),
+                loss=means["loss"],
                 grad_norm=update.grad_norm,
                 learning_rate=update.learning_rate,
                 non_finite=update.non_finite,
                 seconds=time.perf_counter() - started,
-                extra={
-                    "accuracy": float((scored.margins > 0).double().mean()),
-                    "margin": float(scored.margins.mean()),
-                },
+                extra={"accuracy": means["accuracy"], "margin": means["margin"]},
             )
             progress(latest)
     assert latest is not None
     return latest
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class _Scored:
-    """What a reward model said of some pairs; float32 [pairs] each."""
+def _backward(model: RewardModel, batch: Sequence[TextPair], trainer: TrainerConfig) -> dict[str, float]:
+    """Add the gradient of the mean loss of some pairs; gives the means that are measured."""
 
-    losses: torch.Tensor
-    margins: torch.Tensor
-
-
-def _backward(model: RewardModel, batch: Sequence[TextPair], trainer: TrainerConfig) -> _Scored:
-    """Add the gradient of the mean loss of some pairs."""
-
-    def loss(pairs: list[int]) -> tuple[torch.Tensor, list[tuple[float, float]]]:
+    def loss(pairs: list[int], tally: SumsByName) -> torch.Tensor:
         texts = [text for pair in pairs for text in (batch[pair].better, batch[pair].worse)]
         rewards = model.rewards(texts).view(-1, 2)
-        losses = bradley_terry(rewards[:, 0], rewards[:, 1])
-        margins = (rewards[:, 0] - rewards[:, 1]).detach()
-        return losses.sum() / len(batch), list(zip(losses.tolist(), margins.tolist(), strict=True))
+        losses, margins = bradley_terry(rewards[:, 0], rewards[:, 1]), rewards[:, 0] - rewards[:, 1]
+        tally.add("loss", losses)
+        tally.add("accuracy", margins > 0)
+        tally.add("margin", margins)
+        return losses.sum() / len(batch)
 
-    ranks = model.ranks
-    own = rank_share(_micro_batches(batch, trainer.tokens_per_micro_batch), rank=ranks.rank, ranks=ranks.count)
-    found = add_gradients(model.model, Lanes(1), own, loss, every_time=trainer.fsdp.reduce)
-    reshard(model.model)
-    losses, margins = zip(
-        *(pair for part in ranks.collect([pairs for _, pairs in found]) for pair in part), strict=True
-    )
-    if not all(map(math.isfinite, losses)):
+    runner = ModelRunner(model.model, Passes(ranks=model.ranks, every_time=trainer.fsdp.reduce))
+    means = runner.run(_micro_batches(batch, trainer.tokens_per_micro_batch), loss).tally.means()
+    if not math.isfinite(means["loss"]):
         raise TrainingError("the reward model's loss is not finite", hint="try a smaller preferences.learning_rate")
-    return _Scored(losses=torch.tensor(losses), margins=torch.tensor(margins))
+    return means
 
 
 def _micro_batches(batch: Sequence[TextPair], budget: int) -> list[MicroBatch]:
@@ -287,7 +273,7 @@ def _micro_batches(batch: Sequence[TextPair], budget: int) -> list[MicroBatch]:
     for place in sorted(range(len(batch)), key=lambda place: -sizes[place]):
         tokens = 2 * max(1, sizes[place] // CHARACTERS_PER_TOKEN)
         if room == 0:
-            parts.append(MicroBatch([], learns=True, tokens=0, cost=0))
+            parts.append(MicroBatch([], needs_grad=True, tokens=0, cost=0))
             room = max(1, budget // tokens)
         last = parts[-1]
         parts[-1] = replace(

@@ -15,13 +15,10 @@ from agentrl.config.config import SFTConfig, TrainerConfig
 from agentrl.errors import TrainingError
 from agentrl.image import ImageReader
 from agentrl.models.lora import adapters_dropped_out
-from agentrl.models.threads import Lanes, check_lanes
 from agentrl.training.compile import compile_layers, gradients_recomputed
 from agentrl.training.distributed import Ranks
-from agentrl.training.distributed.fsdp import reshard
-from agentrl.training.forward.layout import choose_layout
-from agentrl.training.forward.logprobs import score
-from agentrl.training.forward.micro_batches import add_gradients, make_micro_batches, rank_share
+from agentrl.training.forward.micro_batches import SumsByName
+from agentrl.training.forward.runner import make_runner
 from agentrl.training.forward.sequences import ScoredSequence, scored_sequence
 from agentrl.training.optimizer import LearningProgress, OptimizerSettings, PolicyOptimizer
 from agentrl.trajectory import Source, Trajectory
@@ -57,7 +54,7 @@ class SupervisedLearner:
         trainer: Micro-batches, optimizer, clipping.
         seed: Seed of the order of sequences.
         pad_id: Any id of the vocabulary.
-        reader: Prepares images; needed where demonstrations hold any.
+        image_processor: Prepares images; needed where demonstrations hold any.
         ranks: Learn together.
     """
 
@@ -70,19 +67,18 @@ class SupervisedLearner:
         *,
         seed: int,
         pad_id: int,
-        reader: ImageReader | None = None,
+        image_processor: ImageReader | None = None,
         ranks: Ranks | None = None,
     ) -> None:
         self.model, self.ranks, self.demonstrations = model, ranks or Ranks(), len(demonstrations)
-        self._settings, self._trainer, self._pad_id, self._reader = settings, trainer, pad_id, reader
+        self._settings, self._trainer, self._pad_id = settings, trainer, pad_id
         lessons = list(_lessons(demonstrations, everything=settings.observation_weight > 0))
         self._batches = list(_batches(lessons, settings, seed))
         compile_layers(model, trainer)
         self._optimizer = PolicyOptimizer(
             model, OptimizerSettings.of(trainer, settings, total_updates=len(self._batches))
         )
-        check_lanes("trainer.lanes", trainer.lanes, model)
-        self._lanes, self._layout = Lanes(trainer.lanes), choose_layout(model, trainer, self.ranks)
+        self._runner = make_runner(model, trainer, ranks=self.ranks, image_processor=image_processor)
         self._started, self._tokens, self._done = time.perf_counter(), 0, 0
 
     @property
@@ -100,7 +96,7 @@ class SupervisedLearner:
         Raises:
             TrainingError: the loss is not finite, or a rank was lost.
         """
-        with self.ranks.led("learn"):
+        with self.ranks.broadcast_call("learn"):
             return self._learn()
 
     def _learn(self) -> LearningProgress:
@@ -127,20 +123,12 @@ class SupervisedLearner:
         weight = float(sum(lesson.weights(observation_weight).sum() for lesson in batch))
         scored = [lesson.scored for lesson in batch]
 
-        def loss(indices: list[int]) -> tuple[torch.Tensor, None]:
-            part, own = [batch[i] for i in indices], [scored[i] for i in indices]
-            scores = score(
-                self.model, own, temperature=1.0, pad_id=self._pad_id, layout=self._layout, reader=self._reader
-            )
-            weights = torch.cat([lesson.weights(observation_weight) for lesson in part]).to(scores.logp.device)
-            return -(weights * scores.logp).sum() / weight, None
+        def loss(indices: list[int], _: SumsByName) -> torch.Tensor:
+            scores = self._runner.score([scored[i] for i in indices], temperature=1.0, pad_id=self._pad_id)
+            weights = torch.cat([batch[i].weights(observation_weight) for i in indices]).to(scores.logp.device)
+            return -(weights * scores.logp).sum() / weight
 
-        workers = self._lanes.count * self.ranks.teams
-        work = make_micro_batches(range(len(batch)), scored, layout=self._layout, workers=workers, learns=True)
-        own = rank_share(work, rank=self.ranks.team, ranks=self.ranks.teams)
-        found = add_gradients(self.model, self._lanes, own, loss, every_time=self._trainer.fsdp.reduce)
-        reshard(self.model)
-        total = sum(value for value, _ in self.ranks.collect(found if self.ranks.speaks else []))
+        total = self._runner.forward_backward(scored, loss).loss
         if not math.isfinite(total):
             raise TrainingError(
                 "the warm start's loss is not finite", got=total, hint="try a smaller sft.learning_rate"

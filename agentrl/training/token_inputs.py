@@ -16,7 +16,7 @@ import torch
 from agentrl.algorithms.aggregation import TokenOwners
 from agentrl.training.batch import Selection, StepBatch
 from agentrl.training.critic import CriticStep
-from agentrl.training.forward.runner import LogprobRunner
+from agentrl.training.forward.runner import ModelRunner
 from agentrl.training.objective import Objective
 from agentrl.training.reference import FrozenOpinions, StepInput
 from agentrl.training.rewards import RewardShaping
@@ -61,7 +61,7 @@ class PreparedStep:
     """float32 [tokens], on the CPU."""
     parts: list[list[int]]
     """The sequences of every update."""
-    reads: list[bool]
+    needs_forward: list[bool]
     """Whether each sequence goes through the policy."""
     critic: CriticStep | None
     policy_learns: bool
@@ -109,7 +109,7 @@ class TokenValues:
 
 
 def token_values(
-    step: PreparedStep, objective: Objective, policy: LogprobRunner, shaping: RewardShaping, *, version: int, seed: int
+    step: PreparedStep, objective: Objective, policy: ModelRunner, shaping: RewardShaping, *, version: int, seed: int
 ) -> TokenValues:
     """Gather the values, and score pi_old where the first update's forward pass cannot give it.
 
@@ -127,7 +127,7 @@ def token_values(
     entropy = torch.full_like(trainer_logp, math.nan) if objective.looks_ahead else None
     if needed := _scored_before(step, objective):
         sequences = [batch.sequences[i] for i in needed]
-        scores = policy.scores(sequences, temperature=step.given.temperature, pad_id=step.given.pad_id)
+        scores = policy.logprobs(sequences, temperature=step.given.temperature, pad_id=step.given.pad_id)
         where = batch.token_index(needed).to(device)
         trainer_logp[where] = scores.logp
         if entropy is not None:
@@ -155,7 +155,7 @@ def _scored_before(step: PreparedStep, objective: Objective) -> list[int]:
     if not objective.looks_ahead and objective.proximal != "trainer":
         return []
     free = set() if objective.looks_ahead else set(step.first)
-    return [i for i, read in enumerate(step.reads) if read and i not in free]
+    return [i for i, read in enumerate(step.needs_forward) if read and i not in free]
 
 
 def _expert(step: PreparedStep, objective: Objective, device: torch.device) -> torch.Tensor | None:

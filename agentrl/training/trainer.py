@@ -35,7 +35,6 @@ from transformers import PreTrainedModel
 from agentrl.config.config import AlgorithmConfig, TrainerConfig
 from agentrl.config.trainer import NumericsConfig
 from agentrl.image import ImageReader
-from agentrl.models.threads import check_lanes
 from agentrl.training.batch import StepBatch, mini_batches, select, step_batch
 from agentrl.training.checkpoint import (
     CRITIC,
@@ -57,10 +56,10 @@ from agentrl.training.diagnostics.watch import (
     repeatable,
 )
 from agentrl.training.distributed import Ranks
-from agentrl.training.forward.runner import LogprobRunner, choose_passes
+from agentrl.training.forward.runner import make_runner
 from agentrl.training.forward.sequences import scored_sequence
 from agentrl.training.gradients import GradientPass, sequences_to_read
-from agentrl.training.moe import RouterBalance
+from agentrl.training.moe import RouterBalance, step_hooks
 from agentrl.training.objective import Objective
 from agentrl.training.optimizer import OptimizerSettings, PolicyOptimizer, Update
 from agentrl.training.process_reward import ProcessModels, make_process_reward, with_process_reward
@@ -166,7 +165,7 @@ class Trainer:
             a loss that compares with it. It is not part of `state_dict` (unless it is renewed in rounds): a resumed run
             hands in the same reference.
         teacher: The model of ``algorithm.teacher``, frozen, unless it has servers; not part of `state_dict` either.
-        reader: Prepares images; needed where trajectories hold any.
+        image_processor: Prepares images; needed where trajectories hold any.
         ranks: Train together; a model and a reference that several ranks share are in shards.
         critic: The model of a critic of its own (``trainer.critic``); a copy of `model` as it is now when left out.
         process_reward: The models of ``trainer.process_reward``; copies of `model` as it is now when left out.
@@ -187,7 +186,7 @@ class Trainer:
         max_tokens: int,
         reference: PreTrainedModel | None = None,
         teacher: PreTrainedModel | None = None,
-        reader: ImageReader | None = None,
+        image_processor: ImageReader | None = None,
         ranks: Ranks | None = None,
         critic: PreTrainedModel | None = None,
         process_reward: ProcessModels | None = None,
@@ -206,10 +205,9 @@ class Trainer:
         pretrained = 0 if config.critic is None else config.critic.pretrain_steps
         self._optimizer = PolicyOptimizer(model, _optimizer_settings(config, first_step=pretrained))
         self._balance = RouterBalance(model, config.router_balance) if config.router_balance else None
-        check_lanes("trainer.lanes", config.lanes, model)
         self.watch = NumericsWatch(config.numerics or NumericsConfig(), self.ranks)
         self._generator = torch.Generator().manual_seed(seed)
-        self._policy = LogprobRunner(model, choose_passes(model, config, ranks=self.ranks, reader=reader))
+        self._policy = make_runner(model, config, ranks=self.ranks, image_processor=image_processor)
         self._frozen = FrozenModels(
             self._policy,
             algorithm,
@@ -219,11 +217,11 @@ class Trainer:
             teacher=teacher,
         )
         self._rounds = make_rounds(algorithm, model, self._frozen.reference)
-        settings, passes = _optimizer_settings(config), self._policy.passes
-        self._critic = make_critic(model, critic, config, settings, passes)
-        self._process_reward = make_process_reward(model, process_reward, config, settings, passes)
+        settings = _optimizer_settings(config)
+        self._critic = make_critic(self._policy, critic, config, settings)
+        self._process_reward = make_process_reward(self._policy, process_reward, config, settings)
         if config.router_replay:
-            self._policy.passes = passes.replaying(model)
+            self._policy.replay_routes()
             self._frozen.replay_routes(self._policy)
         self._copies = StateCopies(self._trained(), self._progress, self.ranks)
 
@@ -247,7 +245,7 @@ class Trainer:
             TrainingError: a reward or an advantage is not finite, no trajectory can train, or a rank was lost.
         """
         given = StepInput(trajectories=trajectories, temperature=temperature, pad_id=pad_id, guides=guides or Guides())
-        with self.ranks.led("step", given):
+        with self.ranks.broadcast_call("step", given):
             return self._step(given)
 
     def _step(self, given: StepInput) -> StepReport:
@@ -294,7 +292,7 @@ class Trainer:
             frozen=frozen,
             advantage=estimate.advantage,
             parts=parts,
-            reads=sequences_to_read(self._objective, batch, estimate.advantage),
+            needs_forward=sequences_to_read(self._objective, batch, estimate.advantage),
             critic=critic_step(self._critic, batch, estimate, given.pad_id, policy_learns=learns),
             policy_learns=learns,
             metrics={**rounds, **judged.metrics},
@@ -307,17 +305,16 @@ class Trainer:
 
     def _gradient(self, step: PreparedStep, values: TokenValues) -> GradientPass:
         return GradientPass(
-            self.model,
+            self._policy,
             self._objective,
-            self._policy.passes,
             step.batch,
             values,
-            reads=step.reads,
+            needs_forward=step.needs_forward,
             temperature=step.given.temperature,
             pad_id=step.given.pad_id,
             critic=step.critic if step.critic is not None and step.critic.joins_policy else None,
             learns=step.policy_learns,
-            balance=self._balance,
+            hooks=step_hooks(self._policy, self._balance),
         )
 
     def _updated(self, step: PreparedStep, gradient: GradientPass) -> StepUpdates:
@@ -341,7 +338,7 @@ class Trainer:
 
         A fork's list holds its own tokens only; each sequence has one or more.
         """
-        with self.ranks.led("compute_logprobs", sequences, temperature, pad_id):
+        with self.ranks.broadcast_call("compute_logprobs", sequences, temperature, pad_id):
             return self._compute_logprobs(sequences, temperature, pad_id)
 
     def _compute_logprobs(
@@ -351,7 +348,7 @@ class Trainer:
         scored = [
             scored_sequence(s.token_ids, s.loss_mask, s.images, s.routed_experts if routes else None) for s in sequences
         ]
-        flat = self._policy.scores(scored, temperature=temperature, pad_id=pad_id)
+        flat = self._policy.logprobs(scored, temperature=temperature, pad_id=pad_id)
         return list(torch.split(flat.logp, [sequence.targets.numel() for sequence in scored]))
 
     def calls(self) -> Mapping[str, Callable[..., object]]:
@@ -375,7 +372,7 @@ class Trainer:
             OSError: it cannot be written.
             TrainingError: a rank was lost.
         """
-        with self.ranks.led("save", folder):
+        with self.ranks.broadcast_call("save", folder):
             self._save(folder)
 
     def _save(self, folder: Path) -> None:
@@ -388,7 +385,7 @@ class Trainer:
             UsageError: the state is of another optimizer.
             TrainingError: a rank was lost.
         """
-        with self.ranks.led("load", folder):
+        with self.ranks.broadcast_call("load", folder):
             self._load(folder)
 
     def _load(self, folder: Path) -> None:

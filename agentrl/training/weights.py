@@ -31,8 +31,8 @@ from agentrl.models.lora import (
 from agentrl.render.images import ImageProcessor
 from agentrl.training.checkpoint import save_adapter_folder, save_model_folder, whole_on_cpu
 from agentrl.training.distributed import Ranks
-from agentrl.training.distributed.fsdp import reshard, whole
-from agentrl.training.forward.logprobs import score
+from agentrl.training.distributed.fsdp import whole
+from agentrl.training.forward.runner import ModelRunner, Passes
 from agentrl.training.forward.sequences import scored_sequence
 
 
@@ -77,7 +77,7 @@ class ModelWeights:
         return GatheredWeights(trained_names(self.model), self._led_gather)
 
     def _led_gather(self, name: str) -> torch.Tensor:
-        with self.ranks.led("gather", name):
+        with self.ranks.broadcast_call("gather", name):
             return self._gather(name)
 
     @torch.no_grad()
@@ -99,15 +99,13 @@ class ModelWeights:
 
     def token_logprobs(self, prompt_ids: Sequence[int], answer_ids: Sequence[int]) -> list[float]:
         """Log-probability of each answer token after the prompt and the tokens before it, at temperature 1."""
-        with self.ranks.led("token_logprobs", prompt_ids, answer_ids):
+        with self.ranks.broadcast_call("token_logprobs", prompt_ids, answer_ids):
             return self._token_logprobs(prompt_ids, answer_ids)
 
-    @torch.no_grad()
     def _token_logprobs(self, prompt_ids: Sequence[int], answer_ids: Sequence[int]) -> list[float]:
         ids = np.array([*prompt_ids, *answer_ids])
         wanted = np.arange(len(ids)) >= len(prompt_ids)
-        scores = score(self.model, [scored_sequence(ids, wanted)], temperature=1.0, pad_id=0)
-        reshard(self.model)
+        scores = ModelRunner(self.model, Passes()).logprobs([scored_sequence(ids, wanted)], temperature=1.0, pad_id=0)
         return [float(value) for value in scores.logp]
 
 

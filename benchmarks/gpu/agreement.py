@@ -18,10 +18,8 @@ from agentrl.algorithms.correction import mismatch
 from agentrl.config.config import TrainerConfig
 from agentrl.config.engines import LocalEngineConfig
 from agentrl.engine import GenerateRequest, Generation, SamplingParams
-from agentrl.models.threads import Lanes
 from agentrl.serving.local import LocalEngine
-from agentrl.training.forward.layout import choose_layout
-from agentrl.training.forward.logprobs import score_all
+from agentrl.training.forward.runner import make_runner
 from agentrl.training.forward.sequences import ScoredSequence, scored_sequence
 
 
@@ -47,13 +45,10 @@ def _compare(size: str, dtype: torch.dtype, prompts: list[list[int]], tokens: in
     model = random_model(size, dtype=dtype)
     settings = LocalEngineConfig(slots=len(prompts), max_context=4096, cache_tokens=len(prompts) * 4096)
     answers = asyncio.run(_sample(LocalEngine(copy.deepcopy(model), settings), prompts, tokens))
-    found = score_all(
-        model,
+    found = make_runner(model, TrainerConfig()).logprobs(
         [_scored(prompt, answer) for prompt, answer in zip(prompts, answers, strict=True)],
         temperature=1.0,
         pad_id=0,
-        layout=choose_layout(model, TrainerConfig()),
-        lanes=Lanes(1),
     )
     engine = torch.tensor([logp for answer in answers for logp in answer.logprobs])
     apart = mismatch(found.logp.cpu(), engine)

@@ -31,7 +31,7 @@ class Group:
 
     def build(self, config, path=None, reference=None):
         path = path or config.model.path
-        with self.ranks.led(BUILD, config.model_dump(mode="json"), str(path), reference):
+        with self.ranks.broadcast_call(BUILD, config.model_dump(mode="json"), str(path), reference):
             return build_trainer(config, model_path=str(path), reference_path=reference, reader=None, ranks=self.ranks)
 
 

@@ -107,7 +107,7 @@ def test_padded_rows_with_a_window_and_two_teams(windowed, module_trajectories):
     with group_of(4) as group:
         config = settings(windowed, processes=4, trainer={**trainer, "context_parallel": 2})
         four = gradients(group, config, module_trajectories)
-        assert (group.ranks.team, group.ranks.teams, group.ranks.speaks) == (0, 2, True)
+        assert (group.ranks.dp_rank, group.ranks.dp_size, group.ranks.is_dp_leader) == (0, 2, True)
     assert one["packed"] is four["packed"] is False
     assert_same(four, one)
 

@@ -10,7 +10,7 @@ from agentrl.config.config import AlgorithmConfig, TrainerConfig
 from agentrl.engine import TopTokens
 from agentrl.errors import TrainingError, UsageError
 from agentrl.training.batch import step_batch
-from agentrl.training.forward.logprobs import TokenOpinions
+from agentrl.training.forward.logprobs import TeacherLogprobs
 from agentrl.training.reference import Guides, with_teacher_reward
 from agentrl.training.rewards import RewardShaping
 from agentrl.training.trainer import Trainer
@@ -165,7 +165,7 @@ def test_nobody_knows_how_far_an_expert_is_from_a_teacher(model, plain):
     shaping = RewardShaping({"distill": {}}, max_tokens=100)
     expert = as_expert(plain[0])
     batch = step_batch([plain[1], expert], shaping, experts={expert.id})
-    teacher = TokenOpinions(logp=torch.full((batch.tokens,), -5.0))
+    teacher = TeacherLogprobs(logp=torch.full((batch.tokens,), -5.0))
     shaped = with_teacher_reward(batch, shaping, teacher).episodes
     own = plain[1].sampled_tokens
     assert shaped.token_reward[own:].tolist() == [0.0] * plain[0].sampled_tokens

@@ -79,7 +79,7 @@ def test_what_is_shared_is_computed_once():
 def tokens_of_rows(sequences, layout, workers):
     return [
         row.tokens
-        for row in make_micro_batches(range(len(sequences)), sequences, layout=layout, workers=workers, learns=True)
+        for row in make_micro_batches(range(len(sequences)), sequences, layout=layout, workers=workers, needs_grad=True)
     ]
 
 

@@ -8,7 +8,8 @@ from agentrl.algorithms.correction import entropy
 from agentrl.errors import LedgerError
 from agentrl.models.threads import Lanes
 from agentrl.training.forward.layout import PADDED, Layout
-from agentrl.training.forward.logprobs import score, score_all
+from agentrl.training.forward.logprobs import score
+from agentrl.training.forward.runner import ModelRunner, Passes
 from agentrl.training.forward.sequences import micro_batches, pad, scored_sequence
 from agentrl.training.forward.tree_attention import ATTENTION
 
@@ -67,9 +68,9 @@ def test_padding_does_not_matter(model):
 
 @pytest.mark.parametrize("lanes", [1, 2])
 @pytest.mark.parametrize("budget", [1, 7, 22, 1000])
-def test_score_all_keeps_the_order(model, budget, lanes):
-    layout = Layout(budget=budget)
-    found = score_all(model, sequences(), temperature=1.0, pad_id=0, layout=layout, lanes=Lanes(lanes))
+def test_logprobs_keep_the_order(model, budget, lanes):
+    runner = ModelRunner(model, Passes(layout=Layout(budget=budget), lanes=Lanes(lanes)))
+    found = runner.logprobs(sequences(), temperature=1.0, pad_id=0)
     for scores, wanted in zip((found.logp, found.entropy), reference(model, 1.0), strict=True):
         torch.testing.assert_close(scores, wanted.detach(), atol=1e-6, rtol=1e-5)
 

@@ -94,8 +94,8 @@ def test_between_versions_a_fresh_token_has_mu_as_proximal_policy(model, traject
 @pytest.mark.parametrize(("proximal", "passes"), [("trainer", 1), ("behaviour", 0), ("loglinear", 0)])
 def test_another_proximal_policy_saves_the_forward_pass(model, trajectories, monkeypatch, proximal, passes):
     trainer = trainer_for(model, AlgorithmConfig(correction={"proximal": proximal}), mini_batches=2)
-    calls, score = [], trainer._policy.scores
-    monkeypatch.setattr(trainer._policy, "scores", lambda *given, **how: calls.append(1) or score(*given, **how))
+    calls, score = [], trainer._policy.logprobs
+    monkeypatch.setattr(trainer._policy, "logprobs", lambda *given, **how: calls.append(1) or score(*given, **how))
     trainer.step(trajectories, temperature=1.0, pad_id=0)
     assert len(calls) == passes
 

@@ -50,7 +50,7 @@ def test_a_policy_learns_the_same_from_pairs(model, trajectories, tmp_path, trai
         trainer = {"tokens_per_micro_batch": 60, **trainer}
         config, seen = settings(tmp_path, count, trainer, {"pairs_per_update": 2}), []
         with group_of(count) as group:
-            with group.ranks.led(BUILD_PREFERENCES, config.model_dump(mode="json"), pairs, str(tmp_path), 0):
+            with group.ranks.broadcast_call(BUILD_PREFERENCES, config.model_dump(mode="json"), pairs, str(tmp_path), 0):
                 parts = build_preferences(
                     config, pairs, model_path=str(tmp_path), pad_id=0, reader=None, ranks=group.ranks
                 )
@@ -69,7 +69,7 @@ def test_a_reward_model_learns_the_same_from_pairs(tmp_path):
         trainer = {"tokens_per_micro_batch": 1, "gradient_checkpointing": True}
         config, seen = settings(tmp_path, count, trainer, {"pairs_per_update": 3}), []
         with group_of(count) as group:
-            with group.ranks.led(BUILD_REWARD_MODEL, config.model_dump(mode="json"), TEXTS, str(tmp_path)):
+            with group.ranks.broadcast_call(BUILD_REWARD_MODEL, config.model_dump(mode="json"), TEXTS, str(tmp_path)):
                 parts = build_reward_model(config, TEXTS, model_path=str(tmp_path), ranks=group.ranks)
             parts.learn(seen.append)
             parts.model.save(tmp_path / str(count))

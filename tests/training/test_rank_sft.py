@@ -41,7 +41,7 @@ def learnt(path, demonstrations, count, lora=None, **trainer):
     )
     seen = []
     with group_of(count) as group:
-        with group.ranks.led(BUILD_LEARNER, config.model_dump(mode="json"), demonstrations, str(path), 0):
+        with group.ranks.broadcast_call(BUILD_LEARNER, config.model_dump(mode="json"), demonstrations, str(path), 0):
             parts = build_learner(
                 config, demonstrations, model_path=str(path), pad_id=0, reader=None, ranks=group.ranks
             )

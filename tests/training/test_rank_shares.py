@@ -40,7 +40,7 @@ def test_every_sequence_counts_once_and_ranks_stay_in_step(batches, ranks):
         work.append(batch(list(range(number, number + size)), learns, cost * size))
         number += size
     found = shares(work, ranks)
-    assert len({tuple(micro_batch.learns for micro_batch in share) for share in found}) == 1
+    assert len({tuple(micro_batch.needs_grad for micro_batch in share) for share in found}) == 1
     counted = [sequence for share in found for own in share if own.counts for sequence in own.sequences]
     assert sorted(counted) == list(range(number))
     assert sum(len(share) for share in found) == len(pad_to_ranks(work, ranks))

@@ -24,7 +24,7 @@ def sequences():
 
 
 def recorded(balance, model, part, layout):
-    with balance.recorded() as routed:
+    with balance.record() as routed:
         score(model, part, temperature=1.0, pad_id=0, layout=layout)
     return routed
 

@@ -14,12 +14,11 @@ from agentrl.config.config import AlgorithmConfig, Config, TrainerConfig
 from agentrl.errors import ConfigError, TrainingError
 from agentrl.models.moe import ChosenExperts, routers
 from agentrl.training.compile import gradients_recomputed
-from agentrl.training.forward.layout import PADDED, Layout
+from agentrl.training.forward.layout import PADDED, Layout, with_replay
 from agentrl.training.forward.logprobs import score
 from agentrl.training.forward.prefix_tree import pack
 from agentrl.training.forward.sequences import ScoredSequence
 from agentrl.training.forward.tree_attention import ATTENTION
-from agentrl.training.moe import replaying
 from agentrl.training.trainer import Trainer
 
 LAYOUTS = {"padded": PADDED, "packed": Layout(packed=True), "shared": Layout(packed=True, share=2)}
@@ -91,7 +90,7 @@ def test_routes_are_followed_with_the_routers_own_gates(family):
     exact, expected = by_hand(model, family, part)
     expected.sum().backward()
     wanted = gradients(exact)
-    replay = replaying(model, PADDED).replay
+    replay = with_replay(model, PADDED).replay
     model.config._attn_implementation = ATTENTION
     for layout in LAYOUTS.values():
         found = score(model, part, temperature=1.0, pad_id=0, layout=dataclasses.replace(layout, replay=replay))
@@ -117,7 +116,7 @@ def test_a_prefix_is_shared_as_far_as_its_tokens_were_routed_alike():
 @pytest.mark.parametrize("mode", ["full", "selective"])
 def test_layers_that_are_computed_again_take_the_same_routes(mode):
     model = tiny_model("qwen3_moe")
-    part, layout = sequences(model), replaying(model, PADDED)
+    part, layout = sequences(model), with_replay(model, PADDED)
     found = []
     for enabled in (False, mode):
         with gradients_recomputed(model, enabled=enabled):
@@ -215,4 +214,4 @@ def test_an_unknown_way_of_weighing_is_refused():
         own = router.forward
         router.forward = lambda hidden, own=own: (lambda out: (out[0], out[1] ** 2 + 0.3, out[2]))(own(hidden))
     with pytest.raises(ConfigError, match="does not know how this router weighs its experts"):
-        replaying(model, PADDED)
+        with_replay(model, PADDED)

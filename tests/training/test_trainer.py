@@ -329,7 +329,7 @@ def test_first_mini_batch_takes_pi_old_from_its_own_forward(model, trajectories)
 
 def test_single_update_needs_no_extra_forward(model, trajectories, monkeypatch):
     calls = []
-    monkeypatch.setattr("agentrl.training.forward.runner.score_all", lambda *_, **__: calls.append(1))
+    monkeypatch.setattr("agentrl.training.forward.runner.ModelRunner.forward", lambda *_, **__: calls.append(1))
     run_step(trainer_for(model), trajectories)
     assert calls == []
 

@@ -28,13 +28,12 @@ from agentrl.models.threads import Lanes
 from agentrl.training.batch import step_batch
 from agentrl.training.compile import gradients_recomputed
 from agentrl.training.diagnostics.watch import UpdateNumbers, found_of, prepare_repeatable, repeatable
-from agentrl.training.distributed import Ranks
 from agentrl.training.forward.layout import Layout
 from agentrl.training.forward.micro_batches import SumsByName
-from agentrl.training.forward.runner import Passes
+from agentrl.training.forward.runner import ModelRunner, Passes
 from agentrl.training.forward.tree_attention import ATTENTION
 from agentrl.training.gradients import GradientPass
-from agentrl.training.moe import RouterBalance, replaying
+from agentrl.training.moe import RouterBalance
 from agentrl.training.objective import Objective, TokenObjective
 from agentrl.training.optimizer import OptimizerSettings, PolicyOptimizer
 from agentrl.training.rewards import RewardShaping
@@ -151,25 +150,25 @@ class _SeenObjective(Objective):
 class _SeenPass(GradientPass):
     """A gradient pass that remembers its micro-batches."""
 
-    def __init__(self, *arguments: Any, updates: int, workers: int, **options: Any) -> None:
+    def __init__(self, *arguments: Any, updates: int, **options: Any) -> None:
         super().__init__(*arguments, **options)
-        self._updates, self._workers = updates, workers
+        self._updates = updates
         self.found: list[tuple[list[int], float, tuple[str, ...]]] = []
 
-    def _loss(self, weights: torch.Tensor, indices: list[int]) -> tuple[torch.Tensor, SumsByName]:
-        value, tally = super()._loss(weights, indices)
+    def _loss(self, weights: torch.Tensor, indices: list[int], tally: SumsByName) -> torch.Tensor:
+        value = super()._loss(weights, indices, tally)
         seen = self._objective.seen if isinstance(self._objective, _SeenObjective) else ()
         self.found.append((indices, float(value.detach()), seen))
-        return value, tally
+        return value
 
 
-def replay(state: Mapping[str, Any], *, device: str = "auto", reader: ImageReader | None = None) -> Replay:
+def replay(state: Mapping[str, Any], *, device: str = "auto", image_processor: ImageReader | None = None) -> Replay:
     """Run the update of a dump again.
 
     Args:
         state: As `agentrl.training.diagnostics.watch.read_dump` gives it.
         device: Where; ``auto`` is the kind of device that it was on, if there is one.
-        reader: Prepares images; needed where trajectories hold any.
+        image_processor: Prepares images; needed where trajectories hold any.
 
     Raises:
         UsageError: the model is of a kind that this machine cannot make, or was in 4 bits, or a critic shares it.
@@ -198,18 +197,20 @@ def replay(state: Mapping[str, Any], *, device: str = "auto", reader: ImageReade
         for name, value in state["values"].items()
     }
     lanes, balance = Lanes(state["lanes"]), config.trainer.router_balance
+    passes = Passes(layout=layout, lanes=lanes, image_processor=image_processor)
+    policy = ModelRunner(model, passes, workers=state["lanes"] * state["ranks"])
+    if routes:
+        policy.replay_routes()
     gradient = _SeenPass(
-        model,
+        policy,
         _SeenObjective(config.algorithm),
-        Passes(layout=replaying(model, layout) if routes else layout, lanes=lanes, ranks=Ranks(), reader=reader),
         batch,
         TokenValues(**values),
-        reads=state["reads"],
+        needs_forward=state["reads"],
         temperature=state["temperature"],
         pad_id=state["pad_id"],
-        balance=RouterBalance(model, balance) if balance else None,
+        hooks=[RouterBalance(model, balance)] if balance else [],
         updates=state["updates"],
-        workers=state["lanes"] * state["ranks"],
     )
     optimizer = PolicyOptimizer(model, OptimizerSettings(learning_rate=0.0, total_updates=1))
     with (

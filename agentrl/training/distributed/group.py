@@ -68,29 +68,29 @@ class Ranks:
         return self.count > 1
 
     @property
-    def teams(self) -> int:
-        """How many micro-batches are computed at the same time: the ranks of a team share one."""
+    def dp_size(self) -> int:
+        """Number of data-parallel groups: the ranks of a group compute the same micro-batch together."""
         return self.count // self._together
 
     @property
-    def team(self) -> int:
-        """The number of this rank's team."""
+    def dp_rank(self) -> int:
+        """Number of this rank's data-parallel group."""
         return self.rank // self._together
 
     @property
-    def speaks(self) -> bool:
-        """Whether this rank says what its team has found."""
+    def is_dp_leader(self) -> bool:
+        """True if this rank tells what its data-parallel group has found."""
         return self.rank % self._together == 0
 
     def arrange(self, *, context: int, tensor: int) -> None:
-        """Make teams, whose ranks compute micro-batches together; all ranks must.
+        """Make data-parallel groups, whose ranks compute micro-batches together; all ranks must.
 
         Args:
             context: Ranks that share the tokens of a row.
             tensor: Ranks that share the matrices of a layer: neighbours.
 
         Raises:
-            ConfigError: the ranks do not make such teams.
+            ConfigError: the ranks do not make such groups.
         """
         if self.count % (context * tensor):
             raise ConfigError(
@@ -102,7 +102,7 @@ class Ranks:
         if context > 1:
             sharing = [
                 [team * self._together + part * tensor + beside for part in range(context)]
-                for team in range(self.teams)
+                for team in range(self.dp_size)
                 for beside in range(tensor)
             ]
             make_groups: Any = distributed.new_subgroups_by_enumeration
@@ -156,8 +156,8 @@ class Ranks:
         return init_device_mesh(device.type, tuple(kept.values()), mesh_dim_names=tuple(kept))
 
     @contextmanager
-    def led(self, name: str, *arguments: Any) -> Iterator[None]:
-        """Let the other ranks do the block's work, too: rank 0 tells them, in the others nothing happens.
+    def broadcast_call(self, name: str, *arguments: Any) -> Iterator[None]:
+        """Broadcast a call to the other ranks, which do the block's work, too; on these nothing is broadcast.
 
         Raises:
             TrainingError: a rank was lost meanwhile.

@@ -11,7 +11,7 @@ import torch
 from transformers import PreTrainedModel
 
 from agentrl.config.config import LOGITS_MEGABYTES, TrainerConfig
-from agentrl.errors import UsageError
+from agentrl.errors import ConfigError, UsageError
 from agentrl.image import ImageReader
 from agentrl.models.threads import BATCH_DEPENDENT
 from agentrl.models.vision import MODEL_TYPES, hidden_states
@@ -94,14 +94,18 @@ class Layout:
         return sum(length * length for length in lengths) // 2
 
     def read(
-        self, model: PreTrainedModel, sequences: Sequence[ScoredSequence], pad_id: int, reader: ImageReader | None
+        self,
+        model: PreTrainedModel,
+        sequences: Sequence[ScoredSequence],
+        pad_id: int,
+        image_processor: ImageReader | None,
     ) -> torch.Tensor:
-        """The hidden states that predict the targets of a micro-batch, sequence after sequence: [targets, width]."""
+        """Read the hidden states that predict the targets of a micro-batch: [targets, width]."""
         device = model.device
         if not self.packed:
             batch = pad(sequences, pad_id)
             options = self._routes(sequences, list(batch.places(sequences)), batch.input_ids.shape, device)
-            hidden = hidden_states(model, batch.input_ids.to(device), batch.images, reader, **options)
+            hidden = hidden_states(model, batch.input_ids.to(device), batch.images, image_processor, **options)
             return hidden.flatten(0, 1)[batch.positions.to(device)]
         row = pack(sequences, share=self.share)
         output = model.base_model(
@@ -257,3 +261,34 @@ def _difference(model: PreTrainedModel) -> str | None:
         return None
     model.config._attn_implementation = before
     return f"hidden states of a packed row that are {apart:.2g} apart from those of its sequences"
+
+
+_TRIED_TOKENS = 8
+
+
+@torch.no_grad()
+def with_replay(model: PreTrainedModel, layout: Layout) -> Layout:
+    """Add a replay, which all routers of the model are seen to follow, to a layout.
+
+    Args:
+        model: A mixture; ranks that share it call together.
+        layout: How its sequences lie.
+
+    Raises:
+        ConfigError: it is no mixture, or one whose routers cannot be told.
+    """
+    replay = RouterReplay(model)
+    layers, chosen = replay.shape
+    ids, targets = torch.arange(_TRIED_TOKENS) % model.config.vocab_size, torch.zeros(0, dtype=torch.long)
+    routes = torch.arange(chosen, dtype=torch.uint8).repeat(_TRIED_TOKENS, layers)
+    told = ScoredSequence(input_ids=ids, positions=targets, targets=targets, routes=routes)
+    with replay.counted() as count:
+        within_forward(model, Layout(replay=replay).read, [told], 0, None)
+    reshard(model)
+    if [differing.numel() for differing in count.differing] != [_TRIED_TOKENS] * layers:
+        raise ConfigError(
+            "this model cannot replay routes",
+            got=f"{type(model).__name__}, whose layers are not told them",
+            hint="set trainer.moe.router_replay=false",
+        )
+    return replace(layout, replay=replay)

@@ -1,14 +1,11 @@
-"""Log-probabilities of given tokens without a tensor of [tokens, vocabulary]: the head runs over chunks.
+"""Numbers about tokens from a model's last hidden states: log-probabilities, entropies, top tokens, a critic's values.
 
-- Log-probabilities and entropies behind the output head, whose logits exist for a chunk of tokens only.
-- The most probable tokens of a model at each wanted position, whose logits exist for a chunk of positions only.
-- A critic's output: one number from a hidden state.
+The output head runs over chunks of tokens, so that no tensor of [tokens, vocabulary] ever exists.
 """
 
 from __future__ import annotations
 
-import math
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any, cast
 
@@ -17,13 +14,9 @@ from torch import Tensor, nn
 from torch.nn import functional
 from transformers import PreTrainedModel
 
-from agentrl.errors import UsageError
 from agentrl.image import ImageReader
-from agentrl.models.threads import Lanes
-from agentrl.training.distributed import Ranks
-from agentrl.training.distributed.fsdp import reshard, within_forward
+from agentrl.training.distributed.fsdp import within_forward
 from agentrl.training.forward.layout import PADDED, Layout
-from agentrl.training.forward.micro_batches import make_micro_batches, rank_share
 from agentrl.training.forward.sequences import ScoredSequence
 
 LOGIT_BYTES = 4
@@ -206,7 +199,7 @@ def score(
     pad_id: int,
     layout: Layout = PADDED,
     entropy_gradient: bool = False,
-    reader: ImageReader | None = None,
+    image_processor: ImageReader | None = None,
     value_head: ValueHead | None = None,
     others: torch.Tensor | None = None,
 ) -> TokenScores:
@@ -219,7 +212,7 @@ def score(
         pad_id: Any id of the vocabulary.
         layout: How the sequences lie in the forward pass, and the size of the logits that exist at once.
         entropy_gradient: Let gradients flow through the entropy too; without, it is a measurement only.
-        reader: Prepares images; needed where sequences hold any.
+        image_processor: Prepares images; needed where sequences hold any.
         value_head: Reads values from the same hidden states.
         others: Tokens besides the wanted ones that are asked about: int64 [targets, k]; not where ranks share rows.
     """
@@ -231,7 +224,7 @@ def score(
         pad_id=pad_id,
         layout=layout,
         entropy_gradient=entropy_gradient,
-        reader=reader,
+        image_processor=image_processor,
         value_head=value_head,
         others=others,
     )
@@ -247,14 +240,14 @@ def _read(
     pad_id: int,
     layout: Layout,
     entropy_gradient: bool,
-    reader: ImageReader | None,
+    image_processor: ImageReader | None,
     value_head: ValueHead | None,
     others: torch.Tensor | None,
 ) -> tuple[torch.Tensor, ...]:
     targets = torch.cat([sequence.targets for sequence in sequences]).to(model.device)
     owner = None
     if layout.context is None:
-        hidden = layout.read(model, sequences, pad_id, reader)
+        hidden = layout.read(model, sequences, pad_id, image_processor)
     else:
         hidden, owner = layout.read_shared(model, sequences, pad_id, layout.context)
         targets = targets[owner == layout.context.rank]
@@ -281,85 +274,13 @@ def _read(
     return tuple(own.clone() for own in together)  # what a model in shards gives back is no view
 
 
-def score_all(
-    model: PreTrainedModel,
-    sequences: Sequence[ScoredSequence],
-    *,
-    temperature: float,
-    pad_id: int,
-    layout: Layout,
-    lanes: Lanes,
-    ranks: Ranks | None = None,
-    reader: ImageReader | None = None,
-) -> TokenScores:
-    """The wanted tokens of any number of sequences, without gradients.
-
-    Args:
-        model: See `score`, also for the other arguments.
-        sequences: One or more; the result is in their order.
-        temperature: Divides the logits.
-        pad_id: Any id of the vocabulary.
-        layout: How the sequences lie in the forward passes.
-        lanes: Compute the forward passes.
-        ranks: Share them out; all get the result.
-        reader: Prepares images.
-    """
-
-    def read(part: Sequence[ScoredSequence]) -> torch.Tensor:
-        scores = score(model, part, temperature=temperature, pad_id=pad_id, layout=layout, reader=reader)
-        return torch.stack([scores.logp, scores.entropy])
-
-    logp, entropy = read_all(model, sequences, read, rows=2, layout=layout, lanes=lanes, ranks=ranks or Ranks())
-    return TokenScores(logp=logp, entropy=entropy)
-
-
-def read_all(
-    model: PreTrainedModel,
-    sequences: Sequence[ScoredSequence],
-    read: Callable[[Sequence[ScoredSequence]], torch.Tensor],
-    *,
-    rows: int,
-    layout: Layout,
-    lanes: Lanes,
-    ranks: Ranks,
-) -> torch.Tensor:
-    """Numbers about the wanted tokens of any number of sequences, without gradients: float32 [rows, targets].
-
-    Args:
-        model: What is read with.
-        sequences: One or more; the result is in their order.
-        read: Gives the numbers of a micro-batch: float32 [rows, targets].
-        rows: How many for each token.
-        layout: How the sequences lie in the forward passes.
-        lanes: Compute the forward passes.
-        ranks: Share them out; all get the result.
-    """
-    work = make_micro_batches(
-        range(len(sequences)), sequences, layout=layout, workers=lanes.count * ranks.teams, learns=False
-    )
-    own = rank_share(work, rank=ranks.team, ranks=ranks.teams)
-
-    def compute(indices: list[int]) -> dict[int, torch.Tensor]:
-        part = [sequences[i] for i in indices]
-        with torch.no_grad():
-            numbers = read(part)
-        return dict(zip(indices, torch.split(numbers, [s.targets.numel() for s in part], dim=1), strict=True))
-
-    found: dict[int, torch.Tensor] = {}
-    for scores in lanes.run(compute, [micro_batch.sequences for micro_batch in own]):
-        found.update(scores)
-    reshard(model)
-    unknown = [torch.full((rows, sequence.targets.numel()), math.nan, device=model.device) for sequence in sequences]
-    return ranks.filled(torch.cat([found.get(i, unknown[i]) for i in range(len(sequences))], dim=1))
-
-
 LARGEST_ID = 1 << 24
 """Above it float32, in which ranks tell each other ids, skips whole numbers."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class TokenOpinions:
-    """What a model says at the positions of given tokens."""
+class TeacherLogprobs:
+    """Log-probabilities that a model gives to tokens, and those of the tokens that it would have preferred."""
 
     logp: torch.Tensor
     """Log-probability of the given tokens: float32 [targets]."""
@@ -369,7 +290,7 @@ class TokenOpinions:
     """Their log-probabilities: float32 [targets, k]."""
 
 
-def opinions_of_all(
+def read_top_tokens(
     model: PreTrainedModel,
     sequences: Sequence[ScoredSequence],
     *,
@@ -377,65 +298,15 @@ def opinions_of_all(
     temperature: float,
     pad_id: int,
     layout: Layout,
-    lanes: Lanes,
-    ranks: Ranks,
-    reader: ImageReader | None = None,
-) -> TokenOpinions:
-    """What a model says of any number of sequences, without gradients; all ranks get it.
-
-    Args:
-        model: See `agentrl.training.forward.logprobs.score`, also for the other arguments.
-        sequences: One or more; the result is in their order.
-        top_k: How many tokens at each position.
-        temperature: Divides the logits.
-        pad_id: Any id of the vocabulary.
-        layout: How the sequences lie in the forward passes; ranks do not share rows.
-        lanes: Compute the forward passes.
-        ranks: Share them out.
-        reader: Prepares images.
-
-    Raises:
-        UsageError: the vocabulary has fewer tokens, or ranks share rows.
-    """
-    vocabulary = model.get_output_embeddings().weight.shape[0]
-    if not top_k <= vocabulary <= LARGEST_ID or layout.context is not None:
-        raise UsageError(
-            f"the {top_k} most probable tokens cannot be read",
-            got=f"a vocabulary of {vocabulary:,}" + ("" if layout.context is None else " in rows that ranks share"),
-            expected=f"at most {LARGEST_ID:,} tokens, {top_k} or more, and trainer.context_parallel=1",
-        )
-
-    def read(part: Sequence[ScoredSequence]) -> torch.Tensor:
-        found: torch.Tensor = within_forward(
-            model,
-            _read_top_tokens,
-            part,
-            top_k=top_k,
-            temperature=temperature or 1.0,
-            pad_id=pad_id,
-            layout=layout,
-            reader=reader,
-        )
-        return found
-
-    found = read_all(model, sequences, read, rows=1 + 2 * top_k, layout=layout, lanes=lanes, ranks=ranks)
-    ids, logp = found[1 : 1 + top_k].mT.long(), found[1 + top_k :].mT.contiguous()
-    return TokenOpinions(logp=found[0], top_ids=ids, top_logp=logp)
-
-
-def _read_top_tokens(
-    model: PreTrainedModel,
-    sequences: Sequence[ScoredSequence],
-    *,
-    top_k: int,
-    temperature: float,
-    pad_id: int,
-    layout: Layout,
-    reader: ImageReader | None,
+    image_processor: ImageReader | None,
 ) -> torch.Tensor:
-    """Log-probabilities of the targets, ids, log-probabilities of these: float32 [1 + 2 k, targets]."""
+    """Read the most probable tokens of a micro-batch: float32 [1 + 2 k, targets].
+
+    The rows are the log-probabilities of the targets, the ids of the k tokens, and the log-probabilities of these. To
+    be called inside the model's forward pass, by ranks that do not share rows.
+    """
     targets = torch.cat([sequence.targets for sequence in sequences]).to(model.device)
-    hidden, head = layout.read(model, sequences, pad_id, reader), model.get_output_embeddings()
+    hidden, head = layout.read(model, sequences, pad_id, image_processor), model.get_output_embeddings()
     cap = getattr(model.config.get_text_config(), "final_logit_softcapping", None)
     chunk = chunk_tokens(head.weight.shape[0], layout.logits_megabytes)
     found = []

@@ -1,7 +1,7 @@
-"""Gradients of micro-batches, computed in parallel (`agentrl.models.threads`) and added up in a fixed order.
+"""Micro-batches: how sequences are cut into them, shared out over lanes and ranks, and their gradients added up.
 
-- Work shared out over ranks: equal in number, so that all meet in the same collectives, and nearly equal in cost.
-- Means over the tokens of a step, added up micro-batch by micro-batch.
+Lanes compute in parallel (`agentrl.models.threads`), and gradients are added up in a fixed order. Ranks get work that
+is equal in number, so that all meet in the same collectives, and nearly equal in cost.
 """
 
 from __future__ import annotations
@@ -10,7 +10,6 @@ import heapq
 from collections import defaultdict
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
-from typing import TypeVar
 
 import torch
 from torch import nn
@@ -27,7 +26,32 @@ BACKWARD_COST = 3
 ATTENTION_COSTS_AS_MUCH = 16_384
 """Length of a sequence at which attention costs as much as all the rest: about 12 times the width of a model."""
 
-Extra = TypeVar("Extra")
+
+class SumsByName:
+    """Sums and counts by name."""
+
+    def __init__(self) -> None:
+        self._sums: defaultdict[str, float] = defaultdict(float)
+        self._counts: defaultdict[str, int] = defaultdict(int)
+
+    def add(self, name: str, values: torch.Tensor) -> None:
+        """Take in values of any shape."""
+        self._sums[name] += float(values.detach().double().sum())
+        self._counts[name] += values.numel()
+
+    def merge(self, other: SumsByName) -> None:
+        """Take in what another one has added up."""
+        for name, total in other._sums.items():
+            self._sums[name] += total
+            self._counts[name] += other._counts[name]
+
+    def means(self) -> dict[str, float]:
+        """The mean of everything added under each name."""
+        return {name: self._sums[name] / count for name, count in self._counts.items() if count}
+
+
+Loss = Callable[[list[int], SumsByName], torch.Tensor]
+"""Gives the loss of a micro-batch, whose sequences it gets by number, and adds what it measures to the sums."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -35,7 +59,7 @@ class MicroBatch:
     """Sequences that go through the model together."""
 
     sequences: list[int]
-    learns: bool
+    needs_grad: bool
     """Whether it has a gradient."""
     tokens: int
     """That go through the model, padding included."""
@@ -46,7 +70,7 @@ class MicroBatch:
 
 
 def make_micro_batches(
-    numbers: Sequence[int], sequences: Sequence[ScoredSequence], *, layout: Layout, workers: int, learns: bool
+    numbers: Sequence[int], sequences: Sequence[ScoredSequence], *, layout: Layout, workers: int, needs_grad: bool
 ) -> list[MicroBatch]:
     """Micro-batches of some sequences.
 
@@ -55,15 +79,15 @@ def make_micro_batches(
         sequences: The sequences.
         layout: How they go through the model.
         workers: How many lanes or ranks there are to compute them.
-        learns: Whether they have a gradient.
+        needs_grad: Whether they have a gradient.
     """
-    passes = BACKWARD_COST if learns else 1
+    passes = BACKWARD_COST if needs_grad else 1
     work = []
     for chosen in layout.for_workers(sequences, workers).micro_batches(sequences):
         part = [sequences[k] for k in chosen]
         tokens = layout.tokens(part)
         cost = forward_cost(tokens, layout.pairs(part)) * passes
-        work.append(MicroBatch([numbers[k] for k in chosen], learns, tokens, cost))
+        work.append(MicroBatch([numbers[k] for k in chosen], needs_grad, tokens, cost))
     return work
 
 
@@ -80,48 +104,49 @@ def add_gradients(
     model: PreTrainedModel,
     lanes: Lanes,
     work: Sequence[MicroBatch],
-    loss: Callable[[list[int]], tuple[torch.Tensor, Extra]],
+    loss: Loss,
     *,
     every_time: bool = False,
     beside: Sequence[nn.Parameter] = (),
-) -> list[tuple[float, Extra]]:
+) -> list[tuple[float, SumsByName]]:
     """Add the gradients of all micro-batches to those of the model's parameters.
 
     Args:
         model: Its parameters that require a gradient get one.
         lanes: Compute the micro-batches.
         work: What to compute, in this order where there is one lane.
-        loss: Of some sequences, and anything else that the caller wants back; called in the lanes' threads.
+        loss: Of some sequences; called in the lanes' threads.
         every_time: Add the gradients of a model in shards up over the ranks after every micro-batch, not in the end.
         beside: Parameters outside the model, which get a gradient, too.
 
     Returns:
-        The losses, with what came with them, in the order of `work`, of what counts.
+        The losses, with what they have measured, in the order of `work`, of what counts.
     """
     parameters = [*(p for p in model.parameters() if p.requires_grad), *beside]
     costs = [micro_batch.cost for micro_batch in work]
     shares = [list(range(len(work)))] if lanes.count == 1 else share_out(costs, lanes.count)
-    last = max((index for index, micro_batch in enumerate(work) if micro_batch.learns), default=None)
+    last = max((index for index, micro_batch in enumerate(work) if micro_batch.needs_grad), default=None)
     alone = len(shares) == 1
 
-    def compute(share: list[int]) -> tuple[dict[int, tuple[float, Extra]], list[torch.Tensor | None]]:
-        found: dict[int, tuple[float, Extra]] = {}
+    def compute(share: list[int]) -> tuple[dict[int, tuple[float, SumsByName]], list[torch.Tensor | None]]:
+        found: dict[int, tuple[float, SumsByName]] = {}
         gradients: list[torch.Tensor | None] = [None] * len(parameters)
         for index in share:
-            with torch.set_grad_enabled(work[index].learns):
-                value, extra = loss(work[index].sequences)
+            tally = SumsByName()
+            with torch.set_grad_enabled(work[index].needs_grad):
+                value = loss(work[index].sequences, tally)
             if not work[index].counts:
                 value = value * 0.0
-            if work[index].learns and alone:
+            if work[index].needs_grad and alone:
                 add_up_gradients(model, over_ranks=every_time or index == last)
                 torch.autograd.backward(value)
-            elif work[index].learns:
+            elif work[index].needs_grad:
                 new = torch.autograd.grad(value, parameters, allow_unused=True)
                 gradients = [_sum(old, own) for old, own in zip(gradients, new, strict=True)]
-            found[index] = float(value.detach()), extra
+            found[index] = float(value.detach()), tally
         return found, gradients
 
-    results: dict[int, tuple[float, Extra]] = {}
+    results: dict[int, tuple[float, SumsByName]] = {}
     for found, gradients in lanes.run(compute, shares):
         results.update(found)
         for parameter, gradient in zip(parameters, gradients, strict=True):
@@ -164,8 +189,8 @@ def rank_share(work: Sequence[MicroBatch], *, rank: int, ranks: int) -> list[Mic
     if ranks == 1:
         return list(work)
     share: list[MicroBatch] = []
-    for learns in (True, False):
-        even = [micro_batch for micro_batch in pad_to_ranks(work, ranks) if micro_batch.learns == learns]
+    for needs_grad in (True, False):
+        even = [micro_batch for micro_batch in pad_to_ranks(work, ranks) if micro_batch.needs_grad == needs_grad]
         own = balanced([micro_batch.cost for micro_batch in even], ranks)[rank] if even else []
         share += sorted((even[index] for index in own), key=lambda micro_batch: -micro_batch.cost)
     return share
@@ -173,7 +198,7 @@ def rank_share(work: Sequence[MicroBatch], *, rank: int, ranks: int) -> list[Mic
 
 def pad_to_ranks(work: Sequence[MicroBatch], ranks: int) -> list[MicroBatch]:
     """The micro-batches that `rank_share` shares out: those that learn first."""
-    kinds = ([micro_batch for micro_batch in work if micro_batch.learns == learns] for learns in (True, False))
+    kinds = ([micro_batch for micro_batch in work if micro_batch.needs_grad == kind] for kind in (True, False))
     return [micro_batch for kind in kinds for micro_batch in _even(kind, ranks)] if ranks > 1 else list(work)
 
 
@@ -230,26 +255,3 @@ def balanced(costs: Sequence[int], parts: int) -> list[list[int]]:
 def _spread(row: Sequence[tuple[int, list[int]]]) -> int:
     """Negative difference of the dearest and the cheapest part, which a heap gives largest first."""
     return row[-1][0] - row[0][0]
-
-
-class SumsByName:
-    """Sums and counts by name."""
-
-    def __init__(self) -> None:
-        self._sums: defaultdict[str, float] = defaultdict(float)
-        self._counts: defaultdict[str, int] = defaultdict(int)
-
-    def add(self, name: str, values: torch.Tensor) -> None:
-        """Take in values of any shape."""
-        self._sums[name] += float(values.detach().double().sum())
-        self._counts[name] += values.numel()
-
-    def merge(self, other: SumsByName) -> None:
-        """Take in what another one has added up."""
-        for name, total in other._sums.items():
-            self._sums[name] += total
-            self._counts[name] += other._counts[name]
-
-    def means(self) -> dict[str, float]:
-        """The mean of everything added under each name."""
-        return {name: self._sums[name] / count for name, count in self._counts.items() if count}
