@@ -356,7 +356,7 @@ def build_runner(
     *,
     observer: RolloutObserver | None = None,
     counters: RolloutCounters | None = None,
-    desk: ToolLimits | None = None,
+    tool_limits: ToolLimits | None = None,
     retries: int | None = None,
 ) -> EpisodeRunner:
     """A runner of episodes, as the ``agent`` section says; what its tools opened is closed with the pool.
@@ -386,7 +386,7 @@ def build_runner(
         policy=policy,
         limits=limits,
         tools=tools,
-        desk=desk,
+        tool_limits=tool_limits,
         make_sandbox=sandbox_maker(config.agent),
         scorer=scorer,
         system_prompt=config.agent.system_prompt,
@@ -454,11 +454,11 @@ def build_run_environments(
     """
     check_tools(config)
     waits, counters, environments = Waits(), RolloutCounters(), []
-    desk = ToolLimits(waits.clock)
+    tool_limits = ToolLimits(waits.clock)
     for part in parts_of(config):
         spec = resolve_environment(part.config.sole_environment.name)
         pool = build_env_pool(part.config, spec=spec, waits=waits)
-        runner = build_runner(part.config, pool, policy, observer=observer, counters=counters, desk=desk)
+        runner = build_runner(part.config, pool, policy, observer=observer, counters=counters, tool_limits=tool_limits)
         environments.append(
             RunEnvironment(
                 label=part.label, weight=part.weight, config=part.config, spec=spec, pool=pool, runner=runner

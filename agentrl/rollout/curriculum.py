@@ -150,27 +150,29 @@ class Pools:
             )
         return environment, task.type
 
-    def learn(self, tallies: Sequence[GroupOutcome]) -> None:
+    def learn(self, outcomes: Sequence[GroupOutcome]) -> None:
         """A training step is complete: its groups count from now on.
 
         Raises:
             UsageError: an environment does not tell whether a task is solved.
         """
         self.step += 1
-        for tally in tallies:
-            tally.check_told("curriculum.pools")
-            key = self._key_of(tally)
+        for outcome in outcomes:
+            outcome.check_told("curriculum.pools")
+            key = self._key_of(outcome)
             before = self._evidence.get(key, Evidence()).faded(self.step, self.settings.half_life)
-            self._evidence[key] = Evidence(before.successes + tally.successes, before.tries + tally.tries, self.step)
+            self._evidence[key] = Evidence(
+                before.successes + outcome.successes, before.tries + outcome.tries, self.step
+            )
 
     def sizes(self) -> dict[Pool, int]:
         """Return how many of the played keys are in each pool now."""
         counts = Counter(map(self.pool_of, self._evidence))
         return {pool: counts[pool] for pool in Pool}
 
-    def _key_of(self, tally: GroupOutcome) -> Key:
-        by = {PooledBy.TASK: tally.task_id, PooledBy.TYPE: tally.task_type or "", PooledBy.ENVIRONMENT: ""}
-        return tally.environment, by[self.settings.by]
+    def _key_of(self, outcome: GroupOutcome) -> Key:
+        by = {PooledBy.TASK: outcome.task_id, PooledBy.TYPE: outcome.task_type or "", PooledBy.ENVIRONMENT: ""}
+        return outcome.environment, by[self.settings.by]
 
     def state_dict(self) -> dict[str, Any]:
         """Return the state for `load_state_dict`: plain JSON types, exact."""
@@ -200,7 +202,7 @@ class Horizon:
         """Successes and tries at the present stage, by training step."""
 
     @property
-    def wants_tallies(self) -> bool:
+    def wants_outcomes(self) -> bool:
         """True if it grows by success."""
         return self.settings.at_steps is None
 
@@ -210,19 +212,19 @@ class Horizon:
         stage = self._stage[environment] if steps is None else bisect.bisect_right(steps, step) - 1
         return self.settings.turns[stage]
 
-    def learn(self, tallies: Sequence[GroupOutcome]) -> None:
+    def learn(self, outcomes: Sequence[GroupOutcome]) -> None:
         """A training step is complete.
 
         Raises:
             UsageError: an environment does not tell whether a task is solved.
         """
-        if not self.wants_tallies:
+        if not self.wants_outcomes:
             return
         told: dict[str, list[GroupOutcome]] = defaultdict(list)
-        for tally in tallies:
-            tally.check_told("curriculum.horizon.success_above, or use curriculum.horizon.at_steps")
-            if tally.horizon == self.settings.turns[self._stage[tally.environment]] and tally.tries:
-                told[tally.environment].append(tally)
+        for outcome in outcomes:
+            outcome.check_told("curriculum.horizon.success_above, or use curriculum.horizon.at_steps")
+            if outcome.horizon == self.settings.turns[self._stage[outcome.environment]] and outcome.tries:
+                told[outcome.environment].append(outcome)
         for environment, found in told.items():
             self._count(environment, sum(t.successes for t in found), sum(t.tries for t in found))
 

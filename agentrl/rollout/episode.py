@@ -38,7 +38,7 @@ class RuntimeEpisode(Episode):
         loop: The loop that will run.
         tools: The configured tools.
         turns: The episode's turns and budgets.
-        desk: What calls of tools share over all episodes.
+        tool_limits: Rate limits and kept results of tools, shared by all episodes.
         make_sandbox: Makes the episode's sandbox.
     """
 
@@ -52,7 +52,7 @@ class RuntimeEpisode(Episode):
         loop: AgentLoop,
         tools: Sequence[Tool],
         turns: TurnLog,
-        desk: ToolLimits,
+        tool_limits: ToolLimits,
         make_sandbox: Callable[[], Sandbox] | None = None,
     ) -> None:
         self.task = task
@@ -74,7 +74,7 @@ class RuntimeEpisode(Episode):
         self._ended_by_tool: Outcome | None = None
         self._policy = policy
         self._opened = EpisodeTools(
-            turns, desk, make_sandbox=make_sandbox, task_id=task.id, seed=task.seed, act=self._act_for_tool
+            turns, tool_limits, make_sandbox=make_sandbox, task_id=task.id, seed=task.seed, act=self._act_for_tool
         )
 
     async def reset(self) -> Content:

@@ -86,7 +86,7 @@ class Group:
         versions = [v for trajectory in self.trainable if (v := trajectory.oldest_version) is not None]
         return min(versions, default=None)
 
-    def tally(self) -> GroupOutcome:
+    def outcome(self) -> GroupOutcome:
         """Count how often it solved its task so far."""
         told = [trajectory.success for trajectory in self.trainable if trajectory.success is not None]
         return GroupOutcome(

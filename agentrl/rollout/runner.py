@@ -66,7 +66,7 @@ class EpisodeRunner:
         retries: New attempts after infrastructure failures.
         observer: Is told about turns and endings.
         counters: Counts of everything; several runners may share one.
-        desk: What calls of tools share; several runners may share one.
+        tool_limits: Rate limits and kept results of tools; several runners may share one.
         make_sandbox: Makes the sandbox of an episode whose tools need one.
     """
 
@@ -83,7 +83,7 @@ class EpisodeRunner:
         retries: int = 0,
         observer: RolloutObserver | None = None,
         counters: RolloutCounters | None = None,
-        desk: ToolLimits | None = None,
+        tool_limits: ToolLimits | None = None,
         make_sandbox: Callable[[], Sandbox] | None = None,
     ) -> None:
         self.pool = pool
@@ -96,7 +96,7 @@ class EpisodeRunner:
         self.waits = pool.waits
         self.counters = counters or RolloutCounters()
         self.observer = observer or RolloutObserver()
-        self.desk = desk or ToolLimits(pool.waits.clock)
+        self.tool_limits = tool_limits or ToolLimits(pool.waits.clock)
         self.make_sandbox = make_sandbox
         self.spec = pool.spec
         if system_prompt is not None:
@@ -224,7 +224,7 @@ class EpisodeRunner:
             loop=self.loop,
             tools=tools,
             turns=turns,
-            desk=self.desk,
+            tool_limits=self.tool_limits,
             make_sandbox=self.make_sandbox,
         )
 

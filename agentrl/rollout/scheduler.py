@@ -139,7 +139,7 @@ class GroupScheduler:
         self._to_restart: deque[Group] = deque()
         self._running: dict[int, Group] = {}
         self._finished: list[Group] = []
-        self._tallies: list[GroupOutcome] = []
+        self._outcomes: list[GroupOutcome] = []
         self._episodes: set[asyncio.Task[None]] = set()
         self._failure: BaseException | None = None
         self._failed_in_a_row = 0
@@ -170,8 +170,8 @@ class GroupScheduler:
         taken, self._finished = self._finished[:batch], self._finished[batch:]
         self.admission.use(batch)
         self._counters.groups_delivered += batch
-        tallies, self._tallies = self._tallies, []
-        self.tasks.learn(sorted(tallies, key=lambda tally: tally.position))
+        outcomes, self._outcomes = self._outcomes, []
+        self.tasks.learn(sorted(outcomes, key=lambda outcome: outcome.position))
         return sorted(taken, key=lambda group: group.position)
 
     def set_version(self, version: int) -> None:
@@ -255,8 +255,8 @@ class GroupScheduler:
     def _complete(self, group: Group) -> None:
         del self._running[group.position]
         counters = self._counters
-        if self.tasks.wants_tallies:
-            self._tallies.append(group.tally())
+        if self.tasks.wants_outcomes:
+            self._outcomes.append(group.outcome())
         if len(group.trainable) < self._least_members or group.failed_extras:
             counters.groups_failed += 1
             self.admission.fail()
@@ -334,7 +334,7 @@ class GroupScheduler:
         unfinished = [*self._running.values(), *self._to_restart]
         return {
             "tasks": self.tasks.state_dict(),
-            "tallies": [asdict(tally) for tally in self._tallies],
+            "tallies": [asdict(outcome) for outcome in self._outcomes],
             "version": self.admission.version,
             "group_size": self.group_size,
             "finished": [group.to_record() for group in self._finished],
@@ -354,7 +354,7 @@ class GroupScheduler:
                 expected=state["group_size"],
             )
         self.tasks.load_state_dict(state["tasks"])
-        self._tallies = [GroupOutcome(**record) for record in state["tallies"]]
+        self._outcomes = [GroupOutcome(**record) for record in state["tallies"]]
         self._finished = [self._restored(record) for record in state["finished"]]
         self._to_restart = deque(self._restored(record) for record in state["unfinished"])
         self.admission.version = state["version"]

@@ -68,9 +68,9 @@ class TaskSampler:
         self._metrics: dict[str, float] = {}
 
     @property
-    def wants_tallies(self) -> bool:
+    def wants_outcomes(self) -> bool:
         """True if `learn` reads its outcomes."""
-        return self._pools is not None or (self._horizon is not None and self._horizon.wants_tallies)
+        return self._pools is not None or (self._horizon is not None and self._horizon.wants_outcomes)
 
     def next(self) -> SampledTask:
         """The next task; endless."""
@@ -113,20 +113,20 @@ class TaskSampler:
         whole = sum(self._weights.values())
         return max(self._turns, key=lambda label: self._weights[label] * after / whole - self._turns[label])
 
-    def learn(self, tallies: Sequence[GroupOutcome]) -> None:
+    def learn(self, outcomes: Sequence[GroupOutcome]) -> None:
         """A training step is complete.
 
         Args:
-            tallies: Of every group that ended since the last step, whether it was trained on or not.
+            outcomes: Of every group that ended since the last step, whether it was trained on or not.
 
         Raises:
             UsageError: an environment does not tell whether a task is solved, and the curriculum needs it.
         """
         self.step += 1
         if self._horizon is not None:
-            self._horizon.learn(tallies)
+            self._horizon.learn(outcomes)
         if self._pools is not None:
-            self._pools.learn(tallies)
+            self._pools.learn(outcomes)
             sizes = self._pools.sizes()
             self._metrics = {f"curriculum/{pool}": float(sizes[pool]) for pool in Pool}
             self._metrics["curriculum/passed_over"] = float(self._passed_over)

@@ -159,7 +159,7 @@ class EpisodeTools:
 
     Args:
         turns: The episode's turns and budgets.
-        desk: What all episodes share.
+        tool_limits: Rate limits and kept results, shared by all episodes.
         make_sandbox: Makes the episode's sandbox; ``None`` when no config asks for one.
         task_id: Of the episode's task.
         seed: Of the episode's task.
@@ -169,7 +169,7 @@ class EpisodeTools:
     def __init__(
         self,
         turns: TurnLog,
-        desk: ToolLimits,
+        tool_limits: ToolLimits,
         *,
         make_sandbox: Callable[[], Sandbox] | None,
         task_id: str,
@@ -180,7 +180,7 @@ class EpisodeTools:
         self.seed = seed
         self.act = act
         self._turns = turns
-        self._desk = desk
+        self._tool_limits = tool_limits
         self._make_sandbox = make_sandbox
         self._sandbox: Sandbox | None = None
         self._stack = AsyncExitStack()
@@ -202,10 +202,10 @@ class EpisodeTools:
             if tool is None:
                 raise _unknown(call.name, tools)
             checked = _checked(tool, call.arguments)
-            kept = self._desk.find(tool, checked)
+            kept = self._tool_limits.find(tool, checked)
             result = kept or await self._call(tool, checked)
             if kept is None:
-                self._desk.keep(tool, checked, result)
+                self._tool_limits.keep(tool, checked, result)
         except ToolError as error:
             text, seconds = f"Error: {error}", clock() - began
             return Called(tool=tool, result=ToolResult(text), failed=True, seconds=seconds, cause=error.__cause__)
@@ -217,7 +217,7 @@ class EpisodeTools:
         if tool.needs_sandbox:
             await self._start_sandbox(tool.name)
         async with AsyncExitStack() as place:
-            if (gate := self._desk.gate(tool)) is not None:
+            if (gate := self._tool_limits.gate(tool)) is not None:
                 with waits.on(WaitKind.CAPACITY, trajectory_id, f"a free place for the tool {tool.name}"):
                     await place.enter_async_context(gate.passed())
             with waits.on(WaitKind.TOOL, trajectory_id, tool.name):

@@ -13,7 +13,7 @@ from agentrl.task import Task
 KEY = ("a", "t")
 
 
-def tally(successes, tries=8, *, task="t", kind=None, environment="a"):
+def outcome(successes, tries=8, *, task="t", kind=None, environment="a"):
     return GroupOutcome(
         position=0,
         environment=environment,
@@ -49,9 +49,9 @@ def test_a_rate_lies_between_the_share_and_one_half(successes, failures, steps, 
 
 def test_few_tries_decide_nothing():
     found = pools()
-    found.learn([tally(8)])
+    found.learn([outcome(8)])
     assert found.pool_of(KEY) is Pool.OPEN, "8 of 8 make 0.9, which is not above 0.9"
-    found.learn([tally(8)])
+    found.learn([outcome(8)])
     assert found.pool_of(KEY) is Pool.EASY
     assert found.pool_of(("a", "never played")) is Pool.OPEN
 
@@ -59,7 +59,7 @@ def test_few_tries_decide_nothing():
 def test_what_is_not_played_is_tried_again():
     found = pools(half_life=10)
     for _ in range(5):
-        found.learn([tally(0)])
+        found.learn([outcome(0)])
     assert found.pool_of(KEY) is Pool.HARD
     steps = 0
     while found.pool_of(KEY) is Pool.HARD:
@@ -72,10 +72,10 @@ def test_what_is_not_played_is_tried_again():
 def test_new_evidence_outweighs_old():
     found = pools(half_life=2)
     for _ in range(20):
-        found.learn([tally(0)])
+        found.learn([outcome(0)])
     assert found.pool_of(KEY) is Pool.HARD
     for _ in range(4):
-        found.learn([tally(6)])
+        found.learn([outcome(6)])
     assert found.pool_of(KEY) is Pool.OPEN
 
 
@@ -85,7 +85,7 @@ def test_what_is_judged_together(by, key):
     task = Task(id="t", environment="a", type="k")
     assert found.key("a", task) == ("a", key)
     for _ in range(3):
-        found.learn([tally(0, kind="k")])
+        found.learn([outcome(0, kind="k")])
     assert found.pool_of(("a", key)) is Pool.HARD
     assert found.pool_of(("b", key)) is Pool.OPEN
     assert found.sizes() == {Pool.EASY: 0, Pool.HARD: 1, Pool.OPEN: 0}
@@ -99,7 +99,7 @@ def test_tasks_without_a_type_cannot_be_judged_by_it():
 def test_the_easy_and_the_hard_are_played_at_the_share_asked_for():
     found = pools(revisit=0.25)
     for _ in range(3):
-        found.learn([tally(0)])
+        found.learn([outcome(0)])
     played = sum(found.plays("a", Task(id="t", environment="a"), turn) for turn in range(4000))
     assert 0.22 < played / 4000 < 0.28
     assert all(found.plays("a", Task(id="open", environment="a"), turn) for turn in range(50))
@@ -119,14 +119,14 @@ class Tasks:
 
 def test_groups_that_differ_become_the_rule_and_no_task_is_lost():
     curriculum = CurriculumConfig(pools=PoolsConfig(revisit=0.1, half_life=50))
-    mixture = TaskSampler({"a": Tasks()}, seed=0, curriculum=curriculum)
+    sampler = TaskSampler({"a": Tasks()}, seed=0, curriculum=curriculum)
     draws = []
     for _ in range(200):
-        ids = [mixture.next().task.id for _ in range(6)]
-        mixture.learn([tally(round(8 * Tasks.RATES[int(name) % 3]), task=name) for name in ids])
+        ids = [sampler.next().task.id for _ in range(6)]
+        sampler.learn([outcome(round(8 * Tasks.RATES[int(name) % 3]), task=name) for name in ids])
         draws.extend(ids)
     late = draws[600:]
     useful = sum(int(name) % 3 == 2 for name in late) / len(late)
     assert useful > 0.7, "without pools it would be a third"
     assert set(late) == {str(number) for number in range(12)}
-    assert mixture.metrics()["curriculum/easy"] + mixture.metrics()["curriculum/hard"] > 4
+    assert sampler.metrics()["curriculum/easy"] + sampler.metrics()["curriculum/hard"] > 4

@@ -359,7 +359,7 @@ async def test_extra_rollouts_are_no_members(make):
             f"{group.id}/3.0",
         ]
         assert [t.id for t in group.experts] == [f"{group.id}/3.0"]
-        assert group.tally().episodes == 2
+        assert group.outcome().episodes == 2
     assert len(greedy.seeds) == 2
 
 
@@ -445,7 +445,7 @@ async def test_failed_and_unscored_members_make_no_group_stale(make):
 async def test_unscored_episodes_do_not_train(make):
     unscored = Player(lambda task_id, member: (Outcome.FINISHED, None if member else 1.0))
     (group,) = await make(unscored, batch=1).next_batch()
-    assert (len(group.trainable), group.tally().episodes, group.returns_differ) == (1, 1, False)
+    assert (len(group.trainable), group.outcome().episodes, group.returns_differ) == (1, 1, False)
     with pytest.raises(TrainingError, match=r"fewer than 2 episodes to train on: got finished in .*/1\.0: no reward"):
         await make(unscored, least_members=2).next_batch()
     nobody = Player(lambda task_id, member: (Outcome.FINISHED, None))

@@ -153,14 +153,14 @@ async def test_a_pure_tool_is_asked_once_for_the_same_arguments_in_all_episodes(
 
 
 def test_the_latest_results_are_kept():
-    desk = ToolLimits()
+    limits = ToolLimits()
     for number in range(KEPT_RESULTS + 1):
-        desk.keep(double, {"number": number}, ToolResult(number))
-        desk.find(double, {"number": 0})
-    assert desk.find(double, {"number": 0}) == ToolResult(0)
-    assert desk.find(double, {"number": 1}) is None
-    desk.keep(note, {"text": "x"}, ToolResult("x"))
-    assert desk.find(note, {"text": "x"}) is None
+        limits.keep(double, {"number": number}, ToolResult(number))
+        limits.find(double, {"number": 0})
+    assert limits.find(double, {"number": 0}) == ToolResult(0)
+    assert limits.find(double, {"number": 1}) is None
+    limits.keep(note, {"text": "x"}, ToolResult("x"))
+    assert limits.find(note, {"text": "x"}) is None
 
 
 async def test_calls_begin_as_often_as_the_limit_says():

@@ -33,8 +33,7 @@ from agentrl.engine import (
     StopReason,
 )
 from agentrl.errors import AgentRLError, EngineError, async_boundary
-from agentrl.serving.pool.group import PoolGroup
-from agentrl.serving.pool.keeper import Restart
+from agentrl.serving.pool.group import PoolGroup, Restart
 from agentrl.serving.pool.member import Member, PoolSettings, first_of
 from agentrl.serving.request import check_is_new
 

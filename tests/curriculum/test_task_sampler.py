@@ -23,10 +23,10 @@ def sources(labels, size=50):
 @settings(deadline=None, max_examples=50)
 @given(weights=weights, draws=st.integers(1, 300))
 def test_shares_are_kept(weights, draws):
-    mixture = TaskSampler(sources(weights), seed=0, weights=weights)
+    sampler = TaskSampler(sources(weights), seed=0, weights=weights)
     counts = Counter()
     for number in range(1, draws + 1):
-        counts[mixture.next().environment] += 1
+        counts[sampler.next().environment] += 1
         for label, weight in weights.items():
             share = number * weight / sum(weights.values())
             assert counts[label] - share < 1 + 1e-9, "nobody is ahead by a turn"
@@ -36,23 +36,23 @@ def test_shares_are_kept(weights, draws):
 @settings(deadline=None, max_examples=20)
 @given(weights=weights)
 def test_every_environment_walks_its_own_tasks_in_its_own_order(weights):
-    mixture = TaskSampler(sources(weights, size=7), seed=3, weights=weights)
+    sampler = TaskSampler(sources(weights, size=7), seed=3, weights=weights)
     alone = {label: TaskCursor(source, seed=3) for label, source in sources(weights, size=7).items()}
     for _ in range(30):
-        draw = mixture.next()
+        draw = sampler.next()
         assert draw.task == alone[draw.environment].next()
         assert draw.task.environment == draw.environment
 
 
 def test_whole_weights_give_whole_steps():
-    mixture = TaskSampler(sources("ab"), seed=0, weights={"a": 2, "b": 1})
+    sampler = TaskSampler(sources("ab"), seed=0, weights={"a": 2, "b": 1})
     for _ in range(20):
-        assert Counter(mixture.next().environment for _ in range(6)) == {"a": 4, "b": 2}
+        assert Counter(sampler.next().environment for _ in range(6)) == {"a": 4, "b": 2}
 
 
 def test_one_environment_is_its_cursor():
-    mixture, cursor = TaskSampler({"": SeedTasks("w", size=9)}, seed=5), TaskCursor(SeedTasks("w", size=9), seed=5)
-    assert [mixture.next().task for _ in range(30)] == [cursor.next() for _ in range(30)]
+    sampler, cursor = TaskSampler({"": SeedTasks("w", size=9)}, seed=5), TaskCursor(SeedTasks("w", size=9), seed=5)
+    assert [sampler.next().task for _ in range(30)] == [cursor.next() for _ in range(30)]
 
 
 CURRICULA = [
@@ -69,14 +69,14 @@ def make(curriculum, seed=1):
     return TaskSampler(sources("abc", size=5), seed=seed, weights=weights, curriculum=CurriculumConfig(**curriculum))
 
 
-def step(mixture, rates, size=4):
+def step(sampler, rates, size=4):
     """Draw and learn as a training step does; what is solved follows from the task alone."""
-    draws = [mixture.next() for _ in range(size)]
-    mixture.learn([tally(draw, round(8 * rates[draw.environment])) for draw in draws])
+    draws = [sampler.next() for _ in range(size)]
+    sampler.learn([outcome(draw, round(8 * rates[draw.environment])) for draw in draws])
     return [(draw.environment, draw.task.id, draw.task.max_turns) for draw in draws]
 
 
-def tally(draw, successes, tries=8):
+def outcome(draw, successes, tries=8):
     return GroupOutcome(
         position=0,
         environment=draw.environment,
@@ -96,22 +96,22 @@ def tally(draw, successes, tries=8):
     before=st.integers(0, 25),
 )
 def test_what_was_saved_goes_on_as_if_it_had_not_been(curriculum, rates, before):
-    mixture = make(curriculum)
+    sampler = make(curriculum)
     for _ in range(before):
-        step(mixture, rates)
-    mixture.next()
+        step(sampler, rates)
+    sampler.next()
     restored = make(curriculum)
-    restored.load_state_dict(json.loads(json.dumps(mixture.state_dict())))
-    assert restored.position == mixture.position == 4 * before + 1
-    assert [step(restored, rates) for _ in range(10)] == [step(mixture, rates) for _ in range(10)]
-    assert restored.metrics() == mixture.metrics()
+    restored.load_state_dict(json.loads(json.dumps(sampler.state_dict())))
+    assert restored.position == sampler.position == 4 * before + 1
+    assert [step(restored, rates) for _ in range(10)] == [step(sampler, rates) for _ in range(10)]
+    assert restored.metrics() == sampler.metrics()
 
 
 @settings(deadline=None, max_examples=20)
 @given(seed=st.integers(0, 5), curriculum=st.sampled_from(CURRICULA))
 def test_a_draw_is_found_again(seed, curriculum):
-    mixture = make(curriculum, seed)
-    draws = [mixture.next() for _ in range(20)]
+    sampler = make(curriculum, seed)
+    draws = [sampler.next() for _ in range(20)]
     fresh = make(curriculum, seed)
     for draw in reversed(draws):
         assert fresh.again(draw.environment, draw.place, draw.horizon) == draw
@@ -125,22 +125,22 @@ def test_the_state_of_other_environments_is_refused():
 
 @pytest.mark.parametrize("curriculum", [CURRICULA[2], CURRICULA[3]])
 def test_success_must_be_told_where_it_decides(curriculum):
-    mixture = make(curriculum)
-    assert mixture.wants_tallies
+    sampler = make(curriculum)
+    assert sampler.wants_outcomes
     with pytest.raises(UsageError, match=r"does not tell whether a task is solved.*[Rr]emove curriculum"):
-        mixture.learn([tally(mixture.next(), 0, tries=0)])
+        sampler.learn([outcome(sampler.next(), 0, tries=0)])
 
 
 @pytest.mark.parametrize("curriculum", CURRICULA[:2])
 def test_where_success_decides_nothing_it_need_not_be_told(curriculum):
-    mixture = make(curriculum)
-    assert not mixture.wants_tallies
-    mixture.learn([])
-    assert mixture.metrics() == {}
+    sampler = make(curriculum)
+    assert not sampler.wants_outcomes
+    sampler.learn([])
+    assert sampler.metrics() == {}
 
 
 def test_a_task_of_fewer_turns_keeps_them():
     tasks = [Task(id="short", environment="a", max_turns=2), Task(id="free", environment="a")]
-    mixture = TaskSampler({"a": tasks}, seed=0, curriculum=CurriculumConfig(**CURRICULA[1]), shuffle=False)
-    draws = [mixture.next(), mixture.next()]
+    sampler = TaskSampler({"a": tasks}, seed=0, curriculum=CurriculumConfig(**CURRICULA[1]), shuffle=False)
+    draws = [sampler.next(), sampler.next()]
     assert [(draw.task.max_turns, draw.horizon) for draw in draws] == [(2, 3), (3, 3)]
