@@ -14,14 +14,14 @@ _TASK_SENTENCE = re.compile(r"^.*\byour task is to:?.*$", re.IGNORECASE | re.MUL
 
 
 def content_text(content: Content) -> str:
-    """The text of an observation, images left out."""
+    """Return the text of an observation, images left out."""
     if isinstance(content, str):
         return content
     return "".join(part.text for part in content if isinstance(part, TextPart))
 
 
 def remembered(content: Content) -> str:
-    """An observation as a memory of words keeps it: images by a mark."""
+    """Return an observation as a memory of words keeps it: images by a mark."""
     if isinstance(content, str):
         return content
     return "".join(part.text if isinstance(part, TextPart) else IMAGE_MARK for part in content)
@@ -45,14 +45,14 @@ def goal_line(first_observation: Content) -> str:
 
 
 def after(text: str, content: Content) -> Content:
-    """An observation with text before it."""
+    """Return an observation with text before it."""
     if not text:
         return content
     return text + content if isinstance(content, str) else (TextPart(text=text), *content)
 
 
 def with_lines(content: Content, lines: Sequence[str]) -> Content:
-    """An observation with lines of text after it; empty ones are left out."""
+    """Return an observation with lines of text after it; empty ones are left out."""
     added = "".join(f"\n{line}" for line in lines if line)
     if not added:
         return content
@@ -60,12 +60,12 @@ def with_lines(content: Content, lines: Sequence[str]) -> Content:
 
 
 def opening(instructions: Sequence[str], observation: Content) -> list[Message]:
-    """The first messages: a system message if there is anything to instruct, and the first observation."""
+    """Return the first messages: a system message if there is anything to instruct, and the first observation."""
     text = "\n\n".join(part.strip() for part in instructions if part.strip())
     return [*([system(text)] if text else []), user(observation)]
 
 
 async def action_list(episode: Episode) -> str:
-    """One line with the actions that the environment accepts now; empty when it does not tell."""
+    """Return one line with the actions that the environment accepts now; empty when it does not tell."""
     actions = await episode.admissible_actions()
     return "" if actions is None else f"Admissible actions: {', '.join(actions)}."

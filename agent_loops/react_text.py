@@ -99,11 +99,11 @@ class ReactText(AgentLoop):
         return with_lines(observation, [actions, goal])
 
     def instructions(self, episode: Episode) -> list[str]:
-        """The parts of the system message."""
+        """Return the parts of the system message."""
         return [episode.spec.instructions, episode.action_hint, _RULES[self.format]] if self.explain else []
 
     def read(self, answer: Answer) -> Reading:
-        """The action of an answer."""
+        """Return the action of an answer."""
         if self.format in _WHOLE:
             action = answer.text.strip()
             return Reading(action, "" if action else f"Your answer is empty. {_RULES[self.format]}".strip())
@@ -115,7 +115,7 @@ class ReactText(AgentLoop):
         return Reading("", f"Your answer {count}. {_RULES[self.format]}")
 
     def demonstrate(self, action: str) -> Message:
-        """The answer that takes `action`, with a thought that only names it."""
+        """Return the answer that takes `action`, with a thought that only names it."""
         if self.format in _WHOLE:
             return Message(role="assistant", content=action)
         thought = f"<think>I will {action}.</think>" if self.format is AnswerFormat.REACT else ""

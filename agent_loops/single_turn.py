@@ -46,6 +46,6 @@ class SingleTurn(AgentLoop):
         return found[-1].strip() if found else None
 
     def demonstrate(self, action: str) -> Message:
-        """The answer that gives `action`."""
+        """Return the answer that gives `action`."""
         text = action if self.tag is None else f"<{self.tag}>{action}</{self.tag}>"
         return Message(role="assistant", content=text)

@@ -26,7 +26,7 @@ class Memory(Protocol):
         """Remember what was seen, and what was done then."""
 
     def text(self) -> str:
-        """The memory as the prompt shows it; empty at first."""
+        """Return the memory as the prompt shows it; empty at first."""
 
 
 class RecentSteps:
@@ -46,7 +46,7 @@ class RecentSteps:
         self._steps.append((self._count, observation, action))
 
     def text(self) -> str:
-        """The steps, oldest first."""
+        """Return the steps, oldest first."""
         if not self._steps:
             return ""
         steps = "\n".join(f"[{i}] Observation: {seen}\n[{i}] Action: {action}" for i, seen, action in self._steps)
@@ -113,5 +113,5 @@ class StepIndependent(AgentLoop):
         return opening(self._text.instructions(episode), with_lines(shown, [actions, problem]))
 
     def demonstrate(self, action: str) -> Message:
-        """The answer that takes `action`."""
+        """Return the answer that takes `action`."""
         return self._text.demonstrate(action)

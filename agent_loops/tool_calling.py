@@ -16,7 +16,7 @@ from .prompting import action_list, goal_of, opening, with_lines
 
 @functools.lru_cache(maxsize=256)
 def action_tool(name: str, hint: str) -> Tool:
-    """The tool that stands for the environment's `step`; the loop itself carries it out."""
+    """Return the tool that stands for the environment's `step`; the loop itself carries it out."""
 
     def act(action: str) -> str:
         return action
@@ -143,7 +143,7 @@ class ToolCalling(AgentLoop):
         return "" if answer.tool_calls else f"Your answer calls no tool. Act with the tool {self.action_name}."
 
     def demonstrate(self, action: str) -> Message:
-        """The call that takes `action`."""
+        """Return the call that takes `action`."""
         call = ToolCall(name=self.action_name, arguments={"action": action})
         return Message(role="assistant", tool_calls=(call,))
 

@@ -102,7 +102,7 @@ LABEL = re.compile(r"[\w-]+")
 
 
 def _without(data: Any, key: str, default: Any) -> Any:
-    """A section without a key that is no more, if it has its old default."""
+    """Return a section without a key that is no more, if it has its old default."""
     if isinstance(data, dict) and data.get(key) == default:
         return {name: value for name, value in data.items() if name != key}
     return data
@@ -316,7 +316,7 @@ class TrainerConfig(Section):
     @model_validator(mode="before")
     @classmethod
     def _without_what_was_a_key(cls, data: Any) -> Any:
-        """The config.yaml of an older run holds keys with the values that they had unless somebody set them."""
+        """The config.yaml of an older run holds keys that exist no more, with their defaults."""
         for key, value in OLDER.items():
             data = _without(data, key, value)
         return data
@@ -402,7 +402,7 @@ class SFTConfig(Section):
     over the warm start. So a model that starts from nothing learns the language first, and what to say last."""
     stop_at: float | None = Field(None, gt=0, lt=1)
     """Success on training tasks at which the warm start ends, before its demonstrations do. Equal losses can mean very
-    different success: whoever wants to go on by reward from a certain level says so here."""
+    different success, so this is how to start RL from a given level."""
     check_every: int = Field(50, ge=1)
     """Optimizer steps between two measurements for ``stop_at``; none while the learning rate warms up."""
     check_tasks: int = Field(128, ge=1)

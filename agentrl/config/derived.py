@@ -37,7 +37,7 @@ class EnvironmentConfigs:
 
 
 def parts_of(config: Config) -> tuple[EnvironmentConfigs, ...]:
-    """The environments of a run, in the order of its config; one, with the config itself, where there is one."""
+    """Return the environments of a run, in the order of its config; one, with the config itself, where there is one."""
     if not config.environments:
         return (EnvironmentConfigs(label=SOLE, weight=1.0, config=config),)
     return tuple(
@@ -99,7 +99,7 @@ class Bundle:
 
 
 def rank_bundles(config: Config, section: ClusterConfig, *, gpus: bool) -> list[Bundle]:
-    """One for each rank.
+    """Return one for each rank.
 
     Args:
         config: The run.
@@ -112,7 +112,7 @@ def rank_bundles(config: Config, section: ClusterConfig, *, gpus: bool) -> list[
 
 
 def engine_bundles(config: Config, section: ClusterConfig, *, gpus: bool) -> list[Bundle]:
-    """One for each engine that is started; none for servers that run already."""
+    """Return one for each engine that is started; none for servers that run already."""
     engine = config.engine
     count, each = 0, 0
     if isinstance(engine, LocalEngineConfig):

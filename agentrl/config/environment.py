@@ -227,7 +227,7 @@ RewardEntry: TypeAlias = str | dict[str, Any]
 
 
 def _reward_entries(given: Any) -> Any:
-    """One entry or several, as a list of checked ones."""
+    """Return one entry or several, as a list of checked ones."""
     entries = [given] if isinstance(given, str | dict) else given
     if not isinstance(entries, list):
         return entries
@@ -254,7 +254,7 @@ RewardEntries: TypeAlias = Annotated[list[RewardEntry], BeforeValidator(_reward_
 
 
 def _with_reward(data: Any) -> Any:
-    """The config.yaml of an older run holds ``scorer``, which is ``reward`` now."""
+    """Read ``scorer`` in the config.yaml of an older run as ``reward``."""
     if not isinstance(data, dict) or "scorer" not in data:
         return data
     rest = {name: value for name, value in data.items() if name != "scorer"}

@@ -63,7 +63,7 @@ class ModelSize:
 
 
 def model_size(config: ModelConfig) -> ModelSize | None:
-    """The sizes of the configured model; ``None`` when they are not on this machine."""
+    """Return the sizes of the configured model; ``None`` when they are not on this machine."""
     if config.path == "scratch":
         return _scratch_size(config.scratch or ScratchModelConfig())
     file = Path(config.path) / "config.json"
@@ -355,7 +355,7 @@ class EstimateRow:
 
 
 def rows(config: Config) -> list[EstimateRow]:
-    """The numbers of `derive` in words, for people."""
+    """Return the numbers of `derive` in words, for people."""
     a = derive(config)
     trainer = config.trainer
     group = config.algorithm.group_size

@@ -67,7 +67,7 @@ _ALTERNATIVE = re.compile(r"bool|int|float|str|literal\[.*\]")
 
 
 def config_error(error: ValidationError, origin: Callable[[KeyPath], str]) -> ConfigError:
-    """All problems of a config as one error.
+    """Return all problems of a config as one error.
 
     Args:
         error: What pydantic found.
@@ -150,7 +150,7 @@ def section_at(path: KeyPath) -> list[str]:
 
 
 def all_keys() -> list[KeyPath]:
-    """The path of every key that holds a value."""
+    """Return the path of every key that holds a value."""
     found: dict[KeyPath, None] = {}
     _walk(Config, (), found)
     return list(found)
@@ -166,12 +166,12 @@ def _walk(model: type[BaseModel], path: KeyPath, found: dict[KeyPath, None]) -> 
 
 
 def own_fields(model: type[BaseModel]) -> list[str]:
-    """The keys of a section without those that it has from another one, where they are explained."""
+    """Return the keys of a section without those that it has from another one, where they are explained."""
     return [name for name in model.model_fields if model is not MixedEnvironmentConfig or name in model.__annotations__]
 
 
 def key_words(section: str) -> KeyPath:
-    """A section's name as it stands in paths of keys: with a place for the user's label where it has labels."""
+    """Return a section's name as it stands in paths of keys: with a place for the user's label where it has labels."""
     return (section, LABEL_WORD) if section == LABELLED else (section,)
 
 
@@ -180,7 +180,7 @@ def _type(model: type[BaseModel], field: str) -> Any:
 
 
 def models_of(annotation: Any) -> list[type[BaseModel]]:
-    """The sections among the alternatives of a field's type, or under its labels."""
+    """Return the sections among the alternatives of a field's type, or under its labels."""
     if get_origin(annotation) is dict:
         return models_of(get_args(annotation)[1])
     if get_origin(annotation) in (Union, UnionType):
@@ -277,7 +277,7 @@ class Replaced:
 
 
 def config_from(data: Mapping[str, Any]) -> Config:
-    """A config from plain data, sections as mappings or as one word.
+    """Return a config from plain data, sections as mappings or as one word.
 
     Raises:
         ConfigError: as `load_config`.
@@ -295,7 +295,7 @@ def shipped_configs() -> list[str]:
 
 
 def dump_config(config: Config) -> str:
-    """The resolved config as YAML: every key, defaults included; `load_config` reads it back."""
+    """Return the resolved config as YAML: every key, defaults included; `load_config` reads it back."""
     return yaml.safe_dump(config.model_dump(mode="json"), sort_keys=False, allow_unicode=True)
 
 

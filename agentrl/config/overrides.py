@@ -96,7 +96,7 @@ def new_names(value: Any, path: KeyPath, old_names: dict[str, str]) -> Any:
 
 
 def parse_value(text: str) -> Any:
-    """One YAML value, as on the right of ``key=value``."""
+    """Return one YAML value, as on the right of ``key=value``."""
     return yaml.load(text, Loader=_Loader)
 
 
@@ -188,7 +188,7 @@ def parse_override(text: str) -> Override:
 
 
 def overrides_of(source: YamlSource, name: str) -> list[Override]:
-    """The keys of a config file as overrides of the files before it; a section's main key comes first.
+    """Return the keys of a config file as overrides of the files before it; a section's main key comes first.
 
     Args:
         source: The file.
@@ -225,7 +225,7 @@ def renamed_override(override: Override, old_names: dict[str, str]) -> Override:
 
 
 def expand(section: str, value: Any) -> Any:
-    """A section given as one word, written out as a mapping; anything else unchanged."""
+    """Return a section given as one word, written out as a mapping; anything else unchanged."""
     if section == "environments":
         return _expand_labelled(value)
     if not isinstance(value, str) or section not in MAIN_KEYS:
@@ -311,12 +311,12 @@ def _merge(data: dict[str, Any], section: str, new: dict[str, Any]) -> None:
 
 
 def _main_value(section: str, values: dict[str, Any]) -> Any:
-    """The main key of a section; an engine that has none is local."""
+    """Return the main key of a section; an engine that has none is local."""
     return values.get(MAIN_KEYS[section], "local" if section == "engine" else None)
 
 
 def task_words(tasks: str | None, *, has_environment: bool) -> list[str]:
-    """The overrides that ``--tasks FILE`` stands for.
+    """Return the overrides that ``--tasks FILE`` stands for.
 
     With an environment, named here or in a config, the file holds its tasks; without one it holds prompts, each
     answered once.
@@ -336,12 +336,12 @@ def prompts_words(file: str, split: str = "train") -> list[str]:
 
 
 def prompts_environment(file: str, split: str) -> str:
-    """The override that makes the prompts of a file the tasks of a split."""
+    """Return the override that makes the prompts of a file the tasks of a split."""
     return f"environment={json.dumps({'name': PROMPTS, 'split': split, 'options': {'files': {split: file}}})}"
 
 
 def reward_words(rewards: Sequence[str] | None) -> list[str]:
-    """The override that ``--reward NAME`` and ``--reward NAME=WEIGHT`` stand for.
+    """Return the override that ``--reward NAME`` and ``--reward NAME=WEIGHT`` stand for.
 
     >>> reward_words(["my:exact", "my:brief=0.2"])
     ['agent.reward=["my:exact", {"name": "my:brief", "weight": 0.2}]']

@@ -161,7 +161,7 @@ def damage(folder: Path) -> str | None:
 
 
 def _listed_files(manifest: bytes) -> dict[str, dict[str, Any]]:
-    """The files that a manifest lists; one of an older run holds nothing else, and no checksum of its own.
+    """Return the files that a manifest lists; one of an older run holds nothing else, and no checksum of its own.
 
     Raises:
         DamagedRecord: it is not what was written, or lists no file.

@@ -273,7 +273,7 @@ def _checksum(body: bytes) -> str:
 
 
 def _without_surrogates(value: Any) -> Any:
-    """The same with lone surrogates, which UTF-8 cannot hold, written out."""
+    """Return the same with lone surrogates, which UTF-8 cannot hold, written out."""
     if isinstance(value, str):
         return value.encode("utf-8", "backslashreplace").decode()
     if isinstance(value, Mapping):

@@ -292,7 +292,7 @@ def check_trackers(chosen: Sequence[str]) -> None:
 
 
 def tracker_states() -> dict[str, str]:
-    """Each registered tracker with ``present``, or with what is missing and how to install it."""
+    """Return each registered tracker with ``present``, or with what is missing and how to install it."""
     states = {}
     for name in names(Kind.TRACKER):
         try:

@@ -15,7 +15,7 @@ MODEL = "model"
 
 
 def find_model(path: str) -> str:
-    """A Hugging Face folder (absolute) or name, for what the user gave.
+    """Return a Hugging Face folder (absolute) or name, for what the user gave.
 
     Args:
         path: A folder with a model, a checkpoint, a run (its newest checkpoint, else the model it started from), or a

@@ -112,7 +112,7 @@ class RunDirectory:
 
     @classmethod
     def open(cls, path: str | Path) -> RunDirectory:
-        """An existing run's folder; ``runs/latest`` is followed.
+        """Return an existing run's folder; ``runs/latest`` is followed.
 
         Raises:
             UsageError: no run lies there.

@@ -150,18 +150,18 @@ def columns_of(metrics: Iterable[str]) -> list[Shown]:
 
 
 def _worth_showing(metrics: Mapping[str, float]) -> set[str]:
-    """All metrics but troubles that there were not."""
+    """Return all metrics but troubles that there were not."""
     return set(metrics) - {column.metric for column in COLUMNS if column.is_trouble and not metrics.get(column.metric)}
 
 
 def with_share(metrics: Mapping[str, float]) -> Mapping[str, float]:
-    """A step's metrics, and the share of its groups in which some episodes did better than others."""
+    """Return a step's metrics, and the share of its groups in which some episodes did better than others."""
     share = share_that_differs(metrics)
     return metrics if share is None else {**metrics, "groups/differ": share}
 
 
 def step_words(step: int, steps: int, metrics: Mapping[str, float]) -> str:
-    """One training step on one line.
+    """Return one training step on one line.
 
     >>> step_words(3, 60, {"success/mean": 0.25, "reward/mean": 0.25, "time/tokens_per_s": 1234.0})
     'step 3/60  success 25.0%  reward 0.250  tokens/s 1,234'

@@ -156,7 +156,7 @@ class TrajectoryStore:
 
 
 def step_file(folder: Path, step: int) -> Path:
-    """The file of a training step."""
+    """Return the file of a training step."""
     return folder / step_name(step, _SUFFIX)
 
 
@@ -201,7 +201,7 @@ def _unused(path: Path) -> Path:
 
 
 def _step_of(file: Path) -> int:
-    """The step of a file; 0 for a file with another name."""
+    """Return the step of a file; 0 for a file with another name."""
     return step_of(file.name, _SUFFIX) or 0
 
 

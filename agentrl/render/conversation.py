@@ -113,7 +113,7 @@ class LedgerConversation:
         return self._end_turn(start, role, generation.stop_reason, timings)
 
     def demonstrate(self, text: str, *, role: str = "assistant", source: Source = Source.FORCED) -> Answer:
-        """Take a turn with an answer that somebody else wrote: tokens of `source`, with the end of the turn."""
+        """Take a turn with an answer that the policy did not sample: tokens of `source`, with the end of the turn."""
         self.prepare()
         start = self._take_answer_start()
         self.sequence.extend(self._renderer.demonstration(text), source)

@@ -66,7 +66,7 @@ class Family:
     tool_parser: str | None = None
     """Registry name of the family's way to write tool calls."""
     call_id: str = "call_{number}"
-    """The id of a call in a message that somebody else than the model writes; knows ``name``, ``number`` (from 1 on)
+    """The id of a call in a message that the model did not write; knows ``name``, ``number`` (from 1 on)
     and ``index`` (from 0 on)."""
     results_follow_calls: bool = False
     """The template shows a tool's result rightly only after the call that it answers."""
@@ -243,5 +243,5 @@ FAMILIES = (
 
 
 def detect_family(chat_template: str) -> Family | None:
-    """The family whose marks all occur in a chat template; ``None`` when it is none of them."""
+    """Return the family whose marks all occur in a chat template; ``None`` when it is none of them."""
     return next((f for f in FAMILIES if all(mark in chat_template for mark in f.template_marks)), None)

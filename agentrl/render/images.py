@@ -35,7 +35,7 @@ class ImageProcessor:
         self._prepare = functools.lru_cache(KNOWN_IMAGES)(self._read)
 
     def __call__(self, image: ImagePart) -> Patches:
-        """The patches of an image.
+        """Return the patches of an image.
 
         Raises:
             EnvironmentFailure: it is no image that can be read.
@@ -43,7 +43,7 @@ class ImageProcessor:
         return self._prepare(image)
 
     def place(self, image: ImagePart, start: int) -> PlacedImage:
-        """An image whose tokens begin at `start`.
+        """Return an image whose tokens begin at `start`.
 
         Raises:
             EnvironmentFailure: it is no image that can be read.
@@ -62,7 +62,7 @@ class ImageProcessor:
 
 
 def images_of(messages: Sequence[Message]) -> list[ImagePart]:
-    """The images of messages, in order."""
+    """Return the images of messages, in order."""
     contents = [message.content for message in messages if not isinstance(message.content, str)]
     return [part for content in contents for part in content if isinstance(part, ImagePart)]
 

@@ -101,7 +101,7 @@ class AnswerReader:
         self._opened = header.rstrip().endswith(self._marks.open)
 
     def read(self, text: str, stop_reason: StopReason, tools: Sequence[ToolSchema]) -> Answer:
-        """The parts of an answer.
+        """Return the parts of an answer.
 
         Args:
             text: The whole answer, special tokens left out but for those with which the family thinks and calls tools.
@@ -119,7 +119,7 @@ class AnswerReader:
         return Answer(message=message, raw_text=text, problems=unclosed + parsed.problems, stop_reason=stop_reason)
 
     def require_parser(self) -> ToolParser:
-        """The parser of tool calls.
+        """Return the parser of tool calls.
 
         Raises:
             TemplateError: The family has none.
@@ -168,7 +168,7 @@ class ContentSpans:
         self._pieces = functools.lru_cache(_SHAPES)(self._split_by_marks)
 
     def find(self, text: str, messages: Sequence[Message]) -> list[Span]:
-        """The spans of the messages' contents in `text`, in order."""
+        """Return the spans of the messages' contents in `text`, in order."""
         shape = tuple(_shape(message) for message in messages)
         pieces = self._pieces(shape)
         if len(pieces) != len(messages) + 1 or not text.startswith(pieces[0]):
@@ -221,7 +221,7 @@ class TurnBoundary:
 
 
 def find_boundary(after_answer: str, encoder: TextEncoder, family: Family | None) -> TurnBoundary:
-    """The boundary rule: the family's where the template follows it, else derived from the template.
+    """Return the boundary rule: the family's where the template follows it, else derived from the template.
 
     Args:
         after_answer: What the template writes after an answer, up to and with the next answer's header.
@@ -335,7 +335,7 @@ class Renderer:
         return self.header.rstrip().endswith(self.thinking.open)
 
     def prompt(self, messages: Sequence[Message], tools: Sequence[ToolSchema] = ()) -> Rendered:
-        """The first prompt of a sequence, with the header of the answer.
+        """Return the first prompt of a sequence, with the header of the answer.
 
         Raises:
             TemplateError: The template refuses the messages.
@@ -392,7 +392,7 @@ class Renderer:
         return Rendered(_written_out(rendered.ids, times), _written_out(rendered.sources, times), tuple(placed))
 
     def after_answer(self, messages: Sequence[Message]) -> str:
-        """The text that follows an answer: the end of its turn, the messages, the header of the next answer.
+        """Return the text that follows an answer: the end of its turn, the messages, the header of the next answer.
 
         Raises:
             TemplateError: The template refuses the messages, or leaves out what the assistant said.
@@ -414,12 +414,12 @@ class Renderer:
             yield ToolCall(name=name, arguments={"value": STAND_IN}, id=call_id)
 
     def call_id(self, name: str, index: int) -> str:
-        """The id of a conversation's call number `index`, from 0 on, in the family's form."""
+        """Return the id of a conversation's call number `index`, from 0 on, in the family's form."""
         form = "call_{number}" if self.family is None else self.family.call_id
         return form.format(name=name, index=index, number=index + 1)
 
     def _ends(self) -> list[str]:
-        """The texts that end a turn."""
+        """Return the texts that end a turn."""
         if self.family is not None and any(map(self.encoder.added_id, self.family.end_of_turn)):
             return list(self.family.end_of_turn)
         return [self.encoder.decode([self.boundary.end_id])]
@@ -473,11 +473,11 @@ class Renderer:
         return self.thinking.written(thought or "", self.header) + text
 
     def demonstration(self, text: str) -> list[int]:
-        """Tokens of a whole answer that somebody else wrote, with the end of its turn."""
+        """Encode a whole answer that the policy did not sample, with the end of its turn."""
         return [*self.encoder.encode(text), self._demonstrated_end(text)]
 
     def _demonstrated_end(self, text: str) -> int:
-        """The token with which the model should end an answer."""
+        """Return the token with which the model should end an answer."""
         family = self.family
         if family is None:
             return self.boundary.end_id

@@ -203,7 +203,7 @@ class ChatTemplate:
     def render(
         self, messages: Sequence[Message], *, tools: Sequence[ToolSchema] = (), generation_prompt: bool = False
     ) -> str:
-        """The text of a conversation, with the header of the next answer if `generation_prompt`.
+        """Return the text of a conversation, with the header of the next answer if `generation_prompt`.
 
         Raises:
             TemplateError: the template refuses these messages.

@@ -85,7 +85,7 @@ class Evidence:
     step: int = 0
 
     def faded(self, step: int, half_life: float) -> Evidence:
-        """The counts at a later step."""
+        """Return the counts at a later step."""
         factor = 2.0 ** (-(step - self.step) / half_life)
         return Evidence(self.successes * factor, self.tries * factor, step)
 
@@ -123,7 +123,7 @@ class Pools:
         return random.Random(f"{self._seed}/revisit/{environment}/{turn}").random() < self.settings.revisit
 
     def pool_of(self, key: Key) -> Pool:
-        """The pool in which something is now."""
+        """Return the pool in which something is now."""
         evidence = self._evidence.get(key)
         if evidence is None:
             return Pool.OPEN

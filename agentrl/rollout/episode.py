@@ -247,7 +247,7 @@ class RuntimeEpisode(Episode):
 
 
 class RecordedConversation(Conversation):
-    """A conversation whose messages are kept on the trajectory, for whoever scores the episode.
+    """A conversation whose messages are kept on the trajectory, for the episode's scorer.
 
     Args:
         conversation: Does the work.
@@ -275,7 +275,7 @@ class RecordedConversation(Conversation):
         return answer
 
     def fork(self, messages: Sequence[Message]) -> Conversation:
-        """A conversation with a rewritten history."""
+        """Return a conversation with a rewritten history."""
         return RecordedConversation(self._conversation.fork(messages), self._trajectory, messages)
 
 

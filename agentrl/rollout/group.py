@@ -101,7 +101,7 @@ class Group:
         )
 
     def to_record(self) -> dict[str, Any]:
-        """The group as plain JSON types; its task is found again by where it comes from."""
+        """Return the group as plain JSON types; its task is found again by where it comes from."""
         return {
             "position": self.position,
             "environment": self.draw.environment,

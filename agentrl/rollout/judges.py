@@ -67,7 +67,7 @@ class Judge(Scorer):
             raise ConfigError("agent.judge.prompt is no Jinja2 template", got=str(error)) from error
 
     async def score(self, trajectory: Trajectory, task: Task) -> Score:
-        """The judge's score between 0 and 1, plus the weighted reward of the environment.
+        """Return the judge's score between 0 and 1, plus the weighted reward of the environment.
 
         Raises:
             EngineError: the service failed, or gave no score in all attempts.
@@ -119,7 +119,7 @@ class Judge(Scorer):
         )
 
     def _read(self, answer: str) -> float | None:
-        """The last score in an answer; ``None`` where there is none, or outside the range."""
+        """Return the last score in an answer; ``None`` where there is none, or outside the range."""
         matches = list(re.finditer(self._settings.pattern, answer))
         try:
             score = float(matches[-1].group(1)) if matches else None

@@ -81,7 +81,7 @@ class EngineEpisodePolicy(EpisodePolicy):
         self.sampling = replace(sampling, stop_token_ids=sampling.stop_token_ids | renderer.stop_token_ids)
 
     def open(self, episode: EpisodeView, messages: Sequence[Message], tools: Sequence[Tool]) -> Conversation:
-        """A conversation on the token ledger."""
+        """Return a conversation on the token ledger."""
         schemas: list[ToolSchema] = [tool.schema for tool in tools]
         ledger = LedgerConversation(self.renderer, episode.turns.trajectory, messages, tools=schemas)
         return EngineConversation(self, ledger, episode.turns)
@@ -110,7 +110,7 @@ class EngineConversation(Conversation):
         self.ledger.add(messages)
 
     def fork(self, messages: Sequence[Message]) -> Conversation:
-        """A conversation with a rewritten history."""
+        """Return a conversation with a rewritten history."""
         return EngineConversation(self._policy, self.ledger.fork(messages), self._turns)
 
     async def generate(self, *, prefill: str = "") -> Answer:
@@ -192,7 +192,7 @@ class EngineConversation(Conversation):
 
 
 def session_id(trajectory_id: str, sequence: int) -> str:
-    """The engine's session of one sequence of an episode."""
+    """Return the engine's session of one sequence of an episode."""
     return f"{trajectory_id}/{sequence}"
 
 
@@ -240,7 +240,7 @@ class ChatEpisodePolicy(EpisodePolicy):
         self.sampling = sampling
 
     def open(self, episode: EpisodeView, messages: Sequence[Message], tools: Sequence[Tool]) -> Conversation:
-        """A conversation in text."""
+        """Return a conversation in text."""
         return ChatConversation(self, messages, tools, episode.turns)
 
     def cut(self, text: str, max_tokens: int) -> str:
@@ -265,7 +265,7 @@ class ChatConversation(Conversation):
         self.messages.extend(messages)
 
     def fork(self, messages: Sequence[Message]) -> Conversation:
-        """A conversation with other messages."""
+        """Return a conversation with other messages."""
         return ChatConversation(self._policy, messages, self._tools, self._turns)
 
     async def generate(self, *, prefill: str = "") -> Answer:

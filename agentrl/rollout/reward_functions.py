@@ -51,7 +51,7 @@ class WeightedSum(Scorer):
         self._parts = parts
 
     async def score(self, trajectory: Trajectory, task: Task) -> Score:
-        """The sum over those parts that have something to say; ``None`` when none has."""
+        """Return the sum over those parts that have something to say; ``None`` when none has."""
         scores = await all_of([checked_score(part.scorer, trajectory, task) for part in self._parts])
         components: dict[str, float] = {}
         total: float | None = None
@@ -218,7 +218,7 @@ def _trl_arguments(trajectory: Trajectory, task: Task) -> dict[str, Any]:
 
 
 def _only(returned: Any) -> Any:
-    """The single entry of a list."""
+    """Return the single entry of a list."""
     if isinstance(returned, str | Mapping) or not hasattr(returned, "__len__") or len(returned) != 1:
         raise TypeError(f"it returned {shortened(returned)}, expected a list of one number for the one episode")
     return returned[0]

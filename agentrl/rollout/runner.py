@@ -199,7 +199,7 @@ class EpisodeRunner:
             logger.warning("%s", error)
 
     async def _known_tools(self) -> list[Tool]:
-        """The configured tools, those of toolsets among them.
+        """Return the configured tools, those of toolsets among them.
 
         Raises:
             UsageError: two of them have one name.
@@ -341,7 +341,7 @@ async def _play(runner: EpisodeRunner, assignment: Assignment) -> Trajectory:
 
 
 def make_agent_loop(name: str, options: Mapping[str, Any]) -> AgentLoop:
-    """The loop that the config's ``agent.loop`` and ``agent.options`` describe.
+    """Return the loop that the config's ``agent.loop`` and ``agent.options`` describe.
 
     Raises:
         UnknownNameError: no such loop.

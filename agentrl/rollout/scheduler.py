@@ -149,7 +149,7 @@ class GroupScheduler:
         self._changed = asyncio.Event()
 
     async def next_batch(self) -> list[Group]:
-        """The next complete groups to train on, sorted by task order; starts whatever may run meanwhile.
+        """Return the next complete groups to train on, sorted by task order; starts whatever may run meanwhile.
 
         Raises:
             UsageError: an episode met something that the user must change.
@@ -198,7 +198,7 @@ class GroupScheduler:
         return len(self._finished)
 
     def _next_group(self) -> Group:
-        """The group of the next task.
+        """Return the group of the next task.
 
         Raises:
             EnvironmentFailure: the environment's task source failed.

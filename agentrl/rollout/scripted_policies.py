@@ -55,7 +55,7 @@ class ScriptedEpisodePolicy(EpisodePolicy):
         self.mistakes = mistakes
 
     def open(self, episode: EpisodeView, messages: Sequence[Message], tools: Sequence[Tool]) -> Conversation:
-        """A conversation on the ledger, or in text."""
+        """Return a conversation on the ledger, or in text."""
         if self.renderer is None:
             return ScriptedTextConversation(self, episode)
         schemas: list[ToolSchema] = [tool.schema for tool in tools]
@@ -107,7 +107,7 @@ class ScriptedConversation(Conversation):
         self.ledger.add(messages)
 
     def fork(self, messages: Sequence[Message]) -> Conversation:
-        """A conversation with a rewritten history."""
+        """Return a conversation with a rewritten history."""
         return ScriptedConversation(self._policy, self._renderer, self.ledger.fork(messages), self._episode)
 
     async def generate(self, *, prefill: str = "") -> Answer:
@@ -147,7 +147,7 @@ class ScriptedConversation(Conversation):
 async def demonstration(
     policy: ScriptedPolicy, episode: EpisodeView, seed: int, *, mistakes: float = 0.0
 ) -> tuple[Message, Source]:
-    """The message in which `policy` takes its next action, and what its tokens are: forced, or a mistake."""
+    """Return the message in which `policy` takes its next action, and what its tokens are: forced, or a mistake."""
     environment = episode.environment
     if policy is ScriptedPolicy.RANDOM:
         return await _message(episode, await environment.call(RANDOM_ACTION, seed)), Source.FORCED
@@ -156,13 +156,13 @@ async def demonstration(
 
 
 async def _message(episode: EpisodeView, action: str) -> Message:
-    """The answer that takes `action`: through the environment's own tools where the loop offers them."""
+    """Return the answer that takes `action`: through the environment's own tools where the loop offers them."""
     through_tools = await episode.environment.call(TOOL_MESSAGE, action) if episode.loop.offers_tools else None
     return through_tools or episode.loop.demonstrate(action)
 
 
 class StoredExpert:
-    """Shows the best episode of a task, the second best, and so on; one number of these for each such expert.
+    """Expert that replays the stored episode of a task that is the best, the second best, and so on.
 
     Args:
         trajectories: Of one environment, in the policy's tokens; those without a valid end or a reward are left out.
@@ -183,14 +183,14 @@ class StoredExpert:
         return len(self._episodes.get((task.id, task.seed), ())) > self._place
 
     async def run(self, task: Task, *, group_id: str, member: int, seed: int) -> Trajectory:
-        """That episode as a member of a group; what somebody sampled is forced here."""
+        """Return the stored episode as a member of a group; its sampled tokens become forced ones."""
         return demonstrated(
             self._episodes[task.id, task.seed][self._place], id=f"{group_id}/{member}.0", group=group_id
         )
 
 
 def demonstrated(trajectory: Trajectory, *, id: str, group: str) -> Trajectory:
-    """An episode as somebody else's, who wrote what the policy of that time sampled.
+    """Copy a stored episode with its sampled tokens marked as forced.
 
     Args:
         trajectory: Is left as it is.

@@ -73,7 +73,7 @@ class TaskSampler:
         return self._pools is not None or (self._horizon is not None and self._horizon.wants_outcomes)
 
     def next(self) -> SampledTask:
-        """The next task; endless."""
+        """Return the next task; endless."""
         environment = self._next_environment()
         cursor = self._cursors[environment]
         while True:
@@ -88,7 +88,7 @@ class TaskSampler:
         return _draw(environment, place, task, horizon)
 
     def again(self, environment: str, place: int, horizon: int | None) -> SampledTask:
-        """A draw as it was made before.
+        """Return a draw as it was made before.
 
         Raises:
             UsageError: there is no such environment.

@@ -335,7 +335,7 @@ async def all_of(work: Sequence[Coroutine[Any, Any, T]]) -> list[T]:
 
 
 def _checked(tool: Tool, arguments: Mapping[str, Any]) -> dict[str, Any]:
-    """The arguments, checked by the tool.
+    """Return the arguments, checked by the tool.
 
     Raises:
         ToolError: they are wrong, or the tool's own checks fail.

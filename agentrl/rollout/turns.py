@@ -53,7 +53,7 @@ class EpisodeLimits:
         )
 
     def for_task(self, task: Task) -> EpisodeLimits:
-        """The limits of an episode of `task`, which may allow fewer turns."""
+        """Return the limits of an episode of `task`, which may allow fewer turns."""
         if task.max_turns is None or task.max_turns >= self.max_turns:
             return self
         return replace(self, max_turns=task.max_turns)
@@ -140,7 +140,7 @@ class Budget:
 
 
 def derive_seed(*parts: int | str) -> int:
-    """A seed below 2^53 (exact in JSON) that depends on all parts and on their order.
+    """Return a seed below 2^53 (exact in JSON) that depends on all parts and on their order.
 
     >>> derive_seed(0, 17, 3) == derive_seed(0, 17, 3), derive_seed(0, 17, 3) == derive_seed(0, 3, 17)
     (True, False)
@@ -198,7 +198,7 @@ class TurnLog:
         counters.answer_tokens += answer_tokens
 
     def require_latest(self) -> Turn:
-        """The turn that an action belongs to.
+        """Return the turn that an action belongs to.
 
         Raises:
             UsageError: the loop acts before the policy has spoken.

@@ -75,7 +75,7 @@ class Waits:
         self._last_report = self._last_progress
 
     def on(self, kind: WaitKind, who: str, what: str) -> Wait:
-        """A context manager around one wait: `who` waits for `what`."""
+        """Return a context manager around one wait: `who` waits for `what`."""
         return Wait(self, kind, who, what)
 
     def begin(self, wait: Wait) -> None:
@@ -198,7 +198,7 @@ class RolloutCounters:
     groups_filtered: int = 0
 
     def snapshot(self) -> dict[str, float]:
-        """All counts by metric name."""
+        """Return all counts by metric name."""
         counts = {name: float(getattr(self, name)) for name in self.__slots__ if name != "outcomes"}
         return counts | {f"outcome/{outcome}": float(count) for outcome, count in self.outcomes.items()}
 

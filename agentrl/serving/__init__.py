@@ -32,10 +32,10 @@ KINDS: Mapping[type[ServerEngineConfig], ServerKind] = {
 
 
 def server_kind(section: ServerEngineConfig) -> ServerKind:
-    """The engine of a config.
+    """Return the engine of a config.
 
     Raises:
-        UsageError: nobody knows how to start it.
+        UsageError: it has no servers.
     """
     if type(section) not in KINDS:
         known = " or ".join(kind.__name__ for kind in KINDS)

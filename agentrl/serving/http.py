@@ -80,11 +80,11 @@ class HttpSession:
         self._closed = False
 
     async def get(self, route: str, *, deadline_s: float) -> Any:
-        """The JSON that a route answers; ``None`` for an empty body."""
+        """Return the JSON that a route answers; ``None`` for an empty body."""
         return self._decode(route, await self._ask("GET", route, None, deadline_s, ServerLost))
 
     async def get_text(self, route: str, *, deadline_s: float) -> str:
-        """The text that a route answers."""
+        """Return the text that a route answers."""
         return (await self._ask("GET", route, None, deadline_s, ServerLost)).decode(errors="replace")
 
     async def post(
@@ -237,10 +237,10 @@ def decode_versions(spans: Sequence[Mapping[str, Any]], count: int) -> list[int]
 
 
 def decode_version(label: str) -> int:
-    """The version that a label means; 0 for the weights that the server started with.
+    """Return the version that a label means; 0 for the weights that the server started with.
 
     Raises:
-        EngineError: somebody else named these weights.
+        EngineError: these weights were not named by agentrl.
     """
     if label == FIRST_VERSION:
         return 0

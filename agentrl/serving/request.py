@@ -55,7 +55,7 @@ def check_is_new(request: GenerateRequest, running: Container[str]) -> None:
 
 
 def seed_of(request: GenerateRequest, seeds: random.Random) -> GenerateRequest:
-    """The request with a seed: its own, or one drawn from `seeds`."""
+    """Return the request with a seed: its own, or one drawn from `seeds`."""
     if request.params.seed is not None:
         return request
     return replace(request, params=replace(request.params, seed=seeds.getrandbits(SEED_BITS)))

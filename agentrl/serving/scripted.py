@@ -64,7 +64,7 @@ Script: TypeAlias = Callable[[GenerateRequest], "Sequence[int] | ScriptedAnswer"
 
 
 def random_script(vocab_size: int, *, shortest: int = 4, longest: int = 24) -> Script:
-    """A script of uniformly random tokens that end with a stop token.
+    """Return a script of uniformly random tokens that end with a stop token.
 
     The request's seed decides them; at temperature 0 they are always the same.
 
@@ -85,7 +85,7 @@ def random_script(vocab_size: int, *, shortest: int = 4, longest: int = 24) -> S
 
 
 def cut_answer(answer: ScriptedAnswer, stops: frozenset[int], room: int) -> tuple[list[int], StopReason]:
-    """The tokens that an engine would have sampled of the script, and why it would have stopped.
+    """Return the tokens that an engine would have sampled of the script, and why it would have stopped.
 
     Args:
         answer: What the script gave. If it holds no stop token, the smallest of `stops` is appended.

@@ -131,7 +131,7 @@ def _of_sglang(answer: Any, ids: Sequence[int], top_k: int) -> TeacherWord:
 
 
 def _best(rows: Sequence[Mapping[int, Any]], top_k: int) -> TopTokens | None:
-    """The k most probable tokens of each row but the first, which knows nothing."""
+    """Return the k most probable tokens of each row but the first, which knows nothing."""
     if not top_k:
         return None
     ids, logp = np.zeros((len(rows), top_k), np.int64), np.full((len(rows), top_k), math.nan, np.float32)

@@ -123,7 +123,7 @@ class TrainerGroup:
 
 
 def make_group(info: UpdateGroup, store: Any, *, rank: int) -> Any:
-    """The group, once all members have met; with gloo on the address at which the trainer listens.
+    """Return the group, once all members have met; with gloo on the address at which the trainer listens.
 
     Args:
         info: Its members and backend.
@@ -147,7 +147,7 @@ def make_group(info: UpdateGroup, store: Any, *, rank: int) -> Any:
 
 
 def address_towards(url: str) -> str:
-    """The address of this machine from which a server is reached; nothing is sent."""
+    """Return the address of this machine from which a server is reached; nothing is sent."""
     parts = urlsplit(url)
     with socket.socket(socket.AF_INET, socket.SOCK_DGRAM) as probe:
         probe.connect((parts.hostname, parts.port or 80))
@@ -155,7 +155,7 @@ def address_towards(url: str) -> str:
 
 
 def _listening_store(address: str, timeout: timedelta) -> Any:
-    """A store that listens on one address only; whoever reaches it may write into it."""
+    """Return a store that listens on one address only; whoever reaches it may write into it."""
     listener = socket.create_server((address, 0))
     port = listener.getsockname()[1]
     return c10d.TCPStore(
@@ -280,7 +280,7 @@ class GroupMember:
         self._group = None
 
     async def hear(self, layout: TensorLayout) -> Bucket:
-        """The tensors that are broadcast next.
+        """Return the tensors that are broadcast next.
 
         Args:
             layout: What comes.

@@ -118,7 +118,7 @@ class PreparedWeights(ABC):
         """Return the tensors that servers are given, by name."""
 
     async def discard(self) -> None:
-        """Nobody asks for them any more."""
+        """Release them: they are not needed any more."""
         return
 
 

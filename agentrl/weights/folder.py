@@ -63,7 +63,7 @@ class OwnedFolder:
 
 
 def lock_of(folder: Path) -> Path:
-    """The file whose lock says that a folder's owner lives."""
+    """Return the file whose lock says that a folder's owner lives."""
     return folder.with_name(folder.name + LOCK)
 
 
@@ -79,7 +79,7 @@ def clear_abandoned(root: Path) -> list[Path]:
 
 
 def _locked(path: Path) -> int:
-    """A file, made if need be and locked; raises `BlockingIOError` when another process holds it."""
+    """Return a file, made if need be and locked; raises `BlockingIOError` when another process holds it."""
     while True:
         descriptor = os.open(path, os.O_RDWR | os.O_CREAT, 0o644)
         try:
@@ -146,7 +146,7 @@ def _shards(weights: Mapping[str, Tensor], most: int) -> Iterator[dict[str, Tens
 
 
 def _separate(tensors: Mapping[str, Tensor]) -> dict[str, Tensor]:
-    """The tensors in memory of their own, as the format needs them; only those that share some are copied."""
+    """Return the tensors in memory of their own, as the format needs them; only those that share some are copied."""
     seen: set[int] = set()
     separate: dict[str, Tensor] = {}
     for name, tensor in tensors.items():
@@ -164,7 +164,7 @@ AdapterWriter: TypeAlias = Callable[[Mapping[str, Tensor], Path], None]
 
 
 def memory_folder() -> Path:
-    """The memory file system of this machine, or its temporary folder where there is none."""
+    """Return the memory file system of this machine, or its temporary folder where there is none."""
     return MEMORY if MEMORY.is_dir() else Path(tempfile.gettempdir())
 
 

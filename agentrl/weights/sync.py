@@ -268,7 +268,7 @@ class RemoteSync(WeightSync):
         await self._compare(server, current)
 
     async def _verify_servers(self) -> dict[str, float]:
-        """The largest difference by server, for those that are there at the end: at least one."""
+        """Return the largest difference by server, for those that are there at the end: at least one."""
         differences: dict[str, float] = {}
         wrong: dict[InferenceServer, TrainingError] = {}
 

@@ -42,7 +42,7 @@ class Bucket:
 
 
 def unpack(buckets: Sequence[Bucket]) -> dict[str, Tensor]:
-    """All tensors in some buckets, by name."""
+    """Return all tensors in some buckets, by name."""
     return {name: tensor for bucket in buckets for name, tensor in bucket.tensors()}
 
 
@@ -133,7 +133,7 @@ class CheckpointNames:
         return saved
 
     def apply(self, weights: Mapping[str, Tensor]) -> Mapping[str, Tensor]:
-        """The tensors of a checkpoint, of which each is made when it is read; in the order of `weights`."""
+        """Return the tensors of a checkpoint, of which each is made when it is read; in the order of `weights`."""
         return CheckpointWeights(weights, self) if self.parts else weights
 
 

@@ -84,7 +84,7 @@ class Probe:
 
     @classmethod
     def random(cls, vocab_size: int, *, tolerance: float, prompts: int = 4, length: int = 24) -> Probe:
-        """A probe over random tokens of a vocabulary, the same ones every time."""
+        """Return a probe over random tokens of a vocabulary, the same ones every time."""
         draw = random.Random("probe")
         return cls(
             prompts=[[draw.randrange(vocab_size) for _ in range(length)] for _ in range(prompts)], tolerance=tolerance
@@ -212,7 +212,7 @@ class ChecksumDifference:
 async def name_tensors(
     error: TrainingError, server: InferenceServer, weights: Callable[[], Mapping[str, Tensor]]
 ) -> TrainingError:
-    """A failure of the probe that also names the tensors which differ, where the server's checksums tell.
+    """Return a failure of the probe that also names the tensors which differ, where the server's checksums tell.
 
     Args:
         error: What the probe says.
@@ -250,7 +250,7 @@ def compare_checksums(told: Mapping[str, str], weights: Mapping[str, Tensor]) ->
 
 
 def _parts(name: str, weights: Mapping[str, Tensor]) -> list[str]:
-    """The trainer's names of what a server keeps under a name; none when it is not known."""
+    """Return the trainer's names of what a server keeps under a name; none when it is not known."""
     if name in weights:
         return [name]
     for stacked, parts in STACKED.items():

@@ -37,7 +37,7 @@ class Malformed(Exception):
 
 
 def make_call(name: object, arguments: object, tools: ToolSchemas, number: int, call_id: str | None = None) -> ToolCall:
-    """A call of a known tool with an object of arguments.
+    """Return a call of a known tool with an object of arguments.
 
     Args:
         name: As the model wrote it.
@@ -87,7 +87,7 @@ class Collected:
         return True
 
     def result(self) -> ParsedCalls:
-        """All of it."""
+        """Return all of it."""
         return ParsedCalls(
             content="".join(self.content).strip(), calls=tuple(self.calls), problems=tuple(self.problems)
         )

@@ -49,7 +49,7 @@ class ChannelMessage:
 
 
 def split_messages(text: str) -> Iterator[ChannelMessage]:
-    """The messages of an answer; text that belongs to none comes last, without a channel."""
+    """Return the messages of an answer; text that belongs to none comes last, without a channel."""
     cursor = 0
     while match := _MESSAGE.match(text, cursor):
         channel, recipient = _CHANNEL.search(match["header"]), _RECIPIENT.search(match["header"])

@@ -71,7 +71,7 @@ def _call(item: ast.expr, tools: ToolSchemas, number: int) -> ToolCall:
 
 
 def _literal(node: ast.expr, what: str) -> Any:
-    """A number, string, truth value, nothing, list or dictionary of such."""
+    """Return a number, string, truth value, nothing, list or dictionary of such."""
     if isinstance(node, ast.Constant) and isinstance(node.value, str | int | float | None):
         return node.value
     if isinstance(node, ast.Name) and node.id in _JSON_NAMES:

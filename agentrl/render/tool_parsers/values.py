@@ -22,7 +22,7 @@ class JsonValue:
 
 
 def read_json(text: str, start: int, what: str) -> JsonValue:
-    """The JSON value at `start`, white space skipped before and after it.
+    """Return the JSON value at `start`, white space skipped before and after it.
 
     Raises:
         Malformed: no value stands there that is JSON, finite, and can be written as UTF-8.
@@ -65,7 +65,7 @@ def json_types(schema: Mapping[str, Any]) -> frozenset[str]:
 
 
 def typed_value(text: str, key: str, name: str, tools: ToolSchemas, number: int) -> Any:
-    """The value of argument `key` of tool `name`: text where a string is allowed, JSON otherwise.
+    """Return the value of argument `key` of tool `name`: text where a string is allowed, JSON otherwise.
 
     Raises:
         Malformed: a value that is no string is not JSON.
@@ -89,7 +89,7 @@ def _value(text: str, types: frozenset[str], what: str) -> Any:
 
 
 def whole_json(text: str, what: str) -> Any:
-    """The JSON value that is all of `text`.
+    """Return the JSON value that is all of `text`.
 
     Raises:
         Malformed: it is not JSON, or goes on.

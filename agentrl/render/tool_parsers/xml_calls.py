@@ -43,7 +43,7 @@ class InvokeMarks:
         return f"</{self.prefix}{self.block}>"
 
     def end_of(self, tag: str) -> str:
-        """A closing tag."""
+        """Return a closing tag."""
         return f"</{self.prefix}{tag}>"
 
     @property
@@ -124,7 +124,7 @@ class InvokeTagParser:
         return self._after_invoke(text, end)
 
     def _after_invoke(self, text: str, start: int) -> int:
-        """The index after the call's closing tag, or else of the next call or the end of the block."""
+        """Return the index after the call's closing tag, or else of the next call or the end of the block."""
         closing = self._marks.end_of("invoke")
         close = text.find(closing, start)
         following = self._invoke.search(text, start)

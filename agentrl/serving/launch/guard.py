@@ -156,7 +156,7 @@ def send(number: signal.Signals, processes: list[int]) -> None:
 
 
 def descendants(root: int) -> list[int]:
-    """The processes below `root`; of those that have died, the ones that nobody has reaped."""
+    """Return the processes below `root`; of those that have died, the ones that nobody has reaped."""
     children: dict[int, list[int]] = {}
     for name in filter(str.isdigit, os.listdir("/proc")):
         with contextlib.suppress(OSError), open(f"/proc/{name}/stat", "rb") as file:
@@ -169,7 +169,7 @@ def descendants(root: int) -> list[int]:
 
 
 def segments_there() -> dict[str, int]:
-    """The segments of shared memory and the semaphores on this machine: their inode numbers by name."""
+    """Return the segments of shared memory and the semaphores on this machine: their inode numbers by name."""
     with contextlib.suppress(FileNotFoundError), os.scandir(SHARED_MEMORY) as entries:
         return {entry.name: entry.inode() for entry in entries if entry.is_file(follow_symlinks=False)}
     return {}
@@ -199,7 +199,7 @@ def start(command: list[str]) -> int:
 
 
 def listen_for_signals() -> int:
-    """A descriptor that gives the numbers of the signals that arrive."""
+    """Return a descriptor that gives the numbers of the signals that arrive."""
     reader, writer = os.pipe()
     os.set_blocking(writer, False)
     signal.set_wakeup_fd(writer, warn_on_full_buffer=False)

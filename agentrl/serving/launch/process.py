@@ -36,7 +36,7 @@ _ESCAPES = re.compile(r"\x1b\[[0-9;?]*[A-Za-z]")
 
 
 def last_lines(log: Path, count: int, *, start: int = 0) -> list[str]:
-    """The last lines that are not empty, without colours; of a progress bar its last state.
+    """Return the last lines that are not empty, without colours; of a progress bar its last state.
 
     Args:
         log: The file; one that is not there has no lines.
@@ -173,7 +173,7 @@ class ServerProcess:
         return time.monotonic() - self._started
 
     def last_lines(self, count: int = SHOWN_LINES) -> list[str]:
-        """The last lines that this process wrote."""
+        """Return the last lines that this process wrote."""
         return last_lines(self.log, count, start=self._log_start)
 
     async def wait_ready(
@@ -400,5 +400,5 @@ class Launcher:
 
 
 def server_names(count: int) -> list[str]:
-    """The names of a launcher's servers."""
+    """Return the names of a launcher's servers."""
     return [f"server-{number}" for number in range(count)]

@@ -34,7 +34,7 @@ class PortReservation:
 
 
 def reserve_port(candidates: Iterable[int] | None = None) -> PortReservation:
-    """The first port that is neither in use nor reserved.
+    """Return the first port that is neither in use nor reserved.
 
     Args:
         candidates: Ports to try; when left out, those from 20,000 that the system does not
@@ -50,7 +50,7 @@ def reserve_port(candidates: Iterable[int] | None = None) -> PortReservation:
 
 
 def reserve_exactly(port: int) -> PortReservation:
-    """The port that the user asked for.
+    """Return the port that the user asked for.
 
     Raises:
         UsageError: it is in use.
@@ -119,7 +119,7 @@ def usable_gpus(environment: Mapping[str, str]) -> list[str]:
 def assign_gpus(
     replicas: int, tensor_parallel: int, usable: Sequence[str], chosen: Sequence[int] | None
 ) -> list[tuple[int, ...]]:
-    """The positions of each replica's GPUs, in turn; all empty on a machine without one.
+    """Return the positions of each replica's GPUs, in turn; all empty on a machine without one.
 
     >>> assign_gpus(2, 2, ["0", "1", "2", "3"], None)
     [(0, 1), (2, 3)]
@@ -160,7 +160,7 @@ def assign_gpus(
 
 
 def visible_devices(positions: Sequence[int], usable: Sequence[str]) -> dict[str, str]:
-    """The variable that shows a server its own GPUs; nothing where it has none."""
+    """Return the variable that shows a server its own GPUs; nothing where it has none."""
     return {VISIBLE_GPUS: ",".join(usable[position] for position in positions)} if positions else {}
 
 
@@ -185,19 +185,19 @@ class EngineEnvironment:
 
 
 def engines_folder(environment: Mapping[str, str]) -> Path:
-    """The folder of the environments."""
+    """Return the folder of the environments."""
     return Path(environment.get(ENGINES_FOLDER) or DEFAULT_FOLDER).expanduser()
 
 
 def find_environments(engine: str, folder: Path) -> list[EngineEnvironment]:
-    """The complete environments of an engine, the newest first."""
+    """Return the complete environments of an engine, the newest first."""
     stamps = [stamp for stamp in folder.glob(f"{engine}*/{STAMP}") if (stamp.parent / "bin" / "python").exists()]
     stamps.sort(key=lambda stamp: (stamp.stat().st_mtime, str(stamp)), reverse=True)
     return [EngineEnvironment(engine, stamp.parent) for stamp in stamps]
 
 
 def engine_python(engine: str, chosen: str | None) -> str:
-    """The interpreter that an engine's servers are launched with.
+    """Return the interpreter that an engine's servers are launched with.
 
     Args:
         engine: ``vllm`` or ``sglang``.
@@ -227,7 +227,7 @@ def engine_python(engine: str, chosen: str | None) -> str:
 
 
 def how_to_make(engine: str, *, has_gpu: bool) -> str:
-    """The commands that make an environment, in one line."""
+    """Return the commands that make an environment, in one line."""
     if not has_gpu:
         return "make engines, in a source checkout of agentrl"
     folder = DEFAULT_FOLDER / f"{engine}-gpu"

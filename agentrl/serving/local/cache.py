@@ -49,7 +49,7 @@ class Shelf:
         return self.rows - len(self.free)
 
     def take(self) -> int:
-        """The lowest unused row; the shelf grows when there is none."""
+        """Return the lowest unused row; the shelf grows when there is none."""
         if not self.free:
             self._grow(max(8, self.rows))
         return heapq.heappop(self.free)
@@ -126,7 +126,7 @@ class RowStore:
         return self.reserved_tokens - freed + capacity_for(length, self.max_context) <= self.max_tokens
 
     def take(self, length: int) -> CacheRow:
-        """A row for a sequence of `length` tokens."""
+        """Return a row for a sequence of `length` tokens."""
         capacity = capacity_for(length, self.max_context)
         if capacity not in self._shelves:
             self._drop_empty_shelves()

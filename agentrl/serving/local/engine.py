@@ -122,7 +122,7 @@ _STEP = np.uint64(0x9E3779B97F4A7C15)
 
 
 def uniform(seeds: list[int], counters: list[int]) -> npt.NDArray[np.float64]:
-    """One number in [0, 1) per pair of seed and counter, the same wherever and with whatever else it is drawn.
+    """Return one number in [0, 1) per pair of seed and counter, the same wherever and with whatever else it is drawn.
 
     SplitMix64 (Steele, Lea, Flood: Fast splittable pseudorandom number generators, 2014), applied to the seed and then
     to the counter.
@@ -398,7 +398,7 @@ class LocalEngine(PolicyEngine):
         self._scheduler.end_session(session_id)
 
     def metrics(self) -> EngineMetrics:
-        """The load now."""
+        """Return the load now."""
         return EngineMetrics(
             running=len(self._scheduler.running),
             waiting=len(self._scheduler.waiting),

@@ -220,7 +220,7 @@ class Scheduler:
         return True
 
     def _least_useful_session(self) -> str | None:
-        """The idle session that is needed last: least recently used, or else last in the queue."""
+        """Return the idle session that is needed last: least recently used, or else last in the queue."""
         queued = {job.request.session_id: place for place, job in enumerate(self.waiting)}
         idle = [(name, row) for name, row in self._sessions.items() if not row.in_use]
         if not idle:

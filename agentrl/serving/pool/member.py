@@ -178,7 +178,7 @@ class PoolSettings:
 
     @classmethod
     def from_config(cls, config: ServerEngineConfig) -> Self:
-        """The settings of a run: each server starts with what it samples at once."""
+        """Return the settings of a run: each server starts with what it samples at once."""
         return cls(
             concurrency=config.max_running,
             most_concurrency=QUEUE_FACTOR * config.max_running,
@@ -231,7 +231,7 @@ class Member:
 
     @classmethod
     def of(cls, index: int, server: InferenceServer, settings: PoolSettings, clock: Callable[[], float]) -> Member:
-        """A member that serves."""
+        """Return a member that serves."""
         return cls(
             index=index,
             server=server,
@@ -250,7 +250,7 @@ class Member:
         return len(self.calls)
 
     def lose(self, why: str) -> None:
-        """It is lost: nobody waits for its answers any more."""
+        """Mark it as lost, and cancel its requests."""
         self.state, self.why, self.reading = MemberState.LOST, why, None
         self.losses += 1
         if not self.gone.done():
@@ -275,7 +275,7 @@ async def first_of(call: asyncio.Future[Any], gone: asyncio.Future[None]) -> Non
 
 
 async def end(call: asyncio.Future[Any], *, within_s: float) -> None:
-    """Cancel a call and wait until it has cleaned up after itself; how it fails then is nobody's concern."""
+    """Cancel a call and wait until it has cleaned up after itself. Later exceptions are ignored."""
     if not call.done():
         call.cancel()
         await asyncio.wait({call}, timeout=within_s)

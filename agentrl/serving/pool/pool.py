@@ -109,7 +109,7 @@ class Router:
         self._homes.pop(session_id, None)
 
     def home(self, session_id: str) -> int | None:
-        """The server of a session."""
+        """Return the server of a session."""
         return self._homes.get(session_id)
 
     def _choose(self, session_id: str) -> int | None:
@@ -145,7 +145,7 @@ class PoolRequest:
         return replace(self.request, request_id=f"{self.request.request_id}/again-{self.resubmissions}")
 
     def new_ticket(self) -> Ticket:
-        """The ticket of the next attempt."""
+        """Return the ticket of the next attempt."""
         self._placed = asyncio.get_running_loop().create_future()
         tokens = len(self.request.prompt_ids) + self.request.params.max_tokens
         return Ticket(session_id=self.request.session_id, tokens=tokens)
@@ -214,7 +214,7 @@ class PoolTotals:
 
 
 def pool_metrics(totals: PoolTotals, router: Router, members: Sequence[Member]) -> EngineMetrics:
-    """A reading of the pool, without I/O."""
+    """Return a reading of the pool, without I/O."""
     loads = [member.reading for member in members if member.reading is not None]
     return EngineMetrics(
         running=sum(places.requests for places in router.servers),
@@ -387,7 +387,7 @@ class ServerPool(PolicyEngine):
         return answer if self._is_current(member, answer, oldest) else None
 
     def _abandon(self, call: asyncio.Task[Generation]) -> None:
-        """Nobody waits for an answer any more: its request is aborted, however long the server takes for that."""
+        """Abort the request of an answer that is no longer awaited, however long the server takes for that."""
         if not call.done():
             call.cancel()
             self._abandoned.add(call)
@@ -396,7 +396,7 @@ class ServerPool(PolicyEngine):
     def _forget(self, call: asyncio.Task[Generation]) -> None:
         self._abandoned.discard(call)
         if not call.cancelled():
-            call.exception()  # a failure that comes after the loss of its server is nobody's concern
+            call.exception()  # failures after the loss of its server are ignored
 
     def _is_current(self, member: Member, answer: Generation, oldest: int) -> bool:
         versions = answer.versions

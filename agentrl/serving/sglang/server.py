@@ -135,13 +135,13 @@ def decode_context(info: Mapping[str, Any]) -> int:
 
 
 def encode_vocabulary_probe() -> dict[str, Any]:
-    """The body of a request to ``/generate`` that is refused in words that tell the size of the vocabulary."""
+    """Return the body of a request to ``/generate`` that is refused in words that tell the size of the vocabulary."""
     params = {"max_new_tokens": 1, "logit_bias": {str(_NO_ID): 0.0}}
     return {"input_ids": [0], "sampling_params": params}
 
 
 def decode_vocabulary(said: str) -> int:
-    """The size of the vocabulary, from the refusal.
+    """Return the size of the vocabulary, from the refusal.
 
     Raises:
         EngineError: it is not in the words.
@@ -153,7 +153,7 @@ def decode_vocabulary(said: str) -> int:
 
 
 def encode_probe(temperature: float) -> dict[str, Any]:
-    """The body of a request to ``/generate`` for the most probable token."""
+    """Return the body of a request to ``/generate`` for the most probable token."""
     params = {"max_new_tokens": 1, "temperature": temperature, "min_p": 1.0}
     return {"input_ids": [0], "sampling_params": params, "return_logprob": True}
 
@@ -287,7 +287,7 @@ class RunningRequest:
         return first + len(self.answer.routed_experts)
 
     def ended(self, stop_reason: StopReason) -> Generation:
-        """The answer so far as the whole answer."""
+        """Return the answer so far as the whole answer."""
         if self.answer is None:
             return Generation(token_ids=[], logprobs=[], versions=[], stop_reason=stop_reason)
         return replace(self.answer, stop_reason=stop_reason)
@@ -384,7 +384,7 @@ class SGLangServer(InferenceServer):
             call.answer = part.generation if call.answer is None else call.answer.followed_by(part.generation)
             if call.answer.stop_reason is StopReason.ABORT and not call.aborted:
                 raise EngineError(
-                    f"{self.url} aborted request {request.request_id}, which nobody here asked for",
+                    f"{self.url} aborted request {request.request_id}, which was not asked for",
                     got=told["meta_info"]["finish_reason"],
                 )
             if call.aborted:
@@ -500,7 +500,7 @@ class SGLangServer(InferenceServer):
         return decode_version(str(model.get("weight_version")))
 
     async def load(self) -> ServerLoad:
-        """Its load now.
+        """Return its load now.
 
         Raises:
             ServerLost: it does not answer.

@@ -42,7 +42,7 @@ def encode_request(
     sampled: Sequence[int] = (),
     routed_experts_from: int | None = None,
 ) -> dict[str, Any]:
-    """The body of a request to ``/generate``.
+    """Return the body of a request to ``/generate``.
 
     All settings are sent, so that no default of the server's can differ from ours.
 
@@ -88,12 +88,12 @@ def tokens_left(request: GenerateRequest, max_context: int, sampled: int) -> int
 
 
 def encode_update(folder: Path, version: int) -> dict[str, Any]:
-    """The body of a request to ``/update_weights_from_disk``."""
+    """Return the body of a request to ``/update_weights_from_disk``."""
     return {"model_path": str(folder), "load_format": "auto", "weight_version": str(version), "flush_cache": True}
 
 
 def encode_tensors(part: str, *, workers: int, version: int | None) -> dict[str, Any]:
-    """The body of a request to ``/update_weights_from_tensor``.
+    """Return the body of a request to ``/update_weights_from_tensor``.
 
     Args:
         part: Base64 of a pickled list of names and tensors.
@@ -104,7 +104,7 @@ def encode_tensors(part: str, *, workers: int, version: int | None) -> dict[str,
 
 
 def encode_broadcast(layout: TensorLayout, *, group: str, version: int | None) -> dict[str, Any]:
-    """The body of a request to ``/update_weights_from_distributed``, for tensors that come as one run of bytes.
+    """Return the body of a request to ``/update_weights_from_distributed``, for tensors that come as one run of bytes.
 
     Args:
         layout: The tensors.
@@ -127,7 +127,7 @@ def _encode_end(version: int | None) -> dict[str, Any]:
 
 
 def decode_checksums(body: Any) -> dict[str, str]:
-    """The checksums of the first worker, from the answer of ``/weights_checker``.
+    """Return the checksums of the first worker, from the answer of ``/weights_checker``.
 
     Raises:
         EngineError: there are none.
@@ -146,7 +146,7 @@ def needs_flush(said: str) -> bool:
 def decode_answer(
     body: Any, stop_token_ids: frozenset[int], *, routed_experts_from: int | None = None
 ) -> GeneratedPart:
-    """The body of a successful answer of ``/generate``.
+    """Decode the body of a successful answer of ``/generate``.
 
     Args:
         body: Its JSON.
@@ -219,7 +219,7 @@ PREFIX = "sglang:"
 
 
 def decode_load(loads: Any, metrics: str, *, paused: bool) -> ServerLoad:
-    """The load, summed over the server's replicas; of `cache_used` the greatest.
+    """Return the load, summed over the server's replicas; of `cache_used` the greatest.
 
     SGLang counts prompt and sampled tokens when a request ends.
 

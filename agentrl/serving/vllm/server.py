@@ -117,7 +117,7 @@ async def probe(http: HttpSession, config: ServerEngineConfig, *, deadline_s: fl
 
 
 async def _check_awake(http: HttpSession, deadline_s: float) -> None:
-    """Refuse a server that somebody holds: it would answer nothing. vLLM does not tell one that sleeps from others."""
+    """Refuse a paused server: it would answer nothing. vLLM does not tell a sleeping one from others."""
     if await http.get("/is_paused", deadline_s=deadline_s) == {"is_paused": True}:
         hint = (
             f"wait for who updates its weights, or let it go on: curl -X POST {http.url}/resume (start it again "

@@ -41,7 +41,7 @@ _OF_NOTHING = "e3b0c44298fc1c14"
 def encode_request(
     request: GenerateRequest, *, wire_id: str, max_context: int, adapted: bool = False
 ) -> dict[str, Any]:
-    """The body of a request to ``/inference/v1/generate``.
+    """Return the body of a request to ``/inference/v1/generate``.
 
     Args:
         request: It has passed `agentrl.serving.request.check_request`.
@@ -68,7 +68,7 @@ def encode_request(
 
 
 def encode_abort(wire_id: str) -> dict[str, Any]:
-    """The body of a request to ``/inference/v1/abort_requests``."""
+    """Return the body of a request to ``/inference/v1/abort_requests``."""
     return {"request_ids": [ID_PREFIX + wire_id]}
 
 
@@ -84,7 +84,7 @@ def encode_run(layout: TensorLayout, *, handle: Mapping[str, Any] | None = None)
 
 
 def decode_checksums(body: Any) -> dict[str, str]:
-    """The checksums in the answer of ``/weight_checker``; none when several workers have a part of each tensor.
+    """Return the checksums in the answer of ``/weight_checker``; none when several workers have a part of each tensor.
 
     Raises:
         EngineError: there are none.
@@ -99,7 +99,7 @@ def decode_checksums(body: Any) -> dict[str, str]:
 
 
 def decode_answer(body: Any, stop_token_ids: frozenset[int]) -> Generation:
-    """The answer in the body of a successful response.
+    """Return the answer in the body of a successful response.
 
     Raises:
         EngineError: it is not one, or its parts do not fit one another.
@@ -143,7 +143,7 @@ def _decode_routed_experts(told: str | None) -> RoutedExperts | None:
 
 
 def decode_load(text: str) -> ServerLoad:
-    """A server's load in the text of ``/metrics``: counts are summed over its engines, the fullest cache counts.
+    """Return a server's load in the text of ``/metrics``: counts are summed over its engines, the fullest cache counts.
 
     Raises:
         EngineError: a figure is missing.
@@ -176,7 +176,7 @@ class LogprobConvention(enum.Enum):
 
 
 def convention_of(server_info: Any) -> LogprobConvention:
-    """The convention in the answer of ``/server_info?config_format=json``.
+    """Return the convention in the answer of ``/server_info?config_format=json``.
 
     `LogprobConvention.UNCUT` is what the server was told to do; `is_uncut` finds out whether it does.
 

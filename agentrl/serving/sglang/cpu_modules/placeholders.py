@@ -51,7 +51,7 @@ class PlaceholderFinder:
     def find_spec(
         cls, name: str, path: Sequence[str] | None = None, target: types.ModuleType | None = None
     ) -> importlib.machinery.ModuleSpec | None:
-        """The specification of a submodule; ``None`` for other packages."""
+        """Return the specification of a submodule; ``None`` for other packages."""
         package, _, submodule = name.partition(".")
         if package not in cls.packages or not submodule:
             return None
@@ -62,7 +62,7 @@ class PlaceholderLoader(importlib.abc.Loader):
     """Makes placeholders."""
 
     def create_module(self, spec: importlib.machinery.ModuleSpec) -> types.ModuleType:
-        """An empty placeholder."""
+        """Return an empty placeholder."""
         return Placeholder(spec.name)
 
     def exec_module(self, module: types.ModuleType) -> None:
@@ -83,7 +83,7 @@ def attributes_of(package: str) -> Callable[[str], Any]:
 
 
 def attribute_of(module: str, name: str) -> Any:
-    """A class for names in capitals, else the submodule, or one that nobody has imported yet.
+    """Return a class for names in capitals, else the submodule, or one that nobody has imported yet.
 
     Raises:
         AttributeError: a name of Python's own.

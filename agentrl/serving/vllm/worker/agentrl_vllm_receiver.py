@@ -82,7 +82,7 @@ class WeightReceiver(WeightTransferEngine[GroupInfo, RunInfo]):  # type: ignore[
         self.model.load_weights(tensors_of(run, update_info.names, dtype, update_info.shapes))
 
     def _heard(self, update_info: RunInfo, dtype: torch.dtype) -> torch.Tensor:
-        """The run that is broadcast."""
+        """Return the run that is broadcast."""
         if self._group is None:
             raise RuntimeError("no group was joined")
         count = sum(torch.Size(shape).numel() for shape in update_info.shapes)
@@ -100,7 +100,7 @@ class WeightReceiver(WeightTransferEngine[GroupInfo, RunInfo]):  # type: ignore[
 
 
 def join(info: GroupInfo, rank: int) -> Any:
-    """The group, once all members have met. Names in the store are those that torch's own groups use."""
+    """Return the group, once all members have met. Names in the store are those that torch's own groups use."""
     timeout = timedelta(seconds=info.timeout_s)
     store = c10d.TCPStore(info.address, info.port, info.size, False, timeout)
     named = c10d.PrefixStore(f"{info.name}/", c10d.PrefixStore(info.name, store))
@@ -116,14 +116,14 @@ def join(info: GroupInfo, rank: int) -> Any:
 
 
 def address_towards(host: str, port: int) -> str:
-    """The address of this machine from which another one is reached; nothing is sent."""
+    """Return the address of this machine from which another one is reached; nothing is sent."""
     with socket.socket(socket.AF_INET, socket.SOCK_DGRAM) as probe:
         probe.connect((host, port))
         return str(probe.getsockname()[0])
 
 
 def opened(handle: dict[str, Any], device: torch.device) -> torch.Tensor:
-    """A run in the trainer's memory; it is given back with the last tensor that views it.
+    """Return a run in the trainer's memory; it is given back with the last tensor that views it.
 
     Args:
         handle: From `agentrl.weights.shared_memory.open_handle`.
@@ -153,7 +153,7 @@ def opened(handle: dict[str, Any], device: torch.device) -> torch.Tensor:
 def tensors_of(
     run: torch.Tensor, names: list[str], dtype: torch.dtype, shapes: list[list[int]]
 ) -> Iterator[tuple[str, torch.Tensor]]:
-    """The tensors in a run of bytes."""
+    """Return the tensors in a run of bytes."""
     sizes = [torch.Size(shape).numel() for shape in shapes]
     for name, flat, shape in zip(names, torch.split(run.view(dtype), sizes), shapes, strict=True):
         yield name, flat.view(shape)

@@ -14,10 +14,10 @@ class Config:
 
 
 def cdiv(dividend: int, divisor: int) -> int:
-    """The quotient, rounded up."""
+    """Return the quotient, rounded up."""
     return -(dividend // -divisor)
 
 
 def next_power_of_2(number: int) -> int:
-    """The smallest power of two that is not below the number."""
+    """Return the smallest power of two that is not below the number."""
     return 1 << (number - 1).bit_length() if number > 0 else 1
