@@ -82,6 +82,12 @@ def test_routes_survive_storage_turn_by_turn(tmp_path):
             assert np.array_equal(own.routed_experts, expected.routed_experts)
 
 
+def test_the_routes_of_later_turns_alone_say_where_they_begin():
+    sequence = two_turns()
+    answered(sequence, [1, 2, 3], [4, 5])
+    assert sequence.own_arrays(10)["routes"] == [routed_experts_record(9, numbered(9, 14))]
+
+
 def test_numbers_are_as_small_as_they_can_be():
     assert small(np.array([[0, 255]], dtype=np.int32)).dtype == np.uint8
     large = small(np.array([[0, 256]], dtype=np.int32))

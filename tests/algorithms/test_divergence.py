@@ -61,3 +61,5 @@ def test_k2_gradient_is_the_divergence_gradient():
 def test_entropy():
     log_probabilities = torch.tensor([[0.5, 0.25, 0.25], [1.0, 0.0, 0.0]]).log()
     assert entropy(log_probabilities).tolist() == pytest.approx([1.5 * math.log(2), 0.0])
+    assert entropy(log_probabilities[0]).item() == pytest.approx(1.5 * math.log(2))
+    assert entropy(log_probabilities.expand(3, 2, 3)).flatten().tolist() == pytest.approx([1.5 * math.log(2), 0.0] * 3)

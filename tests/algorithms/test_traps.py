@@ -11,7 +11,7 @@ from agentrl.algorithms.traits import Input, needed_inputs
 from agentrl.algorithms.types import EpisodeBatch, Estimate, LossInput
 from agentrl.errors import ConfigError, TrainingError
 from agentrl.registry import Kind, lookup, names
-from agentrl.reward import rewards_differ
+from agentrl.reward import LEAST_DIFFERENCE, rewards_differ
 from agentrl.training.report import zero_variance_groups
 
 
@@ -339,3 +339,19 @@ def test_a_part_of_the_step_that_cancels_is_no_negative_return():
     """Maxrl refuses negative returns, but not what rounding leaves of 0."""
     returns = torch.tensor([0.1 + 0.2 - 0.3 - 1e-16, 0.0, 1.0, 1.0], dtype=torch.float64) - 1e-16
     assert not lookup(Kind.ADVANTAGE, "maxrl")(episodes(returns=returns)).any()
+
+
+def test_maxrl_takes_a_mean_of_rounding_errors_for_none():
+    returns = torch.tensor([-1.0, -1.0, -1.0, 2.9], dtype=torch.float64) * LEAST_DIFFERENCE
+    assert not lookup(Kind.ADVANTAGE, "maxrl")(episodes(returns=returns, group=torch.zeros(4, dtype=torch.int64))).any()
+
+
+def test_the_only_token_of_a_group_is_opos_baseline():
+    only = episodes(token_turn=torch.tensor([1, 4, 6]))
+    assert lookup(Kind.ADVANTAGE, "opo")(only).tolist() == [0.0, 0.5, -0.5]
+
+
+def test_luffy_clips_no_token_of_an_expert():
+    """A ratio of e: the policy's own token is clipped, the expert's is not."""
+    tokens = dataclasses.replace(loss_input([1.0, 1.0], [1.0, 1.0]), expert=torch.tensor([True, False]))
+    assert lookup(Kind.LOSS, "luffy")(tokens).clipped.tolist() == [False, True]

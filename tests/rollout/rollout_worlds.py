@@ -2,6 +2,7 @@
 
 import asyncio
 import os
+import signal
 import subprocess
 import sys
 import time
@@ -110,6 +111,8 @@ class Faulty(gymnasium.Env):
             raise ValueError("boom")
         if self.fault == "hang":
             time.sleep(30)
+        if self.fault == "stop":
+            os.kill(os.getpid(), signal.SIGSTOP)
         if self.fault == "exit":
             os._exit(3)
         return {

@@ -1,6 +1,7 @@
 """Episodes on the token ledger: what is sent, what is kept, what happens when the engine gives up half-way."""
 
 import asyncio
+from dataclasses import replace
 
 import pytest
 
@@ -94,6 +95,18 @@ async def test_an_unasked_abort_is_continued_from_what_was_sampled(make_runner, 
     assert turn.stop_reason == StopReason.STOP.value
     assert len(engine.requests) == -(-len(whole) // 2)
     assert engine.requests[1].params.max_tokens == engine.requests[0].params.max_tokens - 2
+
+
+async def test_answers_that_were_sent_to_another_server_are_counted(make_runner, play, worlds, spy):
+    engine, counts = spy(), [0, 2, 1]
+    generate = engine.generate
+
+    async def generate_elsewhere(request):
+        return replace(await generate(request), resubmissions=counts.pop(0))
+
+    engine.generate = generate_elsewhere
+    trajectory = await play(make_runner(worlds.Corridor, engine=engine))
+    assert (trajectory.metrics["resubmissions"], counts) == (3.0, [])
 
 
 async def test_endless_aborts_are_the_engines_failure(make_runner, play, worlds, spy):

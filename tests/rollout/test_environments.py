@@ -8,6 +8,7 @@ import os
 import pickle
 import subprocess
 import sys
+import threading
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from types import SimpleNamespace
@@ -23,7 +24,7 @@ from agentrl.message import TextPart
 from agentrl.remote.env_methods import ADMISSIBLE_ACTIONS, EXPERT_ACTION, RANDOM_ACTION, SAMPLE, EnvMethod
 from agentrl.rollout import env_worker_main
 from agentrl.rollout.env_pool import EnvPool
-from agentrl.rollout.env_workers import HEADER
+from agentrl.rollout.env_workers import HEADER, ThreadWorker
 from agentrl.rollout.turns import EpisodeLimits
 from agentrl.task import Task
 
@@ -114,7 +115,9 @@ APART = {"fault": "child", "apart": True}
 """A process of the environment that leaves its session."""
 
 
-@pytest.mark.parametrize(("dies", "options"), [("closed", CHILD), ("closed", APART), ("exit", APART), ("hang", APART)])
+@pytest.mark.parametrize(
+    ("dies", "options"), [("closed", CHILD), ("closed", APART), ("exit", APART), ("hang", APART), ("stop", APART)]
+)
 async def test_what_an_environment_started_ends_with_its_worker(make_pool, worlds, tmp_path, options, dies):
     pipe = tmp_path / "pipe"
     os.mkfifo(pipe)
@@ -124,8 +127,8 @@ async def test_what_an_environment_started_ends_with_its_worker(make_pool, world
         await world.reset(Task(id="t", environment="world", options={**options, "pipe": str(pipe)}))
         if dies != "closed":
             with pytest.raises(EnvironmentFailure):
-                await world.call(EnvMethod(name="go_wrong"), dies)
-    await pool.close()
+                await asyncio.wait_for(world.call(EnvMethod(name="go_wrong"), dies), timeout=60)
+    await asyncio.wait_for(pool.close(), timeout=env_worker_main.KILL_S)  # the keeper ends once nothing is left
     assert await asyncio.wait_for(closed, timeout=30) == b""
 
 
@@ -386,3 +389,20 @@ def test_a_reply_of_a_worker_process_is_bounded(monkeypatch):
         succeeded, value = pickle.loads(sent.getvalue()[HEADER.size :])
         assert succeeded == fits
         assert fits or value == (EnvironmentFailure, "what it returned has 1,021 bytes, expected at most 1,000")
+
+
+def test_a_worker_serves_the_process_that_started_it_only():
+    program = [sys.executable, "-m", "agentrl.rollout.env_worker_main"]
+    served = [
+        subprocess.run([*program, str(trainer)], input=pickle.dumps(sys.path)).returncode
+        for trainer in (os.getpid(), os.getppid())
+    ]
+    assert served == [0, 1]
+
+
+async def test_a_closed_worker_leaves_no_thread():
+    worker = ThreadWorker()
+    thread = await worker.submit(threading.current_thread, what="it", deadline_s=30)
+    await worker.close()
+    await asyncio.to_thread(thread.join, 30)
+    assert not thread.is_alive()

@@ -11,6 +11,7 @@ from agentrl.config.engines import VLLMEngineConfig
 from agentrl.engine import Generation, ServerLost, StopReason
 from agentrl.errors import EngineError, TrainingError, UsageError
 from agentrl.serving.pool import PoolSettings, ServerPool
+from agentrl.serving.pool.pool import PoolTotals
 from agentrl.testing import check_engine
 from agentrl.weights import write_served_model
 
@@ -386,6 +387,15 @@ async def test_readings_of_a_pause_change_no_limit(pool_of, request_of):
     assert pool.metrics().details["concurrency"] == 16
     await pool.resume()
     await asyncio.gather(*requests)
+
+
+def test_the_time_of_a_request_that_runs_counts(request_of):
+    totals = PoolTotals()
+    assert totals.busy_s == 0
+    totals.begin(request_of([1], "r", max_tokens=5))
+    assert 0 < totals.busy_s < 60
+    totals.end()
+    assert 0 < totals.busy_s == totals.busy_s < 60
 
 
 def test_the_settings_of_a_run():

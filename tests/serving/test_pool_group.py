@@ -89,3 +89,29 @@ async def test_a_server_that_fails_is_taken_out(group):
 
     await group.each(act, what="it", deadline_s=30)
     assert [server.url for server in group.servers] == ["b"]
+
+
+async def test_a_server_that_cannot_be_closed_keeps_no_other_open(group):
+    closed = []
+
+    def closes(name):
+        async def close():
+            closed.append(name)
+            if name == "a":
+                raise EngineError("the connection was reset")
+
+        return close
+
+    for member in group.members:
+        member.server.close = closes(member.server.url)
+    await group.close()
+    assert closed == ["a", "b"]
+
+
+async def test_a_health_check_that_fails_at_once_is_no_late_answer(group):
+    async def unreachable(**_):
+        raise EngineError("the connection was reset")
+
+    server = group.members[0].server
+    server.is_healthy = unreachable
+    assert await group.keeper._ailment(server) == "its health route cannot be reached, or tells of a failure"

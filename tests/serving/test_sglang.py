@@ -7,7 +7,7 @@ import pytest
 from aiohttp import web
 
 from agentrl.config.engines import SGLangEngineConfig
-from agentrl.engine import GenerateRequest, SamplingParams, ServerLost, StopReason
+from agentrl.engine import GenerateRequest, SamplingParams, ServerLost, StopReason, UpdateGroup
 from agentrl.errors import EngineError, UsageError
 from agentrl.serving.sglang import SGLangServer
 from agentrl.serving.sglang import server as server_module
@@ -322,6 +322,14 @@ async def test_weights_that_were_not_taken_are_an_error(answers):
         with pytest.raises(EngineError, match=answers[-1][1][:20]):
             await client.load_weights("/weights", 4)
         assert await client.weight_version() == 0
+
+
+async def test_a_group_is_joined_and_left():
+    group = UpdateGroup(name="g", address="127.0.0.1", port=1234, size=2, backend="gloo", timeout_s=30)
+    async with serving() as (fake, client):
+        await client.join_group(group)
+        await client.leave_group(group)
+        assert fake.calls == ["/init_weights_update_group", "/destroy_weights_update_group"]
 
 
 async def test_the_load_while_running_and_while_paused():

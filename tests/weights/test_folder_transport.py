@@ -15,7 +15,7 @@ from support.tokenizers import build_tokenizer
 from agentrl.errors import TrainingError, UsageError
 from agentrl.models.load import load_model
 from agentrl.weights import FolderTransport, write_served_model
-from agentrl.weights.folder import INDEX, OwnedFolder, _separate, clear_abandoned, lock_of, write_tensors
+from agentrl.weights.folder import INDEX, PREFIX, OwnedFolder, _separate, clear_abandoned, lock_of, write_tensors
 
 
 @pytest.fixture
@@ -165,6 +165,14 @@ def test_what_a_dead_process_left_is_cleared_and_what_a_living_one_has_stays(tmp
     assert not mine.path.exists()
     assert clear_abandoned(tmp_path) == []
     other.close()
+
+
+def test_the_folders_that_were_cleared_are_named(tmp_path):
+    left = [tmp_path / f"{PREFIX}{name}" for name in ("1-a", "2-b")]
+    for folder in left:
+        folder.mkdir()
+    assert clear_abandoned(tmp_path) == left
+    assert list(tmp_path.iterdir()) == []
 
 
 @pytest.mark.parametrize("tied", [True, False])

@@ -193,7 +193,7 @@ async def test_a_member_says_that_its_meeting_or_its_broadcast_broke_off(monkeyp
 async def test_groups_are_left_with_their_servers_in_the_end(world_of, collective, monkeypatch):
     world = await world_of(transport=collective)
     await world.next_version()
-    left = []
+    left, groups = [], list(collective._groups.values())
 
     async def leave(group):
         left.append(group.name)
@@ -204,6 +204,16 @@ async def test_groups_are_left_with_their_servers_in_the_end(world_of, collectiv
     await world.sync.close()
     await world.sync.close()
     assert len(set(left)) == len(left) == 2
+    assert [group._closed for group in groups] == [True, True]
+
+
+async def test_no_room_for_shared_buckets_is_told(tensors, monkeypatch):
+    def full(_):
+        raise RuntimeError("CUDA out of memory")
+
+    monkeypatch.setattr("agentrl.weights.shared_memory.share", full)
+    with pytest.raises(TrainingError, match="cannot be set apart for the servers: got CUDA out of memory"):
+        await TRANSPORTS["cuda_ipc"]().prepare(tensors, 4)
 
 
 async def test_a_late_failure_leaves_a_newer_group_alone(world_of, collective, monkeypatch):

@@ -57,6 +57,12 @@ def test_of_stacked_tensors_all_are_named(weights, told):
     assert compare_checksums(told, weights).differing == [f"l.{part}_proj.weight" for part in "qkv"]
 
 
+def test_a_stack_of_which_a_part_is_missing_is_not_known(weights, told):
+    del weights["l.v_proj.weight"]
+    found = compare_checksums(told, weights)
+    assert (found.differing, found.unknown) == ([], ["l.q_proj.weight", "l.k_proj.weight", "head.weight"])
+
+
 def test_checksums_of_another_kind_tell_nothing(weights, told):
     assert compare_checksums(dict.fromkeys(told, "0" * 16), weights) is None
     assert compare_checksums({}, weights) is None

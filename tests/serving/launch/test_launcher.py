@@ -13,6 +13,7 @@ import pytest
 from agentrl.errors import EngineError, UsageError
 from agentrl.serving.launch import LaunchCommand, Launcher, ServerExited
 from agentrl.serving.launch import resources as launch_ports
+from agentrl.serving.launch.launcher import PORT_ATTEMPTS
 from agentrl.serving.launch.resources import is_free, reserve_port
 
 
@@ -169,6 +170,24 @@ async def test_when_another_program_takes_the_port_first_the_next_is_tried(launc
             (server,) = await launcher.start()
             assert server.port == fakes.ports[1] != fakes.ports[0]
             assert not is_free(server.port)
+    finally:
+        for thief in thieves:
+            thief.close()
+
+
+async def test_a_port_that_is_always_taken_first_ends_the_attempts(launcher_of, fakes):
+    thieves: list[socket.socket] = []
+
+    def command(port: int, gpus: Sequence[int]) -> LaunchCommand:
+        if len(thieves) < 2 * PORT_ATTEMPTS:
+            thieves.append(socket.socket())
+            thieves[-1].bind(("127.0.0.1", port))
+        return fakes.command(port, gpus)
+
+    try:
+        with pytest.raises(ServerExited):
+            await launcher_of(1, make_command=command).start()
+        assert len(thieves) == PORT_ATTEMPTS
     finally:
         for thief in thieves:
             thief.close()
