@@ -31,11 +31,10 @@ from agentrl.errors import ConfigError, UsageError
 from agentrl.models.lora import PEFT
 from agentrl.serving.launch import usable_gpus
 from agentrl.serving.launch.process import RETURN_ROUTES
-from agentrl.training.checks import check_critic, check_process_reward
 from agentrl.training.objective import Objective
 from agentrl.training.preferences import preference_loss
-from agentrl.training.reference import check_rounds
 from agentrl.training.rewards import RewardShaping
+from agentrl.training.signals import check_signals
 
 
 def check_adapters(config: Config, *, may_drop_out: bool = False) -> None:
@@ -330,12 +329,9 @@ def check_training(config: Config) -> LocalEngineConfig | ServerEngineConfig:
     _check_teacher(config)
     check_adapters(config)
     check_adapter_sync(config)
-    objective = Objective(config.algorithm)
+    Objective(config.algorithm)
     check_reward_weights(config)
-    has_adapters = config.model.lora is not None
-    check_rounds(config.algorithm, has_reference=objective.uses_reference, has_adapters=has_adapters)
-    check_critic(config.algorithm, config.trainer)
-    check_process_reward(config.algorithm, config.trainer)
+    check_signals(config.algorithm, config.trainer, has_adapters=config.model.lora is not None)
     RewardShaping(config.algorithm.shaping, max_tokens=config.agent.max_tokens)
     return config.engine
 

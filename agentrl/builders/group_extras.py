@@ -18,7 +18,7 @@ from agentrl.rollout.policies import EngineEpisodePolicy, EpisodePolicy
 from agentrl.rollout.runner import EpisodeRunner
 from agentrl.rollout.scripted_policies import ScriptedEpisodePolicy, ScriptedPolicy, StoredExpert
 from agentrl.serving.teacher import TeacherServers, TeacherWord
-from agentrl.training.reference import Guides
+from agentrl.training.batch import Guides
 from agentrl.trajectory import Trajectory
 
 ExtraRunners: TypeAlias = Mapping[str, Mapping[str, EpisodeRunner | StoredExpert]]

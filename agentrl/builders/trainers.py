@@ -14,9 +14,9 @@ from agentrl.models.load import load_model
 from agentrl.models.lora import add_adapters, is_adapter_folder, load_adapter
 from agentrl.training.distributed import Ranks
 from agentrl.training.distributed.fsdp import load_sharded
-from agentrl.training.objective import Objective
-from agentrl.training.process_reward import ProcessModels
 from agentrl.training.sft import SupervisedLearner
+from agentrl.training.signals.process_reward import START
+from agentrl.training.signals.reference import reads_reference
 from agentrl.training.trainer import Trainer
 from agentrl.training.weights import ModelWeights
 from agentrl.trajectory import Trajectory
@@ -67,41 +67,38 @@ def build_trainer(
     """
     ranks.arrange(context=config.trainer.context_parallel, tensor=config.trainer.tensor_parallel)
     model = load_policy(config, model_path, base_path=reference_path, ranks=ranks)
-    reference = None
-    lora = config.model.lora
-    is_free = lora is not None and not lora.modules_to_save
-    if Objective(config.algorithm).uses_reference and not is_free and (reference_path is not None or ranks.are_many):
-        reference = _load(config, reference_path or model_path, ranks).requires_grad_(False)
-    critic, own_critic = config.trainer.critic, None
-    if critic is not None and critic.kind == "own":
-        own_critic = load_policy(config, critic.path or reference_path or model_path, ranks=ranks)
-    guide = config.algorithm.teacher
-    teacher = None if guide is None or guide.servers else _load(config, guide.path, ranks).requires_grad_(False)
     trainer = Trainer(
         model,
         config.algorithm,
         config.trainer,
         seed=config.run.seed,
         max_tokens=config.agent.max_tokens,
-        reference=reference,
-        teacher=teacher,
+        signal_models=_load_signal_models(config, model_path, reference_path, ranks),
         image_processor=reader,
         ranks=ranks,
-        critic=own_critic,
-        process_reward=_load_process_models(config, reference_path or model_path, ranks),
     )
     source = ModelWeights(model, ranks=ranks, dtype=config.model.dtype)
     return TrainerParts(trainer=trainer, source=source)
 
 
-def _load_process_models(config: Config, start: str, ranks: Ranks) -> ProcessModels | None:
-    section, lora = config.trainer.process_reward, config.model.lora
-    if section is None:
-        return None
-    path = section.path or start
-    trained = load_policy(config, path, ranks=ranks)
-    is_free = lora is not None and not lora.modules_to_save
-    return ProcessModels(trained=trained, start=None if is_free else _load(config, path, ranks).requires_grad_(False))
+def _load_signal_models(
+    config: Config, model_path: str, reference_path: str | None, ranks: Ranks
+) -> dict[str, PreTrainedModel]:
+    """Load the models of signals; those are left out that the trainer makes of the policy, or that have servers."""
+    lora, start = config.model.lora, reference_path or model_path
+    is_free = lora is not None and not lora.modules_to_save  # the policy without its adapters is what it started from
+    models = {}
+    if reads_reference(config.algorithm) and not is_free and (reference_path is not None or ranks.are_many):
+        models["reference"] = _load(config, start, ranks).requires_grad_(False)
+    if (critic := config.trainer.critic) is not None and critic.kind == "own":
+        models["critic"] = load_policy(config, critic.path or start, ranks=ranks)
+    if (teacher := config.algorithm.teacher) is not None and not teacher.servers:
+        models["teacher"] = _load(config, teacher.path, ranks).requires_grad_(False)
+    if (section := config.trainer.process_reward) is not None:
+        models["process_reward"] = load_policy(config, section.path or start, ranks=ranks)
+        if not is_free:
+            models[START] = _load(config, section.path or start, ranks).requires_grad_(False)
+    return models
 
 
 def build_learner(

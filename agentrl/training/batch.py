@@ -1,8 +1,6 @@
-"""The batch of a training step: trajectories as sequences to score and flat tensors over their sampled tokens.
+"""The batch of a training step: which trajectories train, their sampled tokens as flat tensors, and the mini-batches.
 
-- Which turns of a group were taken in the same state.
-- Cutting a step into mini-batches, one optimizer step each.
-- Which of a step's trajectories train, and why the others do not.
+A trajectory's token sequences become `ScoredSequence`s, and a `StepBatch` holds one number per sampled token of each.
 """
 
 from __future__ import annotations
@@ -10,8 +8,8 @@ from __future__ import annotations
 import itertools
 import math
 from collections import Counter
-from collections.abc import Hashable, Iterator, Sequence, Set
-from dataclasses import dataclass
+from collections.abc import Hashable, Iterator, Mapping, Sequence, Set
+from dataclasses import dataclass, field
 
 import numpy as np
 import numpy.typing as npt
@@ -19,10 +17,44 @@ import torch
 
 from agentrl.algorithms.aggregation import TokenOwners
 from agentrl.algorithms.types import EpisodeBatch
+from agentrl.engine import TopTokens
 from agentrl.errors import LedgerError, TrainingError
+from agentrl.training.forward.logprobs import TeacherLogprobs
 from agentrl.training.forward.sequences import ScoredSequence, scored_sequence
 from agentrl.training.rewards import RewardShaping
 from agentrl.trajectory import Source, TokenSequence, Trajectory
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Guides:
+    """Episodes that are no samples of the policy."""
+
+    greedy: Mapping[str, Trajectory] = field(default_factory=dict)
+    """A greedy rollout of each group's task, by group id: for ``remax``. It does not train."""
+    experts: Sequence[Trajectory] = ()
+    """More members of the groups: their forced tokens train, for ``luffy``."""
+    teacher_logp: Mapping[str, Sequence[npt.NDArray[np.float32]]] = field(default_factory=dict)
+    """log p of a teacher behind servers, by trajectory id: float32 [T] for each sequence, NaN for its first token."""
+    teacher_top: Mapping[str, Sequence[TopTokens]] = field(default_factory=dict)
+    """What that teacher would have said instead, by trajectory id, for each sequence; where somebody asked."""
+
+    @property
+    def expert_ids(self) -> frozenset[str]:
+        """The ids of the experts' trajectories."""
+        return frozenset(trajectory.id for trajectory in self.experts)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class StepInput:
+    """The episodes of a step, and how they were sampled."""
+
+    trajectories: Sequence[Trajectory]
+    """Whole groups, finished; failed and unscored ones may be among them."""
+    temperature: float
+    pad_id: int
+    """Any id of the vocabulary."""
+    guides: Guides = field(default_factory=Guides)
+    """What was played beside the groups."""
 
 
 def turn_states(trajectories: Sequence[Trajectory]) -> torch.Tensor:
@@ -81,6 +113,16 @@ class StepBatch:
     """What advantage estimators read."""
     expert: torch.Tensor | None = None
     """Tokens that an expert wrote, whose log mu stands as 0: bool [tokens]; ``None`` where there are none."""
+    trajectories: Sequence[Trajectory] = ()
+    """Those that train."""
+    parts: Sequence[list[int]] = ()
+    """The sequences of every update."""
+    step_version: int = 0
+    """Weight version at the start of the step."""
+    reference_logp: torch.Tensor | None = None
+    """Log-probabilities of a reference: float32 [tokens], on the policy's device."""
+    teacher: TeacherLogprobs | None = None
+    """Log-probabilities of a teacher, on the policy's device."""
 
     @property
     def tokens(self) -> int:
@@ -157,6 +199,7 @@ def step_batch(
             + first_turn.long()[token_trajectory],
             components=_components(trajectories),
         ),
+        trajectories=tuple(trajectories),
         expert=torch.tensor([trajectories[row.trajectory].id in experts for row in rows]).repeat_interleave(counts)
         if experts
         else None,

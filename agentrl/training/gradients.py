@@ -16,10 +16,10 @@ import torch
 from agentrl.algorithms.correction import loglinear
 from agentrl.algorithms.types import LossInput, log_ratio
 from agentrl.training.batch import StepBatch
-from agentrl.training.critic import CriticStep
 from agentrl.training.forward.micro_batches import MicroBatch, SumsByName
 from agentrl.training.forward.runner import ModelRunner, PassHook
 from agentrl.training.objective import Objective
+from agentrl.training.signals.base import JointLoss
 from agentrl.training.token_inputs import TokenValues, token_shares
 
 
@@ -34,7 +34,7 @@ class GradientPass:
         needs_forward: Whether each sequence is read; see `sequences_to_read`.
         temperature: At which the tokens were sampled.
         pad_id: Any id of the vocabulary.
-        critic: Its loss is a part of the policy's.
+        joint: Its loss is a part of the policy's.
         learns: Compute gradients, or only what is measured.
         hooks: Take part in the policy's passes.
     """
@@ -49,7 +49,7 @@ class GradientPass:
         needs_forward: Sequence[bool],
         temperature: float,
         pad_id: int,
-        critic: CriticStep | None = None,
+        joint: JointLoss | None = None,
         learns: bool = True,
         hooks: Sequence[PassHook] = (),
     ) -> None:
@@ -61,7 +61,7 @@ class GradientPass:
         self._batch, self._values, self._needs_forward = batch, values, needs_forward
         self._temperature, self._pad_id = temperature, pad_id
         self._needs_grad = [learns and own for own in learning_sequences(objective, batch, values.advantage)]
-        self._critic, self._beside = critic, () if critic is None else tuple(critic.head.parameters())
+        self._joint, self._beside = joint, () if joint is None else tuple(joint.head.parameters())
         self._updates = 0
         self._kept: torch.Tensor | None = None
         self._chosen: torch.Tensor | None = None
@@ -107,7 +107,7 @@ class GradientPass:
             "layout": asdict(replace(passes.layout, context=None, replay=None)),
             "lanes": passes.lanes.count,
             "ranks": passes.ranks.dp_size,
-            "joins_critic": self._critic is not None,
+            "joins_critic": self._joint is not None,
         }
 
     def means(self) -> dict[str, float]:
@@ -150,7 +150,7 @@ class GradientPass:
             temperature=self._temperature,
             pad_id=self._pad_id,
             entropy_gradient=self._objective.uses_entropy,
-            value_head=None if self._critic is None else self._critic.head,
+            value_head=None if self._joint is None else self._joint.head,
             others=None if top_ids is None else top_ids[where],
         )
         tokens = replace(self._loss_input(indices, where, scores.logp), top_logp=scores.top_logp)
@@ -170,8 +170,8 @@ class GradientPass:
         if tokens.teacher_logp is not None:
             tally.add("train/kl_teacher", scores.logp.detach() - tokens.teacher_logp)
         loss = (weight * objective.values).sum()
-        if self._critic is not None and scores.values is not None:
-            loss = loss + self._critic.joined_loss(scores.values, where, tally)
+        if self._joint is not None and scores.values is not None:
+            loss = loss + self._joint.joined_loss(scores.values, where, tally)
         return loss
 
     def _loss_input(self, indices: list[int], where: torch.Tensor, logp: torch.Tensor) -> LossInput:

@@ -19,11 +19,9 @@ from agentrl.algorithms.correction import Correction, CorrectionMode, KLEstimato
 from agentrl.algorithms.options import check_options
 from agentrl.algorithms.rewards import EpisodeRewards
 from agentrl.algorithms.traits import (
-    Input,
     choice_of,
     is_advantage_weighted,
     is_blind_to_advantage,
-    needed_inputs,
     requires_group,
 )
 from agentrl.algorithms.types import EpisodeBatch, Estimate, LossInput, TokenLoss
@@ -33,7 +31,6 @@ from agentrl.errors import AgentRLError, ConfigError, TrainingError
 from agentrl.registry import Kind, lookup
 from agentrl.training.checks import (
     check_estimator,
-    check_guides,
     check_loss,
     check_needs,
     check_proximal,
@@ -201,7 +198,7 @@ class Objective:
 
     Args:
         config: The algorithm.
-        shared_critic: The policy's passes also compute the loss of a critic.
+        joint_loss: The policy's passes also compute the loss of a signal.
 
     Raises:
         ConfigError: an option that the chosen functions do not take, or that conflicts with another, or that another
@@ -209,13 +206,12 @@ class Objective:
         UnknownNameError: no such estimator, loss or filter.
     """
 
-    def __init__(self, config: AlgorithmConfig, *, shared_critic: bool = False) -> None:
+    def __init__(self, config: AlgorithmConfig, *, joint_loss: bool = False) -> None:
         estimator, loss = lookup(Kind.ADVANTAGE, config.advantage), lookup(Kind.LOSS, config.loss)
         filters = {name: lookup(Kind.FILTER, name) for name in config.filters}
         check_estimator(config, estimator)
         check_loss(config, loss)
         check_proximal(config, loss, filters.values())
-        check_guides(config, loss)
         for name, function in filters.items():
             check_needs("filter", name, function)
         self._config = config
@@ -240,13 +236,8 @@ class Objective:
         """The correction drops tokens, instead of truncating their weights."""
         self.chooses_tokens = self._choice is not None and not self._choice.drops
         """The loss looks at all tokens of an update, under the current policy, before it is computed."""
-        self.uses_reference = config.keeps_reference or Input.REFERENCE in needed_inputs(loss)
-        self.uses_expert = Input.EXPERT in needed_inputs(loss)
-        """The loss tells an expert's tokens from the policy's."""
-        self.uses_teacher = config.teacher is not None
-        """A teacher's log-probabilities are read, by the loss or by the rewards."""
         self.uses_entropy = config.entropy_coef != 0
-        regularised = config.kl_coef != 0 or self.uses_entropy or shared_critic
+        regularised = config.kl_coef != 0 or self.uses_entropy or joint_loss
         self.zero_advantage_is_idle = is_advantage_weighted(loss) and not regularised
         """A sequence whose advantages are exactly 0 has no gradient."""
 

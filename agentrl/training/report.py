@@ -1,10 +1,8 @@
-"""What a training step says about itself.
-
-- How far trainer and engine are apart by a turn's position in its episode: drift over long episodes shows here.
-"""
+"""Metrics of a training step; drift of trainer and engine over long episodes shows by the position of turns."""
 
 from __future__ import annotations
 
+import dataclasses
 import itertools
 from collections.abc import Sequence
 from dataclasses import asdict, dataclass
@@ -14,9 +12,8 @@ import torch
 from agentrl.algorithms.correction import mismatch
 from agentrl.algorithms.segments import differs
 from agentrl.errors import Outcome
-from agentrl.training.batch import Selection, StepBatch
+from agentrl.training.batch import Guides, Selection, StepBatch
 from agentrl.training.optimizer import Update
-from agentrl.training.reference import own_selection
 from agentrl.training.token_inputs import PreparedStep, TokenValues
 from agentrl.trajectory import Trajectory
 
@@ -126,6 +123,13 @@ def step_report(
         for group in applied[0].group_norms:
             metrics[f"train/grad_norm/{group}"] = max(update.group_norms.get(group, 0.0) for update in applied)
     return StepReport(metrics=metrics, warnings=tuple(_room_warnings(selection.trajectories)))
+
+
+def own_selection(selection: Selection, guides: Guides) -> Selection:
+    """Leave out the experts' episodes, which say nothing about the policy."""
+    expert = guides.expert_ids
+    own = tuple(trajectory for trajectory in selection.trajectories if trajectory.id not in expert)
+    return dataclasses.replace(selection, trajectories=own)
 
 
 def zero_variance_groups(returns: torch.Tensor, group: torch.Tensor) -> int:

@@ -1,25 +1,20 @@
-"""What losses read of a step's sampled tokens.
-
-- The share of each token in the loss of an update, where episodes may be drawn more than once.
-- Everything that is known of a training step before its first update, but for pi_old.
-"""
+"""Numbers that losses read of a step's sampled tokens, and the share of each token in the loss of an update."""
 
 from __future__ import annotations
 
 import math
 import random
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
 import torch
 
 from agentrl.algorithms.aggregation import TokenOwners
-from agentrl.training.batch import Selection, StepBatch
-from agentrl.training.critic import CriticStep
+from agentrl.training.batch import Selection, StepBatch, StepInput
 from agentrl.training.forward.runner import ModelRunner
 from agentrl.training.objective import Objective
-from agentrl.training.reference import FrozenOpinions, StepInput
 from agentrl.training.rewards import RewardShaping
+from agentrl.training.signals.base import SignalUpdates
 
 
 def token_shares(
@@ -55,24 +50,22 @@ class PreparedStep:
     selection: Selection
     """The experts' episodes are in it."""
     batch: StepBatch
-    """With all rewards, and a critic's values where there is one."""
-    frozen: FrozenOpinions
+    """With what all signals know."""
     advantage: torch.Tensor
     """float32 [tokens], on the CPU."""
-    parts: list[list[int]]
-    """The sequences of every update."""
     needs_forward: list[bool]
-    """Whether each sequence goes through the policy."""
-    critic: CriticStep | None
+    """True for each sequence that goes through the policy."""
+    signals: Sequence[SignalUpdates]
+    """Those whose models are trained beside the policy."""
     policy_learns: bool
-    """Not while a critic is trained alone."""
+    """False while signals are trained alone."""
     metrics: Mapping[str, float]
     """Of what was renewed and trained on the way, under their final names."""
 
     @property
     def first(self) -> list[int]:
         """The sequences that the policy reads before it changes."""
-        return self.parts[0] if self.policy_learns else list(range(len(self.batch.sequences)))
+        return self.batch.parts[0] if self.policy_learns else list(range(len(self.batch.sequences)))
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -109,7 +102,7 @@ class TokenValues:
 
 
 def token_values(
-    step: PreparedStep, objective: Objective, policy: ModelRunner, shaping: RewardShaping, *, version: int, seed: int
+    step: PreparedStep, objective: Objective, policy: ModelRunner, shaping: RewardShaping, *, seed: int
 ) -> TokenValues:
     """Gather the values, and score pi_old where the first update's forward pass cannot give it.
 
@@ -118,10 +111,9 @@ def token_values(
         objective: The algorithm.
         policy: As it is before the first update.
         shaping: May draw the trajectories anew.
-        version: Of the policy's weights.
         seed: Of the run.
     """
-    batch, device, teacher = step.batch, policy.model.device, step.frozen.teacher
+    batch, device, teacher = step.batch, policy.model.device, step.batch.teacher
     returns = batch.episodes.returns
     trainer_logp = torch.full((batch.tokens,), math.nan, device=device)
     entropy = torch.full_like(trainer_logp, math.nan) if objective.looks_ahead else None
@@ -138,14 +130,14 @@ def token_values(
         behaviour_logp=batch.behaviour_logp.to(device),
         trainer_logp=trainer_logp,
         version=batch.version.to(device),
-        step_version=version,
-        reference_logp=step.frozen.reference,
+        step_version=batch.step_version,
+        reference_logp=batch.reference_logp,
         teacher_logp=None if teacher is None else teacher.logp,
         teacher_top_ids=None if teacher is None else teacher.top_ids,
         teacher_top_logp=None if teacher is None else teacher.top_logp,
-        expert=_expert(step, objective, device),
+        expert=None if batch.expert is None else batch.expert.to(device),
         entropy=entropy,
-        draws=shaping.draws(returns, seed=version),
+        draws=shaping.draws(returns, seed=batch.step_version),
         seed=seed,
     )
 
@@ -156,10 +148,3 @@ def _scored_before(step: PreparedStep, objective: Objective) -> list[int]:
         return []
     free = set() if objective.looks_ahead else set(step.first)
     return [i for i, read in enumerate(step.needs_forward) if read and i not in free]
-
-
-def _expert(step: PreparedStep, objective: Objective, device: torch.device) -> torch.Tensor | None:
-    """Which tokens an expert wrote, who may have shown nothing in this step."""
-    if step.batch.expert is not None:
-        return step.batch.expert.to(device)
-    return torch.zeros(step.batch.tokens, dtype=torch.bool, device=device) if objective.uses_expert else None

@@ -2,30 +2,28 @@
 
 One step, in order:
 
-    trajectories ─► select ─► step_batch (shaped rewards) ─► [values, process rewards] ─► advantages
+    trajectories ─► select ─► step_batch (shaped rewards) ─► signals annotate the batch ─► advantages
                                   │
-    reference, teacher, pi_old ◄──┤   (no gradient; pi_old only where the training forward cannot give it)
+                       pi_old ◄───┤   (no gradient; only where the training forward cannot give it)
                                   ▼
-          epochs x mini_batches: micro-batches ─► loss ─► backward, then one update (of the critic, too)
+          epochs x mini_batches: micro-batches ─► loss ─► backward, then one update (of signals' models, too)
                                   │
                                   ▼
                               StepReport
 
+Signals (`agentrl.training.signals`) are what is known of tokens besides, from a reference, a teacher, a critic, …
 pi_old is the policy at the start of the step. Until the first update the policy *is* pi_old, so the first mini-batch
 takes it from its own forward pass; the others are scored before that update.
 
 With several ranks (`agentrl.training.distributed`), each has a trainer of its own, and all of them do what rank 0 is
 asked for: they agree on the batch, the advantages and the micro-batches, and each computes its share of these.
-
-- The updates of a training step: epochs and mini-batches, of the policy and of a critic, until the policy is far
-  off.
 """
 
 from __future__ import annotations
 
 import time
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
@@ -35,19 +33,14 @@ from transformers import PreTrainedModel
 from agentrl.config.config import AlgorithmConfig, TrainerConfig
 from agentrl.config.trainer import NumericsConfig
 from agentrl.image import ImageReader
-from agentrl.training.batch import StepBatch, mini_batches, select, step_batch
+from agentrl.training.batch import Guides, StepBatch, StepInput, mini_batches, select, step_batch
 from agentrl.training.checkpoint import (
-    CRITIC,
-    PROCESS_REWARD,
-    REFERENCE,
     PolicyAndCompanions,
     StateCopies,
     load_trainer,
     save_trainer,
 )
-from agentrl.training.checks import check_critic, check_process_reward
 from agentrl.training.compile import compile_layers, gradients_recomputed
-from agentrl.training.critic import CriticStep, critic_step, make_critic, with_values
 from agentrl.training.diagnostics.watch import (
     NumericsWatch,
     WatchedStep,
@@ -62,18 +55,16 @@ from agentrl.training.gradients import GradientPass, sequences_to_read
 from agentrl.training.moe import RouterBalance, step_hooks
 from agentrl.training.objective import Objective
 from agentrl.training.optimizer import OptimizerSettings, PolicyOptimizer, Update
-from agentrl.training.process_reward import ProcessModels, make_process_reward, with_process_reward
-from agentrl.training.reference import (
-    FrozenModels,
-    Guides,
-    StepInput,
-    make_rounds,
-    with_greedy_returns,
-    with_reward_kl,
-    with_teacher_reward,
-)
 from agentrl.training.report import StepReport, step_report
 from agentrl.training.rewards import RewardShaping
+from agentrl.training.signals import (
+    SignalSetup,
+    SignalUpdates,
+    build_signals,
+    check_signals,
+    joins_policy,
+    pretrain_steps,
+)
 from agentrl.training.token_inputs import PreparedStep, TokenValues, token_values
 from agentrl.trajectory import TokenSequence, Trajectory
 
@@ -95,22 +86,23 @@ def take_updates(
     watched: WatchedUpdates,
     model: PreTrainedModel,
     *,
-    critic: CriticStep | None,
+    signals: Sequence[SignalUpdates],
     max_kl: float | None,
 ) -> StepUpdates:
-    """Train the policy, and the critic if there is one.
+    """Train the policy, and the signals' models beside it, until the policy is far off.
 
     Args:
         parts: The sequences of every update.
         watched: Adds up the policy's gradients, and applies them.
         model: The policy.
-        critic: Learns from the same parts.
+        signals: Learn from the same parts.
         max_kl: The limit; ``None`` sets none.
     """
     taken, stopped = StepUpdates(), False
     for part in parts:
-        if critic is not None and not (stopped and critic.joins_policy):
-            critic.accumulate(part)
+        for signal in signals:
+            if signal.joint is None or not stopped:
+                signal.accumulate(part)
         if not stopped:
             taken.losses.append(watched.accumulate(part))
             stopped = max_kl is not None and watched.kl_old > max_kl
@@ -119,31 +111,36 @@ def take_updates(
             else:
                 model.zero_grad(set_to_none=True)
                 taken.metrics["train/kl_stop"] = watched.kl_old
-        if critic is not None and not (stopped and critic.joins_policy):
-            critic.update()
-        elif critic is not None:
-            critic.leave_out()
+        for signal in signals:
+            if signal.joint is not None and stopped:
+                signal.leave_out()
+            else:
+                signal.update()
     if max_kl is not None:
         taken.metrics["train/updates_left_out"] = float(len(parts) - len(taken.updates))
-    if critic is not None:
-        taken.metrics |= critic.metrics()
+    for signal in signals:
+        taken.metrics |= signal.metrics()
     return taken
 
 
-def pretrain_critic(parts: Sequence[list[int]], gradient: GradientPass, critic: CriticStep) -> StepUpdates:
-    """Train the critic alone; the policy is measured, and stays as it is.
+def pretrain_signals(
+    parts: Sequence[list[int]], gradient: GradientPass, signals: Sequence[SignalUpdates]
+) -> StepUpdates:
+    """Train the signals' models alone; the policy is measured, and stays as it is.
 
     Args:
         parts: The sequences of every update.
         gradient: Of a policy that does not learn.
-        critic: Learns from the parts.
+        signals: Learn from the parts.
     """
     everything = sorted({sequence for part in parts for sequence in part})
     taken = StepUpdates(losses=[gradient.accumulate(everything)])
     for part in parts:
-        critic.accumulate(part)
-        critic.update()
-    taken.metrics |= critic.metrics()
+        for signal in signals:
+            signal.accumulate(part)
+            signal.update()
+    for signal in signals:
+        taken.metrics |= signal.metrics()
     return taken
 
 
@@ -160,19 +157,15 @@ class Trainer:
         config: Optimizer and batches.
         seed: Seed of the mini-batches, and of a loss's random choices.
         max_tokens: Most tokens of a sequence (``agent.max_tokens``), for the overlong penalty.
-        reference: The policy that KL is measured from; when left out, `model` without its adapters where these are all
-            that is trained, and else a frozen copy of `model` as it is now. Only used where the algorithm has a KL, or
-            a loss that compares with it. It is not part of `state_dict` (unless it is renewed in rounds): a resumed run
-            hands in the same reference.
-        teacher: The model of ``algorithm.teacher``, frozen, unless it has servers; not part of `state_dict` either.
+        signal_models: Models of signals by name (``reference``, ``teacher``, ``critic``, ``process_reward`` and
+            ``process_reward_start``); copies of `model` as it is now stand in for those that are left out, but for a
+            teacher. Frozen ones are not part of `state_dict` (unless a reference is renewed): a resumed run hands in
+            the same.
         image_processor: Prepares images; needed where trajectories hold any.
-        ranks: Train together; a model and a reference that several ranks share are in shards.
-        critic: The model of a critic of its own (``trainer.critic``); a copy of `model` as it is now when left out.
-        process_reward: The models of ``trainer.process_reward``; copies of `model` as it is now when left out.
+        ranks: Train together; models that several ranks share are in shards.
 
     Raises:
-        ConfigError: the algorithm's options do not fit its functions, or a critic or process reward model is missing
-            or of no use.
+        ConfigError: the algorithm's options do not fit its functions, or a signal is missing or of no use.
         UnknownNameError: no such estimator or loss.
     """
 
@@ -184,45 +177,39 @@ class Trainer:
         *,
         seed: int,
         max_tokens: int,
-        reference: PreTrainedModel | None = None,
-        teacher: PreTrainedModel | None = None,
+        signal_models: Mapping[str, PreTrainedModel] | None = None,
         image_processor: ImageReader | None = None,
         ranks: Ranks | None = None,
-        critic: PreTrainedModel | None = None,
-        process_reward: ProcessModels | None = None,
     ) -> None:
-        check_critic(algorithm, config)
-        check_process_reward(algorithm, config)
+        check_signals(algorithm, config)
         self.model = model
         self.ranks = ranks or Ranks()
         self.steps = 0
         self._config, self._seed = config, seed
         prepare_repeatable(enabled=config.deterministic)
-        shared = config.critic is not None and config.critic.kind == "shared"
-        self._objective = Objective(algorithm, shared_critic=shared)
+        self._objective = Objective(algorithm, joint_loss=joins_policy(config))
         self._shaping = RewardShaping(algorithm.shaping, max_tokens=max_tokens)
         compile_layers(model, config)
-        pretrained = 0 if config.critic is None else config.critic.pretrain_steps
-        self._optimizer = PolicyOptimizer(model, _optimizer_settings(config, first_step=pretrained))
+        settings = _optimizer_settings(config, first_step=pretrain_steps(config))
+        self._optimizer = PolicyOptimizer(model, settings)
         self._balance = RouterBalance(model, config.router_balance) if config.router_balance else None
         self.watch = NumericsWatch(config.numerics or NumericsConfig(), self.ranks)
         self._generator = torch.Generator().manual_seed(seed)
         self._policy = make_runner(model, config, ranks=self.ranks, image_processor=image_processor)
-        self._frozen = FrozenModels(
-            self._policy,
-            algorithm,
-            config,
-            uses_reference=self._objective.uses_reference,
-            reference=reference,
-            teacher=teacher,
+        setup = SignalSetup(
+            policy=self._policy,
+            algorithm=algorithm,
+            config=config,
+            shaping=self._shaping,
+            optimizer=_optimizer_settings(config),
+            models=signal_models or {},
         )
-        self._rounds = make_rounds(algorithm, model, self._frozen.reference)
-        settings = _optimizer_settings(config)
-        self._critic = make_critic(self._policy, critic, config, settings)
-        self._process_reward = make_process_reward(self._policy, process_reward, config, settings)
+        self.signals = build_signals(setup)
+        """By name, in the order in which they annotate a batch."""
         if config.router_replay:
             self._policy.replay_routes()
-            self._frozen.replay_routes(self._policy)
+            for signal in self.signals.values():
+                signal.replay_routes(self._policy)
         self._copies = StateCopies(self._trained(), self._progress, self.ranks)
 
     @property
@@ -255,7 +242,7 @@ class Trainer:
     def _one_step(self, given: StepInput) -> StepReport:
         started = time.perf_counter()
         step = self._prepared(given)
-        values = token_values(step, self._objective, self._policy, self._shaping, version=self.steps, seed=self._seed)
+        values = token_values(step, self._objective, self._policy, self._shaping, seed=self._seed)
         gradient = self._gradient(step, values)
         taken = self._updated(step, gradient)
         self.steps += 1
@@ -275,31 +262,24 @@ class Trainer:
         selection = select([*given.trajectories, *guides.experts], compare_groups=self._objective.compares_groups)
         routes = self._config.router_replay
         batch = step_batch(selection.trajectories, self._shaping, experts=guides.expert_ids, routes=routes)
-        batch = with_greedy_returns(batch, selection.trajectories, guides.greedy, self._shaping)
-        rounds = {} if self._rounds is None else self._rounds.begin_step(self.steps)
-        frozen = self._frozen.opinions(batch, selection.trajectories, given)
-        batch = with_reward_kl(batch, self._shaping, frozen.reference)
-        batch = with_teacher_reward(batch, self._shaping, frozen.teacher)
-        batch = with_values(batch, self._critic, given.pad_id)
-        parts = self._parts(batch)
-        judged = with_process_reward(batch, self._process_reward, selection.trajectories, parts, given.pad_id)
-        batch = judged.batch
+        batch = replace(batch, parts=self._parts(batch), step_version=self.steps)
+        for signal in self.signals.values():
+            batch = signal.annotate(batch, given)
         estimate = self._objective.estimate(batch.episodes)
+        trained = [signal.train(batch, estimate, given, policy_learns=learns) for signal in self.signals.values()]
         return PreparedStep(
             given=given,
             selection=selection,
             batch=batch,
-            frozen=frozen,
             advantage=estimate.advantage,
-            parts=parts,
             needs_forward=sequences_to_read(self._objective, batch, estimate.advantage),
-            critic=critic_step(self._critic, batch, estimate, given.pad_id, policy_learns=learns),
+            signals=[updates for updates in trained if updates is not None],
             policy_learns=learns,
-            metrics={**rounds, **judged.metrics},
+            metrics={name: value for signal in self.signals.values() for name, value in signal.metrics().items()},
         )
 
     def _parts(self, batch: StepBatch) -> list[list[int]]:
-        """The sequences of every update of the step."""
+        """Cut the sequences into those of every update of the step."""
         epochs = range(self._config.epochs)
         return [part for _ in epochs for part in mini_batches(batch, self._config.mini_batches, self._generator)]
 
@@ -312,15 +292,16 @@ class Trainer:
             needs_forward=step.needs_forward,
             temperature=step.given.temperature,
             pad_id=step.given.pad_id,
-            critic=step.critic if step.critic is not None and step.critic.joins_policy else None,
+            joint=next((signal.joint for signal in step.signals if signal.joint is not None), None),
             learns=step.policy_learns,
             hooks=step_hooks(self._policy, self._balance),
         )
 
     def _updated(self, step: PreparedStep, gradient: GradientPass) -> StepUpdates:
-        """Train policy and critic, or the critic alone."""
-        if step.critic is not None and not step.policy_learns:
-            return pretrain_critic(step.parts, gradient, step.critic)
+        """Train the policy and the signals' models, or these alone."""
+        parts = step.batch.parts
+        if not step.policy_learns:
+            return pretrain_signals(parts, gradient, step.signals)
         common = WatchedStep(
             number=self.steps + 1,
             trajectories=step.selection.trajectories,
@@ -329,7 +310,7 @@ class Trainer:
         )
         watched = WatchedUpdates(self.watch, gradient, self._optimizer, common)
         with gradients_recomputed(self.model, enabled=self._config.gradient_checkpointing):
-            return take_updates(step.parts, watched, self.model, critic=step.critic, max_kl=self._config.max_kl)
+            return take_updates(parts, watched, self.model, signals=step.signals, max_kl=self._config.max_kl)
 
     def compute_logprobs(
         self, sequences: Sequence[TokenSequence], *, temperature: float, pad_id: int
@@ -392,8 +373,7 @@ class Trainer:
         self._restore_progress(load_trainer(self._trained(), self._progress(), folder, self.ranks))
 
     def _trained(self) -> PolicyAndCompanions:
-        beside = {CRITIC: self._critic, PROCESS_REWARD: self._process_reward, REFERENCE: self._rounds}
-        return PolicyAndCompanions(self._optimizer, beside)
+        return PolicyAndCompanions(self._optimizer, {name: signal.state() for name, signal in self.signals.items()})
 
     def _progress(self) -> dict[str, Any]:
         kl = self._shaping.kl
@@ -428,8 +408,8 @@ class Trainer:
 
     @property
     def pretraining(self) -> bool:
-        """Whether the next step trains a critic only."""
-        return self._config.critic is not None and self.steps < self._config.critic.pretrain_steps
+        """True if the next step trains signals' models only."""
+        return self.steps < pretrain_steps(self._config)
 
 
 def _optimizer_settings(config: TrainerConfig, *, first_step: int = 0) -> OptimizerSettings:

@@ -58,9 +58,9 @@ def test_a_critic_goes_on_from_a_copied_checkpoint_of_adapters(model, trajectori
     trainer = {"learning_rate": 1e-2, "critic": CRITICS[kind]}
     config = config_of(base, trainer=trainer, algorithm={"advantage": "gae", "kl_coef": 0.1})
     first = built(config, base)
-    head = first.trainer._critic.head.weight.detach().clone()
+    head = first.trainer.signals["critic"].head.weight.detach().clone()
     step(first.trainer, trajectories)
-    assert not torch.equal(first.trainer._critic.head.weight, head)
+    assert not torch.equal(first.trainer.signals["critic"].head.weight, head)
     write_model, write_state = copy_policy(first.source, NoTokenizer()), first.trainer.copy_state()
     save_policy_folder(first.source, NoTokenizer(), tmp_path / "at once")
     expected = step(first.trainer, trajectories)
@@ -80,7 +80,7 @@ def test_a_critic_of_its_own_has_adapters_of_its_own(model, trajectories, tmp_pa
     model.save_pretrained(tmp_path)
     critic = {"trainer": {"critic": CRITICS["own"]}, "algorithm": {"advantage": "gae"}}
     trainer = built(config_of(tmp_path, **critic), tmp_path).trainer
-    trunk = trainer._critic.trunk
+    trunk = trainer.signals["critic"].trunk
     before, policy = trained(trunk), trained(trainer.model)
     assert before.keys() == policy.keys()
     assert all(is_adapter(name) for name in before)

@@ -9,8 +9,8 @@ import torch
 from agentrl.algorithms.types import Estimate
 from agentrl.config.config import AlgorithmConfig, TrainerConfig
 from agentrl.errors import ConfigError, TrainingError, UsageError
-from agentrl.training.critic import ValueTargets
 from agentrl.training.forward.micro_batches import SumsByName
+from agentrl.training.signals.critic import ValueTargets
 from agentrl.training.trainer import Trainer
 
 KINDS = ("own", "shared")
@@ -22,12 +22,11 @@ def trainer_for(model, kind, algorithm=None, *, critic=None, own=None, **setting
     """Plain steps: the gradient is what a test reads, so nothing is clipped. The head is not 0."""
     critic = {"kind": kind, "learning_rate": 1e-2, **(critic or {})}
     config = TrainerConfig(**{"learning_rate": 1e-3, "max_grad_norm": 1e9, "critic": critic, **settings})
-    trainer = Trainer(
-        model, AlgorithmConfig(**{**GAE, **(algorithm or {})}), config, seed=0, max_tokens=100, critic=own
-    )
+    algorithm, models = AlgorithmConfig(**{**GAE, **(algorithm or {})}), {"critic": own}
+    trainer = Trainer(model, algorithm, config, seed=0, max_tokens=100, signal_models=models)
     generator = torch.Generator().manual_seed(2)
     with torch.no_grad():
-        for parameter in trainer._critic.head.parameters():
+        for parameter in trainer.signals["critic"].head.parameters():
             parameter.copy_(0.3 * torch.randn(parameter.shape, generator=generator))
     return trainer
 
@@ -39,7 +38,7 @@ def run_step(trainer, trajectories):
 def gradients_of_step(model, trajectories, kind, **settings):
     """The gradients of one update, read just before they would be applied."""
     trainer, seen = trainer_for(copy.deepcopy(model), kind, **settings), {}
-    critic = trainer._critic
+    critic = trainer.signals["critic"]
     parts = {"policy": (trainer._optimizer, trainer.model), "head": (critic.head_optimizer, critic.head)}
     if kind == "own":
         parts["trunk"] = (critic.trunk_optimizer, critic.trunk)
@@ -85,7 +84,10 @@ def tokens_of(model, head, trajectory):
 def reference(model, trainer, trajectories):
     """GAE, PPO at ratio 1 with token TIS, and 1/2 (v - G)^2: loops in float64. Gradients of both losses."""
     model = copy.deepcopy(model).double()
-    head = {f"head/{name}": p.detach().double().requires_grad_() for name, p in trainer._critic.head.named_parameters()}
+    head = {
+        f"head/{name}": p.detach().double().requires_grad_()
+        for name, p in trainer.signals["critic"].head.named_parameters()
+    }
     tokens, sums = [], []
     for trajectory in trajectories:
         own, later, following, backwards = tokens_of(model, head, trajectory), 0.0, 0.0, []
@@ -212,9 +214,9 @@ def test_a_policy_that_is_too_far_off_stops_the_step(model, trajectories, kind):
     assert report.metrics["train/kl_stop"] > 1e-9
     for name, tensor in once.state_dict().items():
         assert torch.equal(tensor, limited.state_dict()[name]), name
-    taken = trainer._critic.head_optimizer.updates
+    taken = trainer.signals["critic"].head_optimizer.updates
     assert taken == (3 if kind == "own" else 1)
-    assert all(p.grad is None for p in (*limited.parameters(), *trainer._critic.head.parameters()))
+    assert all(p.grad is None for p in (*limited.parameters(), *trainer.signals["critic"].head.parameters()))
 
 
 def test_a_limit_that_is_not_reached_changes_nothing(model, trajectories):
@@ -246,8 +248,8 @@ def test_a_resumed_critic_goes_on_bit_for_bit(model, trajectories, tmp_path, kin
     expected, found = run_step(undisturbed, trajectories), run_step(resumed, trajectories)
     times = ("train/seconds", "train/tokens_per_s")
     assert all(found.metrics[name] == value for name, value in expected.metrics.items() if name not in times)
-    for name, tensor in undisturbed._critic.named_state().items():
-        assert torch.equal(tensor, resumed._critic.named_state()[name]), name
+    for name, tensor in undisturbed.signals["critic"].named_state().items():
+        assert torch.equal(tensor, resumed.signals["critic"].named_state()[name]), name
 
 
 def test_a_checkpoint_of_another_critic_is_refused(model, trajectories, tmp_path):
@@ -285,9 +287,9 @@ def test_an_output_head_that_is_no_embedding_stays_as_it_is(model, trajectories)
     model.lm_head.weight = torch.nn.Parameter(model.lm_head.weight.detach().clone())
     trainer = trainer_for(model, "own")
     run_step(trainer, trajectories)
-    assert not trainer._critic.trunk.lm_head.weight.requires_grad
+    assert not trainer.signals["critic"].trunk.lm_head.weight.requires_grad
     assert trainer.model.lm_head.weight.requires_grad
-    assert not any("lm_head" in name for name in trainer._critic.named_state())
+    assert not any("lm_head" in name for name in trainer.signals["critic"].named_state())
 
 
 def test_an_estimator_without_targets_is_an_error(model, trajectories, monkeypatch):

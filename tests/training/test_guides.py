@@ -9,10 +9,10 @@ import torch
 from agentrl.config.config import AlgorithmConfig, TrainerConfig
 from agentrl.engine import TopTokens
 from agentrl.errors import TrainingError, UsageError
-from agentrl.training.batch import step_batch
+from agentrl.training.batch import Guides, step_batch
 from agentrl.training.forward.logprobs import TeacherLogprobs
-from agentrl.training.reference import Guides, with_teacher_reward
 from agentrl.training.rewards import RewardShaping
+from agentrl.training.signals.teacher import with_teacher_reward
 from agentrl.training.trainer import Trainer
 from agentrl.trajectory import Source, TokenSequence, Turn
 
@@ -22,7 +22,14 @@ pytestmark = pytest.mark.usefixtures("one_thread")
 
 def trainer_for(model, config, *, teacher=None, **settings):
     settings = {"learning_rate": 1e-2, "max_grad_norm": 1e9, **settings}
-    return Trainer(copy.deepcopy(model), config, TrainerConfig(**settings), seed=0, max_tokens=100, teacher=teacher)
+    return Trainer(
+        copy.deepcopy(model),
+        config,
+        TrainerConfig(**settings),
+        seed=0,
+        max_tokens=100,
+        signal_models={"teacher": teacher},
+    )
 
 
 def gradient_of(trainer, trajectories, **guides):
@@ -244,7 +251,7 @@ def whole_logprobs(model, sequence):
 
 
 def test_a_trainer_without_the_teacher_that_its_algorithm_names_is_refused(model):
-    with pytest.raises(UsageError, match=r"got no teacher, expected Trainer\(teacher"):
+    with pytest.raises(UsageError, match=r"got no teacher, expected Trainer\(signal_models"):
         trainer_for(model, AlgorithmConfig(loss="distill", teacher={"path": "any"}))
 
 

@@ -119,7 +119,12 @@ class Seen:
 def two_updates(model, reference, trajectories, config):
     settings = {"learning_rate": 2e-2, "epochs": 2, "max_grad_norm": 1e9, "tokens_per_micro_batch": 120}
     trainer = Trainer(
-        copy.deepcopy(model), config, TrainerConfig(**settings), seed=0, max_tokens=100, reference=reference
+        copy.deepcopy(model),
+        config,
+        TrainerConfig(**settings),
+        seed=0,
+        max_tokens=100,
+        signal_models={"reference": reference},
     )
     seen, update = Seen(), trainer._optimizer.update
 

@@ -72,7 +72,12 @@ def adapted(lora=LORA, base="base", family="qwen3"):
 def trainer_of(model, reference=None, **algorithm):
     config = TrainerConfig(learning_rate=1e-2, mini_batches=2, tokens_per_micro_batch=60)
     return Trainer(
-        model, AlgorithmConfig(kl_coef=0.1, **algorithm), config, seed=0, max_tokens=100, reference=reference
+        model,
+        AlgorithmConfig(kl_coef=0.1, **algorithm),
+        config,
+        seed=0,
+        max_tokens=100,
+        signal_models={"reference": reference},
     )
 
 

@@ -26,7 +26,10 @@ def memory_of_a_step(vocabulary, **settings):
         seed=0,
         max_tokens=LENGTH,
     )
-    for scorer in filter(None, (trainer._policy, trainer._frozen.reference)):
+    for scorer in (
+        trainer._policy,
+        *(signal.runner for signal in trainer.signals.values() if signal.name == "reference"),
+    ):
         layout = dataclasses.replace(scorer.passes.layout, logits_megabytes=MEGABYTES)
         scorer.passes = dataclasses.replace(scorer.passes, layout=layout)
     trajectories = long_answers(vocabulary)

@@ -5,6 +5,7 @@ import itertools
 
 import pytest
 import torch
+from support.models import tiny_model
 
 from agentrl.algorithms.aggregation import Aggregation, TokenOwners
 from agentrl.algorithms.policy_losses import ppo
@@ -27,7 +28,9 @@ OFF = {"mode": "off"}
 
 def trainer_for(model, config, *, reference=None, **settings):
     settings = {"learning_rate": 1e-2, "max_grad_norm": 1e9, **settings}
-    return Trainer(model, config, TrainerConfig(**settings), seed=0, max_tokens=100, reference=reference)
+    return Trainer(
+        model, config, TrainerConfig(**settings), seed=0, max_tokens=100, signal_models={"reference": reference}
+    )
 
 
 def weights_after(model, trajectories, config, *, steps=0, **settings):
@@ -213,7 +216,7 @@ def test_draws_are_copies_with_sequences_and_trajectories_of_their_own(aggregati
 )
 def test_settings_that_clash_are_found_before_training(settings, message):
     with pytest.raises(ConfigError, match=message):
-        Objective(AlgorithmConfig(**settings))
+        Trainer(tiny_model(), AlgorithmConfig(**settings), TrainerConfig(), seed=0, max_tokens=100)
 
 
 @pytest.mark.parametrize(

@@ -8,7 +8,6 @@ from torch.nn import functional
 
 from agentrl.config.config import AlgorithmConfig, TrainerConfig
 from agentrl.errors import ConfigError, UsageError
-from agentrl.training.process_reward import ProcessModels
 from agentrl.training.trainer import Trainer
 
 BETA = 0.3
@@ -19,7 +18,7 @@ pytestmark = pytest.mark.usefixtures("one_thread")
 def trainer_for(model, models=None, *, judge=None, algorithm=PRIME, **settings):
     judge = {"beta": BETA, "learning_rate": 1e-2, **(judge or {})}
     config = TrainerConfig(**{"learning_rate": 1e-3, "max_grad_norm": 1e9, "process_reward": judge, **settings})
-    return Trainer(model, algorithm, config, seed=0, max_tokens=100, process_reward=models)
+    return Trainer(model, algorithm, config, seed=0, max_tokens=100, signal_models=models)
 
 
 def run_step(trainer, trajectories):
@@ -46,26 +45,29 @@ def log_ratios(trained, start, trajectory):
 
 def spied(trainer):
     """What the estimator and the model's optimizer are given in the next step."""
-    seen, estimate, update = {}, trainer._objective.estimate, trainer._process_reward.optimizer.update
+    seen, estimate, update = {}, trainer._objective.estimate, trainer.signals["process_reward"].optimizer.update
 
     def estimated(episodes):
         seen["rewards"] = episodes.process_reward
         return estimate(episodes)
 
     def updated():
-        parameters = trainer._process_reward.model.named_parameters()
+        parameters = trainer.signals["process_reward"].model.named_parameters()
         seen["gradients"] = {name: p.grad.double().clone() for name, p in parameters}
         return update()
 
-    trainer._objective.estimate, trainer._process_reward.optimizer.update = estimated, updated
+    trainer._objective.estimate, trainer.signals["process_reward"].optimizer.update = estimated, updated
     return seen
 
 
 @pytest.mark.parametrize("layout", [{}, {"tokens_per_micro_batch": 20}, {"gradient_checkpointing": True, "lanes": 2}])
 def test_loss_and_token_rewards_equal_the_float64_reference(model, trajectories, layout):
     """One episode is in two sequences and one in a fork: its logit is the sum over both."""
-    models = ProcessModels(trained=changed(model, 1.1), start=changed(model, 1.2).requires_grad_(False))
-    trained, start = copy.deepcopy(models.trained).double(), copy.deepcopy(models.start).double()
+    models = {"process_reward": changed(model, 1.1), "process_reward_start": changed(model, 1.2).requires_grad_(False)}
+    trained, start = (
+        copy.deepcopy(models["process_reward"]).double(),
+        copy.deepcopy(models["process_reward_start"]).double(),
+    )
     trainer = trainer_for(model, models, judge={"update": "after", "success_above": 0.6}, **layout)
     seen = spied(trainer)
     metrics = run_step(trainer, trajectories)
@@ -119,7 +121,7 @@ def test_a_resumed_model_goes_on_bit_for_bit(model, trajectories, tmp_path, dtyp
     start = copy.deepcopy(model).requires_grad_(False)
     undisturbed = trainer_for(model, mini_batches=2)
     run_step(undisturbed, trajectories)
-    own = ProcessModels(trained=copy.deepcopy(start).requires_grad_(), start=start)
+    own = {"process_reward": copy.deepcopy(start).requires_grad_(), "process_reward_start": start}
     if saved_as == "folder":
         undisturbed.save(tmp_path)
         resumed = trainer_for(copy.deepcopy(model), own, mini_batches=2)
@@ -132,9 +134,8 @@ def test_a_resumed_model_goes_on_bit_for_bit(model, trajectories, tmp_path, dtyp
     assert {k: v for k, v in found.items() if "time" not in k and "per_s" not in k and "seconds" not in k} == {
         k: v for k, v in expected.items() if "time" not in k and "per_s" not in k and "seconds" not in k
     }
-    for one, other in zip(
-        undisturbed._process_reward.model.parameters(), resumed._process_reward.model.parameters(), strict=True
-    ):
+    models = (trainer.signals["process_reward"].model for trainer in (undisturbed, resumed))
+    for one, other in zip(*(model.parameters() for model in models), strict=True):
         assert torch.equal(one, other)
 
 
@@ -161,4 +162,4 @@ def test_a_model_and_who_reads_it_belong_together(model):
     other = copy.deepcopy(model)
     other.config.vocab_size += 1
     with pytest.raises(UsageError, match="process reward's model has another vocabulary"):
-        trainer_for(model, ProcessModels(trained=other, start=other))
+        trainer_for(model, {"process_reward": other, "process_reward_start": other})

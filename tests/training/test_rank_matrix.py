@@ -16,11 +16,11 @@ from agentrl.config.config import AlgorithmConfig, TrainerConfig
 from agentrl.config.trainer import FSDPOptions
 from agentrl.errors import Outcome
 from agentrl.models.load import load_model
+from agentrl.training.batch import StepInput
 from agentrl.training.distributed.fsdp import load_sharded, whole
 from agentrl.training.forward.layout import FEWEST_SHARED, Layout
 from agentrl.training.forward.sequences import scored_sequence
 from agentrl.training.optimizer import Update
-from agentrl.training.reference import StepInput
 from agentrl.training.trainer import Trainer
 from agentrl.trajectory import Source, TokenSequence, Trajectory, Turn
 

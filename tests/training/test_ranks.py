@@ -170,7 +170,8 @@ def gradients(parts):
 
 def critic_weights(parts):
     """Of a trainer without other ranks, by name."""
-    state = (parts.trainer._critic or parts.trainer._process_reward).named_state()
+    signals = parts.trainer.signals
+    state = (signals.get("critic") or signals["process_reward"]).named_state()
     return {name: tensor.detach().clone() for name, tensor in state.items() if "masters/" in name}
 
 

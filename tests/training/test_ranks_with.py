@@ -9,9 +9,9 @@ from transformers import Qwen3Config, Qwen3ForCausalLM
 from agentrl.builders.trainers import build_trainer
 from agentrl.config.config import Config
 from agentrl.models.lora import adapted_layers, factors
+from agentrl.training.batch import StepInput
 from agentrl.training.distributed.fsdp import sharded_like, whole
 from agentrl.training.optimizer import Update
-from agentrl.training.reference import StepInput
 
 OWN = {"trainer": {"critic": {"kind": "own"}}, "algorithm": {"advantage": "gae"}}
 SHARED = {"trainer": {"critic": {"kind": "shared"}}, "algorithm": {"advantage": "gae_turn"}}
@@ -87,8 +87,8 @@ def computed(ranks, config, trajectories):
     parts = build_trainer(config, model_path=config.model.path, reference_path=None, reader=None, ranks=ranks)
     trainer, gradients = parts.trainer, {}
     optimizers = {"policy": trainer._optimizer}
-    if trainer._critic is not None:
-        optimizers |= {"head": trainer._critic.head_optimizer, "trunk": trainer._critic.trunk_optimizer}
+    if (critic := trainer.signals.get("critic")) is not None:
+        optimizers |= {"head": critic.head_optimizer, "trunk": critic.trunk_optimizer}
     for name, optimizer in optimizers.items():
         if optimizer is not None:
             optimizer.update = recorder(name, optimizer, gradients)
@@ -111,8 +111,8 @@ def recorder(name, optimizer, gradients):
 @torch.no_grad()
 def begin_beside_zero(trainer):
     """Let adapters and the critic's head say something, so that what is before them learns."""
-    if trainer._critic is not None:
-        trainer._critic.head.weight.copy_(torch.linspace(-0.5, 0.5, len(trainer._critic.head.weight)))
+    if (critic := trainer.signals.get("critic")) is not None:
+        critic.head.weight.copy_(torch.linspace(-0.5, 0.5, len(critic.head.weight)))
     for layer in adapted_layers(trainer.model).values():
         up, _ = factors(layer)
         values = torch.linspace(-0.2, 0.2, up.numel()).view(up.shape)

@@ -7,7 +7,7 @@ import torch
 
 from agentrl.config.config import AlgorithmConfig, TrainerConfig
 from agentrl.errors import ConfigError, UsageError
-from agentrl.training.reference import check_rounds
+from agentrl.training.signals.reference import check_refresh
 from agentrl.training.trainer import Trainer
 
 SPPO = {"advantage": "reinforce", "loss": "sppo", "correction": {"mode": "off"}, "group_size": 3}
@@ -16,7 +16,9 @@ pytestmark = pytest.mark.usefixtures("one_thread")
 
 def trainer_for(model, *, every=2, reference=None, **algorithm):
     config = AlgorithmConfig(**{**SPPO, "reference": {"refresh_every": every}, **algorithm})
-    return Trainer(model, config, TrainerConfig(learning_rate=1e-3), seed=0, max_tokens=100, reference=reference)
+    return Trainer(
+        model, config, TrainerConfig(learning_rate=1e-3), seed=0, max_tokens=100, signal_models={"reference": reference}
+    )
 
 
 def run_step(trainer, trajectories):
@@ -40,7 +42,7 @@ def test_each_round_is_played_against_the_policy_that_ended_the_last_one(model, 
         if number % 2 == 0:
             assert seen[-1]["train/loss"] == pytest.approx(expected, rel=1e-4)
             opponent = before
-        assert all(map(torch.equal, trainer._frozen.reference.model.parameters(), opponent))
+        assert all(map(torch.equal, trainer.signals["reference"].runner.model.parameters(), opponent))
     assert [line["train/reference_round"] for line in seen] == [1, 1, 2, 2, 3]
     assert seen[1]["train/loss"] != pytest.approx(expected, rel=1e-4)
 
@@ -87,4 +89,4 @@ def test_rounds_without_anything_to_renew_are_refused(model):
         trainer_for(model, loss="ppo")
     config = AlgorithmConfig(**SPPO, reference={"refresh_every": 2})
     with pytest.raises(ConfigError, match="reference of adapters is the model without them"):
-        check_rounds(config, has_reference=True, has_adapters=True)
+        check_refresh(config, has_adapters=True)

@@ -39,7 +39,14 @@ def algorithm(**settings):
 def trainer_for(model, config=None, *, reference=None, **settings):
     """Plain steps: the gradient is what a test reads, so nothing is clipped."""
     settings = {"learning_rate": 1e-3, "max_grad_norm": 1e9, **settings}
-    return Trainer(model, config or algorithm(), TrainerConfig(**settings), seed=0, max_tokens=100, reference=reference)
+    return Trainer(
+        model,
+        config or algorithm(),
+        TrainerConfig(**settings),
+        seed=0,
+        max_tokens=100,
+        signal_models={"reference": reference},
+    )
 
 
 def test_groups_of_one_are_refused_where_members_are_compared(model):

@@ -1,7 +1,6 @@
 """An implicit process reward model: a language model whose log-ratio to its start is the logit of success.
 
-- A trainer's implicit process reward model.
-- One training step of an implicit process reward model: it learns from the outcomes, and scores the tokens.
+It learns from the outcomes of the step's episodes, and gives each of their tokens a reward.
 """
 
 from __future__ import annotations
@@ -10,30 +9,33 @@ import copy
 import dataclasses
 import math
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import replace
 
 import torch
 from transformers import PreTrainedModel
 
 from agentrl.algorithms.off_policy_losses import ScoredAnswers, implicit_reward, prime_reward_model
-from agentrl.config.config import TrainerConfig
+from agentrl.algorithms.traits import Input, needed_inputs
+from agentrl.config.config import AlgorithmConfig, TrainerConfig
 from agentrl.config.trainer import ProcessRewardConfig
-from agentrl.errors import UsageError
+from agentrl.errors import ConfigError, UsageError
 from agentrl.models.lora import base_is_reference
-from agentrl.training.batch import StepBatch
-from agentrl.training.checks import check_vocabulary
+from agentrl.registry import Kind, lookup
+from agentrl.training.batch import StepBatch, StepInput
 from agentrl.training.compile import compile_layers, gradients_recomputed
 from agentrl.training.forward.micro_batches import SumsByName
 from agentrl.training.forward.runner import ModelRunner
 from agentrl.training.forward.sequences import ScoredSequence
 from agentrl.training.optimizer import OptimizerSettings, PolicyOptimizer, Update
-from agentrl.trajectory import Trajectory
+from agentrl.training.signals.base import SignalSetup, TokenSignal, check_vocabulary
 
+START = "process_reward_start"
+"""The frozen start, among a trainer's `signal_models`; not needed where the model without its adapters is that."""
 TEMPERATURE = 1.0
 """The outcome is learnt from log-probabilities as they are, however the policy was sampled."""
 
 
-class ProcessRewardModel:
+class ProcessRewardModel(TokenSignal):
     """Log-probabilities of a model in training and of its start, and what trains it.
 
     Args:
@@ -42,6 +44,8 @@ class ProcessRewardModel:
         config: Numbers.
         settings: Of the policy's optimizer; the learning rate is the model's own.
     """
+
+    name = "process_reward"
 
     def __init__(
         self,
@@ -52,7 +56,45 @@ class ProcessRewardModel:
     ) -> None:
         self.model, self.config = model.model, config
         self._now, self._start = model, start
+        self._metrics: dict[str, float] = {}
         self.optimizer = PolicyOptimizer(self.model, replace(settings, learning_rate=config.learning_rate))
+
+    @classmethod
+    def check(cls, algorithm: AlgorithmConfig, config: TrainerConfig, *, has_adapters: bool) -> None:
+        """Check that an estimator that reads process rewards has a model for them, and that such a model is read."""
+        check_process_reward(algorithm, config)
+
+    @classmethod
+    def build(cls, setup: SignalSetup) -> ProcessRewardModel | None:
+        """Make the model, if the config has one; copies of the policy stand in for models left out."""
+        config, policy = setup.config, setup.policy
+        if config.process_reward is None:
+            return None
+        given = setup.models.get(cls.name)
+        model = copy.deepcopy(policy.model) if given is None else given
+        check_vocabulary(model, policy.model, what="the process reward")
+        start = _start(policy, model, setup.models.get(START), config)
+        compile_layers(model, config)
+        return cls(policy.beside(model, config), start, config.process_reward, setup.optimizer)
+
+    def annotate(self, batch: StepBatch, step: StepInput) -> StepBatch:
+        """Add a reward for each token, and learn from the outcomes, one update for each of the policy's."""
+        learning = _ProcessRewardStep(self, batch, step.pad_id)
+        if self.config.update == "before":
+            learning.learn()
+        rewards = learning.rewards()
+        if self.config.update == "after":
+            learning.learn()
+        self._metrics = {**learning.metrics(), "process_reward/token_mean": float(rewards.mean())}
+        return dataclasses.replace(batch, episodes=dataclasses.replace(batch.episodes, process_reward=rewards))
+
+    def metrics(self) -> dict[str, float]:
+        """Give the metrics of the updates, each measured before it, and the mean reward."""
+        return self._metrics
+
+    def state(self) -> ProcessRewardModel:
+        """Give the weights, moments and number of updates."""
+        return self
 
     def logp(self, sequences: Sequence[ScoredSequence], pad_id: int) -> torch.Tensor:
         """The log pi_rm of the wanted tokens, on all ranks: float64 [targets] on the CPU.
@@ -107,38 +149,6 @@ def _logp(model: ModelRunner, sequences: Sequence[ScoredSequence], pad_id: int) 
     return model.logprobs(sequences, temperature=TEMPERATURE, pad_id=pad_id).logp.cpu().double()
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class ProcessModels:
-    """The models of an implicit process reward."""
-
-    trained: PreTrainedModel
-    start: PreTrainedModel | None = None
-    """The same, frozen; not needed where `trained` without its adapters is that."""
-
-
-def make_process_reward(
-    policy: ModelRunner, models: ProcessModels | None, config: TrainerConfig, settings: OptimizerSettings
-) -> ProcessRewardModel | None:
-    """Make the implicit process reward model that a config asks for, if it does.
-
-    Args:
-        policy: Its tokens are read.
-        models: Copies of the policy when left out.
-        config: Numbers.
-        settings: Of an optimizer.
-
-    Raises:
-        UsageError: the model has another vocabulary, or cannot share prefixes.
-    """
-    if config.process_reward is None:
-        return None
-    model = copy.deepcopy(policy.model) if models is None else models.trained
-    check_vocabulary(model, policy.model, what="the process reward")
-    start = _start(policy, model, None if models is None else models.start, config)
-    compile_layers(model, config)
-    return ProcessRewardModel(policy.beside(model, config), start, config.process_reward, settings)
-
-
 def _start(
     policy: ModelRunner, model: PreTrainedModel, given: PreTrainedModel | None, config: TrainerConfig
 ) -> ModelRunner:
@@ -152,50 +162,11 @@ UNDECIDED = math.log(2) - 1e-5
 """Loss of an episode above which the model has not told it right; a logit of 0, but for rounding, tells nothing."""
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Judged:
-    """A batch, and what was measured on the way."""
-
-    batch: StepBatch
-    metrics: dict[str, float] = field(default_factory=dict)
-    """Under their final names, all ``process_reward/``."""
-
-
-def with_process_reward(
-    batch: StepBatch,
-    model: ProcessRewardModel | None,
-    trajectories: Sequence[Trajectory],
-    parts: Sequence[list[int]],
-    pad_id: int,
-) -> Judged:
-    """The batch with a reward for each token, from a model that learns from the batch, if there is one.
-
-    Args:
-        batch: Of a step.
-        model: Trained in place.
-        trajectories: Which the batch was made of.
-        parts: The sequences of every update.
-        pad_id: Any id of the vocabulary.
-    """
-    if model is None:
-        return Judged(batch=batch)
-    step = _ProcessRewardStep(model, batch, trajectories, pad_id)
-    if model.config.update == "before":
-        step.learn(parts)
-    rewards = step.rewards()
-    if model.config.update == "after":
-        step.learn(parts)
-    judged = dataclasses.replace(batch, episodes=dataclasses.replace(batch.episodes, process_reward=rewards))
-    return Judged(batch=judged, metrics={**step.metrics(), "process_reward/token_mean": float(rewards.mean())})
-
-
 class _ProcessRewardStep:
-    def __init__(
-        self, model: ProcessRewardModel, batch: StepBatch, trajectories: Sequence[Trajectory], pad_id: int
-    ) -> None:
+    def __init__(self, model: ProcessRewardModel, batch: StepBatch, pad_id: int) -> None:
         self._model, self._batch, self._pad_id = model, batch, pad_id
         above = model.config.success_above
-        self._success = torch.tensor([t.reward is not None and t.reward > above for t in trajectories])
+        self._success = torch.tensor([t.reward is not None and t.reward > above for t in batch.trajectories])
         self._start_logp = model.start_logp(batch.sequences, pad_id)
         self._tally = SumsByName()
         self._updates: list[Update] = []
@@ -205,9 +176,9 @@ class _ProcessRewardStep:
         logp = self._model.logp(self._batch.sequences, self._pad_id)
         return implicit_reward(logp, self._start_logp, beta=self._model.config.beta)
 
-    def learn(self, parts: Sequence[list[int]]) -> None:
-        """One update for each of some parts."""
-        for part in parts:
+    def learn(self) -> None:
+        """Take one update for each of the policy's."""
+        for part in self._batch.parts:
             self._update(part)
 
     def _update(self, part: list[int]) -> None:
@@ -238,3 +209,25 @@ class _ProcessRewardStep:
             found["process_reward/learning_rate"] = applied[-1].learning_rate
             found["process_reward/grad_norm"] = max(update.grad_norm for update in applied)
         return found
+
+
+def check_process_reward(algorithm: AlgorithmConfig, trainer: TrainerConfig) -> None:
+    """Check that an estimator that reads process rewards has a model for them, and that such a model is read.
+
+    Raises:
+        ConfigError: one is there without the other.
+        UnknownNameError: no such estimator.
+    """
+    reads = Input.PROCESS_REWARD in needed_inputs(lookup(Kind.ADVANTAGE, algorithm.advantage))
+    if reads and trainer.process_reward is None:
+        raise ConfigError(
+            f"the advantage estimator {algorithm.advantage} needs {Input.PROCESS_REWARD}",
+            got="no trainer.process_reward",
+            expected="trainer.process_reward={}, or {path: MODEL, learning_rate: 1e-6}",
+        )
+    if trainer.process_reward is not None and not reads:
+        raise ConfigError(
+            f"trainer.process_reward is ignored: the estimator {algorithm.advantage} reads no process rewards",
+            expected="algorithm.advantage=prime",
+            hint="or remove trainer.process_reward",
+        )

@@ -1,9 +1,4 @@
-"""A critic: a value head on hidden states, which are those of a model of its own or of the policy.
-
-- A trainer's critic, and its part in a step.
-- One training step of a critic: the same epochs and mini-batches as the policy's.
-- What a critic learns in one step: the values of its start, the returns, and the loss between them.
-"""
+"""A critic: a value head on hidden states, which are those of a model of its own or of the policy."""
 
 from __future__ import annotations
 
@@ -17,21 +12,23 @@ from torch import distributed
 from transformers import PreTrainedModel
 
 from agentrl.algorithms.critic_advantages import ValueInput, value
+from agentrl.algorithms.traits import Input, needed_inputs
 from agentrl.algorithms.types import Estimate
-from agentrl.config.config import TrainerConfig
+from agentrl.config.config import AlgorithmConfig, TrainerConfig
 from agentrl.config.trainer import CriticConfig
-from agentrl.errors import TrainingError, UsageError
-from agentrl.training.batch import StepBatch
-from agentrl.training.checks import check_vocabulary
+from agentrl.errors import ConfigError, TrainingError, UsageError
+from agentrl.registry import Kind, lookup, names
+from agentrl.training.batch import StepBatch, StepInput
 from agentrl.training.compile import compile_layers, gradients_recomputed
 from agentrl.training.forward.logprobs import ValueHead, head_for
 from agentrl.training.forward.micro_batches import SumsByName
 from agentrl.training.forward.runner import ModelRunner
 from agentrl.training.forward.sequences import ScoredSequence
 from agentrl.training.optimizer import OptimizerSettings, PolicyOptimizer, Update
+from agentrl.training.signals.base import SignalSetup, TokenSignal, check_vocabulary
 
 
-class Critic:
+class Critic(TokenSignal):
     """Values of sampled tokens, and what trains them.
 
     The head is whole on every rank, and has an optimizer of its own. So has the trunk, where it is not the policy's.
@@ -41,6 +38,8 @@ class Critic:
         config: What kind of critic.
         settings: Of the policy's optimizer; the learning rate is the critic's.
     """
+
+    name = "critic"
 
     def __init__(self, runner: ModelRunner, config: CriticConfig, settings: OptimizerSettings) -> None:
         self.runner, self.trunk, self.config = runner, runner.model, config
@@ -52,6 +51,56 @@ class Critic:
         if config.kind == "own":
             _freeze_what_gives_no_hidden_state(trunk)
             self.trunk_optimizer = PolicyOptimizer(trunk, settings)
+
+    @classmethod
+    def check(cls, algorithm: AlgorithmConfig, config: TrainerConfig, *, has_adapters: bool) -> None:
+        """Check that an estimator that reads a critic's values has a critic, and that a critic is read."""
+        check_critic(algorithm, config)
+
+    @classmethod
+    def build(cls, setup: SignalSetup) -> Critic | None:
+        """Make the critic, if the config has one: on a model of its own, or on the policy."""
+        config, policy = setup.config, setup.policy
+        if config.critic is None:
+            return None
+        runner = ModelRunner(policy.model, policy.passes)
+        if config.critic.kind == "own":
+            own = setup.models.get(cls.name)
+            trunk = copy.deepcopy(policy.model) if own is None else own
+            check_vocabulary(trunk, policy.model, what="the critic")
+            compile_layers(trunk, config)
+            runner = policy.beside(trunk, config)
+        return cls(runner, config.critic, setup.optimizer)
+
+    def annotate(self, batch: StepBatch, step: StepInput) -> StepBatch:
+        """Add the critic's values, which estimators read."""
+        values = self.values(batch.sequences, step.pad_id).cpu().double()
+        return dataclasses.replace(batch, episodes=dataclasses.replace(batch.episodes, values=values))
+
+    def train(self, batch: StepBatch, estimate: Estimate, step: StepInput, *, policy_learns: bool) -> CriticStep | None:
+        """Make what trains the critic on the returns of a step.
+
+        Raises:
+            TrainingError: the estimator, a user's own, says nothing that a critic could learn.
+        """
+        if batch.episodes.values is None:
+            return None
+        if estimate.value_target is None:
+            raise TrainingError(
+                "the advantage estimator gives the critic nothing to learn",
+                got="advantages only",
+                expected="an agentrl.algorithms.types.Estimate with a value_target",
+            )
+        targets = ValueTargets(
+            old_values=batch.episodes.values.float().to(self.trunk.device),
+            targets=estimate.value_target.to(self.trunk.device),
+            clip=self.config.clip,
+        )
+        return CriticStep(self, batch, targets, step.pad_id, policy_learns=policy_learns)
+
+    def state(self) -> Critic:
+        """Give the weights, moments and numbers of updates."""
+        return self
 
     def read(self, sequences: Sequence[ScoredSequence], pad_id: int, *, trains_trunk: bool = True) -> torch.Tensor:
         """V before each wanted token of a micro-batch, sequence after sequence: float32 [targets].
@@ -188,12 +237,16 @@ class CriticStep:
     def __init__(
         self, critic: Critic, batch: StepBatch, targets: ValueTargets, pad_id: int, *, policy_learns: bool
     ) -> None:
-        self.joins_policy = critic.trunk_optimizer is None and policy_learns
-        """The loss is a part of the policy's, so that one forward and backward pass serves both."""
+        self._joins_policy = critic.trunk_optimizer is None and policy_learns
         self._critic, self._batch, self._targets, self._pad_id = critic, batch, targets, pad_id
         self._weights = torch.zeros_like(targets.targets)
         self._tally = SumsByName()
         self._updates: list[Update] = []
+
+    @property
+    def joint(self) -> CriticStep | None:
+        """This, where the critic is a part of the policy."""
+        return self if self._joins_policy else None
 
     @property
     def head(self) -> ValueHead:
@@ -201,11 +254,11 @@ class CriticStep:
         return self._critic.head
 
     def accumulate(self, part: list[int]) -> None:
-        """Add the gradient of the value loss of some sequences, which are one update; with `joins_policy`, make ready
-        for the policy's pass, which adds it.
+        """Add the gradient of the value loss of some sequences, which are one update; where the loss is a
+        part of the policy's, prepare the policy's pass, which adds it.
         """
         self._weights = self._targets.weights(self._batch.token_index(part))
-        if self.joins_policy:
+        if self._joins_policy:
             return
         critic, sequences = self._critic, [self._batch.sequences[i] for i in part]
         recompute = critic.runner.passes.recompute and critic.trunk_optimizer is not None
@@ -262,59 +315,31 @@ class CriticStep:
         return found
 
 
-def make_critic(
-    policy: ModelRunner, own: PreTrainedModel | None, config: TrainerConfig, settings: OptimizerSettings
-) -> Critic | None:
-    """Make the critic that a config asks for, if it does.
-
-    Args:
-        policy: Its tokens are read.
-        own: The model of a critic of its own; a copy of the policy when left out.
-        config: Kind and sizes.
-        settings: Of an optimizer.
+def check_critic(algorithm: AlgorithmConfig, trainer: TrainerConfig) -> None:
+    """Check that an estimator that reads a critic's values has a critic, and that a critic is read.
 
     Raises:
-        UsageError: the model has another vocabulary, or cannot share prefixes.
+        ConfigError: one is there without the other.
+        UnknownNameError: no such estimator.
     """
-    if config.critic is None:
-        return None
-    runner = policy
-    if config.critic.kind == "own":
-        trunk = copy.deepcopy(policy.model) if own is None else own
-        check_vocabulary(trunk, policy.model)
-        compile_layers(trunk, config)
-        runner = policy.beside(trunk, config)
-    return Critic(runner, config.critic, settings)
-
-
-def with_values(batch: StepBatch, critic: Critic | None, pad_id: int) -> StepBatch:
-    """The batch with a critic's values in its episodes, if there is one."""
-    if critic is None:
-        return batch
-    values = critic.values(batch.sequences, pad_id).cpu().double()
-    return dataclasses.replace(batch, episodes=dataclasses.replace(batch.episodes, values=values))
-
-
-def critic_step(
-    critic: Critic | None, batch: StepBatch, estimate: Estimate, pad_id: int, *, policy_learns: bool
-) -> CriticStep | None:
-    """What a critic does in a step whose batch has its values, if there is one.
-
-    Raises:
-        TrainingError: the estimator, a user's own, says nothing that a critic could learn.
-    """
-    if critic is None or batch.episodes.values is None:
-        return None
-    if estimate.value_target is None:
-        raise TrainingError(
-            "the advantage estimator gives the critic nothing to learn",
-            got="advantages only",
-            expected="an agentrl.algorithms.types.Estimate with a value_target",
+    reads = Input.VALUES in needed_inputs(lookup(Kind.ADVANTAGE, algorithm.advantage))
+    if reads and trainer.critic is None:
+        raise ConfigError(
+            f"the advantage estimator {algorithm.advantage} needs a critic",
+            got="no trainer.critic",
+            expected="trainer.critic={kind: own} or trainer.critic={kind: shared}",
+            hint="grpo, rloo and reinforce++ need none",
         )
-    device = critic.trunk.device
-    targets = ValueTargets(
-        old_values=batch.episodes.values.float().to(device),
-        targets=estimate.value_target.to(device),
-        clip=critic.config.clip,
-    )
-    return CriticStep(critic, batch, targets, pad_id, policy_learns=policy_learns)
+    if trainer.critic is not None and not reads:
+        raise ConfigError(
+            f"trainer.critic is ignored: the advantage estimator {algorithm.advantage} reads no values",
+            got=f"trainer.critic of kind {trainer.critic.kind}",
+            expected=f"algorithm.advantage={' or '.join(value_estimators())}",
+            hint="or remove trainer.critic",
+        )
+
+
+def value_estimators() -> list[str]:
+    """The shipped estimators that read a critic's values."""
+    shipped = [name for name in names(Kind.ADVANTAGE) if ":" not in name]
+    return [name for name in shipped if Input.VALUES in needed_inputs(lookup(Kind.ADVANTAGE, name))]

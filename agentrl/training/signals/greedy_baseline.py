@@ -1,0 +1,47 @@
+"""The greedy baseline of ``remax``: the return of a greedy rollout of each group's task."""
+
+from __future__ import annotations
+
+import dataclasses
+
+from agentrl.errors import TrainingError
+from agentrl.training.batch import StepBatch, StepInput
+from agentrl.training.rewards import RewardShaping
+from agentrl.training.signals.base import SignalSetup, TokenSignal
+
+
+class GreedyBaseline(TokenSignal):
+    """Returns of greedy rollouts, shaped like the others'; KL in the reward is not in them.
+
+    Args:
+        shaping: Of the run.
+    """
+
+    name = "greedy_baseline"
+
+    def __init__(self, shaping: RewardShaping) -> None:
+        self._shaping = shaping
+
+    @classmethod
+    def build(cls, setup: SignalSetup) -> GreedyBaseline:
+        """Make the signal; steps without greedy rollouts go through as they are."""
+        return cls(setup.shaping)
+
+    def annotate(self, batch: StepBatch, step: StepInput) -> StepBatch:
+        """Add the return of each group's greedy rollout, if the step has any.
+
+        Raises:
+            TrainingError: a group has no greedy rollout with a reward, and others have.
+        """
+        greedy = step.guides.greedy
+        if not greedy:
+            return batch
+        groups = dict.fromkeys(trajectory.group_id for trajectory in batch.trajectories)
+        if lacking := [group for group in groups if group not in greedy or greedy[group].reward is None]:
+            raise TrainingError(
+                f"group {lacking[0]} cannot be compared with a greedy rollout",
+                got=f"{len(lacking)} of {len(groups)} groups without one, or with one that has no reward",
+                expected="a greedy rollout with a reward for every group",
+            )
+        returns = self._shaping([greedy[group] for group in groups]).returns
+        return dataclasses.replace(batch, episodes=dataclasses.replace(batch.episodes, greedy_return=returns))
