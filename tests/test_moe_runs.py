@@ -1,9 +1,11 @@
-"""Runs that train a mixture of experts: routes go from the engine over the ledger to the trainer's routers."""
+"""Runs that train a model with routed experts: these go from the engine over the ledger to the trainer's routers."""
 
 import pytest
 from support.models import tiny_model
 from support.tokenizers import build_tokenizer
 
+from agentrl.builders.run import resume_run
+from agentrl.config.load import warn_once
 from agentrl.errors import ConfigError
 from agentrl.observe.metrics import read_metrics
 from agentrl.observe.trajectory_store import read_trajectories
@@ -11,8 +13,8 @@ from agentrl.runs.rl import train
 
 
 @pytest.fixture
-def mixture_run(tiny_run, tmp_path):
-    """A tiny run with a mixture of random weights."""
+def moe_run(tiny_run, tmp_path):
+    """A tiny run of an MoE model with random weights."""
     tokenizer = build_tokenizer("qwen3")
     model = tiny_model("qwen3_moe", vocab_size=len(tokenizer), max_context=256)
     for part in (model, tokenizer):
@@ -26,8 +28,8 @@ def mixture_run(tiny_run, tmp_path):
 
 
 @pytest.mark.parametrize("staleness", [0, 1])
-def test_a_run_replays_what_the_engine_did(mixture_run, staleness):
-    run = mixture_run(f"rollout.max_staleness={staleness}")
+def test_a_run_replays_what_the_engine_did(moe_run, staleness):
+    run = moe_run(f"rollout.max_staleness={staleness}")
     assert train(run).step == 2
     for line in read_metrics(run.folder.metrics_file):
         assert line["mismatch/routed_experts_known"] == 1
@@ -39,7 +41,21 @@ def test_a_run_replays_what_the_engine_did(mixture_run, staleness):
             assert sequence.routed >= max((turn.end for turn in sequence.turns), default=0) - 1
 
 
-def test_servers_without_a_gpu_do_not_tell(mixture_run, monkeypatch):
+def test_a_run_from_before_keys_were_renamed_goes_on(moe_run, caplog):
+    run = moe_run()
+    train(run)
+    config = run.folder.path / "config.yaml"
+    old = config.read_text().replace("  moe:", "  mixture:").replace("router_replay:", "replay:")
+    config.write_text(old.replace("aux_loss_coef:", "balance:"))
+    warn_once.cache_clear()
+    resumed = resume_run(run.folder.path, ["trainer.steps=3"])
+    assert resumed.config.trainer.moe.router_replay
+    (warning,) = [message for message in caplog.messages if message.startswith("renamed config keys")]
+    assert "trainer.mixture.replay is now trainer.moe.router_replay" in warning
+    assert train(resumed).step == 3
+
+
+def test_servers_without_a_gpu_do_not_tell(moe_run, monkeypatch):
     monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "")
     with pytest.raises(ConfigError, match=r"vLLM and SGLang do on GPUs only: got engine sglang without a GPU"):
-        train(mixture_run("engine={type: sglang}"))
+        train(moe_run("engine={type: sglang}"))

@@ -15,7 +15,7 @@ from agentrl.observe.progress import Phase, RunWatcher
 from agentrl.observe.trajectory_store import read_trajectories
 from agentrl.runs.rl import Orchestrator, train
 from agentrl.runs.sft import warm_start
-from agentrl.serving.local.forward import ModelRunner
+from agentrl.serving.local.forward import LocalModelRunner
 from agentrl.weights import InProcessSync
 
 
@@ -224,7 +224,7 @@ def test_a_run_that_can_only_filter_stops(tiny_run):
 
 
 def test_an_engine_that_keeps_old_weights_stops_training(tiny_run, monkeypatch):
-    monkeypatch.setattr(ModelRunner, "load", lambda self, weights: None)
+    monkeypatch.setattr(LocalModelRunner, "load", lambda self, weights: None)
     with pytest.raises(TrainingError, match=r"does not serve the trainer's weights of version 1"):
         train(tiny_run("rollout.max_staleness=1"))
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import difflib
+import functools
 import importlib.resources
 import logging
 import re
@@ -341,8 +342,13 @@ def _layer(source: str | Path, old_names: dict[str, str]) -> list[Override]:
 
 def _warn_of_old_names(old_names: Mapping[str, str]) -> None:
     if old_names:
-        pairs = ", ".join(f"{old} is now {new}" for old, new in old_names.items())
-        _log.warning("renamed config keys: %s; the next release no longer reads the old names", pairs)
+        warn_once(", ".join(f"{old} is now {new}" for old, new in old_names.items()))
+
+
+@functools.cache
+def warn_once(pairs: str) -> None:
+    """Warn of renamed keys, once in this process: a resumed run reads its config twice."""
+    _log.warning("renamed config keys: %s; the next release no longer reads the old names", pairs)
 
 
 def _read(source: str | Path) -> tuple[str, str]:

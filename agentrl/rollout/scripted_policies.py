@@ -184,12 +184,10 @@ class StoredExpert:
 
     async def run(self, task: Task, *, group_id: str, member: int, seed: int) -> Trajectory:
         """Return the stored episode as a member of a group; its sampled tokens become forced ones."""
-        return demonstrated(
-            self._episodes[task.id, task.seed][self._place], id=f"{group_id}/{member}.0", group=group_id
-        )
+        return expert_copy(self._episodes[task.id, task.seed][self._place], id=f"{group_id}/{member}.0", group=group_id)
 
 
-def demonstrated(trajectory: Trajectory, *, id: str, group: str) -> Trajectory:
+def expert_copy(trajectory: Trajectory, *, id: str, group: str) -> Trajectory:
     """Copy a stored episode with its sampled tokens marked as forced.
 
     Args:

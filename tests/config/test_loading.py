@@ -11,6 +11,7 @@ from agentrl.config.load import (
     models_of,
     names_environment,
     own_fields,
+    warn_once,
 )
 from agentrl.config.overrides import RENAMED_KEYS, new_path, parse_override
 from agentrl.config.reference import config_reference
@@ -410,8 +411,10 @@ trainer:
 
 
 def test_old_names_of_keys_are_read_with_one_warning_that_names_both(tmp_path, caplog):
+    warn_once.cache_clear()
     (tmp_path / "old.yaml").write_text(OLD_YAML)
     config = load_config(tmp_path / "old.yaml", ["trainer.mixture.replay=true", "trainer.numerics={most_skipped: 3}"])
+    load_config(tmp_path / "old.yaml", ["trainer.mixture.replay=true", "trainer.numerics={most_skipped: 3}"])
     assert (config.model.lora.target_modules, config.model.lora.modules_to_save) == (["q_proj"], ["norm"])
     assert config.trainer.moe.model_dump() == {"aux_loss_coef": 0.5, "router_replay": True}
     assert config.trainer.numerics.max_skipped == 3

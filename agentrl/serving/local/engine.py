@@ -42,7 +42,7 @@ from agentrl.errors import EngineError, UsageError, async_boundary
 from agentrl.image import ImageReader
 from agentrl.models.threads import Lanes, check_lanes
 from agentrl.serving.local.cache import RowStore
-from agentrl.serving.local.forward import ForwardStep, ModelRunner
+from agentrl.serving.local.forward import ForwardStep, LocalModelRunner
 from agentrl.serving.local.scheduler import ScheduledRequest, Scheduler, split_pieces
 from agentrl.serving.request import SEED_BITS, check_request, seed_of
 
@@ -204,7 +204,7 @@ class LocalEngine(PolicyEngine):
         self.callers: Callers | None = None
         """In lockstep with them, a step waits until all have asked: which requests meet in it then does not depend on
         time, wherever environments and tools run."""
-        self._runner = ModelRunner(model, reader, routed_experts=routed_experts)
+        self._runner = LocalModelRunner(model, reader, routed_experts=routed_experts)
         check_lanes("engine.lanes", config.lanes, model)
         self._lanes = Lanes(config.lanes)
         rows = RowStore(max_tokens=config.cache_tokens, max_context=max_context)

@@ -3,7 +3,7 @@
 The model sees a batch of one row with all tokens of the step; only attention has to know which sequence a token
 belongs to. Sequences with one new token are attended together, shelf by shelf; longer pieces one by one.
 
-`ModelRunner` gives logits for the last token of each piece of a step.
+`LocalModelRunner` gives logits for the last token of each piece of a step.
 """
 
 from __future__ import annotations
@@ -324,7 +324,7 @@ ATTENTION = "agentrl_step"
 AttentionInterface.register(ATTENTION, step_attention)
 
 
-class ModelRunner:
+class LocalModelRunner:
     """Runs a model that may be training elsewhere.
 
     The runner's module has the trainer's parameters and buffers themselves, but its own settings: it evaluates, with
