@@ -89,7 +89,7 @@ class Conversation(ABC):
 
 
 class Episode(ABC):
-    """What a loop may use. One object per episode."""
+    """Interface of a running episode for its agent loop. One object per episode."""
 
     task: Task
     spec: EnvironmentSpec

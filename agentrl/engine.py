@@ -57,7 +57,7 @@ class StopReason(enum.StrEnum):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class SamplingParams:
-    """How to sample. The defaults sample from the model's own distribution."""
+    """Sampling settings. The defaults sample from the model's own distribution."""
 
     temperature: float = 1.0
     """Logits are divided by it; 0 is greedy."""
@@ -89,7 +89,7 @@ class GenerateRequest:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Generation:
-    """What an engine sampled for one request."""
+    """Result of one request: the sampled tokens and their records."""
 
     token_ids: list[int]
     logprobs: list[float]
@@ -126,7 +126,7 @@ class Generation:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Capabilities:
-    """What an engine can do beyond the promises."""
+    """Abilities of an engine beyond the contract."""
 
     max_context: int
     """Most tokens of prompt and answer together."""
@@ -221,7 +221,7 @@ class PolicyEngine(ABC):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ChatAnswer:
-    """What a text service answered: words and counts, no token ids."""
+    """Answer of a text service: words and counts, no token ids."""
 
     message: Message
     """Role ``assistant``; tool calls and thinking in their own fields where the service separates them."""
@@ -276,7 +276,7 @@ class ChatPolicy(ABC):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class TopTokens:
-    """What a model finds most probable in the place of each token of a sequence, given those before it."""
+    """The most probable tokens at each position of a sequence, given those before it."""
 
     ids: npt.NDArray[np.int64]
     """[T, k]; the first token, which has nothing before it, has a row of 0."""
@@ -509,7 +509,7 @@ class InferenceServer(ABC):
 
     @abstractmethod
     async def is_healthy(self, *, deadline_s: float) -> bool:
-        """Whether it answers its health route in time."""
+        """Ask the health route; true if it answers in time."""
 
     @abstractmethod
     async def close(self) -> None:

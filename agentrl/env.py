@@ -65,7 +65,7 @@ AnyEnv: TypeAlias = "gymnasium.Env[Any, Any] | AsyncEnv"
 
 
 def optional_part(env: AnyEnv, name: str) -> Any:
-    """What an environment offers under `name`, looked for through its wrappers; ``None`` when it does not."""
+    """Find an optional attribute of an environment through its wrappers; ``None`` where there is none."""
     find = getattr(env, "get_wrapper_attr", None)
     try:
         return getattr(env, name) if find is None else find(name)
@@ -74,7 +74,7 @@ def optional_part(env: AnyEnv, name: str) -> Any:
 
 
 async def settled(value: T | Awaitable[T]) -> T:
-    """What a method of an environment gave, awaited if the method is a coroutine."""
+    """Return the result of an environment's method, awaited if the method is a coroutine."""
     return await value if inspect.isawaitable(value) else value
 
 
@@ -101,7 +101,7 @@ class FallibleExpert(Expert, Protocol):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ExpertAction:
-    """What an expert does, well or badly."""
+    """Action of an expert, good or deliberately bad."""
 
     text: str
     is_mistake: bool = False
@@ -110,7 +110,7 @@ class ExpertAction:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class StepResult:
-    """What a step led to."""
+    """Result of a step."""
 
     observation: Content
     reward: float
@@ -125,7 +125,7 @@ class StepResult:
 
 
 class Isolation(enum.StrEnum):
-    """Where an environment's blocking code runs."""
+    """Place where an environment's blocking code runs."""
 
     INLINE = "inline"
     """In the event loop: for simulators whose steps take well under a millisecond, and for an `AsyncEnv`."""
@@ -136,7 +136,7 @@ class Isolation(enum.StrEnum):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class EnvironmentSpec:
-    """What the registry knows about an environment. A catalogue entry is one of these."""
+    """Description of an environment: its factory, tasks and limits. A catalogue entry is one of these."""
 
     name: str
     """Registry name, as in ``--env name/split``."""
@@ -171,14 +171,14 @@ class EnvironmentSpec:
     """What must be installed to make it; listing and describing it need nothing."""
 
     def turns_under(self, options: Mapping[str, Any]) -> int | None:
-        """The environment's own step limit under options, which are put over the spec's own."""
+        """Return the environment's own step limit under options, which are put over the spec's own."""
         told = {**self.options, **options}.get("max_steps")
         return told if self.max_turns is not None and isinstance(told, int) else self.max_turns
 
     def isolation_under(self, options: Mapping[str, Any]) -> Isolation:
-        """Where the code runs under options, which are put over the spec's own."""
+        """Return where the code runs under options, which are put over the spec's own."""
         return self.isolation if self.isolation_of is None else self.isolation_of(**{**self.options, **options})
 
     def shows_images(self, options: Mapping[str, Any]) -> bool:
-        """Whether observations hold images under options, which are put over the spec's own."""
+        """Return whether observations hold images under options, which are put over the spec's own."""
         return self.images_of is not None and self.images_of(**{**self.options, **options})

@@ -1,4 +1,4 @@
-"""How an environment's name becomes its spec.
+"""Lookup of an environment by its name.
 
 ============================== ==========================================================================
 ``household``                  a registry name
@@ -8,10 +8,9 @@
 ``http://127.0.0.1:8100``      an environment that `agentrl env serve` serves there
 ============================== ==========================================================================
 
-A split is taken off first, by `parse_env_name`. What is no `EnvironmentSpec` gets a plain one: tasks are seeds
-(`SeedTasks`), its code runs in threads, and numbers are put into text by the registry's entry ``gymnasium``.
-
-- An environment's name as users write it: ``name`` or ``name/split``.
+A name may end with a split, as in ``household/valid``, which `parse_env_name` takes off first. What is no
+`EnvironmentSpec` gets a plain one: tasks are seeds (`SeedTasks`), its code runs in threads, and numbers are put into
+text by the registry's entry ``gymnasium``.
 """
 
 from __future__ import annotations
@@ -47,7 +46,7 @@ ADDRESS = re.compile(r"https?://.+")
 
 
 class EnvironmentName(NamedTuple):
-    """What stands before and after the last slash."""
+    """Name of an environment, and the split that may follow it."""
 
     name: str
     split: str | None
@@ -81,7 +80,7 @@ ADAPTER = "gymnasium"
 
 
 def resolve_environment(name: str) -> EnvironmentSpec:
-    """The spec of the environment that `name` (without a split) stands for.
+    """Return the spec of the environment that `name` (without a split) stands for.
 
     Raises:
         UnknownNameError: there is no such environment; the message gives the nearest names.
@@ -100,7 +99,7 @@ def resolve_environment(name: str) -> EnvironmentSpec:
 
 
 def check_split(spec: EnvironmentSpec, split: str) -> str:
-    """`split`, if the environment has it.
+    """Return `split` if the environment has it.
 
     Raises:
         UnknownNameError: it has none of this name.
@@ -199,7 +198,7 @@ def _plain_spec(
 
 
 def _registry_name(env_id: str) -> str | None:
-    """The registry name of one of agentrl's own Gymnasium ids."""
+    """Find the registry name of one of agentrl's own Gymnasium ids."""
     found = GYMNASIUM_ID.fullmatch(env_id)
     if found is None or found["namespace"] != OWN_NAMESPACE:
         return None
@@ -235,7 +234,7 @@ def _unknown(name: str) -> UnknownNameError:
 
 
 def _unknown_in_module(module: str, attribute: str) -> UnknownNameError:
-    """An error that names the environments of the user's module."""
+    """Make an error that names the environments of the user's module."""
     there = environments_of(module)
     near = difflib.get_close_matches(attribute.lower(), [name.lower() for name in there], n=1, cutoff=0.5)
     closest = next((name for name in there if near and name.lower() == near[0]), None)
@@ -248,7 +247,7 @@ def _unknown_in_module(module: str, attribute: str) -> UnknownNameError:
 
 
 def environments_of(module: str) -> list[str]:
-    """The ids that a module registers with Gymnasium, then its own environment classes and specs."""
+    """List the ids that a module registers with Gymnasium, then its own environment classes and specs."""
     loaded = registry.load_module(module)
     ids = [env_id for env_id, spec in gymnasium.registry.items() if _module_of(spec.entry_point) == module]
     own = [
@@ -265,6 +264,6 @@ def _module_of(entry_point: object) -> str | None:
 
 
 def _first_paragraph(documented: object) -> str:
-    """The first paragraph of a class's or function's own docstring; that of a base class describes something else."""
+    """Return the first paragraph of a docstring of the object's own; that of a base class describes something else."""
     text = documented.__doc__ if inspect.isroutine(documented) else getattr(documented, "__dict__", {}).get("__doc__")
     return " ".join(inspect.cleandoc(text or "").partition("\n\n")[0].split())

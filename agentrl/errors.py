@@ -34,7 +34,7 @@ LONGEST_REASON = 2000
 
 
 class Outcome(enum.StrEnum):
-    """How an episode ended. Every trajectory has exactly one."""
+    """Ending of an episode. Every trajectory has exactly one."""
 
     FINISHED = "finished"
     """The environment ended the episode."""

@@ -53,7 +53,7 @@ class PlacedImage:
 
     @property
     def tokens(self) -> int:
-        """How many tokens stand for it."""
+        """Number of tokens that stand for it."""
         return self.rows * self.columns
 
     @property
@@ -67,7 +67,7 @@ class PlacedImage:
 
 
 def common_tokens(length: int, first: Sequence[PlacedImage], second: Sequence[PlacedImage]) -> int:
-    """How many of the `length` leading ids that two sequences share mean the same in both.
+    """Count how many of the `length` leading ids that two sequences share mean the same in both.
 
     The placeholders of different images are equal: the first image that the sequences do not share whole ends it.
     """

@@ -1,4 +1,4 @@
-"""Names: how a config finds an environment, a tool, a loop, an engine, an algorithm.
+"""Registry of names by which a config finds an environment, a tool, a loop, an engine, an algorithm.
 
 A name is looked up, in this order, among what this process registered with `register`, in the tables of installed
 plugins, and, when it has the form ``module:attr``, by import. A plugin is a package with an entry point in the group
@@ -6,10 +6,9 @@ plugins, and, when it has the form ``module:attr``, by import. A plugin is a pac
 
     PLUGINS = {"environment": {"household": "agentrl.envs.household:SPEC"}}
 
-Tables hold strings only; a module is imported when its name is first used. The shipped catalogue uses the same door.
-
-- Optional extras: packages that are imported only where they are used.
-- The table of the core's own named parts; read like any plugin's (see `agentrl.registry`).
+Tables hold strings only; a module is imported when its name is first used. The shipped
+catalogue and the core's own parts (`PLUGINS`) use the same door. An `Extra` is an optional package that is imported
+only where it is used.
 """
 
 from __future__ import annotations
@@ -32,7 +31,7 @@ ENTRY_POINT_GROUP = "agentrl.plugins"
 
 
 class Kind(enum.StrEnum):
-    """What a name can stand for."""
+    """Kind of thing that a name can stand for."""
 
     ENVIRONMENT = "environment"
     TOOL = "tool"
@@ -81,7 +80,7 @@ def unregister(kind: Kind, name: str) -> None:
 
 
 def name_of(kind: Kind, target: Any) -> str:
-    """The name under which a config finds an object of a Python program.
+    """Return the name under which a config finds an object of a Python program.
 
     That is ``module:attr`` where the object can be imported, and otherwise, as in a notebook or a script, a name of
     this session (`SESSION`). The session keeps the latest object of a name, so that a cell can be run again.
@@ -104,12 +103,12 @@ def _importable(module: str | None, path: str) -> Any:
 
 
 def names(kind: Kind) -> list[str]:
-    """All known names of a kind, sorted."""
+    """List all known names of a kind, sorted."""
     return sorted({*_registered[kind], *_plugin_tables()[kind]})
 
 
 def lookup(kind: Kind, name: str) -> Any:
-    """The object that `name` stands for.
+    """Return the object that `name` stands for.
 
     Raises:
         UnknownNameError: no such name; the message gives the nearest ones.
@@ -144,7 +143,7 @@ def _of_session(kind: Kind, name: str) -> Any:
 
 
 def _hint(kind: Kind, name: str, near: list[str]) -> str | None:
-    """The next step for somebody who wrote an unknown name, which may be of another part of an algorithm."""
+    """Suggest the next step after an unknown name, which may be of another part of an algorithm."""
     others = [other for other in ALGORITHM_PARTS if kind in ALGORITHM_PARTS and name in names(other)]
     if others:
         return f"there is {'an' if others[0][0] in 'aeiou' else 'a'} {others[0]} of this name"
@@ -215,7 +214,7 @@ class Extra:
 
     @property
     def is_installed(self) -> bool:
-        """Whether its module is there; nothing is imported to find out."""
+        """True if its module is there; nothing is imported to find out."""
         return importlib.util.find_spec(self.module) is not None
 
     def load(self, module: str | None = None) -> ModuleType:

@@ -115,11 +115,11 @@ class TaskCursor:
 
     @property
     def epoch(self) -> float:
-        """How many times the source has been walked, with fraction."""
+        """Number of passes over the source, with fraction."""
         return self.position / len(self.source)
 
     def state_dict(self) -> dict[str, int]:
-        """What `load_state_dict` needs."""
+        """Return what `load_state_dict` needs."""
         return {"position": self.position, "seed": self.seed, "size": len(self.source)}
 
     def load_state_dict(self, state: Mapping[str, int]) -> None:

@@ -103,7 +103,7 @@ def contained() -> Iterator[None]:
 
 
 def contained_in_thread(call: Callable[[], T]) -> T:
-    """What a call gives, made in a thread of its own, where nobody is cancelled and no Ctrl-C arrives.
+    """Make a call in a thread of its own, where nothing is cancelled and no Ctrl-C arrives, and return its result.
 
     Raises:
         ToolFault: see above; or the tool raised what only the main thread should hear.
@@ -119,7 +119,7 @@ def contained_in_thread(call: Callable[[], T]) -> T:
 
 
 async def ended_in_time(work: Coroutine[Any, Any, T]) -> T:
-    """What `work` gives. When this task is cancelled, the work is too, and what it says then counts no more."""
+    """Return the result of `work`. When this task is cancelled, the work is too, and its result is ignored."""
     task = asyncio.create_task(work)
     try:
         await asyncio.wait({task})
@@ -146,7 +146,7 @@ _HALF = re.compile("[\ud800-\udfff]")
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ToolRules:
-    """How calls of a tool are carried out."""
+    """Rules by which calls of a tool are carried out."""
 
     stop: bool = False
     """A call ends the episode (`Outcome.STOPPED_BY_TOOL`)."""
@@ -182,7 +182,7 @@ class ToolRules:
 
     @property
     def is_parallel(self) -> bool:
-        """Whether calls may overlap."""
+        """True if calls may overlap."""
         return self.parallel or self.pure
 
     def changed(self) -> dict[str, Any]:
@@ -206,7 +206,7 @@ class Declared(TypedDict, total=False):
 
 @dataclass(frozen=True, slots=True)
 class ToolResult:
-    """What a tool may return instead of a plain value: ``ToolResult("3 rows", reward=0.1, metrics={"rows": 3})``."""
+    """Result of a tool with more than a plain value: ``ToolResult("3 rows", reward=0.1, metrics={"rows": 3})``."""
 
     value: Any
     """What the policy reads: text, or anything that JSON can say."""
@@ -240,7 +240,7 @@ class ToolResult:
 
 
 class ToolContext(ABC):
-    """What a tool may know and use of the episode that calls it: a parameter of this type is filled in."""
+    """Interface of the calling episode for a tool: a parameter of this type is filled in."""
 
     provided_as: ClassVar[str] = "context"
     task_id: str
@@ -259,12 +259,12 @@ class ToolContext(ABC):
 
     @abstractmethod
     async def shared(self, key: Hashable, make: Callable[[], AbstractAsyncContextManager[T]]) -> T:
-        """What tools of one episode share: entered for the first that asks, left when the episode ends."""
+        """Return what tools of one episode share: entered for the first that asks, left when the episode ends."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Provisions:
-    """What the runtime fills in, by the ``provided_as`` of the parameter's type."""
+    """Values that the runtime fills in, by the ``provided_as`` of the parameter's type."""
 
     context: ToolContext | None = None
     sandbox: Any = None
@@ -319,22 +319,22 @@ class Tool:
 
     @property
     def is_stateful(self) -> bool:
-        """Whether each episode gets its own object."""
+        """True if each episode gets its own object."""
         return inspect.isclass(self.target)
 
     @property
     def stop(self) -> bool:
-        """Whether a call ends the episode."""
+        """True if a call ends the episode."""
         return self.rules.stop
 
     @property
     def needs_sandbox(self) -> bool:
-        """Whether a parameter is the episode's sandbox."""
+        """True if a parameter is the episode's sandbox."""
         return any("sandbox" in part.provided.values() for part in (self._arguments, self._options) if part)
 
     @functools.cached_property
     def _function(self) -> Callable[..., Any]:
-        """What the policy sees described: the function, or the class's ``__call__`` without ``self``."""
+        """Return what the policy sees described: the function, or the class's ``__call__`` without ``self``."""
         if not inspect.isclass(self.target):
             return self.target
         method = inspect.getattr_static(self.target, "__call__", None)
@@ -400,7 +400,7 @@ class Tool:
             raise ToolError(f"wrong arguments for {self.name}: {error}. It takes {expected}") from error
 
     async def open(self, stack: AsyncExitStack, provisions: Provisions | None = None) -> Callable[..., Any]:
-        """What an episode calls: the function, or this episode's own object, entered on `stack`.
+        """Return what an episode calls: the function, or this episode's own object, entered on `stack`.
 
         Raises:
             UsageError: the tool needs what is not provided.

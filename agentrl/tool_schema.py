@@ -95,7 +95,7 @@ class Arguments:
 
     @functools.cached_property
     def provided(self) -> Mapping[str, str]:
-        """What the runtime fills in, by parameter: the ``provided_as`` of its type."""
+        """Return what the runtime fills in, by parameter: the ``provided_as`` of its type."""
         found = {name: getattr(hint, "provided_as", None) for name, hint in self.hints.items()}
         return {name: what for name, what in found.items() if isinstance(what, str)}
 
@@ -247,7 +247,7 @@ def _parameters(function: Callable[..., Any]) -> list[inspect.Parameter]:
 
 
 def _is_plain(hint: Any) -> bool:
-    """Whether `get_json_schema` knows the type."""
+    """True if `get_json_schema` knows the type."""
     origin, inner = get_origin(hint), get_args(hint)
     if origin is Annotated:
         return False

@@ -102,7 +102,7 @@ NOT_SAMPLED = -1
 
 
 class Source(enum.IntEnum):
-    """Where a token came from."""
+    """Origin of a token."""
 
     PROMPT = 0
     """The first messages of a sequence, rendered."""
@@ -120,7 +120,7 @@ class Source(enum.IntEnum):
 
 @dataclass(slots=True, kw_only=True)
 class TurnTimings:
-    """Where the time of a turn went, in seconds."""
+    """Seconds of a turn, by what they were spent on."""
 
     queue: float = 0.0
     prefill: float = 0.0
@@ -340,7 +340,10 @@ class TokenSequence:
         }
 
     def _own_routed_experts(self, start: int) -> list[dict[str, Any]]:
-        """What was told reaches to the last token but one of its time, and so beyond all that was told before."""
+        """Return the routed experts that reach beyond `start`.
+
+        Each record reaches to the last token but one of its time, and so beyond all records before it.
+        """
         found, first = [], self._routed_experts_start
         for routed_experts in self._routed_experts:
             if start == 0 or first + len(routed_experts) >= self.shared + start:

@@ -1,7 +1,4 @@
-"""The chat format of OpenAI-compatible services: requests out, answers in; no I/O.
-
-- Asks one OpenAI-compatible chat service: retries, deadlines, keys, and failures by kind.
-"""
+"""A client of OpenAI-compatible chat services: the chat format, retries, deadlines, keys, and failures by kind."""
 
 from __future__ import annotations
 
@@ -136,7 +133,7 @@ def _decode_calls(rows: Sequence[Mapping[str, Any]]) -> tuple[tuple[ToolCall, ..
 
 
 def error_message(text: str) -> str:
-    """What the service says about an error: the message in its JSON, or the start of the text."""
+    """Find what the service says about an error: the message in its JSON, or the start of the text."""
     try:
         error = json.loads(text)["error"]
     except (json.JSONDecodeError, KeyError, TypeError):
@@ -157,7 +154,7 @@ class _Busy(Exception):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ServiceSettings:
-    """Where a service is, and how patiently it is asked."""
+    """Address of a service, and the patience with which it is asked."""
 
     url: str
     """Base address, up to and with ``/v1``."""

@@ -1,7 +1,7 @@
 """The methods that a run can call on an environment, declared once.
 
 Each `EnvMethod` names the part of the contract (`agentrl.env`) that it needs, the arguments of a request and the form
-of its result in JSON. Everything between an episode and an environment derives from this table:
+of its result in JSON. All that stands between an episode and an environment derives from this table:
 
 - `agentrl.rollout.env_pool.EnvHandle.call` takes an entry, and so knows the types of arguments and result;
 - `agentrl.rollout.env_adapter.EnvAdapter` calls its own method of this name, else the environment's;

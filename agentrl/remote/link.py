@@ -1,6 +1,6 @@
 """The connections to an environment server: requests that are repeated until they are answered, or patience ends.
 
-- One link to a server per event loop, shared by all environments that live there.
+All environments of an event loop that live on one server share one `Link`.
 """
 
 from __future__ import annotations

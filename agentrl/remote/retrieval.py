@@ -1,7 +1,6 @@
-"""Passages: what a retriever returns, and how a corpus file holds them.
+"""Retrievers of passages: BM25 in memory, and one behind HTTP, as Search-R1's servers speak it.
 
-- A retriever behind HTTP, as Search-R1's servers speak it.
-- BM25: an inverted index in memory, for corpora of up to some hundred thousand passages.
+BM25 keeps an inverted index, for corpora of up to some hundred thousand passages, which are read from a corpus file.
 """
 
 from __future__ import annotations
@@ -91,7 +90,7 @@ def _read_row(line: bytes, where: str) -> Mapping[str, Any]:
 
 
 def list_passages(passages: Sequence[Passage]) -> str:
-    """What a search found, a numbered passage per line."""
+    """Write the passages that a search found, numbered, one per line."""
     lines = [f'Doc {number}(Title: "{title}") {text}' for number, (title, text) in enumerate(passages, start=1)]
     return "\n".join(lines) or "Nothing was found."
 

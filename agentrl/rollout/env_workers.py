@@ -1,4 +1,4 @@
-"""Where the code of environments runs: in the event loop, in threads, or in worker processes.
+"""Backends that run the code of environments: in the event loop, in threads, or in worker processes.
 
 A worker, a thread or a process, runs calls one after another, each with a deadline that starts when its turn comes. A
 thread that hangs is abandoned and replaced; a process, for environments that crash, hang or hold the interpreter lock,

@@ -20,7 +20,7 @@ LARGEST_PAYLOAD = 2**30
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class SupervisorReply:
-    """What the supervisor answers."""
+    """Answer of the supervisor."""
 
     flags: int
     code: int
@@ -45,7 +45,7 @@ class SupervisorReply:
 
 
 class Reader(Protocol):
-    """Where answers come from."""
+    """Source of the supervisor's answers."""
 
     async def readexactly(self, size: int, /) -> bytes:
         """The next bytes.

@@ -24,7 +24,7 @@ class SandboxFileError(ToolError):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Entry:
-    """What a folder holds."""
+    """Entry of a folder."""
 
     name: str
     is_folder: bool
@@ -177,7 +177,7 @@ class Sandbox(ABC):
 
     @abstractmethod
     async def list(self, path: str = ".") -> list[Entry]:
-        """What a folder holds, sorted by name.
+        """List what a folder holds, sorted by name.
 
         Raises:
             SandboxFileError: no such folder.

@@ -24,7 +24,7 @@ _numbers = itertools.count()
 
 @dataclass(frozen=True, slots=True)
 class Hierarchy:
-    """Where groups can be made."""
+    """Hierarchy of control groups in which this process can make some."""
 
     folders: Mapping[str, Path]
     """This process's group, by controller; one folder for all of them under v2."""
@@ -59,7 +59,7 @@ class ControlGroup:
         return [os.open(folder / "cgroup.procs", os.O_WRONLY | os.O_CLOEXEC) for folder in self._all()]
 
     def memory_kills(self) -> int:
-        """How many processes the kernel has killed here for want of memory."""
+        """Count the processes that the kernel has killed here for want of memory."""
         file = "memory.events" if self._version == 2 else "memory.oom_control"
         for line in (self._folders["memory"] / file).read_text().splitlines():
             name, _, value = line.partition(" ")
@@ -90,7 +90,7 @@ class ControlGroup:
 
 @functools.cache
 def find_hierarchy() -> Hierarchy | None:
-    """Where this process may make groups; ``None`` where it may not. Looks once, and removes what dead ones left."""
+    """Find where this process may make groups; ``None`` if nowhere. Looks once, and removes what dead ones left."""
     for found in (_version_2(), _version_1()):
         if found is not None and _works(found):
             return found
@@ -152,7 +152,7 @@ def _sweep(folder: Path) -> None:
 
 
 def _started(pid: int) -> int:
-    """When a process started, in the kernel's ticks; -1 where there is none. Its number may be used again."""
+    """Return when a process started, in the kernel's ticks; -1 where there is none. Its number may be used again."""
     try:
         return int(Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[19])
     except OSError:

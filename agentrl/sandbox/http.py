@@ -1,9 +1,8 @@
 """The back end ``http``: a sandbox of another machine, behind `agentrl sandbox serve`.
 
 Each call has an id, and the server does it once: a call that is repeated after a lost connection gets the answer of the
-first. The token comes from the environment variable `TOKEN_VARIABLE`.
-
-- The words and values of the sandbox protocol, as JSON; ``docs/sandboxes.md`` describes them.
+first. The token comes from the environment variable `TOKEN_VARIABLE`. The values of the protocol
+(``docs/sandboxes.md``) are written and read here, for both sides.
 """
 
 from __future__ import annotations
@@ -53,7 +52,7 @@ def write_bytes(data: bytes) -> str:
 
 
 def read_bytes(text: str) -> bytes:
-    """What `write_bytes` wrote.
+    """Read what `write_bytes` wrote.
 
     Raises:
         ValueError: it is not base64.
@@ -76,13 +75,13 @@ def largest_request(method: str, limits: Limits) -> int:
 
 
 def write_result(result: ExecResult) -> dict[str, Any]:
-    """How a command ended."""
+    """Write the result of a command."""
     told = dataclasses.asdict(result)
     return {**told, "stdout": write_bytes(result.stdout), "stderr": write_bytes(result.stderr)}
 
 
 def read_result(data: Mapping[str, Any]) -> ExecResult:
-    """What `write_result` wrote."""
+    """Read what `write_result` wrote."""
     return ExecResult(**{**data, "stdout": read_bytes(data["stdout"]), "stderr": read_bytes(data["stderr"])})
 
 
@@ -98,7 +97,7 @@ def demanded(limits: Limits) -> list[str]:
 
 
 def read_limits(data: Mapping[str, Any] | None) -> Limits | None:
-    """What `write_limits` wrote.
+    """Read what `write_limits` wrote.
 
     Raises:
         TypeError: an unknown limit.

@@ -1,6 +1,6 @@
 """A Python interpreter in a sandbox, which keeps its variables from one piece of code to the next.
 
-- Whether a program that is silent, or gone, is itself to blame.
+It also tells whether a program that is silent, or gone, is itself to blame.
 """
 
 from __future__ import annotations
@@ -45,7 +45,7 @@ CANNOT_RUN = (126, 127)
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Ran:
-    """What became of a piece of code."""
+    """Outcome of a piece of code."""
 
     output: str = ""
     """What it wrote, and the value of its last line."""

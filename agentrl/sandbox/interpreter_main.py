@@ -67,7 +67,7 @@ class Namespace:
                 print(repr(value))
 
     def _taken(self) -> str:
-        """What was written since the last time."""
+        """Take what was written since the last time."""
         for stream in (sys.stdout, sys.stderr):
             with contextlib.suppress(OSError, ValueError):
                 stream.flush()

@@ -1,6 +1,6 @@
-"""The walls of a local sandbox: a command line for bubblewrap (``bwrap``), which makes the namespaces and mounts.
+"""The isolation of a local sandbox: a command line for bubblewrap (``bwrap``), which makes namespaces and mounts.
 
-- The filter of system calls of a local sandbox: what no program needs there and kernels have been broken with.
+A filter refuses the system calls that no program needs there and that kernels have been broken with.
 """
 
 from __future__ import annotations
@@ -45,7 +45,7 @@ _CAPABILITIES = ("CAP_SETUID", "CAP_SETGID", "CAP_KILL", "CAP_CHOWN")
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Walls:
-    """How one sandbox is closed off."""
+    """Isolation of one sandbox from the machine."""
 
     user: int
     """The user that commands become, one of its own for each sandbox; 0: all run as the user who runs agentrl."""
@@ -84,7 +84,7 @@ def find_bubblewrap() -> str:
 
 @functools.cache
 def _try(bubblewrap: str) -> str:
-    """What bubblewrap says against making a sandbox that does nothing; empty when it works."""
+    """Make a sandbox that does nothing; return bubblewrap's complaint, empty when it works."""
     walls = Walls(user=new_user(), network="none", limits=Limits(disk_bytes=MIB), readable=())
     command = [bubblewrap, *arguments(walls), "/bin/true"]
     tried = subprocess.run(command, stdin=subprocess.DEVNULL, capture_output=True, timeout=60, check=False)
@@ -146,7 +146,7 @@ def _without_own_code(readable: Sequence[str]) -> list[str]:
 
 @functools.cache
 def own_folders() -> tuple[Path, ...]:
-    """Where agentrl's code is on this machine: what runs now, and what is installed for the Python of sandboxes."""
+    """List the folders of agentrl's code: what runs now, and what is installed for the Python of sandboxes."""
     found = [importlib.util.find_spec(name) for name in _OWN_PACKAGES]
     running = [Path(spec.origin).resolve().parent for spec in found if spec is not None and spec.origin is not None]
     installed = [path for place in INSTALLED_IN for path in place.glob(_INSTALLED)]

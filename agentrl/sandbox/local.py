@@ -2,8 +2,6 @@
 
 One process of ours, the supervisor, is the first inside; it starts commands as quickly as a fork, and everything dies
 with it. Files are read and written from the inside too, so that no path of the sandbox is ever one of the host.
-
-- The program of a local sandbox, seen from outside: started, listened to, killed.
 """
 
 from __future__ import annotations
@@ -89,7 +87,7 @@ class Program:
             self._first = os.pidfd_open(pid)
 
     def last_words(self) -> str:
-        """What the supervisor, or bubblewrap, complained about."""
+        """Return what the supervisor, or bubblewrap, complained about."""
         if self._words < 0:
             return "it is closed"
         return os.pread(self._words, 2000, 0).decode(errors="replace").strip() or "it ended without a word"

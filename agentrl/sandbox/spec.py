@@ -1,7 +1,4 @@
-"""What a sandbox is like, as a config or an environment's options say it.
-
-- What code in a sandbox may use, and how a command ended.
-"""
+"""Specification of a sandbox, as a config or an environment's options give it, with its limits and results."""
 
 from __future__ import annotations
 
@@ -21,7 +18,7 @@ _SECONDS = frozenset({"seconds", "cpu_seconds"})
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Limits:
-    """What a sandbox, or one command in it, may use; ``None`` leaves the sandbox's own limit.
+    """Resources that a sandbox, or one command in it, may use; ``None`` leaves the sandbox's own limit.
 
     A command gets the lower of its own and its sandbox's limits. Where the machine has cgroups, the memory and the
     processes of a sandbox are counted together; a command's own memory limit counts for each of its processes.
@@ -83,7 +80,7 @@ DEFAULT_LIMITS = Limits(
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ExecResult:
-    """How a command ended."""
+    """Result of a command."""
 
     exit_code: int
     """As a shell counts: 127 no such program, 126 it cannot be run, 128 + n killed by signal n."""
@@ -110,7 +107,7 @@ ANY_NETWORK = "all"
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class SandboxSpec:
-    """What a sandbox is like. What a back end cannot give is refused, never ignored."""
+    """Specification of a sandbox. What a back end cannot give is refused, never ignored."""
 
     type: str = "local"
     """The back end's registry name: ``local``, ``docker``, ``http``, or one that a plugin brings."""

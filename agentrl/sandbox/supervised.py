@@ -1,8 +1,6 @@
-"""What sandboxes with a supervisor inside have in common, however that got there: commands, files, snapshots.
+"""Base of sandboxes with a supervisor inside, however that got there: commands, files, snapshots, running programs.
 
-- How a supervisor is sent into a sandbox: a few words for Python's command line, and what it then reads first.
-- A program that goes on running in a sandbox with a supervisor.
-- A program whose output comes piece by piece, when it is asked for; lines are cut from it here.
+The supervisor is sent into a sandbox as a few words for Python's command line, and the code that it reads first.
 """
 
 from __future__ import annotations
@@ -57,7 +55,7 @@ BOOT = ("-I", "-S", "-B", "-c", _BOOT)
 
 
 def opening(settings: dict[str, Any]) -> bytes:
-    """What the supervisor reads first: its code, and its settings."""
+    """Make what the supervisor reads first: its code, and its settings."""
     return b"".join(struct.pack("<I", len(part)) + part for part in (_supervisor_code(), marshal.dumps(settings)))
 
 
@@ -77,7 +75,7 @@ def _code_and_source(name: str) -> tuple[bytes, str]:
 
 
 class PulledProcess(SandboxProcess):
-    """What back ends with a request for the next piece have in common. What a cancelled reader asked for is kept."""
+    """Process whose back end is asked for each next piece of output. What a cancelled reader asked for is kept."""
 
     def __init__(self) -> None:
         self._pull: asyncio.Task[bytes] | None = None
@@ -130,7 +128,7 @@ class PulledProcess(SandboxProcess):
 
 
 def seen(task: asyncio.Task[object]) -> None:
-    """Who waits gets the error; where nobody does, nothing is to be said."""
+    """Mark a task's error as seen: whoever awaits the task gets it, and nothing is logged otherwise."""
     if not task.cancelled():
         task.exception()
 
@@ -211,7 +209,7 @@ class SupervisedSandbox(Sandbox):
         """The environment variables of commands."""
 
     def _memory_kills(self) -> int:
-        """How many processes the kernel has killed for want of memory, where the supervisor does not tell."""
+        """Count the processes that the kernel has killed for want of memory, where the supervisor does not tell."""
         return 0
 
     async def exec(

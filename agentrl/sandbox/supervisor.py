@@ -316,7 +316,7 @@ class Supervisor:
             self._deliver(job)
 
     def _memory_kills(self) -> int:
-        """How many processes of this container the kernel has killed for want of memory."""
+        """Count the processes of this container that the kernel has killed for want of memory."""
         for path in MEMORY_EVENTS if self.is_in_container else ():
             try:
                 with open(path, "rb") as file:
@@ -429,7 +429,7 @@ def _pipes() -> tuple[tuple[int, int, int], tuple[int, int, int]]:
 
 
 def _read(fd: int) -> bytes | None:
-    """What a pipe holds; empty at its end, ``None`` when nothing is there."""
+    """Read what a pipe holds; empty at its end, ``None`` when nothing is there."""
     try:
         return os.read(fd, PIECE)
     except BlockingIOError:

@@ -1,4 +1,4 @@
-"""What the supervisor of a sandbox does with files, in a process that has the rights of the commands.
+"""File operations of a sandbox's supervisor, in a process that has the rights of the commands.
 
 Like the supervisor it is sent into sandboxes, and imports only what starts quickly.
 """

@@ -4,8 +4,8 @@ report = await check_engine(lambda: MyEngine(...), reference=logprobs_of_my_mode
 print(report)
 report.raise_on_failure()
 
-- The checks of a policy engine, one function each: it raises `CheckFailed`, or returns a remark.
-- What the checks of a policy engine share: the engine under test, and ways to use it.
+Each check is a function on an `EngineProbe`, which holds the engine under test: it raises `CheckFailed`, or returns a
+remark.
 """
 
 from __future__ import annotations
@@ -55,7 +55,7 @@ MEETINGS = 8
 
 
 class CheckFailed(Exception):
-    """What the check found."""
+    """Finding of a check that the engine fails."""
 
 
 class CheckSkipped(Exception):
@@ -206,7 +206,7 @@ class EngineProbe:
         await self.until(is_idle, "an engine without requests")
 
     async def stands_still(self) -> bool:
-        """Whether nothing is sampled, however often one looks."""
+        """True if nothing is sampled, however often one looks."""
         before = await self.look(), self.engine.metrics().sampled_tokens
         for _ in range(LOOKS):
             await asyncio.sleep(REST_S)
@@ -469,7 +469,7 @@ CHECKS: tuple[Callable[[EngineProbe], Awaitable[str]], ...] = (
 
 
 class Verdict(enum.StrEnum):
-    """How a check ended."""
+    """Result of a check."""
 
     PASSED = "passed"
     FAILED = "FAILED"
@@ -489,19 +489,19 @@ class EngineCheckRow:
 
     @property
     def passed(self) -> bool:
-        """Whether nothing is wrong."""
+        """True if nothing is wrong."""
         return self.verdict is not Verdict.FAILED
 
 
 @dataclass(frozen=True, slots=True)
 class EngineReport:
-    """What `check_engine` found."""
+    """Report of `check_engine`."""
 
     rows: list[EngineCheckRow]
 
     @property
     def passed(self) -> bool:
-        """Whether every check passed or was skipped."""
+        """True if every check passed or was skipped."""
         return all(row.passed for row in self.rows)
 
     def raise_on_failure(self) -> None:

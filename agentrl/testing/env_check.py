@@ -48,7 +48,7 @@ from agentrl.testing.report import CheckRow, CheckStatus, EnvCheckReport
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Rule:
-    """What is demanded, how it is looked for, and what to do where it is broken."""
+    """Rule of the check: what is demanded, how it is looked for, and what to do where it is broken."""
 
     look: Callable[[Subject], Finding]
     """Says what it found, or raises `Broken`, `Suspect` or `Missing`. Its name is the rule's; its docstring says what
@@ -58,12 +58,12 @@ class Rule:
 
     @property
     def name(self) -> str:
-        """As reports show it."""
+        """Name in reports."""
         return self.look.__name__.replace("_", " ")
 
     @property
     def demand(self) -> str:
-        """What is demanded, in a sentence."""
+        """Demand of the rule, in a sentence."""
         return " ".join((inspect.getdoc(self.look) or "").partition("\n\n")[0].split())
 
 
@@ -272,7 +272,7 @@ ENDLESS = 100
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Extent:
-    """What is played, and how much of it."""
+    """Extent of a check: what is played, and how much of it."""
 
     options: Mapping[str, Any] | None
     """Of the environment, put over the spec's own."""
@@ -293,7 +293,7 @@ def inspect_environment(
     must_play: bool = True,
     watch: Callable[[str], object] | None = None,
 ) -> EnvCheckReport:
-    """What rules say of an environment.
+    """Look at an environment by rules.
 
     Args:
         environment: A name, or a spec.
@@ -339,7 +339,7 @@ def inspect_environment(
 
 @dataclass(slots=True, kw_only=True)
 class _Inspection:
-    """How far the rules have been looked at."""
+    """Progress of a check: the rows so far."""
 
     rules: Sequence[Rule]
     must_play: bool
@@ -403,7 +403,7 @@ def _check(rule: Rule, subject: Subject) -> CheckRow:
 
 
 def _look(rule: Rule, subject: Subject) -> tuple[CheckStatus, Finding]:
-    """What a rule says; what the environment raises breaks the rule, because nothing may escape from it."""
+    """Look by a rule; what the environment raises breaks the rule, because nothing may escape from it."""
     try:
         return CheckStatus.PASSED, rule.look(subject)
     except Missing as missing:

@@ -1,6 +1,6 @@
-"""Drives one environment step by step for the environment check, whether its methods are coroutines or not.
+"""Session of the environment check: drives one environment step by step, whether its methods are coroutines or not.
 
-- Watches over the calls of an environment: each must return, and none may end the process.
+Its calls are watched over: each must return, and none may end the process.
 """
 
 from __future__ import annotations
@@ -75,7 +75,7 @@ class Calls:
     """Nobody waits any more: nothing may be asked."""
 
     def overdue(self) -> str | None:
-        """Which call has not returned in time, in words."""
+        """Describe the call that has not returned in time; ``None`` if all have."""
         now = time.monotonic()
         late = [(end, name, limit) for name, limit, end in list(self.under_way.values()) if end < now]
         return f"{min(late)[1]} did not return within {min(late)[2]:g} s" if late else None
@@ -85,7 +85,7 @@ _CALLS: contextvars.ContextVar[Calls] = contextvars.ContextVar("calls")
 
 
 def watched_calls() -> Calls:
-    """Those of the watch that this code runs under; else some that nobody watches."""
+    """Return the calls of the watch that this code runs under; else some that are not watched."""
     return _CALLS.get(Calls(limit_s=float("inf")))
 
 
@@ -123,7 +123,7 @@ def asking(name: str, times: int = 1) -> Iterator[None]:
 
 
 def run_watched(work: Callable[[], T], limit_s: float) -> T:
-    """What some work gives, done in a thread of its own while this one watches over its calls.
+    """Do some work in a thread of its own while this one watches over its calls; return its result.
 
     A thread whose call does not return stays behind; it does not keep the process from ending.
 
@@ -172,7 +172,7 @@ _SEEN_WORDS = 100
 
 
 class Moment(NamedTuple):
-    """What an environment answered, as plain data that can be compared between processes."""
+    """Answer of an environment, as plain data that can be compared between processes."""
 
     action: str
     observation: str
@@ -191,7 +191,7 @@ class Played:
 
     @property
     def actions(self) -> tuple[str, ...]:
-        """What was done."""
+        """Actions that were taken."""
         return tuple(moment.action for moment in self.moments[1:])
 
     @property
@@ -205,7 +205,7 @@ class Played:
         return bool(self.results) and self.results[-1].done
 
     def is_solved(self, spec: EnvironmentSpec) -> bool | None:
-        """Whether the task was solved; ``None`` when the environment cannot say."""
+        """Tell whether the task was solved; ``None`` when the environment cannot say."""
         success = self.results[-1].info.get("success") if self.results else None
         if success is None and spec.success_threshold is not None:
             return self.total >= spec.success_threshold
@@ -244,7 +244,7 @@ class EnvSession:
         return None if method is None else self.ask(name, method, *arguments)
 
     def call_tool(self, tool: Tool, arguments: Mapping[str, Any]) -> str:
-        """What a tool of the environment says, to wrong arguments, too."""
+        """Call a tool of the environment; return what it says, to wrong arguments, too."""
         try:
             return str(self.ask(f"tool {tool.name}", call_own_tool, tool, arguments).text)
         except AgentRLError as error:
@@ -267,7 +267,7 @@ class EnvSession:
         self._runner.close()
 
     def ask(self, name: str, method: Callable[..., Any], *arguments: Any, **named: Any) -> Any:
-        """What a method gives, awaited where it is a coroutine."""
+        """Call a method, awaited where it is a coroutine."""
         with asking(name):
             value = method(*arguments, **named)
             return self._runner.run(_wait_for(value)) if inspect.isawaitable(value) else value
@@ -339,12 +339,12 @@ async def replay(env: AnyEnv, task: Task, actions: Sequence[str]) -> list[Moment
 
 
 def opening_of(observation: Content) -> Moment:
-    """What a reset led to, as plain data."""
+    """Return the result of a reset as plain data."""
     return Moment("", plain_text(observation), 0.0, False, False)
 
 
 def moment_of(action: str, result: StepResult) -> Moment:
-    """What a step led to, as plain data."""
+    """Return the result of a step as plain data."""
     reward = float(result.reward)
     return Moment(action, plain_text(result.observation), reward, bool(result.terminated), bool(result.truncated))
 

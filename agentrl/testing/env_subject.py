@@ -1,6 +1,6 @@
-"""What the environment check is about: the environment, the tasks that are played, and what a rule may raise.
+"""Subject of the environment check: the environment, the tasks that are played, and what a rule may raise.
 
-- The transcript of an episode, made here or in a new process: both must be the same.
+Transcripts of episodes are made here or in a new process: both must be the same.
 """
 
 from __future__ import annotations
@@ -49,7 +49,7 @@ _SAID = 200
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Elsewhere:
-    """What came of playing in a new process."""
+    """Result of playing in a new process."""
 
     moments: Sequence[Moment] = ()
     said: str = ""
@@ -63,7 +63,7 @@ class Elsewhere:
 
 
 def transcript(make: Callable[..., Any], options: Mapping[str, Any], tasks: Sequence[Task], steps: int) -> list[Moment]:
-    """What random play of some tasks shows, one after the other in one environment."""
+    """Record what random play of some tasks shows, one after the other in one environment."""
     return _play_all(EnvSession(make, options), tasks, steps)
 
 
@@ -161,7 +161,7 @@ class Missing(Exception):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Finding:
-    """What a rule found where nothing is wrong."""
+    """Finding of a rule where nothing is wrong."""
 
     detail: str
     figures: Mapping[str, float] = field(default_factory=dict)
@@ -169,7 +169,7 @@ class Finding:
 
 
 class Thoroughness(enum.StrEnum):
-    """How much is played."""
+    """Amount of play."""
 
     QUICK = "quick"
     """A second or two for a fast environment: for tests."""
@@ -179,7 +179,7 @@ class Thoroughness(enum.StrEnum):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Effort:
-    """What a thoroughness means. A number of seconds ends what would take longer."""
+    """Numbers behind a thoroughness. A number of seconds ends what would take longer."""
 
     split_tasks: int
     """Tasks per split that are compared with those of other splits."""
@@ -236,7 +236,7 @@ SIDE_STEPS = 20
 
 @dataclass(frozen=True, kw_only=True)
 class Subject:
-    """What is checked. What several rules look at is played once."""
+    """Environment and tasks under check. What several rules look at is played once."""
 
     spec: EnvironmentSpec
     options: Mapping[str, Any]
@@ -287,12 +287,12 @@ class Subject:
 
     @cached_property
     def transcript(self) -> list[Moment]:
-        """What random play of the tasks shows, one after the other."""
+        """Record what random play of the tasks shows, one after the other."""
         return transcript(self.spec.make, self.options, self.tasks, self.limit)
 
     @cached_property
     def elsewhere(self) -> Elsewhere:
-        """What the same play shows in a new process."""
+        """Record what the same play shows in a new process."""
         return transcript_of_new_process(self.spec.make, self.options, self.tasks, self.limit)
 
     @cached_property

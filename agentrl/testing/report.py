@@ -1,4 +1,4 @@
-"""What the environment check found."""
+"""Report of the environment check."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from typing import Any
 
 
 class CheckStatus(enum.StrEnum):
-    """What came out of a check."""
+    """Result of a check."""
 
     PASSED = "passed"
     WARNED = "warned"
@@ -40,7 +40,7 @@ class CheckRow:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class EnvCheckReport:
-    """What `check_env` found out."""
+    """Report of `check_env`."""
 
     environment: str
     split: str
@@ -53,7 +53,7 @@ class EnvCheckReport:
 
     @property
     def seconds(self) -> float:
-        """How long the rules took."""
+        """Seconds that the rules took."""
         return sum(row.seconds for row in self.rows)
 
     def with_status(self, status: CheckStatus) -> tuple[CheckRow, ...]:
@@ -61,7 +61,7 @@ class EnvCheckReport:
         return tuple(row for row in self.rows if row.status is status)
 
     def to_plain(self) -> dict[str, Any]:
-        """As JSON types."""
+        """Return it as JSON types."""
         return {
             "environment": self.environment,
             "split": self.split,

@@ -25,7 +25,7 @@ from agentrl.testing.sandbox_subject import SandboxSubject
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class SandboxRule:
-    """What is demanded, and how it is looked for."""
+    """Rule of the check: what is demanded, and how it is looked for."""
 
     look: Callable[[SandboxSubject], Awaitable[Finding]]
     """Says what it found, or raises `Broken`, `Suspect` or `Missing`. Its name is the rule's; its docstring says what
@@ -33,12 +33,12 @@ class SandboxRule:
 
     @property
     def name(self) -> str:
-        """As reports show it."""
+        """Name in reports."""
         return self.look.__name__.replace("_", " ")
 
     @property
     def demand(self) -> str:
-        """What is demanded, in a sentence."""
+        """Demand of the rule, in a sentence."""
         return " ".join((inspect.getdoc(self.look) or "").partition("\n\n")[0].split())
 
 
@@ -97,7 +97,7 @@ def choose_rules(only: Collection[str] = ()) -> tuple[SandboxRule, ...]:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class SandboxReport:
-    """What `check_sandbox` found out."""
+    """Report of `check_sandbox`."""
 
     type: str
     rows: tuple[CheckRow, ...]
@@ -112,7 +112,7 @@ class SandboxReport:
         return tuple(row for row in self.rows if row.status is status)
 
     def to_plain(self) -> dict[str, Any]:
-        """As JSON types."""
+        """Return it as JSON types."""
         return {"type": self.type, "passed": self.passed, "rows": [asdict(row) for row in self.rows]}
 
     def __str__(self) -> str:
@@ -157,7 +157,7 @@ async def check_sandbox(
 
 
 async def _look(rule: SandboxRule, subject: SandboxSubject) -> tuple[CheckStatus, Finding]:
-    """What a rule says; any other error breaks it."""
+    """Look by a rule; any other error breaks it."""
     try:
         return CheckStatus.PASSED, await rule.look(subject)
     except Missing as missing:

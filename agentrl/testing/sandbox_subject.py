@@ -1,4 +1,4 @@
-"""What the sandbox check is about: sandboxes with tight limits, and this machine as it is before and after."""
+"""Subject of the sandbox check: sandboxes with tight limits, and this machine as it is before and after."""
 
 from __future__ import annotations
 
@@ -35,7 +35,7 @@ _LOOKS = 500
 
 @dataclass(frozen=True, slots=True)
 class MachineState:
-    """What of this machine a sandbox may not change for good."""
+    """State of this machine that a sandbox may not change for good."""
 
     processes: frozenset[int]
     """Those that descend from this one."""
@@ -45,14 +45,14 @@ class MachineState:
 
     @classmethod
     def now(cls) -> MachineState:
-        """As it is."""
+        """Look at the machine as it is."""
         hierarchy = find_hierarchy()
         places = {Path(tempfile.gettempdir()), *(hierarchy.folders.values() if hierarchy is not None else ())}
         folders = frozenset(str(path) for place in places for path in place.glob(f"{PREFIX}{os.getpid()}-*"))
         return cls(frozenset(_descendants(os.getpid())), len(os.listdir("/proc/self/fd")), folders)
 
     def changes(self, later: MachineState) -> str:
-        """What there is more; empty when nothing is."""
+        """Describe what there is more later; empty when nothing is."""
         more = []
         if left := later.processes - self.processes:
             more.append(f"processes {', '.join(map(str, sorted(left)))}")
@@ -144,7 +144,7 @@ def text(result: ExecResult) -> str:
 
 
 def told(result: ExecResult) -> str:
-    """How it ended, for messages."""
+    """Describe how it ended, for messages."""
     return f"exit {result.exit_code}, {result.stdout[-200:]!r}, {result.stderr[-300:]!r}"
 
 

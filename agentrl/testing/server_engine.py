@@ -46,7 +46,7 @@ class ServerEngine(PolicyEngine):
         self._version = await self.server.weight_version()
 
     async def sampling(self) -> int:
-        """How many requests are being sampled: they have their first token. Brings `metrics` up to date."""
+        """Count the requests that are being sampled: they have their first token. Brings `metrics` up to date."""
         load = await self.server.load()
         self._metrics = EngineMetrics(
             running=load.running,

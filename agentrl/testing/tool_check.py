@@ -32,7 +32,7 @@ NO_VALUE = object()
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ToolCheckReport:
-    """What `check_tool` found out."""
+    """Report of `check_tool`."""
 
     tool: str
     rows: tuple[CheckRow, ...]

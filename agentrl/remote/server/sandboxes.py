@@ -1,7 +1,6 @@
 """The server of sandboxes: `agentrl sandbox serve`. It shares the core of the environment server.
 
-- One client's sandbox, and the rule that makes calls repeatable: each has an id, each is done once.
-- What a served sandbox can be asked for, each with its arguments and its result in JSON.
+Each client has a sandbox of its own. Calls can be repeated: each has an id, and each is carried out once.
 """
 
 from __future__ import annotations
@@ -421,7 +420,7 @@ class SandboxServer:
 
 
 def _is_open(opened: asyncio.Task[ServedSandbox]) -> bool:
-    """Whether a sandbox is there, and neither still being opened nor could not be."""
+    """True if a sandbox is there: it is not still being opened, and its opening did not fail."""
     return opened.done() and not opened.cancelled() and opened.exception() is None
 
 

@@ -1,7 +1,6 @@
-"""How a container is closed off, in the words of the Docker API.
+"""Settings of a container in the words of the Docker API: how it is closed off, and whose it is.
 
-- The options of docker sandboxes.
-- Whose a container is: labels name the process that made it, so that what it left behind can be told from the rest.
+Labels name the process that made a container, so that what it left behind can be told from the rest.
 """
 
 from __future__ import annotations
@@ -25,7 +24,7 @@ _LIST_NAMES = ("readable", "writable")
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class DockerOptions:
-    """What a spec's `options` may hold."""
+    """Options of docker sandboxes: a spec's `options`."""
 
     python: str = "python3"
     """The image's Python, from 3.10 on, which runs the supervisor: a name in the image's ``PATH``, or a path."""
@@ -89,7 +88,7 @@ def _list(name: str, value: Any) -> tuple[str, ...]:
 
 
 def _is_folder(path: Any) -> bool:
-    """Whether it can be put into the daemon's options, too, which know commas and colons."""
+    """True if it can be put into the daemon's options, too, in which commas and colons have a meaning."""
     is_path = isinstance(path, str) and path.startswith("/") and path.rstrip("/") != ""
     return is_path and ".." not in path.split("/") and not set(path) & set(":,\0")
 
@@ -123,7 +122,7 @@ _ANSWERS = 1
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Image:
-    """What is needed of an image that is there."""
+    """Facts about an image that is there."""
 
     id: str
     env: Mapping[str, str]
@@ -136,7 +135,7 @@ class Image:
 
     @classmethod
     def read(cls, told: Mapping[str, Any], folder: str | None) -> Image:
-        """As the daemon describes it, without content.
+        """Read the daemon's description of it, without content.
 
         Args:
             told: The daemon's words.
@@ -154,7 +153,7 @@ class Image:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Traits:
-    """How a daemon differs from others."""
+    """Traits in which a daemon differs from others."""
 
     is_mapped: bool = False
     """It maps users, so that only some numbers exist."""
@@ -162,7 +161,7 @@ class Traits:
 
     @classmethod
     def read(cls, version: Mapping[str, Any], info: Mapping[str, Any]) -> Traits:
-        """As the daemon describes itself."""
+        """Read the daemon's description of itself."""
         security, parts = str(info.get("SecurityOptions")), version.get("Components") or ()
         return cls(
             is_mapped="name=userns" in security or "name=rootless" in security,
@@ -193,11 +192,11 @@ class Plan:
         return first + secrets.randbelow(50_000 if self.traits.is_mapped else _FIRST_USER)
 
     def create(self, labels: Mapping[str, str]) -> dict[str, Any]:
-        """What the daemon is told."""
+        """Make the request to the daemon."""
         return {**self.config, "Labels": dict(labels)}
 
     def settings(self, user: int) -> dict[str, Any]:
-        """What the supervisor is told."""
+        """Make the settings of the supervisor."""
         return {
             "user": user,
             "groups": [],
@@ -303,7 +302,7 @@ class Owner:
 
     @classmethod
     def read(cls, label: str) -> Owner | None:
-        """What a label says; ``None`` when it is none of ours."""
+        """Read a label; ``None`` when it is none of ours."""
         machine, _, rest = label.partition("/")
         pid, _, started = rest.partition("/")
         return cls(machine, int(pid), int(started)) if pid.isdigit() and started.lstrip("-").isdigit() else None
@@ -313,7 +312,7 @@ class Owner:
 
 
 def labels(life_s: float, now: float) -> dict[str, str]:
-    """Of a container that this process starts.
+    """Make the labels of a container that this process starts.
 
     Args:
         life_s: Seconds after which it has ended itself.
@@ -323,7 +322,7 @@ def labels(life_s: float, now: float) -> dict[str, str]:
 
 
 def is_left_behind(told: Mapping[str, str], now: float) -> bool:
-    """Whether nobody will miss a container with these labels: its owner has ended, or its time is over.
+    """True if a container with these labels can be removed: its owner has ended, or its time is over.
 
     Whether the owner lives can only be told on its own machine.
     """
@@ -340,7 +339,7 @@ def _machine() -> str:
 
 
 def _started(pid: int) -> int:
-    """When a process started; -1 where there is none."""
+    """Return when a process started; -1 where there is none."""
     try:
         return int(Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[19])
     except OSError:

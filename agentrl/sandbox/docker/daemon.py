@@ -1,6 +1,6 @@
-"""The daemon, spoken to with Docker's Python library. All calls here block: they are made in threads.
+"""The Docker daemon, spoken to with Docker's Python library. All calls here block: they are made in threads.
 
-- What comes out of a container: its standard output and its standard error in frames of one stream.
+The output of a container comes in frames of one stream, which are taken apart here.
 """
 
 from __future__ import annotations
@@ -56,7 +56,7 @@ class Container:
 
     @property
     def can_be_used(self) -> bool:
-        """Whether it is there, and has not nearly waited for too long."""
+        """True if it is there and not close to its idle limit."""
         watch = select.poll()
         watch.register(self.end, select.POLLRDHUP)
         return not watch.poll(0) and time.monotonic() < self.started + WARM_S / 2
@@ -156,7 +156,7 @@ class Daemon:
         return found
 
     def _content(self, image: Image) -> bytes:
-        """What an image holds in a folder, seen in a container that is never started."""
+        """Read what an image holds in a folder, from a container that is never started."""
         with self._client("looking into an image") as api:
             config = {"Image": image.id, "Cmd": ["true"], "NetworkDisabled": True, "Labels": labels(0, time.time())}
             identity = str(api.create_container_from_config(config)["Id"])
@@ -288,7 +288,7 @@ class Daemon:
 
 
 def addresses() -> list[str]:
-    """Where a daemon may be, the likeliest first."""
+    """List addresses where a daemon may be, the likeliest first."""
     if told := os.environ.get("DOCKER_HOST"):
         return [told]
     runtime = os.environ.get("XDG_RUNTIME_DIR", "")
@@ -390,7 +390,7 @@ class Frames:
 
     @property
     def words(self) -> str:
-        """What was written to standard error."""
+        """Return what was written to standard error."""
         return self._words.decode(errors="replace").strip()
 
     async def readexactly(self, size: int) -> bytes:

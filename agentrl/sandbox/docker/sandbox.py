@@ -1,6 +1,6 @@
-"""A sandbox in a container.
+"""The back end ``docker``: a sandbox in a container.
 
-- Where containers come from: started in threads, a few at a time, or taken from those that are kept warm.
+Containers are started in threads, a few at a time, or taken from those that are kept warm.
 """
 
 from __future__ import annotations
@@ -145,7 +145,7 @@ class Supply:
 
 
 async def _in_thread(executor: ThreadPoolExecutor, do: Callable[[], T], undo: Callable[[T], object]) -> T:
-    """What `do` returns; it is undone, in its thread, when the caller is cancelled meanwhile."""
+    """Return what `do` returns; it is undone, in its thread, when the caller is cancelled meanwhile."""
     future = executor.submit(do)
     try:
         return await asyncio.wrap_future(future)
@@ -167,7 +167,7 @@ def _throw_away(container: Container) -> None:
 
 
 def _at_exit(do: Callable[[], None]) -> None:
-    """When this process ends, and not when one that was forked from it does."""
+    """Call `do` when this process ends, and not when one that was forked from it does."""
     pid = os.getpid()
     atexit.register(lambda: do() if os.getpid() == pid else None)
 

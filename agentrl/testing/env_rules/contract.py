@@ -76,7 +76,7 @@ def _some_tasks(source: TaskSource, most: int) -> Iterator[Task]:
 
 
 def _compare_openings(sources: dict[str, TaskSource], subject: Subject) -> int:
-    """How many openings were compared by the key of their state; none where there are no keys."""
+    """Compare openings by the key of their state; return how many, none where there are no keys."""
     owners: dict[str, str] = {}
     compared, shared = 0, []
     with subject.session() as session:
@@ -119,7 +119,7 @@ class _AnyText(Text):
 
 
 class _Asked(gymnasium.Wrapper[Any, Any, Any, Any]):
-    """What Gymnasium's checker sees: an environment whose calls are watched over, and no more than it means to judge.
+    """Environment for Gymnasium's checker: its calls are watched over, and it sees no more than it means to judge.
 
     It takes numpy's ``False`` for a truncation, and finds ``seed`` in ``reset(**kwargs)`` only under that very name.
     """
@@ -136,7 +136,7 @@ class _Asked(gymnasium.Wrapper[Any, Any, Any, Any]):
 
     @spec.setter
     def spec(self, value: Any) -> None:
-        """Nothing: the spec is the environment's."""
+        """Ignore it: the spec is the environment's."""
 
     @property
     def _np_random(self) -> Any:
@@ -144,7 +144,7 @@ class _Asked(gymnasium.Wrapper[Any, Any, Any, Any]):
 
     @_np_random.setter
     def _np_random(self, value: Any) -> None:
-        """Nothing: the generator is the environment's."""
+        """Ignore it: the generator is the environment's."""
 
     def reset(self, *, seed: int | None = None, options: dict[str, Any] | None = None) -> Any:
         """Ask for an episode as it was asked here: without what is left out."""

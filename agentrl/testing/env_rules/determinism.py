@@ -129,7 +129,7 @@ def _judge_hidden(played: int, seen: set[str], hidden: set[str | None]) -> Findi
 
 
 def _evidence(session: EnvSession, task: Task, steps: int) -> str:
-    """What a task shows: its state where it can be told, else its first steps."""
+    """Return what a task shows: its state where it can be told, else its first steps."""
     observation = session.reset(task)
     key = session.call("state_key")
     if key is not None:
@@ -364,7 +364,7 @@ async def _cut_and_go_on(subject: Subject, fresh: Played) -> int:
 
 
 async def _cancel(call: Coroutine[Any, Any, Any], pauses: int) -> bool:
-    """Whether a call was still awaited after some turns of the event loop, and could be cancelled."""
+    """Cancel a call after some turns of the event loop; true if it was still awaited then."""
     running = asyncio.ensure_future(call)
     for _ in range(pauses):
         await asyncio.sleep(0)

@@ -129,7 +129,7 @@ def _is_telling(actions: Sequence[str]) -> bool:
 
 
 def _holds(text: str, actions: Sequence[str]) -> bool:
-    """Whether the actions stand in the text one after the other, with little between them."""
+    """True if the actions stand in the text one after the other, with little between them."""
     return re.search(r"\W+(?:\w{1,4}\W+)?".join(map(re.escape, actions)), text, re.IGNORECASE) is not None
 
 
@@ -167,7 +167,7 @@ class WatchedFile:
         self._descriptor = descriptor
 
     def was_opened(self) -> bool:
-        """Whether it was opened since the last time."""
+        """Tell whether it was opened since the last time."""
         try:
             return self._descriptor is not None and bool(os.read(self._descriptor, _EVENTS_BYTES))
         except BlockingIOError:
@@ -216,7 +216,7 @@ def reads_no_files(subject: Subject) -> Finding:
 
 
 def _tries(session: EnvSession, subject: Subject, path: str) -> Iterator[tuple[str, str]]:
-    """What was tried, and what it showed."""
+    """Try actions and tools; give each and what it showed."""
     command, program = f"cat {path}", f"print(open({path!r}).read())"
     texts = (path, command, f"open({path!r}).read()", program, f"file://{path}")
     for text in (*texts, f"```bash\n{command}\n```", f"```python\n{program}\n```"):
@@ -258,7 +258,7 @@ def keeps_secrets_out_of_the_sandbox(subject: Subject) -> Finding:
 
 
 def _look(session: EnvSession) -> int:
-    """How much is shown.
+    """Return how much is shown.
 
     Raises:
         Broken: a secret.

@@ -1,8 +1,4 @@
-"""What an environment holds, and gives back.
-
-- What this process holds from the system: open files, threads, child processes.
-- How long resets and steps take.
-"""
+"""Rules about resources: what an environment holds and gives back, and how long its resets and steps take."""
 
 from __future__ import annotations
 
@@ -45,14 +41,14 @@ class Holdings(NamedTuple):
     processes: int
 
     def over(self, before: Holdings) -> str:
-        """What there is more of than before, in words; empty when there is nothing."""
+        """Describe what there is more of than before; empty when there is nothing."""
         extra = [now - then for now, then in zip(self, before, strict=True)]
         names = (name.replace("_", " ") for name in self._fields)
         return ", ".join(f"{count} {name}" for count, name in zip(extra, names, strict=True) if count > 0)
 
 
 def holdings() -> Holdings:
-    """What there is now."""
+    """Count what there is now."""
     folder = next((path for path in _OPEN_FILES if path.is_dir()), None)
     return Holdings(
         open_files=len(os.listdir(folder)) if folder else 0,
@@ -62,7 +58,7 @@ def holdings() -> Holdings:
 
 
 def settled_holdings(before: Holdings) -> Holdings:
-    """What there is now; if it is more than before, what there is after some patience."""
+    """Count what there is now; if it is more than before, count again after some patience."""
     end = time.perf_counter() + _PATIENCE_S
     now = holdings()
     while now.over(before) and time.perf_counter() < end:

@@ -102,7 +102,7 @@ def _more(subject: Subject, policy_of: Callable[[Task], Policy]) -> list[Played]
 
 
 def _score(subject: Subject, policy: str, played: Sequence[Played]) -> Finding:
-    """What a policy reached, compared with what is stated of it."""
+    """Compare what a policy reached with what is stated of it."""
     found = _measured(subject, played)
     stated, success = subject.spec.scores.get(policy), found.figures.get("success")
     if stated is None or success is None:
@@ -233,7 +233,7 @@ def openings_tell_no_luck(subject: Subject) -> Finding:
 
 
 def _judged(subject: Subject, played: Sequence[Played]) -> Finding:
-    """What cheap play earned, if it is little and no word of the opening tells when.
+    """Judge what cheap play earned: little, and no word of the opening tells when.
 
     Raises:
         Broken: as much as the expert.
@@ -323,7 +323,7 @@ def _saying_everything() -> Policy:
 
 
 def _worth(subject: Subject) -> float | None:
-    """What a solution earns: the expert's mean return, else what the spec states; ``None`` when nobody knows."""
+    """Return what a solution earns: the expert's mean return, else the spec's score; ``None`` when neither is known."""
     with suppress(Missing):
         return _mean(subject.expert_episodes)
     stated = (subject.spec.success_threshold, subject.spec.reward_range[1])

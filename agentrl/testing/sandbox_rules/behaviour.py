@@ -1,8 +1,4 @@
-"""How commands run and end.
-
-- Files: what is written is read, and no path leads out.
-- Many sandboxes, and what they leave behind.
-"""
+"""Rules about behaviour: commands and how they end, files, many sandboxes, and what they leave behind."""
 
 from __future__ import annotations
 

@@ -1,7 +1,4 @@
-"""Attacks on memory, processes and disk.
-
-- Commands that do not want to end.
-"""
+"""Rules about limits: attacks on memory, processes and disk, and commands that do not want to end."""
 
 from __future__ import annotations
 

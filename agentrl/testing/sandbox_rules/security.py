@@ -1,8 +1,4 @@
-"""Ways out: rights, devices, namespaces, signals, terminals.
-
-- The network, which is off unless the spec says otherwise.
-- What code in a sandbox must not see.
-"""
+"""Rules about security: rights, devices, namespaces, signals, terminals, the network, and what code must not see."""
 
 from __future__ import annotations
 
@@ -181,7 +177,7 @@ class _Ears:
     unix: list[socket.socket] = field(default_factory=list)
 
     def heard(self) -> list[str]:
-        """What arrived."""
+        """Return what arrived."""
         found = []
         for what, ear in (("TCP", self.tcp), *(("a unix socket", one) for one in self.unix)):
             with contextlib.suppress(OSError):
