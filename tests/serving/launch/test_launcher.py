@@ -13,7 +13,7 @@ import pytest
 from agentrl.errors import EngineError, UsageError
 from agentrl.serving.launch import LaunchCommand, Launcher, ServerExited
 from agentrl.serving.launch import resources as launch_ports
-from agentrl.serving.launch.launcher import PORT_ATTEMPTS
+from agentrl.serving.launch.process import PORT_ATTEMPTS
 from agentrl.serving.launch.resources import is_free, reserve_port
 
 
