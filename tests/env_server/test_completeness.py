@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 import re
+from pathlib import Path
 
 import numpy as np
 from served_worlds import STAIRS
@@ -11,7 +12,7 @@ from served_worlds import STAIRS
 import agentrl.env
 from agentrl.env import EnvironmentSpec
 from agentrl.message import ImagePart, Message, TextPart, ToolCall
-from agentrl.remote.env_methods import OPTIONAL_PARTS
+from agentrl.remote.env_methods import OPTIONAL_PARTS, SERVED_METHODS
 from agentrl.remote.wire import (
     from_json,
     read_message,
@@ -50,6 +51,15 @@ def test_every_optional_part_of_the_contract_can_be_served() -> None:
     rows = re.findall(r"^``(\w+)(?:\(\w*\))?``", agentrl.env.__doc__ or "", re.MULTILINE)
     assert set(rows) <= {*OPTIONAL_PARTS, "action_hint"}
     assert len(rows) > 5
+
+
+def test_every_served_method_is_documented_with_its_arguments() -> None:
+    page = (Path(__file__).parents[2] / "docs" / "environments" / "remote.md").read_text()
+    rows = re.findall(r"^\| (`.*?) \| (.*?) \|", page.partition("| method |")[2].partition("\n\n")[0], re.MULTILINE)
+    told = {name: arguments for names, arguments in rows for name in re.findall(r"`(\w+)`", names)}
+    assert set(told) == set(SERVED_METHODS)
+    for name, method in SERVED_METHODS.items():
+        assert all(f"`{argument.name}`" in told[name] for argument in method.arguments)
 
 
 def test_another_environment_has_another_fingerprint() -> None:
