@@ -1,7 +1,6 @@
 """Advantages of an episode against the other members of its group; every token of the episode gets the same.
 
-- Advantages from discounted returns-to-go, without a group.
-- Advantages of a turn against other turns: those taken in the same state, or those of the same group.
+Estimators by turns compare those taken in the same state, or in the same group; others sum discounted returns-to-go.
 """
 
 from __future__ import annotations

@@ -15,7 +15,7 @@ from agentrl.errors import ConfigError
 
 
 class Aggregation(enum.StrEnum):
-    """How token losses become the loss of a step."""
+    """Rule by which token losses become the loss of a step."""
 
     TOKEN_MEAN = "token-mean"
     SEQ_MEAN_TOKEN_MEAN = "seq-mean-token-mean"

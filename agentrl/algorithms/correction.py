@@ -1,10 +1,6 @@
 """Train/inference correction: weights from rho = pi_old / mu, trainer against engine.
 
-- Which tokens of an update train at all: rejection by the distance of trainer and engine, and by certainty.
-- The proximal policy without a forward pass of its own.
-- How far the engine's log-probabilities are from the trainer's, over the sampled tokens of a step.
-- Estimators of the KL divergence of the policy from a reference, one value per sampled token.
-- Entropy of token distributions.
+Filters reject tokens by the distance of trainer and engine, or by certainty; KL estimators and entropies are here, too.
 """
 
 from __future__ import annotations
@@ -27,7 +23,7 @@ ICEPOP_BAND = (0.5, 5.0)
 
 
 class CorrectionMode(enum.StrEnum):
-    """Which weight multiplies a token's policy loss."""
+    """Mode of the correction: the weight that multiplies a token's policy loss."""
 
     TOKEN = "token"
     SEQUENCE = "sequence"
@@ -209,7 +205,7 @@ LARGEST_K3 = 10.0
 
 
 class KLEstimator(enum.StrEnum):
-    """Which estimator (http://joschu.net/blog/kl-approx.html)."""
+    """Estimator of the KL divergence (http://joschu.net/blog/kl-approx.html)."""
 
     K1 = "k1"
     K2 = "k2"

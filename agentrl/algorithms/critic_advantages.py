@@ -3,7 +3,7 @@
 Observation tokens are not among the tokens here, so that discounts count what was sampled. Rewards and values of a turn
 without sampled tokens go to the turn before it; see `EpisodeBatch.token_rewards`. An episode ends with a value of 0.
 
-- The critic's loss.
+`value` is the critic's loss.
 """
 
 from __future__ import annotations
@@ -122,7 +122,7 @@ class _SpokenTurns:
         """[spoken]"""
 
     def following(self, values: torch.Tensor) -> torch.Tensor:
-        """What the next turn of the episode has, 0 after the last: [spoken]."""
+        """Shift values to the turn before, 0 after an episode's last: [spoken]."""
         return _following(values, self.episode)
 
     def sums(self, rewards: torch.Tensor, values: torch.Tensor, gamma: float, gae_lambda: float) -> torch.Tensor:

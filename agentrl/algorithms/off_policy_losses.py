@@ -1,8 +1,6 @@
 """Losses for tokens that are far from the policy: old ones, an expert's, and regressions instead of surrogates.
 
-- Losses without an advantage: demonstrated tokens, and a teacher's opinion of the student's own.
-- Losses on pairs of trajectories of one task: the better one against the worse one.
-- Implicit process rewards: a reward model that is a language model, learnt online from outcomes (PRIME).
+Some learn from demonstrated tokens, a teacher, pairs of trajectories, or outcomes (implicit process rewards, PRIME).
 """
 
 from __future__ import annotations
@@ -193,7 +191,7 @@ def implicit_reward(rm_logp: torch.Tensor, reference_logp: torch.Tensor, *, beta
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ScoredAnswers:
-    """What a reward model is trained on: its tokens' log-probabilities, and which episodes succeeded."""
+    """Input of a reward model's loss: its tokens' log-probabilities, and which episodes succeeded."""
 
     rm_logp: torch.Tensor
     """log pi_rm: [tokens]; the gradient flows through it."""

@@ -1,7 +1,6 @@
 """Options of estimators and losses: their keyword-only parameters, checked before a run starts.
 
-- Ranges in which options must be; `agentrl.algorithms.options.check_options` refuses others.
-- The clip range around a ratio of 1.
+Options may have ranges, outside of which `check_options` refuses them.
 """
 
 from __future__ import annotations

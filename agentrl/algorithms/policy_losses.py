@@ -1,7 +1,4 @@
-"""Policy losses, per token: pure functions of a `LossInput`; their keyword-only parameters are the config's options.
-
-- Losses that look at single tokens: which of them would move the policy too far, or collapse its entropy.
-"""
+"""Policy losses, per token: pure functions of a `LossInput`; their keyword-only parameters are the config's options."""
 
 from __future__ import annotations
 

@@ -1,10 +1,9 @@
-"""What is added to rewards before advantages are estimated.
+"""Shapings: functions that change rewards before advantages are estimated.
 
 A shaping is a function of `EpisodeRewards`; its keyword-only parameters are the config's options. What is given to a
 whole episode falls on its last turn.
 
-- KL to the reference as a part of the reward, with a fixed or an adaptive weight.
-- Which episodes train how often.
+KL to a reference may be a part of the reward, with a fixed or an adaptive weight; episodes may be drawn anew.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""What a trainer may assume about an estimator or a loss, declared where the function is defined."""
+"""Traits that a trainer may assume of an estimator or a loss, declared where the function is defined."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ Marked = TypeVar("Marked", bound=Callable[..., Any])
 
 
 class Input(enum.StrEnum):
-    """What a step has only where something provides it; the value says so to people."""
+    """Input that a step has only where something provides it; the value is its name in messages."""
 
     VALUES = "a critic's values"
     GREEDY_RETURN = "a greedy rollout of each task"
@@ -26,7 +26,7 @@ class Input(enum.StrEnum):
 
 @dataclass(frozen=True, slots=True)
 class Choice:
-    """How a loss chooses among all tokens of an update, before it is computed."""
+    """Choice of a loss among all tokens of an update, before it is computed."""
 
     choose: Callable[..., Any]
     """Bool [tokens] from a `LossInput` of the whole update; its options are some of the loss's."""
@@ -41,7 +41,7 @@ def compares_group(estimator: Marked) -> Marked:
 
 
 def requires_group(estimator: Callable[..., Any]) -> bool:
-    """Whether an estimator was marked with `compares_group`."""
+    """Return True if an estimator was marked with `compares_group`."""
     return getattr(estimator, "compares_group", False)
 
 
@@ -52,7 +52,7 @@ def advantage_weighted(loss: Marked) -> Marked:
 
 
 def is_advantage_weighted(loss: Callable[..., Any]) -> bool:
-    """Whether a loss was marked with `advantage_weighted`."""
+    """Return True if a loss was marked with `advantage_weighted`."""
     return getattr(loss, "advantage_weighted", False)
 
 
@@ -63,7 +63,7 @@ def ignores_advantage(loss: Marked) -> Marked:
 
 
 def is_blind_to_advantage(loss: Callable[..., Any]) -> bool:
-    """Whether a loss was marked with `ignores_advantage`."""
+    """Return True if a loss was marked with `ignores_advantage`."""
     return getattr(loss, "ignores_advantage", False)
 
 
@@ -85,7 +85,7 @@ def weighs_behaviour(loss: Marked) -> Marked:
 
 
 def corrects_itself(loss: Callable[..., Any]) -> bool:
-    """Whether a loss was marked with `weighs_behaviour`."""
+    """Return True if a loss was marked with `weighs_behaviour`."""
     return getattr(loss, "weighs_behaviour", False)
 
 
@@ -100,7 +100,7 @@ def needs(*inputs: Input) -> Callable[[Marked], Marked]:
 
 
 def needed_inputs(function: Callable[..., Any]) -> frozenset[Input]:
-    """What a function was marked with `needs` for."""
+    """Return the inputs that a function was marked with `needs` for."""
     return getattr(function, "needs", frozenset())
 
 
@@ -115,7 +115,7 @@ def chooses(choose: Callable[..., Any], *, drops: bool) -> Callable[[Marked], Ma
 
 
 def choice_of(loss: Callable[..., Any]) -> Choice | None:
-    """How a loss chooses, if it was marked with `chooses`."""
+    """Return the choice of a loss that was marked with `chooses`."""
     return getattr(loss, "choice", None)
 
 
@@ -130,5 +130,5 @@ def takes(what: str) -> Callable[[Marked], Marked]:
 
 
 def other_input(loss: Callable[..., Any]) -> str | None:
-    """What a loss takes instead of a `LossInput`, if it was marked with `takes`."""
+    """Return what a loss takes instead of a `LossInput`, if it was marked with `takes`."""
     return getattr(loss, "takes", None)

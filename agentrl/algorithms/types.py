@@ -1,7 +1,6 @@
-"""What an advantage estimator is given and gives back: the episodes of one step as index tensors.
+"""Inputs and results of advantage estimators and policy losses: episodes as index tensors, tokens one by one.
 
-- What a policy loss is given and what it gives back, token by token.
-- Optional parts of an input: there, or a clear error.
+An optional part of an input is there, or asking for it is a clear error.
 """
 
 from __future__ import annotations
@@ -126,7 +125,7 @@ class EpisodeBatch:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Estimate:
-    """What an estimator with a critic gives back; one without gives the advantage alone."""
+    """Result of an estimator with a critic; one without gives the advantage alone."""
 
     advantage: torch.Tensor
     """[tokens]"""

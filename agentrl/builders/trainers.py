@@ -33,7 +33,7 @@ class TrainerParts:
     source: ModelWeights
 
     def calls(self) -> Mapping[str, Callable[..., object]]:
-        """What rank 0 asks of other ranks, by name."""
+        """Give the calls that rank 0 makes on other ranks, by name."""
         return {**self.trainer.calls(), **self.source.calls()}
 
 
@@ -45,7 +45,7 @@ class LearnerParts:
     source: ModelWeights
 
     def calls(self) -> Mapping[str, Callable[..., object]]:
-        """What rank 0 asks of other ranks, by name."""
+        """Give the calls that rank 0 makes on other ranks, by name."""
         return {**self.learner.calls(), **self.source.calls()}
 
 

@@ -1,7 +1,6 @@
 """Loading a causal language model to train, with or without eyes.
 
-- Frozen weights in 4 bits, for adapters (QLoRA, https://arxiv.org/abs/2305.14314).
-- Which accelerators torch can use in this process.
+Frozen weights may be in 4 bits, for adapters (QLoRA, https://arxiv.org/abs/2305.14314).
 """
 
 from __future__ import annotations

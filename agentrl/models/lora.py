@@ -116,7 +116,7 @@ def _ends_with(name: str, end: str) -> bool:
 
 
 def is_adapter(name: str) -> bool:
-    """Whether a parameter of this name belongs to an adapter."""
+    """Return True if a parameter of this name belongs to an adapter."""
     return ".lora_A." in name or ".lora_B." in name
 
 
@@ -126,12 +126,12 @@ def adapted_layers(model: nn.Module) -> dict[str, Any]:
 
 
 def has_adapters(model: nn.Module) -> bool:
-    """Whether `add_adapters` was here."""
+    """Return True if `add_adapters` has changed a model."""
     return bool(adapted_layers(model))
 
 
 def base_is_reference(model: nn.Module) -> bool:
-    """Whether a model without its adapters is what it was before training."""
+    """Return True if a model without its adapters is what it was before training."""
     return has_adapters(model) and all(is_adapter(name) for name, p in model.named_parameters() if p.requires_grad)
 
 
@@ -172,7 +172,7 @@ def base_names(model: nn.Module) -> dict[str, str]:
 
 
 def product(layer: Any, *, up: Tensor, down: Tensor) -> Tensor:
-    """What a layer's adapter adds to its weights: scale B A, float32."""
+    """Compute what a layer's adapter adds to its weights: scale B A, float32."""
     return cast("Tensor", layer.scaling[_NAME] * (up.float() @ down.float()))
 
 
@@ -237,12 +237,12 @@ def _file_name(name: str) -> str:
 
 
 def is_adapter_folder(path: str | Path) -> bool:
-    """Whether a folder holds an adapter, and not a whole model."""
+    """Return True if a folder holds an adapter, and not a whole model."""
     return (Path(path) / ADAPTER_CONFIG).is_file()
 
 
 def base_of(folder: str | Path) -> str:
-    """Where the base of an adapter's folder lies: a folder, or a name on the Hugging Face hub.
+    """Find the base of an adapter's folder: a folder, or a name on the Hugging Face hub.
 
     Raises:
         UsageError: the adapter does not say it, it is gone, or the extra is not installed.

@@ -1,7 +1,6 @@
 """A complete Hugging Face model folder from nothing: tokenizer, chat template, and a small random Qwen3 model.
 
-- A small byte-level BPE tokenizer with ChatML special tokens, trained on the text that a model will see.
-- The chat template of scratch models: ChatML as Qwen writes it, in a form that never rewrites history.
+The tokenizer is a byte-level BPE trained on the text that a model will see; the template is ChatML, as Qwen writes it.
 """
 
 from __future__ import annotations

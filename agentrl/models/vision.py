@@ -122,7 +122,7 @@ def read(
 
 @dataclass(frozen=True, slots=True)
 class _Features:
-    """What the vision tower says of all views, one after the other."""
+    """Compute the vision tower's features of all views, one after the other."""
 
     embeddings: Tensor
     """[tokens, width]."""

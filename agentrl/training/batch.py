@@ -237,7 +237,7 @@ def _rows(trajectory: Trajectory, number: int, by_expert: bool, *, routes: bool)
 
 
 def trained_mask(sequence: TokenSequence, *, by_expert: bool) -> npt.NDArray[np.bool_]:
-    """Which tokens of a sequence train: what was sampled in it, or what an expert wrote in it: bool [T]."""
+    """Mark the tokens of a sequence that train: those sampled in it, or written by an expert in it: bool [T]."""
     if not by_expert:
         return sequence.loss_mask
     mask: npt.NDArray[np.bool_] = np.equal(sequence.sources, Source.FORCED)

@@ -1,7 +1,7 @@
 """Models and training states as files.
 
-- A copy of a trainer's state, which is written while training goes on.
-- The state of a policy's optimizer and of what is trained beside it as one: a checkpoint holds all or nothing.
+A checkpoint holds the state of the optimizer and of all signals, or nothing; a copy of it may be written while
+training goes on.
 """
 
 from __future__ import annotations
@@ -44,16 +44,16 @@ PARTS = {
 
 
 class TrainedState(Protocol):
-    """What a checkpoint of a trainer asks of what was trained; `PolicyOptimizer` says more on each."""
+    """State that a trainer's checkpoint holds; `PolicyOptimizer` says more on each method."""
 
     def state_dict(self) -> dict[str, Any]:
-        """Everything, as one process writes it."""
+        """Give everything, as one process writes it."""
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
         """Restore what `state_dict` gave."""
 
     def named_state(self) -> dict[str, torch.Tensor]:
-        """Everything as tensors by name, as ranks write it."""
+        """Give everything as tensors by name, as ranks write it."""
 
     def room_for(self, names: Iterable[str]) -> dict[str, torch.Tensor]:
         """Tensors into which a state of these names can be read."""
@@ -63,10 +63,10 @@ class TrainedState(Protocol):
 
 
 class Companion(Protocol):
-    """What is trained beside a policy; its state holds its weights, too, because no model folder does."""
+    """State of a model beside the policy; it holds the weights, too, because no model folder does."""
 
     def named_state(self) -> dict[str, torch.Tensor]:
-        """Everything as tensors by name."""
+        """Give everything as tensors by name."""
 
     def room_for(self, names: Sequence[str]) -> dict[str, torch.Tensor]:
         """Tensors into which a state of these names can be read."""
@@ -88,7 +88,7 @@ class PolicyAndCompanions:
         self._companions = {name: part for name, part in companions.items() if part is not None}
 
     def state_dict(self) -> dict[str, Any]:
-        """As the policy's, and the companions' tensors by name."""
+        """Give the policy's state with the companions' tensors by name."""
         return {**self._policy.state_dict(), **{name: part.named_state() for name, part in self._companions.items()}}
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
@@ -153,7 +153,7 @@ class PolicyAndCompanions:
 
 
 def _divided(named: Mapping[str, T]) -> tuple[dict[str, T], dict[str, dict[str, T]]]:
-    """What is the policy's, and what each companion's, whose names then have no prefix."""
+    """Divide a state into the policy's and each companion's, whose names then have no prefix."""
     parts: dict[str, dict[str, T]] = {name: {} for name in PARTS}
     policy: dict[str, T] = {}
     for name, value in named.items():
@@ -363,7 +363,7 @@ class StateCopies:
         self._thread: threading.Thread | None = None
 
     def calls(self) -> Mapping[str, Callable[..., object]]:
-        """What rank 0 asks of the other ranks, by name."""
+        """Give the calls that rank 0 makes on the other ranks, by name."""
         return {COPY: self._copy, WRITE: self._write_beside, FINISH: self._finish}
 
     def take(self) -> Callable[[Path], None]:

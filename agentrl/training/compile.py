@@ -4,8 +4,7 @@ Each fuses what transformers computes in several steps: less memory traffic, and
 stays agentrl's own, which never makes a tensor of [tokens, vocabulary]. Liger replaces rotary positions for all models
 of the same type in this process, and norms and feed-forward parts of those that are made later, too.
 
-- Faster layers: compiled by torch.compile, each on its own, or of Liger's kernels.
-- Gradient checkpointing for the duration of a training step: what is kept of a forward pass, and where.
+Layers may also be compiled by torch.compile, and recompute activations in the backward pass (gradient checkpointing).
 """
 
 from __future__ import annotations

@@ -69,7 +69,9 @@ class GradientPass:
     def accumulate(self, part: list[int]) -> float:
         """Add the gradient of the loss of some sequences, which are one update; gives the loss."""
         index = self._looked_over(part) if self._objective.looks_ahead else self._batch.token_index(part)
-        weights = token_shares(self._objective, self._batch.owners, index, self._values.draws).to(self.model.device)
+        weights = token_shares(self._objective, self._batch.owners, index, self._values.sample_counts).to(
+            self.model.device
+        )
         members = [i for i in part if self._needs_forward[i]]
         result = self._policy.forward_backward(
             [self._batch.sequences[i] for i in members],
@@ -87,13 +89,13 @@ class GradientPass:
         return result.loss
 
     def _count_tokens(self, work: Sequence[MicroBatch]) -> None:
-        """Those that go through the model; a micro-batch that was split repeats the prefixes of its parts."""
+        """Count the tokens that go through the model; parts of a micro-batch that was split repeat its prefixes."""
         for part in ([self._batch.sequences[i] for i in micro_batch.sequences] for micro_batch in work):
             self._computed_tokens += self._policy.passes.layout.tokens(part)
             self._read_tokens += sum(len(sequence) for sequence in part)
 
     def snapshot(self) -> dict[str, Any]:
-        """What repeats the next update, besides model, objective and batch, as plain types and tensors."""
+        """Give what repeats the next update, besides model, objective and batch, as plain types and tensors."""
         values, passes = (
             {each.name: getattr(self._values, each.name) for each in fields(self._values)},
             self._policy.passes,
@@ -213,15 +215,15 @@ class GradientPass:
 
 
 def learning_sequences(objective: Objective, batch: StepBatch, advantage: torch.Tensor) -> list[bool]:
-    """Whether each sequence has a gradient."""
+    """Tell for each sequence if it has a gradient."""
     if not objective.zero_advantage_is_idle:
         return [True] * len(batch.sequences)
     return [bool(own.any()) for own in torch.split(advantage, batch.lengths)]
 
 
 def sequences_to_read(objective: Objective, batch: StepBatch, advantage: torch.Tensor) -> list[bool]:
-    """Whether each sequence goes through the model: those that learn, or all if none does or the loss has to choose
-    among the tokens of all of them.
+    """Tell for each sequence if it goes through the model: those that learn, or all if none does or the loss has to
+    choose among the tokens of all of them.
     """
     learning = learning_sequences(objective, batch, advantage)
     return learning if any(learning) and not objective.looks_ahead else [True] * len(learning)

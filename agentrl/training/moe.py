@@ -142,7 +142,7 @@ class RouterBalance:
 
 
 def assignments(routed: Sequence[Routed], weights: Tensor) -> Tensor:
-    """How many tokens each expert of each layer was given: float64 [layers, experts]."""
+    """Count the tokens that each expert of each layer was given: float64 [layers, experts]."""
     counts = [logits.new_zeros(logits.shape[-1], dtype=torch.float64) for logits, _ in routed]
     for found, (_, chosen) in zip(counts, routed, strict=True):
         found.scatter_add_(0, chosen.flatten(), weights.double().repeat_interleave(chosen.shape[-1]))

@@ -1,6 +1,6 @@
 """The configured algorithm as functions: advantages of a step, which tokens train, and the loss of some of them.
 
-- Functions that a config names, a user's own among them: what they raise and give back is told under their names.
+Functions of a user are among them: what they raise and give back is reported under their names.
 """
 
 from __future__ import annotations
@@ -83,7 +83,7 @@ def check_loss_values(name: str, given: Any, tokens: LossInput) -> None:
 
 
 def check_kept(name: str, given: Any, tokens: LossInput) -> torch.Tensor:
-    """What a filter keeps: bool [tokens].
+    """Check what a filter keeps: bool [tokens].
 
     Raises:
         TrainingError: it gave something else.
@@ -99,7 +99,7 @@ def check_kept(name: str, given: Any, tokens: LossInput) -> torch.Tensor:
 
 
 def check_advantage(name: str, given: Any, tokens: int) -> torch.Tensor:
-    """What an estimator gave: [tokens].
+    """Check what an estimator gave: [tokens].
 
     Raises:
         TrainingError: another shape, or numbers that are not finite.
@@ -114,7 +114,7 @@ def check_advantage(name: str, given: Any, tokens: int) -> torch.Tensor:
 
 
 def check_shaped(name: str, given: Any, before: EpisodeRewards) -> EpisodeRewards:
-    """What a shaping made of rewards.
+    """Check what a shaping made of rewards.
 
     Raises:
         TrainingError: no rewards, those of other turns, or some that are not finite.
@@ -267,7 +267,7 @@ class Objective:
         return correction(self._mode, old_logp, behaviour_logp, sequence, cap=settings.cap, band=settings.band)
 
     def kept(self, tokens: LossInput) -> torch.Tensor:
-        """Which tokens of an update train: bool [tokens], from all of them; nobody knows how far an expert's are."""
+        """Mark the tokens of an update that train: bool [tokens], from all of them; an expert's always do."""
         kept = self.correction(tokens.old_logp, tokens.behaviour_logp, tokens.sequence).kept
         for name, keep in self._filters.items():
             kept = kept & check_kept(name, keep(tokens), tokens)
@@ -278,7 +278,7 @@ class Objective:
         return kept.masked_scatter(kept, self._choose(tokens.select(kept)))
 
     def chosen(self, tokens: LossInput) -> torch.Tensor | None:
-        """What the loss chooses among the tokens that train: bool [tokens]; ``None`` when it chooses nothing."""
+        """Mark what the loss chooses among the tokens that train: bool [tokens]; ``None`` when it chooses nothing."""
         return self._choose(tokens) if self.chooses_tokens else None
 
     def weights(self, owners: TokenOwners) -> torch.Tensor:

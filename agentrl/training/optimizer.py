@@ -1,9 +1,7 @@
 """Updates of a model: gradients are clipped, the learning rate follows a schedule, and nothing is learnt from gradients
 that are not finite.
 
-- The numbers of an optimizer, and its learning rate over time.
-- Which optimizer updates which parameters: AdamW all of them, or Muon the matrices of a model's blocks.
-- Gradient norms by kind of parameter: where in a model a norm comes from.
+AdamW updates all parameters, or Muon the matrices of blocks; gradient norms are measured by kind of parameter.
 """
 
 from __future__ import annotations
@@ -48,7 +46,7 @@ class OptimizerSettings:
     def of(
         cls, trainer: TrainerConfig, schedule: Schedule, *, total_updates: int, min_lr_ratio: float = 0.1
     ) -> OptimizerSettings:
-        """Those of a training whose learning rate has a section of its own.
+        """Take the settings of a training whose learning rate has a section of its own.
 
         Args:
             trainer: Has the rest.
@@ -188,7 +186,7 @@ LOSS = "the loss"
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Update:
-    """What one optimizer step did."""
+    """Result of one optimizer step."""
 
     grad_norm: float
     """Norm of all gradients before clipping."""
@@ -245,7 +243,7 @@ class PolicyOptimizer:
         return self._update(usable=False)
 
     def measure(self, loss: float) -> Update:
-        """What `update`, or `discard` for a loss that is not finite, would say; everything stays as it is."""
+        """Measure what `update`, or `discard` for a loss that is not finite, would give; everything stays as it is."""
         return self._measured(usable=math.isfinite(loss))
 
     def _measured(self, *, usable: bool) -> Update:

@@ -6,7 +6,7 @@ sums, and from them the derivative of the loss by each sum; the second one propa
 
 The reference is the model at the start, whose sums are computed once: there is no second model.
 
-- Pairs of episodes of one task, of which one is preferred.
+`make_pairs` pairs the episodes of a task, of which one is preferred.
 """
 
 from __future__ import annotations

@@ -1,6 +1,6 @@
 """Reward models: a causal model's body with one output, which reads a text and says how good it is.
 
-- Training a reward model on pairs of texts: the better one is to get the greater reward.
+It is trained on pairs of texts: the better one is to get the greater reward.
 """
 
 from __future__ import annotations
@@ -107,7 +107,7 @@ class RewardModel:
         self._pad_id = self._choose_pad()
 
     def rewards(self, texts: Sequence[str]) -> torch.Tensor:
-        """What the model says of texts: float32 [texts]; gradients flow unless the caller turned them off."""
+        """Compute the rewards of texts: float32 [texts]; gradients flow unless the caller turned them off."""
         rows = [self.tokenizer(text, add_special_tokens=False)["input_ids"][-self._max_tokens :] for text in texts]
         longest = max(1, max(map(len, rows)))
         ids = torch.full((len(rows), longest), self._pad_id)
@@ -120,7 +120,7 @@ class RewardModel:
         return logits.squeeze(-1).float()
 
     def score(self, text: str) -> float:
-        """What it says of one text."""
+        """Compute the reward of one text."""
         with torch.no_grad():
             return float(self.rewards([text])[0])
 

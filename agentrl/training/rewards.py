@@ -80,8 +80,8 @@ class RewardShaping:
             turn_episode=rewards.turn_episode,
         )
 
-    def draws(self, returns: torch.Tensor, *, seed: int) -> torch.Tensor | None:
-        """How often each trajectory counts, by its return [trajectories]: int64, where a shaping draws them anew."""
+    def sample_counts(self, returns: torch.Tensor, *, seed: int) -> torch.Tensor | None:
+        """Draw how often each trajectory counts, by its return, where a shaping resamples: int64 [trajectories]."""
         if self._resample is None:
             return None
         return torch.bincount(self._resample(returns, seed), minlength=returns.numel())

@@ -83,11 +83,11 @@ class SupervisedLearner:
 
     @property
     def updates(self) -> int:
-        """How many there are to make."""
+        """Count the updates of the whole training."""
         return len(self._batches)
 
     def calls(self) -> Mapping[str, Callable[..., object]]:
-        """What rank 0 asks of the learners of other ranks, by name."""
+        """Give the calls that rank 0 makes on the learners of other ranks, by name."""
         return {"learn": self._learn}
 
     def learn(self) -> LearningProgress:

@@ -18,7 +18,7 @@ from agentrl.training.signals.base import SignalUpdates
 
 
 def token_shares(
-    objective: Objective, owners: TokenOwners, index: torch.Tensor, draws: torch.Tensor | None
+    objective: Objective, owners: TokenOwners, index: torch.Tensor, sample_counts: torch.Tensor | None
 ) -> torch.Tensor:
     """Weight of each token of a step, 0 for those that are not of this update: float32 [tokens].
 
@@ -26,25 +26,25 @@ def token_shares(
         objective: Knows the aggregation.
         owners: Of the tokens of the step.
         index: The tokens of the update that train: int64 [selected].
-        draws: How often each trajectory was drawn: int64 [trajectories]; once when left out. One that was drawn twice
-            counts as two.
+        sample_counts: How often each trajectory was drawn: int64 [trajectories]; once when left out. One that was
+            drawn twice counts as two.
     """
     shares = torch.zeros(owners.sequence.numel())
-    if draws is None:
+    if sample_counts is None:
         shares[index] = objective.weights(owners.select(index)).float()
         return shares
-    times = draws[owners.trajectory[index]]
+    times = sample_counts[owners.trajectory[index]]
     drawn = index.repeat_interleave(times)
     first = (times.cumsum(0) - times).repeat_interleave(times)
     copy = torch.arange(drawn.numel()) - first
-    most, own = int(draws.max()), owners.select(drawn)
+    most, own = int(sample_counts.max()), owners.select(drawn)
     copies = TokenOwners(sequence=own.sequence * most + copy, trajectory=own.trajectory * most + copy, group=own.group)
     return shares.index_add(0, drawn, objective.weights(copies).float())
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class PreparedStep:
-    """Who trains, on which tokens, with which advantages, in which updates."""
+    """Step that is ready for its updates: who trains, on which tokens, with which advantages."""
 
     given: StepInput
     selection: Selection
@@ -70,7 +70,7 @@ class PreparedStep:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class TokenValues:
-    """What is known about a step's sampled tokens besides the batch, on the model's device; float32 [tokens] each."""
+    """Numbers of a step's sampled tokens besides the batch, on the model's device; float32 [tokens] each."""
 
     advantage: torch.Tensor
     episode_return: torch.Tensor
@@ -91,7 +91,7 @@ class TokenValues:
     """Bool: an expert wrote the token, and its `behaviour_logp` means nothing."""
     entropy: torch.Tensor | None = None
     """Before the first update; only where something looks ahead."""
-    draws: torch.Tensor | None = None
+    sample_counts: torch.Tensor | None = None
     """How often each trajectory was drawn: int64 [trajectories], on the CPU; once when left out."""
     seed: int = 0
     """Of the run."""
@@ -137,7 +137,7 @@ def token_values(
         teacher_top_logp=None if teacher is None else teacher.top_logp,
         expert=None if batch.expert is None else batch.expert.to(device),
         entropy=entropy,
-        draws=shaping.draws(returns, seed=batch.step_version),
+        sample_counts=shaping.sample_counts(returns, seed=batch.step_version),
         seed=seed,
     )
 

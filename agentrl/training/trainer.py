@@ -71,7 +71,7 @@ from agentrl.trajectory import TokenSequence, Trajectory
 
 @dataclass(slots=True)
 class StepUpdates:
-    """What the updates of a step were."""
+    """Record of the updates of a step."""
 
     updates: list[Update] = field(default_factory=list)
     """Of the policy, in order."""
@@ -333,7 +333,7 @@ class Trainer:
         return list(torch.split(flat.logp, [sequence.targets.numel() for sequence in scored]))
 
     def calls(self) -> Mapping[str, Callable[..., object]]:
-        """What rank 0 asks of the trainers of other ranks, by name."""
+        """Give the calls that rank 0 makes on the trainers of other ranks, by name."""
         return {
             "step": self._step,
             "compute_logprobs": self._compute_logprobs,
@@ -390,7 +390,7 @@ class Trainer:
             self._shaping.kl.coef = float(progress.get("reward_kl_coef", self._shaping.kl.coef))
 
     def state_dict(self) -> dict[str, Any]:
-        """Everything that a trainer without other ranks needs to go on: weights, optimizer, schedule, generator.
+        """Give everything that a trainer without other ranks needs to go on: weights, optimizer, schedule, generator.
 
         Tensors are the live ones, not copies: save them before the next step.
         """
@@ -413,6 +413,6 @@ class Trainer:
 
 
 def _optimizer_settings(config: TrainerConfig, *, first_step: int = 0) -> OptimizerSettings:
-    """Of a model that is trained from a step on."""
+    """Make the settings of a model that is trained from a step on."""
     updates = (config.steps - first_step) * config.epochs * config.mini_batches
     return OptimizerSettings.of(config, config, total_updates=updates, min_lr_ratio=config.min_lr_ratio)

@@ -1,6 +1,6 @@
 """The policy as weight sync sees it: tensors to hand over, and log-probabilities to compare.
 
-- A trained policy as a folder: a whole model, or adapters alone where these are what is trained.
+A trained policy becomes a folder: a whole model, or adapters alone where these are what is trained.
 """
 
 from __future__ import annotations
@@ -60,7 +60,7 @@ class ModelWeights:
         self._names = base_names(model) if self._adapted else {}
 
     def calls(self) -> Mapping[str, Callable[..., object]]:
-        """What rank 0 asks of the other ranks, by name."""
+        """Give the calls that rank 0 makes on the other ranks, by name."""
         return {"gather": self._gather, "token_logprobs": self._token_logprobs}
 
     def weights(self) -> Mapping[str, torch.Tensor]:
@@ -110,7 +110,7 @@ class ModelWeights:
 
 
 class TrainedWeights:
-    """What is trained of a model with adapters, for an engine that has the rest: a `WeightSource` of few tensors.
+    """Trained weights of a model with adapters, for an engine that has the rest: a `WeightSource` of few tensors.
 
     Args:
         weights: Of the model.

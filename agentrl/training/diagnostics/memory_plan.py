@@ -1,7 +1,4 @@
-"""What a run takes of the memory of each rank, before it runs.
-
-- What to change in a run that does not fit.
-"""
+"""Memory that a run takes on each rank, planned before it runs, and changes for a run that does not fit."""
 
 from __future__ import annotations
 
@@ -239,11 +236,11 @@ class _Lines:
 
     @property
     def _waits_on_cpu(self) -> bool:
-        """Whether activations are in another memory than the rank's device has."""
+        """Return True if activations are in another memory than the rank's device has."""
         return self._config.trainer.gradient_checkpointing == "offload" and self._config.model.device != "cpu"
 
     def _activations(self) -> Item:
-        """What is kept from a forward pass to its backward pass."""
+        """Count what is kept from a forward pass to its backward pass."""
         model, trainer = self._model, self._config.trainer
         mode = trainer.gradient_checkpointing
         kept = model.checkpointed if mode else model.activations

@@ -1,10 +1,7 @@
-"""What a model takes in a forward and backward pass, found by running it on tensors without data: no weights are read.
+"""Memory of a forward and backward pass, traced on tensors without data: no weights are read.
 
 The passes run on models of one and of two layers, whose difference is what a layer takes. Attention is that of a kernel
 which keeps its inputs, its output and one number per token and head, as FlashAttention and SDPA do.
-
-- What tensors take: bytes of all storages that are alive, their peak, and the largest tensor that was ever made.
-- How many parameters a model has, from its config alone.
 """
 
 from __future__ import annotations
@@ -86,7 +83,7 @@ class TensorMemory(TorchDispatchMode):  # type: ignore[no-untyped-call]
 
 
 def model_config(model: ModelConfig) -> Any:
-    """What transformers knows of a model before its weights are read.
+    """Description of a model before its weights are read.
 
     Raises:
         UsageError: there is no config of the model, or it is not of a kind that transformers knows.
@@ -110,7 +107,7 @@ def _kind(config: Any) -> Any:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Counts:
-    """Of a model's parameters."""
+    """Sizes of a model's parameters."""
 
     all: int
     in_layers: int
@@ -138,7 +135,7 @@ def counts_of(config: Any, lora: LoraConfig | None) -> Counts:
 
 
 def _trained(model: Any, lora: LoraConfig) -> TrainedSize:
-    """What `agentrl.models.lora.add_adapters` would train."""
+    """Count what `agentrl.models.lora.add_adapters` would train."""
     named, head = dict(model.named_modules()), model.get_output_embeddings()
     matrices = [
         module
@@ -167,7 +164,7 @@ ATTENTION = "agentrl_planned"
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Footprint:
-    """Of one model; bytes in the number format in which it computes."""
+    """Memory of one model's passes; bytes in the number format in which it computes."""
 
     parameters: int
     """Without adapters."""

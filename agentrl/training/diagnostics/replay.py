@@ -1,7 +1,4 @@
-"""An update that was left out, once more: loss of each micro-batch, the first module that is not finite, norms.
-
-- Which module of a model is the first that gives, or passes back, what is not finite.
-"""
+"""An update that was left out, once more: loss of each micro-batch, the first module that is not finite, norms."""
 
 from __future__ import annotations
 
@@ -42,7 +39,7 @@ from agentrl.trajectory import Trajectory
 
 
 class ModuleWatch:
-    """What was seen; names are those of `named_modules`."""
+    """Finding of watched modules; names are those of `named_modules`."""
 
     def __init__(self) -> None:
         self.forward: str | None = None
@@ -107,7 +104,7 @@ class MicroBatchFinding:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Replay:
-    """What the repeated update came to."""
+    """Result of a repeated update."""
 
     micro_batches: tuple[MicroBatchFinding, ...]
     weights_not_finite: tuple[str, ...]
@@ -119,7 +116,7 @@ class Replay:
 
     @property
     def repeats(self) -> bool:
-        """Whether every number is the recorded one, bit for bit; NaN is like NaN."""
+        """Return True if every number is the recorded one, bit for bit; NaN is like NaN."""
         return _bits(self.now) == _bits(self.recorded)
 
 
@@ -193,8 +190,8 @@ def replay(state: Mapping[str, Any], *, device: str = "auto", image_processor: I
     batch = step_batch(trajectories, shaping, experts=frozenset(state.get("experts", ())), routes=routes)
     layout = Layout(**state["layout"])
     values: dict[str, Any] = {
-        name: value.to(model.device) if isinstance(value, torch.Tensor) and name != "draws" else value
-        for name, value in state["values"].items()
+        name: value.to(model.device) if isinstance(value, torch.Tensor) and name != "sample_counts" else value
+        for name, value in _renamed(state["values"]).items()
     }
     lanes, balance = Lanes(state["lanes"]), config.trainer.router_balance
     passes = Passes(layout=layout, lanes=lanes, image_processor=image_processor)
@@ -240,6 +237,11 @@ def replay(state: Mapping[str, Any], *, device: str = "auto", image_processor: I
         ),
         recorded=recorded,
     )
+
+
+def _renamed(values: Mapping[str, Any]) -> dict[str, Any]:
+    """Give the values of older dumps the names of today."""
+    return {"sample_counts" if name == "draws" else name: value for name, value in values.items()}
 
 
 def _device(asked: str, recorded: str) -> torch.device:

@@ -1,8 +1,6 @@
 """The watch over a trainer's numbers: it applies updates, leaves out those that are not finite, and reports.
 
-- Alarms: a step's numbers against limits, each cause said once and not at every step.
-- Equal steps give equal bits: torch's deterministic algorithms, and cuBLAS with a workspace of its own.
-- A file that repeats an update: weights, the step's trajectories, generators, config, and what was found.
+Numbers beyond limits raise alarms, once for each cause; an update that is left out is dumped to a file that repeats it.
 """
 
 from __future__ import annotations
@@ -46,7 +44,7 @@ _CHECK_FORMATS = "check that both have the same weights, number format and chat 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Judgement:
-    """What the alarms say about a step."""
+    """Verdict of the alarms on a step."""
 
     metrics: dict[str, float]
     messages: tuple[str, ...]
@@ -142,7 +140,7 @@ class Alarms:
             self._norms = [*self._norms, norm][-HISTORY:]
 
     def state(self) -> torch.Tensor:
-        """What a resumed run needs to judge alike: float64 [causes + first steps + history], NaN where unknown."""
+        """Give what a resumed run needs to judge alike: float64 [causes + first steps + history], NaN where unknown."""
         entropies = self._entropies + [math.nan] * (FIRST_STEPS - len(self._entropies))
         norms = self._norms + [math.nan] * (HISTORY - len(self._norms))
         return torch.tensor([*self._calm.values(), *entropies, *norms], dtype=torch.float64)
@@ -209,7 +207,7 @@ FORMAT = 1
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class UpdateNumbers:
-    """What an update came to."""
+    """Numbers of an update."""
 
     loss: float
     grad_norm: float
@@ -287,7 +285,7 @@ def _weights(model: nn.Module, *, keep: bool) -> dict[str, torch.Tensor]:
 
 
 def read_dump(file: Path) -> dict[str, Any]:
-    """What `write_dump` wrote.
+    """Read what `write_dump` wrote.
 
     Raises:
         UsageError: there is no such file, or it is another one.
@@ -309,7 +307,7 @@ def read_dump(file: Path) -> dict[str, Any]:
 
 
 def found_of(state: Mapping[str, Any]) -> UpdateNumbers:
-    """What the update came to when it was run."""
+    """Give the numbers of the update when it was run."""
     return UpdateNumbers(**{**state["found"], "non_finite": tuple(state["found"]["non_finite"])})
 
 
@@ -319,7 +317,7 @@ NAMED_PARAMETERS = 5
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class WatchedStep:
-    """What the updates of a step have in common."""
+    """Context that the updates of a step have in common."""
 
     number: int
     """From 1."""
@@ -436,7 +434,7 @@ class NumericsWatch:
         )
 
     def state(self) -> torch.Tensor:
-        """What a resumed run needs to go on alike: float64, always of the same length."""
+        """Give what a resumed run needs to go on alike: float64, always of the same length."""
         return torch.cat([torch.tensor([self._in_a_row, self._dumps], dtype=torch.float64), self._alarms.state()])
 
     def restore(self, state: torch.Tensor) -> None:
@@ -463,7 +461,7 @@ class WatchedUpdates:
 
     @property
     def kl_old(self) -> float:
-        """Of the policy to pi_old, over the tokens of the newest gradient."""
+        """KL of the policy to pi_old, over the tokens of the newest gradient."""
         return self._gradient.kl_old
 
     def accumulate(self, part: list[int]) -> float:

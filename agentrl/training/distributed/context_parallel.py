@@ -20,7 +20,7 @@ from agentrl.errors import UsageError
 
 
 class Attention(Protocol):
-    """Who attends to whom in a forward pass."""
+    """Attention of a forward pass: which tokens attend to which."""
 
     def attend(
         self, query: Tensor, key: Tensor, value: Tensor, scale: float, window: int | None, cap: float | None = None
@@ -85,7 +85,7 @@ class SharedAttention:
     def attend(
         self, query: Tensor, key: Tensor, value: Tensor, scale: float, window: int | None, cap: float | None = None
     ) -> Tensor:
-        """As `Attention.attend`, of this rank's tokens.
+        """Attend as `Attention.attend` does, for this rank's tokens.
 
         Raises:
             UsageError: the heads cannot be shared.
@@ -98,7 +98,7 @@ class SharedAttention:
 
 
 def key_value_copies(heads: int, key_value_heads: int, ranks: int) -> int:
-    """How often each key-value head is repeated, so that every rank has those that its query heads look at.
+    """Count how often each key-value head is repeated, so that every rank has those that its query heads look at.
 
     >>> key_value_copies(8, 4, ranks=2), key_value_copies(8, 2, ranks=4), key_value_copies(6, 3, ranks=2)
     (1, 2, 2)

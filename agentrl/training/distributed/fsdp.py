@@ -1,6 +1,6 @@
 """A model in shards (FSDP2): each rank holds a part of every parameter, and a layer is whole only while it computes.
 
-- Loading a model straight into shards: no rank ever holds more of it than its shards and one layer.
+A model is loaded straight into shards: no rank ever holds more of it than its shards and one layer.
 """
 
 from __future__ import annotations
@@ -143,7 +143,7 @@ def reshard(model: nn.Module) -> None:
 
 
 def add_up_gradients(model: nn.Module, *, over_ranks: bool) -> None:
-    """Whether the next backward pass adds gradients up over the ranks, or on this rank only for the time being."""
+    """Let the next backward pass add gradients up over the ranks, or on this rank only for the time being."""
     if isinstance(model, FSDPModule):
         model.set_requires_gradient_sync(over_ranks)
 
@@ -154,7 +154,7 @@ def whole(tensor: Tensor) -> Tensor:
 
 
 def is_sharded(tensor: Tensor) -> bool:
-    """Whether a rank has a part of it only."""
+    """Return True if a rank has a part of it only."""
     return isinstance(tensor, DTensor)
 
 
@@ -236,7 +236,7 @@ def load_sharded(
 
 
 class _Source(ABC):
-    """Where tensors come from, one at a time and in the same order on all ranks."""
+    """Source of tensors, one at a time and in the same order on all ranks."""
 
     @abstractmethod
     def read(self, names: list[str], like: Tensor) -> Tensor:

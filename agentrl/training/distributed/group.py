@@ -29,7 +29,7 @@ PATIENCE = timedelta(days=365)
 
 @dataclass(frozen=True, slots=True)
 class RankCall:
-    """What rank 0 asks of the others."""
+    """Call that rank 0 makes on the others."""
 
     name: str
     arguments: tuple[Any, ...]
@@ -64,7 +64,7 @@ class Ranks:
 
     @property
     def are_many(self) -> bool:
-        """Whether the model is in shards."""
+        """True if the model is in shards."""
         return self.count > 1
 
     @property
@@ -110,7 +110,7 @@ class Ranks:
             self.context = ContextGroup(group, self.rank % self._together // tensor, context)
 
     def device(self, asked: str) -> torch.device:
-        """Where this rank computes.
+        """Choose the device on which this rank computes.
 
         Args:
             asked: ``model.device``.
@@ -191,7 +191,7 @@ class Ranks:
         return told[0]
 
     def collect(self, own: Sequence[T]) -> list[T]:
-        """What all ranks have, in the order of ranks."""
+        """Collect what all ranks have, in the order of ranks."""
         if not self.are_many:
             return list(own)
         found: list[Sequence[T]] = [[]] * self.count

@@ -1,8 +1,6 @@
 """The processes of ranks 1, 2, …: started beside this one, watched, and never left behind.
 
 A rank ends when it is told to, when its standard input closes because this process is gone, or when it is killed here.
-
-- Ranks 1, 2, … that rank 0 has started: met, watched, and never left behind, wherever they run.
 """
 
 from __future__ import annotations
@@ -64,7 +62,7 @@ class StartedRanks(ABC):
 
     @abstractmethod
     def _loss(self) -> TrainingError | None:
-        """Which rank has ended by itself, and what is known of that; ``None`` while all run."""
+        """Find the rank that has ended by itself, and what is known of that; ``None`` while all run."""
 
     @abstractmethod
     def _kill(self) -> None:
@@ -107,7 +105,7 @@ class StartedRanks(ABC):
         return self._logs / f"rank-{rank}.log"
 
     def lost(self) -> TrainingError | None:
-        """Which rank has ended by itself, and what it said; always the first one that was found."""
+        """Find the rank that has ended by itself, and what it said; always the first one that was found."""
         if self._lost is None and not self._closing.is_set():
             self._lost = self._loss()
         return self._lost
@@ -291,7 +289,7 @@ def _joined(ranks: Ranks, processes: StartedRanks | None) -> Iterator[Ranks]:
 
 
 def launched_ranks() -> int:
-    """How many processes torchrun has started; 0 where it has not started this one."""
+    """Count the processes that torchrun has started; 0 where it has not started this one."""
     return int(os.environ["WORLD_SIZE"]) if "TORCHELASTIC_RUN_ID" in os.environ else 0
 
 

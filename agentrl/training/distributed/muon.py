@@ -25,7 +25,7 @@ _MOMENTUM = "momentum_buffer"
 
 
 class ShardedMuon(torch.optim.Optimizer):
-    """What torch.optim.Muon computes with ``adjust_lr_fn="match_rms_adamw"``, for matrices in shards.
+    """Muon as torch.optim.Muon computes it with ``adjust_lr_fn="match_rms_adamw"``, for matrices in shards.
 
     Args:
         matrices: DTensors, sharded by rows over the last dimension of a mesh, or over the last but one, where the last
@@ -96,7 +96,7 @@ def _batches(matrices: list[DTensor]) -> Iterable[list[DTensor]]:
 
 
 def _is_cut(matrix: DTensor) -> bool:
-    """Whether neighbours hold columns or rows of its shards."""
+    """Tell if neighbours hold columns or rows of its shards."""
     return TENSOR in (matrix.device_mesh.mesh_dim_names or ())
 
 
@@ -148,7 +148,7 @@ def _shard_changes(
 
 @dataclass(frozen=True, slots=True)
 class _Place:
-    """Where the numbers of a matrix are: neighbours have parts of it, and of each part shards have some rows."""
+    """Place of the numbers of a matrix: neighbours have parts of it, and of each part shards have some rows."""
 
     neighbours: int
     side: int
@@ -174,7 +174,7 @@ class _Place:
         return torch.cat(list(torch.cat(parts, dim=1).unbind()), dim=self.side)
 
     def parts(self, matrix: Tensor) -> list[Tensor]:
-        """What `whole` takes."""
+        """Give what `whole` takes."""
         beside = torch.stack(matrix.chunk(self.neighbours, dim=self.side))
         return [part.flatten() for part in torch.split(beside, self.rows, dim=1)]
 
@@ -185,7 +185,7 @@ def _flat(tensors: list[Tensor], like: Tensor) -> Tensor:
 
 
 def _rows(rows: int, ranks: int) -> list[int]:
-    """How many rows each rank has: shards are of equal size, but for the last ones."""
+    """Count the rows of each rank: shards are of equal size, but for the last ones."""
     size = -(-rows // ranks)
     bounds = [min(rank * size, rows) for rank in range(ranks + 1)]
     return [high - low for low, high in itertools.pairwise(bounds)]

@@ -1,4 +1,4 @@
-"""How sequences lie in the model's forward passes: padded, packed without padding, or with common prefixes once."""
+"""Layout of sequences in the model's forward passes: padded, packed without padding, or with common prefixes once."""
 
 from __future__ import annotations
 
@@ -43,7 +43,7 @@ TOLERANCE = {torch.float32: 1e-3, torch.float64: 1e-3, torch.bfloat16: 0.1, torc
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Layout:
-    """How sequences go through a model; `choose_layout` finds the best one."""
+    """Layout of sequences in forward passes; `choose_layout` finds the best one."""
 
     budget: int = 8192
     """Tokens of a forward pass, padding included."""
@@ -122,8 +122,8 @@ class Layout:
     def read_shared(
         self, model: PreTrainedModel, sequences: Sequence[ScoredSequence], pad_id: int, context: ContextGroup
     ) -> tuple[torch.Tensor, torch.Tensor]:
-        """As `read`, of rows that several ranks share: the own ones of the hidden states, in the order of targets, and
-        the rank of each target: int64 [targets].
+        """Read rows that several ranks share: the own hidden states, in the order of targets, and each target's rank:
+        int64 [targets].
         """
         if self.packed:
             row = pack(sequences, share=self.share).padded(context.padded, pad_id)
@@ -159,7 +159,7 @@ class Layout:
         shape: Sequence[int],
         device: torch.device,
     ) -> dict[str, torch.Tensor]:
-        """What a model is told besides, where its routers are to do as an engine's."""
+        """Give the model's further arguments, where its routers are to do as an engine's."""
         if self.replay is None:
             return {}
         return {ROUTES: self.replay.wanted([sequence.routes for sequence in sequences], places, shape).to(device)}
@@ -215,7 +215,7 @@ def _check_context(model: PreTrainedModel, ranks: Ranks, context: ContextGroup, 
 
 
 def _packs_well(model: PreTrainedModel) -> bool:
-    """Whether the device has a kernel for packed rows that needs no dense mask, in all layers."""
+    """Return True if the device has a kernel for packed rows that needs no dense mask, in all layers."""
     if model.device.type == "cuda":
         return has_flash(computing_dtype(model))
     text = model.config.get_text_config()

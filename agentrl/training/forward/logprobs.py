@@ -25,7 +25,7 @@ LOGIT_BYTES = 4
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class TokenScores:
-    """What the policy says about wanted tokens; float32 [targets] each."""
+    """Scores of wanted tokens under a model; float32 [targets] each."""
 
     logp: Tensor
     """log_softmax(logits / temperature) at the token."""
@@ -147,7 +147,7 @@ class _HeadScores(torch.autograd.Function):
 
 
 def head_logits(hidden: Tensor, weight: Tensor, bias: Tensor | None, temperature: float, cap: float | None) -> Tensor:
-    """What the head says to hidden states, capped and divided: float32 [n, vocabulary]; see `head_scores`."""
+    """Compute the logits of hidden states, capped and divided: float32 [n, vocabulary]; see `head_scores`."""
     logits = functional.linear(hidden, weight, bias).float()
     if cap is not None:
         logits = logits.div_(cap).tanh_().mul_(cap)

@@ -155,7 +155,7 @@ def add_gradients(
 
 
 def share_out(costs: Sequence[int], lanes: int) -> list[list[int]]:
-    """What each lane computes: the dearest first, each in the lane with the least to do.
+    """Share work out over lanes: the dearest first, each in the lane with the least to do.
 
     >>> share_out([1, 5, 3, 2], lanes=2)
     [[1, 0], [2, 3]]
@@ -203,7 +203,7 @@ def pad_to_ranks(work: Sequence[MicroBatch], ranks: int) -> list[MicroBatch]:
 
 
 def _even(work: Sequence[MicroBatch], ranks: int) -> list[MicroBatch]:
-    """As many micro-batches as the ranks can share evenly."""
+    """Split or repeat micro-batches until the ranks can share them evenly."""
     even = list(work)
     while len(even) % ranks:
         large = [index for index, micro_batch in enumerate(even) if len(micro_batch.sequences) > 1]

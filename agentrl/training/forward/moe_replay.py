@@ -36,7 +36,7 @@ CLOSE = {torch.float32: 1e-4, torch.bfloat16: 2e-2, torch.float16: 5e-3}
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class GateFormula:
-    """How a router's logits become the gates of chosen experts."""
+    """Formula by which a router's logits become the gates of chosen experts."""
 
     sigmoid: bool
     normalised: bool
@@ -53,7 +53,7 @@ class GateFormula:
 
 @dataclass(slots=True)
 class ReplayCount:
-    """How a forward pass was routed."""
+    """Count of a forward pass whose routes were replayed."""
 
     differing: list[Tensor] = field(default_factory=list)
     """Of each layer, whether the router itself would have chosen another set of experts: bool [tokens with routes]."""
@@ -99,7 +99,7 @@ class RouterReplay:
         return len(self._with_experts), self._chosen
 
     def wanted(self, routes: Sequence[Tensor | None], places: Sequence[Tensor], shape: Sequence[int]) -> Tensor:
-        """What the model is told of a micro-batch: int64 [rows, tokens, layers with experts, chosen].
+        """Lay out the routes of a micro-batch: int64 [rows, tokens, layers with experts, chosen].
 
         Args:
             routes: Of each sequence, as `agentrl.training.forward.sequences.ScoredSequence` has them.

@@ -47,7 +47,7 @@ class PackedRow:
     """Of each sequence, in the order in which they were given: where its tokens are in the row, int64 [length]."""
 
     def ends(self) -> torch.Tensor:
-        """Where the subtree of each token's node ends: int64 [tokens]."""
+        """Find the end of the subtree of each token's node: int64 [tokens]."""
         ends = torch.empty_like(self.depths)
         for node in self.nodes:
             ends[node.start : node.end] = node.last
@@ -134,7 +134,7 @@ def _routed_alike(left: torch.Tensor | None, right: torch.Tensor | None) -> int:
 
 
 def _fitting(lengths: Sequence[int], common: Sequence[int], budget: int, share: int) -> int:
-    """How many of the sequences fit into a row; at least one."""
+    """Count the sequences that fit into a row; at least one."""
     row = _Row(share)
     for count, (length, shared) in enumerate(zip(lengths, common, strict=True)):
         row.append(length, shared)
@@ -194,7 +194,7 @@ class _Row:
         self._closed.append(PrefixNode(node.start, node.end, self.tokens))
 
     def place(self) -> torch.Tensor:
-        """Where the tokens of the sequence that was appended last are."""
+        """Give the places of the tokens of the sequence that was appended last."""
         return torch.cat([torch.arange(node.start, node.end) for node in self._path])
 
     def nodes(self) -> tuple[PrefixNode, ...]:

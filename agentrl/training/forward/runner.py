@@ -39,7 +39,7 @@ from agentrl.training.forward.sequences import ScoredSequence
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Passes:
-    """What all passes of a model have in common."""
+    """Settings that all passes of a model have in common."""
 
     layout: Layout = PADDED
     lanes: Lanes = field(default_factory=lambda: Lanes(1))
@@ -89,7 +89,7 @@ class PassHook(Protocol):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class PassResult:
-    """What the forward and backward passes of an update came to, on all ranks."""
+    """Result of the forward and backward passes of an update, on all ranks."""
 
     loss: float
     tally: SumsByName

@@ -1,6 +1,6 @@
 """Token sequences as a model's forward pass needs them: ids, and the positions whose log-probability is wanted.
 
-- Micro-batches: sequences of similar length, padded, within a budget of tokens.
+Sequences of similar length are padded together in micro-batches, within a budget of tokens.
 """
 
 from __future__ import annotations
@@ -96,7 +96,7 @@ class PaddedBatch:
     """Of each sequence."""
 
     def places(self, sequences: Sequence[ScoredSequence]) -> Iterator[torch.Tensor]:
-        """Of each sequence: where its tokens are among the flattened ones, int64 [length]."""
+        """Give the places of each sequence's tokens among the flattened ones: int64 [length]."""
         longest = self.input_ids.shape[1]
         for row, sequence in enumerate(sequences):
             yield torch.arange(row * longest, row * longest + len(sequence))

@@ -3,8 +3,6 @@
 On the CPU it is computed node by node (`agentrl.training.forward.tree_attention`). On CUDA, FlashAttention takes rows
 in which nothing is shared, if it is installed, and flex_attention the others. Layers with a sliding window that is
 shorter than the sequences, and other devices, get a dense mask.
-
-- Attention over a packed row on the CPU, node by node of its trie.
 """
 
 from __future__ import annotations
@@ -110,7 +108,7 @@ def _merge(left: Tensor, left_sums: Tensor, right: Tensor, right_sums: Tensor) -
 
 
 def attention_blocks(nodes: Sequence[PrefixNode]) -> Iterator[AttentionBlock]:
-    """Who attends to whom in a row, a node at a time: itself, then everything below it."""
+    """Attention in a row, a node at a time: itself, then everything below it."""
     tree_end = 0
     for node in nodes:
         first = node.start >= tree_end
@@ -129,7 +127,7 @@ UNKNOWN_TERMS = ("s_aux", "position_bias")
 
 
 class AttentionTree:
-    """Who attends to whom in a row, for all layers of a forward pass.
+    """Attention in a row, for all layers of a forward pass.
 
     Args:
         row: The tokens.
@@ -173,7 +171,7 @@ class AttentionTree:
         return scaled_dot_product_attention(query, key, value, attn_mask=mask, scale=scale, enable_gqa=True)
 
     def sees(self, window: int | None, queries: Tensor, keys: Tensor) -> Tensor:
-        """Whether tokens may attend to tokens; int64 indices of any shapes that broadcast."""
+        """Tell which tokens may attend to which; int64 indices of any shapes that broadcast."""
         seen = (keys <= queries) & (queries < self._ends[keys])
         if window is not None:
             seen = seen & (self._depths[queries] - self._depths[keys] < window)
@@ -217,7 +215,7 @@ class AttentionTree:
 
 
 class PaddedAttention:
-    """Who attends to whom in rows that are padded on the right: every token to those before it in its row."""
+    """Attention in rows that are padded on the right: every token to those before it in its row."""
 
     def attend(
         self, query: Tensor, key: Tensor, value: Tensor, scale: float, window: int | None, cap: float | None = None
@@ -267,7 +265,7 @@ def _widened(value: Tensor, query: Tensor) -> Tensor:
 
 @functools.cache
 def _capping(cap: float | None) -> Callable[..., Tensor] | None:
-    """What flex_attention does to scores."""
+    """Make the function that flex_attention applies to scores."""
     if cap is None:
         return None
 
@@ -283,7 +281,7 @@ def _compiled_flex() -> Any:
 
 
 def has_flash(dtype: torch.dtype) -> bool:
-    """Whether FlashAttention is installed, and takes this format."""
+    """Return True if FlashAttention is installed, and takes this format."""
     return dtype in (torch.float16, torch.bfloat16) and importlib.util.find_spec("flash_attn") is not None
 
 

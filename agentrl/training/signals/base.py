@@ -23,7 +23,7 @@ from agentrl.training.rewards import RewardShaping
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class SignalSetup:
-    """What a trainer has for its signals."""
+    """Setup of a trainer, from which its signals are made."""
 
     policy: ModelRunner
     algorithm: AlgorithmConfig

@@ -173,7 +173,7 @@ def _freeze_what_gives_no_hidden_state(model: PreTrainedModel) -> None:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ValueTargets:
-    """Of a step's sampled tokens; float32 [tokens] each, on the device where the critic computes."""
+    """Targets of a step's sampled tokens; float32 [tokens] each, on the device where the critic computes."""
 
     old_values: torch.Tensor
     """V at the start of the step."""
@@ -209,7 +209,7 @@ class ValueTargets:
         return (weights[where] * loss.values).sum()
 
     def measurements(self) -> dict[str, float]:
-        """How good the values of the start of the step were.
+        """Measure how good the values of the start of the step were.
 
         The explained variance is 1 - Var(G - V) / Var(G): 1 for a perfect critic, 0 for one that knows the mean only;
         left out where all returns are equal.
@@ -275,7 +275,7 @@ class CriticStep:
         return self._targets.loss(values, where, self._weights, tally)
 
     def joined_loss(self, values: torch.Tensor, where: torch.Tensor, tally: SumsByName) -> torch.Tensor:
-        """What the policy's loss of some tokens gets on top.
+        """Compute what the policy's loss of some tokens gets on top.
 
         Args:
             values: v of the tokens: [selected]; carries the gradient.

@@ -198,7 +198,7 @@ class _ProcessRewardStep:
         self._updates.append(self._model.descend(sequences, by_logp, self._pad_id))
 
     def metrics(self) -> dict[str, float]:
-        """Of the updates, before each."""
+        """Give the metrics of the updates, each measured before it."""
         applied = [update for update in self._updates if not update.non_finite]
         found = {
             **self._tally.means(),
