@@ -56,8 +56,9 @@ def _own_environment_ids() -> Iterator[None]:
     before = dict(gymnasium.registry)
     gymnasium.registry.pop("GuessNumber-v0", None)
     yield
+    plugins = {id_: spec for id_, spec in gymnasium.registry.items() if id_.startswith("agentrl/")}  # loaded once only
     gymnasium.registry.clear()
-    gymnasium.registry.update(before)
+    gymnasium.registry.update(before | plugins)
 
 
 @pytest.mark.timeout(300)  # some blocks are whole runs
