@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import importlib
 import importlib.util
 import re
 import shlex
@@ -20,6 +21,10 @@ from agentrl.registry import Kind, names, unregister
 ROOT = Path(__file__).parent.parent
 PAGES = [ROOT / "README.md", ROOT / "CONTRIBUTING.md", *sorted((ROOT / "docs").rglob("*.md"))]
 BLOCK = re.compile(r"^ *```(\w+)\n(.*?)^ *```", re.MULTILINE | re.DOTALL)
+FILE = re.compile(r"(?<![\w./-])(?:agentrl|envs|tools|agent_loops|tests|benchmarks)/[\w./-]+\.(?:py|md|yaml|json)\b")
+MODULE = re.compile(r"(?<![\w/.-])agentrl(?:\.[A-Za-z_]\w*)+")
+NO_MODULES = {"agentrl.plugins", "agentrl.owner", "agentrl.until"}
+"""An entry point group, and labels of containers."""
 LINK = re.compile(r"\]\((?!https?://)([^)#]+)(#[^)]*)?\)")
 SMALL = (
     "'trainer.tasks_per_step=1', 'algorithm.group_size=2', 'agent.max_turns=2', 'agent.max_answer_tokens=8', "
@@ -104,6 +109,30 @@ def test_links_lead_somewhere(page: Path) -> None:
     made = {"configuration.md", "cli.md"}
     targets = [target for target, _ in LINK.findall(page.read_text())]
     assert [target for target in targets if target not in made and not (page.parent / target).exists()] == []
+
+
+@pytest.mark.parametrize("page", PAGES, ids=lambda page: str(page.relative_to(ROOT)))
+def test_files_and_modules_that_a_page_names_exist(page: Path) -> None:
+    text = page.read_text()
+    catalogue = ("agentrl/envs/", "agentrl/tools/", "agentrl/agent_loops/")
+    files = [file.removeprefix("agentrl/") if file.startswith(catalogue) else file for file in FILE.findall(text)]
+    assert [file for file in files if not (ROOT / file).exists()] == []
+    assert [name for name in sorted(set(MODULE.findall(text)) - NO_MODULES) if not _resolves(name)] == []
+
+
+def _resolves(dotted: str) -> bool:
+    """True if a dotted name is a module, or attributes of one."""
+    found: Any = importlib.import_module("agentrl")
+    path = "agentrl"
+    for part in dotted.split(".")[1:]:
+        path = f"{path}.{part}"
+        if not hasattr(found, part):
+            try:
+                importlib.import_module(path)
+            except ModuleNotFoundError:
+                return False
+        found = getattr(found, part)
+    return True
 
 
 @pytest.fixture(scope="module")
