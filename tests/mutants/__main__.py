@@ -90,6 +90,7 @@ def _play(name: str, room: Room, tasks: list[dict[str, Any]], results: Path, bud
     file.write_text(json.dumps({**paths, "digests": digests, "changes": tasks, "budget_s": budget_s}))
     path = os.pathsep.join([str(copy), str(TREE / "tests"), os.environ.get("PYTHONPATH", "")])
     environment = os.environ | {"PYTHONPATH": path, "OMP_NUM_THREADS": "1", "MUTANTS_TASKS": str(file)}
+    environment["PYTHONSAFEPATH"] = "1"  # processes that tests start import the copy, not the folder that they run in
     options = ["-p", "mutants.forks", "-p", "no:cacheprovider", f"--basetemp={FOLDER / f'tmp-{name}'}"]
     command = [sys.executable, "-P", "-m", "pytest", "-q", *options, *room.tests]
     before = results.read_text() if results.exists() else ""

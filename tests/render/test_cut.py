@@ -43,6 +43,13 @@ def test_a_long_observation_keeps_its_beginning() -> None:
     assert left_out == len(text) - len(cut.partition("…")[0])
 
 
+def test_one_token_is_kept_where_it_fits_beside_the_mark() -> None:
+    encoder = ENCODERS[0]
+    text = "On the countertop 1, you see a mug 1. " * 50
+    shortened = "On" + CUT_MARK.format(len(text) - 2)
+    assert encoder.cut(text, len(encoder.encode(shortened))) == shortened
+
+
 class Counting:
     """A tokenizer's backend that counts the characters that it encodes."""
 

@@ -186,3 +186,12 @@ def test_a_suffix_that_comes_again_is_the_same_whatever_was_done_with_the_first(
             assert (again.ids, again.sources) == expected
         whole, rest = (renderer.suffix([user(text)], last_id=i).ids for i in (None, renderer.boundary.end_id))
         assert whole[1:] == rest
+
+
+def test_long_messages_are_not_kept(renderer_of) -> None:
+    renderer = renderer_of("qwen2.5")
+    before = renderer._known_suffix.cache_info().currsize
+    renderer.suffix([user("new " * 200)], last_id=None)
+    assert renderer._known_suffix.cache_info().currsize == before
+    renderer.suffix([user("new and short")], last_id=None)
+    assert renderer._known_suffix.cache_info().currsize == before + 1

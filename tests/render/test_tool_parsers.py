@@ -249,3 +249,24 @@ def test_written_calls_are_read_back(calls: list[dict]) -> None:
     for parsed in (parse_hermes(as_hermes, TOOLS), parse_llama3_json(as_llama, TOOLS)):
         assert parsed.problems == ()
         assert [dict(call.arguments) for call in parsed.calls] == calls
+
+
+@pytest.mark.parametrize(
+    ("parser", "text", "content", "calls"),
+    [
+        ("glm", "a<tool_call>look</tool_call>b<tool_call>look</tool_call>c", "abc", 2),
+        ("mistral", "a[TOOL_CALLS]nothing here", "a", 0),
+        ("mistral", "a[TOOL_CALLS][{nothing", "a", 0),
+    ],
+)
+def test_text_around_calls_stays_and_text_of_broken_calls_goes(
+    parser: str, text: str, content: str, calls: int
+) -> None:
+    parsed = lookup(Kind.TOOL_PARSER, parser)(text, TOOLS)
+    assert (parsed.content, len(parsed.calls), len(parsed.problems)) == (content, calls, int(not calls))
+
+
+@pytest.mark.parametrize("written", ["1e999", r"'\ud800'"])
+def test_values_that_are_no_json_are_refused(written: str) -> None:
+    (problem,) = lookup(Kind.TOOL_PARSER, "pythonic")(f"[put(what={written})]", TOOLS).problems
+    assert problem.startswith("The arguments of put (tool call 1) cannot be written as JSON")
