@@ -99,8 +99,8 @@ def refuse_adapters(config: Config, what: str) -> None:
         )
 
 
-def told_experts(config: Config, section: ServerEngineConfig) -> ServerEngineConfig:
-    """The engine's section, whose launched servers tell experts where the trainer replays routed experts.
+def with_required_reports(config: Config, section: ServerEngineConfig) -> ServerEngineConfig:
+    """Return the engine's section, with the arguments that make launched servers report what the trainer needs.
 
     Raises:
         ConfigError: they would run on the CPU, where neither vLLM nor SGLang can.
@@ -118,8 +118,8 @@ def told_experts(config: Config, section: ServerEngineConfig) -> ServerEngineCon
     return section.model_copy(update={"arguments": [*section.arguments, RETURN_ROUTES]})
 
 
-def check_tells_experts(config: Config, engine: PolicyEngine) -> None:
-    """Refuse an engine whose routed experts the trainer would wait for in vain.
+def check_engine_reports(config: Config, engine: PolicyEngine) -> None:
+    """Check that an engine reports what the trainer needs: with replayed routed experts, the experts of each token.
 
     Raises:
         ConfigError: it tells none.

@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
 from typing import TypeAlias
 
 from agentrl.algorithms.traits import Input, needed_inputs
+from agentrl.builders.checks import check_experts
 from agentrl.builders.episodes import RunEnvironment
 from agentrl.builders.pairs import load_trajectories
 from agentrl.config.config import AlgorithmConfig, Config
@@ -30,15 +32,72 @@ def own_members(config: AlgorithmConfig) -> int:
     return config.group_size - (0 if config.expert is None else config.expert.members)
 
 
-def build_extra_runners(
+@dataclass(frozen=True, slots=True, kw_only=True)
+class GroupExtras:
+    """What the trainer gets with groups besides the policy's own rollouts."""
+
+    runners: ExtraRunners
+    teacher: TeacherServers | None
+    """A teacher that is not loaded here."""
+
+    async def guides(self, groups: Sequence[Group]) -> Guides:
+        """Collect the extra rollouts of some groups, and what a teacher behind servers says of them, for the trainer.
+
+        Raises:
+            UsageError: the episodes hold images, which a teacher behind servers is not shown; a key is missing.
+            EngineError: the teacher cannot be reached.
+        """
+        experts = [trajectory for group in groups for trajectory in group.experts]
+        trained = [trajectory for group in groups for trajectory in group.trainable]
+        told = {} if self.teacher is None else await _asked(self.teacher, [*trained, *experts])
+        return Guides(
+            greedy={group.id: group.extra_rollouts[GREEDY] for group in groups if GREEDY in group.extra_rollouts},
+            experts=experts,
+            teacher_logp={name: [word.logp for word in words] for name, words in told.items()},
+            teacher_top={
+                name: [word.top for word in words if word.top is not None]
+                for name, words in told.items()
+                if all(word.top is not None for word in words)
+            },
+        )
+
+    async def close(self) -> None:
+        """Close the connections to a teacher."""
+        if self.teacher is not None:
+            await self.teacher.close()
+
+
+def build_group_extras(
     config: Config, environments: Sequence[RunEnvironment], engine: PolicyEngine, renderer: Renderer, model_path: str
-) -> ExtraRunners:
-    """Build the runners of each group's extra rollouts, which are not counted as the policy's and not written to disk.
+) -> GroupExtras:
+    """Build what a config's algorithm needs beside the policy's own rollouts.
 
     Raises:
         ConfigError: an expert's stored episodes are of a model with other tokens.
         UsageError: they are not there, or none is of the run's environments.
     """
+    teacher = config.algorithm.teacher
+    return GroupExtras(
+        runners=_build_runners(config, environments, engine, renderer, model_path),
+        teacher=TeacherServers(teacher) if teacher is not None and teacher.servers else None,
+    )
+
+
+async def check_extra_rollouts(config: Config) -> None:
+    """Check that every environment can play what is played beside the members of groups.
+
+    Raises:
+        UsageError: an environment has no expert, or its agent loop cannot be demonstrated.
+    """
+    expert = config.algorithm.expert
+    if expert is not None and expert.trajectories is None:
+        await check_experts(config)
+
+
+def _build_runners(
+    config: Config, environments: Sequence[RunEnvironment], engine: PolicyEngine, renderer: Renderer, model_path: str
+) -> ExtraRunners:
+    """Build the runners of extra rollouts, which are not counted as the policy's and not written to disk."""
     policies = _policies(config, engine, renderer)
     found: dict[str, dict[str, EpisodeRunner | StoredExpert]] = {
         env.label: {name: env.runner.with_policy(policy) for name, policy in policies.items()} for env in environments
@@ -61,28 +120,6 @@ def _policies(config: Config, engine: PolicyEngine, renderer: Renderer) -> dict[
         policy = ScriptedEpisodePolicy(ScriptedPolicy.EXPERT, renderer, max_context=config.agent.max_tokens)
         policies |= {f"{EXPERT}-{number}": policy for number in range(expert.members)}
     return policies
-
-
-async def guides_of(groups: Sequence[Group], teacher: TeacherServers | None) -> Guides:
-    """Collect the extra rollouts of some groups, and what a teacher behind servers says of them, for the trainer.
-
-    Raises:
-        UsageError: the episodes hold images, which a teacher behind servers is not shown; a key is missing.
-        EngineError: the teacher cannot be reached.
-    """
-    experts = [trajectory for group in groups for trajectory in group.experts]
-    trained = [trajectory for group in groups for trajectory in group.trainable]
-    told = {} if teacher is None else await _asked(teacher, [*trained, *experts])
-    return Guides(
-        greedy={group.id: group.extra_rollouts[GREEDY] for group in groups if GREEDY in group.extra_rollouts},
-        experts=experts,
-        teacher_logp={name: [word.logp for word in words] for name, words in told.items()},
-        teacher_top={
-            name: [word.top for word in words if word.top is not None]
-            for name, words in told.items()
-            if all(word.top is not None for word in words)
-        },
-    )
 
 
 async def _asked(teacher: TeacherServers, trajectories: Sequence[Trajectory]) -> dict[str, list[TeacherWord]]:

@@ -1,7 +1,4 @@
-"""The model of a run: found, or made from nothing; its tokenizer and renderer.
-
-- Whether two models read the same tokens: what one has written, or is asked about, means the same to the other.
-"""
+"""The model of a run: found, or made from nothing; its tokenizer and renderer, and checks that they fit the run."""
 
 from __future__ import annotations
 
@@ -19,7 +16,9 @@ from transformers import (
 
 from agentrl.builders.scratch import unheard, write_scratch_model
 from agentrl.config.config import Config
+from agentrl.config.derived import parts_of
 from agentrl.config.section import Section
+from agentrl.env_lookup import resolve_environment
 from agentrl.errors import ConfigError, UsageError
 from agentrl.models.load import load_model
 from agentrl.models.lora import is_adapter_folder
@@ -27,8 +26,10 @@ from agentrl.models.vision import MODEL_TYPES
 from agentrl.observe.files import writing
 from agentrl.observe.model_folder import check_fetchable, find_model
 from agentrl.observe.run_folder import RunDirectory
+from agentrl.render.check import check_template
 from agentrl.render.images import ImageProcessor
 from agentrl.render.renderer import Renderer
+from agentrl.rollout.runner import make_agent_loop
 from agentrl.training.checkpoint import save_model_folder, system_errors
 
 SHARD_SIZE = "5GB"
@@ -206,3 +207,39 @@ def check_same_tokens(what: str, path: str, model_path: str) -> None:
 
 def _piece(piece: str | None) -> str:
     return "nothing" if piece is None else repr(piece)
+
+
+def check_tokens(config: Config, model_path: str) -> None:
+    """Check that the models which score the policy's episodes read its tokens.
+
+    Raises:
+        ConfigError: one has another tokenizer.
+    """
+    scoring = {"the teacher": config.algorithm.teacher, "the process reward model": config.trainer.process_reward}
+    for what, section in scoring.items():
+        if section is not None and section.path is not None:
+            check_same_tokens(what, section.path, model_path)
+
+
+def check_rendering(config: Config, renderer: Renderer) -> None:
+    """Check, before anything is sampled, that the chat template can be rendered turn by turn.
+
+    Raises:
+        TemplateError: it rewrites history (the two renderings are shown), or cannot call tools where the loop does.
+        UsageError: the environment shows images to a model that reads text only.
+    """
+    for part in parts_of(config):
+        environment = part.config.sole_environment
+        spec = resolve_environment(environment.name)
+        if renderer.images is None and spec.shows_images(environment.options):
+            raise UsageError(
+                f"environment {spec.name} shows images, and the model reads text only",
+                got=config.model.path,
+                expected=f"a vision-language model ({', '.join(MODEL_TYPES)})",
+                hint="or let the environment show text",
+            )
+        loop = make_agent_loop(part.config.agent.loop, part.config.agent.options)
+        if loop.offers_tools:
+            renderer.require_tool_parser()
+        if loop.follow_ups:
+            check_template(renderer, roles=loop.follow_ups)

@@ -23,12 +23,12 @@ from agentrl.builders.episodes import sampling_params
 from agentrl.builders.models import (
     SCRATCH,
     build_renderer,
+    check_rendering,
     embedding_rows,
     load_tokenizer,
 )
 from agentrl.builders.scratch import write_scratch_model
 from agentrl.builders.servers import ServedModel, check_served, open_pool
-from agentrl.builders.training import check_rendering
 from agentrl.config.config import Config
 from agentrl.config.engines import (
     LocalEngineConfig,

@@ -29,22 +29,16 @@ from collections.abc import Callable, Coroutine, Mapping, Sequence
 from contextlib import AsyncExitStack, suppress
 from typing import Any, TypeVar
 
-from agentrl.builders.adapters import sends_adapters
-from agentrl.builders.checks import check_experts, told_experts
-from agentrl.builders.cluster import RunCluster, open_cluster, open_placed_pool
-from agentrl.builders.group_extras import guides_of
-from agentrl.builders.machine import trainer_gpus
-from agentrl.builders.models import embedding_rows, prepare_model
+from agentrl.builders.group_extras import check_extra_rollouts
+from agentrl.builders.models import prepare_model
+from agentrl.builders.processes import open_processes
 from agentrl.builders.record import EpisodeRecorder, StepClock
 from agentrl.builders.resume_rules import rule_of
 from agentrl.builders.run import Interruption, Run, RunResult, stop_signals
-from agentrl.builders.servers import ServedModel, open_pool
 from agentrl.builders.training import build_training
-from agentrl.config.engines import ServerEngineConfig
 from agentrl.config.load import dump_config
 from agentrl.errors import TrainingError, described_error
 from agentrl.evaluation.periodic import evaluate_now
-from agentrl.models.load import accelerators
 from agentrl.observe.checkpoints import Checkpoint, Checkpoints, CheckpointWriter
 from agentrl.observe.learning import LearningWatch
 from agentrl.observe.metrics import MetricsFile, Trackers
@@ -61,10 +55,6 @@ from agentrl.runs.checkpoint import (
     restore,
     write_checkpoint,
 )
-from agentrl.serving.local import LocalEngine
-from agentrl.serving.pool import ServerPool
-from agentrl.training.distributed import Ranks
-from agentrl.training.distributed.launch import RankProcesses, open_ranks
 from agentrl.training.objective import learns_from_rewards
 from agentrl.training.report import StepReport
 from agentrl.weights import SyncReport
@@ -150,9 +140,7 @@ class Orchestrator:
     async def _prepare(self, stack: AsyncExitStack) -> None:
         """Build the parts, from the newest checkpoint if there is one, and open the files."""
         self._enter(Phase.PREPARE)
-        expert = self.config.algorithm.expert
-        if expert is not None and expert.trajectories is None:
-            await check_experts(self.config)
+        await check_extra_rollouts(self.config)
         self._saved = self._checkpoints.newest()
         progress = None if self._saved is None else read_progress(self._saved)
         self.step = 0 if progress is None else progress.step
@@ -161,18 +149,26 @@ class Orchestrator:
         self._store = stack.enter_context(TrajectoryStore(self.folder.trajectories, step=self.step + 1))
         model_path = start if self._saved is None else str(self._saved.path / MODEL)
         version = 0 if progress is None else progress.version
-        alone = sends_adapters(self.config.engine)  # then servers have the base
-        cluster = await stack.enter_async_context(open_cluster(self.config, self.folder.path, say=self._say))
-        ranks = self._open_ranks(stack, cluster)
+        processes = await stack.enter_async_context(
+            open_processes(
+                self.config,
+                self.folder,
+                model_path=model_path,
+                base_path=start,
+                version=version,
+                say=self._say,
+                on_loss=self._losses(),
+            )
+        )
         self._parts = build_training(
             self.config,
             model_path=model_path,
             reference_path=start,
             version=version,
-            pool=await self._open_servers(stack, start if alone else model_path, version, cluster),
+            pool=processes.pool,
             observer=EpisodeRecorder(self._store, self.status, self._watcher),
             keep=(lambda group: group.returns_differ) if self.config.algorithm.dynamic_sampling else None,
-            ranks=ranks,
+            ranks=processes.ranks,
         )
         stack.push_async_callback(self._parts.close)
         self._parts.trainer.watch.write_dumps(self.folder.numerics, self.config.model_dump(mode="json"))
@@ -188,7 +184,7 @@ class Orchestrator:
             self.folder.save_config(dump_config(self.config))
 
     def _losses(self) -> Callable[[TrainingError], None]:
-        """What other threads call when something is lost without which the run cannot go on."""
+        """Return what other threads call when something is lost without which the run cannot go on."""
         loop = asyncio.get_running_loop()
 
         def lost(error: TrainingError) -> None:
@@ -196,32 +192,6 @@ class Orchestrator:
                 loop.call_soon_threadsafe(self.fail, error)
 
         return lost
-
-    def _open_ranks(self, stack: AsyncExitStack, cluster: RunCluster | None) -> Ranks:
-        """The processes that train; the loss of one ends the run."""
-        starter = RankProcesses if cluster is None else cluster.ranks
-        count, on_loss = self.config.trainer.processes, self._losses()
-        return stack.enter_context(open_ranks(count, logs=self.folder.logs, on_loss=on_loss, starter=starter))
-
-    async def _open_servers(
-        self, stack: AsyncExitStack, model_path: str, version: int, cluster: RunCluster | None
-    ) -> ServerPool | None:
-        """The servers that the config asks for, and engines on its cluster; ``None`` for an engine in this process."""
-        if not (isinstance(self.config.engine, ServerEngineConfig) or cluster):
-            return None
-        served = ServedModel(
-            path=model_path,
-            dtype=self.config.model.dtype,
-            vocab_size=embedding_rows(model_path),
-        )
-        if cluster is not None and cluster.places_engines:
-            placed = open_placed_pool(cluster, served, version=version, say=self._say, on_loss=self._losses())
-            return await stack.enter_async_context(placed)
-        assert isinstance(self.config.engine, ServerEngineConfig)
-        section = told_experts(self.config, self.config.engine)
-        gpus = () if cluster else trainer_gpus(self.config, len(accelerators()))
-        pool = open_pool(section, served, self.folder.path, version=version, trainer_gpus=gpus, say=self._say)
-        return await stack.enter_async_context(pool)
 
     def _open_metrics(self, stack: AsyncExitStack, position: int) -> None:
         self._metrics = MetricsFile(self.folder.metrics_file)
@@ -301,16 +271,14 @@ class Orchestrator:
     async def _update(self, groups: Sequence[Group]) -> StepReport:
         """One step of the trainer, beside the episodes in flight if there may be any, and the watch over servers."""
         trainer = self._parts.trainer
-        guides = await guides_of(groups, self._parts.teacher)
         step = functools.partial(
             trainer.step,
             [trajectory for group in groups for trajectory in group.trajectories],
             temperature=self.config.sampling.temperature,
             pad_id=self._parts.pad_id,
-            guides=guides,
+            guides=await self._parts.extras.guides(groups),
         )
-        idle = self.config.rollout.max_staleness == 0 and isinstance(self._parts.engine, LocalEngine)
-        if idle and not trainer.ranks.are_many:
+        if self._parts.idle_while_training:
             return step()
         return await asyncio.to_thread(step)
 

@@ -22,13 +22,13 @@ from agentrl.builders.episodes import (
 )
 from agentrl.builders.models import (
     build_renderer,
+    check_rendering,
     load_tokenizer,
     pad_id,
 )
 from agentrl.builders.record import EpisodeRecorder
 from agentrl.builders.run import Run, RunResult
 from agentrl.builders.trainers import BUILD_LEARNER, LearnerParts, build_learner
-from agentrl.builders.training import check_rendering
 from agentrl.config.config import Config
 from agentrl.errors import UsageError
 from agentrl.evaluation.periodic import success_now

@@ -14,6 +14,7 @@ from agentrl.builders.environments import task_source
 from agentrl.builders.episodes import build_env_pool, build_runner, find_tool
 from agentrl.builders.models import (
     build_renderer,
+    check_rendering,
     load_tokenizer,
     prepare_model,
     resolve_model,
@@ -21,7 +22,6 @@ from agentrl.builders.models import (
 from agentrl.builders.resume_rules import RULES, rule_of
 from agentrl.builders.run import resume_run, start_run, stop_signals
 from agentrl.builders.scratch import MAX_FAILED, has_expert, scratch_corpus
-from agentrl.builders.training import check_rendering
 from agentrl.config import load_config, shipped_configs
 from agentrl.config.derived import parts_of
 from agentrl.config.load import all_keys

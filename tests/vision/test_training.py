@@ -13,9 +13,8 @@ from support.tokenizers import build_tokenizer
 from support.vision import FAMILIES, save_vision_model
 
 from agentrl.builders.checks import check_training
-from agentrl.builders.models import build_renderer
+from agentrl.builders.models import build_renderer, check_rendering
 from agentrl.builders.run import Run, start_run
-from agentrl.builders.training import check_rendering
 from agentrl.config import load_config
 from agentrl.errors import ConfigError, LedgerError, UsageError
 from agentrl.message import TextPart, user

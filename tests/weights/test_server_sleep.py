@@ -60,7 +60,7 @@ def test_a_run_puts_its_servers_to_sleep_in_every_step(tiny_run, monkeypatch):
         yield pool
         await pool.close()
 
-    monkeypatch.setattr("agentrl.runs.rl.open_pool", pool_of_one)
+    monkeypatch.setattr("agentrl.builders.processes.open_pool", pool_of_one)
     run = tiny_run("engine={type: vllm, sleep: true}", "trainer.steps=2")
     train(run)
     lines = read_metrics(run.folder.metrics_file)

@@ -1,0 +1,95 @@
+"""The processes of a training run besides this one: ranks of the trainer, and inference servers, wherever they run.
+
+config.cluster, config.trainer.processes, config.engine ─► open_processes ─► RunProcesses(ranks, pool)
+"""
+
+from __future__ import annotations
+
+from collections.abc import AsyncIterator, Callable
+from contextlib import AsyncExitStack, asynccontextmanager
+from dataclasses import dataclass
+
+from agentrl.builders.adapters import sends_adapters
+from agentrl.builders.checks import with_required_reports
+from agentrl.builders.cluster import OnLoss, RunCluster, open_cluster, open_placed_pool
+from agentrl.builders.machine import trainer_gpus
+from agentrl.builders.models import embedding_rows
+from agentrl.builders.servers import ServedModel, open_pool
+from agentrl.config.config import Config
+from agentrl.config.engines import ServerEngineConfig
+from agentrl.models.load import accelerators
+from agentrl.observe.run_folder import RunDirectory
+from agentrl.serving.pool import ServerPool
+from agentrl.training.distributed import Ranks
+from agentrl.training.distributed.launch import RankProcesses, open_ranks
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class RunProcesses:
+    """Processes that a run talks to."""
+
+    ranks: Ranks
+    pool: ServerPool | None
+    """Servers, or engines on a cluster; ``None`` for an engine in this process."""
+
+
+@asynccontextmanager
+async def open_processes(
+    config: Config,
+    folder: RunDirectory,
+    *,
+    model_path: str,
+    base_path: str,
+    version: int,
+    say: Callable[[str], None],
+    on_loss: OnLoss,
+) -> AsyncIterator[RunProcesses]:
+    """Start or join the processes of a run; those that were started end with the block.
+
+    Args:
+        config: The run.
+        folder: Gets logs, and the copy of the model that servers load.
+        model_path: Weights of version `version`.
+        base_path: The model that the run started from.
+        version: Of the weights.
+        say: Is told how far the start is, and what happens to the processes.
+        on_loss: Called from any thread when a process is lost without which the run cannot go on.
+
+    Raises:
+        ConfigError: numbers of processes, servers or GPUs that do not fit.
+        UsageError: no interpreter with the engine, too few GPUs, a cluster that is not there.
+        EngineError: a server does not start or does not answer.
+        TrainingError: a rank does not start.
+    """
+    async with AsyncExitStack() as stack:
+        cluster = await stack.enter_async_context(open_cluster(config, folder.path, say=say))
+        starter = RankProcesses if cluster is None else cluster.ranks
+        count = config.trainer.processes
+        ranks = stack.enter_context(open_ranks(count, logs=folder.logs, on_loss=on_loss, starter=starter))
+        served = base_path if sends_adapters(config.engine) else model_path
+        pool = await _open_pool(stack, config, folder, served, version, cluster, say=say, on_loss=on_loss)
+        yield RunProcesses(ranks=ranks, pool=pool)
+
+
+async def _open_pool(
+    stack: AsyncExitStack,
+    config: Config,
+    folder: RunDirectory,
+    model_path: str,
+    version: int,
+    cluster: RunCluster | None,
+    *,
+    say: Callable[[str], None],
+    on_loss: OnLoss,
+) -> ServerPool | None:
+    if not (isinstance(config.engine, ServerEngineConfig) or cluster):
+        return None
+    served = ServedModel(path=model_path, dtype=config.model.dtype, vocab_size=embedding_rows(model_path))
+    if cluster is not None and cluster.places_engines:
+        placed = open_placed_pool(cluster, served, version=version, say=say, on_loss=on_loss)
+        return await stack.enter_async_context(placed)
+    assert isinstance(config.engine, ServerEngineConfig)
+    section = with_required_reports(config, config.engine)
+    gpus = () if cluster else trainer_gpus(config, len(accelerators()))
+    pool = open_pool(section, served, folder.path, version=version, trainer_gpus=gpus, say=say)
+    return await stack.enter_async_context(pool)
