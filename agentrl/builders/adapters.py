@@ -14,14 +14,14 @@ from agentrl.weights import AdapterTransport, memory_folder
 
 
 def sends_adapters(engine: object) -> bool:
-    """Whether servers are sent adapters alone."""
+    """Check whether servers are sent adapters alone."""
     return isinstance(engine, ServerEngineConfig) and engine.adapter_rank is not None
 
 
 def adapter_transport(
     section: ServerEngineConfig | LocalEngineConfig, shared_folder: Path, source: ModelWeights
 ) -> AdapterTransport:
-    """How the adapters of a model reach the servers of a config that `sends_adapters`.
+    """Make the transport by which the adapters of a model reach the servers of a config that `sends_adapters`.
 
     Args:
         section: Which servers.

@@ -43,7 +43,7 @@ class Chat:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Lessons:
-    """What a file teaches."""
+    """Lessons of a file."""
 
     trajectories: list[Trajectory]
     too_long: int

@@ -1,14 +1,9 @@
-"""What only one kind of run asks of a config, checked before the run's folder is made.
-
-- Whether adapters can be trained as a config says.
-- Router replay needs an engine that tells which experts tokens went to.
-- Whether a curriculum can do anything in its run, checked before the run's folder is made.
-- What a cluster asks of a config, checked before the run's folder is made.
-"""
+"""Checks of a config before the run's folder is made: what kinds of runs, and features such as adapters, ask of it."""
 
 from __future__ import annotations
 
 import os
+from collections.abc import Callable
 
 from agentrl.agent_loop import AgentLoop
 from agentrl.builders.adapters import check_adapter_sync
@@ -203,7 +198,7 @@ def _check_typed(part: EnvironmentConfigs) -> None:
 
 
 def _check_walked_twice(config: Config, parts: tuple[EnvironmentConfigs, ...]) -> None:
-    """A task is judged when its turn comes again: somewhere there must be fewer tasks than turns."""
+    """Check that tasks come again, for only then are they judged: somewhere there must be fewer tasks than turns."""
     turns = config.trainer.steps * config.trainer.tasks_per_step
     weights = sum(part.weight for part in parts)
     sizes = {}
@@ -323,21 +318,21 @@ def check_training(config: Config) -> LocalEngineConfig | ServerEngineConfig:
             expected="an engine that takes new weights: local, vllm or sglang",
             hint="set engine=local; other engines evaluate",
         )
-    check_images(config)
-    check_cluster(config)
-    _check_sampling(config.sampling)
-    _check_teacher(config)
-    check_adapters(config)
-    check_adapter_sync(config)
+    for check in FEATURE_CHECKS:
+        check(config)
+    return config.engine
+
+
+def _check_algorithm(config: Config) -> None:
+    """Check that estimator, loss and what they read fit each other."""
     Objective(config.algorithm)
     check_reward_weights(config)
     check_signals(config.algorithm, config.trainer, has_adapters=config.model.lora is not None)
     RewardShaping(config.algorithm.shaping, max_tokens=config.agent.max_tokens)
-    return config.engine
 
 
 def _check_teacher(config: Config) -> None:
-    """A server tells what its model says at temperature 1; ranks that share rows ask about one token at a time."""
+    """Check a teacher: a server answers at temperature 1, and ranks that share rows ask about one token at a time."""
     teacher, temperature = config.algorithm.teacher, config.sampling.temperature
     if teacher is not None and teacher.top_k is not None and config.trainer.context_parallel > 1:
         raise ConfigError(
@@ -373,8 +368,9 @@ def check_images(config: Config) -> None:
             )
 
 
-def _check_sampling(sampling: SamplingConfig) -> None:
-    """Recorded log-probabilities are those of all tokens at the temperature; cut distributions would belie them."""
+def _check_sampling(config: Config) -> None:
+    """Check that recorded log-probabilities are those of the whole distribution at the temperature."""
+    sampling = config.sampling
     wrong = {
         name: value for name, value in sampling.model_dump().items() if name != "temperature" and value != _WHOLE[name]
     }
@@ -387,6 +383,18 @@ def _check_sampling(sampling: SamplingConfig) -> None:
             expected="a temperature above 0, and no top_p, top_k or min_p",
             hint="evaluations may sample otherwise: evaluation.sampling={temperature: 0}",
         )
+
+
+FEATURE_CHECKS: tuple[Callable[[Config], None], ...] = (
+    check_images,
+    check_cluster,
+    _check_sampling,
+    _check_teacher,
+    check_adapters,
+    check_adapter_sync,
+    _check_algorithm,
+)
+"""What each feature asks of the config of a training run, in the order of the checks."""
 
 
 def check_preferences(config: Config) -> None:
@@ -435,7 +443,7 @@ def check_reward_training(config: Config) -> None:
 
 
 async def check_warm_start(config: Config) -> None:
-    """Check that somebody can demonstrate, or that there is a file to learn from.
+    """Check that an expert can demonstrate, or that there is a file to learn from.
 
     Raises:
         ConfigError: a cluster is to be used, or a new model is to learn from a file.
@@ -458,7 +466,7 @@ async def check_warm_start(config: Config) -> None:
 
 
 async def check_experts(config: Config) -> None:
-    """Check that every environment has somebody who can demonstrate.
+    """Check that every environment has an expert that can demonstrate.
 
     Raises:
         UsageError: an environment has no expert, or its agent loop cannot be demonstrated.

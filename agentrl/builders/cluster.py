@@ -1,9 +1,7 @@
 """The ranks and engines of a run on a cluster: what runs where, with what, and what has to be shared.
 
 config.cluster ─► connection, room for all ─► ranks: RankActors, which run `agentrl.builders.workers.serve`
-                                            └► engines: `agentrl.builders.cluster`
-
-- The engines of a run on its cluster: a launcher of servers or a local engine in an actor each, and a pool of all.
+                                            └► engines: a launcher of servers, or a local engine in an actor each
 """
 
 from __future__ import annotations
@@ -78,12 +76,12 @@ class RunCluster:
 
     @property
     def places(self) -> dict[str, ClusterPlace]:
-        """Where ranks and engines are, by name."""
+        """Places of ranks and engines, by name."""
         return self.cluster.places
 
     @property
     def places_engines(self) -> bool:
-        """Whether engines are started on it."""
+        """True if engines are started on the cluster."""
         return any(name.startswith("server") for name in self.places)
 
     @property
@@ -94,7 +92,7 @@ class RunCluster:
         return address_towards(f"http://{next(iter(self.places.values())).node.address}")
 
     def setting(self, name: str, log: str, *, shared: Mapping[str, str]) -> Setting:
-        """What the actor of that name needs to know."""
+        """Settings of the actor of that name."""
         place = self.places.get(name)
         # what has no GPU of its own must not take the first one of its node
         variables = {} if place is None or place.bundle.resources.get("GPU") else {VISIBLE: ""}
@@ -175,7 +173,7 @@ def check_sole_launcher() -> None:
 
 
 async def _finished(work: Any) -> Cluster:
-    """What a thread opens; closed again when nobody wants it any more by then."""
+    """Open something in a thread; it is closed again if the caller was cancelled meanwhile."""
     opening = asyncio.ensure_future(work)
     try:
         found: Cluster = await asyncio.shield(opening)

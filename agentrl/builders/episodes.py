@@ -1,9 +1,4 @@
-"""What plays episodes: environments, agent loop, tools, scorer, budgets.
-
-- The tools of a run, as ``agent.tools`` and ``agent.sandbox`` say.
-- Who scores the episodes of a run.
-- The environments of a run, each with what plays its episodes.
-"""
+"""The environments of a run, each with the runner of its episodes: agent loop, tools, scorer, budgets."""
 
 from __future__ import annotations
 
@@ -68,7 +63,7 @@ def build_tools(agent: AgentConfig) -> list[Tool | Toolset]:
 
 
 def find_tool(entry: str | Mapping[str, Any]) -> Tool | Toolset:
-    """What an entry of ``agent.tools`` names: a registry name or ``module:attr``, alone or with options.
+    """Find what an entry of ``agent.tools`` names: a registry name or ``module:attr``, alone or with options.
 
     A plain function becomes a tool. Limits of calls (`LIMITS`) may be among the options of any tool.
 
@@ -116,7 +111,7 @@ def sandbox_maker(agent: AgentConfig) -> Callable[[], Sandbox] | None:
 
 
 def uses_sandbox(tools: Sequence[Tool | Toolset]) -> bool:
-    """Whether one of the tools works in the episode's sandbox."""
+    """Check whether one of the tools works in the episode's sandbox."""
     return any(isinstance(one, Tool) and one.needs_sandbox for one in tools)
 
 
@@ -397,7 +392,7 @@ def build_runner(
 
 
 def _answer_timeout_s(engine: EngineConfig) -> float:
-    """How long an episode waits for an answer: servers may have to come back first."""
+    """Return how long an episode waits for an answer: servers may have to come back first."""
     return engine.timeout_s + (engine.start_timeout_s if isinstance(engine, ServerEngineConfig) else 0.0)
 
 
@@ -425,7 +420,7 @@ def build_loop(config: AgentConfig) -> AgentLoop:
 
 
 def sampling_params(sampling: SamplingConfig) -> SamplingParams:
-    """How to sample, as the ``sampling`` section says."""
+    """Make sampling parameters as the ``sampling`` section says."""
     return SamplingParams(**sampling.model_dump())
 
 

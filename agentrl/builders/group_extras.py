@@ -34,7 +34,7 @@ def own_members(config: AlgorithmConfig) -> int:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class GroupExtras:
-    """What the trainer gets with groups besides the policy's own rollouts."""
+    """Extra rollouts and a served teacher: what the trainer gets with groups besides the policy's own rollouts."""
 
     runners: ExtraRunners
     teacher: TeacherServers | None

@@ -124,7 +124,7 @@ def load_tokenizer(path: str) -> PreTrainedTokenizerFast:
 
 
 def embedding_rows(path: str) -> int:
-    """How many token ids the model knows: the rows of its embedding.
+    """Return how many token ids the model knows: the rows of its embedding.
 
     Raises:
         UsageError: there is no such model.

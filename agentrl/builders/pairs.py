@@ -1,7 +1,4 @@
-"""What learns from pairs of episodes, as every rank builds it: a policy, or a reward model.
-
-- Pairs of episodes from the trajectories that runs have stored.
-"""
+"""Pairs of stored episodes, and the policy or reward model that learns from them, as every rank builds it."""
 
 from __future__ import annotations
 
@@ -67,7 +64,7 @@ class PreferenceParts:
         )
 
     def calls(self) -> Mapping[str, Callable[..., object]]:
-        """What rank 0 asks of other ranks, by name."""
+        """Return the functions that rank 0 calls on other ranks, by name."""
         return {LEARN: self._learn, **self.source.calls()}
 
 
@@ -121,7 +118,7 @@ class RewardParts:
         )
 
     def calls(self) -> Mapping[str, Callable[..., object]]:
-        """What rank 0 asks of other ranks, by name."""
+        """Return the functions that rank 0 calls on other ranks, by name."""
         return {LEARN: self._learn, **self.model.source.calls()}
 
 
@@ -152,7 +149,7 @@ def build_reward_model(config: Config, pairs: Sequence[TextPair], *, model_path:
 
 
 def check_sources(settings: PreferencesConfig) -> list[Path]:
-    """Where the trajectories lie: folders of trajectory stores, or files of them.
+    """Find the sources' trajectories: folders of trajectory stores, or files of them.
 
     Raises:
         ConfigError: no source is named.

@@ -1,8 +1,4 @@
-"""Writes what happens in episodes to the store, and keeps the run's status up to date.
-
-- Where a run that only learns (from demonstrations, or from pairs) writes what its updates were.
-- Where the time of a training step went, and what the runtime counted meanwhile.
-"""
+"""Records of a run while it goes on: episodes into the store, updates into the metrics, times of phases."""
 
 from __future__ import annotations
 

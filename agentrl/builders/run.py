@@ -1,7 +1,6 @@
-"""Starting a run's folder, and finding one to go on with.
+"""The start, resumption and end of a run: its folder, the signals that stop it, and its result.
 
-- How a run ended.
-- Ctrl-C and SIGTERM as a polite request, once; the second one is obeyed at once.
+The first Ctrl-C or SIGTERM asks the run to stop; the second one ends it at once.
 """
 
 from __future__ import annotations
@@ -180,7 +179,7 @@ def _check_steps_left(folder: RunDirectory, config: Config, found: Sequence[Chan
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class RunResult:
-    """What a run has come to."""
+    """Result of a run."""
 
     folder: Path
     step: int

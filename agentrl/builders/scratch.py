@@ -93,7 +93,7 @@ class BareActions(AgentLoop):
 
 
 def _texts_of(message: Message) -> Iterator[str]:
-    """What a message says, and its calls as the new model's template writes them."""
+    """Write a message's text, and its calls as the new model's template writes them."""
     yield message.text
     for call in message.tool_calls:
         yield _json({"name": call.name, "arguments": dict(call.arguments)})
@@ -131,7 +131,7 @@ async def scratch_corpus(config: Config, *, say: Callable[[str], None] = unheard
 
 
 async def _texts(config: Config, episodes: int, say: Callable[[str], None]) -> list[str]:
-    """What is said in one environment."""
+    """Collect the texts of one environment."""
     spec = resolve_environment(config.sole_environment.name)
     tasks = TaskCursor(task_source(spec, config.sole_environment), seed=config.run.seed)
     scribe = Scribe(ScriptedPolicy.EXPERT if await has_expert(spec, config) else ScriptedPolicy.RANDOM)
@@ -170,7 +170,7 @@ async def _texts(config: Config, episodes: int, say: Callable[[str], None]) -> l
 
 
 async def has_expert(spec: EnvironmentSpec, config: Config) -> bool:
-    """Whether the environment brings an expert.
+    """Check whether the environment has an expert.
 
     Raises:
         UsageError: it cannot be made.

@@ -55,7 +55,7 @@ SAID_EVERY_S = 10.0
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ServedModel:
-    """What the servers of a run serve."""
+    """Model that the servers of a run serve."""
 
     path: str
     """Folder or name of the model that they start with."""
@@ -142,7 +142,7 @@ async def check_served(pool: ServerPool, model: ServedModel) -> None:
 
 
 def make_transport(section: ServerEngineConfig | LocalEngineConfig, shared_folder: Path) -> Transport:
-    """How weights reach the servers of a config.
+    """Make the transport by which weights reach the servers of a config.
 
     Args:
         section: Which servers; local engines in other processes hear broadcasts.
@@ -176,7 +176,7 @@ def make_launcher(
     host: str = THIS_MACHINE,
     names: Sequence[str] | None = None,
 ) -> Launcher:
-    """What starts the servers of a config; nothing runs yet.
+    """Make the launcher of a config's servers; nothing runs yet.
 
     Args:
         section: Which servers.
@@ -204,7 +204,7 @@ def make_launcher(
 
 
 def _command_maker(section: ServerEngineConfig, model: str, folder: Path, *, dtype: Dtype, host: str) -> CommandMaker:
-    """How each server is started.
+    """Return the maker of each server's command.
 
     Raises:
         UsageError: no interpreter with the engine, no such model, no key.

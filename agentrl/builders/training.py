@@ -63,7 +63,7 @@ class TrainingParts:
 
     @property
     def waits(self) -> Waits:
-        """Who waits for what, in all environments."""
+        """Record of what episodes wait for, in all environments."""
         return self.environments[0].pool.waits
 
     @property

@@ -50,7 +50,7 @@ def followed_launcher() -> bool:
 
 
 def serve(ranks: Ranks) -> None:
-    """Do what rank 0 says; an error ends this rank, and with it the run: rank 0 tells its own, or this one's."""
+    """Run rank 0's calls until there are no more; an exception ends this rank, and with it the run."""
     calls: Mapping[str, Callable[..., object]] = {}
     while (call := ranks.receive()) is not None:
         if call.name in _BUILDERS:
@@ -116,14 +116,14 @@ _BUILDERS: Mapping[str, Callable[..., Mapping[str, Callable[..., object]]]] = {
 
 
 def main() -> None:
-    """A rank that `agentrl.training.distributed.launch` has started."""
+    """Serve as a rank that `agentrl.training.distributed.launch` has started."""
     threading.Thread(target=_end_with_standard_input, name="end", daemon=True).start()
     serve(meet_starter())
     leave()
 
 
 def _end_with_standard_input() -> None:
-    """Whoever has started this process holds the other end, however it ends."""
+    """End this process when the one that started it ends, which holds the other end of standard input."""
     while os.read(sys.stdin.fileno(), 1):
         pass
     os._exit(1)

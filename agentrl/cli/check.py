@@ -1,7 +1,4 @@
-"""`agentrl env check` and `env integrity`: look at one environment by rules, or at all that are installed.
-
-- `agentrl sandbox check`: the conformance check of one back end, or of all that this machine has.
-"""
+"""Conformance checks: `agentrl env check` and `env integrity` of environments, `agentrl sandbox check` of sandboxes."""
 
 from __future__ import annotations
 

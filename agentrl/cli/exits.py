@@ -1,8 +1,4 @@
-"""What the program ends with.
-
-- Ctrl-C in a command that has no checkpoint to save: say what is kept, and leave.
-- Ending a command that ran foreign code, whatever that code left running.
-"""
+"""The exit codes of the program, and its end after Ctrl-C or after foreign code that left threads running."""
 
 from __future__ import annotations
 
@@ -20,7 +16,7 @@ from agentrl.observe.console import note, print_error
 
 
 class ExitCode(enum.IntEnum):
-    """What the program ends with."""
+    """Exit code of the program."""
 
     DONE = 0
     FAILED = 1

@@ -1,4 +1,4 @@
-"""What the commands of runs that only learn share: `agentrl sft`, `agentrl dpo`, `agentrl reward-model`."""
+"""Shared parts of the commands of runs that only learn: `agentrl sft`, `agentrl dpo`, `agentrl reward-model`."""
 
 from __future__ import annotations
 

@@ -1,7 +1,4 @@
-"""A person plays an environment in the terminal.
-
-- A person plays an environment in a browser, at an address that only this machine can reach.
-"""
+"""A person plays an environment, in the terminal or in a browser at an address that only this machine can reach."""
 
 from __future__ import annotations
 

@@ -1,7 +1,4 @@
-"""Options of commands that serve something to other machines.
-
-- A server that a command runs until Ctrl-C.
-"""
+"""Servers that a command runs until Ctrl-C, and the options of those that other machines reach."""
 
 from __future__ import annotations
 

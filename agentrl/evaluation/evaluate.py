@@ -1,7 +1,6 @@
-"""Evaluating with an episode runner: choose the tasks, play what is not finished yet, draw the estimates.
+"""Evaluation of a policy: open it, choose the tasks, play what is not finished yet, draw the estimates.
 
-- Who is evaluated: an engine, a text service, the environment's expert, or a random policy.
-- An OpenAI-compatible service under evaluation: checked before the first episode, with hints in its refusals.
+The policy is an engine, an OpenAI-compatible service, the environment's expert, or a random one.
 """
 
 from __future__ import annotations
@@ -122,7 +121,7 @@ def _group(slot: Slot) -> str:
 
 
 def _assignment_id(slot: Slot) -> str:
-    """What the runner calls all attempts at this episode, before the attempt's number."""
+    """Return the runner's name of all attempts at this episode, before the attempt's number."""
     return f"{_group(slot)}/{slot.sample}"
 
 
@@ -240,7 +239,7 @@ _log = logging.getLogger(__name__)
 
 
 class PolicyKind(enum.StrEnum):
-    """Who plays."""
+    """Open the policy that plays."""
 
     ENGINE = "engine"
     EXPERT = "expert"

@@ -1,6 +1,6 @@
 """The panel of an evaluation: which tasks, how often each, and what makes two evaluations the same one.
 
-- A finished episode of an evaluation, and the file that keeps them.
+The file of its finished episodes is here, too.
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ from agentrl.trajectory import Trajectory
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Panel:
-    """What is measured, apart from the code that plays it."""
+    """Definition of what is measured, apart from the code that plays it."""
 
     environment: str
     """Registry name and split, ``household/valid_unseen``."""
@@ -106,12 +106,12 @@ class EvaluatedEpisode:
 
     @property
     def slot(self) -> tuple[str, int]:
-        """Which episode of the panel this is."""
+        """Key of the episode in its panel."""
         return self.task_id, self.sample
 
     @property
     def is_measured(self) -> bool:
-        """Whether it says something about the policy."""
+        """True if the episode says something about the policy."""
         outcome = self.trajectory.outcome
         return outcome is not None and not outcome.is_infrastructure
 

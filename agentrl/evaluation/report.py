@@ -1,7 +1,4 @@
-"""The report of an evaluation or a run: Markdown to read anywhere, HTML with episodes token by token.
-
-- The learning curve of a run as a picture.
-"""
+"""The report of an evaluation or a run: Markdown to read anywhere, HTML with episodes and the learning curve."""
 
 from __future__ import annotations
 
@@ -49,7 +46,7 @@ def curves(metrics: Sequence[Mapping[str, Any]]) -> list[tuple[str, str]]:
 
 
 def drawable(metrics: Sequence[Mapping[str, Any]]) -> bool:
-    """Whether there is anything to draw."""
+    """True if there is anything to draw."""
     return bool(curves(metrics))
 
 
@@ -89,7 +86,7 @@ CURVE_FILE = "learning_curve.png"
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Report:
-    """What a report tells; whatever is missing is left out."""
+    """Contents of a report; whatever is missing is left out."""
 
     title: str
     results: Mapping[str, EvaluationResult] = field(default_factory=dict)
@@ -103,7 +100,7 @@ class Report:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ReportFiles:
-    """Where a report was written."""
+    """Files of a written report."""
 
     markdown: Path
     html: Path
@@ -164,7 +161,7 @@ class ReportTable:
 
 
 def tables(results: Mapping[str, EvaluationResult]) -> list[ReportTable]:
-    """Everything that the evaluations found, one column each."""
+    """Write a table of all that the evaluations found, one column each."""
     if not results:
         return []
     columns = list(results.values())

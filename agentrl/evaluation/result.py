@@ -1,7 +1,4 @@
-"""What an evaluation found, as a record and as JSON.
-
-- Estimates and their intervals: what a measured success rate says about the true one.
-"""
+"""The result of an evaluation, as a record and as JSON: estimates with their intervals."""
 
 from __future__ import annotations
 

@@ -36,7 +36,7 @@ DEFAULT_TASKS = 100
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class EvaluationRequest:
-    """What to evaluate."""
+    """Request of an evaluation."""
 
     config: Config
     """Environment with its split, agent, sampling, engine, model; ``rollout.max_concurrent`` bounds the episodes."""
@@ -107,7 +107,7 @@ async def run_evaluation(
 
 
 def default_tasks(config: Config) -> int:
-    """How many tasks to play when nobody says it.
+    """Return how many tasks to play by default.
 
     Raises:
         UsageError: an environment or split that is not there.
@@ -126,7 +126,7 @@ def episodes_at_once(config: Config, policy: PolicyKind) -> int:
 
 
 def evaluations_folder(config: Config, model: str | None) -> Path:
-    """Where evaluations are kept: in the run that the model comes from, else beside the runs."""
+    """Find the folder of evaluations: in the run that the model comes from, else beside the runs."""
     run = None if model is None else find_run(model)
     return (Path(config.run.directory) if run is None else run.path) / FOLDER
 
@@ -171,7 +171,7 @@ def _session_fingerprints(config: Config) -> dict[str, str]:
 
 
 def fingerprint(config: Config) -> list[str]:
-    """What tells the weights in a model folder from others at the same place: names, sizes and times of its files."""
+    """Fingerprint the weights in a model folder: names, sizes and times of its files."""
     folder = Path(config.model.path)
     if config.model.path == SCRATCH or not folder.is_dir():
         return [config.model.path, str(config.run.seed)]

@@ -86,7 +86,7 @@ def evaluation_config(
 
 
 def _environment_words(env: str | None, run: Config | None, prompts: str | None) -> list[str]:
-    """Where to evaluate, and what a run's own config says about its evaluations, as overrides of that config."""
+    """Return where to evaluate, and what a run's own config says about its evaluations, as overrides of that config."""
     if run is None and prompts is not None:
         return prompts_words(prompts, HELD_OUT)
     if run is None:

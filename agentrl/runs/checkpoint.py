@@ -1,4 +1,4 @@
-"""What a run saves so that it can go on as if nothing had happened.
+"""The checkpoint of a training run, from which it goes on as if nothing had happened.
 
 checkpoints/step-000010/
 model/            Hugging Face folder: the policy's weights, exactly, and its tokenizer; of adapters peft's folder
@@ -27,7 +27,7 @@ _PROGRESS = "progress.json"
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Progress:
-    """How far a run has come."""
+    """Progress of a run, as a checkpoint keeps it."""
 
     step: int
     """Training steps done."""
@@ -64,7 +64,7 @@ def copy_checkpoint(parts: TrainingParts, progress: Progress) -> Callable[[Path]
 
 
 def read_progress(checkpoint: Checkpoint) -> Progress:
-    """How far the run had come.
+    """Read how far the run had come.
 
     Raises:
         UsageError: the checkpoint was not written by a training run.

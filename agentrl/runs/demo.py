@@ -33,7 +33,7 @@ JSON_FILE = "demo.json"
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Demo:
-    """What a demo found."""
+    """Result of a demo."""
 
     folder: Path
     before: EvaluationResult
@@ -128,7 +128,7 @@ class DemoRunner:
 
 
 def demo_json(demo: Demo) -> dict[str, Any]:
-    """What stands in ``demo.json``."""
+    """Return the content of ``demo.json``."""
     return {
         "before": demo.before.to_json(),
         "after": demo.after.to_json(),

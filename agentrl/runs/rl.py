@@ -68,7 +68,7 @@ _log = logging.getLogger(__name__)
 
 
 class _Interrupted(Exception):
-    """Somebody asked the run to stop."""
+    """Signal that the run was asked to stop."""
 
 
 class Orchestrator:
@@ -129,7 +129,7 @@ class Orchestrator:
             )
 
     async def _prepare_and_train(self, stack: AsyncExitStack) -> bool:
-        """The run's work; whether somebody asked to stop before its end."""
+        """Do the run's work, and return whether it was asked to stop before its end."""
         try:
             await self._unless_stopped(self._prepare(stack))
         except _Interrupted:
@@ -206,7 +206,7 @@ class Orchestrator:
         stack.callback(self._trackers.close)
 
     async def _train(self) -> bool:
-        """All steps that are left; whether somebody asked to stop before the last one."""
+        """Make all steps that are left, and return whether the run was asked to stop before the last one."""
         try:
             interrupted = await self._train_steps()
             self._writer.wait()

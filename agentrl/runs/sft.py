@@ -97,7 +97,7 @@ async def collect_demonstrations(
 async def _played(
     environment: RunEnvironment, assignments: Mapping[int, Assignment], on_episode: Callable[[Trajectory], None]
 ) -> dict[int, Trajectory]:
-    """What can be learnt from among the demonstrations of one environment, by number."""
+    """Play the demonstrations of one environment, and return those that can be learnt from, by number."""
     numbers = {assignment.group_id: number for number, assignment in assignments.items()}
     found: dict[int, Trajectory] = {}
     concurrency = environment.config.rollout.max_concurrent

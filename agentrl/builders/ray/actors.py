@@ -1,4 +1,4 @@
-"""What every actor does first: it finds code and logs where the run has them, and says what it sees.
+"""Actors of ranks and engines; each one first finds code and logs where the run has them, and says what it sees.
 
 - Noticing the end of actors that should live as long as the run.
 - Ranks 1, 2, … of a trainer as actors: what processes of one machine are, on the nodes of a cluster.
@@ -30,7 +30,7 @@ from agentrl.training.distributed.launch import END_S, StartedRanks, meet
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Setting:
-    """What an actor needs to know before it does anything."""
+    """Settings of an actor, needed before it does anything."""
 
     paths: Sequence[str]
     """Where the process of the run finds modules: those of the user, too."""
@@ -54,7 +54,7 @@ class NodeActor:
         os.environ.update(setting.variables)
 
     def missing(self) -> list[str]:
-        """What it should see and does not; from now on it writes into its log."""
+        """Return what the actor should see and does not; from now on it writes into its log."""
         missing = [path for path in self._setting.shared if not os.path.exists(path)]
         if not missing:
             self._setting.log.parent.mkdir(parents=True, exist_ok=True)
@@ -290,7 +290,7 @@ class RankActors(StartedRanks):
         return None
 
     def _says_it_all(self, cause: BaseException | None) -> bool:
-        """Whether a rank is the one that began it: it was killed, or says in our own words what is wrong."""
+        """Check whether a rank is the root cause: it was killed, or says in our own words what is wrong."""
         return not isinstance(cause, self._cluster.ray.exceptions.RayTaskError)
 
     def _kill(self) -> None:

@@ -49,7 +49,7 @@ class ClusterNode:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ClusterPlace:
-    """Where a rank or an engine is."""
+    """Place of a rank or an engine on a cluster."""
 
     bundle: Bundle
     index: int
@@ -63,7 +63,7 @@ class ClusterPlace:
 
 
 class Cluster:
-    """What a run holds on a cluster; ended by `close`.
+    """Resources that a run holds on a cluster, until `close`.
 
     Args:
         ray: The library, connected.
@@ -81,12 +81,12 @@ class Cluster:
 
     @property
     def is_from_outside(self) -> bool:
-        """Whether this process runs on no node of the cluster."""
+        """True if this process runs on no node of the cluster."""
         return (self.section.address or "").startswith(FROM_OUTSIDE)
 
     @property
     def has_gpus(self) -> bool:
-        """Whether a node has one."""
+        """Check whether a node has one."""
         return any(resources.get("GPU") for resources in self._nodes().values())
 
     @property
@@ -302,6 +302,6 @@ def interface_of(address: str) -> str | None:
 
 
 def gloo_variables(address: str) -> dict[str, str]:
-    """What lets gloo meet others at an address of this machine."""
+    """Return the variables that let gloo meet others at an address of this machine."""
     name = interface_of(address)
     return {} if name is None else {GLOO_INTERFACE: name}

@@ -244,7 +244,7 @@ class ActorServer(InferenceServer):
         await self._answer(self._actor.take.remote(version))
 
     async def weight_version(self) -> int:
-        """What it says it serves."""
+        """Ask for the version of the weights that are served."""
         return await self._answer(self._actor.weight_version.remote())
 
     async def load(self) -> ServerLoad:
@@ -256,7 +256,7 @@ class ActorServer(InferenceServer):
         return {}
 
     async def is_healthy(self, *, deadline_s: float) -> bool:
-        """Whether it answers."""
+        """Check that it answers."""
         with suppress(TimeoutError, AgentRLError):
             async with asyncio.timeout(deadline_s):
                 await self._answer(self._actor.load.remote())
@@ -264,11 +264,11 @@ class ActorServer(InferenceServer):
         return False
 
     async def close(self) -> None:
-        """Nothing: the actor ends with its place."""
+        """Do nothing: the actor ends with its place."""
 
 
 async def answer_of(cluster: Cluster, asked: Awaitable[T], name: str) -> T:
-    """What an actor answers.
+    """Wait for an actor's answer.
 
     Args:
         cluster: That the actor is in.
