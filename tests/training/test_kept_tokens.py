@@ -243,7 +243,13 @@ def truncated(mode, tokens, kept):
     return [mode == "token" and math.exp(t.q) > 2 for t in own]
 
 
-@pytest.mark.parametrize("loss", LOSSES)
+QUICK = ("ppo", "gspo", "gmpo", "cispo")
+"""Losses that `make test` compares: per token, and with ratios of sequences; `make test-slow` has the others."""
+
+
+@pytest.mark.parametrize(
+    "loss", [name if name in QUICK else pytest.param(name, marks=pytest.mark.slow) for name in LOSSES]
+)
 def test_a_loss_with_a_filter_is_the_loss_of_the_kept_tokens_alone(model, played, loss):
     alone = corrects_itself(lookup(Kind.LOSS, loss))
     cases = [(each, "off") for each in [*FILTERS, ALL]] if alone else CASES
