@@ -1,5 +1,6 @@
 """What happens to rewards before advantages are estimated."""
 
+import dataclasses
 import math
 import random
 
@@ -38,6 +39,21 @@ def test_shaping_by_hand(name, options, returns, turns):
     found = lookup(Kind.SHAPING, name)(REWARDS, **options)
     assert found.returns.tolist() == pytest.approx(returns)
     assert found.turn_reward.tolist() == pytest.approx(turns)
+
+
+def test_the_win_rate_is_the_share_of_the_others_that_are_beaten():
+    turns, group = torch.arange(4), torch.tensor([0, 0, 0, 1])
+    rewards = dataclasses.replace(
+        REWARDS,
+        turn_reward=torch.tensor([3.0, 1.0, 2.0, 7.0], dtype=torch.float64),
+        turn_episode=turns,
+        turn_valid=turns >= 0,
+        final=torch.zeros(4, dtype=torch.float64),
+        group=group,
+        sampled=turns,
+        longest=turns,
+    )
+    assert lookup(Kind.SHAPING, "win_rate")(rewards).returns.tolist() == [1.0, 0.0, 0.5, 0.5]
 
 
 @pytest.mark.parametrize(
