@@ -11,7 +11,7 @@ from agentrl.errors import Outcome
 from agentrl.message import user
 from agentrl.rollout.policies import MAX_RESUBMISSIONS, EngineEpisodePolicy
 from agentrl.rollout.turns import EpisodeLimits
-from agentrl.serving.scripted import ScriptedAnswer, ScriptedEngine
+from agentrl.serving.scripted import Failure, ScriptedAnswer, ScriptedEngine
 from agentrl.trajectory import Source
 
 
@@ -95,6 +95,23 @@ async def test_an_unasked_abort_is_continued_from_what_was_sampled(make_runner, 
     assert turn.stop_reason == StopReason.STOP.value
     assert len(engine.requests) == -(-len(whole) // 2)
     assert engine.requests[1].params.max_tokens == engine.requests[0].params.max_tokens - 2
+
+
+async def test_an_episode_out_of_time_ends_once_its_request_is_aborted(make_runner, play, worlds, spy):
+    class Slow(Spy):
+        aborted = ()
+
+        async def abort(self, request_id):
+            found = await super().abort(request_id)
+            await asyncio.sleep(0.05)  # a server confirms an abort after the request has returned
+            self.aborted = (*self.aborted, request_id)
+            return found
+
+    engine = Slow(script=lambda request: ScriptedAnswer(token_ids=[9], failure=Failure.HANG), vocab_size=400)
+    limits = EpisodeLimits(max_seconds=0.02)
+    trajectory = await play(make_runner(worlds.Corridor, engine=engine, limits=limits))
+    assert trajectory.outcome is Outcome.TRUNCATED_TIME
+    assert engine.aborted == ("g/0.0/turn-0",)
 
 
 async def test_answers_that_were_sent_to_another_server_are_counted(make_runner, play, worlds, spy):

@@ -114,6 +114,13 @@ async def test_an_episode_in_text_only_cannot_be_judged():
     assert not seen
 
 
+async def test_an_episode_of_which_one_sequence_is_empty_is_judged():
+    async with judge_of("Score: 9") as (judge, _):
+        judged = episode()
+        judged.sequences.append(TokenSequence())
+        assert (await judge.score(judged, TASK)).reward == 0.9
+
+
 async def test_a_prompt_may_read_nothing_but_what_there_is():
     async with judge_of("Score: 9", prompt="{{ tasks }}") as (judge, _):
         with pytest.raises(UsageError, match=r"cannot be filled in: got 'tasks' is undefined"):

@@ -9,6 +9,7 @@ import pytest
 from support.tokenizers import TOKENIZER_FAMILIES, build_tokenizer
 
 from agentrl.errors import Outcome, UsageError
+from agentrl.message import Message
 from agentrl.render.renderer import Renderer
 from agentrl.rollout import env_worker_main
 from agentrl.rollout.scripted_policies import ScriptedEpisodePolicy, ScriptedPolicy, StoredExpert
@@ -52,6 +53,20 @@ async def test_tool_calls_are_demonstrated_in_each_familys_way(make_runner, play
     policy = ScriptedEpisodePolicy(ScriptedPolicy.EXPERT, renderer)
     shown = await play(make_runner(worlds.Corridor, policy=policy, loop="tool_calling"))
     assert (shown.outcome, shown.success, len(shown.turns)) == (Outcome.FINISHED, True, 3)
+
+
+@pytest.mark.parametrize(("loop", "is_asked"), [("tool_calling", True), ("react_text", False)])
+async def test_an_environment_makes_the_calls_of_its_own_tools(make_runner, play, worlds, loop, is_asked):
+    class Clerk(worlds.Corridor):
+        asked = 0
+
+        def tool_message(self, action):
+            type(self).asked += 1
+            return Message(role="assistant", content=action)
+
+    policy = ScriptedEpisodePolicy(ScriptedPolicy.EXPERT)
+    shown = await play(make_runner(Clerk, policy=policy, loop=loop))
+    assert Clerk.asked == (len(shown.turns) if is_asked else 0)
 
 
 @pytest.mark.parametrize(("loop", "options"), LOOPS)

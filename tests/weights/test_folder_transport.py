@@ -11,10 +11,11 @@ import torch
 from safetensors.torch import load_file
 from support.models import tiny_model
 from support.tokenizers import build_tokenizer
+from support.vision import vision_model, vision_tokenizer
 
 from agentrl.errors import TrainingError, UsageError
 from agentrl.models.load import load_model
-from agentrl.weights import FolderTransport, write_served_model
+from agentrl.weights import AdapterTransport, FolderTransport, write_served_model
 from agentrl.weights.folder import INDEX, PREFIX, OwnedFolder, _separate, clear_abandoned, lock_of, write_tensors
 
 
@@ -36,7 +37,7 @@ def read(folder):
     return {name: tensor for path in folder.glob("*.safetensors") for name, tensor in load_file(path).items()}
 
 
-@pytest.mark.parametrize("shard_bytes", [1 << 20, 100, 1])
+@pytest.mark.parametrize("shard_bytes", [1 << 20, 140, 100, 1])
 def test_every_tensor_is_read_as_it_was_written(tensors, tmp_path, shard_bytes):
     size = write_tensors(tensors, tmp_path, shard_bytes=shard_bytes)
     found = read(tmp_path)
@@ -51,7 +52,20 @@ def test_every_tensor_is_read_as_it_was_written(tensors, tmp_path, shard_bytes):
     else:
         places = json.loads((tmp_path / INDEX).read_text())["weight_map"]
         assert (places.keys(), set(places.values())) == (tensors.keys(), files)
-        assert len(files) == {100: 5, 1: 6}[shard_bytes]
+        assert len(files) == {140: 3, 100: 5, 1: 6}[shard_bytes]
+
+
+async def test_adapters_are_written_by_their_writer_and_measured(tensors, tmp_path):
+    def write(weights, folder):
+        write_tensors(weights, folder)
+        (folder / "adapter_config.json").write_text("{}")
+
+    transport = AdapterTransport(tmp_path, write)
+    prepared = await transport.prepare(tensors, 3)
+    assert {path.name for path in prepared.folder.iterdir()} == {"model.safetensors", "adapter_config.json"}
+    assert prepared.size == (prepared.folder / "model.safetensors").stat().st_size
+    assert prepared.tensors().keys() == tensors.keys()
+    await transport.close()
 
 
 async def test_versions_exist_until_they_are_discarded(tensors, tmp_path):
@@ -188,6 +202,13 @@ def test_the_served_model_is_the_model_untied(tmp_path, tied):
     ids = torch.arange(20)[None]
     assert torch.equal(served(ids).logits, model(ids).logits)
     assert model.config.tie_word_embeddings is tied
+
+
+def test_a_served_model_with_a_part_for_text_is_untied_in_both_places(tmp_path):
+    tokenizer = vision_tokenizer()
+    write_served_model(vision_model("qwen2_5_vl", tokenizer), tokenizer, tmp_path)
+    config = json.loads((tmp_path / "config.json").read_text())
+    assert (config["tie_word_embeddings"], config["text_config"]["tie_word_embeddings"]) == (False, False)
 
 
 def test_a_model_without_a_head_cannot_be_served(tmp_path):

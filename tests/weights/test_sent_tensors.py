@@ -157,7 +157,7 @@ async def test_a_skipped_tensor_is_caught(world_of, transport):
 
 
 def test_the_trainer_listens_where_the_server_reaches_it():
-    assert address_towards("http://127.0.0.1:8000") == "127.0.0.1"
+    assert address_towards("http://127.0.0.1:8000") == address_towards("http://127.0.0.1") == "127.0.0.1"
 
 
 async def test_a_meeting_that_ends_after_the_group_was_closed_leaves_nothing_open(monkeypatch):
