@@ -2,6 +2,7 @@
 
 import faulthandler
 import gc
+import os
 import sys
 from collections.abc import Callable, Sequence
 from pathlib import Path
@@ -14,6 +15,10 @@ from agentrl.builders import scratch
 from agentrl.builders.run import start_run
 from agentrl.config import load_config
 from agentrl.engine import GenerateRequest, SamplingParams
+
+# Sums in the same order everywhere, and as many busy threads as tests that run at the same time.
+torch.set_num_threads(1)
+os.environ["OMP_NUM_THREADS"] = "1"
 
 WORLDS = Path(__file__).parent / "worlds"
 
@@ -83,16 +88,7 @@ def _corpora_are_written_once():
 
 
 @pytest.fixture
-def one_thread():
-    """Torch on one thread, as in a subprocess with OMP_NUM_THREADS=1: sums in the same order."""
-    before = torch.get_num_threads()
-    torch.set_num_threads(1)
-    yield
-    torch.set_num_threads(before)
-
-
-@pytest.fixture
-def tiny_run(tmp_path, monkeypatch, one_thread):
+def tiny_run(tmp_path, monkeypatch):
     """Starts the folder of a tiny run with some overrides."""
     monkeypatch.syspath_prepend(WORLDS)
 

@@ -23,8 +23,15 @@ def test_parts_run_together_in_threads_of_their_own_and_in_order():
     lanes.close()
 
 
-def test_each_lane_takes_its_share_of_the_threads():
+@pytest.fixture
+def four_threads():
+    before = torch.get_num_threads()
     torch.set_num_threads(4)
+    yield
+    torch.set_num_threads(before)
+
+
+def test_each_lane_takes_its_share_of_the_threads(four_threads):
     lanes = Lanes(2)
     assert lanes.run(lambda _: torch.get_num_threads(), ["a", "b"]) == [2, 2]
     torch.ones(100, 100) @ torch.ones(100, 100)

@@ -119,5 +119,5 @@ def _size(folder):
 
 def _start(run):
     path = os.pathsep.join([str(Path(__file__).parent / "worlds"), os.environ.get("PYTHONPATH", "")])
-    environment = {**os.environ, "OMP_NUM_THREADS": "1", "PYTHONPATH": path}
+    environment = {**os.environ, "PYTHONPATH": path}
     return subprocess.Popen([sys.executable, "-c", CHILD, str(run.folder.path)], env=environment)

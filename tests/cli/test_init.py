@@ -27,7 +27,7 @@ def run(project: Path, *words: str) -> subprocess.CompletedProcess[str]:
     return subprocess.run(
         [sys.executable, *words],
         cwd=project,
-        env={**os.environ, "OMP_NUM_THREADS": "1", "COLUMNS": "120"},
+        env={**os.environ, "COLUMNS": "120"},
         capture_output=True,
         text=True,
         timeout=100,

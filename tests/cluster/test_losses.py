@@ -122,7 +122,7 @@ def test_ctrl_c_leaves_nothing_of_a_cluster_that_was_started_here(tmp_path, tiny
         [sys.executable, "-c", STOPPED_RUN.format(**words)],
         stdout=subprocess.PIPE,
         text=True,
-        env={**os.environ, name: value, "OMP_NUM_THREADS": "1"},
+        env={**os.environ, name: value},
         start_new_session=True,
     )
     with run, run.stdout:

@@ -60,15 +60,6 @@ def sglang_python() -> str:
     return engine_python("sglang", None)
 
 
-@pytest.fixture(scope="session", autouse=True)
-def one_thread_for_torch() -> Iterator[None]:
-    """The servers need the cores."""
-    before = torch.get_num_threads()
-    torch.set_num_threads(1)
-    yield
-    torch.set_num_threads(before)
-
-
 def servable_model(*, tied: bool):
     """A tiny model that the servers can compute on a CPU: vLLM's kernels there ask for a head size of at least 32."""
     size = len(build_tokenizer("qwen3"))

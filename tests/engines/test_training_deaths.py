@@ -97,7 +97,7 @@ async def _running(url: str) -> int:
 @pytest.fixture
 def run(launched_by, all_gone, sglang_python, tmp_path):
     words = [*RUN, f"run.directory={tmp_path}", f"engine.python={sglang_python}"]
-    environment = {**os.environ, "PYTHONPATH": str(WORLDS), "OMP_NUM_THREADS": "1"}
+    environment = {**os.environ, "PYTHONPATH": str(WORLDS)}
     program = Path(sys.executable).with_name("agentrl")
     with (tmp_path / "said").open("wb") as said:
         process = subprocess.Popen([program, "train", *words], env=environment, stdout=said, stderr=said)

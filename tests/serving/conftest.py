@@ -4,16 +4,6 @@ from collections.abc import Callable
 from typing import Any
 
 import pytest
-import torch
-
-
-@pytest.fixture(autouse=True)
-def one_thread():
-    """Small matrices are slower on several threads, and other tests run beside these."""
-    before = torch.get_num_threads()
-    torch.set_num_threads(1)
-    yield
-    torch.set_num_threads(before)
 
 
 @pytest.fixture

@@ -11,7 +11,6 @@ from contextlib import contextmanager
 from datetime import timedelta
 from typing import Any
 
-import torch
 from torch import distributed
 from torch.distributed.tensor import debug
 
@@ -41,8 +40,6 @@ def group_of(count, work: Callable[[Ranks], Any] = serve):
     if count == 1:
         yield Group(Ranks())
         return
-    before = torch.get_num_threads()
-    torch.set_num_threads(1)
     _forget_own_rank()
     store = distributed.TCPStore("127.0.0.1", 0, is_master=True, wait_for_workers=False, timeout=PATIENCE)
 
@@ -64,7 +61,6 @@ def group_of(count, work: Callable[[Ranks], Any] = serve):
         for child in children:
             os.kill(child, signal.SIGKILL)
             os.waitpid(child, 0)
-        torch.set_num_threads(before)
 
 
 def in_ranks(count, work: Callable[[Ranks], Any]):

@@ -17,7 +17,6 @@ from agentrl.training.trainer import Trainer
 from agentrl.trajectory import Source, TokenSequence, Turn
 
 OFF = {"mode": "off"}
-pytestmark = pytest.mark.usefixtures("one_thread")
 
 
 def trainer_for(model, config, *, teacher=None, **settings):

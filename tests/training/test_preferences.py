@@ -14,8 +14,6 @@ from agentrl.training.optimizer import PolicyOptimizer
 from agentrl.training.preferences import Pair, make_pairs, preference_loss, train_preferences
 from agentrl.trajectory import Source, TokenSequence, Turn
 
-pytestmark = pytest.mark.usefixtures("one_thread")
-
 
 def train(model, pairs, settings, seen=None, **trainer):
     found = [] if seen is None else seen

@@ -12,7 +12,6 @@ from agentrl.training.trainer import Trainer
 
 BETA = 0.3
 PRIME = AlgorithmConfig(advantage="prime", loss="reinforce", correction={"mode": "off"}, group_size=2)
-pytestmark = pytest.mark.usefixtures("one_thread")
 
 
 def trainer_for(model, models=None, *, judge=None, algorithm=PRIME, **settings):

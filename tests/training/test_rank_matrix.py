@@ -173,14 +173,6 @@ def budgets(trajectories):
     return found
 
 
-@pytest.fixture(scope="module", autouse=True)
-def _one_thread():
-    before = torch.get_num_threads()
-    torch.set_num_threads(1)
-    yield
-    torch.set_num_threads(before)
-
-
 @pytest.fixture(scope="module")
 def expected(path, trajectories, budgets):
     return in_ranks(1, lambda ranks: computed(ranks, path, ([Cell()], trajectories, budgets)))[Cell()]

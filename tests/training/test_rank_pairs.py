@@ -15,7 +15,6 @@ from agentrl.models.scratch import build_scratch_model
 from agentrl.training.preferences import make_pairs
 from agentrl.training.reward_model import RewardModel, TextPair
 
-pytestmark = pytest.mark.usefixtures("one_thread")
 TEXTS = [TextPair(better=f"up {i} " * (i + 1), worse=f"down {i} " * (4 - i)) for i in range(5)]
 
 

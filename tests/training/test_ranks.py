@@ -23,8 +23,6 @@ from agentrl.trajectory import Source, TokenSequence, Turn
 
 CHUNK = 7
 """Tokens whose logits exist at once."""
-pytestmark = pytest.mark.usefixtures("one_thread")
-
 SETTINGS = {
     "many micro-batches": {"trainer": {"tokens_per_micro_batch": 40}, "algorithm": {"entropy_coef": 0.05}},
     "one micro-batch": {
@@ -403,7 +401,7 @@ def test_files_with_other_names_are_loaded_by_rank_0(path, tmp_path):
     assert_same_tensors(found, whole.state_dict(), rtol=0, atol=0)
 
 
-def test_processes_that_a_launcher_has_started_meet(path, module_trajectories, tmp_path, monkeypatch, one_thread):
+def test_processes_that_a_launcher_has_started_meet(path, module_trajectories, tmp_path, monkeypatch):
     """What torchrun tells its processes, but for its own store."""
     with socket.socket() as free:
         free.bind(("127.0.0.1", 0))

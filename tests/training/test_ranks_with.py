@@ -58,14 +58,6 @@ def paths(tmp_path_factory):
     return folder
 
 
-@pytest.fixture(scope="module", autouse=True)
-def _one_thread():
-    before = torch.get_num_threads()
-    torch.set_num_threads(1)
-    yield
-    torch.set_num_threads(before)
-
-
 def settings(paths, case, count):
     model, changes, shared = case
     alone = {name: value for name, value in shared.items() if "parallel" not in name}

@@ -13,7 +13,6 @@ from agentrl.models.scratch import build_scratch_model
 from agentrl.training.optimizer import PolicyOptimizer
 from agentrl.training.reward_model import RewardModel, TextPair, bradley_terry, train_reward_model
 
-pytestmark = pytest.mark.usefixtures("one_thread")
 PAIRS = [TextPair(better=f"up {i} " * (i + 1), worse=f"down {i} " * (3 - i)) for i in range(3)]
 
 

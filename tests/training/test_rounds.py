@@ -11,7 +11,6 @@ from agentrl.training.signals.reference import check_refresh
 from agentrl.training.trainer import Trainer
 
 SPPO = {"advantage": "reinforce", "loss": "sppo", "correction": {"mode": "off"}, "group_size": 3}
-pytestmark = pytest.mark.usefixtures("one_thread")
 
 
 def trainer_for(model, *, every=2, reference=None, **algorithm):

@@ -58,7 +58,7 @@ def model_of(tmp_path_factory: pytest.TempPathFactory) -> Callable[[str], Path]:
 
 
 @pytest.fixture
-def start(tmp_path: Path, model_of: Callable[[str], Path], one_thread: None) -> StartRun:
+def start(tmp_path: Path, model_of: Callable[[str], Path]) -> StartRun:
     """Starts the folder of a run on pictures."""
 
     def begin(family: str, *overrides: str, name: str = "run") -> Run:

@@ -19,15 +19,6 @@ SETTINGS = PoolSettings(
 )
 
 
-@pytest.fixture(autouse=True)
-def one_thread():
-    """Small matrices are slower on several threads, and other tests run beside these."""
-    before = torch.get_num_threads()
-    torch.set_num_threads(1)
-    yield
-    torch.set_num_threads(before)
-
-
 class Trainer:
     """A model that changes on command, and remembers what it was at every version."""
 
