@@ -22,7 +22,7 @@ from agentrl.config.reference import config_reference
 from agentrl.registry import Kind, lookup, names
 from agentrl.testing.env_check import INTEGRITY, RULES, Rule
 from agentrl.tool import Tool
-from agentrl.training.checks import PROVIDED
+from agentrl.training.objective import PROVIDED
 
 if TYPE_CHECKING:
     from mkdocs.structure.files import Files

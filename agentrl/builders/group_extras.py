@@ -20,7 +20,7 @@ from agentrl.rollout.policies import EngineEpisodePolicy, EpisodePolicy
 from agentrl.rollout.runner import EpisodeRunner
 from agentrl.rollout.scripted_policies import ScriptedEpisodePolicy, ScriptedPolicy, StoredExpert
 from agentrl.serving.teacher import TeacherServers, TeacherWord
-from agentrl.training.batch import Guides
+from agentrl.training.batch import StepExtras
 from agentrl.trajectory import Trajectory
 
 ExtraRunners: TypeAlias = Mapping[str, Mapping[str, EpisodeRunner | StoredExpert]]
@@ -40,7 +40,7 @@ class GroupExtras:
     teacher: TeacherServers | None
     """A teacher that is not loaded here."""
 
-    async def guides(self, groups: Sequence[Group]) -> Guides:
+    async def for_step(self, groups: Sequence[Group]) -> StepExtras:
         """Collect the extra rollouts of some groups, and what a teacher behind servers says of them, for the trainer.
 
         Raises:
@@ -50,7 +50,7 @@ class GroupExtras:
         experts = [trajectory for group in groups for trajectory in group.experts]
         trained = [trajectory for group in groups for trajectory in group.trainable]
         told = {} if self.teacher is None else await _asked(self.teacher, [*trained, *experts])
-        return Guides(
+        return StepExtras(
             greedy={group.id: group.extra_rollouts[GREEDY] for group in groups if GREEDY in group.extra_rollouts},
             experts=experts,
             teacher_logp={name: [word.logp for word in words] for name, words in told.items()},

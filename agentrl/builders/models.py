@@ -49,12 +49,12 @@ def resolve_model(config: Config) -> Config:
     changes: dict[str, Section] = {}
     if config.model.path != SCRATCH:
         changes["model"] = config.model.model_copy(update={"path": _resolved(config.model.path)})
-    guides: dict[str, Section] = {}
+    resolved: dict[str, Section] = {}
     if (teacher := config.algorithm.teacher) is not None:
-        guides["teacher"] = teacher.model_copy(update={"path": _resolved(teacher.path)})
+        resolved["teacher"] = teacher.model_copy(update={"path": _resolved(teacher.path)})
     if (expert := config.algorithm.expert) is not None and expert.trajectories is not None:
-        guides["expert"] = expert.model_copy(update={"trajectories": str(Path(expert.trajectories).resolve())})
-    changes["algorithm"] = config.algorithm.model_copy(update=guides)
+        resolved["expert"] = expert.model_copy(update={"trajectories": str(Path(expert.trajectories).resolve())})
+    changes["algorithm"] = config.algorithm.model_copy(update=resolved)
     if (reader := config.agent.reward_model) is not None:
         read = reader.model_copy(update={"path": _resolved(reader.path)})
         changes["agent"] = config.agent.model_copy(update={"reward_model": read})

@@ -276,7 +276,7 @@ class Orchestrator:
             [trajectory for group in groups for trajectory in group.trajectories],
             temperature=self.config.sampling.temperature,
             pad_id=self._parts.pad_id,
-            guides=await self._parts.extras.guides(groups),
+            extras=await self._parts.extras.for_step(groups),
         )
         if self._parts.idle_while_training:
             return step()

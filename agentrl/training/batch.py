@@ -26,8 +26,8 @@ from agentrl.trajectory import Source, TokenSequence, Trajectory
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Guides:
-    """Episodes that are no samples of the policy."""
+class StepExtras:
+    """Extra rollouts of a step's groups, and the log-probabilities of a served teacher."""
 
     greedy: Mapping[str, Trajectory] = field(default_factory=dict)
     """A greedy rollout of each group's task, by group id: for ``remax``. It does not train."""
@@ -36,25 +36,12 @@ class Guides:
     teacher_logp: Mapping[str, Sequence[npt.NDArray[np.float32]]] = field(default_factory=dict)
     """log p of a teacher behind servers, by trajectory id: float32 [T] for each sequence, NaN for its first token."""
     teacher_top: Mapping[str, Sequence[TopTokens]] = field(default_factory=dict)
-    """What that teacher would have said instead, by trajectory id, for each sequence; where somebody asked."""
+    """The teacher's own most probable tokens, by trajectory id, for each sequence; empty without ``teacher.top_k``."""
 
     @property
     def expert_ids(self) -> frozenset[str]:
         """The ids of the experts' trajectories."""
         return frozenset(trajectory.id for trajectory in self.experts)
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class StepInput:
-    """The episodes of a step, and how they were sampled."""
-
-    trajectories: Sequence[Trajectory]
-    """Whole groups, finished; failed and unscored ones may be among them."""
-    temperature: float
-    pad_id: int
-    """Any id of the vocabulary."""
-    guides: Guides = field(default_factory=Guides)
-    """What was played beside the groups."""
 
 
 def turn_states(trajectories: Sequence[Trajectory]) -> torch.Tensor:
@@ -123,6 +110,13 @@ class StepBatch:
     """Log-probabilities of a reference: float32 [tokens], on the policy's device."""
     teacher: TeacherLogprobs | None = None
     """Log-probabilities of a teacher, on the policy's device."""
+    extras: StepExtras = field(default_factory=StepExtras)
+    temperature: float = 1.0
+    """Sampling temperature of all tokens."""
+    pad_id: int = 0
+    """Any id of the vocabulary."""
+    needs_forward: Sequence[bool] = ()
+    """True for each sequence that goes through the policy."""
 
     @property
     def tokens(self) -> int:
@@ -164,28 +158,32 @@ def step_batch(
         TrainingError: a sampled token has no log-probability.
     """
     rewards = shaping(trajectories)
-    rows = [
-        row
-        for e, trajectory in enumerate(trajectories)
-        for row in _rows(trajectory, e, trajectory.id in experts, routes=routes)
-    ]
+    sequences: list[ScoredSequence] = []
+    owner: list[int] = []
+    columns: list[_Columns] = []
+    for number, each in enumerate(trajectories):
+        for scored, own in _trained_tokens(each, by_expert=each.id in experts, routes=routes):
+            sequences.append(scored)
+            owner.append(number)
+            columns.append(own)
+    logprobs, versions, turns = (torch.from_numpy(np.concatenate(column)) for column in zip(*columns, strict=True))
     groups = {group: i for i, group in enumerate(dict.fromkeys(t.group_id for t in trajectories))}
     trajectory_group = torch.tensor([groups[t.group_id] for t in trajectories])
     first_turn = torch.cat([torch.zeros(1), torch.bincount(rewards.turn_episode, minlength=len(trajectories))]).cumsum(
         0
     )
-    counts = torch.tensor([row.scored.targets.numel() for row in rows])
-    trajectory = torch.tensor([row.trajectory for row in rows])
+    counts = torch.tensor([sequence.targets.numel() for sequence in sequences])
+    trajectory = torch.tensor(owner)
     token_trajectory = trajectory.repeat_interleave(counts)
     return StepBatch(
-        sequences=tuple(row.scored for row in rows),
+        sequences=tuple(sequences),
         starts=(0, *counts.cumsum(0).tolist()),
-        sequence_trajectory=tuple(trajectory.tolist()),
+        sequence_trajectory=tuple(owner),
         trajectory_group=tuple(trajectory_group.tolist()),
-        behaviour_logp=torch.from_numpy(np.concatenate([row.logprobs for row in rows])),
-        version=torch.from_numpy(np.concatenate([row.versions for row in rows])),
+        behaviour_logp=logprobs,
+        version=versions,
         owners=TokenOwners(
-            sequence=torch.arange(len(rows)).repeat_interleave(counts),
+            sequence=torch.arange(len(sequences)).repeat_interleave(counts),
             trajectory=token_trajectory,
             group=trajectory_group[token_trajectory],
         ),
@@ -195,12 +193,11 @@ def step_batch(
             turn_reward=rewards.turn_reward,
             turn_episode=rewards.turn_episode,
             turn_state=turn_states(trajectories),
-            token_turn=torch.from_numpy(np.concatenate([row.turn for row in rows]))
-            + first_turn.long()[token_trajectory],
+            token_turn=turns + first_turn.long()[token_trajectory],
             components=_components(trajectories),
         ),
         trajectories=tuple(trajectories),
-        expert=torch.tensor([trajectories[row.trajectory].id in experts for row in rows]).repeat_interleave(counts)
+        expert=torch.tensor([trajectories[e].id in experts for e in owner]).repeat_interleave(counts)
         if experts
         else None,
     )
@@ -215,25 +212,34 @@ def _components(trajectories: Sequence[Trajectory]) -> dict[str, torch.Tensor]:
     }
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class _Row:
-    scored: ScoredSequence
-    trajectory: int
-    logprobs: npt.NDArray[np.float32]
-    versions: npt.NDArray[np.int32]
-    turn: npt.NDArray[np.int64]
-    """Of each sampled token, counted within the trajectory."""
+_Columns = tuple[npt.NDArray[np.float32], npt.NDArray[np.int32], npt.NDArray[np.int64]]
+"""Log-probability, version and turn (counted within the trajectory) of each token that trains."""
 
 
-def _rows(trajectory: Trajectory, number: int, by_expert: bool, *, routes: bool) -> list[_Row]:
+def _trained_tokens(
+    trajectory: Trajectory, *, by_expert: bool, routes: bool
+) -> Iterator[tuple[ScoredSequence, _Columns]]:
     order = {id(turn): k for k, turn in enumerate(trajectory.turns)}
-    found = []
     for sequence in trajectory.sequences:
         mask = trained_mask(sequence, by_expert=by_expert)
-        if mask.any():
-            logprobs = np.zeros(len(sequence), dtype=np.float32) if by_expert else sequence.logprobs
-            found.append(_row(trajectory, number, sequence, mask, logprobs[mask], order, routes=routes))
-    return found
+        if not mask.any():
+            continue
+        logprobs = (np.zeros(len(sequence), dtype=np.float32) if by_expert else sequence.logprobs)[mask]
+        turn = np.full(len(sequence), -1, dtype=np.int64)
+        for own in sequence.turns:
+            turn[own.start : own.end] = order[id(own)]
+        if (turn[mask] < 0).any():
+            first = int(np.flatnonzero(mask & (turn < 0))[0])
+            raise LedgerError(f"a sampled token of trajectory {trajectory.id} belongs to no turn", got=f"token {first}")
+        if not np.isfinite(logprobs).all():
+            raise TrainingError(
+                f"a sampled token of trajectory {trajectory.id} has no log-probability",
+                got=logprobs[~np.isfinite(logprobs)][0],
+                expected="a finite number",
+                hint="use an engine that returns log-probabilities",
+            )
+        scored = scored_sequence(sequence.token_ids, mask, sequence.images, sequence.routed_experts if routes else None)
+        yield scored, (logprobs, sequence.versions[mask], turn[mask])
 
 
 def trained_mask(sequence: TokenSequence, *, by_expert: bool) -> npt.NDArray[np.bool_]:
@@ -243,34 +249,6 @@ def trained_mask(sequence: TokenSequence, *, by_expert: bool) -> npt.NDArray[np.
     mask: npt.NDArray[np.bool_] = np.equal(sequence.sources, Source.FORCED)
     mask[: sequence.shared] = False
     return mask
-
-
-def _row(
-    trajectory: Trajectory,
-    number: int,
-    sequence: TokenSequence,
-    mask: npt.NDArray[np.bool_],
-    logprobs: npt.NDArray[np.float32],
-    order: dict[int, int],
-    *,
-    routes: bool,
-) -> _Row:
-    turn = np.full(len(sequence), -1, dtype=np.int64)
-    for own in sequence.turns:
-        turn[own.start : own.end] = order[id(own)]
-    if (turn[mask] < 0).any():
-        first = int(np.flatnonzero(mask & (turn < 0))[0])
-        raise LedgerError(f"a sampled token of trajectory {trajectory.id} belongs to no turn", got=f"token {first}")
-    if not np.isfinite(logprobs).all():
-        raise TrainingError(
-            f"a sampled token of trajectory {trajectory.id} has no log-probability",
-            got=logprobs[~np.isfinite(logprobs)][0],
-            expected="a finite number",
-            hint="use an engine that returns log-probabilities",
-        )
-    scored = scored_sequence(sequence.token_ids, mask, sequence.images, sequence.routed_experts if routes else None)
-    versions = sequence.versions[mask]
-    return _Row(scored=scored, trajectory=number, logprobs=logprobs, versions=versions, turn=turn[mask])
 
 
 def mini_batches(batch: StepBatch, count: int, generator: torch.Generator) -> list[list[int]]:

@@ -1,4 +1,4 @@
-"""One update's loss and gradient, added up over micro-batches, which may be computed in lanes.
+"""An update's loss and gradient: the values that losses read of each token, and their sum over micro-batches.
 
 A sequence whose tokens all have advantage 0 changes no gradient. It is not read at all, and counts in the loss's
 denominators only. Where nothing has a gradient, everything is read: the measurements of a step are never empty.
@@ -7,20 +7,134 @@ denominators only. Where nothing has a gradient, everything is read: the measure
 from __future__ import annotations
 
 import functools
+import math
+import random
 from collections.abc import Sequence
-from dataclasses import asdict, fields, replace
+from dataclasses import asdict, dataclass, fields, replace
 from typing import Any
 
 import torch
 
+from agentrl.algorithms.aggregation import TokenOwners
 from agentrl.algorithms.correction import loglinear
 from agentrl.algorithms.types import LossInput, log_ratio
 from agentrl.training.batch import StepBatch
 from agentrl.training.forward.micro_batches import MicroBatch, SumsByName
 from agentrl.training.forward.runner import ModelRunner, PassHook
 from agentrl.training.objective import Objective
-from agentrl.training.signals.base import JointLoss
-from agentrl.training.token_inputs import TokenValues, token_shares
+from agentrl.training.rewards import RewardShaping
+from agentrl.training.signals.base import SignalUpdates
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class TokenValues:
+    """Numbers of a step's sampled tokens besides the batch, on the model's device; float32 [tokens] each."""
+
+    advantage: torch.Tensor
+    episode_return: torch.Tensor
+    behaviour_logp: torch.Tensor
+    trainer_logp: torch.Tensor
+    """log-probabilities of the trainer before the first update; NaN where the first forward pass will fill it in."""
+    version: torch.Tensor
+    """Weight version that sampled each token: int32."""
+    step_version: int
+    """Weight version at the start of the step."""
+    reference_logp: torch.Tensor | None = None
+    teacher_logp: torch.Tensor | None = None
+    teacher_top_ids: torch.Tensor | None = None
+    """What a teacher finds most probable in each token's place: int64 [tokens, k]."""
+    teacher_top_logp: torch.Tensor | None = None
+    """float32 [tokens, k]."""
+    expert: torch.Tensor | None = None
+    """Bool: an expert wrote the token, and its `behaviour_logp` means nothing."""
+    entropy: torch.Tensor | None = None
+    """Before the first update; only where something looks ahead."""
+    sample_counts: torch.Tensor | None = None
+    """How often each trajectory was drawn: int64 [trajectories], on the CPU; once when left out."""
+    seed: int = 0
+    """Of the run."""
+
+    def draw(self, update: int) -> int:
+        """Seed of random choices in an update of the step, counted from 0: in [0, 2^63)."""
+        return random.Random(f"{self.seed} {self.step_version} {update}").getrandbits(63)
+
+
+def token_values(
+    batch: StepBatch,
+    advantage: torch.Tensor,
+    objective: Objective,
+    policy: ModelRunner,
+    shaping: RewardShaping,
+    *,
+    seed: int,
+    policy_learns: bool,
+) -> TokenValues:
+    """Gather the values, and score pi_old where the first update's forward pass cannot give it.
+
+    Args:
+        batch: With the annotations of all signals.
+        advantage: Of its tokens: float32 [tokens].
+        objective: The algorithm.
+        policy: As it is before the first update.
+        shaping: May resample the trajectories.
+        seed: Of the run.
+        policy_learns: False while signals' models train alone; one pass reads everything then.
+    """
+    device, teacher = policy.model.device, batch.teacher
+    returns = batch.episodes.returns
+    trainer_logp = torch.full((batch.tokens,), math.nan, device=device)
+    entropy = torch.full_like(trainer_logp, math.nan) if objective.looks_ahead else None
+    if needed := _scored_before(batch, objective, policy_learns=policy_learns):
+        sequences = [batch.sequences[i] for i in needed]
+        scores = policy.logprobs(sequences, temperature=batch.temperature, pad_id=batch.pad_id)
+        where = batch.token_index(needed).to(device)
+        trainer_logp[where] = scores.logp
+        if entropy is not None:
+            entropy[where] = scores.entropy
+    return TokenValues(
+        advantage=advantage.to(device),
+        episode_return=batch.episodes.to_tokens(returns).float().to(device),
+        behaviour_logp=batch.behaviour_logp.to(device),
+        trainer_logp=trainer_logp,
+        version=batch.version.to(device),
+        step_version=batch.step_version,
+        reference_logp=batch.reference_logp,
+        teacher_logp=None if teacher is None else teacher.logp,
+        teacher_top_ids=None if teacher is None else teacher.top_ids,
+        teacher_top_logp=None if teacher is None else teacher.top_logp,
+        expert=None if batch.expert is None else batch.expert.to(device),
+        entropy=entropy,
+        sample_counts=shaping.sample_counts(returns, seed=batch.step_version),
+        seed=seed,
+    )
+
+
+def _scored_before(batch: StepBatch, objective: Objective, *, policy_learns: bool) -> list[int]:
+    """The sequences whose log-probabilities must be known before the first update."""
+    if not objective.looks_ahead and (objective.proximal != "trainer" or not policy_learns):
+        return []
+    free = set() if objective.looks_ahead else set(batch.parts[0])
+    return [i for i, read in enumerate(batch.needs_forward) if read and i not in free]
+
+
+def token_shares(
+    objective: Objective, owners: TokenOwners, index: torch.Tensor, sample_counts: torch.Tensor | None
+) -> torch.Tensor:
+    """Weight each token of a step, with 0 for those outside `index`, int64 [selected]: float32 [tokens].
+
+    A trajectory that was drawn twice (`sample_counts`: int64 [trajectories]) counts as two.
+    """
+    shares = torch.zeros(owners.sequence.numel())
+    if sample_counts is None:
+        shares[index] = objective.weights(owners.select(index)).float()
+        return shares
+    times = sample_counts[owners.trajectory[index]]
+    drawn = index.repeat_interleave(times)
+    first = (times.cumsum(0) - times).repeat_interleave(times)
+    copy = torch.arange(drawn.numel()) - first
+    most, own = int(sample_counts.max()), owners.select(drawn)
+    copies = TokenOwners(sequence=own.sequence * most + copy, trajectory=own.trajectory * most + copy, group=own.group)
+    return shares.index_add(0, drawn, objective.weights(copies).float())
 
 
 class GradientPass:
@@ -31,9 +145,6 @@ class GradientPass:
         objective: The algorithm.
         batch: The step.
         values: Of the batch's tokens; `trainer_logp` is filled in by the first update.
-        needs_forward: Whether each sequence is read; see `sequences_to_read`.
-        temperature: At which the tokens were sampled.
-        pad_id: Any id of the vocabulary.
         joint: Its loss is a part of the policy's.
         learns: Compute gradients, or only what is measured.
         hooks: Take part in the policy's passes.
@@ -46,10 +157,7 @@ class GradientPass:
         batch: StepBatch,
         values: TokenValues,
         *,
-        needs_forward: Sequence[bool],
-        temperature: float,
-        pad_id: int,
-        joint: JointLoss | None = None,
+        joint: SignalUpdates | None = None,
         learns: bool = True,
         hooks: Sequence[PassHook] = (),
     ) -> None:
@@ -58,23 +166,28 @@ class GradientPass:
         """Of the policy to pi_old, over the last update's tokens."""
         self._computed_tokens = self._read_tokens = 0
         self.model, self._policy, self._objective, self._hooks = policy.model, policy, objective, hooks
-        self._batch, self._values, self._needs_forward = batch, values, needs_forward
-        self._temperature, self._pad_id = temperature, pad_id
+        self.batch, self._values = batch, values
+        self._tokens: dict[str, Any] = {"temperature": batch.temperature, "pad_id": batch.pad_id}
         self._needs_grad = [learns and own for own in learning_sequences(objective, batch, values.advantage)]
         self._joint, self._beside = joint, () if joint is None else tuple(joint.head.parameters())
         self._updates = 0
+        self.before: dict[str, Any] = {}
+        """What repeats the last update, besides model, objective and batch, as plain types and tensors."""
+        self.loss = 0.0
+        """Of the last update."""
         self._kept: torch.Tensor | None = None
         self._chosen: torch.Tensor | None = None
 
     def accumulate(self, part: list[int]) -> float:
         """Add the gradient of the loss of some sequences, which are one update; gives the loss."""
-        index = self._looked_over(part) if self._objective.looks_ahead else self._batch.token_index(part)
-        weights = token_shares(self._objective, self._batch.owners, index, self._values.sample_counts).to(
+        self.before = self._snapshot(part)
+        index = self._looked_over(part) if self._objective.looks_ahead else self.batch.token_index(part)
+        weights = token_shares(self._objective, self.batch.owners, index, self._values.sample_counts).to(
             self.model.device
         )
-        members = [i for i in part if self._needs_forward[i]]
+        members = [i for i in part if self.batch.needs_forward[i]]
         result = self._policy.forward_backward(
-            [self._batch.sequences[i] for i in members],
+            [self.batch.sequences[i] for i in members],
             functools.partial(self._loss, weights),
             numbers=members,
             needs_grad=[self._needs_grad[i] for i in members],
@@ -86,26 +199,24 @@ class GradientPass:
         self.tally.merge(result.tally)
         self.kl_old = result.tally.means().get("train/kl_old", 0.0)
         self._updates += 1
+        self.loss = result.loss
         return result.loss
 
     def _count_tokens(self, work: Sequence[MicroBatch]) -> None:
         """Count the tokens that go through the model; parts of a micro-batch that was split repeat its prefixes."""
-        for part in ([self._batch.sequences[i] for i in micro_batch.sequences] for micro_batch in work):
+        for part in ([self.batch.sequences[i] for i in micro_batch.sequences] for micro_batch in work):
             self._computed_tokens += self._policy.passes.layout.tokens(part)
             self._read_tokens += sum(len(sequence) for sequence in part)
 
-    def snapshot(self) -> dict[str, Any]:
-        """Give what repeats the next update, besides model, objective and batch, as plain types and tensors."""
-        values, passes = (
-            {each.name: getattr(self._values, each.name) for each in fields(self._values)},
-            self._policy.passes,
-        )
+    def _snapshot(self, part: list[int]) -> dict[str, Any]:
+        values = {each.name: getattr(self._values, each.name) for each in fields(self._values)}
+        passes = self._policy.passes
         return {
+            "part": part,
             "values": {**values, "trainer_logp": self._values.trainer_logp.clone()},
             "updates": self._updates,
-            "reads": list(self._needs_forward),
-            "temperature": self._temperature,
-            "pad_id": self._pad_id,
+            "reads": list(self.batch.needs_forward),
+            **self._tokens,
             "layout": asdict(replace(passes.layout, context=None, replay=None)),
             "lanes": passes.lanes.count,
             "ranks": passes.ranks.dp_size,
@@ -120,7 +231,7 @@ class GradientPass:
 
     def _looked_over(self, part: list[int]) -> torch.Tensor:
         """The tokens of an update that train, after everything that is decided over all of them: int64 [selected]."""
-        index = self._batch.token_index(part)
+        index = self.batch.token_index(part)
         tokens = self._loss_input(part, index.to(self.model.device), self._current(part))
         kept = self._objective.kept(tokens)
         self.tally.add("train/dropped_share", ~kept)
@@ -129,7 +240,7 @@ class GradientPass:
             self.tally.add("mismatch/clip_share", corrected.truncated)
         chosen = self._objective.chosen(tokens.select(kept))
         index, trained = index[kept.cpu()], index.to(kept.device)[kept]
-        self._kept = torch.zeros(self._batch.tokens, dtype=torch.bool, device=self.model.device)
+        self._kept = torch.zeros(self.batch.tokens, dtype=torch.bool, device=self.model.device)
         self._kept[trained] = True
         self._chosen = self._kept.clone()
         if chosen is not None:
@@ -138,19 +249,18 @@ class GradientPass:
 
     def _current(self, part: list[int]) -> torch.Tensor:
         """Log pi of the current policy, without gradient: [tokens of the part]."""
-        where = self._batch.token_index(part).to(self.model.device)
+        where = self.batch.token_index(part).to(self.model.device)
         if self._updates == 0 or not self._objective.chooses_tokens:
             return self._values.trainer_logp[where]
-        sequences = [self._batch.sequences[i] for i in part]
-        return self._policy.logprobs(sequences, temperature=self._temperature, pad_id=self._pad_id).logp
+        sequences = [self.batch.sequences[i] for i in part]
+        return self._policy.logprobs(sequences, **self._tokens).logp
 
     def _loss(self, weights: torch.Tensor, indices: list[int], tally: SumsByName) -> torch.Tensor:
-        where = self._batch.token_index(indices).to(self.model.device)
+        where = self.batch.token_index(indices).to(self.model.device)
         top_ids = self._values.teacher_top_ids
         scores = self._policy.score(
-            [self._batch.sequences[i] for i in indices],
-            temperature=self._temperature,
-            pad_id=self._pad_id,
+            [self.batch.sequences[i] for i in indices],
+            **self._tokens,
             entropy_gradient=self._objective.uses_entropy,
             value_head=None if self._joint is None else self._joint.head,
             others=None if top_ids is None else top_ids[where],
@@ -178,7 +288,7 @@ class GradientPass:
 
     def _loss_input(self, indices: list[int], where: torch.Tensor, logp: torch.Tensor) -> LossInput:
         values = self._values
-        counts = torch.tensor([self._batch.lengths[i] for i in indices], device=where.device)
+        counts = torch.tensor([self.batch.lengths[i] for i in indices], device=where.device)
         old, behaviour = self._old_logp(where, logp.detach()), values.behaviour_logp[where]
         expert = None if values.expert is None else values.expert[where]
         return LossInput(

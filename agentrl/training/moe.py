@@ -15,7 +15,7 @@ number nor that of ranks changes the gradient. A token that a shared prefix comp
 from __future__ import annotations
 
 import threading
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import AbstractContextManager, contextmanager, nullcontext
 from typing import Any
 
@@ -24,6 +24,7 @@ from torch import Tensor, nn
 from torch.nn import functional
 from transformers import PreTrainedModel
 
+from agentrl.config.config import TrainerConfig
 from agentrl.errors import ConfigError
 from agentrl.models.moe import routers
 from agentrl.training.distributed import Ranks
@@ -33,6 +34,7 @@ from agentrl.training.forward.moe_replay import ReplayCount, RouterReplay
 from agentrl.training.forward.prefix_tree import pack
 from agentrl.training.forward.runner import ModelRunner, PassHook
 from agentrl.training.forward.sequences import ScoredSequence
+from agentrl.training.signals.base import TokenSignal
 
 Routed = tuple[Tensor, Tensor]
 """A layer's router logits, [tokens, experts], and the experts that it chose, [tokens, chosen]."""
@@ -199,7 +201,26 @@ class RoutesCount:
             tally.add("mismatch/routed_experts_known", torch.arange(len(sequence)) < known)
 
 
-def step_hooks(runner: ModelRunner, balance: RouterBalance | None) -> list[PassHook]:
-    """Make the hooks of a step's updates, for a model with routed experts."""
-    replay = runner.passes.layout.replay
-    return [*([] if balance is None else [balance]), *([] if replay is None else [RoutesCount(replay)])]
+def moe_hooks(
+    policy: ModelRunner, config: TrainerConfig, *, signals: Iterable[TokenSignal] = ()
+) -> Callable[[], list[PassHook]]:
+    """Set up what a config asks of routed experts: their balance, and replay of the engine's routes.
+
+    Args:
+        policy: Replays routes from now on, if the config says so.
+        config: ``trainer.moe``.
+        signals: Their models replay the same routes.
+
+    Returns:
+        A function that makes the hooks of a step's updates: none for a model without routed experts.
+
+    Raises:
+        ConfigError: the model has no routers that are known here.
+    """
+    if config.router_replay:
+        policy.replay_routes()
+        for signal in signals:
+            signal.replay_routes(policy)
+    balance = [RouterBalance(policy.model, config.router_balance)] if config.router_balance else []
+    replay = policy.passes.layout.replay
+    return lambda: [*balance, *([] if replay is None else [RoutesCount(replay)])]

@@ -8,7 +8,7 @@ from __future__ import annotations
 import functools
 import inspect
 import traceback
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 from typing import Any, Literal
 
@@ -17,11 +17,14 @@ import torch
 from agentrl.algorithms.aggregation import Aggregation, TokenOwners, token_weights
 from agentrl.algorithms.correction import Correction, CorrectionMode, KLEstimator, correction, kl_divergence
 from agentrl.algorithms.options import check_options
-from agentrl.algorithms.rewards import EpisodeRewards
 from agentrl.algorithms.traits import (
+    Input,
     choice_of,
+    corrects_itself,
     is_advantage_weighted,
     is_blind_to_advantage,
+    needed_inputs,
+    other_input,
     requires_group,
 )
 from agentrl.algorithms.types import EpisodeBatch, Estimate, LossInput, TokenLoss
@@ -29,12 +32,87 @@ from agentrl.config.algorithm import ReferenceConfig
 from agentrl.config.config import AlgorithmConfig
 from agentrl.errors import AgentRLError, ConfigError, TrainingError
 from agentrl.registry import Kind, lookup
-from agentrl.training.checks import (
-    check_estimator,
-    check_loss,
-    check_needs,
-    check_proximal,
-)
+
+SIGNALLED = frozenset({Input.GREEDY_RETURN, Input.TEACHER, Input.TEACHER_TOP, Input.EXPERT})
+"""Inputs that signals give; each signal checks its own."""
+PROVIDED = frozenset({Input.COMPONENTS, Input.REFERENCE, Input.ENTROPY})
+"""What `agentrl.training.trainer.Trainer` can give to estimators, losses and filters."""
+
+
+def check_needs(kind: str, name: str, function: Callable[..., Any], *, also: frozenset[Input] = frozenset()) -> None:
+    """Check that the trainer, or a signal that gives `also`, provides all inputs of a function.
+
+    Raises:
+        ConfigError: an input is missing.
+    """
+    if missing := sorted(needed_inputs(function) - PROVIDED - also):
+        raise ConfigError(
+            f"the {kind} {name} needs what this trainer does not have",
+            got=f"no {' and no '.join(part.name.lower() for part in missing)}",
+            expected=" and ".join(missing),
+            hint="it can be called as a function: see docs/algorithms.md",
+        )
+
+
+def check_estimator(config: AlgorithmConfig, estimator: Callable[..., Any]) -> None:
+    """Check the advantage estimator of a config; signals look after the inputs that they give.
+
+    Raises:
+        ConfigError: an input is missing, or groups that the config does not have.
+    """
+    check_needs(
+        "advantage estimator", config.advantage, estimator, also=SIGNALLED | {Input.VALUES, Input.PROCESS_REWARD}
+    )
+    if requires_group(estimator) and config.group_size < 2:
+        raise ConfigError(
+            f"the advantage estimator {config.advantage} compares the members of a group",
+            got=f"algorithm.group_size {config.group_size}",
+            expected="at least 2",
+            hint="reinforce and reinforce++ compare nothing",
+        )
+
+
+def check_loss(config: AlgorithmConfig, loss: Callable[..., Any]) -> None:
+    """Check the loss of a config, and that no other setting is ignored beside it.
+
+    Raises:
+        ConfigError: it is no loss of a policy on episodes, needs what nobody provides, or makes a setting idle.
+    """
+    if (what := other_input(loss)) is not None:
+        raise ConfigError(f"the loss {config.loss} does not learn from episodes", got=what, expected="a policy loss")
+    check_needs("loss", config.loss, loss, also=SIGNALLED)
+    if is_blind_to_advantage(loss) and config.advantage_options:
+        raise ConfigError(
+            f"algorithm.advantage_options are ignored: the loss {config.loss} reads no advantage",
+            got=config.advantage_options,
+            expected="none",
+        )
+    if corrects_itself(loss) and CorrectionMode(config.correction.mode) is not CorrectionMode.OFF:
+        raise ConfigError(
+            f"the loss {config.loss} holds the weight pi_old / mu itself, and a correction would apply it twice",
+            got=f"algorithm.correction.mode {config.correction.mode}",
+            expected="algorithm.correction.mode=off",
+        )
+
+
+def check_proximal(config: AlgorithmConfig, loss: Callable[..., Any], filters: Iterable[Callable[..., Any]]) -> None:
+    """Check that pi_old comes from where the other parts can use it.
+
+    Raises:
+        ConfigError: without a policy pi_old of its own a part would do nothing, or the forward pass is needed anyway.
+    """
+    proximal = config.correction.proximal
+    if proximal == "trainer":
+        return
+    choice = choice_of(loss)
+    by_distance = [name for name, f in zip(config.filters, filters, strict=True) if not needed_inputs(f)]
+    idle = by_distance or ([config.loss] if corrects_itself(loss) or (choice is not None and choice.drops) else [])
+    if idle:
+        raise ConfigError(
+            f"{idle[0]} compares pi_old of the trainer with mu",
+            got=f"algorithm.correction.proximal {proximal}",
+            expected="algorithm.correction.proximal=trainer",
+        )
 
 
 def bind(kind: str, name: str, function: Callable[..., Any], options: dict[str, Any]) -> Callable[..., Any]:
@@ -71,7 +149,7 @@ def check_loss_values(name: str, given: Any, tokens: LossInput) -> None:
         if not isinstance(found, torch.Tensor) or found.shape != tokens.logp.shape:
             raise TrainingError(
                 f"the loss {name} gave {part} of a wrong shape",
-                got=_described(found),
+                got=described(found),
                 expected=f"shape {tuple(tokens.logp.shape)}: one for each sampled token, before any mean or sum",
             )
     if tokens.logp.requires_grad and not given.values.requires_grad:
@@ -93,7 +171,7 @@ def check_kept(name: str, given: Any, tokens: LossInput) -> torch.Tensor:
         return given
     raise TrainingError(
         f"the filter {name} does not say which tokens train",
-        got=_described(given),
+        got=described(given),
         expected=f"a bool tensor of shape {tuple(shape)}",
     )
 
@@ -107,36 +185,14 @@ def check_advantage(name: str, given: Any, tokens: int) -> torch.Tensor:
     if not isinstance(given, torch.Tensor) or given.shape != (tokens,) or not bool(given.isfinite().all()):
         raise TrainingError(
             f"the advantage estimator {name} gave unusable numbers",
-            got=_described(given),
+            got=described(given),
             expected=f"{tokens} finite numbers, one for each sampled token",
         )
     return given
 
 
-def check_shaped(name: str, given: Any, before: EpisodeRewards) -> EpisodeRewards:
-    """Check what a shaping made of rewards.
-
-    Raises:
-        TrainingError: no rewards, those of other turns, or some that are not finite.
-    """
-    if not isinstance(given, EpisodeRewards):
-        raise TrainingError(
-            f"the shaping {name} gave no rewards",
-            got=type(given).__name__,
-            expected="EpisodeRewards, as rewards.with_turns and rewards.with_episodes give",
-        )
-    for part in ("turn_reward", "final"):
-        found, shape = getattr(given, part), getattr(before, part).shape
-        if found.shape != shape or not bool(found.isfinite().all()):
-            raise TrainingError(
-                f"the shaping {name} gave unusable rewards",
-                got=f"{part}: {_described(found)}",
-                expected=f"finite numbers of shape {tuple(shape)}",
-            )
-    return given
-
-
-def _described(given: Any) -> str:
+def described(given: Any) -> str:
+    """Describe what a user's function gave, for a message."""
     if not isinstance(given, torch.Tensor):
         return type(given).__name__
     wrong = int((~given.isfinite()).sum())

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import dataclasses
 import itertools
 from collections.abc import Sequence
 from dataclasses import asdict, dataclass
@@ -12,9 +11,9 @@ import torch
 from agentrl.algorithms.correction import mismatch
 from agentrl.algorithms.segments import differs
 from agentrl.errors import Outcome
-from agentrl.training.batch import Guides, Selection, StepBatch
+from agentrl.training.batch import Selection, StepBatch
+from agentrl.training.gradients import TokenValues
 from agentrl.training.optimizer import Update
-from agentrl.training.token_inputs import PreparedStep, TokenValues
 from agentrl.trajectory import Trajectory
 
 LAST = 64
@@ -75,7 +74,8 @@ class StepReport:
 
 
 def step_report(
-    step: PreparedStep,
+    batch: StepBatch,
+    selection: Selection,
     values: TokenValues,
     *,
     updates: Sequence[Update],
@@ -86,17 +86,17 @@ def step_report(
     """Put a step's numbers under their names.
 
     Args:
-        step: Who trained.
-        values: Of its tokens, after the updates.
+        batch: The step.
+        selection: The trajectories that trained, an expert's included.
+        values: Of the batch's tokens, after the updates.
         updates: Optimizer steps, in order.
         losses: Loss of each of them.
         means: Means over tokens, under their final names.
         seconds: Duration of the step.
     """
-    batch, selection = step.batch, own_selection(step.selection, step.given.guides)
-    read = batch.sampled_index([i for i, reads in enumerate(step.needs_forward) if reads]).to(
-        values.trainer_logp.device
-    )
+    own = [trajectory for trajectory in selection.trajectories if trajectory.id not in batch.extras.expert_ids]
+    read = batch.sampled_index([i for i, reads in enumerate(batch.needs_forward) if reads])
+    read = read.to(values.trainer_logp.device)
     distance = mismatch(values.trainer_logp[read], values.behaviour_logp[read])
     applied = [update for update in updates if not update.non_finite]
     metrics = {
@@ -106,15 +106,15 @@ def step_report(
         "train/updates_skipped": float(len(updates) - len(applied)),
         "train/tokens": float(batch.tokens),
         "train/seconds": seconds,
-        "train/idle_sequences": float(step.needs_forward.count(False)),
-        "train/tokens_per_s": sum(map(len, itertools.compress(batch.sequences, step.needs_forward))) / seconds,
+        "train/idle_sequences": float(batch.needs_forward.count(False)),
+        "train/tokens_per_s": sum(map(len, itertools.compress(batch.sequences, batch.needs_forward))) / seconds,
         "train/advantage_abs_mean": float(values.advantage.abs().mean()),
         **means,
-        **step.metrics,
         **mismatch_by_turn(batch, values.trainer_logp, values.behaviour_logp, read),
         **{f"mismatch/{name}": value for name, value in asdict(distance).items()},
-        **_rewards(selection, batch),
-        "trajectories/trained": float(len(selection.trajectories)),
+        **_rewards(own, batch),
+        "groups/skipped": float(selection.lone_groups),
+        "trajectories/trained": float(len(own)),
         "trajectories/infrastructure": float(selection.infrastructure),
         "trajectories/unscored": float(selection.unscored),
     }
@@ -122,14 +122,7 @@ def step_report(
         metrics["train/grad_norm"] = max(update.grad_norm for update in applied)
         for group in applied[0].group_norms:
             metrics[f"train/grad_norm/{group}"] = max(update.group_norms.get(group, 0.0) for update in applied)
-    return StepReport(metrics=metrics, warnings=tuple(_room_warnings(selection.trajectories)))
-
-
-def own_selection(selection: Selection, guides: Guides) -> Selection:
-    """Leave out the experts' episodes, which say nothing about the policy."""
-    expert = guides.expert_ids
-    own = tuple(trajectory for trajectory in selection.trajectories if trajectory.id not in expert)
-    return dataclasses.replace(selection, trajectories=own)
+    return StepReport(metrics=metrics, warnings=tuple(_room_warnings(own)))
 
 
 def zero_variance_groups(returns: torch.Tensor, group: torch.Tensor) -> int:
@@ -137,15 +130,14 @@ def zero_variance_groups(returns: torch.Tensor, group: torch.Tensor) -> int:
     return int((~differs(returns, group, int(group.max()) + 1)).sum())
 
 
-def _rewards(selection: Selection, batch: StepBatch) -> dict[str, float]:
-    scored = [trajectory.reward for trajectory in selection.trajectories if trajectory.reward is not None]
+def _rewards(own: Sequence[Trajectory], batch: StepBatch) -> dict[str, float]:
+    scored = [trajectory.reward for trajectory in own if trajectory.reward is not None]
     episodes = batch.episodes
     return {
         "reward/mean": sum(scored) / len(scored),
         "reward/shaped_mean": float(episodes.returns[: len(scored)].mean()),  # an expert's come last
         "groups/trained": float(int(episodes.group.max()) + 1),
         "groups/zero_variance": float(zero_variance_groups(episodes.returns, episodes.group)),
-        "groups/skipped": float(selection.lone_groups),
     }
 
 

@@ -10,8 +10,9 @@ import torch
 
 from agentrl.algorithms.rewards import EpisodeRewards, RewardKL, TeacherKL, pf_ppo
 from agentrl.algorithms.segments import segment_sum
+from agentrl.errors import TrainingError
 from agentrl.registry import Kind, lookup
-from agentrl.training.objective import bind, check_shaped
+from agentrl.training.objective import bind, described
 from agentrl.trajectory import Trajectory
 
 
@@ -71,7 +72,7 @@ class RewardShaping:
         """
         rewards = _unshaped(trajectories, self._max_tokens)
         for name, step in self._steps.items():
-            rewards = check_shaped(name, step(rewards), rewards)
+            rewards = _check_shaped(name, step(rewards), rewards)
         turns = torch.bincount(rewards.turn_episode, minlength=len(trajectories))
         last, has_turns = turns.cumsum(0) - 1, turns > 0
         return ShapedRewards(
@@ -104,3 +105,26 @@ def _unshaped(trajectories: Sequence[Trajectory], max_tokens: int) -> EpisodeRew
         longest=torch.tensor(lengths, dtype=torch.int64),
         max_tokens=max_tokens,
     )
+
+
+def _check_shaped(name: str, given: Any, before: EpisodeRewards) -> EpisodeRewards:
+    """Check what a shaping made of rewards.
+
+    Raises:
+        TrainingError: no rewards, those of other turns, or some that are not finite.
+    """
+    if not isinstance(given, EpisodeRewards):
+        raise TrainingError(
+            f"the shaping {name} gave no rewards",
+            got=type(given).__name__,
+            expected="EpisodeRewards, as rewards.with_turns and rewards.with_episodes give",
+        )
+    for part in ("turn_reward", "final"):
+        found, shape = getattr(given, part), getattr(before, part).shape
+        if found.shape != shape or not bool(found.isfinite().all()):
+            raise TrainingError(
+                f"the shaping {name} gave unusable rewards",
+                got=f"{part}: {described(found)}",
+                expected=f"finite numbers of shape {tuple(shape)}",
+            )
+    return given

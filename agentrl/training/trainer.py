@@ -33,7 +33,7 @@ from transformers import PreTrainedModel
 from agentrl.config.config import AlgorithmConfig, TrainerConfig
 from agentrl.config.trainer import NumericsConfig
 from agentrl.image import ImageReader
-from agentrl.training.batch import Guides, StepBatch, StepInput, mini_batches, select, step_batch
+from agentrl.training.batch import Selection, StepBatch, StepExtras, mini_batches, select, step_batch
 from agentrl.training.checkpoint import (
     PolicyAndCompanions,
     StateCopies,
@@ -41,18 +41,12 @@ from agentrl.training.checkpoint import (
     save_trainer,
 )
 from agentrl.training.compile import compile_layers, gradients_recomputed
-from agentrl.training.diagnostics.watch import (
-    NumericsWatch,
-    WatchedStep,
-    WatchedUpdates,
-    prepare_repeatable,
-    repeatable,
-)
+from agentrl.training.diagnostics.watch import NumericsWatch, prepare_repeatable, repeatable
 from agentrl.training.distributed import Ranks
 from agentrl.training.forward.runner import make_runner
 from agentrl.training.forward.sequences import scored_sequence
-from agentrl.training.gradients import GradientPass, sequences_to_read
-from agentrl.training.moe import RouterBalance, step_hooks
+from agentrl.training.gradients import GradientPass, sequences_to_read, token_values
+from agentrl.training.moe import moe_hooks
 from agentrl.training.objective import Objective
 from agentrl.training.optimizer import OptimizerSettings, PolicyOptimizer, Update
 from agentrl.training.report import StepReport, step_report
@@ -65,7 +59,6 @@ from agentrl.training.signals import (
     joins_policy,
     pretrain_steps,
 )
-from agentrl.training.token_inputs import PreparedStep, TokenValues, token_values
 from agentrl.trajectory import TokenSequence, Trajectory
 
 
@@ -78,69 +71,49 @@ class StepUpdates:
     losses: list[float] = field(default_factory=list)
     """Of the policy, before each update; also before one that was left out."""
     metrics: dict[str, float] = field(default_factory=dict)
-    """Of the critic and of the limit, under their final names."""
+    """Of ``trainer.max_kl``, under their final names."""
 
 
 def take_updates(
-    parts: Sequence[list[int]],
-    watched: WatchedUpdates,
-    model: PreTrainedModel,
+    gradient: GradientPass,
+    optimizer: PolicyOptimizer,
+    watch: NumericsWatch,
     *,
     signals: Sequence[SignalUpdates],
     max_kl: float | None,
 ) -> StepUpdates:
-    """Train the policy, and the signals' models beside it, until the policy is far off.
-
-    Args:
-        parts: The sequences of every update.
-        watched: Adds up the policy's gradients, and applies them.
-        model: The policy.
-        signals: Learn from the same parts.
-        max_kl: The limit; ``None`` sets none.
-    """
-    taken, stopped = StepUpdates(), False
+    """Train the policy together with the signals' models, until the policy is further than `max_kl` from its start."""
+    taken, stopped, parts = StepUpdates(), False, gradient.batch.parts
     for part in parts:
         for signal in signals:
-            if signal.joint is None or not stopped:
+            if not (signal.joins_policy and stopped):
                 signal.accumulate(part)
         if not stopped:
-            taken.losses.append(watched.accumulate(part))
-            stopped = max_kl is not None and watched.kl_old > max_kl
+            taken.losses.append(gradient.accumulate(part))
+            stopped = max_kl is not None and gradient.kl_old > max_kl
             if not stopped:
-                taken.updates.append(watched.apply())
+                taken.updates.append(watch.apply(gradient, optimizer))
             else:
-                model.zero_grad(set_to_none=True)
-                taken.metrics["train/kl_stop"] = watched.kl_old
+                gradient.model.zero_grad(set_to_none=True)
+                taken.metrics["train/kl_stop"] = gradient.kl_old
         for signal in signals:
-            if signal.joint is not None and stopped:
+            if signal.joins_policy and stopped:
                 signal.leave_out()
             else:
                 signal.update()
     if max_kl is not None:
         taken.metrics["train/updates_left_out"] = float(len(parts) - len(taken.updates))
-    for signal in signals:
-        taken.metrics |= signal.metrics()
     return taken
 
 
-def pretrain_signals(
-    parts: Sequence[list[int]], gradient: GradientPass, signals: Sequence[SignalUpdates]
-) -> StepUpdates:
-    """Train the signals' models alone; the policy is measured, and stays as it is.
-
-    Args:
-        parts: The sequences of every update.
-        gradient: Of a policy that does not learn.
-        signals: Learn from the parts.
-    """
-    everything = sorted({sequence for part in parts for sequence in part})
-    taken = StepUpdates(losses=[gradient.accumulate(everything)])
+def pretrain_signals(gradient: GradientPass, signals: Sequence[SignalUpdates]) -> StepUpdates:
+    """Train the signals' models alone; the policy is measured, and stays as it is."""
+    parts = gradient.batch.parts
+    taken = StepUpdates(losses=[gradient.accumulate(sorted({sequence for part in parts for sequence in part}))])
     for part in parts:
         for signal in signals:
             signal.accumulate(part)
             signal.update()
-    for signal in signals:
-        taken.metrics |= signal.metrics()
     return taken
 
 
@@ -192,9 +165,8 @@ class Trainer:
         compile_layers(model, config)
         settings = _optimizer_settings(config, first_step=pretrain_steps(config))
         self._optimizer = PolicyOptimizer(model, settings)
-        self._balance = RouterBalance(model, config.router_balance) if config.router_balance else None
-        self.watch = NumericsWatch(config.numerics or NumericsConfig(), self.ranks)
         self._generator = torch.Generator().manual_seed(seed)
+        self.watch = NumericsWatch(config.numerics or NumericsConfig(), self.ranks, self._generator)
         self._policy = make_runner(model, config, ranks=self.ranks, image_processor=image_processor)
         setup = SignalSetup(
             policy=self._policy,
@@ -206,10 +178,7 @@ class Trainer:
         )
         self.signals = build_signals(setup)
         """By name, in the order in which they annotate a batch."""
-        if config.router_replay:
-            self._policy.replay_routes()
-            for signal in self.signals.values():
-                signal.replay_routes(self._policy)
+        self._hooks = moe_hooks(self._policy, config, signals=self.signals.values())
         self._copies = StateCopies(self._trained(), self._progress, self.ranks)
 
     @property
@@ -218,7 +187,7 @@ class Trainer:
         return 2 if self._objective.compares_groups else 1
 
     def step(
-        self, trajectories: Sequence[Trajectory], *, temperature: float, pad_id: int, guides: Guides | None = None
+        self, trajectories: Sequence[Trajectory], *, temperature: float, pad_id: int, extras: StepExtras | None = None
     ) -> StepReport:
         """Train on the trajectories of one step: whole groups, finished.
 
@@ -226,91 +195,67 @@ class Trainer:
             trajectories: Failed and unscored ones may be among them; they are left out and counted.
             temperature: At which they were sampled.
             pad_id: Any id of the vocabulary.
-            guides: What was played beside the groups, where the algorithm needs any.
+            extras: Extra rollouts of the groups, where the algorithm needs any.
 
         Raises:
             TrainingError: a reward or an advantage is not finite, no trajectory can train, or a rank was lost.
         """
-        given = StepInput(trajectories=trajectories, temperature=temperature, pad_id=pad_id, guides=guides or Guides())
-        with self.ranks.broadcast_call("step", given):
-            return self._step(given)
+        arguments = trajectories, temperature, pad_id, extras or StepExtras()
+        with self.ranks.broadcast_call("step", *arguments):
+            return self._step(*arguments)
 
-    def _step(self, given: StepInput) -> StepReport:
+    def _step(
+        self, trajectories: Sequence[Trajectory], temperature: float, pad_id: int, extras: StepExtras
+    ) -> StepReport:
         with repeatable(enabled=self._config.deterministic):
-            return self._one_step(given)
+            started, learns = time.perf_counter(), not self.pretraining
+            selection = select([*trajectories, *extras.experts], compare_groups=self._objective.compares_groups)
+            batch = self._batch(selection, temperature, pad_id, extras)
+            for signal in self.signals.values():
+                batch = signal.annotate(batch)
+            estimate = self._objective.estimate(batch.episodes)
+            trained = [signal.train(batch, estimate, policy_learns=learns) for signal in self.signals.values()]
+            signals = [updates for updates in trained if updates is not None]
+            batch = replace(batch, needs_forward=sequences_to_read(self._objective, batch, estimate.advantage))
+            values = token_values(
+                batch,
+                estimate.advantage,
+                self._objective,
+                self._policy,
+                self._shaping,
+                seed=self._seed,
+                policy_learns=learns,
+            )
+            joint = next((signal for signal in signals if signal.joins_policy), None)
+            gradient = GradientPass(
+                self._policy, self._objective, batch, values, joint=joint, learns=learns, hooks=self._hooks()
+            )
+            taken = self._updated(gradient, signals) if learns else pretrain_signals(gradient, signals)
+            self.steps += 1
+            for metrics in (*(each.metrics() for each in signals), *(each.metrics() for each in self.signals.values())):
+                taken.metrics |= metrics
+            report = step_report(
+                batch,
+                selection,
+                values,
+                updates=taken.updates,
+                losses=taken.losses,
+                means=gradient.means() | taken.metrics,
+                seconds=time.perf_counter() - started,
+            )
+            return self.watch.report(report)
 
-    def _one_step(self, given: StepInput) -> StepReport:
-        started = time.perf_counter()
-        step = self._prepared(given)
-        values = token_values(step, self._objective, self._policy, self._shaping, seed=self._seed)
-        gradient = self._gradient(step, values)
-        taken = self._updated(step, gradient)
-        self.steps += 1
-        report = step_report(
-            step,
-            values,
-            updates=taken.updates,
-            losses=taken.losses,
-            means=gradient.means() | taken.metrics,
-            seconds=time.perf_counter() - started,
-        )
-        return self.watch.report(report)
+    def _batch(self, selection: Selection, temperature: float, pad_id: int, extras: StepExtras) -> StepBatch:
+        """Lay out the tokens of a step, and cut its sequences into those of every update."""
+        routes = self._policy.replays_routes
+        batch = step_batch(selection.trajectories, self._shaping, experts=extras.expert_ids, routes=routes)
+        batch = replace(batch, step_version=self.steps, temperature=temperature, pad_id=pad_id, extras=extras)
+        epochs, count = range(self._config.epochs), self._config.mini_batches
+        return replace(batch, parts=[part for _ in epochs for part in mini_batches(batch, count, self._generator)])
 
-    def _prepared(self, given: StepInput) -> PreparedStep:
-        """Choose who trains, reward and judge every token, and cut the step into updates."""
-        guides, learns = given.guides, not self.pretraining
-        selection = select([*given.trajectories, *guides.experts], compare_groups=self._objective.compares_groups)
-        routes = self._config.router_replay
-        batch = step_batch(selection.trajectories, self._shaping, experts=guides.expert_ids, routes=routes)
-        batch = replace(batch, parts=self._parts(batch), step_version=self.steps)
-        for signal in self.signals.values():
-            batch = signal.annotate(batch, given)
-        estimate = self._objective.estimate(batch.episodes)
-        trained = [signal.train(batch, estimate, given, policy_learns=learns) for signal in self.signals.values()]
-        return PreparedStep(
-            given=given,
-            selection=selection,
-            batch=batch,
-            advantage=estimate.advantage,
-            needs_forward=sequences_to_read(self._objective, batch, estimate.advantage),
-            signals=[updates for updates in trained if updates is not None],
-            policy_learns=learns,
-            metrics={name: value for signal in self.signals.values() for name, value in signal.metrics().items()},
-        )
-
-    def _parts(self, batch: StepBatch) -> list[list[int]]:
-        """Cut the sequences into those of every update of the step."""
-        epochs = range(self._config.epochs)
-        return [part for _ in epochs for part in mini_batches(batch, self._config.mini_batches, self._generator)]
-
-    def _gradient(self, step: PreparedStep, values: TokenValues) -> GradientPass:
-        return GradientPass(
-            self._policy,
-            self._objective,
-            step.batch,
-            values,
-            needs_forward=step.needs_forward,
-            temperature=step.given.temperature,
-            pad_id=step.given.pad_id,
-            joint=next((signal.joint for signal in step.signals if signal.joint is not None), None),
-            learns=step.policy_learns,
-            hooks=step_hooks(self._policy, self._balance),
-        )
-
-    def _updated(self, step: PreparedStep, gradient: GradientPass) -> StepUpdates:
-        """Train the policy and the signals' models, or these alone."""
-        parts = step.batch.parts
-        if not step.policy_learns:
-            return pretrain_signals(parts, gradient, step.signals)
-        common = WatchedStep(
-            number=self.steps + 1,
-            trajectories=step.selection.trajectories,
-            generator=self._generator,
-            experts=step.given.guides.expert_ids,
-        )
-        watched = WatchedUpdates(self.watch, gradient, self._optimizer, common)
+    def _updated(self, gradient: GradientPass, signals: Sequence[SignalUpdates]) -> StepUpdates:
         with gradients_recomputed(self.model, enabled=self._config.gradient_checkpointing):
-            return take_updates(parts, watched, self.model, signals=step.signals, max_kl=self._config.max_kl)
+            return take_updates(gradient, self._optimizer, self.watch, signals=signals, max_kl=self._config.max_kl)
 
     def compute_logprobs(
         self, sequences: Sequence[TokenSequence], *, temperature: float, pad_id: int
@@ -325,7 +270,7 @@ class Trainer:
     def _compute_logprobs(
         self, sequences: Sequence[TokenSequence], temperature: float, pad_id: int
     ) -> list[torch.Tensor]:
-        routes = self._config.router_replay
+        routes = self._policy.replays_routes
         scored = [
             scored_sequence(s.token_ids, s.loss_mask, s.images, s.routed_experts if routes else None) for s in sequences
         ]

@@ -64,7 +64,7 @@ ROOMS = {
             "agentrl/training/objective.py",
             "agentrl/training/gradients.py",
             "agentrl/training/forward/micro_batches.py",
-            *(f"agentrl/training/{name}.py" for name in ("batch", "rewards", "token_inputs", "report")),
+            *(f"agentrl/training/{name}.py" for name in ("batch", "rewards", "report")),
             *(f"agentrl/training/signals/{name}.py" for name in ("critic", "greedy_baseline", "reference", "teacher")),
         ),
         tests=_training(

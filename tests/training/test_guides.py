@@ -9,7 +9,7 @@ import torch
 from agentrl.config.config import AlgorithmConfig, TrainerConfig
 from agentrl.engine import TopTokens
 from agentrl.errors import TrainingError, UsageError
-from agentrl.training.batch import Guides, step_batch
+from agentrl.training.batch import StepExtras, step_batch
 from agentrl.training.forward.logprobs import TeacherLogprobs
 from agentrl.training.rewards import RewardShaping
 from agentrl.training.signals.teacher import with_teacher_reward
@@ -31,7 +31,7 @@ def trainer_for(model, config, *, teacher=None, **settings):
     )
 
 
-def gradient_of(trainer, trajectories, **guides):
+def gradient_of(trainer, trajectories, **extras):
     """The report of a step, and the gradient of its update."""
     seen, update = {}, trainer._optimizer.update
 
@@ -40,7 +40,7 @@ def gradient_of(trainer, trajectories, **guides):
         return update()
 
     trainer._optimizer.update = spy
-    report = trainer.step(trajectories, temperature=1.0, pad_id=0, guides=Guides(**guides))
+    report = trainer.step(trajectories, temperature=1.0, pad_id=0, extras=StepExtras(**extras))
     return report, seen
 
 
@@ -126,7 +126,7 @@ def test_the_greedy_return_is_shaped_like_the_others(model, plain, greedy_of):
 def test_a_group_without_its_greedy_rollout_is_no_group_with_return_0(model, plain, greedy_of):
     trainer = trainer_for(model, AlgorithmConfig(advantage="remax"))
     with pytest.raises(TrainingError, match=r"group b cannot be compared.*1 of 2 groups"):
-        trainer.step(plain, temperature=1.0, pad_id=0, guides=Guides(greedy=greedy_of({"a": 1.0})))
+        trainer.step(plain, temperature=1.0, pad_id=0, extras=StepExtras(greedy=greedy_of({"a": 1.0})))
     with pytest.raises(TrainingError, match="no greedy_return, expected a greedy rollout of each task"):
         trainer.step(plain, temperature=1.0, pad_id=0)
 
@@ -297,7 +297,9 @@ def test_what_an_expert_wrote_is_no_mismatch_of_trainer_and_engine(model, plain)
         "f", [next(values) if m else float("nan") for m in sequence.loss_mask]
     )
     config = AlgorithmConfig(advantage="reinforce", loss="luffy", expert={}, correction={"mode": "icepop"})
-    report = trainer_for(model, config).step([own], temperature=1.0, pad_id=0, guides=Guides(experts=[as_expert(own)]))
+    report = trainer_for(model, config).step(
+        [own], temperature=1.0, pad_id=0, extras=StepExtras(experts=[as_expert(own)])
+    )
     assert report.metrics["mismatch/prob_abs_mean"] < 1e-6
     assert report.metrics["mismatch/clip_share"] == report.metrics["train/dropped_share"] == 0
 

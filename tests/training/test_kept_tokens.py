@@ -16,7 +16,7 @@ from loss_loops import REFERENCES, Token, clamp, covariances, kl_cov, m2po, ppo,
 from agentrl.algorithms.traits import corrects_itself, needed_inputs, other_input
 from agentrl.config.config import AlgorithmConfig, TrainerConfig
 from agentrl.registry import Kind, lookup, names
-from agentrl.training.checks import PROVIDED
+from agentrl.training.objective import PROVIDED
 from agentrl.training.trainer import Trainer
 
 LOSSES = [

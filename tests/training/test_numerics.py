@@ -209,18 +209,18 @@ def test_a_cause_is_said_once_and_counted_at_every_step(cause):
     change, words = LOUD[cause]
     alarms = Alarms(NumericsConfig())
     for _ in range(max(FIRST_STEPS, LEAST_HISTORY)):
-        assert alarms.judge(QUIET).messages == ()
+        assert alarms.judge(QUIET).warnings == ()
     twin = Alarms(NumericsConfig())
     twin.restore(alarms.state())
     for each in (alarms, twin):
         first = each.judge({**QUIET, **change}, skipped="gradients are not finite in x")
-        assert [words in message for message in first.messages] == [True]
+        assert [words in message for message in first.warnings] == [True]
         assert [name for name, value in first.metrics.items() if value] == [f"alarms/{cause}"]
         again = each.judge({**QUIET, **change})
-        assert (again.messages, again.metrics) == ((), first.metrics)
+        assert (again.warnings, again.metrics) == ((), first.metrics)
     for _ in range(CALM):
         assert not any(alarms.judge(QUIET).metrics.values())
-    assert len(alarms.judge({**QUIET, **change}).messages) == 1
+    assert len(alarms.judge({**QUIET, **change}).warnings) == 1
 
 
 def test_limits_are_the_users(model, trajectories):

@@ -16,7 +16,7 @@ from agentrl.config.config import AlgorithmConfig, TrainerConfig
 from agentrl.config.trainer import FSDPOptions
 from agentrl.errors import Outcome
 from agentrl.models.load import load_model
-from agentrl.training.batch import StepInput
+from agentrl.training.batch import StepExtras
 from agentrl.training.distributed.fsdp import load_sharded, whole
 from agentrl.training.forward.layout import FEWEST_SHARED, Layout
 from agentrl.training.forward.sequences import scored_sequence
@@ -156,8 +156,8 @@ def step(model, ranks, trajectories, cell, budget):
             return Update(grad_norm=1.0, learning_rate=0.0, non_finite=())
 
         trainer._optimizer.update = record
-        given = StepInput(trajectories=trajectories, temperature=0.9, pad_id=0)
-        numbers = trainer.calls()["step"](given).metrics  # all ranks are here already
+        given = trajectories, 0.9, 0, StepExtras()
+        numbers = trainer.calls()["step"](*given).metrics  # all ranks are here already
     return numbers["train/loss"], numbers["train/advantage_abs_mean"], gradients
 
 

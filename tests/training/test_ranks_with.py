@@ -9,7 +9,7 @@ from transformers import Qwen3Config, Qwen3ForCausalLM
 from agentrl.builders.trainers import build_trainer
 from agentrl.config.config import Config
 from agentrl.models.lora import adapted_layers, factors
-from agentrl.training.batch import StepInput
+from agentrl.training.batch import StepExtras
 from agentrl.training.distributed.fsdp import sharded_like, whole
 from agentrl.training.optimizer import Update
 
@@ -85,8 +85,8 @@ def computed(ranks, config, trajectories):
         if optimizer is not None:
             optimizer.update = recorder(name, optimizer, gradients)
     begin_beside_zero(trainer)
-    given = StepInput(trajectories=trajectories, temperature=0.9, pad_id=0)
-    numbers = trainer.calls()["step"](given).metrics  # all ranks are here already
+    given = trajectories, 0.9, 0, StepExtras()
+    numbers = trainer.calls()["step"](*given).metrics  # all ranks are here already
     return numbers, gradients
 
 

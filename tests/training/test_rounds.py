@@ -7,7 +7,7 @@ import torch
 
 from agentrl.config.config import AlgorithmConfig, TrainerConfig
 from agentrl.errors import ConfigError, UsageError
-from agentrl.training.signals.reference import check_refresh
+from agentrl.training.signals.reference import ReferenceModel
 from agentrl.training.trainer import Trainer
 
 SPPO = {"advantage": "reinforce", "loss": "sppo", "correction": {"mode": "off"}, "group_size": 3}
@@ -88,4 +88,4 @@ def test_rounds_without_anything_to_renew_are_refused(model):
         trainer_for(model, loss="ppo")
     config = AlgorithmConfig(**SPPO, reference={"refresh_every": 2})
     with pytest.raises(ConfigError, match="reference of adapters is the model without them"):
-        check_refresh(config, has_adapters=True)
+        ReferenceModel.check(config, TrainerConfig(), has_adapters=True)

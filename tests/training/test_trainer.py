@@ -11,7 +11,7 @@ from agentrl.algorithms.traits import corrects_itself, needed_inputs, other_inpu
 from agentrl.config.config import AlgorithmConfig, TrainerConfig
 from agentrl.errors import ConfigError, Outcome, TrainingError, UnknownNameError
 from agentrl.registry import Kind, lookup, names
-from agentrl.training.checks import PROVIDED
+from agentrl.training.objective import PROVIDED
 from agentrl.training.trainer import Trainer
 from agentrl.trajectory import Source, TokenSequence, Turn
 

@@ -6,7 +6,7 @@ import json
 import tempfile
 from collections.abc import Iterator, Mapping
 from contextlib import ExitStack, contextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -22,19 +22,18 @@ from agentrl.image import ImageReader
 from agentrl.models.load import make_model
 from agentrl.models.lora import add_adapters
 from agentrl.models.threads import Lanes
-from agentrl.training.batch import step_batch
+from agentrl.training.batch import StepBatch, step_batch
 from agentrl.training.compile import gradients_recomputed
 from agentrl.training.diagnostics.watch import UpdateNumbers, found_of, prepare_repeatable, repeatable
 from agentrl.training.forward.layout import Layout
 from agentrl.training.forward.micro_batches import SumsByName
 from agentrl.training.forward.runner import ModelRunner, Passes
 from agentrl.training.forward.tree_attention import ATTENTION
-from agentrl.training.gradients import GradientPass
-from agentrl.training.moe import RouterBalance
+from agentrl.training.gradients import GradientPass, TokenValues
+from agentrl.training.moe import moe_hooks
 from agentrl.training.objective import Objective, TokenObjective
 from agentrl.training.optimizer import OptimizerSettings, PolicyOptimizer
 from agentrl.training.rewards import RewardShaping
-from agentrl.training.token_inputs import TokenValues
 from agentrl.trajectory import Trajectory
 
 
@@ -184,29 +183,21 @@ def replay(state: Mapping[str, Any], *, device: str = "auto", image_processor: I
     prepare_repeatable(enabled=config.trainer.deterministic)
     model = _model(state, config, _device(device, state["device"]))
     weights = tuple(name for name, p in model.named_parameters() if not bool(p.detach().isfinite().all()))
-    trajectories = [Trajectory.from_record(record) for record in json.loads(state["trajectories"])]
-    shaping = RewardShaping(config.algorithm.shaping, max_tokens=config.agent.max_tokens)
-    routes = config.trainer.router_replay
-    batch = step_batch(trajectories, shaping, experts=frozenset(state.get("experts", ())), routes=routes)
+    batch = _batch(state, config)
     layout = Layout(**state["layout"])
     values: dict[str, Any] = {
         name: value.to(model.device) if isinstance(value, torch.Tensor) and name != "sample_counts" else value
         for name, value in _renamed(state["values"]).items()
     }
-    lanes, balance = Lanes(state["lanes"]), config.trainer.router_balance
+    lanes = Lanes(state["lanes"])
     passes = Passes(layout=layout, lanes=lanes, image_processor=image_processor)
     policy = ModelRunner(model, passes, workers=state["lanes"] * state["ranks"])
-    if routes:
-        policy.replay_routes()
     gradient = _SeenPass(
         policy,
         _SeenObjective(config.algorithm),
         batch,
         TokenValues(**values),
-        needs_forward=state["reads"],
-        temperature=state["temperature"],
-        pad_id=state["pad_id"],
-        hooks=[RouterBalance(model, balance)] if balance else [],
+        hooks=moe_hooks(policy, config.trainer)(),
         updates=state["updates"],
     )
     optimizer = PolicyOptimizer(model, OptimizerSettings(learning_rate=0.0, total_updates=1))
@@ -217,12 +208,10 @@ def replay(state: Mapping[str, Any], *, device: str = "auto", image_processor: I
     ):
         loss = gradient.accumulate(state["part"])
     lanes.close()
-    recorded = found_of(state)
-    update = optimizer.measure(loss)
     return Replay(
         micro_batches=tuple(
             MicroBatchFinding(
-                trajectories=tuple(dict.fromkeys(trajectories[batch.sequence_trajectory[i]].id for i in indices)),
+                trajectories=tuple(dict.fromkeys(batch.trajectories[batch.sequence_trajectory[i]].id for i in indices)),
                 tokens=sum(batch.lengths[i] for i in indices),
                 loss=value,
                 not_finite=seen,
@@ -232,11 +221,20 @@ def replay(state: Mapping[str, Any], *, device: str = "auto", image_processor: I
         weights_not_finite=weights,
         first_forward=modules.forward,
         first_backward=modules.backward,
-        now=UpdateNumbers(
-            loss=loss, grad_norm=update.grad_norm, group_norms=update.group_norms, non_finite=update.non_finite
-        ),
-        recorded=recorded,
+        now=UpdateNumbers.of(loss, optimizer.measure(loss)),
+        recorded=found_of(state),
     )
+
+
+def _batch(state: Mapping[str, Any], config: Config) -> StepBatch:
+    shaping = RewardShaping(config.algorithm.shaping, max_tokens=config.agent.max_tokens)
+    batch = step_batch(
+        [Trajectory.from_record(record) for record in json.loads(state["trajectories"])],
+        shaping,
+        experts=frozenset(state.get("experts", ())),
+        routes=config.trainer.router_replay,
+    )
+    return replace(batch, needs_forward=state["reads"], temperature=state["temperature"], pad_id=state["pad_id"])
 
 
 def _renamed(values: Mapping[str, Any]) -> dict[str, Any]:

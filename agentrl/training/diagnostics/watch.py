@@ -9,12 +9,12 @@ import dataclasses
 import json
 import math
 import os
-from collections.abc import Iterator, Mapping, Sequence, Set
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 from statistics import fmean, median
-from typing import Any
+from typing import Any, Self
 
 import torch
 from torch import nn
@@ -28,7 +28,6 @@ from agentrl.training.distributed.fsdp import computing_dtype, whole
 from agentrl.training.gradients import GradientPass
 from agentrl.training.optimizer import PolicyOptimizer, Update
 from agentrl.training.report import StepReport
-from agentrl.trajectory import Trajectory
 
 PREFIX = "alarms/"
 """Metrics: 1 at steps whose number is beyond the limit, else 0."""
@@ -40,14 +39,6 @@ FIRST_STEPS = 5
 HISTORY, LEAST_HISTORY = 32, 8
 """Steps whose median gradient norm others are compared with: most, and fewest."""
 _CHECK_FORMATS = "check that both have the same weights, number format and chat template"
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Judgement:
-    """Verdict of the alarms on a step."""
-
-    metrics: dict[str, float]
-    messages: tuple[str, ...]
 
 
 class Alarms:
@@ -63,7 +54,7 @@ class Alarms:
         self._entropies: list[float] = []
         self._norms: list[float] = []
 
-    def judge(self, metrics: Mapping[str, float], *, skipped: str = "", hint: str | None = None) -> Judgement:
+    def judge(self, metrics: Mapping[str, float], *, skipped: str = "", hint: str | None = None) -> StepReport:
         """Judge a step.
 
         Args:
@@ -77,7 +68,7 @@ class Alarms:
         said = tuple(message for cause, message in found.items() if self._calm[cause] >= CALM)
         self._calm = {cause: 0.0 if cause in found else min(calm + 1, CALM) for cause, calm in self._calm.items()}
         self._remember(metrics)
-        return Judgement(metrics={PREFIX + cause: float(cause in found) for cause in CAUSES}, messages=said)
+        return StepReport(metrics={PREFIX + cause: float(cause in found) for cause in CAUSES}, warnings=said)
 
     def _beyond(self, metrics: Mapping[str, float], skipped: str, hint: str | None) -> dict[str, AgentRLError | None]:
         limits = self._config
@@ -215,15 +206,16 @@ class UpdateNumbers:
     non_finite: tuple[str, ...]
     """Parameters whose gradient is not finite, and the loss where that is not."""
 
+    @classmethod
+    def of(cls, loss: float, update: Update) -> Self:
+        """Take the numbers of an optimizer step, applied or not."""
+        return cls(loss=loss, grad_norm=update.grad_norm, group_norms=update.group_norms, non_finite=update.non_finite)
+
 
 def write_dump(
     file: Path | None,
     gradient: GradientPass,
-    before: Mapping[str, Any],
     *,
-    part: list[int],
-    trajectories: Sequence[Trajectory],
-    experts: Set[str],
     generator: torch.Generator,
     run: Mapping[str, Any],
     found: UpdateNumbers,
@@ -233,10 +225,6 @@ def write_dump(
     Args:
         file: Its folder is made if needed.
         gradient: Its model's weights are those that the update began with, for it changed nothing.
-        before: `GradientPass.snapshot` before the update.
-        part: The update's sequences.
-        trajectories: That trained in the step.
-        experts: Ids of those that an expert played.
         generator: Of the mini-batches.
         run: The run's config.
         found: What the update came to.
@@ -248,19 +236,19 @@ def write_dump(
     if file is None:
         return
     values = {
-        name: value.cpu() if isinstance(value, torch.Tensor) else value for name, value in before["values"].items()
+        name: value.cpu() if isinstance(value, torch.Tensor) else value
+        for name, value in gradient.before["values"].items()
     }
     state = {
-        **before,
+        **gradient.before,
         "format": FORMAT,
         "values": values,
-        "part": part,
         "weights": weights,
         "model_config": gradient.model.config.to_json_string(use_diff=False),
         "dtype": str(computing_dtype(gradient.model)).removeprefix("torch."),
         "device": gradient.model.device.type,
-        "trajectories": json.dumps([trajectory.to_record() for trajectory in trajectories]),
-        "experts": sorted(experts),
+        "trajectories": json.dumps([trajectory.to_record() for trajectory in gradient.batch.trajectories]),
+        "experts": sorted(gradient.batch.extras.expert_ids),
         "config": json.dumps(run),
         "generator": generator.get_state(),
         "torch_generator": torch.get_rng_state(),
@@ -315,41 +303,17 @@ NAMED_PARAMETERS = 5
 """Most parameters that a warning about gradients lists."""
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class WatchedStep:
-    """Context that the updates of a step have in common."""
-
-    number: int
-    """From 1."""
-    trajectories: Sequence[Trajectory]
-    """Those that train."""
-    generator: torch.Generator
-    """Of the mini-batches."""
-    experts: frozenset[str] = frozenset()
-    """Ids of trajectories whose forced tokens train."""
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Computed:
-    """A gradient that was added up and is not applied yet."""
-
-    part: list[int]
-    """The sequences of the update."""
-    before: Mapping[str, Any]
-    """What repeats it: `GradientPass.snapshot`."""
-    loss: float
-
-
 class NumericsWatch:
     """Watches the updates of one trainer; every rank has one, and all of them decide alike.
 
     Args:
         config: Limits.
         ranks: Train together.
+        generator: Of the mini-batches, for dumps.
     """
 
-    def __init__(self, config: NumericsConfig, ranks: Ranks) -> None:
-        self._config, self._ranks = config, ranks
+    def __init__(self, config: NumericsConfig, ranks: Ranks, generator: torch.Generator) -> None:
+        self._config, self._ranks, self._generator = config, ranks, generator
         self._alarms = Alarms(config)
         self._folder: Path | None = None
         self._run: Mapping[str, Any] = {}
@@ -366,28 +330,20 @@ class NumericsWatch:
         """
         self._folder, self._run = folder, run
 
-    def apply(
-        self, gradient: GradientPass, optimizer: PolicyOptimizer, computed: Computed, step: WatchedStep
-    ) -> Update:
-        """Apply a gradient if all of it is finite.
+    def apply(self, gradient: GradientPass, optimizer: PolicyOptimizer) -> Update:
+        """Apply the newest gradient if all of it is finite.
 
         Raises:
             TrainingError: too many updates in a row were left out.
             UsageError: the disk is full.
         """
-        update = optimizer.update() if math.isfinite(computed.loss) else optimizer.discard()
+        update = optimizer.update() if math.isfinite(gradient.loss) else optimizer.discard()
         if not update.non_finite:
             self._in_a_row = 0
             return update
         self._in_a_row += 1
         self._skipped = f"gradients are not finite in {_listed(update.non_finite)}"
-        found = UpdateNumbers(
-            loss=computed.loss,
-            grad_norm=update.grad_norm,
-            group_norms=update.group_norms,
-            non_finite=update.non_finite,
-        )
-        self._dump(gradient, computed.before, computed.part, step, found)
+        self._dump(gradient, UpdateNumbers.of(gradient.loss, update))
         if self._in_a_row >= self._config.max_skipped:
             raise TrainingError(
                 f"{self._in_a_row} updates in a row were skipped",
@@ -398,30 +354,13 @@ class NumericsWatch:
             )
         return update
 
-    def _dump(
-        self,
-        gradient: GradientPass,
-        before: Mapping[str, Any],
-        part: list[int],
-        step: WatchedStep,
-        found: UpdateNumbers,
-    ) -> None:
+    def _dump(self, gradient: GradientPass, found: UpdateNumbers) -> None:
         if self._dumps >= self._config.dumps or not any(self._ranks.collect([self._folder is not None])):
             return
         self._dumps += 1
-        folder = self._folder
-        file = None if folder is None else folder / f"step-{step.number:06d}-update-{before['updates'] + 1}.pt"
-        write_dump(
-            file,
-            gradient,
-            before,
-            part=part,
-            trajectories=step.trajectories,
-            experts=step.experts,
-            generator=step.generator,
-            run=self._run,
-            found=found,
-        )
+        name = f"step-{gradient.batch.step_version + 1:06d}-update-{gradient.before['updates'] + 1}.pt"
+        file = None if self._folder is None else self._folder / name
+        write_dump(file, gradient, generator=self._generator, run=self._run, found=found)
         self._hint = f"see where it begins: agentrl replay-step {file}"
 
     def report(self, report: StepReport) -> StepReport:
@@ -430,7 +369,7 @@ class NumericsWatch:
         return dataclasses.replace(
             report,
             metrics={**report.metrics, "train/updates_skipped_in_a_row": float(self._in_a_row), **judged.metrics},
-            warnings=(*judged.messages, *report.warnings),
+            warnings=(*judged.warnings, *report.warnings),
         )
 
     def state(self) -> torch.Tensor:
@@ -441,44 +380,6 @@ class NumericsWatch:
         """Take what `state` gave."""
         self._in_a_row, self._dumps = int(state[0]), int(state[1])
         self._alarms.restore(state[2:])
-
-
-class WatchedUpdates:
-    """The updates of one step under a watch: each gradient is added up, then applied or left alone.
-
-    Args:
-        watch: Of the trainer.
-        gradient: Adds up.
-        optimizer: Applies.
-        step: What the updates have in common.
-    """
-
-    def __init__(
-        self, watch: NumericsWatch, gradient: GradientPass, optimizer: PolicyOptimizer, step: WatchedStep
-    ) -> None:
-        self._watch, self._gradient, self._optimizer, self._step = watch, gradient, optimizer, step
-        self._computed: Computed | None = None
-
-    @property
-    def kl_old(self) -> float:
-        """KL of the policy to pi_old, over the tokens of the newest gradient."""
-        return self._gradient.kl_old
-
-    def accumulate(self, part: list[int]) -> float:
-        """Add up the gradient of some sequences; gives the loss."""
-        before = self._gradient.snapshot()
-        self._computed = Computed(part=part, before=before, loss=self._gradient.accumulate(part))
-        return self._computed.loss
-
-    def apply(self) -> Update:
-        """Apply the newest gradient; see `NumericsWatch.apply`.
-
-        Raises:
-            TrainingError: too many updates in a row were left out.
-            UsageError: the disk is full.
-        """
-        assert self._computed is not None
-        return self._watch.apply(self._gradient, self._optimizer, self._computed, self._step)
 
 
 def _listed(names: Sequence[str]) -> str:

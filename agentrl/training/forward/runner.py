@@ -134,6 +134,11 @@ class ModelRunner:
         """
         self.passes = replace(self.passes, layout=with_replay(self.model, self.passes.layout))
 
+    @property
+    def replays_routes(self) -> bool:
+        """True if sequences are routed as the engine routed them."""
+        return self.passes.layout.replay is not None
+
     def score(self, part: Sequence[ScoredSequence], **options: Any) -> TokenScores:
         """Score the wanted tokens of one micro-batch; see `agentrl.training.forward.logprobs.score`."""
         passes = self.passes

@@ -4,7 +4,7 @@ A signal is one file here and one entry of `SIGNALS`; `agentrl.training.signals.
 """
 
 from agentrl.config.config import AlgorithmConfig, TrainerConfig
-from agentrl.training.signals.base import JointLoss, SignalSetup, SignalUpdates, TokenSignal
+from agentrl.training.signals.base import SignalSetup, SignalUpdates, TokenSignal
 from agentrl.training.signals.critic import Critic
 from agentrl.training.signals.expert import ExpertSignal
 from agentrl.training.signals.greedy_baseline import GreedyBaseline
@@ -55,7 +55,6 @@ def joins_policy(config: TrainerConfig) -> bool:
 
 __all__ = [
     "SIGNALS",
-    "JointLoss",
     "SignalSetup",
     "SignalUpdates",
     "TokenSignal",

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import ClassVar, Protocol
 
@@ -12,12 +12,12 @@ from transformers import PreTrainedModel
 from agentrl.algorithms.types import Estimate
 from agentrl.config.config import AlgorithmConfig, TrainerConfig
 from agentrl.errors import UsageError
-from agentrl.training.batch import StepBatch, StepInput
+from agentrl.training.batch import StepBatch
 from agentrl.training.checkpoint import Companion
 from agentrl.training.forward.logprobs import ValueHead
 from agentrl.training.forward.micro_batches import SumsByName
 from agentrl.training.forward.runner import ModelRunner
-from agentrl.training.optimizer import OptimizerSettings
+from agentrl.training.optimizer import OptimizerSettings, Update
 from agentrl.training.rewards import RewardShaping
 
 
@@ -35,29 +35,24 @@ class SignalSetup:
     """By the name of their signal; copies of the policy stand in for those left out."""
 
 
-class JointLoss(Protocol):
-    """A loss that is a part of the policy's, so that one forward and backward pass serves both."""
+class SignalUpdates(Protocol):
+    """Training of a signal's model in one step, update by update together with the policy's."""
+
+    joins_policy: bool
+    """The loss is a part of the policy's, so that one forward and backward pass serves both."""
 
     @property
     def head(self) -> ValueHead:
-        """Give the output that reads the policy's hidden states."""
+        """Give the output that reads the policy's hidden states, where the loss joins the policy's."""
 
     def joined_loss(self, values: torch.Tensor, where: torch.Tensor, tally: SumsByName) -> torch.Tensor:
-        """Give what the policy's loss of some tokens gets on top.
+        """Compute what is added to the policy's loss of some tokens.
 
         Args:
-            values: What the head says of the tokens: [selected]; carries the gradient.
-            where: Which tokens they are: int64 [selected].
+            values: Output of the head: [selected]; carries the gradient.
+            where: Indices of the tokens: int64 [selected].
             tally: Takes in what is measured.
         """
-
-
-class SignalUpdates(Protocol):
-    """Training of a signal's model in one step, update by update beside the policy's."""
-
-    @property
-    def joint(self) -> JointLoss | None:
-        """Give the loss that is a part of the policy's, if it is one."""
 
     def accumulate(self, part: list[int]) -> None:
         """Add the gradient of some sequences, which are one update, or prepare to join the policy's pass."""
@@ -66,14 +61,14 @@ class SignalUpdates(Protocol):
         """Apply the gradients of the last `accumulate`."""
 
     def leave_out(self) -> None:
-        """Forget the gradients of the last `accumulate`."""
+        """Drop the gradients of the last `accumulate`."""
 
     def metrics(self) -> dict[str, float]:
         """Give the metrics of the step, under their final names."""
 
 
 class TokenSignal:
-    """A part of the algorithm that knows something about sampled tokens; by itself, one that does nothing."""
+    """A part of the algorithm that annotates sampled tokens; this base class does nothing."""
 
     name: ClassVar[str]
     """Of the signal: in `Trainer`'s `signal_models`, and before its state in checkpoints."""
@@ -100,27 +95,20 @@ class TokenSignal:
         """
         raise NotImplementedError
 
-    def annotate(self, batch: StepBatch, step: StepInput) -> StepBatch:
-        """Add to the tokens of a step what the signal knows of them.
-
-        Args:
-            batch: Of the step, with what earlier signals know.
-            step: What the batch was made of.
+    def annotate(self, batch: StepBatch) -> StepBatch:
+        """Add the signal's values to a step's tokens, which have those of earlier signals.
 
         Raises:
             TrainingError: the step lacks something.
         """
         return batch
 
-    def train(
-        self, batch: StepBatch, estimate: Estimate, step: StepInput, *, policy_learns: bool
-    ) -> SignalUpdates | None:
-        """Make what trains the signal's model beside the policy, if anything does.
+    def train(self, batch: StepBatch, estimate: Estimate, *, policy_learns: bool) -> SignalUpdates | None:
+        """Make what trains the signal's model together with the policy, if anything does.
 
         Args:
-            batch: With what all signals know.
+            batch: With the annotations of all signals.
             estimate: Of the advantages.
-            step: What the batch was made of.
             policy_learns: The policy trains in this step, too.
 
         Raises:
@@ -138,6 +126,16 @@ class TokenSignal:
 
     def replay_routes(self, policy: ModelRunner) -> None:
         """Route as the engine did, where tokens are compared with the policy's, which does so already."""
+
+
+def update_metrics(prefix: str, updates: Sequence[Update]) -> dict[str, float]:
+    """Give the metrics of the optimizer steps of a signal's own model, under names that begin with `prefix`."""
+    applied = [update for update in updates if not update.non_finite]
+    found = {f"{prefix}/updates_skipped": float(len(updates) - len(applied))}
+    if applied:
+        found[f"{prefix}/learning_rate"] = applied[-1].learning_rate
+        found[f"{prefix}/grad_norm"] = max(update.grad_norm for update in applied)
+    return found
 
 
 def check_vocabulary(own: PreTrainedModel, policy: PreTrainedModel, *, what: str) -> None:

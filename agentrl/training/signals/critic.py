@@ -18,14 +18,14 @@ from agentrl.config.config import AlgorithmConfig, TrainerConfig
 from agentrl.config.trainer import CriticConfig
 from agentrl.errors import ConfigError, TrainingError, UsageError
 from agentrl.registry import Kind, lookup, names
-from agentrl.training.batch import StepBatch, StepInput
+from agentrl.training.batch import StepBatch
 from agentrl.training.compile import compile_layers, gradients_recomputed
 from agentrl.training.forward.logprobs import ValueHead, head_for
 from agentrl.training.forward.micro_batches import SumsByName
 from agentrl.training.forward.runner import ModelRunner
 from agentrl.training.forward.sequences import ScoredSequence
 from agentrl.training.optimizer import OptimizerSettings, PolicyOptimizer, Update
-from agentrl.training.signals.base import SignalSetup, TokenSignal, check_vocabulary
+from agentrl.training.signals.base import SignalSetup, TokenSignal, check_vocabulary, update_metrics
 
 
 class Critic(TokenSignal):
@@ -55,7 +55,21 @@ class Critic(TokenSignal):
     @classmethod
     def check(cls, algorithm: AlgorithmConfig, config: TrainerConfig, *, has_adapters: bool) -> None:
         """Check that an estimator that reads a critic's values has a critic, and that a critic is read."""
-        check_critic(algorithm, config)
+        reads = Input.VALUES in needed_inputs(lookup(Kind.ADVANTAGE, algorithm.advantage))
+        if reads and config.critic is None:
+            raise ConfigError(
+                f"the advantage estimator {algorithm.advantage} needs a critic",
+                got="no trainer.critic",
+                expected="trainer.critic={kind: own} or trainer.critic={kind: shared}",
+                hint="grpo, rloo and reinforce++ need none",
+            )
+        if config.critic is not None and not reads:
+            raise ConfigError(
+                f"trainer.critic is ignored: the advantage estimator {algorithm.advantage} reads no values",
+                got=f"trainer.critic of kind {config.critic.kind}",
+                expected=f"algorithm.advantage={' or '.join(_value_estimators())}",
+                hint="or remove trainer.critic",
+            )
 
     @classmethod
     def build(cls, setup: SignalSetup) -> Critic | None:
@@ -72,12 +86,12 @@ class Critic(TokenSignal):
             runner = policy.beside(trunk, config)
         return cls(runner, config.critic, setup.optimizer)
 
-    def annotate(self, batch: StepBatch, step: StepInput) -> StepBatch:
+    def annotate(self, batch: StepBatch) -> StepBatch:
         """Add the critic's values, which estimators read."""
-        values = self.values(batch.sequences, step.pad_id).cpu().double()
+        values = self.values(batch.sequences, batch.pad_id).cpu().double()
         return dataclasses.replace(batch, episodes=dataclasses.replace(batch.episodes, values=values))
 
-    def train(self, batch: StepBatch, estimate: Estimate, step: StepInput, *, policy_learns: bool) -> CriticStep | None:
+    def train(self, batch: StepBatch, estimate: Estimate, *, policy_learns: bool) -> CriticStep | None:
         """Make what trains the critic on the returns of a step.
 
         Raises:
@@ -96,7 +110,7 @@ class Critic(TokenSignal):
             targets=estimate.value_target.to(self.trunk.device),
             clip=self.config.clip,
         )
-        return CriticStep(self, batch, targets, step.pad_id, policy_learns=policy_learns)
+        return CriticStep(self, batch, targets, policy_learns=policy_learns)
 
     def state(self) -> Critic:
         """Give the weights, moments and numbers of updates."""
@@ -230,23 +244,15 @@ class CriticStep:
         critic: Trained in place.
         batch: The step.
         targets: Of its tokens.
-        pad_id: Any id of the vocabulary.
         policy_learns: The policy trains in this step, so that a critic on its hidden states may do so with it.
     """
 
-    def __init__(
-        self, critic: Critic, batch: StepBatch, targets: ValueTargets, pad_id: int, *, policy_learns: bool
-    ) -> None:
-        self._joins_policy = critic.trunk_optimizer is None and policy_learns
-        self._critic, self._batch, self._targets, self._pad_id = critic, batch, targets, pad_id
+    def __init__(self, critic: Critic, batch: StepBatch, targets: ValueTargets, *, policy_learns: bool) -> None:
+        self.joins_policy = critic.trunk_optimizer is None and policy_learns
+        self._critic, self._batch, self._targets = critic, batch, targets
         self._weights = torch.zeros_like(targets.targets)
         self._tally = SumsByName()
         self._updates: list[Update] = []
-
-    @property
-    def joint(self) -> CriticStep | None:
-        """This, where the critic is a part of the policy."""
-        return self if self._joins_policy else None
 
     @property
     def head(self) -> ValueHead:
@@ -258,7 +264,7 @@ class CriticStep:
         part of the policy's, prepare the policy's pass, which adds it.
         """
         self._weights = self._targets.weights(self._batch.token_index(part))
-        if self._joins_policy:
+        if self.joins_policy:
             return
         critic, sequences = self._critic, [self._batch.sequences[i] for i in part]
         recompute = critic.runner.passes.recompute and critic.trunk_optimizer is not None
@@ -270,7 +276,7 @@ class CriticStep:
 
     def _own_loss(self, indices: list[int], tally: SumsByName) -> torch.Tensor:
         critic, sequences = self._critic, [self._batch.sequences[i] for i in indices]
-        values = critic.read(sequences, self._pad_id, trains_trunk=critic.trunk_optimizer is not None)
+        values = critic.read(sequences, self._batch.pad_id, trains_trunk=critic.trunk_optimizer is not None)
         where = self._batch.token_index(indices).to(values.device)
         return self._targets.loss(values, where, self._weights, tally)
 
@@ -303,43 +309,10 @@ class CriticStep:
 
     def metrics(self) -> dict[str, float]:
         """Under their final names, all ``critic/``."""
-        applied = [update for update in self._updates if not update.non_finite]
-        found = {
-            **self._targets.measurements(),
-            **self._tally.means(),
-            "critic/updates_skipped": float(len(self._updates) - len(applied)),
-        }
-        if applied:
-            found["critic/learning_rate"] = applied[-1].learning_rate
-            found["critic/grad_norm"] = max(update.grad_norm for update in applied)
-        return found
+        return {**self._targets.measurements(), **self._tally.means(), **update_metrics("critic", self._updates)}
 
 
-def check_critic(algorithm: AlgorithmConfig, trainer: TrainerConfig) -> None:
-    """Check that an estimator that reads a critic's values has a critic, and that a critic is read.
-
-    Raises:
-        ConfigError: one is there without the other.
-        UnknownNameError: no such estimator.
-    """
-    reads = Input.VALUES in needed_inputs(lookup(Kind.ADVANTAGE, algorithm.advantage))
-    if reads and trainer.critic is None:
-        raise ConfigError(
-            f"the advantage estimator {algorithm.advantage} needs a critic",
-            got="no trainer.critic",
-            expected="trainer.critic={kind: own} or trainer.critic={kind: shared}",
-            hint="grpo, rloo and reinforce++ need none",
-        )
-    if trainer.critic is not None and not reads:
-        raise ConfigError(
-            f"trainer.critic is ignored: the advantage estimator {algorithm.advantage} reads no values",
-            got=f"trainer.critic of kind {trainer.critic.kind}",
-            expected=f"algorithm.advantage={' or '.join(value_estimators())}",
-            hint="or remove trainer.critic",
-        )
-
-
-def value_estimators() -> list[str]:
+def _value_estimators() -> list[str]:
     """The shipped estimators that read a critic's values."""
     shipped = [name for name in names(Kind.ADVANTAGE) if ":" not in name]
     return [name for name in shipped if Input.VALUES in needed_inputs(lookup(Kind.ADVANTAGE, name))]

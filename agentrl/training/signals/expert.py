@@ -1,6 +1,6 @@
 """The expert of ``algorithm.expert``: members of the groups whose tokens the policy did not sample.
 
-Its episodes come with the step (`agentrl.training.batch.Guides`), and `step_batch` lays out their forced tokens.
+Its episodes come with the step (`agentrl.training.batch.StepExtras`), and `step_batch` lays out their forced tokens.
 """
 
 from __future__ import annotations
@@ -13,7 +13,7 @@ from agentrl.algorithms.traits import Input, needed_inputs
 from agentrl.config.config import AlgorithmConfig, TrainerConfig
 from agentrl.errors import ConfigError
 from agentrl.registry import Kind, lookup
-from agentrl.training.batch import StepBatch, StepInput
+from agentrl.training.batch import StepBatch
 from agentrl.training.signals.base import SignalSetup, TokenSignal
 
 
@@ -25,14 +25,46 @@ class ExpertSignal(TokenSignal):
     @classmethod
     def check(cls, algorithm: AlgorithmConfig, config: TrainerConfig, *, has_adapters: bool) -> None:
         """Check that there is an expert where the loss has a place for one, and only there."""
-        check_expert(algorithm)
+        expert = algorithm.expert
+        if expert is None:
+            if reads_expert(algorithm):
+                raise ConfigError(
+                    f"the loss {algorithm.loss} needs {Input.EXPERT}",
+                    got="no algorithm.expert",
+                    expected="algorithm.expert={members: 1}",
+                )
+            return
+        if not reads_expert(algorithm):
+            raise ConfigError(
+                f"algorithm.expert plays members of the groups, and the loss {algorithm.loss} has no place for tokens "
+                "that the policy did not sample",
+                expected="algorithm.loss=luffy, or no algorithm.expert",
+            )
+        if expert.members >= algorithm.group_size:
+            raise ConfigError(
+                "the expert leaves no episode of a group to the policy",
+                got=f"algorithm.expert.members {expert.members} of algorithm.group_size {algorithm.group_size}",
+                expected=f"at most {algorithm.group_size - 1}",
+            )
+        if algorithm.correction.proximal != "trainer":
+            raise ConfigError(
+                "nobody knows the probability mu with which an expert wrote its tokens",
+                got=f"algorithm.correction.proximal {algorithm.correction.proximal}",
+                expected="algorithm.correction.proximal=trainer",
+            )
+        if "kl" in algorithm.shaping:
+            raise ConfigError(
+                "the shaping kl measures the divergence of what was sampled, and an expert's tokens were not",
+                got="algorithm.expert and the shaping kl",
+                expected="algorithm.kl_coef, which measures it in the loss",
+            )
 
     @classmethod
     def build(cls, setup: SignalSetup) -> ExpertSignal | None:
         """Make the signal where the loss reads it."""
         return cls() if reads_expert(setup.algorithm) else None
 
-    def annotate(self, batch: StepBatch, step: StepInput) -> StepBatch:
+    def annotate(self, batch: StepBatch) -> StepBatch:
         """Mark the tokens of a step in which the expert may have shown nothing."""
         if batch.expert is not None:
             return batch
@@ -42,44 +74,3 @@ class ExpertSignal(TokenSignal):
 def reads_expert(algorithm: AlgorithmConfig) -> bool:
     """Return True if the loss tells an expert's tokens from the policy's."""
     return Input.EXPERT in needed_inputs(lookup(Kind.LOSS, algorithm.loss))
-
-
-def check_expert(config: AlgorithmConfig) -> None:
-    """Check that there is an expert where the loss has a place for one, and only there.
-
-    Raises:
-        ConfigError: it is missing, is of no use, or another setting makes no sense with it.
-    """
-    expert = config.expert
-    if expert is None:
-        if reads_expert(config):
-            raise ConfigError(
-                f"the loss {config.loss} needs {Input.EXPERT}",
-                got="no algorithm.expert",
-                expected="algorithm.expert={members: 1}",
-            )
-        return
-    if not reads_expert(config):
-        raise ConfigError(
-            f"algorithm.expert plays members of the groups, and the loss {config.loss} has no place for tokens that "
-            "the policy did not sample",
-            expected="algorithm.loss=luffy, or no algorithm.expert",
-        )
-    if expert.members >= config.group_size:
-        raise ConfigError(
-            "the expert leaves no episode of a group to the policy",
-            got=f"algorithm.expert.members {expert.members} of algorithm.group_size {config.group_size}",
-            expected=f"at most {config.group_size - 1}",
-        )
-    if config.correction.proximal != "trainer":
-        raise ConfigError(
-            "nobody knows the probability mu with which an expert wrote its tokens",
-            got=f"algorithm.correction.proximal {config.correction.proximal}",
-            expected="algorithm.correction.proximal=trainer",
-        )
-    if "kl" in config.shaping:
-        raise ConfigError(
-            "the shaping kl measures the divergence of what was sampled, and an expert's tokens were not",
-            got="algorithm.expert and the shaping kl",
-            expected="algorithm.kl_coef, which measures it in the loss",
-        )

@@ -5,7 +5,7 @@ from __future__ import annotations
 import dataclasses
 
 from agentrl.errors import TrainingError
-from agentrl.training.batch import StepBatch, StepInput
+from agentrl.training.batch import StepBatch
 from agentrl.training.rewards import RewardShaping
 from agentrl.training.signals.base import SignalSetup, TokenSignal
 
@@ -27,13 +27,13 @@ class GreedyBaseline(TokenSignal):
         """Make the signal; steps without greedy rollouts go through as they are."""
         return cls(setup.shaping)
 
-    def annotate(self, batch: StepBatch, step: StepInput) -> StepBatch:
+    def annotate(self, batch: StepBatch) -> StepBatch:
         """Add the return of each group's greedy rollout, if the step has any.
 
         Raises:
             TrainingError: a group has no greedy rollout with a reward, and others have.
         """
-        greedy = step.guides.greedy
+        greedy = batch.extras.greedy
         if not greedy:
             return batch
         groups = dict.fromkeys(trajectory.group_id for trajectory in batch.trajectories)

@@ -21,13 +21,13 @@ from agentrl.config.trainer import ProcessRewardConfig
 from agentrl.errors import ConfigError, UsageError
 from agentrl.models.lora import base_is_reference
 from agentrl.registry import Kind, lookup
-from agentrl.training.batch import StepBatch, StepInput
+from agentrl.training.batch import StepBatch
 from agentrl.training.compile import compile_layers, gradients_recomputed
 from agentrl.training.forward.micro_batches import SumsByName
 from agentrl.training.forward.runner import ModelRunner
 from agentrl.training.forward.sequences import ScoredSequence
 from agentrl.training.optimizer import OptimizerSettings, PolicyOptimizer, Update
-from agentrl.training.signals.base import SignalSetup, TokenSignal, check_vocabulary
+from agentrl.training.signals.base import SignalSetup, TokenSignal, check_vocabulary, update_metrics
 
 START = "process_reward_start"
 """The frozen start, among a trainer's `signal_models`; not needed where the model without its adapters is that."""
@@ -62,7 +62,19 @@ class ProcessRewardModel(TokenSignal):
     @classmethod
     def check(cls, algorithm: AlgorithmConfig, config: TrainerConfig, *, has_adapters: bool) -> None:
         """Check that an estimator that reads process rewards has a model for them, and that such a model is read."""
-        check_process_reward(algorithm, config)
+        reads = Input.PROCESS_REWARD in needed_inputs(lookup(Kind.ADVANTAGE, algorithm.advantage))
+        if reads and config.process_reward is None:
+            raise ConfigError(
+                f"the advantage estimator {algorithm.advantage} needs {Input.PROCESS_REWARD}",
+                got="no trainer.process_reward",
+                expected="trainer.process_reward={}, or {path: MODEL, learning_rate: 1e-6}",
+            )
+        if config.process_reward is not None and not reads:
+            raise ConfigError(
+                f"trainer.process_reward is ignored: the estimator {algorithm.advantage} reads no process rewards",
+                expected="algorithm.advantage=prime",
+                hint="or remove trainer.process_reward",
+            )
 
     @classmethod
     def build(cls, setup: SignalSetup) -> ProcessRewardModel | None:
@@ -77,9 +89,9 @@ class ProcessRewardModel(TokenSignal):
         compile_layers(model, config)
         return cls(policy.beside(model, config), start, config.process_reward, setup.optimizer)
 
-    def annotate(self, batch: StepBatch, step: StepInput) -> StepBatch:
+    def annotate(self, batch: StepBatch) -> StepBatch:
         """Add a reward for each token, and learn from the outcomes, one update for each of the policy's."""
-        learning = _ProcessRewardStep(self, batch, step.pad_id)
+        learning = _ProcessRewardStep(self, batch)
         if self.config.update == "before":
             learning.learn()
         rewards = learning.rewards()
@@ -163,17 +175,17 @@ UNDECIDED = math.log(2) - 1e-5
 
 
 class _ProcessRewardStep:
-    def __init__(self, model: ProcessRewardModel, batch: StepBatch, pad_id: int) -> None:
-        self._model, self._batch, self._pad_id = model, batch, pad_id
+    def __init__(self, model: ProcessRewardModel, batch: StepBatch) -> None:
+        self._model, self._batch = model, batch
         above = model.config.success_above
         self._success = torch.tensor([t.reward is not None and t.reward > above for t in batch.trajectories])
-        self._start_logp = model.start_logp(batch.sequences, pad_id)
+        self._start_logp = model.start_logp(batch.sequences, batch.pad_id)
         self._tally = SumsByName()
         self._updates: list[Update] = []
 
     def rewards(self) -> torch.Tensor:
         """The reward beta log(pi_rm / pi_ref) of each token under the weights of now: float64 [tokens]."""
-        logp = self._model.logp(self._batch.sequences, self._pad_id)
+        logp = self._model.logp(self._batch.sequences, self._batch.pad_id)
         return implicit_reward(logp, self._start_logp, beta=self._model.config.beta)
 
     def learn(self) -> None:
@@ -187,7 +199,7 @@ class _ProcessRewardStep:
         """
         sequences, index = [self._batch.sequences[i] for i in part], self._batch.token_index(part)
         members, episode = torch.unique(self._batch.owners.trajectory[index], return_inverse=True)
-        logp = self._model.logp(sequences, self._pad_id).requires_grad_()
+        logp = self._model.logp(sequences, self._batch.pad_id).requires_grad_()
         answers = ScoredAnswers(
             rm_logp=logp, reference_logp=self._start_logp[index], episode=episode, success=self._success[members]
         )
@@ -195,39 +207,10 @@ class _ProcessRewardStep:
         self._tally.add("process_reward/loss", losses)
         self._tally.add("process_reward/accuracy", losses < UNDECIDED)
         (by_logp,) = torch.autograd.grad(losses.mean(), logp)
-        self._updates.append(self._model.descend(sequences, by_logp, self._pad_id))
+        self._updates.append(self._model.descend(sequences, by_logp, self._batch.pad_id))
 
     def metrics(self) -> dict[str, float]:
         """Give the metrics of the updates, each measured before it."""
-        applied = [update for update in self._updates if not update.non_finite]
-        found = {
-            **self._tally.means(),
-            "process_reward/successes": float(self._success.double().mean()),
-            "process_reward/updates_skipped": float(len(self._updates) - len(applied)),
-        }
-        if applied:
-            found["process_reward/learning_rate"] = applied[-1].learning_rate
-            found["process_reward/grad_norm"] = max(update.grad_norm for update in applied)
-        return found
-
-
-def check_process_reward(algorithm: AlgorithmConfig, trainer: TrainerConfig) -> None:
-    """Check that an estimator that reads process rewards has a model for them, and that such a model is read.
-
-    Raises:
-        ConfigError: one is there without the other.
-        UnknownNameError: no such estimator.
-    """
-    reads = Input.PROCESS_REWARD in needed_inputs(lookup(Kind.ADVANTAGE, algorithm.advantage))
-    if reads and trainer.process_reward is None:
-        raise ConfigError(
-            f"the advantage estimator {algorithm.advantage} needs {Input.PROCESS_REWARD}",
-            got="no trainer.process_reward",
-            expected="trainer.process_reward={}, or {path: MODEL, learning_rate: 1e-6}",
-        )
-    if trainer.process_reward is not None and not reads:
-        raise ConfigError(
-            f"trainer.process_reward is ignored: the estimator {algorithm.advantage} reads no process rewards",
-            expected="algorithm.advantage=prime",
-            hint="or remove trainer.process_reward",
-        )
+        successes = float(self._success.double().mean())
+        metrics = update_metrics("process_reward", self._updates)
+        return {**self._tally.means(), "process_reward/successes": successes, **metrics}

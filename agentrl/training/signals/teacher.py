@@ -12,7 +12,7 @@ from agentrl.algorithms.traits import Input, needed_inputs
 from agentrl.config.config import AlgorithmConfig, TrainerConfig
 from agentrl.errors import ConfigError, TrainingError, UsageError
 from agentrl.registry import Kind, lookup
-from agentrl.training.batch import Guides, StepBatch, StepInput, trained_mask
+from agentrl.training.batch import StepBatch, trained_mask
 from agentrl.training.forward.logprobs import TeacherLogprobs
 from agentrl.training.forward.runner import ModelRunner
 from agentrl.training.rewards import RewardShaping
@@ -44,7 +44,38 @@ class TeacherModel(TokenSignal):
     @classmethod
     def check(cls, algorithm: AlgorithmConfig, config: TrainerConfig, *, has_adapters: bool) -> None:
         """Check that there is a teacher where it is read, and only there."""
-        check_teacher(algorithm)
+        needed, teacher = needed_inputs(lookup(Kind.LOSS, algorithm.loss)), algorithm.teacher
+        top_k = None if teacher is None else teacher.top_k
+        readers = {
+            f"the loss {algorithm.loss}": Input.TEACHER in needed,
+            f"the shaping {DISTILL}": DISTILL in algorithm.shaping,
+        }
+        for reader, reads in readers.items():
+            if reads and teacher is None:
+                raise ConfigError(
+                    f"{reader} needs {Input.TEACHER}",
+                    got="no algorithm.teacher",
+                    expected="algorithm.teacher={path: MODEL}",
+                )
+        if Input.TEACHER_TOP in needed and top_k is None:
+            raise ConfigError(
+                f"the loss {algorithm.loss} needs {Input.TEACHER_TOP}",
+                got="no algorithm.teacher" if teacher is None else "no algorithm.teacher.top_k",
+                expected="algorithm.teacher={path: MODEL, top_k: 20}",
+            )
+        if top_k is not None and Input.TEACHER_TOP not in needed:
+            raise ConfigError(
+                f"algorithm.teacher.top_k is ignored: the loss {algorithm.loss} reads the sampled tokens only",
+                got=top_k,
+                expected="algorithm.loss=distill_top_k",
+                hint="or remove algorithm.teacher.top_k",
+            )
+        if teacher is not None and not needed & LOSS_INPUTS and DISTILL not in algorithm.shaping:
+            raise ConfigError(
+                "algorithm.teacher is ignored: nothing reads its log-probabilities",
+                got=f"algorithm.loss {algorithm.loss} and no shaping {DISTILL}",
+                expected=f"algorithm.loss=distill, or algorithm.shaping={{{DISTILL}: {{coef: 1.0}}}}",
+            )
 
     @classmethod
     def build(cls, setup: SignalSetup) -> TeacherModel | None:
@@ -59,39 +90,30 @@ class TeacherModel(TokenSignal):
         runner = None if model is None else setup.policy.beside(model, setup.config)
         return cls(runner, section.top_k, setup.shaping, setup.policy.model.device)
 
-    def annotate(self, batch: StepBatch, step: StepInput) -> StepBatch:
+    def annotate(self, batch: StepBatch) -> StepBatch:
         """Add the teacher's log-probabilities, and its part of the rewards.
 
         Raises:
             TrainingError: a teacher behind servers was not asked about an episode.
         """
         if self._runner is None:
-            teacher = served_teacher_logprobs(batch, step.guides, self._device)
+            teacher = _served_logprobs(batch, self._device)
         else:
             teacher = self._runner.top_logprobs(
-                batch.sequences, top_k=self._top_k, temperature=step.temperature, pad_id=step.pad_id
+                batch.sequences, top_k=self._top_k, temperature=batch.temperature, pad_id=batch.pad_id
             )
         return dataclasses.replace(with_teacher_reward(batch, self._shaping, teacher), teacher=teacher)
 
 
-def served_teacher_logprobs(batch: StepBatch, guides: Guides, device: torch.device) -> TeacherLogprobs:
-    """Collect what a teacher behind servers has said of a batch's tokens.
-
-    Args:
-        batch: Of a step.
-        guides: Of the step.
-        device: Of the policy.
-
-    Raises:
-        TrainingError: it was not asked about one of them.
-    """
+def _served_logprobs(batch: StepBatch, device: torch.device) -> TeacherLogprobs:
+    extras = batch.extras
     rows = [
         (trajectory, number)
         for trajectory in batch.trajectories
         for number, sequence in enumerate(trajectory.sequences)
-        if trained_mask(sequence, by_expert=trajectory.id in guides.expert_ids).any()
+        if trained_mask(sequence, by_expert=trajectory.id in extras.expert_ids).any()
     ]
-    if lacking := [trajectory.id for trajectory, _ in rows if trajectory.id not in guides.teacher_logp]:
+    if lacking := [trajectory.id for trajectory, _ in rows if trajectory.id not in extras.teacher_logp]:
         raise TrainingError("the teacher was not asked about an episode", got=f"{len(lacking)} such as {lacking[0]}")
     places = [scored.positions + 1 for scored in batch.sequences]
 
@@ -99,10 +121,10 @@ def served_teacher_logprobs(batch: StepBatch, guides: Guides, device: torch.devi
         found = [torch.from_numpy(own)[where] for own, where in zip(by_sequence, places, strict=True)]
         return torch.cat(found).to(device)
 
-    logp = of_tokens([guides.teacher_logp[trajectory.id][number] for trajectory, number in rows])
-    if not guides.teacher_top:
+    logp = of_tokens([extras.teacher_logp[trajectory.id][number] for trajectory, number in rows])
+    if not extras.teacher_top:
         return TeacherLogprobs(logp=logp)
-    tops = [guides.teacher_top[trajectory.id][number] for trajectory, number in rows]
+    tops = [extras.teacher_top[trajectory.id][number] for trajectory, number in rows]
     ids, top_logp = of_tokens([top.ids for top in tops]), of_tokens([top.logp for top in tops])
     return TeacherLogprobs(logp=logp, top_ids=ids, top_logp=top_logp)
 
@@ -115,49 +137,3 @@ def with_teacher_reward(batch: StepBatch, shaping: RewardShaping, teacher: Teach
     if batch.expert is not None:
         penalty = penalty.masked_fill(batch.expert, 0.0)
     return dataclasses.replace(batch, episodes=batch.episodes.with_token_reward(penalty))
-
-
-def check_teacher(config: AlgorithmConfig) -> None:
-    """Check that there is a teacher where it is read, and only there.
-
-    Raises:
-        ConfigError: it is missing, or of no use.
-    """
-    needed = needed_inputs(lookup(Kind.LOSS, config.loss))
-    if Input.TEACHER in needed:
-        _require_teacher(config, f"the loss {config.loss}")
-    if DISTILL in config.shaping:
-        _require_teacher(config, f"the shaping {DISTILL}")
-    _check_top(config, uses=Input.TEACHER_TOP in needed)
-    if config.teacher is not None and not needed & LOSS_INPUTS and DISTILL not in config.shaping:
-        raise ConfigError(
-            "algorithm.teacher is ignored: nothing reads its log-probabilities",
-            got=f"algorithm.loss {config.loss} and no shaping {DISTILL}",
-            expected=f"algorithm.loss=distill, or algorithm.shaping={{{DISTILL}: {{coef: 1.0}}}}",
-        )
-
-
-def _check_top(config: AlgorithmConfig, *, uses: bool) -> None:
-    named = None if config.teacher is None else config.teacher.top_k
-    if uses and named is None:
-        raise ConfigError(
-            f"the loss {config.loss} needs {Input.TEACHER_TOP}",
-            got="no algorithm.teacher" if config.teacher is None else "no algorithm.teacher.top_k",
-            expected="algorithm.teacher={path: MODEL, top_k: 20}",
-        )
-    if named is not None and not uses:
-        raise ConfigError(
-            f"algorithm.teacher.top_k is ignored: the loss {config.loss} reads the sampled tokens only",
-            got=named,
-            expected="algorithm.loss=distill_top_k",
-            hint="or remove algorithm.teacher.top_k",
-        )
-
-
-def _require_teacher(config: AlgorithmConfig, what: str) -> None:
-    if config.teacher is None:
-        raise ConfigError(
-            f"{what} needs {Input.TEACHER}",
-            got="no algorithm.teacher",
-            expected="algorithm.teacher={path: MODEL}",
-        )
