@@ -175,7 +175,10 @@ def _places(tree: Path, path: str) -> list[_Place]:
 def _change(tree: Path, place: _Place, operator: str, occurrence: int) -> Change | None:
     """The change, unless it is none: annotations are not part of the code."""
     source = (tree / place.path).read_text()
-    changed = mutate_code(source, operators()[operator], occurrence)
+    try:
+        changed = mutate_code(source, operators()[operator], occurrence)
+    except AttributeError:  # of `except (OSError, module.Error)`, cosmic-ray can replace the first only
+        return None
     old = next(code for code in outermost_functions(source, place.path) if _contains(code, place.line))
     try:
         news = outermost_functions(changed, place.path)

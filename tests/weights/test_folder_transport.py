@@ -1,3 +1,4 @@
+import fcntl
 import json
 import os
 import shutil
@@ -16,7 +17,16 @@ from support.vision import vision_model, vision_tokenizer
 from agentrl.errors import TrainingError, UsageError
 from agentrl.models.load import load_model
 from agentrl.weights import AdapterTransport, FolderTransport, write_served_model
-from agentrl.weights.folder import INDEX, PREFIX, OwnedFolder, _separate, clear_abandoned, lock_of, write_tensors
+from agentrl.weights.folder import (
+    INDEX,
+    PREFIX,
+    OwnedFolder,
+    _locked,
+    _separate,
+    clear_abandoned,
+    lock_of,
+    write_tensors,
+)
 
 
 @pytest.fixture
@@ -37,7 +47,7 @@ def read(folder):
     return {name: tensor for path in folder.glob("*.safetensors") for name, tensor in load_file(path).items()}
 
 
-@pytest.mark.parametrize("shard_bytes", [1 << 20, 140, 100, 1])
+@pytest.mark.parametrize("shard_bytes", [1 << 20, 140, 101, 100, 1])
 def test_every_tensor_is_read_as_it_was_written(tensors, tmp_path, shard_bytes):
     size = write_tensors(tensors, tmp_path, shard_bytes=shard_bytes)
     found = read(tmp_path)
@@ -52,7 +62,9 @@ def test_every_tensor_is_read_as_it_was_written(tensors, tmp_path, shard_bytes):
     else:
         places = json.loads((tmp_path / INDEX).read_text())["weight_map"]
         assert (places.keys(), set(places.values())) == (tensors.keys(), files)
-        assert len(files) == {140: 3, 100: 5, 1: 6}[shard_bytes]
+        shards = [load_file(path) for path in tmp_path.glob("*.safetensors")]
+        assert all(len(shard) == 1 or sum(t.nbytes for t in shard.values()) <= shard_bytes for shard in shards)
+        assert len(files) == {140: 3, 101: 5, 100: 5, 1: 6}[shard_bytes]
 
 
 async def test_adapters_are_written_by_their_writer_and_measured(tensors, tmp_path):
@@ -98,6 +110,22 @@ def test_neither_a_closed_folder_nor_one_that_another_owner_holds_keeps_a_file_o
     assert clear_abandoned(tmp_path / "other") == []
     assert os.listdir("/proc/self/fd") == before
     other.close()
+
+
+def test_a_lock_that_vanishes_before_it_is_taken_is_made_again(tmp_path, monkeypatch):
+    path, real, before = tmp_path / "a.lock", fcntl.flock, os.listdir("/proc/self/fd")
+    stolen = []
+
+    def steal(descriptor, operation):
+        real(descriptor, operation)
+        if not stolen:
+            stolen.append(path.unlink())
+
+    monkeypatch.setattr(fcntl, "flock", steal)
+    descriptor = _locked(path)
+    assert os.fstat(descriptor).st_ino == path.stat().st_ino
+    os.close(descriptor)
+    assert os.listdir("/proc/self/fd") == before
 
 
 def test_a_folder_whose_lock_is_gone_can_be_closed(tmp_path):

@@ -70,6 +70,11 @@ def test_buckets_do_not_change_with_the_tensors(tensors):
     assert torch.equal(dict(first.tensors())["a"], before)
 
 
+async def test_weights_that_fit_into_one_bucket_are_opened(world_of):
+    world = await world_of(transport=IpcTransport(bucket_bytes=1 << 30), count=1)
+    assert (await world.next_version()).probe_difference < 1e-5
+
+
 async def test_what_is_encoded_is_not_much_longer_than_the_tensors():
     weights = {str(number): torch.randn(1000) for number in range(10)}
     [bucket] = pack(weights, bucket_bytes=1 << 20)
@@ -134,9 +139,12 @@ async def test_a_server_that_does_not_come_to_the_meeting_is_taken_out(world_of,
     async def stays_away(group):
         raise EngineError("no time")
 
+    closed, close = [], TrainerGroup.close
+    monkeypatch.setattr(TrainerGroup, "close", lambda group: closed.append(group) or close(group))
     monkeypatch.setattr(world.servers[0], "join_group", stays_away)
     with pytest.raises(EngineError, match="no server is left"):
         await world.next_version()
+    assert closed
 
 
 async def test_preparing_copies_the_tensors_and_says_how_long_it_took(tensors, transport):

@@ -5,7 +5,7 @@ from contextlib import asynccontextmanager
 import torch
 from support.local_server import LocalServer
 
-from agentrl.errors import EngineError
+from agentrl.errors import EngineError, UsageError
 from agentrl.observe.metrics import read_metrics
 from agentrl.runs.rl import train
 from agentrl.serving.pool import ServerPool
@@ -17,7 +17,7 @@ def asleep(world):
 
 async def test_servers_sleep_until_the_next_sync_and_then_serve_its_weights(world_of, monkeypatch):
     world = await world_of(sleeps=True)
-    await world.next_version()
+    assert (await world.next_version()).released_bytes == 0
     free = iter([1000, 1800])
     monkeypatch.setattr("agentrl.weights.sync.free_bytes", lambda: next(free))
     await world.sync.release_memory()
@@ -31,6 +31,22 @@ async def test_servers_sleep_until_the_next_sync_and_then_serve_its_weights(worl
     await world.pool.update_weights(None, 3)
     assert world.pool.group.is_paused, "servers that are awake stay held by whoever holds them"
     await world.pool.resume()
+
+
+async def test_a_server_is_woken_once(world_of, monkeypatch):
+    world = await world_of(count=1, sleeps=True)
+    woken, wake_up = [], world.servers[0].wake_up
+
+    async def counted():
+        woken.append(world.pool.version)
+        await wake_up()
+
+    monkeypatch.setattr(world.servers[0], "wake_up", counted)
+    await world.next_version()
+    await world.sync.release_memory()
+    await world.next_version()
+    await world.next_version()
+    assert woken == [1]
 
 
 async def test_servers_that_share_nothing_stay_awake(world_of):
@@ -121,4 +137,18 @@ async def test_a_server_that_does_not_wake_in_the_end_holds_nobody_up(world_of, 
     world.servers[0].kill()
     await until(lambda: world.pool.servers == [])
     await world.sync.close()
+    assert not world.transport.path.exists()
+
+
+async def test_a_server_that_refuses_to_wake_in_the_end_is_reported(world_of, monkeypatch, caplog):
+    world = await world_of(count=1, sleeps=True, restartable=False)
+    await world.next_version()
+    await world.sync.release_memory()
+
+    async def refuse():
+        raise UsageError("this server cannot wake")
+
+    monkeypatch.setattr(world.servers[0], "wake_up", refuse)
+    await world.sync.close()
+    assert "servers are left asleep" in caplog.text
     assert not world.transport.path.exists()
