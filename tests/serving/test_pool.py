@@ -112,6 +112,16 @@ async def test_two_servers_share_the_load_and_sessions_stay(pool_of, request_of)
     assert "s3" not in pool._router._homes
 
 
+async def test_a_request_gets_an_idle_server_at_once(pool_of, request_of):
+    pool, _ = pool_of(1)
+    await pool.start()
+    request = asyncio.create_task(pool.generate(request_of([5], "r", max_tokens=4)))
+    for _ in range(3):
+        await asyncio.sleep(0)
+    assert pool._requests["r"].member is pool.group.members[0]
+    await request
+
+
 async def test_the_requests_of_a_killed_server_go_to_the_other_one(pool_of, request_of):
     pool, servers = pool_of()
     requests = long_requests(request_of, 8)
@@ -182,6 +192,23 @@ async def test_long_waits_are_told(pool_of, monkeypatch):
     assert said[0].startswith("no server is there; waiting for one to come back: 0 s of at most 50 s")
     servers[0].wake()
     await returning
+
+
+async def test_closing_ends_requests_of_a_server_that_hangs(pool_of, request_of, monkeypatch):
+    pool, servers = pool_of(1, health_timeout_s=0.2)
+    tasks = await in_flight(pool, servers, long_requests(request_of, 2))
+    never = asyncio.Event()
+    monkeypatch.setattr(servers[0], "close", never.wait)
+    servers[0].hang()
+    closing = asyncio.create_task(pool.close())
+    ended, running = await asyncio.wait(tasks, timeout=30)
+    assert not running
+    for task in ended:
+        with pytest.raises(EngineError, match="closed"):
+            task.result()
+    never.set()
+    await closing
+    monkeypatch.undo()
 
 
 async def test_when_all_servers_hang_requests_wait_and_an_abort_still_ends_them(pool_of, request_of):

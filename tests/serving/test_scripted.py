@@ -132,6 +132,28 @@ def test_random_answers_depend_on_the_seed_and_end_with_a_stop_token(request_of)
         assert 7 not in answer[:-1]
 
 
+def test_random_answers_are_as_long_as_allowed(request_of):
+    play = random_script(10**6, shortest=3, longest=5)
+    lengths = {len(play(request_of([1], seed=seed, stop_token_ids=frozenset({7})))) for seed in range(50)}
+    assert lengths == {3, 4, 5}
+    assert len(play(request_of([1], seed=1, max_tokens=9))) == 9
+
+
+async def test_requests_that_a_pause_holds_wait_and_then_run(request_of):
+    hang = ScriptedAnswer(token_ids=[1], failure=Failure.HANG)
+    engine = ScriptedEngine(script=lambda _: hang)
+    await engine.pause()
+    tasks = [asyncio.ensure_future(engine.generate(request_of([1], name))) for name in ("a", "b")]
+    seen = []
+    for change in (engine.resume, lambda: engine.abort("a"), lambda: engine.abort("b")):
+        for _ in range(5):
+            await asyncio.sleep(0)
+        seen.append((engine.metrics().running, engine.metrics().waiting))
+        await change()
+    await asyncio.gather(*tasks)
+    assert seen == [(0, 2), (2, 0), (1, 0)]
+
+
 async def test_a_thousand_concurrent_requests_share_the_loop(request_of):
     engine = ScriptedEngine()
     stops = frozenset({0})

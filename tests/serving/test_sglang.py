@@ -40,6 +40,7 @@ class FakeSGLang:
         self.hears_aborts = True
         self.starting = 0
         self.strange = False
+        self.temperatures = []
         """How often it says that it is not ready."""
 
     def application(self):
@@ -88,6 +89,7 @@ class FakeSGLang:
             return web.json_response({"error": {"message": said}}, status=400)
         if "rid" in body:
             self.generated.append(body)
+        self.temperatures.append(params["temperature"])
         count, reason = params["max_new_tokens"], {"type": "length", "length": params["max_new_tokens"]}
         if body["input_ids"][0] == 49:
             self.held[body["rid"]] = asyncio.get_running_loop().create_future()
@@ -144,6 +146,7 @@ async def test_connecting_waits_for_the_server_and_learns_its_limits():
         assert (client.capabilities.max_context, client.capabilities.vocab_size) == (MAX_CONTEXT, VOCAB_SIZE)
         assert not client.capabilities.seeded
         assert "/continue_generation" in fake.calls  # it may have been left paused
+        assert fake.temperatures == [1.0, 0.5]
 
 
 async def test_the_config_may_shorten_the_context():

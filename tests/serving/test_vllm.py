@@ -369,6 +369,25 @@ async def test_an_old_vllm_and_another_program_are_told_apart():
             await server.connect(deadline_s=600)
 
 
+@pytest.mark.parametrize("version", ["0.32.0", "0.32.0+cpu", "1.0.0rc1+cu129"])
+async def test_a_vllm_that_is_new_enough_lacks_a_setting(version):
+    fake = FakeVLLM()
+    fake.answers["/server_info"] = web.Response(status=404)
+    fake.answers["/version"] = web.json_response({"version": version})
+    async with serving(fake, connect=False) as server:
+        with pytest.raises(UsageError, match="VLLM_SERVER_DEV_MODE=1"):
+            await server.connect(deadline_s=10)
+
+
+@pytest.mark.parametrize("status", [500, 502, 503, 504])
+async def test_a_server_that_starts_behind_a_proxy_is_waited_for(status):
+    fake = FakeVLLM()
+    fake.answers["/health"] = web.Response(status=status)
+    async with serving(fake, connect=False) as server:
+        with pytest.raises(ServerLost, match=f"did not become ready.*{status}"):
+            await server.connect(deadline_s=0.05)
+
+
 async def test_a_server_that_does_not_become_ready_is_lost():
     fake = FakeVLLM()
     fake.healthy = False

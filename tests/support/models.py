@@ -34,7 +34,7 @@ from transformers import (
     Qwen3MoeForCausalLM,
 )
 
-_WINDOWS = {"sliding_window": 8, "layer_types": ["sliding_attention", "full_attention"], "query_pre_attn_scalar": 8}
+_WINDOWS = {"sliding_window": 8, "layer_types": ["sliding_attention", "full_attention"], "query_pre_attn_scalar": 6}
 _LATENT = {"kv_lora_rank": 12, "q_lora_rank": 10, "qk_rope_head_dim": 4, "qk_nope_head_dim": 8, "v_head_dim": 6}
 _LATENT |= {"head_dim": 4}  # what positions rotate
 _ROUTED = {"n_routed_experts": 4, "n_shared_experts": 1, "first_k_dense_replace": 1, "n_group": 2, "topk_group": 1}
