@@ -115,6 +115,9 @@ class Faulty(gymnasium.Env):
             os.kill(os.getpid(), signal.SIGSTOP)
         if self.fault == "exit":
             os._exit(3)
+        if self.fault == "terminate":
+            os.kill(os.getpid(), signal.SIGTERM)
+            time.sleep(30)
         return {
             "nan": ("x", float("nan"), False, False, {}),
             "reward": ("x", "many", False, False, {}),
@@ -133,6 +136,17 @@ class Faulty(gymnasium.Env):
         """Hang, or end the process, whatever the task says."""
         self.fault, self.at = fault, 0
         return self.step("x")
+
+
+def unreadable():
+    raise RuntimeError("nothing to read here")
+
+
+class Unreadable:
+    """It can be sent, and not received."""
+
+    def __reduce__(self):
+        return unreadable, ()
 
 
 class Whispering(Faulty):

@@ -54,6 +54,22 @@ async def test_what_is_sent_is_the_ledgers_prefix_and_what_is_sampled_is_kept(ma
     assert [request.request_id for request in engine.requests] == [f"g/0.0/turn-{n}" for n in range(3)]
 
 
+async def test_tokens_that_change_while_the_engine_answers_end_the_episode(make_runner, play, worlds, spy):
+    """As when a renderer that is shared between episodes keeps a list that another one appends to."""
+    engine = spy()
+    generate = engine.generate
+
+    async def changed(request):
+        answer = await generate(request)
+        object.__setattr__(request, "prompt_ids", [*list(request.prompt_ids)[:-1], 0])
+        return answer
+
+    engine.generate = changed
+    trajectory = await play(make_runner(worlds.Corridor, engine=engine))
+    assert trajectory.outcome is Outcome.ENGINE_ERROR
+    assert "not the ledger's prefix" in trajectory.error
+
+
 async def test_each_turn_has_its_own_seed_and_the_same_one_again(make_runner, play, worlds, spy):
     async def seeds(**place):
         engine = spy()

@@ -234,6 +234,18 @@ async def test_what_cannot_be_sent_is_said(make_pool, worlds):
             pass
 
 
+async def test_what_a_worker_cannot_read_is_said(make_pool, worlds):
+    pool = make_pool(worlds.Faulty, Isolation.PROCESS, workers=1)
+    with pytest.raises(EnvironmentFailure, match="nothing to read here"):
+        await play_one_step(pool, Task(id="t", environment="world", options={"x": worlds.Unreadable()}))
+
+
+async def test_a_terminated_worker_ends_at_once(make_pool, worlds):
+    pool = make_pool(worlds.Faulty, Isolation.PROCESS, workers=1)
+    with pytest.raises(EnvironmentFailure, match="worker died"):
+        await play_one_step(pool, faulty("terminate"))
+
+
 async def test_what_an_environment_prints_and_reads_does_not_disturb_its_worker(make_pool, worlds):
     pool = make_pool(worlds.Faulty, Isolation.PROCESS, workers=1)
     assert (await play_one_step(pool, faulty("talk"))).result.done

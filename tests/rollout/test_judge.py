@@ -114,6 +114,12 @@ async def test_an_episode_in_text_only_cannot_be_judged():
     assert not seen
 
 
+async def test_a_prompt_may_read_how_the_episode_ended():
+    async with judge_of("Score: 9", prompt="It ended as {{ outcome }} with {{ reward }}.") as (judge, seen):
+        await judge.score(episode(), TASK)
+    assert seen[0]["messages"][0]["content"] == "It ended as finished with 0.25."
+
+
 async def test_an_episode_of_which_one_sequence_is_empty_is_judged():
     async with judge_of("Score: 9") as (judge, _):
         judged = episode()

@@ -96,6 +96,24 @@ async def test_policy_error_after_too_many_refused_actions(make_runner, play, wo
     assert trajectory.reward is not None
 
 
+async def test_accepted_actions_do_not_count_as_refused(make_runner, play, worlds):
+    runner = make_runner(worlds.Corridor, "jump", "forward", "forward", "forward", limits=EpisodeLimits(max_refused=2))
+    assert (await play(runner)).outcome is Outcome.FINISHED
+
+
+async def test_no_step_is_taken_once_the_time_is_over(make_runner, play, worlds, make_engine):
+    class Counting(worlds.Corridor):
+        steps = 0
+
+        def step(self, action):
+            type(self).steps += 1
+            return super().step(action)
+
+    engine = make_engine(ScriptedAnswer(token_ids=[11, 12, 13], failure=Failure.HANG))
+    await play(make_runner(Counting, engine=engine, limits=EpisodeLimits(max_seconds=0.02)))
+    assert Counting.steps == 0
+
+
 async def test_invalid_actions_are_counted_and_play_on(make_runner, play, worlds):
     runner = make_runner(worlds.Corridor, "jump", "forward")
     trajectory = await play(runner)

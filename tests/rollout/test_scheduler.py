@@ -249,6 +249,18 @@ async def test_groups_that_waited_too_long_are_dropped(make):
     assert [group.oldest_version for group in groups] == [2, 2]
 
 
+async def test_nothing_but_stale_groups_stops_the_run(make):
+    class Stuck(Player):
+        """Its engine never serves new weights."""
+
+        version = property(lambda self: 0, lambda self, version: None)
+
+    scheduler = make(Stuck(), max_staleness=1, batch=1, group_size=1)
+    scheduler.set_version(2)
+    with pytest.raises(TrainingError, match=f"{MAX_WASTED_BATCHES} groups in a row were too stale"):
+        await scheduler.next_batch()
+
+
 async def test_a_saved_scheduler_goes_on(make):
     player = Player(pauses=lambda task_id, member: 0 if task_id.endswith("1") else member * 1000)
     scheduler = make(player, max_staleness=2, batch=2, group_size=2)

@@ -1,6 +1,7 @@
 """Calls of tools in episodes: at the same time, within limits, with rewards, in a sandbox."""
 
 import asyncio
+import itertools
 import json
 
 import gymnasium
@@ -524,9 +525,11 @@ class OneByOne(AgentLoop):
 
 async def test_loops_may_call_one_tool_after_the_other(make_runner, play, worlds):
     runner = make_runner(worlds.Corridor, call("double", number=1) + call("double", number=2), tools=[double])
-    runner.loop = OneByOne()
-    await play(runner)
+    runner.loop, times = OneByOne(), itertools.count()
+    runner.waits.clock = lambda: float(next(times))
+    played = await play(runner)
     assert runner.loop.told == ["2", "4"]
+    assert played.turns[0].timings.tool >= 2, "each call has begun and ended at another tick"
 
 
 class Remembering(Scorer):
