@@ -28,12 +28,7 @@ import gymnasium
 from gymnasium.envs.registration import EnvSpec, namespace
 
 from agentrl import registry
-from agentrl.env import (
-    AnyEnv,
-    AsyncEnv,
-    EnvironmentSpec,
-    Isolation,
-)
+from agentrl.env import AnyEnv, AsyncEnv, EnvironmentSpec, Isolation
 from agentrl.errors import UnknownNameError, UsageError
 from agentrl.registry import Kind
 from agentrl.remote.client import remote_spec

@@ -33,24 +33,10 @@ import json
 import re
 import types
 from abc import ABC, abstractmethod
-from collections.abc import (
-    Callable,
-    Coroutine,
-    Hashable,
-    Iterator,
-    Mapping,
-    Sequence,
-)
+from collections.abc import Callable, Coroutine, Hashable, Iterator, Mapping, Sequence
 from contextlib import AbstractAsyncContextManager, AsyncExitStack, contextmanager
 from dataclasses import dataclass, field
-from typing import (
-    Any,
-    ClassVar,
-    TypedDict,
-    TypeVar,
-    Unpack,
-    overload,
-)
+from typing import Any, ClassVar, TypedDict, TypeVar, Unpack, overload
 
 from agentrl.errors import (
     A_REWARD,

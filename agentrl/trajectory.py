@@ -35,12 +35,7 @@ import base64
 import enum
 import zlib
 from array import array
-from collections.abc import (
-    Iterable,
-    Iterator,
-    Mapping,
-    Sequence,
-)
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from types import MappingProxyType
 from typing import Any
@@ -49,13 +44,7 @@ import numpy as np
 import numpy.typing as npt
 
 from agentrl.errors import LedgerError, Outcome, UsageError
-from agentrl.image import (
-    PlacedImage,
-    image_from_record,
-    image_record,
-    place_from_record,
-    place_record,
-)
+from agentrl.image import PlacedImage, image_from_record, image_record, place_from_record, place_record
 from agentrl.message import ImagePart, Message, ToolCall
 
 RoutedExperts = npt.NDArray[np.unsignedinteger[Any]]

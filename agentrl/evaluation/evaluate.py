@@ -19,32 +19,14 @@ import aiohttp
 
 from agentrl.builders.checks import check_images
 from agentrl.builders.episodes import sampling_params
-from agentrl.builders.models import (
-    SCRATCH,
-    build_renderer,
-    check_rendering,
-    embedding_rows,
-    load_tokenizer,
-)
+from agentrl.builders.models import SCRATCH, build_renderer, check_rendering, embedding_rows, load_tokenizer
 from agentrl.builders.scratch import write_scratch_model
 from agentrl.builders.servers import ServedModel, check_served, open_pool
 from agentrl.config.config import Config
-from agentrl.config.engines import (
-    LocalEngineConfig,
-    OpenAIEngineConfig,
-    ScriptedEngineConfig,
-    ServerEngineConfig,
-)
+from agentrl.config.engines import LocalEngineConfig, OpenAIEngineConfig, ScriptedEngineConfig, ServerEngineConfig
 from agentrl.engine import ChatAnswer, ChatPolicy, PolicyEngine, SamplingParams
 from agentrl.errors import EngineError, UsageError
-from agentrl.evaluation.panel import (
-    EpisodeStore,
-    EvaluatedEpisode,
-    Panel,
-    Slot,
-    choose_tasks,
-    slots,
-)
+from agentrl.evaluation.panel import EpisodeStore, EvaluatedEpisode, Panel, Slot, choose_tasks, slots
 from agentrl.evaluation.result import EvaluationResult, summarise
 from agentrl.image import ImageReader
 from agentrl.message import Message

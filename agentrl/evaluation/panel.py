@@ -15,12 +15,7 @@ from typing import Any
 import orjson
 
 from agentrl.errors import UsageError
-from agentrl.observe.files import (
-    UNREADABLE,
-    JsonLinesWriter,
-    numbered_records,
-    warn_damaged,
-)
+from agentrl.observe.files import UNREADABLE, JsonLinesWriter, numbered_records, warn_damaged
 from agentrl.task import Task, TaskSource
 from agentrl.trajectory import Trajectory
 

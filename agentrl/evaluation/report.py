@@ -13,12 +13,7 @@ from matplotlib.backends.backend_agg import FigureCanvasAgg
 from matplotlib.figure import Figure
 
 from agentrl.evaluation.result import UNTYPED, EvaluationResult, estimate_text
-from agentrl.evaluation.token_view import (
-    LEGEND,
-    Decode,
-    template,
-    trajectory_html,
-)
+from agentrl.evaluation.token_view import LEGEND, Decode, template, trajectory_html
 from agentrl.observe.console import visible
 from agentrl.observe.files import replace_file
 from agentrl.observe.metrics import ENVIRONMENT_PREFIX

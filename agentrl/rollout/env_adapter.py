@@ -12,16 +12,7 @@ from collections.abc import Callable, Mapping, Sequence
 from contextlib import AsyncExitStack
 from typing import Any, cast
 
-from agentrl.env import (
-    AnyEnv,
-    AsyncEnv,
-    Expert,
-    ExpertAction,
-    FallibleExpert,
-    StepResult,
-    optional_part,
-    settled,
-)
+from agentrl.env import AnyEnv, AsyncEnv, Expert, ExpertAction, FallibleExpert, StepResult, optional_part, settled
 from agentrl.errors import A_REWARD, AgentRLError, ToolError, UsageError, bounded_reward, shortened
 from agentrl.message import Content, ImagePart, Message, TextPart
 from agentrl.remote.env_methods import OPTIONAL_PARTS, ResetResult, Stepped, restored_generator

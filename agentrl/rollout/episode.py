@@ -13,13 +13,7 @@ from agentrl.message import Content, ContentPart, Message, TextPart, ToolCall, d
 from agentrl.remote.env_methods import ADMISSIBLE_ACTIONS, STATE_KEY
 from agentrl.rollout.env_pool import EnvHandle
 from agentrl.rollout.policies import EpisodePolicy
-from agentrl.rollout.tools import (
-    Called,
-    EpisodeTools,
-    ToolLimits,
-    all_of,
-    batches,
-)
+from agentrl.rollout.tools import Called, EpisodeTools, ToolLimits, all_of, batches
 from agentrl.rollout.turns import TurnLog
 from agentrl.sandbox import Sandbox
 from agentrl.task import Task

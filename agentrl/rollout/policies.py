@@ -11,20 +11,8 @@ from dataclasses import replace
 from typing import Protocol
 
 from agentrl.agent_loop import AgentLoop, Answer, Conversation, EpisodeEnd
-from agentrl.engine import (
-    ChatPolicy,
-    GenerateRequest,
-    Generation,
-    PolicyEngine,
-    SamplingParams,
-    StopReason,
-)
-from agentrl.errors import (
-    EngineError,
-    Outcome,
-    UsageError,
-    async_boundary,
-)
+from agentrl.engine import ChatPolicy, GenerateRequest, Generation, PolicyEngine, SamplingParams, StopReason
+from agentrl.errors import EngineError, Outcome, UsageError, async_boundary
 from agentrl.message import Content, Message
 from agentrl.render.conversation import LedgerConversation
 from agentrl.render.renderer import Renderer

@@ -22,14 +22,7 @@ from collections.abc import Callable, Mapping
 from dataclasses import asdict, dataclass
 from typing import Any
 
-from agentrl.errors import (
-    AgentRLError,
-    EnvironmentFailure,
-    Outcome,
-    TrainingError,
-    UsageError,
-    boundary,
-)
+from agentrl.errors import AgentRLError, EnvironmentFailure, Outcome, TrainingError, UsageError, boundary
 from agentrl.rollout.curriculum import GroupOutcome
 from agentrl.rollout.group import Group
 from agentrl.rollout.runner import EpisodeRunner

@@ -8,43 +8,19 @@ import difflib
 import json
 import time
 from collections import OrderedDict
-from collections.abc import (
-    AsyncIterator,
-    Awaitable,
-    Callable,
-    Coroutine,
-    Hashable,
-    Iterator,
-    Mapping,
-    Sequence,
-)
+from collections.abc import AsyncIterator, Awaitable, Callable, Coroutine, Hashable, Iterator, Mapping, Sequence
 from contextlib import AbstractAsyncContextManager, AsyncExitStack, asynccontextmanager
 from dataclasses import dataclass
 from typing import Any, TypeAlias, TypeVar
 from weakref import WeakKeyDictionary
 
 from agentrl.agent_loop import EpisodeEnd
-from agentrl.errors import (
-    AgentRLError,
-    EnvironmentFailure,
-    SandboxError,
-    ToolError,
-    UsageError,
-    async_boundary,
-)
+from agentrl.errors import AgentRLError, EnvironmentFailure, SandboxError, ToolError, UsageError, async_boundary
 from agentrl.message import ToolCall
 from agentrl.rollout.turns import EpisodeLimits, Recorders, TurnLog
 from agentrl.rollout.waits import RolloutCounters, RolloutObserver, WaitKind, Waits
 from agentrl.sandbox import Sandbox, open_sandbox
-from agentrl.tool import (
-    Provisions,
-    Tool,
-    ToolContext,
-    ToolFault,
-    ToolResult,
-    contained,
-    ended_in_time,
-)
+from agentrl.tool import Provisions, Tool, ToolContext, ToolFault, ToolResult, contained, ended_in_time
 from agentrl.tool_schema import WrongArguments, refuse_depth
 from agentrl.trajectory import Trajectory
 
