@@ -19,7 +19,7 @@ from __future__ import annotations
 import asyncio
 from collections import deque
 from collections.abc import Callable, Mapping
-from dataclasses import asdict, dataclass
+from dataclasses import asdict
 from typing import Any
 
 from agentrl.errors import AgentRLError, EnvironmentFailure, Outcome, TrainingError, UsageError, boundary
@@ -31,50 +31,6 @@ from agentrl.rollout.task_order import SampledTask, TaskSampler
 from agentrl.rollout.turns import derive_seed
 from agentrl.rollout.waits import WaitKind
 from agentrl.trajectory import Trajectory
-
-
-@dataclass(slots=True, kw_only=True)
-class Admission:
-    """Counts groups through their lives: running, waiting, used; or gone without having been used."""
-
-    batch: int
-    max_staleness: int
-    version: int = 0
-    running: int = 0
-    waiting: int = 0
-    used: int = 0
-
-    @property
-    def limit(self) -> int:
-        """Most groups that may have started by now and not be gone."""
-        return (self.max_staleness + self.version + 1) * self.batch
-
-    def may_start(self) -> bool:
-        """Return True if one more group may start."""
-        return self.running + self.waiting + self.used < self.limit
-
-    def start(self) -> None:
-        """A group starts."""
-        self.running += 1
-
-    def finish(self) -> None:
-        """A running group is complete and waits for the trainer."""
-        self.running -= 1
-        self.waiting += 1
-
-    def fail(self) -> None:
-        """A running group is complete and cannot be used; another may start in its place."""
-        self.running -= 1
-
-    def use(self, groups: int) -> None:
-        """Waiting groups are handed to the trainer."""
-        self.waiting -= groups
-        self.used += groups
-
-    def drop(self) -> None:
-        """A waiting group is thrown away; another may start in its place."""
-        self.waiting -= 1
-
 
 MAX_WASTED_BATCHES = 20
 """Batches' worth of groups that may be filtered out, or dropped as too stale, in a row before the run gives up."""
@@ -122,7 +78,11 @@ class GroupScheduler:
         self._waits, self._counters = shared.waits, shared.counters
         self.group_size = group_size
         self.max_concurrent = max_concurrent
-        self.admission = Admission(batch=batch, max_staleness=max_staleness, version=version)
+        self.batch = batch
+        self.max_staleness = max_staleness
+        self.version = version
+        self.used = 0
+        """Groups that batches have taken."""
         self._seed = seed
         self._keep = keep or (lambda group: True)
         self._least_members = least_members
@@ -149,7 +109,7 @@ class GroupScheduler:
             TrainingError: as many groups in a row as a batch holds (at least `LEAST_FAILED_GROUPS`) were failed by
                 the machinery, or `MAX_WASTED_BATCHES` batches' worth were not worth training on or too stale.
         """
-        batch = self.admission.batch
+        batch = self.batch
         with self._waits.on(WaitKind.GROUPS, "trainer", f"{batch} complete groups"):
             while True:
                 self._changed.clear()
@@ -161,7 +121,7 @@ class GroupScheduler:
                     break
                 await self._changed.wait()
         taken, self._finished = self._finished[:batch], self._finished[batch:]
-        self.admission.use(batch)
+        self.used += batch
         self._counters.groups_delivered += batch
         outcomes, self._outcomes = self._outcomes, []
         self.tasks.learn(sorted(outcomes, key=lambda outcome: outcome.position))
@@ -169,15 +129,14 @@ class GroupScheduler:
 
     def set_version(self, version: int) -> None:
         """The trainer has new weights, and the engine serves them: more may start. Call `start_episodes` to do so."""
-        self.admission.version = version
+        self.version = version
 
     def start_episodes(self) -> None:
         """Start as many groups as staleness and capacity allow; `next_batch` does so, too."""
         if self._closed or self._failure is not None:
             return
-        while self._unfinished < self.max_concurrent and self.admission.may_start():
+        while self._unfinished < self.max_concurrent and self._may_start():
             group = self._to_restart.popleft() if self._to_restart else self._next_group()
-            self.admission.start()
             self._running[group.position] = group
             for member in range(group.size):
                 if member not in group.members:
@@ -185,10 +144,10 @@ class GroupScheduler:
             for name in group.missing_extras:
                 self._start_episode(group, name)
 
-    @property
-    def waiting_groups(self) -> int:
-        """Complete groups that no batch has taken yet."""
-        return len(self._finished)
+    def _may_start(self) -> bool:
+        """Apply the staleness rule; a group that failed or was dropped leaves its place to another."""
+        started = len(self._running) + len(self._finished) + self.used
+        return started < (self.max_staleness + self.version + 1) * self.batch
 
     def _next_group(self) -> Group:
         """Return the group of the next task.
@@ -252,20 +211,17 @@ class GroupScheduler:
             self._outcomes.append(group.outcome())
         if len(group.trainable) < self._least_members or group.failed_extras:
             counters.groups_failed += 1
-            self.admission.fail()
             self._note_failed(group)
         elif not self._keep(group):
             counters.groups_filtered += 1
-            self.admission.fail()
             self._note_filtered()
         else:
-            self.admission.finish()
             self._finished.append(group)
             self._failed_in_a_row = self._filtered_in_a_row = 0
 
     def _note_failed(self, group: Group) -> None:
         self._failed_in_a_row += 1
-        if self._failed_in_a_row >= max(self.admission.batch, LEAST_FAILED_GROUPS):
+        if self._failed_in_a_row >= max(self.batch, LEAST_FAILED_GROUPS):
             trainable = {trajectory.id for trajectory in group.trainable}
             few = "no episode" if not trainable else f"fewer than {self._least_members} episodes"
             if group.failed_extras:
@@ -282,7 +238,7 @@ class GroupScheduler:
     def _note_filtered(self) -> None:
         self._failed_in_a_row = 0
         self._filtered_in_a_row += 1
-        if self._filtered_in_a_row >= MAX_WASTED_BATCHES * self.admission.batch:
+        if self._filtered_in_a_row >= MAX_WASTED_BATCHES * self.batch:
             self._failure = TrainingError(
                 f"{self._filtered_in_a_row} groups in a row were not worth training on",
                 expected="groups whose returns differ",
@@ -293,8 +249,7 @@ class GroupScheduler:
         fresh: list[Group] = []
         for group in self._finished:
             oldest = group.oldest_version
-            if oldest is not None and self.admission.version - oldest > self.admission.max_staleness:
-                self.admission.drop()
+            if oldest is not None and self.version - oldest > self.max_staleness:
                 self._note_stale(oldest)
             else:
                 fresh.append(group)
@@ -304,11 +259,11 @@ class GroupScheduler:
     def _note_stale(self, oldest: int) -> None:
         self._counters.groups_stale += 1
         self._stale_in_a_row += 1
-        if self._stale_in_a_row >= MAX_WASTED_BATCHES * self.admission.batch:
+        if self._stale_in_a_row >= MAX_WASTED_BATCHES * self.batch:
             self._failure = TrainingError(
                 f"{self._stale_in_a_row} groups in a row were too stale to train on",
-                got=f"tokens of version {oldest} at version {self.admission.version}",
-                expected=f"at most {self.admission.max_staleness} versions between",
+                got=f"tokens of version {oldest} at version {self.version}",
+                expected=f"a difference of at most {self.max_staleness}",
                 hint="does the engine serve the trainer's current weights?",
             )
 
@@ -328,7 +283,7 @@ class GroupScheduler:
         return {
             "tasks": self.tasks.state_dict(),
             "tallies": [asdict(outcome) for outcome in self._outcomes],
-            "version": self.admission.version,
+            "version": self.version,
             "group_size": self.group_size,
             "finished": [group.to_record() for group in self._finished],
             "unfinished": [group.to_record() for group in sorted(unfinished, key=lambda group: group.position)],
@@ -350,9 +305,8 @@ class GroupScheduler:
         self._outcomes = [GroupOutcome(**record) for record in state["tallies"]]
         self._finished = [self._restored(record) for record in state["finished"]]
         self._to_restart = deque(self._restored(record) for record in state["unfinished"])
-        self.admission.version = state["version"]
-        self.admission.used = state["version"] * self.admission.batch  # each version used a batch, of whatever size
-        self.admission.waiting = len(self._finished)
+        self.version = state["version"]
+        self.used = self.version * self.batch  # each version used a batch, of whatever size
 
     def _restored(self, record: Mapping[str, Any]) -> Group:
         draw: SampledTask = self.tasks.again(record["environment"], record["place"], record["horizon"])
@@ -362,5 +316,5 @@ class GroupScheduler:
 def _next_step(failed: Trajectory) -> str:
     """Return what to do about groups that failed like this episode."""
     if failed.outcome is Outcome.ENVIRONMENT_ERROR:
-        return f"mend what the message names, and try: agentrl env check {failed.environment}"
-    return "mend what the message names"
+        return f"fix the reported error, then run: agentrl env check {failed.environment}"
+    return "fix the reported error"

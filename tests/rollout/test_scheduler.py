@@ -5,12 +5,10 @@ import json
 import random
 
 import pytest
-from hypothesis import given
-from hypothesis import strategies as st
 
 from agentrl.errors import Outcome, TrainingError, UsageError
 from agentrl.rollout.group import Group, environment_metrics
-from agentrl.rollout.scheduler import LEAST_FAILED_GROUPS, MAX_WASTED_BATCHES, Admission, GroupScheduler
+from agentrl.rollout.scheduler import LEAST_FAILED_GROUPS, MAX_WASTED_BATCHES, GroupScheduler
 from agentrl.rollout.task_order import TaskSampler
 from agentrl.rollout.waits import RolloutCounters, Waits
 from agentrl.task import SeedTasks, TaskCursor
@@ -83,31 +81,6 @@ async def make():
 
 def positions(groups):
     return [group.position for group in groups]
-
-
-@given(
-    batch=st.integers(1, 4),
-    staleness=st.integers(0, 3),
-    moves=st.lists(st.sampled_from(["start", "finish", "fail", "use", "drop", "train"]), max_size=200),
-)
-def test_admission_never_exceeds_the_rule(batch, staleness, moves):
-    admission = Admission(batch=batch, max_staleness=staleness)
-    for move in moves:
-        if move == "start" and admission.may_start():
-            admission.start()
-        elif move in ("finish", "fail") and admission.running:
-            getattr(admission, move)()
-        elif move == "use" and admission.waiting >= batch and admission.used == admission.version * batch:
-            admission.use(batch)
-        elif move == "drop" and admission.waiting:
-            admission.drop()
-        elif move == "train" and admission.used > admission.version * batch:
-            admission.version += 1
-        counts = (admission.running, admission.waiting, admission.used)
-        assert min(counts) >= 0
-        assert sum(counts) <= (staleness + admission.version + 1) * batch
-        # what is running when a version is made cannot be older than allowed once it is trained on in order
-        assert admission.used <= (admission.version + 1) * batch
 
 
 @pytest.mark.parametrize(("staleness", "started"), [(0, 3), (1, 6), (2, 9)])
@@ -240,7 +213,7 @@ async def test_groups_that_waited_too_long_are_dropped(make):
     assert positions(await scheduler.next_batch()) == [0, 1]
     for _ in range(20):
         await asyncio.sleep(0)
-    assert scheduler.waiting_groups == 2
+    assert len(scheduler.state_dict()["finished"]) == 2
     player.version = 2
     scheduler.set_version(2)
     groups = await scheduler.next_batch()
@@ -430,11 +403,11 @@ async def test_a_group_is_as_stale_as_its_oldest_token(make, oldest):
     """Members 0 and 2 are of the newest version; only member 1 of group 2 may be too old."""
     player = Mixed(lambda position, member: oldest if (position, member) == (2, 1) else 3)
     scheduler = make(player, max_staleness=2, batch=2, group_size=3, version=3)
-    scheduler.admission.used = 6
+    scheduler.used = 6
     assert positions(await scheduler.next_batch()) == [0, 1]
     for _ in range(20):
         await asyncio.sleep(0)
-    assert scheduler.waiting_groups == 4
+    assert len(scheduler.state_dict()["finished"]) == 4
     groups = await scheduler.next_batch()
     assert positions(groups) == ([2, 3] if oldest == 1 else [3, 4])
     assert player.counters.groups_stale == (oldest == 0)
@@ -447,7 +420,7 @@ async def test_failed_and_unscored_members_make_no_group_stale(make):
 
     player = Mixed(lambda position, member: 5 if member == 0 else 0, decide)
     scheduler = make(player, group_size=3, batch=2, version=5)
-    scheduler.admission.used = 10
+    scheduler.used = 10
     groups = await scheduler.next_batch()
     assert [group.oldest_version for group in groups] == [5, 5]
     assert [[t.id[-3:] for t in group.trainable] for group in groups] == [["0.0"], ["0.0"]]
@@ -515,8 +488,9 @@ async def test_what_is_counted_of_groups_adds_up(make):
     counters = player.counters
     assert counters.groups_delivered == 12
     gone = counters.groups_delivered + counters.groups_failed + counters.groups_filtered
-    assert scheduler.tasks.position == gone + scheduler.admission.running + scheduler.waiting_groups
-    assert scheduler.admission.used == 12
+    state = scheduler.state_dict()
+    assert scheduler.tasks.position == gone + len(state["unfinished"]) + len(state["finished"])
+    assert scheduler.used == 12
     assert min(counters.groups_failed, counters.groups_filtered) > 0
 
 
