@@ -91,7 +91,7 @@ class RuntimeEpisode(Episode):
         """Take an action."""
         turn = self.turns.require_latest()
         self.turns.budget.check_time()
-        clock = self.turns.recorders.waits.clock
+        clock = self.turns.waits.clock
         began = clock()
         stepped = await self.environment.step(action)
         turn.timings.env += clock() - began
@@ -100,7 +100,7 @@ class RuntimeEpisode(Episode):
         refused = not result.info.get("valid", True)
         if refused:
             turn.valid = False
-            self.turns.recorders.counters.invalid_actions += 1
+            self.turns.counters.invalid_actions += 1
             self.turns.add_metric("invalid_actions", 1)
         for name, value in result.info.get("reward_components", {}).items():
             self._add_component(name, float(value))
@@ -130,9 +130,9 @@ class RuntimeEpisode(Episode):
     async def _call_together(self, calls: Sequence[ToolCall]) -> list[Message]:
         turn = self.turns.require_latest()
         self.turns.budget.check_time()
-        clock = self.turns.recorders.waits.clock
+        clock = self.turns.waits.clock
         began = clock()
-        self.turns.recorders.counters.tool_calls += len(calls)
+        self.turns.counters.tool_calls += len(calls)
         self.turns.add_metric("tool_calls", len(calls))
         try:
             called = await all_of([self._opened.carry_out(call, self.tools) for call in calls])
@@ -148,7 +148,7 @@ class RuntimeEpisode(Episode):
         """
         result = called.result
         if called.failed:
-            self.turns.recorders.counters.tool_errors += 1
+            self.turns.counters.tool_errors += 1
             self.turns.add_metric("tool_errors", 1)
         if called.tool is not None:
             self._count(called.tool.name, called)

@@ -36,11 +36,11 @@ from agentrl.errors import (
     running_task,
 )
 from agentrl.reward import EnvironmentReward, Scorer, checked_score
-from agentrl.rollout.env_pool import EnvHandle, EnvPool
+from agentrl.rollout.env_pool import EnvPool
 from agentrl.rollout.episode import RuntimeEpisode, ending
 from agentrl.rollout.policies import EpisodePolicy
 from agentrl.rollout.tools import ToolLimits
-from agentrl.rollout.turns import EpisodeLimits, Recorders, TurnLog, derive_seed
+from agentrl.rollout.turns import EpisodeLimits, TurnLog, derive_seed
 from agentrl.rollout.waits import RolloutCounters, RolloutObserver, WaitKind
 from agentrl.sandbox import Sandbox
 from agentrl.task import Task
@@ -173,9 +173,19 @@ class EpisodeRunner:
 
     async def _play(self, trajectory: Trajectory, task: Task, seed: int) -> Outcome:
         async with self.pool.borrow(trajectory.id) as environment:
-            recorders = Recorders(waits=self.waits, counters=self.counters, observer=self.observer)
-            turns = TurnLog(trajectory, self.limits.for_task(task), recorders, seed)
-            episode = self._episode(task, environment, turns, await self._known_tools())
+            limits = self.limits.for_task(task)
+            turns = TurnLog(trajectory, limits, seed, self.waits, self.counters, self.observer)
+            episode = RuntimeEpisode(
+                task=task,
+                spec=self.spec,
+                environment=environment,
+                policy=self.policy,
+                loop=self.loop,
+                tools=await self._known_tools(),
+                turns=turns,
+                tool_limits=self.tool_limits,
+                make_sandbox=self.make_sandbox,
+            )
             try:
                 outcome = await self._run_loop(episode)
             finally:
@@ -214,19 +224,6 @@ class EpisodeRunner:
         if twice := sorted(name for name, count in Counter(one.name for one in found).items() if count > 1):
             raise UsageError("two tools have one name", got=", ".join(twice), hint="give one of them a prefix")
         return found
-
-    def _episode(self, task: Task, environment: EnvHandle, turns: TurnLog, tools: Sequence[Tool]) -> RuntimeEpisode:
-        return RuntimeEpisode(
-            task=task,
-            spec=self.spec,
-            environment=environment,
-            policy=self.policy,
-            loop=self.loop,
-            tools=tools,
-            turns=turns,
-            tool_limits=self.tool_limits,
-            make_sandbox=self.make_sandbox,
-        )
 
     async def _run_loop(self, episode: RuntimeEpisode) -> Outcome:
         attempt = running_task()

@@ -17,7 +17,7 @@ from weakref import WeakKeyDictionary
 from agentrl.agent_loop import EpisodeEnd
 from agentrl.errors import AgentRLError, EnvironmentFailure, SandboxError, ToolError, UsageError, async_boundary
 from agentrl.message import ToolCall
-from agentrl.rollout.turns import EpisodeLimits, Recorders, TurnLog
+from agentrl.rollout.turns import EpisodeLimits, TurnLog
 from agentrl.rollout.waits import RolloutCounters, RolloutObserver, WaitKind, Waits
 from agentrl.sandbox import Sandbox, open_sandbox
 from agentrl.tool import Provisions, Tool, ToolContext, ToolFault, ToolResult, contained, ended_in_time
@@ -172,7 +172,7 @@ class EpisodeTools:
             EpisodeEnd: the episode's time is over.
             InfrastructureError: the machinery failed.
         """
-        clock = self._turns.recorders.waits.clock
+        clock = self._turns.waits.clock
         began, tool = clock(), tools.get(call.name)
         try:
             if tool is None:
@@ -189,7 +189,7 @@ class EpisodeTools:
 
     async def _call(self, tool: Tool, checked: Mapping[str, Any]) -> ToolResult:
         """Wait for the tool's turn, then call it within its deadline."""
-        trajectory_id, waits = self._turns.trajectory.id, self._turns.recorders.waits
+        trajectory_id, waits = self._turns.trajectory.id, self._turns.waits
         if tool.needs_sandbox:
             await self._start_sandbox(tool.name)
         async with AsyncExitStack() as place:
@@ -251,7 +251,7 @@ class EpisodeTools:
             if self._make_sandbox is None:
                 hint = "set agent.sandbox={type: local}, or --sandbox local where a tool is called by hand"
                 raise UsageError(f"tool {tool} needs a sandbox, and there is none", hint=hint)
-            waits, trajectory_id = self._turns.recorders.waits, self._turns.trajectory.id
+            waits, trajectory_id = self._turns.waits, self._turns.trajectory.id
             with waits.on(WaitKind.TOOL, trajectory_id, "a sandbox"):
                 async with async_boundary(SandboxError, "starting a sandbox", deadline_s=SANDBOX_START_S):
                     sandbox = self._make_sandbox()
@@ -348,9 +348,9 @@ async def tool_session(
     """
     waits = Waits()
     trajectory = Trajectory(id=NAME, task_id=NAME, environment="none", seed=0, group_id=NAME)
-    recorders = Recorders(waits=waits, counters=RolloutCounters(), observer=RolloutObserver())
+    limits = EpisodeLimits(tool_timeout_s=timeout_s)
     tools = EpisodeTools(
-        TurnLog(trajectory, EpisodeLimits(tool_timeout_s=timeout_s), recorders, seed=0),
+        TurnLog(trajectory, limits, 0, waits, RolloutCounters(), RolloutObserver()),
         ToolLimits(waits.clock),
         make_sandbox=None if sandbox is None else lambda: open_sandbox(sandbox),
         task_id=NAME,

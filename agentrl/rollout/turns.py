@@ -149,34 +149,28 @@ def derive_seed(*parts: int | str) -> int:
     return int.from_bytes(digest, "big") >> 11
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Recorders:
-    """Recorders of what happens, shared by all episodes of a run."""
-
-    waits: Waits
-    counters: RolloutCounters
-    observer: RolloutObserver
-
-
 class TurnLog:
-    """Keeps the current turn of an episode; shared by its conversations.
+    """Current turn and budget of an episode, shared by its conversations; reports to the run's recorders."""
 
-    Args:
-        trajectory: The episode's record.
-        limits: Its budgets.
-        recorders: Who is told.
-        seed: Seed of the episode's sampling.
-    """
-
-    def __init__(self, trajectory: Trajectory, limits: EpisodeLimits, recorders: Recorders, seed: int) -> None:
+    def __init__(
+        self,
+        trajectory: Trajectory,
+        limits: EpisodeLimits,
+        seed: int,
+        waits: Waits,
+        counters: RolloutCounters,
+        observer: RolloutObserver,
+    ) -> None:
         self.trajectory = trajectory
         self.limits = limits
-        self.recorders = recorders
-        self.budget = Budget(limits, recorders.waits.clock)
+        self.waits = waits
+        self.counters = counters
+        self.budget = Budget(limits, waits.clock)
         self.state_key: str | None = None
         """Key of the environment's state now, where it has one."""
         self.latest: Turn | None = None
         self._seed = seed
+        self._observer = observer
 
     def begin(self) -> int:
         """Close the latest turn and open the next; the seed of its sampling.
@@ -192,7 +186,7 @@ class TurnLog:
         """Record the turn that was just taken; rewards and timings go to it from now on."""
         turn.state_key = self.state_key
         self.latest = turn
-        counters = self.recorders.counters
+        counters = self.counters
         counters.turns += 1
         counters.prompt_tokens += prompt_tokens
         counters.answer_tokens += answer_tokens
@@ -210,7 +204,7 @@ class TurnLog:
     def close(self) -> None:
         """Tell the observer that the latest turn is complete; call it at the end, too."""
         if self.latest is not None:
-            self.recorders.observer.on_turn(self.trajectory, self.latest)
+            self._observer.on_turn(self.trajectory, self.latest)
             self.latest = None
 
     def count_invalid(self) -> None:
@@ -219,7 +213,7 @@ class TurnLog:
         Raises:
             EpisodeEnd: too many of them.
         """
-        self.recorders.counters.invalid_answers += 1
+        self.counters.invalid_answers += 1
         self.add_metric("invalid_answers", 1)
         if self.latest is not None:
             self.latest.valid = False
