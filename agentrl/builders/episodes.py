@@ -26,8 +26,7 @@ from agentrl.observe.model_folder import find_model
 from agentrl.registry import Kind, lookup
 from agentrl.remote.chat import ChatService, ServiceSettings
 from agentrl.reward import Score, Scorer, fingerprint
-from agentrl.rollout.env_pool import EnvPool
-from agentrl.rollout.env_workers import ThreadWorker
+from agentrl.rollout.env_pool import EnvPool, ThreadWorker
 from agentrl.rollout.judges import Decode, Judge, require_tokens, transcript
 from agentrl.rollout.policies import EngineEpisodePolicy, EpisodePolicy
 from agentrl.rollout.reward_functions import FunctionReward, WeightedReward, WeightedSum

@@ -1,43 +1,61 @@
-"""Environments of a run: made on demand, kept for the next episode, and run where their code cannot hurt.
+"""Environments of a run: made on demand, run where their code cannot hurt, and kept for the next episode.
 
-Episodes borrow an environment (`EnvPool.borrow`); at most `max_concurrent` are lent at once. An environment
-whose episode ended well is reset and used again; after a failure it is thrown away. Blocking environments live in
-threads or worker processes (`agentrl.rollout.env_workers`), and stay in the one in which they were made.
+Episodes borrow an environment (`EnvPool.borrow`); at most `max_concurrent` are lent at once. An environment whose
+episode ended well is reset and used again; after a failure it is thrown away.
+
+Blocking environments live in threads or worker processes, and stay in the one in which they were made. A worker runs
+calls one after another, each with a deadline that starts when its turn comes. A thread that hangs is abandoned and
+replaced; a process, for environments that crash, hang or hold the interpreter lock, is replaced when it dies.
 """
 
 from __future__ import annotations
 
 import asyncio
+import contextlib
+import functools
 import itertools
 import logging
-from collections.abc import AsyncIterator, Mapping
+import os
+import pickle
+import signal
+import sys
+import threading
+from abc import ABC, abstractmethod
+from asyncio.subprocess import Process
+from collections import deque
+from collections.abc import AsyncIterator, Callable, Coroutine, Mapping
 from contextlib import AsyncExitStack, asynccontextmanager
-from typing import Any, ParamSpec, TypeVar
+from dataclasses import dataclass, field
+from queue import SimpleQueue
+from typing import Any, Generic, ParamSpec, TypeAlias, TypeVar
 
 from agentrl.config.environment import EnvironmentConfig
-from agentrl.env import EnvironmentSpec, Isolation
-from agentrl.errors import AgentRLError, EnvironmentFailure, boundary
+from agentrl.env import AnyEnv, EnvironmentSpec, Isolation
+from agentrl.errors import (
+    AgentRLError,
+    EnvironmentFailure,
+    ToolError,
+    UsageError,
+    async_boundary,
+    boundary,
+    described_error,
+    is_addressed_to,
+    running_task,
+)
 from agentrl.remote.env_methods import CALL_TOOL, CLOSE, RESET, STEP, EnvMethod, RemoteTool, ResetResult, Stepped
 from agentrl.rollout.env_adapter import EnvAdapter
-from agentrl.rollout.env_workers import EnvBackend, InlineBackend, ProcessWorker, SerialWorker, ThreadWorker
+from agentrl.rollout.env_worker_main import HEADER, MAKE, WorkerMessage
 from agentrl.rollout.waits import WaitKind, Waits
 from agentrl.task import Task
 
 P = ParamSpec("P")
 R = TypeVar("R")
+W = TypeVar("W")
 logger = logging.getLogger(__name__)
 
 
 class EnvHandle:
-    """One environment as an episode sees it: coroutines with deadlines.
-
-    Args:
-        backend: Where its code runs.
-        name: The environment's registry name, for messages.
-        waits: Where waiting is registered.
-        reset_timeout_s: Deadline of a reset.
-        step_timeout_s: Deadline of everything else.
-    """
+    """One environment as an episode sees it: coroutines with deadlines."""
 
     def __init__(
         self, backend: EnvBackend, *, name: str, waits: Waits, reset_timeout_s: float, step_timeout_s: float
@@ -118,7 +136,7 @@ class EnvPool:
         self.spec = spec
         self.waits = waits or Waits()
         self._options = {**spec.options, **(options or {})}
-        self._isolation = isolation or spec.isolation_under(self._options)
+        isolation = isolation or spec.isolation_under(self._options)
         self._reset_timeout_s = reset_timeout_s
         self._step_timeout_s = step_timeout_s
         self.belongings = AsyncExitStack()
@@ -126,8 +144,11 @@ class EnvPool:
         self._free = asyncio.Semaphore(max_concurrent)
         self._idle: list[EnvHandle] = []
         self._turn = itertools.count()
-        self._threads = [ThreadWorker() for _ in range(workers)] if self._isolation is Isolation.THREAD else []
-        self._processes = [ProcessWorker() for _ in range(workers)] if self._isolation is Isolation.PROCESS else []
+        self._workers: list[ThreadWorker] | list[ProcessWorker] = []
+        if isolation is Isolation.THREAD:
+            self._workers = [ThreadWorker() for _ in range(workers)]
+        elif isolation is Isolation.PROCESS:
+            self._workers = [ProcessWorker() for _ in range(workers)]
 
     @classmethod
     def from_config(cls, spec: EnvironmentSpec, config: EnvironmentConfig, *, waits: Waits | None = None) -> EnvPool:
@@ -158,7 +179,8 @@ class EnvPool:
             try:
                 yield handle
             except BaseException:
-                await self._discard(handle)
+                if handle.backend.is_alive:
+                    await handle.close()
                 raise
             self._idle.append(handle)
         finally:
@@ -168,8 +190,7 @@ class EnvPool:
         """Close all environments and workers. No episode may be running."""
         await asyncio.gather(*(handle.close() for handle in self._idle if handle.backend.is_alive))
         self._idle.clear()
-        workers: list[SerialWorker[Any]] = [*self._threads, *self._processes]
-        for worker in workers:
+        for worker in self._workers:
             await worker.drain()
             await worker.close()
         await self.belongings.aclose()
@@ -180,10 +201,6 @@ class EnvPool:
             if handle.backend.is_alive:
                 return handle
         return None
-
-    async def _discard(self, handle: EnvHandle) -> None:
-        if handle.backend.is_alive:
-            await handle.close()
 
     async def _make(self, who: str) -> EnvHandle:
         with self.waits.on(WaitKind.ENVIRONMENT, who, f"a new {self.spec.name}"):
@@ -198,11 +215,336 @@ class EnvPool:
 
     async def _make_backend(self, what: str) -> EnvBackend:
         make, options, deadline_s = self.spec.make, self._options, self._reset_timeout_s
-        if self._processes:
-            process = self._processes[next(self._turn) % len(self._processes)]
-            return await process.make(make, options, what=what, deadline_s=deadline_s)
-        if self._threads:
-            thread = self._threads[next(self._turn) % len(self._threads)]
-            return await thread.make(make, options, what=what, deadline_s=deadline_s)
+        if self._workers:
+            worker = self._workers[next(self._turn) % len(self._workers)]
+            return await worker.make(make, options, what=what, deadline_s=deadline_s)
         with boundary(EnvironmentFailure, what):
             return InlineBackend(EnvAdapter(make, options))
+
+
+@dataclass(slots=True)
+class WorkerCall(Generic[W]):
+    """One call that waits for its turn."""
+
+    work: W
+    what: str
+    """What it does, for messages: ``"step of household (task 17)"``."""
+    deadline_s: float
+    result: asyncio.Future[Any] = field(default_factory=lambda: asyncio.get_running_loop().create_future())
+
+
+class SerialWorker(ABC, Generic[W]):
+    """Runs jobs in the order in which they came; a job whose caller is cancelled still runs to its end or deadline."""
+
+    def __init__(self) -> None:
+        self._jobs: deque[WorkerCall[W]] = deque()
+        self._pump: asyncio.Task[None] | None = None
+
+    @abstractmethod
+    async def execute(self, job: WorkerCall[W]) -> Any:
+        """Run one job."""
+
+    @abstractmethod
+    async def stop(self, reason: str) -> None:
+        """Give up on what runs now; the next job gets a new thread or process."""
+
+    async def close(self) -> None:
+        """Release the worker; nothing may be running."""
+        await self.stop("it was stopped")
+
+    async def submit(self, work: W, *, what: str, deadline_s: float) -> Any:
+        """Run `work` after everything submitted before it.
+
+        Raises:
+            EnvironmentFailure: it raised, missed its deadline, or the worker died.
+        """
+        job = WorkerCall(work, what, deadline_s)
+        self._jobs.append(job)
+        if self._pump is None or self._pump.done():
+            self._pump = asyncio.create_task(self._run())
+        return await job.result
+
+    async def _run(self) -> None:
+        pump = running_task()
+        while self._jobs:
+            job = self._jobs.popleft()
+            if job.result.cancelled():
+                continue
+            try:
+                outcome = await self._execute_in_time(job)
+            except BaseException as error:
+                if is_addressed_to(pump, error):
+                    raise
+                if not job.result.done():
+                    job.result.set_exception(_classified(job, error))
+            else:
+                if not job.result.done():
+                    job.result.set_result(outcome)
+
+    async def _execute_in_time(self, job: WorkerCall[W]) -> Any:
+        try:
+            async with asyncio.timeout(job.deadline_s) as scope:
+                return await self.execute(job)
+        except TimeoutError as error:
+            if not scope.expired():
+                raise
+            await self.stop("it hung and was killed")
+            waited = f"no answer in {job.deadline_s:g} s"
+            raise EnvironmentFailure(f"{job.what} missed its deadline", got=waited) from error
+
+    async def drain(self) -> None:
+        """Wait until every submitted job has ended."""
+        if self._pump is not None:
+            await self._pump
+
+
+def _classified(job: WorkerCall[W], error: BaseException) -> AgentRLError:
+    if isinstance(error, AgentRLError):
+        return error
+    failure = EnvironmentFailure(f"{job.what} failed", got=described_error(error))
+    failure.__cause__ = error
+    return failure
+
+
+class EnvBackend(ABC):
+    """One environment, reachable from the event loop."""
+
+    @property
+    @abstractmethod
+    def is_alive(self) -> bool:
+        """True if calls can still succeed."""
+
+    @abstractmethod
+    async def call(self, method: str, *arguments: Any, deadline_s: float, what: str) -> Any:
+        """Call a method of the environment's `EnvAdapter`.
+
+        Raises:
+            EnvironmentFailure: it raised, returned nonsense, missed its deadline, or its worker died; `what` says
+                what was being done.
+        """
+
+
+class InlineBackend(EnvBackend):
+    """Backend in the event loop.
+
+    The deadline bounds asynchronous environments only: nothing interrupts blocking code here.
+    """
+
+    def __init__(self, adapter: EnvAdapter) -> None:
+        self._adapter = adapter
+
+    @property
+    def is_alive(self) -> bool:
+        """Always true."""
+        return True
+
+    async def call(self, method: str, *arguments: Any, deadline_s: float, what: str) -> Any:
+        """Await the method itself."""
+        async with async_boundary(EnvironmentFailure, what, deadline_s=deadline_s):
+            return await self._adapter.call(method, *arguments)
+
+
+Work: TypeAlias = Callable[[], Any]
+_Inbox: TypeAlias = "SimpleQueue[tuple[WorkerCall[Work], asyncio.Future[Any]] | None]"
+
+
+class ThreadWorker(SerialWorker[Work]):
+    """Runs functions in one daemon thread, which starts with the first of them."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self._inbox: _Inbox | None = None
+
+    async def make(
+        self, factory: Callable[..., AnyEnv], options: Mapping[str, Any], *, what: str, deadline_s: float
+    ) -> EnvBackend:
+        """Make an environment in the thread; one whose methods are coroutines goes on in the event loop."""
+        adapter: EnvAdapter = await self.submit(
+            functools.partial(EnvAdapter, factory, options), what=what, deadline_s=deadline_s
+        )
+        return InlineBackend(adapter) if adapter.is_async else ThreadBackend(self, adapter)
+
+    async def execute(self, job: WorkerCall[Work]) -> Any:
+        """Hand the function to the thread and wait."""
+        if self._inbox is None:
+            self._inbox = SimpleQueue()
+            threading.Thread(target=_serve, args=(self._inbox,), name="agentrl-environment", daemon=True).start()
+        done: asyncio.Future[Any] = asyncio.get_running_loop().create_future()
+        self._inbox.put((job, done))
+        return await done
+
+    async def stop(self, reason: str) -> None:
+        """Let the thread end after what it does now."""
+        if self._inbox is not None:
+            self._inbox.put(None)
+            self._inbox = None
+
+
+class ThreadBackend(EnvBackend):
+    """Backend in a thread; always the same one, for code that cares."""
+
+    def __init__(self, worker: ThreadWorker, adapter: EnvAdapter) -> None:
+        self._worker = worker
+        self._adapter = adapter
+        self._running = False
+
+    @property
+    def is_alive(self) -> bool:
+        """True if no call of it still runs somewhere."""
+        return not self._running
+
+    async def call(self, method: str, *arguments: Any, deadline_s: float, what: str) -> Any:
+        """Run the method in the thread; the deadline counts from when the thread is free."""
+
+        def work() -> Any:
+            self._running = True
+            try:
+                return run_coroutine(self._adapter.call(method, *arguments))
+            finally:
+                self._running = False
+
+        return await self._worker.submit(work, deadline_s=deadline_s, what=what)
+
+
+def run_coroutine(coroutine: Coroutine[Any, Any, Any]) -> Any:
+    """The result of a coroutine that never suspends."""
+    try:
+        coroutine.send(None)
+    except StopIteration as stop:
+        return stop.value
+    coroutine.close()
+    raise RuntimeError("a synchronous environment suspended")
+
+
+def _serve(inbox: _Inbox) -> None:
+    while (item := inbox.get()) is not None:
+        job, done = item
+        result, error = None, None
+        try:
+            with boundary(EnvironmentFailure, job.what):
+                result = job.work()
+        except AgentRLError as raised:
+            error = raised
+        loop = done.get_loop()
+        if loop.is_closed():
+            return
+        loop.call_soon_threadsafe(_deliver, done, result, error)
+
+
+def _deliver(done: asyncio.Future[Any], result: Any, error: AgentRLError | None) -> None:
+    if done.done():
+        return
+    if error is None:
+        done.set_result(result)
+    else:
+        done.set_exception(error)
+
+
+class ProcessWorker(SerialWorker[WorkerMessage]):
+    """Talks to one process at a time, in which several environments live."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self._process: Process | None = None
+        self._numbers = itertools.count()
+        self._alive: set[int] = set()
+        """Numbers of the environments that were made in the present process."""
+        self._last_words = "it was stopped"
+
+    async def make(
+        self, factory: Callable[..., AnyEnv], options: Mapping[str, Any], *, what: str, deadline_s: float
+    ) -> EnvBackend:
+        """Make an environment in the process."""
+        number = next(self._numbers)
+        await self.submit((number, MAKE, (factory, dict(options))), what=what, deadline_s=deadline_s)
+        return ProcessBackend(self, number)
+
+    def is_alive(self, number: int) -> bool:
+        """Return True if the present process has the environment with this number."""
+        return number in self._alive
+
+    async def execute(self, job: WorkerCall[WorkerMessage]) -> Any:
+        """Exchange one call for its reply."""
+        number, method, _ = job.work
+        if method != MAKE and number not in self._alive:
+            raise EnvironmentFailure(f"{job.what} failed", got=f"its worker process is gone: {self._last_words}")
+        message = _pickled(job)
+        process = self._process or await self._start()
+        try:
+            reply = await _exchange(process, message)
+        except (asyncio.IncompleteReadError, ConnectionError) as error:
+            await self.stop(f"exit code {await process.wait()}")
+            raise EnvironmentFailure(f"{job.what} failed", got=f"its worker died ({self._last_words})") from error
+        succeeded, value = reply
+        if not succeeded:
+            kind, text = value
+            is_for_its_reader = issubclass(kind, UsageError | ToolError)
+            raise kind(text if is_for_its_reader else f"{job.what} failed: {text}")
+        if method == MAKE:
+            self._alive.add(number)
+        return value
+
+    async def stop(self, reason: str) -> None:
+        """End the process; all its environments are lost with it."""
+        process, self._process = self._process, None
+        if process is None:
+            return
+        self._alive.clear()
+        self._last_words = reason
+        assert process.stdin is not None
+        with contextlib.suppress(ProcessLookupError):
+            os.killpg(process.pid, signal.SIGTERM)  # the keeper kills what the environments started
+        process.stdin.close()
+        await process.wait()
+
+    async def _start(self) -> Process:
+        self._process = await asyncio.create_subprocess_exec(
+            sys.executable,
+            "-m",
+            "agentrl.rollout.env_worker_main",
+            str(os.getpid()),
+            stdin=asyncio.subprocess.PIPE,
+            stdout=asyncio.subprocess.PIPE,
+            start_new_session=True,  # Ctrl-C in the trainer's terminal does not reach it
+        )
+        assert self._process.stdin is not None
+        self._process.stdin.write(pickle.dumps(sys.path))
+        return self._process
+
+
+class ProcessBackend(EnvBackend):
+    """Backend in a worker process that several environments share."""
+
+    def __init__(self, worker: ProcessWorker, number: int) -> None:
+        self._worker = worker
+        self._number = number
+
+    @property
+    def is_alive(self) -> bool:
+        """True if the process is still the one in which the environment was made."""
+        return self._worker.is_alive(self._number)
+
+    async def call(self, method: str, *arguments: Any, deadline_s: float, what: str) -> Any:
+        """Send the call to the process; the deadline counts from when the process is free."""
+        return await self._worker.submit((self._number, method, arguments), what=what, deadline_s=deadline_s)
+
+
+def _pickled(job: WorkerCall[WorkerMessage]) -> bytes:
+    try:
+        return pickle.dumps(job.work)
+    except (pickle.PicklingError, AttributeError, TypeError) as error:
+        raise UsageError(
+            f"{job.what} cannot run in a worker process",
+            got=error,
+            expected="a factory, options and tasks that can be pickled, importable by name",
+            hint="move the environment into a module of its own, or set environment.isolation to thread",
+        ) from error
+
+
+async def _exchange(process: Process, message: bytes) -> Any:
+    assert process.stdin is not None
+    assert process.stdout is not None
+    process.stdin.write(message)
+    await process.stdin.drain()
+    (length,) = HEADER.unpack(await process.stdout.readexactly(HEADER.size))
+    return pickle.loads(await process.stdout.readexactly(length))

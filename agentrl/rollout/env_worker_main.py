@@ -17,17 +17,17 @@ import os
 import pickle
 import select
 import signal
+import struct
 import sys
 import threading
 import time
 from queue import SimpleQueue
 from types import FrameType
-from typing import Any, BinaryIO, NoReturn
+from typing import Any, BinaryIO, NoReturn, TypeAlias
 
 from agentrl.errors import AgentRLError, EnvironmentFailure, described_error
 from agentrl.remote.env_methods import RemoteTool, ResetResult
 from agentrl.rollout.env_adapter import EnvAdapter
-from agentrl.rollout.env_workers import HEADER, LARGEST_REPLY, RemoteCall
 from agentrl.sandbox.supervisor import (
     PR_SET_CHILD_SUBREAPER,
     PR_SET_PDEATHSIG,
@@ -36,6 +36,13 @@ from agentrl.sandbox.supervisor import (
     send_signal,
 )
 
+WorkerMessage: TypeAlias = tuple[int, str, tuple[Any, ...]]
+"""Message to the process: the number of an environment, a method of its `EnvAdapter` or `MAKE`, and arguments."""
+MAKE, UNREADABLE = "make", "unreadable"
+HEADER = struct.Struct("<Q")
+"""Length of the pickled reply that follows."""
+LARGEST_REPLY = 256 * 2**20
+"""Maximum number of bytes of a pickled reply; a larger one is an error of the environment."""
 REAP_MS = 10_000
 """Milliseconds between two looks for dead processes that the environments left behind."""
 KILL_S = 10.0
@@ -119,7 +126,7 @@ def serve() -> None:
     os.dup2(os.open(os.devnull, os.O_RDONLY), 0)  # environments that read or print must not meet the pipes
     os.dup2(2, 1)
     sys.path[:] = pickle.load(calls)
-    inbox: SimpleQueue[RemoteCall] = SimpleQueue()
+    inbox: SimpleQueue[WorkerMessage] = SimpleQueue()
     threading.Thread(target=_read, args=(calls, inbox), daemon=True).start()
     adapters: dict[int, EnvAdapter] = {}
     loop = asyncio.new_event_loop()
@@ -127,34 +134,35 @@ def serve() -> None:
         _reply(replies, loop.run_until_complete(_serve(adapters, inbox.get())))
 
 
-def _read(calls: BinaryIO, inbox: SimpleQueue[RemoteCall]) -> None:
+def _read(calls: BinaryIO, inbox: SimpleQueue[WorkerMessage]) -> None:
     while True:
         try:
             inbox.put(pickle.load(calls))
         except EOFError:
             os._exit(0)
         except BaseException as error:
-            inbox.put(RemoteCall(-1, "unreadable", (described_error(error),)))
+            inbox.put((-1, UNREADABLE, (described_error(error),)))
 
 
-async def _serve(adapters: dict[int, EnvAdapter], call: RemoteCall) -> tuple[bool, Any]:
+async def _serve(adapters: dict[int, EnvAdapter], message: WorkerMessage) -> tuple[bool, Any]:
     try:
-        return True, await _perform(adapters, call)
+        return True, await _perform(adapters, message)
     except AgentRLError as error:
         return False, (type(error), str(error))
     except BaseException as error:  # nobody cancels or interrupts this process: it is the environment's own
         return False, (EnvironmentFailure, described_error(error))
 
 
-async def _perform(adapters: dict[int, EnvAdapter], call: RemoteCall) -> Any:
-    if call.method == "make":
-        adapters[call.number] = EnvAdapter(*call.arguments)
+async def _perform(adapters: dict[int, EnvAdapter], message: WorkerMessage) -> Any:
+    number, method, arguments = message
+    if method == MAKE:
+        adapters[number] = EnvAdapter(*arguments)
         return None
-    if call.method == "unreadable":
-        raise EnvironmentFailure(f"the worker cannot read the call ({call.arguments[0]})")
-    result = await adapters[call.number].call(call.method, *call.arguments)
-    if call.method == "close":
-        del adapters[call.number]
+    if method == UNREADABLE:
+        raise EnvironmentFailure(f"the worker cannot read the call ({arguments[0]})")
+    result = await adapters[number].call(method, *arguments)
+    if method == "close":
+        del adapters[number]
     if isinstance(result, ResetResult):
         return dataclasses.replace(result, tools=tuple(RemoteTool.describe(tool) for tool in result.tools))
     return result

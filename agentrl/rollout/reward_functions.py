@@ -24,7 +24,7 @@ from typing import Any
 from agentrl.errors import A_REWARD, ConfigError, EnvironmentFailure, shortened
 from agentrl.message import Message
 from agentrl.reward import Score, Scorer, as_number, checked_score, defined_in, failures_named
-from agentrl.rollout.env_workers import ThreadWorker
+from agentrl.rollout.env_pool import ThreadWorker
 from agentrl.rollout.tools import all_of
 from agentrl.task import Task
 from agentrl.trajectory import Trajectory

@@ -23,8 +23,8 @@ from agentrl.errors import EnvironmentFailure, Outcome, UsageError
 from agentrl.message import TextPart
 from agentrl.remote.env_methods import ADMISSIBLE_ACTIONS, EXPERT_ACTION, RANDOM_ACTION, SAMPLE, EnvMethod
 from agentrl.rollout import env_worker_main
-from agentrl.rollout.env_pool import EnvPool
-from agentrl.rollout.env_workers import HEADER, ThreadWorker
+from agentrl.rollout.env_pool import EnvPool, ThreadWorker
+from agentrl.rollout.env_worker_main import HEADER
 from agentrl.rollout.turns import EpisodeLimits
 from agentrl.task import Task
 

@@ -17,7 +17,7 @@ from agentrl.errors import ConfigError, EnvironmentFailure, Outcome, UnknownName
 from agentrl.message import Message, ToolCall, system, user
 from agentrl.registry import Kind, register, unregister
 from agentrl.reward import EnvironmentReward, Score, Scorer, defined_in, fingerprint
-from agentrl.rollout.env_workers import ThreadWorker
+from agentrl.rollout.env_pool import ThreadWorker
 from agentrl.rollout.reward_functions import FunctionReward
 from agentrl.task import Task
 from agentrl.trajectory import Source, TokenSequence, Trajectory, Turn
