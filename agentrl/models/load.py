@@ -33,11 +33,6 @@ BITSANDBYTES = Extra(name="qlora", module="bitsandbytes")
 def quantized_loading(quantize: Literal["nf4"], *, dtype: torch.dtype, device: torch.device) -> dict[str, Any]:
     """Arguments of ``from_pretrained`` that load a model in 4 bits.
 
-    Args:
-        quantize: The format.
-        dtype: In which layers compute.
-        device: Of the model.
-
     Raises:
         ConfigError: the device is no GPU.
         UsageError: bitsandbytes is not installed.
@@ -133,12 +128,9 @@ def reports_left_out() -> Iterator[None]:
 
 
 def check_complete(path: str | Path, told: Mapping[str, Any], *, new: tuple[str, ...] = ()) -> None:
-    """Check that every tensor of a model came from its files; the others have random values.
+    """Check that every tensor of a model came from its files (`told` is transformers' loading info), but for new ones.
 
-    Args:
-        path: Of the model, for the message.
-        told: What ``from_pretrained`` says with ``output_loading_info``.
-        new: How the names of what may be new begin.
+    The others have random values; names of tensors that may be new begin with one of `new`.
 
     Raises:
         UsageError: some did not.
@@ -252,10 +244,6 @@ def torch_build() -> str:
 
 
 def use_gpu(position: int) -> None:
-    """Let ``cuda`` mean this GPU in this process, where there are some.
-
-    Args:
-        position: Among those that the process may use.
-    """
+    """Let ``cuda`` mean the GPU of this position among those that the process may use, where there are some."""
     if torch.cuda.is_available():
         torch.cuda.set_device(position)

@@ -196,12 +196,7 @@ def trained_names(model: nn.Module) -> list[str]:
 
 
 def save_adapter(model: PreTrainedModel, tensors: Mapping[str, Tensor], folder: Path) -> None:
-    """Write an adapter as peft does.
-
-    Args:
-        model: With adapters.
-        tensors: Of `trained_names`, whole.
-        folder: There already.
+    """Write an adapter's tensors, those of `trained_names` in one piece, as peft does.
 
     Raises:
         OSError: it cannot be written.

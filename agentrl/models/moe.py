@@ -22,11 +22,7 @@ def routers(model: nn.Module) -> list[nn.Module]:
 
 
 class ChosenExperts:
-    """Remembers which experts the routers of a model chose in the latest forward pass of each thread.
-
-    Args:
-        layers: The routers; they keep hooks.
-    """
+    """Remembers which experts the routers of a model chose in the latest forward pass of each thread."""
 
     def __init__(self, layers: list[nn.Module]) -> None:
         self._latest = threading.local()

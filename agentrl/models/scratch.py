@@ -9,21 +9,8 @@ from collections.abc import Iterable
 from pathlib import Path
 
 import torch
-from tokenizers import (
-    AddedToken,
-    Regex,
-    Tokenizer,
-    decoders,
-    models,
-    pre_tokenizers,
-    trainers,
-)
-from transformers import (
-    GenerationConfig,
-    PreTrainedTokenizerFast,
-    Qwen3Config,
-    Qwen3ForCausalLM,
-)
+from tokenizers import AddedToken, Regex, Tokenizer, decoders, models, pre_tokenizers, trainers
+from transformers import GenerationConfig, PreTrainedTokenizerFast, Qwen3Config, Qwen3ForCausalLM
 from transformers.utils import logging as transformers_logging
 
 from agentrl.config.config import ScratchModelConfig
@@ -190,12 +177,6 @@ def scratch_model_config(
     config: ScratchModelConfig, *, vocab_size: int, eos_token_id: int | None = None, pad_token_id: int | None = None
 ) -> Qwen3Config:
     """The sizes of a new model as transformers takes them.
-
-    Args:
-        config: Sizes.
-        vocab_size: Entries of its vocabulary.
-        eos_token_id: Of its tokenizer.
-        pad_token_id: Of its tokenizer.
 
     Raises:
         ConfigError: sizes that do not fit together.

@@ -26,11 +26,6 @@ BATCH_DEPENDENT = ("dynamic", "longrope")
 def check_lanes(setting: str, count: int, model: PreTrainedModel) -> None:
     """Refuse more than one lane where lanes would do nothing, or harm.
 
-    Args:
-        setting: Its name, for the message.
-        count: Lanes asked for.
-        model: What they would compute.
-
     Raises:
         UsageError: another device than the CPU, or rotary positions that depend on the batch.
     """
@@ -48,11 +43,7 @@ def check_lanes(setting: str, count: int, model: PreTrainedModel) -> None:
 
 
 class Lanes:
-    """Threads that share this process's cores.
-
-    Args:
-        count: How many; 1 computes in the caller's thread.
-    """
+    """Threads that share this process's cores; one lane computes in the caller's thread."""
 
     def __init__(self, count: int) -> None:
         self.count = count

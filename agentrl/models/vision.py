@@ -39,15 +39,7 @@ class View:
 
 
 def views_of(images: Sequence[PlacedImage], start: int, end: int, *, row: int = 0, at: int = 0) -> Iterator[View]:
-    """The images, or parts of them, among a sequence's tokens from `start` to `end`.
-
-    Args:
-        images: All images of the sequence, in order.
-        start: First token of the pass.
-        end: After the last.
-        row: Of the batch in which the tokens stand.
-        at: Index in that row of the first of them.
-    """
+    """The images, or parts of them, among a sequence's tokens `start` to `end`, which stand in a `row` from `at` on."""
     for image in images:
         first, last = max(image.start, start), min(image.end, end)
         if first < last:

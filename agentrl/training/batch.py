@@ -286,11 +286,7 @@ class Selection:
 
 
 def select(trajectories: Sequence[Trajectory], *, compare_groups: bool) -> Selection:
-    """Keep what has a reward that says something about the policy.
-
-    Args:
-        trajectories: All of a step.
-        compare_groups: The advantage needs two members in a group.
+    """Keep what has a reward that says something about the policy; with `compare_groups`, in groups of two or more.
 
     Raises:
         TrainingError: a reward is NaN or infinite, or nothing is left.

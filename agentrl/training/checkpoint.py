@@ -76,12 +76,7 @@ class Companion(Protocol):
 
 
 class PolicyAndCompanions:
-    """All states.
-
-    Args:
-        policy: The policy's optimizer.
-        companions: Beside it, by the part's name; ``None`` where there is none.
-    """
+    """State of the policy's optimizer and of the signals that have any, by name."""
 
     def __init__(self, policy: PolicyOptimizer, companions: Mapping[str, Companion | None]) -> None:
         self._policy = policy
@@ -186,13 +181,7 @@ def save_model_folder(
 ) -> None:
     """Write a Hugging Face folder: config, safetensors, tokenizer with its chat template, image processor.
 
-    Args:
-        model: What is written.
-        tokenizer: Its own.
-        folder: Made if needed.
-        images: The image processor of a model that sees.
-        weights: Its tensors, where the model itself holds a part of them only.
-        shard_size: Of the largest file, as transformers writes it.
+    `weights` are the model's tensors in one piece, where the model itself holds a part of them only.
 
     Raises:
         OSError: it cannot be written.
@@ -212,14 +201,7 @@ def save_adapter_folder(
     *,
     trained: Mapping[str, torch.Tensor],
 ) -> None:
-    """Write an adapter as peft does, with the config of its base, tokenizer and image processor beside it.
-
-    Args:
-        model: With adapters.
-        tokenizer: Its own.
-        folder: Made if needed.
-        images: The image processor of a model that sees.
-        trained: The model's tensors that are trained, whole.
+    """Write an adapter's trained tensors as peft does, with the config of its base, tokenizer and image processor.
 
     Raises:
         OSError: it cannot be written.
@@ -277,13 +259,7 @@ def save_shared(state: Mapping[str, Any], folder: Path, group: ProcessGroup | No
 
 
 def load_trainer(optimizer: TrainedState, progress: Mapping[str, Any], folder: Path, ranks: Ranks) -> dict[str, Any]:
-    """Read what `save_trainer` wrote with any number of ranks into the optimizer.
-
-    Args:
-        optimizer: Restored in place.
-        progress: As it was given to `save_trainer`, with any values.
-        folder: Of the checkpoint.
-        ranks: Read together.
+    """Read what `save_trainer` wrote with any number of ranks into the optimizer; `progress` names what else is read.
 
     Returns:
         The progress, as far as it was saved.
@@ -349,13 +325,7 @@ COPY, WRITE, FINISH = "copy", "write copy", "finish copy"
 
 
 class StateCopies:
-    """Copies the state of a trainer, one at a time, and writes the copy from a thread.
-
-    Args:
-        trained: What is saved.
-        progress: Gives what is saved beside it.
-        ranks: Each has a part.
-    """
+    """Copies the state of a trainer, one at a time, and writes the copy from a thread."""
 
     def __init__(self, trained: TrainedState, progress: Callable[[], Mapping[str, Any]], ranks: Ranks) -> None:
         self._trained, self._progress, self._ranks = trained, progress, ranks

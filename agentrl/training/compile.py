@@ -34,9 +34,6 @@ LEFT_OUT = {"cross_entropy": False, "fused_linear_cross_entropy": False}
 def use_liger(model: PreTrainedModel) -> None:
     """Put Liger's kernels into a model; weights and their names stay.
 
-    Args:
-        model: Changed in place, in shards or not.
-
     Raises:
         ConfigError: the model is not on a GPU, or Liger has no kernels for its type.
         UsageError: the extra is not installed.
@@ -68,11 +65,6 @@ def compile_layers(model: PreTrainedModel, config: TrainerConfig, *, backend: st
 
     Attention over packed rows is left as it is, which splits a layer in two. Where layers are computed again in the
     backward pass, their parts are compiled instead of them: the split must lie within what is checkpointed.
-
-    Args:
-        model: Changed in place.
-        config: Says whether, and whether layers are computed again.
-        backend: Of torch.compile.
     """
     if config.kernels == "liger":
         use_liger(model)
@@ -104,10 +96,6 @@ def gradients_recomputed(model: PreTrainedModel, *, enabled: bool | Checkpointin
 
     Layers recompute only in training mode. Dropout is off in models that `load_model` gives, so that the mode changes
     no number.
-
-    Args:
-        model: As `load_model` gives it.
-        enabled: A mode; ``True`` is ``full``.
     """
     if not enabled:
         yield

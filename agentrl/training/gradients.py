@@ -71,14 +71,7 @@ def token_values(
 ) -> TokenValues:
     """Gather the values, and score pi_old where the first update's forward pass cannot give it.
 
-    Args:
-        batch: With the annotations of all signals.
-        advantage: Of its tokens: float32 [tokens].
-        objective: The algorithm.
-        policy: As it is before the first update.
-        shaping: May resample the trajectories.
-        seed: Of the run.
-        policy_learns: False while signals' models train alone; one pass reads everything then.
+    Where the policy does not learn, because signals' models train alone, one pass reads everything.
     """
     device, teacher = policy.model.device, batch.teacher
     returns = batch.episodes.returns
@@ -140,14 +133,8 @@ def token_shares(
 class GradientPass:
     """Computes the gradients of a step's updates; the caller applies them.
 
-    Args:
-        policy: The model that learns.
-        objective: The algorithm.
-        batch: The step.
-        values: Of the batch's tokens; `trainer_logp` is filled in by the first update.
-        joint: Its loss is a part of the policy's.
-        learns: Compute gradients, or only what is measured.
-        hooks: Take part in the policy's passes.
+    The first update fills in `values.trainer_logp`; the loss of `joint` is added to the policy's; without `learns`
+    nothing gets a gradient, and everything is measured.
     """
 
     def __init__(

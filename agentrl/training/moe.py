@@ -43,10 +43,6 @@ Routed = tuple[Tensor, Tensor]
 class RouterBalance:
     """Adds the balance of a model's routers to the losses of an update's micro-batches.
 
-    Args:
-        model: With routers.
-        coefficient: Weight of the balance in the loss.
-
     Raises:
         ConfigError: the model has no routers that are known here.
     """
@@ -110,12 +106,7 @@ class RouterBalance:
                 hook.remove()
 
     def count(self, counts: Sequence[Tensor], tokens: int, ranks: Ranks) -> Tensor | None:
-        """Take the assignments of an update's micro-batches.
-
-        Args:
-            counts: `assignments` of this rank's micro-batches.
-            tokens: Of all ranks' sequences.
-            ranks: Have the others'.
+        """Add up the `assignments` of an update's micro-batches over all ranks, whose sequences have so many tokens.
 
         Returns:
             How much the busiest expert of each layer has to do, 1 where all have the same: [layers].
@@ -129,12 +120,7 @@ class RouterBalance:
         return self._shares.amax(1) * self._shares.shape[1]
 
     def part(self, routed: Sequence[Routed], weights: Tensor) -> Tensor:
-        """A micro-batch's part of the loss.
-
-        Args:
-            routed: What `record` gave.
-            weights: How many sequences each computed token stands for, [tokens].
-        """
+        """Compute a micro-batch's part of the loss from what `record` gave and the weight of each token, [tokens]."""
         assert self._shares is not None
         total = routed[0][0].new_zeros((), dtype=torch.float32)
         for (logits, _), shares in zip(routed, self._shares.float().to(weights.device), strict=True):
@@ -166,11 +152,7 @@ def token_weights(layout: Layout, sequences: Sequence[ScoredSequence], device: t
 
 
 class RoutesCount:
-    """Counts where free routing differs from replayed routing, in the first update of a step only.
-
-    Args:
-        replay: Of the model.
-    """
+    """Counts where free routing differs from replayed routing, in the first update of a step only."""
 
     def __init__(self, replay: RouterReplay) -> None:
         self._replay, self._updates = replay, 0

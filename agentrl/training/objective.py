@@ -116,13 +116,7 @@ def check_proximal(config: AlgorithmConfig, loss: Callable[..., Any], filters: I
 
 
 def bind(kind: str, name: str, function: Callable[..., Any], options: dict[str, Any]) -> Callable[..., Any]:
-    """A function of one argument, with its options checked and bound; one of the user's says so when it fails.
-
-    Args:
-        kind: What the function is, for messages.
-        name: Its own, as in the config.
-        function: What stands behind the name.
-        options: Its keyword arguments.
+    """Bind a function's options, checked; the result takes one argument, and names a user's function when it fails.
 
     Raises:
         ConfigError: no function, one that does not take one argument, or wrong options.
@@ -252,9 +246,7 @@ def learns_from_rewards(config: AlgorithmConfig) -> bool:
 class Objective:
     """Estimator, loss, correction, filters and regularisers of a config, with their options checked.
 
-    Args:
-        config: The algorithm.
-        joint_loss: The policy's passes also compute the loss of a signal.
+    With `joint_loss` the policy's passes also compute the loss of a signal.
 
     Raises:
         ConfigError: an option that the chosen functions do not take, or that conflicts with another, or that another
@@ -342,11 +334,7 @@ class Objective:
         return token_weights(Aggregation(self._config.aggregation), owners, norm_length=self._config.norm_length)
 
     def loss(self, tokens: LossInput, entropy: torch.Tensor) -> TokenObjective:
-        """Loss of tokens of whole sequences, before aggregation.
-
-        Args:
-            tokens: Those that train; what `kept` rejects is not among them.
-            entropy: Of the current policy at each of them: [tokens].
+        """Loss of the tokens that train, of whole sequences, before aggregation; `entropy` is the policy's: [tokens].
 
         Raises:
             TrainingError: the loss gave something else than one number with a gradient for each token.

@@ -46,14 +46,7 @@ class OptimizerSettings:
     def of(
         cls, trainer: TrainerConfig, schedule: Schedule, *, total_updates: int, min_lr_ratio: float = 0.1
     ) -> OptimizerSettings:
-        """Take the settings of a training whose learning rate has a section of its own.
-
-        Args:
-            trainer: Has the rest.
-            schedule: The section.
-            total_updates: Optimizer steps over which the schedule runs.
-            min_lr_ratio: Where cosine ends, as a share of the learning rate.
-        """
+        """Take the settings of a training whose learning rate has a section of its own."""
         adam = trainer.adam or AdamConfig()
         return cls(
             learning_rate=schedule.learning_rate,
@@ -82,12 +75,7 @@ class OptimizerSettings:
 def make_optimizers(
     model: nn.Module, masters: Mapping[str, torch.Tensor], settings: OptimizerSettings
 ) -> dict[str, torch.optim.Optimizer]:
-    """The optimizers by name; Muon's first, AdamW for what is left.
-
-    Args:
-        model: Says which matrices are in its blocks.
-        masters: The tensors to update, by the names of the model's parameters.
-        settings: Numbers.
+    """Make the optimizers of `masters`, by name: Muon for the matrices in the model's blocks, AdamW for the rest.
 
     Raises:
         TrainingError: Muon is asked for, and there is no matrix for it.
@@ -218,12 +206,7 @@ class LearningProgress:
 
 
 class PolicyOptimizer:
-    """Updates a model in place. Parameters in a short format are updated through a float32 copy.
-
-    Args:
-        model: Its parameters that require a gradient are trained.
-        settings: Numbers.
-    """
+    """Updates the parameters of a model that require a gradient, in place; short formats through a float32 copy."""
 
     def __init__(self, model: nn.Module, settings: OptimizerSettings) -> None:
         self.settings = settings

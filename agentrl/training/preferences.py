@@ -148,16 +148,7 @@ def train_preferences(
 ) -> LearningProgress:
     """Train `model` in place; as it is now, it is the reference. All ranks must, with the same arguments.
 
-    Args:
-        model: As `agentrl.models.load.load_model` gives it, or in shards.
-        pairs: See `agentrl.training.preferences.make_pairs`.
-        settings: Loss, batches, learning rate.
-        trainer: Micro-batches, optimizer, clipping.
-        seed: Seed of the order of pairs.
-        pad_id: Any id of the vocabulary.
-        progress: Called after every optimizer step.
-        image_processor: Prepares images; needed where episodes hold any.
-        ranks: Learn together.
+    `progress` is called after every optimizer step; the order of the pairs depends on `seed`.
 
     Returns:
         The state after the last step.

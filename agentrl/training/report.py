@@ -25,11 +25,7 @@ def mismatch_by_turn(
 ) -> dict[str, float]:
     """Mean |pi_old - mu| by position, as ``mismatch/turn_0``, ``turn_1``, ``turn_2_to_3``, … ``turn_64_on``.
 
-    Args:
-        batch: The step.
-        trainer_logp: log pi_old of its tokens.
-        behaviour_logp: log mu of its tokens.
-        read: The tokens that the trainer has read: int64 [read].
+    Only tokens that the trainer has read count: int64 [read].
     """
     read = read.cpu()
     apart = (trainer_logp.cpu()[read].double().exp() - behaviour_logp.cpu()[read].double().exp()).abs()
@@ -83,17 +79,7 @@ def step_report(
     means: dict[str, float],
     seconds: float,
 ) -> StepReport:
-    """Put a step's numbers under their names.
-
-    Args:
-        batch: The step.
-        selection: The trajectories that trained, an expert's included.
-        values: Of the batch's tokens, after the updates.
-        updates: Optimizer steps, in order.
-        losses: Loss of each of them.
-        means: Means over tokens, under their final names.
-        seconds: Duration of the step.
-    """
+    """Put a step's numbers under their names; an expert's episodes are left out of the policy's."""
     own = [trajectory for trajectory in selection.trajectories if trajectory.id not in batch.extras.expert_ids]
     read = batch.sampled_index([i for i, reads in enumerate(batch.needs_forward) if reads])
     read = read.to(values.trainer_logp.device)

@@ -15,12 +15,7 @@ from typing import Any, Literal
 import torch
 from safetensors import SafetensorError
 from torch.nn import functional
-from transformers import (
-    AutoConfig,
-    AutoModelForSequenceClassification,
-    AutoTokenizer,
-    PreTrainedModel,
-)
+from transformers import AutoConfig, AutoModelForSequenceClassification, AutoTokenizer, PreTrainedModel
 from transformers.utils import logging as transformers_logging
 
 from agentrl.config.algorithm import PreferencesConfig
@@ -203,13 +198,7 @@ def train_reward_model(
 ) -> LearningProgress:
     """Train a reward model in place. All ranks that share it must, with the same arguments.
 
-    Args:
-        model: With an output.
-        pairs: One or more.
-        settings: Batches, learning rate.
-        trainer: Micro-batches, optimizer, clipping.
-        seed: Seed of the order of pairs.
-        progress: Called after every optimizer step.
+    `progress` is called after every optimizer step; the order of the pairs depends on `seed`.
 
     Returns:
         The state after the last step.

@@ -142,12 +142,7 @@ def train_supervised(
     progress: Callable[[LearningProgress], None] = lambda _: None,
     enough: Callable[[LearningProgress], bool] = lambda _: False,
 ) -> LearningProgress:
-    """Learn until everything is learnt, or enough.
-
-    Args:
-        learner: That of rank 0.
-        progress: Called after every optimizer step.
-        enough: Asked after every optimizer step whether to stop.
+    """Learn until everything is learned, or `enough` says so; both callbacks are called after every optimizer step.
 
     Returns:
         The state after the last step.

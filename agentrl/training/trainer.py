@@ -34,12 +34,7 @@ from agentrl.config.config import AlgorithmConfig, TrainerConfig
 from agentrl.config.trainer import NumericsConfig
 from agentrl.image import ImageReader
 from agentrl.training.batch import Selection, StepBatch, StepExtras, mini_batches, select, step_batch
-from agentrl.training.checkpoint import (
-    PolicyAndCompanions,
-    StateCopies,
-    load_trainer,
-    save_trainer,
-)
+from agentrl.training.checkpoint import PolicyAndCompanions, StateCopies, load_trainer, save_trainer
 from agentrl.training.compile import compile_layers, gradients_recomputed
 from agentrl.training.diagnostics.watch import NumericsWatch, prepare_repeatable, repeatable
 from agentrl.training.distributed import Ranks

@@ -5,12 +5,7 @@ A trained policy becomes a folder: a whole model, or adapters alone where these 
 
 from __future__ import annotations
 
-from collections.abc import (
-    Callable,
-    Iterator,
-    Mapping,
-    Sequence,
-)
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any, Literal
 
@@ -39,10 +34,7 @@ from agentrl.training.forward.sequences import scored_sequence
 class ModelWeights:
     """The weights of a model that is being trained; adapters are merged into them, under the names of the base.
 
-    Args:
-        model: Changed in place by the trainer.
-        ranks: Hold the model together.
-        dtype: Number format in which a model in shards is handed over.
+    A model in shards is handed over in `dtype`.
     """
 
     def __init__(
@@ -110,11 +102,7 @@ class ModelWeights:
 
 
 class TrainedWeights:
-    """Trained weights of a model with adapters, for an engine that has the rest: a `WeightSource` of few tensors.
-
-    Args:
-        weights: Of the model.
-    """
+    """Trained weights of a model with adapters, for an engine that has the rest: a `WeightSource` of few tensors."""
 
     def __init__(self, weights: ModelWeights) -> None:
         self._weights = weights
@@ -129,12 +117,7 @@ class TrainedWeights:
 
 
 class GatheredWeights(Mapping[str, torch.Tensor]):
-    """Tensors that are brought together from all ranks one at a time: whoever reads them keeps what he needs.
-
-    Args:
-        names: Of all tensors.
-        gather: Gives one.
-    """
+    """Tensors that are gathered from all ranks one at a time, when they are read, and not kept."""
 
     def __init__(self, names: Sequence[str], gather: Callable[[str], torch.Tensor]) -> None:
         self._names = dict.fromkeys(names)
@@ -158,13 +141,7 @@ class GatheredWeights(Mapping[str, torch.Tensor]):
 def save_policy_folder(
     source: ModelWeights, tokenizer: PreTrainedTokenizerBase, folder: Path, images: ImageProcessor | None = None
 ) -> None:
-    """Write a policy as it is now; ranks that share it help.
-
-    Args:
-        source: Of its tensors.
-        tokenizer: Its own.
-        folder: Made if needed.
-        images: The image processor of a model that sees.
+    """Write a policy as it is now, with its tokenizer and image processor; ranks that share it help.
 
     Raises:
         OSError: it cannot be written.

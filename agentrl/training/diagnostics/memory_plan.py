@@ -55,11 +55,7 @@ class MemoryPlan:
 
 
 def plan(config: Config, known: Footprint | None = None) -> MemoryPlan:
-    """Add up; only the model's ``config.json`` is read.
-
-    Args:
-        config: The run; its model is a folder, a name on the hub, or scratch.
-        known: Of the same model, from a plan with other settings; tried anew when left out.
+    """Add up a run's memory; only the model's ``config.json`` is read, and not even that if its footprint is `known`.
 
     Raises:
         UsageError: the model's config cannot be read.

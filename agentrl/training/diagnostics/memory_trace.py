@@ -199,12 +199,7 @@ class _Pass:
 
 
 def footprint(model: ModelConfig, *, tokens: int, dtype: torch.dtype) -> Footprint:
-    """Read the model's ``config.json``, and try a micro-batch.
-
-    Args:
-        model: Of the config; ``scratch`` has as many entries in its vocabulary as it may have.
-        tokens: Of a micro-batch; all of them carry loss.
-        dtype: In which the model computes.
+    """Read the model's ``config.json``, and try a micro-batch of so many tokens, all of which carry loss.
 
     Raises:
         UsageError: there is no config of the model, or it is not of a kind that transformers knows.

@@ -42,11 +42,7 @@ _CHECK_FORMATS = "check that both have the same weights, number format and chat 
 
 
 class Alarms:
-    """Compares the metrics of one step after the other with limits.
-
-    Args:
-        config: The limits.
-    """
+    """Compares the metrics of one step after the other with limits."""
 
     def __init__(self, config: NumericsConfig) -> None:
         self._config = config
@@ -55,13 +51,7 @@ class Alarms:
         self._norms: list[float] = []
 
     def judge(self, metrics: Mapping[str, float], *, skipped: str = "", hint: str | None = None) -> StepReport:
-        """Judge a step.
-
-        Args:
-            metrics: Of the step, by their final names.
-            skipped: What is known of updates that were left out, for the message.
-            hint: How to look at one of them.
-        """
+        """Judge a step by its metrics; `skipped` and `hint` say which updates were skipped, and how to look at one."""
         found = {
             cause: str(error) for cause, error in self._beyond(metrics, skipped, hint).items() if error is not None
         }
@@ -220,14 +210,7 @@ def write_dump(
     run: Mapping[str, Any],
     found: UpdateNumbers,
 ) -> None:
-    """Write the file; ranks that have none of their own help to gather the weights.
-
-    Args:
-        file: Its folder is made if needed.
-        gradient: Its model's weights are those that the update began with, for it changed nothing.
-        generator: Of the mini-batches.
-        run: The run's config.
-        found: What the update came to.
+    """Write what repeats an update that changed nothing; ranks without a file help to gather the weights.
 
     Raises:
         UsageError: the disk is full.
@@ -304,13 +287,7 @@ NAMED_PARAMETERS = 5
 
 
 class NumericsWatch:
-    """Watches the updates of one trainer; every rank has one, and all of them decide alike.
-
-    Args:
-        config: Limits.
-        ranks: Train together.
-        generator: Of the mini-batches, for dumps.
-    """
+    """Watches the updates of one trainer; every rank has one, and all of them decide alike."""
 
     def __init__(self, config: NumericsConfig, ranks: Ranks, generator: torch.Generator) -> None:
         self._config, self._ranks, self._generator = config, ranks, generator
@@ -322,12 +299,7 @@ class NumericsWatch:
         self._hint: str | None = None
 
     def write_dumps(self, folder: Path, run: Mapping[str, Any]) -> None:
-        """Write what repeats an update that was left out; only rank 0 needs to know where.
-
-        Args:
-            folder: For the files; made when there is one.
-            run: The run's config, as plain JSON types.
-        """
+        """Set the folder for dumps of skipped updates, and the run's config in them; only rank 0 needs to."""
         self._folder, self._run = folder, run
 
     def apply(self, gradient: GradientPass, optimizer: PolicyOptimizer) -> Update:

@@ -12,14 +12,7 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from pathlib import Path
 from types import MethodType
-from typing import (
-    Any,
-    Concatenate,
-    Literal,
-    ParamSpec,
-    TypeVar,
-    cast,
-)
+from typing import Any, Concatenate, Literal, ParamSpec, TypeVar, cast
 
 import torch
 from safetensors import safe_open
@@ -49,13 +42,7 @@ _COMPUTES_IN = "agentrl_computes_in"
 
 
 class Sharder:
-    """Shards modules, the layers first and the whole model last.
-
-    Args:
-        mesh: Of all ranks; parameters are sharded over ``shard``, and, with ``tensor``, those of layers over both.
-        dtype: In which layers compute; shards are float32, and so are sums of gradients.
-        options: Memory against communication.
-    """
+    """Shards modules in float32, the layers first and the whole model last, over the mesh of all ranks."""
 
     def __init__(self, mesh: DeviceMesh, *, dtype: Literal["float32", "bfloat16"], options: FSDPOptions) -> None:
         short = dtype == "bfloat16"
@@ -80,10 +67,6 @@ class Sharder:
         """Shard what is left of a model, and make gradients sums over ranks.
 
         Losses are weighted over the whole optimizer step, wherever their tokens are.
-
-        Args:
-            model: Its layers are in shards.
-            device: Where it computes.
         """
         fully_shard(model, **self._options)
         for module in sharded_modules(model):
@@ -107,14 +90,7 @@ def within_forward(
     *arguments: Arguments.args,
     **options: Arguments.kwargs,
 ) -> Result:
-    """Read a model where its embedding, last norm and head are whole: inside what counts as its forward pass.
-
-    Args:
-        model: In shards or not.
-        read: Gives tensors, or tuples of them.
-        arguments: For `read`, after the model.
-        options: For `read`.
-    """
+    """Read a model where its embedding, last norm and head are whole: inside what counts as its forward pass."""
     return cast("Result", getattr(model, _WITHIN, MethodType(_apply, model))(read, *arguments, **options))
 
 

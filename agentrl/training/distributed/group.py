@@ -38,12 +38,8 @@ class RankCall:
 class Ranks:
     """This process among the ranks of a trainer; without arguments, one that is alone.
 
-    Args:
-        rank: This one's number.
-        count: How many there are.
-        control: A group over gloo, for calls and small objects.
-        beside: Another one, for what threads do beside the training.
-        explain: Says which rank is lost, once a call has failed; ``None`` where nobody knows.
+    `control` is a gloo group for calls and small objects, and `beside` another one for threads that run during
+    training; `explain` says which rank is lost, once a call has failed.
     """
 
     def __init__(
@@ -110,10 +106,7 @@ class Ranks:
             self.context = ContextGroup(group, self.rank % self._together // tensor, context)
 
     def device(self, asked: str) -> torch.device:
-        """Choose the device on which this rank computes.
-
-        Args:
-            asked: ``model.device``.
+        """Choose the device on which this rank computes, by ``model.device``.
 
         Raises:
             ConfigError: fewer GPUs than ranks on this machine, or one GPU for all of them.
@@ -214,14 +207,7 @@ def join(
     count: int,
     explain: Callable[[], TrainingError | None] = lambda: None,
 ) -> Ranks:
-    """Meet the other ranks; to be left again with `leave`.
-
-    Args:
-        store: Where they meet; that of the launcher (torchrun) when left out.
-        rank: This one's number.
-        count: How many there are.
-        explain: See `Ranks`.
-    """
+    """Meet the other ranks at a store, the launcher's (torchrun) when left out; to be left again with `leave`."""
     distributed.init_process_group(
         "cpu:gloo,cuda:nccl" if torch.cuda.is_available() else "gloo",
         store=store,

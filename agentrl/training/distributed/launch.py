@@ -70,11 +70,7 @@ class StartedRanks(ABC):
 
     @abstractmethod
     def close(self, *, at_once: bool) -> None:
-        """Wait for ranks that were dismissed, and kill what is left; idempotent.
-
-        Args:
-            at_once: Kill them without waiting.
-        """
+        """Wait for ranks that were dismissed, unless `at_once`, and kill what is left; idempotent."""
 
     def start(self) -> Ranks:
         """Start them, and meet them.
@@ -156,13 +152,7 @@ SHOWN_CHARACTERS = 4000
 
 
 class RankProcesses(StartedRanks):
-    """The processes of all ranks but this one, on this machine.
-
-    Args:
-        count: Ranks, this one included.
-        logs: Folder of their logs, ``rank-1.log`` and so on.
-        on_loss: Called from a thread, once, when one has ended by itself.
-    """
+    """The processes of all ranks but this one, on this machine; see `StartedRanks`."""
 
     def __init__(self, count: int, *, logs: Path, on_loss: Callable[[TrainingError], None] = lambda _: None) -> None:
         super().__init__(count, logs=logs, on_loss=on_loss, host=HOST)
@@ -244,11 +234,7 @@ def open_ranks(
 ) -> Iterator[Ranks]:
     """The ranks of a run: this process alone, those of the launcher that has started it (torchrun), or new ones.
 
-    Args:
-        count: How many (``trainer.processes``).
-        logs: Folder of their logs.
-        on_loss: Called from a thread when one has ended by itself.
-        starter: Makes those that are new, of these three: processes of this machine.
+    New ones are made by `starter`, log into a folder, and `on_loss` is called from a thread when one ends by itself.
 
     Raises:
         ConfigError: a launcher has started another number.

@@ -16,22 +16,12 @@ from agentrl.image import ImageReader
 from agentrl.models.threads import BATCH_DEPENDENT
 from agentrl.models.vision import MODEL_TYPES, hidden_states
 from agentrl.training.distributed import Ranks
-from agentrl.training.distributed.context_parallel import (
-    Attention,
-    ContextGroup,
-    SharedAttention,
-    key_value_copies,
-)
+from agentrl.training.distributed.context_parallel import Attention, ContextGroup, SharedAttention, key_value_copies
 from agentrl.training.distributed.fsdp import computing_dtype, reshard, within_forward
 from agentrl.training.forward.moe_replay import ROUTES, RouterReplay
 from agentrl.training.forward.prefix_tree import pack, shared_rows, sorted_prefixes
 from agentrl.training.forward.sequences import ScoredSequence, micro_batches, pad
-from agentrl.training.forward.tree_attention import (
-    ATTENTION,
-    AttentionTree,
-    PaddedAttention,
-    has_flash,
-)
+from agentrl.training.forward.tree_attention import ATTENTION, AttentionTree, PaddedAttention, has_flash
 
 FEWEST_SHARED = 16
 """Tokens in common, beyond those that stand once already, for which a node of the trie is worth while."""
@@ -171,11 +161,6 @@ PADDED = Layout()
 def choose_layout(model: PreTrainedModel, config: TrainerConfig, ranks: Ranks | None = None) -> Layout:
     """The fastest layout that is exact for a model, whose attention is made ready for it.
 
-    Args:
-        model: As `agentrl.models.load.load_model` gives it.
-        config: Sizes, and whether to share prefixes.
-        ranks: Share the model, and come to one decision.
-
     Raises:
         UsageError: prefixes are to be shared, and the model cannot do it.
     """
@@ -268,11 +253,7 @@ _TRIED_TOKENS = 8
 
 @torch.no_grad()
 def with_replay(model: PreTrainedModel, layout: Layout) -> Layout:
-    """Add a replay, which all routers of the model are seen to follow, to a layout.
-
-    Args:
-        model: A mixture; ranks that share it call together.
-        layout: How its sequences lie.
+    """Add a replay, which all routers of the model are seen to follow, to a layout; all its ranks must call.
 
     Raises:
         ConfigError: it is no mixture, or one whose routers cannot be told.

@@ -170,11 +170,7 @@ def _dot(left: Tensor, right: Tensor) -> Tensor:
 
 
 class ValueHead(nn.Module):
-    """A linear map in float32 that begins as 0, so that a new critic expects nothing and changes nothing.
-
-    Args:
-        width: Of the hidden states.
-    """
+    """A linear map in float32 that begins as 0, so that a new critic expects nothing and changes nothing."""
 
     def __init__(self, width: int) -> None:
         super().__init__()

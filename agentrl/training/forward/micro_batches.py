@@ -72,15 +72,7 @@ class MicroBatch:
 def make_micro_batches(
     numbers: Sequence[int], sequences: Sequence[ScoredSequence], *, layout: Layout, workers: int, needs_grad: bool
 ) -> list[MicroBatch]:
-    """Micro-batches of some sequences.
-
-    Args:
-        numbers: Of the sequences.
-        sequences: The sequences.
-        layout: How they go through the model.
-        workers: How many lanes or ranks there are to compute them.
-        needs_grad: Whether they have a gradient.
-    """
+    """Cut sequences, which have these numbers, into micro-batches, so many that all lanes and ranks have work."""
     passes = BACKWARD_COST if needs_grad else 1
     work = []
     for chosen in layout.for_workers(sequences, workers).micro_batches(sequences):
@@ -180,11 +172,6 @@ def rank_share(work: Sequence[MicroBatch], *, rank: int, ranks: int) -> list[Mic
 
     Every rank gets as many of each kind as every other one. Where the numbers do not come out even, micro-batches are
     split; where there is nothing to split, the cheapest is computed once more without counting.
-
-    Args:
-        work: All micro-batches, the same on every rank.
-        rank: Whose share.
-        ranks: How many ranks there are.
     """
     if ranks == 1:
         return list(work)
@@ -234,10 +221,6 @@ def balanced(costs: Sequence[int], parts: int) -> list[list[int]]:
 
     >>> balanced([8, 7, 6, 5, 4, 2], parts=2)
     [[0, 2, 5], [1, 3, 4]]
-
-    Args:
-        costs: A multiple of `parts` of them.
-        parts: How many.
     """
     order = sorted(range(len(costs)), key=lambda index: -costs[index])
     rows = [[(costs[index], [index]) for index in order[low : low + parts]] for low in range(0, len(order), parts)]

@@ -60,12 +60,9 @@ class ReplayCount:
 
 
 class RouterReplay:
-    """Lets the routers of a model do as it is told; without being told, they go on by themselves.
+    """Lets the routers of a model follow given routes, by hooks on its layers and routers; without any, they are free.
 
-    Copies of the model are told nothing.
-
-    Args:
-        model: Its layers and routers keep hooks.
+    Copies of the model are not given any.
 
     Raises:
         ConfigError: it has no routers that are known here.
@@ -99,12 +96,7 @@ class RouterReplay:
         return len(self._with_experts), self._chosen
 
     def wanted(self, routes: Sequence[Tensor | None], places: Sequence[Tensor], shape: Sequence[int]) -> Tensor:
-        """Lay out the routes of a micro-batch: int64 [rows, tokens, layers with experts, chosen].
-
-        Args:
-            routes: Of each sequence, as `agentrl.training.forward.sequences.ScoredSequence` has them.
-            places: Of each sequence, where its tokens are in the flattened micro-batch.
-            shape: Rows and tokens of the micro-batch.
+        """Lay routes out at the sequences' `places` in a micro-batch: int64 [rows, tokens, MoE layers, chosen].
 
         Raises:
             TrainingError: they are of another model.
@@ -168,13 +160,7 @@ class RouterReplay:
 
 @torch.no_grad()
 def gate_formula(router: nn.Module, logits: Tensor, gates: Tensor, chosen: Tensor) -> GateFormula:
-    """The formula of a router's gates, found from what it did: the one that comes closest.
-
-    Args:
-        router: Its attributes tell what is likely.
-        logits: Its own, [tokens, experts].
-        gates: [tokens, chosen].
-        chosen: [tokens, chosen].
+    """Find the formula that comes closest to a router's gates, [tokens, chosen], from its logits, [tokens, experts].
 
     Raises:
         ConfigError: no formula that is known here gives these gates.

@@ -68,12 +68,7 @@ class PackedRow:
 
 
 def pack(sequences: Sequence[ScoredSequence], *, share: int) -> PackedRow:
-    """Lay sequences out in one row.
-
-    Args:
-        sequences: One or more.
-        share: Common prefixes of so many tokens, or more, stand once; 0 shares nothing.
-    """
+    """Lay sequences out in one row, in which common prefixes of `share` tokens or more stand once; 0 shares nothing."""
     order, common = sorted_prefixes(sequences) if share else (range(len(sequences)), [0] * len(sequences))
     row = _Row(share)
     places: list[torch.Tensor] = [torch.empty(0)] * len(sequences)

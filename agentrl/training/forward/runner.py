@@ -159,13 +159,7 @@ class ModelRunner:
         return hidden, lambda numbers: context.collected(numbers[None], owner)[0]
 
     def logprobs(self, sequences: Sequence[ScoredSequence], *, temperature: float, pad_id: int) -> TokenScores:
-        """Score the wanted tokens of all sequences, in their order, on every rank, without gradients.
-
-        Args:
-            sequences: One or more.
-            temperature: Divides the logits.
-            pad_id: Any id of the vocabulary.
-        """
+        """Score the wanted tokens of all sequences, in their order, on every rank, without gradients."""
 
         def compute(part: Sequence[ScoredSequence]) -> torch.Tensor:
             scores = self.score(part, temperature=temperature, pad_id=pad_id)
@@ -218,10 +212,7 @@ class ModelRunner:
     ) -> torch.Tensor:
         """Compute numbers about the wanted tokens of all sequences, without gradients: float32 [rows, targets].
 
-        Args:
-            sequences: One or more; the result is in their order, and on every rank.
-            compute: Gives the numbers of a micro-batch: float32 [rows, targets].
-            rows: Numbers for each token.
+        `compute` gives those of a micro-batch; the result is in the order of the sequences, and on every rank.
         """
         model, ranks = self.model, self.passes.ranks
         work = self._micro_batches(range(len(sequences)), sequences, needs_grad=False)
@@ -244,14 +235,7 @@ class ModelRunner:
     def backward_logprobs(
         self, sequences: Sequence[ScoredSequence], by_logp: torch.Tensor, *, temperature: float, pad_id: int
     ) -> None:
-        """Add the gradient of a loss whose derivative by each log-probability is known.
-
-        Args:
-            sequences: All that the loss depends on.
-            by_logp: The derivatives: [targets].
-            temperature: Divides the logits.
-            pad_id: Any id of the vocabulary.
-        """
+        """Add the gradient of a loss whose derivative by each log-probability is known: [targets]."""
         slopes = torch.split(by_logp.float().to(self.model.device), [s.targets.numel() for s in sequences])
 
         def loss(indices: list[int], _: SumsByName) -> torch.Tensor:
@@ -348,12 +332,6 @@ def make_runner(
     image_processor: ImageReader | None = None,
 ) -> ModelRunner:
     """Make the runner that a config asks for.
-
-    Args:
-        model: Its attention is made ready for the layout of the passes.
-        config: Sizes, lanes, what is recomputed.
-        ranks: Share the passes out.
-        image_processor: Prepares images.
 
     Raises:
         UsageError: prefixes are to be shared, and the model cannot do it; or lanes would harm.

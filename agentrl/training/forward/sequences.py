@@ -143,13 +143,7 @@ def _padded(order: Sequence[int], lengths: Sequence[int], budget: int) -> list[l
 
 
 def pad(sequences: Sequence[ScoredSequence], pad_id: int, *, longest: int | None = None) -> PaddedBatch:
-    """Stack sequences.
-
-    Args:
-        sequences: One or more.
-        pad_id: Any id of the vocabulary; nothing that is read depends on it.
-        longest: Length of the rows, where it is not that of the longest sequence.
-    """
+    """Stack sequences on rows of the longest one's length, or of a given one."""
     longest = longest or max(len(sequence) for sequence in sequences)
     input_ids = torch.full((len(sequences), longest), pad_id)
     for row, sequence in enumerate(sequences):

@@ -45,15 +45,7 @@ class AttentionBlock:
 def node_attention(
     query: Tensor, key: Tensor, value: Tensor, blocks: tuple[AttentionBlock, ...], *, scale: float
 ) -> Tensor:
-    """Attention of a layer, [1, heads, tokens, size], with torch's fused kernels for the CPU.
-
-    Args:
-        query: [1, heads, tokens, size].
-        key: [1, key-value heads, tokens, size].
-        value: As `key`.
-        blocks: Who attends to whom.
-        scale: Multiplies the scores.
-    """
+    """Attention of a layer, [1, heads, tokens, size], with torch's fused kernels for the CPU, block by block."""
     function: Any = _NodeAttention
     return cast("Tensor", function.apply(query, key, value, blocks, scale))
 
@@ -127,12 +119,7 @@ UNKNOWN_TERMS = ("s_aux", "position_bias")
 
 
 class AttentionTree:
-    """Attention in a row, for all layers of a forward pass.
-
-    Args:
-        row: The tokens.
-        device: Of the model.
-    """
+    """Attention in a row, for all layers of a forward pass."""
 
     def __init__(self, row: PackedRow, device: torch.device) -> None:
         self.nodes, self._blocks = row.nodes, tuple(attention_blocks(row.nodes))
@@ -238,16 +225,7 @@ class PaddedAttention:
 def capped_attention(
     query: Tensor, key: Tensor, value: Tensor, mask: Tensor | None, *, scale: float, cap: float
 ) -> Tensor:
-    """Attention whose scores are capped at ``cap``, a score at a time; shapes as SDPA has them.
-
-    Args:
-        query: [rows, heads, queries, size].
-        key: [rows, key-value heads, keys, size].
-        value: As `key`, of any size.
-        mask: Which keys a query sees, bool; causal when left out.
-        scale: Multiplies the scores before.
-        cap: Of them.
-    """
+    """Attention whose scores are scaled, then capped at ``cap``; shapes as SDPA has them, causal without a mask."""
     groups = query.shape[1] // key.shape[1]
     keys, values = key.repeat_interleave(groups, 1), value.repeat_interleave(groups, 1)
     scores = torch.tanh(query @ keys.mT * (scale / cap)) * cap

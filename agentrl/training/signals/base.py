@@ -46,13 +46,7 @@ class SignalUpdates(Protocol):
         """Give the output that reads the policy's hidden states, where the loss joins the policy's."""
 
     def joined_loss(self, values: torch.Tensor, where: torch.Tensor, tally: SumsByName) -> torch.Tensor:
-        """Compute what is added to the policy's loss of some tokens.
-
-        Args:
-            values: Output of the head: [selected]; carries the gradient.
-            where: Indices of the tokens: int64 [selected].
-            tally: Takes in what is measured.
-        """
+        """Compute the addition to the policy's loss at tokens `where`, from the head's `values`: both [selected]."""
 
     def accumulate(self, part: list[int]) -> None:
         """Add the gradient of some sequences, which are one update, or prepare to join the policy's pass."""
@@ -75,12 +69,7 @@ class TokenSignal:
 
     @classmethod
     def check(cls, algorithm: AlgorithmConfig, config: TrainerConfig, *, has_adapters: bool) -> None:
-        """Check that the signal is there where it is needed, and only there.
-
-        Args:
-            algorithm: Says what is read.
-            config: Says what there is.
-            has_adapters: Adapters are all that is trained of the policy.
+        """Check that the signal is there where the algorithm reads it, and only there.
 
         Raises:
             ConfigError: it is missing, or of no use.
@@ -105,11 +94,6 @@ class TokenSignal:
 
     def train(self, batch: StepBatch, estimate: Estimate, *, policy_learns: bool) -> SignalUpdates | None:
         """Make what trains the signal's model together with the policy, if anything does.
-
-        Args:
-            batch: With the annotations of all signals.
-            estimate: Of the advantages.
-            policy_learns: The policy trains in this step, too.
 
         Raises:
             TrainingError: there is nothing to learn.

@@ -32,11 +32,6 @@ class Critic(TokenSignal):
     """Values of sampled tokens, and what trains them.
 
     The head is whole on every rank, and has an optimizer of its own. So has the trunk, where it is not the policy's.
-
-    Args:
-        runner: Of the model that gives the hidden states.
-        config: What kind of critic.
-        settings: Of the policy's optimizer; the learning rate is the critic's.
     """
 
     name = "critic"
@@ -117,13 +112,7 @@ class Critic(TokenSignal):
         return self
 
     def read(self, sequences: Sequence[ScoredSequence], pad_id: int, *, trains_trunk: bool = True) -> torch.Tensor:
-        """V before each wanted token of a micro-batch, sequence after sequence: float32 [targets].
-
-        Args:
-            sequences: One or more.
-            pad_id: Any id of the vocabulary.
-            trains_trunk: Let gradients flow into the trunk, if they flow at all.
-        """
+        """V before each wanted token of a micro-batch, sequence after sequence: float32 [targets]."""
         with torch.set_grad_enabled(torch.is_grad_enabled() and trains_trunk):
             hidden, collected = self.runner.hidden_states(sequences, pad_id)
         values: torch.Tensor = self.head(hidden)
@@ -196,24 +185,13 @@ class ValueTargets:
     clip: float | None
 
     def weights(self, index: torch.Tensor) -> torch.Tensor:
-        """The mean over those tokens of an update that have a target, as a weight of each of the step's: [tokens].
-
-        Args:
-            index: The tokens of the update: int64 [selected].
-        """
+        """The mean over an update's tokens (`index`) with a target, as a weight of each of the step's: [tokens]."""
         known = index.to(self.targets.device)
         known = known[self.targets[known].isfinite()]
         return torch.zeros_like(self.targets).index_fill(0, known, 1 / max(known.numel(), 1))
 
     def loss(self, values: torch.Tensor, where: torch.Tensor, weights: torch.Tensor, tally: SumsByName) -> torch.Tensor:
-        """Weighted sum of the loss of some tokens.
-
-        Args:
-            values: v of the current critic: [selected]; carries the gradient.
-            where: Which tokens they are: int64 [selected].
-            weights: As `weights` gives them: [tokens].
-            tally: Takes in the loss and the clipped share.
-        """
+        """Sum up the weighted loss of the current critic's `values` at the tokens `where`: both [selected]."""
         learnt = weights[where] > 0
         where, values = where[learnt], values[learnt]
         tokens = ValueInput(values=values, old_values=self.old_values[where], targets=self.targets[where])
@@ -238,14 +216,7 @@ class ValueTargets:
 
 
 class CriticStep:
-    """Trains a critic on the returns of one step.
-
-    Args:
-        critic: Trained in place.
-        batch: The step.
-        targets: Of its tokens.
-        policy_learns: The policy trains in this step, so that a critic on its hidden states may do so with it.
-    """
+    """Trains a critic on the returns of one step, together with the policy where it shares its hidden states."""
 
     def __init__(self, critic: Critic, batch: StepBatch, targets: ValueTargets, *, policy_learns: bool) -> None:
         self.joins_policy = critic.trunk_optimizer is None and policy_learns
@@ -281,13 +252,7 @@ class CriticStep:
         return self._targets.loss(values, where, self._weights, tally)
 
     def joined_loss(self, values: torch.Tensor, where: torch.Tensor, tally: SumsByName) -> torch.Tensor:
-        """Compute what the policy's loss of some tokens gets on top.
-
-        Args:
-            values: v of the tokens: [selected]; carries the gradient.
-            where: Which tokens they are: int64 [selected].
-            tally: Takes in what is measured.
-        """
+        """Compute what is added to the policy's loss of some tokens; see `SignalUpdates`."""
         return self._critic.config.coef * self._targets.loss(values, where, self._weights, tally)
 
     def update(self) -> None:

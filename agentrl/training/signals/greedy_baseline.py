@@ -11,11 +11,7 @@ from agentrl.training.signals.base import SignalSetup, TokenSignal
 
 
 class GreedyBaseline(TokenSignal):
-    """Returns of greedy rollouts, shaped like the others'; KL in the reward is not in them.
-
-    Args:
-        shaping: Of the run.
-    """
+    """Returns of greedy rollouts, shaped like the others'; KL in the reward is not in them."""
 
     name = "greedy_baseline"
 

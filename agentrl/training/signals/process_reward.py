@@ -36,14 +36,7 @@ TEMPERATURE = 1.0
 
 
 class ProcessRewardModel(TokenSignal):
-    """Log-probabilities of a model in training and of its start, and what trains it.
-
-    Args:
-        model: Trained in place.
-        start: What it was before it learnt anything.
-        config: Numbers.
-        settings: Of the policy's optimizer; the learning rate is the model's own.
-    """
+    """Log-probabilities of a model in training and of its start, and what trains it."""
 
     name = "process_reward"
 
@@ -109,12 +102,7 @@ class ProcessRewardModel(TokenSignal):
         return self
 
     def logp(self, sequences: Sequence[ScoredSequence], pad_id: int) -> torch.Tensor:
-        """The log pi_rm of the wanted tokens, on all ranks: float64 [targets] on the CPU.
-
-        Args:
-            sequences: One or more.
-            pad_id: Any id of the vocabulary.
-        """
+        """The log pi_rm of the wanted tokens, on all ranks: float64 [targets] on the CPU."""
         return _logp(self._now, sequences, pad_id)
 
     def start_logp(self, sequences: Sequence[ScoredSequence], pad_id: int) -> torch.Tensor:
@@ -122,13 +110,7 @@ class ProcessRewardModel(TokenSignal):
         return _logp(self._start, sequences, pad_id)
 
     def descend(self, sequences: Sequence[ScoredSequence], by_logp: torch.Tensor, pad_id: int) -> Update:
-        """Take an optimizer step down a loss.
-
-        Args:
-            sequences: All that the loss depends on.
-            by_logp: Derivative of the loss by log pi_rm of each wanted token: [targets].
-            pad_id: Any id of the vocabulary.
-        """
+        """Take an optimizer step down a loss, by its derivative by log pi_rm of each wanted token: [targets]."""
         with gradients_recomputed(self.model, enabled=self._now.passes.recompute):
             self._now.backward_logprobs(sequences, by_logp, temperature=TEMPERATURE, pad_id=pad_id)
         return self.optimizer.update()
