@@ -30,13 +30,8 @@ from agentrl.registry import Extra
 BITSANDBYTES = Extra(name="qlora", module="bitsandbytes")
 
 
-def quantized_loading(quantize: Literal["nf4"], *, dtype: torch.dtype, device: torch.device) -> dict[str, Any]:
-    """Arguments of ``from_pretrained`` that load a model in 4 bits.
-
-    Raises:
-        ConfigError: the device is no GPU.
-        UsageError: bitsandbytes is not installed.
-    """
+def _quantized_loading(quantize: Literal["nf4"], *, dtype: torch.dtype, device: torch.device) -> dict[str, Any]:
+    """Give the arguments of ``from_pretrained`` that load a model in 4 bits."""
     if device.type != "cuda":
         raise ConfigError(
             "model.lora.quantize needs a GPU",
@@ -84,7 +79,7 @@ def load_model(
         return merged_into(load_model(base_of(path), dtype=dtype, device=device), path)
     target = _device(device)
     format_ = getattr(torch, dtype)
-    options = {} if quantize is None else quantized_loading(quantize, dtype=format_, device=target)
+    options = {} if quantize is None else _quantized_loading(quantize, dtype=format_, device=target)
     with _loading(path):
         config = _config(path)
         with reports_left_out():

@@ -43,27 +43,8 @@ PARTS = {
 """The settings that ask for them."""
 
 
-class TrainedState(Protocol):
-    """State that a trainer's checkpoint holds; `PolicyOptimizer` says more on each method."""
-
-    def state_dict(self) -> dict[str, Any]:
-        """Give everything, as one process writes it."""
-
-    def load_state_dict(self, state: dict[str, Any]) -> None:
-        """Restore what `state_dict` gave."""
-
-    def named_state(self) -> dict[str, torch.Tensor]:
-        """Give everything as tensors by name, as ranks write it."""
-
-    def room_for(self, names: Iterable[str]) -> dict[str, torch.Tensor]:
-        """Tensors into which a state of these names can be read."""
-
-    def load_named_state(self, state: Mapping[str, torch.Tensor]) -> None:
-        """Take what `room_for` made, filled."""
-
-
-class Companion(Protocol):
-    """State of a model beside the policy; it holds the weights, too, because no model folder does."""
+class SignalState(Protocol):
+    """State of a signal's model, with its weights, because no model folder holds them."""
 
     def named_state(self) -> dict[str, torch.Tensor]:
         """Give everything as tensors by name."""
@@ -75,22 +56,22 @@ class Companion(Protocol):
         """Take what `room_for` made, filled."""
 
 
-class PolicyAndCompanions:
+class TrainerState:
     """State of the policy's optimizer and of the signals that have any, by name."""
 
-    def __init__(self, policy: PolicyOptimizer, companions: Mapping[str, Companion | None]) -> None:
+    def __init__(self, policy: PolicyOptimizer, signals: Mapping[str, SignalState | None]) -> None:
         self._policy = policy
-        self._companions = {name: part for name, part in companions.items() if part is not None}
+        self._signals = {name: part for name, part in signals.items() if part is not None}
 
     def state_dict(self) -> dict[str, Any]:
-        """Give the policy's state with the companions' tensors by name."""
-        return {**self._policy.state_dict(), **{name: part.named_state() for name, part in self._companions.items()}}
+        """Give the policy's state with the signals' tensors by name."""
+        return {**self._policy.state_dict(), **{name: part.named_state() for name, part in self._signals.items()}}
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
         """Restore what `state_dict` gave; the tensors are copied, and sharded as the models are.
 
         Raises:
-            UsageError: the state is of another optimizer or companion, or there is one on one side only.
+            UsageError: the state is of another optimizer or signal, or there is one on one side only.
         """
         saved: dict[str, dict[str, torch.Tensor]] = {name: state.get(name, {}) for name in PARTS}
         rooms = {name: self._room(name, list(own)) for name, own in saved.items()}
@@ -102,12 +83,12 @@ class PolicyAndCompanions:
         self._load(rooms)
 
     def named_state(self) -> dict[str, torch.Tensor]:
-        """All tensors by name; a companion's behind its own, as in ``critic/``."""
+        """All tensors by name; a signal's behind its own, as in ``critic/``."""
         return {
             **self._policy.named_state(),
             **{
                 f"{name}/{key}": tensor
-                for name, part in self._companions.items()
+                for name, part in self._signals.items()
                 for key, tensor in part.named_state().items()
             },
         }
@@ -132,8 +113,8 @@ class PolicyAndCompanions:
         self._load(parts)
 
     def _room(self, name: str, keys: list[str]) -> dict[str, torch.Tensor]:
-        if name in self._companions:
-            return self._companions[name].room_for(keys)
+        if name in self._signals:
+            return self._signals[name].room_for(keys)
         if keys:
             raise UsageError(
                 f"the checkpoint holds a {name.replace('_', ' ')}",
@@ -143,12 +124,12 @@ class PolicyAndCompanions:
         return {}
 
     def _load(self, states: Mapping[str, Mapping[str, torch.Tensor]]) -> None:
-        for name, part in self._companions.items():
+        for name, part in self._signals.items():
             part.load_named_state(states[name])
 
 
 def _divided(named: Mapping[str, T]) -> tuple[dict[str, T], dict[str, dict[str, T]]]:
-    """Divide a state into the policy's and each companion's, whose names then have no prefix."""
+    """Divide a state into the policy's and each signal's, whose names then have no prefix."""
     parts: dict[str, dict[str, T]] = {name: {} for name in PARTS}
     policy: dict[str, T] = {}
     for name, value in named.items():
@@ -225,7 +206,7 @@ def whole_on_cpu(model: PreTrainedModel, weights: Mapping[str, torch.Tensor]) ->
     return {name: weights[name].to("cpu", copy=True) for name in weights if name in first or name not in every}
 
 
-def save_trainer(optimizer: TrainedState, progress: Mapping[str, Any], folder: Path, ranks: Ranks) -> None:
+def save_trainer(optimizer: TrainerState, progress: Mapping[str, Any], folder: Path, ranks: Ranks) -> None:
     """Write the state of a trainer; every rank writes its own part.
 
     Raises:
@@ -234,21 +215,15 @@ def save_trainer(optimizer: TrainedState, progress: Mapping[str, Any], folder: P
     if not ranks.are_many:
         save_state({"optimizer": optimizer.state_dict(), **progress}, folder / ALONE)
         return
-    save_shared(shared_state(optimizer, progress), folder, ranks.control)
+    _save_shared(_shared_state(optimizer, progress), folder, ranks.control)
 
 
-def shared_state(optimizer: TrainedState, progress: Mapping[str, Any]) -> dict[str, torch.Tensor]:
-    """The state of a trainer that is one of several, as tensors by name."""
+def _shared_state(optimizer: TrainerState, progress: Mapping[str, Any]) -> dict[str, torch.Tensor]:
     values = {f"{_PROGRESS}/{name}": torch.as_tensor(value) for name, value in progress.items()}
     return {**optimizer.named_state(), **values}
 
 
-def save_shared(state: Mapping[str, Any], folder: Path, group: ProcessGroup | None) -> None:
-    """Write this rank's part of a state; all ranks of a group must.
-
-    Raises:
-        OSError: it cannot be written, by this rank or another one.
-    """
+def _save_shared(state: Mapping[str, Any], folder: Path, group: ProcessGroup | None) -> None:
     try:
         save(dict(state), storage_writer=FileSystemWriter(folder / SHARED), process_group=group)
     except CheckpointException as error:  # on all ranks, with what each of them met
@@ -258,7 +233,7 @@ def save_shared(state: Mapping[str, Any], folder: Path, group: ProcessGroup | No
         raise
 
 
-def load_trainer(optimizer: TrainedState, progress: Mapping[str, Any], folder: Path, ranks: Ranks) -> dict[str, Any]:
+def load_trainer(optimizer: TrainerState, progress: Mapping[str, Any], folder: Path, ranks: Ranks) -> dict[str, Any]:
     """Read what `save_trainer` wrote with any number of ranks into the optimizer; `progress` names what else is read.
 
     Returns:
@@ -327,7 +302,7 @@ COPY, WRITE, FINISH = "copy", "write copy", "finish copy"
 class StateCopies:
     """Copies the state of a trainer, one at a time, and writes the copy from a thread."""
 
-    def __init__(self, trained: TrainedState, progress: Callable[[], Mapping[str, Any]], ranks: Ranks) -> None:
+    def __init__(self, trained: TrainerState, progress: Callable[[], Mapping[str, Any]], ranks: Ranks) -> None:
         self._trained, self._progress, self._ranks = trained, progress, ranks
         self._state: Mapping[str, Any] = {}
         self._thread: threading.Thread | None = None
@@ -344,8 +319,10 @@ class StateCopies:
 
     def _copy(self) -> None:
         own = self._trained.state_dict() if not self._ranks.are_many else None
-        state = shared_state(self._trained, self._progress()) if own is None else {"optimizer": own, **self._progress()}
-        self._state = copied(state)
+        state = (
+            _shared_state(self._trained, self._progress()) if own is None else {"optimizer": own, **self._progress()}
+        )
+        self._state = _copied(state)
 
     def _write(self, folder: Path) -> None:
         if not self._ranks.are_many:
@@ -354,7 +331,7 @@ class StateCopies:
         with self._ranks.broadcast_call(WRITE, folder):  # waits for a step to end; the others write beside theirs, too
             pass
         try:
-            save_shared(self._state, folder, self._ranks.beside)
+            _save_shared(self._state, folder, self._ranks.beside)
         finally:
             with self._ranks.broadcast_call(FINISH):
                 self._state = {}
@@ -365,7 +342,7 @@ class StateCopies:
 
     def _write_own(self, folder: Path) -> None:
         try:
-            save_shared(self._state, folder, self._ranks.beside)
+            _save_shared(self._state, folder, self._ranks.beside)
         except OSError:
             return  # rank 0 gets it as well, and says so
 
@@ -375,12 +352,12 @@ class StateCopies:
         self._thread, self._state = None, {}
 
 
-def copied(value: Any) -> Any:
+def _copied(value: Any) -> Any:
     """Nested data with copies of its tensors, in the CPU's memory; a tensor in shards stays in shards."""
     if isinstance(value, torch.Tensor):
         return value.detach().to("cpu", copy=True)
     if isinstance(value, Mapping):
-        return {name: copied(item) for name, item in value.items()}
+        return {name: _copied(item) for name, item in value.items()}
     if isinstance(value, list | tuple):
-        return type(value)(copied(item) for item in value)
+        return type(value)(_copied(item) for item in value)
     return value

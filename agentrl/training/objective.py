@@ -39,12 +39,8 @@ PROVIDED = frozenset({Input.COMPONENTS, Input.REFERENCE, Input.ENTROPY})
 """What `agentrl.training.trainer.Trainer` can give to estimators, losses and filters."""
 
 
-def check_needs(kind: str, name: str, function: Callable[..., Any], *, also: frozenset[Input] = frozenset()) -> None:
-    """Check that the trainer, or a signal that gives `also`, provides all inputs of a function.
-
-    Raises:
-        ConfigError: an input is missing.
-    """
+def _check_needs(kind: str, name: str, function: Callable[..., Any], *, also: frozenset[Input] = frozenset()) -> None:
+    """Refuse a function that needs what neither the trainer nor a signal that gives `also` provides."""
     if missing := sorted(needed_inputs(function) - PROVIDED - also):
         raise ConfigError(
             f"the {kind} {name} needs what this trainer does not have",
@@ -54,13 +50,8 @@ def check_needs(kind: str, name: str, function: Callable[..., Any], *, also: fro
         )
 
 
-def check_estimator(config: AlgorithmConfig, estimator: Callable[..., Any]) -> None:
-    """Check the advantage estimator of a config; signals look after the inputs that they give.
-
-    Raises:
-        ConfigError: an input is missing, or groups that the config does not have.
-    """
-    check_needs(
+def _check_estimator(config: AlgorithmConfig, estimator: Callable[..., Any]) -> None:
+    _check_needs(
         "advantage estimator", config.advantage, estimator, also=SIGNALLED | {Input.VALUES, Input.PROCESS_REWARD}
     )
     if requires_group(estimator) and config.group_size < 2:
@@ -72,15 +63,10 @@ def check_estimator(config: AlgorithmConfig, estimator: Callable[..., Any]) -> N
         )
 
 
-def check_loss(config: AlgorithmConfig, loss: Callable[..., Any]) -> None:
-    """Check the loss of a config, and that no other setting is ignored beside it.
-
-    Raises:
-        ConfigError: it is no loss of a policy on episodes, needs what nobody provides, or makes a setting idle.
-    """
+def _check_loss(config: AlgorithmConfig, loss: Callable[..., Any]) -> None:
     if (what := other_input(loss)) is not None:
         raise ConfigError(f"the loss {config.loss} does not learn from episodes", got=what, expected="a policy loss")
-    check_needs("loss", config.loss, loss, also=SIGNALLED)
+    _check_needs("loss", config.loss, loss, also=SIGNALLED)
     if is_blind_to_advantage(loss) and config.advantage_options:
         raise ConfigError(
             f"algorithm.advantage_options are ignored: the loss {config.loss} reads no advantage",
@@ -95,12 +81,8 @@ def check_loss(config: AlgorithmConfig, loss: Callable[..., Any]) -> None:
         )
 
 
-def check_proximal(config: AlgorithmConfig, loss: Callable[..., Any], filters: Iterable[Callable[..., Any]]) -> None:
-    """Check that pi_old comes from where the other parts can use it.
-
-    Raises:
-        ConfigError: without a policy pi_old of its own a part would do nothing, or the forward pass is needed anyway.
-    """
+def _check_proximal(config: AlgorithmConfig, loss: Callable[..., Any], filters: Iterable[Callable[..., Any]]) -> None:
+    """Refuse a source of pi_old with which another part would do nothing, or which spares no forward pass."""
     proximal = config.correction.proximal
     if proximal == "trainer":
         return
@@ -127,12 +109,7 @@ def bind(kind: str, name: str, function: Callable[..., Any], options: dict[str, 
     return _owned(kind, name, functools.partial(function, **check_options(function, options)))
 
 
-def check_loss_values(name: str, given: Any, tokens: LossInput) -> None:
-    """Check what a loss gave for some tokens.
-
-    Raises:
-        TrainingError: no `TokenLoss`, not one number for each token, or numbers without a gradient.
-    """
+def _check_loss_values(name: str, given: Any, tokens: LossInput) -> None:
     if not isinstance(given, TokenLoss):
         raise TrainingError(
             f"the loss {name} gave no TokenLoss",
@@ -154,12 +131,7 @@ def check_loss_values(name: str, given: Any, tokens: LossInput) -> None:
         )
 
 
-def check_kept(name: str, given: Any, tokens: LossInput) -> torch.Tensor:
-    """Check what a filter keeps: bool [tokens].
-
-    Raises:
-        TrainingError: it gave something else.
-    """
+def _check_kept(name: str, given: Any, tokens: LossInput) -> torch.Tensor:
     shape = tokens.logp.shape
     if isinstance(given, torch.Tensor) and given.dtype is torch.bool and given.shape == shape:
         return given
@@ -170,12 +142,7 @@ def check_kept(name: str, given: Any, tokens: LossInput) -> torch.Tensor:
     )
 
 
-def check_advantage(name: str, given: Any, tokens: int) -> torch.Tensor:
-    """Check what an estimator gave: [tokens].
-
-    Raises:
-        TrainingError: another shape, or numbers that are not finite.
-    """
+def _check_advantage(name: str, given: Any, tokens: int) -> torch.Tensor:
     if not isinstance(given, torch.Tensor) or given.shape != (tokens,) or not bool(given.isfinite().all()):
         raise TrainingError(
             f"the advantage estimator {name} gave unusable numbers",
@@ -257,11 +224,11 @@ class Objective:
     def __init__(self, config: AlgorithmConfig, *, joint_loss: bool = False) -> None:
         estimator, loss = lookup(Kind.ADVANTAGE, config.advantage), lookup(Kind.LOSS, config.loss)
         filters = {name: lookup(Kind.FILTER, name) for name in config.filters}
-        check_estimator(config, estimator)
-        check_loss(config, loss)
-        check_proximal(config, loss, filters.values())
+        _check_estimator(config, estimator)
+        _check_loss(config, loss)
+        _check_proximal(config, loss, filters.values())
         for name, function in filters.items():
-            check_needs("filter", name, function)
+            _check_needs("filter", name, function)
         self._config = config
         self._estimate: Callable[[EpisodeBatch], torch.Tensor | Estimate] = bind(
             "advantage estimator", config.advantage, estimator, config.advantage_options
@@ -301,7 +268,7 @@ class Objective:
             TrainingError: the estimator gave another shape, or numbers that are not finite.
         """
         found = self._estimate(episodes)
-        values = check_advantage(
+        values = _check_advantage(
             self._config.advantage,
             found.advantage if isinstance(found, Estimate) else found,
             episodes.token_turn.numel(),
@@ -318,7 +285,7 @@ class Objective:
         """Mark the tokens of an update that train: bool [tokens], from all of them; an expert's always do."""
         kept = self.correction(tokens.old_logp, tokens.behaviour_logp, tokens.sequence).kept
         for name, keep in self._filters.items():
-            kept = kept & check_kept(name, keep(tokens), tokens)
+            kept = kept & _check_kept(name, keep(tokens), tokens)
         if tokens.expert is not None:
             kept = kept | tokens.expert
         if self._choice is None or not self._choice.drops:
@@ -340,7 +307,7 @@ class Objective:
             TrainingError: the loss gave something else than one number with a gradient for each token.
         """
         policy = self._loss(tokens)
-        check_loss_values(self._config.loss, policy, tokens)
+        _check_loss_values(self._config.loss, policy, tokens)
         corrected = self.correction(tokens.old_logp, tokens.behaviour_logp, tokens.sequence)
         weights = corrected.weights
         if tokens.expert is not None:

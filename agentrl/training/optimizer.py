@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import copy
 import math
+import time
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any, Literal
@@ -72,14 +73,10 @@ class OptimizerSettings:
         return self.learning_rate * share
 
 
-def make_optimizers(
+def _make_optimizers(
     model: nn.Module, masters: Mapping[str, torch.Tensor], settings: OptimizerSettings
 ) -> dict[str, torch.optim.Optimizer]:
-    """Make the optimizers of `masters`, by name: Muon for the matrices in the model's blocks, AdamW for the rest.
-
-    Raises:
-        TrainingError: Muon is asked for, and there is no matrix for it.
-    """
+    """Make the optimizers of `masters`, by name: Muon for the matrices in the model's blocks, AdamW for the rest."""
     taken = _block_matrices(model) if settings.optimizer == "muon" else frozenset[str]()
     optimizers: dict[str, torch.optim.Optimizer] = {}
     if taken:
@@ -99,11 +96,6 @@ def _muon(matrices: Sequence[torch.Tensor], settings: OptimizerSettings) -> torc
 
 
 def _block_matrices(model: nn.Module) -> frozenset[str]:
-    """Names of the trained matrices inside the model's lists of blocks.
-
-    Raises:
-        TrainingError: there are none.
-    """
     names = frozenset(
         f"{path}.{name}"
         for path, module in model.named_modules()
@@ -204,6 +196,22 @@ class LearningProgress:
     extra: dict[str, float] = field(default_factory=dict)
     """Further numbers, by the last part of their metrics' names: ``{"accuracy": 0.75, "margin": 1.2}``."""
 
+    @classmethod
+    def after(
+        cls, update: Update, *, number: int, updates: int, loss: float, started: float, **extra: float
+    ) -> LearningProgress:
+        """Describe the training after an optimizer step; `started` is the start by `time.perf_counter`."""
+        return cls(
+            update=number,
+            updates=updates,
+            loss=loss,
+            grad_norm=update.grad_norm,
+            learning_rate=update.learning_rate,
+            seconds=time.perf_counter() - started,
+            non_finite=update.non_finite,
+            extra=extra,
+        )
+
 
 class PolicyOptimizer:
     """Updates the parameters of a model that require a gradient, in place; short formats through a float32 copy."""
@@ -215,7 +223,7 @@ class PolicyOptimizer:
         if not self._parameters:
             raise TrainingError("the model has no parameter to train", expected="parameters that require a gradient")
         self._masters = {name: _master(p) for name, p in self._parameters.items()}
-        self._optimizers = make_optimizers(model, self._masters, settings)
+        self._optimizers = _make_optimizers(model, self._masters, settings)
 
     def update(self) -> Update:
         """Apply the accumulated gradients and clear them; non-finite ones change nothing and are named."""

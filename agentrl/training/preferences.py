@@ -11,7 +11,6 @@ The reference is the model at the start, whose sums are computed once: there is 
 
 from __future__ import annotations
 
-import math
 import time
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass
@@ -30,7 +29,7 @@ from agentrl.image import ImageReader
 from agentrl.registry import Kind, lookup
 from agentrl.training.compile import compile_layers, gradients_recomputed
 from agentrl.training.distributed import Ranks
-from agentrl.training.forward.runner import make_runner
+from agentrl.training.forward.runner import ModelRunner, make_runner
 from agentrl.training.forward.sequences import ScoredSequence, scored_sequence
 from agentrl.training.objective import bind
 from agentrl.training.optimizer import LearningProgress, OptimizerSettings, PolicyOptimizer
@@ -157,105 +156,88 @@ def train_preferences(
         ConfigError: see `preference_loss`.
         TrainingError: there are no pairs, or the loss is not finite.
     """
-    training = _Training(
-        model, pairs, settings, trainer, pad_id=pad_id, image_processor=image_processor, ranks=ranks or Ranks()
+    if not pairs:
+        raise TrainingError("there is nothing to learn", got="no pairs")
+    compile_layers(model, trainer)
+    loss = preference_loss(settings)
+    sides = _Sides(
+        make_runner(model, trainer, ranks=ranks, image_processor=image_processor),
+        [answered(side) for pair in pairs for side in (pair.better, pair.worse)],
+        {"temperature": 1.0, "pad_id": pad_id},
     )
-    return training.run(seed, progress)
+    batches = list(pair_batches(len(pairs), settings, seed))
+    optimizer = PolicyOptimizer(model, OptimizerSettings.of(trainer, settings, total_updates=len(batches)))
+    started = time.perf_counter()
+    reference = sides.sums(range(len(pairs)))
+    for number, batch in enumerate(batches, start=1):
+        with gradients_recomputed(model, enabled=trainer.gradient_checkpointing):
+            value, gain = sides.backward(batch, reference[batch], loss)
+        latest = LearningProgress.after(
+            optimizer.update(),
+            number=number,
+            updates=len(batches),
+            loss=value,
+            started=started,
+            # of log pi / pi_ref of each episode, in nats, before the step
+            accuracy=float((gain[:, 0] > gain[:, 1]).double().mean()),
+            better_gain=float(gain[:, 0].mean()),
+            worse_gain=float(gain[:, 1].mean()),
+        )
+        progress(latest)
+    return latest
 
 
-class _Training:
-    def __init__(
-        self,
-        model: PreTrainedModel,
-        pairs: Sequence[Pair],
-        settings: PreferencesConfig,
-        trainer: TrainerConfig,
-        *,
-        pad_id: int,
-        image_processor: ImageReader | None,
-        ranks: Ranks,
-    ) -> None:
-        compile_layers(model, trainer)
-        self._model, self._settings, self._trainer = model, settings, trainer
-        self._loss = preference_loss(settings)
-        self._runner = make_runner(model, trainer, ranks=ranks, image_processor=image_processor)
-        self._reading: dict[str, Any] = {"temperature": 1.0, "pad_id": pad_id}
-        self._sides = [side for pair in pairs for side in (answered(pair.better), answered(pair.worse))]
-        """The sequences of each pair's better episode, then of its worse one: pair p is at 2 p and 2 p + 1."""
-        self._updates = math.ceil(len(pairs) / settings.pairs_per_update) * settings.epochs
-        if not pairs:
-            raise TrainingError("there is nothing to learn", got="no pairs")
+def pair_batches(count: int, settings: PreferencesConfig, seed: int) -> Iterator[list[int]]:
+    """Give the numbers of the pairs of each update, in random order."""
+    generator, size = torch.Generator().manual_seed(seed), settings.pairs_per_update
+    for _ in range(settings.epochs):
+        order = torch.randperm(count, generator=generator).tolist()
+        yield from (order[first : first + size] for first in range(0, len(order), size))
 
-    def run(self, seed: int, progress: Callable[[LearningProgress], None]) -> LearningProgress:
-        settings = OptimizerSettings.of(self._trainer, self._settings, total_updates=self._updates)
-        optimizer = PolicyOptimizer(self._model, settings)
-        started = time.perf_counter()
-        reference = self._sums(range(len(self._sides) // 2))
-        latest = None
-        for number, batch in enumerate(self._batches(seed), start=1):
-            told = self._step(optimizer, batch, reference[batch])
-            latest = LearningProgress(
-                update=number, updates=self._updates, seconds=time.perf_counter() - started, **told
+
+@dataclass(frozen=True, slots=True)
+class _Sides:
+    """The episodes of pairs, as a model reads them."""
+
+    runner: ModelRunner
+    episodes: list[list[ScoredSequence]]
+    """The sequences of each pair's better episode, then of its worse one: pair p is at 2 p and 2 p + 1."""
+    reading: dict[str, Any]
+
+    def backward(
+        self, batch: list[int], reference: torch.Tensor, loss: Callable[[PreferencePairs], torch.Tensor]
+    ) -> tuple[float, torch.Tensor]:
+        """Add the gradient of the mean loss; gives it, and log pi / pi_ref of the episodes: float64 [pairs, 2]."""
+        sums = self.sums(batch).requires_grad_()
+        value = loss(
+            PreferencePairs(
+                chosen_logp=sums[:, 0],
+                rejected_logp=sums[:, 1],
+                chosen_reference_logp=reference[:, 0],
+                rejected_reference_logp=reference[:, 1],
             )
-            progress(latest)
-        assert latest is not None
-        return latest
-
-    def _batches(self, seed: int) -> Iterator[list[int]]:
-        """Numbers of the pairs of each update."""
-        generator, size = torch.Generator().manual_seed(seed), self._settings.pairs_per_update
-        for _ in range(self._settings.epochs):
-            order = torch.randperm(len(self._sides) // 2, generator=generator).tolist()
-            yield from (order[first : first + size] for first in range(0, len(order), size))
-
-    def _step(self, optimizer: PolicyOptimizer, batch: list[int], reference: torch.Tensor) -> dict[str, Any]:
-        with gradients_recomputed(self._model, enabled=self._trainer.gradient_checkpointing):
-            sums = self._sums(batch).requires_grad_()
-            loss = self._loss(
-                PreferencePairs(
-                    chosen_logp=sums[:, 0],
-                    rejected_logp=sums[:, 1],
-                    chosen_reference_logp=reference[:, 0],
-                    rejected_reference_logp=reference[:, 1],
-                )
-            ).mean()
-            if not bool(loss.isfinite()):
-                raise TrainingError(
-                    "the loss on pairs is not finite", got=float(loss), hint="try a smaller preferences.learning_rate"
-                )
-            (by_sum,) = torch.autograd.grad(loss, sums)
-            self._propagate(batch, by_sum)
-        update = optimizer.update()
-        gain = (sums - reference).detach()
-        return {
-            "loss": float(loss.detach()),
-            "grad_norm": update.grad_norm,
-            "learning_rate": update.learning_rate,
-            "non_finite": update.non_finite,
-            "extra": {  # from log pi / pi_ref of each episode, in nats, before the step
-                "accuracy": float((gain[:, 0] > gain[:, 1]).double().mean()),
-                "better_gain": float(gain[:, 0].mean()),
-                "worse_gain": float(gain[:, 1].mean()),
-            },
-        }
-
-    def _laid_out(self, batch: Sequence[int]) -> tuple[list[ScoredSequence], torch.Tensor]:
-        """The sequences of some pairs, and the place of each in the flattened sums [pairs, 2]: int64 [sequences]."""
-        sides = [self._sides[2 * pair + side] for pair in batch for side in (0, 1)]
-        owner = [place for place, side in enumerate(sides) for _ in side]
-        return [sequence for side in sides for sequence in side], torch.tensor(owner)
-
-    def _sums(self, batch: Sequence[int]) -> torch.Tensor:
-        """Log-probabilities of the better and the worse episodes of some pairs: float64 [pairs, 2]."""
-        sequences, owner = self._laid_out(batch)
-        scores = self._runner.logprobs(sequences, **self._reading)
-        lengths = torch.tensor([sequence.targets.numel() for sequence in sequences])
-        sums = torch.zeros(2 * len(batch), dtype=torch.float64)
-        return sums.index_add(0, owner.repeat_interleave(lengths), scores.logp.double().cpu()).view(-1, 2)
-
-    def _propagate(self, batch: list[int], by_sum: torch.Tensor) -> None:
-        """Add the gradient of the loss, whose derivative by each sum is known: [pairs, 2]."""
+        ).mean()
+        if not bool(value.isfinite()):
+            raise TrainingError(
+                "the loss on pairs is not finite", got=float(value), hint="try a smaller preferences.learning_rate"
+            )
+        (by_sum,) = torch.autograd.grad(value, sums)
         sequences, owner = self._laid_out(batch)
         lengths = torch.tensor([sequence.targets.numel() for sequence in sequences])
         by_logp = by_sum.flatten()[owner].float().repeat_interleave(lengths)
-        self._runner.backward_logprobs(sequences, by_logp, **self._reading)
+        self.runner.backward_logprobs(sequences, by_logp, **self.reading)
+        return float(value.detach()), (sums - reference).detach()
+
+    def _laid_out(self, batch: Sequence[int]) -> tuple[list[ScoredSequence], torch.Tensor]:
+        """The sequences of some pairs, and the place of each in the flattened sums [pairs, 2]: int64 [sequences]."""
+        sides = [self.episodes[2 * pair + side] for pair in batch for side in (0, 1)]
+        owner = [place for place, side in enumerate(sides) for _ in side]
+        return [sequence for side in sides for sequence in side], torch.tensor(owner)
+
+    def sums(self, batch: Sequence[int]) -> torch.Tensor:
+        """Log-probabilities of the better and the worse episodes of some pairs: float64 [pairs, 2]."""
+        sequences, owner = self._laid_out(batch)
+        scores = self.runner.logprobs(sequences, **self.reading)
+        lengths = torch.tensor([sequence.targets.numel() for sequence in sequences])
+        sums = torch.zeros(2 * len(batch), dtype=torch.float64)
+        return sums.index_add(0, owner.repeat_interleave(lengths), scores.logp.double().cpu()).view(-1, 2)

@@ -30,6 +30,7 @@ from agentrl.training.distributed.fsdp import load_sharded
 from agentrl.training.forward.micro_batches import MicroBatch, SumsByName
 from agentrl.training.forward.runner import ModelRunner, Passes
 from agentrl.training.optimizer import LearningProgress, OptimizerSettings, PolicyOptimizer
+from agentrl.training.preferences import pair_batches
 from agentrl.training.weights import ModelWeights
 
 HEAD = "ForSequenceClassification"
@@ -208,30 +209,16 @@ def train_reward_model(
     """
     if not pairs:
         raise TrainingError("there is nothing to learn", got="no pairs")
-    size = settings.pairs_per_update
-    updates = math.ceil(len(pairs) / size) * settings.epochs
-    optimizer = PolicyOptimizer(model.model, OptimizerSettings.of(trainer, settings, total_updates=updates))
-    generator, started, number = torch.Generator().manual_seed(seed), time.perf_counter(), 0
-    latest: LearningProgress | None = None
-    for _ in range(settings.epochs):
-        order = torch.randperm(len(pairs), generator=generator).tolist()
-        for first in range(0, len(order), size):
-            number += 1
-            with gradients_recomputed(model.model, enabled=trainer.gradient_checkpointing):
-                means = _backward(model, [pairs[i] for i in order[first : first + size]], trainer)
-            update = optimizer.update()
-            latest = LearningProgress(
-                update=number,
-                updates=updates,
-                loss=means["loss"],
-                grad_norm=update.grad_norm,
-                learning_rate=update.learning_rate,
-                non_finite=update.non_finite,
-                seconds=time.perf_counter() - started,
-                extra={"accuracy": means["accuracy"], "margin": means["margin"]},
-            )
-            progress(latest)
-    assert latest is not None
+    batches = list(pair_batches(len(pairs), settings, seed))
+    optimizer = PolicyOptimizer(model.model, OptimizerSettings.of(trainer, settings, total_updates=len(batches)))
+    started = time.perf_counter()
+    for number, batch in enumerate(batches, start=1):
+        with gradients_recomputed(model.model, enabled=trainer.gradient_checkpointing):
+            means = _backward(model, [pairs[i] for i in batch], trainer)
+        latest = LearningProgress.after(
+            optimizer.update(), number=number, updates=len(batches), started=started, **means
+        )
+        progress(latest)
     return latest
 
 

@@ -108,11 +108,6 @@ def _unshaped(trajectories: Sequence[Trajectory], max_tokens: int) -> EpisodeRew
 
 
 def _check_shaped(name: str, given: Any, before: EpisodeRewards) -> EpisodeRewards:
-    """Check what a shaping made of rewards.
-
-    Raises:
-        TrainingError: no rewards, those of other turns, or some that are not finite.
-    """
     if not isinstance(given, EpisodeRewards):
         raise TrainingError(
             f"the shaping {name} gave no rewards",

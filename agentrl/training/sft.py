@@ -108,15 +108,13 @@ class SupervisedLearner:
         update = self._optimizer.update()
         self._done += 1
         self._tokens += sum(len(sequence) for sequence in batch)
-        return LearningProgress(
-            update=self._done,
+        return LearningProgress.after(
+            update,
+            number=self._done,
             updates=self.updates,
             loss=loss,
-            grad_norm=update.grad_norm,
-            learning_rate=update.learning_rate,
-            seconds=time.perf_counter() - self._started,
-            non_finite=update.non_finite,
-            extra={"tokens": float(self._tokens)},  # read so far: with observations, without padding
+            started=self._started,
+            tokens=float(self._tokens),  # read so far: with observations, without padding
         )
 
     def _backward(self, batch: list[Lesson], observation_weight: float) -> float:

@@ -34,7 +34,7 @@ from agentrl.config.config import AlgorithmConfig, TrainerConfig
 from agentrl.config.trainer import NumericsConfig
 from agentrl.image import ImageReader
 from agentrl.training.batch import Selection, StepBatch, StepExtras, mini_batches, select, step_batch
-from agentrl.training.checkpoint import PolicyAndCompanions, StateCopies, load_trainer, save_trainer
+from agentrl.training.checkpoint import StateCopies, TrainerState, load_trainer, save_trainer
 from agentrl.training.compile import compile_layers, gradients_recomputed
 from agentrl.training.diagnostics.watch import NumericsWatch, prepare_repeatable, repeatable
 from agentrl.training.distributed import Ranks
@@ -312,8 +312,8 @@ class Trainer:
     def _load(self, folder: Path) -> None:
         self._restore_progress(load_trainer(self._trained(), self._progress(), folder, self.ranks))
 
-    def _trained(self) -> PolicyAndCompanions:
-        return PolicyAndCompanions(self._optimizer, {name: signal.state() for name, signal in self.signals.items()})
+    def _trained(self) -> TrainerState:
+        return TrainerState(self._optimizer, {name: signal.state() for name, signal in self.signals.items()})
 
     def _progress(self) -> dict[str, Any]:
         kl = self._shaping.kl

@@ -202,7 +202,7 @@ class UpdateNumbers:
         return cls(loss=loss, grad_norm=update.grad_norm, group_norms=update.group_norms, non_finite=update.non_finite)
 
 
-def write_dump(
+def _write_dump(
     file: Path | None,
     gradient: GradientPass,
     *,
@@ -210,11 +210,7 @@ def write_dump(
     run: Mapping[str, Any],
     found: UpdateNumbers,
 ) -> None:
-    """Write what repeats an update that changed nothing; ranks without a file help to gather the weights.
-
-    Raises:
-        UsageError: the disk is full.
-    """
+    """Write what repeats an update that changed nothing; ranks without a file help to gather the weights."""
     weights = _weights(gradient.model, keep=file is not None)
     if file is None:
         return
@@ -256,7 +252,7 @@ def _weights(model: nn.Module, *, keep: bool) -> dict[str, torch.Tensor]:
 
 
 def read_dump(file: Path) -> dict[str, Any]:
-    """Read what `write_dump` wrote.
+    """Read what `NumericsWatch` wrote.
 
     Raises:
         UsageError: there is no such file, or it is another one.
@@ -332,7 +328,7 @@ class NumericsWatch:
         self._dumps += 1
         name = f"step-{gradient.batch.step_version + 1:06d}-update-{gradient.before['updates'] + 1}.pt"
         file = None if self._folder is None else self._folder / name
-        write_dump(file, gradient, generator=self._generator, run=self._run, found=found)
+        _write_dump(file, gradient, generator=self._generator, run=self._run, found=found)
         self._hint = f"see where it begins: agentrl replay-step {file}"
 
     def report(self, report: StepReport) -> StepReport:

@@ -5,9 +5,9 @@ A model is loaded straight into shards: no rank ever holds more of it than its s
 
 from __future__ import annotations
 
+import functools
 import json
 import math
-from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from pathlib import Path
@@ -198,12 +198,12 @@ def load_sharded(
         check_tensor_parallel(model, ranks.tensor_parallel)
     sharder = Sharder(ranks.mesh(device, replicas=options.replicas), dtype=dtype, options=options)
     aliases = _aliases(model)
-    source = _source(path, model, aliases, device, ranks, load=lambda: load(path, dtype))
+    read = _source(path, model, aliases, device, ranks, load=lambda: load(path, dtype))
     adapt(model)
     for layer in layers(model):
-        _fill(layer, source, aliases, dtype, device)
+        _fill(layer, read, aliases, dtype, device)
         sharder.shard_layer(layer)
-    _fill(model, source, aliases, dtype, device)
+    _fill(model, read, aliases, dtype, device)
     for buffer_owner in model.modules():
         for name, buffer in buffer_owner.named_buffers(recurse=False):
             buffer_owner._buffers[name] = buffer.to(device)
@@ -211,46 +211,8 @@ def load_sharded(
     return model
 
 
-class _Source(ABC):
-    """Source of tensors, one at a time and in the same order on all ranks."""
-
-    @abstractmethod
-    def read(self, names: list[str], like: Tensor) -> Tensor:
-        """The tensor that has one of the names, in any number format and on any device."""
-
-
-class _Files(_Source):
-    """Safetensors in a folder.
-
-    Args:
-        places: The file of each tensor.
-    """
-
-    def __init__(self, places: Mapping[str, Path]) -> None:
-        self._places = places
-
-    def read(self, names: list[str], like: Tensor) -> Tensor:
-        """Read it from its file."""
-        name = next(name for name in names if name in self._places)
-        with safe_open(self._places[name], framework="pt") as file:
-            found: Tensor = file.get_tensor(name)
-        return found
-
-
-class _RankZero(_Source):
-    """A whole model that rank 0 has, and sends."""
-
-    def __init__(self, model: PreTrainedModel | None, device: torch.device) -> None:
-        self._tensors = None if model is None else model.state_dict()
-        self._device = device
-
-    def read(self, names: list[str], like: Tensor) -> Tensor:
-        """Send it to, or receive it on, every rank."""
-        sent = torch.empty(like.shape, dtype=torch.float32, device=self._device)
-        if self._tensors is not None:
-            sent.copy_(self._tensors[names[0]])
-        distributed.broadcast(sent, src=0)
-        return sent
+_Read = Callable[[list[str], Tensor], Tensor]
+"""Gives the tensor that has one of the names and the shape of another; all ranks read in the same order."""
 
 
 def _source(
@@ -261,13 +223,30 @@ def _source(
     ranks: Ranks,
     *,
     load: Callable[[], PreTrainedModel],
-) -> _Source:
+) -> _Read:
+    """Read from the files in a folder; where these lack a tensor, rank 0 loads the whole model and sends it."""
     places = _places(Path(path))
     parameters = {id(parameter): parameter for parameter in model.parameters()}
     fits = all(_holds(places, names, parameters[key].shape) for key, names in aliases.items())
     if all(ranks.collect([fits])):
-        return _Files(places)
-    return _RankZero(load() if ranks.rank == 0 else None, device)
+        return functools.partial(_read_file, places)
+    tensors = load().state_dict() if ranks.rank == 0 else None
+
+    def sent(names: list[str], like: Tensor) -> Tensor:
+        tensor = torch.empty(like.shape, dtype=torch.float32, device=device)
+        if tensors is not None:
+            tensor.copy_(tensors[names[0]])
+        distributed.broadcast(tensor, src=0)
+        return tensor
+
+    return sent
+
+
+def _read_file(places: Mapping[str, Path], names: list[str], like: Tensor) -> Tensor:
+    name = next(name for name in names if name in places)
+    with safe_open(places[name], framework="pt") as file:
+        found: Tensor = file.get_tensor(name)
+    return found
 
 
 def _places(folder: Path) -> dict[str, Path]:
@@ -297,9 +276,7 @@ def _aliases(model: nn.Module) -> dict[int, list[str]]:
     return found
 
 
-def _fill(
-    module: nn.Module, source: _Source, aliases: Mapping[int, list[str]], dtype: Dtype, device: torch.device
-) -> None:
+def _fill(module: nn.Module, read: _Read, aliases: Mapping[int, list[str]], dtype: Dtype, device: torch.device) -> None:
     """Give the parameters of a module that have no memory yet their values, in float32."""
     made: dict[int, nn.Parameter] = {}
     for owner in module.modules():
@@ -307,7 +284,7 @@ def _fill(
             if not parameter.is_meta:
                 continue
             if id(parameter) not in made:
-                values = source.read(aliases[id(parameter)], parameter).to(device, getattr(torch, dtype))
+                values = read(aliases[id(parameter)], parameter).to(device, getattr(torch, dtype))
                 made[id(parameter)] = nn.Parameter(values.float(), requires_grad=parameter.requires_grad)
             owner.register_parameter(name, made[id(parameter)])
 

@@ -212,62 +212,40 @@ def score(
         value_head: Reads values from the same hidden states.
         others: Tokens besides the wanted ones that are asked about: int64 [targets, k]; not where ranks share rows.
     """
-    logp, entropy, *rest = within_forward(
-        model,
-        _read,
-        sequences,
-        temperature=temperature,
-        pad_id=pad_id,
-        layout=layout,
-        entropy_gradient=entropy_gradient,
-        image_processor=image_processor,
-        value_head=value_head,
-        others=others,
-    )
+
+    def read(model: PreTrainedModel) -> tuple[torch.Tensor, ...]:
+        targets = torch.cat([sequence.targets for sequence in sequences]).to(model.device)
+        owner = None
+        if layout.context is None:
+            hidden = layout.read(model, sequences, pad_id, image_processor)
+        else:
+            hidden, owner = layout.read_shared(model, sequences, pad_id, layout.context)
+            targets = targets[owner == layout.context.rank]
+        head = model.get_output_embeddings()
+        scores = head_scores(
+            hidden,
+            head.weight,
+            head.bias,
+            targets,
+            temperature=temperature or 1.0,
+            chunk=chunk_tokens(head.weight.shape[0], layout.logits_megabytes),
+            entropy_gradient=entropy_gradient,
+            cap=getattr(model.config.get_text_config(), "final_logit_softcapping", None),
+            others=others,
+        )
+        found = [scores.logp, scores.entropy]
+        if scores.top_logp is not None:
+            found.append(scores.top_logp)
+        if value_head is not None:
+            found.append(value_head(hidden))
+        if layout.context is None or owner is None:
+            return tuple(found)
+        together = layout.context.collected(torch.stack(found), owner)
+        return tuple(own.clone() for own in together)  # what a model in shards gives back is no view
+
+    logp, entropy, *rest = within_forward(model, read)
     top = rest.pop(0) if others is not None else None
     return TokenScores(logp=logp, entropy=entropy, top_logp=top, values=rest[0] if rest else None)
-
-
-def _read(
-    model: PreTrainedModel,
-    sequences: Sequence[ScoredSequence],
-    *,
-    temperature: float,
-    pad_id: int,
-    layout: Layout,
-    entropy_gradient: bool,
-    image_processor: ImageReader | None,
-    value_head: ValueHead | None,
-    others: torch.Tensor | None,
-) -> tuple[torch.Tensor, ...]:
-    targets = torch.cat([sequence.targets for sequence in sequences]).to(model.device)
-    owner = None
-    if layout.context is None:
-        hidden = layout.read(model, sequences, pad_id, image_processor)
-    else:
-        hidden, owner = layout.read_shared(model, sequences, pad_id, layout.context)
-        targets = targets[owner == layout.context.rank]
-    head = model.get_output_embeddings()
-    scores = head_scores(
-        hidden,
-        head.weight,
-        head.bias,
-        targets,
-        temperature=temperature or 1.0,
-        chunk=chunk_tokens(head.weight.shape[0], layout.logits_megabytes),
-        entropy_gradient=entropy_gradient,
-        cap=getattr(model.config.get_text_config(), "final_logit_softcapping", None),
-        others=others,
-    )
-    found = [scores.logp, scores.entropy]
-    if scores.top_logp is not None:
-        found.append(scores.top_logp)
-    if value_head is not None:
-        found.append(value_head(hidden))
-    if layout.context is None or owner is None:
-        return tuple(found)
-    together = layout.context.collected(torch.stack(found), owner)
-    return tuple(own.clone() for own in together)  # what a model in shards gives back is no view
 
 
 LARGEST_ID = 1 << 24

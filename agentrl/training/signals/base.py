@@ -13,7 +13,7 @@ from agentrl.algorithms.types import Estimate
 from agentrl.config.config import AlgorithmConfig, TrainerConfig
 from agentrl.errors import UsageError
 from agentrl.training.batch import StepBatch
-from agentrl.training.checkpoint import Companion
+from agentrl.training.checkpoint import SignalState
 from agentrl.training.forward.logprobs import ValueHead
 from agentrl.training.forward.micro_batches import SumsByName
 from agentrl.training.forward.runner import ModelRunner
@@ -104,7 +104,7 @@ class TokenSignal:
         """Give the metrics of the last `annotate`, under their final names."""
         return {}
 
-    def state(self) -> Companion | None:
+    def state(self) -> SignalState | None:
         """Give what a checkpoint holds of the signal."""
         return None
 
