@@ -39,7 +39,6 @@ from agentrl.training.compile import compile_layers, gradients_recomputed
 from agentrl.training.diagnostics.watch import NumericsWatch, prepare_repeatable, repeatable
 from agentrl.training.distributed import Ranks
 from agentrl.training.forward.runner import make_runner
-from agentrl.training.forward.sequences import scored_sequence
 from agentrl.training.gradients import GradientPass, sequences_to_read, token_values
 from agentrl.training.moe import moe_hooks
 from agentrl.training.objective import Objective
@@ -54,7 +53,7 @@ from agentrl.training.signals import (
     joins_policy,
     pretrain_steps,
 )
-from agentrl.trajectory import TokenSequence, Trajectory
+from agentrl.trajectory import Trajectory
 
 
 @dataclass(slots=True)
@@ -117,7 +116,7 @@ class Trainer:
 
         trainer = Trainer(model, config.algorithm, config.trainer, seed=0, max_tokens=config.agent.max_tokens)
         report = trainer.step(trajectories, temperature=1.0, pad_id=tokenizer.pad_token_id)
-        torch.save(trainer.state_dict(), path)
+        trainer.save(folder)
 
     Args:
         model: As `agentrl.models.load.load_model` gives it.
@@ -127,8 +126,7 @@ class Trainer:
         max_tokens: Most tokens of a sequence (``agent.max_tokens``), for the overlong penalty.
         signal_models: Models of signals by name (``reference``, ``teacher``, ``critic``, ``process_reward`` and
             ``process_reward_start``); copies of `model` as it is now stand in for those that are left out, but for a
-            teacher. Frozen ones are not part of `state_dict` (unless a reference is renewed): a resumed run hands in
-            the same.
+            teacher. Frozen ones are not saved (unless a reference is refreshed): a resumed run hands in the same.
         image_processor: Prepares images; needed where trajectories hold any.
         ranks: Train together; models that several ranks share are in shards.
 
@@ -252,31 +250,10 @@ class Trainer:
         with gradients_recomputed(self.model, enabled=self._config.gradient_checkpointing):
             return take_updates(gradient, self._optimizer, self.watch, signals=signals, max_kl=self._config.max_kl)
 
-    def compute_logprobs(
-        self, sequences: Sequence[TokenSequence], *, temperature: float, pad_id: int
-    ) -> list[torch.Tensor]:
-        """Log-probabilities of the sampled tokens of each sequence under the current weights: float32 [sampled].
-
-        A fork's list holds its own tokens only; each sequence has one or more.
-        """
-        with self.ranks.broadcast_call("compute_logprobs", sequences, temperature, pad_id):
-            return self._compute_logprobs(sequences, temperature, pad_id)
-
-    def _compute_logprobs(
-        self, sequences: Sequence[TokenSequence], temperature: float, pad_id: int
-    ) -> list[torch.Tensor]:
-        routes = self._policy.replays_routes
-        scored = [
-            scored_sequence(s.token_ids, s.loss_mask, s.images, s.routed_experts if routes else None) for s in sequences
-        ]
-        flat = self._policy.logprobs(scored, temperature=temperature, pad_id=pad_id)
-        return list(torch.split(flat.logp, [sequence.targets.numel() for sequence in scored]))
-
     def calls(self) -> Mapping[str, Callable[..., object]]:
         """Give the calls that rank 0 makes on the trainers of other ranks, by name."""
         return {
             "step": self._step,
-            "compute_logprobs": self._compute_logprobs,
             "save": self._save,
             "load": self._load,
             **self._copies.calls(),
@@ -328,23 +305,6 @@ class Trainer:
             self.watch.restore(progress["numerics"])
         if self._shaping.kl is not None:
             self._shaping.kl.coef = float(progress.get("reward_kl_coef", self._shaping.kl.coef))
-
-    def state_dict(self) -> dict[str, Any]:
-        """Give everything that a trainer without other ranks needs to go on: weights, optimizer, schedule, generator.
-
-        Tensors are the live ones, not copies: save them before the next step.
-        """
-        return {
-            "model": self.model.state_dict(),
-            "optimizer": self._trained().state_dict(),
-            **self._progress(),
-        }
-
-    def load_state_dict(self, state: dict[str, Any]) -> None:
-        """Restore what `state_dict` gave; the model's tensors are overwritten in place."""
-        self.model.load_state_dict(state["model"])
-        self._trained().load_state_dict(state["optimizer"])
-        self._restore_progress(state)
 
     @property
     def pretraining(self) -> bool:

@@ -5,6 +5,7 @@ import dataclasses
 
 import pytest
 import torch
+from support.trainers import restore, state_of
 
 from agentrl.algorithms.types import Estimate
 from agentrl.config.config import AlgorithmConfig, TrainerConfig
@@ -242,9 +243,9 @@ def test_a_resumed_critic_goes_on_bit_for_bit(model, trajectories, tmp_path, kin
         resumed = trainer_for(copy.deepcopy(model), kind, own=start if kind == "own" else None, **settings)
         resumed.load(tmp_path)
     else:
-        torch.save(undisturbed.state_dict(), tmp_path / "state.pt")
+        torch.save(state_of(undisturbed), tmp_path / "state.pt")
         resumed = trainer_for(start, kind, **settings)
-        resumed.load_state_dict(torch.load(tmp_path / "state.pt", weights_only=True))
+        restore(resumed, torch.load(tmp_path / "state.pt", weights_only=True))
     expected, found = run_step(undisturbed, trajectories), run_step(resumed, trajectories)
     times = ("train/seconds", "train/tokens_per_s")
     assert all(found.metrics[name] == value for name, value in expected.metrics.items() if name not in times)

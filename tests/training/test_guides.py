@@ -5,6 +5,7 @@ import random
 
 import pytest
 import torch
+from support.trainers import compute_logprobs
 
 from agentrl.config.config import AlgorithmConfig, TrainerConfig
 from agentrl.engine import TopTokens
@@ -289,7 +290,7 @@ def test_where_no_expert_has_shown_anything_luffy_is_ppo(model, plain):
 
 
 def test_what_an_expert_wrote_is_no_mismatch_of_trainer_and_engine(model, plain):
-    exact = trainer_for(model, AlgorithmConfig()).compute_logprobs([plain[0].sequences[0]], temperature=1.0, pad_id=0)
+    exact = compute_logprobs(trainer_for(model, AlgorithmConfig()), [plain[0].sequences[0]])
     own = copy.deepcopy(plain[0])
     sequence = own.sequences[0]
     values = iter(exact[0].tolist())

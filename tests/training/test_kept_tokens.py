@@ -12,6 +12,7 @@ from dataclasses import dataclass, field
 import pytest
 import torch
 from loss_loops import REFERENCES, Token, clamp, covariances, kl_cov, m2po, ppo, ppo_clips
+from support.trainers import compute_logprobs
 
 from agentrl.algorithms.traits import corrects_itself, needed_inputs, other_input
 from agentrl.config.config import AlgorithmConfig, TrainerConfig
@@ -102,7 +103,7 @@ def played(model, trajectories):
             turn.reward = rng.choice([-1.0, -0.5, 0.5, 1.0])
         trajectory.reward = sum(turn.reward for turn in trajectory.turns)
         for sequence in trajectory.sequences:
-            (exact,) = trainer.compute_logprobs([sequence], temperature=1.0, pad_id=0)
+            (exact,) = compute_logprobs(trainer, [sequence])
             for t, value in zip(sequence.loss_mask[sequence.shared :].nonzero()[0], exact.tolist(), strict=True):
                 sequence._logprobs[int(t)] = value - rng.gauss(0, 0.3) - (rng.random() < 0.1)
     return few

@@ -8,6 +8,7 @@ import peft
 import pytest
 import torch
 from support.models import tiny_model
+from support.trainers import state_of
 from transformers import AutoModelForCausalLM
 
 from agentrl.builders.trainers import load_policy
@@ -125,7 +126,7 @@ def test_a_step_trains_what_is_asked_and_nothing_else(trajectories, lora):
         assert parameter.requires_grad == is_trained
         assert torch.equal(parameter, before[name]) != is_trained, name
     trained = sum(p.numel() for p in model.parameters() if p.requires_grad)
-    moments = trainer.state_dict()["optimizer"]["adamw"]["state"].values()
+    moments = state_of(trainer)["optimizer"]["adamw"]["state"].values()
     assert sum(state["exp_avg"].numel() for state in moments) == trained
 
 

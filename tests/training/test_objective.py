@@ -6,6 +6,7 @@ import itertools
 import pytest
 import torch
 from support.models import tiny_model
+from support.trainers import compute_logprobs, restore, state_of
 
 from agentrl.algorithms.aggregation import Aggregation, TokenOwners
 from agentrl.algorithms.policy_losses import ppo
@@ -114,16 +115,16 @@ def test_kl_in_the_reward_moves_the_return_and_adapts_over_a_resume(model, traje
     scores = trainer_for(copy.deepcopy(reference), AlgorithmConfig())
     penalty = 0.0
     for sequence in itertools.chain.from_iterable(t.sequences for t in trajectories):
-        (exact,) = scores.compute_logprobs([sequence], temperature=1.0, pad_id=0)
+        (exact,) = compute_logprobs(scores, [sequence])
         mu = torch.from_numpy(sequence.logprobs[sequence.loss_mask])
         penalty -= 0.5 * float((mu - exact).sum())
     expected = report.metrics["reward/mean"] + penalty / len(trajectories)
     assert report.metrics["reward/shaped_mean"] == pytest.approx(expected, abs=1e-5)
-    coef = trainer.state_dict()["reward_kl_coef"]
+    coef = state_of(trainer)["reward_kl_coef"]
     assert abs(coef / 0.5 - 1) == pytest.approx(0.2 * 7 / 70)
     resumed = trainer_for(copy.deepcopy(model), AlgorithmConfig(shaping=shaping), reference=reference)
-    resumed.load_state_dict(trainer.state_dict())
-    assert resumed.state_dict()["reward_kl_coef"] == coef
+    restore(resumed, state_of(trainer))
+    assert state_of(resumed)["reward_kl_coef"] == coef
 
 
 def test_an_episode_that_is_drawn_twice_counts_as_two():

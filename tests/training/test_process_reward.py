@@ -4,6 +4,7 @@ import copy
 
 import pytest
 import torch
+from support.trainers import restore, state_of
 from torch.nn import functional
 
 from agentrl.config.config import AlgorithmConfig, TrainerConfig
@@ -126,9 +127,9 @@ def test_a_resumed_model_goes_on_bit_for_bit(model, trajectories, tmp_path, dtyp
         resumed = trainer_for(copy.deepcopy(model), own, mini_batches=2)
         resumed.load(tmp_path)
     else:
-        state = copy.deepcopy(undisturbed.state_dict())
+        state = copy.deepcopy(state_of(undisturbed))
         resumed = trainer_for(copy.deepcopy(start).requires_grad_(), own, mini_batches=2)
-        resumed.load_state_dict(state)
+        restore(resumed, state)
     expected, found = run_step(undisturbed, trajectories), run_step(resumed, trajectories)
     assert {k: v for k, v in found.items() if "time" not in k and "per_s" not in k and "seconds" not in k} == {
         k: v for k, v in expected.items() if "time" not in k and "per_s" not in k and "seconds" not in k

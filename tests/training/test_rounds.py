@@ -4,6 +4,7 @@ import copy
 
 import pytest
 import torch
+from support.trainers import restore, state_of
 
 from agentrl.config.config import AlgorithmConfig, TrainerConfig
 from agentrl.errors import ConfigError, UsageError
@@ -72,15 +73,15 @@ def test_a_resumed_round_goes_on_bit_for_bit(model, trajectories, tmp_path, save
         resumed = trainer_for(policy, reference=copy.deepcopy(start))
         resumed.load(tmp_path)
     else:
-        state = copy.deepcopy(undisturbed.state_dict())
+        state = copy.deepcopy(state_of(undisturbed))
         resumed = trainer_for(policy, reference=copy.deepcopy(start))
-        resumed.load_state_dict(state)
+        restore(resumed, state)
     assert [run_step(resumed, trajectories) for _ in range(2)] == [
         run_step(undisturbed, trajectories) for _ in range(2)
     ]
     assert all(map(torch.equal, weights(policy), weights(model)))
     with pytest.raises(UsageError, match=r"got no algorithm\.reference\.refresh_every"):
-        trainer_for(copy.deepcopy(model), every=0).load_state_dict(copy.deepcopy(undisturbed.state_dict()))
+        restore(trainer_for(copy.deepcopy(model), every=0), copy.deepcopy(state_of(undisturbed)))
 
 
 def test_rounds_without_anything_to_renew_are_refused(model):

@@ -6,6 +6,7 @@ import random
 
 import pytest
 import torch
+from support.trainers import compute_logprobs, restore, state_of
 
 from agentrl.algorithms.traits import corrects_itself, needed_inputs, other_input
 from agentrl.config.config import AlgorithmConfig, TrainerConfig
@@ -302,7 +303,7 @@ def test_dropped_tokens_are_not_counted(model, trajectories, dropping):
     kept_sequences = 0
     for trajectory in trajectories:
         for sequence in trajectory.sequences:
-            (exact,) = trainer.compute_logprobs([sequence], temperature=1.0, pad_id=0)
+            (exact,) = compute_logprobs(trainer, [sequence])
             own = sequence.loss_mask[sequence.shared :].nonzero()[0]
             for k, t in enumerate(own):
                 sequence._logprobs[int(t)] = float(exact[k]) - (2.0 if k % 2 else 0.0)
@@ -345,7 +346,7 @@ def test_measurements_of_an_exact_engine(model, trajectories):
     trainer = trainer_for(model)
     for trajectory in trajectories:
         for sequence in trajectory.sequences:
-            (exact,) = trainer.compute_logprobs([sequence], temperature=1.0, pad_id=0)
+            (exact,) = compute_logprobs(trainer, [sequence])
             for t, value in zip(sequence.loss_mask[sequence.shared :].nonzero()[0], exact, strict=True):
                 sequence._logprobs[int(t)] = float(value)
     report = run_step(trainer, trajectories)
@@ -395,7 +396,7 @@ def test_weights_change_in_place(model, trajectories):
     before = {name: (p.data_ptr(), p.detach().clone()) for name, p in model.named_parameters()}
     trainer = trainer_for(model)
     run_step(trainer, trajectories)
-    trainer.load_state_dict(copy.deepcopy(trainer.state_dict()))
+    restore(trainer, copy.deepcopy(state_of(trainer)))
     for name, parameter in model.named_parameters():
         assert parameter.data_ptr() == before[name][0]
         assert not torch.equal(parameter, before[name][1]), name
@@ -459,9 +460,9 @@ def test_resume_is_exact(model, trajectories, tmp_path):
     undisturbed = trainer_for(model, config, reference=base, **settings)
     for _ in range(2):
         run_step(undisturbed, trajectories)
-    torch.save(undisturbed.state_dict(), tmp_path / "state.pt")
+    torch.save(state_of(undisturbed), tmp_path / "state.pt")
     resumed = trainer_for(other, config, reference=base, **settings)
-    resumed.load_state_dict(torch.load(tmp_path / "state.pt", weights_only=True))
+    restore(resumed, torch.load(tmp_path / "state.pt", weights_only=True))
     for _ in range(2):
         expected, found = run_step(undisturbed, trajectories), run_step(resumed, trajectories)
         assert _without_time(found.metrics) == _without_time(expected.metrics)
