@@ -1,4 +1,4 @@
-"""A page per environment: what its spec, its factory and a played episode tell, and measured figures."""
+"""Generates a page per environment from its spec, its factory, a played episode and measured figures."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ FOLDER = Path(__file__).parent / "environments"
 FIGURES = FOLDER / "figures.json"
 STEPS_SHOWN = 3
 OFFERED = ("admissible_actions", "state_key", "snapshot", "restore", "expert", "tools", "tool_message", "web_page")
-"""What an environment may offer, by name."""
+"""Optional methods of an environment."""
 _BAR = re.compile(r"(`+).*?\1|\|")
 _ARGUMENT = re.compile(r"^ {4}(\*{0,2}\w+): (.*(?:\n {8,}.*)*)", re.MULTILINE)
 
@@ -28,25 +28,25 @@ LABELS = {
     "random_steps_per_s": "steps per second, random play",
     "expert_steps_per_s": "steps per second, expert",
     "reset_p50_ms": "reset, median, ms",
-    "reset_p99_ms": "reset, 99 %, ms",
-    "first_reset_s": "first environment of its kind in a process, reset included, s",
-    "bytes_per_instance": "memory of one more environment in an episode, bytes",
+    "reset_p99_ms": "reset, 99th percentile, ms",
+    "first_reset_s": "first environment in a process, including reset, s",
+    "bytes_per_instance": "memory of each further environment instance in an episode, bytes",
 }
 
 
 def page_path(name: str) -> str:
-    """Where an environment's page is, below the folder of the documentation."""
+    """Return the path of an environment's page below the documentation folder."""
     return f"environments/{name}.md"
 
 
 def generated_pages() -> dict[str, str]:
-    """The pages of environments that nobody has written one for, by path."""
+    """Return the pages of environments without a handwritten page, by path."""
     missing = (name for name in names(Kind.ENVIRONMENT) if not (FOLDER / f"{name}.md").is_file())
     return {page_path(name): f"# {name}\n\n{facts(name)}\n{_notes(name)}" for name in missing}
 
 
 def index_table() -> str:
-    """Every installed environment with its splits and the scores of scripted policies."""
+    """Return the table of installed environments with splits and scores of scripted policies."""
     rows = ["| name | splits | random | expert | what it is |", "|---|---|---|---|---|"]
     for name in names(Kind.ENVIRONMENT):
         spec = resolve_environment(name)
@@ -57,16 +57,16 @@ def index_table() -> str:
 
 
 def section(name: str) -> str:
-    """What is known of an environment, as the last part of a page that somebody has written."""
-    return "## Facts\nMade from the code.\n\n" + re.sub("^## ", "### ", facts(name), flags=re.MULTILINE)
+    """Return an environment's facts as the last section of a handwritten page."""
+    return "## Facts\nGenerated from the code.\n\n" + re.sub("^## ", "### ", facts(name), flags=re.MULTILINE)
 
 
 def facts(name: str) -> str:
-    """What is known of an environment without anybody's words."""
+    """Return the generated facts of an environment."""
     spec = resolve_environment(name)
     parts = [spec.description, _facts_table(name, spec), _splits(spec), _options(spec), _figures(name)]
     if spec.instructions:
-        parts.append(f"## What the policy is told\n{_fenced(spec.instructions)}")
+        parts.append(f"## Instructions to the policy\n{_fenced(spec.instructions)}")
     parts.append(_episode(spec))
     return "\n\n".join(part for part in parts if part) + "\n"
 
@@ -74,19 +74,19 @@ def facts(name: str) -> str:
 def _facts_table(name: str, spec: EnvironmentSpec) -> str:
     low, high = spec.reward_range
     rows = {
-        "steps": f"at most {spec.max_turns}" if spec.max_turns else "no limit of its own",
-        "return of an episode": f"{low:g} to {high:g}",
+        "steps": f"at most {spec.max_turns}" if spec.max_turns else "no limit",
+        "return range": f"{low:g} to {high:g}",
         "success": _success(spec),
-        "success of random play": f"{spec.scores['random']:.3g}" if "random" in spec.scores else "not stated",
-        "success of the expert": f"{spec.scores['expert']:.3g}" if "expert" in spec.scores else "not stated",
-        "its code runs": {"inline": "in the event loop"}.get(spec.isolation.value, f"in a {spec.isolation.value}"),
+        "success rate of random play": f"{spec.scores['random']:.3g}" if "random" in spec.scores else "not stated",
+        "success rate of the expert": f"{spec.scores['expert']:.3g}" if "expert" in spec.scores else "not stated",
+        "code runs": {"inline": "in the event loop"}.get(spec.isolation.value, f"in a {spec.isolation.value}"),
     }
     lines = [f"| {what} | {value} |" for what, value in rows.items()]
     return "\n".join([f"| `{name}` | |", "|---|---|", *lines])
 
 
 def _success(spec: EnvironmentSpec) -> str:
-    return "as its info says" if spec.success_threshold is None else f"a return of {spec.success_threshold:g}"
+    return "reported in `info`" if spec.success_threshold is None else f"return of at least {spec.success_threshold:g}"
 
 
 def _splits(spec: EnvironmentSpec) -> str:
@@ -95,7 +95,7 @@ def _splits(spec: EnvironmentSpec) -> str:
 
 
 def _size(spec: EnvironmentSpec, split: str) -> str:
-    """How many tasks; where the data is not there, how to get it."""
+    """Return the number of tasks or, if data is missing, how to get it."""
     try:
         return f"{len(spec.tasks(split, **spec.options)):,}"
     except AgentRLError as error:
@@ -103,7 +103,7 @@ def _size(spec: EnvironmentSpec, split: str) -> str:
 
 
 def _options(spec: EnvironmentSpec) -> str:
-    """The options of the factory, in a config under `environment.options`."""
+    """Return the table of the factory's options (`environment.options` in a config)."""
     rows = [
         f"| `{name}` | {_default(name, parameter, spec.options)} | {_cell(said)} |"
         for name, parameter, said in _parameters(spec.make)
@@ -112,7 +112,7 @@ def _options(spec: EnvironmentSpec) -> str:
 
 
 def _parameters(make: Any) -> Iterator[tuple[str, inspect.Parameter, str]]:
-    """Options of a factory, and of what it was given a part of: a puzzle's rules."""
+    """Yield the options of a factory, and of callables bound to it, such as a puzzle's rules."""
     inner = make.args if isinstance(make, functools.partial) else ()
     for target in (*filter(callable, inner), make):
         documented = inspect.getdoc(target.func if isinstance(target, functools.partial) else target) or ""
@@ -128,29 +128,28 @@ def _default(name: str, parameter: inspect.Parameter, options: Mapping[str, Any]
 
 
 def _figures(name: str) -> str:
-    """Measured figures, if there are any."""
+    """Return the measured figures, if any."""
     measured = json.loads(FIGURES.read_text(encoding="utf-8")) if FIGURES.is_file() else {"environments": {}}
     found = measured["environments"].get(name, {"not_measured": "not measured yet"})
     if "not_measured" in found:
         return f"## Speed\nNo figures: {found['not_measured']}."
     rows = [f"| {label} | {_number(found[key])} |" for key, label in LABELS.items() if key in found]
     conditions = measured["conditions"]
-    told = (
-        f"One process on one core of {conditions['processor']} that other work shared, Python {conditions['python']},"
-        f" {conditions['date']}; seconds are of the processor. Steps are those of recorded episodes, in the fastest of"
-        " five rounds: what an environment caches is warm. Choosing an action is not counted. `agentrl bench"
-        " environments` measures again."
+    note = (
+        f"Measured in one process on a shared core of {conditions['processor']}, Python {conditions['python']},"
+        f" {conditions['date']}; times are CPU times. Steps replay recorded episodes, in the fastest of five rounds,"
+        " with warm caches and without the time to choose actions. `agentrl bench environments` repeats the measurement."
     )
-    return "\n".join(["## Speed", "| what | figure |", "|---|---|", *rows, "", told])
+    return "\n".join(["## Speed", "| what | figure |", "|---|---|", *rows, "", note])
 
 
 def _number(value: float) -> str:
-    """Two digits are what such a figure is good for."""
+    """Round a figure to two significant digits."""
     return f"{float(f'{value:.2g}'):,.0f}" if value >= 100 else f"{value:.2g}"
 
 
 def _episode(spec: EnvironmentSpec) -> str:
-    """The opening of the first training task, and the expert's first steps; nothing where data is missing."""
+    """Return the opening of the first training task and the expert's first steps, or nothing if data is missing."""
     try:
         task = spec.tasks(spec.splits[0], **spec.options)[0]
         session = EnvSession(spec.make, spec.options)
@@ -162,7 +161,7 @@ def _episode(spec: EnvironmentSpec) -> str:
         if session.find("action_hint"):
             shown.append(f"An action is {session.find('action_hint')}.")
         if offered := [f"`{name}`" for name in OFFERED if session.find(name) is not None]:
-            shown.append(f"It offers {', '.join(offered)}.")
+            shown.append(f"Supported methods: {', '.join(offered)}.")
         if session.find("expert") is not None:
             steps = play(session, task, expert_policy(), STEPS_SHOWN).moments[1:]
             lines = "\n".join(f"> {m.action}\n{m.observation}\n[reward {m.reward:g}]" for m in steps)
@@ -173,7 +172,7 @@ def _episode(spec: EnvironmentSpec) -> str:
 
 
 def _cell(text: str) -> str:
-    """Text for a table, which bars in code do not end."""
+    """Escape bars in code for use in a table."""
     return _BAR.sub(lambda found: "\\|" if found[0] == "|" else found[0], text)
 
 
@@ -183,7 +182,7 @@ def _fenced(text: str) -> str:
 
 
 def _notes(name: str) -> str:
-    """Where more is written: pages that name the environment in a table."""
+    """Return links to pages that list the environment in a table."""
     links = []
     for page in sorted(FOLDER.glob("*.md")):
         text = page.read_text(encoding="utf-8")

@@ -1,6 +1,6 @@
-"""Pages and tables of the documentation that are made from the code; a hook of mkdocs.
+"""Generates pages and tables of the documentation from the code, as a hook of mkdocs.
 
-A page asks for a table with a line ``<!-- generated: NAME -->``; the reference pages are made whole.
+A line ``<!-- generated: NAME -->`` in a page is replaced by a table; the reference pages are generated entirely.
 """
 
 from __future__ import annotations
@@ -29,19 +29,19 @@ if TYPE_CHECKING:
 
 MARK = re.compile(r"<!-- generated: ([\w ]+) -->")
 ENVIRONMENTS = "Environments"
-"""The section of the navigation."""
+"""Title of the navigation section."""
 ENVIRONMENT = "environment "
-"""Before a name: what is known of one environment."""
+"""Prefix of the marks for the facts of one environment."""
 WIDTH = {"COLUMNS": "100", "NO_COLOR": "1", "TERM": "dumb"}
 
 
 def configuration_page() -> str:
-    """The reference of all config keys."""
+    """Return the reference of all config keys."""
     return f"# Config keys\n\nAlso printed by `agentrl config reference`.\n\n{config_reference()}"
 
 
 def cli_page() -> str:
-    """Every command's help page."""
+    """Return the help pages of all commands."""
     parts = ["# Command line\n", _help([])]
     for name, entry in COMMANDS.items():
         parts += [f"## agentrl {name}\n", _help([name])]
@@ -52,24 +52,24 @@ def cli_page() -> str:
 
 
 def rules_table(rules: Sequence[Rule]) -> str:
-    """What rules demand of environments."""
+    """Return the table of rules for environments."""
     rows = [f"| {rule.name} | {rule.demand} | {rule.mend} |" for rule in rules]
-    return "\n".join(["| rule | what it demands | what to do where it is broken |", "|---|---|---|", *rows])
+    return "\n".join(["| rule | requirement | what to do if it is broken |", "|---|---|---|", *rows])
 
 
 def tools_table() -> str:
-    """Every installed tool."""
-    rows = [f"| `{name}` | {_what_it_does(lookup(Kind.TOOL, name))} |" for name in names(Kind.TOOL)]
+    """Return the table of installed tools."""
+    rows = [f"| `{name}` | {_summary(lookup(Kind.TOOL, name))} |" for name in names(Kind.TOOL)]
     return "\n".join(["| name | what it does |", "|---|---|", *rows])
 
 
-def _what_it_does(found: Any) -> str:
-    told: str = found.schema["function"]["description"] if isinstance(found, Tool) else str(found.__doc__)
-    return " ".join(told.strip().partition("\n\n")[0].split())
+def _summary(found: Any) -> str:
+    summary: str = found.schema["function"]["description"] if isinstance(found, Tool) else str(found.__doc__)
+    return " ".join(summary.strip().partition("\n\n")[0].split())
 
 
 def documented_table(kind: Kind) -> str:
-    """The names of a kind, each with the first line of its docstring."""
+    """Return the names of a kind, each with the first line of its docstring."""
     rows = ["| name | what it is |", "|---|---|"]
     for name in names(kind):
         summary = (lookup(kind, name).__doc__ or "").strip().partition("\n")[0]
@@ -78,7 +78,7 @@ def documented_table(kind: Kind) -> str:
 
 
 def algorithms_table(kind: Kind) -> str:
-    """The functions of a kind: the first line of each docstring, its options, and what it needs beside episodes."""
+    """Return the functions of a kind with the first line of the docstring, options, and inputs other than episodes."""
     rows = ["| name | what it is | options | needs |", "|---|---|---|---|"]
     for name in names(kind):
         function = lookup(kind, name)
@@ -102,7 +102,7 @@ def _yaml(value: Any) -> str:
 
 
 def configs_table() -> str:
-    """The configs that are installed."""
+    """Return the list of shipped configs."""
     return "\n".join(f"- `{name}`" for name in shipped_configs())
 
 
@@ -110,7 +110,7 @@ PAGES: Mapping[str, Callable[[], str]] = {"configuration.md": configuration_page
 
 
 def resume_table() -> str:
-    """What a resumed run may change."""
+    """Return the table of what a resumed run may change."""
     rows = [f"| `{key}` | {'yes' if rule.may_change else 'no'} | {rule.why} |" for key, rule in RESUME_RULES.items()]
     return "\n".join(["| keys | may change | why |", "|---|---|---|", *rows])
 
@@ -131,28 +131,28 @@ TABLES: Mapping[str, Callable[[], str]] = {
 
 
 def fill(markdown: str) -> str:
-    """A page with its tables."""
-    return MARK.sub(lambda mark: _made(mark[1]), markdown)
+    """Replace the marks in a page by their tables."""
+    return MARK.sub(lambda mark: _generated(mark[1]), markdown)
 
 
-def _made(what: str) -> str:
-    if what in TABLES:
-        return TABLES[what]()
-    return section(what.removeprefix(ENVIRONMENT))
+def _generated(name: str) -> str:
+    if name in TABLES:
+        return TABLES[name]()
+    return section(name.removeprefix(ENVIRONMENT))
 
 
 def on_files(files: Files, config: Any) -> Files:
-    """Add the pages that are made whole."""
+    """Add the generated pages."""
     from mkdocs.structure.files import File  # only there when the site is built
 
-    made = {path: make() for path, make in PAGES.items()} | generated_pages()
-    for path, content in made.items():
+    pages = {path: make() for path, make in PAGES.items()} | generated_pages()
+    for path, content in pages.items():
         files.append(File.generated(config, path, content=content))
     return files
 
 
 def on_config(config: Any) -> Any:
-    """Put the pages of environments into the navigation, behind those that stand there."""
+    """Append the generated pages of environments to the navigation."""
     pages = next(part[ENVIRONMENTS] for part in config.nav if ENVIRONMENTS in part)
     listed = {path for entry in pages for path in (entry.values() if isinstance(entry, dict) else (entry,))}
     pages += [path for path in map(page_path, names(Kind.ENVIRONMENT)) if path not in listed]
