@@ -138,7 +138,7 @@ def _figures(name: str) -> str:
     note = (
         f"Measured in one process on a shared core of {conditions['processor']}, Python {conditions['python']},"
         f" {conditions['date']}; times are CPU times. Steps replay recorded episodes, in the fastest of five rounds,"
-        " with warm caches and without the time to choose actions. `agentrl bench environments` repeats the measurement."
+        " with warm caches and without the time to choose actions. Run `agentrl bench environments` to repeat them."
     )
     return "\n".join(["## Speed", "| what | figure |", "|---|---|", *rows, "", note])
 
