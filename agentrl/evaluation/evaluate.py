@@ -24,18 +24,17 @@ from agentrl.builders.scratch import write_scratch_model
 from agentrl.builders.servers import ServedModel, check_served, open_pool
 from agentrl.config.config import Config
 from agentrl.config.engines import LocalEngineConfig, OpenAIEngineConfig, ScriptedEngineConfig, ServerEngineConfig
-from agentrl.engine import ChatAnswer, ChatPolicy, PolicyEngine, SamplingParams
+from agentrl.engine import ChatAnswer, PolicyEngine, SamplingParams
 from agentrl.errors import EngineError, UsageError
-from agentrl.evaluation.panel import EpisodeStore, EvaluatedEpisode, Panel, Slot, choose_tasks, slots
+from agentrl.evaluation.panel import EpisodeStore, EvaluatedEpisode, Panel, assignments, choose_tasks
 from agentrl.evaluation.result import EvaluationResult, summarise
 from agentrl.image import ImageReader
 from agentrl.message import Message
 from agentrl.models.load import load_model
 from agentrl.remote.chat import error_message
 from agentrl.rollout.policies import ChatEpisodePolicy, EngineEpisodePolicy, EpisodePolicy
-from agentrl.rollout.runner import Assignment, EpisodeRunner, play_all
+from agentrl.rollout.runner import EpisodeRunner, play_all
 from agentrl.rollout.scripted_policies import ScriptedEpisodePolicy, ScriptedPolicy
-from agentrl.rollout.turns import derive_seed
 from agentrl.serving.local import LocalEngine
 from agentrl.serving.openai import OpenAIEngine
 from agentrl.serving.scripted import ScriptedEngine
@@ -43,7 +42,7 @@ from agentrl.task import TaskSource
 
 
 def unwatched(_: EvaluatedEpisode) -> None:
-    """Nobody is told about the episode."""
+    """Ignore the episode."""
 
 
 async def evaluate_panel(
@@ -66,45 +65,25 @@ async def evaluate_panel(
         on_episode: Called after each episode, found ones included.
 
     Raises:
-        UsageError: nothing to play, more tasks than the source holds, a full disk, or something that no retry can mend.
+        UsageError: nothing to play, more tasks than the source holds, a full disk, or an error that no retry can fix.
     """
     began = time.perf_counter()
-    tasks = choose_tasks(source, panel.n_tasks, panel.seed)
-    chosen = slots(tasks, panel.samples)
-    episodes: dict[Slot, EvaluatedEpisode] = {}
-    for slot in chosen:
-        found = None if store is None else store.find(slot.task.id, slot.sample)
+    chosen = assignments(choose_tasks(source, panel.n_tasks, panel.seed), panel.samples, panel.seed)
+    episodes: dict[str, EvaluatedEpisode] = {}
+    for assignment in chosen:
+        found = None if store is None else store.find(assignment.task.id, assignment.member)
         if found is not None:
-            episodes[slot] = found
+            episodes[assignment.id] = found
             on_episode(found)
-    open_slots = {_assignment_id(slot): slot for slot in chosen if slot not in episodes}
-    assignments = [_assignment(slot, panel.seed) for slot in open_slots.values()]
-    async for trajectory in play_all(runner, assignments, concurrency=concurrency):
-        slot = open_slots[trajectory.id.rpartition(".")[0]]
-        episode = EvaluatedEpisode(task_id=slot.task.id, sample=slot.sample, trajectory=trajectory)
-        episodes[slot] = episode
+    left = {assignment.id: assignment for assignment in chosen if assignment.id not in episodes}
+    async for trajectory in play_all(runner, left.values(), concurrency=concurrency):
+        assignment = left[trajectory.id.rpartition(".")[0]]
+        episode = EvaluatedEpisode(task_id=assignment.task.id, sample=assignment.member, trajectory=trajectory)
+        episodes[assignment.id] = episode
         if store is not None and episode.is_measured:
             store.add(episode)
         on_episode(episode)
-    return summarise(panel, [episodes[slot] for slot in chosen], time.perf_counter() - began)
-
-
-def _assignment(slot: Slot, seed: int) -> Assignment:
-    return Assignment(
-        task=slot.task,
-        group_id=_group(slot),
-        member=slot.sample,
-        seed=derive_seed("evaluation", seed, slot.task.id),
-    )
-
-
-def _group(slot: Slot) -> str:
-    return f"evaluation/{slot.task.id}"
-
-
-def _assignment_id(slot: Slot) -> str:
-    """Return the runner's name of all attempts at this episode, before the attempt's number."""
-    return f"{_group(slot)}/{slot.sample}"
+    return summarise(panel, [episodes[assignment.id] for assignment in chosen], time.perf_counter() - began)
 
 
 CHECK_S = 10.0
@@ -146,58 +125,36 @@ async def check_service(config: OpenAIEngineConfig) -> None:
         return  # it is there, and may do better with a real request; if not, the episodes say so
 
 
-class HintingService(ChatPolicy):
-    """A service whose refusals say what to set.
-
-    Args:
-        service: Answers.
-        url: Its address, for messages.
-    """
-
-    def __init__(self, service: ChatPolicy, url: str) -> None:
-        self.max_context = service.max_context
-        self._service = service
-        self._url = url
-
-    async def start(self) -> None:
-        """Start the service's client."""
-        await self._service.start()
+class HintingService(OpenAIEngine):
+    """A service whose refusals say what to set."""
 
     async def chat(
-        self,
-        messages: Sequence[Message],
-        tools: Sequence[Mapping[str, Any]],
-        params: SamplingParams,
-        request_id: str,
+        self, messages: Sequence[Message], tools: Sequence[Mapping[str, Any]], params: SamplingParams, request_id: str
     ) -> ChatAnswer:
         """Answer a conversation.
 
         Raises:
-            UsageError: as the service does; and where it takes no tools, which no other request would mend.
+            UsageError: as the service does, and where it takes no tools.
             EngineError: as the service does.
         """
         try:
-            return await self._service.chat(messages, tools, params, request_id)
+            return await super().chat(messages, tools, params, request_id)
         except EngineError as error:
             said = str(error.got)
             if "tool-call-parser" in said or "enable-auto-tool-choice" in said:
                 raise UsageError(
-                    f"{self._url} takes no tool calls",
+                    f"{self.config.url} takes no tool calls",
                     got=said,
                     hint="set agent.loop=react_text, which needs none; or start vLLM with --enable-auto-tool-choice "
                     "--tool-call-parser NAME",
                 ) from error
             if "context length" in said:
                 raise EngineError(
-                    f"{self._url} has a smaller context than the episode needs",
+                    f"{self.config.url} has a smaller context than the episode needs",
                     got=said,
                     hint="set agent.max_tokens to its context, or agent.max_answer_tokens lower",
                 ) from error
             raise
-
-    async def close(self) -> None:
-        """Close the service's client."""
-        await self._service.close()
 
 
 def _raise_no_chat(config: OpenAIEngineConfig, url: str, status: int, said: str) -> None:
@@ -221,7 +178,7 @@ _log = logging.getLogger(__name__)
 
 
 class PolicyKind(enum.StrEnum):
-    """Open the policy that plays."""
+    """Kinds of policies that can be evaluated."""
 
     ENGINE = "engine"
     EXPERT = "expert"
@@ -248,7 +205,7 @@ async def open_policy(config: Config, kind: PolicyKind, folder: Path) -> AsyncIt
     check_images(config)
     if isinstance(config.engine, OpenAIEngineConfig):
         await check_service(config.engine)
-        service = HintingService(OpenAIEngine(config.engine), config.engine.url)
+        service = HintingService(config.engine)
         await service.start()
         try:
             yield ChatEpisodePolicy(service, sampling_params(config.sampling))

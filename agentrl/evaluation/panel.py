@@ -16,6 +16,8 @@ import orjson
 
 from agentrl.errors import UsageError
 from agentrl.observe.files import UNREADABLE, JsonLinesWriter, numbered_records, warn_damaged
+from agentrl.rollout.runner import Assignment
+from agentrl.rollout.turns import derive_seed
 from agentrl.task import Task, TaskSource
 from agentrl.trajectory import Trajectory
 
@@ -50,14 +52,6 @@ class Panel:
         return hashlib.blake2b(orjson.dumps(identity, option=orjson.OPT_SORT_KEYS), digest_size=6).hexdigest()
 
 
-@dataclass(frozen=True, slots=True, kw_only=True, eq=False)
-class Slot:
-    """One episode to play: a task and which of its samples."""
-
-    task: Task
-    sample: int
-
-
 def choose_tasks(source: TaskSource, count: int, seed: int) -> list[Task]:
     """The first `count` tasks in an order that the seed alone fixes: a smaller choice is the start of a larger one.
 
@@ -78,8 +72,8 @@ def choose_tasks(source: TaskSource, count: int, seed: int) -> list[Task]:
     return [source[index] for index in order[:count]]
 
 
-def slots(tasks: list[Task], samples: int) -> list[Slot]:
-    """All episodes, first samples of every task first, so that an interrupted evaluation covers all tasks.
+def assignments(tasks: list[Task], samples: int, seed: int) -> list[Assignment]:
+    """Make all episodes, first samples of every task first, so that an interrupted evaluation covers all tasks.
 
     Raises:
         UsageError: fewer than one sample, or two tasks of one id.
@@ -88,7 +82,16 @@ def slots(tasks: list[Task], samples: int) -> list[Slot]:
         raise UsageError("an evaluation needs samples", got=samples, expected="at least 1 per task")
     if len({task.id for task in tasks}) < len(tasks):
         raise UsageError("the task source has two tasks of one id", hint="task ids must be unique within a split")
-    return [Slot(task=task, sample=sample) for sample in range(samples) for task in tasks]
+    return [
+        Assignment(
+            task=task,
+            group_id=f"evaluation/{task.id}",
+            member=sample,
+            seed=derive_seed("evaluation", seed, task.id),
+        )
+        for sample in range(samples)
+        for task in tasks
+    ]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -49,16 +49,20 @@ async def evaluate_now(parts: TrainingParts, config: Config, *, model: str) -> d
 async def _evaluate_environment(env: RunEnvironment, policy: EngineEpisodePolicy, model: str) -> EvaluationResult:
     settings = env.config.evaluation
     source = task_source(env.spec, env.config.sole_environment, split=settings.split)
-    panel = Panel(
-        environment=f"{env.spec.name}/{settings.split}",
-        policy="engine",
-        model=model,
-        n_tasks=settings.tasks,
-        samples=settings.samples,
-        seed=env.config.run.seed,
-    )
+    panel = _panel(env, settings.split, model, n_tasks=settings.tasks, samples=settings.samples)
     runner = env.runner.with_policy(policy)
     return await evaluate_panel(runner, source, panel, concurrency=env.config.rollout.max_concurrent)
+
+
+def _panel(env: RunEnvironment, split: str, model: str | None, *, n_tasks: int, samples: int) -> Panel:
+    return Panel(
+        environment=f"{env.spec.name}/{split}",
+        policy="engine",
+        model=model,
+        n_tasks=n_tasks,
+        samples=samples,
+        seed=env.config.run.seed,
+    )
 
 
 async def success_now(model: PreTrainedModel, renderer: Renderer, config: Config, *, n_tasks: int) -> float:
@@ -89,14 +93,7 @@ async def success_now(model: PreTrainedModel, renderer: Renderer, config: Config
 async def _success_in(env: RunEnvironment, n_tasks: int) -> float:
     section = env.config.sole_environment
     source = task_source(env.spec, section)
-    panel = Panel(
-        environment=f"{env.spec.name}/{section.split}",
-        policy="engine",
-        model=None,
-        n_tasks=min(n_tasks, len(source)),
-        samples=1,
-        seed=env.config.run.seed,
-    )
+    panel = _panel(env, section.split, None, n_tasks=min(n_tasks, len(source)), samples=1)
     result = await evaluate_panel(env.runner, source, panel, concurrency=env.config.rollout.max_concurrent)
     if result.success is None:
         raise UsageError(

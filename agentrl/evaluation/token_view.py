@@ -4,9 +4,8 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from functools import cache
-from itertools import groupby
 from typing import TypeAlias
 
 import jinja2
@@ -23,8 +22,8 @@ LEGEND: dict[Source, str] = {
     Source.TEMPLATE: "chat template",
     Source.OBSERVATION: "observation",
     Source.SAMPLED: "sampled by the policy: carries loss",
-    Source.FORCED: "written in the policy's name",
-    Source.MISTAKE: "a mistake in a demonstration: not learnt",
+    Source.FORCED: "written for the policy, not sampled",
+    Source.MISTAKE: "deliberate mistake in a demonstration: carries no loss",
 }
 
 
@@ -42,36 +41,25 @@ class TokenCell:
     """What begins with this token; the other tokens of an image have no text."""
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
+@dataclass(slots=True, kw_only=True)
 class Segment:
     """Neighbouring tokens of one source, and the turn that they end, if they are one."""
 
     source: Source
-    cells: list[TokenCell]
-    turn: Turn | None
+    cells: list[TokenCell] = field(default_factory=list)
+    turn: Turn | None = None
 
 
 def segments(sequence: TokenSequence, decode: Decode) -> list[Segment]:
     """The tokens of a sequence, grouped where their source changes or a turn begins."""
     ends = {turn.end: turn for turn in sequence.turns}
     starts = {turn.start for turn in sequence.turns}
-    cells = list(_cells(sequence, decode))
-    group = 0
-    numbered = []
-    for position, cell in enumerate(cells):
-        changed = position > 0 and (cells[position - 1].source is not cell.source or position in starts)
-        group += changed
-        numbered.append((group, position, cell))
-    found = []
-    for _, members in groupby(numbered, key=lambda member: member[0]):
-        listed = list(members)
-        found.append(
-            Segment(
-                source=listed[0][2].source,
-                cells=[cell for _, _, cell in listed],
-                turn=ends.get(listed[-1][1] + 1),
-            )
-        )
+    found: list[Segment] = []
+    for position, cell in enumerate(_cells(sequence, decode)):
+        if not found or found[-1].source is not cell.source or position in starts:
+            found.append(Segment(source=cell.source))
+        found[-1].cells.append(cell)
+        found[-1].turn = ends.get(position + 1)
     return found
 
 
@@ -88,8 +76,7 @@ def page_html(title: str, trajectories: list[Trajectory], decode: Decode) -> str
 
 
 @cache
-def environment() -> jinja2.Environment:
-    """The templates of this package, escaping what they are given."""
+def _environment() -> jinja2.Environment:
     return jinja2.Environment(
         loader=jinja2.PackageLoader("agentrl.evaluation"),
         autoescape=True,
@@ -100,8 +87,8 @@ def environment() -> jinja2.Environment:
 
 
 def template(name: str) -> jinja2.Template:
-    """A template of this package."""
-    return environment().get_template(name)
+    """Load a template of this package."""
+    return _environment().get_template(name)
 
 
 def _cells(sequence: TokenSequence, decode: Decode) -> Iterator[TokenCell]:

@@ -300,6 +300,11 @@ class Assignment:
     seed: int
     """Decides the episode's sampling."""
 
+    @property
+    def id(self) -> str:
+        """Id of its trajectories, without the number of the attempt."""
+        return f"{self.group_id}/{self.member}"
+
 
 async def play_all(
     runner: EpisodeRunner, assignments: Iterable[Assignment], *, concurrency: int

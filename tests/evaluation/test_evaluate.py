@@ -14,7 +14,7 @@ from agentrl.config import load_config
 from agentrl.env import EnvironmentSpec, Isolation
 from agentrl.errors import Outcome, UsageError
 from agentrl.evaluation.evaluate import evaluate_panel
-from agentrl.evaluation.panel import EpisodeStore, EvaluatedEpisode, Panel, choose_tasks, slots
+from agentrl.evaluation.panel import EpisodeStore, EvaluatedEpisode, Panel, assignments, choose_tasks
 from agentrl.evaluation.session import default_tasks
 from agentrl.message import Message, user
 from agentrl.rollout.env_pool import EnvPool
@@ -76,7 +76,7 @@ async def runner() -> AsyncIterator[EpisodeRunner]:
 
 async def test_every_slot_is_played_once_and_comes_in_order(runner: EpisodeRunner) -> None:
     result = await evaluate_panel(runner, SOURCE, PANEL, concurrency=3)
-    expected = [(slot.task.id, slot.sample) for slot in slots(choose_tasks(SOURCE, 6, 0), 2)]
+    expected = [(found.task.id, found.member) for found in assignments(choose_tasks(SOURCE, 6, 0), 2, 0)]
     assert [episode.slot for episode in result.episodes] == expected
     assert len(Coin.resets) == 12
     assert result.success is not None
@@ -156,7 +156,7 @@ def test_impossible_panels_are_refused() -> None:
     with pytest.raises(UsageError, match="got 6 tasks, expected at most 5"):
         choose_tasks(SeedTasks("world", size=5), 6, seed=0)
     with pytest.raises(UsageError, match="needs samples"):
-        slots(choose_tasks(SeedTasks("world", size=5), 1, seed=0), 0)
+        assignments(choose_tasks(SeedTasks("world", size=5), 1, seed=0), 0, 0)
     twin = Task(id="same", environment="world")
     with pytest.raises(UsageError, match="two tasks of one id"):
-        slots([twin, twin], 1)
+        assignments([twin, twin], 1, 0)
