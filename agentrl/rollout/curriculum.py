@@ -47,13 +47,10 @@ class GroupOutcome:
     successes: int
 
     def check_told(self, setting: str) -> None:
-        """Check that success is known.
-
-        Args:
-            setting: The setting that needs it.
+        """Check that the environment reports success, which `setting` needs.
 
         Raises:
-            UsageError: the environment does not tell it.
+            UsageError: it does not.
         """
         if self.episodes and not self.tries:
             raise UsageError(
@@ -96,12 +93,7 @@ class Evidence:
 
 
 class Pools:
-    """Success rates of tasks, types or environments, and which of them are played next.
-
-    Args:
-        settings: Thresholds.
-        seed: Decides at which of their turns the easy and the hard are played.
-    """
+    """Success rates of tasks, types or environments, and which of them are played next."""
 
     def __init__(self, settings: PoolsConfig, *, seed: int) -> None:
         self.settings = settings
@@ -151,11 +143,7 @@ class Pools:
         return environment, task.type
 
     def learn(self, outcomes: Sequence[GroupOutcome]) -> None:
-        """A training step is complete: its groups count from now on.
-
-        Raises:
-            UsageError: an environment does not tell whether a task is solved.
-        """
+        """Count the groups of a training step that is complete."""
         self.step += 1
         for outcome in outcomes:
             outcome.check_told("curriculum.pools")
@@ -190,9 +178,6 @@ class Horizon:
 
     By success an environment reaches the next stage when, over the last ``over_steps`` training steps in which it was
     played at its present one, successes / episodes exceeds ``success_above``. It then counts anew, and never goes back.
-
-    Args:
-        settings: The stages.
     """
 
     def __init__(self, settings: HorizonConfig) -> None:
@@ -213,11 +198,7 @@ class Horizon:
         return self.settings.turns[stage]
 
     def learn(self, outcomes: Sequence[GroupOutcome]) -> None:
-        """A training step is complete.
-
-        Raises:
-            UsageError: an environment does not tell whether a task is solved.
-        """
+        """Count the groups of a training step that is complete."""
         if not self.wants_outcomes:
             return
         told: dict[str, list[GroupOutcome]] = defaultdict(list)

@@ -32,22 +32,14 @@ class WrongReturn(ValueError):
 
 
 def checked_pair(returned: object) -> tuple[Content, Mapping[str, Any]]:
-    """Check what `reset` returned.
-
-    Raises:
-        WrongReturn: it may not.
-    """
+    """Check what `reset` returned, or raise `WrongReturn`."""
     observation, info = unpacked_pair(returned)
     _check_facts(info)
     return _checked_observation("reset", observation), info
 
 
 def checked_step(returned: object) -> StepResult:
-    """Check what `step` returned, and make its reward and flags plain numbers.
-
-    Raises:
-        WrongReturn: it may not.
-    """
+    """Check what `step` returned, and make its reward and flags plain numbers; or raise `WrongReturn`."""
     result = unpacked_step(returned)
     _check_components(result.info.get("reward_components", {}))
     _check_facts(result.info)
@@ -65,21 +57,16 @@ def checked_step(returned: object) -> StepResult:
 
 
 def unpacked_pair(returned: object) -> tuple[Any, Mapping[str, Any]]:
-    """Unpack observation and info of `reset`; only the pair itself is checked.
-
-    Raises:
-        WrongReturn: it is no pair of something and a dictionary.
-    """
+    """Unpack observation and info of `reset`, or raise `WrongReturn`; only the pair itself is checked."""
     if not (isinstance(returned, tuple) and len(returned) == 2 and isinstance(returned[1], Mapping)):
         raise _wrong("reset", returned, "(observation, info dictionary)")
     return returned
 
 
 def unpacked_step(returned: object) -> StepResult:
-    """Unpack the five values of `step` by name; only their number, the info and the reward's type are checked.
+    """Unpack the five values of `step` by name, or raise `WrongReturn`.
 
-    Raises:
-        WrongReturn: they are not five, the info is no dictionary, or the reward no number.
+    Only their number, the info's type and the reward's type are checked.
     """
     if not isinstance(returned, tuple):
         raise _wrong("step", returned, f"({_STEP_FIELDS})")
@@ -163,10 +150,6 @@ class EnvAdapter:
 
     All methods are coroutines so that synchronous and asynchronous environments share them; with a synchronous one
     they never suspend.
-
-    Args:
-        make: The environment's factory.
-        options: Its keyword arguments.
     """
 
     def __init__(self, make: Callable[..., AnyEnv], options: Mapping[str, Any]) -> None:
@@ -182,11 +165,7 @@ class EnvAdapter:
         return isinstance(self.env, AsyncEnv)
 
     async def call(self, method: str, *arguments: Any) -> Any:
-        """Call a method of `agentrl.remote.env_methods`: the adapter's own, else the environment's of this name.
-
-        Raises:
-            UsageError: the environment does not have it.
-        """
+        """Call a method of `agentrl.remote.env_methods`: the adapter's own, else the environment's of this name."""
         own = getattr(self, method, None)
         if own is not None:
             return await own(*arguments)
@@ -333,10 +312,10 @@ async def sampled(space: Any) -> str:
 
 
 async def call_own_tool(tool: Tool, arguments: Mapping[str, Any]) -> ToolResult:
-    """Call a tool beside its environment, for a policy that is elsewhere.
+    """Call a tool next to its environment, for a policy that is elsewhere.
 
     Raises:
-        ToolError: wrong arguments, or the tool says so, or it failed: as if the policy had called it itself.
+        ToolError: wrong arguments, or the tool failed: as if the policy had called it itself.
         EnvironmentFailure: the environment is lost.
     """
     async with AsyncExitStack() as stack:

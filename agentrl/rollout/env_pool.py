@@ -92,11 +92,7 @@ class EnvHandle:
             logger.warning("%s", error)
 
     async def call(self, method: EnvMethod[P, R], *arguments: P.args, **_: P.kwargs) -> R:
-        """Call a method of `agentrl.remote.env_methods`.
-
-        Raises:
-            EnvironmentFailure: it raised, returned nonsense, or missed its deadline.
-        """
+        """Call a method of `agentrl.remote.env_methods`; its failures are `EnvironmentFailure`."""
         name = method.name
         where = f"task {self._task}, step {self._steps}" if method is STEP else f"task {self._task}"
         what = f"{name} of environment {self._name} ({where})"
@@ -115,10 +111,9 @@ class EnvPool:
         isolation: Where blocking code runs; the spec's choice when left out. Environments whose methods are
             coroutines run in the event loop unless they have worker processes.
         workers: Threads or processes.
-        max_concurrent: Most environments lent at once.
+        max_concurrent: Maximum number of environments lent at once.
         reset_timeout_s: Deadline of making and resetting one.
-        step_timeout_s: Deadline of a step and of everything else.
-        waits: Where waiting is registered.
+        step_timeout_s: Deadline of everything else.
     """
 
     def __init__(
@@ -166,11 +161,7 @@ class EnvPool:
 
     @asynccontextmanager
     async def borrow(self, who: str) -> AsyncIterator[EnvHandle]:
-        """Lend an environment to `who` for one episode.
-
-        Raises:
-            EnvironmentFailure: it cannot be made.
-        """
+        """Lend an environment to `who` for one episode."""
         with self.waits.on(WaitKind.CAPACITY, who, f"a free {self.spec.name} environment"):
             await self._free.acquire()
         try:
@@ -253,11 +244,7 @@ class SerialWorker(ABC, Generic[W]):
         await self.stop("it was stopped")
 
     async def submit(self, work: W, *, what: str, deadline_s: float) -> Any:
-        """Run `work` after everything submitted before it.
-
-        Raises:
-            EnvironmentFailure: it raised, missed its deadline, or the worker died.
-        """
+        """Run `work` after everything submitted before it; its failures are `EnvironmentFailure`."""
         job = WorkerCall(work, what, deadline_s)
         self._jobs.append(job)
         if self._pump is None or self._pump.done():
@@ -316,19 +303,11 @@ class EnvBackend(ABC):
 
     @abstractmethod
     async def call(self, method: str, *arguments: Any, deadline_s: float, what: str) -> Any:
-        """Call a method of the environment's `EnvAdapter`.
-
-        Raises:
-            EnvironmentFailure: it raised, returned nonsense, missed its deadline, or its worker died; `what` says
-                what was being done.
-        """
+        """Call a method of the environment's `EnvAdapter`; failures are `EnvironmentFailure` and say `what` failed."""
 
 
 class InlineBackend(EnvBackend):
-    """Backend in the event loop.
-
-    The deadline bounds asynchronous environments only: nothing interrupts blocking code here.
-    """
+    """Backend in the event loop; the deadline cannot interrupt blocking code here."""
 
     def __init__(self, adapter: EnvAdapter) -> None:
         self._adapter = adapter

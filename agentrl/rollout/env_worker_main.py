@@ -106,7 +106,7 @@ def _keep(worker: int, trainer: int) -> NoReturn:
 
 
 def _reap(worker: int) -> int | None:
-    """Take leave of the dead below this process; the exit code of the worker, if it is among them."""
+    """Reap dead processes; return the exit code of the worker if it is among them."""
     code = None
     with contextlib.suppress(ChildProcessError):
         while (found := os.waitpid(-1, os.WNOHANG))[0]:

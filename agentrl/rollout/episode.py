@@ -22,19 +22,7 @@ from agentrl.trajectory import Trajectory, Turn
 
 
 class RuntimeEpisode(Episode):
-    """The runtime's `Episode`.
-
-    Args:
-        task: What it is about.
-        spec: The environment's entry, with the instructions that the config may have replaced.
-        environment: Borrowed for this episode.
-        policy: Opens its conversations.
-        loop: The loop that will run.
-        tools: The configured tools.
-        turns: The episode's turns and budgets.
-        tool_limits: Rate limits and kept results of tools, shared by all episodes.
-        make_sandbox: Makes the episode's sandbox.
-    """
+    """The runtime's `Episode`; `spec` has the instructions that the config may have replaced."""
 
     def __init__(
         self,
@@ -72,11 +60,7 @@ class RuntimeEpisode(Episode):
         )
 
     async def reset(self) -> Content:
-        """Reset the environment for the task.
-
-        Raises:
-            UsageError: the environment brings a tool of a configured one's name.
-        """
+        """Reset the environment for the task."""
         result = await self.environment.reset(self.task)
         self.tools = {**self._configured, **self._own_tools(result.tools)}
         self.action_hint = self._cut_text(result.action_hint)
@@ -119,12 +103,12 @@ class RuntimeEpisode(Episode):
         return self.last_result
 
     async def call_tool(self, call: ToolCall) -> Message:
-        """Call a tool; what the policy can mend comes back as text."""
+        """Call a tool; errors that the policy can fix come back as text."""
         (message,) = await self.call_tools([call])
         return message
 
     async def call_tools(self, calls: Sequence[ToolCall]) -> list[Message]:
-        """Call tools, those that may at the same time; the answers are in the order of the calls."""
+        """Call tools, parallel ones together; the answers are in the order of the calls."""
         return [message for batch in batches(calls, self.tools) for message in await self._call_together(batch)]
 
     async def _call_together(self, calls: Sequence[ToolCall]) -> list[Message]:
@@ -141,11 +125,7 @@ class RuntimeEpisode(Episode):
         return [await self._record(turn, call, one) for call, one in zip(calls, called, strict=True)]
 
     async def _record(self, turn: Turn, call: ToolCall, called: Called) -> Message:
-        """Put what a call gave where it belongs.
-
-        Raises:
-            EpisodeEnd: the call ends the episode.
-        """
+        """Put the result of a call where it belongs; raise `EpisodeEnd` if it ends the episode."""
         result = called.result
         if called.failed:
             self.turns.counters.tool_errors += 1
@@ -176,18 +156,14 @@ class RuntimeEpisode(Episode):
                 self.turns.add_metric(f"tool/{name}/{metric}", value)
 
     async def _act_for_tool(self, action: str) -> str:
-        """Take an action for a tool; what the environment says. The episode ends with the call if it is over."""
+        """Take an action for a tool; the episode ends with the call if the environment is done."""
         result = await self.step(action)
         if result.done:
             self._ended_by_tool = ending(result)
         return described(result.observation)
 
     def open(self, messages: Sequence[Message], *, tools: Sequence[Tool] | None = None) -> Conversation:
-        """Start a conversation, whose messages are kept until the episode is scored.
-
-        Raises:
-            UsageError: the loop offers tools and leaves them out here.
-        """
+        """Start a conversation, whose messages are kept until the episode is scored."""
         if tools is None and self.loop.offers_tools and self.tools:
             name = type(self.loop).__name__
             raise UsageError(
@@ -241,13 +217,7 @@ class RuntimeEpisode(Episode):
 
 
 class RecordedConversation(Conversation):
-    """A conversation whose messages are kept on the trajectory, for the episode's scorer.
-
-    Args:
-        conversation: Does the work.
-        trajectory: Keeps the messages.
-        messages: What it begins with.
-    """
+    """A conversation whose messages are kept on the trajectory, for the episode's scorer."""
 
     def __init__(self, conversation: Conversation, trajectory: Trajectory, messages: Sequence[Message]) -> None:
         self._conversation = conversation

@@ -136,11 +136,7 @@ HORIZON = "curriculum/turns"
 
 
 def environment_metrics(groups: Sequence[Group]) -> dict[str, float]:
-    """Success, return, turns, tokens and horizon, for each environment of several; the horizon alone for one.
-
-    Args:
-        groups: Of one training step, complete; their order decides the last bits of means.
-    """
+    """Return success, reward, turns, tokens and horizon of each environment of several; of one the horizon alone."""
     labels = dict.fromkeys(group.draw.environment for group in groups)
     by_label = {label: [group for group in groups if group.draw.environment == label] for label in labels}
     tokens = sum(_tokens(found) for found in by_label.values())
@@ -152,7 +148,7 @@ def environment_metrics(groups: Sequence[Group]) -> dict[str, float]:
 
 
 def extra_rollout_metrics(groups: Sequence[Group]) -> dict[str, float]:
-    """Return and success of extra rollouts: ``greedy/``, ``expert/``; nothing where there are none."""
+    """Return success and reward of extra rollouts under ``greedy/`` and ``expert/``."""
     greedy = [group.extra_rollouts[GREEDY] for group in groups if GREEDY in group.extra_rollouts]
     experts = [trajectory for group in groups for trajectory in group.experts]
     return {**_played(GREEDY, greedy), **_played(EXPERT, experts)}

@@ -29,9 +29,7 @@ AGENT, WORLD = "[agent]", "[world]"
 def transcript(trajectory: Trajectory, decode: Decode) -> str:
     """Return what the agent read and answered as text, each under a mark; branches follow one another.
 
-    Args:
-        trajectory: An episode that has tokens.
-        decode: Text of token ids, without special tokens.
+    `decode` gives the text of token ids without special tokens.
     """
     return "\n\n".join(piece for sequence in trajectory.sequences for piece in _pieces(sequence, decode))
 
@@ -48,16 +46,7 @@ UNREADABLE = 'Your answer has no score that can be read. End with one line of th
 
 
 class Judge(Scorer):
-    """Scores episodes by asking.
-
-    Args:
-        service: Answers.
-        settings: Question, range, attempts.
-        decode: Text of the policy's tokens.
-
-    Raises:
-        ConfigError: the prompt is no template.
-    """
+    """Scores episodes by asking a language model; `decode` gives the text of the policy's tokens."""
 
     def __init__(self, service: ChatPolicy, settings: JudgeConfig, decode: Decode) -> None:
         self._service, self._settings, self._decode = service, settings, decode
@@ -71,7 +60,7 @@ class Judge(Scorer):
 
         Raises:
             EngineError: the service failed, or gave no score in all attempts.
-            UsageError: the episode has no tokens to be read, or the prompt names what does not exist.
+            UsageError: the episode has no tokens, or the prompt uses an unknown name.
         """
         require_tokens(trajectory, "a judge")
         earned = trajectory.environment_reward
@@ -129,11 +118,7 @@ class Judge(Scorer):
 
 
 def require_tokens(trajectory: Trajectory, reader: str) -> None:
-    """Check that an episode has tokens that a reader can be shown.
-
-    Raises:
-        UsageError: it has none.
-    """
+    """Check that an episode has tokens for a reader to be shown; raise `UsageError` otherwise."""
     if not any(len(sequence) for sequence in trajectory.sequences):
         raise UsageError(
             f"{reader} reads the tokens of an episode",

@@ -57,10 +57,7 @@ MAX_RESUBMISSIONS = 8
 class EngineEpisodePolicy(EpisodePolicy):
     """Opens conversations that an engine answers.
 
-    Args:
-        engine: Samples the answers.
-        renderer: Turns messages into the model's tokens.
-        sampling: How to sample; its `max_tokens`, `seed` and stop tokens are set per turn.
+    The `max_tokens`, `seed` and stop tokens of `sampling` are set per turn.
     """
 
     def __init__(self, engine: PolicyEngine, renderer: Renderer, sampling: SamplingParams) -> None:
@@ -216,12 +213,7 @@ def append_textual_turn(turns: TurnLog, sequence: TokenSequence, stop_reason: st
 
 
 class ChatEpisodePolicy(EpisodePolicy):
-    """Opens conversations that a text service answers.
-
-    Args:
-        service: Answers in text.
-        sampling: How to sample; `max_tokens` and `seed` are set per turn.
-    """
+    """Opens conversations that a text service answers; `max_tokens` and `seed` of `sampling` are set per turn."""
 
     def __init__(self, service: ChatPolicy, sampling: SamplingParams) -> None:
         self.service = service

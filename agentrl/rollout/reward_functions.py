@@ -71,7 +71,7 @@ class FunctionReward(Scorer):
         function: Blocking or a coroutine function.
         options: Keyword arguments for each call.
         thread: Runs blocking functions.
-        deadline_s: Of a call.
+        deadline_s: Deadline of a call.
 
     Raises:
         ConfigError: it is not callable, or takes other arguments.
@@ -113,11 +113,7 @@ class FunctionReward(Scorer):
             ) from error
 
     async def score(self, trajectory: Trajectory, task: Task) -> Score:
-        """Call it.
-
-        Raises:
-            EnvironmentFailure: it raised, hung, or returned no finite number.
-        """
+        """Call the function; raise `EnvironmentFailure` if it raises, hangs, or returns no finite number."""
         what = f"{self._where} on task {task.id}"
         if inspect.iscoroutinefunction(self._function) or inspect.iscoroutinefunction(type(self._function).__call__):
             returned = self._call_named(what, trajectory, task)

@@ -57,14 +57,14 @@ class EpisodeRunner:
 
     Args:
         pool: Lends environments.
-        loop: How the policy talks to them.
+        loop: Controls each episode.
         policy: Answers in the episodes' conversations.
         limits: Budgets and deadlines.
         tools: The configured tools.
         scorer: Computes the return; the environment's own rewards by default.
         system_prompt: Replaces the environment's instructions.
         retries: New attempts after infrastructure failures.
-        observer: Is told about turns and endings.
+        observer: Notified of turns and endings.
         counters: Counts of everything; several runners may share one.
         tool_limits: Rate limits and kept results of tools; several runners may share one.
         make_sandbox: Makes the sandbox of an episode whose tools need one.
@@ -113,7 +113,7 @@ class EpisodeRunner:
         return True
 
     async def run(self, task: Task, *, group_id: str, member: int, seed: int) -> Trajectory:
-        """Play the task until an attempt is not failed by the machinery, or the attempts are used up.
+        """Play the task until an attempt is not failed by infrastructure, or the attempts are used up.
 
         Args:
             task: What to play.
@@ -122,8 +122,8 @@ class EpisodeRunner:
             seed: Decides all sampling of the episode; attempts and turns derive their own from it.
 
         Raises:
-            UsageError: something that no new attempt can mend.
-            asyncio.CancelledError: the caller cancelled; the observer has been told of the trajectory.
+            UsageError: an error that no new attempt can fix.
+            asyncio.CancelledError: the caller cancelled; the observer has received the trajectory.
         """
         for attempt in range(self.retries + 1):
             trajectory = Trajectory(
@@ -198,7 +198,6 @@ class EpisodeRunner:
             return outcome
 
     async def _close_tools(self, episode: RuntimeEpisode) -> None:
-        """Leave the tools that the episode entered; a failure is logged, for the episode is over."""
         trajectory_id = episode.turns.trajectory.id
         what = f"closing the tools of {trajectory_id}"
         try:
@@ -209,11 +208,7 @@ class EpisodeRunner:
             logger.warning("%s", error)
 
     async def _known_tools(self) -> list[Tool]:
-        """Return the configured tools, those of toolsets among them.
-
-        Raises:
-            UsageError: two of them have one name.
-        """
+        """Return the configured tools and those of toolsets; two of one name are a `UsageError`."""
         found: list[Tool] = []
         for one in self.tools:
             if isinstance(one, Tool):
@@ -268,11 +263,7 @@ def _fail(trajectory: Trajectory, outcome: Outcome, error: AgentRLError) -> None
 
 
 async def _in_own_task(work: Coroutine[Any, Any, None], name: str) -> None:
-    """Run `work` in a task of its own; a cancellation of this task is passed on to it, and awaited.
-
-    Raises:
-        EnvironmentFailure: the task was cancelled by the code that it runs.
-    """
+    """Run `work` in its own task, so that code of the episode which cancels its task cannot cancel the caller."""
     task = asyncio.create_task(work, name=name)
     cancelled: asyncio.CancelledError | None = None
     while not task.done():
@@ -309,12 +300,9 @@ class Assignment:
 async def play_all(
     runner: EpisodeRunner, assignments: Iterable[Assignment], *, concurrency: int
 ) -> AsyncIterator[Trajectory]:
-    """Play all assignments, at most `concurrency` at a time; trajectories come as episodes end.
+    """Play all assignments, at most `concurrency` at a time; yield trajectories as episodes end.
 
-    Leaving the loop early cancels what runs.
-
-    Raises:
-        UsageError: an episode met something that the user must change.
+    Leaving the loop early cancels the running episodes. A `UsageError` of an episode is raised.
     """
     remaining = iter(assignments)
     running: set[asyncio.Task[Trajectory]] = set()
@@ -343,11 +331,11 @@ async def _play(runner: EpisodeRunner, assignment: Assignment) -> Trajectory:
 
 
 def make_agent_loop(name: str, options: Mapping[str, Any]) -> AgentLoop:
-    """Return the loop that the config's ``agent.loop`` and ``agent.options`` describe.
+    """Make the loop that the config's ``agent.loop`` and ``agent.options`` describe.
 
     Raises:
         UnknownNameError: no such loop.
-        ConfigError: an option that the loop does not take, or a value that it refuses.
+        ConfigError: an unknown option, or a value that the loop refuses.
     """
     kind = agent_loop_class(name)
     known = list(inspect.signature(kind).parameters)

@@ -44,14 +44,14 @@ class GroupScheduler:
 
     Args:
         runners: Play episodes, by the label of their environment; they share their waits and counters.
-        tasks: Says what is played; owned by the scheduler from now on.
+        tasks: Task order; owned by the scheduler from now on.
         group_size: Episodes per task.
         batch: Groups per training step.
-        max_staleness: Versions that may lie between sampling and training.
-        max_concurrent: Most episodes in flight.
+        max_staleness: Maximum number of versions between sampling and training.
+        max_concurrent: Maximum number of episodes in flight.
         seed: The run's seed.
         version: Version of the trainer's weights.
-        keep: Says whether a complete group is worth training on (dynamic sampling); others are replaced.
+        keep: Decides whether a complete group is worth training on (dynamic sampling); others are replaced.
         least_members: Trainable episodes without which a complete group counts as failed: 2 where they are compared.
         extra_runners: Play the extra rollouts of each group, by the label of the environment and their name. A group
             fails with any of them.
@@ -102,12 +102,12 @@ class GroupScheduler:
         self._changed = asyncio.Event()
 
     async def next_batch(self) -> list[Group]:
-        """Return the next complete groups to train on, sorted by task order; starts whatever may run meanwhile.
+        """Return the next complete groups to train on, in task order; meanwhile start new episodes.
 
         Raises:
-            UsageError: an episode met something that the user must change.
-            TrainingError: as many groups in a row as a batch holds (at least `LEAST_FAILED_GROUPS`) were failed by
-                the machinery, or `MAX_WASTED_BATCHES` batches' worth were not worth training on or too stale.
+            UsageError: an episode hit an error that the user must fix.
+            TrainingError: too many groups in a row failed (a batch, at least `LEAST_FAILED_GROUPS`), or were not worth
+                training on or too stale (`MAX_WASTED_BATCHES` batches).
         """
         batch = self.batch
         with self._waits.on(WaitKind.GROUPS, "trainer", f"{batch} complete groups"):
@@ -150,23 +150,17 @@ class GroupScheduler:
         return started < (self.max_staleness + self.version + 1) * self.batch
 
     def _next_group(self) -> Group:
-        """Return the group of the next task.
-
-        Raises:
-            EnvironmentFailure: the environment's task source failed.
-        """
         position = self.tasks.position
         with boundary(EnvironmentFailure, f"task {position} of the run"):
             draw = self.tasks.next()
         return Group(position=position, draw=draw, size=self.group_size, extra_names=self._extra_names(draw))
 
     def _extra_names(self, draw: SampledTask) -> tuple[str, ...]:
-        """Names of the extra rollouts that a task has; stored experts do not have every task."""
+        """Return the names of a task's extra rollouts; stored experts do not have every task."""
         players = self._extra_runners.get(draw.environment, {})
         return tuple(name for name, player in players.items() if player.plays(draw.task))
 
     def _start_episode(self, group: Group, player: int | str) -> None:
-        """Start a member by its number, or an extra rollout by its name."""
         self._unfinished += 1
         episode = asyncio.create_task(self._play(group, player), name=f"episode {group.id}/{player}")
         self._episodes.add(episode)
@@ -290,7 +284,7 @@ class GroupScheduler:
         }
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
-        """Go on where another scheduler was saved; before anything has started. Its batches may have had another size.
+        """Go on where another scheduler was saved, before anything has started; the batch size may have changed.
 
         Raises:
             UsageError: groups had another size, or the tasks come from another source.
@@ -314,7 +308,6 @@ class GroupScheduler:
 
 
 def _next_step(failed: Trajectory) -> str:
-    """Return what to do about groups that failed like this episode."""
     if failed.outcome is Outcome.ENVIRONMENT_ERROR:
         return f"fix the reported error, then run: agentrl env check {failed.environment}"
     return "fix the reported error"

@@ -37,8 +37,8 @@ class ScriptedEpisodePolicy(EpisodePolicy):
     Args:
         kind: Expert or random.
         renderer: Writes the answers into the ledger; ``None`` keeps text only.
-        max_context: Most tokens of prompt and answer together.
-        mistakes: Share of its actions before which an expert makes a mistake.
+        max_context: Maximum number of tokens of prompt and answer together.
+        mistakes: Share of actions before which an expert makes a mistake.
     """
 
     def __init__(
@@ -147,7 +147,7 @@ class ScriptedConversation(Conversation):
 async def demonstration(
     policy: ScriptedPolicy, episode: EpisodeView, seed: int, *, mistakes: float = 0.0
 ) -> tuple[Message, Source]:
-    """Return the message in which `policy` takes its next action, and what its tokens are: forced, or a mistake."""
+    """Return the message in which `policy` takes its next action, and the source of its tokens: forced or mistake."""
     environment = episode.environment
     if policy is ScriptedPolicy.RANDOM:
         return await _message(episode, await environment.call(RANDOM_ACTION, seed)), Source.FORCED
@@ -162,11 +162,9 @@ async def _message(episode: EpisodeView, action: str) -> Message:
 
 
 class StoredExpert:
-    """Expert that replays the stored episode of a task that is the best, the second best, and so on.
+    """Expert that replays the stored episode of a task with the best reward (`place` 0), the second best, and so on.
 
-    Args:
-        trajectories: Of one environment, in the policy's tokens; those without a valid end or a reward are left out.
-        place: 0 for the best.
+    Episodes without a valid end or a reward are left out.
     """
 
     def __init__(self, trajectories: Iterable[Trajectory], *, place: int) -> None:
@@ -188,13 +186,7 @@ class StoredExpert:
 
 
 def expert_copy(trajectory: Trajectory, *, id: str, group: str) -> Trajectory:
-    """Copy a stored episode with its sampled tokens marked as forced.
-
-    Args:
-        trajectory: Is left as it is.
-        id: Of the new one.
-        group: Its group's id.
-    """
+    """Copy a stored episode under another id and group, with its sampled tokens marked as forced."""
     record = trajectory.to_record()
     for row in record["sequences"]:
         row["sources"] = [Source.FORCED if source == Source.SAMPLED else source for source in row["sources"]]

@@ -39,7 +39,7 @@ class TaskSampler:
 
     Args:
         sources: Tasks by the label of their environment.
-        seed: The run's.
+        seed: The run's seed.
         weights: Shares of the turns; equal ones when left out.
         curriculum: Pools and horizon.
         shuffle: ``False`` keeps each source's order.
@@ -88,11 +88,7 @@ class TaskSampler:
         return _draw(environment, place, task, horizon)
 
     def again(self, environment: str, place: int, horizon: int | None) -> SampledTask:
-        """Return a draw as it was made before.
-
-        Raises:
-            UsageError: there is no such environment.
-        """
+        """Return a draw as it was made before."""
         if environment not in self._cursors:
             raise _other_environments([environment], list(self._cursors))
         return _draw(environment, place, self._cursors[environment].at(place), horizon)
@@ -114,13 +110,10 @@ class TaskSampler:
         return max(self._turns, key=lambda label: self._weights[label] * after / whole - self._turns[label])
 
     def learn(self, outcomes: Sequence[GroupOutcome]) -> None:
-        """A training step is complete.
-
-        Args:
-            outcomes: Of every group that ended since the last step, whether it was trained on or not.
+        """Learn from all groups that ended since the last training step, trained on or not.
 
         Raises:
-            UsageError: an environment does not tell whether a task is solved, and the curriculum needs it.
+            UsageError: the curriculum needs success, and an environment does not report it.
         """
         self.step += 1
         if self._horizon is not None:
@@ -149,11 +142,7 @@ class TaskSampler:
         }
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
-        """Go on where another one was saved.
-
-        Raises:
-            UsageError: it had other environments, or other tasks.
-        """
+        """Go on where another one was saved; a `UsageError` if it had other environments or tasks."""
         if set(state["cursors"]) != set(self._cursors):
             raise _other_environments(list(state["cursors"]), list(self._cursors))
         for label, cursor in self._cursors.items():

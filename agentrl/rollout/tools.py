@@ -30,13 +30,9 @@ Sleep: TypeAlias = Callable[[float], Awaitable[Any]]
 
 
 class RateLimiter:
-    """Lets calls of one tool through, as its limits allow.
+    """Admits calls of one tool as its limits allow.
 
-    Args:
-        max_concurrent: Most calls inside; ``None`` for any number.
-        max_per_second: Calls begin at least ``1 / max_per_second`` seconds after one another.
-        clock: Seconds that only grow.
-        sleep: Waits for some seconds.
+    At most `max_concurrent` calls at a time, which begin at least ``1 / max_per_second`` seconds apart.
     """
 
     def __init__(
@@ -62,12 +58,7 @@ class RateLimiter:
 
 
 class ToolLimits:
-    """One per run; episodes of all environments call through it.
-
-    Args:
-        clock: Seconds that only grow.
-        sleep: Waits for some seconds.
-    """
+    """Rate limits and kept results of tools, shared by all episodes of a run."""
 
     def __init__(self, clock: Callable[[], float] = time.monotonic, sleep: Sleep = asyncio.sleep) -> None:
         self._clock = clock
@@ -131,15 +122,9 @@ class Called:
 
 
 class EpisodeTools:
-    """Opens, calls and closes.
+    """Opens, calls and closes the tools of one episode.
 
-    Args:
-        turns: The episode's turns and budgets.
-        tool_limits: Rate limits and kept results, shared by all episodes.
-        make_sandbox: Makes the episode's sandbox; ``None`` when no config asks for one.
-        task_id: Of the episode's task.
-        seed: Of the episode's task.
-        act: Takes an action in the environment.
+    `act` takes an action in the environment; without `make_sandbox` no tool can use a sandbox.
     """
 
     def __init__(
@@ -166,7 +151,7 @@ class EpisodeTools:
         self._sharing = asyncio.Lock()
 
     async def carry_out(self, call: ToolCall, tools: Mapping[str, Tool]) -> Called:
-        """Call a tool; what the policy can mend is the result's text.
+        """Call a tool; errors that the policy can fix are the result's text.
 
         Raises:
             EpisodeEnd: the episode's time is over.
@@ -188,7 +173,6 @@ class EpisodeTools:
         return Called(tool=tool, result=result, was_kept=kept is not None, seconds=clock() - began)
 
     async def _call(self, tool: Tool, checked: Mapping[str, Any]) -> ToolResult:
-        """Wait for the tool's turn, then call it within its deadline."""
         trajectory_id, waits = self._turns.trajectory.id, self._turns.waits
         if tool.needs_sandbox:
             await self._start_sandbox(tool.name)
@@ -239,12 +223,6 @@ class EpisodeTools:
         return shared
 
     async def _start_sandbox(self, tool: str) -> None:
-        """Start the episode's sandbox, if it was not started yet.
-
-        Raises:
-            UsageError: no config asks for one.
-            SandboxError: it does not start.
-        """
         async with self._opening:
             if self._sandbox is not None:
                 return
@@ -283,7 +261,7 @@ class EpisodeContext(ToolContext):
 
 
 def batches(calls: Sequence[ToolCall], tools: Mapping[str, Tool]) -> Iterator[list[ToolCall]]:
-    """Calls that may run together, in the order of the answer: neighbours whose tools are all parallel."""
+    """Yield calls that may run together, in order: neighbours whose tools are all parallel."""
     together: list[ToolCall] = []
     for call in calls:
         if call.name in tools and tools[call.name].rules.is_parallel:
@@ -311,11 +289,6 @@ async def all_of(work: Sequence[Coroutine[Any, Any, T]]) -> list[T]:
 
 
 def _checked(tool: Tool, arguments: Mapping[str, Any]) -> dict[str, Any]:
-    """Return the arguments, checked by the tool.
-
-    Raises:
-        ToolError: they are wrong, or the tool's own checks fail.
-    """
     try:
         refuse_depth(arguments)
         return tool.validate(arguments)
@@ -340,11 +313,9 @@ NAME = "tool-session"
 async def tool_session(
     *, sandbox: Mapping[str, Any] | str | None = None, timeout_s: float = 30.0
 ) -> AsyncIterator[EpisodeTools]:
-    """The tools of an episode in which nothing else happens.
+    """Open the tools of an episode in which nothing else happens.
 
-    Args:
-        sandbox: Where tools work that need a sandbox, as ``agent.sandbox`` says it.
-        timeout_s: Deadline of calls whose tool has none of its own.
+    `sandbox` is as in ``agent.sandbox``; `timeout_s` is the deadline of calls whose tool has none of its own.
     """
     waits = Waits()
     trajectory = Trajectory(id=NAME, task_id=NAME, environment="none", seed=0, group_id=NAME)

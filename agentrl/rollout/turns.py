@@ -60,12 +60,7 @@ class EpisodeLimits:
 
 
 class Budget:
-    """Counts of what one episode has spent.
-
-    Args:
-        limits: What it may spend.
-        clock: Seconds that only grow.
-    """
+    """Counts of what one episode has spent; methods raise `EpisodeEnd` when a limit is reached."""
 
     def __init__(self, limits: EpisodeLimits, clock: Callable[[], float]) -> None:
         self.limits = limits
@@ -86,21 +81,13 @@ class Budget:
         return None if self.limits.max_seconds is None else self.limits.max_seconds - self.elapsed_s
 
     def check_time(self) -> None:
-        """End the episode when its seconds are spent.
-
-        Raises:
-            EpisodeEnd: truncated_time.
-        """
+        """End the episode (truncated_time) when its seconds are spent."""
         remaining = self.remaining_s
         if remaining is not None and remaining <= 0:
             raise EpisodeEnd(Outcome.TRUNCATED_TIME)
 
     def take_turn(self) -> int:
-        """Count a turn and give its index.
-
-        Raises:
-            EpisodeEnd: truncated_time or truncated_turns.
-        """
+        """Count a turn and return its index; truncated_time or truncated_turns ends the episode."""
         self.check_time()
         if self.turns >= self.limits.max_turns:
             raise EpisodeEnd(Outcome.TRUNCATED_TURNS)
@@ -108,32 +95,20 @@ class Budget:
         return self.turns - 1
 
     def answer_tokens(self, prompt_tokens: int, max_context: int) -> int:
-        """Return how many tokens the next answer may have after a prompt of `prompt_tokens`.
-
-        Raises:
-            EpisodeEnd: truncated_tokens: there is no room for one.
-        """
+        """Return how many tokens the next answer may have; truncated_tokens ends the episode if there is no room."""
         room = min(self.limits.max_tokens, max_context) - prompt_tokens
         if room < 1:
             raise EpisodeEnd(Outcome.TRUNCATED_TOKENS)
         return min(room, self.limits.max_answer_tokens)
 
     def count_invalid(self) -> None:
-        """Count an unusable answer.
-
-        Raises:
-            EpisodeEnd: policy_error, at the last one allowed.
-        """
+        """Count an unusable answer; the last one allowed ends the episode (policy_error)."""
         self.invalid += 1
         if self.invalid >= self.limits.max_invalid:
             raise EpisodeEnd(Outcome.POLICY_ERROR)
 
     def count_refused(self) -> None:
-        """Count an action that the environment did not accept.
-
-        Raises:
-            EpisodeEnd: policy_error, at the last one allowed.
-        """
+        """Count an action that the environment did not accept; the last one allowed ends the episode (policy_error)."""
         self.refused += 1
         if self.limits.max_refused is not None and self.refused >= self.limits.max_refused:
             raise EpisodeEnd(Outcome.POLICY_ERROR)
@@ -173,11 +148,7 @@ class TurnLog:
         self._observer = observer
 
     def begin(self) -> int:
-        """Close the latest turn and open the next; the seed of its sampling.
-
-        Raises:
-            EpisodeEnd: a budget is spent.
-        """
+        """Close the latest turn, open the next, and return the seed of its sampling; may raise `EpisodeEnd`."""
         index = self.budget.take_turn()
         self.close()
         return derive_seed(self._seed, index)
@@ -192,27 +163,19 @@ class TurnLog:
         counters.answer_tokens += answer_tokens
 
     def require_latest(self) -> Turn:
-        """Return the turn that an action belongs to.
-
-        Raises:
-            UsageError: the loop acts before the policy has spoken.
-        """
+        """Return the turn that an action belongs to; a `UsageError` if the policy has not answered yet."""
         if self.latest is None:
             raise UsageError("the agent loop acts before the policy has answered", hint="await generate() first")
         return self.latest
 
     def close(self) -> None:
-        """Tell the observer that the latest turn is complete; call it at the end, too."""
+        """Report the latest turn to the observer as complete; call it at the end, too."""
         if self.latest is not None:
             self._observer.on_turn(self.trajectory, self.latest)
             self.latest = None
 
     def count_invalid(self) -> None:
-        """Count an unusable answer and mark its turn.
-
-        Raises:
-            EpisodeEnd: too many of them.
-        """
+        """Count an unusable answer and mark its turn; too many end the episode."""
         self.counters.invalid_answers += 1
         self.add_metric("invalid_answers", 1)
         if self.latest is not None:

@@ -57,11 +57,7 @@ class Wait:
 
 
 class Waits:
-    """The table of everything that is waited for now, and the seconds spent waiting so far.
-
-    Args:
-        clock: Seconds that only grow; tests give their own.
-    """
+    """The table of everything that is waited for now, and the seconds spent waiting so far."""
 
     def __init__(self, clock: Callable[[], float] = time.monotonic) -> None:
         self.clock = clock
@@ -103,7 +99,6 @@ class Waits:
             await self._changed.wait()
 
     def _outside(self) -> set[str]:
-        """Return the ids of episodes that are at work outside the engine."""
         asking = {wait.who for wait in self._open.values() if wait.kind is WaitKind.ENGINE}
         return {wait.who for wait in self._open.values() if wait.kind in AT_WORK} - asking
 
@@ -112,7 +107,7 @@ class Waits:
         self._changed.set()
 
     def stall_report(self, silence_s: float) -> str | None:
-        """The table, when nothing has moved for `silence_s` (again only after as much more silence), else ``None``."""
+        """Return the table when nothing has moved for `silence_s`; again only after as much more silence."""
         now = self.clock()
         quiet_since = max(self._last_progress, self._last_report)
         if not self._open or now - quiet_since < silence_s:
@@ -157,10 +152,10 @@ class Waits:
 
 
 class RolloutObserver:
-    """Is told what happens in episodes; the default does nothing.
+    """Receives the events of episodes; the default does nothing.
 
     Called in the event loop: be quick. What it raises must be an `AgentRLError`; a `UsageError` (a full disk) ends the
-    episode and reaches whoever runs it.
+    episode and reaches the caller of the runner.
     """
 
     def on_start(self, trajectory: Trajectory) -> None:
@@ -170,7 +165,7 @@ class RolloutObserver:
         """A turn is complete: its reward and timings are final."""
 
     def on_end(self, trajectory: Trajectory) -> None:
-        """An attempt ended, whatever its outcome (one that is tried again, and a cancelled one, too)."""
+        """An attempt ended, whatever its outcome (also one that is retried or cancelled)."""
 
 
 @dataclass(slots=True, kw_only=True)
@@ -205,11 +200,10 @@ class RolloutCounters:
 
 @contextmanager
 def settled_heap() -> Iterator[None]:
-    """Leave everything that is alive now out of garbage collections while the block runs.
+    """Exclude everything that is alive now from garbage collections while the block runs.
 
     Libraries and models are hundreds of thousands of objects. A full collection looks at each of them and stops the
-    event loop meanwhile, for long enough that servers run out of requests. Who has left something out before, an outer
-    block or the program, has decided: nothing changes.
+    event loop meanwhile, for long enough that servers run out of requests. Nested blocks change nothing.
     """
     if gc.get_freeze_count():
         yield
