@@ -85,7 +85,7 @@ class Conversation(ABC):
 
     @abstractmethod
     def fork(self, messages: Sequence[Message]) -> Conversation:
-        """A conversation whose history is rewritten to `messages`; common leading tokens are stored once."""
+        """Start a conversation whose history is rewritten to `messages`; common leading tokens are stored once."""
 
 
 class Episode(ABC):
@@ -102,7 +102,7 @@ class Episode(ABC):
 
     @abstractmethod
     async def reset(self) -> Content:
-        """Reset the environment for the task; the first observation, after the task's own prompt if it has one."""
+        """Reset the environment; return the first observation, after the task's own prompt if it has one."""
 
     @abstractmethod
     async def step(self, action: str) -> StepResult:
@@ -150,7 +150,7 @@ class Episode(ABC):
 
     @abstractmethod
     async def admissible_actions(self) -> list[str] | None:
-        """The actions that the environment accepts now; ``None`` when it does not tell."""
+        """Return the actions that the environment accepts now; ``None`` when it does not list them."""
 
 
 class AgentLoop(ABC):
@@ -170,7 +170,7 @@ class AgentLoop(ABC):
         """Play one episode to its end."""
 
     def demonstrate(self, action: str) -> Message:
-        """The assistant message that a perfect policy would write to take `action` in this loop.
+        """Write the assistant message of a perfect policy that takes `action` in this loop.
 
         Warm starts and scripted policies play through the loop with it; `run` must read `action` back from it.
 

@@ -104,7 +104,7 @@ class Generation:
     """Experts of the tokens from the request's `routed_experts_from` on: see `agentrl.trajectory`."""
 
     def followed_by(self, second: Generation) -> Generation:
-        """One answer made of this one and a second that continued it; the prompt's cached tokens are the first's."""
+        """Join this answer and a second that continued it; the prompt's cached tokens are the first's."""
         return replace(
             second,
             token_ids=self.token_ids + second.token_ids,
@@ -231,8 +231,7 @@ class ChatAnswer:
 class ChatPolicy(ABC):
     """A policy that is reached in text: messages in, a message out.
 
-    It can be evaluated and never trained: nobody knows which tokens the service read and sampled, so there is no
-    ledger, no log-probability and no version. Whoever runs episodes with it must not hand them to a trainer.
+    It can be evaluated and never trained: its tokens, log-probabilities and versions are unknown.
     """
 
     max_context: int
@@ -255,8 +254,7 @@ class ChatPolicy(ABC):
         Args:
             messages: The whole conversation so far.
             tools: Schemas of the tools that may be called (`agentrl.tool.Tool.schema`); may be empty.
-            params: Temperature, top-p, `max_tokens` and `seed` are sent; the service does not take token ids, so
-                `stop_token_ids` must be empty.
+            params: Temperature, top-p, `max_tokens` and `seed` are sent; `stop_token_ids` must be empty.
             request_id: For logs.
 
         Raises:
@@ -347,22 +345,17 @@ Broadcast: TypeAlias = Callable[[int], Awaitable[None]]
 
 
 class InferenceServer(ABC):
-    """One server. Used from one event loop.
-
-    Attributes:
-        url: Base address, without a slash at the end.
-        capabilities: Known once connected.
-    """
+    """One inference server at the base address `url`; its capabilities are known once connected."""
 
     url: str
     capabilities: Capabilities
 
     @abstractmethod
     async def connect(self, *, deadline_s: float) -> None:
-        """Wait until the server answers, check its version and features, and learn its capabilities.
+        """Wait until the server answers, check its version and features, and read its capabilities.
 
         Raises:
-            UsageError: a version or a setting that cannot work; says which one could.
+            UsageError: a version or a setting that cannot work; the message names one that can.
             ServerLost: it does not answer within the deadline.
         """
 
@@ -399,25 +392,11 @@ class InferenceServer(ABC):
         """
 
     async def load_adapter(self, folder: Path, version: int) -> None:
-        """`load_weights`, of an adapter beside weights that stay: peft's files, in a folder that the server can see.
-
-        Raises:
-            UsageError: servers like this one take merged weights only.
-            EngineError: as `load_weights`.
-        """
+        """Load an adapter alone (peft's files) while paused; the base weights stay."""
         raise UsageError(f"{self.url} takes no adapters alone", hint="remove engine.adapter_rank")
 
     async def load_tensors(self, parts: Sequence[TensorPart], version: int) -> None:
-        """`load_weights`, with the tensors in the requests themselves.
-
-        Args:
-            parts: All tensors, some in each; one is encoded at a time.
-            version: What tokens are stamped with from now on.
-
-        Raises:
-            UsageError: servers like this one do not take weights so.
-            EngineError: as `load_weights`.
-        """
+        """Load weights from the requests themselves, in `parts` that are encoded one at a time."""
         raise UsageError(f"{self.url} takes no tensors in requests", hint="set another engine.transport")
 
     async def open_weights(self, shared: Sequence[SharedTensors], version: int) -> None:
@@ -434,23 +413,15 @@ class InferenceServer(ABC):
         raise UsageError(f"{self.url} does not open the trainer's memory", hint="set another engine.transport")
 
     async def workers(self) -> int:
-        """Processes of the server that hold weights: those that join an `UpdateGroup`."""
+        """Return the number of the server's processes that hold weights and join an `UpdateGroup`."""
         raise UsageError(f"{self.url} takes no broadcast of weights", hint="set another engine.transport")
 
     async def join_group(self, group: UpdateGroup) -> None:
-        """Let the server's workers join a group, as ranks 1 and up; done when all its members have met.
-
-        Raises:
-            EngineError: they could not.
-        """
+        """Let the server's workers join a group, as ranks 1 and up; done when all its members have met."""
         raise UsageError(f"{self.url} takes no broadcast of weights", hint="set another engine.transport")
 
     async def leave_group(self, group: UpdateGroup) -> None:
-        """Let the server's workers leave a group that they joined, where they would keep it.
-
-        Raises:
-            EngineError: they did not.
-        """
+        """Let the server's workers leave a group that they joined."""
         return
 
     async def receive_weights(
@@ -470,17 +441,14 @@ class InferenceServer(ABC):
         raise UsageError(f"{self.url} takes no broadcast of weights", hint="set another engine.transport")
 
     async def checksums(self) -> Mapping[str, str]:
-        """First 16 hexadecimal digits of the SHA-256 of each tensor that it computes with, by its own names for them.
+        """Return the first 16 hexadecimal digits of the SHA-256 of each tensor, by the server's own names.
 
-        Empty where it does not tell.
-
-        Raises:
-            EngineError: it has none.
+        Empty where the server does not report them.
         """
         return {}
 
     async def sleep(self) -> None:
-        """Give back the memory of weights and cache, while paused; nothing is answered before `wake_up`."""
+        """Release the memory of weights and cache, while paused; nothing is answered before `wake_up`."""
         raise UsageError(f"{self.url} cannot sleep", hint="remove engine.sleep")
 
     async def wake_up(self) -> None:
@@ -492,15 +460,11 @@ class InferenceServer(ABC):
 
     @abstractmethod
     async def weight_version(self) -> int:
-        """Version of the weights that the server says it serves; 0 for those that it started with."""
+        """Return the version of the weights that the server reports; 0 for those that it started with."""
 
     @abstractmethod
     async def load(self) -> ServerLoad:
-        """Its load now.
-
-        Raises:
-            ServerLost: it does not answer.
-        """
+        """Return its load now."""
 
     @abstractmethod
     async def is_healthy(self, *, deadline_s: float) -> bool:

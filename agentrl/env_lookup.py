@@ -94,11 +94,7 @@ def resolve_environment(name: str) -> EnvironmentSpec:
 
 
 def check_split(spec: EnvironmentSpec, split: str) -> str:
-    """Return `split` if the environment has it.
-
-    Raises:
-        UnknownNameError: it has none of this name.
-    """
+    """Return `split` if the environment has it; an `UnknownNameError` otherwise."""
     if split in spec.splits:
         return split
     near = difflib.get_close_matches(split, spec.splits, n=1)
@@ -111,7 +107,7 @@ def check_split(spec: EnvironmentSpec, split: str) -> str:
 
 
 def make_gymnasium(env: str | Callable[..., AnyEnv], **options: Any) -> AnyEnv:
-    """Make an environment by its Gymnasium id, its class or a function, with text in and out.
+    """Make an environment with text in and out, from its Gymnasium id, its class or a function.
 
     By id it works in worker processes too, where the id's module is not imported yet.
 
@@ -193,7 +189,6 @@ def _plain_spec(
 
 
 def _registry_name(env_id: str) -> str | None:
-    """Find the registry name of one of agentrl's own Gymnasium ids."""
     found = GYMNASIUM_ID.fullmatch(env_id)
     if found is None or found["namespace"] != OWN_NAMESPACE:
         return None
@@ -229,7 +224,6 @@ def _unknown(name: str) -> UnknownNameError:
 
 
 def _unknown_in_module(module: str, attribute: str) -> UnknownNameError:
-    """Make an error that names the environments of the user's module."""
     there = environments_of(module)
     near = difflib.get_close_matches(attribute.lower(), [name.lower() for name in there], n=1, cutoff=0.5)
     closest = next((name for name in there if near and name.lower() == near[0]), None)
@@ -259,6 +253,6 @@ def _module_of(entry_point: object) -> str | None:
 
 
 def _first_paragraph(documented: object) -> str:
-    """Return the first paragraph of a docstring of the object's own; that of a base class describes something else."""
+    """Return the first paragraph of an object's own docstring; that of a base class describes something else."""
     text = documented.__doc__ if inspect.isroutine(documented) else getattr(documented, "__dict__", {}).get("__doc__")
     return " ".join(inspect.cleandoc(text or "").partition("\n\n")[0].split())

@@ -188,11 +188,7 @@ def boundary(kind: type[InfrastructureError], what: str) -> Iterator[None]:
 
 
 def async_boundary(kind: type[InfrastructureError], what: str, *, deadline_s: float | None) -> _AsyncBoundary:
-    """`boundary` for code that awaits, with a deadline in seconds (``None``: the caller bounds the wait).
-
-    Raises:
-        InfrastructureError: of type `kind`; a missed deadline is one too and says how long it waited.
-    """
+    """Make a `boundary` for code that awaits, with a deadline in seconds (``None``: the caller bounds the wait)."""
     return _AsyncBoundary(kind, what, deadline_s)
 
 
@@ -225,13 +221,9 @@ class _AsyncBoundary:
 def is_addressed_to(task: RunningTask, error: BaseException) -> bool:
     """Return True if an exception that came out of foreign code was sent to `task` through it, and is not its own.
 
-    Three are: the cancellation of `task`, Ctrl-C, and the end of a coroutine that is closed from outside. Everything
-    else that is no `Exception` (``sys.exit()``, the cancellation of a task that the code itself started) says nothing
-    about us.
-
-    Args:
-        task: The task that runs the foreign code; ``None`` in a thread without an event loop.
-        error: What came out.
+    Three are: the cancellation of `task` (``None`` in a thread without an event loop), Ctrl-C, and the end of a
+    coroutine that is closed from outside. Everything else that is no `Exception` (``sys.exit()``, the cancellation of
+    a task that the code itself started) is an error of that code.
     """
     if isinstance(error, asyncio.CancelledError):
         return task is not None and task.cancelling() > 0
@@ -241,7 +233,7 @@ def is_addressed_to(task: RunningTask, error: BaseException) -> bool:
 
 
 def running_task() -> RunningTask:
-    """The task that runs now; ``None`` outside an event loop."""
+    """Return the task that runs now; ``None`` outside an event loop."""
     try:
         return asyncio.current_task()
     except RuntimeError:
@@ -290,7 +282,7 @@ def shortened(value: object, characters: int = 80) -> str:
 
 
 def described_error(error: BaseException) -> str:
-    """The type and text of a foreign exception, whose text may be long or may itself fail."""
+    """Return the type and text of a foreign exception, whose text may be long or may itself fail."""
     try:
         text = str(error)
     except BaseException as failed:  # described as what it is: an error without words

@@ -62,7 +62,7 @@ class PlacedImage:
         return self.start + self.tokens
 
     def moved(self, tokens: int) -> PlacedImage:
-        """The image `tokens` further on."""
+        """Return the image `tokens` further on."""
         return replace(self, start=self.start + tokens)
 
 
@@ -81,15 +81,10 @@ def common_tokens(length: int, first: Sequence[PlacedImage], second: Sequence[Pl
 
 
 def rope_positions(images: Sequence[PlacedImage], start: int, end: int) -> npt.NDArray[np.int64]:
-    """Rotary positions of the tokens from `start` to `end`: int64 [3, end - start], for time, height and width.
+    """Compute the rotary positions of tokens `start` to `end`: int64 [3, end - start], for time, height and width.
 
     The tokens of an image share a time and count rows and columns from there; what follows goes on after the larger of
-    the two (M-RoPE: Qwen2-VL, arXiv 2409.12191, section 2.1).
-
-    Args:
-        images: All images of the sequence, in order.
-        start: First token.
-        end: After the last token.
+    the two (M-RoPE: Qwen2-VL, arXiv 2409.12191, section 2.1). `images` holds all images of the sequence, in order.
     """
     positions = np.tile(np.arange(start, end, dtype=np.int64), (3, 1))
     saved = 0
@@ -108,7 +103,7 @@ def rope_positions(images: Sequence[PlacedImage], start: int, end: int) -> npt.N
 
 
 def place_record(placed: PlacedImage) -> dict[str, Any]:
-    """A place as JSON types; the image by its checksum."""
+    """Return a place as JSON types; the image by its checksum."""
     return {
         "start": placed.start,
         "rows": placed.rows,
@@ -125,7 +120,7 @@ def place_from_record(record: Mapping[str, Any], images: Mapping[str, ImagePart]
 
 
 def image_record(image: ImagePart) -> dict[str, str]:
-    """An image as JSON types."""
+    """Return an image as JSON types."""
     data = base64.b64encode(image.data).decode()
     return {"media_type": image.media_type, "data": data, "alternative": image.alternative}
 

@@ -78,7 +78,7 @@ class Message:
         return "".join(part.text for part in self.content if isinstance(part, TextPart))
 
     def to_template(self) -> dict[str, Any]:
-        """This message as the dictionary that Hugging Face chat templates read."""
+        """Return this message as the dictionary that Hugging Face chat templates read."""
         message: dict[str, Any] = {"role": self.role, "content": _template_content(self.content)}
         if self.reasoning is not None:
             message["reasoning_content"] = self.reasoning
@@ -108,24 +108,24 @@ def _template_content(content: Content) -> str | list[dict[str, str]]:
 
 
 def described(content: Content) -> str:
-    """Content in words: images by their alternative texts."""
+    """Return content in words: images by their alternative texts."""
     if isinstance(content, str):
         return content
     return "".join(part.text if isinstance(part, TextPart) else part.alternative for part in content)
 
 
 def system(text: str) -> Message:
-    """A system message."""
+    """Make a system message."""
     return Message(role="system", content=text)
 
 
 def user(content: Content) -> Message:
-    """A user message: text, or parts with images."""
+    """Make a user message: text, or parts with images."""
     return Message(role="user", content=content)
 
 
 def tool_result(call: ToolCall, text: str) -> Message:
-    """The answer to a tool call."""
+    """Make the answer to a tool call."""
     return Message(role="tool", content=text, tool_call_id=call.id, name=call.name)
 
 
@@ -135,7 +135,7 @@ _INTEGER = re.compile(r"(?<![\w.])[-+]?\d+(?![\w]|\.\d)")
 
 
 def parse_int(text: str) -> int | None:
-    """Find the last whole number in `text`; ``None`` when there is none, or when it has more than `MOST_DIGITS` digits.
+    """Find the last whole number in `text`; ``None`` when there is none, or it has more than `MOST_DIGITS` digits.
 
     >>> parse_int("I try 50, no: 42."), parse_int("no idea"), parse_int("9" * 5000)
     (42, None, None)

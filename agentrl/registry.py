@@ -58,12 +58,7 @@ _session: dict[Kind, dict[str, Any]] = {kind: {} for kind in Kind}
 
 
 def register(kind: Kind, name: str, target: Any) -> None:
-    """Give `target` a name in this process.
-
-    Args:
-        kind: What it is.
-        name: The name; registering another target under it is refused.
-        target: The object, or a ``module:attr`` string that is imported when used.
+    """Give `target` a name in this process; a ``module:attr`` string is imported when used.
 
     Raises:
         UsageError: the name is taken.
@@ -95,7 +90,6 @@ def name_of(kind: Kind, target: Any) -> str:
 
 
 def _importable(module: str | None, path: str) -> Any:
-    """Find the object that another process would import; ``None`` for one that is defined inside a function."""
     try:
         return functools.reduce(getattr, path.split("."), sys.modules[str(module)])
     except (AttributeError, KeyError):
@@ -218,10 +212,7 @@ class Extra:
         return importlib.util.find_spec(self.module) is not None
 
     def load(self, module: str | None = None) -> ModuleType:
-        """Import a module of the extra.
-
-        Args:
-            module: Its dotted name; the extra's own when left out.
+        """Import a module of the extra, by its dotted name; the extra's own when left out.
 
         Raises:
             UsageError: it is not installed, or lacks something itself.

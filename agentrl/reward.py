@@ -69,7 +69,7 @@ class Scorer(ABC):
 
     @abstractmethod
     async def score(self, trajectory: Trajectory, task: Task) -> Score:
-        """The score of one episode; must not change the trajectory."""
+        """Score one episode; must not change the trajectory."""
 
 
 class EnvironmentReward(Scorer):
@@ -178,7 +178,7 @@ def fingerprint(function: Any) -> str:
 
 
 def as_number(value: Any) -> float | None:
-    """A reward as a plain number, NumPy's numbers and tensors of one element among them; ``None`` for anything else."""
+    """Return a reward as a plain number (also of NumPy's types and one-element tensors); ``None`` for anything else."""
     item = getattr(value, "item", None)
     try:
         return bounded_reward(item() if callable(item) and not isinstance(value, numbers.Real) else value)

@@ -78,7 +78,7 @@ class SeedTasks:
 
 
 def seed_tasks(environment: str, split: str, **_options: Any) -> SeedTasks:
-    """`SeedTasks` in the shape of a spec's task source: the environment's options have no part in them."""
+    """Make `SeedTasks` in the shape of a spec's task source; the environment's options are ignored."""
     return SeedTasks(environment, split)
 
 
@@ -102,12 +102,12 @@ class TaskCursor:
         self._order: Sequence[int] = ()
 
     def next(self) -> Task:
-        """The next task; endless."""
+        """Return the next task; endless."""
         self.position += 1
         return self.at(self.position - 1)
 
     def at(self, position: int) -> Task:
-        """The task at a position of the endless order; the cursor stays where it is."""
+        """Return the task at a position of the endless order; the cursor stays where it is."""
         epoch, offset = divmod(position, len(self.source))
         if self.shuffle and epoch != self._epoch:
             self._epoch, self._order = epoch, _shuffled(self.seed, epoch, len(self.source))
@@ -135,14 +135,14 @@ class TaskCursor:
 
 @functools.lru_cache(maxsize=4)
 def _shuffled(seed: int, epoch: int, size: int) -> Sequence[int]:
-    """The order of an epoch. The cursors of a process share it, because shuffling 100,000 tasks takes 0.05 s."""
+    """Return the order of an epoch; cached, because shuffling 100,000 tasks takes 0.05 s."""
     order = array("q", range(size))
     random.Random(f"{seed}/{epoch}").shuffle(order)
     return order
 
 
 def read_rows(file: Path) -> Iterator[Mapping[str, Any]]:
-    """The rows of a file of tasks: JSON lines, or Parquet by its ending.
+    """Read the rows of a file of tasks: JSON lines, or Parquet by its ending.
 
     Raises:
         UsageError: the file is not there, or cannot be read.

@@ -89,11 +89,7 @@ def contained() -> Iterator[None]:
 
 
 def contained_in_thread(call: Callable[[], T]) -> T:
-    """Make a call in a thread of its own, where nothing is cancelled and no Ctrl-C arrives, and return its result.
-
-    Raises:
-        ToolFault: see above; or the tool raised what only the main thread should hear.
-    """
+    """Make a call in a thread of its own, where nothing is cancelled and no Ctrl-C arrives."""
     try:
         return call()
     except StopIteration as error:
@@ -118,7 +114,6 @@ async def ended_in_time(work: Coroutine[Any, Any, T]) -> T:
 
 
 def _look_at(task: asyncio.Task[Any]) -> None:
-    """An exception that nobody looks at would be logged."""
     if not task.cancelled():
         task.exception()
 
@@ -206,7 +201,7 @@ class ToolResult:
 
     @property
     def text(self) -> str:
-        """The value as the policy reads it; halves of characters, which no encoding knows, are replaced."""
+        """The value as the policy reads it; lone surrogates are replaced."""
         text = self.value if isinstance(self.value, str) else json.dumps(self.value, ensure_ascii=False, default=str)
         return _HALF.sub("\ufffd", text)
 
@@ -258,13 +253,7 @@ class Provisions:
 
 
 class Tool:
-    """A tool as the runtime sees it. Made by `tool`; still callable like the function it wraps.
-
-    Args:
-        target: The function, or the class of a stateful tool.
-        name: Name that the policy uses; the function's own by default.
-        declared: See `ToolRules`.
-    """
+    """A tool as the runtime sees it. Made by `tool`; still callable like the function it wraps."""
 
     def __init__(self, target: Callable[..., Any], *, name: str | None = None, **declared: Unpack[Declared]) -> None:
         if not callable(target):
@@ -320,7 +309,7 @@ class Tool:
 
     @functools.cached_property
     def _function(self) -> Callable[..., Any]:
-        """Return what the policy sees described: the function, or the class's ``__call__`` without ``self``."""
+        """Return the described function: the target, or the class's ``__call__`` without ``self``."""
         if not inspect.isclass(self.target):
             return self.target
         method = inspect.getattr_static(self.target, "__call__", None)
@@ -342,7 +331,7 @@ class Tool:
         return Arguments(f"tool {self.name}", types.MethodType(constructor, self))
 
     def with_options(self, options: Mapping[str, Any]) -> Tool:
-        """The tool with arguments for its constructor, beside those that it has. The constructor may look at them.
+        """Return the tool with more arguments for its constructor, which may check them.
 
         Raises:
             ConfigError: the tool does not take them, or needs more.
@@ -361,11 +350,7 @@ class Tool:
         return made
 
     def with_rules(self, changes: Mapping[str, Any]) -> Tool:
-        """The tool with some rules replaced.
-
-        Raises:
-            UsageError: rules that contradict each other, or a limit that is no number.
-        """
+        """Return the tool with some rules replaced."""
         for name, value in changes.items():
             if not isinstance(value, int | float) or isinstance(value, bool):
                 raise ConfigError(f"{name} of tool {self.name} is no number", got=repr(value))
@@ -374,11 +359,7 @@ class Tool:
         return made
 
     def validate(self, arguments: Mapping[str, Any]) -> dict[str, Any]:
-        """The arguments, coerced to their declared types.
-
-        Raises:
-            ToolError: names each wrong argument, for the policy.
-        """
+        """Return the arguments in their declared types; a `ToolError` names each wrong one for the policy."""
         try:
             return self._arguments.read(arguments)
         except WrongArguments as error:
@@ -386,11 +367,7 @@ class Tool:
             raise ToolError(f"wrong arguments for {self.name}: {error}. It takes {expected}") from error
 
     async def open(self, stack: AsyncExitStack, provisions: Provisions | None = None) -> Callable[..., Any]:
-        """Return what an episode calls: the function, or this episode's own object, entered on `stack`.
-
-        Raises:
-            UsageError: the tool needs what is not provided.
-        """
+        """Return the object that an episode calls: the function, or this episode's own object, entered on `stack`."""
         provisions = provisions or Provisions()
         called = self._provide(self._arguments, provisions)
         if not self.is_stateful:

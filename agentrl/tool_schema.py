@@ -58,9 +58,7 @@ class WrongArguments(Exception):
 class Arguments:
     """The parameters of a function, without those that the runtime fills in.
 
-    Args:
-        owner: Whose arguments they are, for messages: ``tool midpoint``.
-        function: What is called; a bound method stands for its function without ``self``.
+    `owner` names them in messages: ``tool midpoint``. A bound method stands for its function without ``self``.
 
     Raises:
         UsageError: the function takes any number of arguments, or some by position only.
@@ -79,11 +77,7 @@ class Arguments:
 
     @functools.cached_property
     def hints(self) -> Mapping[str, Any]:
-        """The type of every parameter that has one.
-
-        Raises:
-            UsageError: a type cannot be found.
-        """
+        """The type of every parameter that has one."""
         try:
             return inspect.get_annotations(self._function, eval_str=True)
         except Exception as error:
@@ -95,7 +89,7 @@ class Arguments:
 
     @functools.cached_property
     def provided(self) -> Mapping[str, str]:
-        """Return what the runtime fills in, by parameter: the ``provided_as`` of its type."""
+        """The parameters that the runtime fills in, with the ``provided_as`` of their types."""
         found = {name: getattr(hint, "provided_as", None) for name, hint in self.hints.items()}
         return {name: what for name, what in found.items() if isinstance(what, str)}
 
@@ -126,7 +120,7 @@ class Arguments:
         return create_model("Arguments", __config__=settings, **fields)
 
     def read(self, values: Mapping[str, Any]) -> dict[str, Any]:
-        """The arguments with their types, defaults included.
+        """Return the arguments with their types, defaults included.
 
         A list or an object may come as JSON text, a number as text or text as a number; ``null`` for an argument that
         may be left out, and does not take it, leaves it out.
@@ -171,7 +165,7 @@ class Arguments:
         return f"{where} is {shown(details['input'])}, expected {expected}"
 
     def described(self) -> str:
-        """The arguments in words, for whoever gave wrong ones."""
+        """Describe the arguments in words."""
         schema = self._model.model_json_schema(by_alias=True)
         properties, definitions = schema.get("properties", {}), schema.get("$defs", {})
         parts = []
@@ -182,7 +176,7 @@ class Arguments:
         return ", ".join(parts) or "no arguments"
 
     def schema(self, name: str) -> dict[str, Any]:
-        """The function as chat templates and OpenAI-style services describe it, under `name`.
+        """Describe the function as chat templates and OpenAI-style services do, under `name`.
 
         Raises:
             UsageError: a type hint or the description of an argument is missing.
@@ -204,7 +198,7 @@ class Arguments:
         return {**described, "function": function}
 
     def _stand_in(self) -> Callable[..., Any]:
-        """A function with the same arguments, in types that `get_json_schema` knows."""
+        """Return a function with the same arguments, in types that `get_json_schema` knows."""
 
         def stand_in() -> None: ...
 
@@ -247,7 +241,7 @@ def _parameters(function: Callable[..., Any]) -> list[inspect.Parameter]:
 
 
 def _is_plain(hint: Any) -> bool:
-    """True if `get_json_schema` knows the type."""
+    """Return True if `get_json_schema` knows the type."""
     origin, inner = get_origin(hint), get_args(hint)
     if origin is Annotated:
         return False
@@ -261,7 +255,7 @@ def _is_plain(hint: Any) -> bool:
 
 
 def _one_each(details: Sequence[ErrorDetails]) -> list[ErrorDetails]:
-    """The first problem of each argument: a union tells one per alternative."""
+    """Return the first problem of each argument: a union has one per alternative."""
     found: dict[Any, ErrorDetails] = {}
     for one in details:
         found.setdefault(one["loc"][:1], one)
@@ -269,11 +263,7 @@ def _one_each(details: Sequence[ErrorDetails]) -> list[ErrorDetails]:
 
 
 def refuse_depth(values: Mapping[str, Any]) -> None:
-    """Look how deep lists and objects lie within each other.
-
-    Raises:
-        WrongArguments: deeper than `DEEPEST` in one of the values.
-    """
+    """Raise `WrongArguments` if lists and objects are nested deeper than `DEEPEST` in one of the values."""
     for name, value in values.items():
         inside = [value]
         for _ in range(DEEPEST + 1):
@@ -295,7 +285,7 @@ def _too_deep(name: str) -> WrongArguments:
 
 
 def _from_json(name: str, value: Any) -> Any:
-    """A list or an object that was written as text."""
+    """Parse a list or an object that was written as text."""
     if not isinstance(value, str) or value.lstrip()[:1] not in ("[", "{"):
         return value
     try:
@@ -307,7 +297,7 @@ def _from_json(name: str, value: Any) -> Any:
 
 
 def shown(value: Any) -> str:
-    """A value as JSON, shortened."""
+    """Write a value as JSON, shortened."""
     text = json.dumps(value, ensure_ascii=False, default=str)
     return text if len(text) <= LONGEST_SHOWN else f"{text[:LONGEST_SHOWN]}…"
 

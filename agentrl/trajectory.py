@@ -52,7 +52,7 @@ RoutedExperts = npt.NDArray[np.unsignedinteger[Any]]
 
 
 def small(experts: npt.NDArray[np.integer[Any]]) -> RoutedExperts:
-    """The same numbers, none of which is negative, in as few bytes as they need."""
+    """Return the same non-negative numbers in as few bytes as they need."""
     return experts.astype(np.uint8 if experts.max(initial=0) <= np.iinfo(np.uint8).max else np.uint16)
 
 
@@ -144,9 +144,7 @@ class Turn:
 class TokenSequence:
     """Parallel arrays over the tokens of one branch of an episode, append-only.
 
-    Args:
-        parent: The sequence this one continues, for a fork.
-        shared: How many of the parent's first tokens belong to this sequence too.
+    A fork shares the first `shared` tokens of its `parent`.
     """
 
     __slots__ = (
@@ -223,7 +221,7 @@ class TokenSequence:
         return found
 
     def extend_routed_experts(self, routed_experts: RoutedExperts) -> None:
-        """Say which experts the tokens after the first `routed` went to: [tokens, layers x chosen].
+        """Append the experts of the tokens after the first `routed`: [tokens, layers x chosen].
 
         Raises:
             LedgerError: there are no such tokens, or the last one is among them, which no answer has computed.
@@ -240,10 +238,10 @@ class TokenSequence:
             self._routed_experts.append(routed_experts)
 
     def place(self, image: PlacedImage) -> None:
-        """Say that tokens which were appended, and not sampled, stand for an image.
+        """Mark appended tokens that were not sampled as an image.
 
         Raises:
-            LedgerError: there are no such tokens here, or they stand for another image.
+            LedgerError: there are no such tokens here, or they belong to another image.
         """
         free = self._images[-1].end if self._images else self.shared
         sources = self._sources[image.start - self.shared : image.end - self.shared]
@@ -263,7 +261,7 @@ class TokenSequence:
         return (*(image for image in self.parent.images if image.end <= self.shared), *self._images)
 
     def fork(self, length: int) -> TokenSequence:
-        """A new sequence that starts with this one's first `length` tokens, stored once."""
+        """Start a new sequence with this one's first `length` tokens, which are stored once."""
         if not 0 <= length <= len(self):
             raise LedgerError("fork outside the sequence", got=length, expected=f"0 to {len(self)}")
         if any(image.start < length < image.end for image in self._images):
@@ -273,7 +271,7 @@ class TokenSequence:
         return TokenSequence(parent=self, shared=length)
 
     def ids_list(self, start: int = 0) -> list[int]:
-        """The token ids from index `start` on, as a list: what is sent to the engine."""
+        """Return the token ids from index `start` on as a list, as they are sent to the engine."""
         if self.parent is None:
             return self._ids[start:].tolist()
         own = self._ids[max(0, start - self.shared) :].tolist()
@@ -341,18 +339,13 @@ class TokenSequence:
         return found
 
     def own_images(self, start: int = 0) -> list[ImagePart]:
-        """The images among the tokens that `own_arrays` gives."""
+        """Return the images among the tokens that `own_arrays` gives."""
         return [placed.image for placed in self._images if placed.start >= self.shared + start]
 
     def load_arrays(
         self, arrays: Mapping[str, Sequence[Any]], images: Mapping[str, ImagePart] = MappingProxyType({})
     ) -> None:
-        """Append what `own_arrays` gave.
-
-        Args:
-            arrays: The tokens.
-            images: Those that it names, by checksum.
-        """
+        """Append the result of `own_arrays`; `images` are those that it names, by checksum."""
         self._images.extend(place_from_record(place, images) for place in arrays.get("images", ()))
         self._ids.extend(arrays["token_ids"])
         self._sources.extend(arrays["sources"])
@@ -366,7 +359,7 @@ class TokenSequence:
 
 
 def first_difference(expected: Sequence[object], got: Sequence[object]) -> int | None:
-    """Index of the first item in which two lists of ids differ, or ``None`` when one is a prefix of the other."""
+    """Return the first index at which two lists of ids differ, or ``None`` when one is a prefix of the other."""
     return next((i for i, (a, b) in enumerate(zip(expected, got, strict=False)) if a != b), None)
 
 
@@ -408,31 +401,19 @@ class Trajectory:
 
     @property
     def messages(self) -> tuple[Message, ...]:
-        """The messages of the conversation that was opened last; the only one, unless the loop rewrites history.
-
-        Raises:
-            UsageError: the episode has been scored, or was read from disk.
-        """
+        """The messages of the conversation opened last (usually the only one), until the episode is scored."""
         self._require_messages()
         return tuple(self.conversations[-1]) if self.conversations else ()
 
     @property
     def final_text(self) -> str:
-        """The text of the last answer, without thinking and tool calls; empty when there is no answer.
-
-        Raises:
-            UsageError: the episode has been scored, or was read from disk.
-        """
+        """The text of the last answer, without thinking and tool calls, until the episode is scored."""
         self._require_messages()
         return self.answers[-1].text if self.answers else ""
 
     @property
     def tool_calls(self) -> tuple[ToolCall, ...]:
-        """All calls of tools that could be read, in order.
-
-        Raises:
-            UsageError: the episode has been scored, or was read from disk.
-        """
+        """All calls of tools that could be read, in order, until the episode is scored."""
         self._require_messages()
         return tuple(call for answer in self.answers for call in answer.tool_calls)
 
@@ -442,7 +423,7 @@ class Trajectory:
         return sum(turn.reward for turn in self.turns)
 
     def forget_messages(self) -> None:
-        """Give up what is only kept for scoring."""
+        """Drop what is only kept for scoring."""
         self.conversations, self.answers, self.completions = [], [], []
 
     def _require_messages(self) -> None:
@@ -471,7 +452,7 @@ class Trajectory:
         return min(versions, default=None)
 
     def to_record(self) -> dict[str, Any]:
-        """This trajectory as plain JSON types; `from_record` restores it exactly. An image stands in it once."""
+        """Return this trajectory as plain JSON types; `from_record` restores it exactly. Each image is stored once."""
         index = {id(sequence): i for i, sequence in enumerate(self.sequences)}
         images = {image.checksum: image_record(image) for s in self.sequences for image in s.own_images()}
         return {

@@ -57,10 +57,10 @@ async def evaluate_panel(
     """Play a panel with a runner; the same panel on a seeded engine gives the same episodes.
 
     Args:
-        runner: Plays episodes, and retries what the machinery failed.
+        runner: Plays episodes, and retries infrastructure failures.
         source: The split's tasks.
         panel: How many of them, how often, under which seed.
-        concurrency: Most episodes at once.
+        concurrency: Maximum number of episodes at once.
         store: Where finished episodes are kept, and found.
         on_episode: Called after each episode, found ones included.
 
@@ -94,15 +94,12 @@ BASE_ADDRESS = "give the service's base address, up to and with /v1: --url http:
 
 
 async def check_service(config: OpenAIEngineConfig) -> None:
-    """Ask a service for nothing (a chat without messages), to know before the first episode whether it is there.
+    """Send a chat without messages to a service, to know before the first episode whether it is there.
 
     Refusals of that request are fine, for they come from a chat service.
 
-    Args:
-        config: Its address and its name of the model.
-
     Raises:
-        UsageError: something listens there that has no such chat or no such model.
+        UsageError: the address has no such chat or no such model.
         EngineError: nothing listens there.
     """
     timeout = aiohttp.ClientTimeout(total=None, connect=CHECK_S, sock_read=CHECK_S)
@@ -126,17 +123,12 @@ async def check_service(config: OpenAIEngineConfig) -> None:
 
 
 class HintingService(OpenAIEngine):
-    """A service whose refusals say what to set."""
+    """Client of a service that explains its refusals by what to set."""
 
     async def chat(
         self, messages: Sequence[Message], tools: Sequence[Mapping[str, Any]], params: SamplingParams, request_id: str
     ) -> ChatAnswer:
-        """Answer a conversation.
-
-        Raises:
-            UsageError: as the service does, and where it takes no tools.
-            EngineError: as the service does.
-        """
+        """Answer a conversation, as `OpenAIEngine` does; that a service takes no tools is a `UsageError`."""
         try:
             return await super().chat(messages, tools, params, request_id)
         except EngineError as error:
@@ -187,7 +179,7 @@ class PolicyKind(enum.StrEnum):
 
 @asynccontextmanager
 async def open_policy(config: Config, kind: PolicyKind, folder: Path) -> AsyncIterator[EpisodePolicy]:
-    """The policy, ready to play; released afterwards.
+    """Open the policy, ready to play; released afterwards.
 
     Args:
         config: Engine, model and sampling.

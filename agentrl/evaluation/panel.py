@@ -41,7 +41,7 @@ class Panel:
     """What else changes the episodes: agent, sampling, options, the model's fingerprint."""
 
     def key(self) -> str:
-        """A short name of this panel without its size: a larger panel goes on where a smaller one stopped."""
+        """Return a short name of this panel without its size: a larger panel continues a smaller one."""
         identity = {
             "environment": self.environment,
             "policy": self.policy,
@@ -53,7 +53,7 @@ class Panel:
 
 
 def choose_tasks(source: TaskSource, count: int, seed: int) -> list[Task]:
-    """The first `count` tasks in an order that the seed alone fixes: a smaller choice is the start of a larger one.
+    """Choose the first `count` tasks of an order that depends on the seed alone: a smaller choice starts a larger one.
 
     Raises:
         UsageError: fewer than one task is asked for, or more than there are.
@@ -114,17 +114,14 @@ class EvaluatedEpisode:
         return outcome is not None and not outcome.is_infrastructure
 
     def to_record(self) -> dict[str, Any]:
-        """Plain JSON types."""
+        """Return the episode as plain JSON types."""
         return {"task_id": self.task_id, "sample": self.sample, "trajectory": self.trajectory.to_record()}
 
 
 class EpisodeStore:
     """The finished episodes of one evaluation, on disk as JSON lines.
 
-    Only measured episodes are kept: what the machinery failed is tried again by the next run.
-
-    Args:
-        path: The file; what it holds counts as finished.
+    Only measured episodes are kept: infrastructure failures are tried again by the next run.
     """
 
     def __init__(self, path: Path) -> None:
@@ -132,15 +129,11 @@ class EpisodeStore:
         self._writer = JsonLinesWriter(path)
 
     def find(self, task_id: str, sample: int) -> EvaluatedEpisode | None:
-        """The episode, if it is finished."""
+        """Return the episode, if it is finished."""
         return self._finished.get((task_id, sample))
 
     def add(self, episode: EvaluatedEpisode) -> None:
-        """Keep a finished episode.
-
-        Raises:
-            UsageError: the disk is full.
-        """
+        """Keep a finished episode."""
         self._writer.append(episode.to_record())
         self._finished[episode.slot] = episode
 

@@ -24,15 +24,10 @@ from agentrl.serving.local import LocalEngine
 
 
 async def evaluate_now(parts: TrainingParts, config: Config, *, model: str) -> dict[str, float]:
-    """Play the panel of the ``evaluation`` section, in each environment apart.
-
-    Args:
-        parts: The training run; its engine answers.
-        config: The run.
-        model: Name of the model, for the record.
+    """Play the panel of the ``evaluation`` section, in each environment apart; the run's engine answers.
 
     Returns:
-        Metrics under ``eval/``; of several environments under ``eval/LABEL/``, with the means over them beside.
+        Metrics under ``eval/``; of several environments under ``eval/LABEL/``, and the means over them.
 
     Raises:
         UsageError: no such split, or not enough tasks in it.
@@ -66,16 +61,16 @@ def _panel(env: RunEnvironment, split: str, model: str | None, *, n_tasks: int, 
 
 
 async def success_now(model: PreTrainedModel, renderer: Renderer, config: Config, *, n_tasks: int) -> float:
-    """Share of training tasks that a model in this process solves, with the run's agent and sampling.
+    """Measure the share of training tasks that a model in this process solves, with the run's agent and sampling.
 
     Args:
-        model: Plays as it is; its weights are not changed.
-        renderer: Of this model.
+        model: Its weights are not changed.
+        renderer: Renderer of this model.
         config: The run; of several environments the mean by their weights is taken.
-        n_tasks: How many in each environment, the same ones every time; all if there are fewer.
+        n_tasks: Tasks of each environment, the same ones every time; all if there are fewer.
 
     Raises:
-        UsageError: an environment does not tell whether a task is solved.
+        UsageError: an environment does not report success.
     """
     settings = config.engine if isinstance(config.engine, LocalEngineConfig) else LocalEngineConfig()
     engine = LocalEngine(model, settings, reader=renderer.images)
@@ -105,7 +100,7 @@ async def _success_in(env: RunEnvironment, n_tasks: int) -> float:
 
 
 def _means(results: Sequence[EvaluationResult]) -> dict[str, float]:
-    """Success and reward as means over environments, where all of them tell; failures and seconds as sums."""
+    """Return means of success and reward over environments that all report them, and sums of failures and seconds."""
     estimates = {"success": [r.success for r in results], "reward": [r.reward for r in results]}
     means = {
         f"eval/{name}": math.fsum(e.mean for e in found if e is not None) / len(found)

@@ -29,7 +29,7 @@ _OF_ENVIRONMENT = re.compile(rf"{ENVIRONMENT_PREFIX}[\w-]+/success")
 
 
 def curves(metrics: Sequence[Mapping[str, Any]]) -> list[tuple[str, str]]:
-    """The curves that have points: names of metrics and words for the legend, those of several environments last."""
+    """Return the curves that have points: names of metrics and words for the legend, environments last."""
     names = {name for line in metrics for name in line}
     labels = sorted(name.split("/")[1] for name in names if _OF_ENVIRONMENT.fullmatch(name))
     own = [
@@ -41,20 +41,12 @@ def curves(metrics: Sequence[Mapping[str, Any]]) -> list[tuple[str, str]]:
 
 
 def drawable(metrics: Sequence[Mapping[str, Any]]) -> bool:
-    """True if there is anything to draw."""
+    """Return True if there is anything to draw."""
     return bool(curves(metrics))
 
 
 def draw_learning_curve(metrics: Sequence[Mapping[str, Any]], file: Path) -> None:
-    """Draw success and reward over training steps as a PNG.
-
-    Args:
-        metrics: The lines of ``metrics.jsonl``, each with ``step``.
-        file: Where the picture goes.
-
-    Raises:
-        ValueError: none of the curves has a point.
-    """
+    """Draw success and reward over the training steps of ``metrics.jsonl`` as a PNG."""
     if not drawable(metrics):
         raise ValueError(f"no metric to draw: expected one of {', '.join(name for name, _ in CURVES)}")
     figure = Figure(figsize=(8, 4.5), layout="constrained")
@@ -105,10 +97,7 @@ class ReportFiles:
 def write_report(report: Report, folder: Path, decode: Decode | None) -> ReportFiles:
     """Write ``report.md``, ``report.html`` and, where there are metrics, ``learning_curve.png`` into `folder`.
 
-    Args:
-        report: What to tell.
-        folder: Where; made if needed.
-        decode: Text of a token id; without it no example is shown.
+    `decode` gives the text of a token id; without it no example is shown.
 
     Raises:
         UsageError: the folder cannot be written.
@@ -125,7 +114,7 @@ def write_report(report: Report, folder: Path, decode: Decode | None) -> ReportF
 
 
 def choose_examples(trajectories: Sequence[Trajectory], count: int = EXAMPLES) -> list[Trajectory]:
-    """Episodes worth reading: solved and unsolved ones by turns, one of each kind of task as far as they go."""
+    """Choose solved and unsolved episodes by turns, one of each kind of task as far as they go."""
     with_tokens = [t for t in trajectories if any(len(sequence) for sequence in t.sequences)]
     solved = _kinds_first([t for t in with_tokens if t.success])
     others = _kinds_first([t for t in with_tokens if not t.success])
@@ -135,7 +124,7 @@ def choose_examples(trajectories: Sequence[Trajectory], count: int = EXAMPLES) -
 
 
 def markdown(report: Report, curve: Path | None = None) -> str:
-    """The report as Markdown."""
+    """Write the report as Markdown."""
     lines = [f"# {report.title}", ""]
     for note in report.notes:
         lines += [note, ""]
@@ -156,7 +145,7 @@ class ReportTable:
 
 
 def tables(results: Mapping[str, EvaluationResult]) -> list[ReportTable]:
-    """Write a table of all that the evaluations found, one column each."""
+    """Make the tables of a report, one column for each evaluation."""
     if not results:
         return []
     columns = list(results.values())
@@ -222,7 +211,7 @@ def _html(report: Report, curve: Path | None, examples: Sequence[str]) -> str:
 
 
 def _kinds_first(trajectories: Sequence[Trajectory]) -> list[Trajectory]:
-    """One of each kind of task before a second of any, else in the given order."""
+    """Put one of each kind of task before a second of any, else keep the order."""
     seen: dict[str | None, int] = {}
     ranked = []
     for position, trajectory in enumerate(trajectories):

@@ -28,16 +28,13 @@ class MeanInterval:
 
 
 def wilson_interval(successes: float, trials: float) -> MeanInterval:
-    """Wilson's score interval for a proportion (Wilson 1927).
+    """Return Wilson's score interval for a proportion (Wilson 1927).
 
-    Both arguments may be fractions: `clustered_success` asks with an effective number of trials.
+    Both arguments may be fractions: `clustered_success` passes an effective number of trials.
 
     >>> estimate = wilson_interval(8, 10)
     >>> round(estimate.low, 3), round(estimate.high, 3)
     (0.49, 0.943)
-
-    Raises:
-        ValueError: no trials, or more successes than trials.
     """
     if not 0 <= successes <= trials or trials == 0:
         raise ValueError(f"{successes} successes of {trials} trials is not a proportion")
@@ -52,14 +49,11 @@ def wilson_interval(successes: float, trials: float) -> MeanInterval:
 
 
 def clustered_success(successes_by_task: Sequence[Sequence[bool]]) -> MeanInterval:
-    """Success over all episodes, with a Wilson interval that counts samples of one task as what they are: related.
+    """Estimate success over all episodes, with a Wilson interval that accounts for related samples of one task.
 
     With one sample per task this is Wilson's interval. With more, the number of trials is replaced by the effective
     one, ``p (1 - p) / (variance of the task means / number of tasks)`` (Kish 1965, the design effect), between the
-    number of tasks and that of episodes.
-
-    Args:
-        successes_by_task: For each task its samples; tasks without samples are left out.
+    number of tasks and that of episodes. Tasks without samples are left out.
 
     Raises:
         ValueError: no samples at all.
@@ -84,14 +78,9 @@ def _effective_trials(tasks: Sequence[Sequence[bool]], share: float, episodes: i
 
 
 def bootstrap_mean(values: Sequence[float], *, seed: int = 0) -> MeanInterval:
-    """Mean with a percentile bootstrap interval (Efron 1979): for quantities that are not proportions.
+    """Estimate a mean with a percentile bootstrap interval (Efron 1979): for quantities that are not proportions.
 
-    Args:
-        values: One value per independent unit (the mean of a task's samples, not the samples).
-        seed: Seed of the resampling.
-
-    Raises:
-        ValueError: no values.
+    `values` holds one value per independent unit (the mean of a task's samples, not the samples).
     """
     if not values:
         raise ValueError("no values: nothing to estimate")
@@ -103,26 +92,20 @@ def bootstrap_mean(values: Sequence[float], *, seed: int = 0) -> MeanInterval:
 
 
 def pass_at_k(samples: int, successes: int, k: int) -> float:
-    """Probability that at least one of `k` samples solves the task, unbiased (Chen et al. 2021, eq. 1).
+    """Return the unbiased probability that at least one of `k` samples solves the task (Chen et al. 2021, eq. 1).
 
     >>> pass_at_k(4, 1, 2)
     0.5
-
-    Raises:
-        ValueError: `k` is not in 1 to `samples`.
     """
     _check_k(samples, successes, k)
     return 1 - math.comb(samples - successes, k) / math.comb(samples, k)
 
 
 def pass_hat_k(samples: int, successes: int, k: int) -> float:
-    """Probability that all of `k` samples solve the task, unbiased (pass^k; Yao et al. 2024, tau-bench).
+    """Return the unbiased probability that all of `k` samples solve the task (pass^k; Yao et al. 2024, tau-bench).
 
     >>> pass_hat_k(4, 3, 2)
     0.5
-
-    Raises:
-        ValueError: `k` is not in 1 to `samples`.
     """
     _check_k(samples, successes, k)
     return math.comb(successes, k) / math.comb(samples, k)
@@ -169,7 +152,7 @@ class EvaluationResult:
 
     @property
     def failed(self) -> int:
-        """Episodes that the machinery failed, retries included; they count in no estimate."""
+        """Episodes that failed for reasons of infrastructure after all retries; they count in no estimate."""
         return sum(not episode.is_measured for episode in self.episodes)
 
     @property
@@ -178,7 +161,7 @@ class EvaluationResult:
         return sum(episode.trajectory.attempt for episode in self.episodes)
 
     def to_json(self) -> dict[str, Any]:
-        """The content of ``--json FILE``."""
+        """Return the content of ``--json FILE``."""
         return {
             "env": self.panel.environment,
             "policy": self.panel.policy,
@@ -211,7 +194,7 @@ class EvaluationResult:
 
 
 def summarise(panel: Panel, episodes: Sequence[EvaluatedEpisode], seconds: float) -> EvaluationResult:
-    """Draw the estimates from the episodes; what the machinery failed is counted, and nothing else."""
+    """Compute the estimates from the episodes; infrastructure failures are only counted."""
     measured = [episode for episode in episodes if episode.is_measured]
     by_type: dict[str, list[EvaluatedEpisode]] = defaultdict(list)
     for episode in measured:
@@ -232,7 +215,7 @@ def summarise(panel: Panel, episodes: Sequence[EvaluatedEpisode], seconds: float
 
 
 def estimate_text(estimate: MeanInterval) -> str:
-    """An estimate for people.
+    """Write an estimate for people.
 
     >>> estimate_text(MeanInterval(mean=0.8, low=0.49, high=0.943))
     '80.0 % (49.0 to 94.3)'
@@ -255,7 +238,7 @@ def _success(episodes: Sequence[EvaluatedEpisode]) -> MeanInterval | None:
 
 
 def _solved_by_task(episodes: Sequence[EvaluatedEpisode]) -> dict[str, list[bool]]:
-    """Samples of each task, solved or not; empty when no episode tells whether it was solved."""
+    """Return whether each sample of each task was solved; empty when no episode reports it."""
     if all(episode.trajectory.success is None for episode in episodes):
         return {}
     tasks: dict[str, list[bool]] = defaultdict(list)
@@ -275,7 +258,7 @@ def _reward(episodes: Sequence[EvaluatedEpisode], seed: int) -> MeanInterval | N
 def _over_tasks(
     episodes: Sequence[EvaluatedEpisode], samples: int, measure: Callable[[int, int, int], float]
 ) -> dict[int, float]:
-    """`measure` for k = 1 to `samples`, averaged over the tasks that have at least k measured samples."""
+    """Average `measure` for k = 1 to `samples` over the tasks that have at least k measured samples."""
     tasks = _solved_by_task(episodes)
     values = {
         k: [measure(len(solved), sum(solved), k) for solved in tasks.values() if len(solved) >= k]

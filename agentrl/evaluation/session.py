@@ -64,12 +64,12 @@ async def run_evaluation(
     on_episode: Callable[[EvaluatedEpisode], None] = unwatched,
     on_stall: Callable[[str], None] = _log.warning,
 ) -> FinishedEvaluation:
-    """Play what is not finished yet, and write the result beside the episodes.
+    """Play what is not finished yet, and write the result next to the episodes.
 
     Args:
         request: What to evaluate.
         on_episode: Called after each episode, those found on disk included.
-        on_stall: Is told who waits for what, when nothing has moved for ``rollout.stall_report_s``.
+        on_stall: Called with a table of waits when nothing has moved for ``rollout.stall_report_s``.
 
     Raises:
         UsageError: an environment, model or service that is not there, or a full disk.
@@ -107,11 +107,7 @@ async def run_evaluation(
 
 
 def default_tasks(config: Config) -> int:
-    """Return how many tasks to play by default.
-
-    Raises:
-        UsageError: an environment or split that is not there.
-    """
+    """Return how many tasks to play by default."""
     return min(
         DEFAULT_TASKS, len(task_source(resolve_environment(config.sole_environment.name), config.sole_environment))
     )
@@ -126,13 +122,13 @@ def episodes_at_once(config: Config, policy: PolicyKind) -> int:
 
 
 def evaluations_folder(config: Config, model: str | None) -> Path:
-    """Find the folder of evaluations: in the run that the model comes from, else beside the runs."""
+    """Find the folder of evaluations: in the run that the model comes from, else next to the runs."""
     run = None if model is None else find_run(model)
     return (Path(config.run.directory) if run is None else run.path) / FOLDER
 
 
 def describe(request: EvaluationRequest, config: Config) -> Panel:
-    """The panel of a request: whatever would change an episode is part of its key."""
+    """Make the panel of a request: whatever would change an episode is part of its key."""
     environment = config.sole_environment
     settings: dict[str, Any] = {
         "options": environment.options,

@@ -86,7 +86,7 @@ def evaluation_config(
 
 
 def _environment_words(env: str | None, run: Config | None, prompts: str | None) -> list[str]:
-    """Return where to evaluate, and what a run's own config says about its evaluations, as overrides of that config."""
+    """Return where to evaluate, and a run's own evaluation settings, as overrides of its config."""
     if run is None and prompts is not None:
         return prompts_words(prompts, HELD_OUT)
     if run is None:
@@ -104,7 +104,7 @@ def _environment_words(env: str | None, run: Config | None, prompts: str | None)
 
 
 def _split_words(part: EnvironmentConfigs, env: str | None) -> list[str]:
-    """The split that `env` names, or else that of the run's evaluations."""
+    """Return the split that `env` names, or else that of the run's evaluations."""
     splits = resolve_environment(part.config.sole_environment.name).splits
     asked = None if env is None else parse_env_name(env).split
     own = part.config.evaluation.split
@@ -112,7 +112,7 @@ def _split_words(part: EnvironmentConfigs, env: str | None) -> list[str]:
 
 
 def _part(env: str | None, run: Config) -> EnvironmentConfigs | None:
-    """The environment of a run that is evaluated: its only one, or the one with this label, or else of this name."""
+    """Return the environment of a run to evaluate: its only one, the one with this label, or else of this name."""
     if not run.has_environment:
         return None
     parts = parts_of(run)
@@ -131,7 +131,6 @@ def _part(env: str | None, run: Config) -> EnvironmentConfigs | None:
 
 
 def _part_words(part: EnvironmentConfigs) -> list[str]:
-    """One of several environments as the only one, with its agent."""
     environment, agent = (
         json.dumps(section.model_dump(mode="json")) for section in (part.config.sole_environment, part.config.agent)
     )

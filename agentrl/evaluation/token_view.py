@@ -51,7 +51,7 @@ class Segment:
 
 
 def segments(sequence: TokenSequence, decode: Decode) -> list[Segment]:
-    """The tokens of a sequence, grouped where their source changes or a turn begins."""
+    """Group the tokens of a sequence where their source changes or a turn begins."""
     ends = {turn.end: turn for turn in sequence.turns}
     starts = {turn.start for turn in sequence.turns}
     found: list[Segment] = []
@@ -64,13 +64,13 @@ def segments(sequence: TokenSequence, decode: Decode) -> list[Segment]:
 
 
 def trajectory_html(trajectory: Trajectory, decode: Decode) -> str:
-    """One episode as a piece of HTML (style comes from `page_html`)."""
+    """Render one episode as a piece of HTML (style comes from `page_html`)."""
     views = [segments(sequence, decode) for sequence in trajectory.sequences]
     return template("trajectory.html").render(trajectory=trajectory, sequences=views, Source=Source)
 
 
 def page_html(title: str, trajectories: list[Trajectory], decode: Decode) -> str:
-    """A self-contained page of episodes."""
+    """Render a self-contained page of episodes."""
     pieces = [trajectory_html(trajectory, decode) for trajectory in trajectories]
     return template("page.html").render(title=title, pieces=pieces, legend=LEGEND)
 
@@ -117,7 +117,7 @@ def _image_cell(position: int, placed: PlacedImage, source: Source) -> TokenCell
 
 
 def visible(text: str) -> str:
-    r"""Text in which line ends can be seen, and still end the line.
+    r"""Mark line ends so that they can be seen.
 
     >>> visible("a\n")
     'a↵\n'
