@@ -4,9 +4,9 @@ from __future__ import annotations
 
 import asyncio
 import os
-from collections.abc import AsyncIterator, Mapping, Sequence
-from contextlib import asynccontextmanager
-from dataclasses import dataclass
+import time
+from collections.abc import AsyncIterator, Iterator, Mapping, Sequence
+from contextlib import asynccontextmanager, contextmanager
 from types import SimpleNamespace
 from typing import Any
 
@@ -19,15 +19,19 @@ from agentrl.errors import EngineError, UsageError
 KEEP_IDLE_S = 2.0
 """Seconds that an idle connection is kept; less than the 5 of servers, which would close one that is used again."""
 LONGEST_QUOTE = 500
+ATTEMPT_S = 5.0
+"""Deadline of one attempt to reach a server that may still be starting."""
+FIRST_WAIT_S = 0.1
+LONGEST_WAIT_S = 1.0
 
 
 class Refused(EngineError):
-    """The server answered with an error status.
+    """An error status of the server.
 
     Attributes:
-        url: What was asked.
+        url: Address with the route.
         status: The HTTP status.
-        said: What the server says about it.
+        said: The server's message.
     """
 
     def __init__(self, url: str, status: int, said: str) -> None:
@@ -35,26 +39,9 @@ class Refused(EngineError):
         self.url, self.status, self.said = url, status, said
 
     @property
-    def is_of_a_start(self) -> bool:
-        """A server that starts, or a proxy before it, may answer so."""
+    def may_pass(self) -> bool:
+        """True for the statuses of a server that is starting, or of a proxy before it."""
         return self.status in (500, 502, 503, 504)
-
-    def of_another_server(self, engine: str) -> UsageError:
-        """Explain a refusal of the first route that an engine is asked for."""
-        return UsageError(
-            f"{self.url} is not {engine}'s",
-            got=f"{self.status}, {self.said[:80]!r}",
-            expected=f"{engine} behind this address",
-            hint="check engine.type, and give the address of the server itself, without a path such as /v1",
-        )
-
-
-@dataclass(slots=True)
-class _Attempt:
-    """One try of a request."""
-
-    reused: bool = False
-    """It went over a connection that had been used before."""
 
 
 async def _note_reuse(session: aiohttp.ClientSession, context: SimpleNamespace, params: object) -> None:
@@ -81,11 +68,46 @@ class HttpSession:
 
     async def get(self, route: str, *, deadline_s: float) -> Any:
         """Return the JSON that a route answers; ``None`` for an empty body."""
-        return self._decode(route, await self._ask("GET", route, None, deadline_s, ServerLost))
+        return self._decode(route, await self._ask("GET", route, None, deadline_s))
 
     async def get_text(self, route: str, *, deadline_s: float) -> str:
         """Return the text that a route answers."""
-        return (await self._ask("GET", route, None, deadline_s, ServerLost)).decode(errors="replace")
+        return (await self._ask("GET", route, None, deadline_s)).decode(errors="replace")
+
+    async def answers(self, route: str, *, deadline_s: float) -> bool:
+        """Return True if a route answers in time, without an error status."""
+        try:
+            await self.get_text(route, deadline_s=deadline_s)
+        except EngineError:
+            return False
+        return True
+
+    async def wait_until_up(self, route: str, engine: str, *, deadline_s: float) -> None:
+        """Wait until the first route that an engine is asked for answers.
+
+        Raises:
+            UsageError: something else answers.
+            ServerLost: it does not answer within the deadline.
+        """
+        end, wait_s = time.monotonic() + deadline_s, FIRST_WAIT_S
+        while True:
+            try:
+                limit_s = max(FIRST_WAIT_S, min(end - time.monotonic(), ATTEMPT_S))
+                await self.get_text(route, deadline_s=limit_s)
+            except (ServerLost, Refused) as error:
+                if isinstance(error, Refused) and not error.may_pass:
+                    raise UsageError(
+                        f"{error.url} is not {engine}'s",
+                        got=f"{error.status}, {error.said[:80]!r}",
+                        expected=f"{engine} behind this address",
+                        hint="check engine.type, and give the address of the server itself, without a path such as /v1",
+                    ) from error
+                if time.monotonic() + wait_s >= end:
+                    raise ServerLost(f"{self.url} did not become ready in {deadline_s:g} s", got=error) from error
+            else:
+                return
+            await asyncio.sleep(wait_s)
+            wait_s = min(2 * wait_s, LONGEST_WAIT_S)
 
     async def post(
         self,
@@ -101,17 +123,22 @@ class HttpSession:
             route: Path with its query, from the slash on.
             body: The JSON; ``None`` sends no body.
             deadline_s: Most seconds until the whole answer is here; ``None``: the caller bounds the wait.
-            late: What a missed deadline is. An answer that may take long says nothing about the server's health.
+            late: Error of a missed deadline. An answer that may take long says nothing about the server's health.
         """
         data = None if body is None else orjson.dumps(body)
         return self._decode(route, await self._ask("POST", route, data, deadline_s, late))
 
     async def order(self, route: str, body: Mapping[str, Any], *, deadline_s: float) -> None:
         """Send JSON to a route whose answer says nothing beyond its status."""
-        await self._ask("POST", route, orjson.dumps(body), deadline_s, ServerLost)
+        await self._ask("POST", route, orjson.dumps(body), deadline_s)
 
     async def _ask(
-        self, method: str, route: str, data: bytes | None, deadline_s: float | None, late: type[EngineError]
+        self,
+        method: str,
+        route: str,
+        data: bytes | None,
+        deadline_s: float | None,
+        late: type[EngineError] = ServerLost,
     ) -> bytes:
         session = self._open()
         headers = {} if data is None else {"Content-Type": "application/json"}
@@ -126,7 +153,7 @@ class HttpSession:
     ) -> tuple[int, bytes]:
         """Ask, and ask again where a kept connection turns out to be closed: servers do that after an error."""
         while True:
-            attempt = _Attempt()
+            attempt = SimpleNamespace(reused=False)  # True over a connection that had been used before
             try:
                 async with session.request(
                     method, self.url + route, data=data, headers=headers, trace_request_ctx=attempt
@@ -210,6 +237,15 @@ def error_message(answer: bytes) -> str:
     while isinstance(body, dict) and (inner := next((body[k] for k in ("error", "message", "detail") if k in body), 0)):
         body = inner
     return str(body)[:LONGEST_QUOTE]
+
+
+@contextmanager
+def decoding(what: str, answer: object, *, expected: str | None = None) -> Iterator[None]:
+    """Raise `EngineError` where an answer lacks what the block reads from it."""
+    try:
+        yield
+    except (AttributeError, KeyError, IndexError, TypeError, ValueError) as error:
+        raise EngineError(what, got=repr(answer)[:300], expected=expected) from error
 
 
 FIRST_VERSION = "default"

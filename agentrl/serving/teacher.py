@@ -15,11 +15,12 @@ import numpy.typing as npt
 from agentrl.config.algorithm import TeacherConfig
 from agentrl.engine import ServerLost, TopTokens
 from agentrl.errors import EngineError, UsageError
-from agentrl.serving.http import HttpSession, Refused
+from agentrl.serving.http import HttpSession, Refused, decoding
 
 ATTEMPTS = 3
 """Of a sequence, each on the next server."""
 BAD_REQUEST = 400
+NO_LOGPROBS = "a teacher's server does not tell log-probabilities"
 CONTEXT_RESERVE = 8
 """Tokens by which a server's context must be longer than what it is asked about: it samples one, and SGLang reserves a
 few."""
@@ -75,7 +76,7 @@ class TeacherServers:
                 except (ServerLost, Refused) as error:
                     if isinstance(error, Refused) and error.status == BAD_REQUEST:
                         raise _too_long(error, len(ids)) from error
-                    if attempt == ATTEMPTS - 1 or (isinstance(error, Refused) and not error.is_of_a_start):
+                    if attempt == ATTEMPTS - 1 or (isinstance(error, Refused) and not error.may_pass):
                         raise
         raise AssertionError("the last attempt returns or raises")
 
@@ -109,24 +110,21 @@ class TeacherServers:
 
 def _of_vllm(answer: Any, ids: Sequence[int], top_k: int) -> TeacherWord:
     """``prompt_logprobs``: for each token what is known by id, the token itself among it; nothing for the first."""
-    try:
+    with decoding(NO_LOGPROBS, answer, expected="choices[0].prompt_logprobs"):
         rows = answer["choices"][0]["prompt_logprobs"]
         values = [row and row[str(token)]["logprob"] for row, token in zip(rows, ids, strict=True)]
         known = [{int(token): one["logprob"] for token, one in (row or {}).items()} for row in rows]
-    except (AttributeError, KeyError, IndexError, TypeError, ValueError) as error:
-        raise _unusable(answer, "choices[0].prompt_logprobs") from error
     return TeacherWord(logp=_checked(values, ids), top=_best(known, top_k))
 
 
 def _of_sglang(answer: Any, ids: Sequence[int], top_k: int) -> TeacherWord:
     """``input_token_logprobs``: log-probability, id and text of each token; ``input_top_logprobs``: lists of these."""
-    try:
-        told = answer["meta_info"]
-        values = [row[0] for row in told["input_token_logprobs"]]
-        rows = told["input_top_logprobs"] if top_k else []
+    expected = "meta_info.input_token_logprobs" + (" and input_top_logprobs" if top_k else "")
+    with decoding(NO_LOGPROBS, answer, expected=expected):
+        meta = answer["meta_info"]
+        values = [row[0] for row in meta["input_token_logprobs"]]
+        rows = meta["input_top_logprobs"] if top_k else []
         known = [{int(one[1]): one[0] for one in row or ()} for row in rows]
-    except (KeyError, IndexError, TypeError, ValueError) as error:
-        raise _unusable(answer, "meta_info.input_token_logprobs" + (" and input_top_logprobs" * bool(top_k))) from error
     return TeacherWord(logp=_checked(values, ids), top=_best(known, top_k))
 
 
@@ -166,7 +164,3 @@ def _too_long(refused: Refused, length: int) -> UsageError:
         expected=f"a teacher with a context of {length + CONTEXT_RESERVE} tokens or more, and the policy's tokens",
         hint=f"serve it with a context that is {CONTEXT_RESERVE} tokens longer than agent.max_tokens",
     )
-
-
-def _unusable(answer: Any, where: str) -> EngineError:
-    return EngineError("a teacher's server does not tell log-probabilities", got=repr(answer)[:200], expected=where)

@@ -27,7 +27,7 @@ from torch import Tensor
 from agentrl.engine import InferenceServer, TensorLayout, UpdateGroup
 from agentrl.errors import EngineError
 from agentrl.weights.contract import PreparedWeights, Transport
-from agentrl.weights.tensors import CPU, Bucket, pack, unpack
+from agentrl.weights.tensors import CPU, Bucket, PreparedBuckets, pack
 
 T = TypeVar("T")
 
@@ -123,12 +123,7 @@ class TrainerGroup:
 
 
 def make_group(info: UpdateGroup, store: Any, *, rank: int) -> Any:
-    """Return the group, once all members have met; with gloo on the address at which the trainer listens.
-
-    Args:
-        info: Its members and backend.
-        store: In which they meet.
-        rank: Of this member.
+    """Return the group once all members have met in `store`; gloo uses the address at which the trainer listens.
 
     Raises:
         RuntimeError: they did not come in time.
@@ -189,10 +184,11 @@ class CollectiveTransport(Transport):
         began = time.perf_counter()
         device = next(iter(weights.values())).device
         buckets = await asyncio.to_thread(pack, weights, bucket_bytes=self._bucket_bytes)
-        return _BroadcastWeights(self, buckets, device, version=version, seconds=time.perf_counter() - began)
+        give = partial(self.send, device)
+        return PreparedBuckets(buckets, give, version=version, seconds=time.perf_counter() - began)
 
     async def send(
-        self, server: InferenceServer, buckets: Sequence[Bucket], device: torch.device, version: int
+        self, device: torch.device, server: InferenceServer, buckets: Sequence[Bucket], version: int
     ) -> None:
         """Broadcast buckets to one server, in the group that it has, or a new one; a group that failed is gone."""
         group = self._groups.get(server) or await self._met(server, device)
@@ -230,32 +226,6 @@ class CollectiveTransport(Transport):
             group.close()
 
 
-class _BroadcastWeights(PreparedWeights):
-    """Buckets that are broadcast to each server in its own group."""
-
-    def __init__(
-        self,
-        transport: CollectiveTransport,
-        buckets: Sequence[Bucket],
-        device: torch.device,
-        *,
-        version: int,
-        seconds: float,
-    ) -> None:
-        super().__init__(version=version, size=sum(bucket.run.nbytes for bucket in buckets), seconds=seconds)
-        self._transport = transport
-        self._buckets = buckets
-        self._device = device
-
-    async def give_to(self, server: InferenceServer) -> None:
-        """Broadcast them."""
-        await self._transport.send(server, self._buckets, self._device, self.version)
-
-    def tensors(self) -> Mapping[str, Tensor]:
-        """Return the tensors in the buckets."""
-        return unpack(self._buckets)
-
-
 class GroupMember:
     """Rank 1 of the group that it joins; over NCCL on its first GPU."""
 
@@ -280,17 +250,16 @@ class GroupMember:
         self._group = None
 
     async def hear(self, layout: TensorLayout) -> Bucket:
-        """Return the tensors that are broadcast next.
-
-        Args:
-            layout: What comes.
+        """Receive the tensors that are broadcast next.
 
         Raises:
             EngineError: the broadcast broke off.
         """
-        bucket = _empty(layout, self._device)
-        await in_thread(partial(self._hear, bucket.run))
-        return bucket
+        dtype: torch.dtype = getattr(torch, layout.dtype)
+        count = sum(torch.Size(shape).numel() for shape in layout.shapes)
+        run = torch.empty(count * dtype.itemsize, dtype=torch.uint8, device=self._device)
+        await in_thread(partial(self._hear, run))
+        return Bucket(run=run, layout=layout)
 
     def _hear(self, run: torch.Tensor) -> None:
         try:
@@ -302,9 +271,3 @@ class GroupMember:
 def _joined(group: UpdateGroup) -> Any:
     store = c10d.TCPStore(group.address, group.port, group.size, False, timedelta(seconds=group.timeout_s))
     return make_group(group, store, rank=1)
-
-
-def _empty(layout: TensorLayout, device: torch.device) -> Bucket:
-    dtype: torch.dtype = getattr(torch, layout.dtype)
-    count = sum(torch.Size(shape).numel() for shape in layout.shapes)
-    return Bucket(run=torch.empty(count * dtype.itemsize, dtype=torch.uint8, device=device), layout=layout)

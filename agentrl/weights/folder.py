@@ -19,7 +19,7 @@ import shutil
 import tempfile
 import time
 import weakref
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Mapping
 from contextlib import suppress
 from pathlib import Path
 from typing import TypeAlias
@@ -33,7 +33,7 @@ from transformers import PreTrainedModel, PreTrainedTokenizerBase
 from agentrl.engine import InferenceServer
 from agentrl.errors import TrainingError, UsageError
 from agentrl.weights.contract import PreparedWeights, Transport
-from agentrl.weights.tensors import CheckpointNames
+from agentrl.weights.tensors import CheckpointNames, split_by_bytes
 
 PREFIX = "agentrl-weights-"
 LOCK = ".lock"
@@ -113,36 +113,20 @@ def write_tensors(weights: Mapping[str, Tensor], folder: Path, *, shard_bytes: i
     """
     total = 0
     written: list[list[str]] = []
-    for shard in _shards(weights, shard_bytes):  # one at a time: tensors may be gathered as they are read
-        save_file(_separate(shard), folder / _unnumbered(len(written)), metadata={"format": "pt"})
+    unnumbered = "shard-{:05d}.partial".format  # while it is not known how many there will be
+    for shard in split_by_bytes(weights, shard_bytes):  # one at a time: tensors may be gathered as they are read
+        save_file(_separate(shard), folder / unnumbered(len(written)), metadata={"format": "pt"})
         written.append(list(shard))
         total += sum(tensor.nbytes for tensor in shard.values())
     names = [f"model-{number:05d}-of-{len(written):05d}.safetensors" for number in range(1, len(written) + 1)]
     if len(written) == 1:
         names = ["model.safetensors"]
     for number, name in enumerate(names):
-        (folder / _unnumbered(number)).rename(folder / name)
+        (folder / unnumbered(number)).rename(folder / name)
     if len(written) > 1:
         places = {tensor: name for name, tensors in zip(names, written, strict=True) for tensor in tensors}
         (folder / INDEX).write_text(json.dumps({"metadata": {"total_size": total}, "weight_map": places}))
     return total
-
-
-def _unnumbered(number: int) -> str:
-    """A file's name while nobody knows how many there will be."""
-    return f"shard-{number:05d}.partial"
-
-
-def _shards(weights: Mapping[str, Tensor], most: int) -> Iterator[dict[str, Tensor]]:
-    shard: dict[str, Tensor] = {}
-    size = 0
-    for name, tensor in weights.items():
-        if shard and size + tensor.nbytes > most:
-            yield shard
-            shard, size = {}, 0
-        shard[name] = tensor
-        size += tensor.nbytes
-    yield shard
 
 
 def _separate(tensors: Mapping[str, Tensor]) -> dict[str, Tensor]:
@@ -166,91 +150,6 @@ AdapterWriter: TypeAlias = Callable[[Mapping[str, Tensor], Path], None]
 def memory_folder() -> Path:
     """Return the memory file system of this machine, or its temporary folder where there is none."""
     return MEMORY if MEMORY.is_dir() else Path(tempfile.gettempdir())
-
-
-class FolderTransport(Transport):
-    """Writes weights into a folder of its own, and removes everything in the end.
-
-    Args:
-        root: Where the transport makes its folder.
-        shard_bytes: Most bytes of a file.
-    """
-
-    def __init__(self, root: Path, *, shard_bytes: int = SHARD_BYTES) -> None:
-        self._own = OwnedFolder(root.absolute())
-        self._shard_bytes = shard_bytes
-        self._writes = 0
-
-    @classmethod
-    def shared_memory(cls) -> FolderTransport:
-        """In the memory file system of this machine, or its temporary folder where there is none."""
-        return cls(memory_folder())
-
-    @property
-    def path(self) -> Path:
-        """The transport's own folder."""
-        return self._own.path
-
-    async def prepare(self, weights: Mapping[str, Tensor], version: int) -> WrittenWeights:
-        """Write a version, in a thread; it is there as a whole or not at all.
-
-        Raises:
-            TrainingError: no room, or no permission.
-        """
-        began = time.perf_counter()
-        self._writes += 1
-        folder = self.path / f"version-{version}.{self._writes}"
-        try:
-            size = await asyncio.to_thread(self._write, weights, folder)
-        except (OSError, SafetensorError) as error:
-            raise TrainingError(
-                f"cannot write the weights of version {version}",
-                got=f"{type(error).__name__}: {error}",
-                expected=f"room for two versions of the model in {self.path.parent}",
-                hint="make room there, or set engine.transport=disk",
-            ) from error
-        return self._written(folder, version=version, size=size, seconds=time.perf_counter() - began)
-
-    def _write(self, weights: Mapping[str, Tensor], folder: Path) -> int:
-        partial = folder.with_name(folder.name + ".partial")
-        partial.mkdir()
-        try:
-            size = self._fill(weights, partial)
-            partial.rename(folder)
-        except BaseException:
-            shutil.rmtree(partial, ignore_errors=True)
-            raise
-        return size
-
-    def _fill(self, weights: Mapping[str, Tensor], folder: Path) -> int:
-        return write_tensors(weights, folder, shard_bytes=self._shard_bytes)
-
-    def _written(self, folder: Path, *, version: int, size: int, seconds: float) -> WrittenWeights:
-        return WrittenWeights(folder, version=version, size=size, seconds=seconds)
-
-    async def close(self) -> None:
-        """Remove everything. Idempotent."""
-        await asyncio.to_thread(self._own.close)
-
-
-class AdapterTransport(FolderTransport):
-    """Writes adapters alone, for servers that have what they belong to.
-
-    Args:
-        root: Where the transport makes its folder.
-        write: Writes one.
-    """
-
-    def __init__(self, root: Path, write: AdapterWriter) -> None:
-        super().__init__(root)
-        self._write_adapter = write
-
-    def _fill(self, weights: Mapping[str, Tensor], folder: Path) -> int:
-        self._write_adapter(weights, folder)
-        return sum(path.stat().st_size for path in folder.glob("*.safetensors"))
-
-    def _written(self, folder: Path, *, version: int, size: int, seconds: float) -> WrittenWeights:
-        return WrittenAdapter(folder, version=version, size=size, seconds=seconds)
 
 
 class WrittenWeights(PreparedWeights):
@@ -283,6 +182,89 @@ class WrittenAdapter(WrittenWeights):
     async def give_to(self, server: InferenceServer) -> None:
         """Let it read the folder."""
         await server.load_adapter(self.folder, self.version)
+
+
+class FolderTransport(Transport):
+    """Writes weights into a folder of its own, and removes everything in the end.
+
+    Args:
+        root: Where the transport makes its folder.
+        shard_bytes: Most bytes of a file.
+    """
+
+    _prepared: type[WrittenWeights] = WrittenWeights
+
+    def __init__(self, root: Path, *, shard_bytes: int = SHARD_BYTES) -> None:
+        self._own = OwnedFolder(root.absolute())
+        self._shard_bytes = shard_bytes
+        self._writes = 0
+
+    @classmethod
+    def shared_memory(cls) -> FolderTransport:
+        """Return a transport in `memory_folder`."""
+        return cls(memory_folder())
+
+    @property
+    def path(self) -> Path:
+        """The transport's own folder."""
+        return self._own.path
+
+    async def prepare(self, weights: Mapping[str, Tensor], version: int) -> WrittenWeights:
+        """Write a version, in a thread; it is there as a whole or not at all.
+
+        Raises:
+            TrainingError: no room, or no permission.
+        """
+        began = time.perf_counter()
+        self._writes += 1
+        folder = self.path / f"version-{version}.{self._writes}"
+        try:
+            size = await asyncio.to_thread(self._write, weights, folder)
+        except (OSError, SafetensorError) as error:
+            raise TrainingError(
+                f"cannot write the weights of version {version}",
+                got=f"{type(error).__name__}: {error}",
+                expected=f"room for two versions of the model in {self.path.parent}",
+                hint="make room there, or set engine.transport=disk",
+            ) from error
+        return self._prepared(folder, version=version, size=size, seconds=time.perf_counter() - began)
+
+    def _write(self, weights: Mapping[str, Tensor], folder: Path) -> int:
+        partial = folder.with_name(folder.name + ".partial")
+        partial.mkdir()
+        try:
+            size = self._fill(weights, partial)
+            partial.rename(folder)
+        except BaseException:
+            shutil.rmtree(partial, ignore_errors=True)
+            raise
+        return size
+
+    def _fill(self, weights: Mapping[str, Tensor], folder: Path) -> int:
+        return write_tensors(weights, folder, shard_bytes=self._shard_bytes)
+
+    async def close(self) -> None:
+        """Remove everything. Idempotent."""
+        await asyncio.to_thread(self._own.close)
+
+
+class AdapterTransport(FolderTransport):
+    """Writes adapters alone, for servers that have what they belong to.
+
+    Args:
+        root: Where the transport makes its folder.
+        write: Writes one.
+    """
+
+    _prepared = WrittenAdapter
+
+    def __init__(self, root: Path, write: AdapterWriter) -> None:
+        super().__init__(root)
+        self._write_adapter = write
+
+    def _fill(self, weights: Mapping[str, Tensor], folder: Path) -> int:
+        self._write_adapter(weights, folder)
+        return sum(path.stat().st_size for path in folder.glob("*.safetensors"))
 
 
 HEAD = "lm_head.weight"

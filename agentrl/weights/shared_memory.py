@@ -18,7 +18,7 @@ from torch.multiprocessing import reductions
 from agentrl.engine import InferenceServer, SharedTensors
 from agentrl.errors import TrainingError
 from agentrl.weights.contract import PreparedWeights, Transport
-from agentrl.weights.tensors import Bucket, pack, unpack
+from agentrl.weights.tensors import Bucket, PreparedBuckets, pack
 
 REDUCTIONS: Any = reductions
 """Torch leaves it untyped."""
@@ -130,7 +130,7 @@ class IpcTransport(Transport):
                 expected="room for two versions beside the trainer's own",
                 hint="make room, or set engine.transport: shared_memory",
             ) from error
-        return _OpenedTensors(buckets, version=version, seconds=time.perf_counter() - began)
+        return PreparedBuckets(buckets, _open_at, version=version, seconds=time.perf_counter() - began)
 
     def _shared(self, weights: Mapping[str, Tensor]) -> list[Bucket]:
         device = next(iter(weights.values())).device
@@ -140,30 +140,19 @@ class IpcTransport(Transport):
         return buckets
 
 
-class _OpenedTensors(PreparedWeights):
-    """Buckets that servers open, one at a time."""
-
-    def __init__(self, buckets: Sequence[Bucket], *, version: int, seconds: float) -> None:
-        super().__init__(version=version, size=sum(bucket.run.nbytes for bucket in buckets), seconds=seconds)
-        self._buckets = buckets
-
-    async def give_to(self, server: InferenceServer) -> None:
-        """Tell it where they are."""
-        if self._buckets[0].run.is_cuda:
-            await asyncio.to_thread(torch.cuda.synchronize, self._buckets[0].run.device)
-        shared = [
-            SharedTensors(
-                layout=bucket.layout,
-                handle=partial(open_handle, bucket.run),
-                part=partial(asyncio.to_thread, pickled, bucket),
-            )
-            for bucket in self._buckets
-        ]
-        await server.open_weights(shared, self.version)
-
-    def tensors(self) -> Mapping[str, Tensor]:
-        """Return the tensors in the buckets."""
-        return unpack(self._buckets)
+async def _open_at(server: InferenceServer, buckets: Sequence[Bucket], version: int) -> None:
+    """Let a server open the buckets, one at a time."""
+    if buckets[0].run.is_cuda:
+        await asyncio.to_thread(torch.cuda.synchronize, buckets[0].run.device)
+    shared = [
+        SharedTensors(
+            layout=bucket.layout,
+            handle=partial(open_handle, bucket.run),
+            part=partial(asyncio.to_thread, pickled, bucket),
+        )
+        for bucket in buckets
+    ]
+    await server.open_weights(shared, version)
 
 
 class TensorTransport(Transport):
@@ -180,21 +169,10 @@ class TensorTransport(Transport):
         """Copy the tensors, in a thread."""
         began = time.perf_counter()
         buckets = await asyncio.to_thread(pack, weights, bucket_bytes=self._bucket_bytes)
-        return _SentTensors(buckets, version=version, seconds=time.perf_counter() - began)
+        return PreparedBuckets(buckets, _send_to, version=version, seconds=time.perf_counter() - began)
 
 
-class _SentTensors(PreparedWeights):
-    """Buckets that are encoded anew for each server, one at a time: memory for one request suffices."""
-
-    def __init__(self, buckets: Sequence[Bucket], *, version: int, seconds: float) -> None:
-        super().__init__(version=version, size=sum(bucket.run.nbytes for bucket in buckets), seconds=seconds)
-        self._buckets = buckets
-
-    async def give_to(self, server: InferenceServer) -> None:
-        """Send them."""
-        parts = [partial(asyncio.to_thread, bucket.encoded) for bucket in self._buckets]
-        await server.load_tensors(parts, self.version)
-
-    def tensors(self) -> Mapping[str, Tensor]:
-        """Return the tensors in the buckets."""
-        return unpack(self._buckets)
+async def _send_to(server: InferenceServer, buckets: Sequence[Bucket], version: int) -> None:
+    """Send buckets that are encoded anew for each server, one at a time: memory for one request suffices."""
+    parts = [partial(asyncio.to_thread, bucket.encoded) for bucket in buckets]
+    await server.load_tensors(parts, version)

@@ -14,32 +14,26 @@ from __future__ import annotations
 import logging
 import time
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
 from typing import Any
 from weakref import WeakSet
 
 import torch
 
-from agentrl.engine import GenerateRequest, Generation, InferenceServer, PolicyEngine
-from agentrl.errors import (
-    AgentRLError,
-    EngineError,
-    TrainingError,
-    async_boundary,
-)
+from agentrl.engine import InferenceServer, PolicyEngine
+from agentrl.errors import AgentRLError, EngineError, TrainingError, async_boundary
 from agentrl.weights.contract import PreparedWeights, ServerGroup, SyncReport, Transport, WeightSource, WeightSync
 from agentrl.weights.verify import Probe, RecordedAnswer, name_tensors
 
 
 class InProcessSync(WeightSync):
-    """Pause, hand the tensors over (or let the engine know that they changed), resume, verify.
+    """Weight sync with an engine of this process.
 
     Args:
         trainer: Owns the weights.
         engine: Serves them.
         shared: The engine computes with the trainer's own tensors, so that nothing is copied; only right while
             nothing is sampled during optimizer steps.
-        probe: What is compared.
+        probe: The prompts of `verify`.
     """
 
     def __init__(self, trainer: WeightSource, engine: PolicyEngine, *, shared: bool, probe: Probe) -> None:
@@ -65,7 +59,7 @@ class InProcessSync(WeightSync):
 
     async def verify(self) -> float:
         """Compare engine and trainer as they are."""
-        return (await self._probe.compare(self._engine, self._trainer)).difference
+        return (await self._probe.compare(self._engine, self._trainer, version=self._engine.version)).difference
 
 
 TIMEOUT_S = 120.0
@@ -75,10 +69,7 @@ cuda: Any = torch.cuda
 
 
 class ServerSleep:
-    """Puts the servers of a group to sleep, and wakes them. The caller holds the group's `changing`.
-
-    Args:
-        group: The servers.
+    """Sleep of a group's servers. The caller holds the group's `changing`.
 
     Attributes:
         is_asleep: The servers sleep.
@@ -126,34 +117,14 @@ def free_bytes() -> int:
 _log = logging.getLogger(__name__)
 
 
-@dataclass(frozen=True, slots=True)
-class _ServerUnderProbe:
-    """One server as the probe asks it."""
-
-    server: InferenceServer
-    version: int
-
-    async def generate(self, request: GenerateRequest) -> Generation:
-        return await self.server.generate(request)
-
-    async def end_session(self, session_id: str) -> None:
-        pass
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class _Delivery:
-    prepared: PreparedWeights
-    load_s: float
-
-
 class RemoteSync(WeightSync):
-    """Brings the trainer's weights to a group of servers.
+    """Weight sync with a group of servers.
 
     Args:
         trainer: Owns the weights.
         group: The servers; from now on it asks this object for weights of servers that come back.
         transport: Takes the weights to the servers; closed with this object.
-        probe: What is compared.
+        probe: The prompts of `verify`.
         sleeps: `release_memory` puts the servers to sleep; the next sync wakes them.
         load_timeout_s: Deadline of a server's load.
         probe_timeout_s: Deadline of a server's answers to the probe.
@@ -193,7 +164,7 @@ class RemoteSync(WeightSync):
             EngineError: no server took the weights, and none came back.
         """
         began = time.perf_counter()
-        delivery = await self.deliver(self._trainer.weights(), version)
+        prepared, load_s = await self.deliver(self._trainer.weights(), version)
         transported = time.perf_counter()
         differences = await self._verify_servers()
         return SyncReport(
@@ -202,9 +173,9 @@ class RemoteSync(WeightSync):
             verify_s=time.perf_counter() - transported,
             probe_difference=max(differences.values()),
             servers=len(differences),
-            bytes=delivery.prepared.size,
-            prepare_s=delivery.prepared.seconds,
-            load_s=delivery.load_s,
+            bytes=prepared.size,
+            prepare_s=prepared.seconds,
+            load_s=load_s,
             released_bytes=self._server_sleep.released_bytes if self._uses_sleep else None,
         )
 
@@ -214,8 +185,12 @@ class RemoteSync(WeightSync):
             return (await self.sync(self._group.version)).probe_difference
         return max((await self._verify_servers()).values())
 
-    async def deliver(self, weights: Mapping[str, Any] | None, version: int) -> _Delivery:
-        """Give weights to every server without verifying them; the trainer's, with ``None``. Held servers stay held."""
+    async def deliver(self, weights: Mapping[str, Any] | None, version: int) -> tuple[PreparedWeights, float]:
+        """Give weights to every server without verifying them; the trainer's, with ``None``. Held servers stay held.
+
+        Returns:
+            The weights, and the seconds for which the servers were held.
+        """
         given = self._trainer.weights() if weights is None else weights
         prepared = await self._transport.prepare(given, version)
         async with self._group.changing:
@@ -225,7 +200,7 @@ class RemoteSync(WeightSync):
             load_s = time.perf_counter() - began
             if old is not None:
                 await old.discard()
-        return _Delivery(prepared=prepared, load_s=load_s)
+        return prepared, load_s
 
     async def _give(self, prepared: PreparedWeights) -> None:
         """Wake and hold all servers, and give them weights; the caller holds `changing`."""
@@ -294,14 +269,13 @@ class RemoteSync(WeightSync):
                 if recorded is None:
                     await self._compare_live(server, current.version)
                 else:
-                    asked, name = _ServerUnderProbe(server, current.version), f"server {server.url}"
-                    await self._probe.compare_recorded(asked, recorded, name=name)
+                    name = f"server {server.url}"
+                    await self._probe.compare_recorded(server, recorded, version=current.version, name=name)
         except TrainingError as error:
             raise await name_tensors(error, server, weights) from error
 
     async def _compare_live(self, server: InferenceServer, version: int) -> float:
-        asked, name = _ServerUnderProbe(server, version), f"server {server.url}"
-        found = await self._probe.compare(asked, self._trainer, name=name)
+        found = await self._probe.compare(server, self._trainer, version=version, name=f"server {server.url}")
         self._recorded = found.answers
         return found.difference
 

@@ -4,16 +4,17 @@ from __future__ import annotations
 
 import base64
 import pickle
-from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass, field
+from collections.abc import Awaitable, Callable, Hashable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from typing import TypeAlias
 
 import torch
 from torch import Tensor
 from transformers import PreTrainedModel
 
-from agentrl.engine import TensorLayout
+from agentrl.engine import InferenceServer, TensorLayout
 from agentrl.errors import UsageError
-from agentrl.weights.contract import WeightSource
+from agentrl.weights.contract import PreparedWeights, WeightSource
 
 CPU = torch.device("cpu")
 
@@ -46,12 +47,29 @@ def unpack(buckets: Sequence[Bucket]) -> dict[str, Tensor]:
     return {name: tensor for bucket in buckets for name, tensor in bucket.tensors()}
 
 
-@dataclass(slots=True)
-class _Filling:
-    """Tensors that will be one bucket."""
+Give: TypeAlias = Callable[[InferenceServer, Sequence[Bucket], int], Awaitable[None]]
 
-    tensors: dict[str, Tensor] = field(default_factory=dict)
-    size: int = 0
+
+class PreparedBuckets(PreparedWeights):
+    """Weights in buckets.
+
+    Args:
+        buckets: At least one.
+        give: Gives the buckets of a version to a paused server.
+    """
+
+    def __init__(self, buckets: Sequence[Bucket], give: Give, *, version: int, seconds: float) -> None:
+        super().__init__(version=version, size=sum(bucket.run.nbytes for bucket in buckets), seconds=seconds)
+        self._buckets = buckets
+        self._give = give
+
+    async def give_to(self, server: InferenceServer) -> None:
+        """Give the buckets to a paused server."""
+        await self._give(server, self._buckets, self.version)
+
+    def tensors(self) -> Mapping[str, Tensor]:
+        """Return the tensors in the buckets."""
+        return unpack(self._buckets)
 
 
 def pack(weights: Mapping[str, Tensor], *, bucket_bytes: int, device: torch.device = CPU) -> list[Bucket]:
@@ -62,19 +80,22 @@ def pack(weights: Mapping[str, Tensor], *, bucket_bytes: int, device: torch.devi
         bucket_bytes: Most bytes of a bucket, unless one tensor has more.
         device: Of the buckets.
     """
-    return [_packed(tensors, device) for tensors in _groups(weights, bucket_bytes)]
+    return [_packed(tensors, device) for tensors in split_by_bytes(weights, bucket_bytes, lambda t: t.dtype)]
 
 
-def _groups(weights: Mapping[str, Tensor], most: int) -> Iterator[dict[str, Tensor]]:
-    filling: dict[torch.dtype, _Filling] = {}
+def split_by_bytes(
+    weights: Mapping[str, Tensor], most: int, key: Callable[[Tensor], Hashable] = lambda tensor: None
+) -> Iterator[dict[str, Tensor]]:
+    """Split tensors into parts of at most `most` bytes, or one tensor; those of a part have the same `key`."""
+    filling: dict[Hashable, tuple[dict[str, Tensor], int]] = {}
     for name, tensor in weights.items():
-        current = filling.setdefault(tensor.dtype, _Filling())
-        if current.tensors and current.size + tensor.nbytes > most:
-            yield current.tensors
-            current = filling[tensor.dtype] = _Filling()
-        current.tensors[name] = tensor
-        current.size += tensor.nbytes
-    yield from (rest.tensors for rest in filling.values())
+        part, size = filling.get(key(tensor), ({}, 0))
+        if part and size + tensor.nbytes > most:
+            yield part
+            part, size = {}, 0
+        part[name] = tensor
+        filling[key(tensor)] = part, size + tensor.nbytes
+    yield from (part for part, _ in filling.values())
 
 
 def _packed(tensors: Mapping[str, Tensor], device: torch.device) -> Bucket:
@@ -182,9 +203,9 @@ class CheckpointSource:
         self._source, self._names = source, CheckpointNames(model)
 
     def weights(self) -> Mapping[str, Tensor]:
-        """See `WeightSource`; by the names of a checkpoint."""
+        """Implement `WeightSource`, by the names of a checkpoint."""
         return self._names.apply(self._source.weights())
 
     def token_logprobs(self, prompt_ids: Sequence[int], answer_ids: Sequence[int]) -> list[float]:
-        """See `WeightSource`."""
+        """Implement `WeightSource`."""
         return self._source.token_logprobs(prompt_ids, answer_ids)

@@ -16,41 +16,25 @@ import random
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from itertools import islice
-from typing import Protocol
+from typing import TypeAlias
 
 import torch
 from torch import Tensor
 
-from agentrl.engine import GenerateRequest, Generation, InferenceServer, SamplingParams
-from agentrl.errors import (
-    AgentRLError,
-    EngineError,
-    TrainingError,
-    async_boundary,
-)
+from agentrl.engine import GenerateRequest, Generation, InferenceServer, PolicyEngine, SamplingParams
+from agentrl.errors import AgentRLError, EngineError, TrainingError, async_boundary
 from agentrl.weights.contract import WeightSource
 
 TOLERANCE = {"float32": 1e-3, "bfloat16": 0.3}
 """Largest difference of a log-probability that rounding explains, by the weights' number format."""
 
 
-class ProbedEngine(Protocol):
-    """Engine that the probe asks; an `agentrl.engine.PolicyEngine` is one."""
-
-    @property
-    def version(self) -> int:
-        """Version of the weights that it should sample with."""
-
-    async def generate(self, request: GenerateRequest) -> Generation:
-        """Sample one turn."""
-
-    async def end_session(self, session_id: str) -> None:
-        """Forget what is kept for a session."""
+ProbedEngine: TypeAlias = PolicyEngine | InferenceServer
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class RecordedAnswer:
-    """An answer of an engine that served the right weights, and what the trainer said of it."""
+    """An answer of an engine that served the right weights, scored by the trainer."""
 
     prompt: Sequence[int]
     token_ids: Sequence[int]
@@ -70,17 +54,13 @@ class Comparison:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Probe:
-    """Prompts, and how far the two sides may be apart.
-
-    Args:
-        prompts: Token ids, at least one prompt of at least one token.
-        answer_tokens: Tokens of each answer.
-        tolerance: Largest difference of a log-probability.
-    """
+    """Prompts, and how far the two sides may be apart."""
 
     prompts: Sequence[Sequence[int]]
+    """Token ids: at least one prompt of at least one token."""
     answer_tokens: int = 4
     tolerance: float = TOLERANCE["float32"]
+    """Largest difference of a log-probability."""
 
     @classmethod
     def random(cls, vocab_size: int, *, tolerance: float, prompts: int = 4, length: int = 24) -> Probe:
@@ -90,20 +70,21 @@ class Probe:
             prompts=[[draw.randrange(vocab_size) for _ in range(length)] for _ in range(prompts)], tolerance=tolerance
         )
 
-    async def compare(self, engine: ProbedEngine, trainer: WeightSource, *, name: str = "the engine") -> Comparison:
-        """Ask the engine, score with the trainer.
+    async def compare(
+        self, engine: ProbedEngine, trainer: WeightSource, *, version: int, name: str = "the engine"
+    ) -> Comparison:
+        """Compare the engine's log-probabilities with the trainer's.
 
         Args:
-            engine: Is asked.
-            trainer: Scores; its weights are those that the engine should have.
-            name: Of the engine, for messages.
+            engine: Answers the prompts.
+            trainer: Scores the answers; its weights are those that the engine should have.
+            version: Version of the weights that the engine should sample with.
+            name: Name of the engine in messages.
 
         Raises:
             TrainingError: a difference above the tolerance, or an engine that samples with another version.
         """
-        answers = await self._ask_all(engine)
-        for answer in answers:
-            _check_version(name, answer, engine.version)
+        answers = await self._answers(engine, version, name)
         recorded = [
             RecordedAnswer(
                 prompt=prompt, token_ids=answer.token_ids, logprobs=trainer.token_logprobs(prompt, answer.token_ids)
@@ -111,15 +92,15 @@ class Probe:
             for prompt, answer in zip(self.prompts, answers, strict=True)
         ]
         differences = [
-            self._difference(name, engine.version, right.prompt, answer, right.logprobs)
+            self._difference(name, version, right.prompt, answer, right.logprobs)
             for right, answer in zip(recorded, answers, strict=True)
         ]
         return Comparison(difference=max(differences), answers=recorded)
 
     async def compare_recorded(
-        self, engine: ProbedEngine, recorded: Sequence[RecordedAnswer], *, name: str = "the engine"
+        self, engine: ProbedEngine, recorded: Sequence[RecordedAnswer], *, version: int, name: str = "the engine"
     ) -> float:
-        """`compare`, without the trainer: answers, as far as they are those that were recorded.
+        """Compare the engine's log-probabilities with recorded ones, as far as it gives the recorded answers.
 
         Where the engine takes another first token, it must give it a log-probability within the tolerance of the
         recorded one's: two tokens may be equally likely.
@@ -127,28 +108,35 @@ class Probe:
         Raises:
             TrainingError: as `compare`.
         """
-        answers = await self._ask_all(engine)
         differences = []
-        for right, answer in zip(recorded, answers, strict=True):
-            _check_version(name, answer, engine.version)
+        for right, answer in zip(recorded, await self._answers(engine, version, name), strict=True):
             pairs = zip(right.token_ids, answer.token_ids, strict=False)
             same = next((i for i, (a, b) in enumerate(pairs) if a != b), len(answer.token_ids))
             compared = max(same, 1)
-            differences.append(self._difference(name, engine.version, right.prompt, answer, right.logprobs[:compared]))
+            differences.append(self._difference(name, version, right.prompt, answer, right.logprobs[:compared]))
         return max(differences)
 
-    async def _ask_all(self, engine: ProbedEngine) -> list[Generation]:
-        return await asyncio.gather(*(self._ask(engine, number) for number in range(len(self.prompts))))
+    async def _answers(self, engine: ProbedEngine, version: int, name: str) -> list[Generation]:
+        asked = (self._ask(engine, f"probe-{version}-{number}", prompt) for number, prompt in enumerate(self.prompts))
+        answers = await asyncio.gather(*asked)
+        for answer in answers:
+            if set(answer.versions) != {version}:
+                raise TrainingError(
+                    f"{name} samples with weights of another version after a sync",
+                    got=sorted(set(answer.versions)),
+                    expected=version,
+                )
+        return answers
 
-    async def _ask(self, engine: ProbedEngine, number: int) -> Generation:
-        name = f"probe-{engine.version}-{number}"
+    async def _ask(self, engine: ProbedEngine, name: str, prompt: Sequence[int]) -> Generation:
         params = SamplingParams(max_tokens=self.answer_tokens, temperature=0.0)
         try:
             return await engine.generate(
-                GenerateRequest(prompt_ids=self.prompts[number], params=params, session_id=name, request_id=name)
+                GenerateRequest(prompt_ids=prompt, params=params, session_id=name, request_id=name)
             )
         finally:
-            await engine.end_session(name)
+            if isinstance(engine, PolicyEngine):
+                await engine.end_session(name)
 
     def _difference(
         self, name: str, version: int, prompt: Sequence[int], answer: Generation, expected: Sequence[float]
@@ -171,15 +159,6 @@ class Probe:
 def _distance(first: float, second: float) -> float:
     distance = abs(first - second)
     return math.inf if math.isnan(distance) else distance
-
-
-def _check_version(name: str, answer: Generation, version: int) -> None:
-    if set(answer.versions) != {version}:
-        raise TrainingError(
-            f"{name} samples with weights of another version after a sync",
-            got=sorted(set(answer.versions)),
-            expected=version,
-        )
 
 
 STACKED = {"qkv_proj": ("q_proj", "k_proj", "v_proj"), "gate_up_proj": ("gate_proj", "up_proj")}
@@ -212,12 +191,12 @@ class ChecksumDifference:
 async def name_tensors(
     error: TrainingError, server: InferenceServer, weights: Callable[[], Mapping[str, Tensor]]
 ) -> TrainingError:
-    """Return a failure of the probe that also names the tensors which differ, where the server's checksums tell.
+    """Return a failure of the probe that also names the tensors that differ, where the server's checksums tell.
 
     Args:
-        error: What the probe says.
-        server: Answered the probe.
-        weights: What it should have; read in a thread.
+        error: The failure.
+        server: The server that answered the probe.
+        weights: Makes the weights that it should have; called in a thread.
     """
     try:
         async with async_boundary(EngineError, "the search for tensors that differ", deadline_s=NAMING_S):

@@ -1,7 +1,6 @@
 """A mixture of experts on a real server: loaded from a folder, updated, and compared with the trainer."""
 
 import asyncio
-from types import SimpleNamespace
 
 import pytest
 import torch
@@ -34,8 +33,7 @@ async def updated(url, model, vocab_size):
     server, source = SGLangServer(url, CONFIG, vocab_size=vocab_size), CheckpointSource(ModelWeights(model), model)
     await server.connect(deadline_s=60)
     probe = Probe.random(vocab_size, tolerance=TOLERANCE)
-    asked = SimpleNamespace(version=0, generate=server.generate, end_session=forget)
-    found = [(await probe.compare(asked, source, name="server")).difference]
+    found = [(await probe.compare(server, source, version=0, name="server")).difference]
     generator = torch.Generator().manual_seed(0)
     with torch.no_grad():
         for parameter in model.parameters():
@@ -44,12 +42,7 @@ async def updated(url, model, vocab_size):
     await server.pause()
     await prepared.give_to(server)
     await server.resume()
-    asked.version = 1
-    found.append((await probe.compare(asked, source, name="server")).difference)
+    found.append((await probe.compare(server, source, version=1, name="server")).difference)
     await prepared.discard()
     await server.close()
     return found
-
-
-async def forget(session_id):
-    """Servers keep no sessions."""

@@ -151,7 +151,7 @@ async def test_a_broadcast_that_breaks_off_ends_the_update():
 
 async def test_joining_sleeping_and_checksums():
     async with updating(True) as (fake, updates):
-        await updates.join(GROUP)
+        await updates.join_group(GROUP)
         await updates.sleep()
         await updates.wake_up()
         assert await updates.checksums() == {"a": "0123"}
@@ -175,7 +175,7 @@ async def test_joining_sleeping_and_checksums():
 
 async def test_leaving_a_group():
     async with updating(True) as (fake, updates):
-        await updates.leave(GROUP)
+        await updates.leave_group(GROUP)
     assert fake.calls == [("/destroy_weights_update_group", {"group_name": "g"})]
 
 

@@ -162,7 +162,7 @@ async def test_a_cache_that_stays_is_an_error(updating):
 async def test_joining_and_checksums(updating):
     async with updating() as (fake, updates):
         assert await updates.workers() == 2
-        await updates.join(GROUP)
+        await updates.join_group(GROUP)
         assert await updates.checksums() == {"a": "0123456789abcdef"}
     info = {"name": "g", "address": "127.0.0.1", "port": 1234, "size": 2, "backend": "gloo", "timeout_s": 5}
     assert fake.calls == [

@@ -32,7 +32,7 @@ PROBE = Probe.random(16, tolerance=1e-3)
 
 async def test_equal_weights_pass_and_nothing_is_left_behind():
     served = engine()
-    assert (await PROBE.compare(served, Source())).difference == 0
+    assert (await PROBE.compare(served, Source(), version=0)).difference == 0
     assert served.metrics().running == 0
 
 
@@ -41,16 +41,16 @@ async def test_a_drifting_engine_is_named(drift):
     with pytest.raises(
         TrainingError, match=r"does not serve the trainer's weights of version 0: log-probability of token"
     ):
-        await PROBE.compare(engine(drift=drift), Source())
+        await PROBE.compare(engine(drift=drift), Source(), version=0)
 
 
 async def test_a_difference_need_not_come_from_an_update():
     with pytest.raises(TrainingError, match=r"The engine serves another model; or, after an update, "):
-        await PROBE.compare(engine(drift=1), Source())
+        await PROBE.compare(engine(drift=1), Source(), version=0)
 
 
 async def test_a_difference_within_rounding_is_reported_and_passes():
-    assert (await PROBE.compare(engine(drift=5e-4), Source())).difference == pytest.approx(5e-4)
+    assert (await PROBE.compare(engine(drift=5e-4), Source(), version=0)).difference == pytest.approx(5e-4)
 
 
 @pytest.mark.parametrize("position", range(4))
@@ -60,38 +60,38 @@ async def test_every_token_of_an_answer_is_compared(position):
     wrong = engine(logprobs=logprobs)
     expected = f"log-probability of token {5 + position} after {24 + position} tokens: got -0.51 from the engine"
     with pytest.raises(TrainingError, match=expected):
-        await PROBE.compare(wrong, Source())
-    recorded = (await PROBE.compare(engine(), Source())).answers
+        await PROBE.compare(wrong, Source(), version=0)
+    recorded = (await PROBE.compare(engine(), Source(), version=0)).answers
     with pytest.raises(TrainingError, match=expected):
-        await PROBE.compare_recorded(wrong, recorded)
+        await PROBE.compare_recorded(wrong, recorded, version=0)
 
 
 async def test_recorded_answers_are_compared_up_to_the_first_other_token_and_with_it_when_it_is_the_first():
-    recorded = (await PROBE.compare(engine(), Source())).answers
+    recorded = (await PROBE.compare(engine(), Source(), version=0)).answers
     later = engine(token_ids=[5, 6, 9, 8], logprobs=[-0.5, -0.5003, -3.0, -3.0])
-    assert await PROBE.compare_recorded(later, recorded) == pytest.approx(3e-4)
+    assert await PROBE.compare_recorded(later, recorded, version=0) == pytest.approx(3e-4)
     first = engine(token_ids=[9, 6, 7, 8], logprobs=[-0.5002, -3.0, -3.0, -3.0])
-    assert await PROBE.compare_recorded(first, recorded) == pytest.approx(2e-4)
+    assert await PROBE.compare_recorded(first, recorded, version=0) == pytest.approx(2e-4)
     with pytest.raises(TrainingError, match="token 9 after 24 tokens"):
-        await PROBE.compare_recorded(engine(token_ids=[9, 6], logprobs=[-0.6, -0.5]), recorded)
+        await PROBE.compare_recorded(engine(token_ids=[9, 6], logprobs=[-0.6, -0.5]), recorded, version=0)
 
 
 async def test_the_version_of_every_token_is_compared():
-    recorded = (await PROBE.compare(engine(), Source())).answers
+    recorded = (await PROBE.compare(engine(), Source(), version=0)).answers
     with pytest.raises(TrainingError, match=r"another version after a sync: got \[3\], expected 0"):
-        await PROBE.compare_recorded(engine(version=3), recorded)
+        await PROBE.compare_recorded(engine(version=3), recorded, version=0)
 
 
 async def test_an_engine_that_missed_the_update_is_named():
     with pytest.raises(TrainingError, match=r"weights of another version after a sync: got \[3\], expected 0"):
-        await PROBE.compare(engine(version=3), Source())
+        await PROBE.compare(engine(version=3), Source(), version=0)
 
 
 async def test_recorded_answers_stand_for_the_trainer():
-    recorded = (await PROBE.compare(engine(), Source())).answers
-    assert await PROBE.compare_recorded(engine(drift=5e-4), recorded) == pytest.approx(5e-4)
+    recorded = (await PROBE.compare(engine(), Source(), version=0)).answers
+    assert await PROBE.compare_recorded(engine(drift=5e-4), recorded, version=0) == pytest.approx(5e-4)
     with pytest.raises(TrainingError, match="server x does not serve the trainer's weights"):
-        await PROBE.compare_recorded(engine(drift=2e-3), recorded, name="server x")
+        await PROBE.compare_recorded(engine(drift=2e-3), recorded, version=0, name="server x")
 
 
 @pytest.mark.parametrize("shared", [True, False])

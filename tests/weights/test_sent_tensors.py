@@ -236,7 +236,7 @@ async def test_a_late_failure_leaves_a_newer_group_alone(world_of, collective, m
 
     monkeypatch.setattr(server, "receive_weights", fails_late)
     with pytest.raises(EngineError, match="too late"):
-        await collective.send(server, [], torch.device("cpu"), 3)
+        await collective.send(torch.device("cpu"), server, [], 3)
     assert (collective._groups.pop(server), old._closed) == (newer, True)
 
 

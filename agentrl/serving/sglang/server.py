@@ -6,12 +6,7 @@ import asyncio
 import re
 import time
 import uuid
-from collections.abc import (
-    Awaitable,
-    Callable,
-    Mapping,
-    Sequence,
-)
+from collections.abc import Awaitable, Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
@@ -24,7 +19,6 @@ from agentrl.engine import (
     Generation,
     InferenceServer,
     ServerLoad,
-    ServerLost,
     SharedTensors,
     StopReason,
     TensorLayout,
@@ -90,7 +84,7 @@ def check_settings(url: str, info: Mapping[str, Any], model: Mapping[str, Any]) 
         model: The JSON of ``/model_info``.
 
     Raises:
-        UsageError: says which setting, and what it has to be.
+        UsageError: names the setting.
     """
     if not model.get("is_generation", True):
         raise UsageError(f"the SGLang server at {url} serves a model that does not generate text")
@@ -182,14 +176,13 @@ def check_answers(url: str, plain: Any, sharpened: Any, version: str) -> None:
         raise UsageError(f"the SGLang server at {url} gives log-probabilities of temperature 1", hint=hint)
 
 
-ATTEMPT_S = 5.0
-"""Deadline of one attempt to reach a server that may still be starting."""
-ATTEMPT_EVERY_S = 0.2
+PROBE_S = 5.0
+"""The probe has at least so many seconds once the server answers."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class SGLangAbilities:
-    """Capabilities and limits of a server, as the probe found them."""
+    """Capabilities and limits of a server that the probe found."""
 
     capabilities: Capabilities
     has_sessions: bool
@@ -199,36 +192,16 @@ class SGLangAbilities:
 
 
 async def probe(http: HttpSession, config: ServerEngineConfig, *, deadline_s: float) -> SGLangAbilities:
-    """Wait for a server and check it; one that was left paused goes on.
-
-    Args:
-        http: Its session.
-        config: How weights will reach it, and whether it will sleep.
-        deadline_s: Most seconds of all this.
+    """Wait for a server and check it, within `deadline_s`; one that was left paused goes on.
 
     Raises:
         UsageError: it cannot be used.
         ServerLost: it does not answer within the deadline.
     """
     until = time.monotonic() + deadline_s
-    model = await _wait_for_model(http, until)
-    return await _learn(http, config, model, max(ATTEMPT_S, until - time.monotonic()))
-
-
-async def _wait_for_model(http: HttpSession, until: float) -> Any:
-    while True:
-        left = until - time.monotonic()
-        try:
-            return await http.get("/model_info", deadline_s=max(0.001, min(left, ATTEMPT_S)))
-        except (ServerLost, Refused) as error:
-            if isinstance(error, Refused) and not error.is_of_a_start:
-                raise error.of_another_server("SGLang") from error
-            if left <= ATTEMPT_EVERY_S:
-                raise
-        await asyncio.sleep(ATTEMPT_EVERY_S)
-
-
-async def _learn(http: HttpSession, config: ServerEngineConfig, model: Any, limit_s: float) -> SGLangAbilities:
+    await http.wait_until_up("/model_info", "SGLang", deadline_s=deadline_s)
+    limit_s = max(PROBE_S, until - time.monotonic())
+    model = await http.get("/model_info", deadline_s=limit_s)
     info = await http.get("/server_info", deadline_s=limit_s)
     version = str(info.get("version"))
     openapi = await http.get("/openapi.json", deadline_s=limit_s)
@@ -240,13 +213,13 @@ async def _learn(http: HttpSession, config: ServerEngineConfig, model: Any, limi
     sharpened = await http.post("/generate", encode_probe(0.5), deadline_s=limit_s)
     check_answers(http.url, plain, sharpened, version)
     try:
-        told = str(await http.post("/generate", encode_vocabulary_probe(), deadline_s=limit_s))
+        answer = str(await http.post("/generate", encode_vocabulary_probe(), deadline_s=limit_s))
     except Refused as refused:
-        told = refused.said
+        answer = refused.said
     return SGLangAbilities(
         capabilities=Capabilities(
             max_context=decode_context(info),
-            vocab_size=decode_vocabulary(told),
+            vocab_size=decode_vocabulary(answer),
             routed_experts=bool(info.get("enable_return_routed_experts")),
         ),
         has_sessions=BEGIN in openapi["paths"],
@@ -254,16 +227,12 @@ async def _learn(http: HttpSession, config: ServerEngineConfig, model: Any, limi
     )
 
 
-def _wire_id() -> str:
-    return uuid.uuid4().hex
-
-
 @dataclass(slots=True, eq=False)
 class RunningRequest:
     """A request, and what has been sampled for it."""
 
     request: GenerateRequest
-    wire_id: str = field(default_factory=_wire_id)
+    wire_id: str = field(default_factory=lambda: uuid.uuid4().hex)
     """Its name at the server. SGLang aborts all requests whose names begin with the aborted one, so that all names
     have the same length."""
     answer: Generation | None = None
@@ -298,8 +267,8 @@ ABORT_WAITS_S = (0.5, 2.0, 8.0)
 abort may overtake its request, and SGLang forgets one of a request that came in during a pause."""
 
 
-class SGLangServer(InferenceServer):
-    """Talks to one SGLang server.
+class SGLangServer(SGLangUpdates, InferenceServer):
+    """Client of one SGLang server.
 
     SGLang's own seeds do not give equal samples, so that `capabilities.seeded` is ``False``. An abort gives the tokens
     so far; of a request that a pause holds, those up to the last 50th.
@@ -311,7 +280,7 @@ class SGLangServer(InferenceServer):
     """
 
     def __init__(self, url: str, config: ServerEngineConfig, *, vocab_size: int | None = None) -> None:
-        self._http = HttpSession(url, api_key_variable=config.api_key_variable)
+        super().__init__(HttpSession(url, api_key_variable=config.api_key_variable), timeout_s=config.timeout_s)
         self.url = self._http.url
         self._config = config
         self._vocab_size = vocab_size
@@ -337,17 +306,13 @@ class SGLangServer(InferenceServer):
             )
         limit = min(found.max_context, self._config.max_context or found.max_context)
         self.capabilities = replace(found, max_context=limit)
-        self._updates = SGLangUpdates(
-            self._http, timeout_s=self._config.timeout_s, has_sessions=met.has_sessions, workers=met.workers
-        )
+        self._has_sessions, self._workers = met.has_sessions, met.workers
         self._going.set()
 
     async def generate(self, request: GenerateRequest) -> Generation:
         """Sample one turn; see `agentrl.engine.InferenceServer.generate`.
 
         Raises:
-            UsageError: no server like this one can serve it.
-            ServerLost: the connection broke.
             EngineError: the server answered with an error, aborted the request of itself, or missed the deadline.
         """
         check_request(request, self.capabilities, self._calls)
@@ -378,14 +343,14 @@ class SGLangServer(InferenceServer):
                 sampled=call.sampled,
                 routed_experts_from=call.routed_experts_from,
             )
-            told = await self._http.post("/generate", body, deadline_s=self._config.timeout_s, late=EngineError)
+            answer = await self._post("/generate", body)
             call.sent = False
-            part = decode_answer(told, request.params.stop_token_ids, routed_experts_from=call.routed_experts_from)
+            part = decode_answer(answer, request.params.stop_token_ids, routed_experts_from=call.routed_experts_from)
             call.answer = part.generation if call.answer is None else call.answer.followed_by(part.generation)
             if call.answer.stop_reason is StopReason.ABORT and not call.aborted:
                 raise EngineError(
                     f"{self.url} aborted request {request.request_id}, which was not asked for",
-                    got=told["meta_info"]["finish_reason"],
+                    got=answer["meta_info"]["finish_reason"],
                 )
             if call.aborted:
                 return call.ended(StopReason.ABORT if part.goes_on else part.generation.stop_reason)
@@ -442,15 +407,15 @@ class SGLangServer(InferenceServer):
             EngineError: the server did not take them, or its cache is still that of the old ones.
             ServerLost: it does not answer.
         """
-        await self._update(lambda: self._updates.from_folder(folder, version))
+        await self._update(lambda: self.from_folder(folder, version))
 
     async def load_tensors(self, parts: Sequence[TensorPart], version: int) -> None:
         """`load_weights`, with the tensors in the requests."""
-        await self._update(lambda: self._updates.from_tensors(parts, version))
+        await self._update(lambda: self.from_tensors(parts, version))
 
     async def open_weights(self, shared: Sequence[SharedTensors], version: int) -> None:
         """`load_weights`, out of the trainer's memory."""
-        if self._updates.workers > 1:
+        if self._workers > 1:
             raise UsageError(f"{self.url} has its weights in several processes", hint="set another engine.transport")
         await self.load_tensors([tensors.part for tensors in shared], version)
 
@@ -458,7 +423,7 @@ class SGLangServer(InferenceServer):
         self, layouts: Sequence[TensorLayout], group: UpdateGroup, broadcast: Broadcast, version: int
     ) -> None:
         """`load_weights`, from a broadcast."""
-        await self._update(lambda: self._updates.from_broadcast(layouts, group, broadcast, version))
+        await self._update(lambda: self.from_broadcast(layouts, group, broadcast, version))
 
     async def _update(self, update: Callable[[], Awaitable[None]]) -> None:
         try:
@@ -469,30 +434,6 @@ class SGLangServer(InferenceServer):
             # the weights are new, the cache is old, and the version that it tells is the old one: once more
             await self.pause()
             await update()
-
-    async def workers(self) -> int:
-        """Processes that hold weights."""
-        return self._updates.workers
-
-    async def join_group(self, group: UpdateGroup) -> None:
-        """Let its workers join a process group."""
-        await self._updates.join(group)
-
-    async def leave_group(self, group: UpdateGroup) -> None:
-        """Let its workers leave a process group: SGLang keeps all that it joined."""
-        await self._updates.leave(group)
-
-    async def checksums(self) -> Mapping[str, str]:
-        """Ask for checksums of the tensors that it computes with; on a GPU they are not SHA-256."""
-        return await self._updates.checksums()
-
-    async def sleep(self) -> None:
-        """Give back the memory of weights and cache; on the CPU SGLang says yes and keeps it."""
-        await self._updates.sleep()
-
-    async def wake_up(self) -> None:
-        """Take the memory again."""
-        await self._updates.wake_up()
 
     async def weight_version(self) -> int:
         """Version of the weights that the server says it serves; 0 for those that it started with."""
@@ -513,11 +454,7 @@ class SGLangServer(InferenceServer):
 
     async def is_healthy(self, *, deadline_s: float) -> bool:
         """Return True if its scheduler answers in time, also during a pause, when SGLang's health route fails."""
-        try:
-            await self._http.get("/server_info", deadline_s=deadline_s)
-        except EngineError:
-            return False
-        return True
+        return await self._http.answers("/server_info", deadline_s=deadline_s)
 
     async def close(self) -> None:
         """Close the connections; requests that run fail as `EngineError`, and SGLang ends them within seconds."""

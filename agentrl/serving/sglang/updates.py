@@ -26,21 +26,25 @@ LEAVING_S = 10.0
 
 
 class SGLangUpdates:
-    """Sends weights, or says where they are. Failures are those of `agentrl.serving.http.HttpSession`.
+    """Part of `SGLangServer` that updates weights. Failures are those of `agentrl.serving.http.HttpSession`.
 
     Args:
         http: The connections to the server.
         timeout_s: Deadline of one request.
-        has_sessions: Whether updates in parts stand between a begin and an end: SGLang asks for that from 0.5.21 on,
-            and knows nothing of it before.
+        has_sessions: Updates in parts stand between a begin and an end: SGLang asks for that from 0.5.21 on, and has
+            no such routes before.
         workers: Processes that hold weights.
     """
 
-    def __init__(self, http: HttpSession, *, timeout_s: float, has_sessions: bool, workers: int) -> None:
+    def __init__(self, http: HttpSession, *, timeout_s: float, has_sessions: bool = False, workers: int = 1) -> None:
         self._http = http
         self._timeout_s = timeout_s
         self._has_sessions = has_sessions
-        self.workers = workers
+        self._workers = workers
+
+    async def workers(self) -> int:
+        """Processes that hold weights."""
+        return self._workers
 
     async def from_folder(self, folder: Path, version: int) -> None:
         """Let it read a folder."""
@@ -51,7 +55,7 @@ class SGLangUpdates:
         async with self._session():
             for number, part in enumerate(parts):
                 last = version if number == len(parts) - 1 else None
-                body = encode_tensors(await part(), workers=self.workers, version=last)
+                body = encode_tensors(await part(), workers=self._workers, version=last)
                 await self._post("/update_weights_from_tensor", body)
 
     async def from_broadcast(
@@ -84,7 +88,7 @@ class SGLangUpdates:
             raise
         await self._post(END, {})
 
-    async def join(self, group: UpdateGroup) -> None:
+    async def join_group(self, group: UpdateGroup) -> None:
         """Let its workers join a process group."""
         body = {
             "master_address": group.address,
@@ -96,18 +100,18 @@ class SGLangUpdates:
         }
         await self._post("/init_weights_update_group", body)
 
-    async def leave(self, group: UpdateGroup) -> None:
-        """Let its workers leave a process group."""
+    async def leave_group(self, group: UpdateGroup) -> None:
+        """Let its workers leave a process group: SGLang keeps all that it joined."""
         body = {"group_name": group.name}
         await self._http.post("/destroy_weights_update_group", body, deadline_s=LEAVING_S, late=EngineError)
 
     async def checksums(self) -> Mapping[str, str]:
-        """Implement `agentrl.engine.InferenceServer.checksums`; empty with several workers, which have parts."""
-        told = await self._post("/weights_checker", {"action": "checksum"})
-        return decode_checksums(told) if self.workers == 1 else {}
+        """Ask for checksums; none with several workers, which have parts, and other ones than SHA-256 on a GPU."""
+        answer = await self._post("/weights_checker", {"action": "checksum"})
+        return decode_checksums(answer) if self._workers == 1 else {}
 
     async def sleep(self) -> None:
-        """Give back the memory of weights and cache."""
+        """Give back the memory of weights and cache; on the CPU SGLang says yes and keeps it."""
         await self._post("/release_memory_occupation", {})
 
     async def wake_up(self) -> None:

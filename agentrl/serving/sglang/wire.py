@@ -19,7 +19,7 @@ from agentrl.engine import (
     TensorLayout,
 )
 from agentrl.errors import EngineError
-from agentrl.serving.http import decode_versions
+from agentrl.serving.http import decode_versions, decoding
 from agentrl.trajectory import RoutedExperts, small
 
 _NOT_FLUSHED = "Weights were updated, but the cache was not flushed"
@@ -54,7 +54,7 @@ def encode_request(
         routed_experts_from: The first token whose experts are asked for, if any are.
     """
     params = request.params
-    return {
+    body: dict[str, Any] = {
         "input_ids": [*request.prompt_ids, *sampled],
         "rid": wire_id,
         "return_logprob": True,
@@ -66,13 +66,10 @@ def encode_request(
             # it would make SGLang go past our stop tokens, too
             "ignore_eos": not params.stop_token_ids,
         },
-    } | _encode_routed_experts(routed_experts_from)
-
-
-def _encode_routed_experts(routed_experts_from: int | None) -> dict[str, Any]:
-    if routed_experts_from is None:
-        return {}
-    return {"return_routed_experts": True, "routed_experts_start_len": routed_experts_from}
+    }
+    if routed_experts_from is not None:
+        body |= {"return_routed_experts": True, "routed_experts_start_len": routed_experts_from}
+    return body
 
 
 def _encode_cuts(params: SamplingParams) -> dict[str, Any]:
@@ -97,8 +94,8 @@ def encode_tensors(part: str, *, workers: int, version: int | None) -> dict[str,
 
     Args:
         part: Base64 of a pickled list of names and tensors.
-        workers: Each gets all of it, and takes its share.
-        version: Of the weights, with the last part; ``None`` with the others.
+        workers: Processes, each of which gets all of it and takes its share.
+        version: Version of the weights, with the last part; ``None`` with the others.
     """
     return {"serialized_named_tensors": [part] * workers} | _encode_end(version)
 
@@ -132,10 +129,8 @@ def decode_checksums(body: Any) -> dict[str, str]:
     Raises:
         EngineError: there are none.
     """
-    try:
+    with decoding("SGLang does not tell the checksums of its weights", body):
         return {str(name): str(checksum) for name, checksum in body["ranks"][0]["checksums"].items()}
-    except (KeyError, IndexError, TypeError, AttributeError) as error:
-        raise EngineError("SGLang does not tell the checksums of its weights", got=repr(body)[:200]) from error
 
 
 def needs_flush(said: str) -> bool:
@@ -156,7 +151,7 @@ def decode_answer(
     Raises:
         EngineError: it is not one, its parts do not fit one another, or the model's numbers are not finite.
     """
-    try:
+    with decoding("SGLang's answer is not a generation", body):
         meta = body["meta_info"]
         token_ids = [int(token) for token in body["output_ids"]]
         logprobs = [float(row[0]) for row in meta.get("output_token_logprobs") or ()]
@@ -168,8 +163,6 @@ def decode_answer(
             else _decode_routed_experts(meta, int(meta["prompt_tokens"]) - routed_experts_from)
         )
         cached_tokens, queue_s = int(meta.get("cached_tokens") or 0), float(meta.get("queue_time") or 0.0)
-    except (KeyError, TypeError, IndexError, AttributeError, ValueError) as error:
-        raise EngineError("SGLang's answer is not a generation", got=repr(body)[:300]) from error
     if len(logprobs) != len(token_ids):
         raise EngineError("SGLang left out log-probabilities", got=len(logprobs), expected=f"{len(token_ids)} of them")
     generation = Generation(
@@ -191,10 +184,10 @@ def _decode_routed_experts(meta: Mapping[str, Any], prompt: int) -> RoutedExpert
 
     They are of `prompt` tokens of the prompt, and of those of the answer but the last one.
     """
-    told = meta.get("routed_experts")
-    if told is None:
+    encoded = meta.get("routed_experts")
+    if encoded is None:
         return None
-    experts = np.frombuffer(base64.b64decode(told), dtype=np.int32)
+    experts = np.frombuffer(base64.b64decode(encoded), dtype=np.int32)
     tokens = prompt + int(meta["completion_tokens"]) - 1
     return small(experts.reshape(tokens, -1)) if tokens else None
 
@@ -232,7 +225,7 @@ def decode_load(loads: Any, metrics: str, *, paused: bool) -> ServerLoad:
         EngineError: a figure is missing.
     """
     sums = sums_of(metrics)
-    try:
+    with decoding("SGLang does not tell its load", loads):
         ranks = loads["loads"]
         running = sum(int(rank["num_running_reqs"]) for rank in ranks)
         waiting = sum(int(rank["num_waiting_reqs"]) for rank in ranks)
@@ -240,8 +233,6 @@ def decode_load(loads: Any, metrics: str, *, paused: bool) -> ServerLoad:
         if paused:
             running, waiting = (int(sums[PREFIX + name]) for name in ("num_running_reqs", "num_queue_reqs"))
             cache_used = 0.0  # a pause throws all requests out of the cache
-    except (KeyError, TypeError, ValueError) as error:
-        raise EngineError("SGLang does not tell its load", got=repr(loads)[:300]) from error
     return ServerLoad(
         running=running,
         waiting=waiting,

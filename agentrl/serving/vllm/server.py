@@ -25,7 +25,7 @@ from agentrl.engine import (
     UpdateGroup,
 )
 from agentrl.errors import EngineError, UsageError
-from agentrl.serving.http import HttpSession, Refused, decode_version
+from agentrl.serving.http import HttpSession, Refused, decode_version, decoding
 from agentrl.serving.request import check_request
 from agentrl.serving.vllm.launch import RECEIVER
 from agentrl.serving.vllm.updates import VLLMUpdates
@@ -42,8 +42,6 @@ from agentrl.serving.vllm.wire import (
     is_uncut,
 )
 
-FIRST_WAIT_S = 0.1
-LONGEST_WAIT_S = 1.0
 OLDEST = "0.32"
 """Versions before it do not stamp tokens with the version of the weights."""
 PROBE_IDS = [1, 2, 3]
@@ -51,45 +49,18 @@ PROBE_IDS = [1, 2, 3]
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class VLLMAbilities:
-    """Capabilities and limits of a server, as the probe found them."""
+    """Capabilities and limits of a server that the probe found."""
 
     max_context: int
     convention: LogprobConvention
     has_adapter: bool
-    """Whether it was sent one."""
+    """True if it was sent one."""
     routed_experts: bool
-    """It was started to tell which experts tokens went to."""
-
-
-async def wait_until_healthy(http: HttpSession, *, deadline_s: float) -> None:
-    """Ask until the server answers.
-
-    Raises:
-        UsageError: something else answers.
-        ServerLost: it does not within the deadline; says what happened last.
-    """
-    end, wait_s = time.monotonic() + deadline_s, FIRST_WAIT_S
-    while True:
-        try:
-            await http.get_text("/health", deadline_s=max(end - time.monotonic(), FIRST_WAIT_S))
-        except (ServerLost, Refused) as error:
-            if isinstance(error, Refused) and not error.is_of_a_start:
-                raise error.of_another_server("vLLM") from error
-            if time.monotonic() + wait_s >= end:
-                raise ServerLost(f"{http.url} did not become ready in {deadline_s:g} s", got=error) from error
-        else:
-            return
-        await asyncio.sleep(wait_s)
-        wait_s = min(2 * wait_s, LONGEST_WAIT_S)
+    """True if it was started with `RETURN_ROUTES`."""
 
 
 async def probe(http: HttpSession, config: ServerEngineConfig, *, deadline_s: float) -> VLLMAbilities:
-    """Check a server that answers.
-
-    Args:
-        http: Its session.
-        config: How weights will reach it, and whether it will sleep.
-        deadline_s: Most seconds of one question.
+    """Check a server that answers; `deadline_s` is that of each question.
 
     Raises:
         UsageError: it is not vLLM, too old, paused, or was started without what agentrl needs.
@@ -105,11 +76,9 @@ async def probe(http: HttpSession, config: ServerEngineConfig, *, deadline_s: fl
     _check_updates(http.url, info["vllm_config"], config)
     if convention is LogprobConvention.UNCUT and not is_uncut(logprob):
         convention = LogprobConvention.CUT
-    try:
+    with decoding(f"{http.url} does not tell its longest context", models):
         names = [model["id"] for model in models["data"]]
         max_context = int(models["data"][0]["max_model_len"])
-    except (KeyError, IndexError, TypeError, ValueError) as error:
-        raise EngineError(f"{http.url} does not tell its longest context", got=repr(models)[:200]) from error
     routed_experts = bool((info["vllm_config"].get("aux_output_config") or {}).get("enable_return_routed_experts"))
     return VLLMAbilities(
         max_context=max_context, convention=convention, has_adapter=ADAPTER in names, routed_experts=routed_experts
@@ -126,25 +95,24 @@ async def _check_awake(http: HttpSession, deadline_s: float) -> None:
         raise UsageError(f"{http.url} is paused", hint=hint)
 
 
-def _check_updates(url: str, told: Mapping[str, Any], config: ServerEngineConfig) -> None:
+def _check_updates(url: str, found: Mapping[str, Any], config: ServerEngineConfig) -> None:
     """Refuse a server that lacks what the config asks of it; on a CPU vLLM takes a sleep for granted."""
-    receiver = (told.get("weight_transfer_config") or {}).get("backend")
+    receiver = (found.get("weight_transfer_config") or {}).get("backend")
     if config.transport in ("collective", "cuda_ipc") and receiver != RECEIVER:
         hint = "start it with agentrl serve, or set another engine.transport"
         raise UsageError(
             f"{url} takes no weights by {config.transport}", got=f"receiver {receiver}", expected=RECEIVER, hint=hint
         )
-    _check_adapters(url, told, config.adapter_rank)
-    is_on_cpu = (told.get("device_config") or {}).get("device") == "cpu"
-    if config.sleep and not is_on_cpu and not told["model_config"].get("enable_sleep_mode"):
+    _check_adapters(url, found, config.adapter_rank)
+    is_on_cpu = (found.get("device_config") or {}).get("device") == "cpu"
+    if config.sleep and not is_on_cpu and not found["model_config"].get("enable_sleep_mode"):
         raise UsageError(f"{url} cannot sleep", hint="start it with --enable-sleep-mode, or remove engine.sleep")
 
 
-def _check_adapters(url: str, told: Mapping[str, Any], rank: int | None) -> None:
-    """Refuse a server that takes no adapters of a rank."""
+def _check_adapters(url: str, found: Mapping[str, Any], rank: int | None) -> None:
     if rank is None:
         return
-    most = (told.get("lora_config") or {}).get("max_lora_rank")
+    most = (found.get("lora_config") or {}).get("max_lora_rank")
     if most is None or most < rank:
         raise UsageError(
             f"{url} takes no adapters of rank {rank}",
@@ -157,13 +125,11 @@ def _check_adapters(url: str, told: Mapping[str, Any], rank: int | None) -> None
 async def _logprob_after_a_cut(http: HttpSession, deadline_s: float) -> float:
     body = {"token_ids": PROBE_IDS, "sampling_params": CUT_TO_ONE}
     answer: Any = await http.post("/inference/v1/generate", body, deadline_s=deadline_s)
-    try:
+    with decoding(f"{http.url} does not answer like vLLM", answer):
         choice = answer["choices"][0]
         if "weight_versions" not in choice:
             raise _too_old(await _version(http, deadline_s))
         return float(choice["logprobs"]["content"][0]["logprob"])
-    except (KeyError, IndexError, TypeError, ValueError) as error:
-        raise EngineError(f"{http.url} does not answer like vLLM", got=repr(answer)[:300]) from error
 
 
 async def _reason(http: HttpSession, refused: Refused, deadline_s: float) -> EngineError | UsageError:
@@ -211,8 +177,8 @@ class _Running:
     over: asyncio.Event = field(default_factory=asyncio.Event)
 
 
-class VLLMServer(InferenceServer):
-    """Talks to one vLLM server, token ids in and out.
+class VLLMServer(VLLMUpdates, InferenceServer):
+    """Client of one vLLM server, token ids in and out.
 
     Requests that run during a pause stay at the server; an update of the weights throws their key-value cache away, so
     that they go on from one computed anew.
@@ -224,11 +190,10 @@ class VLLMServer(InferenceServer):
     """
 
     def __init__(self, url: str, config: ServerEngineConfig, *, vocab_size: int) -> None:
-        self.url = url.rstrip("/")
+        super().__init__(HttpSession(url, api_key_variable=config.api_key_variable), timeout_s=config.timeout_s)
+        self.url = self._http.url
         self._config = config
         self._vocab_size = vocab_size
-        self._http = HttpSession(self.url, api_key_variable=config.api_key_variable)
-        self._updates = VLLMUpdates(self._http, timeout_s=config.timeout_s)
         self._running: dict[str, _Running] = {}
         self._convention: LogprobConvention | None = None
         self._is_adapted = False
@@ -237,7 +202,7 @@ class VLLMServer(InferenceServer):
 
     async def connect(self, *, deadline_s: float) -> None:
         """Wait until the server answers; check its version, its settings and the log-probabilities that it gives."""
-        await wait_until_healthy(self._http, deadline_s=deadline_s)
+        await self._http.wait_until_up("/health", "vLLM", deadline_s=deadline_s)
         found = await probe(self._http, self._config, deadline_s=deadline_s)
         limit = min(found.max_context, self._config.max_context or found.max_context)
         self.capabilities = Capabilities(
@@ -299,12 +264,12 @@ class VLLMServer(InferenceServer):
 
     async def pause(self) -> None:
         """Hold all requests, with what they have computed."""
-        await self._control(PAUSE)
+        await self._post(PAUSE)
 
     async def resume(self) -> None:
         """Go on; after a sleep, with the memory of the cache."""
-        await self._updates.wake_cache()
-        await self._control("/resume")
+        await self.wake_cache()
+        await self._post("/resume")
 
     async def load_weights(self, folder: Path, version: int) -> None:
         """Read new weights while paused, throw away all caches, and only then name the version.
@@ -317,7 +282,7 @@ class VLLMServer(InferenceServer):
             version: What tokens are stamped with from now on.
         """
         await self._check_paused()
-        await self._updates.from_folder(folder, version)
+        await self.from_folder(folder, version)
         await self._check_version(version)
 
     async def load_adapter(self, folder: Path, version: int) -> None:
@@ -326,24 +291,16 @@ class VLLMServer(InferenceServer):
         Requests that are held go on with the new one.
         """
         await self._check_paused()
-        await self._updates.from_adapter(folder, version, is_first=not self._is_adapted)
+        await self.from_adapter(folder, version, is_first=not self._is_adapted)
         self._is_adapted = True
         await self._check_version(version)
-
-    async def workers(self) -> int:
-        """Processes that hold weights."""
-        return await self._updates.workers()
-
-    async def join_group(self, group: UpdateGroup) -> None:
-        """Let its workers join a process group; it leaves the one before."""
-        await self._updates.join(group)
 
     async def receive_weights(
         self, layouts: Sequence[TensorLayout], group: UpdateGroup, broadcast: Broadcast, version: int
     ) -> None:
         """`load_weights`, from a broadcast in the group that was joined last."""
         await self._check_paused()
-        await self._updates.from_broadcast(layouts, broadcast, version)
+        await self.from_broadcast(layouts, broadcast, version)
         await self._check_version(version)
 
     async def open_weights(self, shared: Sequence[SharedTensors], version: int) -> None:
@@ -351,7 +308,7 @@ class VLLMServer(InferenceServer):
         if await self.workers() > 1:
             raise UsageError(f"{self.url} has its weights in several processes", hint="set another engine.transport")
         await self._check_paused()
-        await self._updates.from_memory(shared, version)
+        await self.from_memory(shared, version)
         await self._check_version(version)
 
     async def _check_paused(self) -> None:
@@ -362,21 +319,6 @@ class VLLMServer(InferenceServer):
     async def _check_version(self, version: int) -> None:
         if (served := await self.weight_version()) != version:
             raise EngineError(f"{self.url} did not take the version", got=served, expected=version)
-
-    async def checksums(self) -> Mapping[str, str]:
-        """Ask for checksums of the tensors that vLLM does not keep in a packed form, as it does on the CPU."""
-        return await self._updates.checksums()
-
-    async def sleep(self) -> None:
-        """Give back the memory of weights and cache; on the CPU vLLM says yes and keeps it."""
-        await self._updates.sleep()
-
-    async def wake_up(self) -> None:
-        """Take the memory of the weights again, and stay paused."""
-        await self._updates.wake_up()
-
-    async def _control(self, route: str, body: Mapping[str, Any] | None = None) -> Any:
-        return await self._http.post(route, body, deadline_s=self._config.timeout_s)
 
     async def weight_version(self) -> int:
         """Version that vLLM stamps tokens with."""
@@ -391,11 +333,7 @@ class VLLMServer(InferenceServer):
 
     async def is_healthy(self, *, deadline_s: float) -> bool:
         """Return True if ``/health`` answers 200 in time."""
-        try:
-            await self._http.get_text("/health", deadline_s=deadline_s)
-        except EngineError:
-            return False
-        return True
+        return await self._http.answers("/health", deadline_s=deadline_s)
 
     async def close(self) -> None:
         """Close the connections; vLLM ends their requests."""

@@ -16,7 +16,7 @@ from agentrl.engine import (
     UpdateGroup,
 )
 from agentrl.errors import EngineError
-from agentrl.serving.http import HttpSession, Refused
+from agentrl.serving.http import HttpSession, Refused, decoding
 from agentrl.serving.vllm.wire import ADAPTER, decode_checksums, encode_run
 
 EXCHANGE = "exchange_adapter"
@@ -27,12 +27,7 @@ FAILED_S = 10.0
 
 
 class VLLMUpdates:
-    """Sends weights, or says where they are. Failures are those of `agentrl.serving.http.HttpSession`.
-
-    Args:
-        http: The connections to the server.
-        timeout_s: Deadline of one request.
-    """
+    """Part of `VLLMServer` that updates weights. Failures are those of `agentrl.serving.http.HttpSession`."""
 
     def __init__(self, http: HttpSession, *, timeout_s: float) -> None:
         self._http = http
@@ -99,22 +94,20 @@ class VLLMUpdates:
 
     async def workers(self) -> int:
         """Processes that hold weights."""
-        told = await self._http.get("/get_world_size", deadline_s=self._timeout_s)
-        try:
-            return int(told["world_size"])
-        except (KeyError, TypeError, ValueError) as error:
-            raise EngineError(f"{self._http.url} does not tell how many workers it has", got=told) from error
+        answer = await self._http.get("/get_world_size", deadline_s=self._timeout_s)
+        with decoding(f"{self._http.url} does not tell how many workers it has", answer):
+            return int(answer["world_size"])
 
-    async def join(self, group: UpdateGroup) -> None:
+    async def join_group(self, group: UpdateGroup) -> None:
         """Let its workers join a process group, and leave the one before."""
         await self._post("/init_weight_transfer_engine", {"init_info": asdict(group)})
 
     async def checksums(self) -> Mapping[str, str]:
-        """Implement `agentrl.engine.InferenceServer.checksums`."""
+        """Ask for checksums of the tensors that vLLM does not keep in a packed form, as it does on the CPU."""
         return decode_checksums(await self._post("/weight_checker", {"action": "checksum"}))
 
     async def sleep(self) -> None:
-        """Give back the memory of weights and cache; what is held stays held."""
+        """Give back the memory of weights and cache, with requests still held; on the CPU vLLM says yes and keeps it."""
         self._cache_sleeps = True
         await self._post("/sleep?level=2&mode=keep")
 

@@ -12,15 +12,13 @@ import numpy as np
 
 from agentrl.engine import GenerateRequest, Generation, SamplingParams, ServerLoad, StopReason, TensorLayout
 from agentrl.errors import EngineError, UsageError
-from agentrl.serving.http import decode_versions
+from agentrl.serving.http import decode_versions, decoding
 from agentrl.trajectory import RoutedExperts, small
 
 ID_PREFIX = "generate-tokens-"
 """vLLM puts it before our request id; an abort must name both, unknown ids are ignored in silence."""
-
 ADAPTER = "policy-adapter"
 """Name of the adapter that a server was sent, in place of its model's."""
-
 _STOP_REASONS = {"stop": StopReason.STOP, "length": StopReason.LENGTH, "abort": StopReason.ABORT}
 _NO_LOGPROB = -9999.0
 """What vLLM writes where a log-probability is missing or not a number."""
@@ -89,13 +87,11 @@ def decode_checksums(body: Any) -> dict[str, str]:
     Raises:
         EngineError: there are none.
     """
-    try:
-        told = {tuple(name.rsplit(":", 1)): checksum[:CHECKSUM_DIGITS] for name, checksum in body["checksums"].items()}
-    except (KeyError, TypeError, AttributeError) as error:
-        raise EngineError("vLLM does not tell the checksums of its weights", got=repr(body)[:200]) from error
-    if len({place for place, *_ in told}) != 1:
+    with decoding("vLLM does not tell the checksums of its weights", body):
+        found = {tuple(name.rsplit(":", 1)): checksum[:CHECKSUM_DIGITS] for name, checksum in body["checksums"].items()}
+    if len({place for place, *_ in found}) != 1:
         return {}
-    return {name[-1]: checksum for name, checksum in told.items() if checksum != _OF_NOTHING}
+    return {name[-1]: checksum for name, checksum in found.items() if checksum != _OF_NOTHING}
 
 
 def decode_answer(body: Any, stop_token_ids: frozenset[int]) -> Generation:
@@ -104,7 +100,7 @@ def decode_answer(body: Any, stop_token_ids: frozenset[int]) -> Generation:
     Raises:
         EngineError: it is not one, or its parts do not fit one another.
     """
-    try:
+    with decoding("vLLM's answer is not a generation", body):
         choice = body["choices"][0]
         token_ids = [int(token) for token in choice["token_ids"]]
         rows = choice["logprobs"]["content"] if token_ids else []
@@ -114,8 +110,6 @@ def decode_answer(body: Any, stop_token_ids: frozenset[int]) -> Generation:
         routed_experts = _decode_routed_experts(choice.get("routed_experts"))
         details = (body.get("usage") or {}).get("prompt_tokens_details") or {}
         cached_tokens = int(details.get("cached_tokens") or 0)
-    except (KeyError, IndexError, TypeError, AttributeError, ValueError) as error:
-        raise EngineError("vLLM's answer is not a generation", got=repr(body)[:300]) from error
     if len(logprobs) != len(token_ids) or min(logprobs, default=0.0) <= _NO_LOGPROB:
         raise EngineError("vLLM left out log-probabilities", got=logprobs, expected=f"{len(token_ids)} numbers")
     if stop_reason is StopReason.STOP and token_ids[-1] not in stop_token_ids:
@@ -184,12 +178,10 @@ def convention_of(server_info: Any) -> LogprobConvention:
         EngineError: the answer does not tell.
         UsageError: the server gives logits.
     """
-    try:
+    with decoding("vLLM does not tell its logprobs mode", server_info):
         config = server_info["vllm_config"]
         mode = config["model_config"]["logprobs_mode"]
         extension = config["parallel_config"]["worker_extension_cls"]
-    except (KeyError, TypeError) as error:
-        raise EngineError("vLLM does not tell its logprobs mode", got=repr(server_info)[:200]) from error
     if mode == PROCESSED:
         return LogprobConvention.UNCUT if extension == WORKER_EXTENSION else LogprobConvention.CUT
     if mode == "raw_logprobs":
