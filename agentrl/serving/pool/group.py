@@ -16,8 +16,7 @@ import logging
 import time
 from collections.abc import AsyncIterator, Awaitable, Callable, Mapping, Sequence
 from contextlib import asynccontextmanager, suppress
-from dataclasses import dataclass, field
-from typing import Any, Protocol, TypeAlias
+from typing import Any, TypeAlias
 
 from agentrl.engine import Capabilities, InferenceServer
 from agentrl.errors import AgentRLError, EngineError, TrainingError, UsageError, async_boundary
@@ -30,40 +29,26 @@ MOST_QUESTIONS = 3
 _log = logging.getLogger(__name__)
 
 
-class Restart(Protocol):
-    """Starts a launched server again."""
-
-    async def __call__(self, index: int) -> InferenceServer:
-        """End what is left of the server at this place, start another, and give it connected.
-
-        Raises:
-            EngineError: it does not start.
-        """
+Restart: TypeAlias = Callable[[int], Awaitable[InferenceServer]]
+"""Ends what is left of a launched server, by its index, and returns another one, connected; or raises `EngineError`."""
+Action: TypeAlias = Callable[[InferenceServer], Awaitable[object]]
+Deliver: TypeAlias = Callable[[Mapping[str, Any] | None, int], Awaitable[object]]
 
 
-@dataclass(slots=True, kw_only=True)
 class Keeper:
-    """Interface of a pool for watching its servers and bringing them back."""
+    """Watches the servers of a group, and brings lost ones back."""
 
-    settings: PoolSettings
-    restart: Restart | None
-    changing: asyncio.Lock
-    """Held while weights or members change."""
-    version: Callable[[], int]
-    is_paused: Callable[[], bool]
-    on_change: Callable[[], None]
-    """A server came, went, or may take more or fewer requests."""
-    on_failure: Callable[[TrainingError], None]
-    """Training must stop."""
-    say: Callable[[str], None]
-    """Is told of losses and returns."""
-    bring_up_to_date: Callable[[InferenceServer], Awaitable[object]] | None = None
-    """Gives a server the current weights and verifies them."""
-    changes_running: int = field(default=0)
-    """Changes of weights that run: servers may be too busy to answer, and their own deadline watches them."""
+    def __init__(self, group: PoolGroup, restart: Restart | None) -> None:
+        self._group = group
+        self._settings = group.settings
+        self._restart = restart
+        self.bring_up_to_date: Action | None = None
+        """Gives a server the current weights and verifies them."""
+        self.changes_running = 0
+        """Changes of weights that run: servers may be too busy to answer, and their own deadline watches them."""
 
     async def tend(self, member: Member) -> None:
-        """The life of one member, until it is given up or the task is cancelled."""
+        """Watch one member and bring it back, until it is given up."""
         while member.state is not MemberState.REMOVED:
             await self._watch(member)
             await self._bring_back(member)
@@ -71,23 +56,23 @@ class Keeper:
     def lose(self, member: Member, why: object) -> None:
         """A server is lost: its requests go elsewhere."""
         if member.state.is_in:
-            self.say(f"server {member.server.url} is lost: {why}")
+            self._group.say(f"server {member.server.url} is lost: {why}")
             member.lose(str(why))
-            self.on_change()
+            self._group.changed()
 
     def suspect(self, member: Member) -> None:
         """A connection broke: send nothing new before the server has answered a check, which comes at once."""
         if member.state is MemberState.SERVING:
             member.state = MemberState.SUSPECT
             member.wake.set()
-            self.on_change()
+            self._group.changed()
 
     async def _watch(self, member: Member) -> None:
         while member.state.is_in:
             await self._check(member)
-            self.on_change()
+            self._group.changed()
             if member.state.is_in:
-                await self._sleep(member, self.settings.check_every_s)
+                await self._sleep(member, self._settings.check_every_s)
 
     async def _sleep(self, member: Member, seconds: float) -> None:
         try:
@@ -105,30 +90,30 @@ class Keeper:
             self.lose(member, ailment)
             return
         try:
-            async with async_boundary(EngineError, "a reading", deadline_s=self.settings.health_timeout_s):
+            async with async_boundary(EngineError, "a reading", deadline_s=self._settings.health_timeout_s):
                 if member.state is MemberState.SUSPECT:
                     await self._clear(member)
                 reading = await member.server.load()
         except AgentRLError as error:
             _log.info("no reading of server %s: %s", member.server.url, error)
             return
-        if member.state.is_in and not self.is_paused():  # what a pause holds looks like a queue
+        if member.state.is_in and not self._group.is_paused:  # what a pause holds looks like a queue
             member.reading = reading
             member.concurrency.read(reading, in_flight=member.in_flight)
 
     async def _clear(self, member: Member) -> None:
         """A suspect answers: it serves on, unless it is another process with other weights."""
         version = await member.server.weight_version()
-        if self.changing.locked() or member.state is not MemberState.SUSPECT:
+        if self._group.changing.locked() or member.state is not MemberState.SUSPECT:
             return
-        if version == self.version():
+        if version == self._group.version:
             member.state = MemberState.SERVING
         else:
-            self.lose(member, f"it serves weights of version {version} instead of {self.version()}")
+            self.lose(member, f"it serves weights of version {version} instead of {self._group.version}")
 
     async def _ailment(self, server: InferenceServer) -> str | None:
         """Why a server cannot serve; ``None`` when it says in time that it is healthy."""
-        deadline_s, clock = self.settings.health_timeout_s, asyncio.get_running_loop().time
+        deadline_s, clock = self._settings.health_timeout_s, asyncio.get_running_loop().time
         for _ in range(MOST_QUESTIONS):
             began = clock()
             try:
@@ -148,50 +133,50 @@ class Keeper:
 
     async def _bring_back(self, member: Member) -> None:
         """Try until the server serves again or is given up."""
-        wait_s = self.settings.retry_s
+        wait_s = self._settings.retry_s
         while member.state is MemberState.LOST:
-            if member.attempts >= self.settings.attempts:
+            if member.attempts >= self._settings.attempts:
                 self._give_up(member)
                 return
             try:
                 if await self._attempt(member):
                     return
             except TrainingError as error:
-                self.on_failure(error)
+                self._group.fail(error)
                 self._give_up(member)
                 return
             except AgentRLError as error:
-                self.say(f"server {member.server.url} could not be brought back: {error}")
-                wait_s = min(2 * wait_s, self.settings.longest_retry_s)
+                self._group.say(f"server {member.server.url} could not be brought back: {error}")
+                wait_s = min(2 * wait_s, self._settings.longest_retry_s)
             await asyncio.sleep(wait_s)
 
     def _give_up(self, member: Member) -> None:
-        self.say(f"server {member.server.url} is given up after {member.attempts} attempts")
+        self._group.say(f"server {member.server.url} is given up after {member.attempts} attempts")
         member.state = MemberState.REMOVED
-        self.on_change()
+        self._group.changed()
 
     async def _attempt(self, member: Member) -> bool:
         server = member.server
-        if self.restart is None:
+        if self._restart is None:
             if await self._ailment(server) is not None:
                 return False
             member.attempts += 1
         else:
             member.attempts += 1
-            server = await self._started_again(self.restart, member)
-        async with self.changing:
+            server = await self._started_again(self._restart, member)
+        async with self._group.changing:
             await self._prepare(server)
             member.join(server)
-        self.say(f"server {server.url} serves again with weights of version {self.version()}")
-        self.on_change()
+        self._group.say(f"server {server.url} serves again with weights of version {self._group.version}")
+        self._group.changed()
         return True
 
     async def _started_again(self, restart: Restart, member: Member) -> InferenceServer:
         with suppress(EngineError):  # it is lost anyway
-            async with async_boundary(EngineError, "closing it", deadline_s=self.settings.control_timeout_s):
+            async with async_boundary(EngineError, "closing it", deadline_s=self._settings.control_timeout_s):
                 await member.server.close()
         what = f"the restart of server {member.server.url}"
-        async with async_boundary(EngineError, what, deadline_s=self.settings.connect_timeout_s):
+        async with async_boundary(EngineError, what, deadline_s=self._settings.connect_timeout_s):
             server = await restart(member.index)
         member.server = server
         return server
@@ -201,38 +186,32 @@ class Keeper:
         if self.bring_up_to_date is not None:
             await self.bring_up_to_date(server)  # has deadlines of its own
         what = f"the return of server {server.url}"
-        async with async_boundary(EngineError, what, deadline_s=self.settings.control_timeout_s):
-            if self.bring_up_to_date is None and (version := await server.weight_version()) != self.version():
-                raise EngineError(f"{server.url} has weights of another version", got=version, expected=self.version())
-            await (server.pause() if self.is_paused() else server.resume())
+        async with async_boundary(EngineError, what, deadline_s=self._settings.control_timeout_s):
+            if self.bring_up_to_date is None and (version := await server.weight_version()) != self._group.version:
+                raise EngineError(
+                    f"{server.url} has weights of another version", got=version, expected=self._group.version
+                )
+            await (server.pause() if self._group.is_paused else server.resume())
 
 
 CLEANING_S = 15.0
 """For how long a call that is given up may clean up after itself before the server is brought back."""
 
 SAID_EVERY_S = 10.0
-"""Between two words about a wait that goes on."""
-
-Action: TypeAlias = Callable[[InferenceServer], Awaitable[object]]
-Deliver: TypeAlias = Callable[[Mapping[str, Any] | None, int], Awaitable[object]]
+"""Between two messages about a wait that goes on."""
 
 
 class PoolGroup:
-    """Keeps servers, and their weights, together.
+    """The servers of a pool, which have the same weights; an `agentrl.weights.contract.ServerGroup`.
 
     Args:
         servers: At least one; connected by `start`, closed by `close`.
         settings: Deadlines and counts.
         restart: Starts a launched server again; without it, lost servers are waited for.
         version: Version of the weights that the servers start with.
-        on_change: Told when a server comes, goes, or takes more or fewer requests.
-        on_failure: Told when nothing can be served any more, and why.
-        say: Told what a person should know: losses, returns, long waits.
-
-    Attributes:
-        changing: Held while weights change, and while a server comes back.
-        version: Of the weights that every server that takes part samples with.
-        is_paused: Whether requests are held.
+        on_change: Called when a server comes, goes, or takes more or fewer requests.
+        on_failure: Called with the error when nothing can be served any more.
+        say: Called with messages for the user: losses, returns, long waits.
     """
 
     def __init__(
@@ -256,21 +235,12 @@ class PoolGroup:
         self._initial = list(servers)
         self._on_change = on_change
         self._on_failure = on_failure
-        self._say = say
+        self.say = say
         self._failure: AgentRLError | None = None
         self._changed = asyncio.Event()
         self._deliver: Deliver | None = None
         self._tasks: list[asyncio.Task[None]] = []
-        self.keeper = Keeper(
-            settings=settings,
-            restart=restart,
-            changing=self.changing,
-            version=lambda: self.version,
-            is_paused=lambda: self.is_paused,
-            on_change=self.changed,
-            on_failure=self.fail,
-            say=say,
-        )
+        self.keeper = Keeper(self, restart)
 
     @property
     def servers(self) -> list[InferenceServer]:
@@ -280,7 +250,7 @@ class PoolGroup:
         return [member.server for member in self.members if member.state.is_in]
 
     async def start(self) -> Capabilities:
-        """Connect to all servers and begin to watch them; what they can do.
+        """Connect to all servers, begin to watch them, and return their common capabilities.
 
         Raises:
             UsageError: servers of different models, or one that cannot work.
@@ -311,7 +281,7 @@ class PoolGroup:
             while True:
                 await asyncio.sleep(SAID_EVERY_S)
                 waited_s += SAID_EVERY_S
-                self._say(f"{what}: {waited_s:.0f} s of at most {deadline_s:.0f} s")
+                self.say(f"{what}: {waited_s:.0f} s of at most {deadline_s:.0f} s")
 
         saying = asyncio.create_task(say(), name=what)
         try:
@@ -320,7 +290,7 @@ class PoolGroup:
             saying.cancel()
 
     def changed(self) -> None:
-        """Tell everybody that something changed; the end, when no server is left."""
+        """Announce a change; the group fails when no server is left."""
         self._changed.set()
         self._on_change()
         if self.members and all(member.state is MemberState.REMOVED for member in self.members):
@@ -337,11 +307,11 @@ class PoolGroup:
     async def pause(self) -> None:
         """Hold all requests, on every server; one that cannot is taken out."""
         self.is_paused = True
-        await self.each(_pause, what="pause", deadline_s=self.settings.control_timeout_s)
+        await self.each(lambda server: server.pause(), what="pause", deadline_s=self.settings.control_timeout_s)
 
     async def resume(self) -> None:
         """Go on, on every server; one that cannot is taken out."""
-        await self.each(_resume, what="resume", deadline_s=self.settings.control_timeout_s)
+        await self.each(lambda server: server.resume(), what="resume", deadline_s=self.settings.control_timeout_s)
         self.is_paused = False
         self.changed()
 
@@ -381,7 +351,7 @@ class PoolGroup:
             await end(call, within_s=CLEANING_S)
 
     def remove(self, server: InferenceServer, why: object) -> None:
-        """Take a server out; it comes back when it has been given the current weights and they are verified."""
+        """Take a server out until it has the current weights, verified."""
         for member in self.members:
             if member.server is server:
                 self.keeper.lose(member, why)
@@ -391,16 +361,12 @@ class PoolGroup:
         self.version = version
 
     def connect_sync(self, *, deliver: Deliver, bring_up_to_date: Action) -> None:
-        """Weight sync says how weights reach all servers, and one that comes back."""
+        """Register how weights reach all servers, and one that comes back."""
         self._deliver = deliver
         self.keeper.bring_up_to_date = bring_up_to_date
 
     async def deliver(self, weights: Mapping[str, Any] | None, version: int) -> None:
-        """Let weight sync bring weights to all servers.
-
-        Raises:
-            EngineError: there is no weight sync.
-        """
+        """Let weight sync bring weights to all servers; raises `EngineError` where there is none."""
         if self._deliver is None:
             raise EngineError("weights reach servers through weight sync", got="a pool without one")
         await self._deliver(weights, version)
@@ -436,20 +402,8 @@ class PoolGroup:
         await asyncio.gather(*(server.close() for server in servers), return_exceptions=True)
 
 
-async def _pause(server: InferenceServer) -> None:
-    await server.pause()
-
-
-async def _resume(server: InferenceServer) -> None:
-    await server.resume()
-
-
 def common_capabilities(found: Sequence[Capabilities]) -> Capabilities:
-    """Return the capabilities that all servers have.
-
-    Raises:
-        UsageError: they serve different vocabularies.
-    """
+    """Return the capabilities that all servers have; raises `UsageError` if their vocabularies differ."""
     sizes = {capabilities.vocab_size for capabilities in found}
     if len(sizes) > 1:
         raise UsageError("the servers serve different models", got=f"vocabularies of {sorted(sizes)} tokens")

@@ -19,21 +19,13 @@ class BreakerState(enum.StrEnum):
     """States of a circuit breaker."""
 
     CLOSED = "closed"
-    """All pass."""
     OPEN = "open"
-    """None pass."""
     HALF_OPEN = "half_open"
-    """One passes: the trial."""
+    """One request passes: the trial."""
 
 
 class CircuitBreaker:
-    """Counts failures in a row.
-
-    Args:
-        failures: So many in a row open it.
-        open_s: Seconds for which it stays open the first time.
-        clock: Seconds that only grow.
-    """
+    """Circuit breaker of one server: `failures` in a row open it, the first time for `open_s` seconds of `clock`."""
 
     def __init__(self, *, failures: int, open_s: float, clock: Callable[[], float]) -> None:
         self._most_failures = failures
@@ -45,7 +37,7 @@ class CircuitBreaker:
 
     @property
     def state(self) -> BreakerState:
-        """The state now."""
+        """State now."""
         if self._opened is None:
             return BreakerState.CLOSED
         is_over = self._clock() - self._opened >= self._open_s * self._factor
@@ -53,34 +45,26 @@ class CircuitBreaker:
 
     def limit(self, most: int) -> int:
         """Return how many requests may run at once, where `most` may run while it is closed."""
-        match self.state:
-            case BreakerState.CLOSED:
-                return most
-            case BreakerState.HALF_OPEN:
-                return min(most, 1)
-            case BreakerState.OPEN:
-                return 0
+        return {BreakerState.CLOSED: most, BreakerState.HALF_OPEN: min(most, 1), BreakerState.OPEN: 0}[self.state]
 
     def record_success(self) -> None:
-        """A request succeeded: all pass, unless it is a late answer while the breaker is open."""
+        """Count a success: it closes the breaker, unless it is a late answer while the breaker is open."""
         if self.state is not BreakerState.OPEN:
             self.reset()
 
     def record_failure(self) -> None:
-        """A request failed."""
-        match self.state:
-            case BreakerState.CLOSED:
-                self._failures += 1
-                if self._failures >= self._most_failures:
-                    self._opened = self._clock()
-            case BreakerState.HALF_OPEN:
-                self._factor = min(2 * self._factor, LONGEST_FACTOR)
+        """Count a failure; those while it is open do not count."""
+        state = self.state
+        if state is BreakerState.HALF_OPEN:
+            self._factor = min(2 * self._factor, LONGEST_FACTOR)
+            self._opened = self._clock()
+        elif state is BreakerState.CLOSED:
+            self._failures += 1
+            if self._failures >= self._most_failures:
                 self._opened = self._clock()
-            case BreakerState.OPEN:
-                pass
 
     def reset(self) -> None:
-        """Start anew: a new server took the place of the old one."""
+        """Start anew, for a new server."""
         self._failures, self._factor, self._opened = 0, 1, None
 
 
@@ -112,12 +96,7 @@ class AdaptiveConcurrency:
         self._first = self.limit
 
     def read(self, load: ServerLoad, *, in_flight: int) -> None:
-        """Take a reading into account.
-
-        Args:
-            load: What the server says.
-            in_flight: Requests that it was given and has not answered, by our own count.
-        """
+        """Adapt the limit to a reading of the server, which has `in_flight` requests by our own count."""
         preempted = self._preemptions is not None and load.preemptions > self._preemptions
         self._preemptions = load.preemptions
         self._queued_readings = self._queued_readings + 1 if load.waiting else 0
@@ -133,7 +112,7 @@ class AdaptiveConcurrency:
             self._set(self.limit + self._step(self.limit))
 
     def forget(self) -> None:
-        """A new server took the place of the old one: its counts begin anew, the limit stays."""
+        """Start the counts anew, for a new server; the limit stays."""
         self._preemptions, self._queued_readings = None, 0
 
     @staticmethod
@@ -150,7 +129,7 @@ QUEUE_FACTOR = 2
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class PoolSettings:
-    """Deadlines and counts."""
+    """Deadlines and counts of a pool."""
 
     concurrency: int = 64
     """Requests at once that a server gets to begin with; adapted from its own readings."""
@@ -206,12 +185,7 @@ class MemberState(enum.StrEnum):
 
 @dataclass(slots=True, eq=False)
 class Member:
-    """A server and its state.
-
-    Attributes:
-        gone: Done once the server is lost; renewed when it comes back.
-        wake: Set when it should be checked, or looked at, without delay.
-    """
+    """A server and its state."""
 
     index: int
     server: InferenceServer
@@ -227,7 +201,9 @@ class Member:
     calls: set[asyncio.Task[Generation]] = field(default_factory=set)
     """Requests that it was given."""
     gone: asyncio.Future[None] = field(default_factory=lambda: asyncio.get_running_loop().create_future())
+    """Done once the server is lost; renewed when it comes back."""
     wake: asyncio.Event = field(default_factory=asyncio.Event)
+    """Set when it should be checked without delay."""
 
     @classmethod
     def of(cls, index: int, server: InferenceServer, settings: PoolSettings, clock: Callable[[], float]) -> Member:
@@ -260,7 +236,7 @@ class Member:
         self.wake.set()
 
     def join(self, server: InferenceServer) -> None:
-        """It is back, perhaps as another process."""
+        """Take the server back, perhaps as another process."""
         self.server, self.state, self.why = server, MemberState.SERVING, ""
         self.gone = asyncio.get_running_loop().create_future()
         self.calls = set()

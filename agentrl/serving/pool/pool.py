@@ -67,7 +67,7 @@ class ServerPlaces:
 
 @dataclass(slots=True)
 class Router:
-    """Places requests in order of arrival, as far as the limits allow."""
+    """Gives servers to requests in order of arrival, as far as the limits allow."""
 
     servers: list[ServerPlaces]
     held: bool = False
@@ -76,11 +76,11 @@ class Router:
     _homes: dict[str, int] = field(default_factory=dict)
 
     def enter(self, ticket: Ticket) -> None:
-        """A request waits for a server; call `place`."""
+        """Add a request that waits for a server; call `place` afterwards."""
         self.waiting.append(ticket)
 
     def leave(self, ticket: Ticket) -> None:
-        """A request is over at its server, or does not want one any more; call `place`."""
+        """Remove a request that is over or aborted; call `place` afterwards."""
         if ticket.server is None:
             self.waiting.remove(ticket)
             return
@@ -90,7 +90,7 @@ class Router:
         ticket.server = None
 
     def place(self) -> list[Ticket]:
-        """Give servers to waiting requests; those that got one."""
+        """Give servers to waiting requests; returns those that got one."""
         placed: list[Ticket] = []
         passed: list[Ticket] = []
         while self.waiting and not self.held and any(server.is_free for server in self.servers):
@@ -108,10 +108,6 @@ class Router:
         """Forget where a session was."""
         self._homes.pop(session_id, None)
 
-    def home(self, session_id: str) -> int | None:
-        """Return the server of a session."""
-        return self._homes.get(session_id)
-
     def _choose(self, session_id: str) -> int | None:
         home = self._homes.get(session_id)
         if home is not None and self.servers[home].limit:
@@ -128,7 +124,7 @@ class Router:
 
 @dataclass(slots=True, eq=False)
 class PoolRequest:
-    """A request and what became of it."""
+    """A request in the pool, over all its attempts."""
 
     request: GenerateRequest
     resubmissions: int = 0
@@ -151,29 +147,25 @@ class PoolRequest:
         return Ticket(session_id=self.request.session_id, tokens=tokens)
 
     async def wait(self) -> None:
-        """Wait until the ticket has a server, or the request is aborted.
-
-        Raises:
-            AgentRLError: the pool failed.
-        """
+        """Wait until the ticket has a server, or the request is aborted, or the pool fails."""
         if not self.is_aborted:
             await self._placed
 
     def placed(self) -> None:
-        """The ticket has a server."""
+        """Record that the ticket has a server."""
         if not self._placed.done():
             self._placed.set_result(None)
 
     def abort(self) -> None:
-        """The caller takes what there is."""
+        """Stop waiting: the caller takes the answer so far."""
         self.is_aborted = True
         self.placed()
 
     def fail(self, error: AgentRLError) -> None:
-        """The pool cannot serve it any more."""
+        """Fail the request, as the pool has failed."""
         if not self._placed.done():
             self._placed.set_exception(error)
-            self._placed.exception()  # seen: whoever waits gets it, and nobody may wait
+            self._placed.exception()  # marks it as retrieved, as there may be no waiter
 
 
 @dataclass(slots=True)
@@ -190,20 +182,20 @@ class PoolTotals:
     _busy_since: float = 0.0
 
     def begin(self, request: GenerateRequest) -> None:
-        """A request comes."""
+        """Count a request that comes."""
         if not self._requests:
             self._busy_since = time.perf_counter()
         self._requests += 1
         self.prompt_tokens += len(request.prompt_ids)
 
     def end(self) -> None:
-        """A request goes."""
+        """Count a request that goes."""
         self._requests -= 1
         if not self._requests:
             self._busy_s += time.perf_counter() - self._busy_since
 
     def answered(self, answer: Generation) -> None:
-        """It went with an answer."""
+        """Count the tokens of an answer."""
         self.cached_tokens += answer.cached_tokens
         self.sampled_tokens += len(answer.token_ids)
 
@@ -251,10 +243,7 @@ class ServerPool(PolicyEngine):
         settings: Deadlines and counts.
         restart: Starts a launched server again; without it, lost servers are waited for.
         version: Version of the weights that the servers start with.
-        say: Is told what a person should know: losses, returns, long waits; the log when left out.
-
-    Attributes:
-        group: The servers, for weight sync.
+        say: Called with messages for the user: losses, returns, long waits; the log when left out.
     """
 
     def __init__(
@@ -276,6 +265,7 @@ class ServerPool(PolicyEngine):
             on_failure=self._fail,
             say=say,
         )
+        """The servers, for weight sync."""
         self._router = Router([ServerPlaces() for _ in servers])
         self._requests: dict[str, PoolRequest] = {}
         self._tickets: dict[Ticket, PoolRequest] = {}
@@ -286,7 +276,7 @@ class ServerPool(PolicyEngine):
 
     @property
     def version(self) -> int:
-        """Version of the weights that all servers sample with."""
+        """Version of the weights that sample now."""
         return self.group.version
 
     @property

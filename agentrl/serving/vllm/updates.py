@@ -107,7 +107,7 @@ class VLLMUpdates:
         return decode_checksums(await self._post("/weight_checker", {"action": "checksum"}))
 
     async def sleep(self) -> None:
-        """Give back the memory of weights and cache, with requests still held; on the CPU vLLM says yes and keeps it."""
+        """Give back the memory of weights and cache while requests are held; on the CPU vLLM keeps it."""
         self._cache_sleeps = True
         await self._post("/sleep?level=2&mode=keep")
 
