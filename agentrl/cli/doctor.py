@@ -25,7 +25,7 @@ from agentrl.sandbox.docker.daemon import describe_daemon
 from agentrl.serving.launch.resources import (
     ENGINES,
     engines_folder,
-    find_environments,
+    find_interpreters,
     how_to_make,
 )
 
@@ -121,7 +121,7 @@ def advice(machine: Machine) -> list[str]:
 
 def servers_from(engine: str, *, has_gpu: bool) -> str:
     """The interpreters that `engine` servers can be launched with, the first by default; or how to get one."""
-    found = [made.python for made in find_environments(engine, engines_folder(os.environ))]
+    found = [str(python) for python in find_interpreters(engine, engines_folder(os.environ))]
     if importlib.util.find_spec(engine) is not None:
         found.append(sys.executable)
     return "\n".join(found) or f"not installed; to install: {how_to_make(engine, has_gpu=has_gpu)}"

@@ -1,4 +1,4 @@
-"""Checks and seeds of requests, and the sessions' token ids, for engines in this process."""
+"""Checks and seeds of requests."""
 
 from __future__ import annotations
 
@@ -45,11 +45,7 @@ def check_request(request: GenerateRequest, capabilities: Capabilities, running:
 
 
 def check_is_new(request: GenerateRequest, running: Container[str]) -> None:
-    """Refuse a request whose id is taken.
-
-    Raises:
-        UsageError: it is already running.
-    """
+    """Raise `UsageError` for a request whose id is taken."""
     if request.request_id in running:
         raise UsageError(f"request {request.request_id} is already running", expected="a request id of its own")
 
@@ -67,27 +63,3 @@ def common_prefix(first: Sequence[int], second: Sequence[int]) -> int:
     if first[:shorter] == second[:shorter]:
         return shorter
     return next(i for i in range(shorter) if first[i] != second[i])
-
-
-class SessionIds:
-    """The token ids that each session left behind, to count what a prefix cache would hold."""
-
-    def __init__(self) -> None:
-        self._ids: dict[str, list[int]] = {}
-
-    def common(self, session_id: str, prompt: Sequence[int]) -> int:
-        """Leading tokens of `prompt` that are known; the last one always has to be computed."""
-        known = self._ids.get(session_id)
-        return 0 if known is None else min(common_prefix(known, list(prompt)), len(prompt) - 1)
-
-    def store(self, session_id: str, ids: list[int]) -> None:
-        """Remember a session's ids."""
-        self._ids[session_id] = ids
-
-    def forget(self, session_id: str) -> None:
-        """Forget a session; unknown ones are ignored."""
-        self._ids.pop(session_id, None)
-
-    def clear(self) -> None:
-        """Forget all sessions."""
-        self._ids.clear()

@@ -1,8 +1,8 @@
 """An engine that plays a script with the semantics of a real one; no model, a few microseconds per token.
 
-A script (see `agentrl.serving.scripted`) decides what is answered, and how the engine behaves meanwhile: slow, failing,
-hanging, drifting. Time is the event loop's: without delays a request takes one
-turn of the loop per `TOKENS_PER_TICK` tokens, so that aborts, pauses and updates meet requests in flight.
+A script decides the answers, and how the engine behaves meanwhile: slow, failing, hanging, drifting. Without delays a
+request takes one turn of the event loop per `TOKENS_PER_TICK` tokens, so that aborts, pauses and updates meet requests
+in flight.
 """
 
 from __future__ import annotations
@@ -17,17 +17,10 @@ from dataclasses import dataclass, field
 from typing import Any, TypeAlias
 
 from agentrl.config.engines import ScriptedEngineConfig
-from agentrl.engine import (
-    Capabilities,
-    EngineMetrics,
-    GenerateRequest,
-    Generation,
-    PolicyEngine,
-    StopReason,
-)
+from agentrl.engine import Capabilities, EngineMetrics, GenerateRequest, Generation, PolicyEngine, StopReason
 from agentrl.errors import EngineError, UsageError, async_boundary
 from agentrl.registry import load
-from agentrl.serving.request import SessionIds, check_request, seed_of
+from agentrl.serving.request import check_request, common_prefix, seed_of
 
 
 class Failure(enum.StrEnum):
@@ -66,12 +59,8 @@ Script: TypeAlias = Callable[[GenerateRequest], "Sequence[int] | ScriptedAnswer"
 def random_script(vocab_size: int, *, shortest: int = 4, longest: int = 24) -> Script:
     """Return a script of uniformly random tokens that end with a stop token.
 
-    The request's seed decides them; at temperature 0 they are always the same.
-
-    Args:
-        vocab_size: Ids are below it; stop tokens of the request are left out until the end.
-        shortest: Fewest tokens of an answer.
-        longest: Most tokens of an answer, the stop token included; without stop tokens, `max_tokens` decides.
+    The request's seed decides them; at temperature 0 they are always the same. Without stop tokens, `max_tokens` and
+    not `shortest` and `longest` decides their number.
     """
 
     def play(request: GenerateRequest) -> Sequence[int]:
@@ -131,7 +120,7 @@ class ScriptedEngine(PolicyEngine):
         script: The script itself; takes precedence over the config's. Random tokens when neither is given.
         vocab_size: Ids are below it.
         max_context: Most tokens of prompt and answer together.
-        seed: Decides the seeds of requests that bring none.
+        seed: Seed of requests that bring none.
         version: Version of the weights at the start.
     """
 
@@ -155,7 +144,8 @@ class ScriptedEngine(PolicyEngine):
         self._paused = False
         self._closed = False
         self._playing: dict[str, _Playing] = {}
-        self._sessions = SessionIds()
+        self._sessions: dict[str, list[int]] = {}
+        """Token ids that each session left behind, as a prefix cache would hold them."""
         self._totals = EngineMetrics()
 
     @property
@@ -167,12 +157,7 @@ class ScriptedEngine(PolicyEngine):
         """Do nothing: a script needs no start."""
 
     async def generate(self, request: GenerateRequest) -> Generation:
-        """Play the script's answer to the request.
-
-        Raises:
-            UsageError: ids out of the vocabulary, an empty or too long prompt, a request id that is in use.
-            EngineError: the script says so or raises, the deadline passed, or the engine is closed.
-        """
+        """Play the script's answer to the request."""
         check_request(request, self.capabilities, self._playing)
         self._check_open()
         request = seed_of(request, self._seeds)
@@ -197,7 +182,8 @@ class ScriptedEngine(PolicyEngine):
             raise UsageError(
                 "a script gave too few log-probabilities", got=len(answer.logprobs), expected=len(token_ids)
             )
-        cached = self._sessions.common(request.session_id, request.prompt_ids)
+        known = self._sessions.get(request.session_id, [])
+        cached = min(common_prefix(known, list(request.prompt_ids)), len(request.prompt_ids) - 1)
         self._totals.prompt_tokens += len(request.prompt_ids)
         self._totals.cached_tokens += cached
         return _Playing(
@@ -231,7 +217,7 @@ class ScriptedEngine(PolicyEngine):
 
     def _finish(self, playing: _Playing) -> Generation:
         token_ids = playing.token_ids[: playing.played]
-        self._sessions.store(playing.request.session_id, [*playing.request.prompt_ids, *token_ids])
+        self._sessions[playing.request.session_id] = [*playing.request.prompt_ids, *token_ids]
         whole = playing.played == len(playing.token_ids) and playing.answer.failure is Failure.NONE
         given = playing.answer.logprobs
         logprobs = [self._uniform] * len(token_ids) if given is None else list(given[: len(token_ids)])
@@ -258,7 +244,6 @@ class ScriptedEngine(PolicyEngine):
         self._check_open()
 
     async def _sleep(self, playing: _Playing, seconds: float | None) -> None:
-        """Wait until the time is over or somebody wakes the request."""
         self._check_open()
         playing.wake.clear()
         try:
@@ -291,11 +276,7 @@ class ScriptedEngine(PolicyEngine):
         self._wake_all()
 
     async def update_weights(self, weights: Mapping[str, Any] | None, version: int) -> None:
-        """Stamp a new version from the next token on, and forget the simulated caches.
-
-        Raises:
-            EngineError: the version does not grow.
-        """
+        """Stamp a new version from the next token on, and forget the simulated caches."""
         if version <= self._version:
             raise EngineError("weight versions must grow", got=version, expected=f"more than {self._version}")
         self._version = version
@@ -303,7 +284,7 @@ class ScriptedEngine(PolicyEngine):
 
     async def end_session(self, session_id: str) -> None:
         """Forget a session's simulated cache."""
-        self._sessions.forget(session_id)
+        self._sessions.pop(session_id, None)
 
     def metrics(self) -> EngineMetrics:
         """Counts since the start; `busy_s` stays 0: nothing is computed."""

@@ -71,8 +71,6 @@ class LaunchCommand:
     """Variables set on top of this process's environment."""
     host: str = THIS_MACHINE
     """Address on which it listens."""
-    health: str = "/health"
-    """Path that answers 200 once the server is ready."""
 
 
 CommandMaker = Callable[[int, Sequence[int]], LaunchCommand]
@@ -84,6 +82,8 @@ GRACE_S = 5.0
 GUARD_S = 15.0
 """Seconds that the guard gets after the grace; then it is killed, too."""
 POLL_S = 0.2
+HEALTH = "/health"
+"""Route that answers 200 once a server is ready."""
 PROBE_S = 5.0
 """Deadline of one question whether a server is ready."""
 SHOWN_LINES = 15
@@ -132,7 +132,7 @@ class ServerProcess:
             )
         self.name, self.port, self.log = name, port, log
         self.url = f"http://{command.host}:{port}"
-        self._health_url = f"{self.url}{command.health}"
+        self._health_url = self.url + HEALTH
         self._grace_s = grace_s
         self._started = time.monotonic()
         log.parent.mkdir(parents=True, exist_ok=True)
@@ -290,7 +290,6 @@ class Launcher:
         gpus: Positions of the GPUs of each server (`agentrl.serving.launch.resources.assign_gpus`); as many as servers.
         logs: Folder of their logs, ``server-0.log`` and so on; a restarted server goes on in its log.
         start_timeout_s: Seconds that a server gets to become ready.
-        grace_s: Seconds that a server gets to end by itself.
         on_progress: Called a few times a second for each server that is starting.
         ports: The port of each server at the first start; free ones when left out.
         names: Other names than these.
@@ -303,16 +302,15 @@ class Launcher:
         gpus: Sequence[Sequence[int]],
         logs: Path,
         start_timeout_s: float,
-        grace_s: float = GRACE_S,
         on_progress: Callable[[StartProgress], None] | None = None,
         ports: Sequence[int] | None = None,
         names: Sequence[str] | None = None,
     ) -> None:
         self._make_command = make_command
-        self._gpus = dict(zip(names or server_names(len(gpus)), gpus, strict=True))
+        names = names or [f"server-{number}" for number in range(len(gpus))]
+        self._gpus = dict(zip(names, gpus, strict=True))
         self._logs = logs
         self._start_timeout_s = start_timeout_s
-        self._grace_s = grace_s
         self._on_progress = on_progress
         self._asked_ports = dict(zip(self._gpus, ports, strict=True)) if ports is not None else {}
         self._servers: dict[str, ServerProcess] = {}
@@ -348,11 +346,7 @@ class Launcher:
             raise
 
     async def restart(self, name: str) -> ServerProcess:
-        """Kill what is left of a server, and start it under the same name on another port and the same GPUs.
-
-        Raises:
-            EngineError: as `start`; or the launcher is closed.
-        """
+        """Kill what is left of a server, and start it again, on another port and the same GPUs."""
         await self._end(name, at_once=True)
         return await self._start(name, None)
 
@@ -379,15 +373,12 @@ class Launcher:
         self._release(name)
         self._reserved[name] = reserve_port() if asked_port is None else reserve_exactly(asked_port)
         port = self._reserved[name].port
-        command, log = self._command(port, self._gpus[name]), self._logs / f"{name}.log"
-        server = ServerProcess(command, name=name, port=port, log=log, grace_s=self._grace_s)
-        self._servers[name] = server
-        return server
-
-    def _command(self, port: int, gpus: Sequence[int]) -> LaunchCommand:
+        gpus, log = self._gpus[name], self._logs / f"{name}.log"
         command = self._make_command(port, gpus)
-        shown = visible_devices(gpus, usable_gpus(os.environ)) if gpus else {}
-        return replace(command, env={**command.env, **shown})
+        if gpus:
+            command = replace(command, env={**command.env, **visible_devices(gpus, usable_gpus(os.environ))})
+        server = self._servers[name] = ServerProcess(command, name=name, port=port, log=log)
+        return server
 
     async def _end(self, name: str, *, at_once: bool) -> None:
         if (server := self._servers.get(name)) is not None:
@@ -397,8 +388,3 @@ class Launcher:
     def _release(self, name: str) -> None:
         if (reservation := self._reserved.pop(name, None)) is not None:
             reservation.release()
-
-
-def server_names(count: int) -> list[str]:
-    """Return the names of a launcher's servers."""
-    return [f"server-{number}" for number in range(count)]

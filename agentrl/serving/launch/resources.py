@@ -37,11 +37,8 @@ def reserve_port(candidates: Iterable[int] | None = None) -> PortReservation:
     """Return the first port that is neither in use nor reserved.
 
     Args:
-        candidates: Ports to try; when left out, those from 20,000 that the system does not
-            use itself, from a random one on.
-
-    Raises:
-        EngineError: there is none.
+        candidates: Ports to try; when left out, those from 20,000 that the system does not use itself, from a random
+            one on.
     """
     for port in _candidates() if candidates is None else candidates:
         if (reservation := _reserve(port)) is not None:
@@ -50,11 +47,7 @@ def reserve_port(candidates: Iterable[int] | None = None) -> PortReservation:
 
 
 def reserve_exactly(port: int) -> PortReservation:
-    """Return the port that the user asked for.
-
-    Raises:
-        UsageError: it is in use.
-    """
+    """Return the port that the user asked for; raises `UsageError` if it is in use."""
     if (reservation := _reserve(port)) is None:
         raise UsageError(f"port {port} is in use", expected="a free port", hint="name another, or end what uses it")
     return reservation
@@ -125,14 +118,13 @@ def assign_gpus(
     [(0, 1), (2, 3)]
 
     Args:
-        replicas: Servers.
-        tensor_parallel: GPUs of each.
+        replicas: Number of servers.
+        tensor_parallel: GPUs of each server.
         usable: Names of the GPUs that this process may use.
         chosen: Positions to take from; all when left out.
 
     Raises:
-        UsageError: there are too few, or none for servers that are divided among several, or one is named that is not
-            there.
+        UsageError: there are too few, or a position is wrong.
     """
     if chosen is None and not usable:
         if tensor_parallel > 1:
@@ -171,29 +163,15 @@ STAMP = ".installed"
 ENGINES = ("vllm", "sglang")
 
 
-@dataclass(frozen=True, slots=True)
-class EngineEnvironment:
-    """One virtual environment with an engine in it."""
-
-    engine: str
-    folder: Path
-
-    @property
-    def python(self) -> str:
-        """Its interpreter."""
-        return str(self.folder / "bin" / "python")
-
-
 def engines_folder(environment: Mapping[str, str]) -> Path:
     """Return the folder of the environments."""
     return Path(environment.get(ENGINES_FOLDER) or DEFAULT_FOLDER).expanduser()
 
 
-def find_environments(engine: str, folder: Path) -> list[EngineEnvironment]:
-    """Return the complete environments of an engine, the newest first."""
-    stamps = [stamp for stamp in folder.glob(f"{engine}*/{STAMP}") if (stamp.parent / "bin" / "python").exists()]
-    stamps.sort(key=lambda stamp: (stamp.stat().st_mtime, str(stamp)), reverse=True)
-    return [EngineEnvironment(engine, stamp.parent) for stamp in stamps]
+def find_interpreters(engine: str, folder: Path) -> list[Path]:
+    """Return the interpreters of an engine's complete environments, the newest first."""
+    stamps = sorted(folder.glob(f"{engine}*/{STAMP}"), key=lambda stamp: (stamp.stat().st_mtime, str(stamp)))
+    return [python for stamp in reversed(stamps) if (python := stamp.parent / "bin" / "python").exists()]
 
 
 def engine_python(engine: str, chosen: str | None) -> str:
@@ -204,8 +182,7 @@ def engine_python(engine: str, chosen: str | None) -> str:
         chosen: The user's own choice (``engine.python``).
 
     Raises:
-        UnknownNameError: no such engine.
-        UsageError: there is none with the engine, and how to make one; or the chosen one is no program.
+        UsageError: there is none with the engine; says how to make one.
     """
     if engine not in ENGINES:
         raise UnknownNameError("this engine is not launched", got=engine, expected=" or ".join(ENGINES))
@@ -215,8 +192,8 @@ def engine_python(engine: str, chosen: str | None) -> str:
             raise UsageError("engine.python is no program", got=chosen, expected="the interpreter of an environment")
         return str(python)
     folder = engines_folder(os.environ)
-    if made := find_environments(engine, folder):
-        return made[0].python
+    if made := find_interpreters(engine, folder):
+        return str(made[0])
     if importlib.util.find_spec(engine) is not None:
         return sys.executable
     raise UsageError(

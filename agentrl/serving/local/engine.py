@@ -226,23 +226,14 @@ class LocalEngine(PolicyEngine):
         return self._version
 
     async def start(self) -> None:
-        """Start serving; idempotent.
-
-        Raises:
-            EngineError: the engine is closed, or could not take weights.
-        """
+        """Start serving; idempotent."""
         if self._failure is not None:
             raise EngineError("the local engine does not serve any more", got=self._failure)
         if self._task is None:
             self._task = asyncio.create_task(self._serve(), name="local engine")
 
     async def generate(self, request: GenerateRequest) -> Generation:
-        """Sample one turn.
-
-        Raises:
-            UsageError: ids out of the vocabulary, an empty or too long prompt, a request id that is in use.
-            EngineError: the model failed, the deadline passed, or the engine is closed.
-        """
+        """Sample one turn."""
         check_request(request, self.capabilities, self._jobs)
         await self.start()
         request = seed_of(request, self._seeds)
@@ -267,7 +258,6 @@ class LocalEngine(PolicyEngine):
         self._work.set()
 
     def _leave(self, job: ScheduledRequest) -> None:
-        """Forget a job whose caller has its answer, or does not want one any more."""
         if self._jobs.pop(job.request.request_id, None) is not None:
             self._scheduler.finish(job)
 
@@ -376,11 +366,7 @@ class LocalEngine(PolicyEngine):
         self._work.set()
 
     async def update_weights(self, weights: Mapping[str, Any] | None, version: int) -> None:
-        """Serve new weights: copy them in, or, with ``None``, take the shared ones as they are now.
-
-        Raises:
-            EngineError: the version does not grow, or the weights do not fit the model; the engine then stops serving.
-        """
+        """Serve new weights: copy them in, or, with ``None``, take the shared ones as they are now."""
         try:
             if version <= self._version:
                 raise EngineError("weight versions must grow", got=version, expected=f"more than {self._version}")

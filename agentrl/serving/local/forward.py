@@ -84,9 +84,20 @@ class _Together:
             hidden = positions >= self.lengths[:, None]
             if window is not None:
                 hidden |= positions < self.lengths[:, None] - window
-            bias = torch.zeros(hidden.shape, dtype=like.dtype, device=like.device)
-            self.biases[window] = bias.masked_fill_(hidden, float("-inf"))[:, None, None, :]
+            self.biases[window] = _bias(hidden, like)[:, None, None, :]
         return self.biases[window]
+
+    def attend(self, layer: int, query: Tensor, scale: float, window: int | None, cap: float | None) -> Tensor:
+        """Attend to the cache: [count, heads, head_dim]."""
+        rows = slice(self.first_row, self.first_row + len(self.lengths))
+        keys = self.shelf.keys[layer][rows, :, : self.longest]
+        values = self.shelf.values[layer][rows, :, : self.longest]
+        heads, _, size = query.shape
+        # the query heads that share a key-value head become its rows: no key is repeated
+        queries = query[:, self.queries].transpose(0, 1).reshape(len(self.lengths), keys.shape[1], -1, size)
+        scores = _capped(torch.matmul(queries * scale, keys.transpose(-1, -2)), cap) + self.bias(window, query)
+        attended = torch.matmul(scores.softmax(dim=-1), values).reshape(len(self.lengths), heads, -1)
+        return attended if self.members is None else attended[self.members]
 
 
 @dataclass(slots=True)
@@ -108,18 +119,36 @@ class _Alone:
             hidden = positions > own
             if window is not None:
                 hidden |= positions <= own - window
-            bias = torch.zeros(hidden.shape, dtype=like.dtype, device=like.device)
-            self.biases[window] = bias.masked_fill_(hidden, float("-inf"))
+            self.biases[window] = _bias(hidden, like)
         return self.biases[window]
+
+    def attend(self, layer: int, query: Tensor, scale: float, window: int | None, cap: float | None) -> Tensor:
+        """Attend to the cache: [count, heads, head_dim]."""
+        keys = self.shelf.keys[layer][self.row : self.row + 1, :, : self.end]
+        values = self.shelf.values[layer][self.row : self.row + 1, :, : self.end]
+        own = query[None, :, self.first_token : self.first_token + self.count]
+        if cap is not None:
+            groups = own.shape[1] // keys.shape[1]
+            scores = _capped(own @ keys.repeat_interleave(groups, 1).mT * scale, cap) + self.bias(window, query)
+            return (scores.softmax(dim=-1) @ values.repeat_interleave(groups, 1))[0].transpose(0, 1)
+        whole = self.count == self.end and window is None
+        mask = None if whole else self.bias(window, query)
+        attended = scaled_dot_product_attention(
+            own, keys, values, attn_mask=mask, is_causal=whole, scale=scale, enable_gqa=True
+        )
+        return attended[0].transpose(0, 1)
+
+
+def _bias(hidden: Tensor, like: Tensor) -> Tensor:
+    return torch.zeros(hidden.shape, dtype=like.dtype, device=like.device).masked_fill_(hidden, float("-inf"))
+
+
+def _capped(scores: Tensor, cap: float | None) -> Tensor:
+    return scores if cap is None else torch.tanh(scores / cap) * cap
 
 
 class ForwardStep:
-    """The tokens of one forward pass.
-
-    Args:
-        pieces: New tokens by sequence, at most one piece per row.
-        device: Where the model is.
-    """
+    """The tokens of one forward pass; at most one piece per row."""
 
     def __init__(self, pieces: Sequence[Piece], device: torch.device) -> None:
         single = sorted((p for p in pieces if p.count == 1), key=lambda p: (p.row.shelf.capacity, p.row.index))
@@ -232,14 +261,8 @@ class ForwardStep:
             all_keys[write.rows, :, write.positions] = keys[write.tokens]
             all_values[write.rows, :, write.positions] = values[write.tokens]
         out = query.new_empty(query.shape[1], query.shape[0], value.shape[-1])
-        for group in self._together:
-            out[group.first_token : group.first_token + group.count] = _attend_together(
-                group, layer, query, scale, window, cap
-            )
-        for piece in self._alone:
-            out[piece.first_token : piece.first_token + piece.count] = _attend_alone(
-                piece, layer, query, scale, window, cap
-            )
+        for part in (*self._together, *self._alone):
+            out[part.first_token : part.first_token + part.count] = part.attend(layer, query, scale, window, cap)
         return out
 
 
@@ -252,47 +275,6 @@ def _runs(pieces: list[Piece]) -> Iterator[list[Piece]]:
             run = []
         run.append(piece)
     yield run
-
-
-def _attend_together(
-    group: _Together, layer: int, query: Tensor, scale: float, window: int | None, cap: float | None
-) -> Tensor:
-    rows = slice(group.first_row, group.first_row + len(group.lengths))
-    keys = group.shelf.keys[layer][rows, :, : group.longest]
-    values = group.shelf.values[layer][rows, :, : group.longest]
-    heads, _, size = query.shape
-    # the query heads that share a key-value head become its rows: no key is repeated
-    queries = query[:, group.queries].transpose(0, 1).reshape(len(group.lengths), keys.shape[1], -1, size)
-    scores = _capped(torch.matmul(queries * scale, keys.transpose(-1, -2)), cap) + group.bias(window, query)
-    attended = torch.matmul(scores.softmax(dim=-1), values).reshape(len(group.lengths), heads, -1)
-    return attended if group.members is None else attended[group.members]
-
-
-def _capped(scores: Tensor, cap: float | None) -> Tensor:
-    return scores if cap is None else torch.tanh(scores / cap) * cap
-
-
-def _attend_alone(
-    piece: _Alone, layer: int, query: Tensor, scale: float, window: int | None, cap: float | None
-) -> Tensor:
-    keys = piece.shelf.keys[layer][piece.row : piece.row + 1, :, : piece.end]
-    values = piece.shelf.values[layer][piece.row : piece.row + 1, :, : piece.end]
-    own = query[None, :, piece.first_token : piece.first_token + piece.count]
-    if cap is not None:
-        groups = own.shape[1] // keys.shape[1]
-        scores = _capped(own @ keys.repeat_interleave(groups, 1).mT * scale, cap) + piece.bias(window, query)
-        return (scores.softmax(dim=-1) @ values.repeat_interleave(groups, 1))[0].transpose(0, 1)
-    whole = piece.count == piece.end and window is None
-    attended = scaled_dot_product_attention(
-        own,
-        keys,
-        values,
-        attn_mask=None if whole else piece.bias(window, query),
-        is_causal=whole,
-        scale=scale,
-        enable_gqa=True,
-    )
-    return attended[0].transpose(0, 1)
 
 
 def step_attention(
@@ -342,13 +324,13 @@ class LocalModelRunner:
     def __init__(
         self, model: PreTrainedModel, reader: ImageReader | None = None, *, routed_experts: bool = False
     ) -> None:
-        _check(model)
+        _check(model, routed_experts=routed_experts)
         self._reader = reader
         shared = {id(tensor): tensor for tensor in [*model.parameters(), *model.buffers()]}
         self._source = model
         self._module = copy.deepcopy(model, memo=shared).eval()
         self._module.config.get_text_config()._attn_implementation = ATTENTION
-        self._chosen = ChosenExperts(_routers(self._module)) if routed_experts else None
+        self._chosen = ChosenExperts(routers(self._module)) if routed_experts else None
 
     @property
     def device(self) -> torch.device:
@@ -357,26 +339,19 @@ class LocalModelRunner:
 
     @torch.inference_mode()
     def logits(self, step: ForwardStep) -> Tensor:
-        """Logits after each piece's last token, [pieces, vocabulary]; the pieces' keys and values are stored, and the
-        step is told its tokens' experts.
-        """
-        found = self._logits(step)
-        if self._chosen is not None:
-            step.routed_experts = self._chosen.take()
-        return found
+        """Logits after each piece's last token, [pieces, vocabulary].
 
-    def _logits(self, step: ForwardStep) -> Tensor:
+        The pieces' keys and values are stored in their rows, the tokens' experts in the step.
+        """
         if step.views:
             hidden = read(self._module, step.input_ids, step.views, step.positions, self._reader, step=step)
-            return cast("Tensor", self._module.get_output_embeddings()(hidden[0, step.last_tokens]))
-        output = self._module(
-            input_ids=step.input_ids,
-            position_ids=step.positions,
-            use_cache=False,
-            logits_to_keep=step.last_tokens,
-            step=step,
-        )
-        return cast("Tensor", output.logits[0])
+            found = self._module.get_output_embeddings()(hidden[0, step.last_tokens])
+        else:
+            places = {"position_ids": step.positions, "logits_to_keep": step.last_tokens}
+            found = self._module(input_ids=step.input_ids, use_cache=False, step=step, **places).logits[0]
+        if self._chosen is not None:
+            step.routed_experts = self._chosen.take()
+        return cast("Tensor", found)
 
     @torch.no_grad()
     def load(self, weights: Mapping[str, Any]) -> None:
@@ -401,18 +376,14 @@ class LocalModelRunner:
             known[name].copy_(tensor)
 
 
-def _routers(model: PreTrainedModel) -> list[torch.nn.Module]:
-    if found := routers(model):
-        return found
-    raise UsageError(
-        "the local engine cannot tell experts",
-        got=type(model).__name__,
-        expected="a mixture of experts",
-        hint="set trainer.moe.router_replay=false",
-    )
-
-
-def _check(model: PreTrainedModel) -> None:
+def _check(model: PreTrainedModel, *, routed_experts: bool) -> None:
     name = type(model).__name__
     if not getattr(model, "_supports_attention_backend", False):
         raise UsageError(f"the local engine cannot run {name}", got="attention that cannot be replaced")
+    if routed_experts and not routers(model):
+        raise UsageError(
+            "the local engine cannot tell experts",
+            got=name,
+            expected="a mixture of experts",
+            hint="set trainer.moe.router_replay=false",
+        )

@@ -94,13 +94,7 @@ class ScheduledRequest:
 
 
 class Scheduler:
-    """Admits requests and plans steps.
-
-    Args:
-        slots: Most requests that run at once.
-        prefill_tokens: Most prompt tokens of one step, over all requests.
-        rows: Where keys and values live.
-    """
+    """Admits up to `slots` requests and plans steps of at most `prefill_tokens` prompt tokens over all requests."""
 
     def __init__(self, *, slots: int, prefill_tokens: int, rows: RowStore) -> None:
         self.slots = slots

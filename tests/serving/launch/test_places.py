@@ -13,7 +13,7 @@ from agentrl.errors import EngineError, UnknownNameError, UsageError
 from agentrl.serving.launch import assign_gpus, engine_python, usable_gpus
 from agentrl.serving.launch.process import last_lines
 from agentrl.serving.launch.resources import (
-    find_environments,
+    find_interpreters,
     how_to_make,
     is_free,
     reserve_exactly,
@@ -195,7 +195,7 @@ def test_make_engines_makes_what_is_missing_where_it_is_looked_for(tmp_path):
     for name in names:
         make_environment(engines / name, installed=1)
     assert make("engines", f"ENGINES={engines}") == ""
-    assert [[found.folder.name for found in find_environments(e, engines)] for e in ("sglang", "vllm")] == [
+    assert [[python.parent.parent.name for python in find_interpreters(e, engines)] for e in ("sglang", "vllm")] == [
         [name] for name in names[1:]
     ]
 
