@@ -261,7 +261,8 @@ class ForwardStep:
             all_keys[write.rows, :, write.positions] = keys[write.tokens]
             all_values[write.rows, :, write.positions] = values[write.tokens]
         out = query.new_empty(query.shape[1], query.shape[0], value.shape[-1])
-        for part in (*self._together, *self._alone):
+        parts: list[_Together | _Alone] = [*self._together, *self._alone]
+        for part in parts:
             out[part.first_token : part.first_token + part.count] = part.attend(layer, query, scale, window, cap)
         return out
 

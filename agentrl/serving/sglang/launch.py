@@ -33,17 +33,8 @@ def launch_command(
 ) -> LaunchCommand:
     """Build the command that starts one server.
 
-    Args:
-        config: Sizes and more arguments, which go last and so win. Without its `max_context`, the context is the
-            model's own less `CONTEXT_RESERVE`.
-        python: Interpreter that has SGLang.
-        model: Hugging Face folder.
-        port: On `host`.
-        dtype: ``float32`` or ``bfloat16``.
-        host: Address of this machine on which it listens.
-        gpus: Those of this server, which the launcher shows it; none run it on the CPU.
-        api_key: What it asks of its clients; handed over in the environment, unseen by other users of the machine.
-        python_path: PYTHONPATH of this process; the server's comes before it.
+    The arguments are those of `agentrl.serving.vllm.launch_command`. Without `config.max_context`, the context is the
+    model's own less `CONTEXT_RESERVE`.
     """
     argv = [
         python,

@@ -61,11 +61,7 @@ _NO_ID = 2**31 - 1
 
 
 def check_routes(url: str, openapi: Mapping[str, Any], version: str) -> None:
-    """Refuse a server that lacks a route.
-
-    Raises:
-        UsageError: names what is missing.
-    """
+    """Raise `UsageError` for a server that lacks a route."""
     missing = [route for route in NEEDED_ROUTES if route not in openapi.get("paths", {})]
     if missing:
         raise UsageError(
@@ -76,15 +72,12 @@ def check_routes(url: str, openapi: Mapping[str, Any], version: str) -> None:
 
 
 def check_settings(url: str, info: Mapping[str, Any], model: Mapping[str, Any]) -> None:
-    """Refuse a server that was started with settings under which our requests mean something else.
+    """Raise `UsageError` for a server with settings under which our requests mean something else.
 
     Args:
-        url: Its address.
+        url: Address of the server.
         info: The JSON of ``/server_info``.
         model: The JSON of ``/model_info``.
-
-    Raises:
-        UsageError: names the setting.
     """
     if not model.get("is_generation", True):
         raise UsageError(f"the SGLang server at {url} serves a model that does not generate text")
@@ -96,16 +89,13 @@ def check_settings(url: str, info: Mapping[str, Any], model: Mapping[str, Any]) 
 
 
 def check_updates(url: str, openapi: Mapping[str, Any], info: Mapping[str, Any], config: ServerEngineConfig) -> None:
-    """Refuse a server that lacks what the config asks of it; on a CPU SGLang takes a sleep for granted.
+    """Raise `UsageError` for a server that lacks what the config needs; on a CPU every SGLang server can sleep.
 
     Args:
-        url: Its address.
+        url: Address of the server.
         openapi: The JSON of ``/openapi.json``.
         info: The JSON of ``/server_info``.
-        config: How weights will reach it, and whether it will sleep.
-
-    Raises:
-        UsageError: says which setting.
+        config: Transport of the weights, and whether servers sleep.
     """
     missing = [route for route in TRANSPORT_ROUTES.get(config.transport, ()) if route not in openapi["paths"]]
     if missing:
@@ -117,11 +107,7 @@ def check_updates(url: str, openapi: Mapping[str, Any], info: Mapping[str, Any],
 
 
 def decode_context(info: Mapping[str, Any]) -> int:
-    """Most tokens of prompt and answer together: SGLang takes prompts of up to one less, from ``/server_info``.
-
-    Raises:
-        EngineError: it does not say.
-    """
+    """Most tokens of prompt and answer together, from ``/server_info``: SGLang takes prompts of up to one less."""
     limit = info.get("max_req_input_len")
     if not isinstance(limit, int):
         raise EngineError("SGLang does not tell how long a prompt may be", got=limit, expected="max_req_input_len")
@@ -129,17 +115,13 @@ def decode_context(info: Mapping[str, Any]) -> int:
 
 
 def encode_vocabulary_probe() -> dict[str, Any]:
-    """Return the body of a request to ``/generate`` that is refused in words that tell the size of the vocabulary."""
+    """Return the body of a request to ``/generate`` that is refused with the size of the vocabulary."""
     params = {"max_new_tokens": 1, "logit_bias": {str(_NO_ID): 0.0}}
     return {"input_ids": [0], "sampling_params": params}
 
 
 def decode_vocabulary(said: str) -> int:
-    """Return the size of the vocabulary, from the refusal.
-
-    Raises:
-        EngineError: it is not in the words.
-    """
+    """Return the size of the vocabulary, from the refusal."""
     found = _VALID_KEYS.search(said)
     if found is None:
         raise EngineError("SGLang does not tell the size of its vocabulary", got=repr(said))
@@ -153,16 +135,13 @@ def encode_probe(temperature: float) -> dict[str, Any]:
 
 
 def check_answers(url: str, plain: Any, sharpened: Any, version: str) -> None:
-    """Refuse a server whose answers do not tell what we need.
+    """Raise `UsageError` if SGLang is too old, or if its log-probabilities are not those of the temperature.
 
     Args:
-        url: Its address.
+        url: Address of the server.
         plain: The answer to the probe at temperature 1.
-        sharpened: That at a temperature below, at which the most probable token is more probable.
+        sharpened: The answer at a lower temperature, at which the most probable token is more probable.
         version: Version of SGLang.
-
-    Raises:
-        UsageError: the version is too old, or a setting makes its log-probabilities something else.
     """
     if not plain["meta_info"].get("weight_versions"):
         raise UsageError(
@@ -180,56 +159,9 @@ PROBE_S = 5.0
 """The probe has at least so many seconds once the server answers."""
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class SGLangAbilities:
-    """Capabilities and limits of a server that the probe found."""
-
-    capabilities: Capabilities
-    has_sessions: bool
-    """See `agentrl.serving.sglang.updates.SGLangUpdates`."""
-    workers: int
-    """Processes that hold weights."""
-
-
-async def probe(http: HttpSession, config: ServerEngineConfig, *, deadline_s: float) -> SGLangAbilities:
-    """Wait for a server and check it, within `deadline_s`; one that was left paused goes on.
-
-    Raises:
-        UsageError: it cannot be used.
-        ServerLost: it does not answer within the deadline.
-    """
-    until = time.monotonic() + deadline_s
-    await http.wait_until_up("/model_info", "SGLang", deadline_s=deadline_s)
-    limit_s = max(PROBE_S, until - time.monotonic())
-    model = await http.get("/model_info", deadline_s=limit_s)
-    info = await http.get("/server_info", deadline_s=limit_s)
-    version = str(info.get("version"))
-    openapi = await http.get("/openapi.json", deadline_s=limit_s)
-    check_routes(http.url, openapi, version)
-    check_settings(http.url, info, model)
-    check_updates(http.url, openapi, info, config)
-    await http.post("/continue_generation", {}, deadline_s=limit_s)
-    plain = await http.post("/generate", encode_probe(1.0), deadline_s=limit_s)
-    sharpened = await http.post("/generate", encode_probe(0.5), deadline_s=limit_s)
-    check_answers(http.url, plain, sharpened, version)
-    try:
-        answer = str(await http.post("/generate", encode_vocabulary_probe(), deadline_s=limit_s))
-    except Refused as refused:
-        answer = refused.said
-    return SGLangAbilities(
-        capabilities=Capabilities(
-            max_context=decode_context(info),
-            vocab_size=decode_vocabulary(answer),
-            routed_experts=bool(info.get("enable_return_routed_experts")),
-        ),
-        has_sessions=BEGIN in openapi["paths"],
-        workers=int(info.get("tp_size") or 1),
-    )
-
-
 @dataclass(slots=True, eq=False)
 class RunningRequest:
-    """A request, and what has been sampled for it."""
+    """A request and its tokens so far."""
 
     request: GenerateRequest
     wire_id: str = field(default_factory=lambda: uuid.uuid4().hex)
@@ -249,7 +181,7 @@ class RunningRequest:
 
     @property
     def routed_experts_from(self) -> int | None:
-        """The first token whose experts are not known yet, where they are asked for."""
+        """The first token whose experts are requested and not known yet."""
         first = self.request.routed_experts_from
         if first is None or self.answer is None or self.answer.routed_experts is None:
             return first
@@ -290,14 +222,10 @@ class SGLangServer(SGLangUpdates, InferenceServer):
         self._endings: set[asyncio.Task[None]] = set()
 
     async def connect(self, *, deadline_s: float) -> None:
-        """Wait until the server answers, check it, and learn its capabilities; one that was left paused goes on.
-
-        Raises:
-            UsageError: a version or a setting that cannot work; says which one could.
-            ServerLost: it does not answer within the deadline.
-        """
-        met = await probe(self._http, self._config, deadline_s=deadline_s)
-        found = met.capabilities
+        """Wait until the server answers, check it, and learn its capabilities; one that was left paused goes on."""
+        until = time.monotonic() + deadline_s
+        await self._http.wait_until_up("/model_info", "SGLang", deadline_s=deadline_s)
+        found = await self._probe(max(PROBE_S, until - time.monotonic()))
         if self._vocab_size not in (None, found.vocab_size):
             raise UsageError(
                 f"the SGLang server at {self.url} serves a model with another vocabulary",
@@ -306,15 +234,34 @@ class SGLangServer(SGLangUpdates, InferenceServer):
             )
         limit = min(found.max_context, self._config.max_context or found.max_context)
         self.capabilities = replace(found, max_context=limit)
-        self._has_sessions, self._workers = met.has_sessions, met.workers
         self._going.set()
 
-    async def generate(self, request: GenerateRequest) -> Generation:
-        """Sample one turn; see `agentrl.engine.InferenceServer.generate`.
+    async def _probe(self, limit_s: float) -> Capabilities:
+        http = self._http
+        model = await http.get("/model_info", deadline_s=limit_s)
+        info = await http.get("/server_info", deadline_s=limit_s)
+        version = str(info.get("version"))
+        openapi = await http.get("/openapi.json", deadline_s=limit_s)
+        check_routes(self.url, openapi, version)
+        check_settings(self.url, info, model)
+        check_updates(self.url, openapi, info, self._config)
+        await http.post("/continue_generation", {}, deadline_s=limit_s)
+        plain = await http.post("/generate", encode_probe(1.0), deadline_s=limit_s)
+        sharpened = await http.post("/generate", encode_probe(0.5), deadline_s=limit_s)
+        check_answers(self.url, plain, sharpened, version)
+        try:
+            answer = str(await http.post("/generate", encode_vocabulary_probe(), deadline_s=limit_s))
+        except Refused as refused:
+            answer = refused.said
+        self._has_sessions, self._workers = BEGIN in openapi["paths"], int(info.get("tp_size") or 1)
+        return Capabilities(
+            max_context=decode_context(info),
+            vocab_size=decode_vocabulary(answer),
+            routed_experts=bool(info.get("enable_return_routed_experts")),
+        )
 
-        Raises:
-            EngineError: the server answered with an error, aborted the request of itself, or missed the deadline.
-        """
+    async def generate(self, request: GenerateRequest) -> Generation:
+        """Sample one turn."""
         check_request(request, self.capabilities, self._calls)
         call = self._calls[request.request_id] = RunningRequest(request)
         call.task = asyncio.ensure_future(self._sample(call))
@@ -401,12 +348,7 @@ class SGLangServer(SGLangUpdates, InferenceServer):
         self._going.set()
 
     async def load_weights(self, folder: Path, version: int) -> None:
-        """Read new weights while paused, and forget the cache.
-
-        Raises:
-            EngineError: the server did not take them, or its cache is still that of the old ones.
-            ServerLost: it does not answer.
-        """
+        """Read new weights while paused, and forget the cache."""
         await self._update(lambda: self.from_folder(folder, version))
 
     async def load_tensors(self, parts: Sequence[TensorPart], version: int) -> None:
@@ -441,11 +383,7 @@ class SGLangServer(SGLangUpdates, InferenceServer):
         return decode_version(str(model.get("weight_version")))
 
     async def load(self) -> ServerLoad:
-        """Return its load now.
-
-        Raises:
-            ServerLost: it does not answer.
-        """
+        """Return its load now."""
         limit_s = self._config.health_timeout_s
         loads, metrics = await asyncio.gather(
             self._http.get("/v1/loads", deadline_s=limit_s), self._http.get_text("/metrics", deadline_s=limit_s)

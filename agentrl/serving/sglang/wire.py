@@ -42,16 +42,14 @@ def encode_request(
     sampled: Sequence[int] = (),
     routed_experts_from: int | None = None,
 ) -> dict[str, Any]:
-    """Return the body of a request to ``/generate``.
-
-    All settings are sent, so that no default of the server's can differ from ours.
+    """Return the body of a request to ``/generate``, with all settings, so that no default of the server's counts.
 
     Args:
-        request: It has passed `agentrl.serving.request.check_request`.
-        wire_id: Name of the request at the server. An abort ends all requests whose names begin with the aborted one.
+        request: The request, checked with `agentrl.serving.request.check_request`.
+        wire_id: Name of the request at the server.
         max_context: Most tokens of prompt and answer together.
         sampled: The answer so far, which is continued.
-        routed_experts_from: The first token whose experts are asked for, if any are.
+        routed_experts_from: The first token whose experts are requested.
     """
     params = request.params
     body: dict[str, Any] = {
@@ -106,7 +104,7 @@ def encode_broadcast(layout: TensorLayout, *, group: str, version: int | None) -
     Args:
         layout: The tensors.
         group: Name of the process group.
-        version: Of the weights, with the last run; ``None`` with the others.
+        version: Version of the weights, with the last run; ``None`` with the others.
     """
     return {
         "names": list(layout.names),
@@ -124,11 +122,7 @@ def _encode_end(version: int | None) -> dict[str, Any]:
 
 
 def decode_checksums(body: Any) -> dict[str, str]:
-    """Return the checksums of the first worker, from the answer of ``/weights_checker``.
-
-    Raises:
-        EngineError: there are none.
-    """
+    """Return the checksums of the first worker, from the answer of ``/weights_checker``."""
     with decoding("SGLang does not tell the checksums of its weights", body):
         return {str(name): str(checksum) for name, checksum in body["ranks"][0]["checksums"].items()}
 
@@ -141,15 +135,15 @@ def needs_flush(said: str) -> bool:
 def decode_answer(
     body: Any, stop_token_ids: frozenset[int], *, routed_experts_from: int | None = None
 ) -> GeneratedPart:
-    """Decode the body of a successful answer of ``/generate``.
+    """Decode a successful answer of ``/generate``.
 
     Args:
-        body: Its JSON.
-        stop_token_ids: Of the request.
-        routed_experts_from: The first token whose experts were asked for.
+        body: The JSON.
+        stop_token_ids: Stop tokens of the request.
+        routed_experts_from: The first token whose experts were requested.
 
     Raises:
-        EngineError: it is not one, its parts do not fit one another, or the model's numbers are not finite.
+        EngineError: it is not an answer, or its parts do not fit one another.
     """
     with decoding("SGLang's answer is not a generation", body):
         meta = body["meta_info"]
@@ -180,10 +174,7 @@ def decode_answer(
 
 
 def _decode_routed_experts(meta: Mapping[str, Any], prompt: int) -> RoutedExperts | None:
-    """From base64 of int32, [tokens, layers, chosen] without these lengths.
-
-    They are of `prompt` tokens of the prompt, and of those of the answer but the last one.
-    """
+    """Decode base64 of int32, for `prompt` tokens of the prompt and all of the answer but the last."""
     encoded = meta.get("routed_experts")
     if encoded is None:
         return None
@@ -203,7 +194,6 @@ def _decode_reason(reason: Mapping[str, Any], stop_token_ids: frozenset[int]) ->
 
 
 def _seconds(meta: Mapping[str, Any], begin: str, end: str) -> float:
-    """Between two of SGLang's times; 0 where it did not take one of them."""
     first, last = meta.get(begin), meta.get(end)
     return max(0.0, float(last) - float(first)) if first and last else 0.0
 
@@ -214,15 +204,10 @@ PREFIX = "sglang:"
 def decode_load(loads: Any, metrics: str, *, paused: bool) -> ServerLoad:
     """Return the load, summed over the server's replicas; of `cache_used` the greatest.
 
-    SGLang counts prompt and sampled tokens when a request ends.
-
     Args:
-        loads: The JSON of ``/v1/loads``: what runs now. A paused server does not bring it up to date.
-        metrics: The text of ``/metrics``: what has been since the start, and what was held when the server was paused.
+        loads: The JSON of ``/v1/loads``: the load now. A paused server does not update it.
+        metrics: The text of ``/metrics``: counts since the start, and the load when the server was paused.
         paused: Whether the server is paused.
-
-    Raises:
-        EngineError: a figure is missing.
     """
     sums = sums_of(metrics)
     with decoding("SGLang does not tell its load", loads):
@@ -245,11 +230,7 @@ def decode_load(loads: Any, metrics: str, *, paused: bool) -> ServerLoad:
 
 
 def sums_of(metrics: str) -> dict[str, float]:
-    """SGLang's figures by name, each summed over its labels.
-
-    Raises:
-        EngineError: the text is not one of metrics.
-    """
+    """SGLang's figures by name, each summed over its labels."""
     sums: dict[str, float] = {}
     for line in metrics.splitlines():
         if not line.startswith(PREFIX):

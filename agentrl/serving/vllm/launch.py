@@ -45,8 +45,8 @@ def launch_command(
         port: On `host`.
         dtype: ``float32`` or ``bfloat16``.
         host: Address of this machine on which it listens.
-        gpus: Those of this server, which the launcher shows it; none run it on the CPU.
-        api_key: What it asks of its clients; handed over in the environment, unseen by other users of the machine.
+        gpus: GPUs of this server; without any it runs on the CPU.
+        api_key: Key of the server, which is passed in the environment, unseen by other users of the machine.
         python_path: PYTHONPATH of this process; the server's comes before it.
     """
     argv = [

@@ -47,46 +47,8 @@ OLDEST = "0.32"
 PROBE_IDS = [1, 2, 3]
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class VLLMAbilities:
-    """Capabilities and limits of a server that the probe found."""
-
-    max_context: int
-    convention: LogprobConvention
-    has_adapter: bool
-    """True if it was sent one."""
-    routed_experts: bool
-    """True if it was started with `RETURN_ROUTES`."""
-
-
-async def probe(http: HttpSession, config: ServerEngineConfig, *, deadline_s: float) -> VLLMAbilities:
-    """Check a server that answers; `deadline_s` is that of each question.
-
-    Raises:
-        UsageError: it is not vLLM, too old, paused, or was started without what agentrl needs.
-    """
-    try:
-        models = await http.get("/v1/models", deadline_s=deadline_s)
-        info = await http.get("/server_info?config_format=json", deadline_s=deadline_s)
-        await _check_awake(http, deadline_s)
-        logprob = await _logprob_after_a_cut(http, deadline_s)
-    except Refused as refused:
-        raise await _reason(http, refused, deadline_s) from refused
-    convention = convention_of(info)
-    _check_updates(http.url, info["vllm_config"], config)
-    if convention is LogprobConvention.UNCUT and not is_uncut(logprob):
-        convention = LogprobConvention.CUT
-    with decoding(f"{http.url} does not tell its longest context", models):
-        names = [model["id"] for model in models["data"]]
-        max_context = int(models["data"][0]["max_model_len"])
-    routed_experts = bool((info["vllm_config"].get("aux_output_config") or {}).get("enable_return_routed_experts"))
-    return VLLMAbilities(
-        max_context=max_context, convention=convention, has_adapter=ADAPTER in names, routed_experts=routed_experts
-    )
-
-
 async def _check_awake(http: HttpSession, deadline_s: float) -> None:
-    """Refuse a paused server: it would answer nothing. vLLM does not tell a sleeping one from others."""
+    """Refuse a paused server, which answers nothing. vLLM does not tell whether a server sleeps."""
     if await http.get("/is_paused", deadline_s=deadline_s) == {"is_paused": True}:
         hint = (
             f"wait for who updates its weights, or let it go on: curl -X POST {http.url}/resume (start it again "
@@ -203,13 +165,27 @@ class VLLMServer(VLLMUpdates, InferenceServer):
     async def connect(self, *, deadline_s: float) -> None:
         """Wait until the server answers; check its version, its settings and the log-probabilities that it gives."""
         await self._http.wait_until_up("/health", "vLLM", deadline_s=deadline_s)
-        found = await probe(self._http, self._config, deadline_s=deadline_s)
-        limit = min(found.max_context, self._config.max_context or found.max_context)
+        http, config = self._http, self._config
+        try:
+            models = await http.get("/v1/models", deadline_s=deadline_s)
+            info = await http.get("/server_info?config_format=json", deadline_s=deadline_s)
+            await _check_awake(http, deadline_s)
+            logprob = await _logprob_after_a_cut(http, deadline_s)
+        except Refused as refused:
+            raise await _reason(http, refused, deadline_s) from refused
+        convention, settings = convention_of(info), info["vllm_config"]
+        _check_updates(http.url, settings, config)
+        with decoding(f"{http.url} does not tell its longest context", models):
+            names = [model["id"] for model in models["data"]]
+            max_context = int(models["data"][0]["max_model_len"])
         self.capabilities = Capabilities(
-            max_context=limit, vocab_size=self._vocab_size, routed_experts=found.routed_experts
+            max_context=min(max_context, config.max_context or max_context),
+            vocab_size=self._vocab_size,
+            routed_experts=bool((settings.get("aux_output_config") or {}).get("enable_return_routed_experts")),
         )
-        self._convention = found.convention
-        self._is_adapted = found.has_adapter and self._config.adapter_rank is not None
+        is_cut = convention is LogprobConvention.UNCUT and not is_uncut(logprob)
+        self._convention = LogprobConvention.CUT if is_cut else convention
+        self._is_adapted = ADAPTER in names and config.adapter_rank is not None
 
     async def generate(self, request: GenerateRequest) -> Generation:
         """Sample one turn. Seeds are not sent: they are not reproducible under load, and on the CPU one of them ends
@@ -274,12 +250,8 @@ class VLLMServer(VLLMUpdates, InferenceServer):
     async def load_weights(self, folder: Path, version: int) -> None:
         """Read new weights while paused, throw away all caches, and only then name the version.
 
-        After a failure (a folder that is not there) vLLM's weights are undefined, and its engine ends at the next
-        request.
-
-        Args:
-            folder: Holds `lm_head.weight` as well, whether or not the model's head is its embedding.
-            version: What tokens are stamped with from now on.
+        The folder holds `lm_head.weight`, whether or not the model's head is its embedding. After a failure (a folder
+        that is not there) vLLM's weights are undefined, and its engine ends at the next request.
         """
         await self._check_paused()
         await self.from_folder(folder, version)

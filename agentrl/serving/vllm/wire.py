@@ -42,10 +42,10 @@ def encode_request(
     """Return the body of a request to ``/inference/v1/generate``.
 
     Args:
-        request: It has passed `agentrl.serving.request.check_request`.
+        request: The request, checked with `agentrl.serving.request.check_request`.
         wire_id: Name of the request at the server.
-        max_context: `max_tokens` is cut to what fits.
-        adapted: Whether the model's adapter is to answer.
+        max_context: Most tokens of prompt and answer together.
+        adapted: The model's adapter is to answer.
     """
     params = request.params
     sampling: dict[str, Any] = {
@@ -71,22 +71,13 @@ def encode_abort(wire_id: str) -> dict[str, Any]:
 
 
 def encode_run(layout: TensorLayout, *, handle: Mapping[str, Any] | None = None) -> dict[str, Any]:
-    """Describe a run of bytes for `agentrl_vllm_receiver`.
-
-    Args:
-        layout: Its tensors.
-        handle: Opens it where it is; without one it is broadcast.
-    """
+    """Describe a run of bytes for `agentrl_vllm_receiver`; without a handle that opens it, it is broadcast."""
     shapes = [list(shape) for shape in layout.shapes]
     return {"names": list(layout.names), "dtype": layout.dtype, "shapes": shapes, "handle": handle}
 
 
 def decode_checksums(body: Any) -> dict[str, str]:
-    """Return the checksums in the answer of ``/weight_checker``; none when several workers have a part of each tensor.
-
-    Raises:
-        EngineError: there are none.
-    """
+    """Return the checksums in the answer of ``/weight_checker``; none if several workers have a part of each tensor."""
     with decoding("vLLM does not tell the checksums of its weights", body):
         found = {tuple(name.rsplit(":", 1)): checksum[:CHECKSUM_DIGITS] for name, checksum in body["checksums"].items()}
     if len({place for place, *_ in found}) != 1:
@@ -95,11 +86,7 @@ def decode_checksums(body: Any) -> dict[str, str]:
 
 
 def decode_answer(body: Any, stop_token_ids: frozenset[int]) -> Generation:
-    """Return the answer in the body of a successful response.
-
-    Raises:
-        EngineError: it is not one, or its parts do not fit one another.
-    """
+    """Return the answer in the body of a successful response."""
     with decoding("vLLM's answer is not a generation", body):
         choice = body["choices"][0]
         token_ids = [int(token) for token in choice["token_ids"]]
@@ -128,20 +115,16 @@ def decode_answer(body: Any, stop_token_ids: frozenset[int]) -> Generation:
     )
 
 
-def _decode_routed_experts(told: str | None) -> RoutedExperts | None:
-    """From base64 of numpy's own format, [tokens, layers, chosen]."""
-    if told is None:
+def _decode_routed_experts(encoded: str | None) -> RoutedExperts | None:
+    """Decode base64 of numpy's own format, [tokens, layers, chosen]."""
+    if encoded is None:
         return None
-    experts = np.load(io.BytesIO(base64.b64decode(told)), allow_pickle=False)
+    experts = np.load(io.BytesIO(base64.b64decode(encoded)), allow_pickle=False)
     return small(experts.reshape(len(experts), -1))
 
 
 def decode_load(text: str) -> ServerLoad:
-    """Return a server's load in the text of ``/metrics``: counts are summed over its engines, the fullest cache counts.
-
-    Raises:
-        EngineError: a figure is missing.
-    """
+    """Return a server's load in the text of ``/metrics``: sums over its engines, and the use of the fullest cache."""
     figures: dict[str, list[float]] = {name: [] for name in (*_COUNTS.values(), _CACHE_USED)}
     for line in text.splitlines():
         name, _, rest = line.partition("{")
@@ -172,10 +155,9 @@ class LogprobConvention(enum.Enum):
 def convention_of(server_info: Any) -> LogprobConvention:
     """Return the convention in the answer of ``/server_info?config_format=json``.
 
-    `LogprobConvention.UNCUT` is what the server was told to do; `is_uncut` finds out whether it does.
+    `LogprobConvention.UNCUT` is the server's setting; `is_uncut` finds out whether it is in effect.
 
     Raises:
-        EngineError: the answer does not tell.
         UsageError: the server gives logits.
     """
     with decoding("vLLM does not tell its logprobs mode", server_info):
