@@ -25,14 +25,7 @@ from agentrl.algorithms.traits import (
     needs,
     takes,
 )
-from agentrl.algorithms.types import (
-    EpisodeBatch,
-    LossInput,
-    TokenLoss,
-    given,
-    log_ratio,
-    unclipped,
-)
+from agentrl.algorithms.types import EpisodeBatch, LossInput, TokenLoss, given, log_ratio, unclipped
 
 
 @advantage_weighted

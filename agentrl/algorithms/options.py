@@ -9,13 +9,7 @@ import difflib
 import inspect
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
-from typing import (
-    Annotated,
-    Any,
-    TypeAlias,
-    get_args,
-    get_origin,
-)
+from typing import Annotated, Any, TypeAlias, get_args, get_origin
 
 import torch
 from pydantic import Field, TypeAdapter, ValidationError

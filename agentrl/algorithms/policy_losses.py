@@ -7,13 +7,7 @@ import torch
 from agentrl.algorithms.options import ClipRange, NotNegative, Positive, Share, clip_range
 from agentrl.algorithms.segments import segment_mean
 from agentrl.algorithms.traits import advantage_weighted, averages_sequences, chooses, weighs_behaviour
-from agentrl.algorithms.types import (
-    MEAN_LOG_RATIO_LIMIT,
-    LossInput,
-    TokenLoss,
-    log_ratio,
-    unclipped,
-)
+from agentrl.algorithms.types import MEAN_LOG_RATIO_LIMIT, LossInput, TokenLoss, log_ratio, unclipped
 
 PPO_CLIP = ClipRange(low=0.2, high=0.2)
 DAPO_CLIP = ClipRange(low=0.2, high=0.28)

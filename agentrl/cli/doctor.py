@@ -22,12 +22,7 @@ from agentrl.observe.console import out
 from agentrl.observe.metrics import tracker_states
 from agentrl.registry import Kind, names
 from agentrl.sandbox.docker.daemon import describe_daemon
-from agentrl.serving.launch.resources import (
-    ENGINES,
-    engines_folder,
-    find_interpreters,
-    how_to_make,
-)
+from agentrl.serving.launch.resources import ENGINES, engines_folder, find_interpreters, how_to_make
 
 app = typer.Typer()
 

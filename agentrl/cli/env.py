@@ -14,14 +14,7 @@ from agentrl.cli.arguments import json_pairs
 from agentrl.cli.check import Look, check_all, check_one
 from agentrl.cli.help import examples
 from agentrl.cli.play import play_in_browser, play_in_terminal
-from agentrl.cli.server import (
-    Host,
-    Lease,
-    Port,
-    TokenFile,
-    read_token,
-    serve_until_stopped,
-)
+from agentrl.cli.server import Host, Lease, Port, TokenFile, read_token, serve_until_stopped
 from agentrl.env import EnvironmentSpec
 from agentrl.env_lookup import check_split, parse_env_name, resolve_environment
 from agentrl.errors import UsageError

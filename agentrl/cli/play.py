@@ -18,20 +18,9 @@ from rich.text import Text
 from yarl import URL
 
 from agentrl.cli.arguments import json_pairs
-from agentrl.env import (
-    AnyEnv,
-    EnvironmentSpec,
-    optional_part,
-    settled,
-)
+from agentrl.env import AnyEnv, EnvironmentSpec, optional_part, settled
 from agentrl.errors import UsageError
-from agentrl.message import (
-    Content,
-    ImagePart,
-    TextPart,
-    ToolCall,
-    user,
-)
+from agentrl.message import Content, ImagePart, TextPart, ToolCall, user
 from agentrl.observe.console import note, out
 from agentrl.remote.server.listening import IDLE_S, is_own_host, read_body
 from agentrl.remote.wire import Refusal

@@ -11,14 +11,7 @@ import typer
 from agentrl.cli.arguments import json_pairs
 from agentrl.cli.check import check_back_ends
 from agentrl.cli.help import examples
-from agentrl.cli.server import (
-    Host,
-    Lease,
-    Port,
-    TokenFile,
-    read_token,
-    serve_until_stopped,
-)
+from agentrl.cli.server import Host, Lease, Port, TokenFile, read_token, serve_until_stopped
 from agentrl.errors import UsageError
 from agentrl.observe.console import note, visible
 from agentrl.remote.server import ServerSettings

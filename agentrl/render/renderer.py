@@ -23,18 +23,8 @@ from agentrl.engine import StopReason
 from agentrl.errors import LedgerError, TemplateError
 from agentrl.image import PlacedImage
 from agentrl.message import Message, ToolCall, user
-from agentrl.render.families import (
-    THINK_TAGS,
-    Family,
-    ThinkingMarks,
-    detect_family,
-)
-from agentrl.render.images import (
-    ImageProcessor,
-    counts,
-    images_of,
-    placed_images,
-)
+from agentrl.render.families import THINK_TAGS, Family, ThinkingMarks, detect_family
+from agentrl.render.images import ImageProcessor, counts, images_of, placed_images
 from agentrl.render.tokens import ChatTemplate, TextEncoder, ToolSchema
 from agentrl.trajectory import Source
 

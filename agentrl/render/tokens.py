@@ -9,12 +9,7 @@ from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any
 
 from agentrl.errors import LedgerError, TemplateError
-from agentrl.message import (
-    ImagePart,
-    Message,
-    TextPart,
-    user,
-)
+from agentrl.message import ImagePart, Message, TextPart, user
 from agentrl.trajectory import Source, TokenSequence, first_difference
 
 if TYPE_CHECKING:

@@ -7,12 +7,7 @@ import functools
 import pytest
 from hypothesis import assume, given, settings
 from hypothesis import strategies as st
-from support.tokenizers import (
-    TOKENIZER_FAMILIES,
-    assemble_tokenizer,
-    build_tokenizer,
-    random_bpe,
-)
+from support.tokenizers import TOKENIZER_FAMILIES, assemble_tokenizer, build_tokenizer, random_bpe
 
 from agentrl.engine import Generation, StopReason
 from agentrl.errors import TemplateError

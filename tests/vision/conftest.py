@@ -9,12 +9,7 @@ import numpy as np
 import pytest
 import torch
 from PIL import Image
-from support.vision import (
-    FAMILIES,
-    vision_model,
-    vision_processor,
-    vision_tokenizer,
-)
+from support.vision import FAMILIES, vision_model, vision_processor, vision_tokenizer
 from transformers import PreTrainedModel, PreTrainedTokenizerFast
 
 from agentrl.message import ImagePart

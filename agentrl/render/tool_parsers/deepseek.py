@@ -7,13 +7,7 @@ from collections.abc import Callable
 from dataclasses import dataclass, replace
 
 from agentrl.message import ToolCall
-from agentrl.render.tool_parsers import (
-    Collected,
-    Malformed,
-    ParsedCalls,
-    ToolSchemas,
-    make_call,
-)
+from agentrl.render.tool_parsers import Collected, Malformed, ParsedCalls, ToolSchemas, make_call
 from agentrl.render.tool_parsers.values import read_json, skip_space
 
 

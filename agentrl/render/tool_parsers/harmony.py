@@ -8,13 +8,7 @@ from dataclasses import dataclass
 from functools import partial
 
 from agentrl.message import ToolCall
-from agentrl.render.tool_parsers import (
-    Collected,
-    Malformed,
-    ParsedCalls,
-    ToolSchemas,
-    make_call,
-)
+from agentrl.render.tool_parsers import Collected, Malformed, ParsedCalls, ToolSchemas, make_call
 from agentrl.render.tool_parsers.values import read_json
 
 FORM = "Write <|channel|>commentary to=functions.tool <|constrain|>json<|message|>{...}<|call|>."

@@ -6,13 +6,7 @@ import re
 from functools import partial
 
 from agentrl.message import ToolCall
-from agentrl.render.tool_parsers import (
-    Collected,
-    Malformed,
-    ParsedCalls,
-    ToolSchemas,
-    make_call,
-)
+from agentrl.render.tool_parsers import Collected, Malformed, ParsedCalls, ToolSchemas, make_call
 from agentrl.render.tool_parsers.values import JsonValue, read_json, skip_space
 
 OPEN, CLOSE = "<tool_call>", "</tool_call>"

@@ -10,13 +10,7 @@ from functools import partial
 from typing import Any
 
 from agentrl.message import ToolCall
-from agentrl.render.tool_parsers import (
-    Collected,
-    Malformed,
-    ParsedCalls,
-    ToolSchemas,
-    make_call,
-)
+from agentrl.render.tool_parsers import Collected, Malformed, ParsedCalls, ToolSchemas, make_call
 
 FORM = "Answer with [tool(argument=value)] and nothing else; put , between several calls, and name every argument."
 _START, _END = "<|python_start|>", "<|python_end|>"

@@ -8,13 +8,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from agentrl.message import ToolCall
-from agentrl.render.tool_parsers import (
-    Collected,
-    Malformed,
-    ParsedCalls,
-    ToolSchemas,
-    make_call,
-)
+from agentrl.render.tool_parsers import Collected, Malformed, ParsedCalls, ToolSchemas, make_call
 from agentrl.render.tool_parsers.values import skip_space, typed_value, whole_json
 
 ValueReader = Callable[[str, str | None, str, str, int], Any]
