@@ -34,59 +34,32 @@ class Choice:
     """What is not chosen leaves the loss and its denominators. The choice then reads no current policy."""
 
 
-def compares_group(estimator: Marked) -> Marked:
-    """Mark an estimator that needs two members in a group; the trainer leaves out and counts groups of one."""
-    estimator.__dict__["compares_group"] = True
-    return estimator
+@dataclass(frozen=True, slots=True)
+class Trait:
+    """A mark on a function: decorate the function with it, and ask for it with `of`."""
+
+    name: str
+
+    def __call__(self, function: Marked) -> Marked:
+        """Mark a function."""
+        function.__dict__[self.name] = True
+        return function
+
+    def of(self, function: Callable[..., Any]) -> bool:
+        """Return True if a function was marked."""
+        return getattr(function, self.name, False)
 
 
-def requires_group(estimator: Callable[..., Any]) -> bool:
-    """Return True if an estimator was marked with `compares_group`."""
-    return getattr(estimator, "compares_group", False)
-
-
-def advantage_weighted(loss: Marked) -> Marked:
-    """Mark a loss that is 0, with gradient 0, where the advantage is; the trainer may then skip such sequences."""
-    loss.__dict__["advantage_weighted"] = True
-    return loss
-
-
-def is_advantage_weighted(loss: Callable[..., Any]) -> bool:
-    """Return True if a loss was marked with `advantage_weighted`."""
-    return getattr(loss, "advantage_weighted", False)
-
-
-def ignores_advantage(loss: Marked) -> Marked:
-    """Mark a loss that reads no advantage, so that an estimator's options would be ignored."""
-    loss.__dict__["ignores_advantage"] = True
-    return loss
-
-
-def is_blind_to_advantage(loss: Callable[..., Any]) -> bool:
-    """Return True if a loss was marked with `ignores_advantage`."""
-    return getattr(loss, "ignores_advantage", False)
-
-
-def averages_sequences(loss: Marked) -> Marked:
-    """Mark a loss that is a mean over sequences in its paper: ``seq-mean-token-mean`` is its default aggregation."""
-    loss.__dict__["averages_sequences"] = True
-    return loss
-
-
-def is_mean_of_sequences(loss: Callable[..., Any]) -> bool:
-    """Return True if a loss was marked with `averages_sequences`."""
-    return getattr(loss, "averages_sequences", False)
-
-
-def weighs_behaviour(loss: Marked) -> Marked:
-    """Mark a loss that holds the weight pi_old / mu itself, so that a correction would apply it twice."""
-    loss.__dict__["weighs_behaviour"] = True
-    return loss
-
-
-def corrects_itself(loss: Callable[..., Any]) -> bool:
-    """Return True if a loss was marked with `weighs_behaviour`."""
-    return getattr(loss, "weighs_behaviour", False)
+compares_group = Trait("compares_group")
+"""The estimator needs two members in a group; the trainer leaves out and counts groups of one."""
+advantage_weighted = Trait("advantage_weighted")
+"""The loss is 0, with gradient 0, where the advantage is; the trainer may then skip such sequences."""
+ignores_advantage = Trait("ignores_advantage")
+"""The loss reads no advantage, so that an estimator's options would be ignored."""
+averages_sequences = Trait("averages_sequences")
+"""The loss is a mean over sequences in its paper: ``seq-mean-token-mean`` is its default aggregation."""
+weighs_behaviour = Trait("weighs_behaviour")
+"""The loss holds the weight pi_old / mu itself, so that a correction would apply it twice."""
 
 
 def needs(*inputs: Input) -> Callable[[Marked], Marked]:

@@ -3,7 +3,7 @@
 The ledger only grows. A template that would show an earlier turn otherwise once more messages follow (Qwen3 drops
 earlier thinking, others move the tools or rename roles) makes training and deployment see different prompts. What the
 model sampled must come back word for word; white space that a template trims and blocks that the template itself wrote
-are reported, and the ledger keeps them.
+may differ: the ledger keeps them.
 """
 
 from __future__ import annotations
@@ -24,14 +24,6 @@ _LOOK: ToolSchema = {
     "type": "function",
     "function": {"name": "look", "description": "Look.", "parameters": {"type": "object", "properties": {}}},
 }
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class TemplateReport:
-    """Properties of a chat template that can be used."""
-
-    notes: tuple[str, ...] = ()
-    """Differences between the ledger and the template's own rendering that lose nothing the model sampled."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -61,9 +53,7 @@ def _call_probe(renderer: Renderer, tool: ToolSchema, *, thinks: bool) -> _Probe
     return _Probe(what="tool calls", message=message, sampled=renderer.answer_text(message))
 
 
-def check_template(
-    renderer: Renderer, *, roles: Sequence[Role] = ("user",), tools: Sequence[ToolSchema] = ()
-) -> TemplateReport:
+def check_template(renderer: Renderer, *, roles: Sequence[Role] = ("user",), tools: Sequence[ToolSchema] = ()) -> None:
     """Check that prompts rendered turn by turn are what the template makes of the whole conversation.
 
     Args:
@@ -75,46 +65,36 @@ def check_template(
         TemplateError: Something that the model sampled would be changed or dropped; shows the two renderings around
             the first difference and what to do.
     """
-    if not tools and "tool" in roles and _results_follow_calls(renderer):
+    follows_calls = renderer.family.results_follow_calls
+    if not tools and "tool" in roles and follows_calls:
         tools = [_LOOK]
     probes = [
         _text_probe(renderer, "plain answers", _MOVE),
         _text_probe(renderer, "answers with white space around them", f"  {_MOVE} \n"),
         *([_call_probe(renderer, tools[0], thinks=renderer.thinks)] if tools else []),
     ]
-    notes = [
-        note
-        for probe in probes
-        for role in roles
-        if _can_be_followed(renderer, probe, role) and (note := _compare(renderer, probe, role, tools))
-    ]
-    if len(set(roles)) > 1 and not _results_follow_calls(renderer):
-        notes += [note for probe in probes if (note := _compare(renderer, probe, None, tools))]
-    return TemplateReport(notes=tuple(dict.fromkeys(notes)))
+    for probe in probes:
+        for role in roles:
+            if role != "tool" or probe.message.tool_calls or not follows_calls:
+                _compare(renderer, probe, [role], tools)
+    if len(set(roles)) > 1 and not follows_calls:
+        for probe in probes:
+            _compare(renderer, probe, ["tool", "user"], tools)
 
 
-def _results_follow_calls(renderer: Renderer) -> bool:
-    return renderer.family is not None and renderer.family.results_follow_calls
-
-
-def _can_be_followed(renderer: Renderer, probe: _Probe, role: Role) -> bool:
-    """Return True if the template shows a message of `role` after the probe."""
-    return role != "tool" or bool(probe.message.tool_calls) or not _results_follow_calls(renderer)
-
-
-def _compare(renderer: Renderer, probe: _Probe, role: Role | None, tools: Sequence[ToolSchema]) -> str | None:
-    """Render three turns both ways, with images if the model reads them; a note, or ``None`` when nothing differs."""
+def _compare(renderer: Renderer, probe: _Probe, roles: Sequence[Role], tools: Sequence[ToolSchema]) -> None:
+    """Render three turns both ways, with images if the model reads them; `roles` take turns to follow the answers."""
     sees = renderer.images is not None
     messages = [system("You play."), user(_shown("start", image=sees))]
     kept = renderer.template.render(messages, tools=tools, generation_prompt=True)
     for turn in range(_TURNS):
-        follow = _follow_up(renderer, role or ("tool", "user")[turn % 2], turn, image=sees)
+        follow = _follow_up(renderer, roles[turn % len(roles)], turn, image=sees)
         messages += [probe.message, follow]
         kept += probe.sampled + renderer.after_answer([follow])
         rendered = renderer.template.render(messages, tools=tools, generation_prompt=True)
         if rendered != kept:
-            return _explain(renderer, probe, kept, rendered)
-    return None
+            _check_harmless(renderer, probe, kept, rendered)
+            return
 
 
 def _follow_up(renderer: Renderer, role: Role, turn: int, *, image: bool) -> Message:
@@ -128,12 +108,12 @@ def _shown(text: str, *, image: bool) -> Content:
     return (TextPart(text=text), ImagePart(data=b"")) if image else text
 
 
-def _explain(renderer: Renderer, probe: _Probe, kept: str, rendered: str) -> str:
+def _check_harmless(renderer: Renderer, probe: _Probe, kept: str, rendered: str) -> None:
     if _without_space(rendered) == _without_space(kept):
-        return f"the chat template trims white space of {probe.what}; the ledger keeps it"
+        return
     headers = _headers(renderer)
     if headers.own and _without_space(rendered) == _without_space(headers.drop_own(kept)):
-        return f"the chat template writes {headers.own!r} before an answer and drops it later; the ledger keeps it"
+        return
     at = common_prefix(kept, rendered)
     raise TemplateError(
         f"the chat template rewrites history ({probe.what} come back changed)",
@@ -159,8 +139,8 @@ class _Headers:
 def _headers(renderer: Renderer) -> _Headers:
     question, reply = [user("x")], "@@REPLY@@"
     start = len(renderer.template.render(question))
-    told = [*question, Message(role="assistant", content=reply), user("y")]
-    history = renderer.template.render(told)[start:].partition(reply)[0]
+    answered = [*question, Message(role="assistant", content=reply), user("y")]
+    history = renderer.template.render(answered)[start:].partition(reply)[0]
     asking = renderer.template.render(question, generation_prompt=True)[start:]
     return _Headers(history, asking.removeprefix(history) if asking.startswith(history) else "")
 

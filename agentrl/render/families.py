@@ -242,6 +242,9 @@ FAMILIES = (
 )
 
 
-def detect_family(chat_template: str) -> Family | None:
-    """Return the family whose marks all occur in a chat template; ``None`` when it is none of them."""
-    return next((f for f in FAMILIES if all(mark in chat_template for mark in f.template_marks)), None)
+UNKNOWN = Family(name="unknown", template_marks=(), end_of_turn=())
+
+
+def detect_family(chat_template: str) -> Family:
+    """Return the family whose marks all occur in a chat template, or `UNKNOWN`."""
+    return next((f for f in FAMILIES if all(mark in chat_template for mark in f.template_marks)), UNKNOWN)

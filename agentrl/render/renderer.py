@@ -16,24 +16,23 @@ import re
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, replace
 from itertools import repeat, takewhile
-from typing import TYPE_CHECKING, Any, TypeVar
+from typing import TYPE_CHECKING, TypeVar, cast
 
 from agentrl.agent_loop import Answer
 from agentrl.engine import StopReason
 from agentrl.errors import LedgerError, TemplateError
 from agentrl.image import PlacedImage
 from agentrl.message import Message, ToolCall, user
+from agentrl.registry import Kind, lookup
 from agentrl.render.families import THINK_TAGS, Family, ThinkingMarks, detect_family
 from agentrl.render.images import ImageProcessor, counts, images_of, placed_images
 from agentrl.render.tokens import ChatTemplate, TextEncoder, ToolSchema
+from agentrl.render.tool_parsers import ParsedCalls, ToolParser, harmony
+from agentrl.render.tool_parsers.values import first_of
 from agentrl.trajectory import Source
 
 if TYPE_CHECKING:
     from transformers import PreTrainedTokenizerFast
-from typing import cast
-
-from agentrl.registry import Kind, lookup
-from agentrl.render.tool_parsers import ParsedCalls, ToolParser, harmony
 
 _PARSER_MARKS = {"qwen3_coder": "<function=", "hermes": "<tool_call>"}
 
@@ -83,11 +82,14 @@ class AnswerReader:
         header: What the template writes before an answer; it may open the thinking.
     """
 
-    def __init__(self, family: Family | None, chat_template: str, tool_parser: str, header: str) -> None:
-        name = _parser_name(family, chat_template) if tool_parser == "auto" else tool_parser
+    def __init__(self, family: Family, chat_template: str, tool_parser: str, header: str) -> None:
+        name: str | None = tool_parser
+        if tool_parser == "auto":
+            marked = (parser for parser, mark in _PARSER_MARKS.items() if mark in chat_template)
+            name = family.tool_parser or next(marked, None)
         self._parser = None if name is None else cast(ToolParser, lookup(Kind.TOOL_PARSER, name))
-        self._marks = THINK_TAGS if family is None else family.thinking
-        self._channels = family is not None and family.marks_answers
+        self._marks = family.thinking
+        self._channels = family.marks_answers
         self._opened = header.rstrip().endswith(self._marks.open)
 
     def read(self, text: str, stop_reason: StopReason, tools: Sequence[ToolSchema]) -> Answer:
@@ -121,12 +123,6 @@ class AnswerReader:
                 hint="set agent.tool_parser, or use an agent loop without tool calls such as react_text",
             )
         return self._parser
-
-
-def _parser_name(family: Family | None, chat_template: str) -> str | None:
-    if family is not None and family.tool_parser is not None:
-        return family.tool_parser
-    return next((name for name, mark in _PARSER_MARKS.items() if mark in chat_template), None)
 
 
 _MARK = "@@CONTENT-{}@@"
@@ -210,22 +206,22 @@ class TurnBoundary:
         return last_id == following if self.opens_message else last_id in self.end_ids
 
 
-def find_boundary(after_answer: str, encoder: TextEncoder, family: Family | None) -> TurnBoundary:
+def find_boundary(after_answer: str, encoder: TextEncoder, family: Family) -> TurnBoundary:
     """Return the boundary rule: the family's where the template follows it, else derived from the template.
 
     Args:
         after_answer: What the template writes after an answer, up to and with the next answer's header.
         encoder: The model's tokenizer.
-        family: The family found in the template, if any.
+        family: The family found in the template.
 
     Raises:
         TemplateError: The text after an answer does not begin with a token of its own.
     """
     first = encoder.encode(after_answer)[:1]
-    if family is not None and family.ends_open_messages and (heads := _ids(encoder, family.end_of_turn)):
+    if family.ends_open_messages and (heads := _ids(encoder, family.end_of_turn)):
         (end,) = _ids(encoder, family.end_of_turn[:1])
         return TurnBoundary(end, heads, heads | _ids(encoder, family.stop_tokens), opens_message=True)
-    if family is not None and after_answer.startswith(family.end_of_turn[0] + family.after_end):
+    if family.end_of_turn and after_answer.startswith(family.end_of_turn[0] + family.after_end):
         ends = _ids(encoder, family.end_of_turn)
         if first and first[0] in ends:
             stops = ends - _ids(encoder, family.goes_on_after)
@@ -288,18 +284,14 @@ class Renderer:
         self.images = images
         self.enable_thinking = enable_thinking
         self.encoder = TextEncoder(tokenizer)
-        self.family: Family | None = detect_family(str(tokenizer.chat_template))
-        options: dict[str, Any] = {"enable_thinking": enable_thinking}
-        if self.family is not None:
-            options |= {**self.family.template_options, self.family.thinking_option: enable_thinking}
-        self.thinking: ThinkingMarks = THINK_TAGS if self.family is None else self.family.thinking
-        """How the model thinks."""
+        self.family = family = detect_family(str(tokenizer.chat_template))
+        options = {"enable_thinking": enable_thinking, **family.template_options}
         self.template = ChatTemplate(
             tokenizer,
-            options,
+            {**options, family.thinking_option: enable_thinking},
             images=images is not None,
-            reasoning_key=self.thinking.key,
-            opening="" if self.family is None else self.family.template_opening,
+            reasoning_key=family.thinking.key,
+            opening=family.template_opening,
         )
         self.boundary: TurnBoundary = find_boundary(self.after_answer(()), self.encoder, self.family)
         eos = tokenizer.eos_token_id
@@ -307,11 +299,15 @@ class Renderer:
         self._before_ids = self.encoder.encode(_BEFORE)
         self._spans = ContentSpans(self.after_answer)
         self._known_suffix = functools.lru_cache(KNOWN_SUFFIXES)(self._suffix)
-        markup = () if self.family is None else self.family.markup
-        self._markup = frozenset(i for token in markup if (i := self.encoder.added_id(token)) is not None)
+        self._markup = _ids(self.encoder, family.markup)
         self.header: str = self.template.render([user("x")], generation_prompt=True)
         """A short prompt, up to and with what the template writes before an answer."""
         self._reader = AnswerReader(self.family, self.template.source, tool_parser, self.header)
+
+    @property
+    def thinking(self) -> ThinkingMarks:
+        """How the model thinks."""
+        return self.family.thinking
 
     @property
     def thinks(self) -> bool:
@@ -388,13 +384,13 @@ class Renderer:
             TemplateError: The template refuses the messages, or leaves out what the assistant said.
         """
         answer = Message(role="assistant", content=STAND_IN)
-        if self.family is not None and self.family.results_follow_calls:
+        if self.family.results_follow_calls:
             answer = replace(answer, tool_calls=tuple(self._answered_calls(messages)))
         text = self.template.render([user(_BEFORE), answer, *messages], generation_prompt=True)
         _, found, after = text.rpartition(STAND_IN)
         if not found:
             raise TemplateError("the chat template leaves out what the assistant said", got=text)
-        return after[_first_of(after, self._ends()) :] if answer.tool_calls else after
+        return after[first_of(after, self._ends()) :] if answer.tool_calls else after
 
     def _answered_calls(self, messages: Sequence[Message]) -> Iterator[ToolCall]:
         """Stand-ins for the calls that the leading tool results among `messages` answer."""
@@ -405,12 +401,11 @@ class Renderer:
 
     def call_id(self, name: str, index: int) -> str:
         """Return the id of a conversation's call number `index`, from 0 on, in the family's form."""
-        form = "call_{number}" if self.family is None else self.family.call_id
-        return form.format(name=name, index=index, number=index + 1)
+        return self.family.call_id.format(name=name, index=index, number=index + 1)
 
     def _ends(self) -> list[str]:
         """Return the texts that end a turn."""
-        if self.family is not None and any(map(self.encoder.added_id, self.family.end_of_turn)):
+        if any(map(self.encoder.added_id, self.family.end_of_turn)):
             return list(self.family.end_of_turn)
         return [self.encoder.decode([self.boundary.end_id])]
 
@@ -456,7 +451,7 @@ class Renderer:
 
     def plain_answer(self, text: str, *, thought: str | None = None) -> str:
         """Return the text with which the model would say `text` only, after a thought if there is one."""
-        if self.family is not None and self.family.marks_answers:
+        if self.family.marks_answers:
             text = self.answer_text(Message(role="assistant", content=text))
         if thought is None and not self._opened:
             return text
@@ -469,8 +464,6 @@ class Renderer:
     def _demonstrated_end(self, text: str) -> int:
         """Return the token with which the model should end an answer."""
         family = self.family
-        if family is None:
-            return self.boundary.end_id
         calls = family.call_end is not None and family.call_mark in text
         end = self.encoder.added_id((family.call_end if calls else family.answer_end) or "")
         return self.boundary.end_id if end is None else end
@@ -497,11 +490,6 @@ class Renderer:
 
 def _is_short(message: Message) -> bool:
     return isinstance(message.content, str) and len(message.content) <= LONGEST_KNOWN and not message.tool_calls
-
-
-def _first_of(text: str, marks: Sequence[str]) -> int:
-    """Find the first of `marks` in `text`; the end of `text` where there is none."""
-    return min((place for mark in marks if (place := text.find(mark)) >= 0), default=len(text))
 
 
 def _written_out(items: Sequence[T], times: Sequence[int]) -> list[T]:

@@ -19,13 +19,13 @@ from agentrl.algorithms.correction import Correction, CorrectionMode, KLEstimato
 from agentrl.algorithms.options import check_options
 from agentrl.algorithms.traits import (
     Input,
+    advantage_weighted,
     choice_of,
-    corrects_itself,
-    is_advantage_weighted,
-    is_blind_to_advantage,
+    compares_group,
+    ignores_advantage,
     needed_inputs,
     other_input,
-    requires_group,
+    weighs_behaviour,
 )
 from agentrl.algorithms.types import EpisodeBatch, Estimate, LossInput, TokenLoss
 from agentrl.config.algorithm import ReferenceConfig
@@ -54,7 +54,7 @@ def _check_estimator(config: AlgorithmConfig, estimator: Callable[..., Any]) -> 
     _check_needs(
         "advantage estimator", config.advantage, estimator, also=SIGNALLED | {Input.VALUES, Input.PROCESS_REWARD}
     )
-    if requires_group(estimator) and config.group_size < 2:
+    if compares_group.of(estimator) and config.group_size < 2:
         raise ConfigError(
             f"the advantage estimator {config.advantage} compares the members of a group",
             got=f"algorithm.group_size {config.group_size}",
@@ -67,13 +67,13 @@ def _check_loss(config: AlgorithmConfig, loss: Callable[..., Any]) -> None:
     if (what := other_input(loss)) is not None:
         raise ConfigError(f"the loss {config.loss} does not learn from episodes", got=what, expected="a policy loss")
     _check_needs("loss", config.loss, loss, also=SIGNALLED)
-    if is_blind_to_advantage(loss) and config.advantage_options:
+    if ignores_advantage.of(loss) and config.advantage_options:
         raise ConfigError(
             f"algorithm.advantage_options are ignored: the loss {config.loss} reads no advantage",
             got=config.advantage_options,
             expected="none",
         )
-    if corrects_itself(loss) and CorrectionMode(config.correction.mode) is not CorrectionMode.OFF:
+    if weighs_behaviour.of(loss) and CorrectionMode(config.correction.mode) is not CorrectionMode.OFF:
         raise ConfigError(
             f"the loss {config.loss} holds the weight pi_old / mu itself, and a correction would apply it twice",
             got=f"algorithm.correction.mode {config.correction.mode}",
@@ -88,7 +88,7 @@ def _check_proximal(config: AlgorithmConfig, loss: Callable[..., Any], filters: 
         return
     choice = choice_of(loss)
     by_distance = [name for name, f in zip(config.filters, filters, strict=True) if not needed_inputs(f)]
-    idle = by_distance or ([config.loss] if corrects_itself(loss) or (choice is not None and choice.drops) else [])
+    idle = by_distance or ([config.loss] if weighs_behaviour.of(loss) or (choice is not None and choice.drops) else [])
     if idle:
         raise ConfigError(
             f"{idle[0]} compares pi_old of the trainer with mu",
@@ -207,7 +207,7 @@ class TokenObjective:
 
 def learns_from_rewards(config: AlgorithmConfig) -> bool:
     """Return True if a run learns from differences in returns only: no teacher, and a loss that reads advantages."""
-    return config.teacher is None and not is_blind_to_advantage(lookup(Kind.LOSS, config.loss))
+    return config.teacher is None and not ignores_advantage.of(lookup(Kind.LOSS, config.loss))
 
 
 class Objective:
@@ -242,7 +242,7 @@ class Objective:
         self._mode = CorrectionMode(config.correction.mode)
         self.proximal: Literal["trainer", "behaviour", "loglinear"] = config.correction.proximal
         """Where pi_old comes from."""
-        self.compares_groups = requires_group(estimator)
+        self.compares_groups = compares_group.of(estimator)
         self.drops_tokens = bool(
             self._mode.drops_tokens or self._filters or (self._choice is not None and self._choice.drops)
         )
@@ -253,7 +253,7 @@ class Objective:
         """The loss looks at all tokens of an update, under the current policy, before it is computed."""
         self.uses_entropy = config.entropy_coef != 0
         regularised = config.kl_coef != 0 or self.uses_entropy or joint_loss
-        self.zero_advantage_is_idle = is_advantage_weighted(loss) and not regularised
+        self.zero_advantage_is_idle = advantage_weighted.of(loss) and not regularised
         """A sequence whose advantages are exactly 0 has no gradient."""
 
     @property

@@ -6,7 +6,7 @@ import pytest
 import torch
 
 from agentrl.algorithms.segments import segment_mean, segment_std, whiten
-from agentrl.algorithms.traits import requires_group
+from agentrl.algorithms.traits import compares_group
 from agentrl.algorithms.types import EpisodeBatch
 from agentrl.registry import Kind, lookup
 
@@ -162,7 +162,7 @@ def test_equal_returns_give_no_advantage():
 
 @pytest.mark.parametrize("name", EXPECTED)
 def test_only_group_baselines_need_a_group(name):
-    assert requires_group(lookup(Kind.ADVANTAGE, name)) == (name not in {"reinforce", "reinforce++"})
+    assert compares_group.of(lookup(Kind.ADVANTAGE, name)) == (name not in {"reinforce", "reinforce++"})
 
 
 def test_segments_by_hand():

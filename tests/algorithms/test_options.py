@@ -9,12 +9,12 @@ from agentrl.algorithms.options import check_options
 from agentrl.algorithms.policy_losses import CISPO_CLIP, DAPO_CLIP, GMPO_CLIP, GSPO_CLIP, PPO_CLIP
 from agentrl.algorithms.traits import (
     Input,
-    corrects_itself,
-    is_advantage_weighted,
-    is_blind_to_advantage,
+    advantage_weighted,
+    compares_group,
+    ignores_advantage,
     needed_inputs,
     other_input,
-    requires_group,
+    weighs_behaviour,
 )
 from agentrl.config.algorithm import ReferenceConfig
 from agentrl.errors import ConfigError
@@ -153,12 +153,12 @@ def marked(kind, mark):
 
 def test_what_the_trainer_may_assume_of_each_function():
     alone = {"reinforce", "reinforce++", "remax", "gae", "gae_turn", "bi_level", "vapo"}
-    assert marked(Kind.ADVANTAGE, requires_group) == set(names(Kind.ADVANTAGE)) - alone
-    assert marked(Kind.LOSS, corrects_itself) == {"decoupled_ppo"}
-    assert marked(Kind.LOSS, is_blind_to_advantage) == {"distill", "distill_top_k", "sft", "sppo"}
+    assert marked(Kind.ADVANTAGE, compares_group.of) == set(names(Kind.ADVANTAGE)) - alone
+    assert marked(Kind.LOSS, weighs_behaviour.of) == {"decoupled_ppo"}
+    assert marked(Kind.LOSS, ignores_advantage.of) == {"distill", "distill_top_k", "sft", "sppo"}
     assert marked(Kind.LOSS, other_input) == {"dpo", "spin", "prime", "value"}
     moves = {"distill", "distill_top_k", "sft", "sppo", "dpo", "spin", "prime", "value", "kimi", "kl_cov", "vapo"}
-    assert marked(Kind.LOSS, is_advantage_weighted) == set(names(Kind.LOSS)) - moves
+    assert marked(Kind.LOSS, advantage_weighted.of) == set(names(Kind.LOSS)) - moves
     needed = {
         (kind, name): needed_inputs(lookup(kind, name))
         for kind in (Kind.ADVANTAGE, Kind.LOSS, Kind.FILTER)

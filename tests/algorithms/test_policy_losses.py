@@ -7,7 +7,7 @@ import pytest
 import torch
 
 from agentrl.algorithms.options import ClipRange, clip_range
-from agentrl.algorithms.traits import is_advantage_weighted
+from agentrl.algorithms.traits import advantage_weighted
 from agentrl.algorithms.types import LossInput
 from agentrl.errors import ConfigError
 from agentrl.registry import Kind, lookup, names
@@ -134,7 +134,7 @@ def test_reinforce():
 
 @pytest.mark.parametrize("name", names(Kind.LOSS))
 def test_losses_that_say_so_vanish_with_the_advantage(name):
-    if is_advantage_weighted(lookup(Kind.LOSS, name)) and name != "luffy":
+    if advantage_weighted.of(lookup(Kind.LOSS, name)) and name != "luffy":
         values, gradient, _ = run(name, loss_input(advantages=[0.0] * 5))
         assert values == [0.0] * 5
         assert gradient == [0.0] * 5

@@ -23,11 +23,9 @@ TOOL = {
         *((family, ("tool", "user")) for family in ("qwen2.5", "qwen3_coder")),
     ],
 )
-def test_families_that_only_append_pass(renderer_of, family: str, roles: tuple[Role, ...]) -> None:
+def test_families_that_only_append_or_trim_white_space_pass(renderer_of, family: str, roles: tuple[Role, ...]) -> None:
     tools = [TOOL] if "tool" in roles else []
-    notes = check_template(renderer_of(family), roles=roles, tools=tools).notes
-    trims = family in ("llama3", "gemma")
-    assert [("trims white space" in note) for note in notes] == [True] * trims
+    check_template(renderer_of(family), roles=roles, tools=tools)
 
 
 def test_dropped_thinking_is_refused_with_both_renderings(renderer_of) -> None:
@@ -42,7 +40,7 @@ def test_dropped_thinking_is_refused_with_both_renderings(renderer_of) -> None:
 
 
 def test_thinking_between_tool_results_is_kept(renderer_of) -> None:
-    assert check_template(renderer_of("qwen3", enable_thinking=True), roles=("tool",), tools=[TOOL]).notes == ()
+    check_template(renderer_of("qwen3", enable_thinking=True), roles=("tool",), tools=[TOOL])
 
 
 def test_thinking_is_dropped_once_a_user_speaks_again(renderer_of) -> None:
@@ -50,9 +48,8 @@ def test_thinking_is_dropped_once_a_user_speaks_again(renderer_of) -> None:
         check_template(renderer_of("qwen3", enable_thinking=True), roles=("tool", "user"), tools=[TOOL])
 
 
-def test_a_block_that_the_template_wrote_itself_is_only_noted(renderer_of) -> None:
-    (note,) = check_template(renderer_of("qwen3")).notes
-    assert note.startswith(r"the chat template writes '<think>\n\n</think>\n\n' before an answer and drops it later")
+def test_a_block_that_the_template_wrote_itself_may_be_dropped(renderer_of) -> None:
+    check_template(renderer_of("qwen3"))
 
 
 def test_tools_without_tool_messages_are_refused(renderer_of) -> None:

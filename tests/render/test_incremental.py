@@ -129,7 +129,7 @@ def test_an_unknown_template_gives_its_own_boundary() -> None:
         "{% if add_generation_prompt %}<bos>assistant: {% endif %}"
     )
     renderer = Renderer(tokenizer)
-    assert renderer.family is None
+    assert renderer.family.name == "unknown"
     assert renderer.encoder.decode([renderer.boundary.end_id]) == "<eos>"
     suffix = renderer.suffix([user("hi")], last_id=renderer.boundary.end_id)
     assert renderer.encoder.decode(suffix.ids) == "<bos>user: hi<eos><bos>assistant: "
@@ -142,7 +142,7 @@ def test_an_eos_that_is_not_the_end_of_turn_stops_sampling_and_ends_no_turn(temp
     tokenizer.add_special_tokens({"eos_token": "<|document_end|>"})
     renderer, eos = Renderer(tokenizer), tokenizer.eos_token_id
     end = renderer.encoder.added_id("<|im_end|>")
-    assert (renderer.boundary.end_id, renderer.family is None) == (end, template is not None)
+    assert (renderer.boundary.end_id, renderer.family.name == "unknown") == (end, template is not None)
     assert {eos, end} <= renderer.stop_token_ids
     assert renderer.demonstration("north")[-1] == end
     after_eos, after_end = (renderer.suffix([user("on")], last_id=last).ids for last in (eos, end))

@@ -14,7 +14,7 @@ import torch
 from loss_loops import REFERENCES, Token, clamp, covariances, kl_cov, m2po, ppo, ppo_clips
 from support.trainers import compute_logprobs
 
-from agentrl.algorithms.traits import corrects_itself, needed_inputs, other_input
+from agentrl.algorithms.traits import needed_inputs, other_input, weighs_behaviour
 from agentrl.config.config import AlgorithmConfig, TrainerConfig
 from agentrl.registry import Kind, lookup, names
 from agentrl.training.objective import PROVIDED
@@ -252,7 +252,7 @@ QUICK = ("ppo", "gspo", "gmpo", "cispo")
     "loss", [name if name in QUICK else pytest.param(name, marks=pytest.mark.slow) for name in LOSSES]
 )
 def test_a_loss_with_a_filter_is_the_loss_of_the_kept_tokens_alone(model, played, loss):
-    alone = corrects_itself(lookup(Kind.LOSS, loss))
+    alone = weighs_behaviour.of(lookup(Kind.LOSS, loss))
     cases = [(each, "off") for each in [*FILTERS, ALL]] if alone else CASES
     reference = copy.deepcopy(model)
     with torch.no_grad():

@@ -9,9 +9,9 @@ import torch
 
 from agentrl.algorithms.traits import (
     Input,
-    corrects_itself,
     needed_inputs,
     other_input,
+    weighs_behaviour,
 )
 from agentrl.algorithms.types import LossInput
 from agentrl.config.config import AlgorithmConfig, TrainerConfig
@@ -66,7 +66,7 @@ def add_turn(rng, sequence, index, version):
 
 
 def settings(estimator, loss):
-    correction = {"mode": "off"} if corrects_itself(lookup(Kind.LOSS, loss)) else {}
+    correction = {"mode": "off"} if weighs_behaviour.of(lookup(Kind.LOSS, loss)) else {}
     guides = {
         "distill": {"teacher": {"path": "any"}},
         "distill_top_k": {"teacher": {"path": "any", "top_k": 2}},

@@ -8,7 +8,7 @@ import pytest
 import torch
 from support.trainers import compute_logprobs, restore, state_of
 
-from agentrl.algorithms.traits import corrects_itself, needed_inputs, other_input
+from agentrl.algorithms.traits import needed_inputs, other_input, weighs_behaviour
 from agentrl.config.config import AlgorithmConfig, TrainerConfig
 from agentrl.errors import ConfigError, Outcome, TrainingError, UnknownNameError
 from agentrl.registry import Kind, lookup, names
@@ -151,7 +151,7 @@ def test_micro_batches_and_order_change_nothing(model, trajectories, aggregation
 @pytest.mark.parametrize("loss", LOSSES)
 @pytest.mark.parametrize("mode", ["token", "sequence", "icepop", "off"])
 def test_every_loss_and_correction_is_invariant(model, trajectories, loss, mode):
-    if corrects_itself(lookup(Kind.LOSS, loss)) and mode != "off":
+    if weighs_behaviour.of(lookup(Kind.LOSS, loss)) and mode != "off":
         pytest.skip("the loss holds the weight itself")
     config = algorithm(loss=loss, correction={"mode": mode}, aggregation="seq-mean-token-mean")
     _, expected = gradient_of_step(model, trajectories, config)

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import difflib
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any, Protocol, TypeAlias
 
@@ -86,8 +86,32 @@ class Collected:
             return False
         return True
 
+    def refuse_stray(self, marks: Sequence[str], opening: str, form: str) -> None:
+        """Report marks that stand in the text after the last block, and take them out."""
+        stray = [mark for mark in marks if mark in self.content[-1]]
+        if stray:
+            self.problems.append(f"{stray[0]} stands without {opening} before it. {form}")
+        for mark in stray:
+            self.content[-1] = self.content[-1].replace(mark, "")
+
     def result(self) -> ParsedCalls:
         """Return all of it."""
         return ParsedCalls(
             content="".join(self.content).strip(), calls=tuple(self.calls), problems=tuple(self.problems)
         )
+
+
+def collect_blocks(text: str, opening: str, read: Callable[[int, Collected], int]) -> Collected:
+    """Collect the blocks that `opening` begins, and the text between them.
+
+    Args:
+        text: The answer.
+        opening: The mark that begins a block.
+        read: Collects the calls of the block whose body begins at an index; returns the index after the block.
+    """
+    found, cursor = Collected(), 0
+    while (start := text.find(opening, cursor)) >= 0:
+        found.content.append(text[cursor:start])
+        cursor = read(start + len(opening), found)
+    found.content.append(text[cursor:])
+    return found

@@ -5,10 +5,11 @@ from __future__ import annotations
 import re
 from collections.abc import Callable
 from dataclasses import dataclass, replace
+from functools import partial
 
 from agentrl.message import ToolCall
-from agentrl.render.tool_parsers import Collected, Malformed, ParsedCalls, ToolSchemas, make_call
-from agentrl.render.tool_parsers.values import read_json, skip_space
+from agentrl.render.tool_parsers import Collected, Malformed, ParsedCalls, ToolSchemas, collect_blocks, make_call
+from agentrl.render.tool_parsers.values import first_of, read_json, skip_space
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -38,32 +39,21 @@ BodyReader = Callable[[str, int, int], ReadCall]
 
 def parse_sections(text: str, marks: SectionMarks, read_body: BodyReader) -> ParsedCalls:
     """Read every section; see `agentrl.render.tool_parsers`."""
-    found = Collected()
-    cursor = 0
-    while (start := text.find(marks.open, cursor)) >= 0:
-        found.content.append(text[cursor:start])
-        cursor = _read_section(text, start + len(marks.open), marks, read_body, found)
-    found.content.append(text[cursor:])
-    stray = [mark for mark in (marks.call_open, marks.call_close, marks.close) if mark in found.content[-1]]
-    if stray:
-        found.problems.append(f"{stray[0]} stands without {marks.open} before it. {marks.form}")
-        for mark in stray:
-            found.content[-1] = found.content[-1].replace(mark, "")
+    found = collect_blocks(text, marks.open, partial(_read_section, text, marks, read_body))
+    found.refuse_stray((marks.call_open, marks.call_close, marks.close), marks.open, marks.form)
     return found.result()
 
 
-def _read_section(text: str, start: int, marks: SectionMarks, read_body: BodyReader, found: Collected) -> int:
-    """Collect the calls of a section; the index after it."""
-    cursor, before = skip_space(text, start), len(found.calls) + len(found.problems)
+def _read_section(text: str, marks: SectionMarks, read_body: BodyReader, start: int, found: Collected) -> int:
+    cursor, before = skip_space(text, start), found.number
     while text.startswith(marks.call_open, cursor):
         cursor = _read_call(text, cursor + len(marks.call_open), marks, read_body, found)
     if text.startswith(marks.close, cursor):
-        if len(found.calls) + len(found.problems) == before:
+        if found.number == before:
             found.problems.append(f"The section of tool calls holds no call. {marks.form}")
         return cursor + len(marks.close)
     found.problems.append(f"The section of tool calls was not closed with {marks.close}. {marks.form}")
-    close = text.find(marks.close, cursor)
-    return len(text) if close < 0 else close + len(marks.close)
+    return min(first_of(text, [marks.close], cursor) + len(marks.close), len(text))
 
 
 def _read_call(text: str, start: int, marks: SectionMarks, read_body: BodyReader, found: Collected) -> int:
@@ -83,15 +73,7 @@ def _read_call(text: str, start: int, marks: SectionMarks, read_body: BodyReader
         end += len(marks.call_close)
         return body.call
 
-    if found.take(read):
-        return skip_space(text, end)
-    return _resume(text, end, marks)
-
-
-def _resume(text: str, start: int, marks: SectionMarks) -> int:
-    """Return the index where reading goes on after a malformed call: the next call, or the end of the section."""
-    places = [place for mark in (marks.call_open, marks.close) if (place := text.find(mark, start)) >= 0]
-    return min(places, default=len(text))
+    return skip_space(text, end) if found.take(read) else first_of(text, (marks.call_open, marks.close), end)
 
 
 OPEN, CLOSE = "<｜tool▁calls▁begin｜>", "<｜tool▁calls▁end｜>"
@@ -133,12 +115,17 @@ def parse_v31(text: str, tools: ToolSchemas) -> ParsedCalls:
     return parse_sections(text, V31, read)
 
 
-def _read_arguments(text: str, start: int, name: str, tools: ToolSchemas, number: int, marks: SectionMarks) -> ReadCall:
-    try:
-        body = read_json(text, start, f"The arguments of tool call {number}")
-    except Malformed as problem:
-        raise Malformed(f"{problem} {marks.form}") from problem
-    return ReadCall(make_call(name or None, body.value, tools, number), body.end)
+def _read_arguments(
+    text: str,
+    start: int,
+    name: str,
+    tools: ToolSchemas,
+    number: int,
+    marks: SectionMarks,
+    call_id: str | None = None,
+) -> ReadCall:
+    body = read_json(text, start, f"The arguments of tool call {number}", marks.form)
+    return ReadCall(make_call(name or None, body.value, tools, number, call_id), body.end)
 
 
 MARKS = SectionMarks(
@@ -163,12 +150,8 @@ def parse_kimi_k2(text: str, tools: ToolSchemas) -> ParsedCalls:
         named = _ID.fullmatch(header)
         if named is None:
             raise Malformed(f"Tool call {number} has the id {header!r}, not one such as functions.tool:0. {MARKS.form}")
-        try:
-            body = read_json(text, start, f"The arguments of tool call {number}")
-        except Malformed as problem:
-            raise Malformed(f"{problem} {MARKS.form}") from problem
-        call = make_call(named["name"], body.value, tools, number, None if header in used else header)
+        found = _read_arguments(text, start, named["name"], tools, number, MARKS, None if header in used else header)
         used.add(header)
-        return ReadCall(call, body.end)
+        return found
 
     return parse_sections(text, MARKS, read)

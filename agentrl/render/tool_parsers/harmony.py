@@ -86,10 +86,7 @@ def _call(message: ChannelMessage, tools: ToolSchemas, number: int) -> ToolCall:
     if not recipient.startswith(_FUNCTIONS):
         raise Malformed(f"Tool call {number} is to {recipient!r}, not to functions. {FORM}")
     what = f"The arguments of tool call {number}"
-    try:
-        arguments = read_json(message.body, 0, what)
-        if arguments.end != len(message.body):
-            raise Malformed(f"{what} go on after their JSON object.")
-    except Malformed as problem:
-        raise Malformed(f"{problem} {FORM}") from problem
+    arguments = read_json(message.body, 0, what, FORM)
+    if arguments.end != len(message.body):
+        raise Malformed(f"{what} go on after their JSON object. {FORM}")
     return make_call(recipient.removeprefix(_FUNCTIONS), arguments.value, tools, number)

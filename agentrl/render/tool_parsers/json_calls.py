@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 import re
+from contextlib import suppress
 from functools import partial
+from typing import Any
 
 from agentrl.message import ToolCall
-from agentrl.render.tool_parsers import Collected, Malformed, ParsedCalls, ToolSchemas, make_call
-from agentrl.render.tool_parsers.values import JsonValue, read_json, skip_space
+from agentrl.render.tool_parsers import Collected, Malformed, ParsedCalls, ToolSchemas, collect_blocks, make_call
+from agentrl.render.tool_parsers.values import after_block, first_of, read_json, skip_space
 
 OPEN, CLOSE = "<tool_call>", "</tool_call>"
 HERMES_FORM = f'Write {OPEN}\n{{"name": "tool", "arguments": {{...}}}}\n{CLOSE}.'
@@ -15,49 +17,32 @@ HERMES_FORM = f'Write {OPEN}\n{{"name": "tool", "arguments": {{...}}}}\n{CLOSE}.
 
 def parse_hermes(text: str, tools: ToolSchemas) -> ParsedCalls:
     """Read every ``<tool_call>`` block; see `agentrl.render.tool_parsers`."""
-    content: list[str] = []
-    calls: list[ToolCall] = []
-    problems: list[str] = []
-    cursor = 0
-    while (start := text.find(OPEN, cursor)) >= 0:
-        content.append(text[cursor:start])
-        number = len(calls) + len(problems) + 1
-        try:
-            calls.append(_read_block(text, start + len(OPEN), tools, number))
-        except Malformed as problem:
-            problems.append(str(problem))
-        cursor = _block_end(text, start + len(OPEN))
-    content.append(text[cursor:])
-    remaining = "".join(content)
-    if CLOSE in remaining:
-        problems.append(f"{CLOSE} stands without {OPEN} before it. {HERMES_FORM}")
-        remaining = remaining.replace(CLOSE, "")
-    return ParsedCalls(content=remaining.strip(), calls=tuple(calls), problems=tuple(problems))
+
+    def read(start: int, found: Collected) -> int:
+        found.take(partial(_read_block, text, start, tools, found.number))
+        with suppress(Malformed):  # an argument may hold the marks
+            start = read_json(text, start, "").end
+        return after_block(text, start, OPEN, CLOSE)
+
+    found = collect_blocks(text, OPEN, read)
+    found.content = ["".join(found.content)]
+    found.refuse_stray([CLOSE], OPEN, HERMES_FORM)
+    return found.result()
 
 
 def _read_block(text: str, start: int, tools: ToolSchemas, number: int) -> ToolCall:
-    try:
-        body = read_json(text, start, f"Tool call {number}")
-    except Malformed as problem:
-        raise Malformed(f"{problem} {HERMES_FORM}") from problem
+    body = read_json(text, start, f"Tool call {number}", HERMES_FORM)
     if not text.startswith(CLOSE, body.end):
         extra = "was not closed" if body.end == len(text) else "goes on after its JSON object"
         raise Malformed(f"Tool call {number} {extra}. {HERMES_FORM}")
-    if not isinstance(body.value, dict):
-        raise Malformed(f"Tool call {number} must be a JSON object, not {type(body.value).__name__}. {HERMES_FORM}")
-    return make_call(body.value.get("name"), body.value.get("arguments", {}), tools, number)
+    call = _object(body.value, number, HERMES_FORM)
+    return make_call(call.get("name"), call.get("arguments", {}), tools, number)
 
 
-def _block_end(text: str, start: int) -> int:
-    """Index after a block: past its JSON and closing tag, or where the next block opens when it is not closed."""
-    try:
-        inside = read_json(text, start, "").end
-    except Malformed:
-        inside = start
-    close, following = text.find(CLOSE, inside), text.find(OPEN, inside)
-    if close >= 0 and (following < 0 or close < following):
-        return close + len(CLOSE)
-    return following if following >= 0 else len(text)
+def _object(value: object, number: int, form: str) -> dict[str, Any]:
+    if not isinstance(value, dict):
+        raise Malformed(f"Tool call {number} must be a JSON object, not {type(value).__name__}. {form}")
+    return value
 
 
 LLAMA3_FORM = 'Answer with {"name": "tool", "parameters": {...}} and nothing else; put ; between several calls.'
@@ -72,37 +57,19 @@ def parse_llama3_json(text: str, tools: ToolSchemas) -> ParsedCalls:
         stray = _CALL.search(body)
         problems = (f"A tool call stands next to other text. {LLAMA3_FORM}",) if stray else ()
         return ParsedCalls(content=body, problems=problems)
-    calls: list[ToolCall] = []
-    problems_found: list[str] = []
+    found = Collected()
     cursor = 0
     while cursor < len(body):
-        number = len(calls) + len(problems_found) + 1
         try:
-            value = _read_object(body, cursor, number)
+            value = read_json(body, cursor, f"Tool call {found.number}", LLAMA3_FORM)
+            call = _object(value.value, found.number, LLAMA3_FORM)
         except Malformed as problem:
-            problems_found.append(str(problem))
+            found.problems.append(str(problem))
             break
         cursor = skip_space(body, value.end + 1) if body.startswith(";", value.end) else value.end
-        try:
-            calls.append(_call(value, tools, number))
-        except Malformed as problem:
-            problems_found.append(str(problem))
-    return ParsedCalls(content="", calls=tuple(calls), problems=tuple(problems_found))
-
-
-def _read_object(body: str, start: int, number: int) -> JsonValue:
-    try:
-        value = read_json(body, start, f"Tool call {number}")
-    except Malformed as problem:
-        raise Malformed(f"{problem} {LLAMA3_FORM}") from problem
-    if not isinstance(value.value, dict):
-        raise Malformed(f"Tool call {number} must be a JSON object, not {type(value.value).__name__}. {LLAMA3_FORM}")
-    return value
-
-
-def _call(value: JsonValue, tools: ToolSchemas, number: int) -> ToolCall:
-    arguments = value.value.get("parameters", value.value.get("arguments", {}))
-    return make_call(value.value.get("name"), arguments, tools, number)
+        arguments = call.get("parameters", call.get("arguments", {}))
+        found.take(partial(make_call, call.get("name"), arguments, tools, found.number))
+    return found.result()
 
 
 MISTRAL_OPEN, ARGUMENTS = "[TOOL_CALLS]", "[ARGS]"
@@ -114,24 +81,22 @@ _HEAD = re.compile(r"\s*(?P<name>[^\s\[\]{}]*)\s*(?:\[CALL_ID\](?P<id>[A-Za-z0-9
 
 def parse_mistral(text: str, tools: ToolSchemas) -> ParsedCalls:
     """Read what follows every ``[TOOL_CALLS]``; see `agentrl.render.tool_parsers`."""
-    found = Collected()
-    cursor = 0
-    while (start := text.find(MISTRAL_OPEN, cursor)) >= 0:
-        found.content.append(text[cursor:start])
-        begin = skip_space(text, start + len(MISTRAL_OPEN))
-        read = _read_array if text.startswith(("[", "{"), begin) else _read_mistral_call
-        cursor = read(text, begin, tools, found)
-    found.content.append(text[cursor:])
-    return found.result()
+
+    def read(start: int, found: Collected) -> int:
+        start = skip_space(text, start)
+        read_calls = _read_array if text.startswith(("[", "{"), start) else _read_mistral_call
+        return read_calls(text, start, tools, found)
+
+    return collect_blocks(text, MISTRAL_OPEN, read).result()
 
 
 def _read_array(text: str, start: int, tools: ToolSchemas, found: Collected) -> int:
     """Collect the calls of an array, or of a lone object; the index after it."""
     try:
-        array = read_json(text, start, "The array of tool calls")
+        array = read_json(text, start, "The array of tool calls", MISTRAL_ARRAY_FORM)
     except Malformed as problem:
-        found.problems.append(f"{problem} {MISTRAL_ARRAY_FORM}")
-        return _next_mark(text, start)
+        found.problems.append(str(problem))
+        return first_of(text, [MISTRAL_OPEN], start)
     for item in array.value if isinstance(array.value, list) else [array.value]:
         found.take(partial(_call_of, item, tools, found))
     if array.value == []:
@@ -140,10 +105,8 @@ def _read_array(text: str, start: int, tools: ToolSchemas, found: Collected) -> 
 
 
 def _call_of(item: object, tools: ToolSchemas, found: Collected) -> ToolCall:
-    number = found.number
-    if not isinstance(item, dict):
-        raise Malformed(f"Tool call {number} must be a JSON object, not {type(item).__name__}. {MISTRAL_ARRAY_FORM}")
-    return make_call(item.get("name"), item.get("arguments", {}), tools, number, _call_id(item.get("id"), found))
+    call = _object(item, found.number, MISTRAL_ARRAY_FORM)
+    return make_call(call.get("name"), call.get("arguments", {}), tools, found.number, _call_id(call.get("id"), found))
 
 
 def _read_mistral_call(text: str, start: int, tools: ToolSchemas, found: Collected) -> int:
@@ -157,14 +120,11 @@ def _read_mistral_call(text: str, start: int, tools: ToolSchemas, found: Collect
             raise Malformed(
                 f"Tool call {number} is not a name with {ARGUMENTS} and a JSON object after it. {MISTRAL_FORM}"
             )
-        try:
-            body = read_json(text, head.end(), f"The arguments of tool call {number}")
-        except Malformed as problem:
-            raise Malformed(f"{problem} {MISTRAL_FORM}") from problem
+        body = read_json(text, head.end(), f"The arguments of tool call {number}", MISTRAL_FORM)
         end = body.end
         return make_call(head["name"] or None, body.value, tools, number, _call_id(head["id"], found))
 
-    return end if found.take(read) or end > start else _next_mark(text, start)
+    return end if found.take(read) or end > start else first_of(text, [MISTRAL_OPEN], start)
 
 
 def _call_id(written: object, found: Collected) -> str:
@@ -172,8 +132,3 @@ def _call_id(written: object, found: Collected) -> str:
     if isinstance(written, str) and _ID.fullmatch(written) and all(call.id != written for call in found.calls):
         return written
     return f"call{found.number:05d}"
-
-
-def _next_mark(text: str, start: int) -> int:
-    following = text.find(MISTRAL_OPEN, start)
-    return following if following >= 0 else len(text)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 import re
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, NoReturn
 
@@ -21,8 +21,8 @@ class JsonValue:
     end: int
 
 
-def read_json(text: str, start: int, what: str) -> JsonValue:
-    """Return the JSON value at `start`, white space skipped before and after it.
+def read_json(text: str, start: int, what: str, form: str = "") -> JsonValue:
+    """Return the JSON value at `start`, white space skipped before and after it; `form` follows what was wrong with it.
 
     Raises:
         Malformed: no value stands there that is JSON, finite, and can be written as UTF-8.
@@ -32,12 +32,25 @@ def read_json(text: str, start: int, what: str) -> JsonValue:
         value, end = _DECODER.raw_decode(text, begin)
         json.dumps(value, ensure_ascii=False, allow_nan=False).encode()
     except json.JSONDecodeError as error:
-        raise Malformed(f"{what} is not valid JSON: {error.msg} at character {error.pos - begin + 1}.") from error
-    except RecursionError as error:
-        raise Malformed(f"{what} is not valid JSON: nested too deeply.") from error
+        reason = f"{error.msg} at character {error.pos - begin + 1}"
+    except RecursionError:
+        reason = "nested too deeply"
     except ValueError as error:
-        raise Malformed(f"{what} is not valid JSON: {error}.") from error
-    return JsonValue(value, skip_space(text, end))
+        reason = str(error)
+    else:
+        return JsonValue(value, skip_space(text, end))
+    raise Malformed(f"{what} is not valid JSON: {reason}. {form}".rstrip())
+
+
+def first_of(text: str, marks: Sequence[str], start: int = 0) -> int:
+    """Index of the first of `marks` from `start` on; the end of the text where there is none."""
+    return min((place for mark in marks if (place := text.find(mark, start)) >= 0), default=len(text))
+
+
+def after_block(text: str, start: int, opening: str, closing: str) -> int:
+    """Index after the next closing mark; or of the opening mark that comes before it, or the end of the text."""
+    end = first_of(text, (opening, closing), start)
+    return end + len(closing) if text.startswith(closing, end) else end
 
 
 def skip_space(text: str, start: int) -> int:

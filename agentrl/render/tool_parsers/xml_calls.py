@@ -3,16 +3,13 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Callable
 from dataclasses import dataclass
+from functools import partial
 from typing import Any
 
 from agentrl.message import ToolCall
-from agentrl.render.tool_parsers import Collected, Malformed, ParsedCalls, ToolSchemas, make_call
-from agentrl.render.tool_parsers.values import skip_space, typed_value, whole_json
-
-ValueReader = Callable[[str, str | None, str, str, int], Any]
-"""From a value's text, its ``string`` attribute, its key, the tool's name and the call's number; raises `Malformed`."""
+from agentrl.render.tool_parsers import Collected, Malformed, ParsedCalls, ToolSchemas, collect_blocks, make_call
+from agentrl.render.tool_parsers.values import after_block, first_of, skip_space, typed_value, whole_json
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -24,7 +21,7 @@ class InvokeMarks:
     prefix: str = ""
     """What stands before the names of tags, ``｜DSML｜`` or nothing."""
     string: str = ""
-    """An attribute of ``parameter``, as it is shown to the model."""
+    """An attribute of ``parameter``, as it is shown to the model; says whether the value is text or JSON."""
 
     @property
     def open(self) -> str:
@@ -53,8 +50,8 @@ class InvokeMarks:
 class InvokeTagParser:
     """A parser of one such notation; see `agentrl.render.tool_parsers`."""
 
-    def __init__(self, marks: InvokeMarks, read_value: Callable[[ToolSchemas], ValueReader]) -> None:
-        self._marks, self._read_value = marks, read_value
+    def __init__(self, marks: InvokeMarks) -> None:
+        self._marks = marks
         tag = re.escape(f"<{marks.prefix}")
         self._invoke = re.compile(rf'\s*{tag}invoke\s+name="([^"]*)"\s*>')
         self._parameter = re.compile(
@@ -65,32 +62,26 @@ class InvokeTagParser:
 
     def __call__(self, text: str, tools: ToolSchemas) -> ParsedCalls:
         """Calls, problems and the remaining text; never raises."""
-        found, marks = Collected(), self._marks
-        cursor = 0
-        while (start := text.find(marks.open, cursor)) >= 0:
-            found.content.append(text[cursor:start])
-            cursor = self._read_block(text, start + len(marks.open), tools, found)
-        found.content.append(text[cursor:])
+        marks = self._marks
+        found = collect_blocks(text, marks.open, partial(self._read_block, text, tools))
         stray = f"<{marks.prefix}invoke name="
         if stray in found.content[-1] or marks.close in found.content[-1]:
             found.problems.append(f"Parts of a tool call stand outside {marks.open} and {marks.close}. {marks.form}")
             found.content[-1] = found.content[-1].replace(marks.close, "")
         return found.result()
 
-    def _read_block(self, text: str, start: int, tools: ToolSchemas, found: Collected) -> int:
-        marks = self._marks
-        cursor, before = start, len(found.calls) + len(found.problems)
+    def _read_block(self, text: str, tools: ToolSchemas, cursor: int, found: Collected) -> int:
+        marks, before = self._marks, found.number
         while invoke := self._invoke.match(text, cursor):
             cursor = self._read_invoke(text, invoke, tools, found)
         cursor = skip_space(text, cursor)
         if text.startswith(marks.close, cursor):
-            if len(found.calls) + len(found.problems) == before:
+            if found.number == before:
                 found.problems.append(f"{marks.open} holds no call. {marks.form}")
             return cursor + len(marks.close)
         extra = "was not closed" if cursor == len(text) else "holds something else than calls"
         found.problems.append(f"{marks.open} {extra}. {marks.form}")
-        close = text.find(marks.close, cursor)
-        return len(text) if close < 0 else close + len(marks.close)
+        return min(first_of(text, [marks.close], cursor) + len(marks.close), len(text))
 
     def _read_invoke(self, text: str, invoke: re.Match[str], tools: ToolSchemas, found: Collected) -> int:
         """Collect one call; the index of what follows it."""
@@ -110,8 +101,7 @@ class InvokeTagParser:
                 extra = "was not closed" if end == len(text) else "has text outside its parameter tags"
                 raise Malformed(f"Tool call {number} {extra}. {self._marks.form}")
             call = make_call(invoke[1] or None, {}, tools, number)
-            value = self._read_value(tools)
-            arguments = {key: value(*parts, key, call.name, number) for key, parts in written.items()}
+            arguments = {key: self._value(*parts, key, call.name, tools, number) for key, parts in written.items()}
             return make_call(call.name, arguments, tools, number)
 
         found.take(read)
@@ -126,8 +116,12 @@ class InvokeTagParser:
             return close + len(closing)
         if following is not None:
             return following.start()
-        block = text.find(self._marks.close, start)
-        return block if block >= 0 else len(text)
+        return first_of(text, [self._marks.close], start)
+
+    def _value(self, text: str, string: str | None, key: str, name: str, tools: ToolSchemas, number: int) -> Any:
+        if not self._marks.string or string is None:
+            return typed_value(text, key, name, tools, number)
+        return text if string == "true" else whole_json(text.strip(), f"{key!r} of {name} (tool call {number})")
 
 
 OPEN, CLOSE = "<tool_call>", "</tool_call>"
@@ -138,20 +132,12 @@ _ARGUMENT = re.compile(r"\s*<arg_key>(.*?)</arg_key>\s*<arg_value>(.*?)</arg_val
 
 def parse_glm(text: str, tools: ToolSchemas) -> ParsedCalls:
     """Read every ``<tool_call>`` block; see `agentrl.render.tool_parsers`."""
-    found = Collected()
-    cursor = 0
-    while (start := text.find(OPEN, cursor)) >= 0:
-        found.content.append(text[cursor:start])
-        cursor = _read_glm_block(text, start + len(OPEN), tools, found)
-    found.content.append(text[cursor:])
-    if CLOSE in found.content[-1]:
-        found.problems.append(f"{CLOSE} stands without {OPEN} before it. {GLM_FORM}")
-        found.content[-1] = found.content[-1].replace(CLOSE, "")
+    found = collect_blocks(text, OPEN, partial(_read_glm_block, text, tools))
+    found.refuse_stray([CLOSE], OPEN, GLM_FORM)
     return found.result()
 
 
-def _read_glm_block(text: str, start: int, tools: ToolSchemas, found: Collected) -> int:
-    """Collect the call of a block; the index after it."""
+def _read_glm_block(text: str, tools: ToolSchemas, start: int, found: Collected) -> int:
     number, end = found.number, start
 
     def read() -> ToolCall:
@@ -171,10 +157,7 @@ def _read_glm_block(text: str, start: int, tools: ToolSchemas, found: Collected)
         return _call(head[1].strip() if head else "", arguments, tools, number)
 
     found.take(read)
-    close, following = text.find(CLOSE, end), text.find(OPEN, end)
-    if close >= 0 and (following < 0 or close < following):
-        return close + len(CLOSE)
-    return following if following >= 0 else len(text)
+    return after_block(text, end, OPEN, CLOSE)
 
 
 def _call(name: str, written: dict[str, str], tools: ToolSchemas, number: int) -> ToolCall:
@@ -185,7 +168,6 @@ def _call(name: str, written: dict[str, str], tools: ToolSchemas, number: int) -
     return make_call(call.name, arguments, tools, number)
 
 
-OPEN, CLOSE = "<tool_call>", "</tool_call>"
 QWEN3_CODER_FORM = (
     f"Write {OPEN}\n<function=tool>\n<parameter=argument>\nvalue\n</parameter>\n</function>\n{CLOSE}, "
     "with one parameter tag per argument."
@@ -196,27 +178,23 @@ _PARAMETER = re.compile(r"\s*<parameter=([^>\s]*)>(.*?)</parameter>\s*", re.DOTA
 
 def parse_qwen3_coder(text: str, tools: ToolSchemas) -> ParsedCalls:
     """Read every ``<tool_call>`` block; see `agentrl.render.tool_parsers`."""
-    content, *blocks = text.split(OPEN)
-    remaining = [content]
-    calls: list[ToolCall] = []
-    problems: list[str] = []
-    for number, block in enumerate(blocks, start=1):
-        body, closing, after = block.partition(CLOSE)
-        remaining.append(after)
-        try:
-            if not closing:
-                raise Malformed(f"Tool call {number} was not closed. {QWEN3_CODER_FORM}")
-            calls.append(_read_block(body, tools, number))
-        except Malformed as problem:
-            problems.append(str(problem))
-    rest = "".join(remaining)
+
+    def read(start: int, found: Collected) -> int:
+        body, closing, _ = text[start : first_of(text, [OPEN], start)].partition(CLOSE)
+        found.take(partial(_read_block, body, tools, found.number, closed=bool(closing)))
+        return after_block(text, start, OPEN, CLOSE)
+
+    found = collect_blocks(text, OPEN, read)
+    rest = "".join(found.content)
     if CLOSE in rest or "<function=" in rest:
-        problems.append(f"Parts of a tool call stand outside {OPEN} and {CLOSE}. {QWEN3_CODER_FORM}")
-        rest = rest.replace(CLOSE, "")
-    return ParsedCalls(content=rest.strip(), calls=tuple(calls), problems=tuple(problems))
+        found.problems.append(f"Parts of a tool call stand outside {OPEN} and {CLOSE}. {QWEN3_CODER_FORM}")
+        found.content = [rest.replace(CLOSE, "")]
+    return found.result()
 
 
-def _read_block(body: str, tools: ToolSchemas, number: int) -> ToolCall:
+def _read_block(body: str, tools: ToolSchemas, number: int, *, closed: bool) -> ToolCall:
+    if not closed:
+        raise Malformed(f"Tool call {number} was not closed. {QWEN3_CODER_FORM}")
     function = _FUNCTION.fullmatch(body)
     if function is None:
         raise Malformed(f"Tool call {number} is not one function tag. {QWEN3_CODER_FORM}")
@@ -239,29 +217,7 @@ def _read_parameters(body: str, name: str, tools: ToolSchemas, number: int) -> d
     return arguments
 
 
-MINIMAX_M2_MARKS = InvokeMarks(block="minimax:tool_call")
-
-
-def _read_minimax_m2_value(tools: ToolSchemas) -> ValueReader:
-    def read(text: str, string: str | None, key: str, name: str, number: int) -> Any:
-        return typed_value(text, key, name, tools, number)
-
-    return read
-
-
-parse_minimax_m2 = InvokeTagParser(MINIMAX_M2_MARKS, _read_minimax_m2_value)
-
-
-DEEPSEEK_V32_MARKS = InvokeMarks(block="function_calls", prefix="｜DSML｜", string=' string="true|false"')
-
-
-def _read_deepseek_v32_value(tools: ToolSchemas) -> ValueReader:
-    def read(text: str, string: str | None, key: str, name: str, number: int) -> Any:
-        if string is None:
-            return typed_value(text, key, name, tools, number)
-        return text if string == "true" else whole_json(text.strip(), f"{key!r} of {name} (tool call {number})")
-
-    return read
-
-
-parse_deepseek_v32 = InvokeTagParser(DEEPSEEK_V32_MARKS, _read_deepseek_v32_value)
+parse_minimax_m2 = InvokeTagParser(InvokeMarks(block="minimax:tool_call"))
+parse_deepseek_v32 = InvokeTagParser(
+    InvokeMarks(block="function_calls", prefix="｜DSML｜", string=' string="true|false"')
+)
