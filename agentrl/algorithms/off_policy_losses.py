@@ -18,7 +18,6 @@ from agentrl.algorithms.segments import segment_mean, segment_sum
 from agentrl.algorithms.traits import (
     Input,
     advantage_weighted,
-    averages_sequences,
     chooses,
     compares_group,
     ignores_advantage,
@@ -74,7 +73,6 @@ def luffy(
 
 
 @needs(Input.REFERENCE)
-@averages_sequences
 @ignores_advantage
 def sppo(tokens: LossInput, *, eta: Positive = 1.0) -> TokenLoss:
     """(log pi / pi_ref - eta (R - 1/2))^2 of whole sequences, R the share of opponents beaten (SPPO, arXiv 2405.00675).

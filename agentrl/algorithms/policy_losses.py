@@ -6,7 +6,7 @@ import torch
 
 from agentrl.algorithms.options import ClipRange, NotNegative, Positive, Share, clip_range
 from agentrl.algorithms.segments import segment_mean
-from agentrl.algorithms.traits import advantage_weighted, averages_sequences, chooses, weighs_behaviour
+from agentrl.algorithms.traits import advantage_weighted, chooses, weighs_behaviour
 from agentrl.algorithms.types import MEAN_LOG_RATIO_LIMIT, LossInput, TokenLoss, log_ratio, unclipped
 
 PPO_CLIP = ClipRange(low=0.2, high=0.2)
@@ -51,7 +51,6 @@ def dapo(
     return clipped_surrogate(tokens.ratio, tokens.advantage, bounds, dual_clip=dual_clip)
 
 
-@averages_sequences
 @advantage_weighted
 def gspo(tokens: LossInput, *, clip_low: float | None = None, clip_high: float | None = None) -> TokenLoss:
     """The PPO clip on s = exp(mean_t d_t) of each sequence, lo = 3e-4, hi = 4e-4 (GSPO-token, arXiv 2507.18071).
@@ -82,7 +81,6 @@ def reinforce(tokens: LossInput) -> TokenLoss:
     return unclipped(-tokens.advantage * tokens.logp)
 
 
-@averages_sequences
 @advantage_weighted
 def sapo(tokens: LossInput, *, tau_positive: Positive = 1.0, tau_negative: Positive = 1.05) -> TokenLoss:
     """-A (4 / tau) sigmoid(tau (r - 1)), tau by the sign of A: 1.0 for A > 0, 1.05 for A < 0 (SAPO, arXiv 2511.20347).
@@ -93,7 +91,6 @@ def sapo(tokens: LossInput, *, tau_positive: Positive = 1.0, tau_negative: Posit
     return unclipped(-tokens.advantage * (4 / tau) * (tau * (tokens.ratio - 1)).sigmoid())
 
 
-@averages_sequences
 @advantage_weighted
 def gmpo(tokens: LossInput, *, clip_low: float | None = None, clip_high: float | None = None) -> TokenLoss:
     """-A s, s = exp(mean_t c_t), c_t = d_t clipped to at most hi where A > 0, at least -lo where A < 0; both 0.4.

@@ -56,8 +56,6 @@ advantage_weighted = Trait("advantage_weighted")
 """The loss is 0, with gradient 0, where the advantage is; the trainer may then skip such sequences."""
 ignores_advantage = Trait("ignores_advantage")
 """The loss reads no advantage, so that an estimator's options would be ignored."""
-averages_sequences = Trait("averages_sequences")
-"""The loss is a mean over sequences in its paper: ``seq-mean-token-mean`` is its default aggregation."""
 weighs_behaviour = Trait("weighs_behaviour")
 """The loss holds the weight pi_old / mu itself, so that a correction would apply it twice."""
 
