@@ -53,7 +53,6 @@ LOGIT_CHANGES = ("logit_scale", "logits_scaling")
 """Config keys of models that change the head's output in a way unknown here; log-probabilities would be wrong."""
 
 SHOWN = 4
-"""Names of tensors in a message."""
 
 
 def load_model(

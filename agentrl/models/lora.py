@@ -25,11 +25,9 @@ from agentrl.registry import Extra
 
 PEFT = Extra(name="lora", module="peft")
 ADAPTER_CONFIG, ADAPTER_WEIGHTS = "adapter_config.json", "adapter_model.safetensors"
-"""peft's names of the files of an adapter."""
 _NAME = "default"
 """Of the adapter, among those that peft could put into a layer."""
 _FILE_PREFIX = "base_model.model."
-"""Stands before the names of tensors in peft's files."""
 
 
 def add_adapters(

@@ -29,7 +29,6 @@ class View:
     """Neighbouring tokens of a forward pass that stand for an image, or for a part of it."""
 
     row: int
-    """Of the batch."""
     first: int
     """Index in the row of the first of the tokens."""
     skipped: int

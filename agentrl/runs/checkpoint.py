@@ -46,14 +46,14 @@ class Progress:
 def write_checkpoint(folder: Path, parts: TrainingParts, progress: Progress) -> None:
     """Fill the folder of a checkpoint."""
     save_policy_folder(parts.source, parts.tokenizer, folder / MODEL, parts.renderer.images)
-    parts.trainer.save(folder)
+    parts.trainer.checkpoint.save(folder)
     (folder / _PROGRESS).write_bytes(orjson.dumps(asdict(progress)))
 
 
 def copy_checkpoint(parts: TrainingParts, progress: Progress) -> Callable[[Path], None]:
     """Copy what `write_checkpoint` writes; gives what fills the folder from the copies while training goes on."""
     write_policy = copy_policy(parts.source, parts.tokenizer, parts.renderer.images)
-    write_trainer, written = parts.trainer.copy_state(), orjson.dumps(asdict(progress))
+    write_trainer, written = parts.trainer.checkpoint.copy(), orjson.dumps(asdict(progress))
 
     def write(folder: Path) -> None:
         write_policy(folder / MODEL)
@@ -82,5 +82,5 @@ def read_progress(checkpoint: Checkpoint) -> Progress:
 
 def restore(checkpoint: Checkpoint, parts: TrainingParts, progress: Progress) -> None:
     """Put trainer and scheduler back; the model's weights were loaded from the checkpoint when it was built."""
-    parts.trainer.load(checkpoint.path)
+    parts.trainer.checkpoint.load(checkpoint.path)
     parts.scheduler.load_state_dict(progress.scheduler)

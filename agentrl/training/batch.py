@@ -88,9 +88,7 @@ class StepBatch:
     starts: tuple[int, ...]
     """Index of each sequence's first token in the flat tensors, and after the last one the number of tokens."""
     sequence_trajectory: tuple[int, ...]
-    """Trajectory of each sequence."""
     trajectory_group: tuple[int, ...]
-    """Group of each trajectory."""
     behaviour_logp: torch.Tensor
     """log mu: float32 [tokens]."""
     version: torch.Tensor
@@ -101,7 +99,6 @@ class StepBatch:
     expert: torch.Tensor | None = None
     """Tokens that an expert wrote, whose log mu stands as 0: bool [tokens]; ``None`` where there are none."""
     trajectories: Sequence[Trajectory] = ()
-    """Those that train."""
     parts: Sequence[list[int]] = ()
     """The sequences of every update."""
     step_version: int = 0
@@ -114,7 +111,6 @@ class StepBatch:
     temperature: float = 1.0
     """Sampling temperature of all tokens."""
     pad_id: int = 0
-    """Any id of the vocabulary."""
     needs_forward: Sequence[bool] = ()
     """True for each sequence that goes through the policy."""
 

@@ -6,6 +6,7 @@ training goes on.
 
 from __future__ import annotations
 
+import contextlib
 import os
 import re
 import threading
@@ -34,7 +35,6 @@ from agentrl.training.optimizer import PolicyOptimizer
 T = TypeVar("T")
 
 CRITIC, PROCESS_REWARD, REFERENCE = "critic", "process_reward", "reference"
-"""Name parts of a state."""
 PARTS = {
     CRITIC: "trainer.critic",
     PROCESS_REWARD: "trainer.process_reward",
@@ -142,9 +142,7 @@ def _divided(named: Mapping[str, T]) -> tuple[dict[str, T], dict[str, dict[str, 
 
 
 ALONE = "trainer.pt"
-"""The state of a trainer without other ranks, in a checkpoint."""
 SHARED = "trainer"
-"""The folder of one that several ranks have written."""
 _PROGRESS = "progress"
 """Stands before the names of what is no part of the optimizer."""
 
@@ -206,23 +204,6 @@ def whole_on_cpu(model: PreTrainedModel, weights: Mapping[str, torch.Tensor]) ->
     return {name: weights[name].to("cpu", copy=True) for name in weights if name in first or name not in every}
 
 
-def save_trainer(optimizer: TrainerState, progress: Mapping[str, Any], folder: Path, ranks: Ranks) -> None:
-    """Write the state of a trainer; every rank writes its own part.
-
-    Raises:
-        OSError: it cannot be written.
-    """
-    if not ranks.are_many:
-        save_state({"optimizer": optimizer.state_dict(), **progress}, folder / ALONE)
-        return
-    _save_shared(_shared_state(optimizer, progress), folder, ranks.control)
-
-
-def _shared_state(optimizer: TrainerState, progress: Mapping[str, Any]) -> dict[str, torch.Tensor]:
-    values = {f"{_PROGRESS}/{name}": torch.as_tensor(value) for name, value in progress.items()}
-    return {**optimizer.named_state(), **values}
-
-
 def _save_shared(state: Mapping[str, Any], folder: Path, group: ProcessGroup | None) -> None:
     try:
         save(dict(state), storage_writer=FileSystemWriter(folder / SHARED), process_group=group)
@@ -231,31 +212,6 @@ def _save_shared(state: Mapping[str, Any], folder: Path, group: ProcessGroup | N
             if isinstance(failure, OSError):
                 raise failure from error
         raise
-
-
-def load_trainer(optimizer: TrainerState, progress: Mapping[str, Any], folder: Path, ranks: Ranks) -> dict[str, Any]:
-    """Read what `save_trainer` wrote with any number of ranks into the optimizer; `progress` names what else is read.
-
-    Returns:
-        The progress, as far as it was saved.
-
-    Raises:
-        UsageError: the state is of another optimizer.
-    """
-    if (folder / ALONE).is_file():
-        state = load_state(folder / ALONE)
-        optimizer.load_state_dict(state["optimizer"])
-        return {name: state[name] for name in progress if name in state}
-    reader = FileSystemReader(folder / SHARED)
-    saved = reader.read_metadata().state_dict_metadata
-    state = optimizer.room_for(name for name in saved if not name.startswith(f"{_PROGRESS}/"))
-    room = {f"{_PROGRESS}/{name}": torch.as_tensor(value).clone() for name, value in progress.items()}
-    values = {name: value for name, value in room.items() if name in saved}
-    with warnings.catch_warnings():
-        warnings.filterwarnings("ignore", "torch.distributed is disabled")  # which is meant, in one process
-        load({**state, **values}, storage_reader=reader, process_group=ranks.control, no_dist=not ranks.are_many)
-    optimizer.load_named_state(state)
-    return {name.removeprefix(f"{_PROGRESS}/"): value for name, value in values.items()}
 
 
 def save_state(state: Mapping[str, Any], path: Path) -> None:
@@ -296,60 +252,119 @@ def system_errors() -> Iterator[None]:
 
 
 COPY, WRITE, FINISH = "copy", "write copy", "finish copy"
-"""What rank 0 asks of the others."""
+"""Calls of rank 0 on the others."""
 
 
-class StateCopies:
-    """Copies the state of a trainer, one at a time, and writes the copy from a thread."""
+class TrainerCheckpoint:
+    """Writes and reads what a resumed run needs, besides the weights, to go on bit for bit.
 
-    def __init__(self, trained: TrainerState, progress: Callable[[], Mapping[str, Any]], ranks: Ranks) -> None:
-        self._trained, self._progress, self._ranks = trained, progress, ranks
-        self._state: Mapping[str, Any] = {}
+    Args:
+        state: Of the models that are trained.
+        progress: Gives the other values that are saved.
+        restore: Takes those that a checkpoint holds.
+        ranks: Each has a part.
+    """
+
+    def __init__(
+        self,
+        state: TrainerState,
+        progress: Callable[[], dict[str, Any]],
+        restore: Callable[[Mapping[str, Any]], None],
+        ranks: Ranks,
+    ) -> None:
+        self.state, self._progress, self._restore, self._ranks = state, progress, restore, ranks
+        self._copy_of_state: Mapping[str, Any] = {}
         self._thread: threading.Thread | None = None
 
     def calls(self) -> Mapping[str, Callable[..., object]]:
         """Give the calls that rank 0 makes on the other ranks, by name."""
-        return {COPY: self._copy, WRITE: self._write_beside, FINISH: self._finish}
+        calls = {"save": self._save, "load": self._load}
+        return {**calls, COPY: self._copy, WRITE: self._write_in_thread, FINISH: self._finish}
 
-    def take(self) -> Callable[[Path], None]:
-        """Copy the state into the CPU's memory; gives what writes it, from any thread, and raises OSError."""
+    def save(self, folder: Path) -> None:
+        """Write the state into an existing folder; every rank writes its own part.
+
+        Raises:
+            OSError: it cannot be written.
+            TrainingError: a rank was lost.
+        """
+        with self._ranks.broadcast_call("save", folder):
+            self._save(folder)
+
+    def _save(self, folder: Path) -> None:
+        if self._ranks.are_many:
+            _save_shared(self._everything(), folder, self._ranks.control)
+        else:
+            save_state(self._everything(), folder / ALONE)
+
+    def _everything(self) -> dict[str, Any]:
+        progress = self._progress()
+        if not self._ranks.are_many:
+            return {"optimizer": self.state.state_dict(), **progress}
+        values = {f"{_PROGRESS}/{name}": torch.as_tensor(value) for name, value in progress.items()}
+        return {**self.state.named_state(), **values}
+
+    def load(self, folder: Path) -> None:
+        """Restore what `save` wrote with any number of ranks, after the weights were loaded.
+
+        Raises:
+            UsageError: the state is of another optimizer.
+            TrainingError: a rank was lost.
+        """
+        with self._ranks.broadcast_call("load", folder):
+            self._load(folder)
+
+    def _load(self, folder: Path) -> None:
+        if (folder / ALONE).is_file():
+            alone = load_state(folder / ALONE)
+            self.state.load_state_dict(alone.pop("optimizer"))
+            self._restore(alone)
+            return
+        reader = FileSystemReader(folder / SHARED)
+        saved = reader.read_metadata().state_dict_metadata
+        state = self.state.room_for(name for name in saved if not name.startswith(f"{_PROGRESS}/"))
+        room = {f"{_PROGRESS}/{name}": torch.as_tensor(value).clone() for name, value in self._progress().items()}
+        values = {name: value for name, value in room.items() if name in saved}
+        with warnings.catch_warnings():
+            warnings.filterwarnings("ignore", "torch.distributed is disabled")  # which is meant, in one process
+            ranks = self._ranks
+            load({**state, **values}, storage_reader=reader, process_group=ranks.control, no_dist=not ranks.are_many)
+        self.state.load_named_state(state)
+        self._restore({name.removeprefix(f"{_PROGRESS}/"): value for name, value in values.items()})
+
+    def copy(self) -> Callable[[Path], None]:
+        """Copy what `save` writes; gives what writes the copy, from a thread while training goes on."""
         with self._ranks.broadcast_call(COPY):
             self._copy()
         return self._write
 
     def _copy(self) -> None:
-        own = self._trained.state_dict() if not self._ranks.are_many else None
-        state = (
-            _shared_state(self._trained, self._progress()) if own is None else {"optimizer": own, **self._progress()}
-        )
-        self._state = _copied(state)
+        self._copy_of_state = _copied(self._everything())
 
     def _write(self, folder: Path) -> None:
         if not self._ranks.are_many:
-            save_state(self._state, folder / ALONE)
+            save_state(self._copy_of_state, folder / ALONE)
             return
-        with self._ranks.broadcast_call(WRITE, folder):  # waits for a step to end; the others write beside theirs, too
+        with self._ranks.broadcast_call(WRITE, folder):  # waits for a step to end; the others write during theirs, too
             pass
         try:
-            _save_shared(self._state, folder, self._ranks.beside)
+            _save_shared(self._copy_of_state, folder, self._ranks.beside)
         finally:
             with self._ranks.broadcast_call(FINISH):
-                self._state = {}
+                self._copy_of_state = {}
 
-    def _write_beside(self, folder: Path) -> None:
-        self._thread = threading.Thread(target=self._write_own, args=(folder,), name="checkpoint", daemon=True)
+    def _write_in_thread(self, folder: Path) -> None:
+        def write() -> None:
+            with contextlib.suppress(OSError):  # rank 0 gets it as well, and says so
+                _save_shared(self._copy_of_state, folder, self._ranks.beside)
+
+        self._thread = threading.Thread(target=write, name="checkpoint", daemon=True)
         self._thread.start()
-
-    def _write_own(self, folder: Path) -> None:
-        try:
-            _save_shared(self._state, folder, self._ranks.beside)
-        except OSError:
-            return  # rank 0 gets it as well, and says so
 
     def _finish(self) -> None:
         if self._thread is not None:
             self._thread.join()
-        self._thread, self._state = None, {}
+        self._thread, self._copy_of_state = None, {}
 
 
 def _copied(value: Any) -> Any:

@@ -87,7 +87,6 @@ _ATEN = (
 )
 """Attention as torch computes it; what grows with the square of the length."""
 _FUNCTION = "_gradient_checkpointing_func"
-"""What transformers calls in place of a layer."""
 
 
 @contextmanager

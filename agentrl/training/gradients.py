@@ -38,7 +38,6 @@ class TokenValues:
     version: torch.Tensor
     """Weight version that sampled each token: int32."""
     step_version: int
-    """Weight version at the start of the step."""
     reference_logp: torch.Tensor | None = None
     teacher_logp: torch.Tensor | None = None
     teacher_top_ids: torch.Tensor | None = None
@@ -52,7 +51,6 @@ class TokenValues:
     sample_counts: torch.Tensor | None = None
     """How often each trajectory was drawn: int64 [trajectories], on the CPU; once when left out."""
     seed: int = 0
-    """Of the run."""
 
     def draw(self, update: int) -> int:
         """Seed of random choices in an update of the step, counted from 0: in [0, 2^63)."""
@@ -161,7 +159,6 @@ class GradientPass:
         self.before: dict[str, Any] = {}
         """What repeats the last update, besides model, objective and batch, as plain types and tensors."""
         self.loss = 0.0
-        """Of the last update."""
         self._kept: torch.Tensor | None = None
         self._chosen: torch.Tensor | None = None
 

@@ -241,7 +241,6 @@ class Objective:
         self._kl_estimator = KLEstimator((config.reference or ReferenceConfig()).kl_estimator)
         self._mode = CorrectionMode(config.correction.mode)
         self.proximal: Literal["trainer", "behaviour", "loglinear"] = config.correction.proximal
-        """Where pi_old comes from."""
         self.compares_groups = compares_group.of(estimator)
         self.drops_tokens = bool(
             self._mode.drops_tokens or self._filters or (self._choice is not None and self._choice.drops)

@@ -33,7 +33,6 @@ class OptimizerSettings:
 
     learning_rate: float
     total_updates: int
-    """Optimizer steps over which the schedule runs."""
     warmup_updates: int = 0
     schedule: Literal["constant", "cosine"] = "constant"
     min_lr_ratio: float = 0.1
@@ -122,7 +121,6 @@ def _groups(tensors: Sequence[torch.Tensor], weight_decay: float) -> list[dict[s
 
 
 OTHER = "other"
-"""The group of parameters whose names say nothing."""
 
 
 def group_of(name: str) -> str:
@@ -184,13 +182,11 @@ class LearningProgress:
     update: int
     """From 1."""
     updates: int
-    """Of the whole training."""
     loss: float
     """Mean over the step's tokens or pairs, before the step."""
     grad_norm: float
     learning_rate: float
     seconds: float
-    """Since the start."""
     non_finite: tuple[str, ...] = ()
     """Parameters whose gradient was not finite; the step changed nothing."""
     extra: dict[str, float] = field(default_factory=dict)

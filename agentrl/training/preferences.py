@@ -111,7 +111,6 @@ def answered(trajectory: Trajectory) -> list[ScoredSequence]:
 
 
 ON_PAIRS = "(PreferencePairs)"
-"""How a loss on pairs says what it takes."""
 
 
 def preference_loss(settings: PreferencesConfig) -> Callable[[PreferencePairs], torch.Tensor]:

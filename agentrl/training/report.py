@@ -17,7 +17,6 @@ from agentrl.training.optimizer import Update
 from agentrl.trajectory import Trajectory
 
 LAST = 64
-"""Turns from this one on are one position."""
 
 
 def mismatch_by_turn(

@@ -35,7 +35,6 @@ from agentrl.training.weights import ModelWeights
 
 HEAD = "ForSequenceClassification"
 OUTPUT = ("score.", "classifier.")
-"""How the names of the output's tensors begin."""
 
 
 class RewardModel:
@@ -97,7 +96,6 @@ class RewardModel:
         if not self.ranks.are_many:
             _move(self.model, device)
         self.source = ModelWeights(self.model, ranks=self.ranks, dtype=dtype)
-        """Its tensors, whole."""
         room = getattr(config.get_text_config(), "max_position_embeddings", max_tokens)
         self._max_tokens = min(max_tokens, room)
         self._pad_id = self._choose_pad()

@@ -44,7 +44,6 @@ class RewardShaping:
         self.kl: RewardKL | None = None
         """KL to the reference as a part of the reward."""
         self.distill: TeacherKL | None = None
-        """KL to a teacher as a part of the reward."""
         self._resample: Callable[[torch.Tensor, int], torch.Tensor] | None = None
         self._max_tokens = max_tokens
         self._steps: dict[str, Callable[[EpisodeRewards], EpisodeRewards]] = {}

@@ -24,7 +24,6 @@ from __future__ import annotations
 import time
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
-from pathlib import Path
 from typing import Any
 
 import torch
@@ -34,7 +33,7 @@ from agentrl.config.config import AlgorithmConfig, TrainerConfig
 from agentrl.config.trainer import NumericsConfig
 from agentrl.image import ImageReader
 from agentrl.training.batch import Selection, StepBatch, StepExtras, mini_batches, select, step_batch
-from agentrl.training.checkpoint import StateCopies, TrainerState, load_trainer, save_trainer
+from agentrl.training.checkpoint import TrainerCheckpoint, TrainerState
 from agentrl.training.compile import compile_layers, gradients_recomputed
 from agentrl.training.diagnostics.watch import NumericsWatch, prepare_repeatable, repeatable
 from agentrl.training.distributed import Ranks
@@ -61,7 +60,6 @@ class StepUpdates:
     """Record of the updates of a step."""
 
     updates: list[Update] = field(default_factory=list)
-    """Of the policy, in order."""
     losses: list[float] = field(default_factory=list)
     """Of the policy, before each update; also before one that was left out."""
     metrics: dict[str, float] = field(default_factory=dict)
@@ -116,7 +114,7 @@ class Trainer:
 
         trainer = Trainer(model, config.algorithm, config.trainer, seed=0, max_tokens=config.agent.max_tokens)
         report = trainer.step(trajectories, temperature=1.0, pad_id=tokenizer.pad_token_id)
-        trainer.save(folder)
+        trainer.checkpoint.save(folder)
 
     Args:
         model: As `agentrl.models.load.load_model` gives it.
@@ -172,7 +170,8 @@ class Trainer:
         self.signals = build_signals(setup)
         """By name, in the order in which they annotate a batch."""
         self._hooks = moe_hooks(self._policy, config, signals=self.signals.values())
-        self._copies = StateCopies(self._trained(), self._progress, self.ranks)
+        state = TrainerState(self._optimizer, {name: signal.state() for name, signal in self.signals.items()})
+        self.checkpoint = TrainerCheckpoint(state, self._progress, self._restore_progress, self.ranks)
 
     @property
     def least_members(self) -> int:
@@ -252,45 +251,7 @@ class Trainer:
 
     def calls(self) -> Mapping[str, Callable[..., object]]:
         """Give the calls that rank 0 makes on the trainers of other ranks, by name."""
-        return {
-            "step": self._step,
-            "save": self._save,
-            "load": self._load,
-            **self._copies.calls(),
-        }
-
-    def copy_state(self) -> Callable[[Path], None]:
-        """Copy what `save` writes; gives what writes the copy, from a thread while training goes on."""
-        return self._copies.take()
-
-    def save(self, folder: Path) -> None:
-        """Write, into an existing folder, what a resumed run needs beside the weights to go on bit for bit.
-
-        Raises:
-            OSError: it cannot be written.
-            TrainingError: a rank was lost.
-        """
-        with self.ranks.broadcast_call("save", folder):
-            self._save(folder)
-
-    def _save(self, folder: Path) -> None:
-        save_trainer(self._trained(), self._progress(), folder, self.ranks)
-
-    def load(self, folder: Path) -> None:
-        """Restore what `save` wrote with any number of ranks, after the weights were loaded.
-
-        Raises:
-            UsageError: the state is of another optimizer.
-            TrainingError: a rank was lost.
-        """
-        with self.ranks.broadcast_call("load", folder):
-            self._load(folder)
-
-    def _load(self, folder: Path) -> None:
-        self._restore_progress(load_trainer(self._trained(), self._progress(), folder, self.ranks))
-
-    def _trained(self) -> TrainerState:
-        return TrainerState(self._optimizer, {name: signal.state() for name, signal in self.signals.items()})
+        return {"step": self._step, **self.checkpoint.calls()}
 
     def _progress(self) -> dict[str, Any]:
         kl = self._shaping.kl

@@ -18,12 +18,12 @@ def compute_logprobs(trainer, sequences):
 
 def state_of(trainer):
     """Weights, optimizer, schedule and generator; the tensors are the live ones."""
-    state = {"model": trainer.model.state_dict(), "optimizer": trainer._trained().state_dict()}
+    state = {"model": trainer.model.state_dict(), "optimizer": trainer.checkpoint.state.state_dict()}
     return {**state, **trainer._progress()}
 
 
 def restore(trainer, state):
     """Take what `state_of` gave."""
     trainer.model.load_state_dict(state["model"])
-    trainer._trained().load_state_dict(state["optimizer"])
+    trainer.checkpoint.state.load_state_dict(state["optimizer"])
     trainer._restore_progress(state)

@@ -61,7 +61,7 @@ def test_a_critic_goes_on_from_a_copied_checkpoint_of_adapters(model, trajectori
     head = first.trainer.signals["critic"].head.weight.detach().clone()
     step(first.trainer, trajectories)
     assert not torch.equal(first.trainer.signals["critic"].head.weight, head)
-    write_model, write_state = copy_policy(first.source, NoTokenizer()), first.trainer.copy_state()
+    write_model, write_state = copy_policy(first.source, NoTokenizer()), first.trainer.checkpoint.copy()
     save_policy_folder(first.source, NoTokenizer(), tmp_path / "at once")
     expected = step(first.trainer, trajectories)
     folder.mkdir()
@@ -70,7 +70,7 @@ def test_a_critic_goes_on_from_a_copied_checkpoint_of_adapters(model, trajectori
     name = "adapter_model.safetensors"
     assert (folder / "model" / name).read_bytes() == (tmp_path / "at once" / name).read_bytes()
     again = built(config, folder / "model", reference=str(base))
-    again.trainer.load(folder)
+    again.trainer.checkpoint.load(folder)
     assert step(again.trainer, trajectories) == pytest.approx(expected, rel=1e-12, nan_ok=True)
     for one, other in zip(first.trainer.model.parameters(), again.trainer.model.parameters(), strict=True):
         assert torch.equal(one, other)

@@ -239,9 +239,9 @@ def test_a_resumed_critic_goes_on_bit_for_bit(model, trajectories, tmp_path, kin
     for _ in range(2):
         run_step(undisturbed, trajectories)
     if saved_as == "folder":
-        undisturbed.save(tmp_path)
+        undisturbed.checkpoint.save(tmp_path)
         resumed = trainer_for(copy.deepcopy(model), kind, own=start if kind == "own" else None, **settings)
-        resumed.load(tmp_path)
+        resumed.checkpoint.load(tmp_path)
     else:
         torch.save(state_of(undisturbed), tmp_path / "state.pt")
         resumed = trainer_for(start, kind, **settings)
@@ -255,16 +255,16 @@ def test_a_resumed_critic_goes_on_bit_for_bit(model, trajectories, tmp_path, kin
 
 def test_a_checkpoint_of_another_critic_is_refused(model, trajectories, tmp_path):
     trainer = trainer_for(copy.deepcopy(model), "own")
-    trainer.save(tmp_path)
+    trainer.checkpoint.save(tmp_path)
     with pytest.raises(UsageError, match=r"another critic: got a state of head, trunk, expected of head"):
-        trainer_for(copy.deepcopy(model), "shared").load(tmp_path)
+        trainer_for(copy.deepcopy(model), "shared").checkpoint.load(tmp_path)
     config = AlgorithmConfig()
     without = Trainer(copy.deepcopy(model), config, TrainerConfig(), seed=0, max_tokens=100)
     with pytest.raises(UsageError, match=r"the checkpoint holds a critic: got no trainer\.critic"):
-        without.load(tmp_path)
-    without.save(tmp_path)
+        without.checkpoint.load(tmp_path)
+    without.checkpoint.save(tmp_path)
     with pytest.raises(UsageError, match="another critic: got a state of none"):
-        trainer.load(tmp_path)
+        trainer.checkpoint.load(tmp_path)
 
 
 @pytest.mark.parametrize("estimator", ["gae_turn", "bi_level", "vapo"])

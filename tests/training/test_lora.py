@@ -185,10 +185,10 @@ def test_a_step_after_a_resume_is_the_step_without_one(tmp_path, trajectories):
     first = trainer_of(load_policy(config, str(base)))
     step(first, trajectories)
     folder.mkdir()
-    first.save(folder)
+    first.checkpoint.save(folder)
     save_adapter_folder(first.model, NoTokenizer(), folder / "model", trained=ModelWeights(first.model).trained())
     second = trainer_of(load_policy(config, str(folder / "model"), base_path=str(base)))
-    second.load(folder)
+    second.checkpoint.load(folder)
     for trainer in (first, second):
         step(trainer, trajectories)
     for one, other in zip(first.model.parameters(), second.model.parameters(), strict=True):

@@ -123,9 +123,9 @@ def test_a_resumed_model_goes_on_bit_for_bit(model, trajectories, tmp_path, dtyp
     run_step(undisturbed, trajectories)
     own = {"process_reward": copy.deepcopy(start).requires_grad_(), "process_reward_start": start}
     if saved_as == "folder":
-        undisturbed.save(tmp_path)
+        undisturbed.checkpoint.save(tmp_path)
         resumed = trainer_for(copy.deepcopy(model), own, mini_batches=2)
-        resumed.load(tmp_path)
+        resumed.checkpoint.load(tmp_path)
     else:
         state = copy.deepcopy(state_of(undisturbed))
         resumed = trainer_for(copy.deepcopy(start).requires_grad_(), own, mini_batches=2)
@@ -145,11 +145,11 @@ def test_a_checkpoint_belongs_to_a_run_with_such_a_model(model, trajectories, tm
     for trainer, folder in ((with_one, tmp_path / "with"), (without, tmp_path / "without")):
         run_step(trainer, trajectories)
         folder.mkdir()
-        trainer.save(folder)
+        trainer.checkpoint.save(folder)
     with pytest.raises(UsageError, match=r"checkpoint holds a process reward: got no trainer\.process_reward"):
-        without.load(tmp_path / "with")
+        without.checkpoint.load(tmp_path / "with")
     with pytest.raises(UsageError, match="checkpoint holds no implicit process reward model"):
-        with_one.load(tmp_path / "without")
+        with_one.checkpoint.load(tmp_path / "without")
 
 
 def test_a_model_and_who_reads_it_belong_together(model):

@@ -156,7 +156,7 @@ def save(parts, folder):
     folder.mkdir(parents=True)
     weights = parts.source.weights() if parts.trainer.ranks.are_many else None
     save_model_folder(parts.trainer.model, NoTokenizer(), folder / "model", weights=weights)
-    parts.trainer.save(folder)
+    parts.trainer.checkpoint.save(folder)
     return folder
 
 
@@ -208,7 +208,7 @@ def two_steps(group, name, path, trajectories, folder):
 def resumed(group, name, path, trajectories, saved):
     """Gradients as the checkpoint has them, and the second step from there."""
     parts = group.build(settings(name, path, group.ranks.count), saved / "model", reference=str(path))
-    parts.trainer.load(saved)
+    parts.trainer.checkpoint.load(saved)
     found = {"gradients": gradients(parts)} if not group.ranks.are_many else {}
     found |= {"second": step(parts, trajectories), "weights": weights(parts)}
     again = saved.with_name(f"{saved.name}-resumed-by-{group.ranks.count}")
@@ -219,7 +219,7 @@ def saved_critic(name, path, saved):
     """The weights of a checkpoint's critic, by name."""
     with group_of(1) as group:
         parts = group.build(settings(name, path, 1), saved / "model", reference=str(path))
-        parts.trainer.load(saved)
+        parts.trainer.checkpoint.load(saved)
         return critic_weights(parts)
 
 
@@ -299,14 +299,14 @@ def test_a_copy_of_the_state_is_written_while_the_next_step_runs(alone, path, mo
         parts = group.build(settings(name, path, 2))
         step(parts, module_trajectories)
         model = save(parts, tmp_path / "at once") / "model"
-        write = parts.trainer.copy_state()
+        write = parts.trainer.checkpoint.copy()
         (tmp_path / "beside").mkdir()
         thread = threading.Thread(target=write, args=(tmp_path / "beside",))
         thread.start()
         second = step(parts, module_trajectories)
         thread.join()
         parts = group.build(settings(name, path, 2), model, reference=str(path))
-        parts.trainer.load(tmp_path / "beside")
+        parts.trainer.checkpoint.load(tmp_path / "beside")
         assert step(parts, module_trajectories)["train/loss"] == second["train/loss"]
     assert_same_numbers(second, alone(name)["second"])
 
@@ -357,10 +357,10 @@ def test_adapters_are_trained_by_ranks_as_by_one(path, module_trajectories, tmp_
         first = step(parts, module_trajectories)
         folder = tmp_path / str(count)
         save_adapter_folder(parts.trainer.model, NoTokenizer(), folder / "model", trained=parts.source.trained())
-        parts.trainer.save(folder)
+        parts.trainer.checkpoint.save(folder)
         expected = step(parts, module_trajectories)
         again = group.build(config, folder / "model", reference=str(path))
-        again.trainer.load(folder)
+        again.trainer.checkpoint.load(folder)
         assert_same_numbers(step(again, module_trajectories), expected)
         found[count] = first, expected, weights(again)
 

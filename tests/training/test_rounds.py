@@ -69,9 +69,9 @@ def test_a_resumed_round_goes_on_bit_for_bit(model, trajectories, tmp_path, save
         run_step(undisturbed, trajectories)
     policy = copy.deepcopy(model)
     if saved_as == "folder":
-        undisturbed.save(tmp_path)
+        undisturbed.checkpoint.save(tmp_path)
         resumed = trainer_for(policy, reference=copy.deepcopy(start))
-        resumed.load(tmp_path)
+        resumed.checkpoint.load(tmp_path)
     else:
         state = copy.deepcopy(state_of(undisturbed))
         resumed = trainer_for(policy, reference=copy.deepcopy(start))

@@ -126,17 +126,17 @@ def test_checkpoints_go_from_one_rank_to_two_that_share_matrices_and_back(path_o
     with group_of(1) as group:
         parts = group.build(settings(path, 1, trainer))
         step(parts, module_trajectories)
-        parts.trainer.save(tmp_path / "one")
+        parts.trainer.checkpoint.save(tmp_path / "one")
         save_model_folder(parts.trainer.model, NoTokenizer(), tmp_path / "one" / "model")
         second, after = step(parts, module_trajectories), weights(parts)
     with group_of(2) as group:
         parts = group.build(settings(path, 2, trainer), tmp_path / "one" / "model", reference=str(path))
-        parts.trainer.load(tmp_path / "one")
-        parts.trainer.save(tmp_path / "two")
+        parts.trainer.checkpoint.load(tmp_path / "one")
+        parts.trainer.checkpoint.save(tmp_path / "two")
         assert_same(step(parts, module_trajectories), second)
     with group_of(1) as group:
         parts = group.build(settings(path, 1, trainer), tmp_path / "one" / "model", reference=str(path))
-        parts.trainer.load(tmp_path / "two")
+        parts.trainer.checkpoint.load(tmp_path / "two")
         step(parts, module_trajectories)
         for key, value in weights(parts).items():
             torch.testing.assert_close(value, after[key], rtol=0, atol=0)

@@ -16,7 +16,6 @@ from agentrl.training.diagnostics.memory_trace import Counts, Footprint, counts,
 FULL, MOMENTS = 4, 8
 """Bytes of a float32, and of AdamW's two moments."""
 BACKWARD, UPDATE = "backward", "update"
-"""The two moments of a step at which most is held."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -39,7 +38,6 @@ class MemoryPlan:
     elsewhere: tuple[Item, ...]
     """What does not lie on the rank's device: in the CPU's memory, or on servers."""
     sequences_per_update: int
-    """Most."""
     tokens_per_micro_batch: int
     """Most: a sequence that is longer than ``trainer.tokens_per_micro_batch`` is a micro-batch of its own."""
     micro_batches: int

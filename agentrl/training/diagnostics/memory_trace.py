@@ -47,9 +47,7 @@ class TensorMemory(TorchDispatchMode):  # type: ignore[no-untyped-call]
     def __init__(self) -> None:
         super().__init__()  # type: ignore[no-untyped-call]
         self.live = 0
-        """Bytes now."""
         self.peak = 0
-        """Most bytes at once."""
         self.largest = 0
         """Elements of the largest tensor that was made."""
         self._known: dict[int, weakref.ref[torch.UntypedStorage]] = {}
@@ -159,7 +157,6 @@ EXPERTS = ("num_experts", "num_local_experts", "n_routed_experts")
 _LOG_SUM_BYTES = 4
 """Of the logarithm of a head's sum of weights, which attention keeps of each token."""
 ATTENTION = "agentrl_planned"
-"""Name, for transformers, of an attention that computes nothing."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -174,7 +171,6 @@ class Footprint:
     """All parameters, or adapters and what is trained beside them."""
     layers: int
     cache_values_per_token: int
-    """Numbers in the key-value cache."""
     vocabulary: int
     tokens: int
     """Of the micro-batch that was tried."""

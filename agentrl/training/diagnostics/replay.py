@@ -92,11 +92,9 @@ class MicroBatchFinding:
     """One forward and backward pass of the update."""
 
     trajectories: tuple[str, ...]
-    """Of its sequences."""
     tokens: int
     """Sampled ones, which carry the loss."""
     loss: float
-    """Its part of the update's loss."""
     not_finite: tuple[str, ...]
     """Which of its numbers are not: log-probabilities, advantages, losses."""
 

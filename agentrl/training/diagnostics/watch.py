@@ -165,7 +165,6 @@ def repeatable(*, enabled: bool) -> Iterator[None]:
 
 
 FORMAT = 1
-"""Of the file; another one is refused."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -261,7 +260,6 @@ def found_of(state: Mapping[str, Any]) -> UpdateNumbers:
 
 
 NAMED_PARAMETERS = 5
-"""Most parameters that a warning about gradients lists."""
 
 
 class NumericsWatch:

@@ -36,7 +36,6 @@ class ContextGroup:
 
     group: distributed.ProcessGroup
     rank: int
-    """This one's number in the group."""
     count: int
 
     def padded(self, tokens: int) -> int:

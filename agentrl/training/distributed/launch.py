@@ -24,7 +24,6 @@ from agentrl.errors import ConfigError, TrainingError
 from agentrl.training.distributed.group import Ranks, join, leave
 
 START_S = 300.0
-"""Seconds in which all ranks must have imported their libraries."""
 GRACE_S = 30.0
 """Seconds after the loss of a rank in which this process must have noticed."""
 POLL_S = 0.05
@@ -146,9 +145,7 @@ HOST = "127.0.0.1"
 STORE_VARIABLE = "AGENTRL_RANK_STORE"
 """Where a rank that was started here finds the others: a port of this machine."""
 END_S = 10.0
-"""Seconds that ranks get to end when they are dismissed."""
 SHOWN_CHARACTERS = 4000
-"""Of the log of a rank that failed."""
 
 
 class RankProcesses(StartedRanks):

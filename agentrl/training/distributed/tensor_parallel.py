@@ -23,14 +23,12 @@ from transformers import PreTrainedModel
 from agentrl.errors import UsageError
 
 FAMILIES = ("llama", "mistral", "qwen2", "qwen3")
-"""Model types whose layers are known here."""
 COLUMNS = ("self_attn.q_proj", "self_attn.k_proj", "self_attn.v_proj", "mlp.gate_proj", "mlp.up_proj")
 ROWS = ("self_attn.o_proj", "mlp.down_proj")
 OF_HEADS = ("self_attn.q_norm", "self_attn.k_norm")
 """Norms that see the own heads only, [rows, tokens, heads, size]: their gradients are added up."""
 _HEADS_DIMENSION = 2
 ADAPTER = "default"
-"""peft's name of the only adapter."""
 
 
 def check_tensor_parallel(model: PreTrainedModel, ranks: int) -> None:

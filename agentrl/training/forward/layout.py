@@ -40,7 +40,6 @@ class Layout:
     logits_megabytes: int = LOGITS_MEGABYTES
     """Memory of the logits that exist at once, in MiB."""
     packed: bool = False
-    """One row without padding."""
     share: int = 0
     """Common prefixes of so many tokens, or more, stand once in a packed row; 0 shares nothing."""
     context: ContextGroup | None = None

@@ -30,7 +30,6 @@ class TokenScores:
     logp: Tensor
     """log_softmax(logits / temperature) at the token."""
     entropy: Tensor
-    """Entropy of that distribution, in nats."""
     top_logp: Tensor | None = None
     """log_softmax(logits / temperature) at other tokens that were asked about: [targets, k]."""
     values: Tensor | None = None

@@ -60,11 +60,9 @@ class MicroBatch:
 
     sequences: list[int]
     needs_grad: bool
-    """Whether it has a gradient."""
     tokens: int
     """That go through the model, padding included."""
     cost: int
-    """Relative to others."""
     counts: bool = True
     """Whether its loss does: one that does not only keeps a rank in step with the others."""
 

@@ -145,7 +145,6 @@ class _Open:
     start: int
     end: int
     depth: int
-    """Of its first token."""
 
     @property
     def depth_end(self) -> int:

@@ -94,7 +94,6 @@ class PassResult:
     loss: float
     tally: SumsByName
     work: Sequence[MicroBatch]
-    """All micro-batches."""
 
 
 class ModelRunner:

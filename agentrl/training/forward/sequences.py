@@ -36,7 +36,6 @@ class ScoredSequence:
     targets: torch.Tensor
     """The wanted tokens: int64 [targets]."""
     images: tuple[PlacedImage, ...] = ()
-    """Among `input_ids`, in order."""
     routes: torch.Tensor | None = None
     """Experts of the first of `input_ids`, as far as an engine told them: uint8 or int16 [tokens, layers x chosen]."""
 
@@ -93,7 +92,6 @@ class PaddedBatch:
     targets: torch.Tensor
     """int64 [targets], sequence after sequence."""
     images: tuple[tuple[PlacedImage, ...], ...]
-    """Of each sequence."""
 
     def places(self, sequences: Sequence[ScoredSequence]) -> Iterator[torch.Tensor]:
         """Give the places of each sequence's tokens among the flattened ones: int64 [length]."""

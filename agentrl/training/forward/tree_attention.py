@@ -115,7 +115,6 @@ ATTENTION = "agentrl_tree"
 """Its name for transformers: with a row it is what this module says, without one it is SDPA."""
 
 UNKNOWN_TERMS = ("s_aux", "position_bias")
-"""Arguments of attention functions that change the scores."""
 
 
 class AttentionTree:

@@ -30,7 +30,6 @@ class SignalSetup:
     config: TrainerConfig
     shaping: RewardShaping
     optimizer: OptimizerSettings
-    """For a signal's own models; the learning rate is the signal's."""
     models: Mapping[str, PreTrainedModel]
     """By the name of their signal; copies of the policy stand in for those left out."""
 

@@ -19,9 +19,7 @@ from agentrl.training.rewards import RewardShaping
 from agentrl.training.signals.base import SignalSetup, TokenSignal
 
 LOSS_INPUTS = frozenset({Input.TEACHER, Input.TEACHER_TOP})
-"""Inputs of losses that a teacher gives."""
 DISTILL = "distill"
-"""The shaping that reads a teacher."""
 
 
 class TeacherModel(TokenSignal):
