@@ -82,7 +82,7 @@ def load_model(
     with _loading(path):
         config = _config(path)
         with reports_left_out():
-            loaded, told = _kind(config).from_pretrained(
+            loaded, told = model_class(config).from_pretrained(
                 path,
                 config=config,
                 dtype=format_,
@@ -104,7 +104,7 @@ def make_model(path: str | Path) -> PreTrainedModel:
     """
     with _loading(path):
         config = _config(path)
-        model: PreTrainedModel = _kind(config).from_config(
+        model: PreTrainedModel = model_class(config).from_config(
             config, dtype=torch.float32, attn_implementation=_attention(config)
         )
     return _prepared(path, model)
@@ -160,7 +160,8 @@ def _config(path: str | Path) -> Any:
     return AutoConfig.from_pretrained(path, attention_dropout=0.0)
 
 
-def _kind(config: Any) -> Any:
+def model_class(config: Any) -> Any:
+    """Choose the class of transformers that makes the model of a config."""
     return AutoModelForImageTextToText if config.model_type in MODEL_TYPES else AutoModelForCausalLM
 
 

@@ -89,11 +89,7 @@ def build_scratch_tokenizer(
 ) -> PreTrainedTokenizerFast:
     """A byte-level BPE tokenizer with at most `vocab_size` entries; every text survives encoding and decoding.
 
-    Args:
-        corpus: Texts on which merges are learnt.
-        vocab_size: With the special tokens.
-        max_context: Most tokens of a sequence.
-        numbered_names: Whether merges may join a word and the number after it, as in ``mug 1``.
+    With `numbered_names`, merges may join a word and the number after it, as in ``mug 1``.
 
     Raises:
         ConfigError: the vocabulary cannot hold the 256 bytes and the special tokens.
@@ -136,11 +132,7 @@ def _without_special(corpus: Iterable[str], special: list[str]) -> Iterable[str]
 def build_scratch_model(directory: Path, corpus: Iterable[str], config: ScratchModelConfig, *, seed: int) -> None:
     """Write a new model into `directory`: `AutoTokenizer` and `AutoModelForCausalLM` load it.
 
-    Args:
-        directory: Created if needed.
-        corpus: Texts on which the tokenizer's merges are learnt; their order does not matter for anything else.
-        config: Sizes.
-        seed: Seed of the weights; equal corpus, config and seed write equal files.
+    The tokenizer's merges are learned from the corpus; equal corpus, config and seed write equal files.
 
     Raises:
         ConfigError: sizes that do not fit together.
@@ -151,7 +143,9 @@ def build_scratch_model(directory: Path, corpus: Iterable[str], config: ScratchM
         max_context=config.max_context,
         numbered_names=config.numbered_names,
     )
-    model_config = _model_config(config, tokenizer)
+    model_config = scratch_model_config(
+        config, vocab_size=len(tokenizer), eos_token_id=tokenizer.eos_token_id, pad_token_id=tokenizer.pad_token_id
+    )
     with torch.random.fork_rng(devices=[]):
         torch.manual_seed(seed)
         model = Qwen3ForCausalLM(model_config)
@@ -162,15 +156,6 @@ def build_scratch_model(directory: Path, corpus: Iterable[str], config: ScratchM
     directory.mkdir(parents=True, exist_ok=True)
     tokenizer.save_pretrained(directory)
     model.save_pretrained(directory)
-
-
-def _model_config(config: ScratchModelConfig, tokenizer: PreTrainedTokenizerFast) -> Qwen3Config:
-    return scratch_model_config(
-        config,
-        vocab_size=len(tokenizer),
-        eos_token_id=tokenizer.eos_token_id,
-        pad_token_id=tokenizer.pad_token_id,
-    )
 
 
 def scratch_model_config(

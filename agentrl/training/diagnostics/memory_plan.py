@@ -18,7 +18,7 @@ FULL, MOMENTS = 4, 8
 BACKWARD, UPDATE = "backward", "update"
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
+@dataclass(frozen=True, slots=True)
 class Item:
     """A part of the memory."""
 
@@ -94,13 +94,13 @@ class _Lines:
         yield from self._frozen()
         yield from self._passes()
         if self._ranks == 1 and self._width < FULL and self._trained.own:
-            yield Item(name="update", bytes=FULL * self._trained.own, how="gradients as float32", when=UPDATE)
+            yield Item("update", FULL * self._trained.own, "gradients as float32", when=UPDATE)
 
     def elsewhere(self) -> Iterator[Item]:
         """In the CPU's memory, and of a server."""
         if self._ranks > 1 and self._config.trainer.fsdp.offload:
             for item in self._state():
-                yield Item(name=f"{item.name}, on the CPU", bytes=item.bytes, how=item.how)
+                yield Item(f"{item.name}, on the CPU", item.bytes, item.how)
         if self._waits_on_cpu:
             yield self._activations()
         engine = self._config.engine
@@ -109,13 +109,11 @@ class _Lines:
             context = engine.max_context or self._config.agent.max_tokens
             tokens = engine.max_running * context
             each = self._model.cache_values_per_token * self._width // parallel
+            yield Item("a server's weights", self._parameters * self._width // parallel, "on each of its GPUs")
             yield Item(
-                name="a server's weights", bytes=self._parameters * self._width // parallel, how="on each of its GPUs"
-            )
-            yield Item(
-                name="a server's cache",
-                bytes=tokens * each,
-                how=f"on each of its GPUs, for engine.max_running {engine.max_running} x {context:,} tokens",
+                "a server's cache",
+                tokens * each,
+                f"on each of its GPUs, for engine.max_running {engine.max_running} x {context:,} tokens",
             )
 
     def _state(self) -> Iterator[Item]:
@@ -123,26 +121,24 @@ class _Lines:
         if self._ranks > 1:
             held, share = (-(-n // self._shards) for n in (self._parameters + trained.adapters, trained.parameters))
             how = f"float32, a shard of {self._shards}"
-            yield Item(name="parameters", bytes=FULL * held, how=how)
-            yield Item(name="gradients", bytes=FULL * share, how=how)
-            yield Item(name="optimizer", bytes=MOMENTS * share, how=f"two moments, {how}")
+            yield Item("parameters", FULL * held, how)
+            yield Item("gradients", FULL * share, how)
+            yield Item("optimizer", MOMENTS * share, f"two moments, {how}")
             return
         lanes, dtype = self._config.trainer.lanes, self._config.model.dtype
-        yield Item(
-            name="parameters", bytes=self._weights(), how=f"layers in 4 bits, {dtype}" if self._quantized else dtype
-        )
+        yield Item("parameters", self._weights(), f"layers in 4 bits, {dtype}" if self._quantized else dtype)
         if trained.adapters:
-            yield Item(name="adapters", bytes=trained.adapter_bytes(), how="float32 (model.lora)")
+            yield Item("adapters", trained.adapter_bytes(), "float32 (model.lora)")
         yield Item(
-            name="gradients",
-            bytes=trained.gradient_bytes(self._width) * (1 if lanes == 1 else 2 * lanes),
-            how=(dtype if trained.own else "float32") + ("" if lanes == 1 else f", two of each for {lanes} lanes"),
+            "gradients",
+            trained.gradient_bytes(self._width) * (1 if lanes == 1 else 2 * lanes),
+            (dtype if trained.own else "float32") + ("" if lanes == 1 else f", two of each for {lanes} lanes"),
         )
         in_layers = self._model.trained.adapters or self._model.layer_parameters
         saved = FULL * in_layers if optimizer == "muon" else 0
         copies = self._width < FULL and trained.own > 0
         how = f"{optimizer}'s moments" + (", and float32 copies of the parameters" if copies else "")
-        yield Item(name="optimizer", bytes=trained.optimizer_bytes(self._width) - saved, how=how)
+        yield Item("optimizer", trained.optimizer_bytes(self._width) - saved, how)
 
     def _weights(self) -> int:
         """Bytes of a whole model without its adapters."""
@@ -155,12 +151,12 @@ class _Lines:
         layer = self._model.layer_parameters // max(1, self._model.layers)
         gathered = outside + 2 * layer if options.reshard else self._parameters
         how = "two layers, embeddings and head" if options.reshard else "all layers (fsdp.reshard false)"
-        yield Item(name="gathered", bytes=gathered * self._width, how=how, when=BACKWARD)
+        yield Item("gathered", gathered * self._width, how, when=BACKWARD)
         if not options.reduce:
             yield Item(
-                name="whole gradients",
-                bytes=FULL * self._trained.parameters,
-                how="between micro-batches; none with trainer.fsdp={reduce: true}",
+                "whole gradients",
+                FULL * self._trained.parameters,
+                "between micro-batches; none with trainer.fsdp={reduce: true}",
                 when=BACKWARD,
             )
 
@@ -172,11 +168,11 @@ class _Lines:
             if critic.path is not None:
                 found = counts(self._config.model.model_copy(update={"path": critic.path}))
             how = "a model of its own, with gradients and moments"
-            yield Item(name="critic", bytes=self._share(found.all, found.trained), how=how)
+            yield Item("critic", self._share(found.all, found.trained), how)
         yield from self._process_reward()
         if teacher is not None and not teacher.servers:
             found = counts(ModelConfig(path=teacher.path))
-            yield Item(name="teacher", bytes=self._share(found.all, TrainedSize(own=0)), how="frozen")
+            yield Item("teacher", self._share(found.all, TrainedSize(own=0)), "frozen")
 
     def _process_reward(self) -> Iterator[Item]:
         section = self._config.trainer.process_reward
@@ -187,7 +183,7 @@ class _Lines:
             found = counts(self._config.model.model_copy(update={"path": section.path}))
         start = 0 if self._base_is_reference else self._share(found.all, TrainedSize(own=0))
         how = "a model with gradients and moments" + ("" if self._base_is_reference else ", and its frozen start")
-        yield Item(name="process reward", bytes=self._share(found.all, found.trained) + start, how=how)
+        yield Item("process reward", self._share(found.all, found.trained) + start, how)
 
     def _share(self, parameters: int, trained: TrainedSize) -> int:
         """Bytes of a rank's part of a model: weights, and gradients and moments of what is trained."""
@@ -201,14 +197,14 @@ class _Lines:
         config, whole = self._config, self._parameters * self._width
         if config.algorithm.keeps_reference and not self._base_is_reference:
             share = whole if self._ranks == 1 else FULL * -(-self._parameters // self._shards)
-            yield Item(name="reference", bytes=share, how="frozen, for KL")
+            yield Item("reference", share, "frozen, for KL")
         if isinstance(config.engine, LocalEngineConfig):
             if config.rollout.max_staleness or self._ranks > 1:
-                yield Item(name="engine", bytes=whole, how="the local engine's own weights, on rank 0")
+                yield Item("engine", whole, "the local engine's own weights, on rank 0")
             yield Item(
-                name="key-value cache",
-                bytes=config.engine.cache_tokens * self._model.cache_values_per_token * self._width,
-                how=f"of the local engine, engine.cache_tokens {config.engine.cache_tokens:,} when full",
+                "key-value cache",
+                config.engine.cache_tokens * self._model.cache_values_per_token * self._width,
+                f"of the local engine, engine.cache_tokens {config.engine.cache_tokens:,} when full",
             )
 
     def _passes(self) -> Iterator[Item]:
@@ -218,13 +214,11 @@ class _Lines:
         logits = 2 * min(LOGITS_MEGABYTES << 20, self._tokens * model.vocabulary * FULL)
         if not self._waits_on_cpu:
             yield self._activations()
+        yield Item("logits", min(logits, working) * trainer.lanes, "a chunk, and its gradient", when=BACKWARD)
         yield Item(
-            name="logits", bytes=min(logits, working) * trainer.lanes, how="a chunk, and its gradient", when=BACKWARD
-        )
-        yield Item(
-            name="working",
-            bytes=round(max(0, working - logits) * scale) * trainer.lanes,
-            how="gradients before they are added up, a layer's intermediate results",
+            "working",
+            round(max(0, working - logits) * scale) * trainer.lanes,
+            "gradients before they are added up, a layer's intermediate results",
             when=BACKWARD,
         )
 
@@ -243,9 +237,9 @@ class _Lines:
             kept, told = kept + model.attended, "inputs of layers and what attention gave"
         at_once = "" if trainer.lanes == 1 else f", {trainer.lanes} at once"
         return Item(
-            name="activations, on the CPU" if self._waits_on_cpu else "activations",
-            bytes=round(kept * self._tokens / model.tokens) * trainer.lanes,
-            how=f"{told}, {self._tokens:,} tokens{at_once}",
+            "activations, on the CPU" if self._waits_on_cpu else "activations",
+            round(kept * self._tokens / model.tokens) * trainer.lanes,
+            f"{told}, {self._tokens:,} tokens{at_once}",
             when=BACKWARD,
         )
 

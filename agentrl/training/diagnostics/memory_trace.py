@@ -21,15 +21,15 @@ from torch._subclasses.fake_tensor import FakeTensorMode
 from torch.distributed.tensor import DTensor
 from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_leaves
-from transformers import AttentionInterface, AutoConfig, AutoModelForCausalLM, AutoModelForImageTextToText
+from transformers import AttentionInterface, AutoConfig, AutoModelForCausalLM
 
 from agentrl.config.config import LOGITS_MEGABYTES, ModelConfig, ScratchModelConfig
 from agentrl.config.estimate import TrainedSize
 from agentrl.config.trainer import LoraConfig
 from agentrl.errors import UsageError
+from agentrl.models.load import model_class
 from agentrl.models.lora import add_adapters
 from agentrl.models.scratch import scratch_model_config
-from agentrl.models.vision import MODEL_TYPES
 from agentrl.training.compile import gradients_recomputed
 from agentrl.training.forward.logprobs import chunk_tokens, head_scores
 
@@ -99,10 +99,6 @@ def model_config(model: ModelConfig) -> Any:
         ) from error
 
 
-def _kind(config: Any) -> Any:
-    return AutoModelForImageTextToText if config.model_type in MODEL_TYPES else AutoModelForCausalLM
-
-
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Counts:
     """Sizes of a model's parameters."""
@@ -112,19 +108,15 @@ class Counts:
     trained: TrainedSize
 
 
-def counts(model: ModelConfig) -> Counts:
+def counts(settings: ModelConfig) -> Counts:
     """Count a model's parameters, by its ``config.json``.
 
     Raises:
         UsageError: see `model_config`.
     """
-    return counts_of(model_config(model), model.lora)
-
-
-def counts_of(config: Any, lora: LoraConfig | None) -> Counts:
-    """Count the parameters of what transformers would make of a config."""
+    config, lora = model_config(settings), settings.lora
     with torch.device("meta"):
-        model = _kind(config).from_config(config)
+        model = model_class(config).from_config(config)
     layers = (child for child in model.modules() if isinstance(child, torch.nn.ModuleList))
     in_layers = {id(p): p.numel() for layer in layers for p in layer.parameters()}
     every = sum(p.numel() for p in model.parameters())
@@ -202,7 +194,7 @@ def footprint(model: ModelConfig, *, tokens: int, dtype: torch.dtype) -> Footpri
     """
     config = model_config(model)
     text = config.get_text_config()
-    known = counts_of(config, model.lora)
+    known = counts(model)
     heads = text.num_attention_heads
     size = getattr(text, "head_dim", None) or text.hidden_size // heads
     estimated = None

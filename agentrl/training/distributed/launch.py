@@ -39,9 +39,6 @@ class StartedRanks(ABC):
         logs: Folder of their logs, ``rank-1.log`` and so on.
         on_loss: Called from a thread, once, when one has ended by itself.
         host: Address of this process under which they reach it.
-
-    Attributes:
-        explain_s: How long a failed call waits for the end of the rank that may have caused it.
     """
 
     explain_s = EXPLAIN_S
