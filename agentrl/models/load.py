@@ -97,11 +97,7 @@ def load_model(
 
 
 def make_model(path: str | Path) -> PreTrainedModel:
-    """The model that `load_model` loads, in float32 and with whatever values its parameters begin with.
-
-    Raises:
-        UsageError: as `load_model`.
-    """
+    """The model that `load_model` loads, in float32 and with whatever values its parameters begin with."""
     with _loading(path):
         config = _config(path)
         model: PreTrainedModel = model_class(config).from_config(
@@ -125,9 +121,6 @@ def check_complete(path: str | Path, told: Mapping[str, Any], *, new: tuple[str,
     """Check that every tensor of a model came from its files (`told` is transformers' loading info), but for new ones.
 
     The others have random values; names of tensors that may be new begin with one of `new`.
-
-    Raises:
-        UsageError: some did not.
     """
     resized = {name: f"{name} of shape {list(found)}, not {list(own)}" for name, found, own in told["mismatched_keys"]}
     absent = sorted({*told["missing_keys"], *resized})

@@ -194,11 +194,7 @@ def trained_names(model: nn.Module) -> list[str]:
 
 
 def save_adapter(model: PreTrainedModel, tensors: Mapping[str, Tensor], folder: Path) -> None:
-    """Write an adapter's tensors, those of `trained_names` in one piece, as peft does.
-
-    Raises:
-        OSError: it cannot be written.
-    """
+    """Write an adapter's tensors, those of `trained_names` in one piece, as peft does."""
     cast("Any", model).peft_config[_NAME].save_pretrained(folder)
     values = {_file_name(name): tensors[name].detach().cpu().contiguous() for name in trained_names(model)}
     save_file({name: value.clone() for name, value in values.items()}, folder / ADAPTER_WEIGHTS, {"format": "pt"})
@@ -252,11 +248,7 @@ def base_of(folder: str | Path) -> str:
 
 
 def merged_into(model: PreTrainedModel, folder: str | Path) -> PreTrainedModel:
-    """A model with an adapter of its files added to its weights: as plain as before; any adapter that peft knows.
-
-    Raises:
-        UsageError: the adapter does not fit.
-    """
+    """A model with an adapter of its files added to its weights: as plain as before; any adapter that peft knows."""
     was_tied = model.config.get_text_config().tie_word_embeddings
     try:
         with _quiet():

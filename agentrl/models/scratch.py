@@ -133,9 +133,6 @@ def build_scratch_model(directory: Path, corpus: Iterable[str], config: ScratchM
     """Write a new model into `directory`: `AutoTokenizer` and `AutoModelForCausalLM` load it.
 
     The tokenizer's merges are learned from the corpus; equal corpus, config and seed write equal files.
-
-    Raises:
-        ConfigError: sizes that do not fit together.
     """
     tokenizer = build_scratch_tokenizer(
         corpus,

@@ -24,11 +24,7 @@ BATCH_DEPENDENT = ("dynamic", "longrope")
 
 
 def check_lanes(setting: str, count: int, model: PreTrainedModel) -> None:
-    """Refuse more than one lane where lanes would do nothing, or harm.
-
-    Raises:
-        UsageError: another device than the CPU, or rotary positions that depend on the batch.
-    """
+    """Refuse more than one lane where lanes would do nothing, or harm."""
     if count == 1:
         return
     if model.device.type != "cpu":

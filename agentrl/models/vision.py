@@ -60,9 +60,6 @@ def hidden_states(
         images: Of each sequence; where there are none at all, `model` need not be a vision-language model.
         reader: Prepares images.
         options: More for the layers of a model that reads text.
-
-    Raises:
-        UsageError: there are images, and no reader.
     """
     if not any(images):
         return cast("Tensor", model.base_model(input_ids=input_ids, use_cache=False, **options).last_hidden_state)
@@ -89,9 +86,6 @@ def read(
         positions: Rotary positions, int64 [3, rows, tokens].
         reader: Prepares images.
         options: For the language model.
-
-    Raises:
-        UsageError: no reader, or another kind of model.
     """
     if reader is None or model.config.model_type not in MODEL_TYPES:
         raise UsageError(

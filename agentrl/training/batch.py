@@ -141,13 +141,9 @@ def step_batch(
     experts: Set[str] = frozenset(),
     routes: bool = False,
 ) -> StepBatch:
-    """Lay out trajectories that `agentrl.training.batch.select` has kept.
+    """Lay out trajectories that `select` has kept: their sampled tokens train, or the forced ones of `experts`, by id.
 
-    Args:
-        trajectories: Their sampled tokens train.
-        shaping: Of the rewards.
-        experts: Ids of those whose forced tokens train instead.
-        routes: Take along which experts an engine routed their tokens to.
+    With `routes`, sequences keep the experts that an engine routed their tokens to.
 
     Raises:
         LedgerError: a sampled token belongs to no turn.

@@ -94,11 +94,7 @@ class TrainerState:
         }
 
     def room_for(self, names: Iterable[str]) -> dict[str, torch.Tensor]:
-        """Tensors into which a state of these names can be read.
-
-        Raises:
-            UsageError: as `load_state_dict`.
-        """
+        """Tensors into which a state of these names can be read."""
         policy, parts = _divided(dict.fromkeys(names))
         rooms = {name: self._room(name, list(own)) for name, own in parts.items()}
         return {
@@ -161,9 +157,6 @@ def save_model_folder(
     """Write a Hugging Face folder: config, safetensors, tokenizer with its chat template, image processor.
 
     `weights` are the model's tensors in one piece, where the model itself holds a part of them only.
-
-    Raises:
-        OSError: it cannot be written.
     """
     folder.mkdir(parents=True, exist_ok=True)
     with system_errors():
@@ -180,11 +173,7 @@ def save_adapter_folder(
     *,
     trained: Mapping[str, torch.Tensor],
 ) -> None:
-    """Write an adapter's trained tensors as peft does, with the config of its base, tokenizer and image processor.
-
-    Raises:
-        OSError: it cannot be written.
-    """
+    """Write an adapter's trained tensors as peft does, with the config of its base, tokenizer and image processor."""
     folder.mkdir(parents=True, exist_ok=True)
     with system_errors():
         save_adapter(model, trained, folder)
@@ -215,11 +204,7 @@ def _save_shared(state: Mapping[str, Any], folder: Path, group: ProcessGroup | N
 
 
 def save_state(state: Mapping[str, Any], path: Path) -> None:
-    """Write a state of tensors and plain data, bit for bit.
-
-    Raises:
-        OSError: it cannot be written.
-    """
+    """Write a state of tensors and plain data, bit for bit."""
     with system_errors(), path.open("wb") as file:
         torch.save(dict(state), file)
 
@@ -232,11 +217,7 @@ def load_state(path: Path) -> dict[str, Any]:
 
 @contextmanager
 def system_errors() -> Iterator[None]:
-    """Bring back the system's own error (a full disk) where a library hides it in its own.
-
-    Raises:
-        OSError: the system's.
-    """
+    """Bring back the system's own error (a full disk) where a library hides it in its own."""
     try:
         yield
     except SafetensorError as error:
@@ -258,11 +239,7 @@ COPY, WRITE, FINISH = "copy", "write copy", "finish copy"
 class TrainerCheckpoint:
     """Writes and reads what a resumed run needs, besides the weights, to go on bit for bit.
 
-    Args:
-        state: Of the models that are trained.
-        progress: Gives the other values that are saved.
-        restore: Takes those that a checkpoint holds.
-        ranks: Each has a part.
+    `progress` gives the values that are saved with the state of the models, and `restore` takes those of a checkpoint.
     """
 
     def __init__(

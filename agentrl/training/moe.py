@@ -41,11 +41,7 @@ Routed = tuple[Tensor, Tensor]
 
 
 class RouterBalance:
-    """Adds the balance of a model's routers to the losses of an update's micro-batches.
-
-    Raises:
-        ConfigError: the model has no routers that are known here.
-    """
+    """Adds the balance of a model's routers to the losses of an update's micro-batches."""
 
     def __init__(self, model: PreTrainedModel, coefficient: float) -> None:
         self._routers = routers(model)
@@ -186,12 +182,7 @@ class RoutesCount:
 def moe_hooks(
     policy: ModelRunner, config: TrainerConfig, *, signals: Iterable[TokenSignal] = ()
 ) -> Callable[[], list[PassHook]]:
-    """Set up what a config asks of routed experts: their balance, and replay of the engine's routes.
-
-    Args:
-        policy: Replays routes from now on, if the config says so.
-        config: ``trainer.moe``.
-        signals: Their models replay the same routes.
+    """Set up what ``trainer.moe`` asks of routed experts: their balance, and replay of the engine's routes.
 
     Returns:
         A function that makes the hooks of a step's updates: none for a model without routed experts.

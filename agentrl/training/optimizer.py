@@ -277,11 +277,7 @@ class PolicyOptimizer:
         return {**moments, MASTERS: copies, UPDATES: self.updates}
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
-        """Restore what `state_dict` gave; the tensors are copied, and sharded as the model is.
-
-        Raises:
-            UsageError: the state is of another optimizer.
-        """
+        """Restore what `state_dict` gave; the tensors are copied, and sharded as the model is."""
         self._check_optimizers(name for name in state if name not in (MASTERS, UPDATES))
         for name, optimizer in self._optimizers.items():
             if any(is_sharded(master) for master in self._masters.values()):
@@ -319,11 +315,7 @@ class PolicyOptimizer:
         return {**state, **masters, UPDATES: torch.tensor(self.updates)}
 
     def room_for(self, names: Iterable[str]) -> dict[str, torch.Tensor]:
-        """Tensors into which a state of these names can be read.
-
-        Raises:
-            UsageError: it is the state of another optimizer.
-        """
+        """Tensors into which a state of these names can be read."""
         state: dict[str, torch.Tensor] = {}
         for name in names:
             kind, _, rest = name.partition("/")

@@ -150,10 +150,6 @@ def train_preferences(
 
     Returns:
         The state after the last step.
-
-    Raises:
-        ConfigError: see `preference_loss`.
-        TrainingError: there are no pairs, or the loss is not finite.
     """
     if not pairs:
         raise TrainingError("there is nothing to learn", got="no pairs")

@@ -29,11 +29,7 @@ class ShapedRewards:
 
 
 class RewardShaping:
-    """The shapings of a config, with their options checked.
-
-    Args:
-        shaping: Names with options, in the order in which they are applied.
-        max_tokens: Most tokens of a sequence (``agent.max_tokens``).
+    """The shapings of a config, by name in the order in which they are applied, with their options checked.
 
     Raises:
         ConfigError: an option that a shaping does not take, or out of its range.

@@ -141,11 +141,7 @@ class GatheredWeights(Mapping[str, torch.Tensor]):
 def save_policy_folder(
     source: ModelWeights, tokenizer: PreTrainedTokenizerBase, folder: Path, images: ImageProcessor | None = None
 ) -> None:
-    """Write a policy as it is now, with its tokenizer and image processor; ranks that share it help.
-
-    Raises:
-        OSError: it cannot be written.
-    """
+    """Write a policy as it is now, with its tokenizer and image processor; ranks that share it help."""
     model = source.model
     if has_adapters(model):
         save_adapter_folder(model, tokenizer, folder, images, trained=source.trained())

@@ -53,11 +53,7 @@ class MemoryPlan:
 
 
 def plan(config: Config, known: Footprint | None = None) -> MemoryPlan:
-    """Add up a run's memory; only the model's ``config.json`` is read, and not even that if its footprint is `known`.
-
-    Raises:
-        UsageError: the model's config cannot be read.
-    """
+    """Add up a run's memory; only the model's ``config.json`` is read, unless its footprint is `known`."""
     sizes, trainer = derive(config), config.trainer
     sequences = -(-sizes.episodes_per_step // trainer.mini_batches) * sizes.sequences_per_episode
     tokens = min(max(trainer.tokens_per_micro_batch, config.agent.max_tokens), sequences * config.agent.max_tokens)

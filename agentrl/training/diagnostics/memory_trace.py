@@ -109,11 +109,7 @@ class Counts:
 
 
 def counts(settings: ModelConfig) -> Counts:
-    """Count a model's parameters, by its ``config.json``.
-
-    Raises:
-        UsageError: see `model_config`.
-    """
+    """Count a model's parameters, by its ``config.json``."""
     config, lora = model_config(settings), settings.lora
     with torch.device("meta"):
         model = model_class(config).from_config(config)
@@ -187,11 +183,7 @@ class _Pass:
 
 
 def footprint(model: ModelConfig, *, tokens: int, dtype: torch.dtype) -> Footprint:
-    """Read the model's ``config.json``, and try a micro-batch of so many tokens, all of which carry loss.
-
-    Raises:
-        UsageError: there is no config of the model, or it is not of a kind that transformers knows.
-    """
+    """Read the model's ``config.json``, and try a micro-batch of so many tokens, all of which carry loss."""
     config = model_config(model)
     text = config.get_text_config()
     known = counts(model)

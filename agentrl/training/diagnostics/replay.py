@@ -157,12 +157,7 @@ class _SeenPass(GradientPass):
 
 
 def replay(state: Mapping[str, Any], *, device: str = "auto", image_processor: ImageReader | None = None) -> Replay:
-    """Run the update of a dump again.
-
-    Args:
-        state: As `agentrl.training.diagnostics.watch.read_dump` gives it.
-        device: Where; ``auto`` is the kind of device that it was on, if there is one.
-        image_processor: Prepares images; needed where trajectories hold any.
+    """Run the update of a dump again, on the kind of device that it was on (``auto``) or on another one.
 
     Raises:
         UsageError: the model is of a kind that this machine cannot make, or was in 4 bits, or a critic shares it.

@@ -233,11 +233,7 @@ def _weights(model: nn.Module, *, keep: bool) -> dict[str, torch.Tensor]:
 
 
 def read_dump(file: Path) -> dict[str, Any]:
-    """Read what `NumericsWatch` wrote.
-
-    Raises:
-        UsageError: there is no such file, or it is another one.
-    """
+    """Read what `NumericsWatch` wrote."""
     expected = "a file that a run has written into its folder `numerics`"
     if not file.is_file():
         raise UsageError(f"there is no file {file}", expected=expected)

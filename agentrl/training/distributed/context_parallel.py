@@ -84,11 +84,7 @@ class SharedAttention:
     def attend(
         self, query: Tensor, key: Tensor, value: Tensor, scale: float, window: int | None, cap: float | None = None
     ) -> Tensor:
-        """Attend as `Attention.attend` does, for this rank's tokens.
-
-        Raises:
-            UsageError: the heads cannot be shared.
-        """
+        """Attend as `Attention.attend` does, for this rank's tokens."""
         copies = key_value_copies(query.shape[1], key.shape[1], self.context.count)
         if copies > 1:
             key, value = (tensor.repeat_interleave(copies, dim=1) for tensor in (key, value))
@@ -101,9 +97,6 @@ def key_value_copies(heads: int, key_value_heads: int, ranks: int) -> int:
 
     >>> key_value_copies(8, 4, ranks=2), key_value_copies(8, 2, ranks=4), key_value_copies(6, 3, ranks=2)
     (1, 2, 2)
-
-    Raises:
-        UsageError: the query heads cannot be shared.
     """
     if heads % ranks:
         raise UsageError(

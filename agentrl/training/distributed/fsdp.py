@@ -188,9 +188,6 @@ def load_sharded(
         adapt: Changes the whole model, whose parameters have no memory yet; what it adds has.
         make: Makes the model, whatever its values; a causal language model when left out.
         load: Loads the same model into the CPU's memory, for rank 0 to send, where the files lack some of its tensors.
-
-    Raises:
-        UsageError: as `agentrl.models.load.load_model`.
     """
     with _parameters_without_memory():
         model = make(path)

@@ -81,12 +81,7 @@ class Ranks:
     def arrange(self, *, context: int, tensor: int) -> None:
         """Make data-parallel groups, whose ranks compute micro-batches together; all ranks must.
 
-        Args:
-            context: Ranks that share the tokens of a row.
-            tensor: Ranks that share the matrices of a layer: neighbours.
-
-        Raises:
-            ConfigError: the ranks do not make such groups.
+        `context` ranks share the tokens of a row, and `tensor` neighbours the matrices of a layer.
         """
         if self.count % (context * tensor):
             raise ConfigError(
@@ -133,9 +128,6 @@ class Ranks:
         """The ranks as rows of shards: parameters are sharded within a row, and each row holds all of them.
 
         With tensor parallelism, neighbours hold parts of the same shards, and the mesh has one dimension more.
-
-        Raises:
-            ConfigError: the ranks do not make so many rows.
         """
         whole = self.count // self.tensor_parallel
         if whole % replicas:

@@ -32,11 +32,7 @@ ADAPTER = "default"
 
 
 def check_tensor_parallel(model: PreTrainedModel, ranks: int) -> None:
-    """Refuse what cannot be shared so.
-
-    Raises:
-        UsageError: another family of models, or heads or columns that do not divide.
-    """
+    """Refuse what cannot be shared so."""
     config = model.config
     if config.model_type not in FAMILIES:
         raise UsageError(

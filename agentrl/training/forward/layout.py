@@ -158,11 +158,7 @@ PADDED = Layout()
 
 
 def choose_layout(model: PreTrainedModel, config: TrainerConfig, ranks: Ranks | None = None) -> Layout:
-    """The fastest layout that is exact for a model, whose attention is made ready for it.
-
-    Raises:
-        UsageError: prefixes are to be shared, and the model cannot do it.
-    """
+    """The fastest layout that is exact for a model, whose attention is made ready for it."""
     ranks = ranks or Ranks()
     obstacle, packed = _obstacle(model), config.share_prefixes or all(ranks.collect([_packs_well(model)]))
     if (packed or ranks.context is not None) and obstacle is None:
@@ -252,11 +248,7 @@ _TRIED_TOKENS = 8
 
 @torch.no_grad()
 def with_replay(model: PreTrainedModel, layout: Layout) -> Layout:
-    """Add a replay, which all routers of the model are seen to follow, to a layout; all its ranks must call.
-
-    Raises:
-        ConfigError: it is no mixture, or one whose routers cannot be told.
-    """
+    """Add a replay, which all routers of the model are seen to follow, to a layout; all its ranks must call."""
     replay = RouterReplay(model)
     layers, chosen = replay.shape
     ids, targets = torch.arange(_TRIED_TOKENS) % model.config.vocab_size, torch.zeros(0, dtype=torch.long)

@@ -99,15 +99,10 @@ def add_gradients(
     every_time: bool = False,
     beside: Sequence[nn.Parameter] = (),
 ) -> list[tuple[float, SumsByName]]:
-    """Add the gradients of all micro-batches to those of the model's parameters.
+    """Add the gradients of all micro-batches to those of the parameters of a model, and of those `beside` it.
 
-    Args:
-        model: Its parameters that require a gradient get one.
-        lanes: Compute the micro-batches.
-        work: What to compute, in this order where there is one lane.
-        loss: Of some sequences; called in the lanes' threads.
-        every_time: Add the gradients of a model in shards up over the ranks after every micro-batch, not in the end.
-        beside: Parameters outside the model, which get a gradient, too.
+    The loss is called in the lanes' threads. With `every_time`, the gradients of a model in shards are added up over
+    the ranks after every micro-batch, not in the end.
 
     Returns:
         The losses, with what they have measured, in the order of `work`, of what counts.

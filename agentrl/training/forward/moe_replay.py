@@ -63,9 +63,6 @@ class RouterReplay:
     """Lets the routers of a model follow given routes, by hooks on its layers and routers; without any, they are free.
 
     Copies of the model are not given any.
-
-    Raises:
-        ConfigError: it has no routers that are known here.
     """
 
     def __init__(self, model: PreTrainedModel) -> None:
@@ -96,11 +93,7 @@ class RouterReplay:
         return len(self._with_experts), self._chosen
 
     def wanted(self, routes: Sequence[Tensor | None], places: Sequence[Tensor], shape: Sequence[int]) -> Tensor:
-        """Lay routes out at the sequences' `places` in a micro-batch: int64 [rows, tokens, MoE layers, chosen].
-
-        Raises:
-            TrainingError: they are of another model.
-        """
+        """Lay routes out at the sequences' `places` in a micro-batch: int64 [rows, tokens, MoE layers, chosen]."""
         tokens, width = shape[0] * shape[1], len(self._with_experts) * self._chosen
         told = torch.full((tokens, width), UNKNOWN)
         for own, place in zip(routes, places, strict=True):
@@ -160,11 +153,7 @@ class RouterReplay:
 
 @torch.no_grad()
 def gate_formula(router: nn.Module, logits: Tensor, gates: Tensor, chosen: Tensor) -> GateFormula:
-    """Find the formula that comes closest to a router's gates, [tokens, chosen], from its logits, [tokens, experts].
-
-    Raises:
-        ConfigError: no formula that is known here gives these gates.
-    """
+    """Find the formula that comes closest to a router's gates, [tokens, chosen], from its logits, [tokens, experts]."""
     likely = hasattr(router, "e_score_correction_bias")
     scale = float(getattr(router, "routed_scaling_factor", 1.0))
     known = [

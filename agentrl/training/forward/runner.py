@@ -64,11 +64,8 @@ class PassHook(Protocol):
     ) -> None:
         """Prepare an update; called on every rank before the first micro-batch, without gradients.
 
-        Args:
-            runner: Computes the update.
-            own: Each micro-batch of this rank that needs gradients, and whether its loss counts.
-            tokens: In all micro-batches whose gradients count, of all ranks.
-            tally: Takes in what all ranks have measured together.
+        `own` has each micro-batch of this rank that needs gradients, and whether its loss counts; `tokens` are those of
+        all micro-batches, on all ranks, whose gradients count.
         """
 
     def record(self) -> AbstractContextManager[Any]:
@@ -77,14 +74,7 @@ class PassHook(Protocol):
     def end(
         self, recorded: Any, runner: ModelRunner, sequences: Sequence[ScoredSequence], tally: SumsByName
     ) -> torch.Tensor | None:
-        """Give what the loss of a micro-batch gets on top, and add what is measured.
-
-        Args:
-            recorded: What `record` gave.
-            runner: Computes the update.
-            sequences: Of the micro-batch.
-            tally: Takes in what is measured.
-        """
+        """Give an addition to the loss of a micro-batch, of which `record` gave `recorded`, and tally measurements."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -117,20 +107,12 @@ class ModelRunner:
         self._workers = workers or passes.lanes.count * passes.ranks.dp_size
 
     def beside(self, model: PreTrainedModel, config: TrainerConfig, *, base_only: bool = False) -> ModelRunner:
-        """Make the runner of another model, whose layout is its own.
-
-        Raises:
-            UsageError: prefixes are to be shared, and the model cannot do it.
-        """
+        """Make the runner of another model, whose layout is its own."""
         passes = replace(self.passes, layout=choose_layout(model, config, self.passes.ranks))
         return ModelRunner(model, passes, base_only=base_only)
 
     def replay_routes(self) -> None:
-        """Let the model's routers do as the engine's did from now on.
-
-        Raises:
-            ConfigError: it is no mixture, or one whose routers cannot be told.
-        """
+        """Let the model's routers do as the engine's did from now on."""
         self.passes = replace(self.passes, layout=with_replay(self.model, self.passes.layout))
 
     @property

@@ -49,13 +49,7 @@ def scored_sequence(
     images: Sequence[PlacedImage] = (),
     routes: RoutedExperts | None = None,
 ) -> ScoredSequence:
-    """The wanted tokens of a sequence; both arrays are [tokens], and at least one token is wanted.
-
-    Args:
-        token_ids: The sequence.
-        wanted: Which of its tokens.
-        images: What tokens stand for.
-        routes: Experts of its first tokens: see `agentrl.trajectory`.
+    """Cut a sequence after the last of its wanted tokens; both arrays are [tokens], and at least one is wanted.
 
     Raises:
         LedgerError: the first token is wanted, and nothing precedes it to predict it from; or one that stands for an

@@ -275,11 +275,7 @@ def tree_attention(
     softcap: float | None = None,
     **options: Any,
 ) -> tuple[Tensor, None]:
-    """Attention as transformers calls it.
-
-    Raises:
-        UsageError: the model changes the scores in a way that is not known here.
-    """
+    """Attention as transformers calls it."""
     scale = query.shape[-1] ** -0.5 if scaling is None else scaling
     if tree is None and softcap is not None:
         attended = capped_attention(query, key, value, attention_mask, scale=scale, cap=softcap)

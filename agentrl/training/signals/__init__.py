@@ -34,11 +34,7 @@ def check_signals(algorithm: AlgorithmConfig, config: TrainerConfig, *, has_adap
 
 
 def build_signals(setup: SignalSetup) -> dict[str, TokenSignal]:
-    """Make the signals of an algorithm, by name, in their order.
-
-    Raises:
-        UsageError: a model is missing, or is not of the policy's kind.
-    """
+    """Make the signals of an algorithm, by name, in their order."""
     built = {signal.name: signal.build(setup) for signal in SIGNALS}
     return {name: signal for name, signal in built.items() if signal is not None}
 

@@ -84,19 +84,11 @@ class TokenSignal:
         raise NotImplementedError
 
     def annotate(self, batch: StepBatch) -> StepBatch:
-        """Add the signal's values to a step's tokens, which have those of earlier signals.
-
-        Raises:
-            TrainingError: the step lacks something.
-        """
+        """Add the signal's values to a step's tokens, which have those of earlier signals."""
         return batch
 
     def train(self, batch: StepBatch, estimate: Estimate, *, policy_learns: bool) -> SignalUpdates | None:
-        """Make what trains the signal's model together with the policy, if anything does.
-
-        Raises:
-            TrainingError: there is nothing to learn.
-        """
+        """Make what trains the signal's model together with the policy, if anything does."""
         return None
 
     def metrics(self) -> dict[str, float]:
@@ -122,11 +114,7 @@ def update_metrics(prefix: str, updates: Sequence[Update]) -> dict[str, float]:
 
 
 def check_vocabulary(own: PreTrainedModel, policy: PreTrainedModel, *, what: str) -> None:
-    """Check that a signal's model reads what the policy writes.
-
-    Raises:
-        UsageError: it has another number of token ids.
-    """
+    """Check that a signal's model reads what the policy writes."""
     found, expected = (model.config.get_text_config().vocab_size for model in (own, policy))
     if found != expected:
         raise UsageError(

@@ -131,11 +131,7 @@ class Critic(TokenSignal):
         }
 
     def room_for(self, names: Sequence[str]) -> dict[str, torch.Tensor]:
-        """Tensors into which a state of these names can be read.
-
-        Raises:
-            UsageError: it is the state of another critic.
-        """
+        """Tensors into which a state of these names can be read."""
         optimizers = self._optimizers()
         found = {name.partition("/")[0] for name in names}
         if found != set(optimizers):

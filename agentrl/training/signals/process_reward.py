@@ -120,11 +120,7 @@ class ProcessRewardModel(TokenSignal):
         return self.optimizer.named_state()
 
     def room_for(self, names: Sequence[str]) -> dict[str, torch.Tensor]:
-        """Tensors into which a state of these names can be read.
-
-        Raises:
-            UsageError: there is no such state, or it is of another optimizer.
-        """
+        """Tensors into which a state of these names can be read."""
         if not names:
             raise UsageError(
                 "the checkpoint holds no implicit process reward model",

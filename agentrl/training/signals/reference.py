@@ -26,12 +26,6 @@ class ReferenceModel(TokenSignal):
     The model, when left out, is the policy without its adapters where these are all that is trained, and else a frozen
     copy of the policy as it is at the start. A reference that is refreshed is a part of the trainer's state, because no
     file of the run holds it otherwise.
-
-    Args:
-        runner: Of the model.
-        shaping: May put the KL into the rewards.
-        policy: What the reference becomes: a model of the same kind, in the same shards.
-        refresh_every: Steps between refreshes; 0 never refreshes.
     """
 
     name = "reference"
@@ -102,11 +96,7 @@ class ReferenceModel(TokenSignal):
         return {name: parameter.detach() for name, parameter in self.runner.model.named_parameters()}
 
     def room_for(self, names: Sequence[str]) -> dict[str, torch.Tensor]:
-        """Tensors into which a state of these names can be read.
-
-        Raises:
-            UsageError: it is not that of this reference.
-        """
+        """Tensors into which a state of these names can be read."""
         own = self.named_state()
         if set(names) != set(own):
             raise UsageError(

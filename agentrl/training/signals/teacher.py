@@ -25,11 +25,7 @@ DISTILL = "distill"
 class TeacherModel(TokenSignal):
     """Log-probabilities of a teacher, for losses that read them, or as a part of the rewards.
 
-    Args:
-        runner: Of the model; ``None`` where it is behind servers, which were asked when the episodes ended.
-        top_k: How many of its own tokens are read in each place.
-        shaping: May put the divergence into the rewards.
-        device: Of the policy.
+    Without a runner the teacher is behind servers, which were asked when the episodes ended.
     """
 
     name = "teacher"
