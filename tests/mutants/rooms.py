@@ -56,7 +56,7 @@ ROOMS = {
         ),
         goal=0.95,
     ),
-    "rollout": Room(sources=("agentrl/rollout",), tests=("tests/rollout", "tests/curriculum"), goal=0.90),
+    "rollout": Room(sources=("agentrl/rollout",), tests=("tests/rollout",), goal=0.90),
     "algorithms": Room(sources=("agentrl/algorithms",), tests=("tests/algorithms",), goal=0.95),
     "render": Room(sources=("agentrl/render",), tests=("tests/render", "tests/vision/test_rendering.py"), goal=0.90),
     "losses": Room(

@@ -1,4 +1,5 @@
 import asyncio
+import threading
 from types import SimpleNamespace
 
 import pytest
@@ -8,6 +9,7 @@ from agentrl.weights.collective import in_thread
 
 async def test_work_in_a_thread_hands_over_its_result_and_its_error():
     assert await in_thread(lambda: 3) == 3
+    assert await in_thread(lambda: threading.current_thread().daemon), "the process may end before it"
     with pytest.raises(ZeroDivisionError):
         await in_thread(lambda: 1 // 0)
 
