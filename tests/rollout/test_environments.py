@@ -234,6 +234,15 @@ async def test_what_cannot_be_sent_is_said(make_pool, worlds):
             pass
 
 
+async def test_an_environment_that_was_not_asked_anything_is_lent_again(make_pool, worlds):
+    made = []
+    pool = make_pool(lambda: made.append(worlds.Faulty()) or made[-1], Isolation.THREAD, workers=1)
+    for name in ("a", "b"):
+        async with pool.borrow(name):
+            pass
+    assert len(made) == 1
+
+
 async def test_what_a_worker_cannot_read_is_said(make_pool, worlds):
     pool = make_pool(worlds.Faulty, Isolation.PROCESS, workers=1)
     with pytest.raises(EnvironmentFailure, match="nothing to read here"):

@@ -31,6 +31,7 @@ async def test_finished(make_runner, play, worlds):
     assert runner.counters.outcomes == {Outcome.FINISHED: 1}
     assert (runner.counters.running, runner.counters.turns) == (0, 3)
     assert runner.counters.answer_tokens == trajectory.sampled_tokens
+    assert runner.counters.prompt_tokens == sum(turn.start for turn in trajectory.turns)
 
 
 @pytest.mark.parametrize(("agent", "environment", "turns"), [(4, None, 4), (9, 2, 2), (2, 7, 2)])

@@ -195,9 +195,10 @@ async def test_nothing_but_failures_stops_the_run(make, batch, failures):
         await scheduler.next_batch()
 
 
-async def test_nothing_but_equal_returns_stops_the_run(make):
-    scheduler = make(batch=1, keep=lambda group: False)
-    with pytest.raises(TrainingError, match=f"{MAX_WASTED_BATCHES} groups in a row were not worth"):
+@pytest.mark.parametrize("batch", [1, 3])
+async def test_nothing_but_equal_returns_stops_the_run(make, batch):
+    scheduler = make(batch=batch, keep=lambda group: False)
+    with pytest.raises(TrainingError, match=f"{batch * MAX_WASTED_BATCHES} groups in a row were not worth"):
         await scheduler.next_batch()
 
 

@@ -16,7 +16,7 @@ from agentrl.observe.metrics import trajectory_metrics
 from agentrl.remote.env_methods import RemoteTool
 from agentrl.remote.wire import read_tool_result, write_tool_result
 from agentrl.reward import Score, Scorer
-from agentrl.rollout.tools import KEPT_RESULTS, RateLimiter, ToolLimits, batches
+from agentrl.rollout.tools import KEPT_RESULTS, RateLimiter, ToolLimits, batches, tool_session
 from agentrl.rollout.turns import EpisodeLimits
 from agentrl.sandbox import Sandbox, SandboxSpec
 from agentrl.tool import Tool, ToolResult, ToolRules, Toolset
@@ -373,6 +373,18 @@ async def work(what: str, sandbox: Sandbox) -> str:
     """
     await sandbox.exec(what)
     return "done"
+
+
+async def test_a_session_of_tools_has_the_sandbox_that_was_asked_for(monkeypatch):
+    asked = []
+    monkeypatch.setattr("agentrl.rollout.tools.open_sandbox", lambda settings: asked.append(settings) or Box())
+    monkeypatch.setattr(Box, "events", [])
+    async with tool_session(sandbox="local") as session:
+        called = await session.carry_out(ToolCall(name="work", arguments={"what": "dig"}), {"work": work})
+    assert (asked, called.result.text) == (["local"], "done")
+    async with tool_session() as session:
+        called = await session.carry_out(ToolCall(name="work", arguments={"what": "dig"}), {"work": work})
+    assert called.failed
 
 
 @agentrl.tool

@@ -18,6 +18,9 @@ MAX_CONTEXT = 40
 METRICS = "sglang:num_running_reqs 0.0\nsglang:num_queue_reqs 2.0\nsglang:generation_tokens_total 9.0\n"
 
 
+SERVER_INFO = {"version": "0.5.23", "enable_metrics": True, "max_req_input_len": MAX_CONTEXT}
+
+
 class FakeSGLang:
     """Answers each request with as many tokens as it may have; holds those of prompts that begin with 49."""
 
@@ -41,6 +44,7 @@ class FakeSGLang:
         self.starting = 0
         self.strange = False
         self.temperatures = []
+        self.workers = 1
         """How often it says that it is not ready."""
 
     def application(self):
@@ -70,7 +74,12 @@ class FakeSGLang:
         bodies = {
             "/openapi.json": {"paths": {route: {} for route in self.routes}},
             "/model_info": {"is_generation": True, "weight_version": self.version},
-            "/server_info": {"version": "0.5.23", "enable_metrics": True, "max_req_input_len": MAX_CONTEXT},
+            "/server_info": {
+                "version": "0.5.23",
+                "enable_metrics": True,
+                "tp_size": self.workers,
+                "max_req_input_len": MAX_CONTEXT,
+            },
             "/v1/loads": {"loads": [{"num_running_reqs": 1, "num_waiting_reqs": 0, "token_usage": 0.5}]},
         }
         return web.json_response(bodies.get(path, {}))
@@ -325,6 +334,18 @@ async def test_weights_that_were_not_taken_are_an_error(answers):
         with pytest.raises(EngineError, match=answers[-1][1][:20]):
             await client.load_weights("/weights", 4)
         assert await client.weight_version() == 0
+
+
+@pytest.mark.parametrize("workers", [1, 2])
+async def test_memory_is_opened_by_one_worker_only(workers):
+    async with serving(connect=False) as (fake, client):
+        fake.workers = workers
+        await client.connect(deadline_s=10)
+        if workers == 1:
+            await client.open_weights([], 1)
+        else:
+            with pytest.raises(UsageError, match=r"several processes.*engine\.transport"):
+                await client.open_weights([], 1)
 
 
 async def test_a_group_is_joined_and_left():
