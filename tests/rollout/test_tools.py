@@ -377,7 +377,9 @@ async def work(what: str, sandbox: Sandbox) -> str:
 
 async def test_a_session_of_tools_has_the_sandbox_that_was_asked_for(monkeypatch):
     asked = []
-    monkeypatch.setattr("agentrl.rollout.tools.open_sandbox", lambda settings: asked.append(settings) or Box())
+    monkeypatch.setattr(
+        "agentrl.rollout.tools.open_sandbox", lambda settings: asked.append(settings) or Box(SandboxSpec())
+    )
     monkeypatch.setattr(Box, "events", [])
     async with tool_session(sandbox="local") as session:
         called = await session.carry_out(ToolCall(name="work", arguments={"what": "dig"}), {"work": work})
