@@ -385,8 +385,8 @@ async def test_a_session_of_tools_has_the_sandbox_that_was_asked_for(monkeypatch
         called = await session.carry_out(ToolCall(name="work", arguments={"what": "dig"}), {"work": work})
     assert (asked, called.result.text) == (["local"], "done")
     async with tool_session() as session:
-        called = await session.carry_out(ToolCall(name="work", arguments={"what": "dig"}), {"work": work})
-    assert called.failed
+        with pytest.raises(UsageError, match="needs a sandbox"):
+            await session.carry_out(ToolCall(name="work", arguments={"what": "dig"}), {"work": work})
 
 
 @agentrl.tool
