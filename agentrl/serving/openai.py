@@ -7,13 +7,7 @@ from agentrl.remote.chat import ChatService, ServiceSettings
 
 
 class OpenAIEngine(ChatService):
-    """Talks to the service that the config's ``engine`` section names.
-
-    Args:
-        config: Address, model, key, deadline of an answer with all its retries, concurrency.
-        max_context: Most tokens of prompt and answer together, for budgets; the service decides in the end.
-        first_wait_s: Seconds before the first retry; each further one waits twice as long.
-    """
+    """Client of the service in the config's ``engine`` section; the arguments are those of `ChatService`."""
 
     def __init__(self, config: OpenAIEngineConfig, *, max_context: int = 131_072, first_wait_s: float = 0.5) -> None:
         self.config = config

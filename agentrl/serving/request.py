@@ -13,12 +13,7 @@ SEED_BITS = 63
 
 
 def check_request(request: GenerateRequest, capabilities: Capabilities, running: Container[str]) -> None:
-    """Refuse what no engine of these capabilities can serve.
-
-    Raises:
-        UsageError: images for an engine that takes none or outside the prompt, an empty prompt, one that leaves no room
-            for an answer, an id out of the vocabulary, a `max_tokens` below 1, or a request id that is already running.
-    """
+    """Raise `UsageError` for a request that no engine of these capabilities can serve, or whose id is running."""
     name, prompt = f"request {request.request_id}", request.prompt_ids
     if request.images and not capabilities.images:
         raise UsageError(f"{name} holds images", got=len(request.images), expected="an engine that takes images")

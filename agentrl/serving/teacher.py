@@ -1,4 +1,4 @@
-"""Servers of a frozen model that say how probable they find given tokens."""
+"""Servers of a frozen teacher model, which score given tokens."""
 
 from __future__ import annotations
 
@@ -37,11 +37,7 @@ class TeacherWord:
 
 
 class TeacherServers:
-    """Asks servers in turn. Used from one event loop; opened by the first request.
-
-    Args:
-        settings: Addresses, kind, deadline; there are servers.
-    """
+    """Servers of the teacher, which are asked in turn. Used from one event loop."""
 
     def __init__(self, settings: TeacherConfig) -> None:
         self._settings = settings
@@ -51,10 +47,7 @@ class TeacherServers:
         self._names: dict[int, str] = {}
 
     async def words(self, sequences: Sequence[Sequence[int]]) -> list[TeacherWord]:
-        """Ask the teacher for its log-probabilities of each sequence.
-
-        Args:
-            sequences: Token ids, one or more each.
+        """Ask the teacher for its log-probabilities of each sequence of token ids.
 
         Raises:
             UsageError: a key is missing or refused, or a server does not take a sequence.
@@ -109,7 +102,7 @@ class TeacherServers:
 
 
 def _of_vllm(answer: Any, ids: Sequence[int], top_k: int) -> TeacherWord:
-    """``prompt_logprobs``: for each token what is known by id, the token itself among it; nothing for the first."""
+    """Decode ``prompt_logprobs``: per token log-probabilities by id, its own among them; nothing for the first."""
     with decoding(NO_LOGPROBS, answer, expected="choices[0].prompt_logprobs"):
         rows = answer["choices"][0]["prompt_logprobs"]
         values = [row and row[str(token)]["logprob"] for row, token in zip(rows, ids, strict=True)]
@@ -118,7 +111,7 @@ def _of_vllm(answer: Any, ids: Sequence[int], top_k: int) -> TeacherWord:
 
 
 def _of_sglang(answer: Any, ids: Sequence[int], top_k: int) -> TeacherWord:
-    """``input_token_logprobs``: log-probability, id and text of each token; ``input_top_logprobs``: lists of these."""
+    """Decode ``input_token_logprobs`` (log-probability, id and text per token) and ``input_top_logprobs``."""
     expected = "meta_info.input_token_logprobs" + (" and input_top_logprobs" if top_k else "")
     with decoding(NO_LOGPROBS, answer, expected=expected):
         meta = answer["meta_info"]
@@ -129,7 +122,7 @@ def _of_sglang(answer: Any, ids: Sequence[int], top_k: int) -> TeacherWord:
 
 
 def _best(rows: Sequence[Mapping[int, Any]], top_k: int) -> TopTokens | None:
-    """Return the k most probable tokens of each row but the first, which knows nothing."""
+    """Return the k most probable tokens of each row but the first, which has none."""
     if not top_k:
         return None
     ids, logp = np.zeros((len(rows), top_k), np.int64), np.full((len(rows), top_k), math.nan, np.float32)

@@ -47,28 +47,27 @@ _prctl = ctypes.CDLL(None, use_errno=True).prctl
 
 
 class Cause(Enum):
-    """Why the server has to go."""
+    """Cause of a server's end."""
 
     ENDED = auto()
     """Its first process ended."""
     ASKED = auto()
-    """This program was told to end it."""
     ASKED_AT_ONCE = auto()
-    """This program was told to kill it."""
+    """The server is to be killed."""
     ORPHANED = auto()
-    """Standard input closed without a word, or the process that started this one is gone."""
+    """Standard input closed without an instruction, or the process that started this one is gone."""
 
 
 INSTRUCTIONS = {b"e": Cause.ASKED, b"k": Cause.ASKED_AT_ONCE}
 
 
 class Guard:
-    """Watches one server.
+    """Guard of one server.
 
     Args:
         server: Its first process, the leader of a session.
-        parent: Process descriptor of who started this program.
-        foreign: The segments that were there before the server, as `segments_there` gives them.
+        parent: Process descriptor of the program that started this one.
+        foreign: The segments that existed before the server, from `segments_there`.
     """
 
     def __init__(self, server: int, parent: int, foreign: dict[str, int]) -> None:
@@ -79,7 +78,7 @@ class Guard:
         self._segments: dict[str, int] = {}
 
     def watch(self, wakeup: int) -> Cause:
-        """Wait until the server has to go, whatever the reason."""
+        """Wait until the server has to end."""
         with selectors.DefaultSelector() as selector:
             for descriptor in (STANDARD_INPUT, self.parent, wakeup):
                 selector.register(descriptor, selectors.EVENT_READ)
@@ -120,7 +119,6 @@ class Guard:
                 self._segments[name] = there[name]
 
     def _give_back(self) -> None:
-        """Remove what the server's processes left."""
         there = segments_there()
         left = {name for name, number in self._segments.items() if there.get(name) == number}
         if left:
@@ -130,7 +128,7 @@ class Guard:
                 os.unlink(f"{SHARED_MEMORY}/{name}")
 
     def reap(self) -> None:
-        """Take leave of the descendants that have died."""
+        """Reap the descendants that have died."""
         with contextlib.suppress(ChildProcessError):
             while (found := os.waitpid(-1, os.WNOHANG))[0]:
                 if found[0] == self.server:
@@ -149,14 +147,14 @@ class Guard:
 
 
 def send(number: signal.Signals, processes: list[int]) -> None:
-    """Send a signal to those that are still there."""
+    """Send a signal to the processes that still exist."""
     for process in processes:
         with contextlib.suppress(ProcessLookupError):
             os.kill(process, number)
 
 
 def descendants(root: int) -> list[int]:
-    """Return the processes below `root`; of those that have died, the ones that nobody has reaped."""
+    """Return the processes below `root`, including zombies."""
     children: dict[int, list[int]] = {}
     for name in filter(str.isdigit, os.listdir("/proc")):
         with contextlib.suppress(OSError), open(f"/proc/{name}/stat", "rb") as file:
@@ -176,7 +174,7 @@ def segments_there() -> dict[str, int]:
 
 
 def segments_of(processes: list[int]) -> set[str]:
-    """Names of the segments that some processes have mapped, as far as we may know."""
+    """Names of the segments that processes have mapped, as far as this process may read them."""
     found: set[str] = set()
     for process in processes:
         with contextlib.suppress(OSError), open(f"/proc/{process}/maps", encoding="utf-8", errors="replace") as file:

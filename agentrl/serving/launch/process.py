@@ -36,12 +36,9 @@ _ESCAPES = re.compile(r"\x1b\[[0-9;?]*[A-Za-z]")
 
 
 def last_lines(log: Path, count: int, *, start: int = 0) -> list[str]:
-    """Return the last lines that are not empty, without colours; of a progress bar its last state.
+    """Return at most `count` last lines that are not empty, without colours, after byte `start` of a log.
 
-    Args:
-        log: The file; one that is not there has no lines.
-        count: Most lines.
-        start: Byte from which the file is read.
+    A progress bar counts as one line, in its last state; a file that does not exist has no lines.
     """
     try:
         with log.open("rb") as file:
@@ -63,10 +60,9 @@ RETURN_ROUTES = "--enable-return-routed-experts"
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class LaunchCommand:
-    """Command line of one server, made by a pure function of its engine (``launch_command(...)``)."""
+    """Command line of one server, made by its engine's ``launch_command``."""
 
     argv: list[str]
-    """The interpreter and its arguments, with the port and the model."""
     env: Mapping[str, str] = field(default_factory=dict)
     """Variables set on top of this process's environment."""
     host: str = THIS_MACHINE
@@ -106,13 +102,13 @@ class ServerExited(EngineError):
 
 
 class ServerProcess:
-    """A server that runs, ready or not. Ended by `close`, and by the end of this process however that comes.
+    """A server that runs, ready or not. Ended by `close`, and when this process ends in any way.
 
     Args:
-        command: What to run.
-        name: What to call it in messages.
-        port: The port that the command names.
-        log: File to append its output to; its folder is made.
+        command: Its command line.
+        name: Name in messages.
+        port: The port in the command.
+        log: File to which its output is appended.
         grace_s: Seconds that it gets to end by itself.
 
     Attributes:
@@ -160,17 +156,12 @@ class ServerProcess:
 
     @property
     def code(self) -> int | None:
-        """Its exit code, 128 + N after a signal N; ``None`` while it, or anything that it started, runs."""
+        """Exit code, 128 + N after a signal N; ``None`` while the server or anything that it started runs."""
         was_running = self._guard.returncode is None
         code = self._guard.poll()
         if code is not None and was_running:
             self._has_ended(guard_was_killed=code < 0)
         return code if code is None or code >= 0 else 128 - code
-
-    @property
-    def seconds(self) -> float:
-        """Seconds since it was started."""
-        return time.monotonic() - self._started
 
     def last_lines(self, count: int = SHOWN_LINES) -> list[str]:
         """Return the last lines that this process wrote."""
@@ -179,11 +170,7 @@ class ServerProcess:
     async def wait_ready(
         self, *, deadline_s: float, on_progress: Callable[[StartProgress], None] | None = None
     ) -> None:
-        """Wait until its health route answers 200; the server goes on in any case.
-
-        Args:
-            deadline_s: Seconds to wait at most, from now.
-            on_progress: Called a few times a second.
+        """Wait until its health route answers 200; `on_progress` is called a few times a second.
 
         Raises:
             ServerExited: it ended.
@@ -196,7 +183,8 @@ class ServerProcess:
                         raise self._failure(ServerExited, f"exit code {self.code}", "a server that becomes ready")
                     if on_progress is not None:
                         line = next((line for line in reversed(self.last_lines()) if not line.startswith(" ")), "")
-                        on_progress(StartProgress(name=self.name, seconds=self.seconds, line=line))
+                        seconds = time.monotonic() - self._started
+                        on_progress(StartProgress(name=self.name, seconds=seconds, line=line))
                     await asyncio.sleep(POLL_S)
                 return
         raise self._failure(
@@ -210,11 +198,7 @@ class ServerProcess:
         return code
 
     async def close(self, *, at_once: bool = False) -> None:
-        """End it and everything that it started; idempotent.
-
-        Args:
-            at_once: Kill it without grace.
-        """
+        """End it and everything that it started, with `at_once` without grace; idempotent."""
         _instruct(self._guard, b"k" if at_once else b"e")
         try:
             async with asyncio.timeout(self._grace_s + GUARD_S):
@@ -258,7 +242,7 @@ def _start_guard(command: LaunchCommand, output: int, grace_s: float) -> subproc
 
 
 def _instruct(guard: subprocess.Popen[bytes], instruction: bytes) -> None:
-    """Give the guard its last instruction, if it has none and still listens."""
+    """Give the guard its last instruction, if it had none and still runs."""
     assert guard.stdin is not None
     if not guard.stdin.closed:
         with contextlib.suppress(BrokenPipeError), guard.stdin:
@@ -266,7 +250,7 @@ def _instruct(guard: subprocess.Popen[bytes], instruction: bytes) -> None:
 
 
 async def _ended(pid: int) -> None:
-    """Wait for the end of a child that nobody has reaped."""
+    """Wait for the end of a child."""
     ended = asyncio.Event()
     descriptor = os.pidfd_open(pid)
     loop = asyncio.get_running_loop()
@@ -279,20 +263,20 @@ async def _ended(pid: int) -> None:
 
 
 PORT_ATTEMPTS = 3
-"""Ports that are tried for a server while programs that are not ours take them first."""
+"""Ports that are tried for a server while other programs take them first."""
 
 
 class Launcher:
-    """Starts servers called ``server-0``, ``server-1``, …; used from one event loop, or as an async context manager.
+    """Launcher of servers called ``server-0``, ``server-1``, …; also an async context manager.
 
     Args:
-        make_command: The command of a server, from its port and GPUs.
-        gpus: Positions of the GPUs of each server (`agentrl.serving.launch.resources.assign_gpus`); as many as servers.
+        make_command: Makes the command of a server, from its port and GPUs.
+        gpus: Positions of each server's GPUs (`agentrl.serving.launch.resources.assign_gpus`), one item per server.
         logs: Folder of their logs, ``server-0.log`` and so on; a restarted server goes on in its log.
         start_timeout_s: Seconds that a server gets to become ready.
         on_progress: Called a few times a second for each server that is starting.
-        ports: The port of each server at the first start; free ones when left out.
-        names: Other names than these.
+        ports: Port of each server at its first start; free ones when left out.
+        names: Other names.
     """
 
     def __init__(
@@ -319,7 +303,7 @@ class Launcher:
 
     @property
     def servers(self) -> dict[str, ServerProcess]:
-        """The servers by name, those too that are starting or have ended."""
+        """The servers by name, including those that are starting or have ended."""
         return dict(self._servers)
 
     async def __aenter__(self) -> Self:

@@ -100,19 +100,14 @@ class CacheRow:
     routed_experts: list[RoutedExperts] = field(default_factory=list)
     """Experts of each of the computed tokens, where the engine tells them."""
     session_id: str | None = None
-    """Whose turns find it again; ``None`` when nobody does."""
+    """Session whose next turn finds it; ``None`` when no turn will."""
     in_use: bool = True
     """A running request holds it."""
     last_used: int = 0
 
 
 class RowStore:
-    """Gives rows to sequences, within a budget of tokens.
-
-    Args:
-        max_tokens: Most tokens over all rows that hold a sequence, by their capacity.
-        max_context: Most tokens of a row.
-    """
+    """Rows of all shelves, within a budget of `max_tokens` over the capacities of rows that hold a sequence."""
 
     def __init__(self, *, max_tokens: int, max_context: int) -> None:
         self.max_tokens = max_tokens

@@ -151,7 +151,7 @@ MOST_TICKS = 1000
 
 
 class Callers(Protocol):
-    """The episodes that ask the engine, as far as it must know them to serve them in lockstep."""
+    """The episodes that the engine serves in lockstep."""
 
     changes: int
     """Grows whenever an episode begins or ends a wait."""
@@ -161,15 +161,14 @@ class Callers(Protocol):
 
 
 class LocalEngine(PolicyEngine):
-    """Serves a model in this process.
+    """Engine that runs a model in this process.
 
     Args:
-        model: The model; it may be the one that a trainer changes in place (see `update_weights`). Its own mode and
-            settings are left alone.
+        model: The model, which a trainer may change in place (see `update_weights`). Its own mode and settings stay.
         config: Sizes and deadline.
         version: Version of the weights at the start.
-        reader: Prepares images, for a model that sees them; without, requests hold none.
-        routed_experts: Tell the experts of a mixture.
+        reader: Image processor of a model that takes images.
+        routed_experts: Report the experts of a mixture.
 
     Raises:
         UsageError: the model or the sizes do not work.
@@ -202,8 +201,7 @@ class LocalEngine(PolicyEngine):
             routed_experts=routed_experts,
         )
         self.callers: Callers | None = None
-        """In lockstep with them, a step waits until all have asked: which requests meet in it then does not depend on
-        time, wherever environments and tools run."""
+        """With them, a step waits until all have sent their requests, so that its batch never depends on time."""
         self._runner = LocalModelRunner(model, reader, routed_experts=routed_experts)
         check_lanes("engine.lanes", config.lanes, model)
         self._lanes = Lanes(config.lanes)
@@ -300,7 +298,6 @@ class LocalEngine(PolicyEngine):
 
     @property
     def _events(self) -> int:
-        """Grows with whatever may bring a request."""
         return self._arrivals + (0 if self.callers is None else self.callers.changes)
 
     def _step_or_fail(self) -> None:

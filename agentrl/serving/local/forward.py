@@ -182,7 +182,7 @@ class ForwardStep:
         ]
 
     def keep_routed_experts(self) -> None:
-        """Hand the experts of the tokens to their rows, before these count as computed."""
+        """Store the experts of the tokens in their rows, before these count as computed."""
         if self.routed_experts is None:
             return
         first = 0
@@ -308,15 +308,10 @@ AttentionInterface.register(ATTENTION, step_attention)
 
 
 class LocalModelRunner:
-    """Runs a model that may be training elsewhere.
+    """Runner of a decoder-only model with rotary positions that may be training elsewhere.
 
-    The runner's module has the trainer's parameters and buffers themselves, but its own settings: it evaluates, with
-    attention over a `ForwardStep`, while the trainer's module stays as it is.
-
-    Args:
-        model: A decoder-only model with rotary positions.
-        reader: Prepares images, for a model that sees them.
-        routed_experts: Tell which experts tokens went to.
+    The runner's module shares the trainer's parameters and buffers, but has its own settings: it evaluates, with
+    attention over a `ForwardStep`.
 
     Raises:
         UsageError: the model's attention cannot be replaced, or it has no experts.
@@ -356,11 +351,7 @@ class LocalModelRunner:
 
     @torch.no_grad()
     def load(self, weights: Mapping[str, Any]) -> None:
-        """Copy weights into the parameters, all or none; frozen ones may be left out.
-
-        Raises:
-            EngineError: a name or a shape is not the model's, or a parameter is missing.
-        """
+        """Copy weights into the parameters, all or none; raises `EngineError` unless each trained one is there."""
         parameters: dict[str, Tensor] = dict(self._source.named_parameters())
         known = {**self._source.state_dict(keep_vars=True), **parameters}
         if unknown := sorted(set(weights) - set(known)):

@@ -32,7 +32,7 @@ ANSWER_ROOM = 32
 
 @dataclass(slots=True, eq=False)
 class ScheduledRequest:
-    """A request on its way."""
+    """A request in the scheduler."""
 
     request: GenerateRequest
     future: asyncio.Future[Generation]
@@ -113,11 +113,11 @@ class Scheduler:
         return bool(self.waiting or self.running)
 
     def submit(self, job: ScheduledRequest) -> None:
-        """Put a new request at the end of the queue."""
+        """Append a request to the queue."""
         self.waiting.append(job)
 
     def order_waiting(self) -> None:
-        """Put the queue into an order that does not depend on who came first."""
+        """Sort the queue by request id, so that it does not depend on the order of arrival."""
         self.waiting = deque(sorted(self.waiting, key=lambda job: job.request.request_id))
 
     def plan(self) -> list[Piece]:
@@ -172,7 +172,7 @@ class Scheduler:
         self.rows.clear()
 
     def _place(self, job: ScheduledRequest) -> bool:
-        """Give a waiting request a row: its session's, or a new one; ``False`` when there is no room yet."""
+        """Give a waiting request its session's row or a new one; ``False`` when there is no room yet."""
         session_id = job.request.session_id
         row = self._sessions.get(session_id)
         if row is None or row.in_use:

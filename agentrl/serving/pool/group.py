@@ -250,12 +250,7 @@ class PoolGroup:
         return [member.server for member in self.members if member.state.is_in]
 
     async def start(self) -> Capabilities:
-        """Connect to all servers, begin to watch them, and return their common capabilities.
-
-        Raises:
-            UsageError: servers of different models, or one that cannot work.
-            EngineError: one does not answer.
-        """
+        """Connect to all servers, begin to watch them, and return their common capabilities."""
         await asyncio.gather(*map(self._connect, self._initial))
         capabilities = common_capabilities([server.capabilities for server in self._initial])
         self.members = [
@@ -326,9 +321,7 @@ class PoolGroup:
     async def each(self, action: Action, *, what: str, deadline_s: float) -> None:
         """Do something on every server at once; those that fail or miss the deadline are taken out.
 
-        Raises:
-            TrainingError: raised by the action.
-            UsageError: raised by the action; another server would not take it either.
+        A `TrainingError` or `UsageError` of the action is raised: it would come from every server.
         """
         members = [member for member in self.members if member.state.is_in]
         calls = (self._on(member, action, what, deadline_s) for member in members)
@@ -357,7 +350,7 @@ class PoolGroup:
                 self.keeper.lose(member, why)
 
     def publish(self, version: int) -> None:
-        """All servers that take part have these weights now."""
+        """Record the version that all servers have now."""
         self.version = version
 
     def connect_sync(self, *, deliver: Deliver, bring_up_to_date: Action) -> None:
@@ -372,11 +365,7 @@ class PoolGroup:
         await self._deliver(weights, version)
 
     async def wait_for_server(self, *, deadline_s: float) -> None:
-        """Wait until a server takes part.
-
-        Raises:
-            EngineError: none does within the deadline, or ever will.
-        """
+        """Wait until a server takes part; raises `EngineError` when none does within the deadline, or ever will."""
         what = "no server is there; waiting for one to come back"
         async with (
             async_boundary(EngineError, "the return of a server", deadline_s=deadline_s),

@@ -285,12 +285,7 @@ class ServerPool(PolicyEngine):
         return self.group.servers
 
     async def start(self) -> None:
-        """Connect to the servers and begin to watch them; idempotent.
-
-        Raises:
-            UsageError: servers of different models, or one that cannot work.
-            EngineError: one does not answer, or the pool is closed.
-        """
+        """Connect to the servers and begin to watch them; idempotent."""
         async with self._starting:
             self._check_open()
             if not self.group.members:
@@ -426,11 +421,7 @@ class ServerPool(PolicyEngine):
         await self.group.resume()
 
     async def update_weights(self, weights: Mapping[str, Any] | None, version: int) -> None:
-        """Hand weights to the weight sync of this pool; training asks that one itself, which also verifies.
-
-        Raises:
-            EngineError: there is none, or no server took the weights.
-        """
+        """Hand weights to the weight sync of this pool, which does not verify them."""
         await self.group.deliver(weights, version)
 
     async def end_session(self, session_id: str) -> None:
@@ -438,7 +429,7 @@ class ServerPool(PolicyEngine):
         self._router.end_session(session_id)
 
     def metrics(self) -> EngineMetrics:
-        """Own counts, and the servers' last readings."""
+        """Return the pool's counts and the servers' last readings."""
         return pool_metrics(self._totals, self._router, self.group.members)
 
     def _check_open(self) -> None:

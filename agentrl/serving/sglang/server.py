@@ -29,13 +29,7 @@ from agentrl.errors import EngineError, UsageError
 from agentrl.serving.http import HttpSession, Refused, decode_version
 from agentrl.serving.request import check_request
 from agentrl.serving.sglang.updates import BEGIN, SGLangUpdates
-from agentrl.serving.sglang.wire import (
-    decode_answer,
-    decode_load,
-    encode_request,
-    needs_flush,
-    tokens_left,
-)
+from agentrl.serving.sglang.wire import decode_answer, decode_load, encode_request, needs_flush, tokens_left
 
 TRIED_VERSION = "0.5.23"
 """The version that all promises were checked on."""

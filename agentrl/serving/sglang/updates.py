@@ -8,12 +8,7 @@ from contextlib import asynccontextmanager, suppress
 from pathlib import Path
 from typing import Any
 
-from agentrl.engine import (
-    Broadcast,
-    TensorLayout,
-    TensorPart,
-    UpdateGroup,
-)
+from agentrl.engine import Broadcast, TensorLayout, TensorPart, UpdateGroup
 from agentrl.errors import EngineError
 from agentrl.serving.http import HttpSession, Refused
 from agentrl.serving.sglang.wire import decode_checksums, encode_broadcast, encode_tensors, encode_update

@@ -10,14 +10,7 @@ from typing import Any
 
 import numpy as np
 
-from agentrl.engine import (
-    GenerateRequest,
-    Generation,
-    SamplingParams,
-    ServerLoad,
-    StopReason,
-    TensorLayout,
-)
+from agentrl.engine import GenerateRequest, Generation, SamplingParams, ServerLoad, StopReason, TensorLayout
 from agentrl.errors import EngineError
 from agentrl.serving.http import decode_versions, decoding
 from agentrl.trajectory import RoutedExperts, small

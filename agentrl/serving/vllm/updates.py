@@ -9,12 +9,7 @@ from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
-from agentrl.engine import (
-    Broadcast,
-    SharedTensors,
-    TensorLayout,
-    UpdateGroup,
-)
+from agentrl.engine import Broadcast, SharedTensors, TensorLayout, UpdateGroup
 from agentrl.errors import EngineError
 from agentrl.serving.http import HttpSession, Refused, decoding
 from agentrl.serving.vllm.wire import ADAPTER, decode_checksums, encode_run
@@ -42,11 +37,8 @@ class VLLMUpdates:
     async def from_adapter(self, folder: Path, version: int, *, is_first: bool) -> None:
         """Let it read the files of an adapter.
 
-        Args:
-            folder: Holds them.
-            version: What tokens are stamped with from now on.
-            is_first: Whether it knows no adapter yet. Requests remember the files of the one that they name, and would
-                bring it back if vLLM exchanged it: later ones are exchanged under their feet.
+        Only the first one is loaded by vLLM's own route: requests remember the files of the adapter that they name, and
+        would bring it back, so that later ones replace its tensors.
         """
         if is_first:
             body = {"lora_name": ADAPTER, "lora_path": str(folder)}
