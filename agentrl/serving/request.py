@@ -20,7 +20,7 @@ def check_request(request: GenerateRequest, capabilities: Capabilities, running:
     if any(image.end > len(prompt) for image in request.images):
         raise UsageError(f"{name} places an image outside its prompt", expected=f"within {len(prompt)} tokens")
     if request.routed_experts_from is not None and not capabilities.routed_experts:
-        raise UsageError(f"{name} asks for experts", expected="an engine that tells them")
+        raise UsageError(f"{name} asks for experts", expected="an engine that reports them")
     if len(prompt) == 0:
         raise UsageError(f"{name} has an empty prompt", expected="at least one token")
     if len(prompt) >= capabilities.max_context:

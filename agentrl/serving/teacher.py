@@ -20,7 +20,7 @@ from agentrl.serving.http import HttpSession, Refused, decoding
 ATTEMPTS = 3
 """Of a sequence, each on the next server."""
 BAD_REQUEST = 400
-NO_LOGPROBS = "a teacher's server does not tell log-probabilities"
+NO_LOGPROBS = "a teacher's server does not report log-probabilities"
 CONTEXT_RESERVE = 8
 """Tokens by which a server's context must be longer than what it is asked about: it samples one, and SGLang reserves a
 few."""
@@ -133,7 +133,7 @@ def _best(rows: Sequence[Mapping[int, Any]], top_k: int) -> TopTokens | None:
                 "the teacher names too few tokens",
                 got=f"{len(best)} in the place of token {place}",
                 expected=f"algorithm.teacher.top_k {top_k}",
-                hint="vLLM tells as many as its --max-logprobs, which is 20 by default",
+                hint="vLLM returns at most its --max-logprobs, which is 20 by default",
             )
         ids[place], logp[place] = [token for token, _ in best], [value for _, value in best]
     return TopTokens(ids=ids, logp=logp)

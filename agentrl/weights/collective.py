@@ -1,7 +1,7 @@
 """Weights by broadcast: a process group of the trainer and the workers of one server, for each server.
 
-One group per server, so that a server that dies in the middle breaks its own update and nobody else's, and one that
-comes back needs no new meeting of all.
+One group per server, so that a server that dies in the middle breaks only its own update, and one that comes back
+needs no new meeting of all.
 """
 
 from __future__ import annotations
@@ -33,7 +33,7 @@ T = TypeVar("T")
 
 
 async def in_thread(work: Callable[[], T]) -> T:
-    """The result of `work`, from a thread that does not keep the process alive: a dead peer may hang it for a while."""
+    """Run `work` in a thread that does not keep the process alive: a dead peer may hang it for a while."""
     future: Future[T] = Future()
 
     def run() -> None:
@@ -56,13 +56,10 @@ class TrainerGroup:
     """A group in which the trainer is rank 0.
 
     Args:
-        url: The server's address: the trainer listens where it can be reached from there.
-        workers: Of the server.
-        device: Of the trainer's tensors.
+        url: The server's address: the trainer listens where the server can reach it.
+        workers: Number of the server's workers.
+        device: Device of the trainer's tensors.
         timeout_s: Deadline of the meeting, and of each broadcast.
-
-    Attributes:
-        info: What the server has to know to join.
     """
 
     def __init__(self, url: str, *, workers: int, device: torch.device, timeout_s: float) -> None:
@@ -81,11 +78,7 @@ class TrainerGroup:
         )
 
     async def meet(self) -> None:
-        """Wait for the server's workers, who have been told to join.
-
-        Raises:
-            EngineError: they did not come.
-        """
+        """Wait for the server's workers, which are joining; raises `EngineError` if they do not."""
         try:
             await in_thread(self._meet)
         except RuntimeError as error:
@@ -93,15 +86,11 @@ class TrainerGroup:
 
     def _meet(self) -> None:
         self._backend = make_group(self.info, self._store, rank=0)
-        if self._closed:  # nobody waits any more
+        if self._closed:  # the meeting was given up
             self.close()
 
     async def broadcast(self, run: Tensor) -> None:
-        """Send bytes to all workers; done when they are on their way and may be changed.
-
-        Raises:
-            EngineError: a worker is gone, or does not receive.
-        """
+        """Send bytes to all workers, and return when they may be changed; raises `EngineError` if a worker is gone."""
         try:
             await in_thread(lambda: self._send(run))
         except RuntimeError as error:
@@ -165,7 +154,7 @@ _log = logging.getLogger(__name__)
 
 
 class CollectiveTransport(Transport):
-    """Copies tensors into buckets on the CPU, and broadcasts one bucket after the other.
+    """Transport by broadcasts of buckets, which are copied to the CPU first.
 
     Over NCCL when the trainer's tensors are on a GPU, else over gloo.
 
@@ -234,11 +223,7 @@ class GroupMember:
         self._device = CPU
 
     async def join(self, group: UpdateGroup) -> None:
-        """Meet the trainer.
-
-        Raises:
-            EngineError: it did not come.
-        """
+        """Meet the trainer; raises `EngineError` if it does not come."""
         try:
             self._group = await in_thread(partial(_joined, group))
         except RuntimeError as error:
@@ -250,11 +235,7 @@ class GroupMember:
         self._group = None
 
     async def hear(self, layout: TensorLayout) -> Bucket:
-        """Receive the tensors that are broadcast next.
-
-        Raises:
-            EngineError: the broadcast broke off.
-        """
+        """Receive the tensors that are broadcast next; raises `EngineError` if the broadcast breaks off."""
         dtype: torch.dtype = getattr(torch, layout.dtype)
         count = sum(torch.Size(shape).numel() for shape in layout.shapes)
         run = torch.empty(count * dtype.itemsize, dtype=torch.uint8, device=self._device)

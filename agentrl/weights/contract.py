@@ -4,12 +4,7 @@ from __future__ import annotations
 
 import asyncio
 from abc import ABC, abstractmethod
-from collections.abc import (
-    Awaitable,
-    Callable,
-    Mapping,
-    Sequence,
-)
+from collections.abc import Awaitable, Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, Protocol, TypeAlias
 
@@ -47,8 +42,7 @@ class SyncReport:
     load_s: float = 0.0
     """Seconds in which the servers were held."""
     released_bytes: int | None = None
-    """GPU memory that the servers had given back before it, as this process sees it on its GPU; ``None`` where servers
-    do not sleep."""
+    """Memory of this process's GPU that sleeping servers had given back; ``None`` where servers do not sleep."""
 
     @property
     def seconds(self) -> float:
@@ -57,7 +51,7 @@ class SyncReport:
 
 
 class WeightSync(ABC):
-    """Brings weights from the trainer to the engine. One per run."""
+    """Weight sync of a run, from the trainer to the engine."""
 
     @abstractmethod
     async def sync(self, version: int) -> SyncReport:
@@ -72,18 +66,10 @@ class WeightSync(ABC):
 
     @abstractmethod
     async def verify(self) -> float:
-        """Compare engine and trainer as they are; the largest difference found.
-
-        Raises:
-            TrainingError: they differ.
-        """
+        """Compare engine and trainer as they are, and return the largest difference; raises as `sync`."""
 
     async def release_memory(self) -> None:
-        """The engine is not needed before the next sync, and may give its memory to the trainer meanwhile.
-
-        Raises:
-            EngineError: no server could.
-        """
+        """Let the engine give its memory to the trainer until the next sync."""
         return
 
     async def close(self) -> None:
@@ -92,13 +78,7 @@ class WeightSync(ABC):
 
 
 class PreparedWeights(ABC):
-    """Weights of one version, apart from the trainer's tensors.
-
-    Args:
-        version: What servers are to call them.
-        size: Bytes.
-        seconds: How long it took to prepare them.
-    """
+    """Weights of one version, of `size` bytes, apart from the trainer's tensors."""
 
     def __init__(self, *, version: int, size: int, seconds: float) -> None:
         self.version = version
@@ -107,31 +87,23 @@ class PreparedWeights(ABC):
 
     @abstractmethod
     async def give_to(self, server: InferenceServer) -> None:
-        """Let a paused server have them; several servers may be given them at the same time.
-
-        Raises:
-            EngineError: it did not take them.
-        """
+        """Give them to a paused server, several at a time if need be; raises `EngineError` if it does not take them."""
 
     @abstractmethod
     def tensors(self) -> Mapping[str, Tensor]:
-        """Return the tensors that servers are given, by name."""
+        """Return the tensors by name."""
 
     async def discard(self) -> None:
-        """Release them: they are not needed any more."""
+        """Release them."""
         return
 
 
 class Transport(ABC):
-    """One per run."""
+    """Transport of weights to servers, one per run."""
 
     @abstractmethod
     async def prepare(self, weights: Mapping[str, Tensor], version: int) -> PreparedWeights:
-        """Set weights apart, so that the trainer may change its tensors afterwards.
-
-        Raises:
-            TrainingError: no room for them.
-        """
+        """Set weights apart, so that the trainer may change its tensors; raises `TrainingError` if there is no room."""
 
     async def close(self) -> None:
         """Release what it holds. Idempotent."""
@@ -168,13 +140,13 @@ class ServerGroup(Protocol):
         """`each`, for what keeps a server too busy to answer anything else."""
 
     def publish(self, version: int) -> None:
-        """All servers that take part have these weights now."""
+        """Record the version that all servers have now."""
 
     def remove(self, server: InferenceServer, why: object) -> None:
         """Take a server out until it has been given the current weights again."""
 
     def connect_sync(self, *, deliver: Deliver, bring_up_to_date: Action) -> None:
-        """Tell the group how weights reach all servers, and one that comes back."""
+        """Register how weights reach all servers, and one that comes back."""
 
     async def wait_for_server(self, *, deadline_s: float) -> None:
         """Wait until a server takes part; raises `EngineError` when none will."""

@@ -40,14 +40,7 @@ LOCK = ".lock"
 
 
 class OwnedFolder:
-    """Makes a folder of its own under `root`, after it has cleared away what dead processes left there.
-
-    Args:
-        root: Exists, or is made.
-
-    Attributes:
-        path: The folder.
-    """
+    """A folder of this process under `root`, which first loses the folders of dead processes."""
 
     def __init__(self, root: Path) -> None:
         root.mkdir(parents=True, exist_ok=True)
@@ -58,7 +51,7 @@ class OwnedFolder:
         self._remove = weakref.finalize(self, _remove, self.path, self._lock, os.getpid())
 
     def close(self) -> None:
-        """Remove the folder; also done when the process ends in any way that lets Python finish. Idempotent."""
+        """Remove the folder, as the end of the process does, too. Idempotent."""
         self._remove()
 
 
@@ -68,10 +61,10 @@ def lock_of(folder: Path) -> Path:
 
 
 def clear_abandoned(root: Path) -> list[Path]:
-    """Remove folders whose owner is gone; those that were removed. What other users left is left alone."""
+    """Remove this user's folders whose owner is gone, and return them."""
     removed = []
     for folder in {Path(str(path).removesuffix(LOCK)) for path in root.glob(f"{PREFIX}*")}:
-        with suppress(OSError):  # locked by its owner, or by somebody who clears it, or not ours
+        with suppress(OSError):  # locked by its owner or by a process that clears it, or another user's
             lock = _locked(lock_of(folder))
             _remove(folder, lock, os.getpid())
             removed.append(folder)
@@ -79,7 +72,7 @@ def clear_abandoned(root: Path) -> list[Path]:
 
 
 def _locked(path: Path) -> int:
-    """Return a file, made if need be and locked; raises `BlockingIOError` when another process holds it."""
+    """Create or open a file and lock it; raises `BlockingIOError` when another process holds it."""
     while True:
         descriptor = os.open(path, os.O_RDWR | os.O_CREAT, 0o644)
         try:
@@ -89,7 +82,7 @@ def _locked(path: Path) -> int:
         except BaseException:
             os.close(descriptor)
             raise
-        os.close(descriptor)  # somebody cleared the file away between opening and locking it
+        os.close(descriptor)  # another process removed the file between opening and locking it
 
 
 def _remove(folder: Path, lock: int, owner: int) -> None:
@@ -106,7 +99,7 @@ INDEX = "model.safetensors.index.json"
 
 
 def write_tensors(weights: Mapping[str, Tensor], folder: Path, *, shard_bytes: int = SHARD_BYTES) -> int:
-    """Write tensors into an existing folder; the number of bytes in them.
+    """Write tensors into an existing folder, and return their bytes.
 
     Tensors that share memory (the embedding and the output head of a tied model) are written under each name: a server
     that keeps two copies needs both.
@@ -130,7 +123,7 @@ def write_tensors(weights: Mapping[str, Tensor], folder: Path, *, shard_bytes: i
 
 
 def _separate(tensors: Mapping[str, Tensor]) -> dict[str, Tensor]:
-    """Return the tensors in memory of their own, as the format needs them; only those that share some are copied."""
+    """Return contiguous tensors without shared memory, as the format needs; copies only those that share some."""
     seen: set[int] = set()
     separate: dict[str, Tensor] = {}
     for name, tensor in tensors.items():
@@ -153,11 +146,7 @@ def memory_folder() -> Path:
 
 
 class WrittenWeights(PreparedWeights):
-    """Weights in a folder.
-
-    Attributes:
-        folder: Absolute.
-    """
+    """Weights in a folder."""
 
     def __init__(self, folder: Path, *, version: int, size: int, seconds: float) -> None:
         super().__init__(version=version, size=size, seconds=seconds)
@@ -185,12 +174,7 @@ class WrittenAdapter(WrittenWeights):
 
 
 class FolderTransport(Transport):
-    """Writes weights into a folder of its own, and removes everything in the end.
-
-    Args:
-        root: Where the transport makes its folder.
-        shard_bytes: Most bytes of a file.
-    """
+    """Transport through a folder of its own under `root`, in files of at most `shard_bytes`."""
 
     _prepared: type[WrittenWeights] = WrittenWeights
 
@@ -249,12 +233,7 @@ class FolderTransport(Transport):
 
 
 class AdapterTransport(FolderTransport):
-    """Writes adapters alone, for servers that have what they belong to.
-
-    Args:
-        root: Where the transport makes its folder.
-        write: Writes one.
-    """
+    """Transport of adapters alone, for servers that have the base model."""
 
     _prepared = WrittenAdapter
 
@@ -273,7 +252,7 @@ HEAD = "lm_head.weight"
 def write_served_model(
     model: PreTrainedModel, tokenizer: PreTrainedTokenizerBase, folder: Path, *, shard_bytes: int = SHARD_BYTES
 ) -> int:
-    """Write config, tokenizer and weights into a folder; the number of bytes of the weights.
+    """Write config, tokenizer and weights into a folder, and return the bytes of the weights.
 
     The copy is never tied: a server may keep a packed copy of the output head that an update of the embedding does not
     reach, so the head is a tensor of its own in every update. There is no generation config: what a server samples with

@@ -27,11 +27,7 @@ DEVICE_ARGUMENT = 6
 
 
 def share(run: Tensor) -> None:
-    """Move a run on the CPU into memory that processes share; GPU memory is, as it is.
-
-    Raises:
-        RuntimeError: no room.
-    """
+    """Move a run on the CPU into memory that processes share, as GPU memory already is."""
     if not run.is_cuda:
         _place(run.untyped_storage())
 
@@ -43,11 +39,7 @@ def _place(storage: Any) -> tuple[bytes, bytes, int]:
 
 
 def open_handle(run: Tensor) -> dict[str, Any]:
-    """Return what another process needs to open a run, in JSON; bytes are base64.
-
-    Args:
-        run: (bytes,), uint8, with a storage of its own.
-    """
+    """Return JSON with which another process opens a run (uint8[bytes] with a storage of its own); bytes are base64."""
     storage: Any = run.untyped_storage()
     if not run.is_cuda:
         manager, name, size = _place(storage)
@@ -75,9 +67,9 @@ def _base64(data: bytes) -> str:
 
 
 def pickled(bucket: Bucket) -> str:
-    """Base64 of a pickled list of names and tensors that says where the tensors are, as SGLang reads it.
+    """Base64 of a pickled list of names and handles of tensors, as SGLang reads it.
 
-    It must be opened once: what nobody opens is kept, on the CPU until this process ends.
+    It must be opened once; otherwise its memory is kept, on the CPU until this process ends.
     """
     stream = io.BytesIO()
     _HandlePickler(stream).dump(list(bucket.tensors()))
@@ -100,7 +92,7 @@ class _HandlePickler(ForkingPickler):
 
 
 class IpcTransport(Transport):
-    """Copies tensors into buckets beside them, and tells servers where those are.
+    """Transport through shared memory: tensors are copied into buckets on their device, which servers open.
 
     On a GPU nothing leaves it: its memory holds one copy between syncs, for servers that come back, and two during a
     sync. A bucket that a server has not opened, or still had open when it died, is not freed. On a CPU the buckets are
@@ -115,11 +107,7 @@ class IpcTransport(Transport):
         self._bucket_bytes = bucket_bytes
 
     async def prepare(self, weights: Mapping[str, Tensor], version: int) -> PreparedWeights:
-        """Copy the tensors, in a thread.
-
-        Raises:
-            TrainingError: no room.
-        """
+        """Copy the tensors, in a thread."""
         began = time.perf_counter()
         try:
             buckets = await asyncio.to_thread(self._shared, weights)
@@ -127,7 +115,7 @@ class IpcTransport(Transport):
             raise TrainingError(
                 "the weights cannot be set apart for the servers",
                 got=str(error)[:200],
-                expected="room for two versions beside the trainer's own",
+                expected="room for two versions besides the trainer's own",
                 hint="make room, or set engine.transport: shared_memory",
             ) from error
         return PreparedBuckets(buckets, _open_at, version=version, seconds=time.perf_counter() - began)
@@ -156,11 +144,7 @@ async def _open_at(server: InferenceServer, buckets: Sequence[Bucket], version: 
 
 
 class TensorTransport(Transport):
-    """Copies tensors into buckets, and sends one bucket per request.
-
-    Args:
-        bucket_bytes: Most bytes of tensors in a request; it is a third longer.
-    """
+    """Transport in the bodies of requests, each with at most `bucket_bytes` of tensors."""
 
     def __init__(self, *, bucket_bytes: int) -> None:
         self._bucket_bytes = bucket_bytes

@@ -83,7 +83,7 @@ class ServerSleep:
         self.released_bytes = 0
 
     async def sleep(self) -> None:
-        """Hold all servers, and let them sleep; one that cannot is taken out."""
+        """Hold all servers and put them to sleep; one that cannot is taken out."""
         await self._group.pause()
         before = free_bytes()
         self.is_asleep = True
@@ -95,7 +95,7 @@ class ServerSleep:
         await server.sleep()
 
     async def wake_up(self) -> None:
-        """Wake those that sleep, which stay held; one that cannot is taken out. One that came back is awake."""
+        """Wake the servers that sleep, which stay held; one that cannot is taken out."""
         if not self.is_asleep:
             return
         cuda.empty_cache()  # the servers need what torch only keeps for later
@@ -103,14 +103,14 @@ class ServerSleep:
         self.is_asleep = False
 
     async def wake(self, server: InferenceServer) -> None:
-        """Wake one server, if it sleeps or may do so: it did not say in time."""
+        """Wake one server if it sleeps, or may sleep because it did not answer in time."""
         if server in self._asleep:
             await server.wake_up()
             self._asleep.discard(server)
 
 
 def free_bytes() -> int:
-    """Free memory of this process's GPU; 0 while it uses none, so that it makes no context on those of servers."""
+    """Free memory of this process's GPU; 0 while it uses none, to make no context on a server's GPU."""
     return int(cuda.mem_get_info()[0]) if cuda.is_initialized() else 0
 
 
@@ -157,12 +157,7 @@ class RemoteSync(WeightSync):
         group.connect_sync(deliver=self.deliver, bring_up_to_date=self.bring_up_to_date)
 
     async def sync(self, version: int) -> SyncReport:
-        """Serve the trainer's weights as `version` on every server, and verify each of them.
-
-        Raises:
-            TrainingError: a server's log-probabilities are not the trainer's; the message names it.
-            EngineError: no server took the weights, and none came back.
-        """
+        """Serve the trainer's weights as `version` on every server, and verify each of them."""
         began = time.perf_counter()
         prepared, load_s = await self.deliver(self._trainer.weights(), version)
         transported = time.perf_counter()
@@ -226,12 +221,7 @@ class RemoteSync(WeightSync):
                 await self._server_sleep.sleep()
 
     async def bring_up_to_date(self, server: InferenceServer) -> None:
-        """Give the current weights to a server that has come back, and verify it; the caller holds `changing`.
-
-        Raises:
-            TrainingError: its log-probabilities are not those of the current weights.
-            EngineError: it did not take them.
-        """
+        """Give the current weights to a server that has come back, and verify it; the caller holds `changing`."""
         current = self._current
         if current is None:
             return
@@ -243,7 +233,7 @@ class RemoteSync(WeightSync):
         await self._compare(server, current)
 
     async def _verify_servers(self) -> dict[str, float]:
-        """Return the largest difference by server, for those that are there at the end: at least one."""
+        """Return the largest difference by server, for at least one."""
         differences: dict[str, float] = {}
         wrong: dict[InferenceServer, TrainingError] = {}
 
@@ -261,7 +251,7 @@ class RemoteSync(WeightSync):
         return differences
 
     async def _compare(self, server: InferenceServer, current: PreparedWeights) -> None:
-        """With the trainer during a sync, with the recorded answers at any other time."""
+        """Compare a server with the trainer during a sync, with the recorded answers at any other time."""
         recorded = self._recorded
         weights = self._trainer.weights if recorded is None else current.tensors
         try:
@@ -296,7 +286,7 @@ async def _load(server: InferenceServer, prepared: PreparedWeights) -> None:
     version = await server.weight_version()
     if version != prepared.version:
         raise EngineError(
-            f"{server.url} says that it serves another version after an update",
+            f"{server.url} serves another version after an update",
             got=version,
             expected=prepared.version,
         )

@@ -73,13 +73,7 @@ class PreparedBuckets(PreparedWeights):
 
 
 def pack(weights: Mapping[str, Tensor], *, bucket_bytes: int, device: torch.device = CPU) -> list[Bucket]:
-    """Copy tensors into buckets.
-
-    Args:
-        weights: Tensors by name; those that share memory are sent under each name.
-        bucket_bytes: Most bytes of a bucket, unless one tensor has more.
-        device: Of the buckets.
-    """
+    """Copy tensors into buckets of at most `bucket_bytes`, or one tensor; shared memory is copied under each name."""
     return [_packed(tensors, device) for tensors in split_by_bytes(weights, bucket_bytes, lambda t: t.dtype)]
 
 
@@ -121,10 +115,7 @@ except ImportError:
 
 
 class CheckpointNames:
-    """Names and tensors that transformers saves for each tensor of a model.
-
-    Args:
-        model: Its tensors may be in shards, and may have adapters.
+    """Names and tensors that transformers saves for each tensor of a model, which may be sharded and have adapters.
 
     Raises:
         UsageError: a tensor of the checkpoint is made of several of the model's.
@@ -159,12 +150,7 @@ class CheckpointNames:
 
 
 class CheckpointWeights(Mapping[str, Tensor]):
-    """The model's tensors as its checkpoint has them. Read in order, each of the model's is read once.
-
-    Args:
-        weights: By the model's names.
-        names: Of the checkpoint.
-    """
+    """The model's tensors as its checkpoint has them. Read in order, each of the model's is read once."""
 
     def __init__(self, weights: Mapping[str, Tensor], names: CheckpointNames) -> None:
         self._weights, self._names = weights, names
@@ -192,12 +178,7 @@ class CheckpointWeights(Mapping[str, Tensor]):
 
 
 class CheckpointSource:
-    """A `WeightSource` for servers.
-
-    Args:
-        source: Of a trainer.
-        model: The trainer's.
-    """
+    """A `WeightSource` for servers, made of a trainer's source and model."""
 
     def __init__(self, source: WeightSource, model: PreTrainedModel) -> None:
         self._source, self._names = source, CheckpointNames(model)

@@ -1,9 +1,8 @@
 """The probe: fixed prompts on which the engine's log-probabilities must be the trainer's.
 
-A server can accept an update and keep serving old tensors. Only its numbers tell: it answers a few fixed prompts
-greedily, and the trainer scores exactly the tokens that it gave.
-
-Checksums, where servers tell them, name the tensors that differ.
+A server can accept an update and keep serving old tensors. Only its numbers show that: it answers a few fixed prompts
+greedily, and the trainer scores exactly the tokens that it gave. Checksums, where servers report them, name the tensors
+that differ.
 """
 
 from __future__ import annotations
@@ -167,7 +166,7 @@ ROWS = 64
 """Servers fill the vocabulary up with zeros to a multiple of so many rows."""
 MOST_NAMED = 8
 NAMING_S = 30.0
-"""Deadline of the search: without names the failure is still told."""
+"""Deadline of the search; without names the failure is still raised."""
 
 _log = logging.getLogger(__name__)
 
@@ -191,17 +190,14 @@ class ChecksumDifference:
 async def name_tensors(
     error: TrainingError, server: InferenceServer, weights: Callable[[], Mapping[str, Tensor]]
 ) -> TrainingError:
-    """Return a failure of the probe that also names the tensors that differ, where the server's checksums tell.
+    """Return a failure of the probe that names the tensors that differ, if the server has checksums.
 
-    Args:
-        error: The failure.
-        server: The server that answered the probe.
-        weights: Makes the weights that it should have; called in a thread.
+    `weights` returns those that the server should have; it is called in a thread.
     """
     try:
         async with async_boundary(EngineError, "the search for tensors that differ", deadline_s=NAMING_S):
-            told = await server.checksums()
-            found = await asyncio.to_thread(lambda: compare_checksums(told, weights()))
+            checksums = await server.checksums()
+            found = await asyncio.to_thread(lambda: compare_checksums(checksums, weights()))
     except AgentRLError as failure:
         _log.info("the tensors of %s that differ are not known: %s", server.url, failure)
         return error
@@ -210,15 +206,10 @@ async def name_tensors(
     return TrainingError(error.what, got=error.got, expected=error.expected, hint=str(found))
 
 
-def compare_checksums(told: Mapping[str, str], weights: Mapping[str, Tensor]) -> ChecksumDifference | None:
-    """Compare a server's checksums with those of tensors; ``None`` when its checksums are of another kind.
-
-    Args:
-        told: As `agentrl.engine.InferenceServer.checksums` gives them.
-        weights: What the server should have.
-    """
-    parts = {name: sent for name in told if (sent := _parts(name, weights))}
-    agree = {name: told[name] in _checksums([weights[part] for part in sent]) for name, sent in parts.items()}
+def compare_checksums(found: Mapping[str, str], weights: Mapping[str, Tensor]) -> ChecksumDifference | None:
+    """Compare a server's checksums with those of tensors; ``None`` when its checksums are of another kind."""
+    parts = {name: sent for name in found if (sent := _parts(name, weights))}
+    agree = {name: found[name] in _checksums([weights[part] for part in sent]) for name, sent in parts.items()}
     if not any(agree.values()):
         return None
     known = {part for sent in parts.values() for part in sent}
@@ -229,7 +220,7 @@ def compare_checksums(told: Mapping[str, str], weights: Mapping[str, Tensor]) ->
 
 
 def _parts(name: str, weights: Mapping[str, Tensor]) -> list[str]:
-    """Return the trainer's names of what a server keeps under a name; none when it is not known."""
+    """Return the trainer's names of the tensors that a server keeps under a name."""
     if name in weights:
         return [name]
     for stacked, parts in STACKED.items():

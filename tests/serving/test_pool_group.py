@@ -114,4 +114,4 @@ async def test_a_health_check_that_fails_at_once_is_no_late_answer(group):
 
     server = group.members[0].server
     server.is_healthy = unreachable
-    assert await group.keeper._ailment(server) == "its health route cannot be reached, or tells of a failure"
+    assert await group.keeper._ailment(server) == "its health route cannot be reached, or reports a failure"

@@ -359,7 +359,7 @@ def test_the_stand_ins_can_be_imported_and_decorate():
 
 @pytest.mark.parametrize("body", [{}, {"ranks": []}, None, {"ranks": [{}]}, {"ranks": [{"checksums": ["0123"]}]}])
 def test_an_answer_without_checksums_is_an_engine_error(body):
-    with pytest.raises(EngineError, match="does not tell the checksums"):
+    with pytest.raises(EngineError, match="does not report the checksums"):
         decode_checksums(body)
 
 

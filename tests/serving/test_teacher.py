@@ -136,8 +136,8 @@ async def test_a_refusal_is_not_asked_again():
 @pytest.mark.parametrize(
     ("answer", "message"),
     [
-        ({"choices": [{"text": "x"}]}, r"does not tell log-probabilities.*expected choices\[0\]\.prompt_logprobs"),
-        ({"choices": [{"prompt_logprobs": [None]}]}, "does not tell log-probabilities"),
+        ({"choices": [{"text": "x"}]}, r"does not report log-probabilities.*expected choices\[0\]\.prompt_logprobs"),
+        ({"choices": [{"prompt_logprobs": [None]}]}, "does not report log-probabilities"),
         ({"choices": [{"prompt_logprobs": [None, None]}]}, "of no use: got 2 for 2 tokens, 1 missing"),
     ],
 )

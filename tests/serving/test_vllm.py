@@ -161,7 +161,7 @@ async def test_a_server_that_does_not_tell_its_context_is_refused(models):
     fake = FakeVLLM()
     fake.answers["/v1/models"] = web.json_response(models)
     async with serving(fake, connect=False) as server:
-        with pytest.raises(EngineError, match="does not tell its longest context"):
+        with pytest.raises(EngineError, match="does not report its longest context"):
             await server.connect(deadline_s=10)
 
 
@@ -252,7 +252,7 @@ async def test_new_weights_are_read_while_paused_and_named_last(request_of, tmp_
         ("/collective_rpc", web.Response(status=500, text="no such folder"), "no such folder"),
         ("/reset_prefix_cache", web.Response(text='{"success": false}'), "keeps a cache of the old weights"),
         ("/update_weight_version", web.Response(text='{"success": true}'), "did not take the version: got 0"),
-        ("/weight_info", web.Response(text="{}"), "does not tell its weights' version"),
+        ("/weight_info", web.Response(text="{}"), "does not report its weights' version"),
     ],
 )
 async def test_a_failed_update_is_an_engine_error(route, response, message, tmp_path):

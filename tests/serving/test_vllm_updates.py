@@ -187,5 +187,5 @@ def test_checksums_of_packed_tensors_and_of_parts_of_tensors_are_left_out():
     packed = "e3b0c44298fc1c149afbf4c8996fb92427ae41e4649b934ca495991b7852b855"
     assert decode_checksums({"checksums": {"tp0:a": "1" * 64, "tp0:b": packed}}) == {"a": "1" * 16}
     assert decode_checksums({"checksums": {"tp0:a": "1" * 64, "tp1:a": "2" * 64}}) == {}
-    with pytest.raises(EngineError, match="does not tell the checksums"):
+    with pytest.raises(EngineError, match="does not report the checksums"):
         decode_checksums({"error": "no"})

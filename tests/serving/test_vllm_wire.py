@@ -163,7 +163,7 @@ def test_the_convention_is_what_the_server_was_told():
     assert convention_of(_info("raw_logprobs", WORKER_EXTENSION)) is LogprobConvention.RAW
     with pytest.raises(UsageError, match="--logprobs-mode raw_logits"):
         convention_of(_info("raw_logits"))
-    with pytest.raises(EngineError, match="does not tell"):
+    with pytest.raises(EngineError, match="does not report"):
         convention_of({})
     assert (is_uncut(-6.0), is_uncut(0.0)) == (True, False)
 

@@ -11,7 +11,7 @@ Standard output is one line: ``started PID``, or ``failed REASON``. The server w
 standard input an ``e`` ends the server, a ``k`` kills it. The exit code is the server's; 128 + N after a signal N.
 
 Killed processes leave their shared memory behind. This program looks now and then which segments the server's processes
-have, and in the end removes those that nobody has any more and that were not there before the server.
+have mapped, and in the end removes those that no process has and that did not exist before the server.
 """
 
 from __future__ import annotations
@@ -232,7 +232,7 @@ def main(parent_pid: int, grace_s: float, command: list[str]) -> int:
     say(f"started {server}")
     cause = guard.watch(wakeup)
     if cause is Cause.ORPHANED:
-        os.write(2, b"[agentrl] whoever started this server is gone: ending it\n")
+        os.write(2, b"[agentrl] the process that started this server is gone: ending it\n")
     guard.end(0.0 if cause is Cause.ASKED_AT_ONCE else grace_s)
     code = NOT_STARTED if guard.code is None else guard.code
     return code if code >= 0 else 128 - code

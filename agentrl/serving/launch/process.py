@@ -52,10 +52,10 @@ def last_lines(log: Path, count: int, *, start: int = 0) -> list[str]:
 
 
 THIS_MACHINE = "127.0.0.1"
-"""The address of servers that nobody reaches from elsewhere."""
+"""Address of servers that only this machine reaches."""
 
 RETURN_ROUTES = "--enable-return-routed-experts"
-"""Lets vLLM and SGLang alike tell which experts tokens went to."""
+"""Lets vLLM and SGLang report the experts of tokens."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

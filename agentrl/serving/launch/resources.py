@@ -23,7 +23,7 @@ EPHEMERAL_PORTS = Path("/proc/sys/net/ipv4/ip_local_port_range")
 
 @dataclass(frozen=True, slots=True)
 class PortReservation:
-    """A port that nobody else in agentrl takes until it is released or this process ends."""
+    """A port that agentrl gives to no other server until it is released or this process ends."""
 
     port: int
     _mark: socket.socket
@@ -95,17 +95,17 @@ def usable_gpus(environment: Mapping[str, str]) -> list[str]:
     """The names of the GPUs that this process may use, as ``CUDA_VISIBLE_DEVICES`` takes them; none without a driver.
 
     Raises:
-        EngineError: the driver's own program does not tell them.
+        EngineError: the driver's program does not list them.
     """
-    if (told := environment.get(VISIBLE_GPUS)) is not None:
-        names = [name.strip() for name in told.split(",") if name.strip()]
+    if (visible := environment.get(VISIBLE_GPUS)) is not None:
+        names = [name.strip() for name in visible.split(",") if name.strip()]
         return names[: names.index("-1")] if "-1" in names else names
     if shutil.which(QUERY[0]) is None:
         return []
     try:
         ended = subprocess.run(QUERY, capture_output=True, text=True, timeout=QUERY_LIMIT_S, check=True)
     except (OSError, subprocess.SubprocessError) as error:
-        raise EngineError("the GPUs of this machine cannot be told", got=error, expected=" ".join(QUERY)) from error
+        raise EngineError("the GPUs of this machine cannot be listed", got=error, expected=" ".join(QUERY)) from error
     return ended.stdout.split()
 
 
@@ -198,7 +198,7 @@ def engine_python(engine: str, chosen: str | None) -> str:
         return sys.executable
     raise UsageError(
         f"{engine} is not installed",
-        got=f"none in {folder} and none beside {sys.executable}",
+        got=f"none in {folder} and none next to {sys.executable}",
         hint=f"to install it: {how_to_make(engine, has_gpu=False)}; with a GPU: {how_to_make(engine, has_gpu=True)}",
     )
 

@@ -98,7 +98,7 @@ class CacheRow:
     """What placeholders among the ids stand for."""
     computed: int = 0
     routed_experts: list[RoutedExperts] = field(default_factory=list)
-    """Experts of each of the computed tokens, where the engine tells them."""
+    """Experts of each of the computed tokens, where the engine reports them."""
     session_id: str | None = None
     """Session whose next turn finds it; ``None`` when no turn will."""
     in_use: bool = True

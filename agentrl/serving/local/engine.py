@@ -7,8 +7,8 @@
        │                          ▼                      │
        └── next turn of a caller ◄── let the event loop settle ◄┘
 
-One task serves; a step holds the event loop until it is over, and between two steps the loop is left to run until
-nobody has submitted anything for a few of its turns. So callers whose answer is ready send their next turn before the
+One task serves; a step holds the event loop until it is over, and between two steps the loop runs until no request
+came for a few of its turns. So callers whose answer is ready send their next turn before the
 next step, and which requests meet in a step depends on the order of events only, never on time: with environments that
 run inline, a run repeated from the same state computes the same bits; with others it does in lockstep (`callers`).
 """

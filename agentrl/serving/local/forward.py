@@ -374,7 +374,7 @@ def _check(model: PreTrainedModel, *, routed_experts: bool) -> None:
         raise UsageError(f"the local engine cannot run {name}", got="attention that cannot be replaced")
     if routed_experts and not routers(model):
         raise UsageError(
-            "the local engine cannot tell experts",
+            "the local engine cannot report experts",
             got=name,
             expected="a mixture of experts",
             hint="set trainer.moe.router_replay=false",

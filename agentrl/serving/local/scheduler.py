@@ -121,7 +121,7 @@ class Scheduler:
         self.waiting = deque(sorted(self.waiting, key=lambda job: job.request.request_id))
 
     def plan(self) -> list[Piece]:
-        """Admit what fits, then say what each running request computes next; empty when nothing runs."""
+        """Admit requests that fit, and return what each running request computes next."""
         while self.waiting and len(self.running) < self.slots and self._place(self.waiting[0]):
             self.running.append(self.waiting.popleft())
         pieces = []

@@ -112,7 +112,7 @@ class Keeper:
             self.lose(member, f"it serves weights of version {version} instead of {self._group.version}")
 
     async def _ailment(self, server: InferenceServer) -> str | None:
-        """Why a server cannot serve; ``None`` when it says in time that it is healthy."""
+        """Return why a server cannot serve; ``None`` when it answers in time that it is healthy."""
         deadline_s, clock = self._settings.health_timeout_s, asyncio.get_running_loop().time
         for _ in range(MOST_QUESTIONS):
             began = clock()
@@ -126,7 +126,7 @@ class Keeper:
                 return str(error)
             seconds = clock() - began
             if seconds < deadline_s:
-                return "its health route cannot be reached, or tells of a failure"
+                return "its health route cannot be reached, or reports a failure"
             if seconds < deadline_s + BUSY_LOOP_S:
                 break
         return f"its health route did not answer within {deadline_s:g} s"
@@ -182,7 +182,7 @@ class Keeper:
         return server
 
     async def _prepare(self, server: InferenceServer) -> None:
-        """Current weights, verified; then it is held, or goes on, as the pool does."""
+        """Give a server the current weights, verified; then hold it, or let it go on, as the pool."""
         if self.bring_up_to_date is not None:
             await self.bring_up_to_date(server)  # has deadlines of its own
         what = f"the return of server {server.url}"

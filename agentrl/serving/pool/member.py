@@ -100,7 +100,7 @@ class AdaptiveConcurrency:
         preempted = self._preemptions is not None and load.preemptions > self._preemptions
         self._preemptions = load.preemptions
         self._queued_readings = self._queued_readings + 1 if load.waiting else 0
-        if preempted and load.cache_used >= ROOMY:  # an update of the weights throws out, too, and says nothing
+        if preempted and load.cache_used >= ROOMY:  # an update of the weights preempts, too, and means nothing
             fits = load.running if load.waiting else in_flight - self._step(in_flight)
             self._set(min(self.limit, fits))
         elif self._queued_readings >= PATIENCE:

@@ -447,7 +447,7 @@ class ServerPool(PolicyEngine):
         """Let go of the servers; requests that run end as `EngineError`."""
         self._fail(EngineError("the pool of servers is closed"))
         await self.group.stop()
-        await asyncio.sleep(0)  # those who waited for an answer abandon it
+        await asyncio.sleep(0)  # calls that waited for an answer abandon it
         if self._abandoned:
             await asyncio.wait(self._abandoned, timeout=self.settings.health_timeout_s)
         await self.group.close()

@@ -51,7 +51,8 @@ TRANSPORT_ROUTES = {
 NEARLY_CERTAIN = -1e-3
 """Log-probability above which a temperature need not show."""
 _VALID_KEYS = re.compile(r"logit_bias must has keys in \[0, (\d+)\]")
-_NO_ID = 2**31 - 1
+VOCABULARY_PROBE = {"input_ids": [0], "sampling_params": {"max_new_tokens": 1, "logit_bias": {str(2**31 - 1): 0.0}}}
+"""Request to ``/generate`` that is refused with the size of the vocabulary."""
 
 
 def check_routes(url: str, openapi: Mapping[str, Any], version: str) -> None:
@@ -79,7 +80,7 @@ def check_settings(url: str, info: Mapping[str, Any], model: Mapping[str, Any]) 
         hint = "start it without --preferred-sampling-params: they change what is sampled, not its log-probability"
         raise UsageError(f"the SGLang server at {url} has sampling settings of its own", got=preferred, hint=hint)
     if not info.get("enable_metrics"):
-        raise UsageError(f"the SGLang server at {url} does not tell its load", hint="start it with --enable-metrics")
+        raise UsageError(f"the SGLang server at {url} does not report its load", hint="start it with --enable-metrics")
 
 
 def check_updates(url: str, openapi: Mapping[str, Any], info: Mapping[str, Any], config: ServerEngineConfig) -> None:
@@ -104,21 +105,15 @@ def decode_context(info: Mapping[str, Any]) -> int:
     """Most tokens of prompt and answer together, from ``/server_info``: SGLang takes prompts of up to one less."""
     limit = info.get("max_req_input_len")
     if not isinstance(limit, int):
-        raise EngineError("SGLang does not tell how long a prompt may be", got=limit, expected="max_req_input_len")
+        raise EngineError("SGLang does not report how long a prompt may be", got=limit, expected="max_req_input_len")
     return limit
-
-
-def encode_vocabulary_probe() -> dict[str, Any]:
-    """Return the body of a request to ``/generate`` that is refused with the size of the vocabulary."""
-    params = {"max_new_tokens": 1, "logit_bias": {str(_NO_ID): 0.0}}
-    return {"input_ids": [0], "sampling_params": params}
 
 
 def decode_vocabulary(said: str) -> int:
     """Return the size of the vocabulary, from the refusal."""
     found = _VALID_KEYS.search(said)
     if found is None:
-        raise EngineError("SGLang does not tell the size of its vocabulary", got=repr(said))
+        raise EngineError("SGLang does not report the size of its vocabulary", got=repr(said))
     return int(found[1]) + 1
 
 
@@ -139,7 +134,7 @@ def check_answers(url: str, plain: Any, sharpened: Any, version: str) -> None:
     """
     if not plain["meta_info"].get("weight_versions"):
         raise UsageError(
-            f"the SGLang server at {url} cannot be used: it does not tell which weights sampled a token",
+            f"the SGLang server at {url} cannot be used: it does not report which weights sampled a token",
             got=f"SGLang {version}",
             expected=f"a version whose answers have weight_versions, such as {TRIED_VERSION}",
         )
@@ -244,7 +239,7 @@ class SGLangServer(SGLangUpdates, InferenceServer):
         sharpened = await http.post("/generate", encode_probe(0.5), deadline_s=limit_s)
         check_answers(self.url, plain, sharpened, version)
         try:
-            answer = str(await http.post("/generate", encode_vocabulary_probe(), deadline_s=limit_s))
+            answer = str(await http.post("/generate", VOCABULARY_PROBE, deadline_s=limit_s))
         except Refused as refused:
             answer = refused.said
         self._has_sessions, self._workers = BEGIN in openapi["paths"], int(info.get("tp_size") or 1)
@@ -322,7 +317,7 @@ class SGLangServer(SGLangUpdates, InferenceServer):
         try:
             await self._end(call, task)
         except EngineError:
-            task.cancel()  # nobody waits for it; whoever asks the server next learns what is wrong with it
+            task.cancel()  # no caller waits for it, and the next request meets the same fault
         await asyncio.gather(task, return_exceptions=True)
 
     async def pause(self) -> None:
@@ -367,12 +362,12 @@ class SGLangServer(SGLangUpdates, InferenceServer):
         except Refused as refused:
             if not needs_flush(refused.said):
                 raise EngineError(f"{self.url} did not take the weights", got=refused.said) from refused
-            # the weights are new, the cache is old, and the version that it tells is the old one: once more
+            # the weights are new, but the cache and the reported version are old: once more
             await self.pause()
             await update()
 
     async def weight_version(self) -> int:
-        """Version of the weights that the server says it serves; 0 for those that it started with."""
+        """Version of the weights that the server reports; 0 for those that it started with."""
         model = await self._http.get("/model_info", deadline_s=self._config.health_timeout_s)
         return decode_version(str(model.get("weight_version")))
 

@@ -46,7 +46,7 @@ class SGLangUpdates:
         await self._post("/update_weights_from_disk", encode_update(folder, version))
 
     async def from_tensors(self, parts: Sequence[TensorPart], version: int) -> None:
-        """Send tensors; caches are thrown away, and the version is told, with the last of them."""
+        """Send tensors; the last part names the version and clears the caches."""
         async with self._session():
             for number, part in enumerate(parts):
                 last = version if number == len(parts) - 1 else None
@@ -56,13 +56,12 @@ class SGLangUpdates:
     async def from_broadcast(
         self, layouts: Sequence[TensorLayout], group: UpdateGroup, broadcast: Broadcast, version: int
     ) -> None:
-        """Let it receive what is broadcast; caches are thrown away, and the version is told, with the last of it."""
+        """Let it receive broadcasts; the last one names the version and clears the caches."""
         async with self._session():
             for number, layout in enumerate(layouts):
                 last = version if number == len(layouts) - 1 else None
                 body = encode_broadcast(layout, group=group.name, version=last)
-                told = self._post("/update_weights_from_distributed", body)
-                await asyncio.gather(told, broadcast(number))
+                await asyncio.gather(self._post("/update_weights_from_distributed", body), broadcast(number))
 
     @asynccontextmanager
     async def _session(self) -> AsyncIterator[None]:
@@ -72,7 +71,7 @@ class SGLangUpdates:
             return
         try:
             await self._post(BEGIN, {})
-        except Refused:  # a trainer that died left its session
+        except Refused:  # left by a trainer that died
             await self._post(END, {})
             await self._post(BEGIN, {})
         try:
@@ -106,7 +105,7 @@ class SGLangUpdates:
         return decode_checksums(answer) if self._workers == 1 else {}
 
     async def sleep(self) -> None:
-        """Give back the memory of weights and cache; on the CPU SGLang says yes and keeps it."""
+        """Give back the memory of weights and cache; on the CPU SGLang keeps it."""
         await self._post("/release_memory_occupation", {})
 
     async def wake_up(self) -> None:

@@ -116,7 +116,7 @@ def _encode_end(version: int | None) -> dict[str, Any]:
 
 def decode_checksums(body: Any) -> dict[str, str]:
     """Return the checksums of the first worker, from the answer of ``/weights_checker``."""
-    with decoding("SGLang does not tell the checksums of its weights", body):
+    with decoding("SGLang does not report the checksums of its weights", body):
         return {str(name): str(checksum) for name, checksum in body["ranks"][0]["checksums"].items()}
 
 
@@ -203,7 +203,7 @@ def decode_load(loads: Any, metrics: str, *, paused: bool) -> ServerLoad:
         paused: Whether the server is paused.
     """
     sums = sums_of(metrics)
-    with decoding("SGLang does not tell its load", loads):
+    with decoding("SGLang does not report its load", loads):
         ranks = loads["loads"]
         running = sum(int(rank["num_running_reqs"]) for rank in ranks)
         waiting = sum(int(rank["num_waiting_reqs"]) for rank in ranks)

@@ -82,7 +82,7 @@ def launch_command(
         argv += ["--enable-lora", "--max-loras", "1", "--max-lora-rank", str(rank)]
         env["VLLM_ALLOW_RUNTIME_LORA_UPDATING"] = "1"
     if RETURN_ROUTES in config.arguments:
-        env["VLLM_USE_V2_MODEL_RUNNER"] = "1"  # the other one does not tell experts
+        env["VLLM_USE_V2_MODEL_RUNNER"] = "1"  # the other one does not report experts
     if gpus and config.sleep:
         argv.append("--enable-sleep-mode")
     if not gpus:

@@ -48,10 +48,10 @@ PROBE_IDS = [1, 2, 3]
 
 
 async def _check_awake(http: HttpSession, deadline_s: float) -> None:
-    """Refuse a paused server, which answers nothing. vLLM does not tell whether a server sleeps."""
+    """Refuse a paused server, which answers nothing. vLLM does not report whether a server sleeps."""
     if await http.get("/is_paused", deadline_s=deadline_s) == {"is_paused": True}:
         hint = (
-            f"wait for who updates its weights, or let it go on: curl -X POST {http.url}/resume (start it again "
+            f"wait until its weights are updated, or let it go on: curl -X POST {http.url}/resume (start it again "
             "if a run with engine.sleep was killed: then it has no weights)"
         )
         raise UsageError(f"{http.url} is paused", hint=hint)
@@ -148,7 +148,7 @@ class VLLMServer(VLLMUpdates, InferenceServer):
     Args:
         url: Base address.
         config: Key, deadlines and the longest context.
-        vocab_size: Entries of the model's vocabulary; vLLM does not tell.
+        vocab_size: Entries of the model's vocabulary, which vLLM does not report.
     """
 
     def __init__(self, url: str, config: ServerEngineConfig, *, vocab_size: int) -> None:
@@ -175,7 +175,7 @@ class VLLMServer(VLLMUpdates, InferenceServer):
             raise await _reason(http, refused, deadline_s) from refused
         convention, settings = convention_of(info), info["vllm_config"]
         _check_updates(http.url, settings, config)
-        with decoding(f"{http.url} does not tell its longest context", models):
+        with decoding(f"{http.url} does not report its longest context", models):
             names = [model["id"] for model in models["data"]]
             max_context = int(models["data"][0]["max_model_len"])
         self.capabilities = Capabilities(
@@ -207,7 +207,7 @@ class VLLMServer(VLLMUpdates, InferenceServer):
         finally:
             del self._running[request.request_id]
             running.over.set()
-        seconds = time.perf_counter() - began  # vLLM does not tell queueing and prefill apart
+        seconds = time.perf_counter() - began  # vLLM does not separate queueing from prefill
         return replace(decode_answer(answer, request.params.stop_token_ids), decode_s=seconds)
 
     async def _meaning(self, refused: Refused) -> EngineError | UsageError:
@@ -296,7 +296,7 @@ class VLLMServer(VLLMUpdates, InferenceServer):
         """Version that vLLM stamps tokens with."""
         info = await self._http.get("/weight_info", deadline_s=self._config.health_timeout_s)
         if not isinstance(info, dict) or "weight_version" not in info:
-            raise EngineError(f"{self.url} does not tell its weights' version", got=info)
+            raise EngineError(f"{self.url} does not report its weights' version", got=info)
         return decode_version(info["weight_version"])
 
     async def load(self) -> ServerLoad:

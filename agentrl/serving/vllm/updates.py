@@ -50,8 +50,8 @@ class VLLMUpdates:
         """Let it receive what is broadcast in the group that it joined last."""
         async with self._update(version):
             for number, layout in enumerate(layouts):
-                told = self._post("/update_weights", {"update_info": encode_run(layout)})
-                await asyncio.gather(told, broadcast(number))
+                body = {"update_info": encode_run(layout)}
+                await asyncio.gather(self._post("/update_weights", body), broadcast(number))
 
     async def from_memory(self, shared: Sequence[SharedTensors], version: int) -> None:
         """Let it read memory of this process."""
@@ -65,7 +65,7 @@ class VLLMUpdates:
         """Around an update in parts; a failure leaves none behind."""
         try:
             await self._post("/start_weight_update")
-        except Refused:  # a trainer that died left its update
+        except Refused:  # left by a trainer that died
             await self._post("/finish_weight_update", {})
             await self._post("/start_weight_update")
         try:
@@ -87,7 +87,7 @@ class VLLMUpdates:
     async def workers(self) -> int:
         """Processes that hold weights."""
         answer = await self._http.get("/get_world_size", deadline_s=self._timeout_s)
-        with decoding(f"{self._http.url} does not tell how many workers it has", answer):
+        with decoding(f"{self._http.url} does not report how many workers it has", answer):
             return int(answer["world_size"])
 
     async def join_group(self, group: UpdateGroup) -> None:

@@ -78,7 +78,7 @@ def encode_run(layout: TensorLayout, *, handle: Mapping[str, Any] | None = None)
 
 def decode_checksums(body: Any) -> dict[str, str]:
     """Return the checksums in the answer of ``/weight_checker``; none if several workers have a part of each tensor."""
-    with decoding("vLLM does not tell the checksums of its weights", body):
+    with decoding("vLLM does not report the checksums of its weights", body):
         found = {tuple(name.rsplit(":", 1)): checksum[:CHECKSUM_DIGITS] for name, checksum in body["checksums"].items()}
     if len({place for place, *_ in found}) != 1:
         return {}
@@ -160,7 +160,7 @@ def convention_of(server_info: Any) -> LogprobConvention:
     Raises:
         UsageError: the server gives logits.
     """
-    with decoding("vLLM does not tell its logprobs mode", server_info):
+    with decoding("vLLM does not report its logprobs mode", server_info):
         config = server_info["vllm_config"]
         mode = config["model_config"]["logprobs_mode"]
         extension = config["parallel_config"]["worker_extension_cls"]

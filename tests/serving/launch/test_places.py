@@ -114,7 +114,7 @@ def test_without_the_variable_the_driver_is_asked(tmp_path, monkeypatch):
     program.chmod(0o755)
     assert usable_gpus({}) == ["0", "1"]
     program.write_text("#!/bin/sh\necho no driver\nexit 9\n")
-    with pytest.raises(EngineError, match="cannot be told"):
+    with pytest.raises(EngineError, match="cannot be listed"):
         usable_gpus({})
 
 
