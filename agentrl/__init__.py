@@ -32,19 +32,7 @@ _EXPORTS = {
     "train": "agentrl.runs.api",
 }
 
-__all__ = [
-    "AgentLoop",
-    "AsyncEnv",
-    "ToolContext",
-    "ToolError",
-    "ToolResult",
-    "evaluate",
-    "parse_int",
-    "resume",
-    "sft",
-    "tool",
-    "train",
-]
+__all__ = [*_EXPORTS, "tool"]
 
 
 def __getattr__(name: str) -> Any:

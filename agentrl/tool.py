@@ -70,7 +70,7 @@ class ToolFault(Exception):
 
 @contextmanager
 def contained() -> Iterator[None]:
-    """Run a tool in the event loop. A cancellation of the task that runs it passes, and so does Ctrl-C.
+    """Run a tool in the event loop or a thread. A cancellation of the task that runs it passes, and so does Ctrl-C.
 
     Raises:
         ToolFault: the tool raised what would stop more than its call, such as ``SystemExit``.
@@ -88,16 +88,9 @@ def contained() -> Iterator[None]:
         raise ToolFault(error) from error
 
 
-def contained_in_thread(call: Callable[[], T]) -> T:
-    """Make a call in a thread of its own, where nothing is cancelled and no Ctrl-C arrives."""
-    try:
+def _contained_call(call: Callable[[], T]) -> T:
+    with contained():
         return call()
-    except StopIteration as error:
-        raise ToolFault(error) from error
-    except Exception:
-        raise
-    except BaseException as error:
-        raise ToolFault(error) from error
 
 
 async def ended_in_time(work: Coroutine[Any, Any, T]) -> T:
@@ -399,7 +392,7 @@ class Tool:
             elif self.rules.inline:
                 value = bound(**checked)
             else:
-                value = await asyncio.to_thread(contained_in_thread, functools.partial(bound, **checked))
+                value = await asyncio.to_thread(_contained_call, functools.partial(bound, **checked))
         return value.checked(self.name) if isinstance(value, ToolResult) else ToolResult(value)
 
     async def call(self, bound: Callable[..., Any], arguments: Mapping[str, Any]) -> str:

@@ -36,7 +36,7 @@ import enum
 import zlib
 from array import array
 from collections.abc import Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, fields
 from types import MappingProxyType
 from typing import Any
 
@@ -486,22 +486,13 @@ class Trajectory:
         return cls(**plain, outcome=outcome, sequences=sequences)
 
 
-_PLAIN_FIELDS = (
-    "id",
-    "task_id",
-    "environment",
-    "seed",
-    "group_id",
-    "attempt",
-    "error",
-    "reward",
-    "reward_components",
-    "success",
-    "metrics",
-    "task_type",
+_PLAIN_FIELDS = tuple(
+    one.name
+    for one in fields(Trajectory)
+    if one.name not in {"sequences", "outcome", "conversations", "answers", "completions"}
 )
-_TURN_FIELDS = ("index", "start", "end", "role", "reward", "stop_reason", "valid", "state_key")
-_TIMING_FIELDS = ("queue", "prefill", "decode", "tool", "env")
+_TURN_FIELDS = tuple(one.name for one in fields(Turn) if one.name != "timings")
+_TIMING_FIELDS = tuple(one.name for one in fields(TurnTimings))
 
 
 def _turn_record(turn: Turn) -> dict[str, Any]:

@@ -10,6 +10,7 @@ import numbers
 import random
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import AsyncExitStack
+from dataclasses import replace
 from typing import Any, cast
 
 from agentrl.env import AnyEnv, AsyncEnv, Expert, ExpertAction, FallibleExpert, StepResult, optional_part, settled
@@ -43,16 +44,16 @@ def checked_step(returned: object) -> StepResult:
     result = unpacked_step(returned)
     _check_components(result.info.get("reward_components", {}))
     _check_facts(result.info)
-    flags: dict[str, Any] = {"terminated": result.terminated, "truncated": result.truncated}
-    for name, flag in flags.items():
+    for name in ("terminated", "truncated"):
+        flag = getattr(result, name)
         if not (isinstance(flag, bool) or type(flag).__name__ == "bool"):  # numpy's own bool has this name too
             raise _wrong(f"{name} of step", flag, "True or False")
-    return StepResult(
+    return replace(
+        result,
         observation=_checked_observation("step", result.observation),
         reward=_checked_reward(result.reward),
         terminated=bool(result.terminated),
         truncated=bool(result.truncated),
-        info=result.info,
     )
 
 
@@ -75,35 +76,30 @@ def unpacked_step(returned: object) -> StepResult:
     observation, reward, terminated, truncated, info = returned
     if not isinstance(info, Mapping):
         raise _wrong("info of step", info, "a dictionary")
-    if not _is_number(reward):
+    if not isinstance(returned[1], numbers.Real):
         raise _wrong("reward", reward, "a finite number")
     return StepResult(observation=observation, reward=reward, terminated=terminated, truncated=truncated, info=info)
 
 
 def _checked_observation(where: str, observation: object) -> Content:
     if isinstance(observation, str):
-        _check_length(where, len(observation))
-        if not observation.isascii():
-            _check_text(where, observation)
-        return observation
-    if isinstance(observation, tuple) and all(isinstance(part, TextPart | ImagePart) for part in observation):
-        _check_length(where, sum(len(part.text) for part in observation if isinstance(part, TextPart)))
-        return observation
-    raise _wrong(f"observation of {where}", observation, "text, or a tuple of TextPart and ImagePart")
-
-
-def _check_length(where: str, characters: int) -> None:
+        texts = [observation]
+    elif isinstance(observation, tuple) and all(isinstance(part, TextPart | ImagePart) for part in observation):
+        texts = [part.text for part in observation if isinstance(part, TextPart)]
+    else:
+        raise _wrong(f"observation of {where}", observation, "text, or a tuple of TextPart and ImagePart")
+    characters = sum(map(len, texts))
     if characters > LARGEST_OBSERVATION:
         raise WrongReturn(
             f"the observation of {where} has {characters:,} characters, expected at most {LARGEST_OBSERVATION:,}"
         )
-
-
-def _check_text(where: str, observation: str) -> None:
     try:
-        observation.encode()
+        for text in texts:
+            if not text.isascii():
+                text.encode()
     except UnicodeEncodeError:
-        raise _wrong(f"observation of {where}", observation, "text without lone surrogates") from None
+        raise _wrong(f"observation of {where}", text, "text without lone surrogates") from None
+    return cast("Content", observation)
 
 
 def _check_facts(info: Mapping[str, Any]) -> None:
@@ -121,10 +117,6 @@ def _check_components(components: object) -> None:
     for name, value in components.items():
         if bounded_reward(value) is None:
             raise _wrong(f"reward component {name}", value, A_REWARD)
-
-
-def _is_number(value: object) -> bool:
-    return isinstance(value, numbers.Real)
 
 
 def _checked_reward(reward: object) -> float:

@@ -205,12 +205,11 @@ class EnvPool:
         )
 
     async def _make_backend(self, what: str) -> EnvBackend:
-        make, options, deadline_s = self.spec.make, self._options, self._reset_timeout_s
         if self._workers:
             worker = self._workers[next(self._turn) % len(self._workers)]
-            return await worker.make(make, options, what=what, deadline_s=deadline_s)
+            return await worker.make(self.spec.make, self._options, what=what, deadline_s=self._reset_timeout_s)
         with boundary(EnvironmentFailure, what):
-            return InlineBackend(EnvAdapter(make, options))
+            return InlineBackend(EnvAdapter(self.spec.make, self._options))
 
 
 @dataclass(slots=True)

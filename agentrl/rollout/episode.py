@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import itertools
 from collections.abc import Callable, Sequence
+from dataclasses import replace
 from typing import Any
 
 from agentrl.agent_loop import AgentLoop, Answer, Conversation, Episode, EpisodeEnd
@@ -91,13 +92,7 @@ class RuntimeEpisode(Episode):
         self.turns.state_key = stepped.state_key
         self.info.update(result.info)
         self.observation = result.observation
-        self.last_result = StepResult(
-            observation=self._cut(result.observation),
-            reward=result.reward,
-            terminated=result.terminated,
-            truncated=result.truncated,
-            info=result.info,
-        )
+        self.last_result = replace(result, observation=self._cut(result.observation))
         if refused and not result.done:
             self.turns.budget.count_refused()
         return self.last_result

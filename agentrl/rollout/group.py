@@ -166,8 +166,7 @@ def _of_one(name: str, groups: Sequence[Group], tokens: int) -> dict[str, float]
     return {
         f"{name}/groups": float(len(groups)),
         f"{name}/zero_variance": sum(not group.returns_differ for group in groups) / len(groups),
-        **_mean(f"{name}/success", [float(t.success) for t in trained if t.success is not None]),
-        **_mean(f"{name}/reward", [t.reward for t in trained if t.reward is not None]),
+        **_played(name, trained),
         **_mean(f"{name}/turns", [float(len(t.turns)) for t in trained]),
         **_mean(f"{name}/tokens", [float(t.sampled_tokens) for t in trained]),
         f"{name}/token_share": _tokens(groups) / tokens if tokens else 0.0,

@@ -30,7 +30,6 @@ from agentrl.rollout.scripted_policies import StoredExpert
 from agentrl.rollout.task_order import SampledTask, TaskSampler
 from agentrl.rollout.turns import derive_seed
 from agentrl.rollout.waits import WaitKind
-from agentrl.trajectory import Trajectory
 
 MAX_WASTED_BATCHES = 20
 """Batches' worth of groups that may be filtered out, or dropped as too stale, in a row before the run gives up."""
@@ -215,19 +214,22 @@ class GroupScheduler:
 
     def _note_failed(self, group: Group) -> None:
         self._failed_in_a_row += 1
-        if self._failed_in_a_row >= max(self.batch, LEAST_FAILED_GROUPS):
-            trainable = {trajectory.id for trajectory in group.trainable}
-            few = "no episode" if not trainable else f"fewer than {self._least_members} episodes"
-            if group.failed_extras:
-                name = group.failed_extras[0]
-                few, latest = f"no episode of {name}", group.extra_rollouts[name]
-            else:
-                latest = next(t for t in reversed(group.trajectories) if t.id not in trainable)
-            self._failure = TrainingError(
-                f"{self._failed_in_a_row} groups in a row have {few} to train on",
-                got=f"{latest.outcome} in {latest.id}: {latest.error or 'no reward'}",
-                hint=_next_step(latest),
-            )
+        if self._failed_in_a_row < max(self.batch, LEAST_FAILED_GROUPS):
+            return
+        trainable = {trajectory.id for trajectory in group.trainable}
+        few = "no episode" if not trainable else f"fewer than {self._least_members} episodes"
+        if group.failed_extras:
+            name = group.failed_extras[0]
+            few, latest = f"no episode of {name}", group.extra_rollouts[name]
+        else:
+            latest = next(t for t in reversed(group.trajectories) if t.id not in trainable)
+        is_environment = latest.outcome is Outcome.ENVIRONMENT_ERROR
+        self._failure = TrainingError(
+            f"{self._failed_in_a_row} groups in a row have {few} to train on",
+            got=f"{latest.outcome} in {latest.id}: {latest.error or 'no reward'}",
+            hint="fix the reported error"
+            + (f", then run: agentrl env check {latest.environment}" if is_environment else ""),
+        )
 
     def _note_filtered(self) -> None:
         self._failed_in_a_row = 0
@@ -305,9 +307,3 @@ class GroupScheduler:
     def _restored(self, record: Mapping[str, Any]) -> Group:
         draw: SampledTask = self.tasks.again(record["environment"], record["place"], record["horizon"])
         return Group.from_record(record, draw=draw, size=self.group_size, extra_names=self._extra_names(draw))
-
-
-def _next_step(failed: Trajectory) -> str:
-    if failed.outcome is Outcome.ENVIRONMENT_ERROR:
-        return f"fix the reported error, then run: agentrl env check {failed.environment}"
-    return "fix the reported error"

@@ -11,6 +11,7 @@ from collections import OrderedDict
 from collections.abc import AsyncIterator, Awaitable, Callable, Coroutine, Hashable, Iterator, Mapping, Sequence
 from contextlib import AbstractAsyncContextManager, AsyncExitStack, asynccontextmanager
 from dataclasses import dataclass
+from itertools import groupby
 from typing import Any, TypeAlias, TypeVar
 from weakref import WeakKeyDictionary
 
@@ -262,17 +263,9 @@ class EpisodeContext(ToolContext):
 
 def batches(calls: Sequence[ToolCall], tools: Mapping[str, Tool]) -> Iterator[list[ToolCall]]:
     """Yield calls that may run together, in order: neighbours whose tools are all parallel."""
-    together: list[ToolCall] = []
-    for call in calls:
-        if call.name in tools and tools[call.name].rules.is_parallel:
-            together.append(call)
-            continue
-        if together:
-            yield together
-        yield [call]
-        together = []
-    if together:
-        yield together
+    for is_parallel, found in groupby(calls, lambda call: call.name in tools and tools[call.name].rules.is_parallel):
+        together = list(found)
+        yield from [together] if is_parallel else ([call] for call in together)
 
 
 async def all_of(work: Sequence[Coroutine[Any, Any, T]]) -> list[T]:
