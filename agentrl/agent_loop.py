@@ -121,10 +121,7 @@ class Episode(ABC):
         """Call several tools of one answer; the results are in the order of the calls.
 
         Tools that declare it run at the same time as their neighbours; others wait for what comes before them. Nothing
-        is called after a call that ends the episode.
-
-        Raises:
-            EpisodeEnd: a tool ends the episode.
+        is called after a call that ends the episode (`EpisodeEnd`).
         """
 
     @abstractmethod
@@ -142,11 +139,7 @@ class Episode(ABC):
 
     @abstractmethod
     def invalid(self, reason: str) -> None:
-        """Count an answer that could not be used, and mark its turn.
-
-        Raises:
-            EpisodeEnd: too many of them (`Outcome.POLICY_ERROR`).
-        """
+        """Count an answer that could not be used, and mark its turn; too many end the episode."""
 
     @abstractmethod
     async def admissible_actions(self) -> list[str] | None:

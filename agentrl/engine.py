@@ -400,16 +400,7 @@ class InferenceServer(ABC):
         raise UsageError(f"{self.url} takes no tensors in requests", hint="set another engine.transport")
 
     async def open_weights(self, shared: Sequence[SharedTensors], version: int) -> None:
-        """`load_weights`, out of the trainer's memory: on a GPU, that which the server has, too.
-
-        Args:
-            shared: All tensors, some in each; they stay as they are until this returns.
-            version: What tokens are stamped with from now on.
-
-        Raises:
-            UsageError: servers like this one cannot, or its weights are spread over several processes.
-            EngineError: as `load_weights`.
-        """
+        """Load weights out of the trainer's memory, which stays unchanged until this returns."""
         raise UsageError(f"{self.url} does not open the trainer's memory", hint="set another engine.transport")
 
     async def workers(self) -> int:
@@ -427,17 +418,7 @@ class InferenceServer(ABC):
     async def receive_weights(
         self, layouts: Sequence[TensorLayout], group: UpdateGroup, broadcast: Broadcast, version: int
     ) -> None:
-        """`load_weights`, from a broadcast in a group that was joined.
-
-        Args:
-            layouts: What is broadcast, run by run.
-            group: Was joined.
-            broadcast: Is called for each run in turn, once the workers have been told to receive it.
-            version: What tokens are stamped with from now on.
-
-        Raises:
-            EngineError: as `load_weights`.
-        """
+        """Load weights from a broadcast in a group: call `broadcast` for each layout when the workers are ready."""
         raise UsageError(f"{self.url} takes no broadcast of weights", hint="set another engine.transport")
 
     async def checksums(self) -> Mapping[str, str]:

@@ -83,13 +83,7 @@ def seed_tasks(environment: str, split: str, **_options: Any) -> SeedTasks:
 
 
 class TaskCursor:
-    """Walks a source in a new random order each epoch, and can be saved and restored exactly.
-
-    Args:
-        source: The tasks.
-        seed: Seed of the orders.
-        shuffle: ``False`` keeps the source's order.
-    """
+    """Walks a source in a new random order each epoch (in its own order without `shuffle`); can be saved exactly."""
 
     def __init__(self, source: TaskSource, *, seed: int, shuffle: bool = True) -> None:
         if len(source) == 0:

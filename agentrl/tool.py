@@ -57,11 +57,7 @@ GRACE_S = 1.0
 
 
 class ToolFault(Exception):
-    """A tool raised what means something to Python or to the event loop.
-
-    Args:
-        cause: What it raised.
-    """
+    """A tool raised `cause`, which means something to Python or to the event loop."""
 
     def __init__(self, cause: BaseException) -> None:
         super().__init__(f"{type(cause).__name__}: {cause}")
@@ -199,11 +195,7 @@ class ToolResult:
         return _HALF.sub("\ufffd", text)
 
     def checked(self, tool: str) -> ToolResult:
-        """Return this result with its numbers as floats.
-
-        Raises:
-            EnvironmentFailure: a number is not finite, or too large; nothing that was computed with it may train.
-        """
+        """Return this result with its numbers as floats; one that is not finite is an `EnvironmentFailure`."""
         checked: dict[str, float] = {}
         for name, value in {"reward": self.reward, **self.metrics}.items():
             number = None if isinstance(value, bool) else bounded_reward(value)
@@ -225,11 +217,7 @@ class ToolContext(ABC):
 
     @abstractmethod
     async def act(self, action: str) -> str:
-        """Take an action in the environment on the policy's behalf; what the environment says.
-
-        Raises:
-            UsageError: there is no environment.
-        """
+        """Take an action in the environment on the policy's behalf; return what the environment says."""
 
     @abstractmethod
     async def shared(self, key: Hashable, make: Callable[[], AbstractAsyncContextManager[T]]) -> T:
@@ -396,11 +384,7 @@ class Tool:
         return value.checked(self.name) if isinstance(value, ToolResult) else ToolResult(value)
 
     async def call(self, bound: Callable[..., Any], arguments: Mapping[str, Any]) -> str:
-        """Validate the arguments, call, and give the result as text for the policy.
-
-        Raises:
-            ToolError: wrong arguments, or the tool says so.
-        """
+        """Validate the arguments, call, and return the result as text for the policy; `ToolError` as in `run`."""
         return (await self.run(bound, self.validate(arguments))).text
 
 
@@ -412,12 +396,7 @@ class Toolset(ABC):
 
     @abstractmethod
     async def tools(self) -> Sequence[Tool]:
-        """The tools, the same ones each time.
-
-        Raises:
-            UsageError: the options are wrong.
-            EnvironmentFailure: whoever has the tools does not answer.
-        """
+        """Return the tools, the same ones each time."""
 
     @abstractmethod
     async def close(self) -> None:

@@ -114,7 +114,7 @@ def default_tasks(config: Config) -> int:
 
 
 def episodes_at_once(config: Config, policy: PolicyKind) -> int:
-    """Most episodes in flight: with a service no more than its places, for waiting counts in an answer's deadline."""
+    """Return the maximum number of episodes in flight; a service's places bound it, as waiting counts as answering."""
     most = config.rollout.max_concurrent
     if policy is PolicyKind.ENGINE and isinstance(config.engine, OpenAIEngineConfig):
         return min(most, config.engine.max_concurrent)

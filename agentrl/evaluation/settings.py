@@ -36,7 +36,7 @@ def evaluation_config(
     prompts: str | None = None,
     overrides: Sequence[str] = (),
 ) -> Config:
-    """The config of an evaluation.
+    """Make the config of an evaluation.
 
     With a run's folder, or anything inside it, as the model, the run's own config is where it starts: the agent, the
     sampling of evaluations, and, without `env`, the environment and its evaluation split. Of a run with several
@@ -47,16 +47,16 @@ def evaluation_config(
         source: A config file or a shipped config's name.
         env: ``name`` or ``name/split``; without a split the first one that is not for training.
         model: A model folder or name, a run, a checkpoint; the service's name for the model with `url`.
-        policy: Who plays.
+        policy: Kind of policy.
         engine: ``local``, ``vllm``, ``sglang``, ``scripted`` or ``openai``.
         url: Base address of an OpenAI-compatible service.
-        temperature: Of the sampling; 0 is greedy.
-        concurrency: Most episodes at once.
+        temperature: Sampling temperature; 0 is greedy.
+        concurrency: Maximum number of episodes at once.
         prompts: A file of prompts, each answered once, in place of `env`.
         overrides: ``key=value``, put on top.
 
     Raises:
-        UsageError: not enough is said, or two things contradict each other.
+        UsageError: something is missing, or two arguments contradict each other.
     """
     if prompts is not None and env is not None:
         raise UsageError("two things to evaluate on", got=f"{env} and the prompts of {prompts}", expected="one of them")

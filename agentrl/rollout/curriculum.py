@@ -47,11 +47,7 @@ class GroupOutcome:
     successes: int
 
     def check_told(self, setting: str) -> None:
-        """Check that the environment reports success, which `setting` needs.
-
-        Raises:
-            UsageError: it does not.
-        """
+        """Raise a `UsageError` if the environment does not report success, which `setting` needs."""
         if self.episodes and not self.tries:
             raise UsageError(
                 f"the environment of task {self.task_id} does not tell whether a task is solved",
@@ -103,13 +99,7 @@ class Pools:
         self._evidence: dict[Key, Evidence] = {}
 
     def plays(self, environment: str, task: Task | None, turn: int) -> bool:
-        """Decide whether to play a drawn task: always when its pool is open, else with probability ``revisit``.
-
-        Args:
-            environment: Its label.
-            task: The task; ``None`` asks about the environment as a whole.
-            turn: Number of the turn in the environment's endless order; it decides, with the seed.
-        """
+        """Decide whether to play a drawn task: always when its pool is open, else with probability ``revisit``."""
         if self.pool_of(self.key(environment, task)) is Pool.OPEN:
             return True
         return random.Random(f"{self._seed}/revisit/{environment}/{turn}").random() < self.settings.revisit
@@ -125,11 +115,7 @@ class Pools:
         return Pool.HARD if rate < self.settings.hard_below else Pool.OPEN
 
     def key(self, environment: str, task: Task | None) -> Key:
-        """Return the key under which a task's success is counted.
-
-        Raises:
-            UsageError: it has no type, and types are judged.
-        """
+        """Return the key under which a task's success is counted."""
         if task is None or self.settings.by is PooledBy.ENVIRONMENT:
             return environment, ""
         if self.settings.by is PooledBy.TASK:

@@ -56,12 +56,7 @@ class Judge(Scorer):
             raise ConfigError("agent.judge.prompt is no Jinja2 template", got=str(error)) from error
 
     async def score(self, trajectory: Trajectory, task: Task) -> Score:
-        """Return the judge's score between 0 and 1, plus the weighted reward of the environment.
-
-        Raises:
-            EngineError: the service failed, or gave no score in all attempts.
-            UsageError: the episode has no tokens, or the prompt uses an unknown name.
-        """
+        """Return the judge's score between 0 and 1, plus the weighted reward of the environment."""
         require_tokens(trajectory, "a judge")
         earned = trajectory.environment_reward
         judged = await self._ask(self._question(trajectory, task, earned), trajectory.id)

@@ -286,11 +286,7 @@ class GroupScheduler:
         }
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
-        """Go on where another scheduler was saved, before anything has started; the batch size may have changed.
-
-        Raises:
-            UsageError: groups had another size, or the tasks come from another source.
-        """
+        """Go on where another scheduler was saved, before anything has started; the batch size may have changed."""
         if state["group_size"] != self.group_size:
             raise UsageError(
                 "a run cannot go on with groups of another size",

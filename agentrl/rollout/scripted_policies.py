@@ -56,70 +56,49 @@ class ScriptedEpisodePolicy(EpisodePolicy):
 
     def open(self, episode: EpisodeView, messages: Sequence[Message], tools: Sequence[Tool]) -> Conversation:
         """Return a conversation on the ledger, or in text."""
-        if self.renderer is None:
-            return ScriptedTextConversation(self, episode)
-        schemas: list[ToolSchema] = [tool.schema for tool in tools]
-        ledger = LedgerConversation(self.renderer, episode.turns.trajectory, messages, tools=schemas)
-        return ScriptedConversation(self, self.renderer, ledger, episode)
+        ledger = None
+        if self.renderer is not None:
+            schemas: list[ToolSchema] = [tool.schema for tool in tools]
+            ledger = LedgerConversation(self.renderer, episode.turns.trajectory, messages, tools=schemas)
+        return ScriptedConversation(self, ledger, episode)
 
     def cut(self, text: str, max_tokens: int) -> str:
         """Cut by the model's tokens, or by an estimate when there is no model."""
         return cut_characters(text, max_tokens) if self.renderer is None else self.renderer.cut(text, max_tokens)
 
 
-class ScriptedTextConversation(Conversation):
-    """A scripted policy without a model."""
-
-    def __init__(self, policy: ScriptedEpisodePolicy, episode: EpisodeView) -> None:
-        self._policy = policy
-        self._episode = episode
-
-    def add(self, *messages: Message) -> None:
-        """Messages are not read: the policy sees the environment itself."""
-
-    def fork(self, messages: Sequence[Message]) -> Conversation:
-        """Another such conversation."""
-        return ScriptedTextConversation(self._policy, self._episode)
-
-    async def generate(self, *, prefill: str = "") -> Answer:
-        """Act."""
-        turns = self._episode.turns
-        message, _ = await demonstration(
-            self._policy.kind, self._episode, turns.begin(), mistakes=self._policy.mistakes
-        )
-        turns.take(append_textual_turn(turns, TokenSequence(), StopReason.STOP), prompt_tokens=0, answer_tokens=0)
-        return Answer(message=message, raw_text=message.text)
-
-
 class ScriptedConversation(Conversation):
-    """A scripted policy whose answers become forced tokens."""
+    """A scripted policy whose answers become forced tokens; without a ledger it is played in text only."""
 
-    def __init__(
-        self, policy: ScriptedEpisodePolicy, renderer: Renderer, ledger: LedgerConversation, episode: EpisodeView
-    ) -> None:
+    def __init__(self, policy: ScriptedEpisodePolicy, ledger: LedgerConversation | None, episode: EpisodeView) -> None:
         self.ledger = ledger
         self._policy = policy
-        self._renderer = renderer
         self._episode = episode
 
     def add(self, *messages: Message) -> None:
-        """Append messages; they become tokens with the next turn."""
-        self.ledger.add(messages)
+        """Append messages to the ledger; the policy itself sees the environment."""
+        if self.ledger is not None:
+            self.ledger.add(messages)
 
     def fork(self, messages: Sequence[Message]) -> Conversation:
         """Return a conversation with a rewritten history."""
-        return ScriptedConversation(self._policy, self._renderer, self.ledger.fork(messages), self._episode)
+        ledger = None if self.ledger is None else self.ledger.fork(messages)
+        return ScriptedConversation(self._policy, ledger, self._episode)
 
     async def generate(self, *, prefill: str = "") -> Answer:
         """Write the answer that takes the scripted policy's action."""
-        if prefill:
+        if prefill and self.ledger is not None:
             raise UsageError("a demonstration cannot continue an answer", got=f"prefill {prefill!r}", expected="none")
-        turns = self._episode.turns
-        seed = turns.begin()
-        prompt_tokens = len(self.ledger.prepare())
-        turns.budget.answer_tokens(prompt_tokens, self._policy.max_context)
-        message, source = await demonstration(self._policy.kind, self._episode, seed, mistakes=self._policy.mistakes)
-        text = self._written(message)
+        policy, turns = self._policy, self._episode.turns
+        seed, prompt_tokens = turns.begin(), 0
+        if self.ledger is not None:
+            prompt_tokens = len(self.ledger.prepare())
+            turns.budget.answer_tokens(prompt_tokens, policy.max_context)
+        message, source = await demonstration(policy.kind, self._episode, seed, mistakes=policy.mistakes)
+        if self.ledger is None or policy.renderer is None:
+            turns.take(append_textual_turn(turns, TokenSequence(), StopReason.STOP), prompt_tokens=0, answer_tokens=0)
+            return Answer(message=message, raw_text=message.text)
+        text = _written(message, policy.renderer, self.ledger)
         answer = self.ledger.demonstrate(text, source=source)
         turn = self.ledger.sequence.turns[-1]
         self._check_length(text, turn.end - turn.start)
@@ -136,12 +115,13 @@ class ScriptedConversation(Conversation):
                 hint=f"set agent.max_answer_tokens={tokens} or more",
             )
 
-    def _written(self, message: Message) -> str:
-        """Return the text with which the model would say `message` now."""
-        if not message.tool_calls:
-            return self._renderer.plain_answer(message.text)
-        earlier = sum(len(said.tool_calls) for said in self.ledger.messages)
-        return self._renderer.answer_text(message, earlier_calls=earlier)
+
+def _written(message: Message, renderer: Renderer, ledger: LedgerConversation) -> str:
+    """Return the text with which the model would say `message` now."""
+    if not message.tool_calls:
+        return renderer.plain_answer(message.text)
+    earlier = sum(len(said.tool_calls) for said in ledger.messages)
+    return renderer.answer_text(message, earlier_calls=earlier)
 
 
 async def demonstration(

@@ -110,11 +110,7 @@ class TaskSampler:
         return max(self._turns, key=lambda label: self._weights[label] * after / whole - self._turns[label])
 
     def learn(self, outcomes: Sequence[GroupOutcome]) -> None:
-        """Learn from all groups that ended since the last training step, trained on or not.
-
-        Raises:
-            UsageError: the curriculum needs success, and an environment does not report it.
-        """
+        """Learn from all groups that ended since the last training step, trained on or not."""
         self.step += 1
         if self._horizon is not None:
             self._horizon.learn(outcomes)
