@@ -1,4 +1,4 @@
-"""Extra rollouts of a group, played beside its members: the greedy policy's, and those of the environment's expert."""
+"""Extra rollouts of a group, which are not members of it: the greedy policy's and the expert's."""
 
 from __future__ import annotations
 
@@ -15,9 +15,9 @@ from agentrl.engine import PolicyEngine, SamplingParams
 from agentrl.errors import UsageError
 from agentrl.registry import Kind, lookup
 from agentrl.render.renderer import Renderer
-from agentrl.rollout.group import EXPERT, GREEDY, Group
 from agentrl.rollout.policies import EngineEpisodePolicy, EpisodePolicy
 from agentrl.rollout.runner import EpisodeRunner
+from agentrl.rollout.scheduler import EXPERT, GREEDY, Group
 from agentrl.rollout.scripted_policies import ScriptedEpisodePolicy, ScriptedPolicy, StoredExpert
 from agentrl.serving.teacher import TeacherServers, TeacherWord
 from agentrl.training.batch import StepExtras
@@ -28,7 +28,7 @@ ExtraRunners: TypeAlias = Mapping[str, Mapping[str, EpisodeRunner | StoredExpert
 
 
 def own_members(config: AlgorithmConfig) -> int:
-    """Episodes of a group that the policy plays, by chance."""
+    """Return the number of episodes of a group that the policy plays."""
     return config.group_size - (0 if config.expert is None else config.expert.members)
 
 
@@ -41,7 +41,7 @@ class GroupExtras:
     """A teacher that is not loaded here."""
 
     async def for_step(self, groups: Sequence[Group]) -> StepExtras:
-        """Collect the extra rollouts of some groups, and what a teacher behind servers says of them, for the trainer.
+        """Collect the extra rollouts of some groups, and a served teacher's log-probabilities, for the trainer.
 
         Raises:
             UsageError: the episodes hold images, which a teacher behind servers is not shown; a key is missing.
@@ -70,7 +70,7 @@ class GroupExtras:
 def build_group_extras(
     config: Config, environments: Sequence[RunEnvironment], engine: PolicyEngine, renderer: Renderer, model_path: str
 ) -> GroupExtras:
-    """Build what a config's algorithm needs beside the policy's own rollouts.
+    """Build what a config's algorithm needs in addition to the policy's own rollouts.
 
     Raises:
         ConfigError: an expert's stored episodes are of a model with other tokens.
@@ -84,7 +84,7 @@ def build_group_extras(
 
 
 async def check_extra_rollouts(config: Config) -> None:
-    """Check that every environment can play what is played beside the members of groups.
+    """Check that every environment can play the extra rollouts of groups.
 
     Raises:
         UsageError: an environment has no expert, or its agent loop cannot be demonstrated.
@@ -125,9 +125,9 @@ def _policies(config: Config, engine: PolicyEngine, renderer: Renderer) -> dict[
 async def _asked(teacher: TeacherServers, trajectories: Sequence[Trajectory]) -> dict[str, list[TeacherWord]]:
     if any(sequence.images for trajectory in trajectories for sequence in trajectory.sequences):
         raise UsageError(
-            "a teacher behind servers is asked about text only",
+            "a teacher behind servers takes text only",
             got="episodes with images",
-            hint="remove algorithm.teacher.servers, so that the teacher is loaded beside the trainer",
+            hint="remove algorithm.teacher.servers, so that the trainer loads the teacher",
         )
     found = await teacher.words([s.ids_list() for trajectory in trajectories for s in trajectory.sequences])
     rest = iter(found)

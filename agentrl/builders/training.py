@@ -27,9 +27,8 @@ from agentrl.config.config import Config
 from agentrl.engine import PolicyEngine
 from agentrl.image import ImageReader
 from agentrl.render.renderer import Renderer
-from agentrl.rollout.group import Group
 from agentrl.rollout.policies import EngineEpisodePolicy
-from agentrl.rollout.scheduler import GroupScheduler
+from agentrl.rollout.scheduler import Group, GroupScheduler
 from agentrl.rollout.task_order import TaskSampler
 from agentrl.rollout.waits import RolloutCounters, RolloutObserver, Waits
 from agentrl.serving.local import LocalEngine

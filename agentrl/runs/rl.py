@@ -46,7 +46,7 @@ from agentrl.observe.model_folder import MODEL
 from agentrl.observe.progress import Phase, RunStatus, RunWatcher
 from agentrl.observe.run_folder import logging_to
 from agentrl.observe.trajectory_store import TrajectoryStore, void_after
-from agentrl.rollout.group import Group
+from agentrl.rollout.scheduler import Group
 from agentrl.rollout.waits import settled_heap
 from agentrl.runs.checkpoint import (
     Progress,

@@ -31,8 +31,8 @@ from agentrl.observe.progress import RunWatcher
 from agentrl.observe.trajectory_store import read_trajectories
 from agentrl.registry import Kind, name_of
 from agentrl.render.renderer import Renderer
-from agentrl.rollout.group import Group
 from agentrl.rollout.runner import make_agent_loop
+from agentrl.rollout.scheduler import Group
 from agentrl.rollout.task_order import SampledTask
 from agentrl.runs.rl import train
 from agentrl.runs.sft import collect_demonstrations

@@ -7,8 +7,13 @@ import random
 import pytest
 
 from agentrl.errors import Outcome, TrainingError, UsageError
-from agentrl.rollout.group import Group, environment_metrics
-from agentrl.rollout.scheduler import LEAST_FAILED_GROUPS, MAX_WASTED_BATCHES, GroupScheduler
+from agentrl.rollout.scheduler import (
+    LEAST_FAILED_GROUPS,
+    MAX_WASTED_BATCHES,
+    Group,
+    GroupScheduler,
+    environment_metrics,
+)
 from agentrl.rollout.task_order import TaskSampler
 from agentrl.rollout.waits import RolloutCounters, Waits
 from agentrl.task import SeedTasks, TaskCursor
